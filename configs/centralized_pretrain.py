@@ -1,4 +1,4 @@
-"""A backbone of your own: a small vision transformer, trained on the classes that are not to be federated.
+"""A backbone of your own: a small vision transformer, trained on classes that will not be federated.
 
 Command:  python -m methods.main --config=configs/centralized_pretrain.py --workdir=runs/pretrain
           fedjax-core export runs/pretrain --out=backbone.safetensors
@@ -6,8 +6,9 @@ Command:  python -m methods.main --config=configs/centralized_pretrain.py --work
               --config.weights=backbone.safetensors --config.models='("vit(patch=4, width=96, depth=6, heads=3, prompts=3)",)' \
               --config.data.source='only(of="tfds:cifar10", classes=(5, 6, 7, 8, 9))'
 Expect:   see configs/RESULTS.md.
-Variants: small (the default): 10,000 images of CIFAR-10's first five classes, as tensorflow-datasets prepared it; 10 to 20 minutes
-          on two cores. smoke (seconds): the digits 0 to 4. paper: all of CIFAR-100, 100 epochs; on a GPU.
+Variants: small (the default): 10,000 images of CIFAR-10's first five classes, as
+          tensorflow-datasets prepared it; 10 to 20 minutes on two cores. smoke (seconds): the
+          digits 0 to 4. paper: all of CIFAR-100, 100 epochs; on a GPU.
 """
 
 from configs import base

@@ -1,10 +1,11 @@
-"""Ditto on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 a round.
+"""Ditto on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
 Command:  python -m methods.main --config=configs/ditto.py --workdir=runs/ditto
 Expect:   see configs/RESULTS.md.
-Variants: small (the default); smoke (seconds); paper: FedPFT's protocol: CIFAR-10, 40 clients with 500 + 100 images and one
-          label distribution each, ResNet-8 with the 7x7 stem, 5 local epochs of either model, batch 100, SGD 0.1, 1000 rounds,
-          all clients in every round; lambda = 1.
+Variants: small (the default); smoke (seconds); paper: FedPFT's protocol: CIFAR-10, 40 clients with
+          500 + 100 images and one label distribution each, ResNet-8 with the 7x7 stem, 5 local
+          epochs of either model, batch 100, SGD 0.1, 1000 rounds, all clients in every round;
+          lambda = 1.
 """
 
 from configs import base

@@ -1,10 +1,11 @@
-"""FedAMP on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 a round.
+"""FedAMP on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
 Command:  python -m methods.main --config=configs/fedamp.py --workdir=runs/fedamp
 Expect:   see configs/RESULTS.md.
-Variants: small (the default); smoke (seconds); paper: FedPFT's protocol: CIFAR-10, 40 clients with 500 + 100 images and one
-          label distribution each, ResNet-8 with the 7x7 stem, 5 local epochs, batch 100, SGD 0.1, 1000 rounds, all clients in
-          every round; alpha and sigma by the rule in methods/fedamp.py.
+Variants: small (the default); smoke (seconds); paper: FedPFT's protocol: CIFAR-10, 40 clients with
+          500 + 100 images and one label distribution each, ResNet-8 with the 7x7 stem, 5 local
+          epochs, batch 100, SGD 0.1, 1000 rounds, all clients in every round; alpha and sigma by
+          the rule in methods/fedamp.py.
 """
 
 from configs import base
@@ -15,5 +16,5 @@ def get_config(variant: str = "small"):
     config.method = dict(name="fedamp", alpha=0.5, sigma=10.0, rho=1.0, epochs=5, batch=32)
     if variant == "paper":
         base.as_in_fedpft(config)
-        config.method.update(sigma=20.0)  # the models of two clients are about 6.6 apart, squared, after one round
+        config.method.update(sigma=20.0)  # after one round two clients' models have a squared distance of about 6.6
     return config

@@ -2,11 +2,12 @@
 
 Command:  python -m methods.main --config=configs/fedavg_cifar10.py --workdir=runs/fedavg_cifar10 --config.data.dir=DIR
 Expect:   see configs/RESULTS.md.
-Variants: small (the default; minutes on two cores): 8 clients a round, one local epoch; smoke (digits' size on the same network);
-          paper: FedSKC's setting, ResNet-8 with the 3x3 stem, 10 local epochs, 40 % of the clients, 200 rounds, alpha = 0.2.
+Variants: small (the default; minutes on two cores): 8 clients a round, one local epoch; smoke
+          (images of digits' size, same network); paper: FedSKC's setting, ResNet-8 with the 3x3
+          stem, 10 local epochs, 40 % of the clients, 200 rounds, alpha = 0.2.
 
-The data come from `cifar-10-binary.tar.gz` in --config.data.dir; with --config.data.source=tfds:cifar10 from a set that
-tensorflow-datasets prepared there.
+The data are read from `cifar-10-binary.tar.gz` in --config.data.dir, or with
+--config.data.source=tfds:cifar10 from a set that tensorflow-datasets prepared there.
 """
 
 from configs import base

@@ -1,14 +1,17 @@
-"""FedAvg of prototypical networks on FC100, 5-way 5-shot: 20 clients, Dirichlet(0.2), 8 a round; scored on unseen classes.
+"""FedAvg of prototypical networks on FC100, 5-way 5-shot: 20 clients, Dirichlet(0.2), 8 per round; evaluated on unseen classes.
 
 Command:  python -m methods.main --config=configs/fedavg_fc100.py --workdir=runs/fedavg_fc100
-Expect:   small: 80 % of the test's queries (75 % before training, 20 % by chance), in seconds; paper: not run.
-Variants: small (the default) and smoke (seconds): a stand-in that needs no files, where clients train on the digits 0 to 4, and the
-          test's episodes are of 5 to 9; paper: FedSKC's setting (its Table I), ResNet-8 with the 3x3 stem, SGD at 0.01, 10 local
-          epochs, 200 rounds, with CIFAR-100's archive in --config.data.dir, or --config.data.source="fc100(of='tfds:cifar100')".
+Expect:   small: 80 % of the test queries (75 % before training, 20 % by chance), in seconds; paper:
+          not run.
+Variants: small (the default) and smoke (seconds): without files: clients train on the digits 0 to
+          4, and test episodes are of 5 to 9; paper: FedSKC's setting (its Table I), ResNet-8 with
+          the 3x3 stem, SGD at 0.01, 10 local epochs, 200 rounds, with CIFAR-100's archive in
+          --config.data.dir, or --config.data.source="fc100(of='tfds:cifar100')".
 
-A local step is one episode, an epoch ceil(size / batch) of them: with the batch an episode's 5 * (5 + 15) examples, an epoch sees
-about as many examples as the client has. The paper names neither backbone nor episodes. --config.method.name=scaffold and others
-train the same; fedskc needs knowledge of features.
+A local step is one episode, and an epoch has ceil(size / batch) of them. With a batch of the 5 * (5 + 15)
+examples of an episode, an epoch sees about as many examples as the client has. The paper specifies
+neither backbone nor episodes. Other methods, such as --config.method.name=scaffold, work the same way;
+fedskc needs knowledge of features.
 """
 
 from configs import base

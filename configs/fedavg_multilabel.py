@@ -1,8 +1,9 @@
-"""FedAvg on rows with several labels each, drawn by scikit-learn: 20 clients, rows at random. Runs anywhere, offline.
+"""FedAvg on scikit-learn's synthetic multi-label examples: 20 clients, IID. Runs anywhere, offline.
 
 Command:  python -m methods.main --config=configs/fedavg_multilabel.py --workdir=runs/fedavg_multilabel
 Expect:   an average precision of about 0.65 (the mean over labels), in seconds on two cores.
-Variants: small (the default); smoke (seconds); paper: the same with 100 clients and 10 000 rows, for there is no published setting.
+Variants: small (the default); smoke (seconds); paper: the same with 100 clients and 10,000
+          examples, since there is no published setting.
 """
 
 from configs import base

@@ -1,9 +1,9 @@
-"""FedAvg on scikit-learn's diabetes patients, a number each to tell: 10 clients, sizes skewed. Runs anywhere, offline.
+"""FedAvg for regression on scikit-learn's diabetes patients: 10 clients, skewed sizes. Runs anywhere, offline.
 
 Command:  python -m methods.main --config=configs/fedavg_regression.py --workdir=runs/fedavg_regression
-Expect:   an R2 of about 0.48 on test rows, in seconds on two cores.
-Variants: small (the default); smoke (seconds); paper: the same with all clients in each of 200 rounds, for there is no published
-          setting.
+Expect:   an R2 of about 0.48 on test examples, in seconds on two cores.
+Variants: small (the default); smoke (seconds); paper: the same with all clients in each of 200
+          rounds, since there is no published setting.
 """
 
 from configs import base

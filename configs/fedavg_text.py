@@ -1,11 +1,13 @@
-"""FedAvg on the characters of Python's own manual, whose topics are the clients. Runs anywhere, offline.
+"""FedAvg of a character model on Python's manual, whose topics are the clients. Runs anywhere, offline.
 
 Command:  python -m methods.main --config=configs/fedavg_text.py --workdir=runs/fedavg_text
-Expect:   the perplexity of a character falls from about 100 to below 20; the manual differs between versions of Python.
-Variants: small (the default); smoke (seconds); paper: Shakespeare by role (TensorFlow Federated's files must be there), 715
-          clients, 10 a round, E = 1, B = 10, 1500 rounds, an LSTM of two layers of 256, as in FedJAX's experiments/fed_avg/
-          fed_avg.SHAKESPEARE_CHARACTER.flags; it has not been run. Departures: there is no tanh behind each layer of the LSTM,
-          and the loss is the mean over real characters (there over all places of a row).
+Expect:   the perplexity per character falls from about 100 to below 20; it depends on the version
+          of Python.
+Variants: small (the default); smoke (seconds); paper: Shakespeare by role (needs TensorFlow
+          Federated's files), 715 clients, 10 per round, E = 1, B = 10, 1500 rounds, an LSTM of two
+          layers of 256, as in FedJAX's experiments/fed_avg/ fed_avg.SHAKESPEARE_CHARACTER.flags; it
+          has not been run. Departures: there is no tanh after each layer of the LSTM, and the loss
+          is the mean over characters without padding (there over all positions).
 """
 
 from configs import base

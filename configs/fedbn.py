@@ -1,10 +1,10 @@
-"""FedBN on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 a round.
+"""FedBN on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
 Command:  python -m methods.main --config=configs/fedbn.py --workdir=runs/fedbn
 Expect:   see configs/RESULTS.md.
-Variants: small (the default); smoke (seconds); paper: FedPFT's protocol: CIFAR-10, 40 clients with 500 + 100 images and one
-          label distribution each, ResNet-8 with the 7x7 stem, 5 local epochs, batch 100, SGD 0.1, 1000 rounds, all clients in
-          every round.
+Variants: small (the default); smoke (seconds); paper: FedPFT's protocol: CIFAR-10, 40 clients with
+          500 + 100 images and one label distribution each, ResNet-8 with the 7x7 stem, 5 local
+          epochs, batch 100, SGD 0.1, 1000 rounds, all clients in every round.
 """
 
 from configs import base
@@ -13,7 +13,7 @@ from configs import base
 def get_config(variant: str = "small"):
     config = base.get_config(variant)
     config.method = dict(name="fedbn", epochs=5, batch=32)
-    config.models = ("resnet8(width=8)",)  # a network that has batch normalisation
+    config.models = ("resnet8(width=8)",)  # has batch normalization
     if variant == "smoke":
         config.models = ("resnet8(width=4)",)
         config.method.update(epochs=1)

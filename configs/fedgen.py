@@ -1,11 +1,12 @@
-"""FedGen on scikit-learn's handwritten digits: 20 clients with two architectures, Dirichlet(0.5), 8 a round.
+"""FedGen on scikit-learn's handwritten digits: 20 clients with two architectures, Dirichlet(0.5), 8 per round.
 
 Command:  python -m methods.main --config=configs/fedgen.py --workdir=runs/fedgen
           python -m methods.main --config=configs/fedgen.py --workdir=runs/frozen --config.method.generator_frozen=True
 Expect:   see configs/RESULTS.md.
-Variants: small (the default); smoke (seconds); paper: FedHPL's setting for mixed models: 5 clients with ResNet-18/34/50/34/18 on
-          CIFAR-10 at 32 px, features averaged in groups to 512, SGD 0.01 with momentum 0.9 and weight decay 1e-4, batch 16, 1 local
-          epoch, 100 rounds; the generator of the HtFLlib library, 512 wide, with as much noise.
+Variants: small (the default); smoke (seconds); paper: FedHPL's setting for mixed models: 5 clients
+          with ResNet-18/34/50/34/18 on CIFAR-10 at 32 px, features averaged to 512 in groups, SGD
+          0.01 with momentum 0.9 and weight decay 1e-4, batch 16, 1 local epoch, 100 rounds; the
+          generator of the HtFLlib library, 512 wide, with as much noise.
 """
 
 from configs import base

@@ -1,12 +1,14 @@
-"""FedHPL on scikit-learn's handwritten digits: 20 clients with three architectures, Dirichlet(0.5), 8 a round.
+"""FedHPL on scikit-learn's handwritten digits: 20 clients with three architectures, Dirichlet(0.5), 8 per round.
 
 Command:  python -m methods.main --config=configs/fedhpl.py --workdir=runs/fedhpl
 Expect:   see configs/RESULTS.md.
-Variants: small (the default): there are no backbones yet, so that the networks train whole; with one of your own
-          (docs/pages/pretrained.md) set --config.weights and --config.train=prompts. smoke (seconds): two frozen random backbones.
-          paper: FedHPL's setting for mixed models on CIFAR-10: 5 clients with ViT-S/B/L/B/S pre-trained on ImageNet-21k and 3
-          prompts in each layer, 224 px, SGD 0.01 with momentum 0.9 and weight decay 1e-4, batch 16, 10 rounds of one epoch. Its
-          weights are the first release's (docs/pages/pretrained.md), here as vit_s16.npz, vit_b16.npz and vit_l16.npz.
+Variants: small (the default): without backbones, whole networks are trained; with your own
+          (docs/pages/pretrained.md) set --config.weights and --config.train=prompts. smoke
+          (seconds): two frozen random backbones. paper: FedHPL's setting for mixed models on
+          CIFAR-10: 5 clients with ViT-S/B/L/B/S pre-trained on ImageNet-21k and 3 prompts in each
+          layer, 224 px, SGD 0.01 with momentum 0.9 and weight decay 1e-4, batch 16, 10 rounds of
+          one epoch. Its weights are the first release's (docs/pages/pretrained.md), here as
+          vit_s16.npz, vit_b16.npz and vit_l16.npz.
 """
 
 from configs import base

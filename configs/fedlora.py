@@ -1,9 +1,10 @@
-"""FedLoRA on scikit-learn's handwritten digits, without an adapter: 20 clients, Dirichlet(0.5), 8 a round.
+"""FedLoRA on scikit-learn's handwritten digits, without an adapter: 20 clients, Dirichlet(0.5), 8 per round.
 
 Command:  python -m methods.main --config=configs/fedlora.py --workdir=runs/fedlora
 Expect:   see configs/RESULTS.md.
-Variants: small (the default); smoke (seconds); paper: FedOA's protocol for instructions: LoRA of LLaMA-7B, 6 clients with one data
-          set each, reading comprehension left out, 2 local epochs, batch 32, 20 rounds; 2 epochs of further tuning.
+Variants: small (the default); smoke (seconds); paper: FedOA's protocol for instructions: LoRA of
+          LLaMA-7B, 6 clients with one data set each, reading comprehension left out, 2 local
+          epochs, batch 32, 20 rounds; 2 epochs of further tuning.
 """
 
 from configs import base

@@ -2,10 +2,12 @@
 
 Command:  python -m methods.main --config=configs/fedmd.py --workdir=runs/fedmd
 Expect:   see configs/RESULTS.md.
-Variants: small (the default): the authors' epochs, all public examples in every round; smoke (seconds); paper: FedHPL's setting
-          for mixed models: 5 clients with ResNet-18/34/50/34/18 on CIFAR-10 at 32 px, SGD 0.01 with momentum 0.9 and weight decay
-          1e-4, batch 16, 50 epochs before the first round and 5 in each, 100 rounds. The public set is not named there (ten
-          classes): here 5000 images of SVHN, and 25 epochs on either set before the first round.
+Variants: small (the default): the authors' epochs, all public examples in every round; smoke
+          (seconds); paper: FedHPL's setting for mixed models: 5 clients with ResNet-18/34/50/34/18
+          on CIFAR-10 at 32 px, SGD 0.01 with momentum 0.9 and weight decay 1e-4, batch 16, 50
+          epochs before the first round and 5 in each, 100 rounds. The paper does not name the
+          public set (ten classes): here 5000 images of SVHN, and 25 epochs on either set before the
+          first round.
 """
 
 from configs import base

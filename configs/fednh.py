@@ -1,10 +1,11 @@
-"""FedNH on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 a round.
+"""FedNH on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
 Command:  python -m methods.main --config=configs/fednh.py --workdir=runs/fednh
 Expect:   see configs/RESULTS.md.
-Variants: small (the default); smoke (seconds); paper: a row of FedSKC's tables: CIFAR-10, 20 clients, Dirichlet(0.2), 40 % a round,
-          ResNet-8, 10 local epochs, batch 64, plain SGD at 0.01, 200 rounds; rho = 0.9, a scale from 20
-          and gradients of norm 10 at most, the authors' for ResNet-18.
+Variants: small (the default); smoke (seconds); paper: a row of FedSKC's tables: CIFAR-10, 20
+          clients, Dirichlet(0.2), 40 % per round, ResNet-8, 10 local epochs, batch 64, plain SGD at
+          0.01, 200 rounds; rho = 0.9, a scale from 20 and gradients clipped at norm 10, the
+          authors' for ResNet-18.
 """
 
 from configs import base

@@ -1,10 +1,11 @@
-"""FedOA on scikit-learn's handwritten digits, without an adapter: 20 clients, Dirichlet(0.5), 8 a round.
+"""FedOA on scikit-learn's handwritten digits, without an adapter: 20 clients, Dirichlet(0.5), 8 per round.
 
 Command:  python -m methods.main --config=configs/fedoa.py --workdir=runs/fedoa
 Expect:   see configs/RESULTS.md.
-Variants: small (the default); smoke (seconds), a small vision transformer with LoRA, its head trained as well; paper: FedOA's
-          protocol for instructions: LoRA of LLaMA-7B on 6 clients with one data set each, reading comprehension left out,
-          2 local epochs, batch 32, 20 rounds; lambda = 0.5.
+Variants: small (the default); smoke (seconds), a small vision transformer with LoRA, its head
+          trained as well; paper: FedOA's protocol for instructions: LoRA of LLaMA-7B on 6 clients
+          with one data set each, reading comprehension left out, 2 local epochs, batch 32, 20
+          rounds; lambda = 0.5.
 """
 
 from configs import base

@@ -1,10 +1,12 @@
-"""FedAdam on digits by default; paper: FedJAX's example on EMNIST by writer (TensorFlow Federated's files must be there).
+"""FedAdam on digits by default; paper: FedJAX's example on EMNIST by writer (needs TensorFlow Federated's files).
 
 Command:  python -m methods.main --config=configs/fedopt_femnist.py --workdir=runs/fedopt_femnist
-Expect:   the small variant is FedAdam with a CNN on digits, in a minute on two cores; the paper variant has not been run.
-Variants: small (the default); smoke (seconds); paper: 3,400 writers, 10 a round, E = 1, B = 20, 1500 rounds, as in FedJAX's
-          examples/emnist_fed_avg.py, whose settings are those of Reddi et al. 2021. Departures: FedAdam has no bias correction,
-          as in Reddi et al. (there optax's Adam, which has one).
+Expect:   the small variant is FedAdam with a CNN on digits, in a minute on two cores; the paper
+          variant has not been run.
+Variants: small (the default); smoke (seconds); paper: 3,400 writers, 10 per round, E = 1, B = 20,
+          1500 rounds, as in FedJAX's examples/emnist_fed_avg.py, whose settings are those of Reddi
+          et al. 2021. Departures: FedAdam has no bias correction, as in Reddi et al. (there optax's
+          Adam, which has one).
 """
 
 from configs import base
@@ -21,7 +23,7 @@ def get_config(variant: str = "small"):
     config.optimizer.lr = 10**-1.5
     if paper:
         config.data.update(source="femnist", clients=3400, partition="natural")
-        config.normalise = "unit"  # 1 - pixels, in [0, 1], as its loader feeds them
+        config.normalise = "unit"  # its loader provides 1 - pixels, in [0, 1]
         config.cohort.size = 10
         config.rounds = 1500
     return config

@@ -1,13 +1,15 @@
-"""FedAdam on rows with several labels, drawn by scikit-learn; paper: pfl-research's benchmark on FLAIR (its files must be there).
+"""FedAdam on scikit-learn's synthetic multi-label examples; paper: pfl-research's benchmark on FLAIR.
 
 Command:  python -m methods.main --config=configs/fedopt_flair.py --workdir=runs/fedopt_flair
 Expect:   the small variant runs offline in seconds; the paper variant has not been run.
-Variants: small (the default); smoke (seconds); paper: 41,131 users of at most 512 photographs, 200 a round, E = 2, B = 16, 5000
-          rounds, ResNet-18, as in pfl-research's benchmarks/flair/configs/baseline.yaml. That begins from weights trained on
-          ImageNet: give such a file in config.weights; without one batch normalisation keeps mean 0 and variance 1 (there a
-          network from scratch has group normalisation). Departures: photographs are not cropped or flipped and keep 256 pixels
-          (there crops of 224), scores are of the test users (there of the validation users), the server's rate is 0.1 in all
-          rounds (there it rises over 30 rounds and falls to 0.02), and FedAdam has no bias correction.
+Variants: small (the default); smoke (seconds); paper: 41,131 users of at most 512 photographs, 200
+          per round, E = 2, B = 16, 5000 rounds, ResNet-18, as in pfl-research's
+          benchmarks/flair/configs/baseline.yaml. It starts from weights trained on ImageNet: set
+          such a file in config.weights. Without one, batch normalization keeps mean 0 and variance
+          1 (there a network from scratch has group normalization). Departures: photographs are not
+          cropped or flipped and keep 256 pixels (there crops of 224), metrics are of the test users
+          (there of the validation users), the server's rate is 0.1 in all rounds (there it warms up
+          over 30 rounds and decays to 0.02), and FedAdam has no bias correction.
 """
 
 from configs import base

@@ -1,13 +1,16 @@
-"""FedAdam with a small transformer on the characters of Python's own manual; paper: pfl-research's benchmark on StackOverflow.
+"""FedAdam of a small transformer on the characters of Python's manual; paper: pfl-research's benchmark on StackOverflow.
 
 Command:  python -m methods.main --config=configs/fedopt_text.py --workdir=runs/fedopt_text
-Expect:   token accuracy and perplexity of characters, offline; the paper variant has not been run, its files must be there.
-Variants: small (the default); smoke (seconds); paper: 342,477 users of at most 64 sentences, 400 a round, a transformer of width
-          96, words of a vocabulary of 10,000, as in pfl-research's benchmarks/lm/configs/baseline.yaml.
-          Departures: the vocabulary is of the sentences that are read (there of all, as published with the set), a user's
-          sentences are the first 64 (there 64 at random in each round), scores are of 1,000 test users (there of users with 1 %
-          of the validation set's words), the head has its own kernel (there the embedding's), the server's rate is 0.1 from the
-          first round (there it rises over 50 rounds), and FedAdam has no bias correction, as in Reddi et al.
+Expect:   token accuracy and perplexity of characters, offline; the paper variant needs its files
+          and has not been run.
+Variants: small (the default); smoke (seconds); paper: 342,477 users of at most 64 sentences, 400
+          per round, a transformer of width 96, words of a vocabulary of 10,000, as in
+          pfl-research's benchmarks/lm/configs/baseline.yaml. Departures: the vocabulary is that of
+          the sentences read (there the published one), a user's sentences are the first 64 (there
+          64 at random in each round), metrics are of 1,000 test users (there of users with 1 % of
+          the validation set's words), the head has its own kernel (there the embedding's), the
+          server's rate is 0.1 from the first round (there it warms up over 50 rounds), and FedAdam
+          has no bias correction, as in Reddi et al.
 """
 
 from configs import base

@@ -1,10 +1,11 @@
-"""FedRCL on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 a round.
+"""FedRCL on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
 Command:  python -m methods.main --config=configs/fedrcl.py --workdir=runs/fedrcl
 Expect:   see configs/RESULTS.md.
-Variants: small (the default); smoke (seconds); paper: a row of FedSKC's tables: CIFAR-10, 20 clients, Dirichlet(0.2), 40 % a round,
-          ResNet-8, 10 local epochs, batch 64, plain SGD at 0.01, 200 rounds; the authors' tau = 0.05, lam = 0.7, beta = 1,
-          and gradients of norm 10 at most.
+Variants: small (the default); smoke (seconds); paper: a row of FedSKC's tables: CIFAR-10, 20
+          clients, Dirichlet(0.2), 40 % per round, ResNet-8, 10 local epochs, batch 64, plain SGD at
+          0.01, 200 rounds; the authors' tau = 0.05, lam = 0.7, beta = 1, and gradients clipped at
+          norm 10.
 """
 
 from configs import base

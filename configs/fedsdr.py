@@ -1,10 +1,10 @@
-"""FedSDR, as FedOA adapts it, on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 a round.
+"""FedSDR, as adapted in FedOA, on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
 Command:  python -m methods.main --config=configs/fedsdr.py --workdir=runs/fedsdr
 Expect:   see configs/RESULTS.md.
-Variants: small (the default), with lambda 0.1 (published: 0.5); smoke (seconds); paper: FedOA's protocol for instructions: LoRA
-          of LLaMA-7B, 6 clients with one data set each, reading comprehension left out, 2 local epochs, batch 32, 20 rounds;
-          lambda = 0.5.
+Variants: small (the default), with lambda 0.1 (published: 0.5); smoke (seconds); paper: FedOA's
+          protocol for instructions: LoRA of LLaMA-7B, 6 clients with one data set each, reading
+          comprehension left out, 2 local epochs, batch 32, 20 rounds; lambda = 0.5.
 """
 
 from configs import base

@@ -1,14 +1,16 @@
-"""FedSKC on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 40 % of them in a round.
+"""FedSKC on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 40 % per round.
 
 Command:  python -m methods.main --config=configs/fedskc.py --workdir=runs/fedskc
 Expect:   see configs/RESULTS.md.
-Variants: small (the default); smoke (seconds); paper: CIFAR-10, Dirichlet(0.2), ResNet-8 with the 3x3 stem, 10 local epochs of
-          batches of 64, SGD 0.01, 200 rounds.
+Variants: small (the default); smoke (seconds); paper: CIFAR-10, Dirichlet(0.2), ResNet-8 with the
+          3x3 stem, 10 local epochs of batches of 64, SGD 0.01, 200 rounds.
 
---config.method.variant=printed takes the formulas as they stand in the paper, "released" those of the authors' code; its data
-preparation is --config.optimizer.lr=0.1 --config.augment="crop(padding=4) | flip". By default the discrepancies of GDA are means
-over the classes that a client holds; --config.method.gda.distance=sum takes the printed sums, --config.method.gda.form=relu weights
-without a scale (configs/tables/fedskc/readings.py compares them). An option that is None is the variant's.
+--config.method.variant=printed uses the formulas as printed in the paper, "released" those of the
+authors' code, whose data preparation is --config.optimizer.lr=0.1
+--config.augment="crop(padding=4) | flip". By default the discrepancies of GDA are means over the classes
+of a client; --config.method.gda.distance=sum uses the printed sums, --config.method.gda.form=relu weights
+that do not depend on their scale (configs/tables/fedskc/readings.py compares them). Options that are
+None are the variant's.
 """
 
 from ml_collections.config_dict import placeholder

@@ -1,10 +1,11 @@
-"""FedTGP on scikit-learn's handwritten digits: 20 clients with two architectures, Dirichlet(0.5), 8 a round.
+"""FedTGP on scikit-learn's handwritten digits: 20 clients with two architectures, Dirichlet(0.5), 8 per round.
 
 Command:  python -m methods.main --config=configs/fedtgp.py --workdir=runs/fedtgp
 Expect:   see configs/RESULTS.md.
-Variants: small (the default), at the authors' rate of 0.01; smoke (seconds); paper: FedHPL's setting for mixed models: 5 clients
-          with ResNet-18/34/50/34/18 on CIFAR-10 at 32 px, features averaged in groups to 512, SGD 0.01 with momentum 0.9 and weight
-          decay 1e-4, batch 16, 1 local epoch, 100 rounds; the authors' lambda 10 and 100 server epochs.
+Variants: small (the default), at the authors' rate of 0.01; smoke (seconds); paper: FedHPL's
+          setting for mixed models: 5 clients with ResNet-18/34/50/34/18 on CIFAR-10 at 32 px,
+          features averaged to 512 in groups, SGD 0.01 with momentum 0.9 and weight decay 1e-4,
+          batch 16, 1 local epoch, 100 rounds; the authors' lambda 10 and 100 server epochs.
 """
 
 from configs import base
@@ -13,7 +14,7 @@ from configs import base
 def get_config(variant: str = "small"):
     config = base.get_config(variant)
     config.models = ("mlp(widths=(200, 32))", "cnn(widths=(8, 16), dense=32)")
-    config.optimizer.lr = 0.01  # at 0.1 lambda = 10 draws features to prototypes that run away
+    config.optimizer.lr = 0.01  # at 0.1 and lambda = 10 features and prototypes diverge
     config.method = dict(name="fedtgp", lam=10.0, epochs=5, batch=32, server_epochs=100, server_batch=10)
     config.evaluation.scopes = ("own", "all")
     if variant == "smoke":

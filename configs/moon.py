@@ -1,10 +1,10 @@
-"""MOON on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 a round.
+"""MOON on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
 Command:  python -m methods.main --config=configs/moon.py --workdir=runs/moon
 Expect:   see configs/RESULTS.md.
-Variants: small (the default); smoke (seconds); paper: a row of FedSKC's tables: CIFAR-10, 20 clients, Dirichlet(0.2), 40 % a round,
-          ResNet-8, 10 local epochs, batch 64, plain SGD at 0.01, 200 rounds; mu = 5, tau = 0.5 and a
-          projection to 256, the authors' for CIFAR-10.
+Variants: small (the default); smoke (seconds); paper: a row of FedSKC's tables: CIFAR-10, 20
+          clients, Dirichlet(0.2), 40 % per round, ResNet-8, 10 local epochs, batch 64, plain SGD at
+          0.01, 200 rounds; mu = 5, tau = 0.5 and a projection to 256, the authors' for CIFAR-10.
 """
 
 from configs import base

@@ -1,10 +1,11 @@
-"""pFedMe on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 a round.
+"""pFedMe on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
 Command:  python -m methods.main --config=configs/pfedme.py --workdir=runs/pfedme
 Expect:   see configs/RESULTS.md.
-Variants: small (the default), with lambda 1 and outer rate 0.5 (published: 15 and 0.005); smoke (seconds); paper: FedOA's
-          protocol for instructions: LoRA of LLaMA-7B, 6 clients with one data set each, reading comprehension left out, 2 local
-          epochs, batch 32, 20 rounds; lambda = 0.5, one inner step on each batch.
+Variants: small (the default), with lambda 1 and outer rate 0.5 (published: 15 and 0.005); smoke
+          (seconds); paper: FedOA's protocol for instructions: LoRA of LLaMA-7B, 6 clients with one
+          data set each, reading comprehension left out, 2 local epochs, batch 32, 20 rounds; lambda
+          = 0.5, one inner step on each batch.
 """
 
 from configs import base

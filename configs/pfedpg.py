@@ -1,11 +1,12 @@
-"""pFedPG on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 a round, over a frozen random ViT.
+"""pFedPG on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round, over a frozen random ViT.
 
 Command:  python -m methods.main --config=configs/pfedpg.py --workdir=runs/pfedpg
 Expect:   see configs/RESULTS.md.
-Variants: small (the default): heads over a small random backbone; with one of your own (docs/pages/pretrained.md) add
-          --config.weights. smoke (seconds). paper: FedHPL's setting: 5 clients with ViT-B/16 pre-trained on ImageNet-21k and 10
-          prompts, CIFAR-10 at 224 px, SGD 0.01 with momentum 0.9 and weight decay 1e-4, batch 16, 5 local epochs, 100 rounds. Its
-          weights are the first release's (docs/pages/pretrained.md), here as vit_b16.npz.
+Variants: small (the default): heads over a small random backbone; with your own
+          (docs/pages/pretrained.md) add --config.weights. smoke (seconds). paper: FedHPL's setting:
+          5 clients with ViT-B/16 pre-trained on ImageNet-21k and 10 prompts, CIFAR-10 at 224 px,
+          SGD 0.01 with momentum 0.9 and weight decay 1e-4, batch 16, 5 local epochs, 100 rounds.
+          Its weights are the first release's (docs/pages/pretrained.md), here as vit_b16.npz.
 """
 
 from configs import base

@@ -1,10 +1,11 @@
-"""pFedSD on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 a round.
+"""pFedSD on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
 Command:  python -m methods.main --config=configs/pfedsd.py --workdir=runs/pfedsd
 Expect:   see configs/RESULTS.md.
-Variants: small (the default); smoke (seconds); paper: FedPFT's protocol: CIFAR-10, 40 clients with 500 + 100 images and one
-          label distribution each, ResNet-8 with the 7x7 stem, 5 local epochs, batch 100, SGD 0.1, 1000 rounds, all clients in
-          every round; lambda = 0.5 and tau = 3, as in Fling, to which its authors contribute.
+Variants: small (the default); smoke (seconds); paper: FedPFT's protocol: CIFAR-10, 40 clients with
+          500 + 100 images and one label distribution each, ResNet-8 with the 7x7 stem, 5 local
+          epochs, batch 100, SGD 0.1, 1000 rounds, all clients in every round; lambda = 0.5 and tau
+          = 3, as in Fling, to which its authors contribute.
 """
 
 from configs import base

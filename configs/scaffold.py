@@ -1,10 +1,11 @@
-"""SCAFFOLD on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 a round.
+"""SCAFFOLD on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
 Command:  python -m methods.main --config=configs/scaffold.py --workdir=runs/scaffold
 Expect:   see configs/RESULTS.md.
-Variants: small (the default); smoke (seconds); paper: Karimireddy et al. 2020's EMNIST setting (their section 7.2): 100 clients,
-          20 a round, plain SGD, a two-layer fully connected network, 5 local epochs of 0.2 of a client's data per step; their
-          similarity-sorted split stands in as shards (EMNIST's files must be there).
+Variants: small (the default); smoke (seconds); paper: Karimireddy et al. 2020's EMNIST setting
+          (their section 7.2): 100 clients, 20 a round, plain SGD, a two-layer fully connected
+          network, 5 local epochs of 0.2 of a client's data per step; their similarity-sorted split
+          is cut into shards (needs EMNIST's files).
 """
 
 from configs import base

@@ -1,4 +1,4 @@
-"""What a method works on: a network as pure functions, and what surrounds it."""
+"""What a method trains: a network as pure functions, and its task."""
 
 import dataclasses
 import functools
@@ -11,30 +11,35 @@ from jax.core import Tracer
 
 from fedjax_core.algorithm import Array, Net, PyTree
 
-TO_ADD = "give its module a method body(x) that returns features [B, D], and a linear `head` for them"  # to a network without
+# Hint in errors about a network without a head.
+TO_ADD = "give its module a method body(x) that returns features [B, D], and a linear `head` for them"
 Axes = tuple[tuple[str, int], ...]  # (end of an array's path, axis from its end), such as ("mlp/up/kernel", -1)
 
 
 class Model(NamedTuple):
     """A network as pure functions over a `Net`.
 
-    `params` is a nested dict whose entry "head" holds the classifier; all other entries are the body.
+    `params` is a nested dict whose entry "head" holds the classifier; all other entries are the
+    body.
 
     Attributes:
       init: key -> Net.
-      apply: (net, x, key=None, train=False, mask=None) -> ({"logits": [B, K], "features": [B, D]}, stats). `mask` [B] says
-        which rows are real; the others never enter batch statistics. In evaluation `stats` are the net's own, unchanged.
-        With intermediates=True outputs gain "intermediates": hidden layers by name, {} where they have none.
+      apply: (net, x, key=None, train=False, mask=None) -> ({"logits": [B, K], "features": [B, D]},
+        stats). Examples outside of `mask` [B] never enter batch statistics. In evaluation `stats`
+        are unchanged. With intermediates=True outputs also have "intermediates", hidden layers by
+        name (possibly {}).
       features: same arguments -> ([B, D], stats); the body alone.
       head: (net, features [B, D]) -> logits [B, K].
-      name: what error messages and tables call it.
-      whole: net -> the Net of the whole network, with what is frozen (`part_of`) beside it.
-      model_axes: which axis of which array is divided where several devices hold a network together (`plan.model`); `axis_of`.
-      behind: of a network that is augmented: (the network without, (inputs, key, train) -> inputs), for a method that changes
-        inputs behind the augmentation; else None.
-      episodic: whether logits are of the classes of an episode (`training/few_shot.py`), not of all K.
-      vocabulary: V, where x is token ids that the network embeds, of which it has V; None: it embeds none, or
-        does not say so. `check_tokens` refuses others.
+      name: name in error messages and tables.
+      whole: net -> the Net of the whole network, with its frozen entries (`part_of`).
+      model_axes: the axis of each array that is sharded where several devices hold a network
+        together (`plan.model`); see `axis_of`.
+      unaugmented: for a network with augmentation, (the network without it, (inputs, key, train) ->
+        augmented inputs), for a method that changes augmented inputs; else None.
+      is_episodic: whether logits are of the classes of an episode (`training/few_shot.py`), not of
+        all K.
+      vocabulary: V, the number of token ids that the network embeds; None: it embeds none, or does
+        not declare it. `check_tokens` raises for other ids.
     """
 
     init: Callable[[Array], Net]
@@ -44,30 +49,30 @@ class Model(NamedTuple):
     name: str = "model"
     whole: Callable[[Net], Net] = lambda net: net
     model_axes: Axes = ()
-    behind: tuple["Model", Callable[..., Array]] | None = None
-    episodic: bool = False
+    unaugmented: tuple["Model", Callable[..., Array]] | None = None
+    is_episodic: bool = False
     vocabulary: int | None = None
 
 
 def check_tokens(tokens: PyTree, vocabulary: int, model: str, mask: PyTree | None = None, where: str = "") -> None:
-    """Refuses token ids that an embedding does not have: JAX would read its last row for each of them.
+    """Raises for token ids that an embedding does not have; JAX would read its last row instead.
 
     Args:
-      tokens: ids of any shape. Of traced ones nothing is known, and nothing is said.
-      vocabulary: V, how many tokens are embedded.
+      tokens: ids of any shape; traced ones are not checked.
+      vocabulary: V, the number of embedded tokens.
       model: the network's name.
-      mask: which of them count, of the same shape; None: all.
-      where: the message's beginning, such as "test: ".
+      mask: ids to check, of the same shape; None: all.
+      where: prefix of the message, such as "test: ".
 
     Raises:
-      ValueError: an id that counts is negative, or not below V.
+      ValueError: an id is negative, or not below V.
     """
     if isinstance(tokens, Tracer) or isinstance(mask, Tracer):
         return
     ids = np.asarray(tokens)
     if mask is not None:
         ids = ids[np.asarray(mask, bool)]
-    elif ids.size:  # of an array that repeats along an axis, such as a stand-in's, once
+    elif ids.size:  # read repeated axes once, such as those of mock data
         ids = ids[tuple(slice(1) if stride == 0 else slice(None) for stride in ids.strides)]
     low, high = (int(ids.min()), int(ids.max())) if ids.size else (0, 0)
     if low >= 0 and high < vocabulary:
@@ -77,23 +82,23 @@ def check_tokens(tokens: PyTree, vocabulary: int, model: str, mask: PyTree | Non
 
 
 def axis_of(path: str, axes: Axes) -> int | None:
-    """The axis of an array, from its end, by the longest of `axes` that its path ends with; None: there is none, it stays whole.
+    """Returns the axis of an array, from its end, by the longest of `axes` that its path ends with; None: none.
 
     >>> axis_of("params/layers/mlp/up/kernel", (("kernel", -1), ("mlp/up/kernel", -2)))
     -2
     """
-    found = [(len(end), axis) for end, axis in axes if f"/{path}".endswith(f"/{end}")]
-    return max(found)[1] if found else None
+    matches = [(len(end), axis) for end, axis in axes if f"/{path}".endswith(f"/{end}")]
+    return max(matches)[1] if matches else None
 
 
-def width(model: Model) -> int:
-    """D, the number of a model's features: the rows of its head's kernel."""
+def feature_size(model: Model) -> int:
+    """Returns D, the number of a model's features: the inputs of its head."""
     return jax.eval_shape(model.init, jax.random.key(0)).params["head"]["kernel"].shape[0]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Peers:
-    """Clients with one architecture, as every method may know them.
+    """Clients with one architecture, as known to every method.
 
     Attributes:
       network: () -> their network.
@@ -105,17 +110,17 @@ class Peers:
 
     @functools.cached_property
     def model(self) -> Model:
-        """For its shapes only, since its arrays would become constants of a program."""
+        """The network, for its shapes only: its arrays would become constants of a program."""
         return self.network()
 
     @functools.cached_property
     def shapes(self) -> Net:
-        """Of the network's `Net`."""
+        """Shapes of the network's `Net`."""
         return jax.eval_shape(self.model.init, jax.random.key(0))
 
     @property
-    def width(self) -> int:
-        """D."""
+    def feature_size(self) -> int:
+        """D, the number of the network's features."""
         return self.shapes.params["head"]["kernel"].shape[0]
 
 
@@ -123,25 +128,27 @@ class Peers:
 class Task:
     """A network, its classes, and the population that trains it.
 
+    `frozen` and `public` are arguments of the jitted round, inside of which `bind` binds them
+    again. Closed over, a large backbone would become a constant of the compiled program.
+
     Attributes:
       network: frozen arrays -> Model.
-      classes: K; where targets are no classes, how many numbers a network gives for each of them (`algorithm.TARGETS`).
-      population: N, the number of clients that exist (of all architectures).
-      frozen: arrays that everyone holds and nobody trains, such as a pre-trained backbone; `()` if none.
-      public: Examples that everybody holds (FedMD's public set); `()` if none.
-      shape: of one example's x; None if it is not told (few methods ask).
-      round: index of the current round, from 0; a traced scalar inside a round.
-      lane: which of the runs that share a program this is, a traced scalar (`engine/vmapped_runs.py`); `()` of a run alone.
+      classes: K; for targets that are no classes, the number of outputs (`algorithm.TARGETS`).
+      population: N, the number of clients (of all architectures).
+      frozen: arrays that all clients share and none trains, such as a pre-trained backbone; `()` if
+        none.
+      public: Examples that all clients share (FedMD's public set); `()` if none.
+      shape: of one example's x; None if unknown (few methods need it).
+      round_num: index of the current round, from 0; a traced scalar inside a round.
+      lane: index of the run among those that share a program, a traced scalar
+        (`engine/vmapped_runs.py`); `()` for a single run.
       groups: all clients by architecture, in the engine's order; empty outside of a simulation.
-      group: the place of this network's clients among them.
-      scores: by name, what is scored beside accuracy and loss: (outputs, x, y, mask [B]) -> (sum, weight), or
-        an object with `finalize` (`training/scores.py`).
-      loss: of targets, in place of the one that fits them in every method's loss: (logits [B, K], y [B], mask [B]) -> the mean over
-        the rows in `mask`; None: of classes cross-entropy (`local_training.of_labels`). The score named "loss" is the fitting one
-        always.
-
-    `frozen` and `public` travel as arguments of the jitted round and are bound again inside it (`bind`): closed over, a large
-    backbone would be printed into the compiled program as a constant.
+      group: index of this network's clients in `groups`.
+      scores: further metrics by name: (outputs, x, y, mask [B]) -> (sum, weight), or an object with
+        `finalize` (`training/scores.py`).
+      loss: (logits [B, K], y [B], mask [B]) -> mean over the examples in `mask`, used in every
+        method's loss; None: the default of the targets, cross-entropy for classes
+        (`local_training.label_loss`). The metric "loss" is always the default.
     """
 
     network: Callable[[PyTree], Model]
@@ -150,7 +157,7 @@ class Task:
     frozen: PyTree = ()
     public: PyTree = ()
     shape: tuple[int, ...] | None = None
-    round: Array | int = 0
+    round_num: Array | int = 0
     lane: Array | tuple[()] = ()
     groups: tuple[Peers, ...] = ()
     group: int = 0
@@ -159,72 +166,70 @@ class Task:
 
     @property
     def model(self) -> Model:
+        """The network, with the frozen arrays."""
         return self.network(self.frozen)
 
     @property
     def peers(self) -> tuple[Peers, ...]:
-        """`groups`, or outside of a simulation everybody with this network."""
+        """`groups`; outside of a simulation, one group of all clients."""
         return self.groups or (Peers(lambda: self.model, np.arange(self.population)),)
 
     @property
-    def widths(self) -> np.ndarray:
-        """[N] each client's number of features."""
-        found = np.zeros(self.population, np.int32)
+    def feature_sizes(self) -> np.ndarray:
+        """[N], each client's number of features."""
+        widths = np.zeros(self.population, np.int32)
         for peers in self.peers:
-            found[np.asarray(peers.clients)] = peers.width
-        return found
+            widths[np.asarray(peers.clients)] = peers.feature_size
+        return widths
 
     @property
     def held(self) -> tuple[PyTree, PyTree]:
-        """What `bind` takes back."""
+        """(frozen, public), which `bind` takes."""
         return self.frozen, self.public
 
-    def bind(self, held: tuple[PyTree, PyTree], round: Array | int, lane: Array | tuple[()] = ()) -> "Task":  # noqa: A002
-        """The same task over other (traced) arrays, at a given round, in a lane."""
-        return dataclasses.replace(self, frozen=held[0], public=held[1], round=round, lane=lane)
+    def bind(self, held: tuple[PyTree, PyTree], round_num: Array | int, lane: Array | tuple[()] = ()) -> "Task":
+        """Returns the task with other (traced) arrays, round and lane."""
+        return dataclasses.replace(self, frozen=held[0], public=held[1], round_num=round_num, lane=lane)
 
     def wrapped(self, wrap: Callable[[Model], Model]) -> "Task":
-        """The same task over the wrapped network, such as one whose inputs are augmented."""
-        inner = self.network  # the task itself would be held with its arrays wherever the network is
+        """Returns the task with a wrapped network, such as one whose inputs are augmented."""
+        inner = self.network  # a closure over `self` would keep the task's arrays alive
         return dataclasses.replace(self, network=lambda frozen: wrap(inner(frozen)))
 
 
-def needs_logits(task: Task, method: str) -> None:
-    """Raises ValueError for networks whose logits are not of all K classes, of which a method would exchange means."""
-    if task.model.episodic:
+def require_class_logits(task: Task, method: str) -> None:
+    """Raises ValueError for a network whose logits are not of all K classes, where a method averages logits."""
+    if task.model.is_episodic:
         raise ValueError(
-            f"{method} exchanges mean logits of classes, which a prototypical network does not have; with episodes choose a "
-            "method, or an option of it, that reads features"
+            f"{method} exchanges mean logits of classes, which a prototypical network does not have; with episodes use a "
+            "method, or an option of it, that exchanges features"
         )
 
 
-def common_width(task: Task, method: str) -> int:
-    """D, where the clients of a method exchange features and must have equally many.
+def require_common_feature_size(task: Task, method: str) -> int:
+    """Returns D, for a method whose clients exchange features.
 
     Raises:
-      ValueError: they do not; says which network has how many.
+      ValueError: the networks differ in D.
     """
-    if len({peers.width for peers in task.peers}) > 1:
-        listed = ", ".join(sorted({f"{peers.model.name} has {peers.width}" for peers in task.peers}))
+    if len({peers.feature_size for peers in task.peers}) > 1:
+        listed = ", ".join(sorted({f"{peers.model.name} has {peers.feature_size}" for peers in task.peers}))
         raise ValueError(
-            f"models differ in their number of features: {listed}; {method} exchanges features, so all must have equally many "
+            f"models differ in their number of features: {listed}; {method} exchanges features, so all need the same number "
             "(option features=512 of ResNets, widths of others; fedgh can project them)"
         )
-    return width(task.model)
+    return feature_size(task.model)
 
 
 def of_model(model: Model, *, classes: int, population: int, public: PyTree = (), shape: tuple[int, ...] | None = None) -> Task:
-    """A task whose network is trained whole.
+    """Builds a task that trains the whole network.
 
     Args:
       model: the network.
       classes: K.
       population: N.
-      public: Examples that everybody holds.
+      public: Examples that all clients share.
       shape: of one example's x.
-
-    Returns:
-      The task, with nothing frozen.
     """
     return Task(lambda frozen: model, classes, population, public=public, shape=shape)
 
@@ -242,41 +247,39 @@ def part_of(
     public: PyTree = (),
     shape: tuple[int, ...] | None = None,
 ) -> Task:
-    """A task that begins from given arrays, and trains all of a network or some of it.
+    """Builds a task that starts from given arrays, and trains all or some entries of a network.
 
-    Of a network that is trained in part, the `Net` has the trained entries only: methods keep, send and average nothing else. The
-    rest is `frozen`, once in memory however many clients share it, and runs in evaluation mode: no dropout, the running statistics
-    of batch normalisation, which never move.
+    Where only some are trained, the `Net` has no other entries, so methods keep, send and average
+    nothing else. The others are `frozen`: in memory once for all clients, and in evaluation mode,
+    without dropout and with the running statistics of batch normalization.
 
     Args:
       model: the whole network.
-      arrays: params by entry, and stats; a trained entry begins from here if it is there, else as `model.init` draws it.
-      trained: "all"; "prompts", which are the entries "prompts" and "head"; "head"; or names of entries.
+      arrays: params by entry, and stats; trained entries that are missing are drawn by
+        `model.init`.
+      trained: "all"; "prompts" (the entries "prompts" and "head"); "head"; or names of entries.
       classes: K.
       population: N.
-      public: Examples that everybody holds.
+      public: Examples that all clients share.
       shape: of one example's x.
 
-    Returns:
-      The task.
-
     Raises:
-      ValueError: the network has no such entry, or `arrays` lack one that is not trained, or the statistics.
+      ValueError: the network has no such entry, or `arrays` lack a frozen entry or the statistics.
     """
     entries = PARTS.get(trained) if isinstance(trained, str) else tuple(trained)
     if isinstance(trained, str) and trained not in PARTS:
         raise ValueError(f"train={trained!r} is not one of {', '.join(map(repr, PARTS))}")
-    there = jax.eval_shape(model.init, jax.random.key(0))
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
     for name in entries or ():
-        if name not in there.params:
-            add = f"; {TO_ADD}" if name == "head" else ""
-            raise ValueError(f"train={trained!r}: {model.name} has no entry {name!r}, only {', '.join(there.params)}{add}")
-    chosen = tuple(there.params) if entries is None else entries
-    if missing := [name for name in there.params if name not in chosen and name not in arrays.params]:
+        if name not in shapes.params:
+            hint = f"; {TO_ADD}" if name == "head" else ""
+            raise ValueError(f"train={trained!r}: {model.name} has no entry {name!r}, only {', '.join(shapes.params)}{hint}")
+    chosen = tuple(shapes.params) if entries is None else entries
+    if missing := [name for name in shapes.params if name not in chosen and name not in arrays.params]:
         raise ValueError(f"train={trained!r}: {model.name} needs frozen arrays for {', '.join(missing)}")
-    if not jax.tree.leaves(there.stats):
-        arrays = arrays._replace(stats=there.stats)
-    elif entries is not None and jax.tree.structure(arrays.stats) != jax.tree.structure(there.stats):
+    if not jax.tree.leaves(shapes.stats):
+        arrays = arrays._replace(stats=shapes.stats)
+    elif entries is not None and jax.tree.structure(arrays.stats) != jax.tree.structure(shapes.stats):
         raise ValueError(f"train={trained!r}: {model.name} needs frozen statistics beside its params")
 
     def network(frozen: Net) -> Model:

@@ -1,12 +1,14 @@
-"""Centralized: ordinary training on the union of all clients' data; the upper bound that federated methods are held against.
+"""Centralized: training on the union of all clients' data, the upper bound for federated methods.
 
-In plain words: One network is trained on everybody's data together. Federation is expected to stay below this.
+In plain words: One network is trained on everybody's data together. Federation is expected to stay
+below this.
 Sent to clients: nothing.
 
-The union is put in a canonical order first, so the result does not depend on how the data are partitioned. It is FedAvg with one
-client: E local epochs per round, T * E in all, the optimiser made anew every round (which plain SGD does not notice).
+The union is sorted canonically first, so the result does not depend on the partition. It is FedAvg
+with one client: E local epochs per round, T * E in all. The optimizer's state starts anew every
+round, which plain SGD does not notice.
 
-A newcomer gets the server's model as it is.
+Unseen clients use the server's model.
 
 Departures: none; there is no paper.
 """
@@ -19,11 +21,11 @@ from methods.fedavg import fedavg
 
 
 def centralized(task: Task, *, optimizer: local_training.Optimizer, epochs: AtLeastZero = 1, batch: AtLeastOne = 64) -> Algorithm:
-    """Builds centralised training.
+    """Builds centralized training.
 
     Args:
       task: network.
-      optimizer: its state is made anew every round.
+      optimizer: its state starts anew every round.
       epochs: passes over the union per round.
       batch: B.
 

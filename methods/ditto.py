@@ -1,22 +1,23 @@
-"""Ditto: FedAvg, and beside it a personal model that is pulled towards the server's.
+"""Ditto: FedAvg, and a personal model per client that is pulled towards the server's.
 
-In plain words: Two models per client: one takes part in FedAvg, the other is trained on the client's data alone, drawn towards
-the first one.
+In plain words: Two models per client: one takes part in FedAvg, the other is trained on the
+client's data alone, drawn towards the first one.
 Sent to clients: model.
 
-Li, Hu, Beirami, Smith. Ditto: Fair and Robust Federated Learning Through Personalization. ICML 2021.
-https://arxiv.org/abs/2012.04221
+Li, Hu, Beirami, Smith. Ditto: Fair and Robust Federated Learning Through Personalization. ICML
+2021. https://arxiv.org/abs/2012.04221
 
   paper    here             meaning
-  w        server.net       server model, FedAvg's
-  v_k      v_k              client k's personal model, which never travels
-  lambda   lam              pull of v_k towards the w that it received
+  w        server.net       server model, as in FedAvg
+  v_k      v_k              client k's personal model, never sent
+  lambda   lam              pull of v_k towards the received w
   s        personal_epochs  local passes of the personal model
 
-A newcomer gets a personal model that begins as the w it is sent, after a local training of it.
+Unseen clients start a personal model from the received w, after local training of it.
 
-Departures: both models go over the data separately, in the same order: the same as the paper's alternation, since w is constant in
-the pull. The mean is weighed by samples unless asked otherwise. Batch statistics of v_k are its own.
+Departures: the two models pass over the data separately, in the same order. This equals the paper's
+alternation, since w is constant in the pull. The mean is weighted by examples unless
+weights="uniform". Batch statistics of v_k are its own.
 """
 
 from collections.abc import Callable
@@ -32,10 +33,10 @@ from fedjax_core.training import local_training
 from fedjax_core.training.metrics import Pair
 from methods.fedavg import fedavg
 
-_FRESH = 0x6672  # of personal models that do not begin from the common initialisation
+_FRESH = 0x6672  # key of personal models with their own initial draws
 
 
-def beside(
+def with_personal_model(
     task: Task,
     base: Algorithm,
     train: Callable[[Net, Net, ClientData, Array], tuple[Net, dict[str, Pair]]],
@@ -43,17 +44,18 @@ def beside(
     begin: int = 0,
     fresh: bool = False,
 ) -> Algorithm:
-    """A method without client states whose clients also have a personal model, which never travels.
+    """Adds a personal model, which is never sent, to a method without client states.
 
     Args:
       task: network and population.
       base: the method of the server's model, such as FedAvg.
       train: (w as received, v_k, data, key) -> (v_k, metrics beyond the base's).
-      begin: the first round, from 0, in which personal models are trained.
-      fresh: whether each client draws its own initialisation of it; else they begin from the common one.
+      begin: first round, from 0, in which personal models train.
+      fresh: whether each client draws its own initial personal model; else all start from the
+        common one.
 
     Returns:
-      The algorithm, with the predictor "personal" beside the base's; `train` is taken to read classes.
+      The algorithm with the additional predictor "personal"; `train` is assumed to read classes.
     """
     model = task.model
 
@@ -63,7 +65,7 @@ def beside(
         new = lambda: train(w, v_k, data, key)
         if begin:
             kept = lambda: (v_k, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(new)[1]))
-            v_k, more = jax.lax.cond(task.round >= begin, new, kept)
+            v_k, more = jax.lax.cond(task.round_num >= begin, new, kept)
         else:
             v_k, more = new()
         return ClientOutput(v_k, out.uplink, out.metrics | more, local=(out.local[0], v_k))
@@ -94,26 +96,23 @@ def ditto(
 
     Args:
       task: network and population.
-      optimizer: local optimiser of both models, its state made anew every round.
+      optimizer: local optimizer of both models, whose state starts anew every round.
       lam: lambda; 0 makes the personal models Local's.
       epochs: local epochs of the server's model.
-      personal_epochs: those of the personal model; None: as many.
+      personal_epochs: of the personal model; None: `epochs`.
       batch: B.
       weights: "samples" or "uniform".
 
     Returns:
       The algorithm; a client keeps its personal model.
-
-    Raises:
-      ValueError: lam is negative, or another argument is out of range.
     """
     check_each(ditto, lam=lam, epochs=epochs, personal_epochs=personal_epochs)
-    own = epochs if personal_epochs is None else personal_epochs
-    loss = local_training.supervised(task)
+    v_epochs = epochs if personal_epochs is None else personal_epochs
+    loss = local_training.supervised_loss(task)
 
     def train(w, v_k, data, key):
-        chain = optax.chain(local_training.proximal(lam, w.params), optimizer(task.round))
-        return local_training.fit(loss, chain, epochs=own, batch=batch)(v_k, data, key).net, {}
+        chain = optax.chain(local_training.add_proximal_term(lam, w.params), optimizer(task.round_num))
+        return local_training.fit(loss, chain, epochs=v_epochs, batch=batch)(v_k, data, key).net, {}
 
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)
-    return beside(task, base, train)._replace(targets=base.targets)
+    return with_personal_model(task, base, train)._replace(targets=base.targets)

@@ -1,30 +1,32 @@
-"""FedAMP: every client has a cloud model of its own, mixed of all by how near their models are, and is pulled to it.
+"""FedAMP: a cloud model per client, mixed of all models by their similarity, to which the client is pulled.
 
-In plain words: The server keeps a model for each client: a mixture in which clients with similar models count more. Each client
-is drawn towards its own mixture.
+In plain words: The server keeps a model for each client: a mixture in which clients with similar
+models count more. Each client is drawn towards its own mixture.
 Sent to clients: the client's own cloud model.
 
-Huang, Chu, Zhou, Wang, Liu, Pei, Zhang. Personalized Cross-Silo Federated Learning on Non-IID Data. AAAI 2021.
-https://arxiv.org/abs/2007.03797
+Huang, Chu, Zhou, Wang, Liu, Pei, Zhang. Personalized Cross-Silo Federated Learning on Non-IID Data.
+AAAI 2021. https://arxiv.org/abs/2007.03797
 
   paper             here       meaning
-  w_i               w_i        client i's model, which it keeps and goes on from
-  u_i               server     [N, ...] cloud models, sent one by one
+  w_i               w_i        client i's model, which it keeps and continues from
+  u_i               server     [N, ...] cloud models, each sent to its client
   A(x), sigma       sigma      attention 1 - exp(-x / sigma) of squared distances
-  alpha_k           alpha      step of the server: how much the others weigh
+  alpha_k           alpha      step of the server: weight of the other clients
   lambda / alpha_k  rho        pull of the client towards u_i
 
   distance:   xi_ij = alpha exp(-|w_i - w_j|^2 / sigma) / sigma
-  cosine:     xi_ij = (1 - own_weight) exp(sigma cos(w_i, w_j)) / sum_h exp(sigma cos(w_i, w_h))    (HeurFedAMP)
+  cosine:     xi_ij = (1 - own_weight) exp(sigma cos(w_i, w_j)) / sum_h exp(sigma cos(w_i, w_h))  (HeurFedAMP)
   xi_ii = 1 - sum_j xi_ij
 
-alpha and sigma must suit the scale of the models' distances: sigma no smaller than |w_i - w_j|^2 after the first rounds, and alpha
-at most sigma / (N - 1), so that xi_ii never falls below zero (its mean over the cohort is in the round's record).
+alpha and sigma must fit the scale of the distances: sigma at least |w_i - w_j|^2 after the first
+rounds, and alpha at most sigma / (N - 1), so that xi_ii is never negative. The metric "own_weight"
+is its mean over the cohort.
 
-A newcomer cannot be served, since the server mixes a cloud model for each client of what that client sends.
+Unseen clients are not supported: the server mixes a cloud model only for clients that send theirs.
 
-Departures: the paper lets everyone take part; here u_i is mixed of the round's models, and a client that is not among them keeps
-its own as it was. In round 1 u_i is the common initialisation. Batch statistics belong to w_i and never travel.
+Departures: in the paper all clients take part; here u_i is mixed of the round's models, and absent
+clients keep theirs. In round 1 u_i is the common initialization. Batch statistics belong to w_i and
+are never sent.
 """
 
 import functools
@@ -58,8 +60,9 @@ def fedamp(
 
     Args:
       task: network and population.
-      optimizer: local optimiser, its state made anew every round; it sees the gradient with the pull.
-      alpha: for "distance".
+      optimizer: local optimizer, whose state starts anew every round; it sees the gradient with the
+        pull.
+      alpha: weight of the other clients, for "distance".
       sigma: scale of the attention.
       rho: the client minimises its loss + rho / 2 |w - u_i|^2; 0 is local training.
       attention: "distance" or "cosine".
@@ -69,35 +72,32 @@ def fedamp(
 
     Returns:
       The algorithm; a client keeps its model, the server a model per client.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
     check_each(fedamp, alpha=alpha, sigma=sigma, rho=rho, own_weight=own_weight)
     if attention not in ATTENTION:
         raise ValueError(f"attention={attention!r} is not one of {', '.join(map(repr, ATTENTION))}")
     model = task.model
-    loss = local_training.supervised(task)
+    loss = local_training.supervised_loss(task)
 
     def server_init(key):
         return jax.tree.map(lambda p: jnp.broadcast_to(p, (task.population, *p.shape)), model.init(key).params)
 
     def client_update(u_i, w_i, data, key):
-        chain = optax.chain(local_training.proximal(rho, u_i), optimizer(task.round))
+        chain = optax.chain(local_training.add_proximal_term(rho, u_i), optimizer(task.round_num))
         trained = local_training.fit(loss, chain, epochs=epochs, batch=batch)(w_i, data, key)
         return ClientOutput(trained.net, trained.net.params, trained.sums)
 
     def server_update(clouds, w, cohort, key):
-        there = cohort.examples > 0
-        others = there[:, None] & there[None] & ~jnp.eye(len(there), dtype=bool)
+        active = cohort.examples > 0
+        others = active[:, None] & active[None] & ~jnp.eye(len(active), dtype=bool)
         if attention == "distance":
-            xi = jnp.where(others, alpha * jnp.exp(-distances(w) / sigma) / sigma, 0)
+            xi = jnp.where(others, alpha * jnp.exp(-squared_distances(w) / sigma) / sigma, 0)
         else:
-            near = jnp.where(others, jnp.exp(sigma * (cosines(w) - 1)), 0)
+            near = jnp.where(others, jnp.exp(sigma * (cosine_similarities(w) - 1)), 0)
             xi = (1 - own_weight) * near / jnp.maximum(jnp.sum(near, 1, keepdims=True), aggregators.TINY)
-        own = jnp.where(there, 1 - jnp.sum(xi, 1), 0)
-        said = {"own_weight": (jnp.sum(own), jnp.sum(there, dtype=own.dtype))}
-        return aggregators.write_rows(clouds, cohort, aggregators.mix(w, xi + jnp.diag(own))), said
+        own = jnp.where(active, 1 - jnp.sum(xi, 1), 0)
+        metrics = {"own_weight": (jnp.sum(own), jnp.sum(active, dtype=own.dtype))}
+        return aggregators.scatter_clients(clouds, cohort, aggregators.mix_clients(w, xi + jnp.diag(own))), metrics
 
     return Algorithm(
         server_init,
@@ -107,25 +107,25 @@ def fedamp(
         predict={"personal": lambda u_i, w_i, x: model.apply(w_i, x)[0]},
         client_init=lambda key, clouds, client_id: model.init(key),
         broadcast=lambda clouds, client_id: jax.tree.map(lambda u: u[client_id], clouds),
-        newcomer="FedAMP has a cloud model only for clients that send theirs, and none for an unseen one",
+        newcomer="FedAMP has cloud models only for clients that send theirs, and none for an unseen client",
         targets=tuple(TARGETS),
     )
 
 
-def distances(stacked: PyTree) -> Array:
-    """|w_i - w_j|^2 of stacked parameters [C, ...]: [C, C]."""
+def squared_distances(stacked: PyTree) -> Array:
+    """Returns |w_i - w_j|^2 [C, C] of stacked parameters [C, ...]."""
     return _from_each(stacked, lambda all_, one: (all_ - one) ** 2)
 
 
-def cosines(stacked: PyTree) -> Array:
-    """cos(w_i, w_j) of stacked parameters [C, ...]: [C, C]."""
+def cosine_similarities(stacked: PyTree) -> Array:
+    """Returns cos(w_i, w_j) [C, C] of stacked parameters [C, ...]."""
     dot = _from_each(stacked, lambda all_, one: all_ * one)
     norm = jnp.sqrt(jnp.maximum(jnp.diag(dot), aggregators.TINY))
     return dot / (norm[:, None] * norm[None])
 
 
 def _from_each(stacked: PyTree, term: Callable[[Array, Array], Array]) -> Array:
-    """[C, C]: sum over all entries of term(w_j, w_i)."""
+    """Returns the sum [C, C] over all parameters of term(w_j, w_i)."""
 
     def row(w_i):
         of = lambda all_, one: jnp.sum(term(all_, one[None]), tuple(range(1, all_.ndim)))

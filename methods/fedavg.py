@@ -1,21 +1,22 @@
-"""FedAvg: the server's model is the average of what clients trained from it.
+"""FedAvg: the server's model is the average of the models that clients train from it.
 
-In plain words: Every client trains the server's model on its own data and sends the difference. The server adds the mean
-difference, weighed by the number of examples or uniformly.
+In plain words: Every client trains the server's model on its own data and sends the difference. The
+server adds the mean difference, weighted by the number of examples or uniformly.
 Sent to clients: model.
 
-McMahan, Moore, Ramage, Hampson, Aguera y Arcas. Communication-Efficient Learning of Deep Networks from Decentralized Data.
-AISTATS 2017. https://arxiv.org/abs/1602.05629
+McMahan, Moore, Ramage, Hampson, Aguera y Arcas. Communication-Efficient Learning of Deep Networks
+from Decentralized Data. AISTATS 2017. https://arxiv.org/abs/1602.05629
 
   paper     here                meaning
   w         server.net          server model
-  n_k / n   weights="samples"   share of client k's examples among the cohort's
-  E, B      epochs, batch       local passes; minibatch size
+  n_k / n   weights="samples"   client k's share of the cohort's examples
+  E, B      epochs, batch       local epochs; minibatch size
 
-A newcomer gets the server's model as it is.
+Unseen clients use the server's model.
 
-Departures: the mean is taken over the cohort and of deltas, w + sum_k n_k/n (w_k - w): equal in exact arithmetic, but a frozen
-leaf stays exact and an empty cohort changes nothing. weights="uniform" weighs the clients alike, as several releases do.
+Departures: the server adds the cohort's mean delta, w + sum_k n_k/n (w_k - w). This is equal in
+exact arithmetic, keeps frozen leaves exact, and an empty cohort changes nothing. weights="uniform"
+weights all clients alike, as several releases do.
 """
 
 from typing import NamedTuple
@@ -45,31 +46,29 @@ def fedavg(
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
     weights: str = "samples",
-    loss: local_training.Loss | None = None,
+    loss: local_training.LossFn | None = None,
     review: optax.GradientTransformation | None = None,
 ) -> Algorithm:
-    """Builds FedAvg (Algorithm 1), and what differs from it by a loss or by a server-side review alone.
+    """Builds FedAvg (Algorithm 1), or a variant with another loss or server step.
 
     Args:
       task: network and population.
-      optimizer: local optimiser, its state made anew every round.
+      optimizer: local optimizer, whose state starts anew every round.
       epochs: E.
       batch: B.
       weights: "samples" or "uniform".
-      loss: local loss, taken to read classes; None: the one that fits the targets, of classes cross-entropy.
-      review: optax transformation of the mean delta, such as `optax.trace(0.9)`; None: none.
+      loss: local loss, assumed to read classes; None: the default of the targets, cross-entropy for
+        classes.
+      review: optax transformation of the mean delta, such as `optax.trace(0.9)`.
 
     Returns:
       The algorithm.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
     model = task.model
-    plain, loss = loss is None, local_training.supervised(task) if loss is None else loss
-    train = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)
-    aggregator = aggregators.aggregate(
-        aggregators.mean(aggregators.weights(weights)), review=optax.identity() if review is None else review
+    plain, loss = loss is None, local_training.supervised_loss(task) if loss is None else loss
+    train = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)
+    aggregator = aggregators.make_aggregator(
+        aggregators.mean(aggregators.make_weight_fn(weights)), review=optax.identity() if review is None else review
     )
 
     def server_init(key):

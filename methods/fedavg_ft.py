@@ -1,13 +1,15 @@
-"""FedAvg-FT: FedAvg, whose model every client fine-tunes on its own data before it is scored.
+"""FedAvg-FT: FedAvg whose model every client fine-tunes on its own data before evaluation.
 
-In plain words: FedAvg. Before it is scored, each client fine-tunes the server's model on its own training data.
+In plain words: FedAvg. Before it is evaluated, each client fine-tunes the server's model on its own
+training data.
 Sent to clients: model.
 
-The reference for personalisation after the fact; nothing of it enters the training, which is FedAvg's (methods/fedavg.py).
+The baseline for personalization after training, which is FedAvg's (methods/fedavg.py).
 
-A newcomer gets the server's model, fine-tuned on its own rows as everybody's is.
+Unseen clients fine-tune the server's model on their own examples, as all clients do.
 
-Departures: none; there is no one paper. finetune_epochs=0 scores FedAvg's model on every client's own rows.
+Departures: none; there is no single paper. finetune_epochs=0 evaluates FedAvg's model on every
+client.
 """
 
 import jax
@@ -34,12 +36,12 @@ def fedavg_ft(
 
     Args:
       task: network and population.
-      optimizer: local optimiser, its state made anew every round, and for every fine-tuning.
+      optimizer: local optimizer, whose state starts anew every round, and for every fine-tuning.
       epochs: local epochs.
       batch: B.
       weights: "samples" or "uniform".
       finetune_epochs: epochs of fine-tuning.
-      finetune_rate: what the optimiser's steps are multiplied by in fine-tuning.
+      finetune_rate: what the optimizer's steps are multiplied by in fine-tuning.
       finetune_part: "all", "head" or "body".
 
     Returns:
@@ -51,12 +53,12 @@ def fedavg_ft(
     params = None if finetune_part == "all" else jax.eval_shape(task.model.init, jax.random.key(0)).params
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)
     finetune = local_training.finetune(
-        local_training.supervised(task),
-        optimizer(task.round),
+        local_training.supervised_loss(task),
+        optimizer(task.round_num),
         epochs=finetune_epochs,
         batch=batch,
         rate=finetune_rate,
-        trainable=local_training.part(finetune_part, params),
+        trainable=local_training.part_filter(finetune_part, params),
     )
 
     def personalise(w, client, data, key):

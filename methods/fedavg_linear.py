@@ -1,21 +1,23 @@
 """FedAvg+Linear: a personal linear map between the shared body and the shared classifier.
 
-In plain words: FedAvg with a linear map between features and classifier that stays with each client: a simple answer to the
-mismatch that FedPFT addresses.
+In plain words: FedAvg with a linear map between features and classifier that stays with each
+client: a simple answer to the mismatch that FedPFT addresses.
 Sent to clients: model.
 
-Wu et al. Tackling Feature-Classifier Mismatch in Federated Learning via Prompt-Driven Feature Transformation. 2024 (its appendix on
-matching during training). https://arxiv.org/abs/2407.16139
+Wu et al. Tackling Feature-Classifier Mismatch in Federated Learning via Prompt-Driven Feature
+Transformation. 2024 (appendix on matching during training). https://arxiv.org/abs/2407.16139
 
   paper         here              meaning
   phi, h        w_b of FedPer     body and classifier, the server's
-  linear layer  w_p of FedPer     A_i [D, D] and a bias [D] of client i, which never travel: logits h(A_i phi(x))
+  linear layer  w_p of FedPer     A_i [D, D] and a bias [D] of client i, never sent: logits h(A_i phi(x))
 
-All are trained together by cross-entropy. (The map trained on a finished FedAvg is the analysis "match" of `fedjax-core analyse`.)
+All are trained together by cross-entropy. The analysis "match" of `fedjax-core analyse` trains the
+map on a finished FedAvg instead.
 
-A newcomer gets the shared network with a map of its own, from the identity, after a local training.
+Unseen clients start a map from the identity, after local training.
 
-Departures: the paper does not say how the layer starts or is trained: identity and zero, with everything else, at the same rate.
+Departures: the paper does not say how the layer is initialized and trained: here as identity and
+zero, together with everything else, at the same learning rate.
 """
 
 import dataclasses
@@ -24,7 +26,7 @@ import jax.numpy as jnp
 
 from fedjax_core.algorithm import PER_ROW, Algorithm, Net
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
-from fedjax_core.task import Model, Task, width
+from fedjax_core.task import Model, Task, feature_size
 from fedjax_core.training import local_training
 from methods.fedper import fedper
 
@@ -38,30 +40,27 @@ def fedavg_linear(
 
     Args:
       task: network and population.
-      optimizer: local optimiser, its state made anew every round.
+      optimizer: local optimizer, whose state starts anew every round.
       epochs: local epochs.
       batch: B.
       weights: "samples" or "uniform".
 
     Returns:
       The algorithm; a client keeps its D * D + D numbers.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
-    extended = dataclasses.replace(task, network=lambda frozen: with_linear(task.network(frozen)))
-    made = fedper(extended, optimizer=optimizer, personal=(LAYER,), epochs=epochs, batch=batch, weights=weights)
-    return made._replace(targets=PER_ROW)
+    linear_task = dataclasses.replace(task, network=lambda frozen: add_linear_map(task.network(frozen)))
+    algorithm = fedper(linear_task, optimizer=optimizer, personal=(LAYER,), epochs=epochs, batch=batch, weights=weights)
+    return algorithm._replace(targets=PER_ROW)
 
 
-def with_linear(model: Model) -> Model:
-    """The model with a linear map, the identity at first, between features and head; its `features` are what leaves the map."""
+def add_linear_map(model: Model) -> Model:
+    """Adds a linear map, initially the identity, between features and head; `features` are its outputs."""
 
     def without(net: Net) -> Net:
         return net._replace(params={name: p for name, p in net.params.items() if name != LAYER})
 
     def init(key):
-        net, d = model.init(key), width(model)
+        net, d = model.init(key), feature_size(model)
         return net._replace(params=net.params | {LAYER: {"kernel": jnp.eye(d), "bias": jnp.zeros(d)}})
 
     def features(net, x, key=None, train=False, mask=None):
@@ -75,4 +74,4 @@ def with_linear(model: Model) -> Model:
         z, stats = features(net, x, key, train, mask)
         return {"logits": head(net, z), "features": z}, stats
 
-    return model._replace(init=init, apply=apply, features=features, head=head, name=f"{model.name}+linear", behind=None)
+    return model._replace(init=init, apply=apply, features=features, head=head, name=f"{model.name}+linear", unaugmented=None)

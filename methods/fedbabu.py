@@ -1,22 +1,23 @@
-"""FedBABU: only the body is trained and shared, under a fixed random head; clients fine-tune before they are scored.
+"""FedBABU: only the body is trained and shared, under a fixed random head; clients fine-tune for evaluation.
 
-In plain words: The head is random and never trained during federation, so all clients learn one body for one fixed classifier.
-For scores, each client then fine-tunes.
+In plain words: The head is random and never trained during federation, so all clients learn one
+body for one fixed classifier. Before evaluation, each client fine-tunes.
 Sent to clients: body.
 
-Oh, Kim, Yun. FedBABU: Towards Enhanced Representation for Federated Image Classification. ICLR 2022.
-https://arxiv.org/abs/2106.06042
+Oh, Kim, Yun. FedBABU: Towards Enhanced Representation for Federated Image Classification. ICLR
+2022. https://arxiv.org/abs/2106.06042
 
   paper       here                 meaning
   theta_ext   w_b of FedPer        body (extractor), the server's
-  theta_cls   w_p of FedPer        head, as it was initialised, alike for all clients; never trained, never sent
+  theta_cls   w_p of FedPer        head as initialized, the same for all clients; never trained or sent
   tau         local steps          `epochs` of them
-  tau_f       finetune_epochs      fine-tuning epochs before a client's model is scored; the result is dropped
-  alpha_f     finetune_rate        learning rate of the fine-tuning, relative to the local one's
+  tau_f       finetune_epochs      fine-tuning epochs before evaluation; the result is dropped
+  alpha_f     finetune_rate        learning rate of fine-tuning, relative to the local one
 
-A newcomer gets the body under the initial head, fine-tuned as everybody's is.
+Unseen clients fine-tune the body under the initial head, as all clients do.
 
-Departures: the mean is weighed by samples unless asked otherwise. The model before fine-tuning is scored with finetune_epochs=0.
+Departures: the mean is weighted by examples unless weights="uniform". finetune_epochs=0 evaluates
+the model before fine-tuning.
 """
 
 from fedjax_core.algorithm import TARGETS, Algorithm
@@ -41,23 +42,21 @@ def fedbabu(
 
     Args:
       task: network and population.
-      optimizer: local optimiser, its state made anew every round; it never sees the head.
+      optimizer: local optimizer, whose state starts anew every round; it never sees the head.
       epochs: local epochs over the body.
       batch: B.
       weights: "samples" or "uniform".
       finetune_epochs: tau_f.
-      finetune_rate: what the optimiser's steps are multiplied by in fine-tuning (0.01: 1e-3 beside the authors' 0.1).
+      finetune_rate: what the optimizer's steps are multiplied by in fine-tuning (0.01: 1e-3 beside
+        the authors' 0.1).
       finetune_part: "all", "head" or "body".
 
     Returns:
       The algorithm; a client sends the delta of its body.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
-    loss, local = local_training.supervised(task), optimizer(task.round)
-    train = local_training.fit(loss, local, epochs=epochs, batch=batch, trainable=local_training.part("body"))
-    part = local_training.part(finetune_part)
+    loss, local = local_training.supervised_loss(task), optimizer(task.round_num)
+    train = local_training.fit(loss, local, epochs=epochs, batch=batch, trainable=local_training.part_filter("body"))
+    part = local_training.part_filter(finetune_part)
     finetune = local_training.finetune(loss, local, epochs=finetune_epochs, batch=batch, rate=finetune_rate, trainable=part)
-    made = fedper(task, optimizer=optimizer, weights=weights, train=train, finetune=finetune)
-    return made._replace(targets=tuple(TARGETS))
+    algorithm = fedper(task, optimizer=optimizer, weights=weights, train=train, finetune=finetune)
+    return algorithm._replace(targets=tuple(TARGETS))

@@ -1,29 +1,30 @@
-"""FedBN: normalisation layers stay with their client, everything else is averaged.
+"""FedBN: normalization layers stay with their client, everything else is averaged.
 
-In plain words: Everything is averaged except normalisation layers, which adapt each client's model to the brightness or style of
-its own data.
-Sent to clients: all but normalisation layers.
+In plain words: Everything is averaged except normalization layers, which adapt each client's model
+to the brightness or style of its own data.
+Sent to clients: all but normalization layers.
 
-Li, Jiang, Zhang, Kamp, Dou. FedBN: Federated Learning on Non-IID Features via Local Batch Normalization. ICLR 2021.
-https://arxiv.org/abs/2102.07623
+Li, Jiang, Zhang, Kamp, Dou. FedBN: Federated Learning on Non-IID Features via Local Batch
+Normalization. ICLR 2021. https://arxiv.org/abs/2102.07623
 
-  paper           here            meaning
-  w_0^(l)         w_b of FedPer   layers that are not batch normalisation, the server's
-  w_k^(l), BN     w_p of FedPer   client k's: scale, bias, running mean and variance
+  paper           here                meaning
+  w_0^(l)         w_b of FedPer       layers that are not batch normalization, the server's
+  w_k^(l), BN     w_p of FedPer       client k's scale, bias, running mean and variance
   1 / K           weights="uniform"
 
-Batch normalisation is found by its statistics, so that of a shortcut is found too. Without any the method is FedAvg.
+Batch normalization is recognized by its statistics, also in shortcuts. Without any, the method is
+FedAvg.
 
-A newcomer gets the shared layers with normalisation of its own, after a local training.
+Unseen clients start their own normalization from the common initialization, after local training.
 
-Departures: the mean is weighed by samples unless asked otherwise. `config.statistics` makes no difference between "average" and
-"local" here.
+Departures: the mean is weighted by examples unless weights="uniform". `config.statistics` "average"
+and "local" are the same here.
 """
 
 from fedjax_core.algorithm import Algorithm
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
-from fedjax_core.training import local_training, personal
+from fedjax_core.training import local_training, param_partition
 from methods.fedper import fedper
 
 
@@ -40,17 +41,14 @@ def fedbn(
 
     Args:
       task: network and population.
-      optimizer: local optimiser, its state made anew every round.
-      others: whether normalisation without statistics (group, layer) stays with a client too.
+      optimizer: local optimizer, whose state starts anew every round.
+      others: whether normalization without statistics (group, layer) stays with a client too.
       epochs: E.
       batch: B.
       weights: "samples" or "uniform".
 
     Returns:
-      The algorithm; a client keeps its normalisation layers.
-
-    Raises:
-      ValueError: an argument is out of range.
+      The algorithm; a client keeps its normalization layers.
     """
-    own = personal.normalisation(others)
+    own = param_partition.personal_normalization(others)
     return fedper(task, optimizer=optimizer, personal=own, epochs=epochs, batch=batch, weights=weights)

@@ -1,29 +1,33 @@
-"""FedCAC: parameters that local data change most are averaged among similar clients only, all others among everybody.
+"""FedCAC: parameters that are critical to a client are averaged among similar clients, all others globally.
 
-In plain words: Parameters to which a client's loss is sensitive are averaged with those of similar clients only, all others with
-everybody's.
+In plain words: Parameters to which a client's loss is sensitive are averaged with those of similar
+clients only, all others with everybody's.
 Sent to clients: the client's own mixture.
 
-Wu, Liu, Niu, Zhu, Tang. Bold but Cautious: Unlocking the Potential of Personalized Federated Learning through Cautiously Aggressive
-Collaboration. ICCV 2023. https://arxiv.org/abs/2309.11103
+Wu, Liu, Niu, Zhu, Tang. Bold but Cautious: Unlocking the Potential of Personalized Federated
+Learning through Cautiously Aggressive Collaboration. ICCV 2023. https://arxiv.org/abs/2309.11103
 
   paper        here            meaning
   w            shared          mean of all models, the server's
   w_i          sent, v         client i's model; before and after local training
-  S_i          sensitivity     |(v - v_0) v|, entry by entry
-  M_i, tau     mask, tau       [N, ...] critical entries: the share tau of each tensor with the largest sensitivity; sent as bits
+  S_i          sensitivity     |(v - v_0) v|, elementwise
+  M_i, tau     mask, tau       [N, ...] critical parameters: the fraction tau of each tensor with the
+                               largest sensitivity; sent as bits
   O_ij         overlap         1 - |M_i - M_j|_1 / (2 |M_i|_1)
-  beta         beta            round after which nobody is similar enough
-  w_i^c        custom          [N, ...] uniform mean over C_i, client i and those with O_ij >= O_avg + t / beta (O_max - O_avg)
+  beta         beta            round after which no client is similar enough
+  w_i^c        custom          [N, ...] uniform mean over C_i: client i and all j with
+                               O_ij >= O_avg + t / beta (O_max - O_avg)
 
-Client i gets M_i w_i^c + (1 - M_i) w. After round beta critical entries are its own alone, unless all overlaps are equal, as
-between two clients.
+Client i receives M_i w_i^c + (1 - M_i) w. After round beta critical parameters are its own alone,
+unless all overlaps are equal, as between two clients.
 
-A newcomer cannot be served, since the server makes each client's model of the critical parameters that it sends.
+Unseen clients are not supported: each client's model depends on the critical parameters that it
+sends.
 
-Departures: with partial participation all this is taken over the round's clients; another's mask and custom model stay as they
-were, its shared entries are the newest. Batch statistics stay with their client, as in the authors' code. A tensor in which
-nothing has any sensitivity, such as one that never moved, has no critical entry; in that code all of its entries are.
+Departures: with partial participation, everything is computed over the cohort. Absent clients keep
+their masks and custom models, with the newest shared parameters. Batch statistics stay with their
+client, as in the authors' code. A tensor without any sensitivity, such as one that never moved, has
+no critical parameter; in that code all of its parameters are critical.
 """
 
 import math
@@ -43,8 +47,8 @@ from fedjax_core.training import aggregators, local_training
 class Server(NamedTuple):
     """Attributes:
     shared: the mean model's parameters.
-    custom: [N, ...] each client's mean over similar clients.
-    mask: [N, bytes] each client's critical entries, eight to a byte, tensor by tensor; none at first.
+    custom: [N, ...], each client's mean over similar clients.
+    mask: [N, bytes], each client's critical parameters as bits, per tensor; initially none.
     """
 
     shared: PyTree
@@ -66,22 +70,19 @@ def fedcac(
 
     Args:
       task: network and population.
-      optimizer: local optimiser, its state made anew every round.
-      tau: share of critical entries; 0 is FedAvg with local batch statistics.
-      beta: rounds until collaboration on critical entries ends.
+      optimizer: local optimizer, whose state starts anew every round.
+      tau: fraction of critical parameters; 0 is FedAvg with local batch statistics.
+      beta: rounds until collaboration on critical parameters ends.
       epochs: local epochs.
       batch: B.
       weights: of `shared`, "samples" or "uniform".
 
     Returns:
       The algorithm; a client keeps its batch statistics, the server a model and a mask per client.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
     check_each(fedcac, tau=tau, beta=beta)
-    model, weigh = task.model, jax.vmap(aggregators.weights(weights))
-    train = local_training.fit(local_training.supervised(task), optimizer(task.round), epochs=epochs, batch=batch)
+    model, weigh = task.model, jax.vmap(aggregators.make_weight_fn(weights))
+    train = local_training.fit(local_training.supervised_loss(task), optimizer(task.round_num), epochs=epochs, batch=batch)
 
     def server_init(key):
         params = model.init(key).params
@@ -90,24 +91,24 @@ def fedcac(
         return Server(params, custom, mask)
 
     def broadcast(server, i):
-        mixed = lambda w, custom, mask: jnp.where(unpack(mask[i], w.size).reshape(w.shape), custom[i], w)
+        mixed = lambda w, custom, mask: jnp.where(unpack_bits(mask[i], w.size).reshape(w.shape), custom[i], w)
         return jax.tree.map(mixed, *server)
 
     def client_update(sent, stats, data, key):
         (v, stats), _, sums = train(Net(sent, stats), data, key)
-        mask = jax.tree.map(lambda new, old: jnp.packbits(critical(jnp.abs((new - old) * new), tau).ravel()), v, sent)
+        mask = jax.tree.map(lambda new, old: jnp.packbits(select_critical(jnp.abs((new - old) * new), tau).ravel()), v, sent)
         return ClientOutput(stats, (v, mask), sums, local=(v, stats))
 
     def server_update(server, collected, cohort, key):
         v, mask = collected
-        there = cohort.examples > 0
+        active = cohort.examples > 0
         moved = jax.tree.map(lambda v, w: v - w[None], v, server.shared)
         shared = optax.apply_updates(server.shared, aggregators.weighted_mean(moved, weigh(cohort)))
-        similar = collaborators(overlaps(mask, server.shared, there), there, (task.round + 1) / beta)
+        similar = select_collaborators(compute_overlaps(mask, server.shared, active), active, (task.round_num + 1) / beta)
         w = similar / jnp.maximum(jnp.sum(similar, 1, keepdims=True), 1)
-        rows = aggregators.write_rows((server.custom, server.mask), cohort, (aggregators.mix(v, w), mask))
-        said = {"collaborators": (jnp.sum(similar, dtype=jnp.float32), jnp.sum(there, dtype=jnp.float32))}
-        return Server(shared, *rows), said
+        rows = aggregators.scatter_clients((server.custom, server.mask), cohort, (aggregators.mix_clients(v, w), mask))
+        metrics = {"collaborators": (jnp.sum(similar, dtype=jnp.float32), jnp.sum(active, dtype=jnp.float32))}
+        return Server(shared, *rows), metrics
 
     return Algorithm(
         server_init,
@@ -117,15 +118,15 @@ def fedcac(
         predict={"personal": lambda sent, stats, x: model.apply(Net(sent, stats), x)[0]},
         client_init=lambda key, server, client_id: model.init(key).stats,
         broadcast=broadcast,
-        newcomer="FedCAC makes a model for each client of what it sends, and none for an unseen one",
+        newcomer="FedCAC makes models only for clients that send theirs, and none for an unseen client",
         targets=tuple(TARGETS),
     )
 
 
-def critical(sensitivity: Array, tau: float) -> Array:
-    """Which entries of one tensor are critical: the floor(tau size) largest, and those that tie with them.
+def select_critical(sensitivity: Array, tau: float) -> Array:
+    """Returns the mask of a tensor's critical parameters: the floor(tau size) largest, with ties.
 
-    Entries of nearly no sensitivity are not: where fewer than that many exceed 1e-10, those above 1e-20 are critical.
+    If fewer than that exceed 1e-10, those above 1e-20 are critical.
     """
     count = math.floor(tau * sensitivity.size)
     if not count:
@@ -135,29 +136,29 @@ def critical(sensitivity: Array, tau: float) -> Array:
     return sensitivity >= jnp.where(threshold <= 1e-10, least, threshold)
 
 
-def overlaps(mask: PyTree, like: PyTree, there: Array) -> Array:
-    """O_ij of packed masks, leaves [C, bytes]: [C, C]; 0 in the row of a client without critical entries."""
+def compute_overlaps(mask: PyTree, params: PyTree, active: Array) -> Array:
+    """Returns O_ij [C, C] of packed masks [C, bytes]; 0 in the row of a client without critical parameters."""
 
     def both(packed, tensor):
-        m = jnp.where(there[:, None], unpack(packed, tensor.size), False).astype(jnp.float32)
+        m = jnp.where(active[:, None], unpack_bits(packed, tensor.size), False).astype(jnp.float32)
         return m @ m.T
 
-    shared = sum(jax.tree.leaves(jax.tree.map(both, mask, like)), np.float32(0))  # |M_i and M_j|; on the diagonal |M_i|
+    shared = sum(jax.tree.leaves(jax.tree.map(both, mask, params)), np.float32(0))  # |M_i and M_j|; on the diagonal |M_i|
     size = jnp.diag(shared)
     overlap = 1 - (size[:, None] + size[None] - 2 * shared) / jnp.maximum(2 * size[:, None], 1)
     return jnp.where(size[:, None] > 0, overlap, 0)
 
 
-def collaborators(overlap: Array, there: Array, progress: Array | float) -> Array:
-    """C_i as a table of 0 and 1, [C, C]; `progress` is t / beta. Rows and columns of absent clients are zero."""
-    own = jnp.diag(there)
-    others = there[:, None] & there[None] & ~jnp.eye(len(there), dtype=bool)
+def select_collaborators(overlap: Array, active: Array, progress: Array | float) -> Array:
+    """Returns C_i as a 0-1 matrix [C, C], zero for absent clients; `progress` is t / beta."""
+    own = jnp.diag(active)
+    others = active[:, None] & active[None] & ~jnp.eye(len(active), dtype=bool)
     largest = jnp.max(jnp.where(others, overlap, -jnp.inf), initial=-jnp.inf)
     average = jnp.minimum(jnp.sum(jnp.where(others, overlap, 0)) / jnp.maximum(jnp.sum(others), 1), largest)
     threshold = average + progress * (largest - average)
     return (own | (others & (overlap >= threshold))).astype(jnp.float32)
 
 
-def unpack(packed: Array, size: int) -> Array:
-    """The inverse of `jnp.packbits`: [..., bytes] -> [..., size] bool."""
+def unpack_bits(packed: Array, size: int) -> Array:
+    """Inverts `jnp.packbits`: [..., bytes] -> [..., size] bool."""
     return jnp.unpackbits(packed, axis=-1, count=size).astype(bool)

@@ -1,37 +1,45 @@
-"""FedGen: the server learns a generator of features from the clients' heads, and the clients learn from what it makes.
+"""FedGen: the server learns a generator of features from the clients' heads, which then teaches the clients.
 
-In plain words: The server trains a generator of features that the clients' heads classify well. Clients train on generated
-features beside their own data.
+In plain words: The server trains a generator of features that the clients' heads classify well.
+Clients train on generated features beside their own data.
 Sent to clients: body (official), head, generator, label counts.
 
-Zhu, Hong, Zhou. Data-Free Knowledge Distillation for Heterogeneous Federated Learning. ICML 2021. https://arxiv.org/abs/2105.10056
+Zhu, Hong, Zhou. Data-Free Knowledge Distillation for Heterogeneous Federated Learning. ICML 2021.
+https://arxiv.org/abs/2105.10056
 
   paper              here           meaning
   G_w(y, eps)        generator      features of label y: [eps, onehot(y)], linear, batch norm, ReLU, linear
-  p^(y)              labels         what labels are drawn for it, [K]
-  theta_k = [f; p]   body, head     client k's network; the generator speaks to the head
-  alpha, beta        alpha, beta    weights of the generated examples, and of their heads' distillation; times decay^round
+  p^(y)              labels         distribution of the labels drawn for it, [K]
+  theta_k = [f; p]   body, head     client k's network; the head gets the generated features
+  alpha, beta        alpha, beta    weights of generated examples and of distillation; times decay^round
 
-  client:   CE(x, y) + alpha CE(h(G(y')), y') + beta KL(softmax h(G(y)) || softmax h(f(x))),   y' drawn anew in every step
-  server:   min over G of teacher + diversity * exp(-mean |eps_a - eps_b|^2 |z_a - z_b|_1), both distances means over entries
+  client:   CE(x, y) + alpha CE(h(G(y')), y') + beta KL(softmax h(G(y)) || softmax h(f(x))),
+            with y' drawn anew in every step
+  server:   min over G of teacher + diversity * exp(-mean |eps_a - eps_b|^2 |z_a - z_b|_1),
+            with distances as means over entries
 
-  variant      "mixed", for any bodies (the HtFLlib library)      "official", for one architecture
-  shared       head; bodies stay with the clients                 the whole network
-  teacher      CE of the heads' mean logits, by examples          sum over heads of w_ki CE, w by a label's examples (count + 1)
-  labels       as often as the cohort has them                    alike, of those that it has
-  alpha, beta  1, 0                                               10, 10, decay 0.98
-  generator    100 steps of Adam 0.005                            50 of Adam 0.0003, decay 0.98, weight decay 0.01; diversity 1
-  in a client  batch norm by the generated batch                  by running statistics (as for beta in both)
+  variant      "mixed", for any bodies (the HtFLlib library)   "official", for one architecture
+  shared       head; bodies stay with the clients              the whole network
+  teacher      CE of the heads' mean logits, by examples       sum over heads of w_ki CE, w by a label's
+                                                               examples (count + 1)
+  labels       as often as in the cohort                       uniform over those of the cohort
+  alpha, beta  1, 0                                            10, 10, decay 0.98
+  generator    100 steps of Adam 0.005                         50 of Adam 0.0003, decay 0.98, weight decay
+                                                               0.01; diversity 1
+  in a client  batch norm by the generated batch               by running statistics (as for beta in both)
 
-Every number above is an argument that overrides its variant's. In the first round no labels are known, and nothing is generated.
+Every number is an argument that overrides the variant's. In the first round no labels are known,
+and nothing is generated.
 
-A newcomer gets the server's model as it is; with mixed networks it cannot be served, since bodies never travel.
+Unseen clients use the server's model; with mixed networks they are not supported, since bodies are
+never sent.
 
-Departures: the generator's Adam goes on from round to round (the library makes it anew); the library knows all clients' labels
-from the start, and never stores the generator that it trained: generator_frozen=True is that. Of the authors' code, the latent
-term and the student term, which weighs nothing, are left out, as is the stop after 20 local steps. A client's step generates as
-many examples as it has real ones, B, and weighs their mean by alpha; the authors' generates generator_batch, 32, and weighs it by
-alpha 32 / B.
+Departures: the generator's Adam continues from round to round (the library starts it anew). The
+library knows all clients' labels from the start, and never stores the trained generator:
+generator_frozen=True reproduces that. The latent term of the authors' code and its student term, of
+weight 0, are left out, as is the stop after 20 local steps. A client's step generates as many
+examples as it has real ones, B, and weights their mean by alpha; the authors' generates
+generator_batch, 32, and weights it by alpha 32 / B.
 """
 
 from typing import NamedTuple
@@ -42,26 +50,26 @@ import optax
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
-from fedjax_core.nn.projection_head import layer, linear
-from fedjax_core.option_types import AtLeastOne, AtLeastZero
-from fedjax_core.task import Task, common_width
+from fedjax_core.nn.projection_head import apply_linear, init_linear
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each
+from fedjax_core.task import Task, require_common_feature_size
 from fedjax_core.training import aggregators, local_training, losses
 
-_STREAM = 0x67656E  # of the generator's initialisation, and of what clients draw for it
-MOMENTUM, EPSILON = 0.1, 1e-5  # of its batch normalisation
+_STREAM = 0x67656E  # key of the generator's initialization and of its noise at clients
+MOMENTUM, EPSILON = 0.1, 1e-5  # of its batch normalization
 
 
 class Recipe(NamedTuple):
-    """What the variants differ by beside what is shared; see the module's table."""
+    """Options of a variant; see the module's table."""
 
-    alpha: float = 1.0
-    beta: float = 0.0
-    decay: float = 1.0
-    diversity: float = 0.0
-    generator_lr: float = 0.005
-    generator_steps: int = 100
-    generator_decay: float = 1.0
-    weight_decay: float = 0.0
+    alpha: NonNegative = 1.0
+    beta: NonNegative = 0.0
+    decay: NonNegative = 1.0
+    diversity: NonNegative = 0.0
+    generator_lr: NonNegative = 0.005
+    generator_steps: AtLeastZero = 100
+    generator_decay: NonNegative = 1.0
+    weight_decay: NonNegative = 0.0
 
 
 VARIANTS = {"mixed": Recipe(), "official": Recipe(10.0, 10.0, 0.98, 1.0, 3e-4, 50, 0.98, 0.01)}
@@ -70,7 +78,7 @@ VARIANTS = {"mixed": Recipe(), "official": Recipe(10.0, 10.0, 0.98, 1.0, 3e-4, 5
 class Generator(NamedTuple):
     """Attributes:
     params: trained.
-    stats: [H] running mean and variance of its batch normalisation.
+    stats: [H] running mean and variance of its batch normalization.
     """
 
     params: PyTree
@@ -82,7 +90,7 @@ class Server(NamedTuple):
     body: a Net without head; `()` where bodies are private.
     head: averaged.
     generator: G.
-    moments: its optimiser's.
+    moments: its optimizer's.
     labels: [K] how often each label is drawn; all zero before the first round.
     """
 
@@ -94,7 +102,7 @@ class Server(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What a client sees of the server."""
+    """The broadcast."""
 
     body: PyTree
     head: PyTree
@@ -102,31 +110,31 @@ class Sent(NamedTuple):
     labels: Array
 
 
-def initial(key: Array, classes: int, noise: int, hidden: int, features: int) -> Generator:
-    """(noise + K + 1) hidden + 2 hidden + (hidden + 1) D numbers."""
+def init_generator(key: Array, classes: int, noise: int, hidden: int, features: int) -> Generator:
+    """Initializes G: (noise + K + 1) hidden + 2 hidden + (hidden + 1) D numbers."""
     first, out = jax.random.split(key)
-    params = {"hidden": layer(first, noise + classes, hidden), "out": layer(out, hidden, features)}
+    params = {"hidden": init_linear(first, noise + classes, hidden), "out": init_linear(out, hidden, features)}
     params |= {"scale": jnp.ones(hidden), "bias": jnp.zeros(hidden)}
     return Generator(params, {"mean": jnp.zeros(hidden), "var": jnp.ones(hidden)})
 
 
 def generate(generator: Generator, noise: Array, y: Array, classes: int, train: bool) -> tuple[Array, PyTree]:
-    """Features [B, D] of labels [B] from noise [B, n], and the moved statistics; `train`: by those of the batch."""
+    """Generates features [B, D] of labels [B] from noise [B, n]; returns also the updated statistics."""
     params, stats = generator
     bias = params["hidden"]["bias"]
     h = jnp.concatenate([noise, jax.nn.one_hot(y, classes)], 1) @ params["hidden"]["kernel"]
     mean, var = stats["mean"] - bias, stats["var"]
-    if train:  # the bias moves nothing but the running mean; left out, its gradient is zero and not what rounding makes of it
+    if train:  # the bias cancels in normalization; left out, its gradient is exactly zero
         mean, var = jnp.mean(h, 0), jnp.var(h, 0)
         unbiased = var * len(h) / max(len(h) - 1, 1)
         move = lambda old, new: old + MOMENTUM * (jax.lax.stop_gradient(new) - old)
         stats = {"mean": move(stats["mean"], mean + bias), "var": move(stats["var"], unbiased)}
     slope = params["scale"] * jax.lax.rsqrt(var + EPSILON)
-    return linear(params["out"], jax.nn.relu((h - mean[None]) * slope[None] + params["bias"][None])), stats
+    return apply_linear(params["out"], jax.nn.relu((h - mean[None]) * slope[None] + params["bias"][None])), stats
 
 
-def unlike(noise: Array, z: Array) -> Array:
-    """The diversity term of noise [B, n] and features [B, D], in (0, 1]: small where unlike noise gives unlike features."""
+def diversity_loss(noise: Array, z: Array) -> Array:
+    """Returns the diversity term of noise [B, n] and features [B, D], in (0, 1]; small for diverse features."""
     noises = jnp.mean((noise[:, None] - noise[None]) ** 2, -1)
     return jnp.exp(-jnp.mean(noises * jnp.mean(jnp.abs(z[:, None] - z[None]), -1)))
 
@@ -138,8 +146,8 @@ def fedgen(
     variant: str = "mixed",
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
-    noise: int = 512,
-    hidden: int = 512,
+    noise: AtLeastOne = 512,
+    hidden: AtLeastOne = 512,
     generator_batch: AtLeastOne = 32,
     generator_frozen: bool = False,
     alpha: float | None = None,
@@ -154,8 +162,9 @@ def fedgen(
     """Builds FedGen (Algorithm 1).
 
     Args:
-      task: network and population; in variant "mixed" groups may differ in architecture, but not in the number of features.
-      optimizer: local optimiser, its state made anew every round.
+      task: network and population; in variant "mixed" groups may differ in architecture, but not in
+        the number of features.
+      optimizer: local optimizer, whose state starts anew every round.
       variant: "mixed" or "official".
       epochs: local epochs.
       batch: B; a client's step generates as many.
@@ -163,7 +172,7 @@ def fedgen(
       hidden: width of the generator.
       generator_batch: of its training.
       generator_frozen: True: it is never trained.
-      alpha: None here and below: the variant's. 0: no generated examples.
+      alpha: 0: no generated examples. None, here and below: the variant's.
       beta: 0: no distillation.
       decay: of alpha and beta, by round.
       diversity: weight of the diversity term.
@@ -173,8 +182,8 @@ def fedgen(
       weight_decay: of the generator, added to its gradient.
 
     Returns:
-      The algorithm. "mixed": a client keeps its body, and sends its head's delta and K numbers; else it keeps nothing and sends the
-      network's.
+      The algorithm. "mixed": a client keeps its body, and sends its head's delta and K numbers;
+      else it keeps nothing and sends the network's.
 
     Raises:
       ValueError: an unknown variant, an argument out of range, or the numbers of features differ.
@@ -182,104 +191,101 @@ def fedgen(
     given = {"alpha": alpha, "beta": beta, "decay": decay, "diversity": diversity, "weight_decay": weight_decay}
     given |= {"generator_lr": generator_lr, "generator_steps": generator_steps, "generator_decay": generator_decay}
     recipe = registry.options("fedgen", VARIANTS[registry.choose("variant", variant, VARIANTS)], given)
-    for name, found in recipe._asdict().items():
-        if not found >= 0:
-            raise ValueError(f"{name}={found} must not be negative")
-    for name, found in (("noise", noise), ("hidden", hidden), ("generator_batch", generator_batch), ("batch", batch)):
-        if found < 1:
-            raise ValueError(f"{name}={found} must be at least 1")
+    check_each(fedgen, noise=noise, hidden=hidden, generator_batch=generator_batch, batch=batch)
     model, classes, mixed = task.model, task.classes, variant == "mixed"
-    d = common_width(task, "fedgen")
-    faded = jnp.float32(recipe.decay) ** task.round
-    rate = recipe.generator_lr * jnp.float32(recipe.generator_decay) ** task.round
-    decayed = optax.add_decayed_weights(recipe.weight_decay)
-    adam = optax.chain(decayed, optax.scale_by_adam(), optax.scale_by_learning_rate(rate))
+    d = require_common_feature_size(task, "fedgen")
+    decayed_weight = jnp.float32(recipe.decay) ** task.round_num
+    rate = recipe.generator_lr * jnp.float32(recipe.generator_decay) ** task.round_num
+    weight_decayed = optax.add_decayed_weights(recipe.weight_decay)
+    adam = optax.chain(weight_decayed, optax.scale_by_adam(), optax.scale_by_learning_rate(rate))
 
-    def parts(net):
+    def split_head(net):
         return net._replace(params={name: p for name, p in net.params.items() if name != "head"}), net.params["head"]
 
-    def whole(body, head):
+    def join_head(body, head):
         return body._replace(params=body.params | {"head": head})
 
-    def heard(head, z):
+    def apply_head(head, z):
         return model.head(Net({"head": head}), z)
 
-    def invented(made, labels, key, number, train):
-        """As many labels, their noise and features, and the generator's statistics."""
+    def sample_features(generator, labels, key, number, train):
+        """Samples labels; returns them with noise, features, and the generator's statistics."""
         drawn, noises = jax.random.split(key)
         y = jax.random.categorical(drawn, jnp.log(labels), shape=(number,))
         eps = jax.random.uniform(noises, (number, noise))
-        return y, eps, *generate(made, eps, y, classes, train)
+        return y, eps, *generate(generator, eps, y, classes, train)
 
     def server_init(key):
-        body, head = parts(model.init(key))
-        made = initial(jax.random.fold_in(key, _STREAM), classes, noise, hidden, d)
-        return Server(() if mixed else body, head, made, adam.init(made.params), jnp.zeros(classes))
+        body, head = split_head(model.init(key))
+        generator = init_generator(jax.random.fold_in(key, _STREAM), classes, noise, hidden, d)
+        return Server(() if mixed else body, head, generator, adam.init(generator.params), jnp.zeros(classes))
 
     def client_update(sent, mine, data, key):
         body = mine if mixed else sent.body
-        strength = jnp.where(jnp.any(sent.labels > 0), faded, 0)
+        strength = jnp.where(jnp.any(sent.labels > 0), decayed_weight, 0)
 
         def loss(net, rows, key):
             outputs, stats = model.apply(net, rows.x, key, train=True, mask=rows.mask)
-            value = ce = local_training.of_labels(task)(outputs["logits"], rows.y, rows.mask)
+            value = ce = local_training.label_loss(task)(outputs["logits"], rows.y, rows.mask)
             first, second = jax.random.split(jax.random.fold_in(key, _STREAM))
             if recipe.alpha:
-                y, _, z, _ = invented(sent.generator, sent.labels, first, batch, mixed)
+                y, _, z, _ = sample_features(sent.generator, sent.labels, first, batch, mixed)
                 value += strength * recipe.alpha * losses.cross_entropy(model.head(net, z), y, jnp.ones(batch, bool))
             if recipe.beta:
                 eps = jax.random.uniform(second, (batch, noise))[: len(rows.y)]
                 z, _ = generate(sent.generator, eps, rows.y, classes, False)
                 value += strength * recipe.beta * losses.distillation(outputs["logits"], model.head(net, z), rows.mask)
-            return value, local_training.Aux(stats, local_training.classified(ce, outputs["logits"], rows))
+            return value, local_training.Aux(stats, local_training.loss_metrics(ce, outputs["logits"], rows))
 
-        trained = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(whole(body, sent.head), data, key)
-        new_body, new_head = parts(trained.net)
+        trained = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)(
+            join_head(body, sent.head), data, key
+        )
+        new_body, new_head = split_head(trained.net)
         count = lambda rows: jnp.sum(jax.nn.one_hot(rows.y, classes) * rows.mask[:, None], 0)
-        counts = local_training.accumulate(count, data, batch=batch)
+        counts = local_training.sum_over_batches(count, data, batch=batch)
         delta = () if mixed else optax.tree.sub(new_body, body)
         uplink = delta, optax.tree.sub(new_head, sent.head), counts
-        state, moved = (new_body, ()) if mixed else ((), new_body)
-        return ClientOutput(state, uplink, trained.sums, local=(sent._replace(body=moved, head=new_head), state))
+        state, sent_body = (new_body, ()) if mixed else ((), new_body)
+        return ClientOutput(state, uplink, trained.sums, local=(sent._replace(body=sent_body, head=new_head), state))
 
     def server_update(server, collected, cohort, key):
         body_delta, deltas, counts = collected
-        there = cohort.examples > 0
-        share = aggregators.by_examples(cohort) / jnp.maximum(jnp.sum(cohort.examples), 1)
-        counts = jnp.where(there[:, None], counts, 0)
-        sent_head = lambda here, delta: jax.tree.map(lambda h, dh: h + jnp.where(here, dh, 0), server.head, delta)
-        heads = jax.vmap(sent_head)(there, deltas)
+        active = cohort.examples > 0
+        share = aggregators.weight_by_examples(cohort) / jnp.maximum(jnp.sum(cohort.examples), 1)
+        counts = jnp.where(active[:, None], counts, 0)
+        client_head = lambda here, delta: jax.tree.map(lambda h, dh: h + jnp.where(here, dh, 0), server.head, delta)
+        heads = jax.vmap(client_head)(active, deltas)
         total = jnp.sum(counts, 0)
-        labels = jnp.where(jnp.any(there), total if mixed else (total > 0).astype(total.dtype), server.labels)
-        seen = jnp.where(there[:, None], 1 + epochs * counts, 0)
-        w = seen / jnp.maximum(jnp.sum(seen, 0, keepdims=True), 1)  # [C, K]
+        labels = jnp.where(jnp.any(active), total if mixed else (total > 0).astype(total.dtype), server.labels)
+        label_counts = jnp.where(active[:, None], 1 + epochs * counts, 0)
+        w = label_counts / jnp.maximum(jnp.sum(label_counts, 0, keepdims=True), 1)  # [C, K]
 
         def loss(params, stats, key):
-            y, eps, z, stats = invented(Generator(params, stats), labels, key, generator_batch, True)
-            logits = jax.vmap(heard, (0, None))(heads, z)  # [C, B, K]
+            y, eps, z, stats = sample_features(Generator(params, stats), labels, key, generator_batch, True)
+            logits = jax.vmap(apply_head, (0, None))(heads, z)  # [C, B, K]
             if mixed:
                 logits = jnp.einsum("c,cbk->bk", share, logits)
                 teacher = losses.cross_entropy(logits, y, jnp.ones(len(y), bool))
             else:
                 rows = jax.vmap(losses.cross_entropy_rows, (0, None))(logits, y)
                 teacher = jnp.mean(jnp.sum(w[:, y] * rows, 0))
-            value = teacher + recipe.diversity * unlike(eps, z) if recipe.diversity else teacher
+            value = teacher + recipe.diversity * diversity_loss(eps, z) if recipe.diversity else teacher
             return value, stats
 
         def step(i, carry):
-            (params, stats), moments, said = carry
+            (params, stats), moments, loss_sum = carry
             (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(params, stats, jax.random.fold_in(key, i))
             updates, moments = adam.update(grads, moments, params)
-            return Generator(optax.apply_updates(params, updates), stats), moments, said + value
+            return Generator(optax.apply_updates(params, updates), stats), moments, loss_sum + value
 
-        steps = jnp.where(jnp.any(there), 0 if generator_frozen else recipe.generator_steps, 0)
-        learnt, moments, said = jax.lax.fori_loop(0, steps, step, (server.generator, server.moments, jnp.zeros(())))
+        steps = jnp.where(jnp.any(active), 0 if generator_frozen else recipe.generator_steps, 0)
+        trained_generator, moments, loss_sum = jax.lax.fori_loop(0, steps, step, (server.generator, server.moments, jnp.zeros(())))
         body = optax.tree.add(server.body, body_delta)
-        head = optax.tree.add(server.head, aggregators.weighted_mean(deltas, aggregators.by_examples(cohort)))
-        return Server(body, head, learnt, moments, labels), {"generator_loss": (said, steps.astype(said.dtype))}
+        head = optax.tree.add(server.head, aggregators.weighted_mean(deltas, aggregators.weight_by_examples(cohort)))
+        return Server(body, head, trained_generator, moments, labels), {"generator_loss": (loss_sum, steps.astype(loss_sum.dtype))}
 
     def personal(sent, mine, x):
-        return model.apply(whole(mine if mixed else sent.body, sent.head), x)[0]
+        return model.apply(join_head(mine if mixed else sent.body, sent.head), x)[0]
 
     return Algorithm(
         server_init,
@@ -287,7 +293,9 @@ def fedgen(
         server_update,
         collect=(aggregators.mean(), aggregators.stack, aggregators.stack),
         predict={"personal" if mixed else "global": personal},
-        client_init=lambda key, server, client_id: parts(model.init(key))[0] if mixed else (),
+        client_init=lambda key, server, client_id: split_head(model.init(key))[0] if mixed else (),
         broadcast=lambda server, client_id: Sent(server.body, server.head, server.generator, server.labels),
-        newcomer="FedGen's bodies of mixed networks never travel, so an unseen client would train one alone" if mixed else None,
+        newcomer="FedGen's bodies of mixed networks are never sent, so an unseen client would have to train one alone"
+        if mixed
+        else None,
     )

@@ -1,38 +1,39 @@
-"""FedGH: bodies of any kind under one head, which the server trains on the clients' mean features.
+"""FedGH: bodies of any architecture under one head, which the server trains on the clients' mean features.
 
-In plain words: Networks differ in all but their head. The server trains one head on the mean features of the clients' classes and
-sends it to all.
+In plain words: Networks differ in all but their head. The server trains one head on the mean
+features of the clients' classes and sends it to all.
 Sent to clients: head.
 
-Yi, Wang, Liu, Shi, Yu. FedGH: Heterogeneous Federated Learning with Generalized Global Header. ACM MM 2023.
-https://arxiv.org/abs/2303.13137
+Yi, Wang, Liu, Shi, Yu. FedGH: Heterogeneous Federated Learning with Generalized Global Header.
+ACM MM 2023. https://arxiv.org/abs/2303.13137
 
-  paper          here             meaning
-  F_k(phi_k)     w_i              client's body, which never travels, and the head that it last trained
-  H(theta)       server           global head
-  R_k^s          own(...)         client k's mean feature of class s, [K, D]
+  paper          here                 meaning
+  F_k(phi_k)     w_i                  client's body, never sent, and the head that it last trained
+  H(theta)       server               global head
+  R_k^s          mean_features(...)   client k's mean feature of class s, [K, D]
   eta_theta      server_lr
 
-A client trains its body and the head that it was sent together, then sends its mean features; what it made of the head is dropped.
-The server takes a step of the head for each mean that came in. Scores: "personal" is the client's body under the newest head,
-"own_head" under the one that it trained.
+A client trains its body with the received head, then sends its mean features; its trained head is
+not sent. The server takes a step of the head for each mean. The predictor "personal" is the
+client's body under the newest head, "own_head" under the head that it trained.
 
-A newcomer cannot be served, since bodies never travel: it would train one alone under the head.
+Unseen clients are not supported, since bodies are never sent.
 
-Departures: a client's mean is over all of its examples of a class; the authors' code takes the mean of the means of minibatches,
-in which examples of minibatches with few of the class weigh more. The means come in shuffled order; server_batch and server_epochs
-make more of them than the paper's one step each. In the authors' code the server's optimiser holds other parameters and the head
-never moves; here it does. `projection` puts a linear layer between a body and the head, so that models may differ in D too.
+Departures: a client's mean is over all of its examples of a class; the authors' code averages the
+means of minibatches, which gives more weight to examples in minibatches with few of the class. The
+means are shuffled; server_batch and server_epochs generalize the paper's one step each. In the
+authors' code the server's optimizer has other parameters and the head never moves; here it does.
+`projection` adds a linear layer between body and head, so that models may also differ in D.
 """
 
 import optax
 
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net
-from fedjax_core.nn.projection_head import projected
-from fedjax_core.option_types import AtLeastOne, AtLeastZero
-from fedjax_core.task import Task, common_width
+from fedjax_core.nn.projection_head import with_projection
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each
+from fedjax_core.task import Task, require_common_feature_size
 from fedjax_core.training import aggregators, local_training, losses
-from methods.fedproto import own
+from methods.fedproto import mean_features
 
 
 def fedgh(
@@ -41,19 +42,21 @@ def fedgh(
     optimizer: local_training.Optimizer,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
-    projection: int | None = None,
-    server_lr: float = 0.01,
+    projection: AtLeastOne | None = None,
+    server_lr: NonNegative = 0.01,
     server_epochs: AtLeastZero = 1,
     server_batch: AtLeastOne = 1,
 ) -> Algorithm:
     """Builds FedGH (Algorithm 1).
 
     Args:
-      task: network and population; groups may differ in architecture, but not in the number of features unless they are projected.
-      optimizer: local optimiser, its state made anew every round.
+      task: network and population; groups may differ in architecture, but not in the number of
+        features unless they are projected.
+      optimizer: local optimizer, whose state starts anew every round.
       epochs: local epochs.
       batch: B.
-      projection: D, to which every client maps its features by a linear layer of its own; None: no such layer.
+      projection: D, to which every client maps its features by a linear layer of its own; None: no
+        such layer.
       server_lr: of the head, by plain SGD; 0: it stays as it was initialised.
       server_epochs: passes over the means that came in.
       server_batch: its minibatches.
@@ -64,35 +67,32 @@ def fedgh(
     Raises:
       ValueError: the numbers of features differ, or an argument is out of range.
     """
-    if not server_lr >= 0:
-        raise ValueError(f"server_lr={server_lr} must not be negative")
+    check_each(fedgh, projection=projection, server_lr=server_lr)
     if projection is None:
-        common_width(task, "fedgh")
-    elif projection < 1:
-        raise ValueError(f"projection={projection} must be at least 1")
+        require_common_feature_size(task, "fedgh")
     classes = task.classes
-    model = task.model if projection is None else projected(task.model, classes, projection, hidden=False)
+    model = task.model if projection is None else with_projection(task.model, classes, projection, hidden=False)
     train = local_training.fit(
-        local_training.cross_entropy(model, local_training.of_labels(task)), optimizer(task.round), epochs=epochs, batch=batch
+        local_training.cross_entropy(model, local_training.label_loss(task)), optimizer(task.round_num), epochs=epochs, batch=batch
     )
 
-    def under(head, w_i):
+    def with_head(head, w_i):
         return w_i._replace(params=w_i.params | {"head": head})
 
     def client_update(head, w_i, data, key):
-        trained = train(under(head, w_i), data, key)
-        uplink = own(model, trained.net, data, classes=classes, batch=batch)
+        trained = train(with_head(head, w_i), data, key)
+        uplink = mean_features(model, trained.net, data, classes=classes, batch=batch)
         return ClientOutput(trained.net, uplink, trained.sums, local=(trained.net.params["head"], trained.net))
 
     def loss(net, batch, key):
         logits = model.head(net, batch.x)
         value = losses.cross_entropy(logits, batch.y, batch.mask)
-        return value, local_training.Aux(net.stats, local_training.classified(value, logits, batch))
+        return value, local_training.Aux(net.stats, local_training.loss_metrics(value, logits, batch))
 
     def server_update(head, collected, cohort, key):
-        learn = local_training.fit(loss, optax.sgd(server_lr), epochs=server_epochs, batch=server_batch)
-        learnt = learn(Net({"head": head}), local_training.received(cohort, *collected), key)
-        return learnt.net.params["head"], learnt.sums
+        train_head = local_training.fit(loss, optax.sgd(server_lr), epochs=server_epochs, batch=server_batch)
+        trained_head = train_head(Net({"head": head}), local_training.uplinks_as_examples(cohort, *collected), key)
+        return trained_head.net.params["head"], trained_head.sums
 
     return Algorithm(
         server_init=lambda key: model.init(key).params["head"],
@@ -100,9 +100,9 @@ def fedgh(
         server_update=server_update,
         collect=aggregators.stack,
         predict={
-            "personal": lambda head, w_i, x: model.apply(under(head, w_i), x)[0],
+            "personal": lambda head, w_i, x: model.apply(with_head(head, w_i), x)[0],
             "own_head": lambda head, w_i, x: model.apply(w_i, x)[0],
         },
         client_init=lambda key, server, client_id: model.init(key),
-        newcomer="FedGH's bodies never travel, so an unseen client would train one alone",
+        newcomer="FedGH's bodies are never sent, so an unseen client would have to train one alone",
     )

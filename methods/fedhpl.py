@@ -1,30 +1,34 @@
-"""FedHPL: clients of any architecture tune prompts and heads, and learn from each other's correct logits, weighed by width.
+"""FedHPL: clients of any architecture tune prompts and heads, and distil each other's correct logits.
 
-In plain words: Clients hold frozen pre-trained networks and train prompts and a head. They exchange mean logits of each class, of
-correctly classified examples only, and learn to imitate them.
-Sent to clients: mean logits of each class, weighed for the client.
+In plain words: Clients hold frozen pre-trained networks and train prompts and a head. They exchange
+mean logits of each class, of correctly classified examples only, and learn to imitate them.
+Sent to clients: mean logits of each class, weighted for the client.
 
-Ma, Cheng, Wang, Zhong, Xu, Wang. FedHPL: Efficient Heterogeneous Federated Learning with Prompt Tuning and Logit Distillation.
-2024. https://arxiv.org/abs/2405.17267
+Ma, Cheng, Wang, Zhong, Xu, Wang. FedHPL: Efficient Heterogeneous Federated Learning with Prompt
+Tuning and Logit Distillation. 2024. https://arxiv.org/abs/2405.17267
 
   paper            here                      meaning
-  P_k, theta_k     w_k.params                prompts and head of client k, its own; the rest is frozen (`config.train`)
-  d_k              task.widths[k]            number of its features
-  p_bar_kc, n_kc   mean, n                   mean of its correct logits of class c, and how many they are (Eq. 10)
+  P_k, theta_k     w_k.params                prompts and head of client k; the rest is frozen (`config.train`)
+  d_k              task.feature_sizes[k]     number of its features
+  p_bar_kc, n_kc   mean, n                   mean and number of its correct logits of class c (Eq. 10)
   beta_kj          beta                      min(d_k / d_j, d_j / d_k) (Eq. 7); weighting="uniform": 1
-  p~_kc            server.teacher            global logits of class c, for every width that there is [R, K, K] (Eq. 8)
-  gamma, T         gamma, temperature        of L_k = CE + gamma KL(softmax(p~_ky / T) || softmax(p / T)), without T^2 (Eq. 2, 9)
-  |D_jc|           denominator="uploaded"    n_jc, as the text has it; "local": client j's examples of class c, as Eq. 8 prints it
+  p~_kc            server.teacher            global logits of class c, for each width [R, K, K] (Eq. 8)
+  gamma, T         gamma, temperature        of L_k = CE + gamma KL(softmax(p~_ky / T) || softmax(p / T)),
+                                             without T^2 (Eq. 2, 9)
+  |D_jc|           denominator="uploaded"    n_jc, as in the text; "local": client j's examples of class c,
+                                             as printed in Eq. 8
   +P, +H           average=("prompts",) ...  entries that are also averaged among clients of one width
 
-A correct logit is one that the client predicts rightly after its training, in evaluation mode. A teacher is made of what came up in
-the last round; an example whose class nobody sent has none, and a KL term of 0. compress=False sends every correct logit with its
-label instead of means, to the same effect; `logits_sent` counts them, K + 1 numbers each.
+A correct logit is one that the trained client predicts correctly, in evaluation mode. The teacher
+is made of the uplinks of the last round; for an example whose class no client sent, the KL term is
+0. compress=False sends every correct logit with its label instead of means, with the same result;
+the metric `logits_sent` counts them, K + 1 numbers each.
 
-A newcomer gets prompts and a head of its own, after a local training with the global logits.
+Unseen clients start prompts and a head of their own, after local training with the global logits.
 
-Departures: under partial participation a round's teacher is of its cohort alone (in the paper all clients come); a round to which
-nobody came leaves it as it was. +P and +H are not weighed in the paper: here as FedAvg does, and only among entries of one shape.
+Departures: with partial participation, a round's teacher is made of its cohort (in the paper all
+clients take part); an empty round leaves it unchanged. The paper does not weight +P and +H: here as
+in FedAvg, and only among entries of equal shapes.
 """
 
 from collections.abc import Sequence
@@ -45,8 +49,9 @@ CHOICES = {"weighting": ("dims", "uniform"), "logits": ("correct", "all"), "deno
 class Server(NamedTuple):
     """Attributes:
     teacher: [R, K, K] global logits of each class, by the receiver's width.
-    known: [K] bool, classes that somebody sent in the last round.
-    shared: averages of the entries that travel, one per entry, width and shape; and whether any client ever sent it.
+    known: [K] mask of classes sent in the last round.
+    shared: averages of sent entries, by entry, width and shape; and whether any client ever sent
+      it.
     """
 
     teacher: Array
@@ -58,7 +63,7 @@ class Sent(NamedTuple):
     """Attributes:
     teacher: [K, K] global logits of each class, for this client's width.
     known: [K] bool.
-    shared: the server's of this client's entries, in the order of `average`.
+    shared: averages of this client's entries, in the order of `average`.
     """
 
     teacher: Array
@@ -85,7 +90,7 @@ def fedhpl(
 
     Args:
       task: networks and population; groups may differ in architecture.
-      optimizer: local optimiser, its state made anew every round.
+      optimizer: local optimizer, whose state starts anew every round.
       gamma: weight of the distillation term; 0 is local training.
       temperature: T.
       weighting: "dims", or "uniform" for the plain average.
@@ -108,99 +113,97 @@ def fedhpl(
         if value not in CHOICES[name]:
             raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, CHOICES[name]))}")
     model, classes = task.model, task.classes
-    d = task.widths
-    kinds, kind = np.unique(d, return_inverse=True)
-    beta = np.minimum(kinds[:, None] / d, d / kinds[:, None]) if weighting == "dims" else np.ones((len(kinds), len(d)))  # Eq. 7
-    forms = [[_form(entry, peers) for entry in average] for peers in task.peers]
-    shapes = dict(form for of_group in forms for form in of_group)
-    places = [list(shapes).index(name) for name, _ in forms[task.group]]
-    averaged = aggregators.mean_by_form(list(shapes.values()), places, aggregators.weights(weights))
+    d = task.feature_sizes
+    widths, width_index = np.unique(d, return_inverse=True)
+    beta = np.minimum(widths[:, None] / d, d / widths[:, None]) if weighting == "dims" else np.ones((len(widths), len(d)))  # Eq. 7
+    entry_shapes = [[_form(entry, peers) for entry in average] for peers in task.peers]
+    shapes = dict(form for of_group in entry_shapes for form in of_group)
+    shape_index = [list(shapes).index(name) for name, _ in entry_shapes[task.group]]
+    averaged = aggregators.mean_by_shape(list(shapes.values()), shape_index, aggregators.make_weight_fn(weights))
 
-    def begun(sent, w_k):
-        """The client's network, with the averages that there are."""
+    def start_from(sent, w_k):
+        """Returns the client's network with the averages that it received."""
         shared = zip(average, sent.shared, strict=True)
-        new = {
-            e: jax.tree.map(lambda a, b, there=there: jnp.where(there, a, b), mean, w_k.params[e]) for e, (mean, there) in shared
-        }
+        new = {e: jax.tree.map(lambda a, b, mask=mask: jnp.where(mask, a, b), mean, w_k.params[e]) for e, (mean, mask) in shared}
         return w_k._replace(params=w_k.params | new)
 
     def client_update(sent, w_k, data, key):
         def loss(net, batch, key):
             outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
             p = outputs["logits"]
-            ce = local_training.of_labels(task)(p, batch.y, batch.mask)
-            apart = losses.distillation_rows(p, sent.teacher[batch.y], temperature)
-            kl = losses.masked_mean(jnp.where(sent.known[batch.y], apart, 0), batch.mask)  # Eq. 9
+            ce = local_training.label_loss(task)(p, batch.y, batch.mask)
+            kl_rows = losses.distillation_per_example(p, sent.teacher[batch.y], temperature)
+            kl = losses.masked_mean(jnp.where(sent.known[batch.y], kl_rows, 0), batch.mask)  # Eq. 9
             examples = jnp.sum(batch.mask, dtype=jnp.float32)
-            sums = local_training.classified(ce, p, batch) | {"distillation": (kl * examples, examples)}
+            sums = local_training.loss_metrics(ce, p, batch) | {"distillation": (kl * examples, examples)}
             return ce + gamma * kl, local_training.Aux(stats, sums)  # Eq. 2
 
-        trained = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(begun(sent, w_k), data, key)
+        trained = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)(start_from(sent, w_k), data, key)
 
-        def produced(batch):
+        def predict(batch):
             p = model.apply(trained.net, batch.x, mask=batch.mask)[0]["logits"]
             return p, (jnp.argmax(p, -1) == batch.y) | (logits == "all")
 
         def by_class(batch):
-            p, chosen = produced(batch)
+            p, chosen = predict(batch)
             sums = lambda rows: local_training.class_sums(p, batch.y, rows, classes)
             return *sums(batch.mask & chosen), sums(batch.mask)[1]
 
         if compress:
-            total, n, examples = local_training.accumulate(by_class, data, batch=batch)
+            total, n, examples = local_training.sum_over_batches(by_class, data, batch=batch)
             knowledge = (total / jnp.maximum(n, 1)[:, None], n)  # Eq. 10
         else:
-            p, chosen, y = local_training.each(lambda batch: (*produced(batch), batch.y), data, batch=batch)
-            there = jnp.arange(len(y)) < data.size
-            n, examples = (jnp.sum(jax.nn.one_hot(y, classes) * rows[:, None], 0) for rows in (there & chosen, there))
-            knowledge = (p, jnp.where(there & chosen, y, classes))
+            p, chosen, y = local_training.map_examples(lambda batch: (*predict(batch), batch.y), data, batch=batch)
+            mask = jnp.arange(len(y)) < data.size
+            n, examples = (jnp.sum(jax.nn.one_hot(y, classes) * rows[:, None], 0) for rows in (mask & chosen, mask))
+            knowledge = (p, jnp.where(mask & chosen, y, classes))
         uplink = knowledge + ((examples,) if denominator == "local" else ())
         sums = trained.sums | {"logits_sent": (jnp.sum(n), jnp.float32(1))}
-        mine = tuple(trained.net.params[entry] for entry in average)
-        scored = sent._replace(shared=tuple((entry, jnp.bool(True)) for entry in mine))  # not by the averages it began with
-        return ClientOutput(trained.net, (uplink, mine), sums, local=(scored, trained.net))
+        entries = tuple(trained.net.params[entry] for entry in average)
+        local_sent = sent._replace(shared=tuple((entry, jnp.bool(True)) for entry in entries))  # not the averages that it received
+        return ClientOutput(trained.net, (uplink, entries), sums, local=(local_sent, trained.net))
 
-    taught = aggregators.weighted_logits(beta)
+    weighted = aggregators.weighted_logits(beta)
 
     def lift(part, client):
-        if not compress:  # [M, K] and [M] labels, of which K stands for none
+        if not compress:  # [M, K], and labels [M], where K is none
             total, n = local_training.class_sums(part[0], part[1], part[1] < classes, classes)
             part = (total / jnp.maximum(n, 1)[:, None], n, *part[2:])
-        return taught.lift(part, client)
+        return weighted.lift(part, client)
 
     def server_init(key):
         empty = tuple((jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape), jnp.bool(False)) for shape in shapes.values())
-        return Server(jnp.zeros((len(kinds), classes, classes)), jnp.zeros(classes, bool), empty)
+        return Server(jnp.zeros((len(widths), classes, classes)), jnp.zeros(classes, bool), empty)
 
     def server_update(server, collected, cohort, key):
         (teacher, counts), means = collected
         new = Server(teacher, counts > 0, server.shared)
         shared = tuple(
-            (jax.tree.map(lambda a, b, w=w: jnp.where(w > 0, a, b), mean, before), heard | (w > 0))
-            for (mean, w), (before, heard) in zip(means, server.shared, strict=True)
+            (jax.tree.map(lambda a, b, w=w: jnp.where(w > 0, a, b), mean, before), is_known | (w > 0))
+            for (mean, w), (before, is_known) in zip(means, server.shared, strict=True)
         )
-        came = jnp.any(cohort.examples > 0)
-        return jax.tree.map(lambda a, b: jnp.where(came, a, b), new, server)._replace(shared=shared), {}
+        any_client = jnp.any(cohort.examples > 0)
+        return jax.tree.map(lambda a, b: jnp.where(any_client, a, b), new, server)._replace(shared=shared), {}
 
     def broadcast(server, client_id):
-        row = jnp.asarray(kind)[client_id]
-        return Sent(server.teacher[row], server.known, tuple(server.shared[place] for place in places))
+        row = jnp.asarray(width_index)[client_id]
+        return Sent(server.teacher[row], server.known, tuple(server.shared[place] for place in shape_index))
 
     return Algorithm(
         server_init,
         client_update,
         server_update,
-        collect=(taught._replace(lift=lift), averaged),
-        predict={"personal": lambda sent, w_k, x: model.apply(begun(sent, w_k), x)[0]},
+        collect=(weighted._replace(lift=lift), averaged),
+        predict={"personal": lambda sent, w_k, x: model.apply(start_from(sent, w_k), x)[0]},
         client_init=lambda key, server, client_id: model.init(key),
         broadcast=broadcast,
     )
 
 
 def _form(entry: str, peers: Peers) -> tuple[tuple, PyTree]:
-    """What must be alike for an entry to be averaged (itself, the width, shapes); and its shapes."""
+    """Returns the key of clients among which an entry is averaged (entry, width, shapes), and its shapes."""
     params = peers.shapes.params
     if entry not in params:
         raise ValueError(f"average={entry!r} is not an entry of what {peers.model.name} trains, which is {', '.join(params)}")
     leaves, structure = jax.tree.flatten(params[entry])
-    return (entry, peers.width, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)), params[entry]
+    return (entry, peers.feature_size, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)), params[entry]

@@ -1,18 +1,18 @@
-"""FedIT: the adapter of a frozen foundation model is tuned to instructions at the clients, and averaged.
+"""FedIT: clients tune the adapter of a frozen foundation model on instructions, and adapters are averaged.
 
 In plain words: FedAvg of low-rank adapters over a frozen language model.
 Sent to clients: adapter.
 
-Zhang, Vahidian, Kuo, Li, Zhang, Yu, Wang, Chen. Towards Building the Federated GPT: Federated Instruction Tuning. 2023.
-https://arxiv.org/abs/2305.05644
+Zhang, Vahidian, Kuo, Li, Zhang, Yu, Wang, Chen. Towards Building the Federated GPT: Federated
+Instruction Tuning. 2023. https://arxiv.org/abs/2305.05644
 
-It is FedAvg of what a network trains (methods/fedavg.py), here an adapter: `adapters.adapted`, with the loss on the answers'
-tokens.
+It is FedAvg (methods/fedavg.py) of what a network trains, here an adapter (`adapters.adapted`),
+with the loss on the answers' tokens.
 
-A newcomer gets the server's model as it is.
+Unseen clients use the server's model.
 
-Departures: the average is uniform, as FedOA's comparison has it; weights="samples" is FedIT's own code. A's and B's of LoRA are
-averaged each for themselves.
+Departures: the average is uniform, as in FedOA's comparison; weights="samples" is FedIT's own code.
+LoRA's A and B are averaged separately.
 """
 
 from fedjax_core.algorithm import Algorithm
@@ -34,15 +34,12 @@ def fedit(
 
     Args:
       task: network and population.
-      optimizer: local optimiser, its state made anew every round.
+      optimizer: local optimizer, whose state starts anew every round.
       epochs: local epochs.
       batch: B.
       weights: "uniform" or "samples".
 
     Returns:
       The algorithm; a client keeps nothing and sends the delta of the adapter.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
     return fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)

@@ -1,19 +1,20 @@
-"""FedLoRA, as the FedOA paper compares it: FedIT, whose adapter every client tunes further on its own data before it is scored.
+"""FedLoRA, as compared in the FedOA paper: FedIT whose adapter every client tunes further before evaluation.
 
-In plain words: FedIT. Before it is scored, each client trains the averaged adapter further on its own data.
+In plain words: FedIT. Before it is evaluated, each client trains the averaged adapter further on
+its own data.
 Sent to clients: adapter.
 
-Yi, Yu, Wang, Liu, Li. pFedLoRA: Model-Heterogeneous Personalized Federated Learning with LoRA Tuning. 2023.
-https://arxiv.org/abs/2310.13283
-Yang et al. Federated Adapter on Foundation Models: An Out-Of-Distribution Approach. 2025, appendix C.2.
-https://arxiv.org/abs/2505.01075
+Yi, Yu, Wang, Liu, Li. pFedLoRA: Model-Heterogeneous Personalized Federated Learning with LoRA
+Tuning. 2023. https://arxiv.org/abs/2310.13283 Yang et al. Federated Adapter on Foundation Models:
+An Out-Of-Distribution Approach. 2025, appendix C.2. https://arxiv.org/abs/2505.01075
 
-It is FedAvg with fine-tuning (methods/fedavg_ft.py) of what a network trains, here an adapter: `adapters.adapted`.
+It is FedAvg with fine-tuning (methods/fedavg_ft.py) of what a network trains, here an adapter
+(`adapters.adapted`).
 
-A newcomer gets the averaged adapter, tuned further on its own rows as everybody's is.
+Unseen clients tune the averaged adapter further on their own examples, as all clients do.
 
-Departures: how long clients tune is not said: 2 epochs, as long as in a round. It is not the first paper's method, where networks
-of several architectures share one small adapter that is trained in turn with each of them.
+Departures: the papers do not say how long clients tune: here 2 epochs, as in a round. It is not the
+first paper's method, where networks of several architectures share a small adapter.
 """
 
 from fedjax_core.algorithm import Algorithm
@@ -36,17 +37,15 @@ def fedlora(
 
     Args:
       task: network and population.
-      optimizer: local optimiser, its state made anew every round, and for the further tuning.
+      optimizer: local optimizer, whose state starts anew every round, and for the further tuning.
       epochs: local epochs.
-      finetune_epochs: epochs of the further tuning; 0: FedIT's model is scored on every client's rows.
+      finetune_epochs: epochs of the further tuning; 0: FedIT's model is scored on every client's
+        rows.
       batch: B.
       weights: "uniform" or "samples".
 
     Returns:
       The algorithm; a client keeps nothing and sends the delta of the adapter.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
     return fedavg_ft(
         task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights, finetune_epochs=finetune_epochs, finetune_rate=1.0

@@ -1,26 +1,29 @@
 """FedMD: clients of any architecture agree on the logits of public examples.
 
-In plain words: All hold a common public set. Clients send their outputs on it, and learn to imitate the mean of all outputs
-before they train on their own data.
+In plain words: All hold a common public set. Clients send their outputs on it, and learn to imitate
+the mean of all outputs before they train on their own data.
 Sent to clients: consensus on public examples.
 
-Li, Wang. FedMD: Heterogenous Federated Learning via Model Distillation. 2019. https://arxiv.org/abs/1910.03581
+Li, Wang. FedMD: Heterogenous Federated Learning via Model Distillation. 2019.
+https://arxiv.org/abs/1910.03581
 
   paper      here               meaning
-  D_0        task.public        public labelled set, which everybody holds
+  D_0        task.public        public labeled set, shared by all
   D_k        data               private set of client k
-  f_k        w_k                client k's model, which never travels; outputs for the private classes, then for the public ones
-  f~(x_0)    server.logits      consensus: mean of the logits of public examples
-  d_j        server.rows        which they are: `align` of them, drawn anew every round
+  f_k        w_k                client k's model, never sent; outputs for private, then public classes
+  f~(x_0)    server.logits      consensus: mean logits of public examples
+  d_j        server.rows        indices of these: `align` examples, drawn anew every round
 
   before:    every model trains on the public set, then on its private one
-  a round:   digest, towards the consensus (mean absolute difference of logits); revisit, on the private set; send logits
+  a round:   digest, towards the consensus (mean absolute difference of logits); revisit, on the private
+             set; send logits
 
-A newcomer cannot be served, since networks never travel: it would train one alone.
+Unseen clients are not supported, since networks are never sent.
 
-Departures: a round digests what the cohort of the round before sent after its training, so the first round has nothing to digest;
-in the paper the same logits are sent when the round begins. Both first trainings last a fixed number of epochs; the authors stop
-early. The example's classes are alike in the draw, up to one of them.
+Departures: a round digests the logits that the last round's cohort sent after training, so the
+first round digests nothing; in the paper the same logits are sent at the start of the round. Both
+initial trainings have fixed numbers of epochs; the authors stop early. The draw of public examples
+is stratified by class.
 """
 
 from typing import NamedTuple
@@ -30,19 +33,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Examples
-from fedjax_core.option_types import AtLeastOne, AtLeastZero
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, check_each
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training, losses
 
-DIGEST, REVISIT = 0x646967, 0x726576  # draws of the digest; and, before the rounds, of the private training
+DIGEST, REVISIT = 0x646967, 0x726576  # keys of the digest, and of the initial private training
 
 
 class Server(NamedTuple):
     """Attributes:
     logits: [A, O] the consensus.
-    rows: [A] the public examples that it is about.
-    known: [] bool, whether anybody sent any.
-    asked: [A] the public examples whose logits the clients send next.
+    rows: [A] indices of its public examples.
+    known: [] bool, whether any client sent logits.
+    asked: [A] indices of the public examples whose logits clients send next.
     """
 
     logits: Array
@@ -51,12 +54,12 @@ class Server(NamedTuple):
     asked: Array
 
 
-def stratified(key: Array, y: Array, number: int) -> Array:
-    """Rows [number] drawn from labels `y` [P] without replacement, of each class in proportion to its size (to one row)."""
+def draw_stratified(key: Array, y: Array, number: int) -> Array:
+    """Draws `number` indices of labels `y` [P] without replacement, stratified by class."""
     by_class = jnp.lexsort((jax.random.uniform(key, y.shape), y))  # shuffled within classes
     ordered = y[by_class]
     first, last = jnp.searchsorted(ordered, ordered, side="left"), jnp.searchsorted(ordered, ordered, side="right")
-    place = (jnp.arange(len(y)) - first + 0.5) / (last - first)  # of a row in its class, in (0, 1)
+    place = (jnp.arange(len(y)) - first + 0.5) / (last - first)  # rank within the class, in (0, 1)
     return by_class[jnp.argsort(place, stable=True)[:number]]
 
 
@@ -75,8 +78,9 @@ def fedmd(
     """Builds FedMD (Algorithm 1).
 
     Args:
-      task: network with more outputs than classes, population and public set; groups may differ in architecture.
-      optimizer: local optimiser, its state made anew for every training.
+      task: network with more outputs than classes, population and public set; groups may differ in
+        architecture.
+      optimizer: local optimizer, whose state starts anew for every training.
       align: A, public examples a round; None: all.
       digest_epochs: over them.
       digest_batch: their minibatches.
@@ -86,10 +90,12 @@ def fedmd(
       private_epochs: over the private set, after that.
 
     Returns:
-      The algorithm; a client keeps its model and sends A * (O + 1) numbers, O the network's outputs.
+      The algorithm; a client keeps its model and sends A * (O + 1) numbers, O the network's
+      outputs.
 
     Raises:
-      ValueError: there is no public set or no output for its classes, or an argument is out of range.
+      ValueError: there is no public set or no output for its classes, or an argument is out of
+        range.
     """
     if not isinstance(task.public, Examples):
         raise ValueError("task.public=(): fedmd needs a public labelled set; name one by config.public, such as public='mnist'")
@@ -101,21 +107,18 @@ def fedmd(
     total = len(public.y)
     number = total if align is None else align
     if not 1 <= number <= total:
-        raise ValueError(f"align={align} must lie between 1 and the {total} public examples")
-    if digest_batch < 1:
-        raise ValueError(f"digest_batch={digest_batch} must be at least 1")
-    for name, found in (("digest_epochs", digest_epochs), ("public_epochs", public_epochs), ("private_epochs", private_epochs)):
-        if found < 0:
-            raise ValueError(f"{name}={found} must not be negative")
+        raise ValueError(f"align={align} must be between 1 and the {total} public examples")
+    settings = {"digest_epochs": digest_epochs, "digest_batch": digest_batch}
+    check_each(fedmd, **settings, public_epochs=public_epochs, private_epochs=private_epochs)
 
-    def fit(loss, epochs, batch=batch, round=task.round):  # noqa: A002
+    def fit(loss, epochs, batch=batch, round=task.round_num):  # noqa: A002
         return local_training.fit(loss, optimizer(round), epochs=epochs, batch=batch)
 
-    def towards(net, rows, key):
+    def digest_loss(net, rows, key):
         out, stats = model.apply(net, rows.x, key, train=True, mask=rows.mask)
         return losses.absolute_error(out["logits"], rows.y, rows.mask), local_training.Aux(stats, ())
 
-    ce = local_training.supervised(task)
+    ce = local_training.supervised_loss(task)
 
     def prepare(sent, w_k, data, key):
         labelled = ClientData(Examples(public.x, public.y + task.classes), jnp.arange(total), jnp.int32(total))
@@ -125,25 +128,25 @@ def fedmd(
     def client_update(sent, w_k, data, key):
         aligned = Examples(jax.tree.map(lambda x: x[sent.rows], public.x), sent.logits)
         aligned = ClientData(aligned, jnp.arange(number), jnp.where(sent.known, number, 0))
-        digested = fit(towards, digest_epochs, digest_batch)(w_k, aligned, jax.random.fold_in(key, DIGEST))
+        digested = fit(digest_loss, digest_epochs, digest_batch)(w_k, aligned, jax.random.fold_in(key, DIGEST))
         revisited = fit(ce, epochs)(digested.net, data, key)
         asked = ClientData(public, sent.asked, jnp.int32(number))
         logits = lambda rows: model.apply(revisited.net, rows.x, mask=rows.mask)[0]["logits"]
-        uplink = local_training.each(logits, asked, batch=digest_batch), jnp.ones(number)
+        uplink = local_training.map_examples(logits, asked, batch=digest_batch), jnp.ones(number)
         return ClientOutput(revisited.net, uplink, revisited.sums)
 
-    def asking(key):
-        return jnp.arange(total) if align is None else stratified(key, public.y, number)
+    def draw_public(key):
+        return jnp.arange(total) if align is None else draw_stratified(key, public.y, number)
 
     def server_init(key):
         nothing = jnp.zeros((number, outputs))
-        return Server(nothing, jnp.arange(number), jnp.bool(False), asking(jax.random.fold_in(key, DIGEST)))
+        return Server(nothing, jnp.arange(number), jnp.bool(False), draw_public(jax.random.fold_in(key, DIGEST)))
 
     def server_update(server, collected, cohort, key):
         mean, holders = collected
-        came = jnp.any(holders > 0)
-        logits, rows = jnp.where(came, mean, server.logits), jnp.where(came, server.asked, server.rows)
-        return Server(logits, rows, server.known | came, asking(key)), {}
+        any_client = jnp.any(holders > 0)
+        logits, rows = jnp.where(any_client, mean, server.logits), jnp.where(any_client, server.asked, server.rows)
+        return Server(logits, rows, server.known | any_client, draw_public(key)), {}
 
     return Algorithm(
         server_init,
@@ -153,5 +156,5 @@ def fedmd(
         predict={"personal": lambda sent, w_k, x: model.apply(w_k, x)[0]},
         client_init=lambda key, server, client_id: model.init(key),
         prepare=prepare,
-        newcomer="FedMD's networks never travel, so an unseen client would train one alone",
+        newcomer="FedMD's networks are never sent, so an unseen client would have to train one alone",
     )

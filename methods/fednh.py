@@ -1,26 +1,27 @@
-"""FedNH: the classifier is a prototype per class, spread evenly at first and filled with the classes' meaning by the server.
+"""FedNH: the classifier is one prototype per class, fixed while clients train and moved by the server.
 
-In plain words: The classifier is not trained. Its rows are fixed directions, one for each class, spread evenly over the sphere,
-which the server moves slowly towards the clients' mean features.
+In plain words: The classifier is not trained. Its rows are fixed directions, one for each class,
+spread evenly over the sphere, which the server moves slowly towards the clients' mean features.
 Sent to clients: model, class prototypes.
 
-Dai, Chen, Li, Heinecke, Sun, Xu. Tackling Data Heterogeneity in Federated Learning with Class Prototypes. AAAI 2023.
-https://arxiv.org/abs/2212.02758
+Dai, Chen, Li, Heinecke, Sun, Xu. Tackling Data Heterogeneity in Federated Learning with Class
+Prototypes. AAAI 2023. https://arxiv.org/abs/2212.02758
 
   paper       here                   meaning
-  theta       server.net             body, and "scale", by which cosines are multiplied; a client trains both
-  W           server.prototypes      [K, D] prototypes of length 1; no client trains them
-  r_theta     z / |z|                normalised feature
-  mu_k^(c)    means                  client k's normalised mean of the normalised features of class c
-  rho         rho                    how much of a prototype stays in a round
+  theta       server.net             body, and "scale", the factor of cosines; clients train both
+  W           server.prototypes      [K, D] unit prototypes; clients do not train them
+  r_theta     z / |z|                normalized feature
+  mu_k^(c)    means                  client k's normalized mean of the normalized features of class c
+  rho         rho                    momentum of the prototypes
 
-A newcomer gets the server's model as it is.
+Unseen clients use the server's model.
 
-Departures: the authors' code clips a step's gradient at norm 10, in all of its runs; here that is the optimiser's
-(config.optimizer.clip), which the paper variant and FedSKC's tables set, and the tables `digits` and `fair` do not. The weights of
-the prototypes' mean are the clients' counts, and models are averaged uniformly, as in that code; its alternative weightings, off
-by default there, are not here. The prototypes start as an orthonormal system; with more classes than features, as normalised rows
-of a matrix with orthonormal columns. rho = 1 is FedUH.
+Departures: the authors' code clips gradients at norm 10 in all runs; here that is an option of the
+optimizer (config.optimizer.clip), which the paper variant and FedSKC's tables set, and the tables
+`digits` and `fair` do not. The prototypes' mean is weighted by the clients' counts and models are
+averaged uniformly, as in that code; its other weightings, off by default, are left out. Prototypes
+start as an orthonormal system; with more classes than features, as normalized rows of a matrix with
+orthonormal columns. rho = 1 is FedUH.
 """
 
 from typing import NamedTuple
@@ -30,8 +31,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net
-from fedjax_core.option_types import AtLeastOne, AtLeastZero
-from fedjax_core.task import Task, width
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive, check_each
+from fedjax_core.task import Task, feature_size
 from fedjax_core.training import aggregators, local_training, losses
 
 
@@ -49,8 +50,8 @@ def fednh(
     task: Task,
     *,
     optimizer: local_training.Optimizer,
-    rho: float = 0.9,
-    scale: float = 20.0,
+    rho: Fraction = 0.9,
+    scale: Positive = 20.0,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
     weights: str = "uniform",
@@ -59,7 +60,7 @@ def fednh(
 
     Args:
       task: network, whose head is dropped, and population.
-      optimizer: local optimiser.
+      optimizer: local optimizer.
       rho: how much of a prototype stays; 1: they never change.
       scale: where the scale starts; the authors take 20 for ResNet-18 and 1 for a small CNN.
       epochs: local epochs.
@@ -68,14 +69,8 @@ def fednh(
 
     Returns:
       The algorithm; a client sends K * (D + 1) numbers beside its delta.
-
-    Raises:
-      ValueError: rho is not in [0, 1], scale is not positive, or another argument out of range.
     """
-    if not 0 <= rho <= 1:
-        raise ValueError(f"rho={rho} is not in [0, 1]")
-    if not scale > 0:
-        raise ValueError(f"scale={scale} must be positive")
+    check_each(fednh, rho=rho, scale=scale)
     model, classes = task.model, task.classes
 
     def apply(net, prototypes, x, key=None, train=False, mask=None):
@@ -87,16 +82,16 @@ def fednh(
     def server_init(key):
         net = model.init(key)
         body = {name: entry for name, entry in net.params.items() if name != "head"}
-        spread = jax.nn.initializers.orthogonal()(jax.random.fold_in(key, 1), (classes, width(model)))
+        spread = jax.nn.initializers.orthogonal()(jax.random.fold_in(key, 1), (classes, feature_size(model)))
         return Server(net._replace(params=body | {"scale": jnp.asarray(scale, jnp.float32)}), losses.unit(spread))
 
     def client_update(sent, client, data, key):
         def loss(net, batch, key):
             outputs, stats = apply(net, sent.prototypes, batch.x, key, train=True, mask=batch.mask)
-            value = local_training.of_labels(task)(outputs["logits"], batch.y, batch.mask)
-            return value, local_training.Aux(stats, local_training.classified(value, outputs["logits"], batch))
+            value = local_training.label_loss(task)(outputs["logits"], batch.y, batch.mask)
+            return value, local_training.Aux(stats, local_training.loss_metrics(value, outputs["logits"], batch))
 
-        trained = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(sent.net, data, key)
+        trained = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)(sent.net, data, key)
 
         def features(rows):
             return apply(trained.net, sent.prototypes, rows.x, mask=rows.mask)[0]["features"]
@@ -107,14 +102,14 @@ def fednh(
 
     def server_update(server, collected, cohort, key):
         delta, (means, counts) = collected
-        moved = losses.unit(rho * server.prototypes + (1 - rho) * losses.unit(means))
-        prototypes = jnp.where(counts[:, None] > 0, moved, server.prototypes)
+        updated = losses.unit(rho * server.prototypes + (1 - rho) * losses.unit(means))
+        prototypes = jnp.where(counts[:, None] > 0, updated, server.prototypes)
         return Server(optax.tree.add(server.net, delta), prototypes), {}
 
     return Algorithm(
         server_init,
         client_update,
         server_update,
-        collect=(aggregators.mean(aggregators.weights(weights)), aggregators.class_mean("samples")),
+        collect=(aggregators.mean(aggregators.make_weight_fn(weights)), aggregators.class_mean("samples")),
         predict={"global": lambda sent, client, x: apply(sent.net, sent.prototypes, x)[0]},
     )

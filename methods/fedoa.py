@@ -1,46 +1,52 @@
-"""FedOA: personal adapters whose features stay near those of the averaged one, so that they hold on tasks never seen.
+"""FedOA: personal adapters whose features stay near the global adapter's, to generalize to unseen tasks.
 
-In plain words: Adapters of a frozen network are averaged, and each client keeps an adapter of its own, whose features are held
-near those of the averaged one. This keeps personal models useful on data that no client has seen.
+In plain words: Adapters of a frozen network are averaged, and each client keeps an adapter of its
+own, whose features are held near those of the averaged one. This keeps personal models useful on
+data that no client has seen.
 Sent to clients: adapter.
 
-Yang, Long, Zhou, Lu, Ye, Jiang. Federated Adapter on Foundation Models: An Out-Of-Distribution Approach. 2025.
-https://arxiv.org/abs/2505.01075
+Yang, Long, Zhou, Lu, Ye, Jiang. Federated Adapter on Foundation Models: An Out-Of-Distribution
+Approach. 2025. https://arxiv.org/abs/2505.01075
 
   paper        here             meaning
-  phi_g        server.net       global adapter, FedIT's
-  phi_e        v_e              client e's personal adapter, which never travels
-  Phi(phi; x)  features         the network's features, or an intermediate layer by name (of language models "layer1", ...)
-  lambda, D    lam, distance    weight of the regulariser, and what it measures: "l2", or 1 - "cosine", 1 - "pearson"
+  phi_g        server.net       global adapter, as in FedIT
+  phi_e        v_e              client e's personal adapter, never sent
+  Phi(phi; x)  features         the network's features, or an intermediate layer by name (of language models
+                                "layer1", ...)
+  lambda, D    lam, distance    weight and distance of the regularizer: "l2", or 1 - "cosine", 1 - "pearson"
   alpha_e      weights          of the average
-  K            epochs           passes over the local data of either adapter
+  K            epochs           local passes of either adapter
 
-A round: phi_e goes on by R_e + lambda D(Phi(phi_e; x), sg Phi(phi_g; x)) (Eq. 3), phi_g as received; then phi_g alone by R_e, as in
-FedIT. `variant` presets a reading, whose options can also be set:
+In a round, phi_e trains by R_e + lambda D(Phi(phi_e; x), sg Phi(phi_g; x)) (Eq. 3), with phi_g as
+received; then phi_g trains by R_e alone, as in FedIT. `variant` presets the options of `reading`:
 
-  option       "default"   "printed"   "released"   what it says
-  reduction    mean        .           frobenius    of distances over a minibatch: their mean; or one Euclidean norm of all
-                                                    differences in `micro` rows, and the mean of those
+  option       "default"   "printed"   "released"   meaning
+  reduction    mean        .           frobenius    of distances over a minibatch: their mean; or one norm
+                                                    of all differences in `micro` examples, and the
+                                                    mean of those norms
   micro        8           .           .
-  begin        0           .           1            first round in which personal adapters are trained
-  fresh        False       .           True         each client draws its own beginning of it; else the common one
-  update       epochs      step        epochs       of phi_g: K epochs, or one step by the gradient of all local data (line 10),
-                                                    which is added up over minibatches
-  shared       0           .           0.5          part of phi_g in what a personal model predicts with
+  begin        0           .           1            first round in which personal adapters train
+  fresh        False       .           True         whether each client draws its own initial adapter
+  update       epochs      step        epochs       of phi_g: K epochs, or one step by the gradient of all
+                                                    local data (line 10), accumulated over
+                                                    minibatches
+  shared       0           .           0.5          weight of phi_g in the personal predictor
 
-The parameters that a network trains are the adapter: `adapters.adapted`, `task.part_of`, or all of it. `server` averages by
-FedAdam and the like (methods/fedopt.py).
+The trained parameters of the network are the adapter (`adapters.adapted`, `task.part_of`, or all of
+it). `server` averages by FedAdam and the like (methods/fedopt.py).
 
-The paper deploys phi_e. The released evaluation adds half of the update of phi_g and half of that of phi_e to the base (`shared`;
-of parameters without an adapter it is their mean); exports and written answers have phi_e alone. The release cuts the end of texts
-that are too long, so that answer and end mark are lost; here they are refused, or cut at the beginning (`long='cut'`).
+The paper deploys phi_e. The released evaluation adds half of the update of phi_g and half of that
+of phi_e to the base (`shared`; parameters outside of an adapter are averaged); exports and
+generated answers use phi_e alone. The release cuts the end of long texts, which loses the answer
+and its end mark; here long texts are an error, or cut at the beginning (`long='cut'`).
 
-A newcomer gets a personal adapter that begins as the global one, after a local training of it.
+Unseen clients start a personal adapter from the global one, after local training of it.
 
-Departures: Phi(phi_g; x) is of the plain example in evaluation mode (no dropout, no augmentation), and so is computed once a round.
-Where both features are equal up to rounding (`losses.rounding`), as at the first step, D and its gradient are zero. K counts
-passes, as the experiments do; Algorithm 1 counts steps. Our reading of "released" has R_e as one mean over the minibatch (over all
-tokens of its answers), although D is taken by `micro` rows.
+Departures: Phi(phi_g; x) is of the plain example in evaluation mode (no dropout or augmentation),
+so it is computed once a round. Where both features are equal up to rounding
+(`losses.rounding_tolerance`), as at the first step, D and its gradient are zero. K counts passes,
+as in the experiments; Algorithm 1 counts steps. In "released", R_e is one mean over the minibatch
+(over all tokens of its answers), although D is computed over `micro` examples.
 """
 
 from collections.abc import Callable, Mapping
@@ -56,13 +62,13 @@ from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, NonNegat
 from fedjax_core.task import Model, Task
 from fedjax_core.training import adapters, local_training, losses
 from fedjax_core.training.metrics import Pair, mean_of
-from methods.ditto import beside
+from methods.ditto import with_personal_model
 from methods.fedavg import fedavg
 from methods.fedopt import fedopt
 
 
 class Reading(NamedTuple):
-    """Options of a variant; the module's docstring has them."""
+    """Options of a variant; see the module's docstring."""
 
     reduction: str = "mean"
     micro: AtLeastOne = 8
@@ -83,38 +89,38 @@ REDUCTIONS, UPDATES = ("mean", "frobenius"), ("epochs", "step")
 def _pearson(e: Array, g: Array, tolerance: float) -> Array:
     def centred(f):
         mean = jnp.broadcast_to(jnp.mean(f, -1, keepdims=True), f.shape)
-        varies = losses.distances(f, mean, tolerance) > 0  # features that are all equal have no direction
+        varies = losses.euclidean_distances(f, mean, tolerance) > 0  # constant features have no direction
         return jnp.where(varies[..., None], f - mean, 0)
 
     return _cosine(centred(e), centred(g), tolerance)
 
 
 def _cosine(e: Array, g: Array, tolerance: float) -> Array:
-    del tolerance  # smooth where both are equal: rounding stays as small as it is
+    del tolerance  # smooth where both are equal
     return 1 - jnp.sum(losses.unit(e) * losses.unit(g), -1)
 
 
 DISTANCES: dict[str, Callable[[Array, Array, float], Array]] = {
-    "l2": losses.distances,
+    "l2": losses.euclidean_distances,
     "cosine": _cosine,
     "pearson": _pearson,
 }
 
 
-def frobenius(e: Array, g: Array, mask: Array, micro: int, tolerance: float) -> Array:
-    """Euclidean norm of all differences of `e` and `g` [B, D] in `micro` rows after the other, those in `mask`; their mean."""
+def frobenius_distance(e: Array, g: Array, mask: Array, micro: int, tolerance: float) -> Array:
+    """Returns the mean, over groups of `micro` examples, of the norm of all differences of `e` and `g` [B, D]."""
 
     def groups(x):
         padded = jnp.pad(jnp.where(mask[:, None], x, 0), ((0, -len(x) % micro), (0, 0)))
         return padded.reshape(-1, micro * x.shape[1])
 
-    return losses.masked_mean(losses.distances(groups(e), groups(g), tolerance), jnp.any(groups(mask[:, None]), 1))
+    return losses.masked_mean(losses.euclidean_distances(groups(e), groups(g), tolerance), jnp.any(groups(mask[:, None]), 1))
 
 
-def reader(model: Model, features: str) -> Callable[..., tuple[Array, dict[str, Array], PyTree]]:
-    """(net, x, ...) -> (Phi [B, D'], outputs, stats); raises ValueError (when traced) if the network has no such layer."""
+def make_feature_fn(model: Model, features: str) -> Callable[..., tuple[Array, dict[str, Array], PyTree]]:
+    """Returns (net, x, ...) -> (Phi [B, D'], outputs, stats); ValueError (when traced) for an unknown layer."""
 
-    def read(net: Net, x: PyTree, *args: Any, **options: Any):
+    def feature_fn(net: Net, x: PyTree, *args: Any, **options: Any):
         if features == "features":
             outputs, stats = model.apply(net, x, *args, **options)
             return outputs["features"].astype(jnp.float32), outputs, stats
@@ -123,18 +129,18 @@ def reader(model: Model, features: str) -> Callable[..., tuple[Array, dict[str, 
         found = layers[registry.choose(f"features of {model.name}", features, ["features", *layers])]
         return found.astype(jnp.float32).reshape(len(found), -1), outputs, stats
 
-    return read
+    return feature_fn
 
 
-def seen(model: Model, net: Net, data: ClientData, batch: int, features: str = "features") -> Array:
-    """Phi(net; x) [M, D'] of one client's rows, in evaluation mode; the rows past `data.size` hold anything."""
-    read = reader(model, features)
-    return local_training.each(lambda b: read(net, b.x, mask=b.mask)[0], data, batch=batch)
+def compute_features(model: Model, net: Net, data: ClientData, batch: int, features: str = "features") -> Array:
+    """Returns Phi(net; x) [M, D'] of one client's examples, in evaluation mode; padding may be anything."""
+    feature_fn = make_feature_fn(model, features)
+    return local_training.map_examples(lambda b: feature_fn(net, b.x, mask=b.mask)[0], data, batch=batch)
 
 
-def apart(f: Array, g: Array, data: ClientData) -> Pair:
-    """Mean Euclidean distance of what is `seen` [M, D'] of one client's rows by two networks (Figure 2)."""
-    return mean_of(losses.lengths(f - g), jnp.arange(len(f)) < data.size)
+def feature_distance(f: Array, g: Array, data: ClientData) -> Pair:
+    """Returns the mean Euclidean distance of one client's features by two networks (Figure 2)."""
+    return mean_of(losses.safe_norms(f - g), jnp.arange(len(f)) < data.size)
 
 
 def fedoa(
@@ -158,7 +164,7 @@ def fedoa(
 
     Args:
       task: network and population; what its `Net` has is the adapter.
-      optimizer: local optimiser of both adapters, its state made anew every round.
+      optimizer: local optimizer of both adapters, whose state starts anew every round.
       lam: lambda; 0 makes the personal adapters Local's.
       distance: D: "l2", "cosine" or "pearson".
       features: "features", or the name of an intermediate layer.
@@ -168,46 +174,47 @@ def fedoa(
       weights: alpha_e: "uniform" or "samples".
       server: None: FedAvg; or one of `fedopt.SERVERS`.
       server_lr: of that.
-      measure: whether the distance of both features after training is computed too, metric "feature_distance".
+      measure: whether the distance of both features after training is computed too, metric
+        "feature_distance".
       variant: "default", "printed" or "released".
-      reading: options that differ from the variant's; None in place of a value leaves the variant's.
+      reading: options that differ from the variant's; None in place of a value leaves the
+        variant's.
 
     Returns:
       The algorithm; a client keeps its personal adapter and sends the delta of the global one.
-
-    Raises:
-      ValueError: an argument is unknown or out of range.
     """
-    read = registry.options("reading", Reading(), VARIANTS[registry.choose("variant", variant, VARIANTS)], reading)
+    options = registry.options("reading", Reading(), VARIANTS[registry.choose("variant", variant, VARIANTS)], reading)
     check_each(fedoa, lam=lam, epochs=epochs, personal_epochs=personal_epochs)
-    own = epochs if personal_epochs is None else personal_epochs
+    personal_epochs = epochs if personal_epochs is None else personal_epochs
     registry.choose("distance", distance, DISTANCES)
-    registry.choose("reading.reduction", read.reduction, REDUCTIONS)
-    registry.choose("reading.update", read.update, UPDATES)
-    if read.reduction == "frobenius" and distance != "l2":
+    registry.choose("reading.reduction", options.reduction, REDUCTIONS)
+    registry.choose("reading.update", options.update, UPDATES)
+    if options.reduction == "frobenius" and distance != "l2":
         raise ValueError(f"distance={distance!r} has no reading.reduction='frobenius'; distance='l2' has")
     model = task.model
-    phi = reader(model, features)
+    phi = make_feature_fn(model, features)
 
     def penalty(e, g, mask, tolerance):
-        if read.reduction == "frobenius":
-            return frobenius(e, g, mask, read.micro, tolerance)
+        if options.reduction == "frobenius":
+            return frobenius_distance(e, g, mask, options.micro, tolerance)
         return losses.masked_mean(DISTANCES[distance](e, g, tolerance), mask)
 
     def loss(net, batch, key):
         e, outputs, stats = phi(net, batch.x, key, train=True, mask=batch.mask)
-        risk, sums = local_training.risk(outputs, batch, local_training.of_labels(task))
-        d = penalty(e, batch.beside, batch.mask, losses.rounding(task.frozen, net, outputs))
+        risk, sums = local_training.loss_and_metrics(outputs, batch, local_training.label_loss(task))
+        d = penalty(e, batch.extra, batch.mask, losses.rounding_tolerance(task.frozen, net, outputs))
         rows = jnp.sum(batch.mask, dtype=d.dtype)
         return risk + lam * d, local_training.Aux(stats, {"personal_loss": sums["loss"], "distance": (d * rows, rows)})  # Eq. 3
 
     def train(w, v_e, data, key):
-        g = seen(model, w, data, batch, features)  # Phi(phi_g; x), constant in this phase
-        trained = local_training.fit(loss, optimizer(task.round), epochs=own, batch=batch)(v_e, data, key, g)
-        more = {"feature_distance": apart(seen(model, trained.net, data, batch, features), g, data)} if measure else {}
-        return trained.net, trained.sums | more
+        g = compute_features(model, w, data, batch, features)  # Phi(phi_g; x), constant in this phase
+        trained = local_training.fit(loss, optimizer(task.round_num), epochs=personal_epochs, batch=batch)(v_e, data, key, g)
+        if not measure:
+            return trained.net, trained.sums
+        e = compute_features(model, trained.net, data, batch, features)
+        return trained.net, trained.sums | {"feature_distance": feature_distance(e, g, data)}
 
-    step = local_training.full_step(local_training.supervised(task), optimizer(task.round), batch=batch)
+    step = local_training.full_batch_step(local_training.supervised_loss(task), optimizer(task.round_num), batch=batch)
 
     def stepped(w, client, data, key):
         w_e = step(w, data, key)
@@ -215,17 +222,17 @@ def fedoa(
 
     settings: dict[str, Any] = {"optimizer": optimizer, "weights": weights, "epochs": epochs, "batch": batch}
     base = fedavg(task, **settings) if server is None else fedopt(task, server=server, server_lr=server_lr, **settings)
-    base = base._replace(client_update=stepped) if read.update == "step" else base
-    made = beside(task, base, train, begin=read.begin, fresh=read.fresh)
-    if not read.shared:
-        return made
-    personal = lambda w, v_e, x: model.apply(both(w, v_e, read.shared), x)[0]
-    return made._replace(predict=made.predict | {"personal": personal})
+    base = base._replace(client_update=stepped) if options.update == "step" else base
+    algorithm = with_personal_model(task, base, train, begin=options.begin, fresh=options.fresh)
+    if not options.shared:
+        return algorithm
+    personal = lambda w, v_e, x: model.apply(mix_nets(w, v_e, options.shared), x)[0]
+    return algorithm._replace(predict=algorithm.predict | {"personal": personal})
 
 
-def both(w: Net, v_e: Net, share: float) -> Net:
-    """The update of `share` of the global adapter and 1 - `share` of a personal one; of all other entries the mean so weighed."""
+def mix_nets(w: Net, v_e: Net, share: float) -> Net:
+    """Mixes adapters by `share` of the global update and 1 - `share` of the personal one; averages other entries."""
     mean = lambda one, other: jax.tree.map(lambda a, b: share * a + (1 - share) * b, one, other)
-    mix = lambda name: adapters.mixed if name == adapters.ENTRY else lambda one, other, _: mean(one, other)
+    mix = lambda name: adapters.mix_adapters if name == adapters.ENTRY else lambda one, other, _: mean(one, other)
     params = {name: mix(name)(entry, v_e.params[name], share) for name, entry in w.params.items()}
     return Net(params, mean(w.stats, v_e.stats))

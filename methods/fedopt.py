@@ -1,20 +1,20 @@
-"""FedAdagrad, FedAdam, FedYogi, FedAvgM: the mean delta is a gradient for an optimiser at the server.
+"""FedAdagrad, FedAdam, FedYogi, FedAvgM: the mean delta is a gradient for an optimizer at the server.
 
-In plain words: The mean difference of a round is treated as a gradient. The server takes its step with an optimiser of its own:
-Adagrad, Adam, Yogi or momentum.
+In plain words: The mean difference of a round is treated as a gradient. The server takes its step
+with an optimizer of its own: Adagrad, Adam, Yogi or momentum.
 Sent to clients: model.
 
-Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan. Adaptive Federated Optimization. ICLR 2021.
-https://arxiv.org/abs/2003.00295
-Hsu, Qi, Brown. Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification. 2019 (FedAvgM).
+Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan. Adaptive Federated Optimization.
+ICLR 2021. https://arxiv.org/abs/2003.00295 Hsu, Qi, Brown. Measuring the Effects of Non-Identical
+Data Distribution for Federated Visual Classification. 2019 (FedAvgM).
 https://arxiv.org/abs/1909.06335
 
   paper      here                 meaning
   x          server.net           server model
   Delta      delta                mean of the clients' deltas
-  m, v       Moments              its running mean, and that of its squares; from 0 and tau^2, without bias correction
-  eta        server_lr            server learning rate;  eta_l: the local optimiser's
-  b1, b2     b1, b2               decay of m (FedAvgM's momentum, too) and of v
+  m, v       Moments              running mean of Delta, and of its square; from 0 and tau^2, no bias correction
+  eta        server_lr            server learning rate;  eta_l: the local optimizer's
+  b1, b2     b1, b2               decay of m (also FedAvgM's momentum) and of v
   tau        tau                  adaptivity
 
   server       v                                        step                     server_lr   b1
@@ -23,10 +23,10 @@ https://arxiv.org/abs/1909.06335
   "yogi"       v - (1 - b2) Delta^2 sign(v - Delta^2)   the same                 0.01        0.9
   "momentum"                                            eta m, m = b1 m + Delta  1           0.9
 
-A newcomer gets the server's model as it is.
+Unseen clients use the server's model.
 
-Departures: the paper tunes eta for every task on a grid from 10^-3 to 10; the last two columns stand in where none is given. Batch
-statistics are averaged and never pass through the optimiser.
+Departures: the paper tunes eta for every task on a grid from 10^-3 to 10; the last two columns are
+the defaults here. Batch statistics are averaged and bypass the optimizer.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import Algorithm, Array, Net, PyTree
-from fedjax_core.option_types import AtLeastOne, AtLeastZero
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, BelowOne, Fraction, Positive, check_each
 from fedjax_core.task import Task
 from fedjax_core.training import local_training
 from methods.fedavg import fedavg
@@ -55,8 +55,8 @@ class Moments(NamedTuple):
     v: PyTree
 
 
-def adaptive(second: Callable[[Array, Array], Array], lr: float, b1: float, tau: float) -> optax.GradientTransformation:
-    """Lines 10 to 15 of Algorithm 2: a transformation of the mean delta, where `second` maps (v, Delta^2) to the new v."""
+def adaptive_update(second: Callable[[Array, Array], Array], lr: float, b1: float, tau: float) -> optax.GradientTransformation:
+    """Returns the transformation of the mean delta in lines 10 to 15 of Algorithm 2; `second`: (v, Delta^2) -> v."""
 
     def init(params):
         return Moments(optax.tree.zeros_like(params), jax.tree.map(lambda p: jnp.full_like(p, tau**2), params))
@@ -75,10 +75,10 @@ def fedopt(
     *,
     optimizer: local_training.Optimizer,
     server: str = "adam",
-    server_lr: float | None = None,
-    b1: float | None = None,
-    b2: float = 0.99,
-    tau: float = 1e-3,
+    server_lr: Positive | None = None,
+    b1: BelowOne | None = None,
+    b2: Fraction = 0.99,
+    tau: Positive = 1e-3,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
     weights: str = "uniform",
@@ -87,10 +87,10 @@ def fedopt(
 
     Args:
       task: network and population.
-      optimizer: local optimiser.
+      optimizer: local optimizer.
       server: "adagrad", "adam", "yogi" or "momentum".
-      server_lr: eta; None: see above.
-      b1: decay of the first moment, or of the momentum; None: see above.
+      server_lr: eta; None: see the module's table.
+      b1: decay of the first moment, or of the momentum; None: see the module's table.
       b2: decay of the second moment, of "adam" and "yogi".
       tau: adaptivity, of all but "momentum".
       epochs: local epochs.
@@ -99,28 +99,18 @@ def fedopt(
 
     Returns:
       The algorithm.
-
-    Raises:
-      ValueError: another server, or an argument out of range.
     """
     if server not in SERVERS:
         raise ValueError(f"server={server!r} is not one of {', '.join(map(repr, SERVERS))}")
+    check_each(fedopt, server_lr=server_lr, b1=b1, b2=b2, tau=tau)
     lr = SERVERS[server][0] if server_lr is None else server_lr
     b1 = SERVERS[server][1] if b1 is None else b1
-    if not lr > 0:
-        raise ValueError(f"server_lr={lr} must be positive")
-    if not 0 <= b1 < 1:
-        raise ValueError(f"b1={b1} is not in [0, 1)")
-    if not 0 <= b2 <= 1:
-        raise ValueError(f"b2={b2} is not in [0, 1]")
-    if not tau > 0:
-        raise ValueError(f"tau={tau} must be positive")
     seconds = {
         "adagrad": lambda v, d2: v + d2,
         "adam": lambda v, d2: b2 * v + (1 - b2) * d2,
         "yogi": lambda v, d2: v - (1 - b2) * d2 * jnp.sign(v - d2),
     }
     momentum = optax.chain(optax.trace(b1), optax.scale(lr))
-    review = momentum if server == "momentum" else adaptive(seconds[server], lr, b1, tau)
+    review = momentum if server == "momentum" else adaptive_update(seconds[server], lr, b1, tau)
     review = optax.masked(review, Net(True, False))  # params, not stats
     return fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights, review=review)

@@ -1,16 +1,18 @@
-"""FedPFT and FedPFT+Con: prompts of each client turn its features into what the shared classifier understands.
+"""FedPFT and FedPFT+Con: personal prompts transform a client's features for the shared classifier.
 
-In plain words: A shared classifier does not fit every client's features. Each client keeps prompts with which a shared attention
-layer transforms its features to fit. Prompt-driven Feature Transformation, by Wu et al.; other methods have the same short name.
+In plain words: A shared classifier does not fit every client's features. Each client keeps prompts
+with which a shared attention layer transforms its features to fit. Prompt-driven Feature
+Transformation, by Wu et al.; other methods have the same short name.
 Sent to clients: model, transformation.
 
-Wu, Niu, Liu, Shi, Zhu, Tang. Tackling Feature-Classifier Mismatch in Federated Learning via Prompt-Driven Feature Transformation.
-2024, https://arxiv.org/abs/2407.16139, and its later version with FedPFT+Con as an option.
+Wu, Niu, Liu, Shi, Zhu, Tang. Tackling Feature-Classifier Mismatch in Federated Learning via
+Prompt-Driven Feature Transformation. 2024, https://arxiv.org/abs/2407.16139, and its later version
+with FedPFT+Con as an option.
 
   paper          here                     meaning
   phi            "extractor"              feature extractor, shared
   h_kappa        "head"                   classifier, shared
-  tau            "transform"              feature transformation module, one self-attention layer, shared
+  tau            "transform"              feature transformation: one self-attention layer, shared
   p_kappa        "prompts"                n_kappa prompts for classification, personal
   p_rho          "contrast_prompts"       n_rho prompts for the contrast, personal
   h_rho          "projection"             linear head of the contrast, shared
@@ -20,7 +22,7 @@ Wu, Niu, Liu, Shi, Zhu, Tang. Tackling Feature-Classifier Mismatch in Federated 
                  "features"
   L_Con          contrast                 MoCo's loss: queue, momentum copies of phi and h_rho (Eq. 6)
 
-What each phase trains; several losses in one step, each reaching its own leaves alone (stop-gradients):
+The phases and what they train; two losses in one step reach their own leaves only (stop-gradients):
 
                         phase 1, R_f epochs                      phase 2, R_a epochs
   FedPFT                CE -> tau, p_kappa           (Eq. 4)     CE -> phi, tau, h_kappa            (Eq. 5)
@@ -28,21 +30,24 @@ What each phase trains; several losses in one step, each reaching its own leaves
                         L_Con -> phi, tau, h_rho                 L_Con -> p_rho, tau
   alternate=False       one phase of R_f + R_a epochs, both losses -> all their leaves
 
-Settings of the ablation: II alternate=False; III the default; IV contrast.prompts=0; V contrast; VI alternate=False, prompts=0 and
-contrast.prompts=0; VII alternate=False and contrast.prompts=0; VIII alternate=False (I is FedAvg). Two stages: VIII with
-contrast.first rounds of L_Con alone, then CE alone.
+Settings of the ablation: II alternate=False; III the default; IV contrast.prompts=0; V contrast; VI
+alternate=False, prompts=0 and contrast.prompts=0; VII alternate=False and contrast.prompts=0; VIII
+alternate=False (I is FedAvg). Two stages: VIII with contrast.first rounds of L_Con alone, then CE
+alone.
 
-Departures and what the papers leave open: tau has 4 D^2 weights and no bias, as their counts say, one head, and a residual path,
-f' = f + attention, as layers of transformers have it: the papers' Eq. 2 and their counts fit both, and with attention alone
-(residual=False) their Table 8 is not reached by far (configs/results/fedpft.md). Only tau's first output is used, so only that is
-computed; it starts as PyTorch's does. Prompts start at N(0, prompt_scale^2), each client's own, as PyTorch's randn: without the
-residual path, where they are much shorter than the features, at 0.02, the attention soon settles on f alone, and they learn no
-more. Eq. 3 prints a second logarithm. CE sees the plain images. In phase 1 of FedPFT nothing of phi moves and its batch
-normalisation runs in evaluation mode, so that its features are computed once (statistics="train" is the other reading). The
-momentum copies, their batch statistics and the queue stay with the client between rounds; the keys use the current tau (a copy of
-its own with contrast.momentum_transform). Rows of a short batch that are padding never enter the queue.
+Unseen clients start prompts of their own, after local training.
 
-A newcomer gets the shared network with prompts of its own, after a local training.
+Departures, and what the papers leave open: tau has 4 D^2 weights and no bias, as in their parameter
+counts, one head, and a residual path, f' = f + attention, as usual in transformers. The papers' Eq.
+2 and counts fit both; without the residual (residual=False) their Table 8 is not reached by far
+(configs/results/fedpft.md). Only tau's first output is computed, since no other is used. tau is
+initialized as in PyTorch. Prompts start at N(0, prompt_scale^2), drawn by each client, as PyTorch's
+randn: without the residual path and at 0.02, much shorter than the features, the attention soon
+settles on f alone and prompts stop learning. Eq. 3 prints a second logarithm. CE sees images
+without augmentation. In phase 1 of FedPFT phi is frozen and in evaluation mode, so its features are
+computed once (statistics="train" is the other reading). Momentum copies, their batch statistics and
+the queue stay with the client between rounds; keys use the current tau (or a copy, with
+contrast.momentum_transform). Padding of a short batch never enters the queue.
 """
 
 from collections.abc import Mapping
@@ -54,8 +59,8 @@ import optax
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Examples, Net, PyTree
-from fedjax_core.option_types import AtLeastOne, AtLeastZero
-from fedjax_core.task import Task, width
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive, check_each
+from fedjax_core.task import Task, feature_size
 from fedjax_core.training import aggregators, local_training, losses
 from fedjax_core.training.augment import pipeline
 
@@ -66,10 +71,11 @@ _PHASE_2, _PROMPTS, _QUEUE, _VIEWS = 2, 0x70, 0x71, 0x76  # streams of keys
 
 
 class Shared(NamedTuple):
-    """What is averaged; the server's state, and as deltas the uplink.
+    """The averaged parameters: the server's state, and as deltas the uplink.
 
     Attributes:
-      net: extractor and classifier, with their batch statistics; the classifier is None where it is personal and travels not.
+      net: extractor and classifier, with batch statistics; the classifier is None in uplinks if it
+        is personal.
       transform: tau, {"query", "key", "value", "output"}: [D, D] each.
       projection: h_rho, {"kernel": [D, P], "bias": [P]}; () without a contrast.
     """
@@ -80,7 +86,7 @@ class Shared(NamedTuple):
 
 
 class Moco(NamedTuple):
-    """What a client keeps for its contrast.
+    """Client state of the contrast.
 
     Attributes:
       prompts: p_rho, [n_rho, D]; () while they are trained among the parameters.
@@ -100,7 +106,7 @@ class Moco(NamedTuple):
 
 
 class Personal(NamedTuple):
-    """A client's own.
+    """Client state.
 
     Attributes:
       prompts: p_kappa, [n_kappa, D].
@@ -125,22 +131,22 @@ class Contrast(NamedTuple):
       temperature: of the loss.
       augment: the two views, see `pipeline.py`; "": the examples as they are.
       momentum_transform: whether the keys use a momentum copy of tau.
-      first: so many rounds of L_Con alone, then none; 0: both losses in all rounds.
+      first: number of rounds of L_Con alone, before CE alone; 0: both losses in all rounds.
     """
 
     on: bool = False
-    prompts: int = 20
-    queue: int = 4096
-    size: int = 128
-    momentum: float = 0.999
-    temperature: float = 0.07
+    prompts: AtLeastZero = 20
+    queue: AtLeastOne = 4096
+    size: AtLeastOne = 128
+    momentum: Fraction = 0.999
+    temperature: Positive = 0.07
     augment: str = MOCO
     momentum_transform: bool = False
-    first: int = 0
+    first: AtLeastZero = 0
 
 
 def attend(tau: PyTree, f: Array, prompts: Array, heads: int = 1, residual: bool = True) -> tuple[Array, Array]:
-    """f' of [f', p'] = tau([f, p]) (Eq. 2), and the weights with which it attends to [f, p].
+    """Returns f' of [f', p'] = tau([f, p]) (Eq. 2), and its attention weights on [f, p].
 
     Args:
       tau: four [D, D] matrices.
@@ -156,16 +162,16 @@ def attend(tau: PyTree, f: Array, prompts: Array, heads: int = 1, residual: bool
     part = lambda x: x.reshape(len(x), heads, d // heads)
     query, key, value = (part(f @ tau[name]) for name in ("query", "key", "value"))
     p_key, p_value = (part(prompts @ tau[name]) for name in ("key", "value"))
-    own = jnp.sum(query * key, -1, keepdims=True)  # [B, heads, 1]
-    scores = jnp.concatenate([own, jnp.einsum("bhe,nhe->bhn", query, p_key)], -1) / (d // heads) ** 0.5
+    self_score = jnp.sum(query * key, -1, keepdims=True)  # [B, heads, 1]
+    scores = jnp.concatenate([self_score, jnp.einsum("bhe,nhe->bhn", query, p_key)], -1) / (d // heads) ** 0.5
     weights = jax.nn.softmax(scores, -1)
     mixed = weights[..., :1] * value + jnp.einsum("bhn,nhe->bhe", weights[..., 1:], p_value)
     out = mixed.reshape(b, d) @ tau["output"]
     return (f + out if residual else out), jnp.mean(weights, 1)
 
 
-def transform_init(key: Array, d: int) -> PyTree:
-    """tau as PyTorch's attention starts: the inputs' three matrices Glorot-uniform together, the output's uniform."""
+def init_transform(key: Array, d: int) -> PyTree:
+    """Initializes tau like PyTorch: the three input matrices Glorot-uniform together, the output uniform."""
     one, two = jax.random.split(key)
     inputs = jax.random.uniform(one, (d, 3 * d), minval=-1) * (6 / (4 * d)) ** 0.5
     query, key, value = jnp.split(inputs, 3, 1)
@@ -173,14 +179,14 @@ def transform_init(key: Array, d: int) -> PyTree:
 
 
 def info_nce(query: Array, key: Array, queue: Array, mask: Array, temperature: float) -> Array:
-    """MoCo's loss of queries [B, P] and their keys [B, P] of unit length, against a queue [L, P]: the mean over `mask`."""
+    """Returns MoCo's loss of unit queries [B, P] and keys [B, P] against a queue [L, P], as a mean over `mask`."""
     positive = jnp.sum(query * key, 1, keepdims=True)
     logits = jnp.concatenate([positive, query @ queue.T], 1) / temperature
     return losses.cross_entropy(logits, jnp.zeros(len(query), jnp.int32), mask)
 
 
 def enqueue(queue: Array, place: Array, keys: Array, mask: Array) -> tuple[Array, Array]:
-    """The queue [L, P] with the keys in `mask` [B] in place of its oldest, and where the next one goes."""
+    """Returns the queue [L, P] with its oldest keys replaced by those in `mask` [B], and the next index."""
     at = (place + jnp.cumsum(mask) - 1) % len(queue)
     queue = queue.at[jnp.where(mask, at, len(queue))].set(keys, mode="drop")
     return queue, (place + jnp.sum(mask)) % len(queue)
@@ -190,16 +196,16 @@ def fedpft(
     task: Task,
     *,
     optimizer: local_training.Optimizer,
-    prompts: int = 10,
-    prompt_scale: float = 1.0,
+    prompts: AtLeastZero = 10,
+    prompt_scale: Positive = 1.0,
     transform_epochs: AtLeastZero = 4,
     model_epochs: AtLeastZero = 1,
     batch: AtLeastOne = 100,
-    transform_rate: float = 0.5,
+    transform_rate: Positive = 0.5,
     alternate: bool = True,
     classifier: str = "shared",
     statistics: str = "evaluate",
-    heads: int = 1,
+    heads: AtLeastOne = 1,
     residual: bool = True,
     weights: str = "samples",
     contrast: Mapping[str, Any] | None = None,
@@ -208,67 +214,58 @@ def fedpft(
 
     Args:
       task: network and population.
-      optimizer: local optimiser, its state made anew in each phase.
+      optimizer: local optimizer, whose state starts anew in each phase.
       prompts: n_kappa; 0: none.
       prompt_scale: standard deviation of the numbers in p_kappa and p_rho at first.
       transform_epochs: R_f.
       model_epochs: R_a.
       batch: B.
-      transform_rate: learning rate of tau, as a multiple of the optimiser's: 0.05 / 0.1, with the contrast 0.01 / 0.1.
+      transform_rate: learning rate of tau, as a multiple of the optimizer's: 0.05 / 0.1, with the
+        contrast 0.01 / 0.1.
       alternate: whether there are two phases.
       classifier: "shared" or "personal".
-      statistics: batch normalisation of phi in phase 1 without a contrast: "evaluate" or "train".
+      statistics: batch normalization of phi in phase 1 without a contrast: "evaluate" or "train".
       heads: of the attention.
       residual: whether f is added to f'.
       weights: "samples" or "uniform".
       contrast: options of L_Con that differ from `Contrast`'s; None in place of a value leaves it.
 
     Returns:
-      The algorithm; a client keeps its prompts, and with the contrast its momentum copies and queue.
-
-    Raises:
-      ValueError: an argument is out of range or unknown.
+      The algorithm; a client keeps its prompts, and with the contrast its momentum copies and
+      queue.
     """
-    con = _contrast(contrast)
+    con = registry.options("contrast", Contrast(), contrast)
+    if con.augment:
+        pipeline.parse(con.augment)  # checked also without a contrast
     registry.choose("classifier", classifier, CLASSIFIERS)
     registry.choose("statistics of phase 1", statistics, STATISTICS)
-    for name, found, least in (
-        ("prompts", prompts, 0),
-        ("transform_epochs", transform_epochs, 0),
-        ("model_epochs", model_epochs, 0),
-        ("contrast.prompts", con.prompts, 0),
-        ("contrast.first", con.first, 0),
-        ("contrast.queue", con.queue, batch if con.on else 1),
-        ("heads", heads, 1),
-    ):
-        if found < least:
-            raise ValueError(f"{name}={found} must be at least {least}")
-    for name, found in (("transform_rate", transform_rate), ("prompt_scale", prompt_scale)):
-        if not found > 0:
-            raise ValueError(f"{name}={found} must be positive")
+    check_each(fedpft, prompts=prompts, prompt_scale=prompt_scale, transform_rate=transform_rate, heads=heads)
+    check_each(fedpft, transform_epochs=transform_epochs, model_epochs=model_epochs)
+    if con.on and con.queue < batch:
+        raise ValueError(f"contrast.queue={con.queue} must be at least batch={batch}")
     model, own_head = task.model, classifier == "personal"
-    d = width(model)
+    d = feature_size(model)
     if d % heads:
         raise ValueError(f"heads={heads} must divide the {d} features of the network")
     views = pipeline.augmented(model, con.augment) if con.on and con.augment else model
-    mean = aggregators.mean(aggregators.weights(weights))
+    mean = aggregators.mean(aggregators.make_weight_fn(weights))
 
-    def scaled(round):  # noqa: A002
-        of_tau = lambda params: {name: name == "transform" for name in params}
-        return optax.chain(optimizer(round), optax.masked(optax.scale(transform_rate), of_tau))
+    def make_optimizer(round):  # noqa: A002
+        is_tau = lambda params: {name: name == "transform" for name in params}
+        return optax.chain(optimizer(round), optax.masked(optax.scale(transform_rate), is_tau))
 
     def extractor(net):
         return {name: leaf for name, leaf in net.params.items() if name != "head"}
 
-    def travelling(net):
-        """A classifier of the client's own is no part of what is sent."""
+    def without_own_head(net):
+        """Removes a personal classifier, which is not sent."""
         return Net(net.params | {"head": None}, net.stats) if own_head else net
 
     def project(h_rho, f):
         return losses.unit(f @ h_rho["kernel"] + h_rho["bias"][None])
 
-    def whole(sent, client):
-        """One network for `fit`, whose statistics carry along what no gradient reaches."""
+    def join_net(sent, client):
+        """Joins all parts into one network for `fit`, with the untrained parts as statistics."""
         head = client.head if own_head else sent.net.params["head"]
         params = {"extractor": extractor(sent.net), "head": head, "transform": sent.transform, "prompts": client.prompts}
         stats = {"extractor": sent.net.stats}
@@ -277,14 +274,14 @@ def fedpft(
             stats["moco"] = client.contrast._replace(prompts=())
         return Net(params, stats)
 
-    def apart(net, sent, client):
-        """The inverse: (Shared, Personal)."""
-        p, own = net.params, client
+    def split_net(net, sent, client):
+        """Inverts `join_net`: returns (Shared, Personal)."""
+        p, state = net.params, client
         head = sent.net.params["head"] if own_head else p["head"]
         if con.on:
-            own = own._replace(contrast=net.stats["moco"]._replace(prompts=p["contrast_prompts"]))
-        own = own._replace(prompts=p["prompts"], head=p["head"] if own_head else ())
-        return Shared(Net(p["extractor"] | {"head": head}, net.stats["extractor"]), p["transform"], p.get("projection", ())), own
+            state = state._replace(contrast=net.stats["moco"]._replace(prompts=p["contrast_prompts"]))
+        state = state._replace(prompts=p["prompts"], head=p["head"] if own_head else ())
+        return Shared(Net(p["extractor"] | {"head": head}, net.stats["extractor"]), p["transform"], p.get("projection", ())), state
 
     def classify(p, f):
         return model.head(Net({"head": p["head"]}), attend(p["transform"], f, p["prompts"], heads, residual)[0])
@@ -292,7 +289,7 @@ def fedpft(
     def ce(p, stats, batch, key):
         f, stats = model.features(Net(p["extractor"], stats), batch.x, key, train=True, mask=batch.mask)
         logits = classify(p, f)
-        return local_training.of_labels(task)(logits, batch.y, batch.mask), logits, stats
+        return local_training.label_loss(task)(logits, batch.y, batch.mask), logits, stats
 
     def l_con(p, stats, moco, batch, key):
         one, two = jax.random.split(jax.random.fold_in(key, _VIEWS))
@@ -309,21 +306,21 @@ def fedpft(
         return value, stats, Moco((), Net(copy, copy_stats), h_rho, tau if con.momentum_transform else (), queue, place)
 
     def loss(ce_leaves, con_leaves):
-        """CE and L_Con in one step, each with a gradient to its own leaves alone."""
-        strengths = _strengths(task.round, con)
+        """Returns CE + L_Con, each with gradients to its own leaves only."""
+        strengths = _strengths(task.round_num, con)
 
         def of(net, batch, key):
             def only(leaves):
                 return {name: p if name in leaves else jax.lax.stop_gradient(p) for name, p in net.params.items()}
 
             value, logits, stats = ce(only(ce_leaves), net.stats["extractor"], batch, key)
-            sums, carried = local_training.classified(value, logits, batch), {"extractor": stats}
+            sums, carried = local_training.loss_metrics(value, logits, batch), {"extractor": stats}
             value = strengths[0] * value
             if con.on:
-                contrasted, stats, moco = l_con(only(con_leaves), stats, net.stats["moco"], batch, key)
-                value = value + strengths[1] * contrasted
+                con_value, stats, moco = l_con(only(con_leaves), stats, net.stats["moco"], batch, key)
+                value = value + strengths[1] * con_value
                 rows = jnp.sum(batch.mask, dtype=value.dtype)
-                sums["contrast"] = (contrasted * rows, rows)
+                sums["contrast"] = (con_value * rows, rows)
                 carried = {"extractor": stats, "moco": moco}
             return value, local_training.Aux(carried, sums)
 
@@ -333,35 +330,37 @@ def fedpft(
         leaves = {*ce_leaves, *(con_leaves if con.on else ())}
         return local_training.fit(
             loss(ce_leaves, con_leaves),
-            scaled(task.round),
+            make_optimizer(task.round_num),
             epochs=epochs,
             batch=batch,
             trainable=lambda path: path[0].key in leaves,
         )
 
-    def transformed(net, data, key):
-        """Phase 1 of FedPFT with the features of the frozen extractor, computed once (Eq. 4)."""
+    def train_transform(net, data, key):
+        """Runs phase 1 of FedPFT on features of the frozen extractor, computed once (Eq. 4)."""
         frozen = Net(net.params["extractor"], net.stats["extractor"])
-        features = local_training.each(lambda b: model.features(frozen, b.x, mask=b.mask)[0], data, batch=batch)
+        features = local_training.map_examples(lambda b: model.features(frozen, b.x, mask=b.mask)[0], data, batch=batch)
         y = data.arrays.y[data.index]
         local = ClientData(Examples(features, y), jnp.arange(len(y)), data.size)
 
         def of(net, batch, key):
             logits = classify(net.params, batch.x)
-            value = local_training.of_labels(task)(logits, batch.y, batch.mask)
-            return value, local_training.Aux(net.stats, local_training.classified(value, logits, batch))
+            value = local_training.label_loss(task)(logits, batch.y, batch.mask)
+            return value, local_training.Aux(net.stats, local_training.loss_metrics(value, logits, batch))
 
-        chosen = local_training.under("transform", "prompts")
-        return local_training.fit(of, scaled(task.round), epochs=transform_epochs, batch=batch, trainable=chosen)(net, local, key)
+        chosen = local_training.entries_filter("transform", "prompts")
+        return local_training.fit(of, make_optimizer(task.round_num), epochs=transform_epochs, batch=batch, trainable=chosen)(
+            net, local, key
+        )
 
     def train(net, data, key):
         model_leaves = ("extractor", "transform", "head")
         if not alternate:
             everything = (*model_leaves, "prompts"), ("extractor", "transform", "projection", "contrast_prompts")
             return phase(*everything, transform_epochs + model_epochs)(net, data, key)
-        aligned = local_training.Fitted(net, (), None)
+        aligned = local_training.FitResult(net, (), None)
         if transform_epochs and not con.on and statistics == "evaluate":
-            aligned = transformed(net, data, key)
+            aligned = train_transform(net, data, key)
         elif transform_epochs:
             first = phase(("transform", "prompts"), ("extractor", "transform", "projection"), transform_epochs)  # Eq. 4, 8
             aligned = first(net, data, key)
@@ -372,9 +371,9 @@ def fedpft(
         return trained if aligned.sums is None else trained._replace(sums=optax.tree.add(aligned.sums, trained.sums))
 
     def client_update(sent, client, data, key):
-        trained = train(whole(sent, client), data, key)
-        shared, client = apart(trained.net, sent, client)
-        delta = optax.tree.sub(shared._replace(net=travelling(shared.net)), sent._replace(net=travelling(sent.net)))
+        trained = train(join_net(sent, client), data, key)
+        shared, client = split_net(trained.net, sent, client)
+        delta = optax.tree.sub(shared._replace(net=without_own_head(shared.net)), sent._replace(net=without_own_head(sent.net)))
         return ClientOutput(client, delta, trained.sums, local=(shared, client))
 
     def server_init(key):
@@ -384,28 +383,29 @@ def fedpft(
             of, at = jax.random.split(h_rho)
             draw = lambda key, shape: jax.random.uniform(key, shape, minval=-1) / d**0.5
             projection = {"kernel": draw(of, (d, con.size)), "bias": draw(at, (con.size,))}
-        return Shared(net, transform_init(tau, d), projection)
+        return Shared(net, init_transform(tau, d), projection)
 
     def client_init(key, server, client_id):
-        own = jax.random.fold_in(jax.random.fold_in(key, _PROMPTS), client_id)
+        client_key = jax.random.fold_in(jax.random.fold_in(key, _PROMPTS), client_id)
         p_kappa, p_rho = (
-            prompt_scale * jax.random.normal(jax.random.fold_in(own, i), (n, d)) for i, n in enumerate((prompts, con.prompts))
+            prompt_scale * jax.random.normal(jax.random.fold_in(client_key, i), (n, d))
+            for i, n in enumerate((prompts, con.prompts))
         )
         moco = ()
         if con.on:
-            queue = losses.unit(jax.random.normal(jax.random.fold_in(own, _QUEUE), (con.queue, con.size)))
+            queue = losses.unit(jax.random.normal(jax.random.fold_in(client_key, _QUEUE), (con.queue, con.size)))
             copy = Net(extractor(server.net), server.net.stats)
             tau = server.transform if con.momentum_transform else ()
             moco = Moco(p_rho, copy, server.projection, tau, queue, jnp.zeros((), jnp.int32))
         return Personal(p_kappa, moco, server.net.params["head"] if own_head else ())
 
     def server_update(server, delta, cohort, key):
-        moved = optax.tree.add(server._replace(net=travelling(server.net)), delta)
+        moved = optax.tree.add(server._replace(net=without_own_head(server.net)), delta)
         head = server.net.params["head"] if own_head else moved.net.params["head"]
         return moved._replace(net=Net(moved.net.params | {"head": head}, moved.net.stats)), {}
 
     def personal(sent, client, x):
-        net = whole(sent, client)
+        net = join_net(sent, client)
         f, _ = model.features(Net(net.params["extractor"], net.stats["extractor"]), x)
         f_k, attention = attend(sent.transform, f, client.prompts, heads, residual)
         out = {
@@ -428,20 +428,8 @@ def fedpft(
     )
 
 
-def _contrast(given: Mapping[str, Any] | None) -> Contrast:
-    con = registry.options("contrast", Contrast(), given)
-    for name, found in (("queue", con.queue), ("size", con.size), ("temperature", con.temperature)):
-        if not found > 0:
-            raise ValueError(f"contrast.{name}={found} must be positive")
-    if not 0 <= con.momentum <= 1:
-        raise ValueError(f"contrast.momentum={con.momentum} must lie in [0, 1]")
-    if con.augment:
-        pipeline.parse(con.augment)  # also where there is no contrast
-    return con
-
-
 def _strengths(round: Array | int, con: Contrast) -> tuple[Array | float, Array | float]:  # noqa: A002
-    """Weights of CE and L_Con in a round."""
+    """Returns the weights of CE and L_Con in a round."""
     if not con.first:
         return 1.0, 1.0
     contrasting = jnp.asarray(round < con.first, jnp.float32)

@@ -1,27 +1,29 @@
-"""FedProto: clients of any body exchange the mean features of each class, and draw their features to them.
+"""FedProto: clients of any body exchange the mean features of each class, and pull their features to them.
 
-In plain words: Clients share no weights. Each sends the mean feature of each of its classes, and is drawn towards the means of
-all. Networks may differ, as long as their features have one length.
+In plain words: Clients share no weights. Each sends the mean feature of each of its classes, and is
+drawn towards the means of all. Networks may differ, as long as their features have one length.
 Sent to clients: class prototypes.
 
-Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. FedProto: Federated Prototype Learning across Heterogeneous Clients. AAAI 2022.
-https://arxiv.org/abs/2105.00243
+Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. FedProto: Federated Prototype Learning across Heterogeneous
+Clients. AAAI 2022. https://arxiv.org/abs/2105.00243
 
-  paper        here             meaning
-  C^(j)        server.means     prototype of class j: mean feature over the clients that have it, [K, D]
-               server.known     which classes anybody ever had, [K]
-  C_i^(j)      own(...)         client i's mean feature of class j
-  w_i          w_i              client i's model, which never travels
-  lambda       lam              weight of the regulariser
+  paper        here                 meaning
+  C^(j)        server.means         prototype of class j: mean feature over the clients that have it, [K, D]
+               server.known         classes that any client ever had, [K]
+  C_i^(j)      mean_features(...)   client i's mean feature of class j
+  w_i          w_i                  client i's model, never sent
+  lambda       lam                  weight of the regularizer
 
-The client's loss is CE + lam * mean_b |z_b - C^(y_b)|^2 / D; an example whose class is unknown counts as 0 in the mean. Models may
-differ but for D. Scores: "personal" by the client's own classifier, "nearest" by the closest prototype, as the paper predicts.
+The client's loss is CE + lam * mean_b |z_b - C^(y_b)|^2 / D, where examples of unknown classes
+count as 0. Models may differ in all but D. The predictor "personal" uses the client's classifier,
+"nearest" the closest prototype, as in the paper.
 
-A newcomer cannot be served, since networks never travel: it would train one alone.
+Unseen clients are not supported, since networks are never sent.
 
-Departures: a class that nobody of the cohort has keeps its prototype. A client's means are taken after training in evaluation mode,
-over all its examples; the authors' code takes what training produced in the last epoch, which saves a pass over the examples
-(features="training"). It also averages uniformly (weights="uniform") and looks for the nearest prototype among the client's own
+Departures: a class that no client of the cohort has keeps its prototype. A client's means are
+computed after training, in evaluation mode, over all its examples; features="training" takes the
+features of the last local epoch, as the authors' code does, which saves a pass. That code also
+averages uniformly (weights="uniform"), and predicts by the nearest prototype among the client's own
 classes only.
 """
 
@@ -30,8 +32,8 @@ from typing import Annotated, Any, NamedTuple
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Net
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, one_of
-from fedjax_core.task import Model, Task, common_width, width
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each, one_of
+from fedjax_core.task import Model, Task, feature_size, require_common_feature_size
 from fedjax_core.training import aggregators, local_training, losses
 
 FAR = -1e9  # the logit of a class without a prototype
@@ -40,43 +42,43 @@ FAR = -1e9  # the logit of a class without a prototype
 class Prototypes(NamedTuple):
     """Attributes:
     means: [K, D] mean feature of each class.
-    known: [K] bool, classes that somebody ever had.
+    known: [K] mask of classes that were ever sent.
     """
 
     means: Array
     known: Array
 
 
-def nothing_known(task: Task) -> Prototypes:
-    """The state before the first round."""
-    return Prototypes(jnp.zeros((task.classes, width(task.model))), jnp.zeros(task.classes, bool))
+def init_prototypes(task: Task) -> Prototypes:
+    """Returns the state before the first round."""
+    return Prototypes(jnp.zeros((task.classes, feature_size(task.model))), jnp.zeros(task.classes, bool))
 
 
-def renewed(prototypes: Prototypes, mean: Array, weight: Array) -> Prototypes:
-    """With the cohort's `mean` [K, D] for each class of positive `weight` [K]; the other classes keep theirs."""
+def update_prototypes(prototypes: Prototypes, mean: Array, weight: Array) -> Prototypes:
+    """Updates prototypes to the cohort's `mean` [K, D] where `weight` [K] is positive."""
     seen = weight > 0
     return Prototypes(jnp.where(seen[:, None], mean, prototypes.means), prototypes.known | seen)
 
 
-def drawn(
+def prototype_loss(
     model: Model,
     prototypes: Prototypes,
     lam: float,
-    of_labels: losses.OfLabels = losses.cross_entropy,
+    label_loss: losses.LabelLoss = losses.cross_entropy,
     classes: int | None = None,
-) -> local_training.Loss:
-    """The client's loss: cross-entropy, and the squared distance of features to the prototype of their class.
+) -> local_training.LossFn:
+    """Returns the client's loss: cross-entropy, and the squared distance of features to their prototype.
 
-    With `classes` its sums have "features" beside, [K, D] and [K] by class (`training.class_sums`), of the epochs that
-    `each_epoch` calls the last one.
+    With `classes`, its sums also have "features", the sums [K, D] and counts [K] by class over the
+    last epoch, which `epoch_inputs` marks.
     """
 
     def loss(net, batch, key, is_last=None):
         outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
-        ce = of_labels(outputs["logits"], batch.y, batch.mask)
+        ce = label_loss(outputs["logits"], batch.y, batch.mask)
         apart = jnp.mean((outputs["features"] - prototypes.means[batch.y]) ** 2, -1)
         value = ce + lam * losses.masked_mean(jnp.where(prototypes.known[batch.y], apart, 0), batch.mask)
-        sums: dict[str, Any] = dict(local_training.classified(ce, outputs["logits"], batch))
+        sums: dict[str, Any] = dict(local_training.loss_metrics(ce, outputs["logits"], batch))
         if classes is not None:
             counted = batch.mask & is_last
             sums["features"] = local_training.class_sums(outputs["features"], batch.y, counted, classes)
@@ -85,8 +87,8 @@ def drawn(
     return loss
 
 
-def own(model: Model, net: Net, data: ClientData, *, classes: int, batch: int) -> tuple[Array, Array]:
-    """A client's mean feature of each class [K, D], in evaluation mode, and its numbers of examples [K]."""
+def mean_features(model: Model, net: Net, data: ClientData, *, classes: int, batch: int) -> tuple[Array, Array]:
+    """Returns a client's mean feature of each class [K, D], in evaluation mode, and its counts [K]."""
     return local_training.class_means(lambda b: model.features(net, b.x, mask=b.mask)[0], data, classes=classes, batch=batch)
 
 
@@ -94,7 +96,7 @@ def fedproto(
     task: Task,
     *,
     optimizer: local_training.Optimizer,
-    lam: float = 1.0,
+    lam: NonNegative = 1.0,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
     weights: str = "samples",
@@ -103,40 +105,38 @@ def fedproto(
     """Builds FedProto (Algorithm 1).
 
     Args:
-      task: network and population; groups may differ in architecture, but not in the number of features.
-      optimizer: local optimiser, its state made anew every round.
-      lam: weight of the regulariser; 0 is local training.
+      task: network and population; groups may differ in architecture, but not in the number of
+        features.
+      optimizer: local optimizer, whose state starts anew every round.
+      lam: weight of the regularizer; 0 is local training.
       epochs: local epochs.
       batch: B.
-      weights: of a class's means: "samples", by the clients' numbers of its examples, or "uniform".
-      features: of which prototypes are means: "trained", those of the trained network in one more pass over the examples, or
-        "training", those that training itself makes in its last epoch, as the authors' code takes them.
+      weights: of a class's means: "samples", by the clients' numbers of examples, or "uniform".
+      features: what prototypes average: "trained", features of the trained network, in one more
+        pass; or "training", those of the last local epoch, as in the authors' code.
 
     Returns:
       The algorithm; a client keeps its model and sends K * (D + 1) numbers.
 
     Raises:
-      ValueError: lam is negative, another argument out of range, the numbers of features differ, or there is no epoch to take
-        the features of.
+      ValueError: lam is negative, another argument out of range, the numbers of features differ, or
+        there is no epoch to take the features of.
     """
-    if not lam >= 0:
-        raise ValueError(f"lam={lam} must not be negative")
-    if features not in ("trained", "training"):
-        raise ValueError(f"features={features!r} must be 'trained' or 'training'")
+    check_each(fedproto, lam=lam, features=features)
     if features == "training" and epochs < 1:
-        raise ValueError(f"features='training' takes those of the last epoch, and epochs={epochs}; it must be at least 1")
-    common_width(task, "fedproto")
+        raise ValueError(f"epochs={epochs} must be at least 1 with features='training', which are of the last epoch")
+    require_common_feature_size(task, "fedproto")
     model = task.model
 
     def client_update(sent, w_i, data, key):
         if features == "trained":
-            loss = drawn(model, sent, lam, local_training.of_labels(task))
-            trained = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(w_i, data, key)
-            uplink = own(model, trained.net, data, classes=task.classes, batch=batch)
+            loss = prototype_loss(model, sent, lam, local_training.label_loss(task))
+            trained = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)(w_i, data, key)
+            uplink = mean_features(model, trained.net, data, classes=task.classes, batch=batch)
             return ClientOutput(trained.net, uplink, trained.sums)
-        loss = drawn(model, sent, lam, local_training.of_labels(task), task.classes)
-        settings: dict[str, Any] = {"epochs": epochs, "batch": batch, "each_epoch": lambda net, data, e: jnp.equal(e, epochs - 1)}
-        trained = local_training.fit(loss, optimizer(task.round), **settings)(w_i, data, key)
+        loss = prototype_loss(model, sent, lam, local_training.label_loss(task), task.classes)
+        settings: dict[str, Any] = {"epochs": epochs, "batch": batch, "epoch_inputs": lambda net, data, e: jnp.equal(e, epochs - 1)}
+        trained = local_training.fit(loss, optimizer(task.round_num), **settings)(w_i, data, key)
         total, count = trained.sums["features"]
         sums = {name: pair for name, pair in trained.sums.items() if name != "features"}
         return ClientOutput(trained.net, (total / jnp.maximum(count, 1)[:, None], count), sums)
@@ -147,11 +147,11 @@ def fedproto(
         return {"logits": jnp.where(sent.known[None], -apart, FAR), "features": z}
 
     return Algorithm(
-        server_init=lambda key: nothing_known(task),
+        server_init=lambda key: init_prototypes(task),
         client_update=client_update,
-        server_update=lambda server, collected, cohort, key: (renewed(server, *collected), {}),
+        server_update=lambda server, collected, cohort, key: (update_prototypes(server, *collected), {}),
         collect=aggregators.class_mean(weights),
         predict={"personal": lambda sent, w_i, x: model.apply(w_i, x)[0], "nearest": nearest},
         client_init=lambda key, server, client_id: model.init(key),
-        newcomer="FedProto's networks never travel, so an unseen client would train one alone",
+        newcomer="FedProto's networks are never sent, so an unseen client would have to train one alone",
     )

@@ -1,20 +1,21 @@
-"""FedProto with a global model: FedAvg whose clients draw their features to the prototypes of all.
+"""FedProto with a global model: FedAvg whose clients pull their features to the prototypes of all.
 
-In plain words: FedProto's pull towards common class means, beside averaged weights. It gives a global model to compare with other
-methods.
+In plain words: FedProto's pull towards common class means, beside averaged weights. It gives a
+global model to compare with other methods.
 Sent to clients: model, class prototypes.
 
-Tan et al. FedProto. AAAI 2022; see `methods/fedproto.py`, whose symbols these are. Papers that list FedProto among methods with one
-global model (FedSKC does) do not say how they came by one. This reading keeps both: parameters are averaged as in FedAvg, the
-clients' loss has FedProto's regulariser, and the model's own classifier predicts.
+Tan et al. FedProto. AAAI 2022; see `methods/fedproto.py` for the symbols. Papers that list FedProto
+among methods with one global model (as FedSKC does) do not say how they get one. Here parameters
+are averaged as in FedAvg, the clients' loss has FedProto's regularizer, and the model's classifier
+predicts.
 
   here                 meaning
   server.net           global model
   server.prototypes    mean feature of each class, and which are known
 
-A newcomer gets the server's model as it is.
+Unseen clients use the server's model.
 
-Departures: all of it; the paper has no global model.
+Departures: the whole method; the paper has no global model.
 """
 
 from typing import NamedTuple
@@ -22,10 +23,10 @@ from typing import NamedTuple
 import optax
 
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net
-from fedjax_core.option_types import AtLeastOne, AtLeastZero
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training
-from methods.fedproto import Prototypes, drawn, nothing_known, own, renewed
+from methods.fedproto import Prototypes, init_prototypes, mean_features, prototype_loss, update_prototypes
 
 
 class Server(NamedTuple):
@@ -42,7 +43,7 @@ def fedproto_g(
     task: Task,
     *,
     optimizer: local_training.Optimizer,
-    lam: float = 1.0,
+    lam: NonNegative = 1.0,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
     weights: str = "samples",
@@ -51,38 +52,37 @@ def fedproto_g(
 
     Args:
       task: network and population.
-      optimizer: local optimiser, its state made anew every round.
-      lam: weight of the regulariser; 0 is FedAvg.
+      optimizer: local optimizer, whose state starts anew every round.
+      lam: weight of the regularizer; 0 is FedAvg.
       epochs: local epochs.
       batch: B.
       weights: of models and of a class's means: "samples" or "uniform".
 
     Returns:
       The algorithm.
-
-    Raises:
-      ValueError: lam is negative, or another argument out of range.
     """
-    if not lam >= 0:
-        raise ValueError(f"lam={lam} must not be negative")
+    check_each(fedproto_g, lam=lam)
     model = task.model
 
     def client_update(sent, client, data, key):
         train = local_training.fit(
-            drawn(model, sent.prototypes, lam, local_training.of_labels(task)), optimizer(task.round), epochs=epochs, batch=batch
+            prototype_loss(model, sent.prototypes, lam, local_training.label_loss(task)),
+            optimizer(task.round_num),
+            epochs=epochs,
+            batch=batch,
         )
         w_i = train(sent.net, data, key)
-        uplink = optax.tree.sub(w_i.net, sent.net), own(model, w_i.net, data, classes=task.classes, batch=batch)
+        uplink = optax.tree.sub(w_i.net, sent.net), mean_features(model, w_i.net, data, classes=task.classes, batch=batch)
         return ClientOutput(client, uplink, w_i.sums, local=(sent._replace(net=w_i.net), client))
 
     def server_update(server, collected, cohort, key):
         delta, means = collected
-        return Server(optax.tree.add(server.net, delta), renewed(server.prototypes, *means)), {}
+        return Server(optax.tree.add(server.net, delta), update_prototypes(server.prototypes, *means)), {}
 
     return Algorithm(
-        server_init=lambda key: Server(model.init(key), nothing_known(task)),
+        server_init=lambda key: Server(model.init(key), init_prototypes(task)),
         client_update=client_update,
         server_update=server_update,
-        collect=(aggregators.mean(aggregators.weights(weights)), aggregators.class_mean(weights)),
+        collect=(aggregators.mean(aggregators.make_weight_fn(weights)), aggregators.class_mean(weights)),
         predict={"global": lambda sent, client, x: model.apply(sent.net, x)[0]},
     )

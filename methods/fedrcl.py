@@ -1,40 +1,43 @@
-"""FedRCL: FedAvg whose clients also contrast examples, at several depths, without letting those of one class collapse.
+"""FedRCL: FedAvg with a contrastive loss at several depths that keeps features of a class from collapsing.
 
-In plain words: A contrastive loss on several layers keeps examples of one class together, with a penalty where they lie too
-close, so that features of small local sets do not collapse.
+In plain words: A contrastive loss on several layers keeps examples of one class together, with a
+penalty where they lie too close, so that features of small local sets do not collapse.
 Sent to clients: model.
 
-Seo, Kim, Kim, Han. Relaxed Contrastive Learning for Federated Learning. CVPR 2024. https://arxiv.org/abs/2401.04928
+Seo, Kim, Kim, Han. Relaxed Contrastive Learning for Federated Learning. CVPR 2024.
+https://arxiv.org/abs/2401.04928
 
   paper     here       meaning
-  f_l       features   a level's output before its ReLU, averaged over the image;  s: cosines of a batch's rows [B, B]
+  f_l       features   a level's output before its ReLU, averaged over the image;  s: cosines of a batch [B, B]
   L_SCL     pull       supervised contrastive loss
-  L_div     push       penalty on the least similar pair of one class, if even that is more similar than the threshold
+  L_div     push       penalty on the least similar pair of a class, if it is above the threshold
   tau       tau        temperature
   lambda    lam        threshold
-  beta      beta       weight of the penalty; the contrastive loss has `contrast`
+  beta      beta       weight of the penalty; `contrast` is that of the contrastive loss
 
-Row i has a, the smallest s_ij within its class (itself included), and b, the two largest s_ij with other classes:
-pull_i = log(e^(a/tau) + sum e^(b/tau)) - a/tau. With r the smallest s_ij with another row of its class,
-push_i = log(1 + e^((r - 1)/tau)), where r is -1 if it is under lam or there is none. The loss is
-CE + contrast * mean pull + beta * mean push, means over levels and rows.
+Example i has a, the smallest s_ij within its class (itself included), and b, the two largest s_ij
+with other classes: pull_i = log(e^(a/tau) + sum e^(b/tau)) - a/tau. With r the smallest s_ij with
+another example of its class, push_i = log(1 + e^((r - 1)/tau)), where r is -1 if it is below lam or
+undefined. The loss is CE + contrast * mean pull + beta * mean push, with means over levels and
+examples.
 
-Levels are the stem and all stages of a ResNet: every hidden layer that the model names `..._pre`. A model without any has its
-features as the one level.
+Levels are the stem and all stages of a ResNet, that is, every hidden layer named `..._pre`; for a
+model without any, its features.
 
-A newcomer gets the server's model as it is.
+Unseen clients use the server's model.
 
-Departures: the authors' code is followed, which takes the hardest pairs (one of the class, two of others) where the paper sums over
-all. It also clips a step's gradient at norm 10, which here is the optimiser's (config.optimizer.clip): the paper variant and
-FedSKC's tables set it, the tables `digits` and `fair` do not. Equal cosines share a gradient that the code gives to one of them.
-Rows that pad a short batch are in no pair.
+Departures: as in the authors' code, the hardest pairs are used (one of the class, two of others),
+where the paper sums over all. That code also clips gradients at norm 10, here an option of the
+optimizer (config.optimizer.clip): the paper variant and FedSKC's tables set it, the tables `digits`
+and `fair` do not. Equal cosines share a gradient that the code gives to one of them. Padding is in
+no pair.
 """
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Algorithm, Array
-from fedjax_core.option_types import AtLeastOne, AtLeastZero
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
 from fedjax_core.task import Model, Task
 from fedjax_core.training import local_training, losses
 from methods.fedavg import fedavg
@@ -42,13 +45,13 @@ from methods.fedavg import fedavg
 NEGATIVES = 2
 
 
-def pairwise(features: Array, y: Array, mask: Array, tau: float, lam: float) -> tuple[Array, Array]:
-    """The mean of pull and of push over a batch.
+def contrastive_terms(features: Array, y: Array, mask: Array, tau: float, lam: float) -> tuple[Array, Array]:
+    """Returns the means of pull and push over a batch.
 
     Args:
       features: [B, D] of one level.
       y: [B].
-      mask: [B]; other rows are in no pair, and not in the means.
+      mask: [B]; other examples are in no pair.
       tau: temperature.
       lam: threshold.
 
@@ -68,19 +71,19 @@ def pairwise(features: Array, y: Array, mask: Array, tau: float, lam: float) -> 
     return losses.masked_mean(pull, mask), losses.masked_mean(push, mask)
 
 
-def relaxed(
-    model: Model, *, tau: float, lam: float, contrast: float, beta: float, of_labels: losses.OfLabels = losses.cross_entropy
-) -> local_training.Loss:
-    """The client's loss."""
+def relaxed_contrastive_loss(
+    model: Model, *, tau: float, lam: float, contrast: float, beta: float, label_loss: losses.LabelLoss = losses.cross_entropy
+) -> local_training.LossFn:
+    """Returns the client's loss."""
 
     def loss(net, batch, key):
         outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask, intermediates=True)
-        seen = [x for name, x in outputs["intermediates"].items() if name.endswith("_pre")] or [outputs["features"]]
-        levels = [jnp.mean(x.astype(jnp.float32).reshape(len(x), -1, x.shape[-1]), 1) for x in seen]
-        pulls, pushes = zip(*(pairwise(x, batch.y, batch.mask, tau, lam) for x in levels), strict=True)
-        ce = of_labels(outputs["logits"], batch.y, batch.mask)
+        hidden = [x for name, x in outputs["intermediates"].items() if name.endswith("_pre")] or [outputs["features"]]
+        levels = [jnp.mean(x.astype(jnp.float32).reshape(len(x), -1, x.shape[-1]), 1) for x in hidden]
+        pulls, pushes = zip(*(contrastive_terms(x, batch.y, batch.mask, tau, lam) for x in levels), strict=True)
+        ce = label_loss(outputs["logits"], batch.y, batch.mask)
         value = ce + (contrast * sum(pulls) + beta * sum(pushes)) / len(levels)
-        return value, local_training.Aux(stats, local_training.classified(ce, outputs["logits"], batch))
+        return value, local_training.Aux(stats, local_training.loss_metrics(ce, outputs["logits"], batch))
 
     return loss
 
@@ -89,10 +92,10 @@ def fedrcl(
     task: Task,
     *,
     optimizer: local_training.Optimizer,
-    tau: float = 0.05,
+    tau: Positive = 0.05,
     lam: float = 0.7,
-    contrast: float = 1.0,
-    beta: float = 1.0,
+    contrast: NonNegative = 1.0,
+    beta: NonNegative = 1.0,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
     weights: str = "uniform",
@@ -101,7 +104,7 @@ def fedrcl(
 
     Args:
       task: network and population.
-      optimizer: local optimiser.
+      optimizer: local optimizer.
       tau: temperature.
       lam: threshold of the penalty; above 1 there is none.
       contrast: weight of the contrastive loss; it and beta 0 are FedAvg.
@@ -112,16 +115,11 @@ def fedrcl(
 
     Returns:
       The algorithm.
-
-    Raises:
-      ValueError: tau is not positive, lam below -1, a weight negative, or another argument out of range.
     """
-    if not tau > 0:
-        raise ValueError(f"tau={tau} must be positive")
+    check_each(fedrcl, tau=tau, contrast=contrast, beta=beta)
     if not lam >= -1:
         raise ValueError(f"lam={lam} must be at least -1, the smallest cosine")
-    for name, found in (("contrast", contrast), ("beta", beta)):
-        if not found >= 0:
-            raise ValueError(f"{name}={found} must not be negative")
-    loss = relaxed(task.model, tau=tau, lam=lam, contrast=contrast, beta=beta, of_labels=local_training.of_labels(task))
+    loss = relaxed_contrastive_loss(
+        task.model, tau=tau, lam=lam, contrast=contrast, beta=beta, label_loss=local_training.label_loss(task)
+    )
     return fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights, loss=loss)

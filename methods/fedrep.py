@@ -1,23 +1,26 @@
-"""FedRep: a shared representation; the clients train their heads on it first, then it under their heads.
+"""FedRep: a shared representation; clients first train their heads on it, then it under their heads.
 
-In plain words: As FedPer, in turns: a client first fits its own head to the body that it was sent, then trains the body with the
-head fixed.
+In plain words: As FedPer, in turns: a client first fits its own head to the body that it was sent,
+then trains the body with the head fixed.
 Sent to clients: body.
 
-Collins, Hassani, Mokhtari, Shakkottai. Exploiting Shared Representations for Personalized Federated Learning. ICML 2021.
-https://arxiv.org/abs/2102.07078
+Collins, Hassani, Mokhtari, Shakkottai. Exploiting Shared Representations for Personalized Federated
+Learning. ICML 2021. https://arxiv.org/abs/2102.07078
 
   paper     here              meaning
   phi       w_b of FedPer     representation, the server's
-  h_i       w_p of FedPer     head of client i, which never travels
-  tau       head_epochs       local passes over the head (the paper counts steps), with phi frozen
-  1         body_epochs       local passes over phi, with h_i frozen; one step in the paper, an epoch or more in its experiments
+  h_i       w_p of FedPer     head of client i, never sent
+  tau       head_epochs       local epochs of the head (the paper counts steps), with phi frozen
+  1         body_epochs       local epochs of phi, with h_i frozen; one step in the paper, an epoch or more
+                              in its experiments
   1 / (rn)  weights="uniform"
 
-A newcomer gets the representation with a head of its own, after a local training, and fine-tuned if everybody's is.
+Unseen clients start a head of their own, after local training, and fine-tune if finetune_epochs >
+0.
 
-Departures: the mean is weighed by samples unless asked otherwise, as in the authors' code. Batch statistics move in both phases, as
-there. The code trains the heads again before the last scores (max(10, head_epochs) epochs): finetune_epochs, before every score.
+Departures: the mean is weighted by examples unless weights="uniform", and batch statistics move in
+both phases, as in the authors' code. That code trains heads again before the last evaluation, for
+max(10, head_epochs) epochs: finetune_epochs does so before every evaluation.
 """
 
 from collections.abc import Sequence
@@ -49,7 +52,8 @@ def fedrep(
 
     Args:
       task: network and population.
-      optimizer: local optimiser, its state made anew in every phase; it sees no frozen leaf, and decays none.
+      optimizer: local optimizer, whose state starts anew in every phase; it sees no frozen leaf,
+        and decays none.
       personal: entries of the network's parameters that are the head.
       head_epochs: E_h, first.
       body_epochs: E_b, second.
@@ -59,15 +63,12 @@ def fedrep(
 
     Returns:
       The algorithm; a client keeps its head.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
     check_each(fedrep, head_epochs=head_epochs, body_epochs=body_epochs, finetune_epochs=finetune_epochs)
-    is_head, loss = local_training.under(*personal), local_training.supervised(task)
+    is_head, loss = local_training.entries_filter(*personal), local_training.supervised_loss(task)
 
     def phase(epochs, trainable):
-        return local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch, trainable=trainable)
+        return local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch, trainable=trainable)
 
     head, body = phase(head_epochs, is_head), phase(body_epochs, lambda path: not is_head(path))
 
@@ -78,6 +79,6 @@ def fedrep(
         phi = body(h.net, data, key)
         return phi._replace(sums=optax.tree.add(h.sums, phi.sums))
 
-    finetune = local_training.finetune(loss, optimizer(task.round), epochs=finetune_epochs, batch=batch, trainable=is_head)
-    made = fedper(task, optimizer=optimizer, personal=personal, weights=weights, train=train, finetune=finetune)
-    return made._replace(targets=tuple(TARGETS))
+    finetune = local_training.finetune(loss, optimizer(task.round_num), epochs=finetune_epochs, batch=batch, trainable=is_head)
+    algorithm = fedper(task, optimizer=optimizer, personal=personal, weights=weights, train=train, finetune=finetune)
+    return algorithm._replace(targets=tuple(TARGETS))

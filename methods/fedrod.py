@@ -1,25 +1,28 @@
-"""FedRoD: a generic head learns with balanced classes and is shared; a personal head adds what is the client's own.
+"""FedRoD: a generic head is trained with a balanced loss and shared; a personal head adds to it locally.
 
-In plain words: Two heads on one body: a generic one, trained with a loss that balances classes and averaged, and a personal one,
-trained with the usual loss.
+In plain words: Two heads on one body: a generic one, trained with a loss that balances classes and
+averaged, and a personal one, trained with the usual loss.
 Sent to clients: model.
 
-Chen, Chao. On Bridging Generic and Personalized Federated Learning for Image Classification. ICLR 2022.
-https://arxiv.org/abs/2107.00778
+Chen, Chao. On Bridging Generic and Personalized Federated Learning for Image Classification. ICLR
+2022. https://arxiv.org/abs/2107.00778
 
   paper        here            meaning
   theta, psi   w.params        feature extractor and generic head, the server's
-  phi_m        h_m             personal head of client m, which never travels; zero at first, so that it starts as the generic model
+  phi_m        h_m             personal head of client m, never sent; initialized to zero
   gamma        gamma           exponent of the class counts in the balanced loss
-  N_{m,c}      counts          examples of class c that client m trains on
+  N_{m,c}      counts          training examples of class c at client m
 
-Generic: CE(o_G + gamma log N_m, y) moves theta and psi. Personal: CE(o_G + h_m(z), y) moves h_m alone: o_G and z carry no gradient.
-Both are taken at the same point, so that the shared part never notices the personal one.
+Generic: CE(o_G + gamma log N_m, y) trains theta and psi. Personal: CE(o_G + h_m(z), y) trains h_m
+alone, with stop-gradients on o_G and z. Both gradients are taken at the same point, so the shared
+part does not depend on the personal one.
 
-A newcomer gets the server's model ("global"), and with a personal head beside it after a local training.
+Unseen clients use the server's model ("global"), and add a personal head to it after local
+training.
 
-Departures: linear personal heads; no hypernetwork. A class without local examples counts as the smallest number, not as zero. A
-gradient norm to clip at (`config.optimizer.clip`) is that of both parts together.
+Departures: linear personal heads; no hypernetwork. A class without local examples counts as the
+smallest positive number, not as zero. Gradient clipping (`config.optimizer.clip`) uses the norm of
+both parts together.
 """
 
 import jax
@@ -27,7 +30,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net
-from fedjax_core.option_types import AtLeastOne, AtLeastZero
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training, losses
 
@@ -36,7 +39,7 @@ def fedrod(
     task: Task,
     *,
     optimizer: local_training.Optimizer,
-    gamma: float = 1.0,
+    gamma: NonNegative = 1.0,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
     weights: str = "samples",
@@ -45,7 +48,7 @@ def fedrod(
 
     Args:
       task: network and population.
-      optimizer: local optimiser of all parts, its state made anew every round.
+      optimizer: local optimizer of all parts, whose state starts anew every round.
       gamma: 0 is plain cross-entropy for the generic part, which is then FedAvg.
       epochs: local epochs.
       batch: B.
@@ -53,19 +56,15 @@ def fedrod(
 
     Returns:
       The algorithm; a client keeps its personal head, {"kernel", "bias"} as the network's own.
-
-    Raises:
-      ValueError: gamma is negative, or another argument is out of range.
     """
-    if not gamma >= 0:
-        raise ValueError(f"gamma={gamma} must not be negative")
+    check_each(fedrod, gamma=gamma)
     model = task.model
 
     def personal(h_m, z):
         return model.head(Net({"head": h_m}), z)
 
     def client_update(w, h_m, data, key):
-        counts = local_training.accumulate(
+        counts = local_training.sum_over_batches(
             lambda b: jnp.sum(jax.nn.one_hot(b.y, task.classes) * b.mask[:, None], 0), data, batch=batch
         )
         prior = gamma * jnp.log(jnp.maximum(counts, aggregators.TINY))
@@ -75,10 +74,10 @@ def fedrod(
             o_g, z = outputs["logits"], outputs["features"]
             generic = losses.cross_entropy(o_g + prior[None], batch.y, batch.mask)
             o_p = jax.lax.stop_gradient(o_g) + personal(net.params["personal"], jax.lax.stop_gradient(z))
-            own = local_training.of_labels(task)(o_p, batch.y, batch.mask)
-            return generic + own, local_training.Aux(stats, local_training.classified(own, o_p, batch))
+            own = local_training.label_loss(task)(o_p, batch.y, batch.mask)
+            return generic + own, local_training.Aux(stats, local_training.loss_metrics(own, o_p, batch))
 
-        train = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)
+        train = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)
         (params, stats), _, sums = train(Net({"shared": w.params, "personal": h_m}, w.stats), data, key)
         new = Net(params["shared"], stats)
         return ClientOutput(params["personal"], optax.tree.sub(new, w), sums, local=(new, params["personal"]))
@@ -91,7 +90,7 @@ def fedrod(
         server_init=model.init,
         client_update=client_update,
         server_update=lambda w, delta, cohort, key: (optax.apply_updates(w, delta), {}),
-        collect=aggregators.mean(aggregators.weights(weights)),
+        collect=aggregators.mean(aggregators.make_weight_fn(weights)),
         predict={"personal": predict, "global": lambda w, h_m, x: model.apply(w, x)[0]},
         client_init=lambda key, w, client_id: optax.tree.zeros_like(w.params["head"]),
     )

@@ -1,44 +1,46 @@
-"""FedSDR, as the FedOA paper adapts it: personal adapters whose features do not go with the global one's, the shortcuts.
+"""FedSDR, as adapted in the FedOA paper: personal adapters penalized for the global one's shortcut features.
 
-In plain words: A method against shortcuts of single clients, in the form that FedOA's authors give it for adapters: what only one
-client's data support is removed from the personal adapter.
+In plain words: A method against shortcuts of single clients, in the form that FedOA's authors give
+it for adapters: what only one client's data support is removed from the personal adapter.
 Sent to clients: adapter.
 
-Tang, Guo, Zhang, Guo. Learning Personalized Causally Invariant Representations for Heterogeneous Federated Clients. ICLR 2024.
-https://openreview.net/forum?id=8FHWkY0SwF
-Yang et al. Federated Adapter on Foundation Models: An Out-Of-Distribution Approach. 2025, appendix C.2, and its released code.
-https://arxiv.org/abs/2505.01075
+Tang, Guo, Zhang, Guo. Learning Personalized Causally Invariant Representations for Heterogeneous
+Federated Clients. ICLR 2024. https://openreview.net/forum?id=8FHWkY0SwF Yang et al. Federated
+Adapter on Foundation Models: An Out-Of-Distribution Approach. 2025, appendix C.2, and its released
+code. https://arxiv.org/abs/2505.01075
 
   adaptation   here          meaning
-  w            server.net    adapter that learns shortcuts together, FedIT's
-  v_i          v_i           client i's personal adapter, which never travels
+  w            server.net    adapter that learns shortcuts together, as in FedIT
+  v_i          v_i           client i's personal adapter, never sent
   e, g         e, g          features by v_i, and by w (constant), [B, D]
   lambda       lam           weight of the penalty  1/B sum_b | sum_k e_bk |g_bk - mean_b g_bk| |
 
-`variant`: in the "default" the personal adapters begin from the common initialisation in the first round; "released": from draws of
-their own in the second, whose first is FedIT's alone.
+`variant`: in "default" personal adapters start from the common initialization in the first round;
+in "released" from their own draws in the second round, after a first round of FedIT alone.
 
-A newcomer gets a personal adapter of its own, not begun from the global one's shortcuts, after a local training of it.
+Unseen clients start a personal adapter from the initialization, not from the global one's
+shortcuts, after local training of it.
 
-Departures: this is the adaptation, not the first paper's estimator of the conditional mutual information, whose code is not public;
-its regulariser of the head is left out, since the head is fixed. Features by w are of the plain example in evaluation mode.
+Departures: this is the adaptation, not the first paper's estimator of conditional mutual
+information, whose code is not public; its regularizer of the head is left out, since the head is
+fixed. Features by w are of the plain example in evaluation mode.
 """
 
 import jax.numpy as jnp
 
 from fedjax_core import registry
 from fedjax_core.algorithm import PER_ROW, Algorithm, Array
-from fedjax_core.option_types import AtLeastOne, AtLeastZero
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each
 from fedjax_core.task import Task
 from fedjax_core.training import local_training, losses
-from methods.ditto import beside
+from methods.ditto import with_personal_model
 from methods.fedavg import fedavg
 
 VARIANTS = {"default": {}, "released": {"begin": 1, "fresh": True}}
 
 
-def penalty(e: Array, g: Array, mask: Array) -> Array:
-    """1/B sum_b | sum_k e_bk |g_bk - mean_b g_bk| | of features [B, D] over the rows in `mask` [B]."""
+def shortcut_penalty(e: Array, g: Array, mask: Array) -> Array:
+    """Returns 1/B sum_b | sum_k e_bk |g_bk - mean_b g_bk| | of features [B, D] over `mask` [B]."""
     g = jnp.where(mask[:, None], g, 0)
     mean = jnp.sum(g, 0) / jnp.maximum(jnp.sum(mask), 1)
     return losses.masked_mean(jnp.abs(jnp.sum(e * jnp.abs(g - mean[None]), -1)), mask)
@@ -48,7 +50,7 @@ def fedsdr(
     task: Task,
     *,
     optimizer: local_training.Optimizer,
-    lam: float = 0.5,
+    lam: NonNegative = 0.5,
     epochs: AtLeastZero = 2,
     batch: AtLeastOne = 32,
     weights: str = "uniform",
@@ -58,7 +60,7 @@ def fedsdr(
 
     Args:
       task: network and population; what its `Net` has is the adapter.
-      optimizer: local optimiser of both adapters, its state made anew every round.
+      optimizer: local optimizer of both adapters, whose state starts anew every round.
       lam: lambda; 0 makes the personal adapters Local's.
       epochs: local epochs of either adapter.
       batch: B.
@@ -67,27 +69,23 @@ def fedsdr(
 
     Returns:
       The algorithm; a client keeps its personal adapter.
-
-    Raises:
-      ValueError: lam is negative, or another argument is out of range.
     """
     reading = VARIANTS[registry.choose("variant", variant, VARIANTS)]
-    if not lam >= 0:
-        raise ValueError(f"lam={lam} must not be negative")
+    check_each(fedsdr, lam=lam)
     model = task.model
 
     def loss(net, batch, key):
         outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
-        risk, sums = local_training.risk(outputs, batch, local_training.of_labels(task))
-        d = penalty(outputs["features"], batch.beside, batch.mask)
+        risk, sums = local_training.loss_and_metrics(outputs, batch, local_training.label_loss(task))
+        d = shortcut_penalty(outputs["features"], batch.extra, batch.mask)
         rows = jnp.sum(batch.mask, dtype=d.dtype)
         return risk + lam * d, local_training.Aux(stats, {"personal_loss": sums["loss"], "penalty": (d * rows, rows)})
 
     def train(w, v_i, data, key):
-        g = local_training.each(lambda b: model.apply(w, b.x, mask=b.mask)[0]["features"], data, batch=batch)
-        trained = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(v_i, data, key, g)
+        g = local_training.map_examples(lambda b: model.apply(w, b.x, mask=b.mask)[0]["features"], data, batch=batch)
+        trained = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)(v_i, data, key, g)
         return trained.net, trained.sums
 
-    return beside(task, fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights), train, **reading)._replace(
-        newcomer=None, targets=PER_ROW
-    )
+    return with_personal_model(
+        task, fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights), train, **reading
+    )._replace(newcomer=None, targets=PER_ROW)

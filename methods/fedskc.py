@@ -1,54 +1,62 @@
-"""FedSKC: class-wise structural knowledge regulates local training, aggregation, and the step from round to round.
+"""FedSKC: class-wise structural knowledge guides local training, aggregation, and the step between rounds.
 
-In plain words: Clients send mean logits of their classes beside the model. This knowledge guides local training by contrast,
-gives less weight to clients whose knowledge differs from the common one, and smooths the server's step over rounds.
+In plain words: Clients send mean logits of their classes beside the model. This knowledge guides
+local training by contrast, gives less weight to clients whose knowledge differs from the common
+one, and smooths the server's step over rounds.
 Sent to clients: model, class knowledge.
 
-Wang, Li, Chen, Yan, Wang, Shi, Chen, Shen. FedSKC: Federated Learning with Non-IID Data via Structural Knowledge Collaboration.
-ICWS 2025.
+Wang, Li, Chen, Yan, Wang, Shi, Chen, Shen. FedSKC: Federated Learning with Non-IID Data via
+Structural Knowledge Collaboration. ICWS 2025.
 
   paper         here               meaning
   w_g           server.net         global model
-  l_i           logits             what knowledge is made of
-  c_k^j         c, held            client k's knowledge of class j, [K, D], and which classes it has, [K]
-  c~^j          server.knowledge   the cohort's knowledge of class j; server.known: which classes have any
+  l_i           logits             what knowledge is computed from
+  c_k^j         c, held            client k's knowledge of class j, [K, D], and mask of its classes, [K]
+  c~^j          server.knowledge   the cohort's knowledge of class j; server.known: mask of classes
   M             neighbours         nearest clients that a client's knowledge is averaged with (Eq. 1)
-  U, tau        lcl.scale, .tau    normalisation and temperature of the contrast (Eq. 2, 3)
-  d_k, e_k      gda                discrepancy, and the weights made of it (Eq. 4): `aggregators.by_discrepancy`
+  U, tau        lcl.scale, .tau    normalization and temperature of the contrast (Eq. 2, 3)
+  d_k, e_k      gda                discrepancy, and the resulting weights (Eq. 4): `aggregators.discrepancy_weights`
   sigma, beta   gpr                variances of c~, and the review by them (Eq. 5): `aggregators.period_review`
 
-The client's loss is CE + LCL, and it sends its delta and its knowledge. The paper can be read in several ways; `variant` presets
-the options, each of which can also be set:
+The client's loss is CE + LCL, and it sends its delta and its knowledge. The paper can be read in
+several ways; `variant` presets the options:
 
-  option              "default"       "printed"   "released"   what it says
-  lcl.scale           batch           epoch       none         rows that U_j is a mean over; "epoch": all, before each epoch
-  lcl.twice           False           .           True         the positive term stands in the denominator once more
-  lcl.own             False           .           True         an example of an unknown class has its own logits as positive
-  lcl.ramp            0               .           100          rounds over which the weight of LCL rises from 0 to 1
-  knowledge.silu      True            .           False        c <- c * sigmoid(c)
-  knowledge.source    final           .           training     logits of the final model in evaluation mode, or those met in the
-                                                               last local epoch
-  knowledge.keep      True            .           False        a class that nobody holds in a round keeps its knowledge
-  gda.on              True            .           False        else weights by samples or uniform (`weights`)
-  gda.size            fraction        count       .            what stands for the size in the sigmoid: N_k / N, or N_k
-  gda.distance        mean            sum         .            d_k: mean or sum over the classes that client k holds
-  gda.form            sigmoid         .           .            `aggregators.by_discrepancy`
-  gpr.form            interpolate     printed     printed      `aggregators.period_review`
-  gpr.beta            0.95            .           0.99
-  gpr.ddof            0               .           1            of the variances
-  gpr.over            both            .           own          classes of their sums: known in both rounds, or in each
-  gpr.entries         params          .           all          whether normalisation statistics are reviewed as well
+  option              "default"     "printed"   "released"   meaning
+  lcl.scale           batch         epoch       none         examples that U_j averages over; "epoch": all,
+                                                             before each epoch
+  lcl.twice           False         .           True         the positive term is twice in the denominator
+  lcl.own             False         .           True         the positive of an unknown class is the
+                                                             example's own logits
+  lcl.ramp            0             .           100          rounds over which LCL's weight rises to 1
+  knowledge.silu      True          .           False        c <- c * sigmoid(c)
+  knowledge.source    final         .           training     logits of the final model in evaluation mode, or
+                                                             those of the last local epoch
+  knowledge.keep      True          .           False        a class that no client of a round has keeps its
+                                                             knowledge
+  gda.on              True          .           False        else weights by examples or uniform (`weights`)
+  gda.size            fraction      count       .            size in the sigmoid: N_k / N, or N_k
+  gda.distance        mean          sum         .            d_k: mean or sum over the classes of client k
+  gda.form            sigmoid       .           .            `aggregators.discrepancy_weights`
+  gpr.form            interpolate   printed     printed      `aggregators.period_review`
+  gpr.beta            0.95          .           0.99
+  gpr.ddof            0             .           1            of the variances
+  gpr.over            both          .           own          classes of their sums: known in both rounds, or
+                                                             in each
+  gpr.entries         params        .           all          whether batch statistics are reviewed as well
 
-Why d_k is a mean by default: the paper wants less weight for knowledge that is unusual and more for more data. A sum grows with the
-number of classes that a client holds, and a_k d_k with its square, beside which 2 b_k is at most 2: whoever holds few classes then
-gets most of the weight, whatever its size. "relu" balances the two without a scale of the logits.
+Why d_k is a mean by default: the paper wants less weight for unusual knowledge and more for more
+data. A sum grows with a client's number of classes, and a_k d_k with its square, while 2 b_k is at
+most 2: clients with few classes then get most of the weight, whatever their size. "relu" balances
+both independently of the logits' scale.
 
-A newcomer gets the server's model as it is.
+Unseen clients use the server's model.
 
-Departures: a class that a client has no example of has no knowledge (masks instead of zeros), so the means run over its holders;
-in the first round, when nothing is known, the loss is CE. U is a constant for the gradient. CE is a mean over the batch like LCL
-(Algorithm 1 prints a sum). "released" leaves the released code's data preparation to the config (learning rate 0.1, crops, flips,
-equal client sizes). Its ramp counts rounds from 1; it starts from no knowledge, where that reads uninitialised memory.
+Departures: a class without examples at a client has no knowledge (masks instead of zeros), so means
+are over the clients that have it. In the first round, when nothing is known, the loss is CE. U has
+no gradient. CE is a mean over the batch like LCL (Algorithm 1 prints a sum). "released" leaves the
+released code's data preparation to the config (learning rate 0.1, crops, flips, equal client
+sizes). Its ramp counts rounds from 1; knowledge starts empty, where that code reads uninitialized
+memory.
 """
 
 from collections.abc import Mapping
@@ -61,15 +69,15 @@ import optax
 from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Cohort, Net, PyTree
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive, check_each
-from fedjax_core.task import Task, needs_logits, width
+from fedjax_core.task import Task, feature_size, require_class_logits
 from fedjax_core.training import aggregators, local_training, losses
 
-EPOCH = 0x65706F63  # keeps the draws with which U is found apart from those of training
-LEAST = 1e-6  # U below which logits count as equal to the knowledge
+EPOCH = 0x65706F63  # separates the draws for U from those of training
+LEAST = 1e-6  # minimum of U; below it logits count as equal to the knowledge
 
 
 class Lcl(NamedTuple):
-    """Local contrastive learning; the module's docstring has the options."""
+    """Options of the local contrastive learning; see the module's docstring."""
 
     on: bool = True
     tau: Positive = 0.08
@@ -80,7 +88,7 @@ class Lcl(NamedTuple):
 
 
 class Knowledge(NamedTuple):
-    """How clients' knowledge is made and merged."""
+    """Options of the structural knowledge."""
 
     of: str = "logits"
     neighbours: AtLeastZero = 1
@@ -90,7 +98,7 @@ class Knowledge(NamedTuple):
 
 
 class Gda(NamedTuple):
-    """Global discrepancy aggregation."""
+    """Options of the global discrepancy aggregation."""
 
     on: bool = True
     size: str = "fraction"
@@ -99,7 +107,7 @@ class Gda(NamedTuple):
 
 
 class Gpr(NamedTuple):
-    """Global period review."""
+    """Options of the global period review."""
 
     on: bool = True
     form: str = "interpolate"
@@ -147,14 +155,14 @@ class Server(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What a client sees of the server."""
+    """The broadcast."""
 
     net: Net
     knowledge: Array
     known: Array
 
 
-def contrast(
+def contrastive_loss(
     logits: Array,
     y: Array,
     mask: Array,
@@ -166,21 +174,22 @@ def contrast(
     twice: bool = False,
     own: bool = False,
 ) -> Array:
-    """LCL of a batch (Eq. 2, 3): its mean over the rows in `mask`, where rows without a positive count as 0.
+    """Returns LCL of a batch (Eq. 2, 3), where examples without a positive count as 0.
 
     Args:
       logits: [B, D].
       y: [B] classes.
       mask: [B].
-      knowledge: [K, D]; that of unknown classes may hold anything.
+      knowledge: [K, D]; unknown classes may be anything.
       known: [K].
       scale: [K], U.
       tau: temperature.
-      twice: whether the positive term stands in the denominator a second time.
-      own: whether a row of an unknown class has its own logits as positive, which then stand in the denominator, too.
+      twice: whether the positive term is twice in the denominator.
+      own: whether the positive of an unknown class is the example's own logits, which are then also
+        in the denominator.
     """
     knowledge = jnp.where(known[:, None], knowledge, 0)
-    s = losses.cosines(logits, knowledge) / scale[None] / tau  # Eq. 2
+    s = losses.cosine_similarities(logits, knowledge) / scale[None] / tau  # Eq. 2
     s = jnp.where(known[None], s, -jnp.inf)
     has = known[y]
     positive = jnp.where(has, jnp.take_along_axis(jnp.where(known[None], s, 0), y[:, None], 1)[:, 0], 0)
@@ -192,13 +201,13 @@ def contrast(
     if twice or own:  # the denominator holds every row's positive
         extra = positive if twice else jnp.where(known[y], -jnp.inf, positive)
         terms = jnp.concatenate([s, extra[:, None]], 1)
-    terms = jnp.where(has[:, None], terms, 0)  # no row of nothing but -inf
+    terms = jnp.where(has[:, None], terms, 0)  # avoids rows of -inf only
     return losses.masked_mean(jnp.where(has, jax.nn.logsumexp(terms, 1) - positive, 0), mask)  # Eq. 3
 
 
-def distances(logits: Array, knowledge: Array, mask: Array) -> Array:
-    """Sum over the rows in `mask` [B] of |l_i - c~^j| for each class: [B, D], [K, D] -> [K]."""
-    apart = losses.lengths(logits[:, None] - knowledge[None])
+def sum_distances(logits: Array, knowledge: Array, mask: Array) -> Array:
+    """Sums |l_i - c~^j| over the examples in `mask` [B] for each class: [B, D], [K, D] -> [K]."""
+    apart = losses.safe_norms(logits[:, None] - knowledge[None])
     return jnp.sum(jnp.where(mask[:, None], apart, 0), 0)
 
 
@@ -210,9 +219,9 @@ def summarize_weights(weights: Array, cohort: Cohort) -> dict[str, tuple[Array, 
       cohort: who took part.
 
     Returns:
-      `weight_min` and `weight_max`: smallest and largest share of a client that took part, where all
-      shares sum to 1; `weight_size_correlation`: Pearson's correlation of the shares with the numbers
-      of training examples, undefined where either is the same for all.
+      `weight_min` and `weight_max`: smallest and largest share of a client that took part, where
+      all shares sum to 1; `weight_size_correlation`: Pearson's correlation of the shares with the
+      numbers of training examples, undefined where either is the same for all.
     """
     active = cohort.examples > 0
     count = jnp.sum(active)
@@ -251,47 +260,50 @@ def fedskc(
 
     Args:
       task: network and population.
-      optimizer: local optimiser, its state made anew every round.
+      optimizer: local optimizer, whose state starts anew every round.
       epochs: E.
       batch: B.
       variant: "default", "printed" or "released".
       weights: of the aggregation without GDA: "samples" or "uniform".
-      lcl: options of the local contrast that differ from the variant's; None in place of a value leaves the variant's.
+      lcl: options of the local contrast that differ from the variant's; None in place of a value
+        leaves the variant's.
       knowledge: likewise of the structural knowledge.
       gda: likewise of the global discrepancy aggregation.
       gpr: likewise of the global period review.
 
     Returns:
       The algorithm; a client sends its delta and K * (D + 1) numbers, and keeps nothing.
-
-    Raises:
-      ValueError: an option is unknown or out of range.
     """
     preset = VARIANTS[registry.choose("variant", variant, VARIANTS)]
     local = _options("lcl", Lcl(), preset, lcl)
-    made = _options("knowledge", Knowledge(), preset, knowledge)
+    know = _options("knowledge", Knowledge(), preset, knowledge)
     discrepancy = _options("gda", Gda(), preset, gda)
-    period = _options("gpr", Gpr(), preset, gpr)
+    review_options = _options("gpr", Gpr(), preset, gpr)
     check_each(fedskc, epochs=epochs)
-    weigh, by_discrepancy = aggregators.weights(weights), aggregators.by_discrepancy(*discrepancy[1:])  # checked also where unused
+    weight_fn, by_discrepancy = (
+        aggregators.make_weight_fn(weights),
+        aggregators.discrepancy_weights(*discrepancy[1:]),
+    )  # checked also where unused
     model, classes = task.model, task.classes
-    if made.of == "logits":
-        needs_logits(task, "fedskc")
-    strength = jnp.minimum(1.0, (task.round + 1) / local.ramp) if local.ramp else 1.0
+    if know.of == "logits":
+        require_class_logits(task, "fedskc")
+    strength = jnp.minimum(1.0, (task.round_num + 1) / local.ramp) if local.ramp else 1.0
     review = optax.identity()
-    if period.on:
-        review = aggregators.period_review(classes, period.beta, period.form, period.ddof, period.over)
-        if period.entries == "params":
+    if review_options.on:
+        review = aggregators.period_review(
+            classes, review_options.beta, review_options.form, review_options.ddof, review_options.over
+        )
+        if review_options.entries == "params":
             review = optax.masked(review, Net(params=True, stats=False))
-    aggregator = aggregators.aggregate(
-        aggregators.stack if discrepancy.on else aggregators.mean(weigh),
+    aggregator = aggregators.make_aggregator(
+        aggregators.stack if discrepancy.on else aggregators.mean(weight_fn),
         (lambda cohort, *, weights, **_: weights) if discrepancy.on else None,
         review,
     )
 
     def server_init(key):
         net = model.init(key)
-        numbers = classes if made.of == "logits" else width(model)
+        numbers = classes if know.of == "logits" else feature_size(model)
         return Server(net, jnp.zeros((classes, numbers)), jnp.zeros(classes, bool), aggregator.init(net))
 
     def outputs(net, batch, **mode):
@@ -300,55 +312,59 @@ def fedskc(
     def client_update(sent, client, data, key):
         def loss(net, batch, key, epoch):
             out, stats = outputs(net, batch, key=key, train=True)
-            ce = local_training.of_labels(task)(out["logits"], batch.y, batch.mask)
+            ce = local_training.label_loss(task)(out["logits"], batch.y, batch.mask)
             rows = jnp.sum(batch.mask, dtype=ce.dtype)
-            l, value, lcl = out[made.of], ce, jnp.zeros(())
+            l, value, lcl = out[know.of], ce, jnp.zeros(())
             if local.on:
                 u = epoch.scale
                 if local.scale == "batch":
-                    u = distances(jax.lax.stop_gradient(l), sent.knowledge, batch.mask) / jnp.maximum(rows, 1)
+                    u = sum_distances(jax.lax.stop_gradient(l), sent.knowledge, batch.mask) / jnp.maximum(rows, 1)
                 u = jnp.maximum(u, LEAST)
-                lcl = contrast(l, batch.y, batch.mask, sent.knowledge, sent.known, u, local.tau, twice=local.twice, own=local.own)
+                lcl = contrastive_loss(
+                    l, batch.y, batch.mask, sent.knowledge, sent.known, u, local.tau, twice=local.twice, own=local.own
+                )
                 value = ce + strength * lcl
-            sums = local_training.classified(ce, out["logits"], batch) | {"lcl": (lcl * rows, rows)}
-            met = local_training.class_sums(l, batch.y, batch.mask & epoch.last, classes) if made.source == "training" else ()
-            return value, local_training.Aux(stats, (sums, met))
+            sums = local_training.loss_metrics(ce, out["logits"], batch) | {"lcl": (lcl * rows, rows)}
+            class_logits = (
+                local_training.class_sums(l, batch.y, batch.mask & epoch.last, classes) if know.source == "training" else ()
+            )
+            return value, local_training.Aux(stats, (sums, class_logits))
 
-        def each_epoch(net, data, e):
+        def epoch_inputs(net, data, e):
             scale = jnp.ones(classes)
             if local.on and local.scale == "epoch":
                 drawn = jax.random.fold_in(jax.random.fold_in(key, EPOCH), e)
 
                 def of(batch):
                     out, _ = outputs(net, batch, key=drawn, train=True)
-                    return distances(out[made.of], sent.knowledge, batch.mask)
+                    return sum_distances(out[know.of], sent.knowledge, batch.mask)
 
-                scale = local_training.accumulate(of, data, batch=batch) / jnp.maximum(data.size, 1)
+                scale = local_training.sum_over_batches(of, data, batch=batch) / jnp.maximum(data.size, 1)
             return _Epoch(scale, jnp.asarray(e == epochs - 1))
 
-        w_k, _, (sums, met) = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch, each_epoch=each_epoch)(
-            sent.net, data, key
-        )
-        if made.source == "training":
-            c, count = met[0] / jnp.maximum(met[1], 1)[:, None], met[1]
+        w_k, _, (sums, class_logits) = local_training.fit(
+            loss, optimizer(task.round_num), epochs=epochs, batch=batch, epoch_inputs=epoch_inputs
+        )(sent.net, data, key)
+        if know.source == "training":
+            c, count = class_logits[0] / jnp.maximum(class_logits[1], 1)[:, None], class_logits[1]
         else:
-            c, count = local_training.class_means(lambda b: outputs(w_k, b)[0][made.of], data, classes=classes, batch=batch)
-        c = c * jax.nn.sigmoid(c) if made.silu else c
+            c, count = local_training.class_means(lambda b: outputs(w_k, b)[0][know.of], data, classes=classes, batch=batch)
+        c = c * jax.nn.sigmoid(c) if know.silu else c
         return ClientOutput(client, (optax.tree.sub(w_k, sent.net), (c, count > 0)), sums, local=(sent._replace(net=w_k), client))
 
     def server_update(server, collected, cohort, key):
         delta, (c, held) = collected
-        there = cohort.examples > 0
-        held = held & there[:, None]
-        merged, known = aggregators.merge_neighbours(c, held, made.neighbours)  # Eq. 1
-        after = jnp.where(known[:, None], merged, server.knowledge if made.keep else 0)
-        known = known | server.known if made.keep else known
+        active = cohort.examples > 0
+        held = held & active[:, None]
+        merged, known = aggregators.merge_neighbours(c, held, know.neighbours)  # Eq. 1
+        after = jnp.where(known[:, None], merged, server.knowledge if know.keep else 0)
+        known = known | server.known if know.keep else known
         e = by_discrepancy(cohort, values=c, held=held, merged=merged) if discrepancy.on else None  # Eq. 4
         net, state = aggregator.update(  # Eq. 5
             server.net, delta, cohort, server.review, weights=e, knowledge=after, known=known
         )
         new = Server(net, after, known, state)
-        new = jax.tree.map(lambda new, old: jnp.where(jnp.any(there), new, old), new, server)
+        new = jax.tree.map(lambda new, old: jnp.where(jnp.any(active), new, old), new, server)
         metrics = {"known": (jnp.sum(new.known, dtype=jnp.float32), jnp.float32(classes))}
         if e is not None:
             metrics |= summarize_weights(e, cohort)
@@ -365,14 +381,14 @@ def fedskc(
 
 
 class _Epoch(NamedTuple):
-    """What an epoch's losses know. `scale`: [K], U of the whole local set; `last`: [] bool."""
+    """Inputs of an epoch's losses. `scale`: [K], U of the whole local set; `last`: [] bool."""
 
     scale: Array
     last: Array
 
 
 def _options(name: str, default: Any, preset: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any] | None) -> Any:
-    """`default` with the variant's options and with those that are given."""
+    """Returns `default`, overridden by the variant's options and by those given."""
     found = registry.options(name, default, preset.get(name), given)
     for key, choices in _CHOICES.items():
         part, _, option = key.partition(".")

@@ -1,29 +1,31 @@
-"""FedTGP: FedProto with prototypes that the server learns, apart from each other by a margin that adapts.
+"""FedTGP: FedProto with prototypes that the server trains, with an adaptive margin between classes.
 
-In plain words: FedProto whose prototypes the server trains, so that those of different classes keep a margin between them.
+In plain words: FedProto whose prototypes the server trains, so that those of different classes keep
+a margin between them.
 Sent to clients: class prototypes.
 
-Zhang, Liu, Hua, Cao. FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning for Data and Model
-Heterogeneity in Federated Learning. AAAI 2024. https://arxiv.org/abs/2401.03230
+Zhang, Liu, Hua, Cao. FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive
+Learning for Data and Model Heterogeneity in Federated Learning. AAAI 2024.
+https://arxiv.org/abs/2401.03230
 
   paper         here                      meaning
   P_i^c         collected                 client i's mean feature of class c, after training
   P^c_breve     "embedding"               trainable vector of class c
-  F, P^c_hat    generator, prototypes     F makes the prototype of its vector: linear, ReLU, linear, all of D features
-  delta(t)      margin(...)               largest distance of a class's centre to the nearest other one, at most tau
+  F, P^c_hat    generator, prototypes     F maps the vector to the prototype: linear, ReLU, linear, width D
+  delta(t)      adaptive_margin(...)      largest distance of a class center to its nearest, at most tau
   tau           margin
   S, lambda     server_epochs, lam
 
-  L_P = -log e^-(|P_i^c - P^c_hat| + delta) / (e^-(|P_i^c - P^c_hat| + delta) + sum over c' != c of e^-|P_i^c - P^c'_hat|)
+  L_P = -log e^-(|P_i^c - P^c_hat| + delta)
+            / (e^-(|P_i^c - P^c_hat| + delta) + sum over c' != c of e^-|P_i^c - P^c'_hat|)
 
-Clients are FedProto's; models may differ but for D. Scores likewise: "personal" by the client's own classifier, "nearest" by the
-closest prototype, as the authors predict.
+Clients and predictors are FedProto's; models may differ in all but D.
 
-A newcomer cannot be served, since networks never travel: it would train one alone.
+Unseen clients are not supported, since networks are never sent.
 
-Departures: those of the authors' code: a class's centre is the plain mean over its owners, and delta looks at nearest centres,
-where the paper, as we read it, takes the farthest. A client's means are taken after its training; the code takes them of the model
-before it.
+Departures: as in the authors' code, a class center is the plain mean over the clients that have the
+class, and delta uses nearest centers, where the paper, as we read it, uses the farthest. A client's
+means are computed after its training; the code uses the model before it.
 """
 
 from typing import NamedTuple
@@ -33,42 +35,44 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import Algorithm, Array, Net, PyTree
-from fedjax_core.nn.projection_head import layer, linear
-from fedjax_core.option_types import AtLeastOne, AtLeastZero
-from fedjax_core.task import Task, common_width
+from fedjax_core.nn.projection_head import apply_linear, init_linear
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
+from fedjax_core.task import Task, require_common_feature_size
 from fedjax_core.training import aggregators, local_training, losses
-from methods.fedproto import Prototypes, fedproto, nothing_known
+from methods.fedproto import Prototypes, fedproto, init_prototypes
 
-_STREAM = 0x746770  # of the generator's initialisation
+_STREAM = 0x746770  # of the generator's initialization
 
 
 class Server(NamedTuple):
     """Attributes:
     generator: the parameters of F, and the classes' vectors.
-    prototypes: what F makes of them, known to the clients from the second round on.
+    prototypes: outputs of F, known to clients from the second round on.
     """
 
     generator: PyTree
     prototypes: Prototypes
 
 
-def generator(key: Array, classes: int, features: int) -> PyTree:
-    """The parameters of F, and the classes' vectors: K D + 2 (D^2 + D) numbers."""
+def init_generator(key: Array, classes: int, features: int) -> PyTree:
+    """Initializes F and the vectors of the classes: K D + 2 (D^2 + D) numbers."""
     vectors, hidden, out = jax.random.split(key, 3)
-    made = {"hidden": layer(hidden, features, features), "out": layer(out, features, features)}
-    return made | {"embedding": jax.random.normal(vectors, (classes, features))}
+    params = {"hidden": init_linear(hidden, features, features), "out": init_linear(out, features, features)}
+    return params | {"embedding": jax.random.normal(vectors, (classes, features))}
 
 
-def generated(params: PyTree) -> Array:
-    """All prototypes: [K, D]."""
-    return linear(params["out"], jax.nn.relu(linear(params["hidden"], params["embedding"])))
+def generate_prototypes(params: PyTree) -> Array:
+    """Returns all prototypes [K, D]."""
+    return apply_linear(params["out"], jax.nn.relu(apply_linear(params["hidden"], params["embedding"])))
 
 
 def adaptive_margin(centres: Array, held: Array, most: float) -> Array:
-    """delta: the largest, over classes, distance of a centre [K, D] to the nearest of the others that are `held` [K]; at most
-    `most`, which it is for fewer than two classes."""
+    """Returns delta: the largest distance of a class center [K, D] to its nearest other, over classes in `held` [K].
+
+    It is at most `most`, and `most` for fewer than two classes.
+    """
     pairs = held[:, None] & held[None] & ~jnp.eye(len(held), dtype=bool)
-    apart = losses.lengths(jnp.where(pairs[..., None], centres[:, None] - centres[None], 0))
+    apart = losses.safe_norms(jnp.where(pairs[..., None], centres[:, None] - centres[None], 0))
     nearest = jnp.min(jnp.where(pairs, apart, jnp.inf), 1)
     widest = jnp.max(jnp.where(jnp.any(pairs, 1), nearest, 0))
     return jnp.where(jnp.any(pairs), jnp.minimum(widest, most), most)
@@ -78,19 +82,20 @@ def fedtgp(
     task: Task,
     *,
     optimizer: local_training.Optimizer,
-    lam: float = 10.0,
+    lam: NonNegative = 10.0,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
-    margin: float = 100.0,
-    server_lr: float = 0.01,
+    margin: NonNegative = 100.0,
+    server_lr: Positive = 0.01,
     server_epochs: AtLeastZero = 100,
     server_batch: AtLeastOne = 10,
 ) -> Algorithm:
     """Builds FedTGP (Algorithm 1).
 
     Args:
-      task: network and population; groups may differ in architecture, but not in the number of features.
-      optimizer: local optimiser, its state made anew every round.
+      task: network and population; groups may differ in architecture, but not in the number of
+        features.
+      optimizer: local optimizer, whose state starts anew every round.
       lam: weight of the pull to the prototypes; 0 is local training.
       epochs: local epochs.
       batch: B.
@@ -105,34 +110,31 @@ def fedtgp(
     Raises:
       ValueError: the numbers of features differ, or an argument is out of range.
     """
-    if not margin >= 0:
-        raise ValueError(f"margin={margin} must not be negative")
-    if not server_lr > 0:
-        raise ValueError(f"server_lr={server_lr} must be positive")
-    classes, d = task.classes, common_width(task, "fedtgp")
+    check_each(fedtgp, lam=lam, margin=margin, server_lr=server_lr)
+    classes, d = task.classes, require_common_feature_size(task, "fedtgp")
     learn = lambda loss: local_training.fit(loss, optax.sgd(server_lr), epochs=server_epochs, batch=server_batch)
 
     def server_update(server, collected, cohort, key):
         means, counts = collected
-        came = (cohort.examples > 0)[:, None] & (counts > 0)
-        centres = aggregators.weighted_mean(means, came.astype(means.dtype))
-        delta = adaptive_margin(centres, jnp.any(came, 0), margin)
+        is_sent = (cohort.examples > 0)[:, None] & (counts > 0)
+        centres = aggregators.weighted_mean(means, is_sent.astype(means.dtype))
+        delta = adaptive_margin(centres, jnp.any(is_sent, 0), margin)
 
         def loss(net, batch, key):
-            apart = losses.lengths(batch.x[:, None] - generated(net.params)[None])
+            apart = losses.safe_norms(batch.x[:, None] - generate_prototypes(net.params)[None])
             logits = -(apart + delta * jax.nn.one_hot(batch.y, classes))
             value = losses.cross_entropy(logits, batch.y, batch.mask)  # L_P
-            return value, local_training.Aux(net.stats, local_training.classified(value, -apart, batch))
+            return value, local_training.Aux(net.stats, local_training.loss_metrics(value, -apart, batch))
 
-        learnt, _, said = learn(loss)(Net(server.generator), local_training.received(cohort, means, counts), key)
-        known = server.prototypes.known | jnp.any(came)
-        return Server(learnt.params, Prototypes(generated(learnt.params), known)), said
+        trained, _, metrics = learn(loss)(Net(server.generator), local_training.uplinks_as_examples(cohort, means, counts), key)
+        known = server.prototypes.known | jnp.any(is_sent)
+        return Server(trained.params, Prototypes(generate_prototypes(trained.params), known)), metrics
 
     parent = fedproto(task, optimizer=optimizer, lam=lam, epochs=epochs, batch=batch)
     return parent._replace(
-        server_init=lambda key: Server(generator(jax.random.fold_in(key, _STREAM), classes, d), nothing_known(task)),
+        server_init=lambda key: Server(init_generator(jax.random.fold_in(key, _STREAM), classes, d), init_prototypes(task)),
         server_update=server_update,
         collect=aggregators.stack,
         broadcast=lambda server, client_id: server.prototypes,
-        newcomer="FedTGP's networks never travel, so an unseen client would train one alone",
+        newcomer="FedTGP's networks are never sent, so an unseen client would have to train one alone",
     )

@@ -1,12 +1,12 @@
-"""Local: every client trains alone, from one common initialisation; nothing is sent.
+"""Local: every client trains alone, from a common initialization; nothing is sent.
 
 In plain words: Every client trains alone. A method for personal models should be better than this.
 Sent to clients: nothing.
 
-The reference that personalised methods must beat. Client i's model after T rounds of E epochs is T * E epochs of training on its
-own data, the optimiser made anew every round.
+The baseline of personalized methods. After T rounds of E epochs, client i's model has trained for T
+* E epochs on its own data, with the optimizer's state anew every round.
 
-A newcomer cannot be served, since nothing is shared.
+Unseen clients are not supported, since nothing is shared.
 
 Departures: none; there is no paper.
 """
@@ -22,7 +22,7 @@ def local(task: Task, *, optimizer: local_training.Optimizer, epochs: AtLeastZer
 
     Args:
       task: network and population; groups may differ in architecture.
-      optimizer: local optimiser, its state made anew every round.
+      optimizer: local optimizer, whose state starts anew every round.
       epochs: local epochs per round.
       batch: B.
 
@@ -30,7 +30,7 @@ def local(task: Task, *, optimizer: local_training.Optimizer, epochs: AtLeastZer
       The algorithm; the server's state is empty, a client's is its model.
     """
     model = task.model
-    train = local_training.fit(local_training.supervised(task), optimizer(task.round), epochs=epochs, batch=batch)
+    train = local_training.fit(local_training.supervised_loss(task), optimizer(task.round_num), epochs=epochs, batch=batch)
 
     def client_update(sent, w_i, data, key):
         trained = train(w_i, data, key)

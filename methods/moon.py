@@ -1,22 +1,22 @@
-"""MOON: a client's features are drawn to the global model's, and away from those of its own previous model.
+"""MOON: a client's features are pulled to the global model's, and away from its own previous model's.
 
-In plain words: While a client trains, its features are drawn towards those of the server's model and away from those of its own
-previous model.
+In plain words: While a client trains, its features are drawn towards those of the server's model
+and away from those of its own previous model.
 Sent to clients: model.
 
 Li, He, Song. Model-Contrastive Federated Learning. CVPR 2021. https://arxiv.org/abs/2103.16257
 
-  paper            here                 meaning
-  w^t              server               global model
-  w_i^(t-1)        client.previous      what client i last trained
-  R_w(x)           model.features       body, then a projection of two layers, on whose outcome the classifier stands
-  z, z_glob, z_prev                     features of the model in training, the global and the previous one
-  mu, tau          mu, tau              weight and temperature of the contrastive term
+  paper              here               meaning
+  w^t                server             global model
+  w_i^(t-1)          client.previous    client i's last trained model
+  R_w(x)             model.features     body and a two-layer projection, which the classifier reads
+  z, z_glob, z_prev                     features of the trained, the global and the previous model
+  mu, tau            mu, tau            weight and temperature of the contrastive term
 
-A newcomer gets the server's model as it is.
+Unseen clients use the server's model.
 
-Departures: in a client's first round there is no previous model and no contrastive term (the authors' code has a random model of
-the client's own then). The two fixed models see the images without `config.augment`.
+Departures: in a client's first round there is no previous model and no contrastive term (the
+authors' code uses a random model then). The two fixed models see images without `config.augment`.
 """
 
 from typing import NamedTuple
@@ -26,8 +26,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import PER_ROW, Algorithm, Array, ClientOutput, Net
-from fedjax_core.nn.projection_head import projected
-from fedjax_core.option_types import AtLeastOne, AtLeastZero
+from fedjax_core.nn.projection_head import with_projection
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training, losses
 
@@ -35,15 +35,15 @@ from fedjax_core.training import aggregators, local_training, losses
 class Client(NamedTuple):
     """Attributes:
     previous: the model as the client last trained it.
-    trained: [] 1 if it ever did, else 0.
+    trained: [] 1 if the client ever trained, else 0.
     """
 
     previous: Net
     trained: Array
 
 
-def contrast(z: Array, near: Array, far: Array, mask: Array, tau: float) -> Array:
-    """Mean over the rows in `mask` of -log(e^(cos(z, near)/tau) / (e^(cos(z, near)/tau) + e^(cos(z, far)/tau))); all [B, D]."""
+def contrastive_loss(z: Array, near: Array, far: Array, mask: Array, tau: float) -> Array:
+    """Returns the mean of -log(e^(cos(z, near)/tau) / (e^(cos(z, near)/tau) + e^(cos(z, far)/tau)))."""
     z, near, far = losses.unit(z), losses.unit(near), losses.unit(far)
     return losses.masked_mean(jax.nn.softplus(jnp.sum(z * (far - near), -1) / tau), mask)
 
@@ -52,9 +52,9 @@ def moon(
     task: Task,
     *,
     optimizer: local_training.Optimizer,
-    mu: float = 5.0,
-    tau: float = 0.5,
-    projection: int = 256,
+    mu: NonNegative = 5.0,
+    tau: Positive = 0.5,
+    projection: AtLeastOne = 256,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
     weights: str = "samples",
@@ -63,7 +63,7 @@ def moon(
 
     Args:
       task: network, whose head is replaced, and population.
-      optimizer: local optimiser.
+      optimizer: local optimizer.
       mu: weight of the contrastive term; 0 is FedAvg on the same network.
       tau: its temperature.
       projection: size of the projected features.
@@ -73,30 +73,22 @@ def moon(
 
     Returns:
       The algorithm; a client keeps the model that it last trained.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
-    if not mu >= 0:
-        raise ValueError(f"mu={mu} must not be negative")
-    if not tau > 0:
-        raise ValueError(f"tau={tau} must be positive")
-    if projection < 1:
-        raise ValueError(f"projection={projection} must be at least 1")
-    model = projected(task.model, task.classes, projection)
-    collect = aggregators.mean(aggregators.weights(weights))
+    check_each(moon, mu=mu, tau=tau, projection=projection)
+    model = with_projection(task.model, task.classes, projection)
+    collect = aggregators.mean(aggregators.make_weight_fn(weights))
 
     def client_update(sent, client, data, key):
         def loss(net, batch, key):
             outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
-            ce = local_training.of_labels(task)(outputs["logits"], batch.y, batch.mask)
+            ce = local_training.label_loss(task)(outputs["logits"], batch.y, batch.mask)
             near = model.features(sent, batch.x, mask=batch.mask)[0]  # z_glob
             far = model.features(client.previous, batch.x, mask=batch.mask)[0]  # z_prev
-            term = contrast(outputs["features"], near, far, batch.mask, tau)
+            term = contrastive_loss(outputs["features"], near, far, batch.mask, tau)
             value = ce + mu * client.trained * term
-            return value, local_training.Aux(stats, local_training.classified(ce, outputs["logits"], batch))
+            return value, local_training.Aux(stats, local_training.loss_metrics(ce, outputs["logits"], batch))
 
-        trained = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(sent, data, key)
+        trained = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)(sent, data, key)
         state = Client(trained.net, jnp.ones_like(client.trained))
         return ClientOutput(state, optax.tree.sub(trained.net, sent), trained.sums, local=(trained.net, state))
 

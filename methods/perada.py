@@ -1,25 +1,28 @@
-"""PerAda: personal adapters are pulled towards an averaged one, into which the server may distil what all clients know.
+"""PerAda: personal adapters are pulled to an averaged one, into which the server may distil all clients'.
 
-In plain words: Personal adapters are held near the averaged adapter. The server may also distil what the clients' adapters know
-together into one, on unlabelled data.
+In plain words: Personal adapters are held near the averaged adapter. The server may also distil
+what the clients' adapters know together into one, on unlabeled data.
 Sent to clients: adapter.
 
-Xie, Huang, Chu, Xu, Xiao, Li, Anandkumar. PerAda: Parameter-Efficient Federated Learning Personalization with Generalization
-Guarantees. CVPR 2024. https://arxiv.org/abs/2302.06637
+Xie, Huang, Chu, Xu, Xiao, Li, Anandkumar. PerAda: Parameter-Efficient Federated Learning
+Personalization with Generalization Guarantees. CVPR 2024. https://arxiv.org/abs/2302.06637
 
   paper     here          meaning
-  w         server.net    server's adapter (whatever a network trains), FedAvg's
-  v_i       v_i           client i's personal adapter, which never travels
-  lambda    lam           of lam |v_i - w|^2 in the personal loss, w as received: without a half, as in the authors' code
-  T, tau    distil        the mean of all clients' logits on unlabelled examples (`task.public`) teaches w, after it was averaged
+  w         server.net    server's adapter (whatever a network trains), as in FedAvg
+  v_i       v_i           client i's personal adapter, never sent
+  lambda    lam           of lam |v_i - w|^2 in the personal loss, w as received; no 1/2, as in the authors' code
+  T, tau    distil        after averaging, w is taught by the clients' mean logits on unlabeled examples
+                          (`task.public`)
 
-Without distillation it is Ditto with lambda = 2 lam. `variant`: "default", the paper; "released", FedOA's code for it, whose
-regulariser has no gradient: the personal adapters are trained alone from the second round on, each from a draw of its own.
+Without distillation it is Ditto with lambda = 2 lam. `variant`: "default", the paper; "released",
+FedOA's code for it, whose regularizer has no gradient: personal adapters train alone from the
+second round on, each from its own draw.
 
-A newcomer gets a personal adapter that begins as the averaged one, after a local training of it.
+Unseen clients start a personal adapter from the averaged one, after local training of it.
 
-Departures: distillation has a fixed number of epochs, for there is no labelled set at the server that could stop it early. The
-teacher is made at the server, of every client's trained w_i, so that nothing but deltas travels.
+Departures: distillation has a fixed number of epochs, since the server has no labeled set for early
+stopping. The teacher is computed at the server from every client's trained w_i, so that only deltas
+are sent.
 """
 
 from collections.abc import Mapping
@@ -34,15 +37,15 @@ from fedjax_core.algorithm import PER_ROW, Algorithm, ClientData, Examples
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training, losses
-from methods.ditto import beside
+from methods.ditto import with_personal_model
 from methods.fedavg import fedavg
-from methods.fedoa import apart, seen
+from methods.fedoa import compute_features, feature_distance
 
 
 class Distillation(NamedTuple):
     """Attributes:
-    on: whether there is one.
-    rounds: it is done in so many rounds, the first ones.
+    on: whether to distil.
+    rounds: number of first rounds with distillation.
     epochs: passes over the public examples.
     batch: of them.
     lr: of Adam, which falls to 0 like a cosine within a round.
@@ -75,23 +78,25 @@ def perada(
     """Builds PerAda (Algorithm 1).
 
     Args:
-      task: network and population; what its `Net` has is the adapter; with distillation also the public examples.
-      optimizer: local optimiser of both adapters, its state made anew every round.
+      task: network and population; what its `Net` has is the adapter; with distillation also the
+        public examples.
+      optimizer: local optimizer of both adapters, whose state starts anew every round.
       lam: lambda; 0 makes the personal adapters Local's.
       epochs: local epochs of either adapter.
       batch: B.
       weights: "uniform" or "samples".
-      measure: whether the mean distance of both adapters' features after training is computed, metric "feature_distance".
+      measure: whether the mean distance of both adapters' features after training is computed,
+        metric "feature_distance".
       variant: "default" or "released".
-      distil: options of the distillation that differ from `Distillation`'s, such as {"on": True}; None in place of a value
-        leaves it.
+      distil: options of the distillation that differ from `Distillation`'s, such as {"on": True};
+        None in place of a value leaves it.
 
     Returns:
       The algorithm; a client keeps its personal adapter and sends the delta of the server's.
 
     Raises:
-      ValueError: an argument is out of range, there are no public examples to distil on, or (when built into a round) the server
-        has no batch statistics to distil with.
+      ValueError: an argument is out of range, there are no public examples to distil on, or (when
+        built into a round) the server has no batch statistics to distil with.
     """
     reading = VARIANTS[registry.choose("variant", variant, VARIANTS)]
     kd = registry.options("distil", Distillation(), distil)
@@ -99,13 +104,13 @@ def perada(
     if kd.on and not jax.tree.leaves(task.public):
         raise ValueError("distil.on=True needs public examples, task.public is empty; name a set in config.public")
     model, pull = task.model, 0.0 if variant == "released" else 2 * lam
-    loss = local_training.supervised(task)
+    loss = local_training.supervised_loss(task)
 
     def train(w, v_i, data, key):
-        chain = optax.chain(local_training.proximal(pull, w.params), optimizer(task.round))
+        chain = optax.chain(local_training.add_proximal_term(pull, w.params), optimizer(task.round_num))
         trained = local_training.fit(loss, chain, epochs=epochs, batch=batch)(v_i, data, key)
-        phi = lambda net: seen(model, net, data, batch)
-        return trained.net, {"feature_distance": apart(phi(trained.net), phi(w), data)} if measure else {}
+        phi = lambda net: compute_features(model, net, data, batch)
+        return trained.net, {"feature_distance": feature_distance(phi(trained.net), phi(w), data)} if measure else {}
 
     def student_loss(net, batch, key):
         outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
@@ -119,35 +124,35 @@ def perada(
                 "distil.on=True: with statistics='local' the server has no batch statistics, and can teach no network; "
                 "set statistics to 'average' or 'freeze'"
             )
-        there = cohort.examples > 0
-        deltas = jax.tree.map(lambda d: jnp.where(there.reshape(-1, *[1] * (d.ndim - 1)), d, 0), deltas)
-        w = optax.apply_updates(server.net, aggregators.weighted_mean(deltas, aggregators.weights(weights)(cohort)))
+        active = cohort.examples > 0
+        deltas = jax.tree.map(lambda d: jnp.where(active.reshape(-1, *[1] * (d.ndim - 1)), d, 0), deltas)
+        w = optax.apply_updates(server.net, aggregators.weighted_mean(deltas, aggregators.make_weight_fn(weights)(cohort)))
         rows = jnp.arange(len(jax.tree.leaves(task.public)[0]), dtype=jnp.int32)
         examples = ClientData(Examples(task.public[0], rows), rows, jnp.int32(len(rows)))
 
         def mean_logits(batch):
             def add(total, entry):
-                delta, came = entry
+                delta, is_active = entry
                 logits = model.apply(optax.apply_updates(server.net, delta), batch.x, mask=batch.mask)[0]["logits"]
-                return total + jnp.where(came, logits, 0), None
+                return total + jnp.where(is_active, logits, 0), None
 
             like = jax.eval_shape(lambda: model.apply(server.net, batch.x)[0]["logits"])
-            total, _ = jax.lax.scan(add, jnp.zeros(like.shape, like.dtype), (deltas, there))
-            return total / jnp.maximum(jnp.sum(there), 1)
+            total, _ = jax.lax.scan(add, jnp.zeros(like.shape, like.dtype), (deltas, active))
+            return total / jnp.maximum(jnp.sum(active), 1)
 
-        def distilled():
-            teacher = local_training.each(mean_logits, examples, batch=kd.batch)
+        def distil_teacher():
+            teacher = local_training.map_examples(mean_logits, examples, batch=kd.batch)
             taught = examples._replace(arrays=Examples(task.public[0], teacher))
-            adam = local_training.adam(kd.lr, anneal="cosine")(task.round)
-            end = local_training.fit(student_loss, adam, epochs=kd.epochs, batch=kd.batch)(w, taught, key)
-            return end.net, end.sums
+            adam = local_training.adam(kd.lr, anneal="cosine")(task.round_num)
+            student = local_training.fit(student_loss, adam, epochs=kd.epochs, batch=kd.batch)(w, taught, key)
+            return student.net, student.sums
 
         zero = jnp.zeros((), jnp.float32)
-        wanted = (task.round < kd.rounds) & jnp.any(there)
-        net, kl = jax.lax.cond(wanted, distilled, lambda: (w, (zero, zero)))
+        is_due = (task.round_num < kd.rounds) & jnp.any(active)
+        net, kl = jax.lax.cond(is_due, distil_teacher, lambda: (w, (zero, zero)))
         return server._replace(net=net), {"distillation": kl}
 
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)
     if kd.on:
         base = base._replace(server_update=server_update, collect=aggregators.stack)
-    return beside(task, base, train, **reading)._replace(targets=("classes",) if kd.on else PER_ROW)
+    return with_personal_model(task, base, train, **reading)._replace(targets=("classes",) if kd.on else PER_ROW)

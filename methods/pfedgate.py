@@ -1,30 +1,32 @@
-"""pFedGate: a small gate of the client's own weighs the blocks of the shared network, and drops the least of them.
+"""pFedGate: a personal gate weights the blocks of the shared network, and drops the least important.
 
-In plain words: Each client learns a small gate that, for each batch, weighs the blocks of a shared network and leaves some of
-them out.
+In plain words: Each client learns a small gate that, for each batch, weights the blocks of a shared
+network and leaves some of them out.
 Sent to clients: model.
 
-Chen, Yao, Gao, Ding, Li. Efficient Personalized Federated Learning via Sparse Model-Adaptation. ICML 2023.
-https://arxiv.org/abs/2305.02776
+Chen, Yao, Gao, Ding, Li. Efficient Personalized Federated Learning via Sparse Model-Adaptation.
+ICML 2023. https://arxiv.org/abs/2305.02776
 
   paper       here         meaning
   theta_g     theta        the shared network, the server's
-  phi_i       gate         gating layer of client i, which never travels: inputs [B, D_in] -> a [B, L], one number per block
-  B           blocks       blocks that a tensor is cut into; L in all
-  s_i         sparsity     share of the parameters that the client can afford
-  M_i         mask         what the blocks are multiplied by:   M_l = t_l k_l,   theta_i = theta_g * M_i
-  s, t        score        mean over the batch of sigmoid(a): importance of a block, and its weight
-  k_l         keep         1 for the blocks that are kept: the first of every tensor, then by importance while they fit
+  phi_i       gate         gating layer of client i, never sent: inputs [B, D_in] -> a [B, L], a number per block
+  B           blocks       blocks per tensor; L in all
+  s_i         sparsity     fraction of the parameters that the client can afford
+  M_i         mask         factors of the blocks:   M_l = t_l k_l,   theta_i = theta_g * M_i
+  s, t        score        mean over the batch of sigmoid(a): a block's importance, and its weight
+  k_l         keep         1 for the kept blocks: the first of every tensor, then by importance while they fit
 
-The gate normalises its inputs and outputs over the batch. Dense layers and all others have budgets of their own. k has no gradient;
-that of the importance goes straight through. Gate and network move together, each gradient clipped to norm `clip`.
+The gate normalizes its inputs and outputs over the batch. Dense layers and all others have separate
+budgets. k has no gradient, and the importance a straight-through one. Gate and network train
+together, each with gradients clipped to norm `clip`.
 
-A newcomer gets the shared network behind a gate of its own, after a local training of the gate.
+Unseen clients start a gate of their own, after local training of it.
 
-Departures: batch normalisation before the gate, not the switchable one; one head gives importance and weight, as in the authors'
-code; no diversity term, whose weight is 0 there. A client's model is fixed by the gate's mean over its training rows, in evaluation
-mode, not anew by every test batch: a score does not depend on how test rows are batched. A client without rows has a half in place
-of that mean. Where training augments, the gate reads a batch as it is. The mean is taken over the cohort.
+Departures: batch normalization before the gate, not the switchable one; one head gives importance
+and weight, as in the authors' code; no diversity term, whose weight is 0 there. A client's model is
+fixed by the gate's mean over its training examples, in evaluation mode, not by each test batch, so
+a score does not depend on the batching. For a client without examples that mean is 1/2. The gate
+reads inputs before augmentation. The mean is over the cohort.
 """
 
 from typing import NamedTuple
@@ -56,10 +58,10 @@ def pfedgate(
     """Builds pFedGate (Algorithm 1, with gate and network trained together).
 
     Args:
-      task: networks and population; its `shape` must be told.
-      optimizer: local optimiser of gate and network, its state made anew every round.
+      task: networks and population; its `shape` must be set.
+      optimizer: local optimizer of gate and network, whose state starts anew every round.
       sparsity: s, in (0, 1]; 1 keeps all blocks.
-      blocks: at most so many per tensor.
+      blocks: maximum number per tensor.
       clip: largest norm of the network's gradient, and of the gate's.
       epochs: local epochs.
       batch: B.
@@ -69,56 +71,58 @@ def pfedgate(
       The algorithm; a client keeps its gate.
 
     Raises:
-      ValueError: the task does not tell its inputs' shape, or an argument is out of range.
+      ValueError: the task has no `shape`, or an argument is out of range.
     """
     if task.shape is None:
         raise ValueError("task.shape=None: pfedgate must know the shape of an example; pass of_model(..., shape=...)")
     check_each(pfedgate, sparsity=sparsity, blocks=blocks, clip=clip)
     model, shape = task.model, task.shape
-    cut = layout(jax.eval_shape(model.init, jax.random.key(0)).params, blocks)
+    cut = cut_into_blocks(jax.eval_shape(model.init, jax.random.key(0)).params, blocks)
     least = min(max(1 / blocks, 0.1), sparsity)
     gate = nnx.split(nnx.eval_shape(lambda: Gate(shape, len(cut.size), rngs=nnx.Rngs(0))), nnx.Param, nnx.BatchStat)[0]
 
-    def opened(net, x, mask, train):
-        """sigmoid(a) [B, L] and the gate's statistics."""
+    def apply_gate(net, x, mask, train):
+        """Returns sigmoid(a) [B, L] and the gate's statistics."""
         module = nnx.merge(gate, net.params, net.stats)
         a = module(x.astype(jnp.float32).reshape(len(x), *shape), batch=train, mask=mask)
         return jax.nn.sigmoid(a), nnx.to_pure_dict(nnx.state(module, nnx.BatchStat))
 
-    def gated(theta, t):
-        """theta * M for mean gate values t [L]."""
+    def apply_mask(theta, t):
+        """Returns theta * M for mean gate values t [L]."""
         if sparsity == 1:
             return cut.apply(theta, t)
         s = jnp.maximum(t, least)
-        kept = jax.lax.stop_gradient(keep(s, cut, sparsity, least))
+        kept = jax.lax.stop_gradient(select_blocks(s, cut, sparsity, least))
         return cut.apply(theta, t * kept * (1 + s - jax.lax.stop_gradient(s)))
 
     def loss(net, batch, key):
-        values, gate_stats = opened(Net(net.params["gate"], net.stats["gate"]), batch.x, batch.mask, True)
+        values, gate_stats = apply_gate(Net(net.params["gate"], net.stats["gate"]), batch.x, batch.mask, True)
         t = jnp.sum(values * batch.mask[:, None], 0) / jnp.maximum(jnp.sum(batch.mask), 1)
-        theta = Net(gated(net.params["network"], t), net.stats["network"])
+        theta = Net(apply_mask(net.params["network"], t), net.stats["network"])
         outputs, stats = model.apply(theta, batch.x, key, train=True, mask=batch.mask)
-        value = local_training.of_labels(task)(outputs["logits"], batch.y, batch.mask)
-        sums = local_training.classified(value, outputs["logits"], batch)
+        value = local_training.label_loss(task)(outputs["logits"], batch.y, batch.mask)
+        sums = local_training.loss_metrics(value, outputs["logits"], batch)
         return value, local_training.Aux({"network": stats, "gate": gate_stats}, sums)
 
     clipped = optax.clip_by_global_norm(clip)
-    each = optax.partition({"network": clipped, "gate": clipped}, {"network": "network", "gate": "gate"})
-    train = local_training.fit(loss, optax.chain(each, optimizer(task.round)), epochs=epochs, batch=batch)
+    clip_each = optax.partition({"network": clipped, "gate": clipped}, {"network": "network", "gate": "gate"})
+    train = local_training.fit(loss, optax.chain(clip_each, optimizer(task.round_num)), epochs=epochs, batch=batch)
 
-    def personalise(theta, mine, data, key):
+    def personalise(theta, gate_net, data, key):
         del key
-        total, rows = local_training.accumulate(
-            lambda b: (jnp.sum(opened(mine, b.x, b.mask, False)[0] * b.mask[:, None], 0), jnp.sum(b.mask)), data, batch=batch
+        total, rows = local_training.sum_over_batches(
+            lambda b: (jnp.sum(apply_gate(gate_net, b.x, b.mask, False)[0] * b.mask[:, None], 0), jnp.sum(b.mask)),
+            data,
+            batch=batch,
         )
         t = jnp.where(rows > 0, total / jnp.maximum(rows, 1), 0.5)
-        return theta._replace(params=gated(theta.params, t)), mine
+        return theta._replace(params=apply_mask(theta.params, t)), gate_net
 
-    def client_update(theta, mine, data, key):
-        start = Net({"network": theta.params, "gate": mine.params}, {"network": theta.stats, "gate": mine.stats})
+    def client_update(theta, gate_net, data, key):
+        start = Net({"network": theta.params, "gate": gate_net.params}, {"network": theta.stats, "gate": gate_net.stats})
         (params, stats), _, sums = train(start, data, key)
-        new, mine = Net(params["network"], stats["network"]), Net(params["gate"], stats["gate"])
-        return ClientOutput(mine, optax.tree.sub(new, theta), sums, local=personalise(new, mine, data, key))
+        new, gate_net = Net(params["network"], stats["network"]), Net(params["gate"], stats["gate"])
+        return ClientOutput(gate_net, optax.tree.sub(new, theta), sums, local=personalise(new, gate_net, data, key))
 
     def client_init(key, server, client_id):
         _, params, stats = nnx.split(Gate(shape, len(cut.size), rngs=nnx.Rngs(params=key)), nnx.Param, nnx.BatchStat)
@@ -128,8 +132,8 @@ def pfedgate(
         server_init=model.init,
         client_update=client_update,
         server_update=lambda theta, delta, cohort, key: (optax.apply_updates(theta, delta), {}),
-        collect=aggregators.mean(aggregators.weights(weights)),
-        predict={"personal": lambda theta, mine, x: model.apply(theta, x)[0]},
+        collect=aggregators.mean(aggregators.make_weight_fn(weights)),
+        predict={"personal": lambda theta, gate_net, x: model.apply(theta, x)[0]},
         client_init=client_init,
         personalise=personalise,
         targets=PER_ROW,
@@ -137,20 +141,20 @@ def pfedgate(
 
 
 class Gate(nnx.Module):
-    """Batch normalisation (by channel, or of a vector by entry), a linear layer to the blocks, batch normalisation."""
+    """Batch normalization (by channel, or of a vector by entry), a linear layer to the blocks, batch normalization."""
 
     def __init__(self, shape: tuple[int, ...], blocks: int, *, rngs: nnx.Rngs):
         self.first, self.last = BatchNorm(shape[-1]), BatchNorm(blocks)
         self.dense = nnx.Linear(int(np.prod(shape)), blocks, rngs=rngs)
 
     def __call__(self, x: Array, *, batch: bool, mask: Array | None) -> Array:
-        """[B, ...] -> [B, L]."""
+        """Maps [B, ...] to [B, L]."""
         x = self.first(x, batch=batch, mask=mask)
         return self.last(self.dense(x.reshape(len(x), -1)), batch=batch, mask=mask)
 
 
 class Layout(NamedTuple):
-    """How parameters are cut into L blocks, tensor by tensor, of consecutive entries.
+    """Partition of parameters into L blocks of consecutive entries, tensor by tensor.
 
     Attributes:
       size: [L] entries of each block.
@@ -165,7 +169,7 @@ class Layout(NamedTuple):
     pieces: list[tuple[int, int]]
 
     def apply(self, params: PyTree, weight: Array) -> PyTree:
-        """Every block times its weight [L]."""
+        """Multiplies every block by its weight [L]."""
         leaves, structure = jax.tree.flatten(params)
         ends = np.cumsum([number for number, _ in self.pieces])
         parts = [
@@ -175,8 +179,8 @@ class Layout(NamedTuple):
         return jax.tree.unflatten(structure, parts)
 
 
-def layout(params: PyTree, blocks: int) -> Layout:
-    """Cuts each tensor into min(blocks, size) pieces of equal length, rounded up: into fewer if these suffice."""
+def cut_into_blocks(params: PyTree, blocks: int) -> Layout:
+    """Cuts each tensor into at most min(blocks, size) pieces of equal length, rounded up."""
     named = jax.tree_util.tree_leaves_with_path(params)
     kernels = {path[:-1]: leaf for path, leaf in named if path[-1].key == "kernel"}
     size, first, dense, pieces = [], [], [], []
@@ -190,9 +194,12 @@ def layout(params: PyTree, blocks: int) -> Layout:
     return Layout(np.array(size), np.array(first), np.array(dense), pieces)
 
 
-def keep(importance: Array, cut: Layout, sparsity: float, least: float) -> Array:
-    """Which blocks are kept, [L] of 0 and 1: the first of every tensor; then, in each group, those that still fit its budget, by
-    importance in tenths (ties: as they lie)."""
+def select_blocks(importance: Array, cut: Layout, sparsity: float, least: float) -> Array:
+    """Returns the kept blocks as a 0-1 vector [L].
+
+    The first block of every tensor is kept; then, within each group, those that fit its budget, by
+    importance rounded to tenths (ties in stored order).
+    """
     groups = cut.dense.astype(int)
     rest = np.where(cut.first, 0, cut.size)
     budget = np.round((sparsity - least) * np.array([rest[groups == g].sum() for g in (0, 1)])).astype(np.int32)

@@ -1,32 +1,36 @@
-"""pFedMe: clients solve a problem that is held near the server's model, and move that model towards their solutions.
+"""pFedMe: clients solve a regularized problem near the server's model, and move it towards their solutions.
 
-In plain words: Each client solves for a personal model near its copy of the server's, and moves the copy towards the solution.
-The copies are averaged.
+In plain words: Each client solves for a personal model near its copy of the server's, and moves the
+copy towards the solution. The copies are averaged.
 Sent to clients: model or adapter.
 
-T. Dinh, Tran, Nguyen. Personalized Federated Learning with Moreau Envelopes. NeurIPS 2020. https://arxiv.org/abs/2006.08848
-On adapters: Yang et al. Federated Adapter on Foundation Models. 2025, appendix C.2. https://arxiv.org/abs/2505.01075
+T. Dinh, Tran, Nguyen. Personalized Federated Learning with Moreau Envelopes. NeurIPS 2020.
+https://arxiv.org/abs/2006.08848
+On adapters: Yang et al. Federated Adapter on Foundation Models. 2025, appendix C.2.
+https://arxiv.org/abs/2505.01075
 
   paper       here             meaning
   w           server.net       server model (whatever a network trains, such as an adapter)
-  w_i         w_i              local model, w at the beginning of a round
-  theta_i     theta            personal model: (nearly) the minimum of CE on a minibatch + lambda / 2 |theta - w_i|^2
-  lambda      lam              pull of theta towards w_i, and of w_i towards theta
-  K           inner_steps      steps of `optimizer` (eta_p) on each minibatch that make theta
+  w_i         w_i              local model, w at the start of a round
+  theta_i     theta            personal model: approximate minimum of CE on a minibatch + lambda / 2 |theta - w_i|^2
+  lambda      lam              pull of theta to w_i, and of w_i to theta
+  K           inner_steps      steps of `optimizer` (eta_p) on each minibatch for theta
   eta         outer_lr         w_i <- w_i - eta lambda (w_i - theta), after each minibatch
-  R           epochs           passes over the local data; R is the number of minibatches in them
+  R           epochs           passes over the local data; R is the number of their minibatches
   beta        beta             w <- (1 - beta) w + beta mean of w_i
 
-Plain steps need eta_p lambda < 2 and eta lambda <= 1. `variant`: "default", the paper; "released", FedOA's code for it: the first
-round is FedIT's; then theta is a personal model that persists and is trained alone by `epochs` of `optimizer`, from a draw of the
-client's own, and w_i makes a single step, w - 2 eta lambda (w - theta).
+Plain steps need eta_p lambda < 2 and eta lambda <= 1. `variant`: "default", the paper; "released",
+FedOA's code for it: the first round is FedIT's; then theta is a persistent personal model, trained
+alone for `epochs` of `optimizer` from the client's own draw, and w_i takes a single step, w - 2 eta
+lambda (w - theta).
 
-A newcomer gets theta of its own: a local training around the server's model.
+Unseen clients solve for a theta of their own: local training around the server's model.
 
-Departures: in a round theta and the inner optimiser's state go on from minibatch to minibatch (warm=False: theta starts at w_i).
-The paper's code adds a weight decay of 0.001 to inner steps; here it is the optimiser's. theta is what a client is scored with, as
-the paper has it (its code scores w_i). Only sampled clients train. Batch statistics are those that theta met; with beta
-above 1 the server's go no further than their mean.
+Departures: within a round, theta and the inner optimizer's state continue from minibatch to
+minibatch (warm=False: theta starts at w_i). The paper's code adds weight decay 0.001 to inner
+steps, here an option of the optimizer. Clients are evaluated with theta, as in the paper (its code
+evaluates w_i). Only sampled clients train. Batch statistics are theta's; with beta above 1 the
+server's move no further than their mean.
 """
 
 from typing import NamedTuple
@@ -40,21 +44,21 @@ from fedjax_core.algorithm import PER_ROW, Algorithm, Array, ClientOutput, Net, 
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
 from fedjax_core.task import Task
 from fedjax_core.training import local_training
-from fedjax_core.training.trained import tell
+from fedjax_core.training.param_partition import record_training
 from methods.fedavg import fedavg
-from methods.fedoa import apart, seen
+from methods.fedoa import compute_features, feature_distance
 
 VARIANTS = ("default", "released")
-_FRESH = 0x6672  # of personal models that are drawn anew
+_FRESH = 0x6672  # key of personal models with their own initial draws
 
 
 class Carried(NamedTuple):
-    """What goes from minibatch to minibatch beside w_i.
+    """State that is carried between minibatches, beside w_i.
 
     Attributes:
       stats: batch statistics.
       theta: like the params.
-      state: of the inner optimiser.
+      state: of the inner optimizer.
       done: [] inner steps so far.
     """
 
@@ -83,7 +87,7 @@ def pfedme(
 
     Args:
       task: network and population.
-      optimizer: of the inner steps, its state made anew every round.
+      optimizer: of the inner steps, whose state starts anew every round.
       lam: lambda; 0 leaves the server's model as it is.
       inner_steps: K.
       outer_lr: eta.
@@ -92,24 +96,22 @@ def pfedme(
       epochs: local epochs.
       batch: B.
       weights: "uniform" or "samples".
-      measure: whether the mean distance of theta's and w's features after training is computed, metric "feature_distance".
+      measure: whether the mean distance of theta's and w's features after training is computed,
+        metric "feature_distance".
       variant: "default" or "released".
 
     Returns:
       The algorithm; a client keeps theta, with which it is scored, and sends the delta of w_i.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
     registry.choose("variant", variant, VARIANTS)
     check_each(pfedme, lam=lam, inner_steps=inner_steps, outer_lr=outer_lr, beta=beta)
     model, released = task.model, variant == "released"
-    ce, inner = local_training.supervised(task), optax.with_extra_args_support(optimizer(task.round))
+    ce, inner = local_training.supervised_loss(task), optax.with_extra_args_support(optimizer(task.round_num))
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights, review=_towards(beta))
 
     def envelope(data):
-        """lambda / 2 |w_i - theta|^2, whose gradient is that of the Moreau envelope, with theta found on the way."""
-        total = epochs * local_training.steps(data, batch) * inner_steps
+        """Returns lambda / 2 |w_i - theta|^2, whose gradient is the Moreau envelope's, and solves for theta."""
+        total = epochs * local_training.num_steps(data, batch) * inner_steps
 
         def loss(net, batch, key):
             w_i, (stats, theta, state, done) = jax.lax.stop_gradient(net.params), net.stats
@@ -130,34 +132,34 @@ def pfedme(
 
         return loss
 
-    def moreau(w, theta, data, key):
-        """(theta, delta of w_i, metrics)."""
-        begun = Net(w.params, Carried(w.stats, w.params, inner.init(w.params), jnp.int32(0)))
-        outer = local_training.sgd(outer_lr)(task.round)
-        (w_i, carried), _, sums = local_training.fit(envelope(data), outer, epochs=epochs, batch=batch)(begun, data, key)
-        tell(theta.params, carried.theta)
+    def moreau_update(w, theta, data, key):
+        """Returns (theta, delta of w_i, metrics)."""
+        initial = Net(w.params, Carried(w.stats, w.params, inner.init(w.params), jnp.int32(0)))
+        outer = local_training.sgd(outer_lr)(task.round_num)
+        (w_i, carried), _, sums = local_training.fit(envelope(data), outer, epochs=epochs, batch=batch)(initial, data, key)
+        record_training(theta.params, carried.theta)
         delta = Net(optax.tree.sub(w_i, w.params), optax.tree.sub(carried.stats, w.stats))
         return Net(carried.theta, carried.stats), delta, sums
 
-    def apart_steps(w, theta, data, key):
-        """The same as released: theta alone, then one step of w."""
+    def released_update(w, theta, data, key):
+        """Returns the same by the released code: trains theta alone, then steps w once."""
 
         def first():
             out = base.client_update(w, (), data, key)
             return theta, out.uplink, out.metrics
 
         def later():
-            trained = local_training.fit(ce, optimizer(task.round), epochs=epochs, batch=batch)(theta, data, key)
+            trained = local_training.fit(ce, optimizer(task.round_num), epochs=epochs, batch=batch)(theta, data, key)
             towards = optax.tree.sub(trained.net, w)
             delta = Net(optax.tree.scale(2 * outer_lr * lam, towards.params), towards.stats)
             return trained.net, delta, trained.sums
 
-        return jax.lax.cond(task.round == 0, first, later)
+        return jax.lax.cond(task.round_num == 0, first, later)
 
     def client_update(w, theta, data, key):
-        theta, delta, sums = (apart_steps if released else moreau)(w, theta, data, key)
-        phi = lambda net: seen(model, net, data, batch)
-        more = {"feature_distance": apart(phi(theta), phi(w), data)} if measure else {}
+        theta, delta, sums = (released_update if released else moreau_update)(w, theta, data, key)
+        phi = lambda net: compute_features(model, net, data, batch)
+        more = {"feature_distance": feature_distance(phi(theta), phi(w), data)} if measure else {}
         return ClientOutput(theta, delta, sums | more, local=(optax.tree.add(w, delta), theta))
 
     def client_init(key, server, client_id):
@@ -173,6 +175,6 @@ def pfedme(
 
 
 def _towards(beta: float) -> optax.GradientTransformation:
-    """beta times the mean delta; of running statistics at most all of it, for beyond the clients' own a variance may be below 0."""
+    """Scales the mean delta by beta; statistics by at most 1, since extrapolated variances may be negative."""
     scaled = lambda delta: Net(optax.tree.scale(beta, delta.params), optax.tree.scale(jnp.minimum(beta, 1.0), delta.stats))
     return optax.stateless(lambda delta, net: scaled(delta))

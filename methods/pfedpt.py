@@ -1,27 +1,29 @@
-"""pFedPT: every client adds a learnt frame of its own to its images; the network that sees them is shared.
+"""pFedPT: every client learns a frame of pixels around its images; the network that sees them is shared.
 
-In plain words: Each client learns a frame of pixels around its images, which tells the shared network whose data it sees.
+In plain words: Each client learns a frame of pixels around its images, which tells the shared
+network whose data it sees.
 Sent to clients: model.
 
-Li, Wu, Sun, Shen, Wu, Tao. Visual Prompt Based Personalized Federated Learning. TMLR 2024. https://arxiv.org/abs/2303.08678
+Li, Wu, Sun, Shen, Wu, Tao. Visual Prompt Based Personalized Federated Learning. TMLR 2024.
+https://arxiv.org/abs/2303.08678
 
   paper     here         meaning
   w         w            network, the server's
-  delta_i   p_i          prompt of client i, which never travels: a number per pixel and channel of a frame `pad` pixels wide
-  x + p     prompted     added to the pixels, not in place of them
+  delta_i   p_i          prompt of client i, never sent: a number per pixel and channel of a frame of width `pad`
+  x + p     prompted     the prompt is added to the pixels, it does not replace them
 
-A round: first the prompt learns for `prompt_epochs` with the network frozen, then the network for `epochs` with the prompt frozen.
+In a round the prompt first trains for `prompt_epochs` with the network frozen, then the network for
+`epochs` with the prompt frozen.
 
-Prompts are in the units of the authors' code, where images are (x - 0.5) / 0.5 with x in [0, 1]: half of p is added to x, then the
-network normalises as ever. They start from N(0, 1), drawn by each client, which is a strong frame.
+Prompts are in the units of the authors' code, where images are (x - 0.5) / 0.5 with x in [0, 1]: p
+/ 2 is added to x before the network normalizes it. They are drawn by each client from N(0, 1),
+which is a strong frame. The frame is added after augmentation.
 
-Augmentation is of the image: the frame is added to what comes out of it.
+Unseen clients start a prompt of their own, after local training.
 
-A newcomer gets the shared network with a prompt of its own, after a local training.
-
-Departures: batch statistics move in both phases. The prompt's momentum starts anew in every round, as all local optimisers do
-here; the authors' code keeps it from round to round. Inputs without channels (vectors) have a frame too, their first and last
-entries.
+Departures: batch statistics move in both phases. The prompt's momentum starts anew in every round,
+as for all local optimizers here; the authors' code keeps it. For inputs without channels (vectors)
+the frame is their first and last entries.
 """
 
 import jax
@@ -34,8 +36,8 @@ from fedjax_core.option_types import AtLeastOne, AtLeastZero, BelowOne, Positive
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training
 
-SCALE = 0.5  # of a pixel in [0, 1], per unit of a prompt
-PROMPT = 0x707274  # the prompt phase's draws; those of the network are a client's own, as in FedAvg
+SCALE = 0.5  # pixels in [0, 1] per unit of a prompt
+PROMPT = 0x707274  # key of the prompt phase
 
 
 def pfedpt(
@@ -53,8 +55,8 @@ def pfedpt(
     """Builds pFedPT (Algorithm 1).
 
     Args:
-      task: network and population; its `shape` must be told.
-      optimizer: local optimiser of the network, its state made anew every round.
+      task: network and population; its `shape` must be set.
+      optimizer: local optimizer of the network, whose state starts anew every round.
       pad: width of the frame; 0 is FedAvg.
       prompt_epochs: of the first phase.
       prompt_lr: learning rate of the prompt, by plain SGD.
@@ -67,14 +69,14 @@ def pfedpt(
       The algorithm; a client keeps its prompt.
 
     Raises:
-      ValueError: the task does not tell its inputs' shape, or an argument is out of range.
+      ValueError: the task has no `shape`, or an argument is out of range.
     """
     if task.shape is None:
         raise ValueError("task.shape=None: pfedpt must know the shape of an example to frame it; pass of_model(..., shape=...)")
     check_each(pfedpt, prompt_epochs=prompt_epochs, prompt_lr=prompt_lr, prompt_momentum=prompt_momentum)
-    model, place = task.model, frame(task.shape, pad)
+    model, place = task.model, frame_indices(task.shape, pad)
     empty = np.zeros(task.shape, np.float32)
-    network, view = model.behind or (model, lambda x, key, train: x)
+    network, view = model.unaugmented or (model, lambda x, key, train: x)
 
     def prompted(w, p_i, x, key=None, train=False, mask=None):
         x = view(x, key, train)
@@ -85,11 +87,13 @@ def pfedpt(
     def loss(net, batch, key):
         w, p_i = Net(net.params["network"], net.stats), net.params["prompt"]
         outputs, stats = prompted(w, p_i, batch.x, key, train=True, mask=batch.mask)
-        value = local_training.of_labels(task)(outputs["logits"], batch.y, batch.mask)
-        return value, local_training.Aux(stats, local_training.classified(value, outputs["logits"], batch))
+        value = local_training.label_loss(task)(outputs["logits"], batch.y, batch.mask)
+        return value, local_training.Aux(stats, local_training.loss_metrics(value, outputs["logits"], batch))
 
     def phase(name, optimizer, epochs):
-        return local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch, trainable=local_training.under(name))
+        return local_training.fit(
+            loss, optimizer(task.round_num), epochs=epochs, batch=batch, trainable=local_training.entries_filter(name)
+        )
 
     first = phase("prompt", local_training.sgd(prompt_lr, momentum=prompt_momentum), prompt_epochs)
     second = phase("network", optimizer, epochs)
@@ -105,15 +109,15 @@ def pfedpt(
         server_init=model.init,
         client_update=client_update,
         server_update=lambda w, delta, cohort, key: (optax.apply_updates(w, delta), {}),
-        collect=aggregators.mean(aggregators.weights(weights)),
+        collect=aggregators.mean(aggregators.make_weight_fn(weights)),
         predict={"personal": lambda w, p_i, x: prompted(w, p_i, x)[0]},
         client_init=lambda key, server, client_id: jax.random.normal(jax.random.fold_in(key, client_id), (len(place[0]),)),
         targets=PER_ROW,
     )
 
 
-def frame(shape: tuple[int, ...], pad: int) -> tuple[np.ndarray, ...]:
-    """Where in an example of this shape the frame is: an index array per axis. 4 pad (H - pad) C places of an [H, H, C] image.
+def frame_indices(shape: tuple[int, ...], pad: int) -> tuple[np.ndarray, ...]:
+    """Returns the indices of the frame, an array per axis: 4 pad (H - pad) C entries of an [H, H, C] image.
 
     Raises:
       ValueError: pad is negative, or more than half of a side.

@@ -1,25 +1,27 @@
-"""pFedSD: a client's model starts from the server's and is distilled from the client's own of the round before.
+"""pFedSD: a client's model starts from the server's and is distilled from its own model of the last round.
 
-In plain words: A client's previous personal model teaches its new one, so that what was learnt about its own data is not lost
-with each broadcast.
+In plain words: A client's previous personal model teaches its new one, so that what was learnt
+about its own data is not lost with each broadcast.
 Sent to clients: model.
 
-Jin, Bai, Yao, Dai, Gu, Yu, Sun. Personalized Edge Intelligence via Federated Self-Knowledge Distillation. IEEE TPDS 2022.
-https://doi.org/10.1109/TPDS.2022.3225185
+Jin, Bai, Yao, Dai, Gu, Yu, Sun. Personalized Edge Intelligence via Federated Self-Knowledge
+Distillation. IEEE TPDS 2022. https://doi.org/10.1109/TPDS.2022.3225185
 
   paper        here          meaning
   w            server.net    server model
-  v_i          previous      client i's model as its last training left it: its teacher, and its personal model
+  v_i          previous      client i's last trained model: its teacher, and its personal model
   lambda       lam           weight of the distillation
   tau          temperature   of teacher and student
 
-Loss: CE + lambda tau^2 KL(softmax(o_v / tau) || softmax(o / tau)); CE alone in the first round that a client takes part in.
+The loss is CE + lambda tau^2 KL(softmax(o_v / tau) || softmax(o / tau)), and CE alone in the first
+round of a client.
 
-A newcomer gets a model of its own: the server's after a local training.
+Unseen clients train the server's model locally.
 
-Departures: the teacher predicts in evaluation mode; so with augmentation (config.augment) it sees the plain images and the student
-the augmented ones, where the authors' code shows both the same. The mean is weighed by samples unless asked otherwise. A client
-that never took part has the server's model for its own.
+Departures: the teacher predicts in evaluation mode, without augmentation (config.augment), while
+the student sees augmented images; in the authors' code both see the same. The mean is weighted by
+examples unless weights="uniform". The personal model of a client that never trained is the
+server's.
 """
 
 from typing import NamedTuple
@@ -58,7 +60,7 @@ def pfedsd(
 
     Args:
       task: network and population.
-      optimizer: local optimiser, its state made anew every round.
+      optimizer: local optimizer, whose state starts anew every round.
       lam: lambda; at 0 the server's model is FedAvg's.
       temperature: tau.
       epochs: local epochs.
@@ -67,9 +69,6 @@ def pfedsd(
 
     Returns:
       The algorithm; a client keeps its previous model.
-
-    Raises:
-      ValueError: lam is negative, temperature is not positive, or another argument is out of range.
     """
     check_each(pfedsd, lam=lam, temperature=temperature)
     model = task.model
@@ -83,9 +82,9 @@ def pfedsd(
         def loss(net, batch, key):
             outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
             logits, teacher = outputs["logits"], model.apply(client.previous, batch.x)[0]["logits"]
-            ce = local_training.of_labels(task)(logits, batch.y, batch.mask)
+            ce = local_training.label_loss(task)(logits, batch.y, batch.mask)
             value = ce + weight * losses.distillation(logits, teacher, batch.mask, temperature)
-            return value, local_training.Aux(stats, local_training.classified(ce, logits, batch))
+            return value, local_training.Aux(stats, local_training.loss_metrics(ce, logits, batch))
 
         out = parent(loss).client_update(w, (), data, key)
         assert out.local is not None
@@ -94,8 +93,8 @@ def pfedsd(
         return ClientOutput(state, out.uplink, out.metrics, local=(v_i, state))
 
     def personal(w, client, x):
-        mine = jax.tree.map(lambda v, w: jnp.where(client.rounds > 0, v, w), client.previous, w)
-        return model.apply(mine, x)[0]
+        net_i = jax.tree.map(lambda v, w: jnp.where(client.rounds > 0, v, w), client.previous, w)
+        return model.apply(net_i, x)[0]
 
     base = parent()
     return base._replace(

@@ -268,7 +268,7 @@ def pytest_runtest_teardown(item, nextitem):
     global _resident_before
     if nextitem is None or _group(item.nodeid) != _group(nextitem.nodeid):
         for case in sys.modules["tests.toy"].CASES.values() if "tests.toy" in sys.modules else ():
-            case.forget()
+            case.drop_offloaded_run()
         if (_resident() or 2 * KEPT) > _resident_before + KEPT:
             jax.clear_caches()
             gc.collect()

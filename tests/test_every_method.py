@@ -31,7 +31,7 @@ class EnginePlansTest(chex.TestCase):
     def test_states_on_the_devices_agree_under_more_plans(self, name, plan):
         _, before, after = toy.reference(name)
         sim = toy.simulate(name, plan=plan)
-        case.pad(sim)
+        case.add_padding(sim)
         state, _ = sim.rounds(sim.put(before), 2)
         chex.assert_trees_all_close(jax.device_get(state), after, atol=1e-5, rtol=1e-5)
 

@@ -127,7 +127,7 @@ LEAVES = {  # what the bottom of a room may import of ours
     "fedjax_core/outside.py": {"fedjax_core.option_types"},
     "fedjax_core/option_types.py": set(),
     "fedjax_core/training/losses.py": {"fedjax_core.algorithm", "fedjax_core.option_types"},
-    "fedjax_core/training/metrics.py": {"fedjax_core.algorithm"},
+    "fedjax_core/training/metrics.py": {"fedjax_core.algorithm", "fedjax_core.task", "fedjax_core.training.losses"},
     "fedjax_core/task.py": {"fedjax_core.algorithm"},
     "fedjax_core/engine/client_loop.py": {"fedjax_core.algorithm", "fedjax_core.lazy_array"},
     "fedjax_core/engine/client_sampling.py": {"fedjax_core.algorithm"},

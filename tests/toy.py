@@ -3,6 +3,10 @@
 import functools
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
+from fedjax_core.algorithm import Algorithm, ClientData, ClientOutput
 from fedjax_core.engine import simulator
 from fedjax_core.testing.case import Case, groups
 from fedjax_core.testing.toy_federation import (
@@ -62,7 +66,8 @@ from methods.pfedpt import pfedpt
 from methods.pfedsd import pfedsd
 from methods.scaffold import scaffold
 
-__all__ = ["BATCH", "CASES", "CLASSES", "CLIENTS", "INPUTS", "METHODS", "MIXED", "PROMPTS", "PUBLIC", "SIZES", "TASKS", "data"]
+__all__ = ["BATCH", "CASES", "CLASSES", "CLIENTS", "INPUTS", "METHODS", "MIXED", "PROMPTS", "PUBLIC", "SIZES", "TASKS"]
+__all__ += ["client_data", "data", "update_client"]
 __all__ += ["groups", "model", "prompted", "reference", "simulate", "task", "task_adapted", "task_alike", "task_in_part"]
 __all__ += ["task_with_prompts", "task_with_public"]
 BATCH = 4
@@ -146,6 +151,17 @@ CASES = {
     name: Case(method, task=TASKS.get(name, task), mixed=name in MIXED)  # each compiles what is asked of it once
     for name, method in METHODS.items()
 }
+
+
+def client_data(i: int) -> ClientData:
+    """Returns the data of client i."""
+    index = jnp.asarray(data().train_index[i], jnp.int32)
+    return ClientData(data().train, index, jnp.int32(len(index)))
+
+
+def update_client(algorithm: Algorithm, sent: Any, client: Any, i: int = 0) -> ClientOutput:
+    """Runs one client's update: far less to compile than a round of a simulation."""
+    return jax.device_get(jax.jit(algorithm.client_update)(sent, client, client_data(i), jax.random.key(5)))
 
 
 def simulate(name: str, **settings) -> simulator.Simulation:

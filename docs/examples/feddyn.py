@@ -44,7 +44,7 @@ def feddyn(task: Task, *, optimizer: local_training.Optimizer, alpha: float = 0.
     if not alpha > 0:
         raise ValueError(f"alpha={alpha} must be positive")
     model = task.model
-    loss = local_training.supervised(task)
+    loss = local_training.supervised_loss(task)
 
     def server_init(key):
         net = model.init(key)
@@ -52,7 +52,7 @@ def feddyn(task: Task, *, optimizer: local_training.Optimizer, alpha: float = 0.
 
     def client_update(sent, g, data, key):
         linear = optax.stateless(lambda grads, _: optax.tree.sub(grads, g))  # the gradient of -<g_k, theta>
-        chain = optax.chain(local_training.proximal(alpha), linear, optimizer(task.round))
+        chain = optax.chain(local_training.add_proximal_term(alpha), linear, optimizer(task.round_num))
         net, _, sums = local_training.fit(loss, chain, epochs=epochs, batch=batch)(sent.net, data, key)  # (1)
         delta = optax.tree.sub(net, sent.net)
         g = optax.tree.add_scale(g, -alpha, delta.params)  # (2)

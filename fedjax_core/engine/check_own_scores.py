@@ -14,7 +14,7 @@ from fedjax_core.algorithm import PyTree, targets_of
 from fedjax_core.engine import contracts, evaluation_step
 from fedjax_core.engine.check import Shapes
 from fedjax_core.engine.federation import Federation, Held
-from fedjax_core.training import metrics, scored
+from fedjax_core.training import metrics
 from fedjax_core.training.batching import Batch, take
 
 ROWS, PADDING = 6, 2
@@ -43,7 +43,7 @@ def check_scores(fed: Federation, held: Held, shapes: Shapes) -> tuple[int, ...]
 def _check_group(fed: Federation, g: int, held: Held, shapes: Shapes) -> int:
     """Checks the scores of one group's task; returns the bytes of its sums."""
     scores_of_task = fed.groups[g].task.scores
-    own = {name: score for name, score in scores_of_task.items() if scored.finalizer(score) is not None or not _is_ours(score)}
+    own = {name: score for name, score in scores_of_task.items() if metrics.finalizer(score) is not None or not _is_ours(score)}
     if not own:  # those of instructions and of backdoors are means, and no network is traced for them
         return 0
     sizes = dict.fromkeys(own, 0)
@@ -56,7 +56,7 @@ def _check_group(fed: Federation, g: int, held: Held, shapes: Shapes) -> int:
         seen.append(shape)
         for name, score in own.items():
             found = _sums(name, score, outputs, batch)
-            if scored.finalizer(score) is not None:
+            if metrics.finalizer(score) is not None:
                 sizes[name] = max(sizes[name], metrics.nbytes(found))
             if fed.episodes is not None or _is_ours(score):
                 continue
@@ -72,7 +72,7 @@ def _check_group(fed: Federation, g: int, held: Held, shapes: Shapes) -> int:
 
 def _is_ours(score: Callable) -> bool:
     """Whether a score is the library's own."""
-    return str(getattr(scored.unwrap(score), "__module__", "")).startswith("fedjax_core.")
+    return str(getattr(metrics.unwrap_score(score), "__module__", "")).startswith("fedjax_core.")
 
 
 def _outputs(fed: Federation, g: int, held: Held, shapes: Shapes, rows: int) -> tuple[Batch, dict[str, PyTree]]:
@@ -135,8 +135,8 @@ def _try(name: str, score: Callable, like: tuple[Inputs, Inputs], classes: int) 
     is_finite = all(np.isfinite(leaf).all() for leaf in as_numbers(found))
     if not is_finite and targets_of(more[2]) != "numbers":  # of which a network may give positive ones alone
         raise ValueError(f"{what} is not finite for logits drawn at random: {option_types.short(as_numbers(found))}")
-    if scored.finalizer(score) is not None and is_finite:
-        _try_finalize(what, scored.unwrap(score), sums)
+    if metrics.finalizer(score) is not None and is_finite:
+        _try_finalize(what, metrics.unwrap_score(score), sums)
 
 
 def _try_finalize(what: str, score: Any, sums: PyTree) -> None:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import PER_ROW, Algorithm, Array, ClientOutput, PyTree, Reduce, targets_of
-from fedjax_core.training.scored import finalizer
+from fedjax_core.training.metrics import finalizer
 
 
 def name_of(build: Any) -> str:

@@ -16,7 +16,7 @@ from fedjax_core.engine.data_feed.streaming import Streamed
 from fedjax_core.engine.divergence import Diverged
 from fedjax_core.engine.federation import Federation, Held, State
 from fedjax_core.engine.planned import Fitting, Planned
-from fedjax_core.training import scored
+from fedjax_core.training import metrics
 
 ROWS = {"own": "its own test rows", "validation": "its validation rows", "all": "the test set"}  # what a scope is scored on
 UNSEEN_TABLES = ("unseen_index", "unseen_test_index")
@@ -66,7 +66,7 @@ def evaluated(
         rows = at.arrays.host.unseen_test_size
         theirs = evaluation_step.ByClient(at.fed.population + np.arange(len(rows)), rows, own)
         by_client = theirs if by_client is None else evaluation_step.joined(by_client, theirs)
-        found |= unseen_clients.gaps(found, list(models), scored.NAMES[targets_of(at.arrays.host.train.y)][0])
+        found |= unseen_clients.gaps(found, list(models), metrics.METRIC_NAMES[targets_of(at.arrays.host.train.y)][0])
     divergence.warn_of_nan(found, {name for group in at.fed.groups for name in group.task.scores}, number)
     return found, by_client
 
@@ -76,7 +76,7 @@ def _of_server(at: Planned, state: State, number: int, watch: Watch) -> dict[str
     found, targets = {}, targets_of(at.arrays.host.train.y)
     for rows in ("test", *(["validation"] if validated(at.arrays.host) else [])):
         sums = of_server(at, state, rows, watch)
-        for name, pair in scored.finished(targets, sums, at.fed.groups[0].task.scores).items():
+        for name, pair in metrics.finalize_metrics(targets, sums, at.fed.groups[0].task.scores).items():
             if pair[1] > 0:
                 found[f"{rows}/global/{name}"] = float(pair[0] / pair[1])
     if not math.isfinite(found.get("test/global/loss", 0.0)):
@@ -249,10 +249,10 @@ def tables(at: Planned, g: int) -> Sequence[str]:
 def _finished(at: Planned, g: int, models: dict[str, PyTree]) -> dict[str, Pairs]:
     """The scores of each model of group g, of what the programs have added up."""
     targets, own = targets_of(at.arrays.host.train.y), at.fed.groups[g].task.scores
-    return {model: scored.finished(targets, sums, own) for model, sums in models.items()}
+    return {model: metrics.finalize_metrics(targets, sums, own) for model, sums in models.items()}
 
 
 def sums_bytes(at: Planned, g: int) -> int:
     """Of what a client of group g's scores are made of."""
-    each = scored.sums_bytes(at.arrays.host.train.y) + at.fed.score_bytes[g]
+    each = metrics.metric_sums_bytes(at.arrays.host.train.y) + at.fed.score_bytes[g]
     return len(at.method(g).predict) * len(ROWS) * each

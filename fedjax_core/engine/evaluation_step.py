@@ -12,7 +12,7 @@ from fedjax_core.engine import client_loop, contracts
 from fedjax_core.engine.client_state import host_store
 from fedjax_core.engine.data_feed import cohort_buffer
 from fedjax_core.engine.federation import Federation, Held, State, key
-from fedjax_core.training import local_training, metrics, scored
+from fedjax_core.training import local_training, metrics
 from fedjax_core.training.few_shot import assemble
 
 
@@ -268,9 +268,9 @@ def _whole_test(fed: Federation, held: Held, batch: int) -> Batches:
 
 
 def _score(fed: Federation, g: int, models: dict[str, Callable], batches: Batches):
-    """Predictors (x -> outputs) on test batches: {predictor: {what `scored.sums` names, and the task's}: pairs}."""
+    """Predictors (x -> outputs) on test batches: {predictor: {what `metrics.metric_sums` names, and the task's}: pairs}."""
     (number, batch), own = batches, fed.groups[g].task.scores
-    no_means = [name for name, score in own.items() if scored.finalizer(score) is not None]
+    no_means = [name for name, score in own.items() if metrics.finalizer(score) is not None]
 
     def found(i):
         x, y, mask, _ = batch(i)
@@ -302,9 +302,9 @@ def _pairs(
     center: np.ndarray | float,
 ) -> dict[str, metrics.Pair]:
     """The scores of the targets' kind, such as accuracy and loss, and a task's own."""
-    found = scored.sums(outputs["logits"], outputs.get("targets", y), mask, center)
+    found = metrics.metric_sums(outputs["logits"], outputs.get("targets", y), mask, center)
     more = {name: contracts.scored(name, score, score(outputs, x, y, mask)) for name, score in own.items()}
     for name, score in own.items():
-        if scored.finalizer(score) is not None:
+        if metrics.finalizer(score) is not None:
             more[name] = more[name], found["loss"][1]
     return found | more

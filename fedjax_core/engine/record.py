@@ -7,7 +7,7 @@ import numpy as np
 
 from fedjax_core.algorithm import PyTree
 from fedjax_core.engine import divergence, evaluation_step
-from fedjax_core.training import scored
+from fedjax_core.training import metrics
 
 
 def flat(
@@ -47,7 +47,7 @@ def flat(
         divergence.scores(group, here, "its own test rows right after training", round, y)
         behind += len(here)
         for name, score in group.items():
-            joined.setdefault(name, []).append(scored.finished(targets, score, own[g]))
+            joined.setdefault(name, []).append(metrics.finalize_metrics(targets, score, own[g]))
     after = {name: jax.tree.map(lambda *x: np.concatenate(x), *found) for name, found in joined.items()}
     for name, found in after.items():
         said |= evaluation_step.statistics(f"test/{name}/post_local", found)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fedjax_core.algorithm import targets_of
 from fedjax_core.engine import evaluation, evaluation_step
 from fedjax_core.engine.planned import Planned
-from fedjax_core.training import scored
+from fedjax_core.training import metrics
 
 
 def of_validation(at: Planned) -> list[str]:
@@ -30,7 +30,7 @@ def of_test(at: Planned) -> list[str]:
 def _models_and_scores(at: Planned) -> tuple[list[str], list[str]]:
     """The models that clients are scored with, and the scores: those that all groups have."""
     targets = targets_of(at.arrays.host.train.y)
-    of_all = [(*scored.NAMES[targets], *group.task.scores) for group in at.fed.groups]
+    of_all = [(*metrics.METRIC_NAMES[targets], *group.task.scores) for group in at.fed.groups]
     names = [name for name in of_all[0] if all(name in names for names in of_all)]
     models = [at.method(g).predict for g in range(len(at.fed.groups))]
     return [model for model in models[0] if all(model in others for others in models)], names

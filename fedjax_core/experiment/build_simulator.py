@@ -16,7 +16,7 @@ from fedjax_core.experiment import build_task, config_warnings, python_overrides
 from fedjax_core.experiment.lookup import OF_TARGETS, trained
 from fedjax_core.experiment.resolve_config import Asked, Config, algorithm, resolve
 from fedjax_core.task import Task
-from fedjax_core.training import backdoor, scored
+from fedjax_core.training import metrics
 from fedjax_core.training.local_batch_norm import local_statistics
 from fedjax_core.uplink import order
 
@@ -82,10 +82,10 @@ def build(
     attackers = () if asked.adversary is None else asked.adversary.client_ids(data.clients, asked.data.seed)
     poisons, links = uplink_options.build_attacks(asked.adversary, attackers)
     trigger = next((one.trigger for one in poisons if one.trigger is not None), None)
-    make = make if trigger is None else backdoor.watched(make, trigger)
+    make = make if trigger is None else metrics.with_triggered_outputs(make, trigger)
     if trigger is not None and "backdoor" in asked.scores:
         raise ValueError("evaluation.scores has 'backdoor', the score of adversary.attack; give yours another name")
-    scores_of_all = asked.scores | ({} if trigger is None else {"backdoor": backdoor.score(trigger)})
+    scores_of_all = asked.scores | ({} if trigger is None else {"backdoor": metrics.backdoor_score(trigger)})
     loss_of_labels = trained(asked.loss)
     groups, fresh, everybodys = [], {}, kind.public(asked, data)
     for (spec, _), mine in places.items():
@@ -142,11 +142,11 @@ def _scores_fit(asked: Asked, kind: str) -> None:
       asked: what the config asks for.
       kind: of the targets.
     """
-    if taken := [name for name in asked.scores if name in scored.NAMES[kind]]:
+    if taken := [name for name in asked.scores if name in metrics.METRIC_NAMES[kind]]:
         raise ValueError(f"evaluation.scores has {taken[0]!r}, which is scored of {kind} already; give yours another name")
     texts = build_task.of(asked) is build_task.TEXTS
     for name, score in asked.scores.items():
-        of = scored.unwrap(score)
+        of = metrics.unwrap_score(score)
         if kind not in (fits := getattr(of, "targets", (kind,))):
             raise ValueError(f"evaluation.scores has {name!r}, which is for {' or '.join(fits)}, the data have {kind}")
         if getattr(of, "has_fixed_classes", False) and (texts or asked.episodes is not None):

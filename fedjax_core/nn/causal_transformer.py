@@ -1,12 +1,13 @@
-"""A transformer that reads token ids and tells at each place the next one, as small as those of federated benchmarks.
+"""A small causal transformer that predicts the next token at each position, as in federated benchmarks.
 
 Vaswani et al. Attention is all you need. NeurIPS 2017. https://arxiv.org/abs/1706.03762
 
   published as                                            options
   StackOverflow (Wang et al. 2021, arXiv 2107.06917)      causal(width=96, layers=3, heads=8, hidden=1536)
 
-As there, embeddings are scaled by sqrt(width), positions are sines, and layers have ReLU and normalise behind their shortcuts.
-Departure: the head has its own kernel, not the embedding's, so that methods which keep a head with their clients have one.
+As there, embeddings are scaled by sqrt(width), positions are sinusoidal, and layers have ReLU and
+normalize after their shortcuts. Departure: the head has a kernel of its own, not the embedding's,
+for methods that keep a head with their clients.
 """
 
 from typing import ClassVar
@@ -25,7 +26,7 @@ Array = jax.Array
 
 
 class Layer(nnx.Module):
-    """Attention to places that are not later, and a hidden layer, each with a shortcut and a norm behind it."""
+    """Causal attention and a hidden layer, each followed by a shortcut and a norm."""
 
     def __init__(self, width: int, number: int, hidden: int, *, dtype: jax.typing.DTypeLike | None, rngs: nnx.Rngs):
         self.number = number
@@ -34,7 +35,7 @@ class Layer(nnx.Module):
         self.norm1, self.norm2 = (nnx.LayerNorm(width, dtype=dtype, rngs=rngs) for _ in range(2))
 
     def __call__(self, x: Array, rate: float, keys: list[Array | None], train: bool) -> Array:
-        """[B, T, D] -> [B, T, D]."""
+        """Maps [B, T, D] to [B, T, D]."""
         b, t, _ = x.shape
         q, k, v = (heads(part, self.number) for part in jnp.split(self.qkv(x), 3, -1))
         earlier = jnp.broadcast_to(np.tri(t, dtype=bool)[None], (b, t, t))
@@ -44,9 +45,9 @@ class Layer(nnx.Module):
 
 
 class Causal(nnx.Module):
-    """Token ids [T], embedded; layers; a linear head at each place."""
+    """Embedding of token ids [T], layers, a linear head at each position."""
 
-    # Three kernels side by side are divided by inputs: a part of their outputs is no part of each.
+    # Three kernels side by side are sharded by inputs, since a shard of their outputs is no shard of each.
     model_axes: ClassVar = {
         "embedding": -1,
         "qkv/kernel": -2,
@@ -69,14 +70,14 @@ class Causal(nnx.Module):
         dtype: jax.typing.DTypeLike | None = None,
         rngs: nnx.Rngs,
     ):
-        """Draws the weights.
+        """Initializes the network.
 
         Args:
-          classes: of tokens, V: of the embedding and of the head.
-          input_shape: (T,), which it does not depend on.
+          classes: V, the number of tokens.
+          input_shape: (T,), unused.
           width: of a token, the features' number D.
-          layers: how many.
-          heads: of the attention; they divide the width.
+          layers: number of layers.
+          heads: number of attention heads, a divisor of the width.
           hidden: width of a layer's hidden layer.
           dropout: rate before each shortcut.
           dtype: of the computation; parameters stay float32.
@@ -95,18 +96,18 @@ class Causal(nnx.Module):
         self.head = nnx.Linear(width, classes, dtype=dtype, rngs=rngs)
 
     def body(self, x: Array, *, key: Array | None, train: bool, batch: bool, mask: Array | None) -> tuple[Array, dict[str, Array]]:
-        """x [B, T] ids -> features [B, T, D] and the layers by name."""
+        """Returns features [B, T, D] and the layers by name, of ids x [B, T]."""
         del batch, mask
         check_tokens(x, len(self.embedding[...]), "causal")
         table, seen = jnp.asarray(self.embedding[...]), {}
-        x = (table[x] * table.shape[1] ** 0.5 + places(x.shape[1], table.shape[1])[None]).astype(self.dtype)
+        x = (table[x] * table.shape[1] ** 0.5 + sinusoidal_positions(x.shape[1], table.shape[1])[None]).astype(self.dtype)
         keys = [None] * 2 * self.layers if key is None else jax.random.split(key, 2 * self.layers)
         for i in range(self.layers):
             x = seen[f"layer{i + 1}"] = getattr(self, f"layer{i + 1}")(x, self.rate, [keys[2 * i], keys[2 * i + 1]], train)
         return x, seen
 
 
-def places(length: int, width: int) -> np.ndarray:
-    """[T, D] sines and cosines of positions, by turns (Section 3.5)."""
+def sinusoidal_positions(length: int, width: int) -> np.ndarray:
+    """Returns [T, D] interleaved sines and cosines of positions (Section 3.5)."""
     angles = np.arange(length)[:, None] / 10000 ** (np.arange(0, width, 2)[None] / width)
     return np.stack([np.sin(angles), np.cos(angles)], -1).reshape(length, width).astype(np.float32)

@@ -1,4 +1,4 @@
-"""A small convolutional network: convolutions, max-pool, a dense layer, a linear head (LEAF's, McMahan et al.'s and their kin)."""
+"""A small convolutional network, such as those of LEAF and McMahan et al."""
 
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
@@ -14,7 +14,7 @@ Array = jax.Array
 
 
 class CNN(nnx.Module):
-    """Convolutions with ReLU, a 2x2 max-pool after the last or after each, a dense layer with ReLU, a linear head."""
+    """Convolutions with ReLU, 2x2 max-pooling after the last or each, a dense layer with ReLU, a linear head."""
 
     model_axes: ClassVar = {"kernel": -1}  # by output channels
 
@@ -34,7 +34,7 @@ class CNN(nnx.Module):
         dtype: jax.typing.DTypeLike | None = None,
         rngs: nnx.Rngs,
     ):
-        """Draws the weights.
+        """Initializes the network.
 
         Args:
           classes: outputs of the head.
@@ -43,8 +43,8 @@ class CNN(nnx.Module):
           dense: width of the dense layer, the features' number D.
           kernel: size of the convolutions' kernels.
           padding: "VALID" or "SAME".
-          pool: the max-pool stands after the "last" convolution or after "each".
-          dropout: rate before the dense layer, and before the head unless that has its own.
+          pool: whether to pool after the "last" convolution or after "each".
+          dropout: rate before the dense layer, and before the head unless `head_dropout` is set.
           head_dropout: rate before the head; None: `dropout`.
           conv_form: see `conv.conv`.
           dtype: of the computation; parameters stay float32.
@@ -71,7 +71,7 @@ class CNN(nnx.Module):
         self.head = nnx.Linear(dense, classes, dtype=dtype, rngs=rngs)
 
     def body(self, x: Array, *, key: Array | None, train: bool, batch: bool, mask: Array | None) -> tuple[Array, dict[str, Array]]:
-        """x [B, H, W, C] -> features [B, D] and the layers by name."""
+        """Returns features [B, D] and the layers by name, of x [B, H, W, C]."""
         del batch, mask
         seen = {}
         for i in range(self.depth):

@@ -1,20 +1,23 @@
-"""Networks of others as a `Model`: modules of Flax NNX and of Flax Linen that know nothing of this library.
+"""Models from your own modules of Flax NNX and Flax Linen, without changes to them.
 
-A builder takes those of these arguments that it names, beside options of its own, and returns a module or a finished `Model`:
+A builder takes any of these arguments by name, and options of its own, and returns a module or a
+`Model`:
 
   classes        K, outputs
   input_shape    of one example, without the batch
   rngs           `nnx.Rngs` for an NNX module's initial values; a Linen module draws them itself
 
-A module takes x [B, ...] and returns logits [B, K]. With a method `body` (x -> features [B, D]) and a linear `head` (features
--> logits) it serves methods that share a part of a network, exchange features or replace heads; else such a method ends with a line
-that says so. Both are given those of `train`, `mask` [B] and `key` that they name. An NNX module's dropout draws from the round's
-keys, and its `train()` and `eval()` are called. Batch normalisation must leave out rows that do not count, so a module that has it
-must take `mask` and hand it on. Where devices are to hold it together (`plan.model`), its class says with `model_axes` which
-axes they divide: {end of an array's path: axis counted from its end}, such as {"dense/kernel": -1}.
+A module maps x [B, ...] to logits [B, K]. With a method `body` (x -> features [B, D]) and a linear
+`head` (features -> logits) it also supports methods that share a part of a network, exchange
+features or replace heads; without them such a method is an error. Both may take `train`, `mask` [B]
+and `key`. An NNX module's dropout draws from the round's keys, and its `train()` and `eval()` are
+called. Batch normalization must leave out masked examples, so a module that has it must take `mask`
+and pass it on. For sharding over devices (`plan.model`), its class declares `model_axes`: {end of
+an array's path: axis counted from its end}, such as {"dense/kernel": -1}.
 
-x comes as floats, normalised. A network that embeds token ids says so by `reads_tokens = True` in its class: integers other than
-uint8 then come as they are. Without that word it is tried: a network that takes integers and no floats reads token ids.
+x are normalized floats. A network that embeds token ids declares `reads_tokens = True` in its
+class; it gets ints other than uint8 unchanged. Without a declaration, a network that accepts ints
+but no floats is taken to read token ids.
 """
 
 import contextlib
@@ -32,8 +35,8 @@ from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.task import TO_ADD, Axes, Model
 
 Prepare = Callable[[Array], Array]
-READS_TOKENS = "reads_tokens"  # in a module's class
-FROZEN = "moves batch statistics, which are frozen: its normalisation must be Flax's BatchNorm, and leave use_running_average to it"
+READS_TOKENS = "reads_tokens"  # attribute of a module's class
+FROZEN = "moves batch statistics, which are frozen: its normalization must be Flax's BatchNorm without use_running_average"
 
 
 def build(
@@ -45,22 +48,22 @@ def build(
     prepare: Prepare | None = None,
     stats_mode: str = "average",
 ) -> Model:
-    """The Model of a builder from outside.
+    """Builds the Model of a user's builder.
 
     Args:
       builder: see the module.
-      name: what messages call it.
+      name: name in error messages.
       classes: K.
       input_shape: of one example.
-      options: the builder's own.
-      prepare: of inputs, such as normalisation. One that leaves whole numbers as they are says that inputs are such numbers, with
-        which a Linen module is then initialised; else it is with floats. None: inputs are floats that are taken as they are.
-      stats_mode: "freeze" uses running batch statistics always; see `from_nnx.from_module`.
+      options: of the builder.
+      prepare: transforms inputs, such as normalization. A Linen module is initialized with ints if
+        it leaves ints unchanged, else with floats. None: inputs are floats and not changed.
+      stats_mode: see `from_nnx.from_module`.
 
     Raises:
-      TypeError: it returned something else than a module or a Model.
-      ValueError: the module has variables of an unknown kind, batch statistics and no `mask`, or a head of another name. When
-        traced: it moves statistics that are frozen.
+      TypeError: the builder returned neither a module nor a Model.
+      ValueError: the module has variables of an unknown kind, batch statistics but no `mask`, or a
+        head of another name; (when traced) it updates frozen statistics.
     """
 
     make, made = _make(builder, name, classes, input_shape, options)
@@ -79,33 +82,33 @@ def build(
 def reads_tokens(
     builder: Callable[..., Any], name: str, classes: int, input_shape: tuple[int, ...], options: dict[str, Any]
 ) -> bool | None:
-    """Returns whether a network from outside takes integers as they are, as token ids.
+    """Returns whether a user's network reads token ids.
 
     Args:
       builder, name, classes, input_shape, options: as `build`.
 
     Returns:
-      What its class says; else True where it takes integers and no floats, or is a finished `Model`, which is given inputs as they
-      are; None where it takes both and does not say.
+      What its class declares. Else True if it accepts ints but no floats, or is a `Model`, whose
+      inputs are not changed; None if it accepts both.
 
     Raises:
-      ValueError: its class says something else than True or False.
+      ValueError: its class declares neither True nor False.
     """
-    made = _make(builder, name, classes, input_shape, options)[1]
-    if isinstance(made, Model):
+    module = _make(builder, name, classes, input_shape, options)[1]
+    if isinstance(module, Model):
         return True
-    said = getattr(made, READS_TOKENS, None)
-    if said is not None and not isinstance(said, bool):
-        raise ValueError(f"model {name!r}: {READS_TOKENS}={said!r} must be True or False")
-    if said is not None:
-        return said
+    declared = getattr(module, READS_TOKENS, None)
+    if declared is not None and not isinstance(declared, bool):
+        raise ValueError(f"model {name!r}: {READS_TOKENS}={declared!r} must be True or False")
+    if declared is not None:
+        return declared
 
     def takes(dtype: Any, prepare: Prepare | None) -> bool:
         x = jax.ShapeDtypeStruct((1, *input_shape), dtype)
         try:
             model = build(builder, name, classes, input_shape, dict(options), prepare)
             jax.eval_shape(lambda key, x: model.apply(model.init(key), x)[0], jax.random.key(0), x)
-        except Exception:  # of somebody else's code, which is run again, and then heard
+        except Exception:  # the user's code; it runs again, and then raises
             return False
         return True
 
@@ -117,7 +120,7 @@ def reads_tokens(
 def _make(
     builder: Callable[..., Any], name: str, classes: int, input_shape: tuple[int, ...], options: dict[str, Any]
 ) -> tuple[Callable[[nnx.Rngs], Any], Any]:
-    """Returns what makes the module from streams, and a module that it made, whose arrays may be abstract."""
+    """Returns a function rngs -> module, and a module whose arrays may be abstract."""
 
     def make(rngs: nnx.Rngs) -> Any:
         return registry.call(f"model {name!r}", builder, {"classes": classes, "input_shape": input_shape, "rngs": rngs}, options)
@@ -130,7 +133,7 @@ def _is_nnx(builder: Callable[..., Any]) -> bool:
 
 
 def _taken(function: Callable, **given: Any) -> dict[str, Any]:
-    """Those of the arguments that a function names."""
+    """Returns the arguments that a function takes."""
     parameters = inspect.signature(function).parameters
     return {name: value for name, value in given.items() if name in parameters}
 
@@ -144,20 +147,20 @@ def _checked(name: str, stats: PyTree, functions: list[Callable]) -> None:
 
 
 def _axes(name: str, module: Any) -> Axes:
-    """The module's `model_axes`.
+    """Returns the module's `model_axes`.
 
     Raises:
-      ValueError: they are something else than ends of paths with axes below 0.
+      ValueError: they do not map ends of paths to axes below 0.
     """
-    said = getattr(module, "model_axes", {})
-    if isinstance(said, Mapping) and all(isinstance(e, str) and isinstance(a, int) and a < 0 for e, a in said.items()):
-        return tuple(said.items())
+    axes = getattr(module, "model_axes", {})
+    if isinstance(axes, Mapping) and all(isinstance(e, str) and isinstance(a, int) and a < 0 for e, a in axes.items()):
+        return tuple(axes.items())
     wants = 'map ends of paths to axes counted from the end, such as {"dense/kernel": -1}'
-    raise ValueError(f"model {name!r}: model_axes={said!r} must {wants}")
+    raise ValueError(f"model {name!r}: model_axes={axes!r} must {wants}")
 
 
 def _model(name: str, init: Callable, run: Callable, head: Callable | None, prepare: Prepare, axes: Axes) -> Model:
-    """`run`: (net, x, key, train, mask) -> (features or, without a head, logits; stats)."""
+    """Builds a Model of `run`: (net, x, key, train, mask) -> (features or, without a head, logits; stats)."""
 
     def lacks(*_: Any, **__: Any):
         raise ValueError(f"model {name!r} gives logits alone, and the method wants its features or its head: {TO_ADD}")
@@ -196,7 +199,7 @@ def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, prepare: Prepare, stats_
         return Net(nnx.to_pure_dict(params), nnx.to_pure_dict(stats))
 
     def module_of(net: Net, key: Array | None) -> Any:
-        """The module with a net's arrays, its random streams from `key`; what the net lacks must not be asked for."""
+        """Returns the module with a net's arrays and streams from `key`; entries that the net lacks must not be used."""
         leaves, structure = jax.tree.flatten(streams)
         start = jax.random.key(0) if key is None else key
         fresh = [
@@ -227,7 +230,7 @@ def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, prepare: Prepare, stats_
 
 
 def _has_head(module: linen.Module) -> bool:
-    """Whether a Linen module has a `head`: a method, a field, or a layer that its `setup` makes."""
+    """Returns whether a Linen module has a `head`: a method, a field, or a layer of its `setup`."""
     found = []
     note = lambda module: found.append(hasattr(module, "head"))
     jax.eval_shape(lambda key: module.init({"params": key, "dropout": key}, method=note), jax.random.key(0))
@@ -235,16 +238,16 @@ def _has_head(module: linen.Module) -> bool:
 
 
 def _running(call: Callable, args: tuple, kwargs: dict[str, Any], context: linen.module.InterceptorContext) -> Any:
-    """Lets Linen's batch normalisation use its running statistics, whatever it was told."""
+    """Makes Linen's batch normalization use its running statistics, whatever its arguments."""
     if isinstance(context.module, linen.BatchNorm) and type(context.module).__call__ is linen.BatchNorm.__call__:
-        object.__setattr__(context.module, "use_running_average", True)  # of a module that lives for this call
+        object.__setattr__(context.module, "use_running_average", True)  # the module lives for this call only
         args, kwargs = args[:1], kwargs | {"use_running_average": None}
     return call(*args, **kwargs)
 
 
 @contextlib.contextmanager
 def _frozen(name: str):
-    """In which Linen modules do not move their statistics."""
+    """Freezes the statistics of Linen modules inside the block."""
     try:
         with linen.intercept_methods(_running):
             yield

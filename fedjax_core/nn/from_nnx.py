@@ -1,4 +1,4 @@
-"""From an NNX module to a `Model`: pure functions over plain nested dicts."""
+"""Models from NNX modules: pure functions over plain nested dicts."""
 
 import difflib
 import functools
@@ -14,7 +14,7 @@ from flax import nnx
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.nn.causal_transformer import Causal
 from fedjax_core.nn.cnn import CNN
-from fedjax_core.nn.input_wrappers import framed, resized
+from fedjax_core.nn.input_wrappers import with_frame, with_resizing
 from fedjax_core.nn.lstm import LSTM
 from fedjax_core.nn.mlp import MLP
 from fedjax_core.nn.resnet import Bottleneck, ResNet
@@ -36,30 +36,33 @@ def from_module(
     images: bool = False,
     limit: float | None = None,
 ) -> Model:
-    """Splits a module once into a static graph and pure nested dicts.
+    """Makes a Model of a module, split once into a static graph and pure nested dicts.
 
-    The module has a linear `head` and a method `body(x, key=, train=, batch=, mask=) -> (features [B, D], {name: array})`, of texts
-    [B, T, D], where `batch` says whether batch normalisation uses (and moves by) the batch's statistics. Its variables are
-    `nnx.Param` and `nnx.BatchStat` and nothing else; it draws from `key` alone. Its class may have `model_axes`, {end of a path:
-    axis}, see `task.axis_of`.
+    The module has a linear `head` and a method `body(x, key=, train=, batch=, mask=) -> (features
+    [B, D], {name: array})`, for texts [B, T, D], where `batch` is whether batch normalization uses
+    (and updates by) the batch's statistics. Its variables are `nnx.Param` and `nnx.BatchStat` only,
+    and it draws from `key` only. Its class may have `model_axes`, {end of a path: axis}, see
+    `task.axis_of`.
 
     Args:
-      make: builds the module from the streams that initialise it.
+      make: builds the module from its initial random streams.
       name: the model's name.
-      mean: subtracted from inputs, one number or one per channel. uint8 inputs are divided by 255 first. None: inputs are taken
-        as they are, whatever their type, such as tokens.
-      std: inputs are divided by it, after that.
-      stats_mode: "average" and "local": training uses and moves batch statistics (where they are kept is the caller's
-        business); "freeze": the running ones are used always, and never move.
-      dtype: of the computation; parameters, statistics, features and logits stay float32. None: float32.
-      images: whether inputs are images, which must not be whole numbers once they are normalised.
-      limit: deviations beyond which normalised inputs are cut; None: none are.
+      mean: subtracted from inputs, one number or one per channel; uint8 inputs are divided by 255
+        first. None: inputs are not changed, such as tokens.
+      std: inputs are divided by it.
+      stats_mode: "average" and "local": training uses and updates batch statistics (the caller
+        decides where they are kept); "freeze": the running statistics are always used, and never
+        updated.
+      dtype: of the computation; parameters, statistics, features and logits stay float32. None:
+        float32.
+      images: whether inputs are images, which must be floats after normalization.
+      limit: normalized inputs are clipped to [-limit, limit]; None: not at all.
 
     Returns:
-      The Model. `apply` and `features` also take `intermediates=True`: outputs gain a dict "intermediates".
+      The Model. `apply` also takes `intermediates=True`.
 
     Raises:
-      ValueError: unknown `stats_mode`, or variables of another kind. When traced: `images` are whole numbers.
+      ValueError: unknown `stats_mode`, or variables of another kind; (when traced) images are ints.
     """
     if stats_mode not in STATS_MODES:
         raise ValueError(f"unknown stats_mode {stats_mode!r}; use one of {', '.join(STATS_MODES)}")
@@ -113,10 +116,10 @@ def from_module(
 def normalise(
     x: Array, mean: Scale | None, std: Scale | None, dtype: jax.typing.DTypeLike | None, limit: float | None = None
 ) -> Array:
-    """Inputs less `mean`, over `std`, cut at `limit`, see `from_module`."""
+    """Normalizes inputs, see `from_module`."""
 
     def spread(scale: Scale) -> Array:
-        """One number or one per channel, shaped to broadcast against x."""
+        """Reshapes one number or one per channel to broadcast against x."""
         array = jnp.asarray(scale, jnp.float32)
         return jnp.reshape(array, (1,) * (x.ndim - array.ndim) + array.shape)
 
@@ -128,7 +131,7 @@ def normalise(
     return scaled.astype(dtype or jnp.float32)
 
 
-TEXTS: dict[str, type[nnx.Module]] = {"lstm": LSTM, "causal": Causal}  # that read token ids [T]
+TEXTS: dict[str, type[nnx.Module]] = {"lstm": LSTM, "causal": Causal}  # models of token ids [T]
 MODULES: dict[str, type[nnx.Module]] = {"mlp": MLP, "cnn": CNN, "vit": ViT} | TEXTS
 RESNETS = {
     "resnet8": {"blocks": (1, 1, 1)},
@@ -157,7 +160,7 @@ def build(
     limit: float | None = None,
     **options: Any,
 ) -> Model:
-    """A model by name.
+    """Builds a model by name.
 
     Args:
       name: one of `MODULES`.
@@ -168,15 +171,16 @@ def build(
       stats_mode: see `from_module`.
       dtype: see `from_module`.
       limit: see `from_module`.
-      **options: the module's own keyword arguments (`widths`, `norm`, `stem`, `conv_form`, ...). Any network of images also takes
-        `resize`, to which (height and width, or one number for both) images are scaled first, and `frame`, the width of a frame of
-        learnable pixels around them (`wrap.py`).
+      **options: keyword arguments of the module (`widths`, `norm`, `stem`, `conv_form`, ...). Image
+        models also take `resize`, the size (height and width, or one number) to which images are
+        scaled first, and `frame`, the width of a frame of learnable pixels (`input_wrappers.py`).
 
     Returns:
       The Model. Equal arguments give equal tree structures.
 
     Raises:
-      ValueError: unknown name or option; or `resize`, `frame` is out of range, or for inputs that are no images.
+      ValueError: unknown name or option, or `resize` or `frame` is out of range or given for inputs
+        that are no images.
     """
     module = MODULES[_known("model", name, MODULES)]
     own = {p.name for p in inspect.signature(module.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY}
@@ -206,9 +210,9 @@ def build(
         raise ValueError(f"{what}; 'mlp' reads rows of numbers, and so may a network of yours")
     make = functools.partial(module, classes, shape, dtype=dtype, **fixed, **options)
     model = from_module(lambda rngs: make(rngs=rngs), name, mean, std, stats_mode, dtype, images, limit)
-    model = framed(model, image, frame) if frame else model
+    model = with_frame(model, image, frame) if frame else model
     model = model._replace(vocabulary=classes) if name in TEXTS else model
-    return model if resize is None else resized(model, (image[0], image[1]))
+    return model if resize is None else with_resizing(model, (image[0], image[1]))
 
 
 def image_size(
@@ -218,7 +222,7 @@ def image_size(
     frame: AtLeastZero = 0,
     **others: Any,
 ) -> tuple[int, int] | None:
-    """Height and width of the images that a network with these options sees; None for inputs that are no images."""
+    """Returns the height and width of images as a network with these options sees them; None for other inputs."""
     del others
     if len(input_shape) != 3:
         return None
@@ -235,5 +239,5 @@ def _known(what: str, word: str, allowed: Any) -> str:
 
 
 def count(tree: PyTree) -> int:
-    """Numbers in a tree of arrays or of shapes: `count(jax.eval_shape(model.init, key).params)`."""
+    """Counts the numbers in a tree of arrays or shapes, such as `jax.eval_shape(model.init, key).params`."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))

@@ -1,6 +1,6 @@
-"""What may stand before any network of images: another size; a frame of learnable pixels, the prompts of networks without tokens.
+"""Wrappers of image models: resizing, and a frame of learnable pixels (prompts of networks without tokens).
 
-Both are Model -> Model, and come before the network normalises its inputs.
+Both are Model -> Model, and come before the network normalizes its inputs.
 """
 
 import jax
@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from fedjax_core.algorithm import Array, Net
 from fedjax_core.task import Model
 
-_STREAM = 0x6672616D  # of the frame's initial pixels
+_STREAM = 0x6672616D  # key of the frame's initial pixels
 
 
-def resized(model: Model, size: tuple[int, int]) -> Model:
-    """The model of images of any size, which are resized to `size` (height, width): bilinear, on the device."""
+def with_resizing(model: Model, size: tuple[int, int]) -> Model:
+    """Returns the model with bilinear resizing of images of any size to `size` (height, width)."""
 
     def view(x: Array) -> Array:
         return jax.image.resize(_unit(x), (len(x), *size, x.shape[-1]), "linear")
@@ -27,19 +27,17 @@ def resized(model: Model, size: tuple[int, int]) -> Model:
     return model._replace(apply=apply, features=features)
 
 
-def framed(model: Model, shape: tuple[int, ...], width: int) -> Model:
-    """The model with a frame of learnable pixels around its images, which grow by it.
+def with_frame(model: Model, shape: tuple[int, ...], width: int) -> Model:
+    """Returns the model with a frame of learnable pixels around its images.
 
-    The frame is the entry "prompts" of the params, {"rows": [2, f, W + 2 f, C], "columns": [2, H, f, C]}: above and below, left and
-    right. Its pixels begin uniform in [0, 1), and are normalised like those of the image.
+    The frame is the entry "prompts" of the params, {"rows": [2, f, W + 2 f, C], "columns": [2, H,
+    f, C]}: above and below, left and right. Its pixels start uniform in [0, 1) and are normalized
+    like the image.
 
     Args:
       model: of images [H + 2 f, W + 2 f, C].
       shape: [H, W, C] of one image.
       width: f.
-
-    Returns:
-      The Model.
     """
     height, across, channels = shape
 
@@ -71,5 +69,5 @@ def framed(model: Model, shape: tuple[int, ...], width: int) -> Model:
 
 
 def _unit(x: Array) -> Array:
-    """Pixels as float32; bytes in units of 255."""
+    """Converts pixels to float32, bytes to [0, 1]."""
     return x.astype(jnp.float32) / (255.0 if x.dtype == jnp.uint8 else 1.0)

@@ -1,4 +1,4 @@
-"""The modules that networks are built from."""
+"""Layers that networks are built from."""
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,7 @@ MOMENTUM = 0.9
 
 
 class Conv(nnx.Module):
-    """Convolution of `conv.py`.
-
-    He-normal initialisation over what the layer feeds, N(0, 2 / (kh kw features)); the bias, if any, starts at zero.
-    """
+    """Convolution of `kernels/conv.py`, He-normal by fan-out, N(0, 2 / (kh kw features)), with a zero bias."""
 
     def __init__(
         self,
@@ -31,17 +28,17 @@ class Conv(nnx.Module):
         init: jax.nn.initializers.Initializer | None = None,
         rngs: nnx.Rngs,
     ):
-        """Draws the kernel.
+        """Initializes the layer.
 
         Args:
           channels: of the input.
           features: channels of the output.
           kernel: its height and width.
           stride: step of the window.
-          padding: see `conv.pads`.
-          bias: whether to add one.
+          padding: see `conv.resolve_padding`.
+          bias: whether to add a bias.
           form: see `conv.conv`.
-          init: another initialiser of the kernel [kernel, kernel, channels, features].
+          init: initializer of the kernel [kernel, kernel, channels, features].
           rngs: its `params` stream.
         """
         init = init or nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
@@ -50,17 +47,17 @@ class Conv(nnx.Module):
         self.stride, self.padding, self.form = stride, padding, describe(form)["form"]
 
     def __call__(self, x: Array) -> Array:
-        """[B, H, W, channels] -> [B, H', W', features]."""
+        """Maps [B, H, W, channels] to [B, H', W', features]."""
         y = conv(x, self.kernel[...].astype(x.dtype), self.stride, self.padding, self.form)
         return y if self.bias is None else y + self.bias[...].astype(x.dtype)[None, None, None]
 
 
 class BatchNorm(nnx.Module):
-    """Batch normalisation over the real rows of a batch, with PyTorch's conventions.
+    """Batch normalization over the unmasked examples of a batch, with PyTorch's conventions.
 
-    A batch is normalised by its biased variance; the running variance takes the unbiased one (n / (n - 1), as PyTorch; n = 1
-    counts as it is); running = 0.9 running + 0.1 batch; epsilon 1e-5. Statistics are float32 whatever x is. A batch without
-    real rows leaves the running statistics as they were.
+    A batch is normalized by its biased variance; the running variance averages the unbiased one (n
+    / (n - 1); the biased one if n = 1). running = 0.9 running + 0.1 batch; epsilon 1e-5. Statistics
+    are float32. A fully masked batch leaves the running statistics unchanged.
     """
 
     def __init__(self, features: int, *, rngs: nnx.Rngs | None = None):
@@ -69,15 +66,16 @@ class BatchNorm(nnx.Module):
         self.mean, self.var = nnx.BatchStat(jnp.zeros(features)), nnx.BatchStat(jnp.ones(features))
 
     def __call__(self, x: Array, *, batch: bool, mask: Array | None = None) -> Array:
-        """Normalises.
+        """Normalizes a batch.
 
         Args:
           x: [B, ..., features].
-          batch: True: by the batch's statistics, and moves the running ones; False: by the running ones.
-          mask: [B], which rows are real; None: all.
+          batch: True: by the batch's statistics, updating the running ones; False: by the running
+            ones.
+          mask: [B]; None: all.
 
         Returns:
-          The like of x; rows that are not real come out as if x were zero there.
+          Array like x; masked examples as if x were zero.
         """
         if not batch:
             return self._affine(x, self.mean[...], self.var[...])
@@ -106,12 +104,12 @@ class BatchNorm(nnx.Module):
     def _move(self, mean: Array, var: Array, n: Array) -> None:
         rate = jnp.where(n > 0, 1 - MOMENTUM, 0.0)
         unbiased = var * n / jnp.maximum(n - 1, 1)
-        self.mean.set_value(self.mean[...] + rate * (mean - self.mean[...]))  # "+=" would compare shardings, which is slow to trace
+        self.mean.set_value(self.mean[...] + rate * (mean - self.mean[...]))  # "+=" compares shardings, which is slow to trace
         self.var.set_value(self.var[...] + rate * (unbiased - self.var[...]))
 
 
 class GroupNorm(nnx.Module):
-    """Group normalisation: 32 groups, or as many as divide `features`; epsilon 1e-5. Rows are independent: no mask."""
+    """Group normalization with 32 groups, or the largest number below that divides `features`; epsilon 1e-5."""
 
     def __init__(self, features: int, *, groups: int = 32, rngs: nnx.Rngs):
         while features % groups:
@@ -119,13 +117,13 @@ class GroupNorm(nnx.Module):
         self.norm = nnx.GroupNorm(features, num_groups=groups, epsilon=EPSILON, use_fast_variance=False, rngs=rngs)
 
     def __call__(self, x: Array, *, batch: bool = False, mask: Array | None = None) -> Array:
-        """[B, ..., features] -> the like; `batch` and `mask` are BatchNorm's and change nothing."""
+        """Normalizes x [B, ..., features]; `batch` and `mask` are BatchNorm's and unused."""
         del batch, mask
         return self.norm(x).astype(x.dtype)
 
 
 class Identity(nnx.Module):
-    """No normalisation."""
+    """No normalization."""
 
     def __init__(self, features: int, *, rngs: nnx.Rngs | None = None):
         del features, rngs
@@ -140,12 +138,12 @@ NORMS = {"batch": BatchNorm, "group": GroupNorm, "none": Identity}
 
 
 def make_norm(name: str, features: int, rngs: nnx.Rngs) -> BatchNorm | GroupNorm | Identity:
-    """A normalisation layer by name.
+    """Builds a normalization layer.
 
     Args:
       name: "batch", "group" or "none".
       features: channels.
-      rngs: unused streams, as every layer takes them.
+      rngs: unused.
 
     Returns:
       The module, called as `(x, batch=, mask=)`.
@@ -159,19 +157,16 @@ def make_norm(name: str, features: int, rngs: nnx.Rngs) -> BatchNorm | GroupNorm
 
 
 def dropout(x: Array, rate: float, key: Array | None, train: bool) -> Array:
-    """Zeroes entries with probability `rate` and scales the others by 1 / (1 - rate), in training only.
+    """Applies dropout in training: zeroes entries with probability `rate`, scales others by 1 / (1 - rate).
 
     Args:
       x: any shape.
       rate: in [0, 1).
       key: needed if `train` and `rate` > 0.
-      train: False: x as it is.
-
-    Returns:
-      The like of x.
+      train: False returns x.
 
     Raises:
-      ValueError: no key where one is needed.
+      ValueError: there is no key where one is needed.
     """
     if not train or rate == 0:
         return x

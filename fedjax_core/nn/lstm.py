@@ -1,7 +1,8 @@
-"""A recurrent network that reads token ids and tells at each place the next one.
+"""A recurrent network that predicts the next token at each position.
 
-Hochreiter, Schmidhuber. Long short-term memory. Neural Computation 9(8), 1997. The gates' order is input, forget, cell, output, and
-the forget gate's bias starts at 1 (Jozefowicz, Zaremba, Sutskever 2015).
+Hochreiter, Schmidhuber. Long short-term memory. Neural Computation 9(8), 1997. The gates are
+ordered input, forget, cell, output, and the forget gate's bias starts at 1 (Jozefowicz, Zaremba,
+Sutskever 2015).
 
   published as                          options
   Shakespeare (McMahan et al. 2017)     lstm(embedding=8, width=256, layers=2)
@@ -22,7 +23,7 @@ Array = jax.Array
 
 
 class Recurrence(nnx.Module):
-    """One layer: [B, T, inputs] -> [B, T, width], beginning from zeros in each row."""
+    """One layer, [B, T, inputs] -> [B, T, width], from a zero state."""
 
     def __init__(self, inputs: int, width: int, *, rngs: nnx.Rngs):
         draw = nnx.initializers.glorot_uniform()
@@ -32,7 +33,7 @@ class Recurrence(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         kernel, recurrent, bias = (leaf[...].astype(x.dtype) for leaf in (self.kernel, self.recurrent, self.bias))
-        fed = x @ kernel + bias[None, None]  # of all places at once: what depends on the one before is the other product alone
+        fed = x @ kernel + bias[None, None]  # for all positions at once; only the other product is sequential
 
         def step(carry: tuple[Array, Array], now: Array) -> tuple[tuple[Array, Array], Array]:
             h, c = carry
@@ -46,9 +47,12 @@ class Recurrence(nnx.Module):
 
 
 class LSTM(nnx.Module):
-    """Token ids [T], embedded; recurrent layers; a linear head at each place."""
+    """Embedding of token ids [T], recurrent layers, a linear head at each position."""
 
-    model_axes: ClassVar = {"embedding": -1, "head/kernel": -1}  # recurrences stay whole: devices would meet at each token
+    model_axes: ClassVar = {
+        "embedding": -1,
+        "head/kernel": -1,
+    }  # recurrences are not sharded, since devices would communicate at each token
 
     def __init__(
         self,
@@ -63,16 +67,15 @@ class LSTM(nnx.Module):
         dtype: jax.typing.DTypeLike | None = None,
         rngs: nnx.Rngs,
     ):
-        """Draws the weights.
+        """Initializes the network.
 
         Args:
-          classes: of tokens, V: of the embedding and of the head.
-          input_shape: (T,), which it does not depend on.
-          embedding: numbers of a token.
+          classes: V, the number of tokens.
+          input_shape: (T,), unused.
+          embedding: width of a token's embedding.
           width: of each layer.
-          layers: how many.
-          project: numbers that the last layer's output is mapped to before the head; None: none. The features' number D is this, or
-            the width.
+          layers: number of layers.
+          project: width of a linear map before the head; None: no such map. D is this, or `width`.
           dropout: rate after each layer.
           dtype: of the computation; parameters stay float32.
           rngs: its `params` stream.
@@ -87,7 +90,7 @@ class LSTM(nnx.Module):
         self.head = nnx.Linear(width if project is None else project, classes, dtype=dtype, rngs=rngs)
 
     def body(self, x: Array, *, key: Array | None, train: bool, batch: bool, mask: Array | None) -> tuple[Array, dict[str, Array]]:
-        """x [B, T] ids -> features [B, T, D] and the layers by name."""
+        """Returns features [B, T, D] and the layers by name, of ids x [B, T]."""
         del batch, mask
         check_tokens(x, len(self.embedding[...]), "lstm")
         x, seen = jnp.asarray(self.embedding[...])[x].astype(self.dtype), {}

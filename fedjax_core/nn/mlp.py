@@ -14,7 +14,7 @@ Array = jax.Array
 
 
 class MLP(nnx.Module):
-    """Hidden layers with ReLU, and a linear head; whatever the input's shape, it is flattened."""
+    """Hidden layers with ReLU and a linear head, on flattened inputs."""
 
     model_axes: ClassVar = {"kernel": -1}  # by outputs
 
@@ -28,7 +28,7 @@ class MLP(nnx.Module):
         dtype: jax.typing.DTypeLike | None = None,
         rngs: nnx.Rngs,
     ):
-        """Draws the weights.
+        """Initializes the network.
 
         Args:
           classes: outputs of the head.
@@ -45,7 +45,7 @@ class MLP(nnx.Module):
         self.head = nnx.Linear(sizes[-1], classes, dtype=dtype, rngs=rngs)
 
     def body(self, x: Array, *, key: Array | None, train: bool, batch: bool, mask: Array | None) -> tuple[Array, dict[str, Array]]:
-        """x [B, ...] -> features [B, D] and the hidden layers by name."""
+        """Returns features [B, D] and the hidden layers by name, of x [B, ...]."""
         del batch, mask
         x, seen = x.reshape(x.shape[0], -1), {}
         keys = [None] * self.depth if key is None else jax.random.split(key, self.depth)

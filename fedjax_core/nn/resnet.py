@@ -1,8 +1,10 @@
-"""Residual networks: ResNet-8/10 of federated papers, ResNet-18/34/50.
+"""Residual networks: ResNet-8/10 of federated papers, and ResNet-18/34/50.
 
-He, Zhang, Ren, Sun. Deep residual learning for image recognition. CVPR 2016. https://arxiv.org/abs/1512.03385
+He, Zhang, Ren, Sun. Deep residual learning for image recognition. CVPR 2016.
+https://arxiv.org/abs/1512.03385
 
-The strides and paddings are PyTorch's (a bottleneck strides in its 3x3 convolution), so that its weights can be read.
+Strides and padding are PyTorch's (a bottleneck strides in its 3x3 convolution), to load its
+weights.
 
   name       blocks per stage    channels at width 64        features
   resnet8    1 1 1               64 128 256                  256
@@ -28,17 +30,18 @@ STEMS = ("cifar", "imagenet")
 
 
 class Block(nnx.Module):
-    """Two 3x3 convolutions beside a shortcut."""
+    """Two 3x3 convolutions with a shortcut."""
 
     expansion = 1
 
     def __init__(self, channels: int, width: int, stride: int, *, norm: str, conv_form: str, rngs: nnx.Rngs):
-        """Draws the weights.
+        """Initializes the block.
 
         Args:
           channels: of the input.
           width: of the 3x3 convolutions; the output has `expansion` times as many channels.
-          stride: of the block; the shortcut is a 1x1 convolution with norm wherever the shape changes.
+          stride: of the block; the shortcut is a 1x1 convolution with norm wherever the shape
+            changes.
           norm: see `layers.make_norm`.
           conv_form: see `conv.conv`.
           rngs: the `params` stream.
@@ -68,7 +71,7 @@ class Block(nnx.Module):
 
 
 class Bottleneck(Block):
-    """1x1, 3x3 and 1x1 convolutions beside a shortcut; four times `width` channels leave it."""
+    """1x1, 3x3 and 1x1 convolutions with a shortcut; its output has 4 `width` channels."""
 
     expansion = 4
 
@@ -79,7 +82,7 @@ class Bottleneck(Block):
 class ResNet(nnx.Module):
     """Stem, stages of blocks, mean over the image, linear head."""
 
-    model_axes: ClassVar = {"kernel": -1}  # by output channels; norms stay whole
+    model_axes: ClassVar = {"kernel": -1}  # by output channels; norms are not sharded
 
     def __init__(
         self,
@@ -96,17 +99,19 @@ class ResNet(nnx.Module):
         dtype: jax.typing.DTypeLike | None = None,
         rngs: nnx.Rngs,
     ):
-        """Draws the weights.
+        """Initializes the network.
 
         Args:
           classes: outputs of the head.
           input_shape: [H, W, C] of one image; H and W may be anything.
-          blocks: how many, by stage.
+          blocks: number of blocks of each stage.
           block: `Block` or `Bottleneck`.
-          stem: "cifar": 3x3 convolution; "imagenet": 7x7 with stride 2, then 3x3 max-pool with stride 2.
+          stem: "cifar": 3x3 convolution; "imagenet": 7x7 with stride 2, then 3x3 max-pool with
+            stride 2.
           width: channels of the stem and the first stage; doubled from stage to stage.
           norm: "batch", "group" or "none".
-          features: D, to which the last channels are averaged in groups of neighbours, so that networks agree; None: as they are.
+          features: D, to which the last channels are averaged in groups, so that networks agree;
+            None: all.
           conv_form: see `conv.conv`.
           dtype: of the computation; parameters stay float32.
           rngs: its `params` stream.
@@ -133,7 +138,7 @@ class ResNet(nnx.Module):
         self.head = nnx.Linear(self.features, classes, dtype=dtype, rngs=rngs)
 
     def body(self, x: Array, *, key: Array | None, train: bool, batch: bool, mask: Array | None) -> tuple[Array, dict[str, Array]]:
-        """Features.
+        """Computes features.
 
         Args:
           x: [B, H, W, C].
@@ -143,7 +148,8 @@ class ResNet(nnx.Module):
           mask: [B], which rows are real; None: all.
 
         Returns:
-          features [B, D] and {"stem_pre" (before its ReLU), "stem", "stage1_pre" (before the stage's last ReLU), "stage1", ...}.
+          features [B, D] and {"stem_pre" (before its ReLU), "stem", "stage1_pre" (before the
+          stage's last ReLU), "stage1", ...}.
         """
         del key, train
         before = self.stem_norm(self.stem(x), batch=batch, mask=mask)

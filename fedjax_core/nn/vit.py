@@ -1,21 +1,24 @@
-"""Vision transformers, with visual prompts: ViT-S/B/L of public checkpoints and any smaller one.
+"""Vision transformers with visual prompts: ViT-S/B/L of public checkpoints, and smaller ones.
 
-Dosovitskiy et al. An image is worth 16x16 words. ICLR 2021. https://arxiv.org/abs/2010.11929
-Jia, Tang, Chen, Cardie, Belongie, Hariharan, Lim. Visual prompt tuning. ECCV 2022. https://arxiv.org/abs/2203.12119
+Dosovitskiy et al. An image is worth 16x16 words. ICLR 2021. https://arxiv.org/abs/2010.11929 Jia,
+Tang, Chen, Cardie, Belongie, Hariharan, Lim. Visual prompt tuning. ECCV 2022.
+https://arxiv.org/abs/2203.12119
 
   name       patch   width   depth   heads   parameters at 224 px without the head
   vit_s16    16      384     12      6       21,665,664
   vit_b16    16      768     12      12      85,798,656
   vit_l16    16      1024    24      16      303,301,632
 
-Blocks normalise first; the GELU is the exact one; the features are the final [cls] after the last norm. Weights of all blocks are
-stacked on a leading axis [depth], over which the network is a scan: it compiles in the time of one block. Products with weights are
-plain ones, so under a map over clients that share the weights they stay single large matrix products. A kernel of a block is only
-ever used as `x @ kernel`, as in `transformer.py`.
+Blocks are pre-norm, with the exact GELU; the features are the final [cls] after the last norm.
+Weights of all blocks are stacked on a leading axis [depth], and the network scans over it, so it
+compiles in the time of one block. Products with weights are plain, so under a map over clients that
+share the weights they stay single large matrix products. A kernel of a block is only used as `x @
+kernel`, as in `transformer.py`.
 
-Prompts stand between [cls] and the patches, after positions have been added. Shallow ones [n, width] go through the network with
-the other tokens; of deep ones [depth, n, width] each block gets its own, in place of what the previous block made of its. They are
-the entry "prompts" of `params`, drawn last: without them a network is the same in all else.
+Prompts are inserted between [cls] and the patches, after positions have been added. Shallow ones
+[n, width] pass through the network with the other tokens. Of deep ones [depth, n, width] each block
+gets its own, which replace the outputs of the previous block's. They are the entry "prompts" of
+`params`, drawn last, so that all other weights do not depend on them.
 """
 
 import itertools
@@ -28,8 +31,7 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
-from fedjax_core.nn.gelu import gelu
-from fedjax_core.nn.kernels.attention import attend
+from fedjax_core.nn.kernels.attention import attend, gelu
 from fedjax_core.option_types import Limit, Positive, Width
 
 Array = jax.Array
@@ -38,7 +40,7 @@ Prompts = Annotated[int, Limit("in [0, 2**20]", lambda v: 0 <= v <= 2**20)]
 
 
 class Leaves(nnx.Module):
-    """Parameters by name, and nothing else."""
+    """Parameters by name."""
 
     kernel: nnx.Param
     scale: nnx.Param
@@ -50,7 +52,7 @@ class Leaves(nnx.Module):
 
 
 class Blocks(nnx.Module):
-    """The weights of all blocks, leaves [depth, ...]; `block` is what one does."""
+    """Weights of all blocks, leaves [depth, ...]; `block` applies one."""
 
     def __init__(self, depth: int, width: int, heads: int, hidden: int, rngs: nnx.Rngs):
         each, one, zero = width // heads, jnp.ones, jnp.zeros
@@ -64,9 +66,9 @@ class Blocks(nnx.Module):
 
 
 class ViT(nnx.Module):
-    """Patches, [cls] and positions, blocks, a norm, a linear head on the final [cls]."""
+    """Patch embedding with [cls] and positions, blocks, a norm, a linear head on the final [cls]."""
 
-    # Kernels [..., width, 3, heads, each] are divided by inputs, [..., heads, each, width] by heads: both stay divided as matrices.
+    # Kernels [..., width, 3, heads, each] are sharded by inputs, [..., heads, each, width] by heads.
     model_axes: ClassVar = {
         "patches/kernel": -1,
         "qkv/kernel": -4,
@@ -92,24 +94,28 @@ class ViT(nnx.Module):
         dtype: jax.typing.DTypeLike | None = None,
         rngs: nnx.Rngs,
     ):
-        """Draws the weights: N(0, 0.02^2), biases zero; prompts uniform within sqrt(6 / (3 patch^2 + width)), as VPT's code has it.
+        """Initializes the network.
+
+        Weights are N(0, 0.02^2), biases zero, prompts uniform within sqrt(6 / (3 patch^2 + width))
+        as in VPT's code.
 
         Args:
           classes: outputs of the head.
           input_shape: [H, W, C] of one image.
-          patch: height and width of a patch; it divides H and W.
+          patch: height and width of a patch, a divisor of H and W.
           width: of a token, the features' number D.
           depth: number of blocks.
-          heads: of the attention; they divide the width.
-          mlp: width of a block's hidden layer, in widths of a token.
+          heads: number of attention heads, a divisor of the width.
+          mlp: width of a block's hidden layer, as a multiple of `width`.
           prompts: n, in the first block or in each; 0: none.
-          deep: whether each block has its own prompts.
-          epsilon: of the norms: 1e-6 as in the first release and timm; what transformers wrote has 1e-12 unless its config differs.
+          deep: whether each block has prompts of its own.
+          epsilon: of the norms: 1e-6 as in the first release and timm; files of transformers have
+            1e-12.
           dtype: of the computation; parameters stay float32.
           rngs: its `params` stream.
 
         Raises:
-          ValueError: a size out of range, or one that does not divide.
+          ValueError: a size is out of range, or does not divide.
         """
         for name, size in {"patch": patch, "width": width, "depth": depth, "heads": heads}.items():
             if size < 1:
@@ -137,7 +143,7 @@ class ViT(nnx.Module):
             self.prompts = nnx.Param(jax.random.uniform(rngs.params(), shape, minval=-bound, maxval=bound))
 
     def body(self, x: Array, *, key: Array | None, train: bool, batch: bool, mask: Array | None) -> tuple[Array, dict[str, Array]]:
-        """Features.
+        """Computes features.
 
         Args:
           x: [B, H, W, C].
@@ -147,8 +153,8 @@ class ViT(nnx.Module):
           mask: unused; rows are independent.
 
         Returns:
-          features [B, D] and the tokens [B, T, D] by name: "embedding" (before prompts), "block1", ... (with what became of them),
-          "final" (normalised; without deep prompts).
+          features [B, D] and the tokens [B, T, D] by name: "embedding" (before prompts), "block1",
+          ... (with prompts), "final" (normalized; without deep prompts).
         """
         del key, train, batch, mask
         tokens = x = self._embed(x)
@@ -168,7 +174,7 @@ class ViT(nnx.Module):
         return final[:, 0], {"embedding": tokens, **seen, "final": final}
 
     def _embed(self, x: Array) -> Array:
-        """[B, H, W, C] -> [cls] and patches with their positions [B, T, D]."""
+        """Embeds [B, H, W, C] as [cls] and patches with positions, [B, T, D]."""
         b, h, w, c = x.shape
         tiles = x.reshape(b, h // self.patch, self.patch, w // self.patch, self.patch, c)
         embedded = jnp.einsum("bhiwjc,ijcd->bhwd", tiles, self.patches.kernel[...].astype(x.dtype))
@@ -178,7 +184,7 @@ class ViT(nnx.Module):
 
 
 def block(weights: dict[str, dict[str, Array]], x: Array, epsilon: float) -> Array:
-    """One block: attention and a two-layer perceptron, each on normalised tokens and beside a shortcut.
+    """Applies a block: attention and a two-layer perceptron, each after a norm and with a shortcut.
 
     Args:
       weights: `Blocks` without the leading axis.
@@ -199,12 +205,12 @@ def block(weights: dict[str, dict[str, Array]], x: Array, epsilon: float) -> Arr
 
 
 def _times(x: Array, kernel: Array) -> Array:
-    """x [..., I] @ the matrix [I, O] that a kernel of more axes is; or @ what `adapters.py` puts in its place."""
+    """Returns x [..., I] @ kernel, flattened to [I, O]; or @ a kernel with an adapter (`adapters.py`)."""
     return x @ (kernel.reshape(x.shape[-1], -1) if isinstance(kernel, jax.Array | np.ndarray) else kernel)
 
 
 def _norm(x: Array, scale: Array, bias: Array, epsilon: float) -> Array:
-    """Layer normalisation of tokens [B, T, D], in float32."""
+    """Normalizes tokens [B, T, D], in float32."""
     wide = x.astype(jnp.float32)
     centred = wide - jnp.mean(wide, -1, keepdims=True)
     slope = lax.rsqrt(jnp.mean(jnp.square(centred), -1, keepdims=True) + epsilon)
@@ -212,13 +218,13 @@ def _norm(x: Array, scale: Array, bias: Array, epsilon: float) -> Array:
 
 
 def _insert(x: Array, prompts: Array) -> Array:
-    """Tokens [B, T, D] with prompts [n, D] behind the first of each row."""
+    """Inserts prompts [n, D] after the first of the tokens [B, T, D]."""
     own = jnp.broadcast_to(prompts[None], (len(x), *prompts.shape))
     return jnp.concatenate([x[:, :1], own, x[:, 1:]], 1)
 
 
 def _draw(rngs: nnx.Rngs, number: int, *shapes: tuple[int, ...]) -> list[Array]:
-    """N(0, 0.02^2) of some shapes, so many times each on a leading axis; one draw, since every one takes long to compile."""
+    """Draws N(0, 0.02^2) arrays [number, *shape]; in one draw, since each takes long to compile."""
     sizes = [math.prod(shape) for shape in shapes]
     drawn = 0.02 * jax.random.normal(rngs.params(), (number, sum(sizes)))
     parts = jnp.split(drawn, list(itertools.accumulate(sizes))[:-1], 1)

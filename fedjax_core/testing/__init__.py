@@ -1,4 +1,4 @@
-"""The contract that every method keeps, for tests of your own methods.
+"""Contract tests for methods: what holds for every method, to run on your own.
 
     import functools
     import pytest
@@ -7,12 +7,13 @@
 
     CASE = testing.Case(functools.partial(feddyn, alpha=0.1, epochs=2, batch=4))
 
-    @pytest.mark.parametrize("holds", testing.CONTRACT, ids=lambda holds: holds.__name__)
-    def test_contract(holds):
-        holds(CASE)
+    @pytest.mark.parametrize("check", testing.CONTRACT, ids=lambda check: check.__name__)
+    def test_contract(check):
+        check(CASE)
 
-A case compiles its rounds once for all that is checked. With two devices and more the contract also covers their number:
-`jax.config.update("jax_num_cpu_devices", 2)` at the top of a conftest.py makes two of a CPU.
+A case compiles its rounds once for all checks. With two or more devices the contract also covers
+sharding: `jax.config.update("jax_num_cpu_devices", 2)` at the top of a conftest.py makes two of a
+CPU.
 """
 
 from fedjax_core.testing.case import Case

@@ -1,4 +1,4 @@
-"""A method on the small federation, with compiled rounds that all checks of it share."""
+"""A method on the toy federation, with compiled rounds that all checks share."""
 
 import dataclasses
 import functools
@@ -19,16 +19,16 @@ COHORT = 5  # of eight clients
 
 
 class Case:
-    """One method, with its options.
+    """A method with its options.
 
     Attributes:
       method: (task, optimizer=...) -> Algorithm.
-      task: makes the task; takes the width of the network's layer (6 or 7) and `statistics`.
+      task: (width of the hidden layer, 6 or 7, statistics) -> Task.
       mixed: whether every second client has a wider network.
     """
 
     def __init__(self, method: Callable[..., Algorithm], *, task: Callable[..., Task] = toy_federation.task, mixed: bool = False):
-        """`method` is a builder with its options given: `functools.partial(feddyn, alpha=0.1, epochs=2, batch=4)`."""
+        """`method` is a builder with its options: `functools.partial(feddyn, alpha=0.1, epochs=2, batch=4)`."""
         self.method, self.task, self.mixed = method, task, mixed
 
     def simulate(
@@ -40,14 +40,14 @@ class Case:
         statistics: bool = True,
         **settings: Any,
     ) -> simulator.Simulation:
-        """A simulation.
+        """Builds a simulation.
 
         Args:
-          plan: clients at once on a device, and devices.
+          plan: (clients at once on a device, devices).
           optimizer: None: SGD with momentum.
-          mixed: in place of the case's own.
-          statistics: whether the network carries a running mean along.
-          settings: of `Simulation`; five clients a round if they do not say.
+          mixed: overrides the case's.
+          statistics: whether the network has a running mean.
+          settings: of `Simulation`; by default five clients a round.
         """
         build = functools.partial(self.method, optimizer=optimizer or local_training.sgd(0.1, momentum=0.5))
         made = groups(build, self.mixed if mixed is None else mixed, statistics, self.task)
@@ -57,7 +57,7 @@ class Case:
 
     @functools.cached_property
     def reference(self) -> tuple[simulator.Simulation, simulator.State, simulator.State]:
-        """(simulation, host copy of the state before, and after two rounds): one client after another on one device."""
+        """(simulation, state before, state after two rounds, on the host), one client at a time on one device."""
         sim = self.simulate()
         state = sim.init(0)
         before = jax.device_get(state)
@@ -66,20 +66,19 @@ class Case:
 
     @functools.cached_property
     def elsewhere(self) -> tuple[simulator.Simulation, simulator.State, list[PyTree]]:
-        """(simulation, state after two rounds, per group the host's (client states, which were touched)) under the other plan.
+        """(simulation, state after two rounds, (client states, touched) of each group) under another plan.
 
-        Data are on the host and client states on the disk, two clients are trained at once on each of two devices (of one, if
-        there are no more), and every client has more padding.
+        Data are on the host and client states on the disk; two clients are trained at once on each
+        of two devices (of one, if there are no more); and every client has more padding.
         """
         sim = self.simulate(plan=(2, min(2, jax.device_count())), hold="disk", data_on="host")
-        pad(sim)
+        add_padding(sim)
         state, _ = sim.rounds(self._begun(sim), 2)
         assert sim.kept is not None
         return sim, state, [jax.tree.map(np.copy, (store.rows, store.touched)) for store in sim.kept.stores]
 
     def _begun(self, sim: simulator.Simulation) -> simulator.State:
-        """The reference's state before round 1 in a simulation whose client states are off the device; of a method that prepares
-        its clients, made anew."""
+        """Returns the reference's initial state with client states off the device; prepared anew if the method does so."""
         if any(sim.federation.algorithm(g, sim.host, 0).prepare is not None for g in range(len(sim.groups))):
             return sim.init(0)
         before = self.reference[1]
@@ -87,16 +86,14 @@ class Case:
         kept.keep(kept.untouched(sim.put(before.server)))
         return sim.put(before._replace(clients=tuple(() for _ in sim.groups)))
 
-    def forget(self) -> None:
-        """Drops `elsewhere`, with its data and states off the device. `reference` stays: it is small where jax's caches are
-        cleared, and compiles what it runs again."""
+    def drop_offloaded_run(self) -> None:
+        """Drops `elsewhere`, with its data and states. `reference` stays, and compiles again after `jax.clear_caches`."""
         self.__dict__.pop("elsewhere", None)
 
-    def one_round(self) -> tuple[Callable, list, list[PyTree]]:
-        """The compiled round of `elsewhere` as a function (drawn, client states) -> (server, states, record), and a cohort for it.
-        All of them are on the host, where what is done with them need not be compiled.
+    def make_round_fn(self) -> tuple[Callable, list, list[PyTree]]:
+        """Returns the first round of `elsewhere`, with a cohort and its client states, all on the host.
 
-        All starts from the state before round 1.
+        The round is a function (drawn, client states) -> (server, states, record).
         """
         sim, state, _ = self.elsewhere
         before = self.reference[1]
@@ -111,7 +108,7 @@ class Case:
 
         def run(drawn, rows):
             held = sim.supply.of_cohort(sim.held, [cohort.ids for cohort, _ in drawn], ["index"])
-            drawn, rows = sim.put(drawn), jax.device_put(rows, spread)  # where the round expects them: else it would compile anew
+            drawn, rows = sim.put(drawn), jax.device_put(rows, spread)  # as the round expects them, or it would compile anew
             after, rows, record = sim.programs.on_host[False](held, start, start.server, drawn, rows, touched)
             return jax.device_get((after.server, rows, record))
 
@@ -121,7 +118,7 @@ class Case:
 def groups(
     build: simulator.Build, mixed: bool = False, statistics: bool = True, task: Callable[..., Task] = toy_federation.task
 ) -> list[simulator.Group]:
-    """The small federation's clients: all with one network, or every second one with a wider one."""
+    """Returns the groups of the toy federation: one network for all, or a wider one for every second client."""
     clients = np.arange(toy_federation.CLIENTS)
     if not mixed:
         return simulator.one_group(build, task(statistics=statistics), len(clients))
@@ -131,8 +128,8 @@ def groups(
     ]
 
 
-def pad(sim: simulator.Simulation) -> None:
-    """Gives every client three more rows that do not count."""
+def add_padding(sim: simulator.Simulation) -> None:
+    """Pads every client with three more examples."""
     index = sim.host.index
     more = dataclasses.replace(index, rows=np.pad(index.rows, (0, 3)), most=index.most + 3, filler=1)
     sim.host = sim.host._replace(index=more)

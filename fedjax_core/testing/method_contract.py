@@ -1,4 +1,4 @@
-"""What holds for every method, as functions of a `Case`; each raises AssertionError where it does not hold."""
+"""Checks that hold for every method, as functions of a `Case` that raise AssertionError."""
 
 import functools
 import tempfile
@@ -15,8 +15,8 @@ from fedjax_core.testing import toy_federation
 from fedjax_core.testing.case import Case
 
 
-def two_rounds_are_one_trace_without_transfer(case: Case) -> None:
-    """More rounds compile nothing more and move nothing between host and device; the state keeps its structure."""
+def check_no_retrace_or_transfer(case: Case) -> None:
+    """Further rounds do not retrace or move data between host and device; the state keeps its structure."""
     sim, before, after = case.reference
     state, two = sim.put(before), sim.put(np.int32(2))
     with jax.transfer_guard("disallow"):
@@ -24,14 +24,14 @@ def two_rounds_are_one_trace_without_transfer(case: Case) -> None:
         traces = _traces(sim.programs.many)
         for _ in range(2):
             state, _ = sim.programs.many(sim.held, state, two)
-    assert _traces(sim.programs.many) == traces, "a later round was traced anew: its state has another shape, dtype or structure"
+    assert _traces(sim.programs.many) == traces, "a later round was retraced: its state changed shape, dtype or structure"
     assert int(state.round) == 6
     chex.assert_trees_all_equal_shapes_and_dtypes(before, after)
     assert jax.tree.structure(before) == jax.tree.structure(jax.device_get(state))
 
 
-def something_is_learnt_and_runs_repeat_bit_for_bit(case: Case) -> None:
-    """Two rounds change the state, to finite values, and the same ones when they are run again."""
+def check_rounds_learn_and_repeat(case: Case) -> None:
+    """Two rounds change the state to finite values, and to the same ones bit for bit when repeated."""
     sim, before, after = case.reference
     again, _ = sim.rounds(sim.put(before), 2)
     chex.assert_trees_all_equal(jax.device_get(again), after)
@@ -40,8 +40,8 @@ def something_is_learnt_and_runs_repeat_bit_for_bit(case: Case) -> None:
     assert all(np.isfinite(np.asarray(x, np.float64)).all() for x in jax.tree.leaves(after))
 
 
-def plans_and_places_agree_and_padding_is_invisible(case: Case) -> None:
-    """Data on the host, states on the disk, two clients at once, two devices, more padding, against the plainest plan."""
+def check_plans_agree(case: Case) -> None:
+    """Data on the host, states on the disk, two clients at once, two devices and more padding change nothing."""
     before, after = case.reference[1:]
     _, state, stores = case.elsewhere
     chex.assert_trees_all_close(jax.device_get(state.server), after.server, atol=1e-5, rtol=1e-5)
@@ -51,9 +51,9 @@ def plans_and_places_agree_and_padding_is_invisible(case: Case) -> None:
             np.testing.assert_array_equal(theirs[~touched], untouched[~touched])
 
 
-def order_of_the_cohort_is_irrelevant(case: Case) -> None:
-    """The same clients in the opposite order give the same round."""
-    run, drawn, rows = case.one_round()
+def check_cohort_order_is_irrelevant(case: Case) -> None:
+    """The same cohort in reverse order gives the same round."""
+    run, drawn, rows = case.make_round_fn()
     server, after, _ = run(drawn, rows)
     flip = functools.partial(jax.tree.map, lambda x: x[::-1])
     server2, after2, _ = run(flip(drawn), flip(rows))
@@ -61,13 +61,13 @@ def order_of_the_cohort_is_irrelevant(case: Case) -> None:
     chex.assert_trees_all_close(after, flip(after2), atol=1e-6, rtol=1e-6)
 
 
-def an_absent_client_changes_nothing(case: Case) -> None:
-    """A client that drops out, whose state holds NaN, leaves the round as if it had not been sampled."""
+def check_absent_client_changes_nothing(case: Case) -> None:
+    """A client that drops out, with NaN in its state, changes the round as little as an empty slot."""
     if case.reference[0].cohort == 1:
         return  # a pooled method has one client
-    run, drawn, rows = case.one_round()
+    run, drawn, rows = case.make_round_fn()
     gone = [(Cohort(c.ids, _first(c.examples, 0)), p) for c, p in drawn]
-    poison = lambda x: jnp.nan if jnp.issubdtype(x.dtype, jnp.inexact) else 99  # a place in a queue is no float
+    poison = lambda x: jnp.nan if jnp.issubdtype(x.dtype, jnp.inexact) else 99  # an index into a queue is an int
     poisoned = [jax.tree.map(lambda x: _first(x, poison(x)), r) for r in rows]
     server, after, record = run(gone, poisoned)
     nobody = toy_federation.CLIENTS
@@ -81,8 +81,8 @@ def an_absent_client_changes_nothing(case: Case) -> None:
         np.testing.assert_array_equal(x[0], poison(x))
 
 
-def a_checkpoint_goes_on_where_it_was_left(case: Case) -> None:
-    """A state that was saved and restored trains on bit for bit."""
+def check_checkpoint_resumes(case: Case) -> None:
+    """A saved and restored state trains on bit for bit."""
     sim, before, _ = case.reference
     state, _ = sim.rounds(sim.put(before), 1)
     with tempfile.TemporaryDirectory() as directory:
@@ -94,7 +94,7 @@ def a_checkpoint_goes_on_where_it_was_left(case: Case) -> None:
     chex.assert_trees_all_equal(jax.device_get(a), jax.device_get(b))
 
 
-def the_round_exports_for_every_platform(case: Case) -> None:
+def check_round_exports(case: Case) -> None:
     """The compiled round lowers for CPU, TPU and CUDA."""
     sim, before, _ = case.reference
     exported = jax.export.export(sim.programs.many, platforms=("cpu", "tpu", "cuda"))(
@@ -103,8 +103,8 @@ def the_round_exports_for_every_platform(case: Case) -> None:
     assert exported.platforms == ("cpu", "tpu", "cuda")
 
 
-def scores_cover_every_predictor(case: Case) -> None:
-    """Each of the method's predictors is scored on the clients' own test rows."""
+def check_every_predictor_is_evaluated(case: Case) -> None:
+    """Every predictor is evaluated on the clients' own test examples."""
     sim, _, after = case.reference
     scores = sim.evaluate(sim.put(after))
     for model in sim.federation.algorithm(0, sim.host, 0).predict:
@@ -113,24 +113,24 @@ def scores_cover_every_predictor(case: Case) -> None:
 
 
 def _first(x: Any, value: Any) -> Any:
-    """A copy of an array whose first entry is another."""
+    """Returns a copy of an array with another first entry."""
     x = np.array(x)
     x[0] = value
     return x
 
 
 def _traces(program: Any) -> int:
-    """How many traces a jitted program has."""
+    """Returns the number of traces of a jitted program."""
     return program._cache_size()
 
 
 CONTRACT = (
-    two_rounds_are_one_trace_without_transfer,
-    something_is_learnt_and_runs_repeat_bit_for_bit,
-    plans_and_places_agree_and_padding_is_invisible,
-    order_of_the_cohort_is_irrelevant,
-    an_absent_client_changes_nothing,
-    a_checkpoint_goes_on_where_it_was_left,
-    the_round_exports_for_every_platform,
-    scores_cover_every_predictor,
+    check_no_retrace_or_transfer,
+    check_rounds_learn_and_repeat,
+    check_plans_agree,
+    check_cohort_order_is_irrelevant,
+    check_absent_client_changes_nothing,
+    check_checkpoint_resumes,
+    check_round_exports,
+    check_every_predictor_is_evaluated,
 )

@@ -1,4 +1,4 @@
-"""The smallest federation that shows everything: eight unequal clients, a network of two layers, several kinds of tasks."""
+"""A toy federation: eight clients of unequal sizes, a two-layer network, and tasks of several kinds."""
 
 import functools
 
@@ -8,17 +8,17 @@ import numpy as np
 
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated_data, sources
-from fedjax_core.nn.projection_head import projected
+from fedjax_core.nn.projection_head import with_projection
 from fedjax_core.task import Model, Task, of_model, part_of
 from fedjax_core.training import adapters
 
 CLIENTS, CLASSES, INPUTS = 8, 3, 5
-PUBLIC, PROMPTS = 7, 2  # rows of a public set; prompts of a network that has them
-SIZES = (9, 4, 1, 7, 6, 2, 8, 5)  # unequal, some short last batches, one with a single example
+PUBLIC, PROMPTS = 7, 2  # examples of the public set; prompts of a prompted network
+SIZES = (9, 4, 1, 7, 6, 2, 8, 5)  # with short last batches, and one single example
 
 
 def model(hidden: int = 6, statistics: bool = True, outputs: int = CLASSES) -> Model:
-    """tanh(x A + a) B + b, behind a normalisation whose running mean is carried along (`statistics`)."""
+    """Builds tanh(x A + a) B + b, after a normalization with a running mean (`statistics`)."""
 
     def init(key):
         a, b = jax.random.split(key)
@@ -53,7 +53,7 @@ def model(hidden: int = 6, statistics: bool = True, outputs: int = CLASSES) -> M
 
 @functools.cache
 def data() -> federated_data.FederatedData:
-    """Eight clients of SIZES rows; classes are shifted Gaussians; the last client misses a class."""
+    """Builds the data: eight clients of SIZES examples, classes are shifted Gaussians, the last client lacks one."""
     rng = np.random.default_rng(7)
     n = sum(SIZES)
     y = np.concatenate([np.arange(n) % CLASSES, np.arange(30) % CLASSES]).astype(np.int32)
@@ -68,11 +68,12 @@ def data() -> federated_data.FederatedData:
 
 
 def task(hidden: int = 6, statistics: bool = True) -> Task:
+    """Builds the plain task."""
     return of_model(model(hidden, statistics), classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
 
 
 def task_with_public(hidden: int = 6, statistics: bool = True) -> Task:
-    """With a public set of PUBLIC rows in two classes of its own, which the network has outputs for."""
+    """Builds a task with PUBLIC public examples of two further classes, for which the network has outputs."""
     rng = np.random.default_rng(8)
     y = (np.arange(PUBLIC) % 2).astype(np.int32)
     x = (rng.normal(size=(PUBLIC, INPUTS)) - np.eye(2, INPUTS)[y] * 2).astype(np.float32)
@@ -81,7 +82,7 @@ def task_with_public(hidden: int = 6, statistics: bool = True) -> Task:
 
 
 def prompted(hidden: int = 6, statistics: bool = True) -> Model:
-    """The network with prompts: features are the mean of those of x and of x + p for each of PROMPTS prompts p."""
+    """Builds a network with prompts p: features are the mean over those of x and of each x + p."""
     plain = model(hidden, statistics)
 
     def init(key):
@@ -102,27 +103,27 @@ def prompted(hidden: int = 6, statistics: bool = True) -> Model:
 
 
 def task_with_prompts(hidden: int = 6, statistics: bool = True) -> Task:
-    """Without statistics: by its own mean a batch would be without any prompt that all of it has."""
+    """Builds a task with prompts, without statistics: a batch's own mean would cancel a prompt that all share."""
     del statistics
     return of_model(prompted(hidden, False), classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
 
 
 def task_in_part(hidden: int = 6, statistics: bool = True) -> Task:
-    """Prompts and head over a frozen body, whose normalisation has seen something."""
+    """Builds a task of prompts and head over a frozen body, whose running mean is not zero."""
     net = model(hidden, statistics).init(jax.random.key(3))
     frozen = Net({"body": net.params["body"]}, jax.tree.map(lambda x: x + 0.5, net.stats))
     return part_of(prompted(hidden, statistics), frozen, "prompts", classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
 
 
 def task_alike(hidden: int = 6, statistics: bool = True) -> Task:
-    """Whatever the network, with six features: those of the wide one are projected."""
+    """Builds a task with six features for either network: those of the wide one are projected."""
     made = model(hidden, statistics)
-    made = made if hidden == 6 else projected(made, CLASSES, 6, hidden=False)
+    made = made if hidden == 6 else with_projection(made, CLASSES, 6, hidden=False)
     return of_model(made, classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
 
 
 def task_adapted(hidden: int = 6, statistics: bool = True, dropout: float = 0.2) -> Task:
-    """LoRA with dropout over a frozen body, and the head."""
+    """Builds a task of LoRA with dropout over a frozen body, and the head."""
     net, kind = model(hidden, statistics).init(jax.random.key(3)), adapters.lora(rank=2, dropout=dropout, targets=("body",))
     settings = {"classes": CLASSES, "population": CLIENTS, "shape": (INPUTS,)}
     return adapters.adapted(model(hidden, statistics), net, kind, "head", **settings)

@@ -1,0 +1,1 @@
+"""Building blocks of methods: local training, losses, metrics, aggregation, adapters, augmentation."""

@@ -1,20 +1,20 @@
-"""Adapters: small matrices beside the frozen kernels of a network, put there from outside.
+"""Adapters: small trainable matrices beside the frozen kernels of a network.
 
-Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen. LoRA: Low-Rank Adaptation of Large Language Models. ICLR 2022.
-https://arxiv.org/abs/2106.09685
-He, Zhou, Ma, Berg-Kirkpatrick, Neubig. Towards a Unified View of Parameter-Efficient Transfer Learning. ICLR 2022.
-https://arxiv.org/abs/2110.04366
+Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen. LoRA: Low-Rank Adaptation of Large Language
+Models. ICLR 2022. https://arxiv.org/abs/2106.09685 He, Zhou, Ma, Berg-Kirkpatrick, Neubig. Towards
+a Unified View of Parameter-Efficient Transfer Learning. ICLR 2022. https://arxiv.org/abs/2110.04366
 
   lora(rank=8, alpha=16.0, dropout=0.05, targets=("query", "value"))           x W + alpha / rank dropout(x) A B
   bottleneck(rank=8, scale=1.0, dropout=0.0, targets=("query", "value"))       x W + scale relu(dropout(x) A) B, in parallel
 
   paper    here        meaning
-  W_0      base        [in, out] a kernel, which is frozen, exists once and never travels
-  A, B     "a", "b"    [in, rank] uniform within 1 / sqrt(in) (Kaiming with sqrt 5); [rank, out] zero, so that the base is unchanged
+  W_0      base        [in, out] a frozen kernel, in memory once and never sent
+  A, B     "a", "b"    [in, rank] uniform within 1 / sqrt(in) (Kaiming with sqrt 5); [rank, out] zero, so
+                       that training starts from the base
 
-It works for networks that use their kernels as `x @ kernel` (`language/models/transformer.py`, `nn/vit.py`): a `Kernel` stands in
-the array's place. Targets are named by the entry of the parameters above "kernel"; of a kernel that is several, side by side, by
-its part.
+A network must use its kernels as `x @ kernel` (`language/models/transformer.py`, `nn/vit.py`),
+since a `Kernel` replaces the array. A target is the name of the entry above "kernel", or of the
+part of a kernel that holds several side by side.
 """
 
 import dataclasses
@@ -31,14 +31,14 @@ from fedjax_core import registry
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.task import PARTS, Axes, Model, Task, axis_of
 
-STACKED = ("layers", "blocks")  # entries of params whose leaves have one axis [depth] in front
+STACKED = ("layers", "blocks")  # entries of params whose leaves have a leading axis [depth]
 PACKED = {"qkv": ("query", "key", "value")}  # kernels [in, parts, ...], by name
-JOINED = {"out": 2}  # kernels whose inputs are several axes, and how many
+JOINED = {"out": 2}  # kernels with several input axes, and how many
 ENTRY, _STREAM, _DROPOUT = "adapter", 0x6C6F7261, 0x64726F70
 
 
 class Kind(NamedTuple):
-    """What stands beside a kernel: scale * f(dropout(x) a) b, where f is the identity, or ReLU of a bottleneck."""
+    """Configuration of an adapter, scale * f(dropout(x) a) b; f is ReLU in a bottleneck, else the identity."""
 
     rank: int
     scale: float
@@ -48,13 +48,13 @@ class Kind(NamedTuple):
 
 
 def lora(rank: int = 8, alpha: float = 16.0, dropout: float = 0.05, targets: Sequence[str] = ("query", "value")) -> Kind:
-    """Low-rank updates; raises ValueError for a setting out of range."""
+    """Returns low-rank updates; raises ValueError for an option out of range."""
     kind = _checked(Kind(rank, alpha, dropout, _named(targets)), "alpha")
     return kind._replace(scale=alpha / rank)
 
 
 def bottleneck(rank: int = 8, scale: float = 1.0, dropout: float = 0.0, targets: Sequence[str] = ("query", "value")) -> Kind:
-    """Two-layer perceptrons in parallel; they cannot be merged. Raises ValueError for a setting out of range."""
+    """Returns parallel two-layer perceptrons, which cannot be merged; ValueError for an option out of range."""
     return _checked(Kind(rank, scale, dropout, _named(targets), True), "scale")
 
 
@@ -75,37 +75,40 @@ def _checked(kind: Kind, scale: str) -> Kind:
 
 
 def parse(spec: str) -> Kind:
-    """The adapter that a config names, such as "lora(rank=4)".
+    """Parses the adapter of a config, such as "lora(rank=4)".
 
     Raises:
-      ValueError, TypeError: there is no such adapter, or it has no such option.
+      ValueError, TypeError: the adapter or its option is unknown.
     """
     name, options = registry.parse(spec)
     registry.choose("adapter", name, ADAPTERS)
     return registry.call(f"adapter {name!r}", ADAPTERS[name], {}, options)
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=("base", "updates"), meta_fields=("parts", "kind", "drawn"))
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=("base", "updates"), meta_fields=("parts", "kind", "dropout_window")
+)
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """Stands in a kernel's place.
+    """A kernel with an adapter, used as `x @ kernel`.
 
     Attributes:
-      base: [in, out]; leaves have [depth] in front while layers are stacked.
-      updates: by part, {"a": [in, rank], "b": [rank, out / parts]}, and "key" if there is dropout.
-      parts: names of what lies side by side in the base; ("",) for one.
-      kind: the adapter.
-      drawn: (T, first): dropout is drawn for x [B, T, in], and x has the places from `first` on; None: for x as it is.
+      base: [in, out]; leaves have a leading axis [depth] while layers are stacked.
+      updates: by part, {"a": [in, rank], "b": [rank, out / parts]}, and "key" with dropout.
+      parts: names of the kernels side by side in the base; ("",) for one.
+      kind: the adapter's configuration.
+      dropout_window: (T, first): dropout is drawn for x [B, T, in], of which x has the positions
+        from `first` on; None: x has all.
     """
 
     base: Array
     updates: dict[str, dict[str, Array]]
     parts: tuple[str, ...]
     kind: Kind
-    drawn: tuple[int, int] | None = None
+    dropout_window: tuple[int, int] | None = None
 
     def __rmatmul__(self, x: Array) -> Array:
-        """[..., in] -> [..., out]."""
+        """Returns x @ kernel, [..., in] -> [..., out]."""
         y = x @ self.base
         shape = (*y.shape[:-1], y.shape[-1] // len(self.parts))
         each = [self._update(x, self.updates[part]) if part in self.updates else jnp.zeros(shape, y.dtype) for part in self.parts]
@@ -114,7 +117,7 @@ class Kernel:
     def _update(self, x: Array, own: dict[str, Array]) -> Array:
         x = x.astype(own["a"].dtype)
         if "key" in own:
-            keep, (t, first) = 1 - self.kind.dropout, self.drawn or (x.shape[-2], 0)
+            keep, (t, first) = 1 - self.kind.dropout, self.dropout_window or (x.shape[-2], 0)
             kept = jax.random.bernoulli(own["key"], keep, (*x.shape[:-2], t, x.shape[-1]))
             x = jnp.where(kept[..., first : first + x.shape[-2], :], x / keep, 0)
         low = x @ own["a"]
@@ -122,17 +125,17 @@ class Kernel:
 
 
 def drawn_for(params: PyTree, places: int, first: int) -> PyTree:
-    """The parameters, whose adapters draw dropout for so many places of a text, of which they see those from `first` on."""
-    one = lambda leaf: dataclasses.replace(leaf, drawn=(places, first)) if isinstance(leaf, Kernel) else leaf
-    return jax.tree.map(one, params, is_leaf=lambda leaf: isinstance(leaf, Kernel))
+    """Makes adapters draw dropout for `places` positions of a text, of which they see those from `first` on."""
+    replace = lambda leaf: dataclasses.replace(leaf, dropout_window=(places, first)) if isinstance(leaf, Kernel) else leaf
+    return jax.tree.map(replace, params, is_leaf=lambda leaf: isinstance(leaf, Kernel))
 
 
 class Site(NamedTuple):
-    """Where an update stands.
+    """A kernel, or part of one, that an adapter updates.
 
     Attributes:
       path: of the kernel in params.
-      part: which of its `parts`.
+      part: one of its `parts`.
       parts: see `Kernel`.
       stack: () or (depth,).
       inputs, outputs: of the update.
@@ -147,17 +150,17 @@ class Site(NamedTuple):
 
     @property
     def place(self) -> tuple[str, ...]:
-        """Of its arrays in what is trained."""
+        """Path of the adapter's arrays in what is trained."""
         return self.path[:-1] + ((self.part,) if self.part else ())
 
 
-def sites(shapes: PyTree, targets: Sequence[str], name: str = "the network") -> list[Site]:
-    """Where a network's parameters have the targets.
+def find_sites(shapes: PyTree, targets: Sequence[str], name: str = "the network") -> list[Site]:
+    """Finds the kernels of a network that are targets.
 
     Raises:
-      ValueError: they have no such target; the message has those that they have.
+      ValueError: the network has no such target; the message lists those that it has.
     """
-    found = []
+    all_sites = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
         names = tuple(step.key for step in path)
         if len(names) < 2 or names[-1] != "kernel" or names[0] == "head":
@@ -167,11 +170,11 @@ def sites(shapes: PyTree, targets: Sequence[str], name: str = "the network") -> 
         joined = JOINED.get(names[-2], 1) if len(shape) > 2 else 1
         inputs, outputs = math.prod(shape[:joined]), math.prod(shape[joined:]) // len(parts)
         if len(shape) == joined + 1 or len(parts) > 1:
-            found += [Site(names, part, parts, stack, inputs, outputs) for part in parts]
-    there = list(dict.fromkeys(site.part or site.path[-2] for site in found))
+            all_sites += [Site(names, part, parts, stack, inputs, outputs) for part in parts]
+    names = list(dict.fromkeys(site.part or site.path[-2] for site in all_sites))
     for target in targets:
-        registry.choose(f"adapter target of {name}", target, there)
-    return [site for site in found if (site.part or site.path[-2]) in targets]
+        registry.choose(f"adapter target of {name}", target, names)
+    return [site for site in all_sites if (site.part or site.path[-2]) in targets]
 
 
 class Adapter(NamedTuple):
@@ -179,30 +182,28 @@ class Adapter(NamedTuple):
 
     Attributes:
       init: key -> what is trained, nested like the parameters.
-      wrap: (params, trained, key) -> params with `Kernel`s; the key draws dropout, None: none of it.
-      merged: (params, trained) -> params with plain kernels that make the same of x; ValueError for a bottleneck.
+      wrap: (params, trained, key) -> params with `Kernel`s; the key draws dropout, None: no
+        dropout.
+      merge: (params, trained) -> params with equivalent plain kernels; ValueError for a bottleneck.
     """
 
     init: Callable[[Array], PyTree]
     wrap: Callable[[PyTree, PyTree, Array | None], PyTree]
-    merged: Callable[[PyTree, PyTree], PyTree]
+    merge: Callable[[PyTree, PyTree], PyTree]
 
 
 def adapter(kind: Kind, shapes: PyTree, name: str = "the network") -> Adapter:
-    """An adapter for a network.
+    """Builds an adapter for a network.
 
     Args:
       kind: such as `lora()`.
       shapes: of the network's parameters, a nested dict.
       name: of the network, for messages.
 
-    Returns:
-      The adapter.
-
     Raises:
       ValueError: the network has no such target.
     """
-    where = sites(shapes, kind.targets, name)
+    where = find_sites(shapes, kind.targets, name)
 
     def init(key: Array) -> PyTree:
         trained: dict[str, Any] = {}
@@ -226,7 +227,7 @@ def adapter(kind: Kind, shapes: PyTree, name: str = "the network") -> Adapter:
             params = _put(params, path, Kernel(base, updates, site.parts, kind))
         return params
 
-    def merged(params: PyTree, trained: PyTree) -> PyTree:
+    def merge(params: PyTree, trained: PyTree) -> PyTree:
         if kind.bottleneck:
             raise ValueError("adapter: a bottleneck is not linear, so it cannot be merged into the kernels; lora can")
         for site in where:
@@ -238,26 +239,26 @@ def adapter(kind: Kind, shapes: PyTree, name: str = "the network") -> Adapter:
             params = _put(params, site.path, new)
         return params
 
-    return Adapter(init, wrap, merged)
+    return Adapter(init, wrap, merge)
 
 
 def _axes(where: Sequence[Site], shapes: PyTree, of_model: Axes) -> Axes:
-    """Which axes of an adapter's arrays are divided: beside a kernel that is by its inputs, those of "a"; by outputs, of "b"."""
-    found = []
+    """Returns the sharded axes of an adapter: "a" beside a kernel sharded by inputs, "b" by outputs."""
+    axes = []
     for site in where:
         axis, number = axis_of("/".join(site.path), of_model), len(_get(shapes, site.path).shape) - len(site.stack)
         if axis is not None and -axis <= number:
             inputs = number + axis < (JOINED.get(site.path[-2], 1) if number > 2 else 1)
-            found.append(("/".join((ENTRY, *site.place, "a" if inputs else "b")), -2 if inputs else -1))
-    return tuple(found)
+            axes.append(("/".join((ENTRY, *site.place, "a" if inputs else "b")), -2 if inputs else -1))
+    return tuple(axes)
 
 
-def mixed(one: PyTree, other: PyTree, weight: float) -> PyTree:
-    """The adapter whose update is `weight` of one's and 1 - `weight` of another's; nested as they are, of both ranks together."""
+def mix_adapters(one: PyTree, other: PyTree, weight: float) -> PyTree:
+    """Returns the adapter with `weight` times one update and 1 - `weight` times the other, of both ranks together."""
     if one.keys() == {"a", "b"}:
         b = jnp.concatenate([weight * one["b"], (1 - weight) * other["b"]], -2)
         return {"a": jnp.concatenate([one["a"], other["a"]], -1), "b": b}
-    return {name: mixed(part, other[name], weight) for name, part in one.items()}
+    return {name: mix_adapters(part, other[name], weight) for name, part in one.items()}
 
 
 def _get(tree: PyTree, path: Sequence[str]) -> Any:
@@ -265,7 +266,7 @@ def _get(tree: PyTree, path: Sequence[str]) -> Any:
 
 
 def _put(tree: PyTree, path: Sequence[str], value: Any) -> PyTree:
-    """The nested dict with another value at a path, new dicts along it."""
+    """Returns the nested dict with another value at a path; dicts along the path are copied."""
     name, *rest = path
     return tree | {name: _put(tree.get(name, {}), rest, value) if rest else value}
 
@@ -281,36 +282,39 @@ def adapted(
     public: PyTree = (),
     shape: tuple[int, ...] | None = None,
 ) -> Task:
-    """A task that trains an adapter of a network, and whole entries of it if asked; beside `task.part_of`.
+    """Builds a task that trains an adapter of a network, and optionally whole entries; see `task.part_of`.
 
-    A `Net` has the entry "adapter" and those entries only; methods keep, send and average nothing else. The rest is `frozen`, once
-    in memory however many clients share it, and runs in evaluation mode but for the adapter's dropout.
+    A `Net` has the entry "adapter" and those entries only, so methods keep, send and average
+    nothing else. The rest is `frozen`: in memory once for all clients, and in evaluation mode
+    except for the adapter's dropout.
 
     Args:
       model: the whole network.
-      arrays: its params by entry, and stats; a trained entry begins from here if it is there, else as `model.init` draws it.
+      arrays: params by entry, and stats; trained entries that are missing are drawn by
+        `model.init`.
       kind: such as `lora()`.
       trained: names of entries, such as ("head",); or "head", "prompts" as in `part_of`.
       classes: K.
       population: N.
-      public: Examples that everybody holds.
-      shape: of one example's x; None: it is not checked whether the network can have adapters.
+      public: Examples that all clients share.
+      shape: of one example's x; None: whether the network can have adapters is not checked.
 
     Returns:
       The task. `Model.whole` merges the adapter.
 
     Raises:
-      ValueError: the network has no such target or entry, `arrays` lack an entry that is frozen, or its kernels cannot be replaced.
+      ValueError: the network has no such target or entry, `arrays` lack a frozen entry, or the
+        network does not use its kernels as x @ kernel.
     """
     entries = (PARTS.get(trained) or (trained,)) if isinstance(trained, str) else tuple(trained)
-    there = jax.eval_shape(model.init, jax.random.key(0))
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
     for name in entries:
-        registry.choose(f"entry to train of {model.name}", name, there.params)
-    if missing := [name for name in there.params if name not in arrays.params and name not in entries]:
+        registry.choose(f"entry to train of {model.name}", name, shapes.params)
+    if missing := [name for name in shapes.params if name not in arrays.params and name not in entries]:
         raise ValueError(f"adapter: {model.name} needs frozen arrays for {', '.join(missing)}")
-    frozen_shapes = {name: entry for name, entry in there.params.items() if name not in entries}
+    frozen_shapes = {name: entry for name, entry in shapes.params.items() if name not in entries}
     own = adapter(kind, frozen_shapes, model.name)
-    axes = model.model_axes + _axes(sites(frozen_shapes, kind.targets), frozen_shapes, model.model_axes)
+    axes = model.model_axes + _axes(find_sites(frozen_shapes, kind.targets), frozen_shapes, model.model_axes)
 
     def network(frozen: Net) -> Model:
         def init(key):
@@ -318,11 +322,11 @@ def adapted(
             whole = {name: frozen.params[name] if name in frozen.params else fresh[name] for name in entries}
             return Net(whole | {ENTRY: own.init(jax.random.fold_in(key, _STREAM))}, {})
 
-        def around(net):
+        def join(net):
             return frozen.params | {name: net.params[name] for name in entries}
 
         def run(net, key, train):
-            return Net(own.wrap(around(net), net.params[ENTRY], key if train else None), frozen.stats)
+            return Net(own.wrap(join(net), net.params[ENTRY], key if train else None), frozen.stats)
 
         def apply(net, x, key=None, train=False, mask=None, **more):
             return model.apply(run(net, key, train), x, mask=mask, **more)[0], net.stats
@@ -331,9 +335,9 @@ def adapted(
             return model.features(run(net, key, train), x, mask=mask)[0], net.stats
 
         def whole(net):
-            return Net(own.merged(around(net), net.params[ENTRY]), frozen.stats)
+            return Net(own.merge(join(net), net.params[ENTRY]), frozen.stats)
 
-        head = lambda net, z: model.head(Net(around(net), {}), z)
+        head = lambda net, z: model.head(Net(join(net), {}), z)
         return Model(init, apply, features, head, model.name, whole, axes, vocabulary=model.vocabulary)
 
     task = Task(network, classes, population, arrays, public, shape)

@@ -1,8 +1,9 @@
-"""Many into one: how uplinks cross the client axis, and how the server takes what arrives.
+"""Aggregation: how uplinks are reduced over clients, and how the server applies the result.
 
-Weights known before training (sample counts, uniform) stream: a running sum inside the client loop, whatever the cohort's size.
-Weights found in what came back need the stack. What needs a memory (server momentum, FedAdam) is an optax transformation of
-the mean delta, so `optax.chain`, clipping, masking and schedules come for free.
+Weights that are known before training (numbers of examples, uniform) allow a running sum inside the
+client loop, with memory independent of the cohort's size. Weights that depend on the uplinks need
+the stack of them. Server momentum, FedAdam and the like are optax transformations of the mean
+delta, so `optax.chain`, clipping, masking and schedules apply to them.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,38 +22,35 @@ TINY = float(jnp.finfo(jnp.float32).tiny)
 stack = Reduce()
 
 
-def by_examples(client: Cohort) -> Array:
-    """Weight n_i: the number of training examples."""
+def weight_by_examples(client: Cohort) -> Array:
+    """Returns n_i, the number of training examples."""
     return client.examples.astype(jnp.float32)
 
 
 def uniform(client: Cohort) -> Array:
-    """Weight 1 for whoever took part."""
+    """Returns 1 for a client that took part, else 0."""
     return (client.examples > 0).astype(jnp.float32)
 
 
-WEIGHTS = {"samples": by_examples, "uniform": uniform}
+WEIGHT_FNS = {"samples": weight_by_examples, "uniform": uniform}
 
 
-def weights(name: str) -> Callable[[Cohort], Array]:
-    """The weighing called "samples" or "uniform".
+def make_weight_fn(name: str) -> Callable[[Cohort], Array]:
+    """Returns the weights called "samples" or "uniform".
 
     Raises:
       ValueError: another name.
     """
-    if name not in WEIGHTS:
-        raise ValueError(f"weights={name!r} is not one of {', '.join(map(repr, WEIGHTS))}")
-    return WEIGHTS[name]
+    if name not in WEIGHT_FNS:
+        raise ValueError(f"weights={name!r} is not one of {', '.join(map(repr, WEIGHT_FNS))}")
+    return WEIGHT_FNS[name]
 
 
-def mean(weigh: Callable[[Cohort], Array] = by_examples) -> Reduce:
-    """Mean over the cohort with weights known beforehand, streamed; zero if nobody came.
+def mean(weigh: Callable[[Cohort], Array] = weight_by_examples) -> Reduce:
+    """Returns the weighted mean over the cohort, as a running sum; zero if no client took part.
 
     Args:
       weigh: one client's Cohort entry -> a scalar weight, 0 for absent clients.
-
-    Returns:
-      A Reduce with join "add".
     """
 
     def lift(part, client):
@@ -65,18 +63,19 @@ def mean(weigh: Callable[[Cohort], Array] = by_examples) -> Reduce:
     return Reduce(lift, "add", lower, "delta", weigh)
 
 
-def mean_by_form(shapes: Sequence[PyTree], places: Sequence[int], weigh: Callable[[Cohort], Array] = by_examples) -> Reduce:
-    """Means over those clients alone whose parts have the same form, where architectures differ; streamed.
+def mean_by_shape(shapes: Sequence[PyTree], places: Sequence[int], weigh: Callable[[Cohort], Array] = weight_by_examples) -> Reduce:
+    """Returns means over the clients whose parts have equal shapes, where architectures differ.
 
-    For uplinks that are tuples of trees, of which the i-th has the shapes of form places[i].
+    For uplinks that are tuples of trees, the i-th of which has shapes `shapes[places[i]]`.
 
     Args:
-      shapes: of every form that there is among the groups.
-      places: this group's.
+      shapes: all shapes among the groups.
+      places: indices of this group's.
       weigh: as in `mean`.
 
     Returns:
-      A Reduce whose `lower` gives, for every form, (mean, weight); both zero where nobody came.
+      A Reduce whose `lower` gives (mean, weight) for each of `shapes`; both zero where no client
+      came.
     """
 
     def lift(part, client):
@@ -93,20 +92,20 @@ def mean_by_form(shapes: Sequence[PyTree], places: Sequence[int], weigh: Callabl
 
 
 def class_mean(weights: str = "uniform") -> Reduce:
-    """For uplinks (values [K, ...], counts [K]): per class, the mean over the clients that have it.
+    """Returns the mean of each class over the clients that have it, for uplinks (values [K, ...], counts [K]).
 
     Args:
       weights: "uniform", or "samples": by the clients' counts of the class.
 
     Returns:
-      A Reduce whose `lower` gives (mean [K, ...], weight [K]), the number of holders or of examples; both zero for a class that
-      nobody holds.
+      A Reduce whose `lower` gives (mean [K, ...], weight [K]); the weight is the number of clients
+      or of examples. Both are zero for a class that no client has.
 
     Raises:
       ValueError: other weights.
     """
-    if weights not in WEIGHTS:
-        raise ValueError(f"weights={weights!r} is not one of {', '.join(map(repr, WEIGHTS))}")
+    if weights not in WEIGHT_FNS:
+        raise ValueError(f"weights={weights!r} is not one of {', '.join(map(repr, WEIGHT_FNS))}")
 
     def lift(part, client):
         del client
@@ -123,17 +122,19 @@ def class_mean(weights: str = "uniform") -> Reduce:
 
 
 def weighted_logits(beta: ArrayLike) -> Reduce:
-    """FedHPL's global logits, for every kind of receiver (Eq. 8); streamed, and in whatever order the clients come.
+    """Returns FedHPL's global logits for each kind of receiver (Eq. 8), as a running sum.
 
         logits_rc = sum_j beta_rj n_jc mean_jc / (1 + sum_j beta_rj m_jc)
 
-    For uplinks (mean [K, K] the mean logits of each class, n [K] how many they are of), m being n; or (mean, n, m) with m [K].
+    For uplinks (mean [K, K] the mean logits of each class, n [K] how many they are of), m being n;
+    or (mean, n, m) with m [K].
 
     Args:
-      beta: [R, N] what client j counts for receivers of kind r.
+      beta: [R, N], the weight of client j for receivers of kind r.
 
     Returns:
-      A Reduce whose `lower` gives (logits [R, K, K], counts [K] sum_j n_jc); zero for a class that nobody sent.
+      A Reduce whose `lower` gives (logits [R, K, K], counts [K] sum_j n_jc); zero for a class that
+      no client sent.
     """
     table = jnp.asarray(beta, jnp.float32)
 
@@ -151,11 +152,12 @@ def _like(per_class: Array, values: Array) -> Array:
 
 
 def weighted_mean(stacked: PyTree, w: Array) -> PyTree:
-    """Mean over the leading client axis.
+    """Returns the weighted mean over the leading client axis.
 
     Args:
       stacked: leaves [C, ...], or [C, K, ...] where `w` has classes.
-      w: [C], or [C, K] for a weight per client and class; entries of weight 0 may hold anything, NaN too.
+      w: [C], or [C, K] for a weight per client and class; entries of weight 0 may be anything, NaN
+        too.
 
     Returns:
       Leaves without the client axis; zero where all weights are.
@@ -169,55 +171,56 @@ def weighted_mean(stacked: PyTree, w: Array) -> PyTree:
     return jax.tree.map(of, stacked)
 
 
-def mix(stacked: PyTree, w: Array) -> PyTree:
-    """One combination of all clients per row of `w`, which need not add up to 1.
+def mix_clients(stacked: PyTree, w: Array) -> PyTree:
+    """Returns linear combinations of the clients, one for each row of `w`.
 
     Args:
-      stacked: leaves [C, ...]; a client whose column of `w` is zero may hold anything, NaN too.
-      w: [R, C].
+      stacked: leaves [C, ...]; a client whose column of `w` is zero may be anything, NaN too.
+      w: [R, C]; rows need not sum to 1.
 
     Returns:
       Leaves [R, ...]: sum_j w_rj x_j.
     """
-    heard = jnp.any(w != 0, 0)
+    is_used = jnp.any(w != 0, 0)
 
     def of(x):
-        x = jnp.where(_like(heard, x), x, 0)
+        x = jnp.where(_like(is_used, x), x, 0)
         return jnp.tensordot(w.astype(x.dtype), x, 1, precision=jax.lax.Precision.HIGHEST)
 
     return jax.tree.map(of, stacked)
 
 
-def write_rows(store: PyTree, cohort: Cohort, rows: PyTree) -> PyTree:
-    """What a server keeps per client, leaves [N, ...], with the rows [C, ...] of those who came; the others stay as they were."""
+def scatter_clients(store: PyTree, cohort: Cohort, rows: PyTree) -> PyTree:
+    """Writes the rows [C, ...] of the clients that took part into a server's per-client arrays [N, ...]."""
     ids = lambda kept: jnp.where(cohort.examples > 0, cohort.ids, len(kept))
     return jax.tree.map(lambda kept, new: kept.at[ids(kept)].set(new, mode="drop"), store, rows)
 
 
 def merge_neighbours(values: Array, held: Array, neighbours: int = 1) -> tuple[Array, Array]:
-    """Class knowledge of all clients: each client's is averaged with its nearest, then the mean is taken (FedSKC, Eq. 1).
+    """Merges class knowledge: averages each client's with its nearest, then over clients (FedSKC, Eq. 1).
 
     Args:
-      values: [C, K, D] one vector per client and class.
-      held: [C, K] bool, which of them there are; the others may hold anything.
-      neighbours: M, how many of the nearest other holders of a class a client is averaged with; fewer if there are fewer.
+      values: [C, K, D], one vector per client and class.
+      held: [C, K], mask of the vectors; the others may be anything.
+      neighbours: M, the number of nearest other vectors of a class that a client's is averaged
+        with; fewer if there are fewer.
 
     Returns:
-      (merged [K, D], which classes somebody holds [K]); zero where nobody does.
+      (merged [K, D], mask of classes [K]); zero for a class without any vector.
 
     Raises:
       ValueError: neighbours is negative.
     """
     if neighbours < 0:
-        raise ValueError(f"neighbours={neighbours} must not be negative")
+        raise ValueError(f"neighbours={neighbours} must be at least 0")
     values = jnp.where(held[..., None], values, 0)
 
     def of_class(c, holds):  # [C, D], [C]
         apart = jnp.sum((c[:, None] - c[None]) ** 2, -1)
         others = holds[None] & ~jnp.eye(len(c), dtype=bool)
         near, who = jax.lax.top_k(jnp.where(others, -apart, -jnp.inf), min(neighbours, len(c) - 1))
-        there = (near > -jnp.inf).astype(c.dtype)  # [C, M], as A(k, i) = 1
-        merged = (c + jnp.einsum("cm,cmd->cd", there, c[who])) / (1 + jnp.sum(there, 1))[:, None]
+        is_near = (near > -jnp.inf).astype(c.dtype)  # [C, M], as A(k, i) = 1
+        merged = (c + jnp.einsum("cm,cmd->cd", is_near, c[who])) / (1 + jnp.sum(is_near, 1))[:, None]
         return jnp.sum(jnp.where(holds[:, None], merged, 0), 0) / jnp.maximum(jnp.sum(holds), 1)
 
     return jax.vmap(of_class, 1)(values, held), jnp.any(held, 0)
@@ -226,8 +229,10 @@ def merge_neighbours(values: Array, held: Array, neighbours: int = 1) -> tuple[A
 DISCREPANCY_SIZES, DISCREPANCY_DISTANCES, DISCREPANCY_FORMS = ("fraction", "count"), ("mean", "sum"), ("sigmoid", "relu")
 
 
-def by_discrepancy(size: str = "fraction", distance: str = "mean", form: str = "sigmoid") -> Callable[..., Array]:
-    """Weights of FedSKC's global discrepancy aggregation (Eq. 4): more for clients with more examples and usual knowledge.
+def discrepancy_weights(size: str = "fraction", distance: str = "mean", form: str = "sigmoid") -> Callable[..., Array]:
+    """Returns the weights of FedSKC's global discrepancy aggregation (Eq. 4).
+
+    Clients with more examples, and with knowledge closer to the merged one, weigh more:
 
         "sum":      d_k = sum_j |c_k^j - c^j|   over the classes that k holds, as printed
         "mean":     d_k = the mean of these, so that it does not grow with the number of classes
@@ -235,49 +240,50 @@ def by_discrepancy(size: str = "fraction", distance: str = "mean", form: str = "
         "sigmoid":  e_k ~ sigmoid(size_k - a_k d_k + b_k), as printed
         "relu":     e_k ~ max(b_k - a_k / 2 + 0.1, 0), which has no scale: the form of FedDisco (Ye et al., ICML 2023)
 
-    Knowledge that equals the merged one up to rounding is at distance 0. All d_k = 0: a_k = 0. By "relu" somebody's weight is
-    positive, since they sum to 1 - 1/2 + 0.1 C or more.
+    Knowledge that equals the merged one up to rounding has distance 0. If all d_k are 0, all a_k
+    are 0. With "relu" some weight is positive, since they sum to at least 1 - 1/2 + 0.1 C.
 
     Args:
-      size: size_k: "count", N_k itself, as printed: the sigmoid is then 1 for all but tiny clients; or "fraction", b_k. By "relu"
-        always b_k.
+      size: size_k: "count", N_k as printed, for which the sigmoid is 1 for all but tiny clients; or
+        "fraction", b_k. With "relu" always b_k.
       distance: "mean" or "sum".
       form: "sigmoid" or "relu".
 
     Returns:
-      (Cohort, *, values [C, K, D], held [C, K], merged [K, D], ...) -> [C], for `aggregate(stack, weigh=...)`.
+      (Cohort, *, values [C, K, D], held [C, K], merged [K, D], ...) -> [C], for
+      `make_aggregator(stack, weigh=...)`.
 
     Raises:
       ValueError: another size, distance or form; "relu" with size "count".
     """
-    for name, found, allowed in (
+    for name, value, allowed in (
         ("size", size, DISCREPANCY_SIZES),
         ("distance", distance, DISCREPANCY_DISTANCES),
         ("form", form, DISCREPANCY_FORMS),
     ):
-        if found not in allowed:
-            raise ValueError(f"{name}={found!r} is not one of {', '.join(map(repr, allowed))}")
+        if value not in allowed:
+            raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, allowed))}")
     if form == "relu" and size == "count":
-        raise ValueError("size='count' has no form='relu', in which the size is b_k; form='sigmoid' has")
+        raise ValueError("size='count' needs form='sigmoid'; with form='relu' the size is b_k")
 
     def weigh(cohort: Cohort, *, values: Array, held: Array, merged: Array, **_: PyTree) -> Array:
-        there = cohort.examples > 0
+        active = cohort.examples > 0
         n = cohort.examples.astype(values.dtype)
-        apart = jnp.where(held, losses.distances(values, merged[None], losses.rounding(values)), 0)
-        d = jnp.where(there, jnp.sum(apart, 1), 0)
+        distances = jnp.where(held, losses.euclidean_distances(values, merged[None], losses.rounding_tolerance(values)), 0)
+        d = jnp.where(active, jnp.sum(distances, 1), 0)
         d = d / jnp.maximum(jnp.sum(held, 1), 1) if distance == "mean" else d
         a = d / jnp.maximum(jnp.sum(d), TINY)
         b = n / jnp.maximum(jnp.sum(n), 1)
         if form == "relu":
-            return jnp.where(there, jnp.maximum(b - a / 2 + 0.1, 0), 0)
+            return jnp.where(active, jnp.maximum(b - a / 2 + 0.1, 0), 0)
         e = jax.nn.log_sigmoid((n if size == "count" else b) - a * d + b)
-        return jnp.where(there, jnp.exp(e - jnp.max(jnp.where(there, e, -jnp.inf))), 0)  # to a common factor
+        return jnp.where(active, jnp.exp(e - jnp.max(jnp.where(active, e, -jnp.inf))), 0)  # up to a common factor
 
     return weigh
 
 
 class PeriodReview(NamedTuple):
-    """State of `period_review`: [K] the variances of the class knowledge of the round before, and which classes had one."""
+    """State of `period_review`: [K] variances of the last round's class knowledge, and the classes that had any."""
 
     variance: Array
     known: Array
@@ -289,30 +295,32 @@ REVIEW_FORMS, REVIEW_SUMS = ("interpolate", "printed"), ("both", "own")
 def period_review(
     classes: int, beta: float = 0.95, form: str = "interpolate", ddof: int = 0, over: str = "both"
 ) -> optax.GradientTransformationExtraArgs:
-    """FedSKC's global period review (Eq. 5), of the mean delta w - w_prev; from the second round on.
+    """Returns FedSKC's global period review (Eq. 5) of the mean delta w - w_prev, from the second round on.
 
         ratio = (sum_j s2_j - sum_j s2_j of the round before) / sum_j s2_j of the round before
         "interpolate":   w <- w + (1 - beta) ratio (w_prev - w)
         "printed":       w <- beta w + (1 - beta) ratio (w_prev - w)
 
-    w_prev is the model that the round began with, so that the delta has all of both and no second model is kept. As printed, the
+    w_prev is the model at the start of the round, so no second model is stored. As printed, the
     weights shrink by beta in every round in which the variances agree.
 
     Args:
       classes: K.
       beta: momentum of the review.
-      form: one of the two.
-      ddof: of the variance over the entries of a class's knowledge: 0, or 1 as in the released code.
-      over: classes of the sums: "both": those known in both rounds; "own": those known in each, as in the released code.
+      form: "interpolate" or "printed".
+      ddof: of the variance over the entries of a class's knowledge: 0, or 1 as in the released
+        code.
+      over: classes of the sums: "both": known in both rounds; "own": known in each, as in the
+        released code.
 
     Returns:
-      A transformation whose update also takes knowledge [K, D] and known [K], those after this round's merge.
+      A transformation whose update also takes this round's merged knowledge [K, D] and known [K].
 
     Raises:
       ValueError: beta is outside [0, 1]; another form or `over`; ddof is not 0 or 1.
     """
     if not 0 <= beta <= 1:
-        raise ValueError(f"beta={beta} must lie in [0, 1]")
+        raise ValueError(f"beta={beta} is not in [0, 1]")
     if form not in REVIEW_FORMS:
         raise ValueError(f"form={form!r} is not one of {', '.join(map(repr, REVIEW_FORMS))}")
     if over not in REVIEW_SUMS:
@@ -346,7 +354,7 @@ def period_review(
 
 
 class Aggregator(NamedTuple):
-    """How a server takes deltas.
+    """How a server aggregates deltas.
 
     Attributes:
       collect: the Reduce of the delta.
@@ -359,21 +367,18 @@ class Aggregator(NamedTuple):
     update: Callable[..., tuple[PyTree, PyTree]]
 
 
-def aggregate(
+def make_aggregator(
     collect: Reduce = mean(),  # noqa: B008 - a Reduce is immutable
     weigh: Callable[..., Array] | None = None,
     review: optax.GradientTransformation = optax.identity(),  # noqa: B008
 ) -> Aggregator:
-    """Collect, weigh, review. `aggregate()` is FedAvg, `aggregate(review=optax.trace(0.9))` FedAvgM.
+    """Builds an aggregator: `make_aggregator()` is FedAvg's, `make_aggregator(review=optax.trace(0.9))` FedAvgM's.
 
     Args:
-      collect: how the delta crosses the client axis.
-      weigh: with collect=stack: (Cohort, **context) -> weights [C], found in what came back.
-      review: transforms the mean *delta* (not a gradient): `optax.trace`, `scale_by_adam`, `clip` fit; an optimiser such as
-        `optax.sgd` would flip the sign.
-
-    Returns:
-      The aggregator.
+      collect: how the delta is reduced over clients.
+      weigh: with collect=stack: (Cohort, **context) -> weights [C] that depend on the uplinks.
+      review: transformation of the mean *delta* (not a gradient), such as `optax.trace`,
+        `scale_by_adam` or `clip`; an optimizer such as `optax.sgd` would flip the sign.
     """
     reviewed = optax.with_extra_args_support(review)
 

@@ -1,4 +1,4 @@
-"""One client's rows: minibatches of them, and passes over them in which nothing is trained."""
+"""Minibatches of one client's examples, and passes over them in which nothing is trained."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,115 +10,130 @@ from fedjax_core.algorithm import Array, ClientData, Cohort, Examples, PyTree
 
 
 class Batch(NamedTuple):
-    """One minibatch. `x`: leaves [B, ...]; `y`: [B]; `mask`: [B], False for the padding of a short last batch.
+    """One minibatch.
 
-    `beside`: leaves [B, ...], what `fit` was given beside the rows; `()` if nothing.
+    Attributes:
+      x: leaves [B, ...].
+      y: [B] or [B, ...].
+      mask: [B], False for the padding of a short last batch.
+      extra: leaves [B, ...], extra arrays that `fit` was given for each example; `()` if none.
     """
 
     x: PyTree
     y: PyTree
     mask: Array
-    beside: PyTree = ()
+    extra: PyTree = ()
 
 
-def take(arrays: PyTree, rows: Array, mask: Array) -> Batch:
-    """The minibatch at the given rows [B] of Examples `arrays`."""
-    x, y = jax.tree.map(lambda a: a[rows], arrays)
+def take(arrays: PyTree, index: Array, mask: Array) -> Batch:
+    """Gathers the minibatch at `index` [B] from the Examples `arrays`."""
+    x, y = jax.tree.map(lambda a: a[index], arrays)
     return Batch(x, y, mask)
 
 
-def batches(number: Array, size: int, body: Callable[[Array, PyTree], PyTree], carry: PyTree) -> PyTree:
-    """`lax.fori_loop` over minibatches of `size` of one client's rows, as many as there are.
+def loop_over_batches(number: Array, size: int, body: Callable[[Array, PyTree], PyTree], carry: PyTree) -> PyTree:
+    """Runs `lax.fori_loop` over `number` minibatches of `size` examples.
 
-    The loop has a name in what is compiled, `batches_of_<size>`, by which a plan knows how often it runs: the program does not.
+    The loop is named `batches_of_<size>` in the compiled program. A plan reads its trip count from
+    the name, since the program does not have it.
     """
     with jax.named_scope(f"batches_of_{size}"):
         return jax.lax.fori_loop(0, number, body, carry)
 
 
-def steps(data: ClientData, batch: int) -> Array:
-    """[] local steps in an epoch, as `fit` does them."""
-    b = max(1, min(batch, data.index.shape[0]))
-    return -(-data.size // b)
+def num_steps(data: ClientData, batch: int) -> Array:
+    """Returns the number [] of local steps that `fit` takes in an epoch."""
+    return -(-data.size // _batch_size(data, batch))
 
 
-def in_order(data: ClientData, batch: int) -> tuple[int, Callable[[Array], Batch]]:
-    """B, and the minibatch number i of one client's rows in the order in which they lie."""
-    rows = data.index.shape[0]
-    b = max(1, min(batch, rows))
-    index = jnp.pad(data.index, (0, -rows % b))
+def sequential_batches(data: ClientData, batch: int) -> tuple[int, Callable[[Array], Batch]]:
+    """Returns B, and a function i -> the i-th minibatch of the examples in stored order."""
+    size = _batch_size(data, batch)
+    index = jnp.pad(data.index, (0, -data.index.shape[0] % size))
 
     def minibatch(i):
-        here = i * b + jnp.arange(b)
-        return take(data.arrays, index[here], here < data.size)
+        slots = i * size + jnp.arange(size)
+        return take(data.arrays, index[slots], slots < data.size)
 
-    return b, minibatch
-
-
-def accumulate(of: Callable[[Batch], PyTree], data: ClientData, *, batch: int) -> PyTree:
-    """Sums over one client's rows, in minibatches and in the order in which they lie; nothing is trained.
-
-    Args:
-      of: Batch -> pytree of sums over the rows in its mask.
-      data: the client's.
-      batch: rows at once, or fewer if no client has so many.
-
-    Returns:
-      The total of `of`; zeros for a client without rows.
-    """
-    b, minibatch = in_order(data, batch)
-    part = jax.jit(lambda i: of(minibatch(i)), inline=True)  # one trace for its shapes and its use
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(part, jnp.int32(0)))
-    return batches(-(-data.size // b), b, lambda i, total: jax.tree.map(jnp.add, total, part(i)), zeros)
+    return size, minibatch
 
 
-def each(of: Callable[[Batch], PyTree], data: ClientData, *, batch: int) -> PyTree:
-    """What `of` makes of each of one client's rows, such as features that are used more than once; nothing is trained.
+def _batch_size(data: ClientData, batch: int) -> int:
+    return max(1, min(batch, data.index.shape[0]))
+
+
+def sum_over_batches(fn: Callable[[Batch], PyTree], data: ClientData, *, batch: int) -> PyTree:
+    """Sums `fn` over the minibatches of one client's examples; nothing is trained.
 
     Args:
-      of: Batch -> leaves [B, ...].
+      fn: Batch -> pytree of sums over the examples in its mask.
       data: the client's.
-      batch: rows at once, or fewer if no client has so many.
+      batch: B, or fewer if no client has as many examples.
 
     Returns:
-      Leaves [M, ...], in the order of `data.index`; the rows past `data.size` hold anything.
+      The total of `fn`; zeros for a client without examples.
     """
-    rows, (b, minibatch) = data.index.shape[0], in_order(data, batch)
-    part = jax.jit(lambda i: of(minibatch(i)), inline=True)  # one trace for its shapes and its use
-    places = -(-rows // b) * b
-    out = jax.tree.map(lambda s: jnp.zeros((places, *s.shape[1:]), s.dtype), jax.eval_shape(part, jnp.int32(0)))
-    write = lambda i, out: jax.tree.map(lambda o, p: jax.lax.dynamic_update_slice_in_dim(o, p, i * b, 0), out, part(i))
-    out = batches(-(-data.size // b), b, write, out)
-    return jax.tree.map(lambda o: o[:rows], out)
+    b, minibatch = sequential_batches(data, batch)
+    sums = jax.jit(lambda i: fn(minibatch(i)), inline=True)  # traced once, for shapes and for use
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(sums, jnp.int32(0)))
+    return loop_over_batches(-(-data.size // b), b, lambda i, total: jax.tree.map(jnp.add, total, sums(i)), zeros)
+
+
+def map_examples(fn: Callable[[Batch], PyTree], data: ClientData, *, batch: int) -> PyTree:
+    """Maps `fn` over one client's examples, such as to features that are used again; nothing is trained.
+
+    Args:
+      fn: Batch -> leaves [B, ...].
+      data: the client's.
+      batch: B, or fewer if no client has as many examples.
+
+    Returns:
+      Leaves [M, ...] in the order of `data.index`; entries past `data.size` may be anything.
+    """
+    b, minibatch = sequential_batches(data, batch)
+    outputs = jax.jit(lambda i: fn(minibatch(i)), inline=True)  # traced once, for shapes and for use
+    number = data.index.shape[0]
+    shapes = jax.eval_shape(outputs, jnp.int32(0))
+    buffer = jax.tree.map(lambda s: jnp.zeros((-(-number // b) * b, *s.shape[1:]), s.dtype), shapes)
+
+    def write(i, buffer):
+        update = lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, i * b, 0)
+        return jax.tree.map(update, buffer, outputs(i))
+
+    return jax.tree.map(lambda leaf: leaf[:number], loop_over_batches(-(-data.size // b), b, write, buffer))
 
 
 def class_sums(values: Array, y: Array, mask: Array, classes: int) -> tuple[Array, Array]:
-    """Sums of `values` [B, D] by class, and how many rows each has: [K, D] and [K]."""
-    of_class = jax.nn.one_hot(y, classes, dtype=values.dtype) * mask[:, None]
-    return of_class.T @ jnp.where(mask[:, None], values, 0), jnp.sum(of_class, 0)
+    """Returns the sums [K, D] of `values` [B, D] by class, and the numbers of examples [K]."""
+    one_hot = jax.nn.one_hot(y, classes, dtype=values.dtype) * mask[:, None]
+    return one_hot.T @ jnp.where(mask[:, None], values, 0), jnp.sum(one_hot, 0)
 
 
-def class_means(of: Callable[[Batch], Array], data: ClientData, *, classes: int, batch: int) -> tuple[Array, Array]:
-    """Mean of `of` (Batch -> [B, D]) over each class of one client's rows: [K, D], and their numbers [K]; zero for no rows."""
-    total, count = accumulate(lambda batch: class_sums(of(batch), batch.y, batch.mask, classes), data, batch=batch)
+def class_means(fn: Callable[[Batch], Array], data: ClientData, *, classes: int, batch: int) -> tuple[Array, Array]:
+    """Returns the means [K, D] of `fn` (Batch -> [B, D]) by class, and the numbers of examples [K].
+
+    The mean of a class without examples is zero.
+    """
+    total, count = sum_over_batches(lambda batch: class_sums(fn(batch), batch.y, batch.mask, classes), data, batch=batch)
     return total / jnp.maximum(count, 1)[:, None], count
 
 
-def received(cohort: Cohort, means: Array, counts: Array) -> ClientData:
-    """What a cohort sent for each class, as examples of these classes to train on at the server.
+def uplinks_as_examples(cohort: Cohort, means: Array, counts: Array) -> ClientData:
+    """Returns the class means that a cohort sent, as examples to train on at the server.
 
-    They stand in the order of the clients' ids, so that `fit` on them notices neither the cohort's order nor its empty places.
+    They are ordered by client id, so that `fit` depends neither on the cohort's order nor on empty
+    slots.
 
     Args:
       cohort: leaves [C].
-      means: [C, K, D] an example of each class; those of absent clients and of classes with count 0 may hold anything.
+      means: [C, K, D], an example of each class; for absent clients and counts of 0, anything.
       counts: [C, K], 0 for a class that a client does not have.
 
     Returns:
-      Data with arrays of C * K rows.
+      Data whose arrays have C * K examples.
     """
     c, k, d = means.shape
-    sent = (cohort.examples > 0)[:, None] & (counts > 0)
-    order = jnp.argsort(jnp.where(sent, cohort.ids[:, None], jnp.iinfo(jnp.int32).max).reshape(-1), stable=True)
-    x = jnp.where(sent[..., None], means, 0).reshape(c * k, d)
-    return ClientData(Examples(x, jnp.tile(jnp.arange(k), c)), order, jnp.sum(sent))
+    is_sent = (cohort.examples > 0)[:, None] & (counts > 0)
+    order = jnp.argsort(jnp.where(is_sent, cohort.ids[:, None], jnp.iinfo(jnp.int32).max).reshape(-1), stable=True)
+    x = jnp.where(is_sent[..., None], means, 0).reshape(c * k, d)
+    return ClientData(Examples(x, jnp.tile(jnp.arange(k), c)), order, jnp.sum(is_sent))

@@ -1,8 +1,9 @@
-"""Batch-normalisation statistics that stay with the client: `stats="local"`, for any method that sends a network.
+"""Batch statistics that stay with the client: `statistics="local"`, for any method that sends a network.
 
-A transformation of a method: it takes the statistics out of every `Net` that the server holds or a client sends, and keeps one set
-per client beside the method's own client state. Averaging them ("average") and never moving them ("freeze") need nothing of this:
-the first is what deltas of whole nets do, the second is a mode of the model.
+`local_statistics` transforms a method: it removes the statistics from every `Net` that the server
+stores or a client sends, and keeps one set per client beside the method's own client state. The
+other modes do not need it: "average" is what deltas of whole networks do, and "freeze" is a mode of
+the model.
 """
 
 import functools
@@ -19,7 +20,7 @@ def _is_net(x) -> bool:
 
 
 def _with_stats(tree: PyTree, stats: PyTree) -> PyTree:
-    """Every Net in the tree with the given statistics."""
+    """Replaces the statistics of every Net in the tree."""
     return jax.tree.map(lambda x: x._replace(stats=stats) if _is_net(x) else x, tree, is_leaf=_is_net)
 
 
@@ -28,27 +29,28 @@ def _stats(tree: PyTree) -> list[PyTree]:
 
 
 def _plus(delta: Array | None, value: Array) -> Array:
-    """None: a statistic that the method keeps with the client itself."""
+    """Adds a delta; None where the method itself keeps the statistic with the client."""
     return value if delta is None else value + delta
 
 
 def local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task], Algorithm]:
-    """The method with batch statistics kept by the clients, who never send them.
+    """Returns the method with batch statistics that clients keep and never send.
 
-    Client states become (the method's own, statistics). A predictor "global" would have no statistics of its own, so it is renamed
-    "personal": the server's parameters with the client's statistics.
+    Client states become (the method's own, statistics). A predictor "global" has no statistics, so
+    it becomes "personal": the server's parameters with the client's statistics.
 
     Args:
-      build: task -> Algorithm, whose uplink holds at most one `Net`, the delta of the one in its broadcast.
+      build: task -> Algorithm, whose uplink has at most one `Net`, the delta of the one in its
+        broadcast.
 
     Returns:
       task -> Algorithm.
 
     Raises:
-      ValueError: (when built into a round) the uplink holds several networks.
+      ValueError: (when built into a round) the uplink has several networks.
     """
 
-    def built(task: Task) -> Algorithm:
+    def build_local(task: Task) -> Algorithm:
         inner = build(task)
 
         def client_init(key, server, client_id):
@@ -56,8 +58,8 @@ def local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task], Alg
             return inner.client_init(key, _with_stats(server, stats), client_id), stats
 
         def client_update(sent, client, data, key):
-            mine, stats = client
-            out = inner.client_update(_with_stats(sent, stats), mine, data, key)
+            inner_client, stats = client
+            out = inner.client_update(_with_stats(sent, stats), inner_client, data, key)
             moved = _stats(out.uplink)
             if len(moved) > 1:
                 raise ValueError(f"stats='local' needs an uplink with at most one network, this method's has {len(moved)}")
@@ -68,10 +70,10 @@ def local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task], Alg
 
         def personalise(sent, client, data, key):
             assert inner.personalise is not None
-            mine, stats = client
-            sent, mine = inner.personalise(_with_stats(sent, stats), mine, data, key)
+            inner_client, stats = client
+            sent, inner_client = inner.personalise(_with_stats(sent, stats), inner_client, data, key)
             moved = _stats(sent)
-            return _with_stats(sent, ()), (mine, moved[0] if moved else stats)
+            return _with_stats(sent, ()), (inner_client, moved[0] if moved else stats)
 
         def newcomer(sent, client):
             assert callable(inner.newcomer)
@@ -81,17 +83,17 @@ def local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task], Alg
             assert inner.prepare is not None
             return inner.prepare(_with_stats(sent, client[1]), client[0], data, key), client[1]
 
-        def reading(predict):
+        def with_client_stats(predict):
             return lambda sent, client, x: predict(_with_stats(sent, client[1]), client[0], x)
 
         return inner._replace(
             server_init=lambda key: _with_stats(inner.server_init(key), ()),
             client_init=client_init,
             client_update=client_update,
-            predict={"personal" if name == "global" else name: reading(p) for name, p in inner.predict.items()},
+            predict={"personal" if name == "global" else name: with_client_stats(p) for name, p in inner.predict.items()},
             personalise=inner.personalise and personalise,
             prepare=inner.prepare and prepare,
             newcomer=newcomer if callable(inner.newcomer) else inner.newcomer,
         )
 
-    return functools.update_wrapper(built, build)
+    return functools.update_wrapper(build_local, build)

@@ -1,54 +1,67 @@
-"""Which leaves of a network are trained: params taken apart into those and the frozen ones, and put together again."""
+"""Partitions of a network: which leaves are trained, and which stay with a client.
 
-from collections.abc import Callable
+`split_params` divides parameters into trained and frozen ones by a predicate over paths
+(`entries_filter("head")`, `part_filter("body")`). `split_net` divides a whole `Net` into what is
+sent and what is personal:
+
+    personal = personal_entries("head")           # or personal_normalization(), or any function like them
+    shared, own = split_net(net, personal)        # two Nets, each with None where the other has the leaf
+    net = join(shared, own)
+
+`count_trainable` counts the parameters that training changes, while a round is traced.
+"""
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
 
 import jax
 
-from fedjax_core.algorithm import PyTree
+from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.task import TO_ADD
 
+Selection = Callable[[Net], Net]  # net -> a Net of bools, True for the personal leaves
 
-def split(params: PyTree, trainable: Callable[[tuple], bool] | None) -> tuple[PyTree, PyTree]:
-    """`params` as (trained, frozen), each with None where the other has the leaf.
+
+def split_params(params: PyTree, trainable: Callable[[tuple], bool] | None) -> tuple[PyTree, PyTree]:
+    """Splits `params` into (trained, frozen), each with None where the other has the leaf.
 
     Raises:
       ValueError: no leaf is trainable.
     """
     if trainable is None:
         return params, jax.tree.map(lambda _: None, params)
-    chosen = jax.tree_util.tree_map_with_path(lambda path, _: bool(trainable(path)), params)
-    if not any(jax.tree.leaves(chosen)):
+    is_trained = jax.tree_util.tree_map_with_path(lambda path, _: bool(trainable(path)), params)
+    if not any(jax.tree.leaves(is_trained)):
         paths = ", ".join(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params))
-        raise ValueError(f"trainable chose none of the leaves {paths}")
-    return (
-        jax.tree.map(lambda p, c: p if c else None, params, chosen),
-        jax.tree.map(lambda p, c: None if c else p, params, chosen),
-    )
+        raise ValueError(f"trainable selects none of the leaves {paths}")
+    frozen, trained = _split_by(params, is_trained)
+    return trained, frozen
 
 
 def join(trained: PyTree, frozen: PyTree) -> PyTree:
-    """The inverse of `split`."""
+    """Joins what `split_params` or `split_net` has split."""
     return jax.tree.map(lambda t, f: f if t is None else t, trained, frozen, is_leaf=lambda x: x is None)
 
 
-def under(*names: str) -> Callable[[tuple], bool]:
-    """A `trainable` that chooses the leaves below the given entries of `params`, such as "head"."""
+def entries_filter(*names: str) -> Callable[[tuple], bool]:
+    """Returns a `trainable` that selects the leaves below the given entries of `params`."""
     return lambda path: path[0].key in names
 
 
 PARTS: dict[str, Callable[[tuple], bool] | None] = {
     "all": None,
-    "head": under("head"),
+    "head": entries_filter("head"),
     "body": lambda path: path[0].key != "head",
 }
 
 
-def part(name: str, params: PyTree | None = None) -> Callable[[tuple], bool] | None:
-    """The `trainable` of the part of a network called "all", "head" or "body".
+def part_filter(name: str, params: PyTree | None = None) -> Callable[[tuple], bool] | None:
+    """Returns the `trainable` of a part of the network.
 
     Args:
-      name: of the part.
-      params: of the network, or their shapes, to see whether it has the part; None: not to.
+      name: "all", "head" or "body".
+      params: of the network, or their shapes, to check that it has the part; None: no check.
 
     Raises:
       ValueError: another name, or the network has no entry "head".
@@ -58,3 +71,101 @@ def part(name: str, params: PyTree | None = None) -> Callable[[tuple], bool] | N
     if name != "all" and params is not None and "head" not in params:
         raise ValueError(f"finetune_part={name!r}: the network has no entry 'head', only {', '.join(params)}; {TO_ADD}")
     return PARTS[name]
+
+
+def personal_entries(*names: str) -> Selection:
+    """Selects the leaves below the given entries of `params`, such as "head", with their statistics.
+
+    Raises:
+      ValueError: (by the selection) the network has no such entry.
+    """
+
+    def select(net: Net) -> Net:
+        for name in names:
+            if name not in net.params:
+                hint = f"; {TO_ADD}" if name == "head" else ""
+                raise ValueError(f"personal={name!r} is not an entry of the network; it has {', '.join(net.params)}{hint}")
+        return Net(*(_select(lambda path: path[0] in names, tree) for tree in net))
+
+    return select
+
+
+def personal_normalization(others: bool = False) -> Selection:
+    """Selects batch normalization: all statistics, with the scales and biases of the same layers.
+
+    Args:
+      others: also layers without statistics (group, layer normalization), which have "norm" in
+        their name.
+    """
+
+    def select(net: Net) -> Net:
+        layers = {_names(path)[:-1] for path, _ in jax.tree_util.tree_leaves_with_path(net.stats)}
+        is_norm = lambda path: others and any("norm" in str(name).lower() for name in path[:-1])
+        params = _select(lambda path: path[:-1] in layers or is_norm(path), net.params)
+        return Net(params, jax.tree.map(lambda _: True, net.stats))
+
+    return select
+
+
+def split_net(net: Net, personal: Selection) -> tuple[Net, Net]:
+    """Splits a network into (shared, personal); `join` is the inverse."""
+    return _split_by(net, personal(net))
+
+
+def _split_by(tree: PyTree, mask: PyTree) -> tuple[PyTree, PyTree]:
+    """Returns the leaves outside and inside of a mask, each with None where the other has the leaf."""
+    outside = jax.tree.map(lambda leaf, inside: None if inside else leaf, tree, mask)
+    return outside, jax.tree.map(lambda leaf, inside: leaf if inside else None, tree, mask)
+
+
+def _names(path: tuple) -> tuple:
+    return tuple(step.key for step in path)
+
+
+def _select(predicate: Callable[[tuple], bool], tree: PyTree) -> PyTree:
+    return jax.tree_util.tree_map_with_path(lambda path, _: predicate(_names(path)), tree)
+
+
+class TrainableCounter:
+    """Counts the parameters that trainings change.
+
+    A parameter that a training starts from is the same as one that an earlier training returned
+    (phases of one network) or started from (branches, functions traced twice). A parameter from
+    elsewhere is another one, such as a second copy of the network.
+
+    Attributes:
+      count: trained parameters so far.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._known: dict[int, Array] = {}  # by id; the arrays are kept, so that no id is reused
+
+    def add(self, before: PyTree, after: PyTree, trains: bool) -> None:
+        """Counts one training from `before` to `after`; `trains` is False for one without steps."""
+        for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+            is_known = id(old) in self._known
+            self.count += old.size if trains and not is_known else 0
+            if trains or is_known:
+                self._known |= {id(old): old, id(new): new}
+
+
+_COUNTER: contextvars.ContextVar[TrainableCounter | None] = contextvars.ContextVar("counter", default=None)
+
+
+@contextlib.contextmanager
+def count_trainable() -> Iterator[TrainableCounter]:
+    """Counts the trainings that this thread traces inside the block."""
+    counter = TrainableCounter()
+    token = _COUNTER.set(counter)
+    try:
+        yield counter
+    finally:
+        _COUNTER.reset(token)
+
+
+def record_training(before: PyTree, after: PyTree, trains: bool = True) -> None:
+    """Records a training where `count_trainable` is active; `local_training` calls it."""
+    counter = _COUNTER.get()
+    if counter is not None:
+        counter.add(before, after, trains)

@@ -1,17 +1,18 @@
-"""Scores that are no means of rows: macro F1, balanced accuracy, AUROC and the expected calibration error.
+"""Scores that are no means over examples: macro F1, balanced accuracy, AUROC, expected calibration error.
 
-A score of `config.evaluation.scores` is a function (outputs, x, y, mask [B]) -> (sum, weight), whose value is sum / weight. A score
-that is no such mean is an object that has two functions:
+A score of `config.evaluation.scores` is a function (outputs, x, y, mask [B]) -> (sum, weight) with
+the value sum / weight. A score that is no such mean is an object with two functions:
 
-    __call__(outputs, x, y, mask [B]) -> sums        a pytree of numbers or arrays, whose shapes do not depend on B
-    finalize(sums) -> value                          on the host, of NumPy arrays; NaN where the score is not defined
+    __call__(outputs, x, y, mask [B]) -> sums    pytree of arrays whose shapes do not depend on B
+    finalize(sums) -> value                      on the host, of NumPy arrays; NaN where undefined
 
-Sums are added up over batches, clients and devices, and for each client by itself. Where clients are averaged "weighted", a
-client's value counts with its number of examples; a value of NaN counts for nothing. An attribute `vectorized = True` says that
-`finalize` takes the sums of many clients at once, with a leading axis [E, ...], and returns [E]; else it is called for each client.
+Sums are added over batches, clients and devices, and for each client. Where clients are averaged
+"weighted", a client's value is weighted by its number of examples; NaN values are ignored. With an
+attribute `vectorized = True`, `finalize` takes the sums of many clients at once, with a leading
+axis [E, ...], and returns [E]; else it is called for each client.
 
-Of classes and labels alike, a class is a column: "one against the rest" for classes, a label of its own for labels. A class with no
-examples among the rows that are scored is left out of means over classes.
+A class is a column of the outputs: for classes one against the rest, for labels the label. Classes
+without examples are left out of means over classes.
 """
 
 import dataclasses
@@ -26,18 +27,18 @@ import numpy as np
 from fedjax_core.algorithm import Array, PyTree
 from fedjax_core.option_types import AtLeastOne
 from fedjax_core.training import losses
-from fedjax_core.training.scored import mean_of_defined
+from fedjax_core.training.metrics import nan_mean
 
 Outputs = Mapping[str, Array]
-FINEST, LARGEST = 0.01, 1e4  # log-odds: within which bins are of one width, and beyond which there are none
+FINEST, LARGEST = 0.01, 1e4  # log-odds within which bins have one width, and beyond which there are none
 
 
 class _OfClasses:
-    """A score of columns of classes or labels.
+    """Base of scores of classes or labels.
 
     Attributes:
-      targets: of which `algorithm.TARGETS` it is.
-      has_fixed_classes: whether a class must be the same one in all batches, as it is not in episodes.
+      targets: the `algorithm.TARGETS` that it applies to.
+      has_fixed_classes: whether classes must be the same in all batches; in episodes they are not.
       vectorized: see the module.
     """
 
@@ -50,9 +51,9 @@ class _OfClasses:
 class MacroF1(_OfClasses):
     """Macro F1: the mean over classes of 2 TP / (2 TP + FP + FN).
 
-    A label is predicted where its logit is positive. A class with no examples is left out of the mean; where it is predicted
-    nevertheless, that is a miss of the class that was meant. In scikit-learn it is
-    `f1_score(y, predicted, labels=np.unique(y), average="macro")`.
+    A label is predicted where its logit is positive. A class without examples is left out of the
+    mean; its predictions count as misses of the true class. In scikit-learn it is `f1_score(y,
+    predicted, labels=np.unique(y), average="macro")`.
     """
 
     def __call__(self, outputs: Outputs, x: PyTree, y: Array, mask: Array) -> Array:
@@ -64,14 +65,15 @@ class MacroF1(_OfClasses):
     def finalize(self, sums: np.ndarray) -> np.ndarray:
         """Returns macro F1 [...] of counts [..., 3, K]; NaN without examples."""
         hits, actual, predicted = (sums[..., i, :].astype(np.float64) for i in range(3))
-        return mean_of_defined(_divide(2 * hits, actual + predicted, actual > 0))
+        return nan_mean(_divide(2 * hits, actual + predicted, actual > 0))
 
 
 @dataclasses.dataclass(frozen=True)
 class BalancedAccuracy(_OfClasses):
-    """Balanced accuracy: the mean over classes of the recall, the share of a class's examples that are predicted as it.
+    """Balanced accuracy: the mean recall over classes.
 
-    A class with no examples is left out. In scikit-learn it is `balanced_accuracy_score(y, predicted)`.
+    A class without examples is left out. In scikit-learn it is `balanced_accuracy_score(y,
+    predicted)`.
     """
 
     targets: ClassVar[tuple[str, ...]] = ("classes",)
@@ -85,22 +87,24 @@ class BalancedAccuracy(_OfClasses):
     def finalize(self, sums: np.ndarray) -> np.ndarray:
         """Returns the balanced accuracy [...] of counts [..., 2, K]; NaN without examples."""
         hits, actual = (sums[..., i, :].astype(np.float64) for i in range(2))
-        return mean_of_defined(_divide(hits, actual, actual > 0))
+        return nan_mean(_divide(hits, actual, actual > 0))
 
 
 @dataclasses.dataclass(frozen=True)
 class AUROC(_OfClasses):
     """AUROC: the mean over classes of the area under the ROC curve of the class against the rest.
 
-    It is the share of pairs (an example of the class, one of the rest) in which the first has the higher probability; a tie counts
-    half. Examples are counted in bins of their log-odds, whose width grows with the distance from a guess, probability 1 / K (of
-    labels 1 / 2): with 4096 bins from 0.00007 at the guess to 0.7 % of the distance. Two examples in one bin tie, so the area of a
-    class is wrong by at most half the share of its pairs that are in one bin. That share is large, and more bins are better, only
-    if a network's log-odds lie much closer to each other than to a guess. A class that all examples are of, or none, is left out.
-    In scikit-learn it is `roc_auc_score(y, probabilities, multi_class="ovr", average="macro")`.
+    The area is the fraction of pairs (an example of the class, one of the rest) in which the first
+    has the higher probability; a tie counts half. Examples are counted in bins of their log-odds.
+    The bins' width grows with the distance from chance, probability 1 / K (for labels 1 / 2): with
+    4096 bins from 0.00007 at chance to 0.7 % of the distance. Examples of one bin tie, so the error
+    is at most half the fraction of pairs that share a bin. That is large only if a network's
+    log-odds are much closer to each other than to chance; then use more bins. A class with all of
+    the examples, or none, is left out. In scikit-learn it is `roc_auc_score(y, probabilities,
+    multi_class="ovr", average="macro")`.
 
     Attributes:
-      bins: how many; the counts of a client take 8 * K * bins bytes.
+      bins: number of bins; the counts of a client take 8 * K * bins bytes.
     """
 
     bins: AtLeastOne = 4096
@@ -112,8 +116,8 @@ class AUROC(_OfClasses):
         actual = _indicators(logits, y)[0]
         odds = logits if y.ndim == 2 else _log_odds(logits) + math.log(max(1, logits.shape[1] - 1))
         reach = math.asinh(LARGEST / FINEST)
-        place = (jnp.arcsinh(odds / FINEST) + reach) * (self.bins / (2 * reach))
-        bins = jnp.clip(jnp.floor(place), 0, self.bins - 1).astype(jnp.int32)
+        position = (jnp.arcsinh(odds / FINEST) + reach) * (self.bins / (2 * reach))
+        bins = jnp.clip(jnp.floor(position), 0, self.bins - 1).astype(jnp.int32)
         classes = jnp.broadcast_to(jnp.arange(logits.shape[1])[None], logits.shape)
         counted = jnp.broadcast_to(mask[:, None], logits.shape).astype(jnp.int32)
         return jnp.zeros((logits.shape[1], 2, self.bins), jnp.int32).at[classes, actual.astype(jnp.int32), bins].add(counted)
@@ -123,19 +127,22 @@ class AUROC(_OfClasses):
         rest, actual = (sums[..., i, :].astype(np.float64) for i in (0, 1))
         below = np.cumsum(rest, -1) - rest / 2  # of the rest, with half of those in the same bin
         pairs = rest.sum(-1) * actual.sum(-1)
-        return mean_of_defined(_divide(np.sum(actual * below, -1), pairs, pairs > 0))
+        return nan_mean(_divide(np.sum(actual * below, -1), pairs, pairs > 0))
 
 
 @dataclasses.dataclass(frozen=True)
 class CalibrationError:
-    """Expected calibration error: by how much the confidence of predictions is off from their accuracy.
+    """Expected calibration error: the mean gap between the confidence and the accuracy of predictions.
 
-    Predictions are put into equal bins (i / n, (i + 1) / n] by their confidence, the largest probability. The error is the sum over
-    bins of |accuracy - mean confidence|, weighted by the bin's share of the predictions. It is 0 at best. Of texts, tokens are
-    counted. Guo, Pleiss, Sun, Weinberger. On Calibration of Modern Neural Networks. ICML 2017. https://arxiv.org/abs/1706.04599
+    Predictions are binned by confidence, the largest probability, into (i / n, (i + 1) / n]. The
+    error is the sum over bins of |accuracy - mean confidence|, weighted by the bin's share of the
+    predictions. For texts, predictions are tokens.
+
+    Guo, Pleiss, Sun, Weinberger. On Calibration of Modern Neural Networks. ICML 2017.
+    https://arxiv.org/abs/1706.04599
 
     Attributes:
-      bins: n.
+      bins: n, the number of bins.
     """
 
     bins: AtLeastOne = 15
@@ -143,7 +150,7 @@ class CalibrationError:
     vectorized: ClassVar[bool] = True
 
     def __call__(self, outputs: Outputs, x: PyTree, y: Array, mask: Array) -> Array:
-        """Returns sums [3, bins]: how many predictions, their confidence, how many are right."""
+        """Returns sums [3, bins]: predictions, their confidence, correct predictions."""
         del x
         y = outputs.get("targets", y)
         confidence = jnp.exp(jnp.max(jax.nn.log_softmax(outputs["logits"].astype(jnp.float32)), -1))
@@ -170,7 +177,7 @@ SCORES: dict[str, Any] = {
 
 
 def _indicators(logits: Array, y: Array) -> tuple[Array, Array]:
-    """Returns [B, K] of which classes a row is, and which are predicted; a label where its logit is positive."""
+    """Returns the actual and the predicted classes or labels, [B, K] bool each."""
     if y.ndim == 2:
         return y > 0, logits > 0
     classes = jnp.arange(logits.shape[-1])[None]
@@ -178,12 +185,12 @@ def _indicators(logits: Array, y: Array) -> tuple[Array, Array]:
 
 
 def _count(mask: Array, *indicators: Array) -> Array:
-    """Returns how many rows of the mask have each of indicators [B, K], [..., K]."""
+    """Returns the counts [..., K] of indicators [B, K] over the examples in the mask."""
     return jnp.stack([jnp.sum(mask[:, None] & indicator, 0, dtype=jnp.int32) for indicator in indicators])
 
 
 def _log_odds(logits: Array) -> Array:
-    """Returns log(p / (1 - p)) of the probabilities of logits [B, K], without the loss of digits where p is close to 1."""
+    """Returns log(p / (1 - p)) of the softmax of logits [B, K], accurate also for p close to 1."""
     log_p = jax.nn.log_softmax(logits)
     is_largest = jnp.argmax(logits, -1)[:, None] == jnp.arange(logits.shape[-1])[None]
     others = jax.nn.logsumexp(jnp.where(is_largest, -jnp.inf, logits), -1, keepdims=True)

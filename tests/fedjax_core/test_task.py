@@ -15,7 +15,7 @@ from fedjax_core.data import federated_data
 from fedjax_core.data.sources import Dataset
 from fedjax_core.engine.simulator import Simulation, one_group
 from fedjax_core.language.models import bert, llama
-from fedjax_core.task import Peers, Task, of_model, part_of, width
+from fedjax_core.task import Peers, Task, feature_size, of_model, part_of
 from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 from tests import toy
@@ -27,8 +27,8 @@ def test_a_bound_task_reads_the_given_arrays():
     assert task.held == ("weights", "images")
     bound = task.bind(("traced weights", "traced images"), 7)
     assert bound.model == ("model over", "traced weights")
-    assert (bound.public, bound.round, bound.classes, bound.population) == ("traced images", 7, 3, 8)
-    assert (task.model, task.public, task.round) == (("model over", "weights"), "images", 0)
+    assert (bound.public, bound.round_num, bound.classes, bound.population) == ("traced images", 7, 3, 8)
+    assert (task.model, task.public, task.round_num) == (("model over", "weights"), "images", 0)
 
 
 def test_of_model_freezes_nothing():
@@ -83,7 +83,7 @@ def test_ids_that_a_language_model_does_not_embed_are_refused(name):
 
 
 def test_width_is_the_number_of_features():
-    assert [width(toy.model(hidden)) for hidden in (6, 7)] == [6, 7]
+    assert [feature_size(toy.model(hidden)) for hidden in (6, 7)] == [6, 7]
 
 
 WHOLE = toy.prompted(6)
@@ -168,12 +168,12 @@ def test_refused(trained, params, message):
 
 def test_peers_are_everybody_or_those_who_are_told():
     task = of_model(toy.model(6), **SETTINGS)
-    assert task.widths.tolist() == [6] * 8
+    assert task.feature_sizes.tolist() == [6] * 8
     narrow, wide = Peers(lambda: toy.model(6), (0, 2, 3, 4, 5, 6)), Peers(lambda: toy.model(7), (1, 7))
     told = dataclasses.replace(task, groups=(narrow, wide))
-    assert told.widths.tolist() == [6, 7, 6, 6, 6, 6, 6, 7]
+    assert told.feature_sizes.tolist() == [6, 7, 6, 6, 6, 6, 6, 7]
     assert wide.shapes.params["head"]["kernel"].shape == (7, 3)
     groups = [group.task for group in toy.simulate("local").groups]
     assert [task.group for task in groups] == [0, 1]
-    assert [task.widths.tolist() for task in groups] == [[6, 7] * 4] * 2
-    assert jnp.issubdtype(groups[0].widths.dtype, jnp.integer)
+    assert [task.feature_sizes.tolist() for task in groups] == [[6, 7] * 4] * 2
+    assert jnp.issubdtype(groups[0].feature_sizes.dtype, jnp.integer)

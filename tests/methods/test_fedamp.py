@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core.algorithm import ClientData, Cohort, Net
-from methods.fedamp import cosines, distances, fedamp
+from fedjax_core.algorithm import Cohort, Net
+from methods.fedamp import cosine_similarities, fedamp, squared_distances
+from methods.local import local
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
 from tests.methods.test_fedper import STEPS, ended, made, one, simulate
-from tests.methods.test_local import of
 
 
 def pulled(params, stats, x, y, given):
@@ -89,31 +89,24 @@ class FedAMPTest(chex.TestCase):
             chex.assert_trees_all_close(one(state.server, i), u[i], atol=5e-6)
 
     def test_without_pull_it_is_local(self):
-        clients = after(rho=0.0, alpha=0.1, sigma=0.5).clients[0]
-        for i in range(0, toy.CLIENTS, 2):
-            chex.assert_trees_all_close(tuple(one(clients, i)), of(toy.reference("local")[2], i), atol=1e-6)
+        u, w = (MODEL.init(jax.random.key(k)) for k in (1, 2))
+        pulled_by_nothing = toy.update_client(made(fedamp, epochs=2, rho=0.0)(toy.task()), u.params, w).state
+        alone = toy.update_client(made(local, epochs=2)(toy.task()), (), w).state
+        chex.assert_trees_all_close(pulled_by_nothing, alone, atol=1e-6)
 
-    def test_without_attention_a_client_is_pulled_to_its_own_last_model(self):
-        """Which is not local training."""
-        state = after(rho=0.7, alpha=0.0)
-        w, u = oracle(2, 0.7, lambda w: np.eye(len(w)))
-        for i in range(toy.CLIENTS):
-            chex.assert_trees_all_close(tuple(one(state.clients[0], i)), w[i], atol=5e-6)
-            chex.assert_trees_all_close(one(state.server, i), u[i], atol=5e-6)
-        local = of(toy.reference("local")[2], 0)[0]["head"]["bias"]
-        self.assertGreater(np.abs(one(state.clients[0], 0).params["head"]["bias"] - local).max(), 1e-4)
+    def test_without_attention_a_cloud_model_is_the_clients_own(self):
+        models = jax.vmap(lambda i: MODEL.init(jax.random.fold_in(jax.random.key(0), i)).params)(jnp.arange(5))
+        algorithm = made(fedamp, alpha=0.0)(toy.task())
+        cohort = Cohort(jnp.arange(5), jnp.ones(5, jnp.int32))
+        clouds, _ = jax.jit(algorithm.server_update)(algorithm.server_init(jax.random.key(3)), models, cohort, None)
+        chex.assert_trees_all_close(jax.tree.map(lambda u: u[:5], clouds), models, atol=1e-6)
 
     def test_every_coefficient_counts(self):
         """rho moves the client, alpha and sigma (and a cosine's own weight) the clouds."""
-        held = toy.reference("fedamp")[0].host
-        data, key = ClientData(held.train, held.index[0], held.size[0]), jax.random.key(0)
+        key = jax.random.key(0)
         u, w = (MODEL.init(jax.random.key(k)) for k in (1, 2))
-        ends = [
-            jax.jit(made(fedamp, rho=rho)(toy.task()).client_update)(u.params, w, data, key).uplink["head"]["kernel"]
-            for rho in (0.0, 0.7, 1.0)
-        ]
-        for a, b in ((0, 1), (1, 2)):
-            self.assertGreater(np.abs(ends[a] - ends[b]).max(), 1e-3)
+        ends = [toy.update_client(made(fedamp, rho=rho)(toy.task()), u.params, w).uplink["head"]["kernel"] for rho in (0.7, 1.0)]
+        self.assertGreater(np.abs(ends[0] - ends[1]).max(), 1e-3)
         models = jax.vmap(lambda i: MODEL.init(jax.random.fold_in(key, i)).params)(jnp.arange(5))
         cohort, found = Cohort(jnp.arange(5), jnp.ones(5, jnp.int32)), []
         for attention, sigma, alpha, own in (
@@ -121,7 +114,7 @@ class FedAMPTest(chex.TestCase):
             ("cosine", 2.0, 1.0, 0.1), ("cosine", 9.0, 1.0, 0.1), ("cosine", 2.0, 1.0, 0.3),
         ):  # fmt: skip
             algorithm = made(fedamp, attention=attention, sigma=sigma, alpha=alpha, own_weight=own)(toy.task())
-            clouds, _ = algorithm.server_update(algorithm.server_init(key), models, cohort, None)
+            clouds, _ = jax.jit(algorithm.server_update)(algorithm.server_init(key), models, cohort, None)
             found.append(np.asarray(clouds["head"]["kernel"]))
         for i in range(6):
             for j in range(i):
@@ -131,7 +124,7 @@ class FedAMPTest(chex.TestCase):
         alike = jax.tree.map(lambda x: jnp.stack([x] * 5), MODEL.init(jax.random.key(3)).params)
         algorithm = made(fedamp, alpha=0.1, sigma=0.5)(toy.task())
         cohort = Cohort(jnp.arange(5), jnp.ones(5, jnp.int32))
-        clouds, said = algorithm.server_update(algorithm.server_init(jax.random.key(0)), alike, cohort, None)
+        clouds, said = jax.jit(algorithm.server_update)(algorithm.server_init(jax.random.key(0)), alike, cohort, None)
         for i in range(5):
             chex.assert_trees_all_close(one(clouds, i), one(alike, 0), atol=1e-5)
         self.assertAlmostEqual(float(said["own_weight"][0] / said["own_weight"][1]), 1 - 4 * 0.1 / 0.5, places=5)
@@ -142,9 +135,9 @@ class FedAMPTest(chex.TestCase):
         )
         w = [flat(one(stacked, i)) for i in range(4)]
         apart = [[np.sum((a - b) ** 2) for b in w] for a in w]
-        np.testing.assert_allclose(distances(stacked), apart, rtol=1e-5)
+        np.testing.assert_allclose(squared_distances(stacked), apart, rtol=1e-5)
         np.testing.assert_allclose(
-            cosines(stacked), [[a @ b / np.linalg.norm(a) / np.linalg.norm(b) for b in w] for a in w], rtol=1e-5
+            cosine_similarities(stacked), [[a @ b / np.linalg.norm(a) / np.linalg.norm(b) for b in w] for a in w], rtol=1e-5
         )
 
     def test_what_travels(self):

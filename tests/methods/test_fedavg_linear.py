@@ -8,7 +8,7 @@ import optax
 
 from fedjax_core.algorithm import Net
 from fedjax_core.training import local_training
-from methods.fedavg_linear import fedavg_linear, with_linear
+from methods.fedavg_linear import add_linear_map, fedavg_linear
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
 from tests.methods.test_fedper import STEPS, ended, made, one, oracle, there
@@ -58,7 +58,7 @@ class FedAvgLinearTest(chex.TestCase):
         chex.assert_trees_all_close(there(state.server.params), toy.reference("fedavg")[2].server.net.params, atol=1e-6)
 
     def test_at_first_it_is_the_network(self):
-        net, model = MODEL.init(jax.random.key(0)), with_linear(MODEL)
+        net, model = MODEL.init(jax.random.key(0)), add_linear_map(MODEL)
         extended, x = model.init(jax.random.key(0)), toy.data().test.x
         chex.assert_trees_all_close(model.apply(extended, x)[0], MODEL.apply(net, x)[0], atol=1e-6)
         numbers = [sum(leaf.size for leaf in jax.tree.leaves(n.params)) for n in (net, extended)]

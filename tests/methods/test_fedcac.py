@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from methods.fedcac import collaborators, critical, fedcac, overlaps, unpack
+from methods.fedcac import compute_overlaps, fedcac, select_collaborators, select_critical, unpack_bits
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
 from tests.methods.test_fedper import ended, made, one, plain, simulate
@@ -90,13 +90,13 @@ class FedCACTest(chex.TestCase):
     def test_fewer_and_fewer_collaborate(self):
         rng = np.random.default_rng(0)
         overlap, there = jnp.asarray(rng.random((6, 6)), jnp.float32), jnp.asarray([1, 1, 0, 1, 1, 1], bool)
-        sizes = [np.asarray(collaborators(overlap, there, p)).sum(1) for p in (0.0, 0.3, 0.6, 0.99, 1.01)]
+        sizes = [np.asarray(select_collaborators(overlap, there, p)).sum(1) for p in (0.0, 0.3, 0.6, 0.99, 1.01)]
         for a, b in itertools.pairwise(sizes):
             self.assertTrue((a >= b).all())
         self.assertGreater(sizes[0].sum(), sizes[-1].sum())
         np.testing.assert_array_equal(sizes[-1], there)
         alone = jnp.asarray([1, 0, 0, 0, 0, 0], bool)
-        np.testing.assert_array_equal(collaborators(overlap, alone, 0.5).sum(), 1)
+        np.testing.assert_array_equal(select_collaborators(overlap, alone, 0.5).sum(), 1)
 
     def test_overlaps(self):
         rng = np.random.default_rng(1)
@@ -104,8 +104,8 @@ class FedCACTest(chex.TestCase):
         bits["a"][3], bits["b"][3] = bits["a"][0], bits["b"][0]
         packed = jax.tree.map(lambda m: jnp.packbits(m.reshape(4, -1), axis=1), bits)
         for name, m in bits.items():
-            np.testing.assert_array_equal(unpack(packed[name], m[0].size), m.reshape(4, -1))
-        found = overlaps(packed, one(bits, 0), jnp.ones(4, bool))
+            np.testing.assert_array_equal(unpack_bits(packed[name], m[0].size), m.reshape(4, -1))
+        found = compute_overlaps(packed, one(bits, 0), jnp.ones(4, bool))
         whole = np.concatenate([m.reshape(4, -1) for m in bits.values()], 1).astype(int)
         expected = [[1 - np.abs(a - b).sum() / (2 * a.sum()) for b in whole] for a in whole]
         np.testing.assert_allclose(found, expected, rtol=1e-6)
@@ -115,9 +115,9 @@ class FedCACTest(chex.TestCase):
         masks = np.zeros((4, 40), bool)
         masks[0, :20], masks[1, 2:22], masks[2, 16:36] = True, True, True  # 0 and 1 share 18 entries, 2 has 4 and 6 of theirs
         there = jnp.ones(4, bool)
-        found = overlaps({"a": jnp.packbits(masks, axis=1)}, {"a": masks[0]}, there)
+        found = compute_overlaps({"a": jnp.packbits(masks, axis=1)}, {"a": masks[0]}, there)
         np.testing.assert_array_equal(found[3], 0)
-        similar = np.asarray(collaborators(found, there, 0.5))
+        similar = np.asarray(select_collaborators(found, there, 0.5))
         np.testing.assert_array_equal(similar[:3, :3], [[1, 1, 0], [1, 1, 0], [0, 0, 1]])
 
     @parameterized.parameters(0.0, 0.3, 0.5, 1.0)
@@ -125,7 +125,7 @@ class FedCACTest(chex.TestCase):
         rng = np.random.default_rng(2)
         for s in (rng.random((3, 7)), np.repeat(rng.random(5), 4), np.array([0, 0, 0, 1e-12, 0.5]), np.zeros(6)):
             s = np.asarray(s, np.float32)
-            np.testing.assert_array_equal(critical(jnp.asarray(s), tau), marked(s, tau))
+            np.testing.assert_array_equal(select_critical(jnp.asarray(s), tau), marked(s, tau))
 
     def test_what_travels(self):
         shapes = toy.reference("fedcac")[0].shapes

@@ -13,7 +13,7 @@ from fedjax_core.engine import client_loop, simulator
 from fedjax_core.nn import count
 from fedjax_core.training import local_training
 from methods.fedavg import fedavg
-from methods.fedgen import Sent, fedgen, generate, initial, unlike
+from methods.fedgen import Sent, diversity_loss, fedgen, generate, init_generator
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
 from tests.methods.test_fedper import oracle as fedper_in_loops
@@ -150,7 +150,7 @@ def oracle(rounds, start, official):
 
 
 def sent_to(net, body=(), labels=(1.0, 2.0, 0.0)):
-    made = initial(jax.random.key(1), K, NOISE, HIDDEN, 6)
+    made = init_generator(jax.random.key(1), K, NOISE, HIDDEN, 6)
     return Sent(body, net.params["head"], made, jnp.asarray(labels))
 
 
@@ -253,14 +253,14 @@ class FedGenTest(chex.TestCase):
         rng = np.random.default_rng(0)
         eps, z = (jnp.asarray(rng.normal(size=(5, d)), jnp.float32) for d in (NOISE, 6))
         pairs = [np.mean((eps[a] - eps[b]) ** 2) * np.mean(np.abs(z[a] - z[b])) for a in range(5) for b in range(5)]
-        self.assertAlmostEqual(float(unlike(eps, z)), float(np.exp(-np.mean(pairs))), places=6)
-        self.assertLess(unlike(eps, z), 1)
-        self.assertEqual(unlike(eps, jnp.ones((5, 6))), 1)
-        self.assertEqual(unlike(jnp.ones((5, NOISE)), z), 1)
+        self.assertAlmostEqual(float(diversity_loss(eps, z)), float(np.exp(-np.mean(pairs))), places=6)
+        self.assertLess(diversity_loss(eps, z), 1)
+        self.assertEqual(diversity_loss(eps, jnp.ones((5, 6))), 1)
+        self.assertEqual(diversity_loss(jnp.ones((5, NOISE)), z), 1)
 
     def test_numbers(self):
         """Of the generator with 10 and with 100 classes (FedHPL, Table 9: 0.507 and 0.551 of 2^20)."""
-        numbers = [count(jax.eval_shape(lambda k=k: initial(jax.random.key(0), k, 512, 512, 512)).params) for k in (10, 100)]
+        numbers = [count(jax.eval_shape(lambda k=k: init_generator(jax.random.key(0), k, 512, 512, 512)).params) for k in (10, 100)]
         self.assertEqual(numbers, [531_456, 577_536])
         self.assertEqual([round(n / 2**20, 3) for n in numbers], [0.507, 0.551])
         self.assertEqual([uplink_numbers(fedgen, k) for k in (10, 100)], [5_130 + 10, 51_300 + 100])  # head, and label counts
@@ -278,8 +278,8 @@ class FedGenTest(chex.TestCase):
 
     @parameterized.parameters(
         (dict(variant="released"), "unknown variant 'released'; allowed: mixed, official"),
-        (dict(alpha=-1.0), "alpha=-1.0 must not be negative"),
-        (dict(generator_steps=-1), "generator_steps=-1 must not be negative"),
+        (dict(alpha=-1.0), "alpha=-1.0 must be at least 0"),
+        (dict(generator_steps=-1), "generator_steps=-1 must be at least 0"),
         (dict(noise=0), "noise=0 must be at least 1"),
         (dict(generator_batch=0), "generator_batch=0 must be at least 1"),
     )

@@ -11,7 +11,7 @@ from absl.testing import parameterized
 from fedjax_core import nn
 from fedjax_core.algorithm import Cohort
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.nn.projection_head import projected
+from fedjax_core.nn.projection_head import with_projection
 from fedjax_core.task import of_model
 from fedjax_core.training import local_training
 from methods.fedgh import fedgh
@@ -21,7 +21,7 @@ from tests.methods.test_fedprox import compiled, one_round
 from tests.methods.test_fedtgp import SERVER, mean_features, uplink_numbers
 
 K, D = toy.CLASSES, 4
-MODELS = tuple(projected(toy.model(hidden), K, D, hidden=False) for hidden in (6, 7))
+MODELS = tuple(with_projection(toy.model(hidden), K, D, hidden=False) for hidden in (6, 7))
 STEPS = dict(epochs=2, batch=toy.BATCH, lr=0.1, momentum=0.5)
 
 
@@ -123,7 +123,7 @@ class FedGHTest(chex.TestCase):
     def test_numbers_of_the_projected_networks(self, name, *millions):
         """FedHPL, Table 7, in units of 2^20."""
         for classes, expected in zip((10, 100), millions, strict=True):
-            model = projected(nn.build(name, classes, (32, 32, 3)), classes, 512, hidden=False)
+            model = with_projection(nn.build(name, classes, (32, 32, 3)), classes, 512, hidden=False)
             numbers = nn.count(jax.eval_shape(model.init, jax.random.key(0)).params)
             self.assertEqual(round(numbers / 2**20, 3), expected)
 
@@ -133,7 +133,7 @@ class FedGHTest(chex.TestCase):
             simulator.Simulation(toy.groups(make, mixed=True), toy.data(), plan=client_loop.Plan(1, 1))
 
     @parameterized.parameters(
-        (dict(server_lr=-0.1), "server_lr=-0.1 must not be negative"),
+        (dict(server_lr=-0.1), "server_lr=-0.1 must be at least 0"),
         (dict(projection=0), "projection=0 must be at least 1"),
     )
     def test_bad_arguments(self, arguments, message):

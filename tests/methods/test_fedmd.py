@@ -11,7 +11,7 @@ from absl.testing import parameterized
 from fedjax_core.algorithm import Examples
 from fedjax_core.task import of_model
 from fedjax_core.training import local_training
-from methods.fedmd import Server, fedmd, stratified
+from methods.fedmd import Server, draw_stratified, fedmd
 from methods.local import local
 from tests import naive, toy
 from tests.methods.test_fedprox import rows_of
@@ -78,7 +78,7 @@ def oracle(rounds, asked):
 
 def draws(rounds):
     keys = [jax.random.fold_in(naive.stream(0, naive.INIT), DIGEST), *(naive.stream(0, SERVER, r) for r in range(rounds - 1))]
-    return [np.asarray(stratified(key, jnp.asarray(PUBLIC.y), A)) for key in keys]
+    return [np.asarray(draw_stratified(key, jnp.asarray(PUBLIC.y), A)) for key in keys]
 
 
 def alone(**arguments):
@@ -107,11 +107,11 @@ class FedMDTest(chex.TestCase):
     def test_public_rows_are_drawn_evenly_over_classes(self):
         y = jnp.asarray([0] * 12 + [1] * 6 + [2] * 2)
         for seed in range(3):
-            rows = np.asarray(stratified(jax.random.key(seed), y, 10))
+            rows = np.asarray(draw_stratified(jax.random.key(seed), y, 10))
             self.assertLen(set(rows.tolist()), 10)
             self.assertEqual(np.bincount(np.asarray(y)[rows]).tolist(), [6, 3, 1])
-            self.assertCountEqual(np.asarray(stratified(jax.random.key(seed), y, 20)).tolist(), range(20))
-        drawn = {tuple(sorted(np.asarray(stratified(jax.random.key(seed), y, 10)).tolist())) for seed in range(5)}
+            self.assertCountEqual(np.asarray(draw_stratified(jax.random.key(seed), y, 20)).tolist(), range(20))
+        drawn = {tuple(sorted(np.asarray(draw_stratified(jax.random.key(seed), y, 10)).tolist())) for seed in range(5)}
         self.assertGreater(len(drawn), 1)
 
     def test_alone_or_without_a_digest_it_is_local(self):
@@ -174,10 +174,10 @@ class FedMDTest(chex.TestCase):
             self.assertEqual(sum(leaf.size for leaf in jax.tree.leaves(out.uplink)), number * 50)
 
     @parameterized.parameters(
-        (dict(align=0), "align=0 must lie between 1 and the 7 public examples"),
-        (dict(align=8), "align=8 must lie"),
+        (dict(align=0), "align=0 must be between 1 and the 7 public examples"),
+        (dict(align=8), "align=8 must be"),
         (dict(digest_batch=0), "digest_batch=0 must be at least 1"),
-        (dict(public_epochs=-1), "public_epochs=-1 must not be negative"),
+        (dict(public_epochs=-1), "public_epochs=-1 must be at least 0"),
     )
     def test_bad_arguments(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):

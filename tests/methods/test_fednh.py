@@ -133,7 +133,7 @@ class FedNHTest(chex.TestCase):
         self.assertEqual((shapes.down, shapes.up), (4 * (numbers + K * D), 4 * (numbers + K * (D + 1))))
 
     @parameterized.parameters(
-        (dict(rho=1.5), r"rho=1.5 is not in \[0, 1\]"),
+        (dict(rho=1.5), r"rho=1.5 must be in \[0, 1\]"),
         (dict(scale=0.0), "scale=0.0 must be positive"),
         (dict(weights="sizes"), "weights='sizes' is not one of"),
     )

@@ -12,7 +12,7 @@ from absl.testing import parameterized
 from fedjax_core.algorithm import ClientData, Examples, Net
 from fedjax_core.nn import build
 from fedjax_core.training import adapters, local_training
-from methods.fedoa import DISTANCES, fedoa, frobenius
+from methods.fedoa import DISTANCES, fedoa, frobenius_distance
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
 from tests.methods.test_fedavg import oracle as fedavg_after
@@ -128,7 +128,7 @@ class FedOATest(chex.TestCase):
 
     def test_where_nothing_is_apart_there_is_no_gradient(self):
         z = jax.random.normal(jax.random.key(0), (4, 6))
-        for distance in (*DISTANCES.values(), lambda e, g, tolerance: frobenius(e, g, jnp.ones(4, bool), 2, tolerance)):
+        for distance in (*DISTANCES.values(), lambda e, g, tolerance: frobenius_distance(e, g, jnp.ones(4, bool), 2, tolerance)):
             value, slope = jax.value_and_grad(lambda e, distance=distance: jnp.sum(distance(e, z, 1e-5)))(z)
             self.assertAlmostEqual(float(value), 0, places=5)
             np.testing.assert_allclose(slope, np.zeros((4, 6)), atol=1e-5)
@@ -137,7 +137,7 @@ class FedOATest(chex.TestCase):
         e, g = (jax.random.normal(jax.random.key(k), (7, 3)) for k in (0, 1))
         padded = jnp.pad(e, ((0, 3), (0, 0)), constant_values=9.0), jnp.pad(g, ((0, 3), (0, 0)))
         want = np.mean([np.linalg.norm(e[i : i + 3] - g[i : i + 3]) for i in (0, 3, 6)])
-        np.testing.assert_allclose(frobenius(*padded, jnp.arange(10) < 7, 3, 1e-5), want, rtol=1e-6)
+        np.testing.assert_allclose(frobenius_distance(*padded, jnp.arange(10) < 7, 3, 1e-5), want, rtol=1e-6)
 
     def test_features_that_are_all_equal_have_no_correlation(self):
         """Centred they are rounding alone."""

@@ -126,8 +126,8 @@ class FedOptTest(chex.TestCase):
     @parameterized.parameters(
         (dict(server="sgd"), "server='sgd' is not one of 'adagrad', 'adam', 'yogi', 'momentum'"),
         (dict(server_lr=0.0), "server_lr=0.0 must be positive"),
-        (dict(b1=1.0), r"b1=1.0 is not in \[0, 1\)"),
-        (dict(b2=1.1), r"b2=1.1 is not in \[0, 1\]"),
+        (dict(b1=1.0), r"b1=1.0 must be in \[0, 1\)"),
+        (dict(b2=1.1), r"b2=1.1 must be in \[0, 1\]"),
         (dict(tau=0.0), "tau=0.0 must be positive"),
         (dict(weights="sizes"), "weights='sizes' is not one of"),
     )

@@ -418,10 +418,10 @@ class FedPftTest(chex.TestCase):
         ({"classifier": "own"}, "unknown classifier 'own'; allowed: shared, personal"),
         ({"statistics": "x"}, "unknown statistics of phase 1 'x'"),
         ({"transform_rate": 0.0}, "transform_rate=0.0 must be positive"),
-        ({"contrast": {"on": True, "queue": 3}}, "contrast.queue=3 must be at least 4"),
+        ({"contrast": {"on": True, "queue": 3}}, "contrast.queue=3 must be at least batch=4"),
         ({"contrast": {"augment": "flipp"}}, "unknown augmentation 'flipp'"),
         ({"contrast": {"length": 3}}, "unknown option of contrast 'length'"),
-        ({"contrast": {"momentum": 1.5}}, r"contrast.momentum=1.5 must lie in \[0, 1\]"),
+        ({"contrast": {"momentum": 1.5}}, r"contrast.momentum=1.5 must be .*in \[0, 1\]"),
         ({"contrast": {"temperature": 0.0}}, "contrast.temperature=0.0 must be positive"),
     )
     def test_bad_options(self, options, message):

@@ -13,7 +13,7 @@ from fedjax_core.algorithm import Cohort
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.training import local_training
 from methods.fedavg import fedavg
-from methods.fedproto import Prototypes, drawn, fedproto, nothing_known, renewed
+from methods.fedproto import Prototypes, fedproto, init_prototypes, prototype_loss, update_prototypes
 from methods.fedproto_g import Server, fedproto_g
 from methods.local import local
 from tests import naive, toy
@@ -108,7 +108,7 @@ class FedProtoTest(chex.TestCase):
             self.assertGreater(np.abs(means - made[epochs, "trained"].uplink[0]).max(), 1e-3)
 
     def test_features_of_training_need_an_epoch(self):
-        for wrong, message in ((dict(epochs=0), "at least 1"), (dict(features="both"), "'trained' or 'training'")):
+        for wrong, message in ((dict(epochs=0), "at least 1"), (dict(features="both"), "one of 'trained', 'training'")):
             settings: Any = dict(features="training") | wrong
             with self.assertRaisesRegex(ValueError, message):
                 fedproto(toy.task(), optimizer=local_training.sgd(0.1), **settings)
@@ -124,7 +124,7 @@ class FedProtoTest(chex.TestCase):
     def test_lam_and_prototypes_move_the_client(self):
         net, task = MODEL.init(jax.random.key(0)), toy.task()
         base = one_round(compiled(fedproto), prototypes(), net).state.params["body"]["kernel"]
-        for lam, sent in [(0.0, prototypes()), (1.0, prototypes(1)), (1.0, nothing_known(task))]:
+        for lam, sent in [(0.0, prototypes()), (1.0, prototypes(1)), (1.0, init_prototypes(task))]:
             moved = one_round(compiled(fedproto, lam=lam) if lam < 1 else compiled(fedproto), sent, net).state
             self.assertGreater(np.abs(moved.params["body"]["kernel"] - base).max(), 1e-3)
 
@@ -134,7 +134,8 @@ class FedProtoTest(chex.TestCase):
         z = MODEL.features(net, x, train=True, mask=batch.mask)[0]
         sent = Prototypes(jnp.zeros((K, D)).at[1].set(z[0]), jnp.ones(K, bool))
         gradients = [
-            jax.grad(lambda net, lam=lam: drawn(MODEL, sent, lam)(net, batch, jax.random.key(0))[0])(net) for lam in (0.0, 9.0)
+            jax.grad(lambda net, lam=lam: prototype_loss(MODEL, sent, lam)(net, batch, jax.random.key(0))[0])(net)
+            for lam in (0.0, 9.0)
         ]
         chex.assert_trees_all_close(*gradients, atol=1e-6)
 
@@ -143,14 +144,14 @@ class FedProtoTest(chex.TestCase):
         y, mask = np.array([0, 1, 1, 2]), np.array([True, True, True, False])
         sent = prototypes()._replace(known=jnp.array([False, True, True]))
         batch = local_training.Batch(x, y, mask)
-        values = [float(drawn(MODEL, sent, lam)(net, batch, jax.random.key(0))[0]) for lam in (0.0, 1.0)]
+        values = [float(prototype_loss(MODEL, sent, lam)(net, batch, jax.random.key(0))[0]) for lam in (0.0, 1.0)]
         z = np.asarray(MODEL.features(net, x, train=True, mask=mask)[0])
         expected = sum(((z[b] - sent.means[1]) ** 2).mean() for b in (1, 2)) / 3
         self.assertAlmostEqual(values[1] - values[0], float(expected), places=5)
 
     def test_classes_without_owner_keep_their_prototype(self):
         old = prototypes()._replace(known=jnp.array([True, False, False]))
-        new = renewed(old, jnp.full((K, D), jnp.nan).at[1].set(2.0), jnp.array([0.0, 3.0, 0.0]))
+        new = update_prototypes(old, jnp.full((K, D), jnp.nan).at[1].set(2.0), jnp.array([0.0, 3.0, 0.0]))
         np.testing.assert_array_equal(new.means[jnp.array([0, 2])], old.means[jnp.array([0, 2])])
         np.testing.assert_array_equal(new.means[1], np.full(D, 2.0))
         np.testing.assert_array_equal(new.known, [True, True, False])
@@ -159,7 +160,7 @@ class FedProtoTest(chex.TestCase):
     def test_weights_of_the_prototypes(self, weights):
         net, task = MODEL.init(jax.random.key(0)), toy.task()
         algorithm = fedproto(task, optimizer=local_training.sgd(0.1), weights=weights)
-        outs = [one_round(compiled(fedproto), nothing_known(task), net, i) for i in (0, 7)]
+        outs = [one_round(compiled(fedproto), init_prototypes(task), net, i) for i in (0, 7)]
         lifted = [algorithm.collect.lift(out.uplink, Cohort(i, 9)) for i, out in enumerate(outs)]
         collected = algorithm.collect.lower(jax.tree.map(jnp.add, *lifted))
         server, _ = algorithm.server_update(algorithm.server_init(None), collected, None, None)
@@ -197,5 +198,5 @@ class FedProtoTest(chex.TestCase):
 
     @parameterized.product(builder=(fedproto, fedproto_g), lam=(-0.1, float("nan")))
     def test_lam_must_not_be_negative(self, builder, lam):
-        with self.assertRaisesRegex(ValueError, f"lam={lam} must not be negative"):
+        with self.assertRaisesRegex(ValueError, f"^lam={lam} must be .*at least 0$"):
             builder(toy.task(), optimizer=local_training.sgd(0.1), lam=lam)

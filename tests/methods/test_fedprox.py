@@ -98,5 +98,5 @@ class FedProxTest(chex.TestCase):
 
     @parameterized.parameters(-0.1, float("nan"))
     def test_mu_must_not_be_negative(self, mu):
-        with self.assertRaisesRegex(ValueError, f"mu={mu} must not be negative"):
+        with self.assertRaisesRegex(ValueError, f"^mu={mu} must be .*at least 0$"):
             fedprox(toy.task(), optimizer=local_training.sgd(0.1), mu=mu)

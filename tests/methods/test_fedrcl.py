@@ -8,7 +8,7 @@ from absl.testing import parameterized
 
 from fedjax_core.training import local_training
 from methods.fedavg import fedavg
-from methods.fedrcl import fedrcl, pairwise, relaxed
+from methods.fedrcl import contrastive_terms, fedrcl, relaxed_contrastive_loss
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
 from tests.methods.test_fedprox import averaged, compiled, one_round
@@ -51,7 +51,7 @@ def batch(seed=0, n=7, classes=3):
 
 
 ALL = np.ones(7, bool)
-SLOPE = [jax.jit(jax.value_and_grad(lambda *given, part=part: pairwise(*given)[part])) for part in (0, 1)]
+SLOPE = [jax.jit(jax.value_and_grad(lambda *given, part=part: contrastive_terms(*given)[part])) for part in (0, 1)]
 NAIVE_SLOPE = [jax.jit(jax.value_and_grad(lambda *given, part=part: losses(*given)[part])) for part in (0, 1)]
 
 
@@ -95,7 +95,7 @@ class FedRCLTest(chex.TestCase):
         value, _ = push(np.ones_like(x), np.zeros(7, int), 0.2)  # all alike
         np.testing.assert_allclose(value, np.log(2), rtol=1e-5)
         scaled = x * np.linspace(0.5, 3, 7, dtype=np.float32)[:, None]
-        np.testing.assert_allclose(pairwise(scaled, y, ALL, 0.5, 0.2), pairwise(x, y, ALL, 0.5, 0.2), rtol=1e-4)
+        np.testing.assert_allclose(contrastive_terms(scaled, y, ALL, 0.5, 0.2), contrastive_terms(x, y, ALL, 0.5, 0.2), rtol=1e-4)
 
     def test_levels_are_averaged_over_the_image_and_then_over_levels(self):
         rng = np.random.default_rng(1)
@@ -107,7 +107,7 @@ class FedRCLTest(chex.TestCase):
             return outputs | ({"intermediates": hidden} if intermediates else {}), stats
 
         net, x = MODEL.init(jax.random.key(0)), toy.data().test.x[:5]
-        loss = relaxed(MODEL._replace(apply=apply), tau=0.5, lam=0.2, contrast=0.3, beta=0.6)
+        loss = relaxed_contrastive_loss(MODEL._replace(apply=apply), tau=0.5, lam=0.2, contrast=0.3, beta=0.6)
         value, aux = loss(net, local_training.Batch(x, y, mask), jax.random.key(0))
         ce = naive.cross_entropy(MODEL.apply(net, x, train=True, mask=mask)[0]["logits"][:4], y[:4])
         expected = ce
@@ -128,7 +128,7 @@ class FedRCLTest(chex.TestCase):
 
         @jax.jit
         def gradient(tau, lam, contrast, beta):
-            loss = relaxed(MODEL, tau=tau, lam=lam, contrast=contrast, beta=beta)
+            loss = relaxed_contrastive_loss(MODEL, tau=tau, lam=lam, contrast=contrast, beta=beta)
             return jax.grad(lambda net: loss(net, minibatch, jax.random.key(0))[0])(net).params["body"]["kernel"]
 
         base = gradient(0.5, -0.9, 1.0, 1.0)
@@ -138,8 +138,8 @@ class FedRCLTest(chex.TestCase):
     @parameterized.parameters(
         (dict(tau=0.0), "tau=0.0 must be positive"),
         (dict(lam=-1.5), "lam=-1.5 must be at least -1"),
-        (dict(contrast=-1.0), "contrast=-1.0 must not be negative"),
-        (dict(beta=float("nan")), "beta=nan must not be negative"),
+        (dict(contrast=-1.0), "contrast=-1.0 must be at least 0"),
+        (dict(beta=float("nan")), "beta=nan must be a finite number, at least 0"),
     )
     def test_errors(self, wrong, message):
         with self.assertRaisesRegex(ValueError, message):

@@ -7,7 +7,7 @@ import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core.algorithm import Net
-from methods.fedsdr import fedsdr, penalty
+from methods.fedsdr import fedsdr, shortcut_penalty
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
 from tests.methods.test_fedavg import oracle as fedavg_after
@@ -58,14 +58,16 @@ class FedSDRTest(chex.TestCase):
     def test_the_penalty(self):
         e, g = (jax.random.normal(jax.random.key(k), (5, 3)) for k in (0, 1))
         there = jnp.ones(5, bool)
-        value = float(penalty(e, g, there))
+        value = float(shortcut_penalty(e, g, there))
         self.assertAlmostEqual(value, float(together(e, g)), places=5)
         self.assertGreater(value, 0.1)
-        self.assertAlmostEqual(float(penalty(-e, g, there)), value, places=6)
-        self.assertAlmostEqual(float(penalty(e, 2 * jnp.mean(g, 0)[None] - g, there)), value, places=5)
-        self.assertAlmostEqual(float(penalty(e, jnp.ones((5, 3)), there)), 0, places=6)
-        self.assertEqual(float(penalty(e[:1], g[:1], there[:1])), 0)
-        padded = penalty(jnp.pad(e, ((0, 2), (0, 0))), jnp.pad(g, ((0, 2), (0, 0)), constant_values=jnp.nan), jnp.arange(7) < 5)
+        self.assertAlmostEqual(float(shortcut_penalty(-e, g, there)), value, places=6)
+        self.assertAlmostEqual(float(shortcut_penalty(e, 2 * jnp.mean(g, 0)[None] - g, there)), value, places=5)
+        self.assertAlmostEqual(float(shortcut_penalty(e, jnp.ones((5, 3)), there)), 0, places=6)
+        self.assertEqual(float(shortcut_penalty(e[:1], g[:1], there[:1])), 0)
+        padded = shortcut_penalty(
+            jnp.pad(e, ((0, 2), (0, 0))), jnp.pad(g, ((0, 2), (0, 0)), constant_values=jnp.nan), jnp.arange(7) < 5
+        )
         self.assertAlmostEqual(float(padded), value, places=6)
 
     def test_released_begins_in_the_second_round(self):
@@ -77,7 +79,7 @@ class FedSDRTest(chex.TestCase):
         chex.assert_trees_all_equal(jax.device_get(state.clients[0]), begin)
 
     @parameterized.parameters(
-        (dict(lam=-1.0), "lam=-1.0 must not be negative"), (dict(variant="printed"), "unknown variant 'printed'; allowed: default")
+        (dict(lam=-1.0), "lam=-1.0 must be at least 0"), (dict(variant="printed"), "unknown variant 'printed'; allowed: default")
     )
     def test_bad_arguments(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):

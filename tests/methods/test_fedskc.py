@@ -14,7 +14,7 @@ from fedjax_core.engine import client_loop, simulator
 from fedjax_core.task import of_model
 from fedjax_core.training import local_training
 from methods import fedskc as module
-from methods.fedskc import Sent, contrast, fedskc, summarize_weights
+from methods.fedskc import Sent, contrastive_loss, fedskc, summarize_weights
 from tests import naive, toy
 
 K, TAU = toy.CLASSES, 0.08
@@ -359,7 +359,7 @@ class FedSkcTest(chex.TestCase):
             there = [float(cosine(logits[0], knowledge[j])) / TAU for j in range(3) if known[j]]
             wanted = np.logaddexp.reduce([*there, 1 / TAU]) - 1 / TAU
             for twice in (False, True):
-                found = contrast(logits, y, mask, knowledge, jnp.asarray(known), scale, TAU, twice=twice, own=True)
+                found = contrastive_loss(logits, y, mask, knowledge, jnp.asarray(known), scale, TAU, twice=twice, own=True)
                 np.testing.assert_allclose(found, wanted, atol=1e-5)
 
     def test_networks_that_draw_in_training_have_a_scale_of_the_epoch(self):
@@ -409,10 +409,10 @@ class FedSkcTest(chex.TestCase):
         logits = jnp.asarray([[1.0, 2, 3], [0, 0, 0], [3, 1, 2], [jnp.nan, 0, 0]])
         knowledge = jnp.asarray([[1.0, 2, 3], [0, 0, 0], [jnp.inf, 0, 0]])
         for known, expected in (((True, False, False), 0.0), ((False, False, False), 0.0)):
-            value, gradient = jax.value_and_grad(contrast)(logits, y, mask, knowledge, jnp.asarray(known), jnp.ones(3), TAU)
+            value, gradient = jax.value_and_grad(contrastive_loss)(logits, y, mask, knowledge, jnp.asarray(known), jnp.ones(3), TAU)
             self.assertEqual(float(value), expected)
             self.assertTrue(np.isfinite(gradient[:3]).all())
-        value, gradient = jax.value_and_grad(contrast)(
+        value, gradient = jax.value_and_grad(contrastive_loss)(
             logits, y, mask, knowledge, jnp.asarray([True, True, False]), jnp.full(3, module.LEAST), 0.01
         )
         self.assertTrue(np.isfinite(value))
@@ -425,8 +425,8 @@ class FedSkcTest(chex.TestCase):
         y, known = jnp.asarray([0, 1, 2, 0]), jnp.ones(K, bool)
 
         def loss(logits):
-            u = module.distances(jax.lax.stop_gradient(logits), knowledge[:K], jnp.ones(4, bool)) / 4
-            return contrast(logits, y, jnp.ones(4, bool), knowledge[:K], known, u, TAU)
+            u = module.sum_distances(jax.lax.stop_gradient(logits), knowledge[:K], jnp.ones(4, bool)) / 4
+            return contrastive_loss(logits, y, jnp.ones(4, bool), knowledge[:K], known, u, TAU)
 
         gradient = jax.grad(loss)(logits)
         chex.assert_trees_all_close(jnp.sum(gradient * logits, 1), jnp.zeros(4), atol=1e-4)
@@ -447,12 +447,12 @@ class FedSkcTest(chex.TestCase):
         ({"gda": {"size": "rows"}}, "unknown gda.size 'rows'; allowed: fraction, count"),
         ({"gda": {"distance": "max"}}, "unknown gda.distance 'max'; allowed: mean, sum"),
         ({"gda": {"form": "linear"}}, "unknown gda.form 'linear'; allowed: sigmoid, relu"),
-        ({"gda": {"form": "relu"}, "variant": "printed"}, "size='count' has no form='relu'"),
+        ({"gda": {"form": "relu"}, "variant": "printed"}, "size='count' needs form='sigmoid'"),
         ({"gpr": {"over": "all"}}, "unknown gpr.over 'all'; allowed: both, own"),
         ({"gpr": {"beta": 1.5}}, r"gpr.beta=1.5 must be in \[0, 1\]"),
         ({"gpr": {"on": False, "beta": 7.0}}, r"gpr.beta=7.0 must be in \[0, 1\]"),
         ({"gpr": {"on": False, "ddof": 2}}, "gpr.ddof=2 must be one of 0, 1"),
-        ({"gda": {"on": False, "size": "count", "form": "relu"}}, "size='count' has no form='relu'"),
+        ({"gda": {"on": False, "size": "count", "form": "relu"}}, "size='count' needs form='sigmoid'"),
         ({"weights": "sizes"}, "weights='sizes' is not one of 'samples', 'uniform'"),
         ({"gpr": {"form": "other"}}, "unknown gpr.form 'other'"),
         ({"knowledge": {"neighbours": -1}}, "knowledge.neighbours=-1 must be at least 0"),

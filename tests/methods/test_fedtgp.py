@@ -14,7 +14,7 @@ from fedjax_core.nn import count
 from fedjax_core.task import of_model
 from fedjax_core.training import local_training
 from methods.fedproto import Prototypes, fedproto
-from methods.fedtgp import adaptive_margin, fedtgp, generated, generator
+from methods.fedtgp import adaptive_margin, fedtgp, generate_prototypes, init_generator
 from methods.local import local
 from tests import naive, toy
 from tests.methods.test_fedproto import regulariser
@@ -144,7 +144,7 @@ class FedTGPTest(chex.TestCase):
 
     def test_numbers(self):
         """530,432 of the generator with 10 classes and 512 features (FedHPL, Table 9: 0.506 of 2^20); 5,130 up."""
-        numbers = [count(jax.eval_shape(lambda k=k: generator(jax.random.key(0), k, 512))) for k in (10, 100)]
+        numbers = [count(jax.eval_shape(lambda k=k: init_generator(jax.random.key(0), k, 512))) for k in (10, 100)]
         self.assertEqual(numbers, [530_432, 10 * 512 + 90 * 512 + 525_312])
         self.assertEqual([round(n / 2**20, 3) for n in numbers], [0.506, 0.550])
         shapes = toy.reference("fedtgp")[0].shapes
@@ -153,17 +153,17 @@ class FedTGPTest(chex.TestCase):
             self.assertEqual([uplink_numbers(builder, k) for k in (10, 100)], [5_130, 51_300])
 
     def test_prototypes_are_made_of_their_vectors(self):
-        psi = generator(jax.random.key(1), K, D)
-        chex.assert_trees_all_close(generated(psi), jnp.stack([prototype(psi, c) for c in range(K)]), atol=1e-6)
+        psi = init_generator(jax.random.key(1), K, D)
+        chex.assert_trees_all_close(generate_prototypes(psi), jnp.stack([prototype(psi, c) for c in range(K)]), atol=1e-6)
 
     def test_features_of_different_number_are_refused(self):
         make = functools.partial(fedtgp, optimizer=local_training.sgd(0.1), batch=toy.BATCH)
-        with self.assertRaisesRegex(ValueError, "toy6 has 6, toy7 has 7; fedtgp exchanges features, so all must have equally many"):
+        with self.assertRaisesRegex(ValueError, "toy6 has 6, toy7 has 7; fedtgp exchanges features, so all need the same number"):
             simulator.Simulation(toy.groups(make, mixed=True), toy.data(), plan=client_loop.Plan(1, 1))
 
     @parameterized.parameters(
-        (dict(margin=-1.0), "margin=-1.0 must not be negative"),
-        (dict(lam=-1.0), "lam=-1.0 must not be negative"),
+        (dict(margin=-1.0), "margin=-1.0 must be at least 0"),
+        (dict(lam=-1.0), "lam=-1.0 must be at least 0"),
         (dict(server_lr=0.0), "server_lr=0.0 must be positive"),
     )
     def test_bad_arguments(self, arguments, message):

@@ -9,18 +9,18 @@ import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.nn.projection_head import projected
+from fedjax_core.nn.projection_head import with_projection
 from fedjax_core.task import of_model
 from fedjax_core.training import local_training
 from fedjax_core.training.local_batch_norm import local_statistics
 from methods.fedavg import fedavg
-from methods.moon import Client, contrast, moon
+from methods.moon import Client, contrastive_loss, moon
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
 from tests.methods.test_fedprox import compiled, one_round
 
 SIZE, TAU = 4, 0.5
-WIDER = projected(MODEL, toy.CLASSES, SIZE)
+WIDER = with_projection(MODEL, toy.CLASSES, SIZE)
 
 
 def contrastive(params, outputs, x, y, given):
@@ -110,12 +110,12 @@ class MoonTest(chex.TestCase):
         rng = np.random.default_rng(0)
         z, near, far = rng.normal(size=(3, 6, 4)).astype(np.float32)
         mask = np.array([1, 1, 0, 1, 1, 0], bool)
-        value = float(contrast(z, near, far, mask, TAU))
+        value = float(contrastive_loss(z, near, far, mask, TAU))
         self.assertBetween(value, 0, np.log(1 + np.exp(2 / TAU)))
         near[~mask], far[~mask] = 7.0, -7.0
-        self.assertAlmostEqual(float(contrast(z, near, far, mask, TAU)), value, places=6)
-        self.assertAlmostEqual(float(contrast(z, -z, z, mask, TAU)), np.log(1 + np.exp(2 / TAU)), places=5)
-        self.assertAlmostEqual(float(contrast(z, far, far, mask, TAU)), np.log(2), places=6)
+        self.assertAlmostEqual(float(contrastive_loss(z, near, far, mask, TAU)), value, places=6)
+        self.assertAlmostEqual(float(contrastive_loss(z, -z, z, mask, TAU)), np.log(1 + np.exp(2 / TAU)), places=5)
+        self.assertAlmostEqual(float(contrastive_loss(z, far, far, mask, TAU)), np.log(2), places=6)
 
     def test_statistics_may_stay_with_the_client(self):
         make = functools.partial(moon, optimizer=local_training.sgd(0.1), projection=SIZE, batch=toy.BATCH)
@@ -132,7 +132,7 @@ class MoonTest(chex.TestCase):
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
 
     @parameterized.parameters(
-        (dict(mu=-1.0), "mu=-1.0 must not be negative"),
+        (dict(mu=-1.0), "mu=-1.0 must be at least 0"),
         (dict(tau=0.0), "tau=0.0 must be positive"),
         (dict(projection=0), "projection=0 must be at least 1"),
     )

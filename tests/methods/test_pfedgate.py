@@ -12,7 +12,7 @@ from absl.testing import parameterized
 from fedjax_core import nn
 from fedjax_core.algorithm import ClientData, Net
 from fedjax_core.training import local_training
-from methods.pfedgate import keep, layout, pfedgate
+from methods.pfedgate import cut_into_blocks, pfedgate, select_blocks
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
 from tests.methods.test_fedper import STEPS, made, one, personalised, simulate
@@ -97,7 +97,7 @@ def oracle(rounds):
 
 @functools.cache
 def cut(blocks=5):
-    return layout(jax.eval_shape(MODEL.init, jax.random.key(0)).params, blocks)
+    return cut_into_blocks(jax.eval_shape(MODEL.init, jax.random.key(0)).params, blocks)
 
 
 class PFedGateTest(chex.TestCase):
@@ -141,7 +141,7 @@ class PFedGateTest(chex.TestCase):
         self.assertTrue(found.dense.all())
         self.assertEqual(found.pieces, [(blocks, length) for _, _, blocks, length in TENSORS])
         net = jax.eval_shape(nn.build("cnn", 10, (8, 8, 1), widths=(4,), dense=6).init, jax.random.key(0))
-        dense = layout(net.params, 5).dense
+        dense = cut_into_blocks(net.params, 5).dense
         self.assertEqual([bool(d) for d in dense], [False] * (4 + 5) + [True] * (3 + 5 + 5 + 5))
 
     @parameterized.parameters(0, 1, 2)
@@ -149,7 +149,7 @@ class PFedGateTest(chex.TestCase):
         """Greedily, by hand; and never more than the share that the client can afford."""
         rng = np.random.default_rng(seed)
         net = jax.eval_shape(nn.build("cnn", 10, (8, 8, 1), widths=(4,), dense=6).init, jax.random.key(0))
-        found = layout(net.params, 5)
+        found = cut_into_blocks(net.params, 5)
         score = rng.random(len(found.size)).astype(np.float32)
         expected = found.first.astype(int)
         for group in (False, True):
@@ -158,13 +158,13 @@ class PFedGateTest(chex.TestCase):
             for b in sorted(rest, key=lambda b: -round(10 * float(score[b]))):
                 if found.size[b] <= room:
                     expected[b], room = 1, room - found.size[b]
-        kept = np.asarray(keep(jnp.asarray(score), found, SHARE, LEAST))
+        kept = np.asarray(select_blocks(jnp.asarray(score), found, SHARE, LEAST))
         np.testing.assert_array_equal(kept, expected)
         self.assertLessEqual(kept @ found.size, SHARE * found.size.sum())
 
     def test_dropped_blocks_have_no_gradient(self):
         params, t = MODEL.init(jax.random.key(0)).params, jnp.asarray(np.random.default_rng(0).random(L), jnp.float32)
-        kept = np.asarray(keep(jnp.maximum(t, LEAST), cut(), SHARE, LEAST))
+        kept = np.asarray(select_blocks(jnp.maximum(t, LEAST), cut(), SHARE, LEAST))
         self.assertTrue(0 < kept.sum() < L)
         to_theta, to_gate = jax.grad(lambda p, t: sum(jnp.sum(x**2) for x in jax.tree.leaves(multiplied(p, t))), (0, 1))(params, t)
         flat = np.concatenate([np.asarray(to_theta[layer][name]).ravel() for (layer, name), *_ in TENSORS])

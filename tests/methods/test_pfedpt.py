@@ -15,7 +15,7 @@ from fedjax_core.algorithm import ClientData, Examples, Net
 from fedjax_core.task import Model, of_model
 from fedjax_core.training import local_training
 from fedjax_core.training.augment import pipeline
-from methods.pfedpt import frame, pfedpt
+from methods.pfedpt import frame_indices, pfedpt
 from tests import naive, toy
 from tests.methods.test_fedavg import PLAIN as MODEL
 from tests.methods.test_fedper import STEPS, ended, made, one, simulate
@@ -95,7 +95,7 @@ class PFedPTTest(chex.TestCase):
             ((6, 4, 2), 2, 48),
             ((5,), 1, 2),
         ):
-            place = frame(shape, pad)
+            place = frame_indices(shape, pad)
             self.assertEqual(len(place[0]), numbers)
             marked = np.zeros(shape)
             marked[place] = 1

@@ -151,5 +151,5 @@ class ScaffoldTest(chex.TestCase):
 
     @parameterized.parameters(0.0, -1.0, float("nan"))
     def test_server_lr_must_be_positive(self, server_lr):
-        with self.assertRaisesRegex(ValueError, f"server_lr={server_lr} must be positive"):
+        with self.assertRaisesRegex(ValueError, f"^server_lr={server_lr} must be .*positive$"):
             scaffold(toy.task(), optimizer=local_training.sgd(0.1), server_lr=server_lr)

@@ -9,7 +9,7 @@ from fedjax_core.engine.evaluation_step import STATISTICS
 from fedjax_core.experiment import Asked
 from fedjax_core.language import instruction_task as language
 from fedjax_core.reporting.score_labels import is_gap
-from fedjax_core.training import scored
+from fedjax_core.training import metrics
 
 SCOPES = {"own", "all", "post_local", "unseen"}
 
@@ -19,7 +19,7 @@ def names(asked: Asked) -> Collection[str] | None:
     texts, which have scores by task."""
     if asked.data.source.function is language.Source:
         return None
-    kinds = [name for of_kind in scored.NAMES.values() for name in of_kind]
+    kinds = [name for of_kind in metrics.METRIC_NAMES.values() for name in of_kind]
     return list(dict.fromkeys([*asked.scores, *kinds, "backdoor"]))
 
 
@@ -80,7 +80,7 @@ def _check_form(what: str, score: str, with_statistic: bool, known: Collection[s
     if (parts[1], scope) == ("global", "all"):
         raise ValueError(f"{what}: there is no {score!r}: it is the same for all clients; take test/global/{parts[3]}")
     if scope == "gap":
-        known = dict.fromkeys(of_kind[0] for of_kind in scored.NAMES.values())
+        known = dict.fromkeys(of_kind[0] for of_kind in metrics.METRIC_NAMES.values())
     if known is not None:
         registry.choose(f"score in {score!r} of {what}", parts[2 if scope == "global" else 3], known)
     if len(parts) == 5:

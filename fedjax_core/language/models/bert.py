@@ -40,8 +40,7 @@ from fedjax_core.language.models.transformer import (
     read_params,
     stack,
 )
-from fedjax_core.nn.gelu import gelu
-from fedjax_core.nn.kernels.attention import attend, heads
+from fedjax_core.nn.kernels.attention import attend, gelu, heads
 from fedjax_core.task import check_tokens
 
 ACTIVATIONS = {

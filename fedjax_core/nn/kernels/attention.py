@@ -1,35 +1,44 @@
-"""Attention, arranged so that its gradient is fast on CPUs as well.
+"""Attention and GELU whose gradients are fast on CPUs.
 
-On XLA:CPU a gradient through `jnp.einsum` over [B, T, H, E] and `jax.nn.softmax` takes two and a half times as long: products whose
-batch axes are not in front are slow, and so is what `jax.nn.softmax` leaves to the backward pass.
+On XLA:CPU the gradient of attention through `jnp.einsum` over [B, T, H, E] and `jax.nn.softmax`
+takes 2.5 times as long: products whose batch axes are not in front are slow, and so is the backward
+pass of `jax.nn.softmax`. The gradient of GELU here keeps one array, the slope: a gradient through
+six two-layer perceptrons takes three quarters of the time.
+
+Hendrycks, Gimpel. Gaussian Error Linear Units (GELUs). 2016. https://arxiv.org/abs/1606.08415
 """
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_core.nn.kernels import are_kernels_enabled
+
 Array = jax.Array
 
-MINUS = -1e30  # a score that softmax turns to zero; finite, so that a row without real tokens has no NaN
+MINUS = -1e30  # finite, so that a query without any key has no NaN
 
 
 def heads(x: Array, number: int) -> Array:
-    """[B, T, number * E] -> [B, T, number, E]."""
+    """Splits [B, T, number * E] into [B, T, number, E]."""
     return x.reshape(*x.shape[:-1], number, -1)
 
 
 def attend(query: Array, key: Array, value: Array, mask: Array | None = None) -> Array:
-    """Attention; the softmax is taken in float32.
+    """Returns the attention of queries to keys; the softmax is taken in float32.
 
     Args:
       query: [B, T, H, E].
-      key: [B, S, G, E]; G divides H, and H / G queries in a row share one.
+      key: [B, S, G, E]; G divides H, and H / G consecutive query heads share a key head.
       value: [B, S, G, E].
-      mask: [B, T, S], who may look at whom; None: everybody at everybody.
+      mask: [B, T, S], True where a query attends to a key; None: everywhere.
 
     Returns:
       [B, T, H * E].
     """
     b, t, h, e = query.shape
+    if not are_kernels_enabled():
+        mask = None if mask is None else mask[:, None]
+        return jax.nn.dot_product_attention(query, key, value, mask=mask).reshape(b, t, h * e)
     s, g = key.shape[1:3]
     query = query.reshape(b, t, g, h // g, e).transpose(0, 2, 3, 1, 4).reshape(b, g, -1, e)
     key, value = key.transpose(0, 2, 1, 3), value.transpose(0, 2, 1, 3)
@@ -42,7 +51,7 @@ def attend(query: Array, key: Array, value: Array, mask: Array | None = None) ->
 
 @jax.custom_jvp
 def _softmax(x: Array) -> Array:
-    """Over the last axis; its derivative reads the result in place of computing it anew."""
+    """Softmax over the last axis, whose derivative reuses the result."""
     return jax.nn.softmax(x, -1)
 
 
@@ -50,3 +59,20 @@ def _softmax(x: Array) -> Array:
 def _softmax_jvp(x: tuple[Array], dx: tuple[Array]) -> tuple[Array, Array]:
     y = jax.lax.optimization_barrier(_softmax(*x))
     return y, y * (dx[0] - jnp.sum(y * dx[0], -1, keepdims=True))
+
+
+def gelu(x: Array) -> Array:
+    """Returns x Phi(x), as `jax.nn.gelu(x, approximate=False)`; Phi is the standard normal CDF."""
+    return _gelu(x) if are_kernels_enabled() else jax.nn.gelu(x, approximate=False)
+
+
+@jax.custom_jvp
+def _gelu(x: Array) -> Array:
+    return jax.nn.gelu(x, approximate=False)
+
+
+@_gelu.defjvp
+def _gelu_jvp(x: tuple[Array], dx: tuple[Array]) -> tuple[Array, Array]:
+    phi = 0.5 * jax.lax.erfc(-x[0] * 0.5**0.5)
+    density = jnp.exp(-0.5 * x[0] * x[0]) * (2 * jnp.pi) ** -0.5
+    return x[0] * phi, jax.lax.optimization_barrier(phi + x[0] * density) * dx[0]

@@ -1,8 +1,9 @@
-"""Convolution that stays fast inside loops over clients.
+"""Convolution that is fast inside loops over clients.
 
-Clients are simulated one after another in a loop, or several at once under `vmap`. Neither suits `lax.conv_general_dilated` as
-it is differentiated: inside a loop XLA:CPU runs fast convolutions only in their canonical layout (NHWC, HWIO, NHWC), which the
-gradients are not; and under `vmap`, where each client has kernels of its own, it becomes a grouped convolution, slow everywhere.
+Clients are simulated one after another in a loop, or several at once under `vmap`. The derivatives
+of `lax.conv_general_dilated` suit neither: inside a loop, XLA:CPU runs fast convolutions only in
+the canonical layout (NHWC, HWIO, NHWC), which gradients do not have; and under `vmap` with a kernel
+per client it becomes a grouped convolution, which is slow on every backend.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_core.nn.kernels import conv_few_channels, conv_tiny_images, winograd
+from fedjax_core.nn.kernels import are_kernels_enabled, conv_few_channels, conv_tiny_images, winograd
 
 Array = jax.Array
 Around = tuple[tuple[int, int], tuple[int, int]]
@@ -23,14 +24,14 @@ Padding = str | int | Around
 Size = tuple[int, ...]
 
 FORMS = ("auto", "native", "patches", "canonical")
-IMAGES = 4  # of a block in a kernel's gradient, as many numbers as there are in the smallest vector register
+IMAGES = 4  # of a block in a kernel's gradient: the numbers in the smallest vector register
 _DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 _backend: contextvars.ContextVar[str | None] = contextvars.ContextVar("backend", default=None)
 
 
 @contextlib.contextmanager
 def compiled_for(backend: str) -> Iterator[None]:
-    """What is traced inside will run on another backend than jax's default: "cpu", "gpu" or "tpu"."""
+    """Traces for another backend than jax's default: "cpu", "gpu" or "tpu"."""
     token = _backend.set(backend)
     try:
         yield
@@ -43,18 +44,19 @@ def _current_backend() -> str:
 
 
 def describe(form: str = "auto", backend: str | None = None) -> dict[str, str]:
-    """Which forms a setting stands for, as a run's record keeps it. This is the rule of "auto", and the only place it stands.
+    """Resolves a form of convolution, and "auto" in particular; runs record the result.
 
-    On CPU canonical was the fastest inside loops, for whole training steps (step time against patches: CNN 0.8, ResNet-8 0.6).
-    Elsewhere, not measured yet, the compiler is trusted with the native form. Kernels that differ within a `vmap` are batched
-    matrix products everywhere: a grouped convolution is slow on every backend.
+    On CPUs "canonical" was fastest inside loops, for whole training steps (step time relative to
+    patches: CNN 0.8, ResNet-8 0.6). Other backends use the native form, without measurements yet.
+    Kernels that differ within a `vmap` become batched matrix products on every backend.
 
     Args:
       form: one of `FORMS`.
       backend: "cpu", "gpu" or "tpu"; None: that of `compiled_for`, else jax's default.
 
     Returns:
-      {"form", "backend", "alone": form of a convolution by itself, "vmapped": form where a `vmap` has a kernel per entry}.
+      {"form", "backend", "alone": form of a single convolution, "vmapped": form under a `vmap` over
+      kernels}. With kernels turned off (`use_kernels`) both forms are "native".
 
     Raises:
       ValueError: unknown `form`.
@@ -62,6 +64,8 @@ def describe(form: str = "auto", backend: str | None = None) -> dict[str, str]:
     if form not in FORMS:
         raise ValueError(f"unknown convolution form {form!r}; use one of {', '.join(FORMS)}")
     backend = backend or _current_backend()
+    if not are_kernels_enabled():
+        return {"form": form, "backend": backend, "alone": "native", "vmapped": "native"}
     if form != "auto":
         return {"form": form, "backend": backend, "alone": form, "vmapped": form}
     alone = "canonical" if backend == "cpu" else "native"
@@ -69,17 +73,18 @@ def describe(form: str = "auto", backend: str | None = None) -> dict[str, str]:
 
 
 def conv(x: Array, kernel: Array, stride: int = 1, padding: Padding = "SAME", form: str = "auto") -> Array:
-    """2-d convolution (cross-correlation), equal to `lax.conv_general_dilated`'s to rounding, gradients too.
+    """Returns a 2-d convolution (cross-correlation), equal to `lax.conv_general_dilated` up to rounding.
 
     Args:
       x: [B, H, W, C].
       kernel: [kh, kw, C, O].
-      stride: step of the window, both ways.
-      padding: see `pads`.
-      form: how it is computed. "native": as `lax` does. "patches": windows side by side, times a matrix. "canonical": `lax`
-        forward, gradients from canonical convolutions and matrix products; on a CPU `winograd`, `tiny` and `paired` where they
-        are faster.
-        "auto": see `describe`. The last two have first derivatives in reverse mode only; for others take one of the first two.
+      stride: step of the window in both directions.
+      padding: see `resolve_padding`.
+      form: "native": as `lax` does. "patches": windows side by side, times a matrix. "canonical":
+        `lax` forward, gradients by canonical convolutions and matrix products; on CPUs `winograd`,
+        `conv_tiny_images` and `conv_few_channels` where they are faster. "auto": see `describe`.
+        The last two have first derivatives in reverse mode only; for others use one of the first
+        two.
 
     Returns:
       [B, H', W', O].
@@ -87,22 +92,24 @@ def conv(x: Array, kernel: Array, stride: int = 1, padding: Padding = "SAME", fo
     Raises:
       ValueError: unknown `form` or `padding`.
     """
-    around = pads(x.shape[1:3], kernel.shape[:2], stride, padding)
-    chosen = describe(form)["form"]
-    if chosen in ("native", "patches"):
-        return _FORMS[chosen].forward(x, kernel, stride, around)
+    around = resolve_padding(x.shape[1:3], kernel.shape[:2], stride, padding)
+    describe(form)  # raises for an unknown form
+    if not are_kernels_enabled():
+        return _native(x, kernel, stride, around)
+    if form in ("native", "patches"):
+        return _FORMS[form].forward(x, kernel, stride, around)
     return _chosen(x, kernel, stride, around, form)
 
 
-def pads(size: tuple[int, ...], kernel: tuple[int, ...], stride: int, padding: Padding) -> Around:
-    """Rows and columns around an image.
+def resolve_padding(size: tuple[int, ...], kernel: tuple[int, ...], stride: int, padding: Padding) -> Around:
+    """Resolves padding to rows and columns around an image.
 
     Args:
       size: height and width.
       kernel: height and width.
       stride: step of the window.
-      padding: "SAME" (as `lax` and TensorFlow), "VALID", one number for all sides (as PyTorch), or ((top, bottom), (left,
-        right)).
+      padding: "SAME" (as `lax` and TensorFlow), "VALID", one number for all sides (as PyTorch), or
+        ((top, bottom), (left, right)).
 
     Returns:
       ((top, bottom), (left, right)).
@@ -120,14 +127,14 @@ def pads(size: tuple[int, ...], kernel: tuple[int, ...], stride: int, padding: P
     return padding
 
 
-def windows(x: Array, kernel: tuple[int, int], stride: int, around: Around, fill: float = 0.0) -> list[Array]:
-    """What each entry of a kernel sees of an image.
+def extract_windows(x: Array, kernel: tuple[int, int], stride: int, around: Around, fill: float = 0.0) -> list[Array]:
+    """Extracts what each entry of a kernel is multiplied with.
 
     Args:
       x: [B, H, W, C].
       kernel: height and width.
       stride: step of the window.
-      around: see `pads`.
+      around: see `resolve_padding`.
       fill: value of the padding.
 
     Returns:
@@ -140,15 +147,15 @@ def windows(x: Array, kernel: tuple[int, int], stride: int, around: Around, fill
     return [lax.slice(x, (0, i, j, 0), (b, i + out_h, j + out_w, c), (1, stride, stride, 1)) for i in range(kh) for j in range(kw)]
 
 
-def spread(parts: list[Array], shape: tuple[int, ...], kernel: tuple[int, int], stride: int, around: Around) -> Array:
-    """The transpose of `windows`: adds each part where it was seen.
+def scatter_windows(parts: list[Array], shape: tuple[int, ...], kernel: tuple[int, int], stride: int, around: Around) -> Array:
+    """Adds windows back to an image; the transpose of `extract_windows`.
 
     Args:
       parts: kh * kw arrays [B, H', W', C].
       shape: of the image, [B, H, W, C].
       kernel: height and width.
       stride: step of the window.
-      around: see `pads`.
+      around: see `resolve_padding`.
 
     Returns:
       [B, H, W, C].
@@ -170,14 +177,17 @@ def _native(x: Array, kernel: Array, stride: int, around: Around) -> Array:
 def _patches(x: Array, kernel: Array, stride: int, around: Around) -> Array:
     kh, kw, c, o = kernel.shape
     if kh == kw == 1:
-        return windows(x, (1, 1), stride, around)[0] @ kernel[0, 0]
-    seen = jnp.stack(windows(x, (kh, kw), stride, around), -2)
+        return extract_windows(x, (1, 1), stride, around)[0] @ kernel[0, 0]
+    seen = jnp.stack(extract_windows(x, (kh, kw), stride, around), -2)
     return seen.reshape(*seen.shape[:3], kh * kw * c) @ kernel.reshape(kh * kw * c, o)
 
 
 def _canonical(x: Array, kernel: Array, stride: int, around: Around) -> Array:
-    """As `lax` does it, but by Winograd's products, those inside of a tiny image or those of pairs where they pay, and patches for
-    other images smaller than the kernel both ways, 30 to 100 times faster there on XLA:CPU."""
+    """Convolves by the fastest kernel for the shapes, else as `lax` does.
+
+    For images smaller than the kernel in both directions patches are 30 to 100 times faster on
+    XLA:CPU.
+    """
     if _tiny(x.dtype, x.shape[1:3], kernel.shape[:2], stride, around):
         return conv_tiny_images.forward(x, kernel, stride, around)
     if stride == 1 and _fewer_products(x, kernel.shape):
@@ -189,17 +199,18 @@ def _canonical(x: Array, kernel: Array, stride: int, around: Around) -> Array:
 
 
 def _canonical_x(dy: Array, kernel: Array, size: Size, stride: int, around: Around) -> Array:
-    """Gradient for x, images of the given size.
+    """Returns the gradient for images of the given size.
 
-    With stride 1 a convolution of dy by the kernel turned round. With more, that convolution would run over dy's dilation, which
-    is mostly zeros: one matrix product for each entry of the kernel, each added where it came from.
+    With stride 1 it is a convolution of dy by the flipped kernel. With a larger stride that
+    convolution would run over the dilated dy, which is mostly zeros; instead there is one matrix
+    product for each entry of the kernel.
     """
     kh, kw, c, _ = kernel.shape
     if _tiny(dy.dtype, size, (kh, kw), stride, around):
         return conv_tiny_images.image_gradient(dy, kernel, size, stride, around)
     if stride > 1:
         parts = [dy @ kernel[i, j].T for i in range(kh) for j in range(kw)]
-        return spread(parts, (len(dy), *size, c), (kh, kw), stride, around)
+        return scatter_windows(parts, (len(dy), *size, c), (kh, kw), stride, around)
     if _fewer_products(dy, kernel.shape):
         return winograd.image_gradient(dy, kernel, around)
     (top, bottom), (left, right) = around
@@ -208,10 +219,10 @@ def _canonical_x(dy: Array, kernel: Array, size: Size, stride: int, around: Arou
 
 
 def _canonical_kernel(x: Array, dy: Array, size: Size, stride: int, around: Around) -> Array:
-    """Gradient for the kernel of the given size, sums over all windows.
+    """Returns the gradient for a kernel of the given size.
 
-    By Winograd's products or by convolutions of blocks of images where these were measured to be faster, by 1.2 to 2 times on
-    cores with AVX-512, else by matrix products.
+    By Winograd's products or convolutions of blocks of images where these are faster (1.2 to 2
+    times on cores with AVX-512), else by matrix products.
     """
     (kh, kw), c, o = size, x.shape[-1], dy.shape[-1]
     if _tiny(x.dtype, x.shape[1:3], size, stride, around):
@@ -225,28 +236,31 @@ def _canonical_kernel(x: Array, dy: Array, size: Size, stride: int, around: Arou
 
 
 def _tiny(dtype: jnp.dtype, image: Size, kernel: Size, stride: int, around: Around) -> bool:
-    """Whether `tiny` is faster, on a CPU."""
+    """Returns whether `conv_tiny_images` is faster."""
     return conv_tiny_images.pays(image, kernel, stride, around) and _float32_on_cpu(dtype)
 
 
 def _fewer_products(image: Array, kernel: Size) -> bool:
-    """Whether `winograd` is faster, with stride 1: 3x3 kernels of 32 channels and more, images of 4x4 and more, on a CPU."""
+    """Returns whether `winograd` is faster with stride 1: 3x3, 32 channels and more, images of 4x4 and more."""
     fits = kernel[:2] == (3, 3) and min(kernel[2:]) >= 32 and min(image.shape[1:3]) >= 4
     return fits and _float32_on_cpu(image.dtype)
 
 
 def _float32_on_cpu(dtype: jnp.dtype) -> bool:
-    """Whether numbers and backend are those that `tiny`, `winograd` and `paired` were measured for."""
+    """Returns whether dtype and backend are those that the special kernels were measured on."""
     return dtype == jnp.float32 and _current_backend() == "cpu"
 
 
 def _kernel_of_blocks(x: Array, dy: Array, size: Size, stride: int, around: Around) -> Array:
-    """A sum over blocks of a few images: canonical convolutions of x, its channels as the batch and its images as the channels,
-    by dy, with `stride` between its entries."""
+    """Returns the gradient as a sum over blocks of images.
+
+    Each is a canonical convolution of x, with channels as the batch and images as the channels, by
+    dy dilated by `stride`.
+    """
     narrow, dtype = dy.dtype, jnp.promote_types(dy.dtype, jnp.float32)
     x, dy = (jnp.pad(part, ((0, -len(part) % IMAGES), (0, 0), (0, 0), (0, 0))).astype(dtype) for part in (x, dy))
     bottom, right = ((dy.shape[i + 1] - 1) * stride + size[i] - x.shape[i + 1] - around[i][0] for i in range(2))
-    around = (around[0][0], bottom), (around[1][0], right)  # an end below 0 cuts what no window has seen
+    around = (around[0][0], bottom), (around[1][0], right)  # a negative end crops what no window covers
 
     def add(i: Array, total: Array) -> Array:
         of_x, of_dy = (lax.dynamic_slice_in_dim(part, i * IMAGES, IMAGES) for part in (x, dy))
@@ -258,17 +272,18 @@ def _kernel_of_blocks(x: Array, dy: Array, size: Size, stride: int, around: Arou
 
 
 def _kernel_of_windows(x: Array, dy: Array, size: Size, stride: int, around: Around) -> Array:
-    """As few and as square matrix products as pay.
+    """Returns the gradient as few and nearly square matrix products.
 
-    In general one for each row of the kernel, with windows of one row. With stride 1 and an image that hides the extra rows, a
-    single one: x shifted by 0 .. kw - 1 columns against dy shifted by 0 .. kh - 1 rows has all kh * kw sums as blocks.
+    In general one for each row of the kernel, with windows of one row. With stride 1 and a large
+    image a single one: x shifted by 0 .. kw - 1 columns against dy shifted by 0 .. kh - 1 rows has
+    all kh * kw sums as blocks.
     """
     (kh, kw), c, o = size, x.shape[-1], dy.shape[-1]
     if stride > 1 or dy.shape[1] < 8 or c < 16 or kh == 1:
-        seen, rows = windows(x, (kh, kw), stride, around), dy.reshape(-1, o)
+        seen, rows = extract_windows(x, (kh, kw), stride, around), dy.reshape(-1, o)
         lines = [jnp.stack(seen[i * kw : (i + 1) * kw], -2).reshape(-1, kw * c) for i in range(kh)]
         return jnp.stack([line.T @ rows for line in lines]).reshape(kh, kw, c, o)
-    shifted = jnp.stack(windows(x, (1, kw), 1, around), -2).reshape(-1, kw * c)
+    shifted = jnp.stack(extract_windows(x, (1, kw), 1, around), -2).reshape(-1, kw * c)
     zero = jnp.zeros((), dy.dtype)
     rows = [lax.pad(dy, zero, ((0, 0, 0), (i, kh - 1 - i, 0), (0, 0, 0), (0, 0, 0))) for i in range(kh)]
     blocks = shifted.T @ jnp.stack(rows, -2).reshape(-1, kh * o)
@@ -296,7 +311,7 @@ def _transpose(linear: Callable[[Array], Array], shape: tuple[int, ...], dy: Arr
 
 
 class _Form(NamedTuple):
-    """A convolution (x, kernel, stride, around), and its gradients for x (dy, kernel, size, stride, around) and the kernel."""
+    """A convolution (x, kernel, stride, around) and its gradients."""
 
     forward: Callable[..., Array]
     for_x: Callable[..., Array]
@@ -351,8 +366,11 @@ def _forms(form: str) -> tuple[_Form, _Form]:
 def _vmappable(
     alone: Callable[[Array, Array], Array], vmapped: Callable[[Array, Array], Array], joins: bool = True
 ) -> Callable[..., Array]:
-    """`alone`, but `vmapped` under a `vmap` in which the second argument differs; where it is shared, rows join the batch, unless
-    the result is a sum over them."""
+    """Returns `alone`, but `vmapped` under a `vmap` over the second argument.
+
+    Under a `vmap` over the first argument only, its entries join the batch, unless the result is a
+    sum over the batch (`joins`).
+    """
     run = jax.custom_batching.custom_vmap(alone)
 
     @run.def_vmap

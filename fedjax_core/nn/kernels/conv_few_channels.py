@@ -1,7 +1,8 @@
-"""Convolutions between few channels, such as a network's first: two rows and two columns of results at once.
+"""Convolutions between few channels, such as a network's first, for 2x2 results at once.
 
-A 3x3 kernel of o channels is a 4x4 kernel of 4 o channels whose window moves on by two. It has 16/9 of the products, but XLA:CPU
-makes those of at least 24 channels three to ten times as fast as those of at most 16.
+A 3x3 kernel of o channels equals a 4x4 kernel of 4 o channels with stride 2. It has 16/9 of the
+products, but XLA:CPU computes those of at least 24 channels three to ten times as fast as those of
+at most 16.
 """
 
 import jax
@@ -14,13 +15,13 @@ Array = jax.Array
 Size = tuple[int, ...]
 Around = tuple[tuple[int, int], tuple[int, int]]
 
-CHANNELS = 16  # at most, into the kernel and out of it
-OF_ODD = 32  # out of it at most, if those into it are an odd number, and more than one
-LEAST = 6  # height and width of what comes out
+CHANNELS = 16  # maximum of inputs and outputs
+OF_ODD = 32  # maximum of outputs for an odd number of inputs above 1
+LEAST = 6  # minimum height and width of the result
 
 
 def pays(size: Size, kernel: Size, stride: int, around: Around) -> bool:
-    """Whether `forward` was measured to be faster on a core with AVX-512.
+    """Returns whether `forward` is faster, as measured on a core with AVX-512.
 
     Args:
       size: height and width of an image.
@@ -34,7 +35,7 @@ def pays(size: Size, kernel: Size, stride: int, around: Around) -> bool:
 
 
 def forward(x: Array, kernel: Array, around: Around) -> Array:
-    """Convolution (cross-correlation) with stride 1.
+    """Convolves (cross-correlation) with stride 1.
 
     Args:
       x: [B, H, W, C].

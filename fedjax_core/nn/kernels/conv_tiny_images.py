@@ -1,7 +1,7 @@
-"""Convolutions of images of a few entries, where most of what a kernel meets is padding: products with the others alone.
+"""Convolutions of images of a few pixels, without the products with padding.
 
-A 3x3 kernel on a padded image of 2x2 needs 16 products of channels in place of 36, on one of 1x1 a single one in place of 9. Each
-is a matrix product over the batch.
+A 3x3 kernel on a padded image of 2x2 needs 16 products of channels instead of 36, on one of 1x1 a
+single one instead of 9. Each is a matrix product over the batch.
 """
 
 from collections.abc import Iterable
@@ -14,12 +14,12 @@ Size = tuple[int, ...]
 Around = tuple[tuple[int, int], tuple[int, int]]
 Place = tuple[int, int]
 
-MOST = 48  # products of a plain convolution: each that is left is an operation of the compiled program
-SHARE = 0.75  # of them
+MOST = 48  # maximum products of a plain convolution, since each is an operation of the program
+SHARE = 0.75  # maximum fraction of them that remains
 
 
 def pays(size: Size, kernel: Size, stride: int, around: Around) -> bool:
-    """Whether so many fewer products are left, of few, that the other forms are slower on a CPU.
+    """Returns whether few enough products remain to be faster than other forms on a CPU.
 
     Args:
       size: height and width of an image.
@@ -29,12 +29,12 @@ def pays(size: Size, kernel: Size, stride: int, around: Around) -> bool:
     """
     high, wide = results(size, kernel, stride, around)
     plain = high * wide * kernel[0] * kernel[1]
-    few = min(high, wide, *size) > 0 and plain <= MOST  # one without entries is for the others
+    few = min(high, wide, *size) > 0 and plain <= MOST  # empty images are left to the other forms
     return few and len(_meetings(size, kernel, stride, around)) <= SHARE * plain
 
 
 def forward(x: Array, kernel: Array, stride: int, around: Around) -> Array:
-    """Convolution (cross-correlation).
+    """Convolves (cross-correlation).
 
     Args:
       x: [B, H, W, C].
@@ -52,25 +52,25 @@ def forward(x: Array, kernel: Array, stride: int, around: Around) -> Array:
 
 
 def image_gradient(dy: Array, kernel: Array, size: Size, stride: int, around: Around) -> Array:
-    """The gradient of `forward` for images of this size: [B, H', W', O], [kh, kw, C, O] -> [B, H, W, C]."""
+    """Returns the gradient of `forward` for images: [B, H', W', O], [kh, kw, C, O] -> [B, H, W, C]."""
     products = [(at, dy[:, *to] @ kernel[tap].T) for at, tap, to in _meetings(size, kernel.shape[:2], stride, around)]
     return _image(_sums(products), size, jnp.zeros((len(dy), kernel.shape[2]), dy.dtype))
 
 
 def kernel_gradient(x: Array, dy: Array, size: Size, stride: int, around: Around) -> Array:
-    """The gradient of `forward` for a kernel of this size: [B, H, W, C], [B, H', W', O] -> [kh, kw, C, O]."""
+    """Returns the gradient of `forward` for the kernel: [B, H, W, C], [B, H', W', O] -> [kh, kw, C, O]."""
     products = [(tap, x[:, *at].T @ dy[:, *to]) for at, tap, to in _meetings(x.shape[1:3], size, stride, around)]
     sums, nothing = _sums(products), jnp.zeros((x.shape[3], dy.shape[3]), x.dtype)
     return jnp.stack([jnp.stack([sums.get((a, b), nothing) for b in range(size[1])]) for a in range(size[0])])
 
 
 def results(size: Size, kernel: Size, stride: int, around: Around) -> Size:
-    """Height and width of what comes out."""
+    """Returns the height and width of the result."""
     return tuple((n + sum(ends) - k) // stride + 1 for n, k, ends in zip(size, kernel, around, strict=True))
 
 
 def _meetings(size: Size, kernel: Size, stride: int, around: Around) -> list[tuple[Place, Place, Place]]:
-    """Which entry of an image meets which of a kernel, for which entry of the result; none of the padding."""
+    """Returns the (image pixel, kernel entry, result pixel) of each product, without padding."""
     high, wide = results(size, kernel, stride, around)
     found = []
     for to in ((p, q) for p in range(high) for q in range(wide)):
@@ -82,7 +82,7 @@ def _meetings(size: Size, kernel: Size, stride: int, around: Around) -> list[tup
 
 
 def _sums(products: Iterable[tuple[Place, Array]]) -> dict[Place, Array]:
-    """Of what belongs to one place."""
+    """Sums products by place."""
     sums: dict[Place, Array] = {}
     for place, product in products:
         sums[place] = sums[place] + product if place in sums else product
@@ -90,6 +90,6 @@ def _sums(products: Iterable[tuple[Place, Array]]) -> dict[Place, Array]:
 
 
 def _image(entries: dict[Place, Array], size: Size, nothing: Array) -> Array:
-    """[B, H, W, C] of entries [B, C]; `nothing` where there is none."""
+    """Assembles an image [B, H, W, C] of pixels [B, C]; missing ones are `nothing`."""
     rows = [jnp.stack([entries.get((i, j), nothing) for j in range(size[1])], 1) for i in range(size[0])]
     return jnp.stack(rows, 1)

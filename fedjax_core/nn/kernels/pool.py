@@ -1,50 +1,65 @@
-"""Pooling whose gradient is fast on every backend: no `select_and_scatter`, which XLA runs slowly on CPU."""
+"""Pooling whose gradient avoids `select_and_scatter`, which is slow on CPUs."""
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
-from fedjax_core.nn.kernels.conv import Padding, pads, spread, windows
+from fedjax_core.nn.kernels import are_kernels_enabled
+from fedjax_core.nn.kernels.conv import Padding, extract_windows, resolve_padding, scatter_windows
 
 Array = jax.Array
 Around = tuple[tuple[int, int], tuple[int, int]]
 
 
 def max_pool(x: Array, window: int, stride: int | None = None, padding: Padding = "VALID") -> Array:
-    """Largest entry of each window.
+    """Returns the largest entry of each window.
 
-    The gradient is `lax.reduce_window`'s except where several entries of a window are the largest: they share it equally,
-    where `lax` and PyTorch give all of it to the first. After a ReLU nothing is left of the difference, ties being zeros.
+    The gradient is that of `lax.reduce_window`, except where several entries of a window are the
+    largest: they share it equally, while `lax` and PyTorch give it to the first. After a ReLU,
+    whose ties are zeros, there is no difference.
 
     Args:
       x: [B, H, W, C].
       window: its height and width.
       stride: its step; None: `window`.
-      padding: see `conv.pads`; the padding never is the largest.
+      padding: see `conv.resolve_padding`; padding is never the largest.
 
     Returns:
       [B, H', W', C].
     """
     stride = stride or window
-    return _max_pool(x, window, stride, pads(x.shape[1:3], (window, window), stride, padding))
+    around = resolve_padding(x.shape[1:3], (window, window), stride, padding)
+    if not are_kernels_enabled():
+        return _reduce_window(x, -jnp.inf, lax.max, window, stride, around)
+    return _max_pool(x, window, stride, around)
 
 
 def avg_pool(x: Array, window: int, stride: int | None = None, padding: Padding = "VALID") -> Array:
-    """Mean of each window; padding counts as zeros, as in PyTorch.
+    """Returns the mean of each window; padding counts as zeros, as in PyTorch.
 
     Args:
       x: [B, H, W, C].
       window: its height and width.
       stride: its step; None: `window`.
-      padding: see `conv.pads`.
+      padding: see `conv.resolve_padding`.
 
     Returns:
       [B, H', W', C].
     """
     stride = stride or window
-    around = pads(x.shape[1:3], (window, window), stride, padding)
-    return sum(windows(x, (window, window), stride, around), jnp.zeros((), x.dtype)) / window**2
+    around = resolve_padding(x.shape[1:3], (window, window), stride, padding)
+    if not are_kernels_enabled():
+        return _reduce_window(x, 0.0, lax.add, window, stride, around) / window**2
+    return sum(extract_windows(x, (window, window), stride, around), jnp.zeros((), x.dtype)) / window**2
+
+
+def _reduce_window(x: Array, initial: float, reduce: Callable, window: int, stride: int, around: Around) -> Array:
+    size, strides, padding = (1, window, window, 1), (1, stride, stride, 1), ((0, 0), *around, (0, 0))
+    return lax.reduce_window(x, np.asarray(initial, x.dtype), reduce, size, strides, padding)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
@@ -53,7 +68,7 @@ def _max_pool(x: Array, window: int, stride: int, around: Around) -> Array:
 
 
 def _largest(x: Array, window: int, stride: int, around: Around) -> Array:
-    return functools.reduce(jnp.maximum, windows(x, (window, window), stride, around, -jnp.inf))
+    return functools.reduce(jnp.maximum, extract_windows(x, (window, window), stride, around, -jnp.inf))
 
 
 def _max_pool_forward(x: Array, window: int, stride: int, around: Around) -> tuple[Array, tuple[Array, Array]]:
@@ -63,9 +78,9 @@ def _max_pool_forward(x: Array, window: int, stride: int, around: Around) -> tup
 
 def _max_pool_backward(window: int, stride: int, around: Around, saved: tuple[Array, Array], dy: Array) -> tuple[Array]:
     x, y = saved
-    largest = [(part == y).astype(dy.dtype) for part in windows(x, (window, window), stride, around, -jnp.inf)]
+    largest = [(part == y).astype(dy.dtype) for part in extract_windows(x, (window, window), stride, around, -jnp.inf)]
     share = dy / functools.reduce(jnp.add, largest)
-    return (spread([share * part for part in largest], x.shape, (window, window), stride, around),)
+    return (scatter_windows([share * part for part in largest], x.shape, (window, window), stride, around),)
 
 
 _max_pool.defvjp(_max_pool_forward, _max_pool_backward)

@@ -1,8 +1,9 @@
 """3x3 convolutions with fewer products, by Winograd's minimal filtering (Lavin and Gray, 2016, arXiv 1509.09308, section 4).
 
-F(2x2, 3x3): an image is cut into tiles of 4x4 that overlap by two, each tile gives 2x2 entries of the result by 16 products
-for each pair of channels instead of 36. Images go through in blocks that a core's caches hold. Entries are those of a plain
-convolution to rounding: 1e-6 of the largest one in float32, where a plain convolution has 5e-7.
+F(2x2, 3x3): an image is cut into tiles of 4x4 that overlap by two. Each tile gives 2x2 results by
+16 products for each pair of channels instead of 36. Images are processed in blocks that fit a
+core's caches. Results differ from a plain convolution by rounding: 1e-6 of the largest one in
+float32, where a plain convolution has 5e-7.
 """
 
 import jax
@@ -15,7 +16,7 @@ Grid = list[list[Array]]
 Matrix = tuple[tuple[float, ...], ...]
 
 TILE, STEP, KERNEL = 4, 2, 3
-BLOCK = 96 * 1024  # numbers of one entry of all tiles in a block of images
+BLOCK = 96 * 1024  # elements of one tile entry over a block of images
 # Equation 10: Y = A' [(G g G') * (B' d B)] A for a tile d and a kernel g.
 _B = ((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1))  # B'
 _G = ((1, 0, 0), (1, 1, 1), (1, -1, 1), (0, 0, 1))  # its rows times `_HALVES`: G
@@ -24,12 +25,12 @@ _A = ((1, 1, 1, 0), (0, 1, -1, -1))  # A'
 
 
 def forward(x: Array, kernel: Array, around: Around) -> Array:
-    """Convolution (cross-correlation) with stride 1.
+    """Convolves (cross-correlation) with stride 1.
 
     Args:
       x: [B, H, W, C].
       kernel: [3, 3, C, O].
-      around: rows and columns of zeros around an image; a number below 0 cuts instead.
+      around: rows and columns of zeros around an image; a negative number crops.
 
     Returns:
       [B, H', W', O].
@@ -38,7 +39,7 @@ def forward(x: Array, kernel: Array, around: Around) -> Array:
 
 
 def image_gradient(dy: Array, kernel: Array, around: Around) -> Array:
-    """The gradient of `forward` for x: [B, H', W', O], [3, 3, C, O] -> [B, H, W, C]. `around` is that of `forward`."""
+    """Returns the gradient of `forward` for x: [B, H', W', O], [3, 3, C, O] -> [B, H, W, C]."""
     (top, bottom), (left, right) = around
     back = (KERNEL - 1 - top, KERNEL - 1 - bottom), (KERNEL - 1 - left, KERNEL - 1 - right)
     factors = _halved(_both_ways(_G, [list(row) for row in kernel[::-1, ::-1]]))
@@ -46,7 +47,7 @@ def image_gradient(dy: Array, kernel: Array, around: Around) -> Array:
 
 
 def _filtered(x: Array, factors: Grid, around: Around) -> Array:
-    """Of images and a kernel's factors G g G', [C, O] each: the convolution."""
+    """Convolves images with a kernel's factors G g G', [C, O] each."""
     high, wide = (size + sum(ends) - KERNEL + 1 for size, ends in zip(x.shape[1:3], around, strict=True))
     channels = factors[0][0].shape
 
@@ -64,7 +65,7 @@ def _filtered(x: Array, factors: Grid, around: Around) -> Array:
 
 
 def kernel_gradient(x: Array, dy: Array, around: Around) -> Array:
-    """The gradient of `forward` for its kernel: [B, H, W, C], [B, H', W', O] -> [3, 3, C, O]."""
+    """Returns the gradient of `forward` for its kernel: [B, H, W, C], [B, H', W', O] -> [3, 3, C, O]."""
     high, wide = dy.shape[1:3]
     ends = tuple((0, -size % STEP) for size in (high, wide))
 
@@ -83,20 +84,20 @@ def kernel_gradient(x: Array, dy: Array, around: Around) -> Array:
 
 
 def _images(count: int, high: int, wide: int, channels: int) -> int:
-    """Of a block: the largest divisor of their number whose tiles fit, unless less than half of the room would be used."""
+    """Returns the images of a block: the largest divisor of their number that fits, if it uses half of the cache."""
     most = min(count, max(1, BLOCK // (-(-high // STEP) * -(-wide // STEP) * channels)))
     divisor = max(images for images in range(1, most + 1) if count % images == 0)
     return divisor if 2 * divisor >= most else -(-count // -(-count // most))
 
 
 def _blocks(x: Array, images: int) -> Array:
-    """[B, H, W, C] as [blocks, images, H, W, C], the last one filled up with images of zeros."""
+    """Reshapes [B, H, W, C] to [blocks, images, H, W, C], padded with images of zeros."""
     x = jnp.pad(x, ((0, -len(x) % images), (0, 0), (0, 0), (0, 0)))
     return x.reshape(-1, images, *x.shape[1:])
 
 
 def _tiles(x: Array, around: Around, high: int, wide: int) -> Grid:
-    """B' d B of all tiles: 4 x 4 arrays [B * tiles, C]."""
+    """Returns B' d B of all tiles: 4 x 4 arrays [B * tiles, C]."""
     down, across = -(-high // STEP), -(-wide // STEP)
     sizes = zip((down, across), around, x.shape[1:3], strict=True)
     ends = [(low, (tiles - 1) * STEP + TILE - low - size, 0) for tiles, (low, _), size in sizes]
@@ -106,17 +107,17 @@ def _tiles(x: Array, around: Around, high: int, wide: int) -> Grid:
 
 
 def _halved(entries: Grid) -> Grid:
-    """Entry (k, l) times `_HALVES` k and l."""
+    """Multiplies entry (k, l) by `_HALVES` k and l."""
     return [[high * wide * x for wide, x in zip(_HALVES, row, strict=True)] for high, row in zip(_HALVES, entries, strict=True)]
 
 
 def _both_ways(matrix: Matrix, entries: Grid) -> Grid:
-    """matrix @ entries @ matrix'."""
+    """Returns matrix @ entries @ matrix'."""
     return _transposed(_combine(matrix, _transposed(_combine(matrix, entries))))
 
 
 def _combine(matrix: Matrix, rows: Grid) -> Grid:
-    """matrix @ rows, for a matrix of 0, 1 and -1."""
+    """Returns matrix @ rows, for a matrix of 0, 1 and -1."""
     return [[_sum(line, [row[j] for row in rows]) for j in range(len(rows[0]))] for line in matrix]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_core.algorithm import Array, ClientData, Net, PyTree
 from fedjax_core.engine.simulator import Group, Simulation
 from fedjax_core.training import metrics
-from fedjax_core.training.trained import watched
+from fedjax_core.training.param_partition import count_trainable
 
 
 def communication(simulation: Simulation) -> list[dict[str, Any]]:
@@ -90,9 +90,9 @@ def _count_trained(simulation: Simulation, g: int) -> int:
         return algorithm.client_update(sent, client, ClientData(train, index, number, simulation.episodes), key)
 
     index, number = jax.ShapeDtypeStruct((max(map(len, data.train_index)),), np.int32), jax.ShapeDtypeStruct((), np.int32)
-    with watched() as watch:
+    with count_trainable() as counter:
         jax.eval_shape(update, group.task.held, data.train, index, number, shape.sent, shape.client, jax.random.key(0))
-    return watch.numbers
+    return counter.count
 
 
 def _count(tree: PyTree) -> int:

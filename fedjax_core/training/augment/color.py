@@ -1,4 +1,4 @@
-"""Augmentations that change colours. See `pipeline.py`."""
+"""Augmentations of color; see `pipeline.py`."""
 
 import jax
 import jax.numpy as jnp
@@ -14,24 +14,24 @@ GREY = (0.2989, 0.587, 0.114)  # of red, green, blue
 def colour_jitter(
     brightness: NonNegative = 0.4, contrast: NonNegative = 0.4, saturation: NonNegative = 0.4, hue: NonNegative = 0.4
 ) -> Augment:
-    """Changes brightness, contrast, saturation and hue by random amounts, in an order that is drawn too.
+    """Changes brightness, contrast, saturation and hue by random amounts, in random order.
 
-    The first three are factors, uniform in [max(0, 1 - a), 1 + a]; the hue turns by a part of the colour circle, uniform in
-    [-hue, hue]. What has the amount 0 is left out. A grey image (one channel) has neither saturation nor hue.
+    The first three are factors, uniform in [max(0, 1 - a), 1 + a]; the hue is rotated by a fraction
+    of the color circle, uniform in [-hue, hue]. Changes of amount 0 are left out, and so are
+    saturation and hue for images of one channel.
 
-    As torchvision's ColorJitter, with MoCo v1's amounts by default (He, Fan, Wu, Xie, Girshick. Momentum Contrast for Unsupervised
-    Visual Representation Learning. CVPR 2020).
+    As torchvision's ColorJitter, with MoCo v1's amounts by default (He, Fan, Wu, Xie, Girshick.
+    Momentum Contrast for Unsupervised Visual Representation Learning. CVPR 2020).
 
     Args:
-      brightness: a >= 0: the pixels times the factor.
-      contrast: a >= 0: the distance to the image's mean grey times the factor.
-      saturation: a >= 0: the distance to the pixel's own grey times the factor.
-      hue: in [0, 0.5], in turns of the colour circle.
-
-    Draws: `split(key)` gives the key of the order (argsort of uniforms) and that of the amounts (uniforms, as above).
+      brightness: a >= 0; pixels are multiplied by the factor.
+      contrast: a >= 0; distances to the image's mean grey are multiplied by it.
+      saturation: a >= 0; distances to the pixel's grey are multiplied by it.
+      hue: in [0, 0.5], as a fraction of the color circle.
 
     Raises:
-      ValueError: an amount below 0, or a hue above 0.5. When traced: the image has neither 1 nor 3 channels.
+      ValueError: an amount below 0, or a hue above 0.5. When traced: the image has neither 1 nor 3
+        channels.
     """
     amounts = {"brightness": brightness, "contrast": contrast, "saturation": saturation, "hue": hue}
     for name, amount in amounts.items():
@@ -59,22 +59,22 @@ def colour_jitter(
 
 
 def adjust_brightness(planes: Planes, factor: Array) -> Planes:
-    """All times the factor, cut to [0, 1]."""
+    """Multiplies pixels by the factor, clipped to [0, 1]."""
     return _away(planes, jnp.zeros_like(factor), factor)
 
 
 def adjust_contrast(planes: Planes, factor: Array) -> Planes:
-    """Moves all away from the mean of the image's grey by the factor, cut to [0, 1]."""
+    """Scales distances to the image's mean grey by the factor, clipped to [0, 1]."""
     return _away(planes, jnp.mean(_grey(planes)), factor)
 
 
 def adjust_saturation(planes: Planes, factor: Array) -> Planes:
-    """Moves each pixel away from its own grey by the factor, cut to [0, 1]."""
+    """Scales distances to each pixel's grey by the factor, clipped to [0, 1]."""
     return _away(planes, _grey(planes), factor)
 
 
 def adjust_hue(planes: Planes, turn: Array) -> Planes:
-    """Turns the hue by a part of the colour circle (1 is all the way round); value and saturation stay."""
+    """Rotates the hue by a fraction of the color circle; value and saturation stay."""
     r, g, b = planes
     value = jnp.maximum(jnp.maximum(r, g), b)
     chroma = value - jnp.minimum(jnp.minimum(r, g), b)
@@ -98,7 +98,7 @@ def _grey(planes: Planes) -> Array:
 
 
 def _planes(x: Array) -> Planes:
-    """Channels one by one: several times faster on a CPU than sums over an axis of three."""
+    """Splits an image into channels, which is several times faster on a CPU than an axis of three."""
     return tuple(x[..., c].astype(jnp.float32) for c in range(x.shape[2]))
 
 
@@ -106,13 +106,14 @@ ADJUST = {"brightness": adjust_brightness, "contrast": adjust_contrast, "saturat
 
 
 def greyscale(probability: Fraction = 0.2) -> Augment:
-    """Takes the colours away (0.2989 red + 0.587 green + 0.114 blue in all three channels), with the given probability.
+    """Makes an image grey (0.2989 red + 0.587 green + 0.114 blue in all channels) with a given probability.
 
     Args:
       probability: of becoming grey, in [0, 1].
 
     Raises:
-      ValueError: the probability is not in [0, 1]. When traced: the image has neither 1 nor 3 channels.
+      ValueError: the probability is not in [0, 1]. When traced: the image has neither 1 nor 3
+        channels.
     """
     if not 0 <= probability <= 1:
         raise ValueError(f"augmentation greyscale: probability={probability} is not in [0, 1]")
@@ -126,9 +127,10 @@ def greyscale(probability: Fraction = 0.2) -> Augment:
 
 
 def normalise(mean: float | tuple[float, ...], std: Positive | tuple[Positive, ...]) -> Augment:
-    """(x - mean) / std, each one number or one per channel. Draws nothing.
+    """Normalizes to (x - mean) / std, each one number or one per channel.
 
-    For pipelines of your own: the networks here normalise what they are given, in evaluation too, so a config cannot ask for it.
+    For your own pipelines only: the networks here normalize their inputs themselves, also in
+      evaluation.
 
     Args:
       mean: in units of the pixels, which are in [0, 1].

@@ -1,4 +1,4 @@
-"""Augmentations that move pixels: windows and mirrors. See `pipeline.py`."""
+"""Geometric augmentations: crops and flips; see `pipeline.py`."""
 
 from collections.abc import Callable
 
@@ -13,12 +13,14 @@ Range = tuple[Positive, Positive]  # lowest and highest
 
 
 def crop(padding: AtLeastZero = 4) -> Augment:
-    """Pads with zeros (black) on all sides and cuts out a window of the original size, all positions alike.
+    """Pads with zeros and crops a window of the original size, uniformly.
 
-    As torchvision's RandomCrop, and on CIFAR since Lee, Xie, Gallagher, Zhang, Tu. Deeply-Supervised Nets. AISTATS 2015.
+    As torchvision's RandomCrop, and on CIFAR since Lee, Xie, Gallagher, Zhang, Tu.
+    Deeply-Supervised Nets. AISTATS 2015.
 
     Args:
-      padding: pixels on each side; less than the image's smaller side, or some windows would hold nothing of it.
+      padding: pixels on each side; less than the image's smaller side, or some windows would be
+        empty.
 
     Raises:
       ValueError: padding < 0. When traced: the image is not larger than the padding.
@@ -40,10 +42,10 @@ def crop(padding: AtLeastZero = 4) -> Augment:
 
 
 def flip(probability: Fraction = 0.5) -> Augment:
-    """Mirrors left and right, with the given probability.
+    """Flips left and right with a given probability.
 
     Args:
-      probability: of being mirrored, in [0, 1].
+      probability: of a flip, in [0, 1].
 
     Raises:
       ValueError: the probability is not in [0, 1].
@@ -54,14 +56,15 @@ def flip(probability: Fraction = 0.5) -> Augment:
 
 
 def resized_crop(scale: Range = (0.08, 1.0), ratio: Range = (3 / 4, 4 / 3)) -> Augment:
-    """Cuts out a window of random area and shape, and resizes it bilinearly to the size of the image.
+    """Crops a window of random area and ratio, and resizes it bilinearly to the size of the image.
 
-    Ten windows are drawn and the first that fits is taken; if none does, the largest one in the middle whose ratio is allowed. As
-    torchvision's RandomResizedCrop (Szegedy et al. Going Deeper with Convolutions. CVPR 2015).
+    Ten windows are drawn, and the first that fits is used; if none does, the largest central one
+    with an allowed ratio. As torchvision's RandomResizedCrop (Szegedy et al. Going Deeper with
+    Convolutions. CVPR 2015).
 
     Args:
-      scale: of the window's area, as a part of the image's; uniform.
-      ratio: of the window's width to its height; log-uniform.
+      scale: range of the window's area as a fraction of the image's; uniform.
+      ratio: range of the window's width over its height; log-uniform.
 
     Raises:
       ValueError: not 0 < lowest <= highest, or a scale above 1.
@@ -78,7 +81,7 @@ def resized_crop(scale: Range = (0.08, 1.0), ratio: Range = (3 / 4, 4 / 3)) -> A
 
 
 def window(key: Array, height: int, width: int, scale: Range, ratio: Range) -> tuple[Array, Array, Array, Array]:
-    """What `resized_crop` cuts out of an image [height, width]: (top, left, height, width), whole numbers as float32."""
+    """Draws the window of `resized_crop`: (top, left, height, width), ints as float32."""
     sizes, places = jax.random.split(key)
     u = jax.random.uniform(sizes, (10, 2))
     area = height * width * (scale[0] + (scale[1] - scale[0]) * u[:, 0])
@@ -86,31 +89,31 @@ def window(key: Array, height: int, width: int, scale: Range, ratio: Range) -> t
     shape = jnp.exp(low + (high - low) * u[:, 1])
     h, w = jnp.round(jnp.sqrt(area / shape)), jnp.round(jnp.sqrt(area * shape))
     fits = (h > 0) & (h <= height) & (w > 0) & (w <= width)
-    first, found = jnp.argmax(fits), jnp.any(fits)
+    first, any_fits = jnp.argmax(fits), jnp.any(fits)
     tall, wide = float(height), float(width)  # the fallback's
     if width / height < ratio[0]:
         tall = float(round(width / ratio[0]))
     elif width / height > ratio[1]:
         wide = float(round(height * ratio[1]))
-    h, w = jnp.where(found, h[first], tall), jnp.where(found, w[first], wide)
+    h, w = jnp.where(any_fits, h[first], tall), jnp.where(any_fits, w[first], wide)
     v = jax.random.uniform(places, (2,))
-    top = jnp.where(found, jnp.floor(v[0] * (height - h + 1)), (height - tall) // 2)
-    left = jnp.where(found, jnp.floor(v[1] * (width - w + 1)), (width - wide) // 2)
+    top = jnp.where(any_fits, jnp.floor(v[0] * (height - h + 1)), (height - tall) // 2)
+    left = jnp.where(any_fits, jnp.floor(v[1] * (width - w + 1)), (width - wide) // 2)
     return top, left, h, w
 
 
 def resize(x: Array, top: Array, left: Array, height: Array, width: Array) -> Array:
-    """A window of the image [H, W, C], stretched to [H, W, C] bilinearly, as two products with small matrices.
+    """Resizes a window of the image [H, W, C] to [H, W, C] bilinearly, as two products with small matrices.
 
-    Pixels are areas (their centres lie at halves), and what lies outside of the window is never read. A window is no larger than
-    the image, so there is nothing to smooth.
+    Pixel centers are at halves, and pixels outside of the window are never read. A window is no
+    larger than the image, so no antialiasing is needed.
     """
     rows, columns = _stretch(x.shape[0], top, height), _stretch(x.shape[1], left, width)
     return jnp.einsum("ik,jl,klc->ijc", rows, columns, x, precision="highest").astype(x.dtype)
 
 
 def _stretch(n: int, start: Array, length: Array) -> Array:
-    """[n, n] weights: pixel i of the result, as a mean of neighbouring pixels k in [start, start + length)."""
+    """Returns [n, n] weights of pixels k in [start, start + length) for pixel i of the result."""
     at = (jnp.arange(n, dtype=jnp.float32) + 0.5) * (length / n) - 0.5
     at = start + jnp.clip(at, 0, length - 1)
     return jnp.maximum(0, 1 - jnp.abs(at[:, None] - jnp.arange(n, dtype=jnp.float32)[None]))

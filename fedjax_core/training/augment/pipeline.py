@@ -1,22 +1,23 @@
-"""Augmentation on the device: small changes of one image, drawn inside the jitted step, one key per example.
+"""Augmentation on the device: random changes of images inside the jitted step, with a key per example.
 
-An `Augment` is a pure function (key, image [H, W, C] with values in [0, 1]) -> image of the same shape and dtype. Configs compose
-them by name, applied from left to right:
+An `Augment` is a pure function (key, image [H, W, C] in [0, 1]) -> image of the same shape and
+dtype. Configs compose them by name, applied from left to right:
 
     config.augment = "crop(padding=4) | flip"                                                                    CIFAR's usual
     config.augment = "resized_crop(scale=(0.2, 1.0)) | greyscale | colour_jitter | flip"                          MoCo v1's
 
-An augmentation from outside is a function in a module or file of its own, which a config names by its place,
-`package.module:name(option=...)` or `path/to/file.py:name(option=...)`, or an entry point of the group
-`fedjax_core.augmentations`. It takes options, whose annotations say which values they may have, and returns an `Augment` in JAX:
-it is traced, and mapped over a batch.
+Your own augmentation is a function that a config names by its path,
+`package.module:name(option=...)` or `path/to/file.py:name(option=...)`, or an entry point of the
+group `fedjax_core.augmentations`. It takes options, whose annotations declare the allowed values,
+and returns an `Augment` in JAX, which is traced and mapped over a batch.
 
-They enter training through the network: `augmented(model, by)` is the same model, whose inputs are augmented whenever it is
-called in training mode, before it normalises them. So every method has them, whatever its loss; evaluation, and features that are
-computed in evaluation mode, never see them. Every example has a key of its own, from the step's key and its row: its draw does not
-depend on how many rows stand beside it. A loss that applies the network twice with one key sees one view, with two keys two.
+Augmentation is part of the network: `augmented(model, by)` augments the inputs of a model in
+training mode, before normalization. So it works with every method and loss; evaluation, and
+features computed in evaluation mode, never see it. The key of an example depends on the step's key
+and its index in the batch, not on the batch's size. A loss that applies the network twice with one
+key sees one view, with two keys two views.
 
-The definitions are torchvision's for float tensors, with the result always of the image's own size.
+Definitions are torchvision's for float tensors; the result always has the image's size.
 """
 
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from fedjax_core.task import Model
 from fedjax_core.training.augment.color import colour_jitter, greyscale, normalise
 from fedjax_core.training.augment.geometric import Augment, crop, flip, resized_crop
 
-_STREAM = 0x617567  # keeps these draws apart from the network's own (dropout), which come from the same key
+_STREAM = 0x617567  # separates these draws from the network's own (dropout), which use the same key
 
 
 OPS: dict[str, Callable[..., Augment]] = {
@@ -44,7 +45,7 @@ OPS: dict[str, Callable[..., Augment]] = {
 
 
 def compose(*ops: Augment) -> Augment:
-    """One after another, each with its own part of the key."""
+    """Composes augmentations, each with a key of its own."""
 
     def composed(key: Array, x: Array) -> Array:
         for op, own in zip(ops, jax.random.split(key, max(1, len(ops))), strict=len(ops) > 0):
@@ -55,13 +56,14 @@ def compose(*ops: Augment) -> Augment:
 
 
 def parse(text: str) -> Augment:
-    """A composition by name.
+    """Parses a composition of augmentations.
 
     Args:
-      text: "name(option=literal, ...) | name | ...", names and options those of the functions in `OPS`.
+      text: "name(option=literal, ...) | name | ...", names and options those of the functions in
+        `OPS`.
 
     Raises:
-      ValueError, TypeError: an unknown name, option or value; the message names it.
+      ValueError, TypeError: a name, option or value is unknown.
 
     Example:
       >>> view = parse("crop(padding=2) | flip(probability=1.0)")
@@ -71,14 +73,18 @@ def parse(text: str) -> Augment:
     return compose(*(registry.find("augmentation", part, OPS, field="augment")() for part in text.split("|")))
 
 
-def batched(augment: Augment) -> Augment:
-    """The same for a batch: (key, images [B, H, W, C]) -> [B, H, W, C], each row with `fold_in(key, row)`.
+def augment_batch(augment: Augment) -> Augment:
+    """Maps an augmentation over a batch: (key, images [B, H, W, C]) -> [B, H, W, C].
 
-    Images of uint8 are divided by 255 and become float32; floats must be in [0, 1] already. Other arrays than images, in the batch
-    or alone, are a ValueError (when traced).
+    The i-th image has the key `fold_in(key, i)`. uint8 images are divided by 255 and become
+    float32; floats must be in [0, 1].
+
+    Raises:
+      ValueError: (when traced) the inputs are no images, or the augmentation changes shape or
+        dtype.
     """
 
-    def of_batch(key: Array, images: Array) -> Array:
+    def augment_batch(key: Array, images: Array) -> Array:
         if images.ndim != 4:
             raise ValueError(f"augmentation is for images [H, W, C], these examples are {list(images.shape[1:])}; set augment=None")
         if images.dtype == jnp.uint8:
@@ -86,38 +92,36 @@ def batched(augment: Augment) -> Augment:
         keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(len(images)))
         views = jax.vmap(augment)(keys, images)
         if views.shape != images.shape or views.dtype != images.dtype:
-            found = f"{views.dtype}{list(views.shape[1:])}"
-            raise ValueError(
-                f"augmentation made {found} of an image {images.dtype}{list(images.shape[1:])}: must keep shape and type"
-            )
+            image, view = (f"{x.dtype}{list(x.shape[1:])}" for x in (images, views))
+            raise ValueError(f"augmentation made {view} of an image {image}: it must keep shape and dtype")
         return views
 
-    return of_batch
+    return augment_batch
 
 
 def of_training(text: str) -> Augment:
-    """`parse`, of what a network that normalises its inputs itself sees in training.
+    """Parses `config.augment`, for a network that normalizes its inputs itself.
 
     Raises:
       ValueError, TypeError: as `parse`; or "normalise" is among the names.
     """
     if "normalise" in (registry.parse(part)[0] for part in text.split("|")):
-        raise ValueError(f"augment={text!r}: the network normalises its inputs, in training and in evaluation; leave it out")
+        raise ValueError(f"augment={text!r}: the network normalizes its inputs itself; leave normalise out")
     return parse(text)
 
 
 def augmented(model: Model, by: str | Augment) -> Model:
-    """The model whose inputs are augmented in training: `apply` and `features` with train=True. Parameters are the same.
+    """Returns the model with augmentation: of `apply` and `features` with train=True.
 
     Args:
-      model: normalises its inputs itself.
-      by: of one image, or a text, see `of_training`.
+      model: normalizes its inputs itself.
+      by: augmentation of one image, or a string, see `of_training`.
 
     Raises:
-      ValueError, TypeError: as `of_training`. When traced: training without a key, or on other inputs
-        than images.
+      ValueError, TypeError: as `of_training`; (when traced) training without a key, or on inputs
+        that are no images.
     """
-    augment = batched(of_training(by) if isinstance(by, str) else by)
+    augment = augment_batch(of_training(by) if isinstance(by, str) else by)
 
     def view(x: Array, key: Array | None, train: bool) -> Array:
         if not train:
@@ -132,4 +136,4 @@ def augmented(model: Model, by: str | Augment) -> Model:
     def features(net, x, key=None, train=False, mask=None):
         return model.features(net, view(x, key, train), key, train=train, mask=mask)
 
-    return model._replace(apply=apply, features=features, behind=(model, view))
+    return model._replace(apply=apply, features=features, unaugmented=(model, view))

@@ -5,7 +5,7 @@ import pytest
 
 from fedjax_core.data import federated_data, poisoning, sources
 from fedjax_core.testing import toy_federation
-from fedjax_core.training import backdoor
+from fedjax_core.training import metrics
 
 
 def images(dtype=np.uint8):
@@ -44,8 +44,8 @@ def test_a_backdoor_marks_a_share_of_the_rows_and_gives_them_its_class(dtype, va
 
 
 def test_success_counts_what_is_of_another_class_and_gets_the_triggers():
-    outputs = {backdoor.OUTPUT: np.eye(3)[[2, 2, 0, 2, 2]]}
-    score = backdoor.score(poisoning.backdoor(target=2).trigger)
+    outputs = {metrics.TRIGGERED: np.eye(3)[[2, 2, 0, 2, 2]]}
+    score = metrics.backdoor_score(poisoning.backdoor(target=2).trigger)
     fell, of = score(outputs, None, np.array([0, 2, 1, 1, 0]), np.array([1, 1, 1, 1, 0], bool))
     assert (fell, of) == (2, 3)
 

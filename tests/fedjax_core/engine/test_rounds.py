@@ -104,7 +104,7 @@ class RoundTest(chex.TestCase):
     def test_round_index_and_keys_reach_the_method(self):
         def build(task):
             def server_update(server, collected, cohort, key):
-                return {"round": server["round"] * 10 + task.round, "key": jax.random.key_data(key)}, {}
+                return {"round": server["round"] * 10 + task.round_num, "key": jax.random.key_data(key)}, {}
 
             return Algorithm(
                 server_init=lambda key: {"round": jnp.zeros((), jnp.int32), "key": jax.random.key_data(key)},

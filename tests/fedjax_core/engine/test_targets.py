@@ -17,7 +17,7 @@ from fedjax_core.engine import client_loop, evaluation, planned
 from fedjax_core.engine.simulator import Evaluation, Simulation, one_group
 from fedjax_core.nn import build
 from fedjax_core.task import of_model
-from fedjax_core.training import local_training, scored
+from fedjax_core.training import local_training, metrics
 from methods.fedavg import fedavg
 from tests import toy
 
@@ -87,7 +87,7 @@ def test_clients_are_scored_in_blocks_where_labels_make_much_of_each(monkeypatch
 
     sim.planned = dataclasses.replace(sim.planned, programs=sim.programs._replace(of_clients=[spied]))
     monkeypatch.setattr(evaluation, "PIECE_SECONDS", float("inf"))
-    monkeypatch.setattr(planned, "BLOCK_BYTES", 6 * 3 * 2 * scored.BINS * 4 * toy.CLASSES)  # a predictor, three scopes
+    monkeypatch.setattr(planned, "BLOCK_BYTES", 6 * 3 * 2 * metrics.LOGIT_BINS * 4 * toy.CLASSES)  # a predictor, three scopes
     jax.tree.map(np.testing.assert_array_equal, sim.client_scores(state), whole)
     assert sizes == [6] * -(-sim.population // 6)
 

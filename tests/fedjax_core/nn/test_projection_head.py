@@ -6,24 +6,28 @@ import numpy as np
 import pytest
 
 from fedjax_core.nn import count
-from fedjax_core.nn.projection_head import layer, linear, projected
+from fedjax_core.nn.projection_head import apply_linear, init_linear, with_projection
 from tests import toy
 
 MODEL = toy.model()
 
 
 def test_a_layer():
-    made = layer(jax.random.key(0), 400, 300)
+    made = init_linear(jax.random.key(0), 400, 300)
     assert made["bias"].tolist() == [0.0] * 300
     assert abs(float(jnp.std(made["kernel"])) - 0.05) < 0.001
     x = jnp.ones((2, 400))
-    np.testing.assert_allclose(linear(made | {"bias": jnp.arange(300.0)}, x)[1], made["kernel"].sum(0) + np.arange(300), atol=1e-4)
-    np.testing.assert_allclose(linear(layer(jax.random.key(0), 400, 300, bias=False), x)[0], made["kernel"].sum(0), atol=1e-5)
+    np.testing.assert_allclose(
+        apply_linear(made | {"bias": jnp.arange(300.0)}, x)[1], made["kernel"].sum(0) + np.arange(300), atol=1e-4
+    )
+    np.testing.assert_allclose(
+        apply_linear(init_linear(jax.random.key(0), 400, 300, bias=False), x)[0], made["kernel"].sum(0), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("hidden", [True, False])
 def test_projected(hidden):
-    model = projected(MODEL, 4, 2, hidden)
+    model = with_projection(MODEL, 4, 2, hidden)
     net, x = model.init(jax.random.key(0)), toy.data().test.x[:5]
     outputs, stats = model.apply(net, x, train=True, mask=jnp.array([True] * 4 + [False]))
     body = net._replace(params={"body": net.params["body"]})

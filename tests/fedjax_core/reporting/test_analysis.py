@@ -18,7 +18,7 @@ from fedjax_core.reporting import analysis
 from fedjax_core.reporting.analysis import linear_probe, loss_landscape, parameter_counts
 from fedjax_core.storage.export_model import _compute_logits, trained_network
 from fedjax_core.testing.case import Case
-from fedjax_core.training import local_training, losses, trained
+from fedjax_core.training import local_training, losses, param_partition
 from methods.fedavg import fedavg
 from methods.fedpft import fedpft
 from tests import toy
@@ -405,12 +405,12 @@ class SizesTest(chex.TestCase):
             self.assertEqual(found | {"statistics": 0}, self.sizes(name, statistics=False))
 
     def test_a_training_of_no_steps_trains_nothing(self):
-        with trained.watched() as watch:
+        with param_partition.count_trainable() as counter:
             first, second, third = (jnp.zeros(n) for n in (2, 3, 5))
-            trained.tell({"a": first}, {"a": second}, trains=False)
-            self.assertEqual(watch.numbers, 0)
-            trained.tell({"a": first}, {"a": third})
-            trained.tell({"a": third}, {"a": second})
-            self.assertEqual(watch.numbers, 2)
-        trained.tell({"a": first}, {"a": second})
-        self.assertEqual(watch.numbers, 2)
+            param_partition.record_training({"a": first}, {"a": second}, trains=False)
+            self.assertEqual(counter.count, 0)
+            param_partition.record_training({"a": first}, {"a": third})
+            param_partition.record_training({"a": third}, {"a": second})
+            self.assertEqual(counter.count, 2)
+        param_partition.record_training({"a": first}, {"a": second})
+        self.assertEqual(counter.count, 2)

@@ -72,7 +72,7 @@ def test_zero_is_the_base_bit_for_bit_and_merged_is_unmerged(name):
     other = random_like(trained)
     moved = run(own.wrap(params, other))
     assert np.abs(moved - plain).max() > 1e-2
-    merged = own.merged(params, other)
+    merged = own.merge(params, other)
     chex.assert_trees_all_equal_shapes_and_dtypes(merged, params)
     np.testing.assert_allclose(run(merged), moved, atol=2e-5, rtol=1e-4)
     dropped = [run(own.wrap(params, other, jax.random.key(k))) for k in (0, 0, 1)]
@@ -109,7 +109,7 @@ def test_a_bottleneck_bends_and_cannot_be_merged():
     want = x @ np.asarray(kernel.base) + 0.5 * np.maximum(x @ a, 0) @ b
     np.testing.assert_allclose(jnp.asarray(x) @ kernel, want, atol=1e-5)
     with pytest.raises(ValueError, match="a bottleneck is not linear"):
-        own.merged(params, trained)
+        own.merge(params, trained)
 
 
 def test_it_begins_as_published_and_dropout_keeps_the_mean():

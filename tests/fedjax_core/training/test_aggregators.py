@@ -114,12 +114,12 @@ class MeanTest(chex.TestCase):
 
     @parameterized.parameters(("samples", [7.0, 0.0]), ("uniform", [1.0, 0.0]))
     def test_weights_by_name(self, name, expected):
-        weigh = aggregators.weights(name)
+        weigh = aggregators.make_weight_fn(name)
         self.assertEqual([float(weigh(Cohort(jnp.int32(0), jnp.int32(n)))) for n in (7, 0)], expected)
 
     def test_unknown_weights(self):
         with self.assertRaisesRegex(ValueError, "weights='size' is not one of 'samples', 'uniform'"):
-            aggregators.weights("size")
+            aggregators.make_weight_fn("size")
 
 
 class MixTest(chex.TestCase):
@@ -130,13 +130,13 @@ class MixTest(chex.TestCase):
         w = np.where(n > 0, rng.normal(size=(3, C)), 0).astype(np.float32)
         expected = {k: np.stack([sum(w[r, j] * v[j] for j in range(C)) for r in range(3)]) for k, v in values.items()}
         poisoned = {k: np.where((n > 0).reshape((C,) + (1,) * (v.ndim - 1)), v, np.nan) for k, v in values.items()}
-        close(aggregators.mix(poisoned, w), expected)
+        close(aggregators.mix_clients(poisoned, w), expected)
 
     def test_rows_of_those_who_came_are_written(self):
         store = {"a": jnp.zeros((5, 2))}
         cohort = Cohort(jnp.asarray([3, 0, 5, 1]), jnp.asarray([2, 0, 0, 4]))  # one dropped out, one place is empty
         rows = {"a": jnp.asarray([[1.0, 1], [np.nan, 2], [np.nan, 3], [4, 4]])}
-        found = aggregators.write_rows(store, cohort, rows)["a"]
+        found = aggregators.scatter_clients(store, cohort, rows)["a"]
         np.testing.assert_array_equal(found, [[0, 0], [4, 4], [0, 0], [1, 1], [0, 0]])
 
 
@@ -168,13 +168,13 @@ class ClassMeanTest(chex.TestCase):
 
 class AggregatorTest(chex.TestCase):
     def test_plain_adds_the_mean_delta(self):
-        aggregator = aggregators.aggregate()
+        aggregator = aggregators.make_aggregator()
         value, delta = {"w": jnp.asarray([1.0, 2.0])}, {"w": jnp.asarray([0.5, -1.0])}
         new, _ = aggregator.update(value, delta, None, aggregator.init(value))
         np.testing.assert_allclose(new["w"], [1.5, 1.0])
 
     def test_a_review_remembers(self):
-        aggregator = aggregators.aggregate(review=optax.trace(0.9))
+        aggregator = aggregators.make_aggregator(review=optax.trace(0.9))
         value, delta = jnp.asarray(1.0), jnp.asarray(0.5)
         state = aggregator.init(value)
         expected, velocity = 1.0, 0.0
@@ -188,7 +188,7 @@ class AggregatorTest(chex.TestCase):
         def weigh(cohort, scores):
             return jnp.where(cohort.examples > 0, scores, 0)
 
-        aggregator = aggregators.aggregate(aggregators.stack, weigh)
+        aggregator = aggregators.make_aggregator(aggregators.stack, weigh)
         self.assertEqual(aggregator.collect.join, "stack")
         cohort = Cohort(jnp.arange(3), jnp.asarray([5, 0, 2]))
         delta = jnp.asarray([[1.0], [jnp.nan], [4.0]])
@@ -202,7 +202,7 @@ class AggregatorTest(chex.TestCase):
             return updates * scale + params, state
 
         review = optax.GradientTransformationExtraArgs(lambda params: (), update)
-        aggregator = aggregators.aggregate(review=review)
+        aggregator = aggregators.make_aggregator(review=review)
         new, _ = aggregator.update(jnp.asarray(2.0), jnp.asarray(3.0), None, (), scale=10.0)
         self.assertEqual(float(new), 2.0 + 30.0 + 2.0)
 
@@ -271,7 +271,7 @@ class KnowledgeTest(chex.TestCase):
         examples[0] = 3
         held &= examples[:, None] > 0
         merged, _ = aggregators.merge_neighbours(values, held)
-        weigh = aggregators.by_discrepancy(size, distance, form)
+        weigh = aggregators.discrepancy_weights(size, distance, form)
         e = weigh(Cohort(np.arange(5), examples), values=values, held=held, merged=merged)
         there = np.flatnonzero(examples)
         d = {k: sum(np.linalg.norm(values[k, j] - merged[j]) for j in np.flatnonzero(held[k])) for k in there}
@@ -294,7 +294,7 @@ class KnowledgeTest(chex.TestCase):
         merged, _ = aggregators.merge_neighbours(values, held)
         cohort = Cohort(np.arange(3), np.full(3, 100, np.int32))
         count, fraction = (
-            aggregators.by_discrepancy(s)(cohort, values=values, held=held, merged=merged) for s in ("count", "fraction")
+            aggregators.discrepancy_weights(s)(cohort, values=values, held=held, merged=merged) for s in ("count", "fraction")
         )
         np.testing.assert_allclose(count / count.sum(), np.full(3, 1 / 3), atol=1e-6)
         self.assertLess(fraction[2] / fraction.sum(), 0.1)
@@ -307,7 +307,7 @@ class KnowledgeTest(chex.TestCase):
         values = np.where(held[..., None], np.float32([3, 4]) * np.float32([1, 1, 2])[:, None, None], np.nan)
         cohort = Cohort(np.arange(3), np.full(3, 50, np.int32))
         mean, total = (
-            aggregators.by_discrepancy("fraction", d, form)(cohort, values=values, held=held, merged=merged)
+            aggregators.discrepancy_weights("fraction", d, form)(cohort, values=values, held=held, merged=merged)
             for d in ("mean", "sum")
         )
         self.assertAlmostEqual(float(mean[0] / mean[1]), 1, places=6)
@@ -321,12 +321,12 @@ class KnowledgeTest(chex.TestCase):
         merged = rng.normal(size=(3, 4)).astype(np.float32)
         values = (merged[None] * (1 + 1e-7 * rng.integers(0, 3, (2, 3, 4)))).astype(np.float32)
         cohort, held = Cohort(np.arange(2), np.asarray([30, 10], np.int32)), np.ones((2, 3), bool)
-        e = aggregators.by_discrepancy(distance=distance, form=form)(cohort, values=values, held=held, merged=merged)
+        e = aggregators.discrepancy_weights(distance=distance, form=form)(cohort, values=values, held=held, merged=merged)
         b = np.asarray([0.75, 0.25])
         want = b + 0.1 if form == "relu" else 1 / (1 + np.exp(-2 * b))
         np.testing.assert_allclose(e / e.sum(), want / want.sum(), rtol=1e-5)
         alone = Cohort(np.arange(2), np.asarray([0, 10], np.int32))
-        e = aggregators.by_discrepancy(distance=distance, form=form)(
+        e = aggregators.discrepancy_weights(distance=distance, form=form)(
             alone, values=values, held=held & [[False], [True]], merged=merged
         )
         np.testing.assert_array_equal(e > 0, [False, True])
@@ -337,7 +337,7 @@ class KnowledgeTest(chex.TestCase):
         held = np.ones((3, 1), bool)
         merged, _ = aggregators.merge_neighbours(values, held)
         cohort = Cohort(np.arange(3), np.asarray([1, 2, 0], np.int32))
-        e = aggregators.by_discrepancy()(cohort, values=values, held=held & (cohort.examples > 0)[:, None], merged=merged)
+        e = aggregators.discrepancy_weights()(cohort, values=values, held=held & (cohort.examples > 0)[:, None], merged=merged)
         self.assertTrue(np.isfinite(e).all())
         self.assertGreater(e.sum(), 0)
 
@@ -373,17 +373,17 @@ class KnowledgeTest(chex.TestCase):
         chex.assert_trees_all_equal(updates, delta)
 
     @parameterized.parameters(
-        (lambda: aggregators.by_discrepancy("rows"), "size='rows' is not one of 'fraction', 'count'"),
-        (lambda: aggregators.by_discrepancy(distance="max"), "distance='max' is not one of 'mean', 'sum'"),
-        (lambda: aggregators.by_discrepancy(form="x"), "form='x' is not one of 'sigmoid', 'relu'"),
-        (lambda: aggregators.by_discrepancy("count", form="relu"), "size='count' has no form='relu'"),
+        (lambda: aggregators.discrepancy_weights("rows"), "size='rows' is not one of 'fraction', 'count'"),
+        (lambda: aggregators.discrepancy_weights(distance="max"), "distance='max' is not one of 'mean', 'sum'"),
+        (lambda: aggregators.discrepancy_weights(form="x"), "form='x' is not one of 'sigmoid', 'relu'"),
+        (lambda: aggregators.discrepancy_weights("count", form="relu"), "size='count' needs form='sigmoid'"),
         (lambda: aggregators.period_review(3, over="all"), "over='all' is not one of 'both', 'own'"),
-        (lambda: aggregators.period_review(3, -0.1), r"beta=-0.1 must lie in \[0, 1\]"),
+        (lambda: aggregators.period_review(3, -0.1), r"beta=-0.1 is not in \[0, 1\]"),
         (lambda: aggregators.period_review(3, form="x"), "form='x' is not one of 'interpolate', 'printed'"),
         (lambda: aggregators.period_review(3, ddof=2), "ddof=2 is not 0 or 1"),
         (
             lambda: aggregators.merge_neighbours(jnp.ones((1, 1, 1)), jnp.ones((1, 1), bool), -1),
-            "neighbours=-1 must not be negative",
+            "neighbours=-1 must be at least 0",
         ),
     )
     def test_bad_settings(self, make, message):
@@ -434,7 +434,7 @@ class MeanByFormTest(chex.TestCase):
         total = None
         for i in range(C):  # even clients send "a", odd ones "b"
             name = "ab"[i % 2]
-            reduce = aggregators.mean_by_form(forms, [i % 2])
+            reduce = aggregators.mean_by_shape(forms, [i % 2])
             lifted = reduce.lift((jnp.asarray(values[name][i]),), Cohort(jnp.int32(i), jnp.int32(n[i])))
             total = lifted if total is None else jax.tree.map(jnp.add, total, lifted)
         for parity, (mean, weight) in enumerate(reduce.lower(total)):

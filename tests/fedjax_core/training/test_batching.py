@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Cohort
-from fedjax_core.training.batching import received
+from fedjax_core.training.batching import uplinks_as_examples
 
 
 class ReceivedTest(chex.TestCase):
@@ -18,7 +18,7 @@ class ReceivedTest(chex.TestCase):
         expected = [(means[3, 1], 1), (means[3, 2], 2), (means[0, 0], 0), (means[0, 2], 2)]  # of clients 0 and 3
         for order in ([0, 1, 2, 3], [2, 3, 1, 0]):
             cohort = Cohort(jnp.array(places)[jnp.array(order)], jnp.array(empty)[jnp.array(order)])
-            found = received(cohort, jnp.asarray(means)[jnp.array(order)], counts[jnp.array(order)])
+            found = uplinks_as_examples(cohort, jnp.asarray(means)[jnp.array(order)], counts[jnp.array(order)])
             self.assertEqual(int(found.size), 4)
             rows = found.index[:4]
             chex.assert_trees_all_equal(found.arrays.x[rows], np.stack([x for x, _ in expected]))

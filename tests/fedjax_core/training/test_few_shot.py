@@ -114,21 +114,21 @@ class DrawTest(chex.TestCase):
             x, y, mask, _ = jax.device_get(draw(episodes, np.pad(rows, (0, padding), constant_values=8), np.int32(len(rows)), key))
             self.assertIsInstance(x, Episode)
             chex.assert_shape([x.query, y, mask], (way * query,))
-            chex.assert_shape([x.support, x.held], (way, shot))
+            chex.assert_shape([x.support, x.support_mask], (way, shot))
             expected = naive_draw(numbered().y[rows], key, way, shot, query)
             query_rows, asked, labels = (a.reshape(way, query) for a in (x.query, mask, y))
             for k in range(way):
                 c, support, queries = expected[k] if k < len(expected) else (None, [], [])
-                np.testing.assert_array_equal(x.support[k][x.held[k]], rows[support])
+                np.testing.assert_array_equal(x.support[k][x.support_mask[k]], rows[support])
                 np.testing.assert_array_equal(query_rows[k][asked[k]], rows[queries])
-                self.assertEqual((x.held[k].sum(), asked[k].sum()), (len(support), len(queries)))
+                self.assertEqual((x.support_mask[k].sum(), asked[k].sum()), (len(support), len(queries)))
                 if c is not None:
                     self.assertEqual(x.classes[k], c)
                     self.assertTrue(np.all(labels[k][asked[k]] == c))
 
     def test_nobody_to_draw_from(self):
         x, _, mask, _ = draw(DRAWN, np.zeros(3, np.int32), np.int32(0), jax.random.key(0))
-        self.assertFalse(np.any(mask) or np.any(x.held))
+        self.assertFalse(np.any(mask) or np.any(x.support_mask))
 
     def test_all_classes_come_equally_often(self):
         """Class 0 has one row in ten."""
@@ -158,7 +158,7 @@ class DrawTest(chex.TestCase):
 
     @parameterized.parameters(("way", 1), ("shot", 0), ("query", 2.5), ("tests", 0), ("way", True))
     def test_numbers_out_of_range(self, name, value):
-        with self.assertRaisesRegex(ValueError, f"episodes: {name}={value} must be a whole number, at least"):
+        with self.assertRaisesRegex(ValueError, f"episodes: {name}={value} must be an int of at least"):
             Episodes(**{name: value})
 
 
@@ -297,7 +297,7 @@ def few_shot(method, **options):
         ("episode", ValueError, "unknown task 'episode'; allowed: classification, episodes. Did you mean 'episodes'"),
         ("episodes(ways=3)", TypeError, "task 'episodes' has no option 'ways'; it takes: way, shot, query, tests"),
         ("classification(way=3)", TypeError, "task 'classification' has no option 'way'"),
-        ("episodes(shot=0)", ValueError, "shot=0 must be a whole number, at least 1"),
+        ("episodes(shot=0)", ValueError, "shot=0 must be an int of at least 1"),
     ],
 )
 def test_the_task_of_a_config_is_checked(task, error, message):

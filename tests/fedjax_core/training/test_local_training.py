@@ -110,7 +110,7 @@ class FitTest(chex.TestCase):
         loss = local_training.cross_entropy(MODEL._replace(apply=apply))
         net = Net(jax.random.normal(jax.random.key(0), (5, 3)), {})
         index = jnp.asarray([4, 0, 8, 1, 7, 2, 3, 5, 6])
-        step = jax.jit(local_training.full_step(loss, local_training.sgd(0.5, anneal="cosine")(0), batch=3))
+        step = jax.jit(local_training.full_batch_step(loss, local_training.sgd(0.5, anneal="cosine")(0), batch=3))
         end = step(net, ClientData(Examples(x, jnp.zeros(rows, int)), index, jnp.int32(7)), jax.random.key(1))
 
         def mean(params, chosen):
@@ -128,7 +128,7 @@ class FitTest(chex.TestCase):
         self.assertGreater(float(jnp.abs(sum(others) / 3 - gradient).max()), 0.01)
         self.assertGreater(float(value), 0.1)
         with self.assertRaisesRegex(ValueError, "batch=0 must be at least 1"):
-            local_training.full_step(loss, local_training.sgd(0.5)(0), batch=0)
+            local_training.full_batch_step(loss, local_training.sgd(0.5)(0), batch=0)
 
     def test_padded_rows_are_invisible(self):
         """Whatever they hold, and however many they are."""
@@ -175,15 +175,15 @@ class FitTest(chex.TestCase):
 
     def test_what_is_beside_the_rows_goes_with_them(self):
         rows = [5, 3, 11, 8, 20, 2, 7]
-        beside = {"own": jnp.asarray([10.0 * row for row in rows] + [jnp.nan, jnp.nan])}
+        extra = {"own": jnp.asarray([10.0 * row for row in rows] + [jnp.nan, jnp.nan])}
 
         def loss(net, batch, key):
-            right = jnp.where(batch.mask, batch.beside["own"] == 10 * batch.x, True)
+            right = jnp.where(batch.mask, batch.extra["own"] == 10 * batch.x, True)
             return net.params["w"] * 0.0, local_training.Aux(net.stats, (jnp.sum(right), jnp.sum(batch.mask)))
 
         numbers = Examples(jnp.arange(40.0), jnp.zeros(40, jnp.int32))
         run = jax.jit(local_training.fit(loss, optax.sgd(0.1), epochs=2, batch=4))
-        end = run(Net({"w": jnp.float32(0)}), data(rows, (0, 0), numbers), jax.random.key(0), beside)
+        end = run(Net({"w": jnp.float32(0)}), data(rows, (0, 0), numbers), jax.random.key(0), extra)
         self.assertEqual(tuple(map(int, end.sums)), (2 * 2 * 4, 2 * 7))
 
     @parameterized.parameters("linear", "cosine")
@@ -208,7 +208,7 @@ class TrainableTest(chex.TestCase):
     @parameterized.parameters("head", "body")
     def test_only_the_chosen_leaves_move(self, name):
         rows, key = range(9), jax.random.key(0)
-        end = fitted(rows, key, epochs=2, batch=4, momentum=0.5, trainable=local_training.under(name))
+        end = fitted(rows, key, epochs=2, batch=4, momentum=0.5, trainable=local_training.entries_filter(name))
         hand = by_hand(rows, key, epochs=2, batch=4, lr=0.1, momentum=0.5, chosen=(name,))
         chex.assert_trees_all_close(end.net.params, hand.params, atol=2e-6)
         other = {"head": "body", "body": "head"}[name]
@@ -229,7 +229,7 @@ class TrainableTest(chex.TestCase):
             return LOSS(net._replace(params=net.params | {"body": jax.tree.map(guarded, net.params["body"])}), batch, key)
 
         def run(name):
-            fit = local_training.fit(loss, optax.sgd(0.1), epochs=1, batch=4, trainable=local_training.under(name))
+            fit = local_training.fit(loss, optax.sgd(0.1), epochs=1, batch=4, trainable=local_training.entries_filter(name))
             return jax.eval_shape(fit, MODEL.init(jax.random.key(1)), data(range(5)), jax.random.key(0))
 
         run("head")
@@ -239,7 +239,7 @@ class TrainableTest(chex.TestCase):
     def test_phases_follow_each_other(self):
         rows, first, second = range(10), *jax.random.split(jax.random.key(8))
         head, body = (
-            local_training.fit(LOSS, local_training.sgd(0.1)(0), epochs=n, batch=4, trainable=local_training.under(name))
+            local_training.fit(LOSS, local_training.sgd(0.1)(0), epochs=n, batch=4, trainable=local_training.entries_filter(name))
             for n, name in [(2, "head"), (1, "body")]
         )
         both = jax.jit(lambda net: body(head(net, data(rows), first).net, data(rows), second).net)
@@ -327,7 +327,7 @@ class OptimizersTest(chex.TestCase):
             make(**arguments)
 
     def test_mean_gradient_passes_on_and_remembers(self):
-        chain = local_training.mean_gradient()
+        chain = local_training.track_mean_gradient()
         params = {"a": jnp.zeros(3), "b": None}
         state = chain.init(params)
         chex.assert_trees_all_equal(state.mean, params)
@@ -338,7 +338,7 @@ class OptimizersTest(chex.TestCase):
         self.assertEqual(int(state.steps), 5)
 
     def test_proximal_pulls_to_where_training_began(self):
-        chain = optax.chain(local_training.proximal(2.0), optax.sgd(0.1))
+        chain = optax.chain(local_training.add_proximal_term(2.0), optax.sgd(0.1))
         start = {"a": jnp.asarray([1.0, -1.0]), "b": None}
         state, params = chain.init(start), start
         for g in self.GRADIENTS[:3, :2]:
@@ -348,7 +348,7 @@ class OptimizersTest(chex.TestCase):
             np.testing.assert_allclose(params["a"], expected, atol=1e-6)
 
     def test_proximal_pulls_to_a_given_centre(self):
-        transform, centre = local_training.proximal(3.0, {"a": jnp.asarray([0.5, 2.0])}), np.array([0.5, 2.0])
+        transform, centre = local_training.add_proximal_term(3.0, {"a": jnp.asarray([0.5, 2.0])}), np.array([0.5, 2.0])
         params = {"a": jnp.asarray([1.0, -1.0])}
         updates, _ = transform.update({"a": jnp.zeros(2)}, transform.init(params), params)
         np.testing.assert_allclose(updates["a"], 3.0 * (np.array([1.0, -1.0]) - centre), rtol=1e-6)

@@ -59,10 +59,10 @@ def test_absolute_error_is_a_mean_over_all_entries():
 
 def test_a_distance_is_the_norm_and_its_gradient_a_unit_vector():
     a, b = jnp.asarray(LOGITS), jnp.asarray(TARGETS)
-    np.testing.assert_allclose(losses.distances(a, b, 1e-5), np.linalg.norm(LOGITS - TARGETS, axis=1), rtol=1e-6)
-    slope = jax.grad(lambda a: jnp.sum(losses.distances(a, b, 1e-5)))(a)
+    np.testing.assert_allclose(losses.euclidean_distances(a, b, 1e-5), np.linalg.norm(LOGITS - TARGETS, axis=1), rtol=1e-6)
+    slope = jax.grad(lambda a: jnp.sum(losses.euclidean_distances(a, b, 1e-5)))(a)
     np.testing.assert_allclose(slope, (LOGITS - TARGETS) / np.linalg.norm(LOGITS - TARGETS, axis=1, keepdims=True), rtol=1e-5)
-    nothing = jax.value_and_grad(lambda a: losses.distances(a, jnp.zeros(3), 1e-5))(jnp.zeros(3))
+    nothing = jax.value_and_grad(lambda a: losses.euclidean_distances(a, jnp.zeros(3), 1e-5))(jnp.zeros(3))
     np.testing.assert_array_equal(jnp.append(*nothing), np.zeros(4))
 
 
@@ -85,23 +85,27 @@ def test_what_two_programs_make_of_the_same_is_not_apart(dtype):
 
     g, e = jax.jit(network)(x).astype("float32"), jax.jit(other)(x).astype("float32")
     assert np.abs(e - g).max() > 0
-    tolerance = losses.rounding(kernels)
+    tolerance = losses.rounding_tolerance(kernels)
     assert tolerance == pytest.approx({"float32": 1.0e-5, "bfloat16": 0.03126}[dtype], rel=0.01)
     everywhere = jnp.ones(5, bool)
     for loss in (
-        lambda e: jnp.sum(losses.distances(e, g, tolerance)),
+        lambda e: jnp.sum(losses.euclidean_distances(e, g, tolerance)),
         lambda e: losses.absolute_error(e.astype(dtype), g.astype(dtype), everywhere),
     ):
         value, slope = jax.value_and_grad(loss)(e)
         assert float(value) == 0
         np.testing.assert_array_equal(slope, np.zeros(g.shape))
-    assert (losses.distances(e + 2 * tolerance * g, g, tolerance) > 0).all()
+    assert (losses.euclidean_distances(e + 2 * tolerance * g, g, tolerance) > 0).all()
 
 
 def test_rounding_is_that_of_the_coarsest():
     whole = {"kernel": jnp.ones(2, "bfloat16"), "tokens": jnp.arange(3)}
-    assert losses.rounding(jnp.ones(2), whole) == losses.rounding(whole) > 1000 * losses.rounding(jnp.ones(2))
-    assert losses.rounding(()) == losses.rounding(jnp.ones(2))
+    assert (
+        losses.rounding_tolerance(jnp.ones(2), whole)
+        == losses.rounding_tolerance(whole)
+        > 1000 * losses.rounding_tolerance(jnp.ones(2))
+    )
+    assert losses.rounding_tolerance(()) == losses.rounding_tolerance(jnp.ones(2))
 
 
 def test_the_mean_over_nothing_is_zero_with_zero_gradient():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn import metrics as sklearn_metrics
 
-from fedjax_core.training import scored
+from fedjax_core.training import metrics
 from fedjax_core.training.scores import AUROC, SCORES, BalancedAccuracy, CalibrationError, MacroF1
 
 CLASSES = 5
@@ -148,6 +148,6 @@ def test_without_rows_nothing_is_defined(name):
     both = score.finalize(np.stack([some, none]))
     assert both[0] == score.finalize(some)
     assert np.isnan(both[1])
-    pairs = scored.finished("classes", {name: (np.stack([some, none]), np.array([30.0, 0.0]))}, {name: score})
+    pairs = metrics.finalize_metrics("classes", {name: (np.stack([some, none]), np.array([30.0, 0.0]))}, {name: score})
     np.testing.assert_allclose(pairs[name][0], [30 * both[0], 0])
     np.testing.assert_array_equal(pairs[name][1], [30, 0])

@@ -159,9 +159,9 @@ class Composed(Case):
 
 
 CHECKS = (
-    method_contract.plans_and_places_agree_and_padding_is_invisible,
-    method_contract.an_absent_client_changes_nothing,
-    method_contract.a_checkpoint_goes_on_where_it_was_left,
+    method_contract.check_plans_agree,
+    method_contract.check_absent_client_changes_nothing,
+    method_contract.check_checkpoint_resumes,
 )
 
 

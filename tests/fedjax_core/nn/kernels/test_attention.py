@@ -6,8 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core.nn.gelu import gelu
-from fedjax_core.nn.kernels.attention import attend, heads
+from fedjax_core.nn.kernels.attention import attend, gelu, heads
 
 
 def by_formula(query, key, value, mask):

@@ -36,7 +36,7 @@ CASES = [
 
 
 def lax_conv(x, kernel, stride, padding):
-    around = conv.pads(x.shape[1:3], kernel.shape[:2], stride, padding)
+    around = conv.resolve_padding(x.shape[1:3], kernel.shape[:2], stride, padding)
     return lax.conv_general_dilated(x, kernel, (stride, stride), around, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 

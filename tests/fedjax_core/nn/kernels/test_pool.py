@@ -12,7 +12,7 @@ CASES = [(2, 2, (6, 8), "VALID"), (2, 2, (5, 7), "VALID"), (3, 2, (8, 7), 1), (3
 
 
 def window(x, size, stride, padding, start, operation):
-    around = ((0, 0), *conv.pads(x.shape[1:3], (size, size), stride, padding), (0, 0))
+    around = ((0, 0), *conv.resolve_padding(x.shape[1:3], (size, size), stride, padding), (0, 0))
     return lax.reduce_window(x, start, operation, (1, size, size, 1), (1, stride, stride, 1), around)
 
 

@@ -266,7 +266,7 @@ def test_parts_draw_apart_and_from_left_to_right():
 def test_an_example_draws_from_its_key_alone():
     """The same key gives the same bits; neither the rows beside it nor how many there are change its view."""
     pixels = RNG.integers(0, 256, (6, 7, 5, 3)).astype(np.uint8)
-    run = jax.jit(pipeline.batched(pipeline.parse(EVERYTHING)))
+    run = jax.jit(pipeline.augment_batch(pipeline.parse(EVERYTHING)))
     whole, again, other = (np.asarray(run(jax.random.key(k), pixels)) for k in (0, 0, 1))
     np.testing.assert_array_equal(again, whole)
     assert np.all(np.abs(other - whole).max((1, 2, 3)) > 0)
@@ -279,7 +279,9 @@ def test_an_example_draws_from_its_key_alone():
 
 def test_a_vmap_over_clients_or_a_scan_over_steps_changes_nothing():
     pixels = RNG.integers(0, 256, (2, 4, 7, 5, 3)).astype(np.uint8)
-    run = pipeline.batched(pipeline.parse("greyscale(probability=0.5) | crop(padding=2) | colour_jitter(saturation=0, hue=0)"))
+    run = pipeline.augment_batch(
+        pipeline.parse("greyscale(probability=0.5) | crop(padding=2) | colour_jitter(saturation=0, hue=0)")
+    )
     keys = jax.random.split(jax.random.key(0), 2)
     mapped = jax.jit(jax.vmap(run))(keys, pixels)
     np.testing.assert_allclose(mapped[1, :3], jax.jit(run)(keys[1], pixels[1, :3]), atol=1e-6)
@@ -288,12 +290,12 @@ def test_a_vmap_over_clients_or_a_scan_over_steps_changes_nothing():
 
 def test_bytes_become_parts_of_one_and_floats_keep_their_type():
     pixels = RNG.integers(0, 256, (3, 6, 6, 3)).astype(np.uint8)
-    run = pipeline.batched(pipeline.parse("flip(probability=1.0)"))
+    run = pipeline.augment_batch(pipeline.parse("flip(probability=1.0)"))
     found = run(jax.random.key(0), jnp.asarray(pixels))
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, pixels[:, :, ::-1] / 255, rtol=1e-6)
     x = jnp.asarray(pixels / 255, jnp.bfloat16)
-    found = jax.jit(pipeline.batched(pipeline.parse(EVERYTHING)))(jax.random.key(0), x)
+    found = jax.jit(pipeline.augment_batch(pipeline.parse(EVERYTHING)))(jax.random.key(0), x)
     assert (found.dtype, found.shape) == (jnp.bfloat16, x.shape)
     assert found.min() >= 0
     assert found.max() <= 1
@@ -382,10 +384,10 @@ def test_mistakes_are_named(text, kind, said):
 
 
 def test_mistakes_about_the_data_are_named():
-    with pytest.raises(ValueError, match="the network normalises its inputs"):
+    with pytest.raises(ValueError, match="the network normalizes its inputs"):
         pipeline.augmented(model(), "flip | normalise(mean=0.5, std=0.5)")
     with pytest.raises(ValueError, match=r"for images \[H, W, C\], these examples are \[5\]"):
-        pipeline.batched(pipeline.flip())(jax.random.key(0), jnp.zeros((2, 5)))
+        pipeline.augment_batch(pipeline.flip())(jax.random.key(0), jnp.zeros((2, 5)))
     for name in ("greyscale", "colour_jitter"):
         with pytest.raises(ValueError, match=f"{name} is for images of 1 or 3 channels, these have 2"):
             pipeline.parse(name)(jax.random.key(0), jnp.zeros((4, 4, 2)))
@@ -401,6 +403,6 @@ def test_an_augmentation_of_ones_own(tmp_path):
     np.testing.assert_allclose(found, 0.25 * x[:, ::-1])
     with pytest.raises(ValueError, match=r"mine\.py:darker': factor='x' must be a finite number"):
         pipeline.parse(f"{tmp_path}/mine.py:darker(factor='x')")
-    cut = pipeline.batched(pipeline.parse(f"{tmp_path}/mine.py:cut(rows=2)"))
-    with pytest.raises(ValueError, match=r"augmentation made float32\[5, 5, 3\] of an image float32\[7, 5, 3\]: must keep shape"):
+    cut = pipeline.augment_batch(pipeline.parse(f"{tmp_path}/mine.py:cut(rows=2)"))
+    with pytest.raises(ValueError, match=r"augmentation made float32\[5, 5, 3\] of an image float32\[7, 5, 3\]: it must keep shape"):
         cut(jax.random.key(0), jnp.asarray(x)[None])
