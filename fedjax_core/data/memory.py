@@ -39,4 +39,4 @@ def said(number: float) -> str:
     for unit, size in (("TB", 2**40), ("GB", 2**30)):
         if number >= size:
             return f"{number / size:,.1f} {unit}"
-    return f"{number / 2**20:,.1f} MB"
+    return f"{number / 2**20:,.1f} MB" if number >= 2**20 else f"{number:,} bytes"

@@ -8,13 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 
 _VARIANCES = ("var", "running_var")  # how the names of batch norm's end
+_LARGEST = float(np.sqrt(np.finfo(np.float32).max))  # whose square, as norms and optimisers take it, float32 holds
 
 
 def check_weights(arrays: Mapping[str, np.ndarray], where: str | os.PathLike) -> None:
     """Checks a file's arrays, by name.
 
     Raises:
-      ValueError: one has a value that float32 does not hold, or is a variance below 0; the message begins with `where`.
+      ValueError: one has a value that float32 does not hold or cannot square, or is a variance below 0; the message begins
+        with `where`.
     """
     for name, array in arrays.items():
         if not jnp.issubdtype(array.dtype, jnp.floating):
@@ -23,8 +25,16 @@ def check_weights(arrays: Mapping[str, np.ndarray], where: str | os.PathLike) ->
             values = np.asarray(array, np.float32)
         if not np.isfinite(values).all():
             raise ValueError(f"{os.fspath(where)}: {name} is not finite; a network needs finite weights (as float32)")
-        if name.rpartition(".")[2] in _VARIANCES and values.size and values.min() < 0:
-            raise ValueError(f"{os.fspath(where)}: {name} has {values.min():g}; a variance must be at least 0")
+        if not values.size:
+            continue
+        if name.rpartition(".")[2] in _VARIANCES:
+            if values.min() < 0:
+                raise ValueError(f"{os.fspath(where)}: {name} has {values.min():g}; a variance must be at least 0")
+        elif np.abs(values).max() > _LARGEST:
+            largest = values.flat[np.argmax(np.abs(values))]
+            raise ValueError(
+                f"{os.fspath(where)}: {name} has {largest:g}; a weight must lie between -{_LARGEST:.2g} and {_LARGEST:.2g}"
+            )
 
 
 def check_scaling(description: Mapping[str, Any], where: str | os.PathLike) -> None:

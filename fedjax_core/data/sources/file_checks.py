@@ -3,18 +3,26 @@
 import codecs
 import gzip
 import hashlib
+import math
 import tarfile
 import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated, Any
 
+import numpy as np
+
+from fedjax_core.data.memory import check_fits, said
 from fedjax_core.option_types import Limit
 
 DATA_VARIABLE = "FEDJAX_DATA"
-NOT_AN_ARRAY = (OSError, EOFError, ValueError, SyntaxError, RecursionError, OverflowError, MemoryError, tokenize.TokenError)
+_ARRAY_ERRORS = (  # what numpy and zipfile raise for data that are no array
+    *(OSError, EOFError, ValueError, SyntaxError, RuntimeError, OverflowError, MemoryError, KeyError),
+    *(tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+)
+_HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _BYTE_ORDER_MARKS = {  # those that begin with another one come first
     codecs.BOM_UTF32_LE: "utf-32-le",
     codecs.BOM_UTF32_BE: "utf-32-be",
@@ -76,9 +84,9 @@ def read_text(where: Path, encoding: str = "utf-8") -> str:
       ValueError: it is no text in that encoding, or cannot be unpacked.
     """
     blob = unpacked(where)
-    for mark, said in _BYTE_ORDER_MARKS.items():
+    for mark, own in _BYTE_ORDER_MARKS.items():
         if blob.startswith(mark):
-            blob, encoding = blob[len(mark) :], said
+            blob, encoding = blob[len(mark) :], own
             break
     try:
         return blob.decode(encoding)
@@ -87,14 +95,73 @@ def read_text(where: Path, encoding: str = "utf-8") -> str:
         raise ValueError(f"{where}: is no text in {encoding.upper()} ({error}); {hint}.") from None
 
 
-def why_no_array(error: BaseException) -> str:
-    """Returns in one line why numpy does not read a .npy file, one of `NOT_AN_ARRAY`."""
-    text = " ".join(str(error).split())
-    if "max_header_size" in text:
-        return "its header is longer than the 10,000 signs that any array needs"
-    if isinstance(error, OverflowError | MemoryError):
-        return "its header claims more numbers than there can be"
-    return "its header cannot be read" if isinstance(error, RecursionError) else text
+def load_array(file: IO[bytes], size: int, what: str) -> np.ndarray:
+    """Reads an array in numpy's .npy format, without pickle.
+
+    Args:
+      file: open at its start; can be rewound.
+      size: bytes of the file.
+      what: begins messages, such as the path.
+
+    Raises:
+      ValueError: as `check_array_header`, or the array does not fit into memory.
+    """
+    shape, dtype = check_array_header(file, size, what)
+    check_fits(what, shape, dtype)
+    try:
+        file.seek(0)
+        return np.lib.format.read_array(file, allow_pickle=False)
+    except _ARRAY_ERRORS as error:
+        raise _no_array(what, error) from error
+
+
+def map_array(path: Path, what: str) -> np.memmap:
+    """Maps a .npy file into memory; `what` begins messages, which are those of `check_array_header`."""
+    try:
+        with open(path, "rb") as file:
+            check_array_header(file, path.stat().st_size, what)
+        mapped: Any = np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError as error:
+        raise _no_array(what, error) from error
+    return mapped
+
+
+def check_array_header(file: IO[bytes], size: int, what: str) -> tuple[tuple[int, ...], np.dtype]:
+    """Returns shape and type of an array in numpy's .npy format, of which the header alone is read.
+
+    Args:
+      file: open at its start.
+      size: bytes of the file.
+      what: begins messages.
+
+    Raises:
+      ValueError: it is no such array, holds pickled objects, or claims more bytes than there are.
+    """
+    try:
+        shape, _, dtype = _HEADER_READERS[np.lib.format.read_magic(file)](file)
+    except _ARRAY_ERRORS as error:
+        raise _no_array(what, error) from error
+    if dtype.hasobject:
+        raise ValueError(f"{what} holds pickled objects, which are never loaded.")
+    claimed, available = math.prod(shape) * dtype.itemsize, size - file.tell()
+    if claimed > available or min(shape, default=0) < 0:
+        raise ValueError(
+            f"{what} has shape {list(shape)} of {dtype} in its header, which takes {said(claimed)}; must be at most the "
+            f"{said(available)} that follow: truncated or damaged; get the file again."
+        )
+    return shape, dtype
+
+
+def _no_array(what: str, error: BaseException) -> ValueError:
+    if "max_header_size" in str(error):
+        reason = "its header is longer than the 10,000 signs that any array needs"
+    elif isinstance(error, OverflowError | MemoryError):
+        reason = "its header claims more numbers than there can be"
+    elif isinstance(error, OSError | zipfile.BadZipFile | zlib.error):
+        reason = str(error)
+    else:
+        reason = "it is too short, or its header cannot be read"
+    return ValueError(f"{what} is no .npy array, or is damaged ({reason}); get the file again.")
 
 
 def gunzip(where: Path, blob: bytes) -> bytes:

@@ -7,19 +7,21 @@ time.
 
 import contextlib
 import hashlib
+import io
+import itertools
 import logging
 import os
 import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedjax_core.atomic_files import read_bytes, write_blocks
 from fedjax_core.data import memory
-from fedjax_core.data.sources.file_checks import NOT_AN_ARRAY
+from fedjax_core.data.sources.file_checks import map_array
 from fedjax_core.data.sources.image_folder import decode
 
 SHARE = 0.5  # of this machine's memory, that the images of all parts may take together
@@ -44,6 +46,8 @@ def images(parts: Mapping[str, Sequence[Path]], size: int, folder: Path) -> dict
     """
     needed = sum(map(len, parts.values())) * size * size * 3
     if needed <= SHARE * memory.there():
+        for files in parts.values():
+            _check_present(files)
         return {part: _decoded(files, size) for part, files in parts.items()}
     return {part: _kept(files, size, folder) for part, files in parts.items()}
 
@@ -51,9 +55,7 @@ def images(parts: Mapping[str, Sequence[Path]], size: int, folder: Path) -> dict
 def _decoded(files: Sequence[Path], size: int) -> np.ndarray:
     def blobs() -> Iterator[bytes]:
         for file in files:
-            if not file.is_file():
-                raise FileNotFoundError(f"{file} is not there, and the list names it; get the images again.")
-            yield file.read_bytes()
+            yield read_bytes(file)
 
     return decode(lambda i: str(files[i]), blobs(), len(files), 3, size)
 
@@ -66,9 +68,9 @@ def _kept(files: Sequence[Path], size: int, folder: Path) -> np.ndarray:
         if not place.is_file():
             _write(place, files, size, shape)
     try:
-        found: Any = np.load(place, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise ValueError(f"{place}: is no file of decoded images ({error}); remove it, and it is made again.") from error
+        found = map_array(place, str(place))
+    except ValueError as error:
+        raise ValueError(f"{error} Remove it, and it is made again.") from error
     if found.shape != shape or found.dtype != np.uint8:
         raise ValueError(f"{place}: has {found.shape} {found.dtype}, not {shape} uint8; remove it, and it is made again.")
     return found
@@ -88,29 +90,31 @@ def _alone(place: Path) -> Iterator[None]:
 
 
 def _write(place: Path, files: Sequence[Path], size: int, shape: tuple[int, ...]) -> None:
-    """The file, whole or not at all; block by block, so that a full disk is an error and no crash."""
+    """Writes the file block by block, so that memory holds one."""
     row = size * size * 3
     log.warning("decoding %d images into %s, once (%s)", len(files), place, memory.said(len(files) * row))
-    each, writing = max(1, _BLOCK // row), None
+    _check_present(files)
+    each = max(1, _BLOCK // row)
+    blocks = (_decoded(files[begin : begin + each], size) for begin in range(0, len(files), each))
     try:
-        handle, name = tempfile.mkstemp(".npy", ".writing-", place.parent)
-        writing = Path(name)
-        with open(handle, "wb") as file:
-            np.lib.format.write_array_header_2_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
-            for begin in range(0, len(files), each):
-                file.write(_decoded(files[begin : begin + each], size).data)
-            file.flush()
-            os.fsync(file.fileno())
-        writing.chmod(0o644)
-        writing.replace(place)
-    except FileNotFoundError:
-        raise
+        _write_array(place, shape, np.dtype(np.uint8), blocks)
     except OSError as error:
-        what = f"cannot keep {len(files)} decoded images, which this machine's memory does not hold, in {place}"
-        raise OSError(error.errno, f"{what}: {error.strerror}; give a smaller size, or room there") from error
-    finally:
-        if writing is not None:
-            writing.unlink(missing_ok=True)
+        what = f"these are {len(files)} decoded images, which this machine's memory does not hold"
+        raise OSError(error.errno, f"{error.strerror}; {what}: give a smaller size, or room there") from error
+
+
+def _check_present(files: Sequence[Path]) -> None:
+    for file in files:
+        if not file.is_file():
+            raise FileNotFoundError(f"{file} is not there, and the list names it; get the images again.")
+
+
+def _write_array(path: Path, shape: tuple[int, ...], dtype: np.dtype, blocks: Iterable[np.ndarray]) -> None:
+    """Writes a .npy file atomically (`atomic_files.write_blocks`)."""
+    header = io.BytesIO()
+    descr = np.lib.format.dtype_to_descr(dtype)
+    np.lib.format.write_array_header_2_0(header, {"descr": descr, "fortran_order": False, "shape": shape})
+    write_blocks(path, itertools.chain([header.getvalue()], (np.ascontiguousarray(block).data for block in blocks)))
 
 
 class Cached:
@@ -138,13 +142,11 @@ class Cached:
         if self._folder is None or not (self._folder / self._x).is_file():
             return None
         try:
-            labels = np.load(self._folder / self._y, allow_pickle=False)
+            labels = np.array(map_array(self._folder / self._y, self._y))
+            images = map_array(self._folder / self._x, self._x)
             rows = choose(labels)
-            if rows is None:
-                images = np.load(self._folder / self._x, allow_pickle=False)
-            else:
-                labels, images = labels[rows], np.array(np.load(self._folder / self._x, mmap_mode="r", allow_pickle=False)[rows])
-        except (*NOT_AN_ARRAY, IndexError):
+            labels, images = labels[rows if rows is not None else ...], np.array(images[rows if rows is not None else ...])
+        except (OSError, ValueError, IndexError):
             return None
         good = images.ndim == 4 and images.dtype == np.uint8 and labels.shape == images.shape[:1]
         return (images, labels) if good else None
@@ -158,15 +160,7 @@ class Cached:
             if shutil.disk_usage(self._folder).free < 4 * images.nbytes:
                 return
             for name, array in ((self._y, labels), (self._x, images)):  # who finds the images finds the labels
-                with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".writing-", delete=False) as file:
-                    try:
-                        np.save(file, array, allow_pickle=False)
-                        file.close()
-                        os.chmod(file.name, 0o644)
-                        os.replace(file.name, self._folder / name)
-                    except BaseException:
-                        Path(file.name).unlink(missing_ok=True)
-                        raise
+                _write_array(self._folder / name, array.shape, array.dtype, [array])
         except OSError as error:
             log.info("decoded images are not kept in %s: %s", self._folder, error.strerror)
         else:

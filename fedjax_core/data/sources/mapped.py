@@ -52,12 +52,7 @@ _SHORT = {"x": "features", "y": "labels"}
 
 
 def _read(file: Path) -> np.ndarray:
-    try:
-        found = np.load(file, mmap_mode="r", allow_pickle=False)
-    except file_checks.NOT_AN_ARRAY as error:
-        raise ValueError(
-            f"{file.name} is no readable .npy file of numbers or names ({file_checks.why_no_array(error)})."
-        ) from error
+    found = file_checks.map_array(file, file.name)
     if file.stem.endswith("features") and found.dtype not in (np.uint8, np.float32, np.int32):
         raise ValueError(f"{file.name} has type {found.dtype}: must be uint8, float32 or int32, to be read as it lies.")
     return found

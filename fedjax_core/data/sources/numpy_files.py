@@ -1,15 +1,12 @@
 """Arrays or encoded images in one .npz file."""
 
 import itertools
-import math
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from fedjax_core.data.memory import check_fits
 from fedjax_core.data.sources import file_checks, image_folder
 from fedjax_core.data.sources.dataset import Dataset, from_arrays, grey
 from fedjax_core.data.sources.splits import TestFraction, stratified_fraction
@@ -21,7 +18,6 @@ OTHER_NAMES = {  # of Keras' files, and of `from_arrays`; x are images where the
     **{f"{what}_{part}": f"{part}_{what}" for part in ("train", "test") for what in ("x", "y")},
     **{f"{what.upper()}_{part}": f"{part}_{what}" for part in ("train", "test") for what in ("x", "y")},
 }
-DAMAGED = (*file_checks.NOT_AN_ARRAY, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 def npz(
@@ -141,7 +137,12 @@ def _columns(where: Path) -> dict[str, np.ndarray]:
             if key in columns:
                 raise ValueError(f"has {key!r} twice, also as {name!r}: give one of them.")
             if key is not None:
-                columns[key] = _array(archive, info, name, is_flat=not key.endswith(_OF_ANY_SHAPE))
+                array = read_member(archive, info, f"`{name}`")
+                if not key.endswith(_OF_ANY_SHAPE):
+                    if array.ndim != 1 and array.shape[1:] != (1,):
+                        raise ValueError(f"`{name}` has shape {array.shape}: must have one axis.")
+                    array = array.reshape(-1)
+                columns[key] = array
     for key in [key for key in columns if key.endswith("_x")]:
         values = columns.pop(key)
         images_too = values.dtype == np.uint8 and values.ndim in (3, 4)
@@ -164,35 +165,13 @@ def _known_key(name: str) -> str | None:
     return key if known else None
 
 
-def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, key: str, is_flat: bool) -> np.ndarray:
-    """One array, whose header is read first: it must claim as many bytes as there are, and they must fit into memory.
-
-    Args:
-      archive: the file.
-      info: the array's.
-      key: what messages call it.
-      is_flat: whether it must be [n], which [n, 1] becomes.
-    """
+def read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, what: str) -> np.ndarray:
+    """Reads an array of a .npz archive; `what` begins messages, which are those of `file_checks.load_array`."""
     try:
         with archive.open(info) as file:
-            read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-            shape, _, dtype = read[np.lib.format.read_magic(file)](file)
-            start = file.tell()
-    except (*DAMAGED, KeyError) as error:
-        raise ValueError(f"`{key}` is no array, or is damaged ({file_checks.why_no_array(error)}); get the file again.") from error
-    if dtype.hasobject:
-        raise ValueError(f"`{key}` holds pickled objects, which are never loaded.")
-    if is_flat and len(shape) != 1 and shape[1:] != (1,):
-        raise ValueError(f"`{key}` has shape {shape}: must have one axis.")
-    check_fits(f"`{key}`", shape, dtype)
-    if (claimed := math.prod(shape) * dtype.itemsize) != info.file_size - start:
-        raise ValueError(
-            f"`{key}` has {info.file_size - start} bytes, its header says {shape} of {dtype}, which are {claimed}: truncated or "
-            "damaged; get the file again."
-        )
-    try:
-        with archive.open(info) as file:
-            found = np.lib.format.read_array(file, allow_pickle=False)
-            return found.reshape(-1) if is_flat else found
-    except DAMAGED as error:
-        raise ValueError(f"`{key}` is damaged ({file_checks.why_no_array(error)}); get the file again.") from error
+            array = file_checks.load_array(file, info.file_size, what)
+            if file.read(1):
+                raise ValueError(f"{what} has bytes behind its array: damaged; get the file again.")
+            return array
+    except (OSError, RuntimeError, NotImplementedError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{what} cannot be unpacked ({error}); get the file again.") from error

@@ -43,7 +43,7 @@ def test_features_stay_in_their_files(tmp_path):
             ValueError,
             r"train_labels\.npy has shape \(8, 3\) and type float64: must be classes, \[rows\] integers",
         ),
-        ({"class_names": np.array(["a", None], object)}, ValueError, r"class_names\.npy is no readable \.npy file"),
+        ({"class_names": np.array(["a", None], object)}, ValueError, r"class_names\.npy holds pickled objects"),
     ],
 )
 def test_what_is_wrong_with_a_folder(tmp_path, changed, error, message):

@@ -3,7 +3,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from fedjax_core.data import sources
+from fedjax_core.data import memory, sources
 from tests.fedjax_core.data.sources.written import assert_same, images, png, savez
 
 
@@ -146,11 +146,13 @@ def member(shape, dtype="<f4", body=b"", magic=b"\x93NUMPY\x01\x00"):
 @pytest.mark.parametrize(
     ("blob", "said"),
     [
-        (b"no array at all", "is no array, or is damaged"),
-        (b"", "is no array, or is damaged"),
-        (member((2**44,)), r"an array \[17592186044416\] of float32 takes 64.0 TB, this machine has"),
-        (member((4,), body=b"123"), r"has 3 bytes, its header says \(4,\) of float32, which are 16"),
-        (member((4,), magic=b"\x93NUMPY\x09\x00"), "is no array, or is damaged"),
+        (b"no array at all", r"is no .npy array, or is damaged \(it is too short, or its header cannot be read\)"),
+        (b"", "is no .npy array, or is damaged"),
+        (member((2**44,)), r"has shape \[17592186044416\] of float32 in its header, which takes 64.0 TB; must be at most the 0 "),
+        (member((-1,), body=b"1234"), r"has shape \[-1\] of float32 in its header"),
+        (member((4,), body=b"123"), r"has shape \[4\] .* takes 16 bytes; must be at most the 3 bytes that follow: truncated"),
+        (member((1,), body=b"12345"), r"has bytes behind its array: damaged"),
+        (member((4,), magic=b"\x93NUMPY\x09\x00"), "is no .npy array, or is damaged"),
     ],
 )
 def test_npz_members_that_are_no_arrays(tmp_path, blob, said):
@@ -184,8 +186,27 @@ def test_npz_says_which_keys_are_known(tmp_path):
         sources.load("npz:twice", tmp_path)
 
 
+@pytest.mark.parametrize("part", ["train_features", "train_labels"])
+def test_a_shape_that_the_file_does_not_hold(tmp_path, part):
+    arrays = {"train_features": np.zeros((4, 2), np.float32), "train_labels": np.arange(4) % 2}
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array)
+        np.save(tmp_path / f"{name.replace('train', 'test')}.npy", array)
+    (tmp_path / f"{part}.npy").write_bytes(member((2**40, 2), body=bytes(64)))
+    said = rf"{part}\.npy has shape \[1099511627776, 2\] of float32 in its header, which takes 8.0 TB; must be at most the 64 bytes"
+    with pytest.raises(ValueError, match=said):
+        sources.load(f"npy:{tmp_path}")
+
+
+def test_an_array_that_no_memory_holds(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "there", lambda: 40)
+    savez(tmp_path / "mine.npz", labels=np.arange(6), features=np.zeros((6, 2)), is_test=np.arange(6) % 2)
+    with pytest.raises(ValueError, match=r"`\w+`: an array \[6\] of int64 takes 48 bytes, this machine has 40 bytes"):
+        sources.load("npz:mine", tmp_path)
+
+
 HEADERS = {
-    "more numbers than there can be": f"(({10**30}), 2)",
+    r"has shape \[10{30}, 2\] of float32 in its header": f"(({10**30}), 2)",
     "longer than the 10,000 signs": "(4, 2)" + " " * 20_000,
 }
 
@@ -199,7 +220,7 @@ def test_a_header_that_claims_too_much(tmp_path, why):
     for name in ("train_features", "train_labels", "test_features", "test_labels"):
         np.save(folder / f"{name}.npy", np.zeros((4, 2), np.float32) if "features" in name else np.arange(4) % 2)
     (folder / "train_features.npy").write_bytes(blob)
-    with pytest.raises(ValueError, match=f"train_features.npy is no readable .npy file .*{why}") as found:
+    with pytest.raises(ValueError, match=f"train_features.npy .*{why}") as found:
         sources.load("npy:folder", tmp_path)
     assert "pickle" not in str(found.value)
     with zipfile.ZipFile(tmp_path / "z.npz", "w") as archive:

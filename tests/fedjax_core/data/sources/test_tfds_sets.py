@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import shutil
@@ -129,6 +130,19 @@ def test_decoded_sets_are_kept(shared_data, tmp_path, monkeypatch):
     assert calls[4:] == [60, 20]
     sources.read(sources.find("tfds:cifar10", {"train": "train[:60]", "test": "test[:20]", "size": 40}), shared_data)
     assert calls[6:] == [60, 20]
+
+
+def test_a_cache_on_a_full_disk_is_done_without(shared_data, tmp_path, monkeypatch):
+    """Its files are synced, as all others."""
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setenv(image_cache.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(image_cache, "CACHED", 0)
+    monkeypatch.setattr(os, "fsync", full)
+    assert len(sources.load("tfds:cifar10", shared_data, train="train[:3]", test="test[:2]").train.y) == 3
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(shared_data, tmp_path, monkeypatch):

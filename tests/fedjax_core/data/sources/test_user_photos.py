@@ -80,7 +80,9 @@ def test_images_that_no_memory_holds_are_decoded_once_into_files(tmp_path, monke
 
     image(place / "small_images" / "a.jpg", 0)
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"cannot keep 3 decoded images, .*: No space left on device; give a smaller size"):
+    with pytest.raises(
+        OSError, match=r"cannot write .*: No space left on device; these are 3 decoded images, .*: give a smaller size"
+    ):
         sources.load("flair(size=4)", tmp_path)
     assert not [*place.glob(".writing-*")]
 
