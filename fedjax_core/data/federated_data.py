@@ -14,7 +14,7 @@ from fedjax_core.algorithm import Examples, targets_of
 from fedjax_core.data import client_test_split, partition
 from fedjax_core.data.input_range import find_offset
 from fedjax_core.data.partition.natural_clients import natural
-from fedjax_core.data.partition.rows import index_list
+from fedjax_core.data.partition.sampling import index_list
 from fedjax_core.data.ragged_index import RowLists
 from fedjax_core.data.sources import Dataset
 from fedjax_core.data.target_types import columns, label_table, need_classes, strata

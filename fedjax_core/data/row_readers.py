@@ -1,9 +1,10 @@
-"""Rows of arrays that lie in memory or in files: read when they are wanted, without the rest."""
+"""Readers of single examples from arrays in memory or in files, and a check that an array fits into memory."""
 
 import math
 import os
 import tempfile
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +135,36 @@ def _written(array: np.ndarray, path: Path) -> np.ndarray:
         what = f"cannot write {array.nbytes / 2**30:.1f} GiB of rows to {path.parent} for plan.data='disk'"
         raise OSError(error.errno, f"{what}: {error.strerror}; TMPDIR names the folder that such files go to") from error
     return np.asarray(np.memmap(path, array.dtype, "r", shape=array.shape))
+
+
+def check_fits(what: str, shape: Sequence[int], dtype: Any) -> None:
+    """Refuses an array that is larger than this machine's memory.
+
+    Args:
+      what: begins the message: the field or the file, and its value.
+      shape: of the array.
+      dtype: of the array.
+
+    Raises:
+      ValueError: it does not fit; the message has both sizes.
+    """
+    needed = math.prod(int(n) for n in shape) * np.dtype(dtype).itemsize
+    if needed > (here := machine_memory()):
+        array = f"an array {list(shape)} of {np.dtype(dtype)} takes {format_bytes(needed)}"
+        raise ValueError(f"{what}: {array}, this machine has {format_bytes(here)}.")
+
+
+def machine_memory() -> float:
+    """Bytes of memory of this machine; infinite where it does not tell."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return math.inf
+
+
+def format_bytes(number: float) -> str:
+    """A number of bytes in a unit that suits it."""
+    for unit, size in (("TB", 2**40), ("GB", 2**30)):
+        if number >= size:
+            return f"{number / size:,.1f} {unit}"
+    return f"{number / 2**20:,.1f} MB" if number >= 2**20 else f"{number:,} bytes"

@@ -4,9 +4,9 @@ import numpy as np
 from PIL import Image
 
 from fedjax_core.algorithm import Examples
-from fedjax_core.data.memory import check_fits
+from fedjax_core.data.row_readers import check_fits
 from fedjax_core.data.sources import Dataset
-from fedjax_core.data.sources.splits import stratified
+from fedjax_core.data.sources.file_checks import stratified
 from fedjax_core.data.target_types import strata
 
 

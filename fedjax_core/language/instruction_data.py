@@ -35,7 +35,7 @@ from fedjax_core import registry
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import apportion, federated_data, partition
 from fedjax_core.data.sources import Dataset
-from fedjax_core.data.sources.splits import SPLIT_SEED
+from fedjax_core.data.sources.file_checks import SPLIT_SEED
 from fedjax_core.storage.forms import check
 
 ALPACA = "### Instruction:\n{instruction}\n\n### Response:\n"

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_core.data.apportion import generator
-from fedjax_core.data.sources.splits import SPLIT_SEED
+from fedjax_core.data.sources.file_checks import SPLIT_SEED
 from fedjax_core.data.sources.tfds_sets import tfds_folder
 from fedjax_core.language.instruction_data import OPTIONS, Instance
 

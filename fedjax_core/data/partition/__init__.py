@@ -31,9 +31,8 @@ from fedjax_core import registry
 from fedjax_core.data.partition.label_skew import dirichlet, grouped_dirichlet, pathological, shards
 from fedjax_core.data.partition.natural_clients import by_domain, natural
 from fedjax_core.data.partition.per_client_label_skew import dirichlet_clients, overlapping_dirichlet, pathological_clients
-from fedjax_core.data.partition.quantity import iid, quantity_skew
-from fedjax_core.data.partition.rows import Index, index_list
-from fedjax_core.data.partition.tail import long_tail
+from fedjax_core.data.partition.quantity import iid, long_tail, quantity_skew
+from fedjax_core.data.partition.sampling import Index, index_list
 
 Lists = Sequence[np.ndarray]
 __all__ = ["COUNTS_ITSELF", "DEFAULT_CLIENTS", "GIVEN", "SCHEMES", "WITHOUT_CLASSES", "Index", "long_tail", "make"]

@@ -7,8 +7,15 @@ import numpy as np
 
 from fedjax_core.data.apportion import MANY, apportion, generator
 from fedjax_core.data.partition import large_populations
-from fedjax_core.data.partition.rows import check_labels, deal_classes
-from fedjax_core.data.partition.sampling import Alpha, concentrations, draw_until, log_dirichlet, log_sum
+from fedjax_core.data.partition.sampling import (
+    Alpha,
+    check_labels,
+    concentrations,
+    deal_classes,
+    draw_until,
+    log_dirichlet,
+    log_sum,
+)
 from fedjax_core.data.ragged_index import RowLists
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive
 

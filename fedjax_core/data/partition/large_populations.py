@@ -1,6 +1,6 @@
 """Draws for very many clients (more than `apportion.MANY`), made together: a loop over clients would take minutes.
 
-They follow the distributions of the draws one by one in `rows.py`, with other numbers.
+They follow the distributions of the draws one by one in `sampling.py`, with other numbers.
 """
 
 import itertools
@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 
 from fedjax_core.data.apportion import apportion
-from fedjax_core.data.partition.rows import Index
+from fedjax_core.data.partition.sampling import Index
 from fedjax_core.data.ragged_index import RowLists
 
 _BLOCK = 2**22  # rows that are drawn at once

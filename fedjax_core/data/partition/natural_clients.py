@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedjax_core.data.apportion import generator
-from fedjax_core.data.partition.rows import Index, check_labels, sorted_rows
+from fedjax_core.data.partition.sampling import Index, check_labels, sorted_rows
 from fedjax_core.data.ragged_index import RowLists
 from fedjax_core.option_types import AtLeastOne
 

@@ -7,8 +7,16 @@ import numpy as np
 from fedjax_core import registry
 from fedjax_core.data.apportion import MANY, apportion, apportion_capped, generator
 from fedjax_core.data.partition import large_populations
-from fedjax_core.data.partition.rows import Index, at_least_one_client, check_labels, choose_rows, deal_classes
-from fedjax_core.data.partition.sampling import Alpha, concentrations, log_dirichlet
+from fedjax_core.data.partition.sampling import (
+    Alpha,
+    Index,
+    at_least_one_client,
+    check_labels,
+    choose_rows,
+    concentrations,
+    deal_classes,
+    log_dirichlet,
+)
 from fedjax_core.data.ragged_index import RowLists
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 

@@ -36,7 +36,7 @@ they may have:
   data_dir: Path                 where the files lie
   load: str -> Dataset           reads another set by its spec, such as "digits" or "npz(path='mine.npz')"
   training_examples: int | None  how many training rows `data.examples` will keep, for one that can leave out the others unread
-                                 (`splits.choose_rows`)
+                                 (`file_checks.choose_rows`)
 It returns a `Dataset` (from `from_arrays` or `from_table`), or the arguments of `from_arrays`: a mapping of them by name, or a
 tuple (train_x, train_y, test_x, test_y) or (train_x, train_y, test_x, test_y, class_names). Whatever it returns is checked.
 What follows the colon of a name in `PREFIXED` is the option `path`.
@@ -57,9 +57,8 @@ from fedjax_core.data.sources.dataset import Dataset, from_arrays
 from fedjax_core.data.sources.derived import fc100, only, resplit, rotated, unseen, unseen_domain
 from fedjax_core.data.sources.file_checks import DATA_VARIABLE
 from fedjax_core.data.sources.image_folder import folder
-from fedjax_core.data.sources.mapped import npy
 from fedjax_core.data.sources.mnist_idx import emnist, mnist
-from fedjax_core.data.sources.numpy_files import npz
+from fedjax_core.data.sources.numpy_files import npy, npz
 from fedjax_core.data.sources.record_files import array_record, csv, jsonl, parquet
 from fedjax_core.data.sources.svhn_mat import svhn
 from fedjax_core.data.sources.tabular import from_table

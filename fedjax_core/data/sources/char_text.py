@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
-from fedjax_core.data.sources.file_checks import find, read_text
-from fedjax_core.data.sources.splits import TestFraction, stratified_fraction
+from fedjax_core.data.sources.file_checks import TestFraction, find, read_text, stratified_fraction
 from fedjax_core.option_types import AtLeastOne, Width
 
 

@@ -8,7 +8,7 @@ from fedjax_core import registry
 from fedjax_core.algorithm import Examples, targets_of
 from fedjax_core.data.apportion import generator
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
-from fedjax_core.data.sources.splits import SPLIT_SEED, TestFraction, stratified_fraction
+from fedjax_core.data.sources.file_checks import SPLIT_SEED, TestFraction, stratified_fraction
 from fedjax_core.data.target_types import need_classes, strata
 
 Load = Callable[[str], Dataset]  # by its spec, such as "digits" or "npz(path='pacs64.npz')"

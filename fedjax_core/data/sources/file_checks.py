@@ -1,4 +1,4 @@
-"""Files of published sets: where they are looked for, and whether they are what was published."""
+"""Checks of data files: where they are looked for, whether they are what was published, arrays; and fixed-seed test splits."""
 
 import codecs
 import gzip
@@ -8,16 +8,19 @@ import tarfile
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Annotated, Any
 
 import numpy as np
 
-from fedjax_core.data.memory import check_fits, said
+from fedjax_core.data.apportion import apportion, generator
+from fedjax_core.data.row_readers import check_fits, format_bytes
 from fedjax_core.option_types import Limit
 
 DATA_VARIABLE = "FEDJAX_DATA"
+SPLIT_SEED = 0  # of test splits of sets that are published without one
+TestFraction = Annotated[float, Limit("between 0 and 1", lambda v: 0 < v < 1)]
 _ARRAY_ERRORS = (  # what numpy and zipfile raise for data that are no array
     *(OSError, EOFError, ValueError, SyntaxError, RuntimeError, OverflowError, MemoryError, KeyError),
     *(tokenize.TokenError, zipfile.BadZipFile, zlib.error),
@@ -146,8 +149,8 @@ def check_array_header(file: IO[bytes], size: int, what: str) -> tuple[tuple[int
     claimed, available = math.prod(shape) * dtype.itemsize, size - file.tell()
     if claimed > available or min(shape, default=0) < 0:
         raise ValueError(
-            f"{what} has shape {list(shape)} of {dtype} in its header, which takes {said(claimed)}; must be at most the "
-            f"{said(available)} that follow: truncated or damaged; get the file again."
+            f"{what} has shape {list(shape)} of {dtype} in its header, which takes {format_bytes(claimed)}; must be at most the "
+            f"{format_bytes(available)} that follow: truncated or damaged; get the file again."
         )
     return shape, dtype
 
@@ -187,3 +190,33 @@ def member(archive: tarfile.TarFile, where: Path, member: str) -> bytes:
     if file is None:
         raise ValueError(f"{where}: has no file {member}.")
     return file.read()
+
+
+def stratified(strata: np.ndarray, tests: int) -> np.ndarray:
+    """[rows] bool: `tests` test rows, from every stratum in proportion; the same at every call."""
+    values, counts = np.unique(strata, return_counts=True)
+    rng = generator(SPLIT_SEED, "split")
+    is_test = np.zeros(len(strata), bool)
+    for value, number in zip(values, apportion(tests, counts), strict=True):
+        is_test[rng.permutation(np.flatnonzero(strata == value))[:number]] = True
+    return is_test
+
+
+def choose_rows(strata: np.ndarray, number: int | None) -> np.ndarray | None:
+    """Returns so many rows, from every stratum in proportion and always the same ones; None for all that there are."""
+    return None if number is None or number >= len(strata) else np.flatnonzero(stratified(strata, number))
+
+
+def stratified_fraction(columns: Sequence[np.ndarray], fraction: float) -> np.ndarray:
+    """[rows] bool: a fraction of the rows as test rows, stratified by all columns together.
+
+    Raises:
+      ValueError: the fraction is no number between 0 and 1, or leaves no row on one of the sides.
+    """
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float | np.number) or not 0 < fraction < 1:
+        raise ValueError(f"test_fraction={fraction!r}: must lie between 0 and 1, such as 0.2.")
+    rows = len(columns[0])
+    if not 0 < (tests := round(fraction * rows)) < rows:
+        raise ValueError(f"test_fraction={fraction} of {rows} rows leaves {rows - tests} to train and {tests} to test on.")
+    _, strata = np.unique(np.stack(columns, 1), axis=0, return_inverse=True)
+    return stratified(strata.reshape(-1), tests)

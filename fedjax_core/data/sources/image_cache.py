@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_core.atomic_files import read_bytes, write_blocks
-from fedjax_core.data import memory
+from fedjax_core.data import row_readers
 from fedjax_core.data.sources.file_checks import map_array
 from fedjax_core.data.sources.image_folder import decode
 
@@ -45,7 +45,7 @@ def images(parts: Mapping[str, Sequence[Path]], size: int, folder: Path) -> dict
       OSError: such a file cannot be written; one line.
     """
     needed = sum(map(len, parts.values())) * size * size * 3
-    if needed <= SHARE * memory.there():
+    if needed <= SHARE * row_readers.machine_memory():
         for files in parts.values():
             _check_present(files)
         return {part: _decoded(files, size) for part, files in parts.items()}
@@ -92,7 +92,7 @@ def _alone(place: Path) -> Iterator[None]:
 def _write(place: Path, files: Sequence[Path], size: int, shape: tuple[int, ...]) -> None:
     """Writes the file block by block, so that memory holds one."""
     row = size * size * 3
-    log.warning("decoding %d images into %s, once (%s)", len(files), place, memory.said(len(files) * row))
+    log.warning("decoding %d images into %s, once (%s)", len(files), place, row_readers.format_bytes(len(files) * row))
     _check_present(files)
     each = max(1, _BLOCK // row)
     blocks = (_decoded(files[begin : begin + each], size) for begin in range(0, len(files), each))
@@ -164,4 +164,4 @@ class Cached:
         except OSError as error:
             log.info("decoded images are not kept in %s: %s", self._folder, error.strerror)
         else:
-            log.info("decoded images are kept in %s (%s), for later starts", self._folder, memory.said(images.nbytes))
+            log.info("decoded images are kept in %s (%s), for later starts", self._folder, row_readers.format_bytes(images.nbytes))

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedjax_core.data.memory import check_fits
+from fedjax_core.data.row_readers import check_fits
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
-from fedjax_core.data.sources.splits import TestFraction, choose_rows, stratified_fraction
+from fedjax_core.data.sources.file_checks import TestFraction, choose_rows, stratified_fraction
 from fedjax_core.option_types import AtLeastOne
 
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")

@@ -15,8 +15,7 @@ from fedjax_core.data.sources import tf_example
 from fedjax_core.data.sources.cell_values import is_missing
 from fedjax_core.data.sources.csv_reader import read_delimited
 from fedjax_core.data.sources.dataset import Dataset
-from fedjax_core.data.sources.file_checks import Encoding, find, read_text
-from fedjax_core.data.sources.splits import TestFraction
+from fedjax_core.data.sources.file_checks import Encoding, TestFraction, find, read_text
 from fedjax_core.data.sources.tabular import MISSING, as_bytes, from_table, test_rows
 from fedjax_core.data.sources.vocabulary import told_apart
 from fedjax_core.option_types import AtLeastOne, Limit, Width, one_of

@@ -13,11 +13,11 @@ import numpy as np
 
 from fedjax_core import option_types, registry
 from fedjax_core.algorithm import TARGETS
-from fedjax_core.data.memory import check_fits
+from fedjax_core.data.row_readers import check_fits
 from fedjax_core.data.sources import image_folder
 from fedjax_core.data.sources.cell_values import as_number, is_missing
 from fedjax_core.data.sources.dataset import Dataset, from_arrays, grey
-from fedjax_core.data.sources.splits import stratified_fraction
+from fedjax_core.data.sources.file_checks import stratified_fraction
 
 MISSING = ("error", "mean", "drop")  # what may be done about missing cells
 Column = list[Any]

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_core.data.sources import image_cache, image_folder, tf_example
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
-from fedjax_core.data.sources.splits import choose_rows
+from fedjax_core.data.sources.file_checks import choose_rows
 from fedjax_core.option_types import AtLeastOne
 
 _BLOCK = 4096  # records that are read at once

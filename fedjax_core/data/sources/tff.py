@@ -25,9 +25,8 @@ import numpy as np
 from fedjax_core.data.apportion import generator
 from fedjax_core.data.sources import tf_example, vocabulary
 from fedjax_core.data.sources.dataset import Dataset, from_arrays, shifted
-from fedjax_core.data.sources.file_checks import find
+from fedjax_core.data.sources.file_checks import SPLIT_SEED, find
 from fedjax_core.data.sources.mnist_idx import EMNIST_NAMES
-from fedjax_core.data.sources.splits import SPLIT_SEED
 from fedjax_core.option_types import AtLeastOne, Width
 
 WHERE = "https://storage.googleapis.com/tff-datasets-public/"

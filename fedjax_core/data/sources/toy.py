@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_core.data.memory import check_fits
+from fedjax_core.data.row_readers import check_fits
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
-from fedjax_core.data.sources.splits import SPLIT_SEED, stratified
+from fedjax_core.data.sources.file_checks import SPLIT_SEED, stratified
 from fedjax_core.option_types import AtLeastOne
 
 

@@ -23,9 +23,8 @@ import numpy as np
 from fedjax_core.data.apportion import generator
 from fedjax_core.data.sources import image_cache
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
-from fedjax_core.data.sources.file_checks import find, read_text
+from fedjax_core.data.sources.file_checks import SPLIT_SEED, find, read_text
 from fedjax_core.data.sources.image_folder import IMAGE_ENDINGS
-from fedjax_core.data.sources.splits import SPLIT_SEED
 from fedjax_core.option_types import AtLeastOne
 
 Row = Mapping[str, Any]

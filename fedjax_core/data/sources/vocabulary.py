@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from fedjax_core.data.memory import check_fits
+from fedjax_core.data.row_readers import check_fits
 
 PAD, BOS, EOS = 0, 1, 2
 FIRST = 3

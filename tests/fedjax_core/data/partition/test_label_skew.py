@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fedjax_core.data import partition
 from fedjax_core.data.apportion import generator
-from fedjax_core.data.partition import label_skew, rows, sampling
+from fedjax_core.data.partition import label_skew, sampling
 from fedjax_core.data.ragged_index import RowLists
 from tests.fedjax_core.data.partition.labels import (
     BALANCED,
@@ -192,7 +192,7 @@ def test_all_clients_are_dealt_at_once_what_they_were_dealt_one_by_one(scheme, n
 
 def test_classes_are_dealt_to_many_clients_in_time_that_grows_with_their_number():
     start = time.process_time()
-    held = rows.deal_classes(np.random.default_rng(0), 50, 20_000, 2)
+    held = sampling.deal_classes(np.random.default_rng(0), 50, 20_000, 2)
     assert time.process_time() - start < 4
     assert set(held.sum(0)) == {800}
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.data import apportion
-from fedjax_core.data.partition import label_skew, large_populations, per_client_label_skew, rows
+from fedjax_core.data.partition import label_skew, large_populations, per_client_label_skew, sampling
 from fedjax_core.data.ragged_index import RowLists
 
 MAKE: Any = per_client_label_skew
@@ -103,7 +103,7 @@ def test_classes_are_dealt_as_one_by_one():
         for number in range(1, 102):
             holders = held[:number].sum(0)
             assert holders.max() - holders.min() <= 1
-        one_by_one = rows.deal_classes(np.random.default_rng(0), classes, 101, each)
+        one_by_one = sampling.deal_classes(np.random.default_rng(0), classes, 101, each)
         np.testing.assert_array_equal(np.sort(held.sum(0)), np.sort(one_by_one.sum(0)))
     with pytest.raises(ValueError, match=r"classes_per_client=6: must lie in \[1, 5\]"):
         large_populations.deal_classes(np.random.default_rng(0), 5, 101, 6)

@@ -1,9 +1,11 @@
+"""Arrays in .npz files, and in folders of .npy files."""
+
 import zipfile
 
 import numpy as np
 import pytest
 
-from fedjax_core.data import memory, sources
+from fedjax_core.data import row_readers, sources
 from tests.fedjax_core.data.sources.written import assert_same, images, png, savez
 
 
@@ -199,7 +201,7 @@ def test_a_shape_that_the_file_does_not_hold(tmp_path, part):
 
 
 def test_an_array_that_no_memory_holds(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "there", lambda: 40)
+    monkeypatch.setattr(row_readers, "machine_memory", lambda: 40)
     savez(tmp_path / "mine.npz", labels=np.arange(6), features=np.zeros((6, 2)), is_test=np.arange(6) % 2)
     with pytest.raises(ValueError, match=r"`\w+`: an array \[6\] of int64 takes 48 bytes, this machine has 40 bytes"):
         sources.load("npz:mine", tmp_path)
@@ -229,3 +231,56 @@ def test_a_header_that_claims_too_much(tmp_path, why):
     with pytest.raises(ValueError, match=r"z.npz: `train_features`") as found:
         sources.load("npz:z", tmp_path)
     assert "pickle" not in str(found.value)
+
+
+FEATURES, LABELS = np.arange(48, dtype=np.float32).reshape(8, 6), np.array([0, 1, 0, 1, 2, 2, 0, 1])
+
+
+def write_folder(folder, **changed):
+    arrays = {
+        "train_features": FEATURES,
+        "train_labels": LABELS,
+        "test_features": FEATURES[:2],
+        "test_labels": LABELS[:2],
+        "train_clients": LABELS,
+    } | changed
+    for name, array in arrays.items():
+        if array is not None:
+            np.save(folder / f"{name}.npy", array)
+    return folder
+
+
+def test_features_stay_in_their_files(tmp_path):
+    (tmp_path / "mine").mkdir()
+    write_folder(tmp_path / "mine", class_names=np.array(["a", "b", "c"]))
+    data = sources.load("npy:mine", tmp_path)
+    assert row_readers.in_file(data.train.x) == (tmp_path / "mine" / "train_features.npy", 128)
+    np.testing.assert_array_equal(data.train.x, FEATURES)
+    np.testing.assert_array_equal(data.train.y, LABELS)
+    assert data.class_names == ("a", "b", "c")
+    assert data.train_clients is not None
+    assert data.train_clients.tolist() == LABELS.tolist()
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"test_labels": None}, FileNotFoundError, r"there is no .*test_labels\.npy; a folder needs train_features, train_labels"),
+        (
+            {"train_features": FEATURES.astype(np.float64)},
+            ValueError,
+            r"train_features\.npy has type float64: must be uint8, float32 or int32",
+        ),
+        ({"train_labels": LABELS[:3]}, ValueError, "train_x has 8 rows and train_y 3"),
+        (
+            {"train_labels": np.eye(8, 3), "test_labels": np.eye(2, 3)},
+            ValueError,
+            r"train_labels\.npy has shape \(8, 3\) and type float64: must be classes, \[rows\] integers",
+        ),
+        ({"class_names": np.array(["a", None], object)}, ValueError, r"class_names\.npy holds pickled objects"),
+    ],
+)
+def test_what_is_wrong_with_a_folder(tmp_path, changed, error, message):
+    write_folder(tmp_path, **changed)
+    with pytest.raises(error, match=message):
+        sources.load(f"npy:{tmp_path}")
