@@ -4,12 +4,12 @@ import errno
 import lzma
 import shutil
 import sqlite3
-import struct
 import tracemalloc
 from collections import deque
 
 import numpy as np
 import pytest
+from tensorflow_datasets.proto import tf_example_pb2
 
 from fedjax_core.data import federated_data, sources
 from fedjax_core.data.sources import tf_example, tff, vocabulary
@@ -22,29 +22,18 @@ CREATE TABLE client_metadata (client_id TEXT NOT NULL, split_name TEXT NOT NULL,
 """
 
 
-def varint(value):
-    value, found = value % 2**64, b""
-    while value > 127:
-        found, value = found + bytes([value & 127 | 128]), value >> 7
-    return found + bytes([value])
-
-
-def field(number, blob):
-    return varint(number << 3 | 2) + varint(len(blob)) + blob
-
-
 def record(**features):
-    """A serialised `tf.train.Example`: bytes or several, whole numbers or floats."""
-    entries = b""
+    """A serialized `tf.train.Example` of bytes (or several), an int, or floats."""
+    example = tf_example_pb2.Example()
     for name, value in features.items():
+        feature = example.features.feature[name]
         if isinstance(value, bytes) or (isinstance(value, list) and isinstance(value[0], bytes)):
-            held = field(1, b"".join(field(1, text) for text in ([value] if isinstance(value, bytes) else value)))
+            feature.bytes_list.value.extend([value] if isinstance(value, bytes) else value)
         elif isinstance(value, int):
-            held = field(3, field(1, varint(value)))
+            feature.int64_list.value.append(value)
         else:
-            held = field(2, field(1, struct.pack(f"<{len(value)}f", *value)))
-        entries += field(1, field(1, name.encode()) + field(2, held))
-    return field(1, entries)
+            feature.float_list.value.extend(value)
+    return example.SerializeToString()
 
 
 def written(file, splits):
@@ -64,6 +53,10 @@ def writer(seed, rows):
 
 
 def test_records_are_decoded():
+    blob = b"\x0a\x13\x0a\x11\x0a\x01b\x12\x0c\x1a\x0a\x0a\x08\x03\xfe\xff\xff\xff\xff\xff\xff"  # two ints are cut
+    with pytest.raises(ValueError, match=r"is no tf\.train\.Example"):
+        tf_example.decode(blob)
+    assert tf_example.decode(b"\x0a\x0c\x0a\x0a\x0a\x01b\x12\x05\x1a\x03\x0a\x01\x03")["b"].tolist() == [3]
     found = tf_example.decode(record(a=b"text", b=-3, c=[0.5, 2.0], d=b"") + b"")
     assert (found["a"], found["b"].tolist(), found["c"].tolist(), found["d"]) == ([b"text"], [-3], [0.5, 2.0], [b""])
     assert tf_example.decode(record(a=b"text", b=-3), ("b",)).keys() == {"b"}
