@@ -3,7 +3,7 @@
   train, test = read("train.jsonl.gz"), read("test.jsonl.gz")
   divided = leave_out(train, test, "sentiment", clients=6, seed=0)
   data, options = to_choose(divided, tokenizer, limit=256)       # an encoder scores the listed options (`option_scoring.scoring`)
-  data = to_write(divided, tokenizer, limit=512, end=eos)        # a language model writes the answer (`option_scoring.written`)
+  data = to_write(divided, tokenizer, limit=512, end=eos)        # a language model writes the answer (`generation.written`)
 
 A file has one JSON object per line, with the fields task, dataset, instruction and output, where the instruction may end with the
 permitted answers:

@@ -27,7 +27,15 @@ import numpy as np
 from fedjax_core import registry
 from fedjax_core.algorithm import Array, Examples, Net, PyTree
 from fedjax_core.data import federated_data, sources
-from fedjax_core.language import instruction_data, load_pretrained, option_scoring, tfds_instructions
+from fedjax_core.language import (
+    generation,
+    instruction_data,
+    length_bucketing,
+    load_pretrained,
+    option_scoring,
+    rouge,
+    tfds_instructions,
+)
 from fedjax_core.language.models.transformer import DTYPES, Encoder, LanguageModel
 from fedjax_core.option_types import AtLeastOne, Positive, one_of
 from fedjax_core.storage.json_files import read_json
@@ -94,7 +102,7 @@ class Prepared(NamedTuple):
       folder: its.
       divided: the instances, in the order of the data's rows.
       kinds: names of the test sets, or of their tasks; "kind" in a test row's x is the place of its own.
-      widths: to which batches are cut, beside the widest, see `option_scoring.bucketed`.
+      widths: to which batches are cut, beside the widest, see `length_bucketing.bucketed`.
     """
 
     data: federated_data.FederatedData
@@ -156,7 +164,7 @@ def _widths(data: federated_data.FederatedData, divided: instruction_data.Divide
     """Those that pay with each client's training texts, and with each test set's."""
     train, test = (np.asarray(examples.x["mask"]) for examples in (data.train, data.test))
     each = [train[index].sum(1) for index in divided.train_index] + [test[kind == i].sum(1) for i in range(kind.max() + 1)]
-    return option_scoring.widths(each, max(train.shape[1], test.shape[1]))
+    return length_bucketing.widths(each, max(train.shape[1], test.shape[1]))
 
 
 def _read(of: Source, root: Path) -> tuple[list[instruction_data.Instance], list[instruction_data.Instance]]:
@@ -186,7 +194,7 @@ def _rouges(data: federated_data.FederatedData, divided: instruction_data.Divide
     """[test rows, K], ROUGE-1 of each option with the answer."""
     rows = np.zeros(data.test.x["options"].shape, np.float32)
     for i, row in enumerate(divided.test):
-        rows[i, : len(row.options)] = option_scoring.rouge1(row.options, [row.answer] * len(row.options))
+        rows[i, : len(row.options)] = rouge.rouge1(row.options, [row.answer] * len(row.options))
     return rows
 
 
@@ -254,8 +262,8 @@ def task(made: Prepared, adapter: adapters.Kind | None, shapes_only: bool = Fals
         assert made.options is not None
         model = option_scoring.scoring(made.model, len(made.options["tokens"]), made.spec.temperature)
     else:
-        model = option_scoring.writing(made.model)
-    model = option_scoring.bucketed(model, made.widths, "right" if encoder else "left")
+        model = generation.writing(made.model)
+    model = length_bucketing.bucketed(model, made.widths, "right" if encoder else "left")
     if shapes_only:
         zero = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
         arrays: Any = jax.tree.map(zero, jax.eval_shape(model.init, jax.random.key(0)))
@@ -313,7 +321,7 @@ def answers(
     widest = min(made.spec.limit, made.model.context - longest)
     tokens = instruction_data.prompts(asked, tokenizer, widest, made.model.stop[0], long=made.spec.long)
     write = functools.partial(_writer(made.model, longest, beams), params)
-    return tokenizer.decode(option_scoring.complete(write, tokens, batch, widest=widest))
+    return tokenizer.decode(generation.complete(write, tokens, batch, widest=widest))
 
 
 def parameters(made: Prepared, adapter: adapters.Kind | None, frozen: Net, net: Net) -> PyTree:

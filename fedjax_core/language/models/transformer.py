@@ -163,6 +163,11 @@ def last(mask: Array) -> Array:
     return mask.shape[1] - 1 - jnp.argmax(mask[:, ::-1], 1)
 
 
+def name_layers(outputs: Array) -> dict[str, Array]:
+    """Returns the layers' outputs [L, B, D] by name, "layer1" to "layerL"."""
+    return {f"layer{i + 1}": outputs[i] for i in range(len(outputs))}
+
+
 def fits(name: str, tokens: int, context: int) -> None:
     """Raises ValueError for more tokens than a model takes."""
     if tokens > context:

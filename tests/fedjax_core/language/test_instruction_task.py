@@ -15,7 +15,7 @@ from configs import base
 from fedjax_core import experiment
 from fedjax_core.commands import analyze
 from fedjax_core.language import instruction_task as language
-from fedjax_core.language import load_pretrained, option_scoring
+from fedjax_core.language import length_bucketing, load_pretrained, rouge
 from fedjax_core.language.models import bert, llama
 from fedjax_core.lazy_array import Deferred
 from fedjax_core.storage.json_files import read_json
@@ -159,7 +159,7 @@ def test_a_language_model_writes(config, tmp_path, monkeypatch):
     pytest.importorskip("rouge_score", reason="no rouge-score: pip install -e '.[text]'")
     monkeypatch.setattr(Letters, "decode", lambda self, tokens: [decoded(row) for row in tokens], raising=False)
     monkeypatch.setattr(experiment, "load", lambda run, data, trust: (asked, sim, state))
-    monkeypatch.setattr(option_scoring, "rouge1", lambda texts, answers: [float(len(said) + i) for i, said in enumerate(texts)])
+    monkeypatch.setattr(rouge, "rouge1", lambda texts, answers: [float(len(said) + i) for i, said in enumerate(texts)])
     written = language.answers(made, language.parameters(made, adapter, task.frozen, net), range(6), batch=4)
     lengths = np.array([len(said) for said in written]) + np.arange(6)
     for name, wanted in (("rouge(model='global')", lengths), ("rouge(model='global', of='proofs')", lengths[3:])):
@@ -253,7 +253,7 @@ def test_batches_are_cut_where_it_pays(config, monkeypatch, model):
         told.update(lengths=[mine.tolist() for mine in lengths], longest=longest)
         return (longest - 8,)
 
-    monkeypatch.setattr(option_scoring, "widths", widths)
+    monkeypatch.setattr(length_bucketing, "widths", widths)
     asked = config(model, name="fedit", batch=4)
     made = experiment.prepared(asked)
     x, index = made.data.train.x, made.divided.train_index
