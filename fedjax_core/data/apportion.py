@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 
-def generator(seed: int, stream: str) -> np.random.Generator:
+def make_generator(seed: int, stream: str) -> np.random.Generator:
     """The random generator of one purpose: streams of one seed are independent of each other.
 
     Raises:
@@ -50,7 +50,7 @@ def _largest(values: np.ndarray, number: int) -> np.ndarray:
 MANY = 10_000  # clients for which draws are made together: a loop over fewer takes a second or two
 
 
-def systematic(total: np.ndarray, parts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def apportion_systematically(total: np.ndarray, parts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """As `apportion`, for very many rows of parts: each rounded up or down at random, in time that grows with their number alone.
 
     Args:

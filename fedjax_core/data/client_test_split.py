@@ -7,16 +7,16 @@ import numpy as np
 from fedjax_core.data import apportion
 from fedjax_core.data.ragged_index import RowLists
 from fedjax_core.data.sources import Dataset
-from fedjax_core.data.target_types import number, strata
+from fedjax_core.data.target_types import number, stratify
 
 _CELLS = 2**22  # of tables that are worked on at once
 
 
-def proportional(dataset: Dataset, train_index: Sequence[np.ndarray], seed: int) -> RowLists:
+def split_proportionally(dataset: Dataset, train_index: Sequence[np.ndarray], seed: int) -> RowLists:
     """Each class's test rows, divided over the clients in proportion to their training rows of it; where targets are no classes,
     all test rows in proportion to all training rows."""
-    labels, table = strata(dataset.test.y), _table(dataset, train_index)
-    rng = apportion.generator(seed, "test_proportional")
+    labels, table = stratify(dataset.test.y), _table(dataset, train_index)
+    rng = apportion.make_generator(seed, "test_proportional")
     dealt, whose = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for c in np.flatnonzero(table.sum(0)):
         rows = rng.permutation(np.flatnonzero(labels == c))
@@ -27,7 +27,7 @@ def proportional(dataset: Dataset, train_index: Sequence[np.ndarray], seed: int)
     return RowLists(rows[np.lexsort((rows, owners))], np.cumsum(size) - size, size)
 
 
-def matched(dataset: Dataset, train_index: Sequence[np.ndarray], test_examples: int, seed: int) -> Sequence[np.ndarray]:
+def sample_matched(dataset: Dataset, train_index: Sequence[np.ndarray], test_examples: int, seed: int) -> Sequence[np.ndarray]:
     """`test_examples` rows for each client, with the label distribution of its training rows; clients may share.
 
     Raises:
@@ -35,10 +35,10 @@ def matched(dataset: Dataset, train_index: Sequence[np.ndarray], test_examples: 
     """
     if test_examples < 1:
         raise ValueError(f"test_examples={test_examples}: must be >= 1.")
-    labels, table = strata(dataset.test.y), _table(dataset, train_index)
+    labels, table = stratify(dataset.test.y), _table(dataset, train_index)
     of_class = [np.flatnonzero(labels == c) for c in range(table.shape[1])]
     there = np.array([len(rows) for rows in of_class])
-    rng = apportion.generator(seed, "test_matched")
+    rng = apportion.make_generator(seed, "test_matched")
     if len(table) > apportion.MANY:
         return _together(table, of_class, there, test_examples, rng)
     index = []
@@ -72,7 +72,7 @@ def _together(
     each = max(1, _CELLS // max(table.shape[1], test_examples))
     for begin in range(0, len(table), each):
         counts = table[begin : begin + each]
-        wanted = apportion.systematic(np.where(counts.any(1), test_examples, 0), counts, rng)
+        wanted = apportion.apportion_systematically(np.where(counts.any(1), test_examples, 0), counts, rng)
         if len(over := np.flatnonzero((wanted > there).any(1))):
             raise _too_many(begin + int(over[0]), counts[over[0]], wanted[over[0]], there, test_examples)
         client, of = np.nonzero(wanted)
@@ -93,4 +93,4 @@ def _together(
 
 def _table(dataset: Dataset, train_index: Sequence[np.ndarray]) -> np.ndarray:
     """[N, K] training rows of each class; [N, 1] where targets are no classes."""
-    return RowLists.of(train_index).counts(strata(dataset.train.y), number(dataset.train.y, len(dataset.class_names)))
+    return RowLists.of(train_index).counts(stratify(dataset.train.y), number(dataset.train.y, len(dataset.class_names)))

@@ -6,10 +6,10 @@ import numpy as np
 
 from fedjax_core import option_types
 from fedjax_core.data import apportion
-from fedjax_core.data.federated_data import FederatedData, divided_anew
+from fedjax_core.data.federated_data import FederatedData, replace_index
 from fedjax_core.data.ragged_index import RowLists
 from fedjax_core.data.target_types import number as strata_number
-from fedjax_core.data.target_types import strata
+from fedjax_core.data.target_types import stratify
 
 
 def hold_out(data: FederatedData, part: float | int, seed: int) -> FederatedData:
@@ -31,7 +31,7 @@ def hold_out(data: FederatedData, part: float | int, seed: int) -> FederatedData
     if RowLists.of(data.validation_index).total:
         raise ValueError(f"data.validation={part}: these data have validation rows already")
     option_types.check("data.validation", part, option_types.Part)
-    lists, labels, classes = RowLists.of(data.train_index), strata(data.train.y), strata_number(data.train.y, data.classes)
+    lists, labels, classes = RowLists.of(data.train_index), stratify(data.train.y), strata_number(data.train.y, data.classes)
     given, which = lists.distinct()
     used = np.zeros(len(labels), bool)
     used[given.joined()] = True
@@ -43,11 +43,11 @@ def hold_out(data: FederatedData, part: float | int, seed: int) -> FederatedData
         most, different = int(size[size > 0].min()) - 1, "different " if shared else ""
         what = f"data.validation={part}: client {few[0]} has {size[few[0]]} {different}training rows"
         raise ValueError(f"{what}; it must be {f'at most {most}, or ' if most else ''}a fraction")
-    rng = apportion.generator(seed, "holdout")
+    rng = apportion.make_generator(seed, "holdout")
     if not shared:
         divided = _one_by_one if len(lists) <= apportion.MANY else _together
         kept, held = divided(lists, numbers, labels, classes, rng)
-        return divided_anew(data, kept, data.test_index, held)
+        return replace_index(data, kept, data.test_index, held)
     number = np.zeros(len(once), np.int64)
     number[which] = numbers
     held = _in_common(once, number, labels, classes, rng)
@@ -58,7 +58,7 @@ def hold_out(data: FederatedData, part: float | int, seed: int) -> FederatedData
         whose = f"{own} would be its validation rows, the other {rows - own} those of clients that share them"
         do = "take a smaller part, another data.seed, or a partition whose clients share fewer rows"
         raise ValueError(f"{what} {whose}; {do}")
-    return divided_anew(data, kept.chosen(which), data.test_index, held.chosen(which))
+    return replace_index(data, kept.chosen(which), data.test_index, held.chosen(which))
 
 
 Lists = Sequence[np.ndarray]

@@ -14,10 +14,10 @@ from fedjax_core.algorithm import Examples, targets_of
 from fedjax_core.data import client_test_split, partition
 from fedjax_core.data.input_range import find_offset
 from fedjax_core.data.partition.natural_clients import natural
-from fedjax_core.data.partition.sampling import index_list
+from fedjax_core.data.partition.sampling import check_index
 from fedjax_core.data.ragged_index import RowLists
 from fedjax_core.data.sources import Dataset
-from fedjax_core.data.target_types import columns, label_table, need_classes, strata
+from fedjax_core.data.target_types import columns, label_table, need_classes, stratify
 from fedjax_core.option_types import printable
 
 LONGEST_NAME = 20  # signs of a client's name on the screen
@@ -151,11 +151,11 @@ def federate(
     if test_split in (None, "partition") and own is not None:
         test_index = own
     elif test_split == "matched":
-        test_index = client_test_split.matched(dataset, train_index, test_examples or 0, seed)
+        test_index = client_test_split.sample_matched(dataset, train_index, test_examples or 0, seed)
     elif test_split == "all":
         test_index = RowLists.same(np.arange(len(dataset.test.y), dtype=np.int32), len(train_index))
     else:
-        test_index = client_test_split.proportional(dataset, train_index, seed)
+        test_index = client_test_split.split_proportionally(dataset, train_index, seed)
     names = _client_names(dataset, train_index) if scheme.function is natural else ()
     return _build(dataset, train_index, test_index, _none(len(train_index)), client_names=names)
 
@@ -197,7 +197,7 @@ def from_index(
     if not len(train):
         raise ValueError("train_index has no lists: must have one per client.")
     if test_index is None:
-        test = client_test_split.proportional(dataset, train, seed)
+        test = client_test_split.split_proportionally(dataset, train, seed)
     else:
         test = _given("test_index", test_index, len(dataset.test.y))
     if len(test) != len(train):
@@ -205,7 +205,7 @@ def from_index(
     return _build(dataset, train, test, _none(len(train)))
 
 
-def divided_anew(
+def replace_index(
     data: FederatedData,
     train_index: Sequence[np.ndarray],
     test_index: Sequence[np.ndarray],
@@ -251,7 +251,7 @@ def pooled(data: FederatedData) -> FederatedData:
     Rows are in increasing order, each once: where a partition uses every row, the result does not depend on it.
     """
     whole_test = np.arange(len(data.test.y), dtype=np.int32)
-    return divided_anew(data, [_union(data.train_index)], [whole_test], [_union(data.validation_index)], client_names=())
+    return replace_index(data, [_union(data.train_index)], [whole_test], [_union(data.validation_index)], client_names=())
 
 
 def summary(data: FederatedData, max_clients: int = 20, max_classes: int = 12) -> str:
@@ -337,13 +337,13 @@ def _divide(dataset: Dataset, scheme: registry.Found, clients: int | None, seed:
         need_classes(
             f"partition {scheme.name!r}", dataset.train.y, f"one of {', '.join(partition.WITHOUT_CLASSES)} divides any targets"
         )
-    columns = {"labels": strata(dataset.train.y), "domains": dataset.train_domains, "ids": dataset.train_clients}
+    columns = {"labels": stratify(dataset.train.y), "domains": dataset.train_domains, "ids": dataset.train_clients}
     kept = None
     if long_tail is not None:
         need_classes(f"long_tail={long_tail}", dataset.train.y, "leave it out")
         kept = partition.long_tail(dataset.train.y, seed, rho=long_tail)
         columns = {key: None if values is None else values[kept] for key, values in columns.items()}
-    columns |= {"test_labels": strata(dataset.test.y), "test_domains": dataset.test_domains, "test_ids": dataset.test_clients}
+    columns |= {"test_labels": stratify(dataset.test.y), "test_domains": dataset.test_domains, "test_ids": dataset.test_clients}
     train, test = partition.divide(scheme, columns, clients, seed)
     if kept is None:
         return train, test
@@ -358,7 +358,7 @@ def _given(what: str, lists: Sequence[Any], limit: int) -> Sequence[np.ndarray]:
       ValueError: one is not integers, or out of range.
     """
     if not isinstance(lists, RowLists):
-        return [index_list(f"{what}[{i}]", rows, limit) for i, rows in enumerate(lists)]
+        return [check_index(f"{what}[{i}]", rows, limit) for i, rows in enumerate(lists)]
     once, back = lists.distinct()
     rows = once.joined()
     if len(rows) and not 0 <= rows.min() <= rows.max() < limit:

@@ -4,7 +4,7 @@ import numpy as np
 
 from fedjax_core import option_types
 from fedjax_core.data import apportion
-from fedjax_core.data.federated_data import FederatedData, Newcomers, divided_anew
+from fedjax_core.data.federated_data import FederatedData, Newcomers, replace_index
 from fedjax_core.data.ragged_index import RowLists
 from fedjax_core.data.target_types import label_table
 
@@ -27,7 +27,7 @@ def set_apart(data: FederatedData, part: float | int, seed: int) -> FederatedDat
         what = f"data.unseen_clients={part} must be a fraction in (0, 1), or a number below that of all clients"
         raise ValueError(f"{what}, {data.clients}")
     number = int(part) if part >= 1 else min(max(1, round(part * data.clients)), data.clients - 1)
-    ids = np.sort(apportion.generator(seed, "unseen").permutation(data.clients)[:number]).astype(np.int32)
+    ids = np.sort(apportion.make_generator(seed, "unseen").permutation(data.clients)[:number]).astype(np.int32)
     others = np.setdiff1d(np.arange(data.clients), ids)
     train, test, validation = map(RowLists.of, (data.train_index, data.test_index, data.validation_index))
     theirs = _united(train.chosen(ids), validation.chosen(ids))
@@ -35,7 +35,7 @@ def set_apart(data: FederatedData, part: float | int, seed: int) -> FederatedDat
     names = [tuple(data.client_names[i] for i in which) if data.client_names else () for which in (ids, others)]
     unseen = Newcomers(ids, theirs, test.chosen(ids), table, data.test_label_table[ids], names[0])
     train, test, validation = (each.chosen(others) for each in (train, test, validation))
-    return divided_anew(data, train, test, validation, unseen, names[1])
+    return replace_index(data, train, test, validation, unseen, names[1])
 
 
 def seen_rows(data: FederatedData) -> np.ndarray | None:

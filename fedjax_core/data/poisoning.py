@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_core import option_types
 from fedjax_core.algorithm import Examples
-from fedjax_core.data.federated_data import FederatedData, divided_anew
+from fedjax_core.data.federated_data import FederatedData, replace_index
 from fedjax_core.data.row_readers import in_file
 from fedjax_core.data.target_types import need_classes
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, PositiveFraction
@@ -121,7 +121,7 @@ def counted(data: FederatedData, poisons: Sequence[Poison], clients: Sequence[in
     index, number = _moved(data, clients)
     x = np.broadcast_to(data.train.x[:1], (number, *data.train.x.shape[1:]))
     train = Examples(x, np.resize(np.asarray(data.train.y), number))
-    return divided_anew(dataclasses.replace(data, train=train), index, data.test_index, data.validation_index)
+    return replace_index(dataclasses.replace(data, train=train), index, data.test_index, data.validation_index)
 
 
 def poisoned(data: FederatedData, poisons: Sequence[Poison], clients: Sequence[int] | np.ndarray, seed: int) -> FederatedData:
@@ -148,7 +148,7 @@ def poisoned(data: FederatedData, poisons: Sequence[Poison], clients: Sequence[i
         xs.append(x)
         ys.append(y)
     train = Examples(np.concatenate(xs), np.concatenate(ys))
-    found = divided_anew(dataclasses.replace(data, train=train), index, data.test_index, data.validation_index)
+    found = replace_index(dataclasses.replace(data, train=train), index, data.test_index, data.validation_index)
     return dataclasses.replace(found, poisoned_rows=len(train.y) - len(data.train.y))
 
 

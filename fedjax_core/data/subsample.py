@@ -6,8 +6,8 @@ from PIL import Image
 from fedjax_core.algorithm import Examples
 from fedjax_core.data.row_readers import check_fits
 from fedjax_core.data.sources import Dataset
-from fedjax_core.data.sources.file_checks import stratified
-from fedjax_core.data.target_types import strata
+from fedjax_core.data.sources.file_checks import stratified_mask
+from fedjax_core.data.target_types import stratify
 
 
 def smaller(dataset: Dataset, size: int | None = None, examples: int | None = None, field: str = "data.") -> Dataset:
@@ -29,7 +29,7 @@ def smaller(dataset: Dataset, size: int | None = None, examples: int | None = No
     if examples is not None:
         if not _whole(examples) or not 1 <= examples <= len(kept):
             raise ValueError(f"{field}examples={examples!r} must be a whole number from 1 to the {len(kept)} training examples")
-        kept = np.flatnonzero(stratified(strata(train.y), examples))
+        kept = np.flatnonzero(stratified_mask(stratify(train.y), examples))
     x, test_x = train.x[kept], test.x
     if size is not None:
         if not _whole(size) or size < 1 or x.ndim != 4 or x.dtype != np.uint8:

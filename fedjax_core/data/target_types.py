@@ -11,7 +11,7 @@ from fedjax_core.data.ragged_index import RowLists
 ROWS = ("rows",)  # the one column of a label table where nothing else can be counted
 
 
-def strata(y: np.ndarray) -> np.ndarray:
+def stratify(y: np.ndarray) -> np.ndarray:
     """[rows] int32: the classes of rows; 0 where targets are none, so that rows are told apart by their number alone."""
     return np.asarray(y) if targets_of(y) == "classes" else np.zeros(len(y), np.int32)
 
@@ -30,7 +30,7 @@ def label_table(y: np.ndarray, lists: RowLists, classes: int) -> np.ndarray:
     """[N, K] rows of each class, or with each label; of other targets [N, 1] rows."""
     if targets_of(y) == "labels":
         return np.stack([lists.counts(column, 2)[:, 1] for column in np.asarray(y).T], 1)
-    return lists.counts(strata(y), number(y, classes))
+    return lists.counts(stratify(y), number(y, classes))
 
 
 def need_classes(what: str, y: np.ndarray, instead: str) -> None:

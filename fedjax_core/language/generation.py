@@ -14,11 +14,11 @@ import numpy as np
 
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.language.length_bucketing import drop_padding
-from fedjax_core.language.models.transformer import LanguageModel, last, name_layers
+from fedjax_core.language.models.transformer import LanguageModel, last_token_index, name_layers
 from fedjax_core.task import Model
 
 
-class Written(NamedTuple):
+class AnswerOutputs(NamedTuple):
     """What a language model makes of questions with their answers; A: of the longest answer.
 
     Attributes:
@@ -34,21 +34,21 @@ class Written(NamedTuple):
     layers: Array | None = None
 
 
-def written(model: LanguageModel, params: PyTree, x: PyTree, layers: bool = False) -> Written:
+def compute_answer_outputs(model: LanguageModel, params: PyTree, x: PyTree, layers: bool = False) -> AnswerOutputs:
     """One pass over `to_write`'s x: {"tokens": [B, T], "mask": [B, T], padding on the left, "answer": [B, A]}.
 
     Logits are made for the answers' places alone, which in a long text saves nearly all of them.
     """
     a = x["answer"].shape[1]
-    end = last(x["mask"])
+    end = last_token_index(x["mask"])
     read = lambda hidden: hidden[jnp.arange(len(end)), end].astype(jnp.float32)
     hidden = model.hidden(params, x["tokens"], x["mask"], read=read if layers else None)
     hidden, each = hidden if layers else (hidden, None)
     targets = jnp.where(x["answer"], x["tokens"][:, -a:], -1)
-    return Written(model.logits(params, hidden[:, -a - 1 : -1]), targets, read(hidden), each)
+    return AnswerOutputs(model.logits(params, hidden[:, -a - 1 : -1]), targets, read(hidden), each)
 
 
-def writing(model: LanguageModel) -> Model:
+def make_writer(model: LanguageModel) -> Model:
     """A language model that learns to write answers: with `local_training.cross_entropy`, on their tokens and ends alone.
 
     Args:
@@ -62,19 +62,19 @@ def writing(model: LanguageModel) -> Model:
 
     def apply(net: Net, x: PyTree, key=None, train=False, mask=None, intermediates=False):
         del key, train
-        outputs: dict[str, Any] = written(model, net.params, drop_padding(x, mask), intermediates)._asdict()
+        outputs: dict[str, Any] = compute_answer_outputs(model, net.params, drop_padding(x, mask), intermediates)._asdict()
         layers = outputs.pop("layers")
         return (outputs if layers is None else outputs | {"intermediates": name_layers(layers)}), net.stats
 
     def features(net: Net, x: PyTree, key: Array | None = None, train: bool = False, mask: Array | None = None):
         del key, train
-        return written(model, net.params, drop_padding(x, mask)).features, net.stats
+        return compute_answer_outputs(model, net.params, drop_padding(x, mask)).features, net.stats
 
     init, head = lambda key: Net(model.init(key), {}), lambda net, features: model.logits(net.params, features)
     return Model(init, apply, features, head, f"writing {model.name}", model_axes=model.model_axes, vocabulary=model.vocabulary)
 
 
-def complete(
+def generate_completions(
     generate: Callable[[Array, Array], tuple[Array, Array]],
     prompts: Sequence[Sequence[int]],
     batch: int = 32,

@@ -109,7 +109,7 @@ def read(path: str | Path, split: str | None = None) -> list[Instance]:
     return found
 
 
-def fewer(rows: Sequence[Instance], number: int) -> list[Instance]:
+def subsample(rows: Sequence[Instance], number: int) -> list[Instance]:
     """So many rows of each data set, always the same ones, in their order.
 
     Raises:
@@ -120,7 +120,7 @@ def fewer(rows: Sequence[Instance], number: int) -> list[Instance]:
         mine = [i for i, row in enumerate(rows) if row.dataset == name]
         if not 1 <= number <= len(mine):
             raise ValueError(f"examples={number} of each data set: must lie between 1 and the {len(mine)} rows of {name}")
-        chosen = apportion.generator(SPLIT_SEED, f"fewer {name}").permutation(len(mine))[:number]
+        chosen = apportion.make_generator(SPLIT_SEED, f"fewer {name}").permutation(len(mine))[:number]
         found += [mine[i] for i in chosen]
     return [rows[i] for i in sorted(found)]
 
@@ -152,7 +152,7 @@ def parse_options(instruction: str) -> tuple[str, tuple[str, ...]]:
     return question.rstrip(), tuple(dict.fromkeys(line[2:].strip() for line in lines))
 
 
-class Divided(NamedTuple):
+class LeaveOneOutSplit(NamedTuple):
     """Instances and who has them.
 
     Attributes:
@@ -170,9 +170,9 @@ class Divided(NamedTuple):
     datasets: tuple[str, ...]
 
 
-def leave_out(
+def leave_task_out(
     train: Sequence[Instance], test: Sequence[Instance], task: str, clients: int, seed: int, tested: str = "left_out"
-) -> Divided:
+) -> LeaveOneOutSplit:
     """Trains on all tasks but one, each client on one data set; several clients of one set have IID parts of it.
 
     Args:
@@ -202,11 +202,11 @@ def leave_out(
     else:
         train_index, _ = partition.by_domain(domains, domains, clients, seed)
         test_index = [np.arange(len(theirs), dtype=np.int32)] * clients
-    return Divided(mine, theirs, tuple(train_index), tuple(test_index), names)
+    return LeaveOneOutSplit(mine, theirs, tuple(train_index), tuple(test_index), names)
 
 
-def to_choose(
-    divided: Divided, tokenizer: Tokenizer, limit: int, multiple: int = 16, *, long: str = "refuse"
+def build_option_data(
+    divided: LeaveOneOutSplit, tokenizer: Tokenizer, limit: int, multiple: int = 16, *, long: str = "refuse"
 ) -> tuple[federated_data.FederatedData, dict[str, np.ndarray]]:
     """Data for an encoder that scores options.
 
@@ -245,7 +245,7 @@ def to_choose(
                 _refuse(len(text), limit, dataset)
         cut = [dataset for text, dataset in zip(tokens, datasets, strict=True) if len(text) > limit]
         _tell(cut, datasets, limit, what)
-        return rectangle(tokenizer.encode(texts, limit=limit) if cut else tokens, multiple, side="right", widest=limit)
+        return pad_sequences(tokenizer.encode(texts, limit=limit) if cut else tokens, multiple, side="right", widest=limit)
 
     def examples(rows: list[Instance], what: str) -> Examples:
         tokens, mask = encoded([row.question for row in rows], [row.dataset for row in rows], what)
@@ -261,8 +261,8 @@ def to_choose(
     return data, {"tokens": tokens, "mask": mask}
 
 
-def to_write(
-    divided: Divided,
+def build_generation_data(
+    divided: LeaveOneOutSplit,
     tokenizer: Tokenizer,
     limit: int,
     end: int,
@@ -293,16 +293,16 @@ def to_write(
     names = tuple(dict.fromkeys([*divided.datasets, *(row.dataset for row in divided.test)]))
 
     def examples(rows: list[Instance], what: str) -> Examples:
-        pairs = tokenise(rows, tokenizer, limit, end, long=long, template=template, what=what)
-        tokens, mask = rectangle([prompt + answer for prompt, answer in pairs], multiple, widest=limit)
-        _, answer = rectangle([answer for _, answer in pairs], 1)
+        pairs = tokenize_pairs(rows, tokenizer, limit, end, long=long, template=template, what=what)
+        tokens, mask = pad_sequences([prompt + answer for prompt, answer in pairs], multiple, widest=limit)
+        _, answer = pad_sequences([answer for _, answer in pairs], 1)
         y = np.array([names.index(row.dataset) for row in rows], np.int32)
         return Examples({"tokens": tokens, "mask": mask, "answer": answer}, y)
 
     return _federated(divided, examples(divided.train, "training texts"), examples(divided.test, "test texts"), names)
 
 
-def tokenise(
+def tokenize_pairs(
     rows: Sequence[Instance],
     tokenizer: Tokenizer,
     limit: int,
@@ -330,7 +330,7 @@ def tokenise(
     return found
 
 
-def prompts(
+def tokenize_prompts(
     rows: Sequence[Instance], tokenizer: Tokenizer, limit: int, end: int, *, long: str = "refuse", template: str = ALPACA
 ) -> list[list[int]]:
     """Tokens of the prompts alone, to be completed, as `tokenise` has them; at most `limit` each.
@@ -389,7 +389,7 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def rectangle(
+def pad_sequences(
     rows: Sequence[Sequence[int]], multiple: int, side: str = "left", widest: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rows of tokens as one array.
@@ -413,6 +413,6 @@ def rectangle(
     return tokens, mask
 
 
-def _federated(divided: Divided, train: Examples, test: Examples, names: tuple[str, ...]) -> federated_data.FederatedData:
+def _federated(divided: LeaveOneOutSplit, train: Examples, test: Examples, names: tuple[str, ...]) -> federated_data.FederatedData:
     dataset = Dataset("text", train, test, names)
     return federated_data.from_index(dataset, divided.train_index, divided.test_index)

@@ -110,7 +110,7 @@ class Prepared(NamedTuple):
     options: dict[str, np.ndarray] | None
     spec: Spec
     folder: Path
-    divided: instruction_data.Divided
+    divided: instruction_data.LeaveOneOutSplit
     kinds: tuple[str, ...]
     widths: tuple[int, ...]
 
@@ -140,7 +140,7 @@ def prepare(of: Source, data_dir: str | None, clients: int, seed: int, own: Spec
     check(own)
     root = Path(data_dir or os.environ.get(sources.DATA_VARIABLE) or Path.home() / "fedjax_data").expanduser() / of.folder
     train, test = _read(of, root)
-    divided = instruction_data.leave_out(train, test, of.leave_out, clients, seed, of.tested)
+    divided = instruction_data.leave_task_out(train, test, of.leave_out, clients, seed, of.tested)
     folder = Path(own.folder).expanduser() if own.folder is not None else load_pretrained.installed(str(own.package))
     model, tokenizer = described(folder, own), load_pretrained.tokenizer(folder)
     if own.limit > model.context:
@@ -149,22 +149,22 @@ def prepare(of: Source, data_dir: str | None, clients: int, seed: int, own: Spec
     kinds = tuple(dict.fromkeys(names))
     kind = np.array([kinds.index(name) for name in names], np.int32)
     if isinstance(model, Encoder):
-        data, options = instruction_data.to_choose(divided, tokenizer, own.limit, long=own.long)
+        data, options = instruction_data.build_option_data(divided, tokenizer, own.limit, long=own.long)
         found = _beside(data, rouge1=_rouges(data, divided), kind=kind)
         return Prepared(found, model, options, own, folder, divided, kinds, _widths(data, divided, kind))
     if not model.stop:
         raise ValueError(f"{folder}: its config.json has no eos_token_id, with which an answer ends")
     if model.vocabulary is not None:
         check_tokens(model.stop[0], model.vocabulary, model.name, where=f"{folder}: eos_token_id: ")
-    data = instruction_data.to_write(divided, tokenizer, own.limit, model.stop[0], long=own.long)
+    data = instruction_data.build_generation_data(divided, tokenizer, own.limit, model.stop[0], long=own.long)
     return Prepared(_beside(data, kind=kind), model, None, own, folder, divided, kinds, _widths(data, divided, kind))
 
 
-def _widths(data: federated_data.FederatedData, divided: instruction_data.Divided, kind: np.ndarray) -> tuple[int, ...]:
+def _widths(data: federated_data.FederatedData, divided: instruction_data.LeaveOneOutSplit, kind: np.ndarray) -> tuple[int, ...]:
     """Those that pay with each client's training texts, and with each test set's."""
     train, test = (np.asarray(examples.x["mask"]) for examples in (data.train, data.test))
     each = [train[index].sum(1) for index in divided.train_index] + [test[kind == i].sum(1) for i in range(kind.max() + 1)]
-    return length_bucketing.widths(each, max(train.shape[1], test.shape[1]))
+    return length_bucketing.choose_widths(each, max(train.shape[1], test.shape[1]))
 
 
 def _read(of: Source, root: Path) -> tuple[list[instruction_data.Instance], list[instruction_data.Instance]]:
@@ -174,7 +174,7 @@ def _read(of: Source, root: Path) -> tuple[list[instruction_data.Instance], list
     found = []
     for file, part, number in ((of.train, "train", of.examples), (of.test, "test", of.test_examples)):
         rows = instruction_data.read(root / file, part if both else None)
-        found.append(rows if number is None else instruction_data.fewer(rows, number))
+        found.append(rows if number is None else instruction_data.subsample(rows, number))
     return found[0], found[1]
 
 
@@ -190,7 +190,7 @@ def _beside(data: federated_data.FederatedData, **more: np.ndarray) -> federated
     return dataclasses.replace(data, test=Examples(data.test.x | more, data.test.y))
 
 
-def _rouges(data: federated_data.FederatedData, divided: instruction_data.Divided) -> np.ndarray:
+def _rouges(data: federated_data.FederatedData, divided: instruction_data.LeaveOneOutSplit) -> np.ndarray:
     """[test rows, K], ROUGE-1 of each option with the answer."""
     rows = np.zeros(data.test.x["options"].shape, np.float32)
     for i, row in enumerate(divided.test):
@@ -241,7 +241,7 @@ def _arrays(made: Prepared) -> Net:
     assert made.options is not None
     tokens, mask = made.options["tokens"], made.options["mask"]
     of_options = (*key, tokens.shape, hashlib.sha256(tokens.tobytes() + mask.tobytes()).hexdigest())
-    embedded = lambda: option_scoring.with_options(model, jax.device_put(jax.device_get(base)), tokens, mask).params["head"]
+    embedded = lambda: option_scoring.add_option_embeddings(model, jax.device_put(jax.device_get(base)), tokens, mask).params["head"]
     head = _shared(of_options, lambda: jax.device_get(embedded()))
     return Net(base | {"head": head}, {})
 
@@ -260,10 +260,10 @@ def task(made: Prepared, adapter: adapters.Kind | None, shapes_only: bool = Fals
     encoder = made.options is not None
     if isinstance(made.model, Encoder):
         assert made.options is not None
-        model = option_scoring.scoring(made.model, len(made.options["tokens"]), made.spec.temperature)
+        model = option_scoring.make_option_scorer(made.model, len(made.options["tokens"]), made.spec.temperature)
     else:
-        model = generation.writing(made.model)
-    model = length_bucketing.bucketed(model, made.widths, "right" if encoder else "left")
+        model = generation.make_writer(made.model)
+    model = length_bucketing.with_length_buckets(model, made.widths, "right" if encoder else "left")
     if shapes_only:
         zero = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
         arrays: Any = jax.tree.map(zero, jax.eval_shape(model.init, jax.random.key(0)))
@@ -286,7 +286,7 @@ def _writer(model: LanguageModel, limit: int, beams: int) -> Callable[..., tuple
 
 @functools.lru_cache(maxsize=2)
 def _chooser(model: Encoder, options: int, temperature: float) -> Callable[[PyTree, PyTree], Array]:
-    scored = option_scoring.scoring(model, options, temperature)
+    scored = option_scoring.make_option_scorer(model, options, temperature)
     return jax.jit(lambda params, x: jnp.argmax(scored.apply(Net(params, {}), x)[0]["logits"], -1))
 
 
@@ -319,9 +319,9 @@ def answers(
         raise ValueError(f"longest={longest} leaves no place for a question: {made.model.name} takes {made.model.context} tokens")
     asked, tokenizer = [made.divided.test[row] for row in rows], load_pretrained.tokenizer(made.folder)
     widest = min(made.spec.limit, made.model.context - longest)
-    tokens = instruction_data.prompts(asked, tokenizer, widest, made.model.stop[0], long=made.spec.long)
+    tokens = instruction_data.tokenize_prompts(asked, tokenizer, widest, made.model.stop[0], long=made.spec.long)
     write = functools.partial(_writer(made.model, longest, beams), params)
-    return tokenizer.decode(generation.complete(write, tokens, batch, widest=widest))
+    return tokenizer.decode(generation.generate_completions(write, tokens, batch, widest=widest))
 
 
 def parameters(made: Prepared, adapter: adapters.Kind | None, frozen: Net, net: Net) -> PyTree:

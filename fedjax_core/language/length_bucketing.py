@@ -12,7 +12,7 @@ from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.task import Model
 from fedjax_core.training import adapters
 
-PAYS = 0.85  # another width, which is another program to compile, must leave no more than this part of the work
+MAX_RELATIVE_WORK = 0.85  # another width, which is another program to compile, must leave no more than this part of the work
 
 
 @jax.custom_batching.custom_vmap
@@ -27,7 +27,7 @@ def _(size: int, batched: list[bool], number: Array) -> tuple[Array, bool]:
     return _common(jnp.max(number, 0) if batched[0] else number), False
 
 
-def bucketed(model: Model, widths: Sequence[int], side: str = "right") -> Model:
+def with_length_buckets(model: Model, widths: Sequence[int], side: str = "right") -> Model:
     """The model on batches that are cut to the smallest width that holds their longest real text, which is chosen as they come.
 
     All that it gives is what the model gives of whole batches, to rounding: padding is not looked at, and dropout of an adapter is
@@ -76,7 +76,7 @@ def bucketed(model: Model, widths: Sequence[int], side: str = "right") -> Model:
     return model._replace(apply=apply, features=features)
 
 
-def widths(lengths: Sequence[np.ndarray], longest: int, batch: int = 16, most: int = 2, multiple: int = 16) -> tuple[int, ...]:
+def choose_widths(lengths: Sequence[np.ndarray], longest: int, batch: int = 16, most: int = 2, multiple: int = 16) -> tuple[int, ...]:
     """Widths below the longest that save work, for `bucketed`: those with the least expected number of tokens.
 
     Args:
@@ -103,7 +103,7 @@ def widths(lengths: Sequence[np.ndarray], longest: int, batch: int = 16, most: i
     best: tuple[int, ...] = ()
     for number in range(1, most):
         found = min(itertools.combinations(range(len(some)), number), key=work, default=())
-        best = found if found and work(found) < PAYS * work(best) else best
+        best = found if found and work(found) < MAX_RELATIVE_WORK * work(best) else best
     return tuple(int(some[i]) for i in best)
 
 

@@ -74,7 +74,7 @@ def prepared(of: Source, clients: int, own: Spec, sizes: Sizes) -> Prepared:
     data = dataclasses.replace(data, test=examples(sizes.test_rows, True))
     tokens = np.broadcast_to(np.zeros((), np.int32), (sizes.answer, own.limit))
     options = {"tokens": tokens, "mask": tokens == 0} if encoder else None
-    divided = instruction_data.Divided([], [], tuple(train), tuple(test), names)
+    divided = instruction_data.LeaveOneOutSplit([], [], tuple(train), tuple(test), names)
     return Prepared(data, model, options, own, folder, divided, (of.leave_out,), ())
 
 

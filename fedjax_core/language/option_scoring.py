@@ -29,7 +29,7 @@ from fedjax_core.training import losses
 TEMPERATURE = 0.05  # by which cosines are divided
 
 
-def embed(encoder: Encoder, params: PyTree, tokens: Array, mask: Array) -> Array:
+def embed_batch(encoder: Encoder, params: PyTree, tokens: Array, mask: Array) -> Array:
     """The mean of the real tokens' hidden states, of length 1: [B, T], [B, T] bool -> [B, D] float32; zeros for an empty row."""
     return losses.unit(_mean(encoder.hidden(params, tokens, mask), mask))
 
@@ -40,7 +40,7 @@ def _mean(hidden: Array, mask: Array) -> Array:
     return total / jnp.maximum(jnp.sum(mask, 1), 1)[:, None]
 
 
-def embed_all(encoder: Encoder, params: PyTree, tokens: np.ndarray, mask: np.ndarray, batch: int = 64, multiple: int = 16) -> Array:
+def embed_texts(encoder: Encoder, params: PyTree, tokens: np.ndarray, mask: np.ndarray, batch: int = 64, multiple: int = 16) -> Array:
     """`embed` of many rows, in batches of like lengths.
 
     Args:
@@ -54,7 +54,7 @@ def embed_all(encoder: Encoder, params: PyTree, tokens: np.ndarray, mask: np.nda
     Returns:
       [U, D].
     """
-    one = jax.jit(functools.partial(embed, encoder))
+    one = jax.jit(functools.partial(embed_batch, encoder))
     lengths = mask.sum(1)
     order = np.argsort(lengths, kind="stable")
     found = np.zeros((len(order), encoder.width), np.float32)
@@ -66,7 +66,7 @@ def embed_all(encoder: Encoder, params: PyTree, tokens: np.ndarray, mask: np.nda
     return jnp.asarray(found)
 
 
-def scoring(encoder: Encoder, options: int, temperature: float = TEMPERATURE) -> Model:
+def make_option_scorer(encoder: Encoder, options: int, temperature: float = TEMPERATURE) -> Model:
     """A classifier whose classes are each example's listed options; its head is fixed.
 
         logit_k = cos(embedding of the question, embedding of option k under the frozen base) / temperature
@@ -94,7 +94,7 @@ def scoring(encoder: Encoder, options: int, temperature: float = TEMPERATURE) ->
     def features(net: Net, x: PyTree, key: Array | None = None, train: bool = False, mask: Array | None = None):
         del key, train
         x = drop_padding(x, mask)
-        return embed(encoder, net.params, x["tokens"], x["mask"]), net.stats
+        return embed_batch(encoder, net.params, x["tokens"], x["mask"]), net.stats
 
     def head(net: Net, features: Array) -> Array:
         raise ValueError("the options differ between examples, so that logits need x, not features alone: use apply")
@@ -116,6 +116,6 @@ def scoring(encoder: Encoder, options: int, temperature: float = TEMPERATURE) ->
     )
 
 
-def with_options(encoder: Encoder, base: PyTree, tokens: np.ndarray, mask: np.ndarray, batch: int = 64) -> Net:
+def add_option_embeddings(encoder: Encoder, base: PyTree, tokens: np.ndarray, mask: np.ndarray, batch: int = 64) -> Net:
     """The arrays of a `scoring` model: the base, and the embeddings of all options (`to_choose`'s, [U, T]) under it."""
-    return Net(base | {"head": {"options": embed_all(encoder, base, tokens, mask, batch)}}, {})
+    return Net(base | {"head": {"options": embed_texts(encoder, base, tokens, mask, batch)}}, {})

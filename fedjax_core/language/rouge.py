@@ -18,7 +18,7 @@ def rouge1(texts: Sequence[str], answers: Sequence[str]) -> list[float]:
     return [float(scorer.score(answer, text)["rouge1"].fmeasure) for text, answer in zip(texts, answers, strict=True)]
 
 
-def exact(texts: Sequence[str], answers: Sequence[str]) -> list[bool]:
+def is_exact_match(texts: Sequence[str], answers: Sequence[str]) -> list[bool]:
     """Whether each text is its answer, but for case and white space."""
     plain = lambda text: re.sub(r"\s+", " ", text).strip().casefold()
     return [plain(text) == plain(answer) for text, answer in zip(texts, answers, strict=True)]

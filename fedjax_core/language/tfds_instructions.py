@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_core.data.apportion import generator
+from fedjax_core.data.apportion import make_generator
 from fedjax_core.data.sources.file_checks import SPLIT_SEED
 from fedjax_core.data.sources.tfds_sets import tfds_folder
 from fedjax_core.language.instruction_data import OPTIONS, Instance
@@ -143,7 +143,7 @@ def _drawn(data_dir: Path, name: str, split: str, number: int, balanced: bool) -
     builder: Any = tensorflow_datasets.builder_from_directory(tfds_folder(data_dir, form.folder))
     try:
         rows = builder.as_data_source(split)
-        order = generator(SPLIT_SEED, f"{name} {split}").permutation(len(rows))
+        order = make_generator(SPLIT_SEED, f"{name} {split}").permutation(len(rows))
         found: list[Instance] = []
         for start in range(0, len(order), BLOCK):
             records = rows.__getitems__(order[start : start + BLOCK].tolist())

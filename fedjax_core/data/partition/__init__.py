@@ -32,7 +32,7 @@ from fedjax_core.data.partition.label_skew import dirichlet, grouped_dirichlet, 
 from fedjax_core.data.partition.natural_clients import by_domain, natural
 from fedjax_core.data.partition.per_client_label_skew import dirichlet_clients, overlapping_dirichlet, pathological_clients
 from fedjax_core.data.partition.quantity import iid, long_tail, quantity_skew
-from fedjax_core.data.partition.sampling import Index, index_list
+from fedjax_core.data.partition.sampling import Index, check_index
 
 Lists = Sequence[np.ndarray]
 __all__ = ["COUNTS_ITSELF", "DEFAULT_CLIENTS", "GIVEN", "SCHEMES", "WITHOUT_CLASSES", "Index", "long_tail", "make"]
@@ -127,7 +127,7 @@ def _checked(name: str, result: Any, clients: int, rows: Mapping[str, int]) -> t
     try:
         for half, what, of in zip(halves, ("training", "test"), rows, strict=True):
             lists = (
-                None if half is None else [index_list(f"{what} rows of client {i}", part, rows[of]) for i, part in enumerate(half)]
+                None if half is None else [check_index(f"{what} rows of client {i}", part, rows[of]) for i, part in enumerate(half)]
             )
             read.append(lists)
     except ValueError as error:

@@ -5,16 +5,16 @@ from typing import Literal
 
 import numpy as np
 
-from fedjax_core.data.apportion import MANY, apportion, generator
+from fedjax_core.data.apportion import MANY, apportion, make_generator
 from fedjax_core.data.partition import large_populations
 from fedjax_core.data.partition.sampling import (
     Alpha,
     check_labels,
-    concentrations,
-    deal_classes,
-    draw_until,
+    check_concentration,
+    assign_classes,
+    draw_until_min_size,
     log_dirichlet,
-    log_sum,
+    log_sum_exp,
 )
 from fedjax_core.data.ragged_index import RowLists
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive
@@ -68,7 +68,7 @@ def dirichlet(
         raise ValueError(f"min_share={min_share} for {clients} clients: must lie in [0, 1/{clients} = {1 / clients:.4g}].")
     if balanced and min_share:
         raise ValueError(f"min_share={min_share} with balanced=True: equal sizes leave no minimum share; set one of them.")
-    rng = generator(seed, "dirichlet")
+    rng = make_generator(seed, "dirichlet")
     classes, rows = np.unique(labels, return_counts=True)
 
     def draw(concentration):
@@ -82,8 +82,8 @@ def dirichlet(
 
     if isinstance(alpha, str) and alpha != "random":
         raise ValueError(f"alpha={alpha!r}: must be a number > 0, {clients} of them, or 'random'.")
-    concentration = alpha if isinstance(alpha, str) else concentrations(alpha, clients, "client")
-    table = draw_until(draw, "dirichlet", concentration, min_size, len(labels), clients, max_tries)
+    concentration = alpha if isinstance(alpha, str) else check_concentration(alpha, clients, "client")
+    table = draw_until_min_size(draw, "dirichlet", concentration, min_size, len(labels), clients, max_tries)
     return _deal(labels, classes, table, rng)
 
 
@@ -129,8 +129,8 @@ def grouped_dirichlet(
     remainders are rounded up.
     """
     labels = check_labels(labels, clients)
-    concentration = concentrations(alpha, 1, "group").reshape(())
-    rng = generator(seed, "grouped_dirichlet")
+    concentration = check_concentration(alpha, 1, "group").reshape(())
+    rng = make_generator(seed, "grouped_dirichlet")
     shuffled = rng.permutation(len(labels))
     members = np.bincount(np.arange(clients) // group_size)  # [groups]
     ends = np.cumsum(members) * len(labels) // clients
@@ -148,7 +148,7 @@ def grouped_dirichlet(
             return table
 
         min_size = int(min_fraction * mean)
-        table = draw_until(draw, "grouped_dirichlet", concentration, min_size, len(rows), int(number), max_tries)
+        table = draw_until_min_size(draw, "grouped_dirichlet", concentration, min_size, len(rows), int(number), max_tries)
         by_class = [np.split(rows[labels[rows] == c], np.cumsum(n)[:-1]) for c, n in zip(classes, table, strict=True)]
         parts += [np.concatenate(own) for own in zip(*by_class, strict=True)]
     sizes = np.array([len(part) for part in parts])
@@ -191,10 +191,10 @@ def pathological(
             f"{clients} clients with classes_per_client={classes_per_client} hold {places} of {len(classes)} classes; needs "
             f"classes_per_client >= {-(-len(classes) // clients)} or more clients."
         )
-    rng = generator(seed, "pathological")
+    rng = make_generator(seed, "pathological")
     together = clients > MANY and not each.ndim
-    dealt = large_populations.deal_classes(rng, len(classes), clients, int(each)) if together else None
-    held = (deal_classes(rng, len(classes), clients, classes_per_client) if dealt is None else dealt).T  # [K, N]
+    dealt = large_populations.assign_classes(rng, len(classes), clients, int(each)) if together else None
+    held = (assign_classes(rng, len(classes), clients, classes_per_client) if dealt is None else dealt).T  # [K, N]
     holders = held.sum(1)
     if np.any(rows < holders):
         c = int(np.argmax(holders - rows))
@@ -231,7 +231,7 @@ def shards(labels: np.ndarray, clients: int, seed: int, *, shards_per_client: At
             f"shards_per_client={shards_per_client} for {clients} clients and {len(labels)} rows: must lie in "
             f"[1, {len(labels) // clients}]."
         )
-    rng, number = generator(seed, "shards"), clients * shards_per_client
+    rng, number = make_generator(seed, "shards"), clients * shards_per_client
     shuffled = rng.permutation(len(labels))
     by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
     each, more = divmod(len(labels), number)
@@ -245,8 +245,8 @@ def _fit_equal_sizes(rows: np.ndarray, log_share: np.ndarray) -> np.ndarray:
     sizes = apportion(rows.sum(), np.ones(log_share.shape[1]))
     logs = log_share
     for _ in range(FITTING_STEPS):
-        logs = logs + np.log(sizes) - log_sum(logs, 0)
-        logs = logs + np.log(rows)[:, None] - log_sum(logs, 1)
+        logs = logs + np.log(sizes) - log_sum_exp(logs, 0)
+        logs = logs + np.log(rows)[:, None] - log_sum_exp(logs, 1)
         if np.abs(np.exp(logs).sum(0) - sizes).max() < 0.5:
             break
     table = apportion(rows, np.exp(logs - np.log(rows)[:, None]))

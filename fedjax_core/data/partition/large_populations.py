@@ -14,7 +14,7 @@ from fedjax_core.data.ragged_index import RowLists
 _BLOCK = 2**22  # rows that are drawn at once
 
 
-def choose_rows(rng: np.random.Generator, of_class: Index, numbers: np.ndarray, replace: bool) -> RowLists:
+def choose_examples(rng: np.random.Generator, of_class: Index, numbers: np.ndarray, replace: bool) -> RowLists:
     """For each client `numbers[i, c]` random rows of class c; with repetition only where a class has fewer and `replace` allows it.
 
     Args:
@@ -75,7 +75,7 @@ def _distinct(rng: np.random.Generator, numbers: np.ndarray, rows: int) -> tuple
     return np.concatenate([whose[~excluded], np.flatnonzero(most)[theirs]]), np.concatenate([places[~excluded], others])
 
 
-def deal_classes(rng: np.random.Generator, classes: int, clients: int, each: int) -> np.ndarray:
+def assign_classes(rng: np.random.Generator, classes: int, clients: int, each: int) -> np.ndarray:
     """[N, K] 0 or 1: `each` classes per client, those that the fewest clients hold so far, ties at random.
 
     After K / gcd(K, each) clients all classes are held equally often, and the dealing begins anew: such runs of clients are dealt

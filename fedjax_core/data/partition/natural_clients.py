@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from fedjax_core.data.apportion import generator
-from fedjax_core.data.partition.sampling import Index, check_labels, sorted_rows
+from fedjax_core.data.apportion import make_generator
+from fedjax_core.data.partition.sampling import Index, check_labels, sort_indices
 from fedjax_core.data.ragged_index import RowLists
 from fedjax_core.option_types import AtLeastOne
 
@@ -41,7 +41,7 @@ def by_domain(
     present = np.unique(domains)
     if clients % len(present):
         raise ValueError(f"{clients} clients for {len(present)} domains: must be a multiple of {len(present)}.")
-    rng = generator(seed, "by_domain")
+    rng = make_generator(seed, "by_domain")
 
     def divide(of_row, examples, what):
         parts: list[np.ndarray] = [np.zeros(0, np.int32)] * clients
@@ -55,7 +55,7 @@ def by_domain(
                     f"{examples} needs at least as many, so lower it or change the train/test split."
                 )
             for owner, part in zip(owners, np.array_split(rows, len(owners)), strict=True):
-                parts[owner] = sorted_rows(part[:examples])
+                parts[owner] = sort_indices(part[:examples])
         return parts
 
     train = divide(domains, train_examples, "train")
@@ -88,7 +88,7 @@ def natural(
     clients = len(present) if clients is None else clients
     if clients > len(present):
         raise ValueError(f"{clients} clients, but the data have {len(present)} natural ones; allowed: 1 to {len(present)}.")
-    chosen = np.sort(generator(seed, "natural").choice(present, clients, replace=False))
+    chosen = np.sort(make_generator(seed, "natural").choice(present, clients, replace=False))
     if test_ids is None:
         return _rows_of(ids, chosen), None
     return _rows_of(ids, chosen), _rows_of(check_labels(test_ids, 1, "id"), chosen)

@@ -5,16 +5,16 @@ from typing import Literal
 import numpy as np
 
 from fedjax_core import registry
-from fedjax_core.data.apportion import MANY, apportion, apportion_capped, generator
+from fedjax_core.data.apportion import MANY, apportion, apportion_capped, make_generator
 from fedjax_core.data.partition import large_populations
 from fedjax_core.data.partition.sampling import (
     Alpha,
     Index,
-    at_least_one_client,
+    check_num_clients,
     check_labels,
-    choose_rows,
-    concentrations,
-    deal_classes,
+    choose_examples,
+    check_concentration,
+    assign_classes,
     log_dirichlet,
 )
 from fedjax_core.data.ragged_index import RowLists
@@ -65,10 +65,10 @@ def dirichlet_clients(
     (FedPFT), 2024.
     """
     labels, test_labels = check_labels(labels, 1), check_labels(test_labels, 1)
-    at_least_one_client(clients)
+    check_num_clients(clients)
     classes = np.unique(labels)
-    concentration = concentrations(alpha, len(classes), "class")
-    rng = generator(seed, "dirichlet_clients")
+    concentration = check_concentration(alpha, len(classes), "class")
+    rng = make_generator(seed, "dirichlet_clients")
 
     def draw(*these: np.ndarray):
         return np.exp(log_dirichlet(rng, concentration, (*map(len, these), len(classes))))
@@ -113,10 +113,10 @@ def pathological_clients(
     (FedPFT), 2024.
     """
     labels, test_labels = check_labels(labels, 1), check_labels(test_labels, 1)
-    at_least_one_client(clients)
+    check_num_clients(clients)
     classes = np.unique(labels)
-    rng = generator(seed, "pathological_clients")
-    deal = deal_classes if clients <= MANY else large_populations.deal_classes
+    rng = make_generator(seed, "pathological_clients")
+    deal = assign_classes if clients <= MANY else large_populations.assign_classes
     held = deal(rng, len(classes), clients, classes_per_client)
     in_turn = iter(held)
 
@@ -160,13 +160,13 @@ def overlapping_dirichlet(
     """
     labels = check_labels(labels, clients)
     classes, rows = np.unique(labels, return_counts=True)
-    rng = generator(seed, "overlapping_dirichlet")
+    rng = make_generator(seed, "overlapping_dirichlet")
     if isinstance(alpha, str):
         registry.choose("way to draw alpha", alpha, ("random_over_classes", "random_over_clients"))
         drawn = 1.0 - rng.random((clients, len(classes)))
         concentration = drawn / drawn.sum(1 if alpha == "random_over_classes" else 0, keepdims=True)
     else:
-        concentration = concentrations(alpha, len(classes), "class")
+        concentration = check_concentration(alpha, len(classes), "class")
     if train_examples is None:
         sizes = apportion(len(labels), np.ones(clients))
     elif 1 <= train_examples <= len(labels):
@@ -176,9 +176,9 @@ def overlapping_dirichlet(
     shares = np.exp(log_dirichlet(rng, concentration, (clients, len(classes))))
     of_class = [np.flatnonzero(labels == c) for c in classes]
     if clients > MANY:
-        return large_populations.choose_rows(rng, of_class, large_populations.apportion_capped(sizes, shares, rows), replace=False)
+        return large_populations.choose_examples(rng, of_class, large_populations.apportion_capped(sizes, shares, rows), replace=False)
     return [
-        choose_rows(rng, of_class, apportion_capped(int(size), share, rows), replace=False)
+        choose_examples(rng, of_class, apportion_capped(int(size), share, rows), replace=False)
         for size, share in zip(sizes, shares, strict=True)
     ]
 
@@ -217,7 +217,7 @@ def _own_distributions(name, labels, numbers, clients: int, draw, rng, replace: 
         else:
             refuse(client, wanted)
         for part in (0, 1):
-            parts[part].append(choose_rows(rng, of_class[part], wanted[part], replace))
+            parts[part].append(choose_examples(rng, of_class[part], wanted[part], replace))
     return parts
 
 
@@ -235,6 +235,6 @@ def _together(clients: int, numbers, there, of_class, draw, rng, replace: bool, 
         else:
             refuse(int(ids[left[0]]), wanted[left[0]])
         for part in (0, 1):
-            rows[part].append(large_populations.choose_rows(rng, of_class[part], wanted[:, part], replace).rows)
+            rows[part].append(large_populations.choose_examples(rng, of_class[part], wanted[:, part], replace).rows)
     train, test = (RowLists.cut_evenly(np.concatenate(of), clients) for of in rows)
     return train, test

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from fedjax_core.data.apportion import apportion, generator
-from fedjax_core.data.partition.sampling import Alpha, check_labels, choose_rows, concentrations, draw_until, log_dirichlet
+from fedjax_core.data.apportion import apportion, make_generator
+from fedjax_core.data.partition.sampling import Alpha, check_labels, choose_examples, check_concentration, draw_until_min_size, log_dirichlet
 from fedjax_core.data.ragged_index import RowLists
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 
@@ -26,7 +26,7 @@ def iid(labels: np.ndarray, clients: int, seed: int) -> RowLists:
     """
     labels = check_labels(labels, clients)
     each, more = divmod(len(labels), clients)
-    return RowLists.cut(generator(seed, "iid").permutation(len(labels)), each + (np.arange(clients) < more))
+    return RowLists.cut(make_generator(seed, "iid").permutation(len(labels)), each + (np.arange(clients) < more))
 
 
 def quantity_skew(
@@ -53,13 +53,13 @@ def quantity_skew(
     Source: Li, Diao, Chen, He. Federated Learning on Non-IID Data Silos: An Experimental Study. ICDE 2022.
     """
     labels = check_labels(labels, clients)
-    rng = generator(seed, "quantity_skew")
+    rng = make_generator(seed, "quantity_skew")
 
     def draw(concentration):
         return apportion([len(labels)], np.exp(log_dirichlet(rng, concentration, (1, clients))))
 
-    concentration = concentrations(alpha, clients, "client")
-    sizes = draw_until(draw, "quantity_skew", concentration, min_size, len(labels), clients, max_tries)[0]
+    concentration = check_concentration(alpha, clients, "client")
+    sizes = draw_until_min_size(draw, "quantity_skew", concentration, min_size, len(labels), clients, max_tries)[0]
     return RowLists.cut(rng.permutation(len(labels)), sizes)
 
 
@@ -97,5 +97,5 @@ def long_tail(labels: np.ndarray, seed: int, *, rho: float) -> np.ndarray:
             f"rho={rho}: class {classes[-1]} would keep no row of {rows[-1]} (the first class keeps {kept[0]}); "
             f"allowed here: 1 to {kept[0]}."
         )
-    rng = generator(seed, "long_tail")
-    return choose_rows(rng, [np.flatnonzero(labels == c) for c in classes], kept, replace=False)
+    rng = make_generator(seed, "long_tail")
+    return choose_examples(rng, [np.flatnonzero(labels == c) for c in classes], kept, replace=False)

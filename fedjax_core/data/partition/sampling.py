@@ -12,7 +12,7 @@ Alpha = Positive | Sequence[Positive]
 ALPHA_RANGE = (1e-100, 1e100)  # beyond it the logarithms of a draw overflow
 
 
-def concentrations(alpha: Alpha, number: int, per: str) -> np.ndarray:
+def check_concentration(alpha: Alpha, number: int, per: str) -> np.ndarray:
     """Concentration as a scalar or [number] array, checked."""
     low, high = ALPHA_RANGE
     try:
@@ -30,15 +30,15 @@ def log_dirichlet(rng: np.random.Generator, alpha: np.ndarray | float, shape: tu
     """Logarithm of a Dirichlet draw over the last axis, finite at any alpha: Gamma(a) = Gamma(a + 1) * U^(1 / a)."""
     alpha = np.broadcast_to(alpha, shape)
     log_gamma = np.log(rng.gamma(alpha + 1.0)) + np.log(1.0 - rng.random(shape)) / alpha
-    return log_gamma - log_sum(log_gamma, -1)
+    return log_gamma - log_sum_exp(log_gamma, -1)
 
 
-def log_sum(logs: np.ndarray, axis: int) -> np.ndarray:
+def log_sum_exp(logs: np.ndarray, axis: int) -> np.ndarray:
     most = logs.max(axis, keepdims=True)
     return most + np.log(np.exp(logs - most).sum(axis, keepdims=True))
 
 
-def draw_until(draw, name: str, alpha, min_size: int, rows: int, clients: int, max_tries: int) -> np.ndarray:
+def draw_until_min_size(draw, name: str, alpha, min_size: int, rows: int, clients: int, max_tries: int) -> np.ndarray:
     """The first of at most `max_tries` tables [K, N] in which every client has `min_size` rows."""
     if not 0 <= min_size <= rows // clients:
         raise ValueError(f"{name}: min_size={min_size} for {clients} clients and {rows} rows: must lie in [0, {rows // clients}].")
@@ -70,28 +70,28 @@ def check_labels(labels: np.ndarray, clients: int, what: str = "label") -> np.nd
         raise ValueError(f"{what}s of shape {labels.shape} and type {labels.dtype}: must be integers of shape [rows].")
     if len(labels) and labels.min() < 0:
         raise ValueError(f"{what} {labels.min()} in row {labels.argmin()}: must be >= 0.")
-    at_least_one_client(clients)
+    check_num_clients(clients)
     if clients > len(labels):
         raise ValueError(f"{clients} clients for {len(labels)} rows; allowed: 1 to {len(labels)}.")
     return labels
 
 
-def at_least_one_client(clients: int) -> None:
+def check_num_clients(clients: int) -> None:
     if not isinstance(clients, int | np.integer) or isinstance(clients, bool) or clients < 1:
         raise ValueError(f"clients={clients!r}: must be an integer >= 1.")
 
 
-def sorted_rows(rows: np.ndarray) -> np.ndarray:
+def sort_indices(rows: np.ndarray) -> np.ndarray:
     return np.sort(rows).astype(np.int32)
 
 
-def choose_rows(rng: np.random.Generator, of_class: Index, numbers: np.ndarray, replace: bool) -> np.ndarray:
+def choose_examples(rng: np.random.Generator, of_class: Index, numbers: np.ndarray, replace: bool) -> np.ndarray:
     """`numbers[c]` random rows of each class, sorted; with repetition only where a class has fewer and `replace` allows it."""
     drawn = [rng.choice(rows, n, replace=replace and n > len(rows)) for rows, n in zip(of_class, numbers, strict=True) if n]
-    return sorted_rows(np.concatenate([np.zeros(0, np.int64), *drawn]))
+    return sort_indices(np.concatenate([np.zeros(0, np.int64), *drawn]))
 
 
-def deal_classes(rng: np.random.Generator, classes: int, clients: int, each: int | Sequence[int]) -> np.ndarray:
+def assign_classes(rng: np.random.Generator, classes: int, clients: int, each: int | Sequence[int]) -> np.ndarray:
     """[N, K] 0 or 1: `each` classes per client, those that the fewest clients hold so far, ties at random."""
     numbers = np.broadcast_to(each, clients)
     if not 1 <= numbers.min() <= numbers.max() <= classes:
@@ -105,7 +105,7 @@ def deal_classes(rng: np.random.Generator, classes: int, clients: int, each: int
     return held
 
 
-def index_list(what: str, rows: Any, limit: int) -> np.ndarray:
+def check_index(what: str, rows: Any, limit: int) -> np.ndarray:
     """One client's rows, checked and sorted, int32.
 
     Args:

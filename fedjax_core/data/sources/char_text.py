@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
-from fedjax_core.data.sources.file_checks import TestFraction, find, read_text, stratified_fraction
+from fedjax_core.data.sources.file_checks import TestFraction, find_file, read_text, stratified_fraction_mask
 from fedjax_core.option_types import AtLeastOne, Width
 
 
@@ -44,7 +44,7 @@ def text(
         client_names = [key for key in sorted(topics) if len(topics[key]) > 2 * length]
         name, pieces = "python's manual", [topics[key] for key in client_names]
     else:
-        file = find(f"text {path}", data_dir, [data_dir / path], "put a text file there, or name another")
+        file = find_file(f"text {path}", data_dir, [data_dir / path], "put a text file there, or name another")
         whole = read_text(file)
         cuts = np.linspace(0, len(whole), parts + 1).astype(int)
         client_names = []
@@ -62,7 +62,7 @@ def text(
             f"{name}: {sum(map(len, pieces))} characters make {len(rows)} rows of length={length}; too few for {parts}."
         )
     whose, x = np.array(clients, np.int32), np.stack(rows)
-    is_test = stratified_fraction([whose], test_fraction)
+    is_test = stratified_fraction_mask([whose], test_fraction)
     return from_arrays(
         x[~is_test],
         None,

@@ -81,16 +81,16 @@ def read_cifar(name: str, spec: Cifar, data_dir: Path, labels: str) -> Dataset:
     registry.choose("label set", labels, spec.labels)
     names_file, classes = spec.labels[labels]
     how = f"get https://www.cs.toronto.edu/~kriz/{spec.archive} and put it there, packed or unpacked"
-    where = file_checks.find(name, data_dir, [data_dir / spec.archive, data_dir / name / spec.archive], how, data_dir / spec.folder)
+    where = file_checks.find_file(name, data_dir, [data_dir / spec.archive, data_dir / name / spec.archive], how, data_dir / spec.folder)
     blobs = {}
     if where.is_dir():
         for file in [*spec.parts, names_file]:
-            blobs[file] = file_checks.find(name, data_dir, [where / file], how).read_bytes()
+            blobs[file] = file_checks.find_file(name, data_dir, [where / file], how).read_bytes()
     else:
         file_checks.check_md5(where, where.read_bytes(), spec.md5)
         with tarfile.open(where) as archive:
             for file in [*spec.parts, names_file]:
-                blobs[file] = file_checks.member(archive, where, f"{spec.folder}/{file}")
+                blobs[file] = file_checks.read_tar_member(archive, where, f"{spec.folder}/{file}")
     width = len(spec.labels) + 3072
     records = []
     for file, rows in spec.parts.items():

@@ -108,7 +108,7 @@ def from_arrays(
     registry.choose("targets", targets, TARGETS)
     parts = {"train": (train_x, train_y), "test": (test_x, test_y)}
     if targets == "tokens" and train_y is None and test_y is None:
-        parts = {part: shifted(f"{part}_x", x) for part, (x, _) in parts.items()}
+        parts = {part: shift_tokens(f"{part}_x", x) for part, (x, _) in parts.items()}
     read = {"classes": _integers, "labels": _truths, "numbers": _numbers, "tokens": _tokens}[targets]
     inputs = _of_one_type({f"{part}_x": _inputs(f"{part}_x", x) for part, (x, _) in parts.items()}, targets)
     read_targets = {f"{part}_y": read(f"{part}_y", y) for part, (_, y) in parts.items()}
@@ -148,7 +148,7 @@ def from_arrays(
     return Dataset(name, train, test, class_names, domain_names=domain_names, client_names=client_names, **checked)
 
 
-def shifted(what: str, tokens: Any) -> tuple[np.ndarray, np.ndarray]:
+def shift_tokens(what: str, tokens: Any) -> tuple[np.ndarray, np.ndarray]:
     """Texts, [rows, T + 1] token ids that are negative at the end of shorter ones, as inputs and targets [rows, T]: each place is
     to tell the token after it. Targets are -1 beyond a text, inputs 0.
 
@@ -161,7 +161,7 @@ def shifted(what: str, tokens: Any) -> tuple[np.ndarray, np.ndarray]:
     return np.maximum(tokens[:, :-1], 0), np.where(tokens[:, :-1] >= 0, np.maximum(tokens[:, 1:], -1), -1)
 
 
-def grey(images: np.ndarray) -> np.ndarray:
+def add_channel_axis(images: np.ndarray) -> np.ndarray:
     """[rows, H, W] as [rows, H, W, 1]; anything else as it is."""
     return images[..., None] if images.ndim == 3 else images
 

@@ -6,10 +6,10 @@ import numpy as np
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Examples, targets_of
-from fedjax_core.data.apportion import generator
+from fedjax_core.data.apportion import make_generator
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
-from fedjax_core.data.sources.file_checks import SPLIT_SEED, TestFraction, stratified_fraction
-from fedjax_core.data.target_types import need_classes, strata
+from fedjax_core.data.sources.file_checks import SPLIT_SEED, TestFraction, stratified_fraction_mask
+from fedjax_core.data.target_types import need_classes, stratify
 
 Load = Callable[[str], Dataset]  # by its spec, such as "digits" or "npz(path='pacs64.npz')"
 SUPERCLASS = (  # of each class of CIFAR-100, both in alphabetical order
@@ -158,7 +158,7 @@ def resplit(load: Load, of: str, test_fraction: TestFraction = 0.2) -> Dataset:
     dataset = load(of)
     x, y = dataset.train
     whose = (dataset.train_domains, dataset.train_clients) if targets_of(y) != "classes" else ()
-    is_test = stratified_fraction([strata(y), *(column for column in whose if column is not None)], test_fraction)
+    is_test = stratified_fraction_mask([stratify(y), *(column for column in whose if column is not None)], test_fraction)
     of_row = lambda column, kept: None if column is None else column[kept]
     return dataset._replace(
         name=f"{dataset.name}_resplit",
@@ -193,7 +193,7 @@ def rotated(load: Load, of: str, degrees: Sequence[float] = (0, 30, 60, 90)) -> 
         raise ValueError(f"rotated: of={of!r} has rows {dataset.train.x.shape[1:]} {dataset.train.x.dtype}: must be uint8 images.")
     parts = []
     for part, (x, y) in (("train", dataset.train), ("test", dataset.test)):
-        domains = generator(SPLIT_SEED, f"rotated {part}").permutation(np.arange(len(y)) % len(angles)).astype(np.int32)
+        domains = make_generator(SPLIT_SEED, f"rotated {part}").permutation(np.arange(len(y)) % len(angles)).astype(np.int32)
         turned = x.copy()
         for i in np.flatnonzero(np.asarray(angles)[domains] != 0):
             for c in range(x.shape[-1]):

@@ -14,7 +14,7 @@ from typing import IO, Annotated, Any
 
 import numpy as np
 
-from fedjax_core.data.apportion import apportion, generator
+from fedjax_core.data.apportion import apportion, make_generator
 from fedjax_core.data.row_readers import check_fits, format_bytes
 from fedjax_core.option_types import Limit
 
@@ -48,7 +48,7 @@ def _is_encoding(name: str) -> bool:
 Encoding = Annotated[str, Limit("an encoding that Python knows, such as 'utf-8'", _is_encoding)]
 
 
-def find(name: str, data_dir: Path, candidates: Iterable[Path], how: str, *folders: Path) -> Path:
+def find_file(name: str, data_dir: Path, candidates: Iterable[Path], how: str, *folders: Path) -> Path:
     """The first candidate file (or folder) that exists."""
     candidates = list(candidates)
     for place in candidates:
@@ -72,8 +72,8 @@ def check_md5(where: Path, blob: bytes, published: str) -> None:
         )
 
 
-def unpacked(where: Path) -> bytes:
-    return gunzip(where, where.read_bytes()) if where.suffix == ".gz" else where.read_bytes()
+def read_unpacked(where: Path) -> bytes:
+    return decompress_gzip(where, where.read_bytes()) if where.suffix == ".gz" else where.read_bytes()
 
 
 def read_text(where: Path, encoding: str = "utf-8") -> str:
@@ -86,7 +86,7 @@ def read_text(where: Path, encoding: str = "utf-8") -> str:
     Raises:
       ValueError: it is no text in that encoding, or cannot be unpacked.
     """
-    blob = unpacked(where)
+    blob = read_unpacked(where)
     for mark, own in _BYTE_ORDER_MARKS.items():
         if blob.startswith(mark):
             blob, encoding = blob[len(mark) :], own
@@ -167,22 +167,22 @@ def _no_array(what: str, error: BaseException) -> ValueError:
     return ValueError(f"{what} is no .npy array, or is damaged ({reason}); get the file again.")
 
 
-def gunzip(where: Path, blob: bytes) -> bytes:
+def decompress_gzip(where: Path, blob: bytes) -> bytes:
     try:
         return gzip.decompress(blob)
     except (EOFError, OSError, zlib.error) as error:
         raise ValueError(f"{where}: cannot be unpacked ({error}): truncated or damaged; get it again.") from error
 
 
-def zipped(where: Path, member: str) -> bytes:
+def read_zip_member(where: Path, member: str) -> bytes:
     try:
         with zipfile.ZipFile(where) as archive:
-            return gunzip(where, archive.read(member))
+            return decompress_gzip(where, archive.read(member))
     except (zipfile.BadZipFile, KeyError, EOFError) as error:
         raise ValueError(f"{where}: cannot read {member} ({error}): truncated or another archive; get it again.") from error
 
 
-def member(archive: tarfile.TarFile, where: Path, member: str) -> bytes:
+def read_tar_member(archive: tarfile.TarFile, where: Path, member: str) -> bytes:
     try:
         file = archive.extractfile(member)
     except KeyError:
@@ -192,22 +192,22 @@ def member(archive: tarfile.TarFile, where: Path, member: str) -> bytes:
     return file.read()
 
 
-def stratified(strata: np.ndarray, tests: int) -> np.ndarray:
+def stratified_mask(strata: np.ndarray, tests: int) -> np.ndarray:
     """[rows] bool: `tests` test rows, from every stratum in proportion; the same at every call."""
     values, counts = np.unique(strata, return_counts=True)
-    rng = generator(SPLIT_SEED, "split")
+    rng = make_generator(SPLIT_SEED, "split")
     is_test = np.zeros(len(strata), bool)
     for value, number in zip(values, apportion(tests, counts), strict=True):
         is_test[rng.permutation(np.flatnonzero(strata == value))[:number]] = True
     return is_test
 
 
-def choose_rows(strata: np.ndarray, number: int | None) -> np.ndarray | None:
+def choose_stratified(strata: np.ndarray, number: int | None) -> np.ndarray | None:
     """Returns so many rows, from every stratum in proportion and always the same ones; None for all that there are."""
-    return None if number is None or number >= len(strata) else np.flatnonzero(stratified(strata, number))
+    return None if number is None or number >= len(strata) else np.flatnonzero(stratified_mask(strata, number))
 
 
-def stratified_fraction(columns: Sequence[np.ndarray], fraction: float) -> np.ndarray:
+def stratified_fraction_mask(columns: Sequence[np.ndarray], fraction: float) -> np.ndarray:
     """[rows] bool: a fraction of the rows as test rows, stratified by all columns together.
 
     Raises:
@@ -219,4 +219,4 @@ def stratified_fraction(columns: Sequence[np.ndarray], fraction: float) -> np.nd
     if not 0 < (tests := round(fraction * rows)) < rows:
         raise ValueError(f"test_fraction={fraction} of {rows} rows leaves {rows - tests} to train and {tests} to test on.")
     _, strata = np.unique(np.stack(columns, 1), axis=0, return_inverse=True)
-    return stratified(strata.reshape(-1), tests)
+    return stratified_mask(strata.reshape(-1), tests)

@@ -22,7 +22,7 @@ import numpy as np
 from fedjax_core.atomic_files import read_bytes, write_blocks
 from fedjax_core.data import row_readers
 from fedjax_core.data.sources.file_checks import map_array
-from fedjax_core.data.sources.image_folder import decode
+from fedjax_core.data.sources.image_folder import decode_images
 
 SHARE = 0.5  # of this machine's memory, that the images of all parts may take together
 CACHE_VARIABLE = "FEDJAX_CACHE"
@@ -31,7 +31,7 @@ _BLOCK = 2**26  # bytes that are decoded at once for a file
 log = logging.getLogger("fedjax_core")
 
 
-def images(parts: Mapping[str, Sequence[Path]], size: int, folder: Path) -> dict[str, np.ndarray]:
+def load_images(parts: Mapping[str, Sequence[Path]], size: int, folder: Path) -> dict[str, np.ndarray]:
     """[rows, size, size, 3] uint8 of each part: arrays, or memory-mapped files of the folder, by the list of their images.
 
     Args:
@@ -57,7 +57,7 @@ def _decoded(files: Sequence[Path], size: int) -> np.ndarray:
         for file in files:
             yield read_bytes(file)
 
-    return decode(lambda i: str(files[i]), blobs(), len(files), 3, size)
+    return decode_images(lambda i: str(files[i]), blobs(), len(files), 3, size)
 
 
 def _kept(files: Sequence[Path], size: int, folder: Path) -> np.ndarray:
@@ -117,7 +117,7 @@ def _write_array(path: Path, shape: tuple[int, ...], dtype: np.dtype, blocks: It
     write_blocks(path, itertools.chain([header.getvalue()], (np.ascontiguousarray(block).data for block in blocks)))
 
 
-class Cached:
+class DecodedCache:
     """A decoded set in the cache: images [rows, H, W, C] uint8 and labels [rows]."""
 
     def __init__(self, files: Sequence[Path], *how: Any):

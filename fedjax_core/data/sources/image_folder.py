@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_core.data.row_readers import check_fits
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
-from fedjax_core.data.sources.file_checks import TestFraction, choose_rows, stratified_fraction
+from fedjax_core.data.sources.file_checks import TestFraction, choose_stratified, stratified_fraction_mask
 from fedjax_core.option_types import AtLeastOne
 
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
@@ -63,9 +63,9 @@ def folder(
     class_names = sorted({class_name for _, class_name, _ in listed})
     domain_names = sorted({domain for domain, _, _ in listed})
     if test_fraction is not None:
-        is_test = stratified_fraction([*_codes(files[0], class_names, domain_names)], test_fraction)
+        is_test = stratified_fraction_mask([*_codes(files[0], class_names, domain_names)], test_fraction)
         files = [[entry for entry, held in zip(files[0], is_test, strict=True) if held == part] for part in (False, True)]
-    chosen = choose_rows(_codes(files[0], class_names, domain_names)[0], training_examples)
+    chosen = choose_stratified(_codes(files[0], class_names, domain_names)[0], training_examples)
     if chosen is not None:
         files[0] = [files[0][i] for i in chosen]
     if size is not None:
@@ -74,7 +74,7 @@ def folder(
     arrays = []
     for half in files:
         names = [str(file) for _, _, file in half]
-        x = decode(names.__getitem__, (file.read_bytes() for _, _, file in half), len(half), channels, size)
+        x = decode_images(names.__getitem__, (file.read_bytes() for _, _, file in half), len(half), channels, size)
         arrays.append((x, *_codes(half, class_names, domain_names)))
     (train_x, train_y, train_domains), (test_x, test_y, test_domains) = arrays
     held = {"train_domains": train_domains, "test_domains": test_domains, "domain_names": domain_names} if domains else {}
@@ -110,7 +110,7 @@ def _image_files(root: Path, domains: bool) -> list[tuple[str, str, Path]]:
     return found
 
 
-def decode(where: Callable[[int], str], blobs: Iterable[bytes], count: int, channels: int, size: int | None) -> np.ndarray:
+def decode_images(where: Callable[[int], str], blobs: Iterable[bytes], count: int, channels: int, size: int | None) -> np.ndarray:
     """Decodes encoded images into one array [count, H, W, channels] uint8; deeper ones by their depth (`to_bytes`).
 
     Args:

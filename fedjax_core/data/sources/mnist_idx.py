@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_core import registry
 from fedjax_core.data.sources import file_checks
-from fedjax_core.data.sources.dataset import Dataset, from_arrays, grey
+from fedjax_core.data.sources.dataset import Dataset, from_arrays, add_channel_axis
 
 MNIST_MD5 = {  # of the unpacked files
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
@@ -36,10 +36,10 @@ def mnist(data_dir: Path) -> Dataset:
     arrays = []
     for file, md5 in MNIST_MD5.items():
         folders = (data_dir / "mnist", data_dir)
-        where = file_checks.find("mnist", data_dir, [folder / (file + end) for folder in folders for end in ("", ".gz")], how)
-        blob = file_checks.unpacked(where)
+        where = file_checks.find_file("mnist", data_dir, [folder / (file + end) for folder in folders for end in ("", ".gz")], how)
+        blob = file_checks.read_unpacked(where)
         file_checks.check_md5(where, blob, md5)
-        arrays.append(grey(read_idx(where, blob)))
+        arrays.append(add_channel_axis(read_idx(where, blob)))
     train_x, train_y, test_x, test_y = arrays
     return from_arrays(train_x, train_y, test_x, test_y, tuple(string.digits), name="mnist")
 
@@ -91,15 +91,15 @@ def read_emnist(data_dir: Path, split: str, rows: Sequence[tuple[int, int]]) -> 
         for kind in ("images-idx3", "labels-idx1"):
             file = f"emnist-{split}-{part}-{kind}-ubyte"
             places = [folder / (file + end) for folder in folders for end in ("", ".gz")]
-            where = file_checks.find("emnist", data_dir, [*places, *archives], how)
-            blob = file_checks.zipped(where, f"gzip/{file}.gz") if where.suffix == ".zip" else file_checks.unpacked(where)
+            where = file_checks.find_file("emnist", data_dir, [*places, *archives], how)
+            blob = file_checks.read_zip_member(where, f"gzip/{file}.gz") if where.suffix == ".zip" else file_checks.read_unpacked(where)
             arrays.append(read_idx(where, blob))
     train_x, train_y, test_x, test_y = arrays
     if (len(train_y), len(test_y)) not in rows:
         allowed = " or ".join(f"{train} and {test}" for train, test in rows)
         raise ValueError(f"emnist {split}: {len(train_y)} training and {len(test_y)} test rows, published are {allowed}; {how}.")
     first = 1 if split == "letters" else 0
-    x = [grey(images).swapaxes(1, 2).copy() for images in (train_x, test_x)]
+    x = [add_channel_axis(images).swapaxes(1, 2).copy() for images in (train_x, test_x)]
     y = [labels.astype(np.int32) - first for labels in (train_y, test_y)]
     return from_arrays(x[0], y[0], x[1], y[1], tuple(EMNIST_NAMES[split]), name=f"emnist_{split}")
 

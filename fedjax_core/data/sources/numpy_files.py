@@ -8,8 +8,8 @@ from typing import Any, Literal
 import numpy as np
 
 from fedjax_core.data.sources import file_checks, image_folder
-from fedjax_core.data.sources.dataset import Dataset, from_arrays, grey
-from fedjax_core.data.sources.file_checks import TestFraction, stratified_fraction
+from fedjax_core.data.sources.dataset import Dataset, from_arrays, add_channel_axis
+from fedjax_core.data.sources.file_checks import TestFraction, stratified_fraction_mask
 from fedjax_core.option_types import AtLeastOne
 
 OF_ROWS = ("images", "features", "bytes", "offsets", "labels", "domains", "clients")
@@ -51,7 +51,7 @@ def npz(
     """
     where = data_dir / Path(path).expanduser()
     candidates = [where] if where.suffix == ".npz" else [where, where.with_name(where.name + ".npz")]
-    where = file_checks.find(f"npz:{path}", data_dir, candidates, "put the file there, or give its full path")
+    where = file_checks.find_file(f"npz:{path}", data_dir, candidates, "put the file there, or give its full path")
     try:
         return _dataset(where.stem, _columns(where), channels, size, test_fraction)
     except ValueError as error:
@@ -64,7 +64,7 @@ def _dataset(name: str, columns: dict[str, np.ndarray], channels: int, size: int
         rows = _rows(columns, "", channels, size)
         labels = rows["labels"]
         if test_fraction is not None:
-            is_test = stratified_fraction([labels, rows["domains"]] if "domains" in rows else [labels], test_fraction)
+            is_test = stratified_fraction_mask([labels, rows["domains"]] if "domains" in rows else [labels], test_fraction)
         elif "is_test" in columns:
             is_test = columns["is_test"]
             if len(is_test) != len(labels) or is_test.dtype.kind not in "bui" or not np.isin(is_test, (0, 1)).all():
@@ -112,7 +112,7 @@ def _inputs(rows: dict[str, np.ndarray], prefix: str, channels: int, size: int |
     if array is not None:
         if size is not None:
             raise ValueError(f"size={size}: only encoded images are resized, `{prefix}{array}` is an array.")
-        return grey(rows[array]) if array == "images" else rows[array]
+        return add_channel_axis(rows[array]) if array == "images" else rows[array]
     if "bytes" not in rows or "offsets" not in rows:
         raise ValueError(f"has neither `{prefix}images` nor `{prefix}features` nor `{prefix}bytes` with `{prefix}offsets`.")
     blob, offsets, count = rows["bytes"].tobytes(), rows["offsets"], len(rows["labels"])
@@ -122,7 +122,7 @@ def _inputs(rows: dict[str, np.ndarray], prefix: str, channels: int, size: int |
             f"`{prefix}offsets` must be {count + 1} increasing numbers from 0 to {len(blob)}, one more than there are labels."
         )
     blobs = (blob[a:b] for a, b in itertools.pairwise(offsets.tolist()))
-    return image_folder.decode(lambda i: f"image {i} of `{prefix}bytes`", blobs, count, channels, size)
+    return image_folder.decode_images(lambda i: f"image {i} of `{prefix}bytes`", blobs, count, channels, size)
 
 
 def _columns(where: Path) -> dict[str, np.ndarray]:
@@ -199,7 +199,7 @@ def npy(data_dir: Path, path: str) -> Dataset:
       ValueError: a file is damaged, or the arrays do not fit together; the message has the folder.
     """
     where = data_dir / Path(path).expanduser()
-    folder = file_checks.find(f"npy:{path}", data_dir, [], "put the folder there, or give its full path", where)
+    folder = file_checks.find_file(f"npy:{path}", data_dir, [], "put the folder there, or give its full path", where)
     for name in NEEDED:
         if not (folder / f"{name}.npy").is_file():
             raise FileNotFoundError(f"npy:{path}: there is no {folder / name}.npy; a folder needs {', '.join(NEEDED)}.")

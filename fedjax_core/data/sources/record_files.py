@@ -15,9 +15,9 @@ from fedjax_core.data.sources import tf_example
 from fedjax_core.data.sources.cell_values import is_missing
 from fedjax_core.data.sources.csv_reader import read_delimited
 from fedjax_core.data.sources.dataset import Dataset
-from fedjax_core.data.sources.file_checks import Encoding, TestFraction, find, read_text
-from fedjax_core.data.sources.tabular import MISSING, as_bytes, from_table, test_rows
-from fedjax_core.data.sources.vocabulary import told_apart
+from fedjax_core.data.sources.file_checks import Encoding, TestFraction, find_file, read_text
+from fedjax_core.data.sources.tabular import MISSING, to_uint8, from_table, select_test_rows
+from fedjax_core.data.sources.vocabulary import index_texts
 from fedjax_core.option_types import AtLeastOne, Limit, Width, one_of
 
 Missing = Annotated[str, one_of(*MISSING)]
@@ -201,11 +201,11 @@ def _rows(
             texts = {part: [_text(part, i, row, x) for i, row in enumerate(rows)] for part, rows in tables.items()}
         if texts and test is None and test_fraction is not None:  # words are counted in the training rows alone
             y, domains, clients = (columns[key] for key in ("y", "domains", "clients"))
-            is_test = test_rows(tables["train"], targets, y, domains, clients, test_fraction)
+            is_test = select_test_rows(tables["train"], targets, y, domains, clients, test_fraction)
             tables, texts = (_split(of["train"], is_test) for of in (tables, texts))
             test_fraction = None
         if texts and words is not None and length is not None:
-            names, ids = told_apart(texts, words, length, behind=targets == "tokens" and columns["y"] is None)
+            names, ids = index_texts(texts, words, length, behind=targets == "tokens" and columns["y"] is None)
             tables = {
                 part: [row | {x: None if is_missing(row[x]) else found} for row, found in zip(rows, ids[part], strict=True)]
                 for part, rows in tables.items()
@@ -237,7 +237,7 @@ def _text(part: str, i: int, row: dict[str, Any], column: str) -> list[str]:
 
 
 def _read(read: Callable[[Path], Any], data_dir: Path, path: str) -> Any:
-    found = read(find(path, data_dir, [data_dir / Path(path).expanduser()], "put the file there, or give its full path"))
+    found = read(find_file(path, data_dir, [data_dir / Path(path).expanduser()], "put the file there, or give its full path"))
     if not found or (isinstance(found, dict) and not any(found.values())):
         raise ValueError(f"{path}: has no rows.")
     return found
@@ -284,7 +284,7 @@ def _is_list_of_bytes(arrow_type: Any) -> bool:
 def _with_bytes(rows: list[dict[str, Any]], columns: Sequence[str]) -> list[dict[str, Any]]:
     """Returns the rows, with cells of some columns as arrays of uint8, which plain lists do not say that they are."""
     for row in rows:
-        row |= {name: as_bytes(row[name]) for name in columns}
+        row |= {name: to_uint8(row[name]) for name in columns}
     return rows
 
 

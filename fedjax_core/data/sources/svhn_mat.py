@@ -36,7 +36,7 @@ def read_svhn(data_dir: Path, md5: dict[str, str]) -> Dataset:
     how = "get it from http://ufldl.stanford.edu/housenumbers/ and put it there"
     arrays = []
     for file, published in md5.items():
-        where = file_checks.find("svhn", data_dir, [folder / file for folder in (data_dir / "svhn", data_dir)], how)
+        where = file_checks.find_file("svhn", data_dir, [folder / file for folder in (data_dir / "svhn", data_dir)], how)
         blob = where.read_bytes()
         file_checks.check_md5(where, blob, published)
         held: dict[str, Any] = loadmat(io.BytesIO(blob), variable_names=["X", "y"])

@@ -16,8 +16,8 @@ from fedjax_core.algorithm import TARGETS
 from fedjax_core.data.row_readers import check_fits
 from fedjax_core.data.sources import image_folder
 from fedjax_core.data.sources.cell_values import as_number, is_missing
-from fedjax_core.data.sources.dataset import Dataset, from_arrays, grey
-from fedjax_core.data.sources.file_checks import stratified_fraction
+from fedjax_core.data.sources.dataset import Dataset, from_arrays, add_channel_axis
+from fedjax_core.data.sources.file_checks import stratified_fraction_mask
 
 MISSING = ("error", "mean", "drop")  # what may be done about missing cells
 Column = list[Any]
@@ -144,7 +144,7 @@ def from_table(
     )
 
 
-def test_rows(
+def select_test_rows(
     table: Any, targets: str, y: str | Sequence[str] | None, domains: str | None, clients: str | None, test_fraction: float
 ) -> np.ndarray:
     """[rows] bool: the rows that `from_table` takes for the test set, with the same arguments, before anything is made of x.
@@ -167,7 +167,7 @@ _TOLD_BY = {True: ("y", "domains"), False: ("domains", "clients")}  # of classes
 def _held_out(columns: Mapping[str, Any], rows: int, targets: str, test_fraction: float) -> np.ndarray:
     """[rows] bool: a fraction of the rows, by class, domain and client as `from_table` has it."""
     strata = [columns[what] for what in _TOLD_BY[targets == "classes"] if columns.get(what) is not None]
-    return stratified_fraction(strata or [np.zeros(rows, np.int32)], test_fraction)
+    return stratified_fraction_mask(strata or [np.zeros(rows, np.int32)], test_fraction)
 
 
 def _column(part: str, table: Any, name: str) -> Column:
@@ -191,10 +191,10 @@ def _column(part: str, table: Any, name: str) -> Column:
     cells = list(named[name])
     features = getattr(table, "features", None)  # Hugging Face's
     has_bytes = isinstance(features, Mapping) and _is_array_of_bytes(features.get(name))
-    return [as_bytes(cell) for cell in cells] if has_bytes else cells
+    return [to_uint8(cell) for cell in cells] if has_bytes else cells
 
 
-def as_bytes(cell: Any) -> Any:
+def to_uint8(cell: Any) -> Any:
     """Returns nested lists of numbers of 8 bits as one array of uint8; the cell itself where it is no such."""
     try:
         return np.asarray(cell, np.uint8)
@@ -308,7 +308,7 @@ def _pictures(held: Mapping[str, Column], column: str, size: int | None) -> dict
     shown = {part: [every[0] if is_missing(cell) else cell for cell in cells] for part, cells in shown.items()}
     if all(isinstance(cell, bytes) for cell in every):
         return {
-            part: image_folder.decode(
+            part: image_folder.decode_images(
                 lambda i, part=part: f"{part}: row {i} of column {column!r}", cells, len(cells), 1 if grey_alone else 3, size
             )
             for part, cells in shown.items()
@@ -326,7 +326,7 @@ def _pictures(held: Mapping[str, Column], column: str, size: int | None) -> dict
                 brightest.append(eight_bits.getextrema()[1])
             image = image_folder.convert(eight_bits, channels, told)
             pixels.append(np.asarray(image if size is None else image.resize((size, size), Image.Resampling.BILINEAR)))
-        arrays[part] = grey(_stacked(part, column, pixels))
+        arrays[part] = add_channel_axis(_stacked(part, column, pixels))
     image_folder.warn_if_dark(max(brightest, default=None), f"row 0 of column {column!r}")
     return arrays
 

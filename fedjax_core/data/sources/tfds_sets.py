@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_core.data.sources import image_cache, image_folder, tf_example
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
-from fedjax_core.data.sources.file_checks import choose_rows
+from fedjax_core.data.sources.file_checks import choose_stratified
 from fedjax_core.option_types import AtLeastOne
 
 _BLOCK = 4096  # records that are read at once
@@ -54,12 +54,12 @@ def tfds(
         raise ValueError(f"tfds:{path}: images of type {np.dtype(features[image].np_dtype)}; only uint8 images are read.")
     arrays = []
     for split, number in ((train, training_examples), (test, None)):
-        choose = lambda labels, number=number: choose_rows(labels, number)
+        choose = lambda labels, number=number: choose_stratified(labels, number)
         what = (split, image, label, channels, size)
         try:
             rows = builder.as_data_source(split)
             files = sorted({Path(part.filename) for part in builder.info.splits[split].file_instructions})
-            cached = image_cache.Cached(files, builder.info.full_name, *what)
+            cached = image_cache.DecodedCache(files, builder.info.full_name, *what)
             if (found := cached.load(choose)) is None:
                 blobs, labels = _records(rows.data_source, image, label, choose)
         except NotImplementedError as error:
@@ -73,7 +73,7 @@ def tfds(
             raise ValueError(f"tfds:{path}: split {split!r} is missing, truncated or damaged ({error}); get it again.") from error
         if found is None:
             where = lambda i, split=split, of=list(blobs): f"tfds:{path} {split}: image {of[i]}"
-            found = image_folder.decode(where, blobs.values(), len(blobs), channels, size), labels
+            found = image_folder.decode_images(where, blobs.values(), len(blobs), channels, size), labels
             if len(blobs) == len(rows):
                 cached.store(*found)
         arrays += found

@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_core.data.apportion import generator
+from fedjax_core.data.apportion import make_generator
 from fedjax_core.data.sources import tf_example, vocabulary
-from fedjax_core.data.sources.dataset import Dataset, from_arrays, shifted
-from fedjax_core.data.sources.file_checks import SPLIT_SEED, find
+from fedjax_core.data.sources.dataset import Dataset, from_arrays, shift_tokens
+from fedjax_core.data.sources.file_checks import SPLIT_SEED, find_file
 from fedjax_core.data.sources.mnist_idx import EMNIST_NAMES
 from fedjax_core.option_types import AtLeastOne, Width
 
@@ -83,7 +83,7 @@ def shakespeare(data_dir: Path, length: Width = 80, users: AtLeastOne | None = N
                 x.append(_windows(np.concatenate(spoken), length))
                 whose.append(np.full(len(x[-1]), known.setdefault(name, len(known))))
             parts |= {f"{part}_x": np.concatenate(x), f"{part}_y": None, f"{part}_clients": np.concatenate(whose)}
-    parts |= {"class_names": vocabulary.names(CHARACTERS), "client_names": list(known)}
+    parts |= {"class_names": vocabulary.token_names(CHARACTERS), "client_names": list(known)}
     return from_arrays(**parts, targets="tokens", name="shakespeare")
 
 
@@ -111,7 +111,7 @@ def stackoverflow(
     Raises:
       FileNotFoundError, ValueError, ImportError: as `femnist`.
     """
-    words_of, found = vocabulary.Interned(length, behind=True), {}
+    words_of, found = vocabulary.StreamingVocabulary(length, behind=True), {}
     whose: list[np.ndarray] = []
     users_trained: list[str] = []
     with _opened(data_dir, "stackoverflow", "stackoverflow", "stackoverflow") as reads:
@@ -124,7 +124,7 @@ def stackoverflow(
                     whose.append(np.full(len(sentences), client))
                     users_trained.append(user)
     names, x = words_of.told_apart(words, found)
-    (train_x, train_y), (test_x, test_y) = (shifted(f"{part}_x", x[part]) for part in ("train", "test"))
+    (train_x, train_y), (test_x, test_y) = (shift_tokens(f"{part}_x", x[part]) for part in ("train", "test"))
     clients: dict[str, Any] = {"train_clients": np.concatenate(whose), "client_names": users_trained}
     return from_arrays(train_x, train_y, test_x, test_y, names, targets="tokens", name="stackoverflow", **clients)
 
@@ -160,7 +160,7 @@ def _parts(
     plain: dict[Path, Path] = {}
     for part in ("train", "test"):
         names = (f"{database}.sqlite", f"{h5}_{part}.h5", f"{database}.sqlite.lzma")
-        file = find(name, data_dir, [folder / one for folder in (data_dir, data_dir / name) for one in names], how)
+        file = find_file(name, data_dir, [folder / one for folder in (data_dir, data_dir / name) for one in names], how)
         if file.suffix == ".h5":
             yield part, stack.enter_context(_h5(file, part))
             continue
@@ -200,7 +200,7 @@ def _some(names: Sequence[str], number: int | None, only: Collection[str], file:
         return sorted(names)
     if number > len(names):
         raise ValueError(f"{file}: has {len(names)} clients, {number} are asked for.")
-    return sorted(generator(SPLIT_SEED, "users").choice(sorted(names), number, replace=False).tolist())
+    return sorted(make_generator(SPLIT_SEED, "users").choice(sorted(names), number, replace=False).tolist())
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_core.data.row_readers import check_fits
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
-from fedjax_core.data.sources.file_checks import SPLIT_SEED, stratified
+from fedjax_core.data.sources.file_checks import SPLIT_SEED, stratified_mask
 from fedjax_core.option_types import AtLeastOne
 
 
@@ -21,7 +21,7 @@ def digits() -> Dataset:
     levels = _digits()
     x = np.round(levels[:, :-1].reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
     y = levels[:, -1].astype(np.int32)
-    is_test = stratified(y, 360)
+    is_test = stratified_mask(y, 360)
     return from_arrays(x[~is_test], y[~is_test], x[is_test], y[is_test], tuple("0123456789"), name="digits")
 
 
@@ -48,7 +48,7 @@ def diabetes() -> Dataset:
 
     bunch: Any = sklearn.datasets.load_diabetes()
     x, y = bunch["data"].astype(np.float32), bunch["target"]
-    is_test = stratified(np.zeros(len(y), np.int32), 100)
+    is_test = stratified_mask(np.zeros(len(y), np.int32), 100)
     y = (y - y[~is_test].mean()) / y[~is_test].std()
     return from_arrays(x[~is_test], y[~is_test], x[is_test], y[is_test], ("progress",), targets="numbers", name="diabetes")
 

@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_core.data.apportion import generator
+from fedjax_core.data.apportion import make_generator
 from fedjax_core.data.sources import image_cache
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
-from fedjax_core.data.sources.file_checks import SPLIT_SEED, find, read_text
+from fedjax_core.data.sources.file_checks import SPLIT_SEED, find_file, read_text
 from fedjax_core.data.sources.image_folder import IMAGE_ENDINGS
 from fedjax_core.option_types import AtLeastOne
 
@@ -51,7 +51,7 @@ def flair(
       ValueError: the list is damaged, or an image cannot be read.
     """
     how = "get FLAIR from https://github.com/apple/ml-flair (its download_dataset.py) and put it there"
-    file = find("flair", data_dir, [data_dir / part / "labels_and_metadata.json" for part in ("", "flair")], how)
+    file = find_file("flair", data_dir, [data_dir / part / "labels_and_metadata.json" for part in ("", "flair")], how)
     field = "fine_grained_labels" if fine else "labels"
     try:
         rows = json.loads(read_text(file))
@@ -65,7 +65,7 @@ def flair(
         raise ValueError(f"{file}: {wanted} ({error}); get it again.") from error
     if empty := [part for part, of in held.items() if not of]:
         raise ValueError(f"{file}: has no images of the partition {empty[0]!r}.")
-    x = image_cache.images(files, size, file.parent)
+    x = image_cache.load_images(files, size, file.parent)
     whose = _clients([row["user_id"] for row in held["train"]])
     return from_arrays(x["train"], y["train"], x["test"], y["test"], names, targets="labels", name="flair", **whose)
 
@@ -108,9 +108,9 @@ def inaturalist(data_dir: Path, size: AtLeastOne = 64, users: AtLeastOne | None 
 
 def _listed(data_dir: Path, name: str, file: str, folder: str, how: str, size: int, users: int | None) -> Dataset:
     """Lists with the columns user_id, image_id and class, of which the test set's needs no user."""
-    lists = {"train": find(name, data_dir, [data_dir / part / file for part in ("", name)], how)}
+    lists = {"train": find_file(name, data_dir, [data_dir / part / file for part in ("", name)], how)}
     root = lists["train"].parent
-    lists["test"] = find(name, data_dir, [root / "test.csv"], how)
+    lists["test"] = find_file(name, data_dir, [root / "test.csv"], how)
     held = {
         part: _table(of, ("image_id", "class") if part == "test" else ("user_id", "image_id", "class"))
         for part, of in lists.items()
@@ -126,7 +126,7 @@ def _listed(data_dir: Path, name: str, file: str, folder: str, how: str, size: i
         if missing := [row["image_id"] for row in of if row["image_id"] not in there]:
             raise FileNotFoundError(f"{name}: {len(missing)} images are not under {root / folder}, such as {missing[0]}; {how}.")
         listed[part] = [there[row["image_id"]] for row in of]
-    x = image_cache.images(listed, size, root)
+    x = image_cache.load_images(listed, size, root)
     y = {part: np.array([place[row["class"]] for row in of]) for part, of in held.items()}
     whose = _clients([row["user_id"] for row in held["train"]])
     return from_arrays(x["train"], y["train"], x["test"], y["test"], classes, name=name, **whose)
@@ -148,7 +148,7 @@ def _of_some(rows: Sequence[Row], users: int | None, most: int | None, file: Pat
     names = sorted({row["user_id"] for row in rows})
     if users is not None and users > len(names):
         raise ValueError(f"{file}: has {len(names)} users to train on, {users} are asked for.")
-    chosen = {*(names if users is None else generator(SPLIT_SEED, "users").choice(names, users, replace=False).tolist())}
+    chosen = {*(names if users is None else make_generator(SPLIT_SEED, "users").choice(names, users, replace=False).tolist())}
     taken: dict[str, int] = {}
     kept = []
     for row in rows:

@@ -19,20 +19,20 @@ FIRST = 3
 SPECIAL, UNKNOWN = ("<pad>", "<bos>", "<eos>"), "<unk>"
 
 
-def most_frequent(texts: Iterable[Sequence[str]], number: int) -> list[str]:
+def most_frequent_words(texts: Iterable[Sequence[str]], number: int) -> list[str]:
     """So many words, the most frequent first; of equally frequent ones in alphabetical order. Names of other numbers are none."""
     counts = Counter(word for text in texts for word in text)
-    for name in names(()):
+    for name in token_names(()):
         del counts[name]
     return sorted(counts, key=lambda word: (-counts[word], word))[:number]
 
 
-def names(words: Sequence[str]) -> list[str]:
+def token_names(words: Sequence[str]) -> list[str]:
     """Of all numbers."""
     return [*SPECIAL, *words, UNKNOWN]
 
 
-def rows(texts: Sequence[Sequence[str]], words: Sequence[str], length: int, behind: bool) -> np.ndarray:
+def encode_texts(texts: Sequence[Sequence[str]], words: Sequence[str], length: int, behind: bool) -> np.ndarray:
     """Texts as rows of numbers.
 
     Args:
@@ -51,15 +51,15 @@ def rows(texts: Sequence[Sequence[str]], words: Sequence[str], length: int, behi
     return found
 
 
-def told_apart(
+def index_texts(
     texts: Mapping[str, Sequence[Sequence[str]]], number: int, length: int, behind: bool
 ) -> tuple[list[str], dict[str, np.ndarray]]:
     """(names, rows of each part), by the words of the part "train"."""
-    words = most_frequent(texts["train"], number)
-    return names(words), {part: rows(of, words, length, behind) for part, of in texts.items()}
+    words = most_frequent_words(texts["train"], number)
+    return token_names(words), {part: encode_texts(of, words, length, behind) for part, of in texts.items()}
 
 
-class Interned:
+class StreamingVocabulary:
     """`told_apart` of millions of texts: each word is kept once, and a text is numbers that are made others in the end."""
 
     def __init__(self, length: int, behind: bool):
@@ -86,12 +86,12 @@ class Interned:
     def told_apart(self, number: int, parts: Mapping[str, deque[np.ndarray]]) -> tuple[list[str], dict[str, np.ndarray]]:
         """(names, rows of each part), by the words that were counted. Takes the pieces out of their queues, so that memory has no
         part twice."""
-        told = self._numbers.keys() - names(())
+        told = self._numbers.keys() - token_names(())
         words = heapq.nsmallest(number, told, key=lambda word: (-self._counts[self._numbers[word]], word))
         place = np.full(FIRST + len(self._counts), FIRST + len(words), np.int32)
         place[:FIRST] = np.arange(FIRST)
         place[[FIRST + self._numbers[word] for word in words]] = FIRST + np.arange(len(words))
-        return names(words), {part: self._joined(place, pieces) for part, pieces in parts.items()}
+        return token_names(words), {part: self._joined(place, pieces) for part, pieces in parts.items()}
 
     def _joined(self, place: np.ndarray, pieces: deque[np.ndarray]) -> np.ndarray:
         found, at = np.empty((sum(map(len, pieces)), self._width), np.int32), 0

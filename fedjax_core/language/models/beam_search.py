@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Array, PyTree
-from fedjax_core.language.models.transformer import last, positions
+from fedjax_core.language.models.transformer import last_token_index, token_positions
 
 NEVER = -1e9  # the score of a beam that is none
 
@@ -54,7 +54,7 @@ def beam_search(
     rows = lambda x: jnp.repeat(x, w, 0)
     there = jnp.pad(mask, ((0, 0), (0, limit)))
     causal = jnp.arange(t)[:, None] >= jnp.arange(t + limit)[None]
-    logits, cache = step(cache, tokens, positions(mask), 0, there[:, None] & causal[None], last(mask))
+    logits, cache = step(cache, tokens, token_positions(mask), 0, there[:, None] & causal[None], last_token_index(mask))
     cache = jax.tree.map(lambda leaf: jnp.repeat(leaf, w, 1), cache)
     there, length = rows(there), rows(jnp.sum(mask, 1, dtype=jnp.int32))
     vocabulary = logits.shape[-1]

@@ -31,14 +31,14 @@ from fedjax_core.language.models.transformer import (
     Encoder,
     Linear,
     Tensor,
-    field,
+    read_positive,
     fits,
     linear,
-    must_be,
-    positions,
-    pure,
+    read_choice,
+    token_positions,
+    as_pure_functions,
     read_params,
-    stack,
+    stack_layers,
 )
 from fedjax_core.nn.gelu import gelu
 from fedjax_core.nn.kernels.attention import attend, heads
@@ -82,25 +82,25 @@ def read_config(config: Mapping[str, Any]) -> Config:
     Raises:
       ValueError: a field is missing, or has a value that is not supported; the message names it.
     """
-    must_be(config, "model_type", "bert")
-    must_be(config, "position_embedding_type", "absolute")
+    read_choice(config, "model_type", "bert")
+    read_choice(config, "position_embedding_type", "absolute")
     for name in ("is_decoder", "add_cross_attention"):
-        must_be(config, name, False)
-    must_be(config, "quantization_config", None)
-    width, number = field(config, "hidden_size"), field(config, "num_attention_heads")
+        read_choice(config, name, False)
+    read_choice(config, "quantization_config", None)
+    width, number = read_positive(config, "hidden_size"), read_positive(config, "num_attention_heads")
     if width % number:
         raise ValueError(f"config.json: num_attention_heads={number} must divide hidden_size={width}")
     return Config(
-        vocabulary=field(config, "vocab_size"),
+        vocabulary=read_positive(config, "vocab_size"),
         width=width,
-        inner=field(config, "intermediate_size"),
-        layers=field(config, "num_hidden_layers"),
+        inner=read_positive(config, "intermediate_size"),
+        layers=read_positive(config, "num_hidden_layers"),
         heads=number,
-        types=field(config, "type_vocab_size", default=2),
-        activation=must_be(config, "hidden_act", *ACTIVATIONS),
-        epsilon=field(config, "layer_norm_eps", float, 1e-12),
-        context=field(config, "max_position_embeddings", default=512),
-        std=field(config, "initializer_range", float, 0.02),
+        types=read_positive(config, "type_vocab_size", default=2),
+        activation=read_choice(config, "hidden_act", *ACTIVATIONS),
+        epsilon=read_positive(config, "layer_norm_eps", float, 1e-12),
+        context=read_positive(config, "max_position_embeddings", default=512),
+        std=read_positive(config, "initializer_range", float, 0.02),
     )
 
 
@@ -188,8 +188,8 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
       ValueError: as `read_config`.
     """
     c = config if isinstance(config, Config) else read_config(config)
-    fresh, embedding = pure(lambda rngs: Embedding(c, jnp.dtype(dtype), rngs))
-    layers = stack(lambda rngs: Layer(c, jnp.dtype(dtype), rngs), c.layers, remat)
+    fresh, embedding = as_pure_functions(lambda rngs: Embedding(c, jnp.dtype(dtype), rngs))
+    layers = stack_layers(lambda rngs: Layer(c, jnp.dtype(dtype), rngs), c.layers, remat)
     name = f"bert of width {c.width}"
 
     def init(key):
@@ -201,7 +201,7 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
         check_tokens(tokens, c.vocabulary, name, mask)
         types = jnp.zeros_like(tokens) if types is None else types
         check_tokens(types, c.types, f"the types of {name}", mask)
-        x = embedding(params["embedding"])(tokens, positions(mask), types)
+        x = embedding(params["embedding"])(tokens, token_positions(mask), types)
         everyone = jnp.broadcast_to(mask[:, None], (*mask.shape, mask.shape[1]))
         found = layers.run(params["layers"], x, everyone, read=read)
         return found[0] if read is None else found

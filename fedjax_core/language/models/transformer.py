@@ -119,7 +119,7 @@ class Stack(NamedTuple):
     run: Callable[..., tuple[Array, PyTree]]
 
 
-def stack(make: Callable[[nnx.Rngs], Any], layers: int, remat: bool = False) -> Stack:
+def stack_layers(make: Callable[[nnx.Rngs], Any], layers: int, remat: bool = False) -> Stack:
     """Layers as one loop.
 
     Args:
@@ -130,7 +130,7 @@ def stack(make: Callable[[nnx.Rngs], Any], layers: int, remat: bool = False) -> 
     Returns:
       The stack.
     """
-    one, layer = pure(make)
+    one, layer = as_pure_functions(make)
 
     def init(key):
         return jax.vmap(one)(jax.random.split(key, layers))
@@ -146,19 +146,19 @@ def stack(make: Callable[[nnx.Rngs], Any], layers: int, remat: bool = False) -> 
     return Stack(init, run)
 
 
-def pure(make: Callable[[nnx.Rngs], Any]) -> tuple[Callable[[Array], dict[str, Any]], Callable[[PyTree], Any]]:
+def as_pure_functions(make: Callable[[nnx.Rngs], Any]) -> tuple[Callable[[Array], dict[str, Any]], Callable[[PyTree], Any]]:
     """A module, whose variables are `nnx.Param`s, as pure functions: key -> params, and params -> the module."""
     graphdef = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))), nnx.Param)[0]
     init = lambda key: nnx.to_pure_dict(nnx.split(make(nnx.Rngs(params=key)), nnx.Param)[1])
     return init, lambda params: nnx.merge(graphdef, params)
 
 
-def positions(mask: Array) -> Array:
+def token_positions(mask: Array) -> Array:
     """Which real token of its row each is, from 0: [B, T] bool -> [B, T] int32."""
     return jnp.maximum(jnp.cumsum(mask, 1, dtype=jnp.int32) - 1, 0)
 
 
-def last(mask: Array) -> Array:
+def last_token_index(mask: Array) -> Array:
     """[B] the place of each row's last real token; the last place if it has none."""
     return mask.shape[1] - 1 - jnp.argmax(mask[:, ::-1], 1)
 
@@ -174,7 +174,7 @@ def fits(name: str, tokens: int, context: int) -> None:
         raise ValueError(f"{tokens} tokens, padding with them, for {name}: it takes at most {context}")
 
 
-def greedy(
+def greedy_decode(
     step: Callable[..., tuple[Array, PyTree]], cache: PyTree, tokens: Array, mask: Array, *, limit: int, stop: Sequence[int]
 ) -> tuple[Array, Array]:
     """The likeliest next token, again and again, with what attention needs of earlier ones kept; for a batch at once.
@@ -201,7 +201,7 @@ def greedy(
     pick = lambda logits: jnp.argmax(logits, -1).astype(jnp.int32)
     there = jnp.pad(mask, ((0, 0), (0, limit)))
     causal = jnp.arange(t)[:, None] >= jnp.arange(t + limit)[None]
-    logits, cache = step(cache, tokens, positions(mask), 0, there[:, None] & causal[None], last(mask))
+    logits, cache = step(cache, tokens, token_positions(mask), 0, there[:, None] & causal[None], last_token_index(mask))
     token, length = pick(logits), jnp.sum(mask, 1, dtype=jnp.int32)
     write = lambda out, i, token: jax.lax.dynamic_update_slice_in_dim(out, token[:, None], i, 1)
     out = write(jnp.zeros((b, limit), jnp.int32), 0, token)
@@ -305,7 +305,7 @@ def read_params(
     return jax.tree.map(leaf, where, like, is_leaf=is_tensor)
 
 
-def field(config: Mapping[str, Any], name: str, kind: type = int, default: Any = None) -> Any:
+def read_positive(config: Mapping[str, Any], name: str, kind: type = int, default: Any = None) -> Any:
     """A number of config.json.
 
     Raises:
@@ -319,7 +319,7 @@ def field(config: Mapping[str, Any], name: str, kind: type = int, default: Any =
     return kind(value)
 
 
-def must_be(config: Mapping[str, Any], name: str, *allowed: Any) -> Any:
+def read_choice(config: Mapping[str, Any], name: str, *allowed: Any) -> Any:
     """The value of a field of config.json, the first of the allowed ones where it is missing.
 
     Raises:

@@ -74,7 +74,7 @@ SHARED = (
 
 def expected(lists, part, seed):
     """(kept, held) of each client by plain loops over clients, classes and rows, or None where a client would keep nothing."""
-    rank, labels = apportion.generator(seed, "holdout").permutation(len(DATA.train.y)), DATA.train.y
+    rank, labels = apportion.make_generator(seed, "holdout").permutation(len(DATA.train.y)), DATA.train.y
     held = []
     for rows in lists:
         once = sorted(set(rows))

@@ -43,7 +43,7 @@ def embeddings(side: str) -> np.ndarray:
     assert isinstance(encoder, load_pretrained.Encoder)
     rows = load_pretrained.tokenizer(minilm()).encode(TEXTS, limit=LIMIT)
     return np.asarray(
-        jax.jit(functools.partial(option_scoring.embed, encoder))(params, *instruction_data.rectangle(rows, 32, side))
+        jax.jit(functools.partial(option_scoring.embed_batch, encoder))(params, *instruction_data.pad_sequences(rows, 32, side))
     )
 
 
@@ -110,12 +110,12 @@ def test_answers_keep_their_text(tmp_path):
     made.save(str(tmp_path / load_pretrained.TOKENIZER))
     tokenizer, rows = load_pretrained.tokenizer(tmp_path), test_instruction_data.rows(3)
     assert tokenizer.size == made.get_vocab_size() > 256
-    for row, (prompt, answer) in zip(rows, instruction_data.tokenise(rows, tokenizer, 200, 1), strict=True):
+    for row, (prompt, answer) in zip(rows, instruction_data.tokenize_pairs(rows, tokenizer, 200, 1), strict=True):
         assert (prompt[0], answer[-1]) == (0, 1)
         whole = instruction_data.ALPACA.replace("{instruction}", row.instruction)
         assert tokenizer.decode([prompt, answer]) == [whole, row.answer]
-        assert instruction_data.prompts([row], tokenizer, 200, 1) == [prompt]
-        [(cut, same)] = instruction_data.tokenise([row], tokenizer, len(prompt) + len(answer) - 2, 1, long="cut")
+        assert instruction_data.tokenize_prompts([row], tokenizer, 200, 1) == [prompt]
+        [(cut, same)] = instruction_data.tokenize_pairs([row], tokenizer, len(prompt) + len(answer) - 2, 1, long="cut")
         assert same == answer
         assert len(cut) == len(prompt) - 2
         assert tokenizer.decode([cut])[0].startswith("### Instruction:\n")

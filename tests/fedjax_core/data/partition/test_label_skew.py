@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_core.data import partition
-from fedjax_core.data.apportion import generator
+from fedjax_core.data.apportion import make_generator
 from fedjax_core.data.partition import label_skew, sampling
 from fedjax_core.data.ragged_index import RowLists
 from tests.fedjax_core.data.partition.labels import (
@@ -151,7 +151,7 @@ def test_shards_cover_evenly_with_few_classes(labels, clients, seed, shards_per_
 
 
 def shards_one_by_one(labels, clients, seed, each):
-    rng = generator(seed, "shards")
+    rng = make_generator(seed, "shards")
     shuffled = rng.permutation(len(labels))
     cut = np.array_split(shuffled[np.argsort(labels[shuffled], kind="stable")], clients * each)
     dealt = rng.permutation(len(cut)).reshape(clients, each)
@@ -160,7 +160,7 @@ def shards_one_by_one(labels, clients, seed, each):
 
 def pathological_one_by_one(labels, clients, seed, each):
     """Of equal volume."""
-    rng, classes = generator(seed, "pathological"), labels.max() + 1
+    rng, classes = make_generator(seed, "pathological"), labels.max() + 1
     held = np.zeros((clients, classes), int)
     for client in range(clients):
         order = rng.permutation(classes)
@@ -192,7 +192,7 @@ def test_all_clients_are_dealt_at_once_what_they_were_dealt_one_by_one(scheme, n
 
 def test_classes_are_dealt_to_many_clients_in_time_that_grows_with_their_number():
     start = time.process_time()
-    held = sampling.deal_classes(np.random.default_rng(0), 50, 20_000, 2)
+    held = sampling.assign_classes(np.random.default_rng(0), 50, 20_000, 2)
     assert time.process_time() - start < 4
     assert set(held.sum(0)) == {800}
 

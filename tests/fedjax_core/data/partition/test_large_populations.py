@@ -88,7 +88,7 @@ def test_rows_of_many_blocks(monkeypatch):
     of_class, numbers = [np.arange(0, 30, 2), np.arange(1, 9, 2)], rng.integers(0, 4, (60, 2))
     numbers[3] = 0
     numbers[5, 1] = 7  # of four
-    lists = large_populations.choose_rows(rng, of_class, numbers, replace=True)
+    lists = large_populations.choose_examples(rng, of_class, numbers, replace=True)
     for rows_of, wanted in zip(lists, numbers, strict=True):
         assert [int((rows_of % 2 == 0).sum()), int((rows_of % 2).sum())] == wanted.tolist()
         assert (np.diff(rows_of) >= 0).all()
@@ -98,15 +98,15 @@ def test_rows_of_many_blocks(monkeypatch):
 
 def test_classes_are_dealt_as_one_by_one():
     for classes, each in ((10, 4), (7, 3), (5, 5)):
-        held = large_populations.deal_classes(np.random.default_rng(0), classes, 101, each)
+        held = large_populations.assign_classes(np.random.default_rng(0), classes, 101, each)
         assert (held.sum(1) == each).all()
         for number in range(1, 102):
             holders = held[:number].sum(0)
             assert holders.max() - holders.min() <= 1
-        one_by_one = sampling.deal_classes(np.random.default_rng(0), classes, 101, each)
+        one_by_one = sampling.assign_classes(np.random.default_rng(0), classes, 101, each)
         np.testing.assert_array_equal(np.sort(held.sum(0)), np.sort(one_by_one.sum(0)))
     with pytest.raises(ValueError, match=r"classes_per_client=6: must lie in \[1, 5\]"):
-        large_populations.deal_classes(np.random.default_rng(0), 5, 101, 6)
+        large_populations.assign_classes(np.random.default_rng(0), 5, 101, 6)
 
 
 def test_caps_are_those_of_one_client_after_another():

@@ -96,7 +96,7 @@ def test_a_feature_that_is_called_label_is_the_label():
 def spied(monkeypatch):
     """A list that grows by the number of images of each call of the decoder."""
     calls = []
-    decode = image_folder.decode
+    decode = image_folder.decode_images
     monkeypatch.setattr(tfds_sets.image_folder, "decode", lambda *given: calls.append(given[2]) or decode(*given))
     return calls
 

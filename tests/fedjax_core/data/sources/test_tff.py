@@ -208,10 +208,10 @@ def test_words_that_are_kept_once_are_told_apart_alike():
     }
     texts["test"].append(["never", "a"])
     for number, behind in ((3, True), (100, False)):
-        words = vocabulary.Interned(4, behind)
+        words = vocabulary.StreamingVocabulary(4, behind)
         pieces = {part: deque(words.rows(of[i : i + 5], part == "train") for i in range(0, 25, 5)) for part, of in texts.items()}
         names, found = words.told_apart(number, pieces)
-        wanted, rows = vocabulary.told_apart(texts, number, 4, behind)
+        wanted, rows = vocabulary.index_texts(texts, number, 4, behind)
         assert names == wanted
         for part in texts:
             np.testing.assert_array_equal(found[part], rows[part])
@@ -230,17 +230,17 @@ def test_stackoverflow_keeps_each_word_once(tmp_path):
 
 def test_windows_begin_with_the_last_of_the_one_before():
     assert tff._windows(np.arange(1, 7), 3).tolist() == [[1, 2, 3, 4], [4, 5, 6, -1]]
-    assert vocabulary.most_frequent([["b", "a"], ["c", "c"]], 2) == ["c", "a"]
+    assert vocabulary.most_frequent_words([["b", "a"], ["c", "c"]], 2) == ["c", "a"]
 
 
 def test_names_of_other_numbers_are_no_words():
     """As in published texts, where rare words are <unk> already."""
     texts = {"train": [["<unk>", "a", "<unk>", "<eos>", "b", "a"]], "test": [["<unk>", "b"]]}
-    wanted, rows = vocabulary.told_apart(texts, 5, 6, behind=False)
+    wanted, rows = vocabulary.index_texts(texts, 5, 6, behind=False)
     assert wanted == ["<pad>", "<bos>", "<eos>", "a", "b", "<unk>"]
     assert rows["train"].tolist() == [[1, 5, 3, 5, 5, 4]]
     assert rows["test"].tolist() == [[1, 5, 4, 2, 0, 0]]
-    words = vocabulary.Interned(6, behind=False)
+    words = vocabulary.StreamingVocabulary(6, behind=False)
     pieces = {part: deque([words.rows(of, part == "train")]) for part, of in texts.items()}
     names, found = words.told_apart(5, pieces)
     assert names == wanted

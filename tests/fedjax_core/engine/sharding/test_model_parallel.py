@@ -262,7 +262,7 @@ def test_weights_are_read_into_their_parts():
     assert all(isinstance(leaf, Deferred) for leaf in jax.tree.leaves(later))
     assert not counts
     on = client_loop.mesh(Plan(1, 8, 4))
-    model = generation.writing(llama.build(config))
+    model = generation.make_writer(llama.build(config))
     placed = client_loop.place(later, on, model_parallel.shardings(later, model.model_axes, on))
     assert sum(counts) == sum(array.nbytes for array in plain.values())
     assert max(counts) == max(array.nbytes for array in plain.values()) // 4
