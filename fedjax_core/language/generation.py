@@ -3,7 +3,7 @@
   writing(model)             a Model that learns to write answers; FedAvg of an adapter of it is FedIT
   complete(generate, ...)    decoding of many prompts, greedy or with beams, in batches of like lengths
 
-Data are those of `instruction_data.to_write`.
+Data are those of `instruction_data.build_generation_data`.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,8 @@ class AnswerOutputs(NamedTuple):
 
 
 def compute_answer_outputs(model: LanguageModel, params: PyTree, x: PyTree, layers: bool = False) -> AnswerOutputs:
-    """One pass over `to_write`'s x: {"tokens": [B, T], "mask": [B, T], padding on the left, "answer": [B, A]}.
+    """Runs the model once over `build_generation_data`'s x: {"tokens": [B, T], "mask": [B, T],
+    padding on the left, "answer": [B, A]}.
 
     Logits are made for the answers' places alone, which in a long text saves nearly all of them.
     """
@@ -43,21 +44,23 @@ def compute_answer_outputs(model: LanguageModel, params: PyTree, x: PyTree, laye
     end = last_token_index(x["mask"])
     read = lambda hidden: hidden[jnp.arange(len(end)), end].astype(jnp.float32)
     hidden = model.hidden(params, x["tokens"], x["mask"], read=read if layers else None)
-    hidden, each = hidden if layers else (hidden, None)
+    hidden, layer_outputs = hidden if layers else (hidden, None)
     targets = jnp.where(x["answer"], x["tokens"][:, -a:], -1)
-    return AnswerOutputs(model.logits(params, hidden[:, -a - 1 : -1]), targets, read(hidden), each)
+    return AnswerOutputs(model.logits(params, hidden[:, -a - 1 : -1]), targets, read(hidden), layer_outputs)
 
 
 def make_writer(model: LanguageModel) -> Model:
-    """A language model that learns to write answers: with `local_training.cross_entropy`, on their tokens and ends alone.
+    """Makes a Model that learns to write answers: with `local_training.cross_entropy`, on their
+    tokens and ends alone.
 
     Args:
       model: the network, whose parameters are the Model's.
 
     Returns:
-      The Model. x is `to_write`'s. Outputs are "logits" [B, A, V], "targets" [B, A] (-1: none) and "features" [B, D] of the last
-      token, intermediates its states after each layer, "layer1" to "layerL". `head` gives the next token's logits. To decode, hand
-      `model.generate` the params of the `Net`.
+      The Model. x is `build_generation_data`'s. Outputs are "logits" [B, A, V], "targets" [B, A]
+      (-1: none) and "features" [B, D] of the last token, intermediates its states after each layer,
+      "layer1" to "layerL". `head` gives the next token's logits. To decode, hand `model.generate`
+      the params of the `Net`.
     """
 
     def apply(net: Net, x: PyTree, key=None, train=False, mask=None, intermediates=False):
@@ -81,12 +84,14 @@ def generate_completions(
     multiple: int = 32,
     widest: int | None = None,
 ) -> list[list[int]]:
-    """Completions of many prompts: the longest first, in batches as wide as their longest prompt.
+    """Generates completions of many prompts: the longest first, in batches as wide as their longest
+    prompt.
 
     Args:
-      generate: (tokens [B, T], mask [B, T]) -> (tokens [B, L], mask [B, L]), such as `functools.partial(generate, params)` of
-        `generate = jax.jit(functools.partial(model.generate, limit=80))`, or with beams=4 beside the limit.
-      prompts: rows of tokens, none of them empty.
+      generate: (tokens [B, T], mask [B, T]) -> (tokens [B, L], mask [B, L]), such as
+        `functools.partial(generate, params)` of `generate =
+        jax.jit(functools.partial(model.generate, limit=80))`, or with beams=4 beside the limit.
+      prompts: examples of tokens, none of them empty.
       batch: B.
       multiple: widths are multiples of it, so that few programs are compiled.
       widest: but no width is larger, such as `model.context - limit`; None: no such end.
@@ -101,18 +106,18 @@ def generate_completions(
         raise ValueError("a prompt has no tokens; there must be at least one to begin with")
     longest = max(map(len, prompts), default=0)
     if widest is not None and longest > widest:
-        raise ValueError(f"a prompt has {longest} tokens, widest={widest}; cut it before (`instruction_data.prompts`)")
+        raise ValueError(f"a prompt has {longest} tokens, widest={widest}; cut it before (`instruction_data.tokenize_prompts`)")
     order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
-    found: list[list[int]] = [[] for _ in prompts]
+    completions: list[list[int]] = [[] for _ in prompts]
     for start in range(0, len(order), batch):
-        mine = order[start : start + batch]
-        width = -(-len(prompts[mine[0]]) // multiple) * multiple
+        indices = order[start : start + batch]
+        width = -(-len(prompts[indices[0]]) // multiple) * multiple
         width = width if widest is None else min(width, widest)
         tokens, mask = np.zeros((batch, width), np.int32), np.zeros((batch, width), bool)
         for row in range(batch):
-            prompt = prompts[mine[min(row, len(mine) - 1)]]  # a short last batch repeats its last one
+            prompt = prompts[indices[min(row, len(indices) - 1)]]  # a short last batch repeats its last one
             tokens[row, width - len(prompt) :], mask[row, width - len(prompt) :] = prompt, True
         new, real = (np.asarray(array) for array in generate(jnp.asarray(tokens), jnp.asarray(mask)))
-        for row, i in enumerate(mine):
-            found[i] = new[row][real[row]].tolist()
-    return found
+        for row, i in enumerate(indices):
+            completions[i] = new[row][real[row]].tolist()
+    return completions

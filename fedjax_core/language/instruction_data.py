@@ -1,22 +1,24 @@
-"""Instruction data: questions in words with answers in words, divided over clients by data set, as token arrays.
+"""Instruction data: questions in words with answers in words, divided over clients by data set, as
+token arrays.
 
   train, test = read("train.jsonl.gz"), read("test.jsonl.gz")
-  divided = leave_out(train, test, "sentiment", clients=6, seed=0)
-  data, options = to_choose(divided, tokenizer, limit=256)       # an encoder scores the listed options (`option_scoring.scoring`)
-  data = to_write(divided, tokenizer, limit=512, end=eos)        # a language model writes the answer (`generation.written`)
+  divided = leave_task_out(train, test, "sentiment", clients=6, seed=0)
+  data, options = build_option_data(divided, tokenizer, limit=256)  # for `make_option_scorer`
+  data = build_generation_data(divided, tokenizer, limit=512, end=eos)  # for `make_writer`
 
-A file has one JSON object per line, with the fields task, dataset, instruction and output, where the instruction may end with the
-permitted answers:
+A file has one JSON object per line, with the fields task, dataset, instruction and output, where
+the instruction may end with the permitted answers:
 
   OPTIONS:
   - yes
   - no
 
-(FLAN's form); or with input and target in place of instruction and output, the permitted answers in a list `options`, and maybe a
-field split. It may be packed with gzip.
+(FLAN's form); or with input and target in place of instruction and output, the permitted answers in
+a list `options`, and maybe a field split. It may be packed with gzip.
 
-A jitted round needs one shape, so that a data set has one T, the smallest multiple of `multiple` that holds its longest text, or
-the limit. Longer texts than the limit are refused, or cut where that is asked for, and then the log tells how many.
+A jitted round needs one shape, so that a data set has one T, the smallest multiple of `multiple`
+that holds its longest text, or the limit. Longer texts than the limit are refused, or cut where
+that is asked for; the number of cut texts is logged.
 """
 
 import dataclasses
@@ -77,10 +79,11 @@ def read(path: str | Path, split: str | None = None) -> list[Instance]:
 
     Args:
       path: ends in .gz if it is packed.
-      split: only the rows whose field `split` has this value; None: all.
+      split: only the examples whose field `split` has this value; None: all.
 
     Raises:
-      ValueError: the file is damaged, a line lacks a field, or no row is left; the message names the line.
+      ValueError: the file is damaged, a line lacks a field, or no example is left; the message
+        names the line.
       OSError: it cannot be read.
     """
     blob = Path(path).read_bytes()
@@ -88,7 +91,7 @@ def read(path: str | Path, split: str | None = None) -> list[Instance]:
         text = (gzip.decompress(blob) if Path(path).suffix == ".gz" else blob).decode("utf-8-sig")
     except (EOFError, OSError, zlib.error, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be unpacked ({error}): truncated or damaged; get it again") from None
-    found = []
+    instances = []
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
@@ -96,7 +99,7 @@ def read(path: str | Path, split: str | None = None) -> list[Instance]:
             row = json.loads(line)
             check(row, dict, f"line {number} of {path}")
             if split is None or row["split"] == split:
-                found.append(_instance(row))
+                instances.append(_instance(row))
         except json.JSONDecodeError as error:
             raise ValueError(f"line {number} of {path} is not JSON ({error})") from None
         except RecursionError:
@@ -104,25 +107,25 @@ def read(path: str | Path, split: str | None = None) -> list[Instance]:
         except (KeyError, TypeError) as error:
             needed = "task, dataset, instruction (or input) and output (or target), each a text"
             raise ValueError(f"line {number} of {path} lacks {error}; a line must have {needed}") from None
-    if not found:
-        raise ValueError(f"{path} has no rows" + ("" if split is None else f" with split={split!r}"))
-    return found
+    if not instances:
+        raise ValueError(f"{path} has no examples" + ("" if split is None else f" with split={split!r}"))
+    return instances
 
 
 def subsample(rows: Sequence[Instance], number: int) -> list[Instance]:
-    """So many rows of each data set, always the same ones, in their order.
+    """Keeps `number` examples of each data set, always the same ones, in their order.
 
     Raises:
       ValueError: a set has fewer, or the number is not positive.
     """
-    found = []
+    kept = []
     for name in dict.fromkeys(row.dataset for row in rows):
-        mine = [i for i, row in enumerate(rows) if row.dataset == name]
-        if not 1 <= number <= len(mine):
-            raise ValueError(f"examples={number} of each data set: must lie between 1 and the {len(mine)} rows of {name}")
-        chosen = apportion.make_generator(SPLIT_SEED, f"fewer {name}").permutation(len(mine))[:number]
-        found += [mine[i] for i in chosen]
-    return [rows[i] for i in sorted(found)]
+        indices = [i for i, row in enumerate(rows) if row.dataset == name]
+        if not 1 <= number <= len(indices):
+            raise ValueError(f"examples={number} of each data set: must lie between 1 and the {len(indices)} examples of {name}")
+        chosen = apportion.make_generator(SPLIT_SEED, f"fewer {name}").permutation(len(indices))[:number]
+        kept += [indices[i] for i in chosen]
+    return [rows[i] for i in sorted(kept)]
 
 
 def _instance(row: dict[str, Any]) -> Instance:
@@ -140,14 +143,15 @@ def _instance(row: dict[str, Any]) -> Instance:
 
 
 def parse_options(instruction: str) -> tuple[str, tuple[str, ...]]:
-    r"""(question, options) of an instruction that ends with a block of options; all of it and none if it has no such block.
+    r"""Splits an instruction into (question, options), if it ends with a block of options; else all
+    of it and ().
 
     >>> parse_options("Is it?\n\nOPTIONS:\n- yes\n- no")
     ('Is it?', ('yes', 'no'))
     """
-    question, found, block = instruction.rpartition(OPTIONS)
+    question, marker, block = instruction.rpartition(OPTIONS)
     lines = [line for line in block.split("\n") if line.strip()]
-    if not found or not lines or not all(line.startswith("- ") for line in lines):
+    if not marker or not lines or not all(line.startswith("- ") for line in lines):
         return instruction, ()
     return question.rstrip(), tuple(dict.fromkeys(line[2:].strip() for line in lines))
 
@@ -158,7 +162,7 @@ class LeaveOneOutSplit(NamedTuple):
     Attributes:
       train: of the tasks that are trained.
       test: of the task that was left out, or of the others.
-      train_index: N arrays of row numbers into `train`.
+      train_index: N arrays of example indices into `train`.
       test_index: N arrays into `test`.
       datasets: names of the training sets; client i has the (i mod their number)-th.
     """
@@ -173,58 +177,65 @@ class LeaveOneOutSplit(NamedTuple):
 def leave_task_out(
     train: Sequence[Instance], test: Sequence[Instance], task: str, clients: int, seed: int, tested: str = "left_out"
 ) -> LeaveOneOutSplit:
-    """Trains on all tasks but one, each client on one data set; several clients of one set have IID parts of it.
+    """Trains on all tasks but one, each client on one data set; several clients of one set have IID
+    parts of it.
 
     Args:
-      train: all training rows.
-      test: all test rows.
+      train: all training examples.
+      test: all test examples.
       task: the one that nobody trains on.
-      clients: N, a multiple of the number of training sets: with six of them, 6 clients have one each, 30 a fifth each.
+      clients: N, a multiple of the number of training sets: with six of them, 6 clients have one
+        each, 30 a fifth each.
       seed: data seed of that division.
-      tested: "left_out": everybody is tested on all test rows of the task left out; "own": on the client's own set's.
+      tested: "left_out": everybody is tested on all test examples of the task left out; "own": on
+        the client's own set's.
 
     Raises:
-      ValueError: there is no such task, nothing is left to train or to test, or clients is no such multiple.
+      ValueError: there is no such task, nothing is left to train or to test, or clients is no such
+        multiple.
     """
     registry.choose("task to leave out", task, sorted({row.task for row in [*train, *test]}))
     registry.choose("tested", tested, TESTED)
-    mine = [row for row in train if row.task != task]
-    theirs = [row for row in test if (row.task == task) == (tested == "left_out")]
-    if not mine or not theirs:
-        raise ValueError(f"without task {task!r} there are {len(mine)} training and {len(theirs)} test rows: both must be there")
-    names = tuple(dict.fromkeys(row.dataset for row in mine))
+    train_instances = [row for row in train if row.task != task]
+    test_instances = [row for row in test if (row.task == task) == (tested == "left_out")]
+    if not train_instances or not test_instances:
+        numbers = f"{len(train_instances)} training and {len(test_instances)} test examples"
+        raise ValueError(f"without task {task!r} there are {numbers}: both must be at least 1")
+    names = tuple(dict.fromkeys(row.dataset for row in train_instances))
     number = {name: i for i, name in enumerate(names)}
-    domains = np.array([number[row.dataset] for row in mine], np.int32)
+    domains = np.array([number[row.dataset] for row in train_instances], np.int32)
     if tested == "own":
-        theirs = [row for row in theirs if row.dataset in number]
-        own = np.array([number[row.dataset] for row in theirs], np.int32)
+        test_instances = [row for row in test_instances if row.dataset in number]
+        own = np.array([number[row.dataset] for row in test_instances], np.int32)
         train_index, test_index = partition.by_domain(domains, own, clients, seed)
     else:
         train_index, _ = partition.by_domain(domains, domains, clients, seed)
-        test_index = [np.arange(len(theirs), dtype=np.int32)] * clients
-    return LeaveOneOutSplit(mine, theirs, tuple(train_index), tuple(test_index), names)
+        test_index = [np.arange(len(test_instances), dtype=np.int32)] * clients
+    return LeaveOneOutSplit(train_instances, test_instances, tuple(train_index), tuple(test_index), names)
 
 
 def build_option_data(
     divided: LeaveOneOutSplit, tokenizer: Tokenizer, limit: int, multiple: int = 16, *, long: str = "refuse"
 ) -> tuple[federated_data.FederatedData, dict[str, np.ndarray]]:
-    """Data for an encoder that scores options.
+    """Builds data for an encoder that scores options.
 
     Args:
       divided: every instance has options, the answer among them.
       tokenizer: the encoder's.
       limit: the most tokens of a text.
       multiple: T is one of it, or the limit.
-      long: what is done with more: "refuse" them, or "cut" all but the tail of a question or an option.
+      long: what is done with more: "refuse" them, or "cut" all but the tail of a question or an
+        option.
 
     Returns:
-      (data, options). x is {"tokens": [rows, T] int32, "mask": [rows, T] bool, padding on the right, "options": [rows, K] int32,
-      the row's options as places in the second result, -1 where there are no more}; y is the answer's place among the row's.
-      The second has "tokens" and "mask" [U, T'] of all options of all rows, each text once.
+      (data, options). x is {"tokens": [n, T] int32, "mask": [n, T] bool, padding on the right,
+      "options": [n, K] int32, the row's options as places in the second result, -1 where there are
+      no more}; y is the answer's place among the row's. The second has "tokens" and "mask" [U, T']
+      of all options of all examples, each text once.
 
     Raises:
-      ValueError: an answer is not among its options, a text is longer than the limit and `long` is "refuse", or the limit has no
-        room for text.
+      ValueError: an answer is not among its options, a text is longer than the limit and `long` is
+        "refuse", or the limit has no room for text.
     """
     registry.choose("long", long, LONG)
     for row in [*divided.train, *divided.test]:
@@ -271,7 +282,7 @@ def build_generation_data(
     template: str = ALPACA,
     multiple: int = 16,
 ) -> federated_data.FederatedData:
-    """Data for a language model that writes answers.
+    """Builds data for a language model that writes answers.
 
     Args:
       divided: the instances.
@@ -283,9 +294,10 @@ def build_generation_data(
       multiple: T is one of it, or the limit.
 
     Returns:
-      The data. x is {"tokens": [rows, T] int32, "mask": [rows, T] bool, padding on the left, "answer": [rows, A] bool: which of the
-      last A places are the answer's (its end included)}; A is the longest answer's length. y is the row's data set, in the order
-      of `divided.datasets`, and then of the test rows.
+      The data. x is {"tokens": [n, T] int32, "mask": [n, T] bool, padding on the left, "answer":
+      [n, A] bool: which of the last A places are the answer's (its end included)}; A is the longest
+      answer's length. y is the row's data set, in the order of `divided.datasets`, and then of the
+      test examples.
 
     Raises:
       ValueError: a text is longer than the limit and `long` is "refuse", or an answer alone is.
@@ -312,38 +324,39 @@ def tokenize_pairs(
     template: str = ALPACA,
     what: str = "texts",
 ) -> list[tuple[list[int], list[int]]]:
-    """(prompt, answer with `end`) in tokens, of each row. They are tokenised together, as a model reads them; `what` they are, the
-    log says of those that are cut.
+    """Tokenizes each example as (prompt, answer with `end`), together, as a model reads them;
+    `what` they are, the log says of those that are cut.
 
     Raises:
-      ValueError: as `to_write`.
+      ValueError: as `build_generation_data`.
     """
     texts = [template.replace("{instruction}", row.instruction) for row in rows]
     wholes = _open(tokenizer, [text + row.answer for text, row in zip(texts, rows, strict=True)], end)
-    fit, found, cut = _cutter(tokenizer, limit, long, template), [], []
+    fit, pairs, cut = _cutter(tokenizer, limit, long, template), [], []
     for row, prompt, whole in zip(rows, _open(tokenizer, texts, end), wholes, strict=True):
         n = _common(prompt, whole)
         answer = whole[n:] + [end]
-        found.append((fit(whole[:n], len(answer), row.dataset), answer))
-        cut += [row.dataset] if len(found[-1][0]) < n else []
+        pairs.append((fit(whole[:n], len(answer), row.dataset), answer))
+        cut += [row.dataset] if len(pairs[-1][0]) < n else []
     _tell(cut, [row.dataset for row in rows], limit, what)
-    return found
+    return pairs
 
 
 def tokenize_prompts(
     rows: Sequence[Instance], tokenizer: Tokenizer, limit: int, end: int, *, long: str = "refuse", template: str = ALPACA
 ) -> list[list[int]]:
-    """Tokens of the prompts alone, to be completed, as `tokenise` has them; at most `limit` each.
+    """Tokens of the prompts alone, to be completed, as `tokenize_pairs` has them; at most `limit`
+    each.
 
     Raises:
       ValueError: a prompt is longer, and `long` is "refuse".
     """
     fit = _cutter(tokenizer, limit, long, template)
     whole = _open(tokenizer, [template.replace("{instruction}", row.instruction) for row in rows], end)
-    found = [fit(prompt, 0, row.dataset) for row, prompt in zip(rows, whole, strict=True)]
-    cut = [row.dataset for row, a, b in zip(rows, found, whole, strict=True) if len(a) < len(b)]
+    fitted = [fit(prompt, 0, row.dataset) for row, prompt in zip(rows, whole, strict=True)]
+    cut = [row.dataset for row, a, b in zip(rows, fitted, whole, strict=True) if len(a) < len(b)]
     _tell(cut, [row.dataset for row in rows], limit, "prompts")
-    return found
+    return fitted
 
 
 def _open(tokenizer: Tokenizer, texts: Sequence[str], end: int) -> list[list[int]]:
@@ -358,15 +371,19 @@ def _refuse(tokens: int, limit: int, dataset: str) -> None:
 
 
 def _tell(cut: Sequence[str], datasets: Sequence[str], limit: int, what: str) -> None:
-    """Logs how many texts of each data set were cut: `cut` has the sets of those, `datasets` of all."""
-    of = Counter(datasets)
+    """Logs how many texts of each data set were cut: `cut` has the sets of those, `datasets` of
+    all.
+    """
+    totals = Counter(datasets)
     for dataset, number in Counter(cut).items():
         message = "%s: %d of %d %s had more than %d tokens; their beginnings were left out"
-        _log.warning(message, dataset, number, of[dataset], what, limit)
+        _log.warning(message, dataset, number, totals[dataset], what, limit)
 
 
 def _cutter(tokenizer: Tokenizer, limit: int, long: str, template: str):
-    """(prompt, room that is taken, data set) -> a prompt that fits: what stands before the instruction, then the prompt's tail."""
+    """(prompt, room that is taken, data set) -> a prompt that fits: what comes before the
+    instruction, then the prompt's tail.
+    """
     registry.choose("long", long, LONG)
     before = tokenizer.encode([template.partition("{instruction}")[0]])[0]
 
@@ -385,23 +402,23 @@ def _cutter(tokenizer: Tokenizer, limit: int, long: str, template: str):
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two texts begin with alike."""
+    """Returns the number of leading tokens that two texts share."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def pad_sequences(
     rows: Sequence[Sequence[int]], multiple: int, side: str = "left", widest: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of tokens as one array.
+    """Pads sequences of tokens to one array.
 
     Args:
       rows: of any lengths.
       multiple: the width is the smallest multiple of it that holds the longest row, at least one.
       side: where the padding is, "left" or "right"; it has the token 0.
-      widest: but no wider, such as a limit that all rows keep; None: no such end.
+      widest: but no wider, such as a limit that all examples keep; None: no such end.
 
     Returns:
-      (tokens [rows, T] int32, mask [rows, T] bool).
+      (tokens [n, T] int32, mask [n, T] bool).
     """
     registry.choose("side", side, ("left", "right"))
     width = -(-max([1, *map(len, rows)]) // multiple) * multiple

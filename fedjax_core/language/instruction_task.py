@@ -1,13 +1,15 @@
-"""Language models on instructions, as a config names them: the data as the model's tokenizer reads them, and the task.
+"""Language models on instructions, as a config names them: the data as the model's tokenizer reads
+them, and the task.
 
   config.data.source = "instructions(folder='flan_ood', leave_out='sentiment')"
   config.data.partition = "by_domain"                                   # a client has one data set, or an equal part of one
   config.models = ("pretrained(folder='llama-7b', dtype='bfloat16', limit=512)",)
   config.adapter = "lora(rank=8)"
 
-An encoder (BERT) scores each question's options and is also scored by the ROUGE-1 of the option that it chooses; a language model
-(LLaMA) writes the answer, and its accuracy and loss are those of the answers' tokens (`option_scoring.py`). Either is also scored
-on each test set by itself ("accuracy_record"), or where clients are tested on their own sets, on each task. Answers in words:
+An encoder (BERT) scores each question's options and is also scored by the ROUGE-1 of the option
+that it chooses; a language model (LLaMA) writes the answer, and its accuracy and loss are those of
+the answers' tokens (`option_scoring.py`). Either is also scored on each test set by itself
+("accuracy_record"), or where clients are tested on their own sets, on each task. Answers in words:
 `answers`.
 """
 
@@ -53,10 +55,11 @@ class Source(NamedTuple):
     Attributes:
       leave_out: the task that nobody trains on.
       folder: with the files, in the directory of data.
-      train, test: files; if both are one, its rows have a field `split`.
+      train, test: files; if both are one, its examples have a field `split`.
       tested: "left_out" or "own", see `instruction_data.leave_out`.
       prepared: whether tfds sets are read in place of files (`data/prepared.py`).
-      examples, test_examples: rows of each data set; None: all in files, 1000 and 200 of prepared sets.
+      examples, test_examples: examples of each data set; None: all in files, 1000 and 200 of
+        prepared sets.
     """
 
     leave_out: str
@@ -77,7 +80,7 @@ class Spec(NamedTuple):
       package: an installed package that brings a model along, in place of a folder.
       dtype: of parameters and computation.
       limit: the most tokens of a text.
-      long: of longer ones: "refuse" them or "cut" their beginning, of which the log tells.
+      long: of longer ones: "refuse" them or "cut" their beginning, which is logged.
       remat: whether backward passes compute layers anew, to save memory.
       temperature: of an encoder's scores.
     """
@@ -100,9 +103,11 @@ class Prepared(NamedTuple):
       options: [U, T] tokens and mask of all options, for an encoder; else None.
       spec: of the model.
       folder: its.
-      divided: the instances, in the order of the data's rows.
-      kinds: names of the test sets, or of their tasks; "kind" in a test row's x is the place of its own.
-      widths: to which batches are cut, beside the widest, see `length_bucketing.bucketed`.
+      divided: the instances, in the order of the data's examples.
+      kinds: names of the test sets, or of their tasks; "kind" in a test example's x is the place of
+        its own.
+      widths: to which batches are cut, beside the widest, see
+        `length_bucketing.with_length_buckets`.
     """
 
     data: federated_data.FederatedData
@@ -123,11 +128,11 @@ def check(spec: Spec) -> None:
 
 @functools.lru_cache(maxsize=2)
 def prepare(of: Source, data_dir: str | None, clients: int, seed: int, own: Spec) -> Prepared:
-    """Data, read and tokenised once.
+    """Reads and tokenizes data once.
 
     Args:
       of: where they are.
-      data_dir: where data sets lie; None: as `sources.load`.
+      data_dir: the folder of data sets; None: as `sources.load`.
       clients: N.
       seed: of the data.
       own: the model.
@@ -141,8 +146,8 @@ def prepare(of: Source, data_dir: str | None, clients: int, seed: int, own: Spec
     root = Path(data_dir or os.environ.get(sources.DATA_VARIABLE) or Path.home() / "fedjax_data").expanduser() / of.folder
     train, test = _read(of, root)
     divided = instruction_data.leave_task_out(train, test, of.leave_out, clients, seed, of.tested)
-    folder = Path(own.folder).expanduser() if own.folder is not None else load_pretrained.installed(str(own.package))
-    model, tokenizer = described(folder, own), load_pretrained.tokenizer(folder)
+    folder = Path(own.folder).expanduser() if own.folder is not None else load_pretrained.find_package_folder(str(own.package))
+    model, tokenizer = described(folder, own), load_pretrained.load_tokenizer(folder)
     if own.limit > model.context:
         raise ValueError(f"limit={own.limit} is too much for {model.name}: it takes at most {model.context} tokens")
     names = [row.dataset if of.tested == "left_out" else row.task for row in divided.test]
@@ -150,8 +155,8 @@ def prepare(of: Source, data_dir: str | None, clients: int, seed: int, own: Spec
     kind = np.array([kinds.index(name) for name in names], np.int32)
     if isinstance(model, Encoder):
         data, options = instruction_data.build_option_data(divided, tokenizer, own.limit, long=own.long)
-        found = _beside(data, rouge1=_rouges(data, divided), kind=kind)
-        return Prepared(found, model, options, own, folder, divided, kinds, _widths(data, divided, kind))
+        data_with_kinds = _beside(data, rouge1=_rouges(data, divided), kind=kind)
+        return Prepared(data_with_kinds, model, options, own, folder, divided, kinds, _widths(data, divided, kind))
     if not model.stop:
         raise ValueError(f"{folder}: its config.json has no eos_token_id, with which an answer ends")
     if model.vocabulary is not None:
@@ -161,37 +166,39 @@ def prepare(of: Source, data_dir: str | None, clients: int, seed: int, own: Spec
 
 
 def _widths(data: federated_data.FederatedData, divided: instruction_data.LeaveOneOutSplit, kind: np.ndarray) -> tuple[int, ...]:
-    """Those that pay with each client's training texts, and with each test set's."""
+    """Chooses the widths that pay with each client's training texts, and with each test set's."""
     train, test = (np.asarray(examples.x["mask"]) for examples in (data.train, data.test))
-    each = [train[index].sum(1) for index in divided.train_index] + [test[kind == i].sum(1) for i in range(kind.max() + 1)]
-    return length_bucketing.choose_widths(each, max(train.shape[1], test.shape[1]))
+    lengths = [train[index].sum(1) for index in divided.train_index] + [test[kind == i].sum(1) for i in range(kind.max() + 1)]
+    return length_bucketing.choose_widths(lengths, max(train.shape[1], test.shape[1]))
 
 
 def _read(of: Source, root: Path) -> tuple[list[instruction_data.Instance], list[instruction_data.Instance]]:
     if of.prepared:
         return tfds_instructions.read(root, of.examples or 1000, of.test_examples or 200)
     both = of.train == of.test
-    found = []
+    instances = []
     for file, part, number in ((of.train, "train", of.examples), (of.test, "test", of.test_examples)):
         rows = instruction_data.read(root / file, part if both else None)
-        found.append(rows if number is None else instruction_data.subsample(rows, number))
-    return found[0], found[1]
+        instances.append(rows if number is None else instruction_data.subsample(rows, number))
+    return instances[0], instances[1]
 
 
 def described(folder: Path, spec: Spec, config: dict[str, Any] | None = None) -> Encoder | LanguageModel:
-    """The model that a folder's config.json describes, or one that is given in its place."""
-    said: Any = read_json(folder / load_pretrained.CONFIG) if config is None else config
-    family = registry.choose(f"model_type in {folder / load_pretrained.CONFIG}", said.get("model_type"), load_pretrained.FAMILIES)
-    return load_pretrained.FAMILIES[family].build(said, spec.dtype, spec.remat)
+    """Returns the model that a folder's config.json describes, or the one given in its place."""
+    description: Any = read_json(folder / load_pretrained.CONFIG) if config is None else config
+    family = registry.choose(
+        f"model_type in {folder / load_pretrained.CONFIG}", description.get("model_type"), load_pretrained.FAMILIES
+    )
+    return load_pretrained.FAMILIES[family].build(description, spec.dtype, spec.remat)
 
 
 def _beside(data: federated_data.FederatedData, **more: np.ndarray) -> federated_data.FederatedData:
-    """The data with more entries in the x of the test set."""
+    """Adds entries to the x of the test set."""
     return dataclasses.replace(data, test=Examples(data.test.x | more, data.test.y))
 
 
 def _rouges(data: federated_data.FederatedData, divided: instruction_data.LeaveOneOutSplit) -> np.ndarray:
-    """[test rows, K], ROUGE-1 of each option with the answer."""
+    """Computes ROUGE-1 of each option with the answer, [n_test, K]."""
     rows = np.zeros(data.test.x["options"].shape, np.float32)
     for i, row in enumerate(divided.test):
         rows[i, : len(row.options)] = rouge.rouge1(row.options, [row.answer] * len(row.options))
@@ -199,20 +206,20 @@ def _rouges(data: federated_data.FederatedData, divided: instruction_data.LeaveO
 
 
 def rouge1(outputs: dict[str, Array], x: PyTree, y: Array, mask: Array) -> Pair:
-    """Mean ROUGE-1 of the chosen options."""
+    """Computes the mean ROUGE-1 of the chosen options."""
     del y
     chosen = jnp.argmax(outputs["logits"], -1)
     return mean_of(jnp.take_along_axis(x["rouge1"], chosen[:, None], 1)[:, 0], mask)
 
 
 def accuracy(outputs: dict[str, Array], x: PyTree, y: Array, mask: Array) -> Pair:
-    """Of options, or of the answers' tokens."""
+    """Computes the accuracy of options, or of the answers' tokens."""
     del x
     return metrics.accuracy(outputs["logits"], outputs.get("targets", y), mask)
 
 
 def _of_kind(score: Callable[..., Pair], kind: int) -> Callable[..., Pair]:
-    """The score on one of the test sets."""
+    """Restricts a score to one of the test sets."""
     return lambda outputs, x, y, mask: score(outputs, x, y, mask & (x["kind"] == kind))
 
 
@@ -220,17 +227,19 @@ _SHARED: dict[Hashable, tuple[Any, list[weakref.ref]]] = {}  # trees, and their 
 
 
 def _shared(key: Hashable, make: Callable[[], PyTree]) -> PyTree:
-    """What `make` makes; while somebody holds what was made before for this key, the same."""
+    """Returns `make()`, or the object that it made before for this key while somebody holds it."""
     structure, leaves = _SHARED.get(key, (None, []))
-    found = [leaf() for leaf in leaves]
-    if structure is None or any(leaf is None for leaf in found):
-        found, structure = jax.tree.flatten(make())
-        _SHARED[key] = structure, [weakref.ref(leaf) for leaf in found]
-    return structure.unflatten(found)
+    values = [leaf() for leaf in leaves]
+    if structure is None or any(leaf is None for leaf in values):
+        values, structure = jax.tree.flatten(make())
+        _SHARED[key] = structure, [weakref.ref(leaf) for leaf in values]
+    return structure.unflatten(values)
 
 
 def _arrays(made: Prepared) -> Net:
-    """The weights, read later, which all tasks on one folder share, and of an encoder the options' embeddings under them."""
+    """Returns the weights, read later, which all tasks on one folder share, and of an encoder the
+    options' embeddings under them.
+    """
     key = made.folder.resolve(), made.spec.dtype, *((f.name, f.stat().st_mtime_ns) for f in sorted(made.folder.iterdir()))
     base, model = (
         _shared(key, lambda: load_pretrained.load(made.folder, made.spec.dtype, made.spec.remat, later=True)[1]),
@@ -241,13 +250,15 @@ def _arrays(made: Prepared) -> Net:
     assert made.options is not None
     tokens, mask = made.options["tokens"], made.options["mask"]
     of_options = (*key, tokens.shape, hashlib.sha256(tokens.tobytes() + mask.tobytes()).hexdigest())
-    embedded = lambda: option_scoring.add_option_embeddings(model, jax.device_put(jax.device_get(base)), tokens, mask).params["head"]
+    embedded = lambda: option_scoring.add_option_embeddings(model, jax.device_put(jax.device_get(base)), tokens, mask).params[
+        "head"
+    ]
     head = _shared(of_options, lambda: jax.device_get(embedded()))
     return Net(base | {"head": head}, {})
 
 
 def task(made: Prepared, adapter: adapters.Kind | None, shapes_only: bool = False) -> Task:
-    """The model's task on its data. Tasks on one folder share its weights while there are such tasks.
+    """Builds the model's task on its data. Tasks on one folder share its weights.
 
     Args:
       made: by `prepare`.
@@ -293,13 +304,13 @@ def _chooser(model: Encoder, options: int, temperature: float) -> Callable[[PyTr
 def answers(
     made: Prepared, params: PyTree, rows: Sequence[int], batch: int = 32, longest: int = WRITTEN, beams: int = 1
 ) -> list[str]:
-    """What a model answers, in words.
+    """Generates a model's answers as strings.
 
     Args:
       made: by `prepare`.
       params: all of the model's, as `parameters` gives them, or merged.
       rows: of the test set.
-      batch: rows at once.
+      batch: examples at once.
       longest: the most tokens that a language model writes; an encoder chooses one of the options.
       beams: of a language model; 1: greedily.
 
@@ -311,13 +322,13 @@ def answers(
         choose = _chooser(made.model, len(made.options["tokens"]), made.spec.temperature)
         chosen: list[int] = []
         for start in range(0, len(rows), batch):
-            mine = np.pad(np.asarray(rows[start : start + batch]), (0, max(0, start + batch - len(rows))), mode="edge")
-            x = {name: made.data.test.x[name][mine] for name in ("tokens", "mask", "options")}
+            indices = np.pad(np.asarray(rows[start : start + batch]), (0, max(0, start + batch - len(rows))), mode="edge")
+            x = {name: made.data.test.x[name][indices] for name in ("tokens", "mask", "options")}
             chosen += np.asarray(choose(params, x)).tolist()[: len(rows) - start]
         return [made.divided.test[row].options[k] for row, k in zip(rows, chosen, strict=True)]
     if longest >= made.model.context:
         raise ValueError(f"longest={longest} leaves no place for a question: {made.model.name} takes {made.model.context} tokens")
-    asked, tokenizer = [made.divided.test[row] for row in rows], load_pretrained.tokenizer(made.folder)
+    asked, tokenizer = [made.divided.test[row] for row in rows], load_pretrained.load_tokenizer(made.folder)
     widest = min(made.spec.limit, made.model.context - longest)
     tokens = instruction_data.tokenize_prompts(asked, tokenizer, widest, made.model.stop[0], long=made.spec.long)
     write = functools.partial(_writer(made.model, longest, beams), params)
@@ -325,7 +336,8 @@ def answers(
 
 
 def parameters(made: Prepared, adapter: adapters.Kind | None, frozen: Net, net: Net) -> PyTree:
-    """What `made.model.generate` takes of one network: its adapter beside the frozen kernels, unmerged, so that no base is copied.
+    """Returns the parameters that `generate` takes of one network: its adapter beside the frozen
+    kernels, unmerged, so that no base is copied.
 
     Args:
       made: by `prepare`.

@@ -17,7 +17,9 @@ MAX_RELATIVE_WORK = 0.85  # another width, which is another program to compile, 
 
 @jax.custom_batching.custom_vmap
 def _common(number: Array) -> Array:
-    """The number itself; under vmap the largest of all of them, which is one for all, so that a switch on it stays a switch."""
+    """Returns the number; under vmap the largest of all, unbatched, so that a switch on it stays a
+    switch.
+    """
     return number
 
 
@@ -28,19 +30,23 @@ def _(size: int, batched: list[bool], number: Array) -> tuple[Array, bool]:
 
 
 def with_length_buckets(model: Model, widths: Sequence[int], side: str = "right") -> Model:
-    """The model on batches that are cut to the smallest width that holds their longest real text, which is chosen as they come.
+    """Runs a model on batches that are cut to the smallest width that holds their longest real
+    text.
 
-    All that it gives is what the model gives of whole batches, to rounding: padding is not looked at, and dropout of an adapter is
-    drawn as for the whole width. Clients that train at once, under vmap, share a width, the widest that one of them needs.
+    All that it gives is what the model gives of whole batches, to rounding: padding is not looked
+    at, and dropout of an adapter is drawn as for the whole width. Clients that train at once, under
+    vmap, share a width, the widest that one of them needs.
 
     Args:
-      model: `scoring` or `writing`; x has "tokens" and "mask" [B, T].
-      widths: numbers of tokens; those that are not below T, or have no room for x's answers, are never taken, T always may be.
-      side: where the padding is, "right", or "left" as in `to_write`.
+      model: `make_option_scorer` or `make_writer`; x has "tokens" and "mask" [B, T].
+      widths: numbers of tokens; those that are not below T, or have no room for x's answers, are
+        never taken, T always may be.
+      side: where the padding is, "right", or "left" as in `build_generation_data`.
 
     Returns:
-      The Model; the same one for no widths. Programs have one branch for each width. A gradient keeps what its backward pass needs
-      of each of them, of which all but one are zeros; what is frozen is not copied.
+      The Model; the same one for no widths. Programs have one branch for each width. A gradient
+      keeps what its backward pass needs of each of them, of which all but one are zeros; what is
+      frozen is not copied.
     """
     if not widths:
         return model
@@ -50,8 +56,8 @@ def with_length_buckets(model: Model, widths: Sequence[int], side: str = "right"
         some = [*sorted({width for width in widths if answer < width < t}), t]
         if len(some) == 1:
             return call(net, x, key, mask)
-        there = jnp.any(drop_padding(x, mask)["mask"], 0)
-        needed = jnp.max(jnp.where(there, jnp.arange(t) + 1 if side == "right" else t - jnp.arange(t), 0))
+        is_used = jnp.any(drop_padding(x, mask)["mask"], 0)
+        needed = jnp.max(jnp.where(is_used, jnp.arange(t) + 1 if side == "right" else t - jnp.arange(t), 0))
 
         def branch(width: int):
             first = 0 if side == "right" else t - width
@@ -76,25 +82,30 @@ def with_length_buckets(model: Model, widths: Sequence[int], side: str = "right"
     return model._replace(apply=apply, features=features)
 
 
-def choose_widths(lengths: Sequence[np.ndarray], longest: int, batch: int = 16, most: int = 2, multiple: int = 16) -> tuple[int, ...]:
-    """Widths below the longest that save work, for `bucketed`: those with the least expected number of tokens.
+def choose_widths(
+    lengths: Sequence[np.ndarray], longest: int, batch: int = 16, most: int = 2, multiple: int = 16
+) -> tuple[int, ...]:
+    """Chooses widths below the longest that save work, for `with_length_buckets`: those with the
+    least expected number of tokens.
 
     Args:
-      lengths: tokens of the texts from which batches are drawn, an array for each client or test set.
+      lengths: tokens of the texts from which batches are drawn, an array for each client or test
+        set.
       longest: T, to which batches can always be as wide.
-      batch: rows at once.
-      most: widths, T among them; on CPU a third one costs a gradient of long texts a sixth, for zeros in place of its residuals.
+      batch: examples at once.
+      most: widths, T among them; on CPU a third one costs a gradient of long texts a sixth, for
+        zeros in place of its residuals.
       multiple: of which widths are.
 
     Returns:
       Ascending; () where T alone is as good.
     """
     some = np.arange(multiple, longest, multiple)
-    there = [mine for mine in lengths if len(mine)]
-    if not there or not len(some):
+    nonempty = [client_lengths for client_lengths in lengths if len(client_lengths)]
+    if not nonempty or not len(some):
         return ()
-    fits = [[np.mean(mine <= width) ** batch for width in some] for mine in there]  # how often a batch fits
-    fit = np.average(fits, 0, [len(mine) for mine in there])
+    fits = [[np.mean(client_lengths <= width) ** batch for width in some] for client_lengths in nonempty]  # how often a batch fits
+    fit = np.average(fits, 0, [len(client_lengths) for client_lengths in nonempty])
 
     def work(chosen: tuple[int, ...]) -> float:
         parts = np.diff([0.0, *(fit[i] for i in chosen), 1.0])
@@ -102,13 +113,13 @@ def choose_widths(lengths: Sequence[np.ndarray], longest: int, batch: int = 16, 
 
     best: tuple[int, ...] = ()
     for number in range(1, most):
-        found = min(itertools.combinations(range(len(some)), number), key=work, default=())
-        best = found if found and work(found) < MAX_RELATIVE_WORK * work(best) else best
+        best_of_number = min(itertools.combinations(range(len(some)), number), key=work, default=())
+        best = best_of_number if best_of_number and work(best_of_number) < MAX_RELATIVE_WORK * work(best) else best
     return tuple(int(some[i]) for i in best)
 
 
 def drop_padding(x: PyTree, mask: Array | None) -> PyTree:
-    """x whose rows outside `mask` [B] have no tokens and no answer."""
+    """Removes the tokens and answers of examples outside `mask` [B]."""
     if mask is None:
         return x
     return x | {name: x[name] & mask[:, None] for name in ("mask", "answer") if name in x}

@@ -1,15 +1,14 @@
 """Encoders that score the answer options of each example.
 
-  scoring(encoder, ...)      a Model whose classes are each example's options; its arrays: `with_options`
+  scoring(encoder, ...)      a Model whose classes are each example's options; its arrays: `add_option_embeddings`
 
-It is a network like others, whole: what is trained of it is chosen around it, by `task.part_of`, or by `adapters.adapted`,
-whose frozen base exists once and travels as an argument of the round.
+It is a network like others, whole: what is trained of it is chosen around it, by `task.part_of`, or
+by `adapters.adapted`, whose frozen base exists once and travels as an argument of the round.
 
-    encoder, base = load_pretrained.load(folder)
-    data, options = instruction_data.to_choose(divided, load_pretrained.tokenizer(folder), limit=256)
-    arrays = with_options(encoder, base, **options)
-    model = scoring(encoder, len(options["tokens"]))
-    task = adapters.adapted(model, arrays, adapters.lora(), classes=data.classes, population=data.clients)
+    encoder, base = load_pretrained.load(folder) data, options = instruction_data.to_choose(divided,
+    load_pretrained.load_tokenizer(folder), limit=256) arrays = with_options(encoder, base,
+    **options) model = scoring(encoder, len(options["tokens"])) task = adapters.adapted(model,
+    arrays, adapters.lora(), classes=data.classes, population=data.clients)
 """
 
 import functools
@@ -30,46 +29,51 @@ TEMPERATURE = 0.05  # by which cosines are divided
 
 
 def embed_batch(encoder: Encoder, params: PyTree, tokens: Array, mask: Array) -> Array:
-    """The mean of the real tokens' hidden states, of length 1: [B, T], [B, T] bool -> [B, D] float32; zeros for an empty row."""
+    """Returns the mean of the real tokens' hidden states, of length 1: [B, T], [B, T] bool -> [B,
+    D] float32; zeros for an empty row.
+    """
     return losses.unit(_mean(encoder.hidden(params, tokens, mask), mask))
 
 
 def _mean(hidden: Array, mask: Array) -> Array:
-    """Over the real tokens: [B, T, D] -> [B, D] float32."""
+    """Returns the mean over the real tokens: [B, T, D] -> [B, D] float32."""
     total = jnp.sum(jnp.where(mask[..., None], hidden.astype(jnp.float32), 0), 1)
     return total / jnp.maximum(jnp.sum(mask, 1), 1)[:, None]
 
 
-def embed_texts(encoder: Encoder, params: PyTree, tokens: np.ndarray, mask: np.ndarray, batch: int = 64, multiple: int = 16) -> Array:
-    """`embed` of many rows, in batches of like lengths.
+def embed_texts(
+    encoder: Encoder, params: PyTree, tokens: np.ndarray, mask: np.ndarray, batch: int = 64, multiple: int = 16
+) -> Array:
+    """Embeds many texts, in batches of like lengths.
 
     Args:
       encoder: the network.
       params: its parameters.
       tokens: [U, T].
       mask: [U, T]; padding is on the right.
-      batch: rows at once.
+      batch: examples at once.
       multiple: batches are as wide as the smallest multiple of it that holds them.
 
     Returns:
       [U, D].
     """
-    one = jax.jit(functools.partial(embed_batch, encoder))
+    embed_jit = jax.jit(functools.partial(embed_batch, encoder))
     lengths = mask.sum(1)
     order = np.argsort(lengths, kind="stable")
-    found = np.zeros((len(order), encoder.width), np.float32)
+    embeddings = np.zeros((len(order), encoder.width), np.float32)
     for start in range(0, len(order), batch):
-        mine = order[start : start + batch]
-        width = min(-(-max(1, lengths[mine[-1]]) // multiple) * multiple, tokens.shape[1])
-        rows = np.pad(mine, (0, batch - len(mine)), mode="edge")
-        found[mine] = one(params, tokens[rows, :width], mask[rows, :width])[: len(mine)]
-    return jnp.asarray(found)
+        indices = order[start : start + batch]
+        width = min(-(-max(1, lengths[indices[-1]]) // multiple) * multiple, tokens.shape[1])
+        rows = np.pad(indices, (0, batch - len(indices)), mode="edge")
+        embeddings[indices] = embed_jit(params, tokens[rows, :width], mask[rows, :width])[: len(indices)]
+    return jnp.asarray(embeddings)
 
 
 def make_option_scorer(encoder: Encoder, options: int, temperature: float = TEMPERATURE) -> Model:
-    """A classifier whose classes are each example's listed options; its head is fixed.
+    """Makes a classifier whose classes are each example's listed options; its head is fixed.
 
-        logit_k = cos(embedding of the question, embedding of option k under the frozen base) / temperature
+        logit_k = cos(embedding of the question, embedding of option k under the frozen base) /
+        temperature
 
     Args:
       encoder: the network.
@@ -77,9 +81,11 @@ def make_option_scorer(encoder: Encoder, options: int, temperature: float = TEMP
       temperature: small ones make scores differ more.
 
     Returns:
-      The Model. Params are the encoder's, and "head": {"options": [U, D]}, which no gradient reaches; `with_options` has both.
-      x is {"tokens": [B, T], "mask": [B, T], "options": [B, K] in [0, U), or -1 for none}; such a place has a logit of -1e30. The
-      features are the questions' embeddings, intermediates "layer1" to "layerL" the means of each layer's hidden states. There is
+      The Model. Params are the encoder's, and "head": {"options": [U, D]}, which no gradient
+      reaches; `add_option_embeddings` has both. x is {"tokens": [B, T], "mask": [B, T], "options":
+      [B, K] in [0, U), or -1 for none}; such a place has a logit of -1e30. The features are the
+      questions' embeddings, intermediates "layer1" to "layerL" the means of each layer's hidden
+      states. There is
       no head from features alone: `Model.head` raises ValueError.
 
     Raises:
@@ -105,10 +111,10 @@ def make_option_scorer(encoder: Encoder, options: int, temperature: float = TEMP
         read = (lambda hidden: _mean(hidden, asked["mask"])) if intermediates else None
         hidden = encoder.hidden(net.params, asked["tokens"], asked["mask"], read=read)
         hidden, layers = hidden if intermediates else (hidden, None)
-        found = losses.unit(_mean(hidden, asked["mask"]))
+        embeddings = losses.unit(_mean(hidden, asked["mask"]))
         listed = jax.lax.stop_gradient(net.params["head"]["options"])[jnp.maximum(x["options"], 0)]  # [B, K, D]
-        scores = jnp.einsum("bd,bkd->bk", found, listed) / temperature
-        outputs: dict[str, Any] = {"logits": jnp.where(x["options"] >= 0, scores, MINUS), "features": found}
+        scores = jnp.einsum("bd,bkd->bk", embeddings, listed) / temperature
+        outputs: dict[str, Any] = {"logits": jnp.where(x["options"] >= 0, scores, MINUS), "features": embeddings}
         return (outputs if layers is None else outputs | {"intermediates": name_layers(layers)}), net.stats
 
     return Model(
@@ -117,5 +123,7 @@ def make_option_scorer(encoder: Encoder, options: int, temperature: float = TEMP
 
 
 def add_option_embeddings(encoder: Encoder, base: PyTree, tokens: np.ndarray, mask: np.ndarray, batch: int = 64) -> Net:
-    """The arrays of a `scoring` model: the base, and the embeddings of all options (`to_choose`'s, [U, T]) under it."""
+    """Returns the arrays of such a model: the base, and the embeddings of all options [U, T] under
+    it.
+    """
     return Net(base | {"head": {"options": embed_texts(encoder, base, tokens, mask, batch)}}, {})

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 
 def rouge1(texts: Sequence[str], answers: Sequence[str]) -> list[float]:
-    """ROUGE-1 F of each text with its answer, as the package `rouge-score` defines words; without stemming. No words: 0.
+    """Computes ROUGE-1 F of each text with its answer, as the package `rouge-score` defines words;
+    without stemming. No words: 0.
 
     Raises:
       ImportError: the package is not installed.
@@ -19,6 +20,6 @@ def rouge1(texts: Sequence[str], answers: Sequence[str]) -> list[float]:
 
 
 def is_exact_match(texts: Sequence[str], answers: Sequence[str]) -> list[bool]:
-    """Whether each text is its answer, but for case and white space."""
+    """Returns whether each text is its answer, but for case and white space."""
     plain = lambda text: re.sub(r"\s+", " ", text).strip().casefold()
     return [plain(text) == plain(answer) for text, answer in zip(texts, answers, strict=True)]

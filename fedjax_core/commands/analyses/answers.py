@@ -39,7 +39,8 @@ def answered(
         texts = language.answers(made, params, rows, simulation.federation.batches.test, beams=beams)
         asked = [made.divided.test[row] for row in rows]
         right = [row.answer for row in asked]
-        for row, said, score, same in zip(asked, texts, rouge.rouge1(texts, right), rouge.is_exact_match(texts, right), strict=True):
+        scores = rouge.rouge1(texts, right), rouge.is_exact_match(texts, right)
+        for row, said, score, same in zip(asked, texts, *scores, strict=True):
             found.append({"client": client, "task": row.task, "dataset": row.dataset, "answer": row.answer, "said": said})
             found[-1] |= {"rouge1": score, "exact": same}
     write_json(run / ANSWERS, known | {key: {"round": done, "rows": found}})

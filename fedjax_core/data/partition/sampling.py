@@ -1,4 +1,6 @@
-"""Dirichlet draws at any concentration, random choices of examples, and checks of labels and index lists."""
+"""Dirichlet draws at any concentration, random choices of examples, and checks of labels and index
+lists.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +15,7 @@ ALPHA_RANGE = (1e-100, 1e100)  # beyond it the logarithms of a draw overflow
 
 
 def check_concentration(alpha: Alpha, number: int, per: str) -> np.ndarray:
-    """Concentration as a scalar or [number] array, checked."""
+    """Returns the concentration as a scalar or an array [number], checked."""
     low, high = ALPHA_RANGE
     try:
         values = np.asarray(alpha, float)
@@ -27,7 +29,9 @@ def check_concentration(alpha: Alpha, number: int, per: str) -> np.ndarray:
 
 
 def log_dirichlet(rng: np.random.Generator, alpha: np.ndarray | float, shape: tuple[int, ...]) -> np.ndarray:
-    """Logarithm of a Dirichlet draw over the last axis, finite at any alpha: Gamma(a) = Gamma(a + 1) * U^(1 / a)."""
+    """Draws the logarithm of a Dirichlet sample over the last axis, finite at any alpha: Gamma(a) =
+    Gamma(a + 1) * U^(1 / a).
+    """
     alpha = np.broadcast_to(alpha, shape)
     log_gamma = np.log(rng.gamma(alpha + 1.0)) + np.log(1.0 - rng.random(shape)) / alpha
     return log_gamma - log_sum_exp(log_gamma, -1)
@@ -39,9 +43,13 @@ def log_sum_exp(logs: np.ndarray, axis: int) -> np.ndarray:
 
 
 def draw_until_min_size(draw, name: str, alpha, min_size: int, rows: int, clients: int, max_tries: int) -> np.ndarray:
-    """The first of at most `max_tries` tables [K, N] in which every client has `min_size` rows."""
+    """Returns the first of at most `max_tries` tables [K, N] in which every client has `min_size`
+    examples.
+    """
     if not 0 <= min_size <= rows // clients:
-        raise ValueError(f"{name}: min_size={min_size} for {clients} clients and {rows} rows: must lie in [0, {rows // clients}].")
+        raise ValueError(
+            f"{name}: min_size={min_size} for {clients} clients and {rows} examples: must lie in [0, {rows // clients}]."
+        )
     if max_tries < 1:
         raise ValueError(f"{name}: max_tries={max_tries}: must be >= 1.")
     best = 0
@@ -55,24 +63,26 @@ def draw_until_min_size(draw, name: str, alpha, min_size: int, rows: int, client
     if not isinstance(alpha, str) and alpha.ndim == 0:
         larger = (alpha * 2.0**step for step in range(1, 40))
         enough = (a for a in larger if any(draw(a).sum(0).min() >= min_size for _ in range(10)))
-        if (found := next(enough, None)) is not None:
-            advice += f", or alpha >= {found:.2g}"
+        if (sufficient := next(enough, None)) is not None:
+            advice += f", or alpha >= {sufficient:.2g}"
     raise ValueError(
         f"{name}: none of {max_tries} draws with alpha={alpha} gave each of {clients} clients min_size={min_size} of {rows} "
-        f"rows; in the best one the smallest client had {best}. Try {advice}, or fewer clients."
+        f"examples; in the best one the smallest client had {best}. Try {advice}, or fewer clients."
     )
 
 
 def check_labels(labels: np.ndarray, clients: int, what: str = "label") -> np.ndarray:
-    """Labels (or domains, or ids) as an array, checked, with at least as many rows as clients."""
+    """Returns labels (or domains, or ids) as an array, checked, with at least one example per
+    client.
+    """
     labels = np.asarray(labels)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(f"{what}s of shape {labels.shape} and type {labels.dtype}: must be integers of shape [rows].")
+        raise ValueError(f"{what}s of shape {labels.shape} and type {labels.dtype}: must be integers of shape [n].")
     if len(labels) and labels.min() < 0:
         raise ValueError(f"{what} {labels.min()} in row {labels.argmin()}: must be >= 0.")
     check_num_clients(clients)
     if clients > len(labels):
-        raise ValueError(f"{clients} clients for {len(labels)} rows; allowed: 1 to {len(labels)}.")
+        raise ValueError(f"{clients} clients for {len(labels)} examples; allowed: 1 to {len(labels)}.")
     return labels
 
 
@@ -86,13 +96,17 @@ def sort_indices(rows: np.ndarray) -> np.ndarray:
 
 
 def choose_examples(rng: np.random.Generator, of_class: Index, numbers: np.ndarray, replace: bool) -> np.ndarray:
-    """`numbers[c]` random rows of each class, sorted; with repetition only where a class has fewer and `replace` allows it."""
+    """Draws `numbers[c]` examples of each class, sorted; with repetition only where a class has
+    fewer and `replace` allows it.
+    """
     drawn = [rng.choice(rows, n, replace=replace and n > len(rows)) for rows, n in zip(of_class, numbers, strict=True) if n]
     return sort_indices(np.concatenate([np.zeros(0, np.int64), *drawn]))
 
 
 def assign_classes(rng: np.random.Generator, classes: int, clients: int, each: int | Sequence[int]) -> np.ndarray:
-    """[N, K] 0 or 1: `each` classes per client, those that the fewest clients hold so far, ties at random."""
+    """Assigns `each` classes per client, those that the fewest clients hold so far, ties at random;
+    [N, K] 0 or 1.
+    """
     numbers = np.broadcast_to(each, clients)
     if not 1 <= numbers.min() <= numbers.max() <= classes:
         raise ValueError(f"classes_per_client={each}: must lie in [1, {classes}], the number of classes.")
@@ -106,19 +120,19 @@ def assign_classes(rng: np.random.Generator, classes: int, clients: int, each: i
 
 
 def check_index(what: str, rows: Any, limit: int) -> np.ndarray:
-    """One client's rows, checked and sorted, int32.
+    """Returns one client's indices, checked and sorted, int32.
 
     Args:
       what: begins a message.
-      rows: row numbers in any order; may be empty.
-      limit: how many rows there are.
+      rows: example indices in any order; may be empty.
+      limit: how many examples there are.
 
     Raises:
       ValueError: they are not integers of shape [n], or out of range.
     """
     rows = np.asarray(rows) if len(rows) else np.zeros(0, np.int32)
     if rows.ndim != 1 or not np.issubdtype(rows.dtype, np.integer):
-        raise ValueError(f"{what} has shape {rows.shape} and type {rows.dtype}: must be a list of integer row numbers.")
+        raise ValueError(f"{what} has shape {rows.shape} and type {rows.dtype}: must be a list of integer example indices.")
     if len(rows) and not 0 <= rows.min() <= rows.max() < limit:
-        raise ValueError(f"{what} has row numbers from {rows.min()} to {rows.max()}: must lie in [0, {limit}).")
+        raise ValueError(f"{what} has example indices from {rows.min()} to {rows.max()}: must lie in [0, {limit}).")
     return np.sort(rows).astype(np.int32)

@@ -1,4 +1,6 @@
-"""Checks of data files: where they are looked for, whether they are what was published, arrays; and fixed-seed test splits."""
+"""Checks of data files: where they are looked for, whether they are what was published, arrays; and
+fixed-seed test splits.
+"""
 
 import codecs
 import gzip
@@ -49,7 +51,7 @@ Encoding = Annotated[str, Limit("an encoding that Python knows, such as 'utf-8'"
 
 
 def find_file(name: str, data_dir: Path, candidates: Iterable[Path], how: str, *folders: Path) -> Path:
-    """The first candidate file (or folder) that exists."""
+    """Returns the first candidate file (or folder) that exists."""
     candidates = list(candidates)
     for place in candidates:
         if place.is_file():
@@ -64,10 +66,10 @@ def find_file(name: str, data_dir: Path, candidates: Iterable[Path], how: str, *
 
 
 def check_md5(where: Path, blob: bytes, published: str) -> None:
-    found = hashlib.md5(blob, usedforsecurity=False).hexdigest()
-    if found != published:
+    md5 = hashlib.md5(blob, usedforsecurity=False).hexdigest()
+    if md5 != published:
         raise ValueError(
-            f"{where}: {len(blob)} bytes with md5 {found}, published is {published}: truncated, damaged or "
+            f"{where}: {len(blob)} bytes with md5 {md5}, published is {published}: truncated, damaged or "
             "another file; get it again."
         )
 
@@ -119,7 +121,9 @@ def load_array(file: IO[bytes], size: int, what: str) -> np.ndarray:
 
 
 def map_array(path: Path, what: str) -> np.memmap:
-    """Maps a .npy file into memory; `what` begins messages, which are those of `check_array_header`."""
+    """Maps a .npy file into memory; `what` begins messages, which are those of
+    `check_array_header`.
+    """
     try:
         with open(path, "rb") as file:
             check_array_header(file, path.stat().st_size, what)
@@ -193,7 +197,9 @@ def read_tar_member(archive: tarfile.TarFile, where: Path, member: str) -> bytes
 
 
 def stratified_mask(strata: np.ndarray, tests: int) -> np.ndarray:
-    """[rows] bool: `tests` test rows, from every stratum in proportion; the same at every call."""
+    """Returns the mask [n] of `tests` test examples, from every stratum in proportion; the same at
+    every call.
+    """
     values, counts = np.unique(strata, return_counts=True)
     rng = make_generator(SPLIT_SEED, "split")
     is_test = np.zeros(len(strata), bool)
@@ -203,20 +209,23 @@ def stratified_mask(strata: np.ndarray, tests: int) -> np.ndarray:
 
 
 def choose_stratified(strata: np.ndarray, number: int | None) -> np.ndarray | None:
-    """Returns so many rows, from every stratum in proportion and always the same ones; None for all that there are."""
+    """Returns so many examples, from every stratum in proportion and always the same ones; None for
+    all that there are.
+    """
     return None if number is None or number >= len(strata) else np.flatnonzero(stratified_mask(strata, number))
 
 
 def stratified_fraction_mask(columns: Sequence[np.ndarray], fraction: float) -> np.ndarray:
-    """[rows] bool: a fraction of the rows as test rows, stratified by all columns together.
+    """Returns the mask [n] of a fraction of the examples, stratified by all columns together.
 
     Raises:
-      ValueError: the fraction is no number between 0 and 1, or leaves no row on one of the sides.
+      ValueError: the fraction is no number between 0 and 1, or leaves no example on one of the
+        sides.
     """
     if isinstance(fraction, bool) or not isinstance(fraction, int | float | np.number) or not 0 < fraction < 1:
         raise ValueError(f"test_fraction={fraction!r}: must lie between 0 and 1, such as 0.2.")
     rows = len(columns[0])
     if not 0 < (tests := round(fraction * rows)) < rows:
-        raise ValueError(f"test_fraction={fraction} of {rows} rows leaves {rows - tests} to train and {tests} to test on.")
+        raise ValueError(f"test_fraction={fraction} of {rows} examples leaves {rows - tests} to train and {tests} to test on.")
     _, strata = np.unique(np.stack(columns, 1), axis=0, return_inverse=True)
     return stratified_mask(strata.reshape(-1), tests)

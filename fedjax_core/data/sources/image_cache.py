@@ -1,8 +1,8 @@
-"""Decoded images: of published lists in memory, or, where they are too many for it, in files beside the list, made once; of
-prepared sets in a cache, so that a later start need not decode them again.
+"""Decoded images: of published lists in memory, or, where they are too many for it, in files beside
+the list, made once; of prepared sets in a cache, so that a later start need not decode them again.
 
-The cache is the folder $FEDJAX_CACHE, by default ~/.cache/fedjax_core/decoded; "" is for none. Its files may be removed at any
-time.
+The cache is the folder $FEDJAX_CACHE, by default ~/.cache/fedjax_core/decoded; "" is for none. Its
+files may be removed at any time.
 """
 
 import contextlib
@@ -32,7 +32,8 @@ log = logging.getLogger("fedjax_core")
 
 
 def load_images(parts: Mapping[str, Sequence[Path]], size: int, folder: Path) -> dict[str, np.ndarray]:
-    """[rows, size, size, 3] uint8 of each part: arrays, or memory-mapped files of the folder, by the list of their images.
+    """Loads each part's images as [n, size, size, 3] uint8, in memory or memory-mapped in the
+    folder.
 
     Args:
       parts: the files of each part's images.
@@ -68,17 +69,17 @@ def _kept(files: Sequence[Path], size: int, folder: Path) -> np.ndarray:
         if not place.is_file():
             _write(place, files, size, shape)
     try:
-        found = map_array(place, str(place))
+        array = map_array(place, str(place))
     except ValueError as error:
         raise ValueError(f"{error} Remove it, and it is made again.") from error
-    if found.shape != shape or found.dtype != np.uint8:
-        raise ValueError(f"{place}: has {found.shape} {found.dtype}, not {shape} uint8; remove it, and it is made again.")
-    return found
+    if array.shape != shape or array.dtype != np.uint8:
+        raise ValueError(f"{place}: has {array.shape} {array.dtype}, not {shape} uint8; remove it, and it is made again.")
+    return array
 
 
 @contextlib.contextmanager
 def _alone(place: Path) -> Iterator[None]:
-    """One process at a time, where the file system has locks; else several do the same work."""
+    """Locks a file's place for one process, where the file system has locks."""
     with contextlib.ExitStack() as stack:
         if not place.is_file() and sys.platform != "win32":
             import fcntl
@@ -94,8 +95,8 @@ def _write(place: Path, files: Sequence[Path], size: int, shape: tuple[int, ...]
     row = size * size * 3
     log.warning("decoding %d images into %s, once (%s)", len(files), place, row_readers.format_bytes(len(files) * row))
     _check_present(files)
-    each = max(1, _BLOCK // row)
-    blocks = (_decoded(files[begin : begin + each], size) for begin in range(0, len(files), each))
+    images_per_block = max(1, _BLOCK // row)
+    blocks = (_decoded(files[begin : begin + images_per_block], size) for begin in range(0, len(files), images_per_block))
     try:
         _write_array(place, shape, np.dtype(np.uint8), blocks)
     except OSError as error:
@@ -118,41 +119,46 @@ def _write_array(path: Path, shape: tuple[int, ...], dtype: np.dtype, blocks: It
 
 
 class DecodedCache:
-    """A decoded set in the cache: images [rows, H, W, C] uint8 and labels [rows]."""
+    """A decoded set in the cache: images [n, H, W, C] uint8 and labels [n]."""
 
     def __init__(self, files: Sequence[Path], *how: Any):
         """Finds the place of the set.
 
         Args:
-          files: that it is decoded from; of other ones, by path, size or time of change, the set is another.
+          files: that it is decoded from; of other ones, by path, size or time of change, the set is
+            another.
           how: else it is decoded, such as the size of its images.
         """
         folder = os.environ.get(CACHE_VARIABLE, os.path.join("~", ".cache", "fedjax_core", "decoded"))
-        said = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-        name = hashlib.sha256(repr((said, how)).encode()).hexdigest()[:24]
+        versions = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        name = hashlib.sha256(repr((versions, how)).encode()).hexdigest()[:24]
         self._folder = Path(folder).expanduser() if folder else None
         self._x, self._y = f"{name}.npy", f"{name}-labels.npy"
 
     def load(self, choose: Callable[[np.ndarray], np.ndarray | None]) -> tuple[np.ndarray, np.ndarray] | None:
-        """Returns images and labels if the cache has them, else None; a damaged file counts as none.
+        """Returns images and labels if the cache has them, else None; a damaged file counts as
+        none.
 
         Args:
-          choose: labels -> the rows that are wanted, or None for all.
+          choose: labels -> the examples that are wanted, or None for all.
         """
         if self._folder is None or not (self._folder / self._x).is_file():
             return None
         try:
             labels = np.array(map_array(self._folder / self._y, self._y))
             images = map_array(self._folder / self._x, self._x)
-            rows = choose(labels)
-            labels, images = labels[rows if rows is not None else ...], np.array(images[rows if rows is not None else ...])
+            chosen = choose(labels)
+            chosen = slice(None) if chosen is None else chosen
+            labels, images = labels[chosen], np.array(images[chosen])
         except (OSError, ValueError, IndexError):
             return None
         good = images.ndim == 4 and images.dtype == np.uint8 and labels.shape == images.shape[:1]
         return (images, labels) if good else None
 
     def store(self, images: np.ndarray, labels: np.ndarray) -> None:
-        """Keeps a set that is worth it, if the disk has four times its size; where it cannot be written the set is not kept."""
+        """Keeps a set that is worth it, if the disk has four times its size; where it cannot be
+        written the set is not kept.
+        """
         if self._folder is None or images.nbytes < CACHED:
             return
         try:

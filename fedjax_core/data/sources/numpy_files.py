@@ -8,13 +8,13 @@ from typing import Any, Literal
 import numpy as np
 
 from fedjax_core.data.sources import file_checks, image_folder
-from fedjax_core.data.sources.dataset import Dataset, from_arrays, add_channel_axis
+from fedjax_core.data.sources.dataset import Dataset, add_channel_axis, from_arrays
 from fedjax_core.data.sources.file_checks import TestFraction, stratified_fraction_mask
 from fedjax_core.option_types import AtLeastOne
 
 OF_ROWS = ("images", "features", "bytes", "offsets", "labels", "domains", "clients")
 SHARED = ("is_test", "class_names", "domain_names", "client_names")
-OTHER_NAMES = {  # of Keras' files, and of `from_arrays`; x are images where they are uint8 [rows, H, W] or [rows, H, W, C]
+OTHER_NAMES = {  # of Keras' files, and of `from_arrays`; x are images where they are uint8 [n, H, W] or [n, H, W, C]
     **{f"{what}_{part}": f"{part}_{what}" for part in ("train", "test") for what in ("x", "y")},
     **{f"{what.upper()}_{part}": f"{part}_{what}" for part in ("train", "test") for what in ("x", "y")},
 }
@@ -27,27 +27,31 @@ def npz(
     size: AtLeastOne | None = None,
     test_fraction: TestFraction | None = None,
 ) -> Dataset:
-    """A .npz file with arrays or encoded images; read without pickle.
+    """Reads a .npz file with arrays or encoded images, without pickle.
 
-    Either both parts, `train_` and `test_` in front of each key, or one with `is_test` [rows] bool and bare keys:
-      images                 [rows, H, W] or [rows, H, W, C], uint8 or floats
-      features               instead of images: [rows, ...], numbers of any shape and type, as `from_arrays` takes them
+    Either both parts, `train_` and `test_` in front of each key, or one with `is_test` [n] bool and
+    bare keys:
+      images                 [n, H, W] or [n, H, W, C], uint8 or floats
+      features               instead of images: [n, ...], numbers of any shape and type, as `from_arrays` takes them
       bytes, offsets         instead of images: encoded files one after another, file i is bytes[offsets[i]:offsets[i + 1]]
-      labels                 [rows] or [rows, 1] integers
-      domains, clients       [rows] integers, optional
-    and without a prefix, optional: class_names [K], domain_names, client_names. Or the arrays x_train, y_train, x_test and y_test,
-    as Keras has them (also train_x ...): x is images if it is uint8 [rows, H, W], else features; y is labels.
+      labels                 [n] or [n, 1] integers
+      domains, clients       [n] integers, optional
+    and without a prefix, optional: class_names [K], domain_names, client_names. Or the arrays
+    x_train, y_train, x_test and y_test, as Keras has them (also train_x ...): x is images if it is
+    uint8 [n, H, W], else features; y is labels.
 
     Args:
       data_dir: where relative paths start.
       path: the file; its ending .npz may be left out.
       channels: 3 or 1, what encoded images are converted to.
       size: resize encoded images to size x size pixels; needed where they differ.
-      test_fraction: for a file in one part: our own split, stratified by class (and domain), in place of `is_test`.
+      test_fraction: for a file in one part: our own split, stratified by class (and domain), in
+        place of `is_test`.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it is damaged, lacks a key, or its arrays do not fit together; the message has the file and the key.
+      ValueError: it is damaged, lacks a key, or its arrays do not fit together; the message has the
+        file and the key.
     """
     where = data_dir / Path(path).expanduser()
     candidates = [where] if where.suffix == ".npz" else [where, where.with_name(where.name + ".npz")]
@@ -68,8 +72,8 @@ def _dataset(name: str, columns: dict[str, np.ndarray], channels: int, size: int
         elif "is_test" in columns:
             is_test = columns["is_test"]
             if len(is_test) != len(labels) or is_test.dtype.kind not in "bui" or not np.isin(is_test, (0, 1)).all():
-                found = f"{len(is_test)} values of {is_test.dtype}"
-                raise ValueError(f"`is_test` has {found}: must be {len(labels)} times True or False, one for each label.")
+                what = f"{len(is_test)} values of {is_test.dtype}"
+                raise ValueError(f"`is_test` has {what}: must be {len(labels)} times True or False, one for each label.")
         else:
             raise ValueError("has neither `is_test` nor a test part; pass test_fraction, such as 0.2.")
         is_test = is_test.astype(bool)
@@ -95,14 +99,16 @@ def _dataset(name: str, columns: dict[str, np.ndarray], channels: int, size: int
 
 
 def _rows(columns: dict[str, np.ndarray], prefix: str, channels: int, size: int | None) -> dict[str, np.ndarray]:
-    """The columns of one part: "x", "labels", and "domains", "clients" if there are; checked to be equally long."""
+    """Returns "x", "labels", and "domains", "clients" if there are, of one part; checks that they
+    are equally long.
+    """
     rows = {key: columns[prefix + key] for key in OF_ROWS if prefix + key in columns}
     if "labels" not in rows:
         raise ValueError(f"has no `{prefix}labels` (found: {', '.join(columns)}).")
     count = len(rows["labels"])
     for key, values in rows.items():
         if key not in ("bytes", "offsets") and len(values) != count:
-            raise ValueError(f"`{prefix}{key}` has {len(values)} rows for {count} `{prefix}labels`: must be equally many.")
+            raise ValueError(f"`{prefix}{key}` has {len(values)} examples for {count} `{prefix}labels`: must be equally many.")
     held = {key: rows[key] for key in ("labels", "domains", "clients") if key in rows}
     return {"x": _inputs(rows, prefix, channels, size), **held}
 
@@ -126,7 +132,7 @@ def _inputs(rows: dict[str, np.ndarray], prefix: str, channels: int, size: int |
 
 
 def _columns(where: Path) -> dict[str, np.ndarray]:
-    """The arrays of the file that have a known key."""
+    """Reads the arrays of the file that have a known key."""
     if not zipfile.is_zipfile(where):
         raise ValueError("is not a .npz archive, or is truncated.")
     columns = {}
@@ -157,7 +163,7 @@ _OF_ANY_SHAPE = ("images", "features", "_x")
 
 
 def _known_key(name: str) -> str | None:
-    """Returns the key that an array's name stands for, or None."""
+    """Returns the key of an array's name, or None."""
     key = OTHER_NAMES.get(name, name)
     if key in ("train_y", "test_y"):
         return key.removesuffix("y") + "labels"
@@ -166,7 +172,9 @@ def _known_key(name: str) -> str | None:
 
 
 def read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, what: str) -> np.ndarray:
-    """Reads an array of a .npz archive; `what` begins messages, which are those of `file_checks.load_array`."""
+    """Reads an array of a .npz archive; `what` begins messages, which are those of
+    `file_checks.load_array`.
+    """
     try:
         with archive.open(info) as file:
             array = file_checks.load_array(file, info.file_size, what)
@@ -183,12 +191,13 @@ OTHER = "a folder has no other targets, from_arrays(..., targets=) in a source o
 
 
 def npy(data_dir: Path, path: str) -> Dataset:
-    """A folder with one .npy file for each array; read without pickle. Features stay in their files.
+    """Reads a folder with one .npy file per array, without pickle. Features stay in their files.
 
-    It has train_features.npy and test_features.npy, [rows, ...] uint8, float32 or int32, as `from_arrays` takes them (int32 up to
-    2**24, beyond which float32 has not every integer); train_labels.npy and test_labels.npy, [rows] integers; and if there are such
-    `train_domains`, `train_clients` and those of the test rows, [rows] integers, `class_names` [K] and `domain_names`. Rows of one
-    client that lie side by side are read at once.
+    It has train_features.npy and test_features.npy, [n, ...] uint8, float32 or int32, as
+    `from_arrays` takes them (int32 up to 2**24, beyond which float32 has not every integer);
+    train_labels.npy and test_labels.npy, [n] integers; and if there are such `train_domains`,
+    `train_clients` and those of the test examples, [n] integers, `class_names` [K] and
+    `domain_names`. Neighbouring examples of one client are read at once.
 
     Args:
       data_dir: where relative paths start.
@@ -204,15 +213,15 @@ def npy(data_dir: Path, path: str) -> Dataset:
         if not (folder / f"{name}.npy").is_file():
             raise FileNotFoundError(f"npy:{path}: there is no {folder / name}.npy; a folder needs {', '.join(NEEDED)}.")
     try:
-        found = {name: _read(folder / f"{name}.npy") for name in (*NEEDED, *OPTIONAL) if (folder / f"{name}.npy").is_file()}
-        parts = {f"{part}_{short}": found.pop(f"{part}_{name}") for part in ("train", "test") for short, name in _SHORT.items()}
+        arrays = {name: _read(folder / f"{name}.npy") for name in (*NEEDED, *OPTIONAL) if (folder / f"{name}.npy").is_file()}
+        parts = {f"{part}_{short}": arrays.pop(f"{part}_{name}") for part in ("train", "test") for short, name in _SHORT.items()}
         for part in ("train", "test"):
             y = parts[f"{part}_y"]
             if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
                 raise ValueError(
-                    f"{part}_labels.npy has shape {y.shape} and type {y.dtype}: must be classes, [rows] integers; {OTHER}."
+                    f"{part}_labels.npy has shape {y.shape} and type {y.dtype}: must be classes, [n] integers; {OTHER}."
                 )
-        return from_arrays(**parts, name=folder.name, **{name: _names(name, array) for name, array in found.items()})
+        return from_arrays(**parts, name=folder.name, **{name: _names(name, array) for name, array in arrays.items()})
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
 
@@ -221,10 +230,10 @@ _SHORT = {"x": "features", "y": "labels"}
 
 
 def _read(file: Path) -> np.ndarray:
-    found = file_checks.map_array(file, file.name)
-    if file.stem.endswith("features") and found.dtype not in (np.uint8, np.float32, np.int32):
-        raise ValueError(f"{file.name} has type {found.dtype}: must be uint8, float32 or int32, to be read as it lies.")
-    return found
+    array = file_checks.map_array(file, file.name)
+    if file.stem.endswith("features") and array.dtype not in (np.uint8, np.float32, np.int32):
+        raise ValueError(f"{file.name} has type {array.dtype}: must be uint8, float32 or int32, to be read in place.")
+    return array
 
 
 def _names(name: str, array: np.ndarray) -> Any:

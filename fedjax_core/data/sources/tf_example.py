@@ -1,4 +1,6 @@
-"""Records of TensorFlow (`tf.train.Example`), decoded with the protocol buffers of tensorflow_datasets, without TensorFlow."""
+"""Records of TensorFlow (`tf.train.Example`), decoded with the protocol buffers of
+tensorflow_datasets, without TensorFlow.
+"""
 
 from collections.abc import Collection
 
@@ -6,7 +8,8 @@ import numpy as np
 
 
 def decode(record: bytes, names: Collection[str] | None = None) -> dict[str, list[bytes] | np.ndarray]:
-    """Returns the features of a serialized `tf.train.Example` by name: bytes in a list, numbers as an array.
+    """Returns the features of a serialized `tf.train.Example` by name: bytes in a list, numbers as
+    an array.
 
     Args:
       record: the serialized message.

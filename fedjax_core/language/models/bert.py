@@ -1,7 +1,8 @@
-"""Encoders of the BERT family: learned positions, a norm after each part, GELU, everybody looks at everybody.
+"""Encoders of the BERT family: learned positions, a norm after each part, GELU, everybody looks at
+everybody.
 
-Devlin, Chang, Lee, Toutanova. BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding. NAACL 2019.
-https://arxiv.org/abs/1810.04805
+Devlin, Chang, Lee, Toutanova. BERT: Pre-training of Deep Bidirectional Transformers for Language
+Understanding. NAACL 2019. https://arxiv.org/abs/1810.04805
 
   params                                                                   shape
   embedding / token, position, type                                        [V, D], [context, D], [types, D]
@@ -10,10 +11,11 @@ https://arxiv.org/abs/1810.04805
   layers / mlp / up, down / kernel, bias                                   [L, D, F], [L, F, D]; [L, F], [L, D]
   layers / attention_norm, mlp_norm / scale, bias                          [L, D]
 
-Files have the layout of `BertModel`; a pooler and the heads of pre-training are left out. The computation runs in the dtype of the
-parameters; norms and softmax in float32.
+Files have the layout of `BertModel`; a pooler and the heads of pre-training are left out. The
+computation runs in the dtype of the parameters; norms and softmax in float32.
 
-Departures: no dropout, as the base is frozen wherever we train. Positions count the real tokens, so that padding may be on either
+Departures: no dropout, as the base is frozen wherever we train. Positions count the real tokens, so
+  that padding may be on either
 side; the original counts places, which is the same with the padding on the right.
 """
 
@@ -31,14 +33,14 @@ from fedjax_core.language.models.transformer import (
     Encoder,
     Linear,
     Tensor,
-    read_positive,
+    as_pure_functions,
     fits,
     linear,
     read_choice,
-    token_positions,
-    as_pure_functions,
     read_params,
+    read_positive,
     stack_layers,
+    token_positions,
 )
 from fedjax_core.nn.gelu import gelu
 from fedjax_core.nn.kernels.attention import attend, heads
@@ -112,7 +114,7 @@ class LayerNorm(nnx.Module):
         self.epsilon = epsilon
 
     def __call__(self, x: Array) -> Array:
-        """[B, T, D] -> the like."""
+        """Maps [B, T, D] to [B, T, D]."""
         wide = x.astype(jnp.float32)
         wide = wide - jnp.mean(wide, -1, keepdims=True)
         wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + self.epsilon)
@@ -128,13 +130,13 @@ class Attention(nnx.Module):
         self.heads = config.heads
 
     def __call__(self, x: Array, mask: Array) -> Array:
-        """[B, T, D] -> the like."""
+        """Maps [B, T, D] to [B, T, D]."""
         query, key, value = (heads(part(x), self.heads) for part in (self.query, self.key, self.value))
         return self.output(attend(query, key, value, mask))
 
 
 class MLP(nnx.Module):
-    """Two linear maps and what lies between."""
+    """Two linear maps with an activation between."""
 
     def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
         self.up = Linear(config.width, config.inner, bias=True, std=config.std, dtype=dtype, rngs=rngs)
@@ -142,7 +144,7 @@ class MLP(nnx.Module):
         self.activation = config.activation
 
     def __call__(self, x: Array) -> Array:
-        """[B, T, D] -> the like."""
+        """Maps [B, T, D] to [B, T, D]."""
         return self.down(ACTIVATIONS[self.activation](self.up(x)))
 
 
@@ -155,7 +157,7 @@ class Layer(nnx.Module):
         self.mlp_norm = LayerNorm(config.width, config.epsilon, dtype)
 
     def __call__(self, x: Array, mask: Array, cache: PyTree) -> tuple[Array, PyTree]:
-        """[B, T, D] -> the like."""
+        """Maps [B, T, D] to [B, T, D]."""
         x = self.attention_norm(x + self.attention(x, mask))
         return self.mlp_norm(x + self.mlp(x)), cache
 
@@ -169,12 +171,12 @@ class Embedding(nnx.Module):
         self.norm = LayerNorm(config.width, config.epsilon, dtype)
 
     def __call__(self, tokens: Array, places: Array, types: Array) -> Array:
-        """[B, T] three times -> [B, T, D]."""
+        """Maps [B, T] three times to [B, T, D]."""
         return self.norm(self.token.get_value()[tokens] + self.position.get_value()[places] + self.type.get_value()[types])
 
 
 def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: bool = False) -> Encoder:
-    """An encoder.
+    """Builds an encoder.
 
     Args:
       config: what config.json has.
@@ -193,8 +195,8 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
     name = f"bert of width {c.width}"
 
     def init(key):
-        one, two = jax.random.split(key)
-        return {"embedding": fresh(one), "layers": layers.init(two)}
+        embedding_key, layers_key = jax.random.split(key)
+        return {"embedding": fresh(embedding_key), "layers": layers.init(layers_key)}
 
     def hidden(params: PyTree, tokens: Array, mask: Array, types: Array | None = None, read=None):
         fits(name, tokens.shape[1], c.context)
@@ -203,8 +205,8 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
         check_tokens(types, c.types, f"the types of {name}", mask)
         x = embedding(params["embedding"])(tokens, token_positions(mask), types)
         everyone = jnp.broadcast_to(mask[:, None], (*mask.shape, mask.shape[1]))
-        found = layers.run(params["layers"], x, everyone, read=read)
-        return found[0] if read is None else found
+        outputs = layers.run(params["layers"], x, everyone, read=read)
+        return outputs[0] if read is None else outputs
 
     return Encoder(init, hidden, c.width, c.context, name, AXES, c.vocabulary)
 
@@ -212,11 +214,12 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
 def from_tensors(
     config: Mapping[str, Any] | Config, tensors: Mapping[str, np.ndarray], dtype: str = "float32", later: bool = False
 ) -> PyTree:
-    """Parameters from published files.
+    """Reads parameters from published files.
 
     Args:
       config: what config.json has.
-      tensors: by the names that `BertModel` gives them, or behind "bert.", as in models that contain it.
+      tensors: by the names that `BertModel` gives them, or behind "bert.", as in models that
+        contain it.
       dtype: "float32" or "bfloat16".
       later: see `read_params`.
 

@@ -1,4 +1,5 @@
-"""Decoders of the LLaMA family: RMSNorm before each part, rotary positions, grouped-query attention, SwiGLU.
+"""Decoders of the LLaMA family: RMSNorm before each part, rotary positions, grouped-query
+attention, SwiGLU.
 
 Touvron et al. LLaMA: Open and Efficient Foundation Language Models. 2023. https://arxiv.org/abs/2302.13971
 Llama 3's long contexts: Grattafiori et al. The Llama 3 Herd of Models. 2024. https://arxiv.org/abs/2407.21783
@@ -12,8 +13,8 @@ Rotary positions: Su et al. RoFormer. 2021. https://arxiv.org/abs/2104.09864
   norm / scale                                                             [D]
   head / kernel; none where the embedding is the head too                  [D, V]
 
-H heads of E numbers, G of keys and values. Files have the layout of `LlamaForCausalLM`. The computation runs in the dtype of the
-parameters; norms, softmax and logits in float32. No dropout.
+H heads of E numbers, G of keys and values. Files have the layout of `LlamaForCausalLM`. The
+computation runs in the dtype of the parameters; norms, softmax and logits in float32. No dropout.
 """
 
 import functools
@@ -33,15 +34,15 @@ from fedjax_core.language.models.transformer import (
     LanguageModel,
     Linear,
     Tensor,
-    read_positive,
+    as_pure_functions,
     fits,
     greedy_decode,
     linear,
     read_choice,
-    token_positions,
-    as_pure_functions,
     read_params,
+    read_positive,
     stack_layers,
+    token_positions,
 )
 from fedjax_core.nn.kernels.attention import attend, heads
 from fedjax_core.task import check_tokens
@@ -119,9 +120,10 @@ def read_config(config: Mapping[str, Any]) -> Config:
 
 
 def _frequencies(config: Mapping[str, Any], head_width: int, context: int) -> tuple[float, ...]:
-    """theta^(-2j / E), and what the scaling for longer texts makes of them.
+    """Returns the frequencies theta^(-2j / E), scaled for longer texts.
 
-    Both of config.json's forms are read: rope_theta beside rope_scaling, and rope_parameters with all of it.
+    Both of config.json's forms are read: rope_theta beside rope_scaling, and rope_parameters with
+    all of it.
     """
     scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     theta = read_positive({"rope_theta": scaling.get("rope_theta") or config.get("rope_theta")}, "rope_theta", float, 10000.0)
@@ -148,7 +150,7 @@ class RMSNorm(nnx.Module):
         self.scale, self.epsilon = nnx.Param(jnp.ones(width, dtype)), epsilon
 
     def __call__(self, x: Array) -> Array:
-        """[B, T, D] -> the like."""
+        """Maps [B, T, D] to [B, T, D]."""
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + self.epsilon)
         return self.scale.get_value()[None, None] * wide.astype(x.dtype)
@@ -164,7 +166,9 @@ class Attention(nnx.Module):
         self.heads, self.groups = c.heads, c.groups
 
     def __call__(self, x: Array, angles: Array, mask: Array, place: Array | int, cache: PyTree) -> tuple[Array, PyTree]:
-        """[B, T, D] -> the like; keys and values are put into the cache (if any) at `place`, and all of the cache is looked at."""
+        """Maps [B, T, D] to [B, T, D]; keys and values are put into the cache (if any) at `place`,
+        and all of the cache is looked at.
+        """
         query, key = rotate(heads(self.query(x), self.heads), angles), rotate(heads(self.key(x), self.groups), angles)
         value = heads(self.value(x), self.groups)
         if cache:
@@ -190,7 +194,7 @@ class MLP(nnx.Module):
         self.down = make(config.inner, config.width)
 
     def __call__(self, x: Array) -> Array:
-        """[B, T, D] -> the like."""
+        """Maps [B, T, D] to [B, T, D]."""
         return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
 
 
@@ -204,14 +208,14 @@ class Layer(nnx.Module):
         self.mlp = MLP(config, dtype, rngs)
 
     def __call__(self, x: Array, angles: Array, mask: Array, place: Array | int, cache: PyTree) -> tuple[Array, PyTree]:
-        """[B, T, D] -> the like, and the cache."""
-        seen, cache = self.attention(self.attention_norm(x), angles, mask, place, cache)
-        x = x + seen
+        """Maps [B, T, D] to [B, T, D], and returns the cache."""
+        attended, cache = self.attention(self.attention_norm(x), angles, mask, place, cache)
+        x = x + attended
         return x + self.mlp(self.mlp_norm(x)), cache
 
 
 class Ends(nnx.Module):
-    """What lies before and after the layers."""
+    """The embedding, the final norm and the head."""
 
     def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
         self.embedding = nnx.Param(config.std * jax.random.normal(rngs.params(), (config.vocabulary, config.width), dtype))
@@ -219,7 +223,7 @@ class Ends(nnx.Module):
         self.head = None if config.tied else Linear(config.width, config.vocabulary, std=config.std, dtype=dtype, rngs=rngs)
 
     def logits(self, x: Array) -> Array:
-        """[..., D] -> [..., V] float32."""
+        """Maps [..., D] to [..., V] float32."""
         kernel = self.embedding.get_value().T if self.head is None else self.head.kernel.get_value()
         if not isinstance(kernel, jax.Array):  # an adapter's
             return (x @ kernel).astype(jnp.float32)
@@ -227,7 +231,7 @@ class Ends(nnx.Module):
 
 
 def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: bool = False) -> LanguageModel:
-    """A decoder.
+    """Builds a decoder.
 
     Args:
       config: what config.json has.
@@ -246,8 +250,8 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
     name = f"llama of width {c.width}"
 
     def init(key):
-        one, two = jax.random.split(key)
-        return fresh(one) | {"layers": layers.init(two)}
+        ends_key, layers_key = jax.random.split(key)
+        return fresh(ends_key) | {"layers": layers.init(layers_key)}
 
     def ends(params) -> Ends:
         return merged({name: leaf for name, leaf in params.items() if name != "layers"})
@@ -263,8 +267,8 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
         fits(name, t, c.context)
         check_tokens(tokens, c.vocabulary, name, mask)
         causal = jnp.tril(jnp.ones((t, t), bool))
-        found = run(params, tokens, token_positions(mask), mask[:, None] & causal[None], read=read)
-        return found[0] if read is None else found
+        outputs = run(params, tokens, token_positions(mask), mask[:, None] & causal[None], read=read)
+        return outputs[0] if read is None else outputs
 
     def logits(params: PyTree, hidden: Array) -> Array:
         return ends(params).logits(hidden)
@@ -290,7 +294,7 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
 def from_tensors(
     config: Mapping[str, Any] | Config, tensors: Mapping[str, np.ndarray], dtype: str = "float32", later: bool = False
 ) -> PyTree:
-    """Parameters from published files.
+    """Reads parameters from published files.
 
     Args:
       config: what config.json has.

@@ -1,4 +1,6 @@
-"""Instruction data: files are read, tasks left out, texts become arrays, and nothing is cut in silence."""
+"""Instruction data: files are read, tasks left out, texts become arrays, and nothing is cut in
+silence.
+"""
 
 import dataclasses
 import gzip
@@ -60,7 +62,7 @@ def test_the_other_form_is_read_too(tmp_path):
     path.write_text(json.dumps(row) + "\n" + json.dumps(row | {"split": "train", "target": ""}) + "\n")
     assert instruction_data.read(path, "test") == [Instance("mood", "films", "Good?", "Good?", ("no", "yes"), "yes")]
     assert [found.answer for found in instruction_data.read(path)] == ["yes", ""]
-    with pytest.raises(ValueError, match="no rows with split='other'"):
+    with pytest.raises(ValueError, match="no examples with split='other'"):
         instruction_data.read(path, "other")
 
 
@@ -69,7 +71,7 @@ def test_fewer_rows_of_each_data_set():
     assert [row.dataset for row in few] == [name for names in TASKS.values() for name in names for _ in range(4)]
     assert few == [row for row in rows(10) if row in few], "in their order"
     assert few == instruction_data.subsample(rows(10), 4)
-    with pytest.raises(ValueError, match="examples=11 of each data set: must lie between 1 and the 10 rows of films"):
+    with pytest.raises(ValueError, match="examples=11 of each data set: must lie between 1 and the 10 examples of films"):
         instruction_data.subsample(rows(10), 11)
 
 
@@ -148,7 +150,7 @@ def test_more_clients_have_parts_of_a_data_set():
 def test_what_cannot_be_divided_is_named(how, says):
     with pytest.raises(ValueError, match=says):
         divided(**how)
-    with pytest.raises(ValueError, match="there are 0 training and 1 test rows"):
+    with pytest.raises(ValueError, match="there are 0 training and 1 test examples"):
         instruction_data.leave_task_out(rows(1)[:1], rows(1)[:1], "mood", 1, 0)
 
 
@@ -163,7 +165,9 @@ def test_questions_with_their_options(caplog):
     assert len(told) == 4, "the test texts fit"
     with pytest.raises(ValueError, match=r"films: a text has 42 tokens, limit=40; raise it, or take long='cut'"):
         instruction_data.build_option_data(found, Letters(), limit=40)
-    assert instruction_data.build_option_data(found, Letters(), limit=76)[0].train.x["tokens"].shape[1] == 76, "no wider than the limit"
+    assert instruction_data.build_option_data(found, Letters(), limit=76)[0].train.x["tokens"].shape[1] == 76, (
+        "no wider than the limit"
+    )
     texts = [decoded(tokens[mask]) for tokens, mask in zip(options["tokens"], options["mask"], strict=True)]
     assert len(texts) == len(set(texts))
     for examples, mine in ((data.train, found.train), (data.test, found.test)):
@@ -241,7 +245,9 @@ def test_it_is_told_how_many_texts_were_cut(caplog):
 
 
 def test_an_end_that_the_tokenizer_sets_is_no_part_of_a_prompt():
-    """Training and decoding begin with the same tokens, whatever the answer, and an answer ends once."""
+    """Training and decoding begin with the same tokens, whatever the answer, and an answer ends
+    once.
+    """
 
     class Ending(Letters):
         """Sets an end behind each text."""
@@ -264,7 +270,7 @@ def test_an_end_that_the_tokenizer_sets_is_no_part_of_a_prompt():
 
 def test_tokens_that_run_over_the_boundary_belong_to_the_answer():
     class Pairs(Letters):
-        """Two equal letters in a row are one token."""
+        """Two equal letters in an example are one token."""
 
         def encode(self, texts, special=True, limit=None):
             found = []
@@ -284,7 +290,7 @@ def test_tokens_that_run_over_the_boundary_belong_to_the_answer():
 
 
 def test_the_published_rows_are_read(shared_data):
-    """8,000 and 1,600 rows; every answer is among its options."""
+    """8,000 and 1,600 examples; every answer is among its options."""
     train, test = (instruction_data.read(shared_data / "flan_ood" / f"{part}.jsonl.gz") for part in ("train", "test"))
     assert (len(train), len(test)) == (8000, 1600)
     assert all(row.answer in row.options and instruction_data.OPTIONS not in row.question for row in train + test)

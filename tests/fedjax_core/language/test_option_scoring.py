@@ -1,4 +1,6 @@
-"""An encoder that scores options inside a federation, a language model's loss, decoding of many prompts, scores of texts."""
+"""An encoder that scores options inside a federation, a language model's loss, decoding of many
+prompts, scores of texts.
+"""
 
 import functools
 
@@ -163,7 +165,9 @@ def test_a_federation_trains_an_adapter_of_a_writer():
 
 
 def test_seven_billion_numbers_are_held_once():
-    """A step on LLaMA-7B, compiled for shapes alone: what it needs beside the weights is a small part of them."""
+    """A step on LLaMA-7B, compiled for shapes alone: what it needs beside the weights is a small
+    part of them.
+    """
     seven = {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32}
     model = generation.make_writer(llama.build({"model_type": "llama", "num_attention_heads": 32} | seven, remat=True))
     base = jax.eval_shape(model.init, jax.random.key(0)).params
@@ -226,7 +230,9 @@ def kinds():
 
 @pytest.mark.parametrize(("kind", "widths"), [("encoder", (16,)), ("writer", (128,))])
 def test_batches_are_cut_to_their_longest_text(kind, widths):
-    """Gradients of clients that train at once, with dropout, are those of whole batches; so are outputs."""
+    """Gradients of clients that train at once, with dropout, are those of whole batches; so are
+    outputs.
+    """
     model, arrays, data, side = kinds()[kind]
     examples, seen = jax.tree.map(jnp.asarray, data.train), []
     spy = model._replace(
@@ -257,7 +263,9 @@ def test_batches_are_cut_to_their_longest_text(kind, widths):
 
 @pytest.mark.parametrize(("kind", "width"), [("encoder", 16), ("writer", 128)])
 def test_the_narrow_branch_is_taken(kind, width):
-    """By a batch whose real rows fit; also where clients of several are cut at once, in other programs and for other devices."""
+    """By a batch whose real examples fit; also where clients of several are cut at once, in other
+    programs and for other devices.
+    """
     model, arrays, data, side = kinds()[kind]
     wide, answer = data.train.x["tokens"].shape[1], data.train.x.get("answer", np.zeros((1, 0))).shape[1]
     spy = model._replace(apply=lambda net, x, *args, **more: ({"width": jnp.int32(x["tokens"].shape[1])}, {}))
@@ -300,7 +308,9 @@ def test_widths_are_those_that_save_work():
                 total += len(mine) * min(width for width in (*chosen, 384) if width >= longest)
         return total
 
-    assert work(length_bucketing.choose_widths(lengths, 384)) < 1.03 * min(work(other) for other in ((), (64,), (96,), (128,), (256,)))
+    assert work(length_bucketing.choose_widths(lengths, 384)) < 1.03 * min(
+        work(other) for other in ((), (64,), (96,), (128,), (256,))
+    )
     assert (
         work(length_bucketing.choose_widths(lengths, 384, most=3))
         < min(work(other) for other in ((64, 128), (96, 256), (64, 96))) / length_bucketing.MAX_RELATIVE_WORK
@@ -319,7 +329,9 @@ def test_a_federation_on_cut_batches_is_the_same():
 
 
 def test_what_is_frozen_is_not_copied():
-    """A gradient of cut batches takes memory for the layers' inputs at each width, but none for the base."""
+    """A gradient of cut batches takes memory for the layers' inputs at each width, but none for the
+    base.
+    """
     wide = llama.build(LLAMA | {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 2048}, remat=True)
     base = jax.eval_shape(wide.init, jax.random.key(0))
     size = sum(leaf.size * 4 for leaf in jax.tree.leaves(base["layers"]))
@@ -347,7 +359,9 @@ def test_layers_have_names():
     """Read where the features are; the last one's are the features, before the norm of a writer."""
     model, arrays, data = frozen()
     x = jax.tree.map(lambda leaf: leaf[:3], data.train.x)
-    outputs = jax.jit(lambda net, x: length_bucketing.with_length_buckets(model, (16,)).apply(net, x, intermediates=True)[0])(arrays, x)
+    outputs = jax.jit(lambda net, x: length_bucketing.with_length_buckets(model, (16,)).apply(net, x, intermediates=True)[0])(
+        arrays, x
+    )
     assert list(outputs["intermediates"]) == ["layer1"]
     np.testing.assert_allclose(
         [unit(row) for row in np.asarray(outputs["intermediates"]["layer1"])], outputs["features"], atol=1e-5

@@ -28,7 +28,7 @@ def together(monkeypatch):
 
 
 def check(lists: RowLists, size: int, labels: np.ndarray) -> np.ndarray:
-    """[N, K] rows by class, of lists of one size whose rows are sorted and distinct."""
+    """[N, K] examples by class, of lists of one size whose examples are sorted and distinct."""
     found = lists.joined().reshape(CLIENTS, size)
     assert (np.diff(found) > 0).all()
     return (labels[found][..., None] == np.arange(4)).sum(1)
@@ -63,7 +63,7 @@ def test_rows_that_a_client_takes_once_and_others_take_too():
 
 def test_what_cannot_be_is_said_of_the_client():
     few = np.arange(40) % 4
-    with pytest.raises(ValueError, match=r"client \d+ wants \d+ of the 10 training rows of class \d .*lower train_examples=12"):
+    with pytest.raises(ValueError, match=r"client \d+ wants \d+ of the 10 training examples of class \d .*lower train_examples=12"):
         MAKE.dirichlet_clients(few, few, CLIENTS, 0, alpha=0.01, train_examples=12, test_examples=0, max_tries=2)
     train, _ = MAKE.dirichlet_clients(few, few, CLIENTS, 0, alpha=0.01, train_examples=12, test_examples=0, replace=True)
     assert (train.size == 12).all()

@@ -51,7 +51,7 @@ def test_long_tail_follows_its_profile(labels, rho, seed):
 
 
 def test_long_tail_refuses_an_empty_tail():
-    with pytest.raises(ValueError, match=r"rho=200: class 9 would keep no row of 100 .*allowed here: 1 to 100"):
+    with pytest.raises(ValueError, match=r"rho=200: class 9 would keep no example of 100 .*allowed here: 1 to 100"):
         partition.long_tail(BALANCED, 0, rho=200)
     with pytest.raises(ValueError, match=r"rho=0.5: must be a finite number >= 1"):
         partition.long_tail(BALANCED, 0, rho=0.5)

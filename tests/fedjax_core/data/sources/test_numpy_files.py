@@ -126,12 +126,12 @@ Y = np.array([0, 1, 0, 1])
     [
         ({"is_test": np.array([True, False])}, r"`is_test` has 2 values of bool: must be 4 times True or False"),
         ({"is_test": np.array([0, 1, 2, 1])}, r"`is_test` has 4 values of int64: must be 4 times True or False"),
-        ({"images": images(3, 2, 2)}, r"`images` has 3 rows for 4 `labels`"),
+        ({"images": images(3, 2, 2)}, r"`images` has 3 examples for 4 `labels`"),
         ({"images": np.zeros((4, 0, 2, 3), np.uint8)}, r"train_x has shape \(2, 0, 2, 3\): .* no empty axis"),
         ({"labels": Y[None]}, r"`labels` has shape \(1, 4\): must have one axis"),
         ({"class_names": np.array("cat")}, r"`class_names` has shape \(\): must have one axis"),
         ({"labels": np.array([0, 1, 0, 2**31 - 2])}, r"test_y has the value 2147483646"),
-        ({"domains": Y[:2]}, r"`domains` has 2 rows for 4 `labels`"),
+        ({"domains": Y[:2]}, r"`domains` has 2 examples for 4 `labels`"),
     ],
 )
 def test_npz_arrays_fit_together(tmp_path, change, said):
@@ -166,7 +166,7 @@ def test_npz_members_that_are_no_arrays(tmp_path, blob, said):
 
 @pytest.mark.parametrize("form", ["{what}_{part}", "{part}_{what}", "{What}_{part}"])
 def test_npz_with_the_names_of_keras(tmp_path, form):
-    """Images are uint8 [rows, H, W], labels may be [rows, 1]."""
+    """Images are uint8 [n, H, W], labels may be [n, 1]."""
     x, y = images(6, 5, 4), np.array([0, 1, 2, 0, 1, 2])
     named = {}
     for part in ("train", "test"):
@@ -271,11 +271,11 @@ def test_features_stay_in_their_files(tmp_path):
             ValueError,
             r"train_features\.npy has type float64: must be uint8, float32 or int32",
         ),
-        ({"train_labels": LABELS[:3]}, ValueError, "train_x has 8 rows and train_y 3"),
+        ({"train_labels": LABELS[:3]}, ValueError, "train_x has 8 examples and train_y 3"),
         (
             {"train_labels": np.eye(8, 3), "test_labels": np.eye(2, 3)},
             ValueError,
-            r"train_labels\.npy has shape \(8, 3\) and type float64: must be classes, \[rows\] integers",
+            r"train_labels\.npy has shape \(8, 3\) and type float64: must be classes, \[n\] integers",
         ),
         ({"class_names": np.array(["a", None], object)}, ValueError, r"class_names\.npy holds pickled objects"),
     ],

@@ -86,11 +86,11 @@ def test_tfds_of_another_file_format_is_explained(shared_data, tmp_path):
 def test_a_feature_that_is_called_label_is_the_label():
     """CIFAR-100 has the superclass beside it."""
     features = {"coarse_label": 0, "id": "", "label": 0}
-    assert tfds_sets.feature_of("cifar100", features, int, "label", None) == "label"
-    assert tfds_sets.feature_of("cifar100", features, int, "label", "coarse_label") == "coarse_label"
-    assert tfds_sets.feature_of("other", {"digit": 0, "id": ""}, int, "label", None) == "digit"
+    assert tfds_sets.find_feature("cifar100", features, int, "label", None) == "label"
+    assert tfds_sets.find_feature("cifar100", features, int, "label", "coarse_label") == "coarse_label"
+    assert tfds_sets.find_feature("other", {"digit": 0, "id": ""}, int, "label", None) == "digit"
     with pytest.raises(ValueError, match=r"tfds:other: option label=None: must be one of its int features, \['a', 'b'\]"):
-        tfds_sets.feature_of("other", {"a": 0, "b": 0}, int, "label", None)
+        tfds_sets.find_feature("other", {"a": 0, "b": 0}, int, "label", None)
 
 
 def spied(monkeypatch):
@@ -108,7 +108,7 @@ def test_tfds_decodes_only_the_examples_that_are_used(shared_data, monkeypatch):
     some = smaller(sources.read(found, shared_data, 50), examples=50)
     assert calls == [50, 20]
     assert_same(some, whole.train.x, whole.train.y, whole.test.x, whole.test.y)
-    with pytest.raises(ValueError, match="examples=500 must be a whole number from 1 to the 400 training examples"):
+    with pytest.raises(ValueError, match="examples=500 must be an integer from 1 to the 400 training examples"):
         smaller(sources.read(found, shared_data, 500), examples=500)
 
 

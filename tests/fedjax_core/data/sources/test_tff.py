@@ -209,8 +209,8 @@ def test_words_that_are_kept_once_are_told_apart_alike():
     texts["test"].append(["never", "a"])
     for number, behind in ((3, True), (100, False)):
         words = vocabulary.StreamingVocabulary(4, behind)
-        pieces = {part: deque(words.rows(of[i : i + 5], part == "train") for i in range(0, 25, 5)) for part, of in texts.items()}
-        names, found = words.told_apart(number, pieces)
+        pieces = {part: deque(words.encode(of[i : i + 5], part == "train") for i in range(0, 25, 5)) for part, of in texts.items()}
+        names, found = words.index_texts(number, pieces)
         wanted, rows = vocabulary.index_texts(texts, number, 4, behind)
         assert names == wanted
         for part in texts:
@@ -241,8 +241,8 @@ def test_names_of_other_numbers_are_no_words():
     assert rows["train"].tolist() == [[1, 5, 3, 5, 5, 4]]
     assert rows["test"].tolist() == [[1, 5, 4, 2, 0, 0]]
     words = vocabulary.StreamingVocabulary(6, behind=False)
-    pieces = {part: deque([words.rows(of, part == "train")]) for part, of in texts.items()}
-    names, found = words.told_apart(5, pieces)
+    pieces = {part: deque([words.encode(of, part == "train")]) for part, of in texts.items()}
+    names, found = words.index_texts(5, pieces)
     assert names == wanted
     for part in texts:
         np.testing.assert_array_equal(found[part], rows[part])
