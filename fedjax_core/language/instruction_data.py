@@ -112,20 +112,20 @@ def read(path: str | Path, split: str | None = None) -> list[Instance]:
     return instances
 
 
-def subsample(rows: Sequence[Instance], number: int) -> list[Instance]:
+def subsample(instances: Sequence[Instance], number: int) -> list[Instance]:
     """Keeps `number` examples of each data set, always the same ones, in their order.
 
     Raises:
       ValueError: a set has fewer, or the number is not positive.
     """
     kept = []
-    for name in dict.fromkeys(row.dataset for row in rows):
-        indices = [i for i, row in enumerate(rows) if row.dataset == name]
+    for name in dict.fromkeys(instance.dataset for instance in instances):
+        indices = [i for i, instance in enumerate(instances) if instance.dataset == name]
         if not 1 <= number <= len(indices):
             raise ValueError(f"examples={number} of each data set: must lie between 1 and the {len(indices)} examples of {name}")
         chosen = apportion.make_generator(SPLIT_SEED, f"fewer {name}").permutation(len(indices))[:number]
         kept += [indices[i] for i in chosen]
-    return [rows[i] for i in sorted(kept)]
+    return [instances[i] for i in sorted(kept)]
 
 
 def _instance(row: dict[str, Any]) -> Instance:
@@ -194,19 +194,19 @@ def leave_task_out(
       ValueError: there is no such task, nothing is left to train or to test, or clients is no such
         multiple.
     """
-    registry.choose("task to leave out", task, sorted({row.task for row in [*train, *test]}))
+    registry.choose("task to leave out", task, sorted({instance.task for instance in [*train, *test]}))
     registry.choose("tested", tested, TESTED)
-    train_instances = [row for row in train if row.task != task]
-    test_instances = [row for row in test if (row.task == task) == (tested == "left_out")]
+    train_instances = [instance for instance in train if instance.task != task]
+    test_instances = [instance for instance in test if (instance.task == task) == (tested == "left_out")]
     if not train_instances or not test_instances:
         numbers = f"{len(train_instances)} training and {len(test_instances)} test examples"
         raise ValueError(f"without task {task!r} there are {numbers}: both must be at least 1")
-    names = tuple(dict.fromkeys(row.dataset for row in train_instances))
+    names = tuple(dict.fromkeys(instance.dataset for instance in train_instances))
     number = {name: i for i, name in enumerate(names)}
-    domains = np.array([number[row.dataset] for row in train_instances], np.int32)
+    domains = np.array([number[instance.dataset] for instance in train_instances], np.int32)
     if tested == "own":
-        test_instances = [row for row in test_instances if row.dataset in number]
-        own = np.array([number[row.dataset] for row in test_instances], np.int32)
+        test_instances = [instance for instance in test_instances if instance.dataset in number]
+        own = np.array([number[instance.dataset] for instance in test_instances], np.int32)
         train_index, test_index = partition.by_domain(domains, own, clients, seed)
     else:
         train_index, _ = partition.by_domain(domains, domains, clients, seed)
@@ -229,46 +229,45 @@ def build_option_data(
 
     Returns:
       (data, options). x is {"tokens": [n, T] int32, "mask": [n, T] bool, padding on the right,
-      "options": [n, K] int32, the row's options as places in the second result, -1 where there are
-      no more}; y is the answer's place among the row's. The second has "tokens" and "mask" [U, T']
-      of all options of all examples, each text once.
+      "options": [n, K] int32, the example's options as indices into the second result, -1 where
+        there are
+      no more}; y is the answer's index among the example's. The second has "tokens" and "mask" [U,
+      T'] of all options of all examples, each text once.
 
     Raises:
       ValueError: an answer is not among its options, a text is longer than the limit and `long` is
         "refuse", or the limit has no room for text.
     """
     registry.choose("long", long, LONG)
-    for row in [*divided.train, *divided.test]:
-        if row.answer.strip() not in row.options:
-            raise ValueError(f"{row.dataset}: the answer {row.answer!r} must be one of its options {list(row.options)}")
-    both = {"train": divided.train, "test": divided.test}
-    place: dict[str, int] = {}
-    for rows in both.values():
-        for row in rows:
-            for option in row.options:
-                place.setdefault(option, len(place))
-    widest = max(len(row.options) for rows in both.values() for row in rows)
+    both = [*divided.train, *divided.test]
+    for instance in both:
+        if instance.answer.strip() not in instance.options:
+            answer, options = repr(instance.answer), list(instance.options)
+            raise ValueError(f"{instance.dataset}: the answer {answer} must be one of its options {options}")
+    different = dict.fromkeys(option for instance in both for option in instance.options)
+    option_index = {option: i for i, option in enumerate(different)}
+    widest = max(len(instance.options) for instance in both)
 
-    def encoded(texts: list[str], datasets: list[str], what: str) -> tuple[np.ndarray, np.ndarray]:
+    def encode(texts: list[str], datasets: list[str], what: str) -> tuple[np.ndarray, np.ndarray]:
         tokens = tokenizer.encode(texts)
         if long == "refuse":
             for text, dataset in zip(tokens, datasets, strict=True):
-                _refuse(len(text), limit, dataset)
+                _check_length(len(text), limit, dataset)
         cut = [dataset for text, dataset in zip(tokens, datasets, strict=True) if len(text) > limit]
-        _tell(cut, datasets, limit, what)
+        _log_cut(cut, datasets, limit, what)
         return pad_sequences(tokenizer.encode(texts, limit=limit) if cut else tokens, multiple, side="right", widest=limit)
 
-    def examples(rows: list[Instance], what: str) -> Examples:
-        tokens, mask = encoded([row.question for row in rows], [row.dataset for row in rows], what)
-        options = np.full((len(rows), widest), -1, np.int32)
-        for i, row in enumerate(rows):
-            options[i, : len(row.options)] = [place[option] for option in row.options]
-        y = np.array([row.options.index(row.answer.strip()) for row in rows], np.int32)
+    def examples(instances: list[Instance], what: str) -> Examples:
+        tokens, mask = encode([instance.question for instance in instances], [instance.dataset for instance in instances], what)
+        options = np.full((len(instances), widest), -1, np.int32)
+        for i, instance in enumerate(instances):
+            options[i, : len(instance.options)] = [option_index[option] for option in instance.options]
+        y = np.array([instance.options.index(instance.answer.strip()) for instance in instances], np.int32)
         return Examples({"tokens": tokens, "mask": mask, "options": options}, y)
 
     names = tuple(f"option {i}" for i in range(1, widest + 1))
     data = _federated(divided, examples(divided.train, "training texts"), examples(divided.test, "test texts"), names)
-    tokens, mask = encoded(list(place), ["options"] * len(place), "texts")
+    tokens, mask = encode(list(option_index), ["options"] * len(option_index), "texts")
     return data, {"tokens": tokens, "mask": mask}
 
 
@@ -296,26 +295,26 @@ def build_generation_data(
     Returns:
       The data. x is {"tokens": [n, T] int32, "mask": [n, T] bool, padding on the left, "answer":
       [n, A] bool: which of the last A places are the answer's (its end included)}; A is the longest
-      answer's length. y is the row's data set, in the order of `divided.datasets`, and then of the
-      test examples.
+      answer's length. y is the example's data set, in the order of `divided.datasets`, and then of
+      the test examples.
 
     Raises:
       ValueError: a text is longer than the limit and `long` is "refuse", or an answer alone is.
     """
-    names = tuple(dict.fromkeys([*divided.datasets, *(row.dataset for row in divided.test)]))
+    names = tuple(dict.fromkeys([*divided.datasets, *(instance.dataset for instance in divided.test)]))
 
-    def examples(rows: list[Instance], what: str) -> Examples:
-        pairs = tokenize_pairs(rows, tokenizer, limit, end, long=long, template=template, what=what)
+    def examples(instances: list[Instance], what: str) -> Examples:
+        pairs = tokenize_pairs(instances, tokenizer, limit, end, long=long, template=template, what=what)
         tokens, mask = pad_sequences([prompt + answer for prompt, answer in pairs], multiple, widest=limit)
         _, answer = pad_sequences([answer for _, answer in pairs], 1)
-        y = np.array([names.index(row.dataset) for row in rows], np.int32)
+        y = np.array([names.index(instance.dataset) for instance in instances], np.int32)
         return Examples({"tokens": tokens, "mask": mask, "answer": answer}, y)
 
     return _federated(divided, examples(divided.train, "training texts"), examples(divided.test, "test texts"), names)
 
 
 def tokenize_pairs(
-    rows: Sequence[Instance],
+    instances: Sequence[Instance],
     tokenizer: Tokenizer,
     limit: int,
     end: int,
@@ -330,47 +329,47 @@ def tokenize_pairs(
     Raises:
       ValueError: as `build_generation_data`.
     """
-    texts = [template.replace("{instruction}", row.instruction) for row in rows]
-    wholes = _open(tokenizer, [text + row.answer for text, row in zip(texts, rows, strict=True)], end)
-    fit, pairs, cut = _cutter(tokenizer, limit, long, template), [], []
-    for row, prompt, whole in zip(rows, _open(tokenizer, texts, end), wholes, strict=True):
-        n = _common(prompt, whole)
+    texts = [template.replace("{instruction}", instance.instruction) for instance in instances]
+    wholes = _encode_unended(tokenizer, [text + instance.answer for text, instance in zip(texts, instances, strict=True)], end)
+    fit, pairs, cut = _make_cutter(tokenizer, limit, long, template), [], []
+    for instance, prompt, whole in zip(instances, _encode_unended(tokenizer, texts, end), wholes, strict=True):
+        n = _count_shared(prompt, whole)
         answer = whole[n:] + [end]
-        pairs.append((fit(whole[:n], len(answer), row.dataset), answer))
-        cut += [row.dataset] if len(pairs[-1][0]) < n else []
-    _tell(cut, [row.dataset for row in rows], limit, what)
+        pairs.append((fit(whole[:n], len(answer), instance.dataset), answer))
+        cut += [instance.dataset] if len(pairs[-1][0]) < n else []
+    _log_cut(cut, [instance.dataset for instance in instances], limit, what)
     return pairs
 
 
 def tokenize_prompts(
-    rows: Sequence[Instance], tokenizer: Tokenizer, limit: int, end: int, *, long: str = "refuse", template: str = ALPACA
+    instances: Sequence[Instance], tokenizer: Tokenizer, limit: int, end: int, *, long: str = "refuse", template: str = ALPACA
 ) -> list[list[int]]:
-    """Tokens of the prompts alone, to be completed, as `tokenize_pairs` has them; at most `limit`
+    """Tokenizes the prompts alone, to be completed, as `tokenize_pairs` has them; at most `limit`
     each.
 
     Raises:
       ValueError: a prompt is longer, and `long` is "refuse".
     """
-    fit = _cutter(tokenizer, limit, long, template)
-    whole = _open(tokenizer, [template.replace("{instruction}", row.instruction) for row in rows], end)
-    fitted = [fit(prompt, 0, row.dataset) for row, prompt in zip(rows, whole, strict=True)]
-    cut = [row.dataset for row, a, b in zip(rows, fitted, whole, strict=True) if len(a) < len(b)]
-    _tell(cut, [row.dataset for row in rows], limit, "prompts")
+    fit = _make_cutter(tokenizer, limit, long, template)
+    whole = _encode_unended(tokenizer, [template.replace("{instruction}", instance.instruction) for instance in instances], end)
+    fitted = [fit(prompt, 0, instance.dataset) for instance, prompt in zip(instances, whole, strict=True)]
+    cut = [instance.dataset for instance, a, b in zip(instances, fitted, whole, strict=True) if len(a) < len(b)]
+    _log_cut(cut, [instance.dataset for instance in instances], limit, "prompts")
     return fitted
 
 
-def _open(tokenizer: Tokenizer, texts: Sequence[str], end: int) -> list[list[int]]:
-    """Tokens of texts that go on: without the end that a tokenizer may set behind each."""
+def _encode_unended(tokenizer: Tokenizer, texts: Sequence[str], end: int) -> list[list[int]]:
+    """Encodes texts that go on: without the end that a tokenizer may append."""
     return [tokens[:-1] if tokens[-1:] == [end] else tokens for tokens in tokenizer.encode(texts)]
 
 
-def _refuse(tokens: int, limit: int, dataset: str) -> None:
+def _check_length(tokens: int, limit: int, dataset: str) -> None:
     """Raises ValueError for a text that is longer than the limit."""
     if tokens > limit:
         raise ValueError(f"{dataset}: a text has {tokens} tokens, limit={limit}; raise it, or take long='cut'")
 
 
-def _tell(cut: Sequence[str], datasets: Sequence[str], limit: int, what: str) -> None:
+def _log_cut(cut: Sequence[str], datasets: Sequence[str], limit: int, what: str) -> None:
     """Logs how many texts of each data set were cut: `cut` has the sets of those, `datasets` of
     all.
     """
@@ -380,8 +379,8 @@ def _tell(cut: Sequence[str], datasets: Sequence[str], limit: int, what: str) ->
         _log.warning(message, dataset, number, totals[dataset], what, limit)
 
 
-def _cutter(tokenizer: Tokenizer, limit: int, long: str, template: str):
-    """(prompt, room that is taken, data set) -> a prompt that fits: what comes before the
+def _make_cutter(tokenizer: Tokenizer, limit: int, long: str, template: str):
+    """Makes (prompt, tokens taken, data set) -> a prompt that fits: what comes before the
     instruction, then the prompt's tail.
     """
     registry.choose("long", long, LONG)
@@ -392,8 +391,8 @@ def _cutter(tokenizer: Tokenizer, limit: int, long: str, template: str):
         if over <= 0:
             return prompt
         if long == "refuse":
-            _refuse(len(prompt) + taken, limit, dataset)
-        kept = _common(before, prompt)
+            _check_length(len(prompt) + taken, limit, dataset)
+        kept = _count_shared(before, prompt)
         if kept + over >= len(prompt):
             raise ValueError(f"{dataset}: limit={limit} leaves no room for an instruction beside an answer of {taken} tokens")
         return prompt[:kept] + prompt[kept + over :]
@@ -401,18 +400,18 @@ def _cutter(tokenizer: Tokenizer, limit: int, long: str, template: str):
     return fit
 
 
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
+def _count_shared(a: Sequence[int], b: Sequence[int]) -> int:
     """Returns the number of leading tokens that two texts share."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def pad_sequences(
-    rows: Sequence[Sequence[int]], multiple: int, side: str = "left", widest: int | None = None
+    sequences: Sequence[Sequence[int]], multiple: int, side: str = "left", widest: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Pads sequences of tokens to one array.
 
     Args:
-      rows: of any lengths.
+      sequences: of any lengths.
       multiple: the width is the smallest multiple of it that holds the longest row, at least one.
       side: where the padding is, "left" or "right"; it has the token 0.
       widest: but no wider, such as a limit that all examples keep; None: no such end.
@@ -421,10 +420,10 @@ def pad_sequences(
       (tokens [n, T] int32, mask [n, T] bool).
     """
     registry.choose("side", side, ("left", "right"))
-    width = -(-max([1, *map(len, rows)]) // multiple) * multiple
+    width = -(-max([1, *map(len, sequences)]) // multiple) * multiple
     width = width if widest is None else min(width, widest)
-    tokens, mask = np.zeros((len(rows), width), np.int32), np.zeros((len(rows), width), bool)
-    for i, row in enumerate(rows):
+    tokens, mask = np.zeros((len(sequences), width), np.int32), np.zeros((len(sequences), width), bool)
+    for i, row in enumerate(sequences):
         here = slice(width - len(row), None) if side == "left" else slice(len(row))
         tokens[i, here], mask[i, here] = row, True
     return tokens, mask

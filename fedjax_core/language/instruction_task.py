@@ -57,7 +57,7 @@ class Source(NamedTuple):
       folder: with the files, in the directory of data.
       train, test: files; if both are one, its examples have a field `split`.
       tested: "left_out" or "own", see `instruction_data.leave_out`.
-      prepared: whether tfds sets are read in place of files (`data/prepared.py`).
+      prepared: whether tfds sets are read in place of files (`tfds_instructions.py`).
       examples, test_examples: examples of each data set; None: all in files, 1000 and 200 of
         prepared sets.
     """
@@ -127,42 +127,42 @@ def check(spec: Spec) -> None:
 
 
 @functools.lru_cache(maxsize=2)
-def prepare(of: Source, data_dir: str | None, clients: int, seed: int, own: Spec) -> Prepared:
+def prepare(source: Source, data_dir: str | None, clients: int, seed: int, spec: Spec) -> Prepared:
     """Reads and tokenizes data once.
 
     Args:
-      of: where they are.
+      source: of the texts.
       data_dir: the folder of data sets; None: as `sources.load`.
       clients: N.
       seed: of the data.
-      own: the model.
+      spec: of the model.
 
     Raises:
       ValueError: damaged files, or a text that does not fit.
       OSError: a file is not there.
       ImportError: a package is missing; the message says how to get it.
     """
-    check(own)
-    root = Path(data_dir or os.environ.get(sources.DATA_VARIABLE) or Path.home() / "fedjax_data").expanduser() / of.folder
-    train, test = _read(of, root)
-    divided = instruction_data.leave_task_out(train, test, of.leave_out, clients, seed, of.tested)
-    folder = Path(own.folder).expanduser() if own.folder is not None else load_pretrained.find_package_folder(str(own.package))
-    model, tokenizer = described(folder, own), load_pretrained.load_tokenizer(folder)
-    if own.limit > model.context:
-        raise ValueError(f"limit={own.limit} is too much for {model.name}: it takes at most {model.context} tokens")
-    names = [row.dataset if of.tested == "left_out" else row.task for row in divided.test]
+    check(spec)
+    root = Path(data_dir or os.environ.get(sources.DATA_VARIABLE) or Path.home() / "fedjax_data").expanduser() / source.folder
+    train, test = _read(source, root)
+    divided = instruction_data.leave_task_out(train, test, source.leave_out, clients, seed, source.tested)
+    folder = Path(spec.folder).expanduser() if spec.folder is not None else load_pretrained.find_package_folder(str(spec.package))
+    model, tokenizer = described(folder, spec), load_pretrained.load_tokenizer(folder)
+    if spec.limit > model.context:
+        raise ValueError(f"limit={spec.limit} is too much for {model.name}: it takes at most {model.context} tokens")
+    names = [row.dataset if source.tested == "left_out" else row.task for row in divided.test]
     kinds = tuple(dict.fromkeys(names))
     kind = np.array([kinds.index(name) for name in names], np.int32)
     if isinstance(model, Encoder):
-        data, options = instruction_data.build_option_data(divided, tokenizer, own.limit, long=own.long)
+        data, options = instruction_data.build_option_data(divided, tokenizer, spec.limit, long=spec.long)
         data_with_kinds = _beside(data, rouge1=_rouges(data, divided), kind=kind)
-        return Prepared(data_with_kinds, model, options, own, folder, divided, kinds, _widths(data, divided, kind))
+        return Prepared(data_with_kinds, model, options, spec, folder, divided, kinds, _widths(data, divided, kind))
     if not model.stop:
         raise ValueError(f"{folder}: its config.json has no eos_token_id, with which an answer ends")
     if model.vocabulary is not None:
         check_tokens(model.stop[0], model.vocabulary, model.name, where=f"{folder}: eos_token_id: ")
-    data = instruction_data.build_generation_data(divided, tokenizer, own.limit, model.stop[0], long=own.long)
-    return Prepared(_beside(data, kind=kind), model, None, own, folder, divided, kinds, _widths(data, divided, kind))
+    data = instruction_data.build_generation_data(divided, tokenizer, spec.limit, model.stop[0], long=spec.long)
+    return Prepared(_beside(data, kind=kind), model, None, spec, folder, divided, kinds, _widths(data, divided, kind))
 
 
 def _widths(data: federated_data.FederatedData, divided: instruction_data.LeaveOneOutSplit, kind: np.ndarray) -> tuple[int, ...]:
@@ -172,12 +172,12 @@ def _widths(data: federated_data.FederatedData, divided: instruction_data.LeaveO
     return length_bucketing.choose_widths(lengths, max(train.shape[1], test.shape[1]))
 
 
-def _read(of: Source, root: Path) -> tuple[list[instruction_data.Instance], list[instruction_data.Instance]]:
-    if of.prepared:
-        return tfds_instructions.read(root, of.examples or 1000, of.test_examples or 200)
-    both = of.train == of.test
+def _read(source: Source, root: Path) -> tuple[list[instruction_data.Instance], list[instruction_data.Instance]]:
+    if source.prepared:
+        return tfds_instructions.read(root, source.examples or 1000, source.test_examples or 200)
+    both = source.train == source.test
     instances = []
-    for file, part, number in ((of.train, "train", of.examples), (of.test, "test", of.test_examples)):
+    for file, part, number in ((source.train, "train", source.examples), (source.test, "test", source.test_examples)):
         rows = instruction_data.read(root / file, part if both else None)
         instances.append(rows if number is None else instruction_data.subsample(rows, number))
     return instances[0], instances[1]
@@ -236,58 +236,62 @@ def _shared(key: Hashable, make: Callable[[], PyTree]) -> PyTree:
     return structure.unflatten(values)
 
 
-def _arrays(made: Prepared) -> Net:
+def _arrays(prepared: Prepared) -> Net:
     """Returns the weights, read later, which all tasks on one folder share, and of an encoder the
     options' embeddings under them.
     """
-    key = made.folder.resolve(), made.spec.dtype, *((f.name, f.stat().st_mtime_ns) for f in sorted(made.folder.iterdir()))
-    base, model = (
-        _shared(key, lambda: load_pretrained.load(made.folder, made.spec.dtype, made.spec.remat, later=True)[1]),
-        made.model,
-    )
+    model, spec, folder = prepared.model, prepared.spec, prepared.folder
+    key = folder.resolve(), spec.dtype, *((f.name, f.stat().st_mtime_ns) for f in sorted(folder.iterdir()))
+    base = _shared(key, lambda: load_pretrained.load(folder, spec.dtype, spec.remat, later=True)[1])
     if not isinstance(model, Encoder):
         return Net(base, {})
-    assert made.options is not None
-    tokens, mask = made.options["tokens"], made.options["mask"]
-    of_options = (*key, tokens.shape, hashlib.sha256(tokens.tobytes() + mask.tobytes()).hexdigest())
-    embedded = lambda: option_scoring.add_option_embeddings(model, jax.device_put(jax.device_get(base)), tokens, mask).params[
-        "head"
-    ]
-    head = _shared(of_options, lambda: jax.device_get(embedded()))
-    return Net(base | {"head": head}, {})
+    assert prepared.options is not None
+    tokens, mask = prepared.options["tokens"], prepared.options["mask"]
+
+    def embed_options() -> PyTree:
+        params = jax.device_put(jax.device_get(base))
+        net = option_scoring.add_option_embeddings(model, params, tokens, mask)
+        return jax.device_get(net.params["head"])
+
+    digest = hashlib.sha256(tokens.tobytes() + mask.tobytes()).hexdigest()
+    return Net(base | {"head": _shared((*key, tokens.shape, digest), embed_options)}, {})
 
 
-def task(made: Prepared, adapter: adapters.Kind | None, shapes_only: bool = False) -> Task:
+def task(prepared: Prepared, adapter: adapters.Kind | None, shapes_only: bool = False) -> Task:
     """Builds the model's task on its data. Tasks on one folder share its weights.
 
     Args:
-      made: by `prepare`.
-      adapter: what is trained beside it; None: the model is trained whole.
+      prepared: by `prepare`.
+      adapter: what is trained with the model frozen; None: the model is trained whole.
       shapes_only: zeros that take no memory in place of its weights, which are not looked for.
 
     Raises:
       ValueError, OSError: as `load_pretrained.load` and `adapters.adapted`.
     """
-    encoder = made.options is not None
-    if isinstance(made.model, Encoder):
-        assert made.options is not None
-        model = option_scoring.make_option_scorer(made.model, len(made.options["tokens"]), made.spec.temperature)
+    is_encoder = isinstance(prepared.model, Encoder)
+    if isinstance(prepared.model, Encoder):
+        assert prepared.options is not None
+        options = len(prepared.options["tokens"])
+        model = option_scoring.make_option_scorer(prepared.model, options, prepared.spec.temperature)
     else:
-        model = generation.make_writer(made.model)
-    model = length_bucketing.with_length_buckets(model, made.widths, "right" if encoder else "left")
+        model = generation.make_writer(prepared.model)
+    model = length_bucketing.with_length_buckets(model, prepared.widths, "right" if is_encoder else "left")
     if shapes_only:
         zero = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
         arrays: Any = jax.tree.map(zero, jax.eval_shape(model.init, jax.random.key(0)))
     else:
-        arrays = _arrays(made)
-    settings: dict[str, Any] = {"classes": made.data.classes, "population": made.data.clients}
+        arrays = _arrays(prepared)
+    settings: dict[str, Any] = {"classes": prepared.data.classes, "population": prepared.data.clients}
     if adapter is None:
-        made_of = part_of(model, arrays, [name for name in arrays.params if name != "head" or not encoder], **settings)
+        trained = [name for name in arrays.params if name != "head" or not is_encoder]
+        built = part_of(model, arrays, trained, **settings)
     else:
-        made_of = adapters.adapted(model, arrays, adapter, **settings)
-    own = {"accuracy": accuracy} | ({"rouge1": rouge1} if encoder else {})
-    each = {f"{name}_{kind}": _of_kind(score, i) for i, kind in enumerate(made.kinds) for name, score in own.items()}
-    return dataclasses.replace(made_of, scores=({"rouge1": rouge1} if encoder else {}) | (each if len(made.kinds) > 1 else {}))
+        built = adapters.adapted(model, arrays, adapter, **settings)
+    own: dict[str, Any] = {"rouge1": rouge1} if is_encoder else {}
+    scores = dict(own)
+    for i, kind in enumerate(prepared.kinds if len(prepared.kinds) > 1 else ()):
+        scores |= {f"{name}_{kind}": _of_kind(score, i) for name, score in {"accuracy": accuracy, **own}.items()}
+    return dataclasses.replace(built, scores=scores)
 
 
 @functools.lru_cache(maxsize=2)
@@ -302,12 +306,12 @@ def _chooser(model: Encoder, options: int, temperature: float) -> Callable[[PyTr
 
 
 def answers(
-    made: Prepared, params: PyTree, rows: Sequence[int], batch: int = 32, longest: int = WRITTEN, beams: int = 1
+    prepared: Prepared, params: PyTree, rows: Sequence[int], batch: int = 32, longest: int = WRITTEN, beams: int = 1
 ) -> list[str]:
     """Generates a model's answers as strings.
 
     Args:
-      made: by `prepare`.
+      prepared: by `prepare`.
       params: all of the model's, as `parameters` gives them, or merged.
       rows: of the test set.
       batch: examples at once.
@@ -317,34 +321,36 @@ def answers(
     Raises:
       ValueError: a language model has no place for a question before so long an answer.
     """
-    if isinstance(made.model, Encoder):
-        assert made.options is not None
-        choose = _chooser(made.model, len(made.options["tokens"]), made.spec.temperature)
+    if isinstance(prepared.model, Encoder):
+        assert prepared.options is not None
+        choose = _chooser(prepared.model, len(prepared.options["tokens"]), prepared.spec.temperature)
         chosen: list[int] = []
         for start in range(0, len(rows), batch):
             indices = np.pad(np.asarray(rows[start : start + batch]), (0, max(0, start + batch - len(rows))), mode="edge")
-            x = {name: made.data.test.x[name][indices] for name in ("tokens", "mask", "options")}
+            x = {name: prepared.data.test.x[name][indices] for name in ("tokens", "mask", "options")}
             chosen += np.asarray(choose(params, x)).tolist()[: len(rows) - start]
-        return [made.divided.test[row].options[k] for row, k in zip(rows, chosen, strict=True)]
-    if longest >= made.model.context:
-        raise ValueError(f"longest={longest} leaves no place for a question: {made.model.name} takes {made.model.context} tokens")
-    asked, tokenizer = [made.divided.test[row] for row in rows], load_pretrained.load_tokenizer(made.folder)
-    widest = min(made.spec.limit, made.model.context - longest)
-    tokens = instruction_data.tokenize_prompts(asked, tokenizer, widest, made.model.stop[0], long=made.spec.long)
-    write = functools.partial(_writer(made.model, longest, beams), params)
+        return [prepared.divided.test[row].options[k] for row, k in zip(rows, chosen, strict=True)]
+    if longest >= prepared.model.context:
+        raise ValueError(
+            f"longest={longest} leaves no place for a question: {prepared.model.name} takes {prepared.model.context} tokens"
+        )
+    asked, tokenizer = [prepared.divided.test[row] for row in rows], load_pretrained.load_tokenizer(prepared.folder)
+    widest = min(prepared.spec.limit, prepared.model.context - longest)
+    tokens = instruction_data.tokenize_prompts(asked, tokenizer, widest, prepared.model.stop[0], long=prepared.spec.long)
+    write = functools.partial(_writer(prepared.model, longest, beams), params)
     return tokenizer.decode(generation.generate_completions(write, tokens, batch, widest=widest))
 
 
-def parameters(made: Prepared, adapter: adapters.Kind | None, frozen: Net, net: Net) -> PyTree:
+def parameters(prepared: Prepared, adapter: adapters.Kind | None, frozen: Net, net: Net) -> PyTree:
     """Returns the parameters that `generate` takes of one network: its adapter beside the frozen
     kernels, unmerged, so that no base is copied.
 
     Args:
-      made: by `prepare`.
+      prepared: by `prepare`.
       adapter: as in `task`.
       frozen: of the task.
       net: what a predictor reads, the server's or a client's.
     """
     if adapter is None:
         return frozen.params | net.params
-    return adapters.adapter(adapter, frozen.params, made.model.name).wrap(frozen.params, net.params[adapters.ENTRY], None)
+    return adapters.adapter(adapter, frozen.params, prepared.model.name).wrap(frozen.params, net.params[adapters.ENTRY], None)

@@ -18,6 +18,9 @@ OTHER_NAMES = {  # of Keras' files, and of `from_arrays`; x are images where the
     **{f"{what}_{part}": f"{part}_{what}" for part in ("train", "test") for what in ("x", "y")},
     **{f"{what.upper()}_{part}": f"{part}_{what}" for part in ("train", "test") for what in ("x", "y")},
 }
+_OF_ANY_SHAPE = ("images", "features", "_x")
+NEEDED_FILES = ("train_features", "train_labels", "test_features", "test_labels")
+OPTIONAL_FILES = ("train_domains", "test_domains", "train_clients", "test_clients", "class_names", "domain_names")
 
 
 def npz(
@@ -159,9 +162,6 @@ def _columns(where: Path) -> dict[str, np.ndarray]:
     return columns
 
 
-_OF_ANY_SHAPE = ("images", "features", "_x")
-
-
 def _known_key(name: str) -> str | None:
     """Returns the key of an array's name, or None."""
     key = OTHER_NAMES.get(name, name)
@@ -185,11 +185,6 @@ def read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, what: str) -> n
         raise ValueError(f"{what} cannot be unpacked ({error}); get the file again.") from error
 
 
-NEEDED = ("train_features", "train_labels", "test_features", "test_labels")
-OPTIONAL = ("train_domains", "test_domains", "train_clients", "test_clients", "class_names", "domain_names")
-OTHER = "a folder has no other targets, from_arrays(..., targets=) in a source of your own has"
-
-
 def npy(data_dir: Path, path: str) -> Dataset:
     """Reads a folder with one .npy file per array, without pickle. Features stay in their files.
 
@@ -209,24 +204,23 @@ def npy(data_dir: Path, path: str) -> Dataset:
     """
     where = data_dir / Path(path).expanduser()
     folder = file_checks.find_file(f"npy:{path}", data_dir, [], "put the folder there, or give its full path", where)
-    for name in NEEDED:
+    for name in NEEDED_FILES:
         if not (folder / f"{name}.npy").is_file():
-            raise FileNotFoundError(f"npy:{path}: there is no {folder / name}.npy; a folder needs {', '.join(NEEDED)}.")
+            raise FileNotFoundError(f"npy:{path}: there is no {folder / name}.npy; a folder needs {', '.join(NEEDED_FILES)}.")
     try:
-        arrays = {name: _read(folder / f"{name}.npy") for name in (*NEEDED, *OPTIONAL) if (folder / f"{name}.npy").is_file()}
-        parts = {f"{part}_{short}": arrays.pop(f"{part}_{name}") for part in ("train", "test") for short, name in _SHORT.items()}
+        arrays = {
+            name: _read(folder / f"{name}.npy") for name in (*NEEDED_FILES, *OPTIONAL_FILES) if (folder / f"{name}.npy").is_file()
+        }
+        parts = {}
         for part in ("train", "test"):
-            y = parts[f"{part}_y"]
+            parts[f"{part}_x"] = arrays.pop(f"{part}_features")
+            parts[f"{part}_y"] = y = arrays.pop(f"{part}_labels")
             if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
-                raise ValueError(
-                    f"{part}_labels.npy has shape {y.shape} and type {y.dtype}: must be classes, [n] integers; {OTHER}."
-                )
+                found = f"{part}_labels.npy has shape {y.shape} and type {y.dtype}: must be classes, [n] integers"
+                raise ValueError(f"{found}; other targets need a source of your own with from_arrays(..., targets=).")
         return from_arrays(**parts, name=folder.name, **{name: _names(name, array) for name, array in arrays.items()})
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
-
-
-_SHORT = {"x": "features", "y": "labels"}
 
 
 def _read(file: Path) -> np.ndarray:
