@@ -1,6 +1,4 @@
-"""An encoder that scores options inside a federation, a language model's loss, decoding of many
-prompts, scores of texts.
-"""
+"""An encoder that scores options, a writer of answers, batches cut to their texts, and decoding."""
 
 import functools
 
@@ -12,7 +10,7 @@ import pytest
 from fedjax_core.algorithm import Net
 from fedjax_core.data import federated_data
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.language import generation, instruction_data, length_bucketing, option_scoring, rouge
+from fedjax_core.language import generation, instruction_data, length_bucketing, option_scoring
 from fedjax_core.language.models import bert, llama
 from fedjax_core.task import Model, Task
 from fedjax_core.training import adapters, local_training
@@ -380,21 +378,3 @@ def test_layers_have_names():
     np.testing.assert_allclose(norm(names["layer2"]), found["features"], atol=1e-3)
     alone = jax.jit(lambda x: generation.make_writer(WRITER).apply(Net(first, {}), x)[0]["features"])(x)
     np.testing.assert_allclose(norm(names["layer1"]), alone, atol=1e-3)
-
-
-def test_rouge_is_the_f_measure_of_words():
-    pytest.importorskip("rouge_score", reason="no rouge-score: pip install -e '.[text]'")
-    pairs = {
-        ("yes", "Yes."): 1.0,
-        ("it is not possible", "not possible to tell"): 2 * (2 / 4) * (2 / 4) / (2 / 4 + 2 / 4),
-        ("a a b", "a b c d"): 2 * (2 / 3) * (2 / 4) / (2 / 3 + 2 / 4),
-        ("", "no"): 0.0,
-        ("no", ""): 0.0,
-        ("running", "run"): 0.0,
-    }
-    found = rouge.rouge1(*zip(*pairs, strict=True))
-    np.testing.assert_allclose(found, list(pairs.values()))
-
-
-def test_exact_answers():
-    assert rouge.is_exact_match(["Yes ", "no", "a\n b"], ["yes", "yes", "a b"]) == [True, False, True]
