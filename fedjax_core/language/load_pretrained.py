@@ -128,7 +128,7 @@ class Tokenizer:
         self.size, self._embedded, self._path = self._tokenizer.get_vocab_size(), embedded, path
 
     def encode(self, texts: Sequence[str], special: bool = True, limit: int | None = None) -> list[list[int]]:
-        """Tokens of each text.
+        """Encodes each text as tokens.
 
         Args:
           texts: any number.

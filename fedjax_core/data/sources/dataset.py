@@ -122,11 +122,8 @@ def from_arrays(
     for what, train_array, test_array in (("x", train.x, test.x), ("y", train.y, test.y)):
         if train_array.shape[1:] != test_array.shape[1:] or train_array.dtype != test_array.dtype:
             shapes = " and ".join(f"{array.shape} {array.dtype}" for array in (train_array, test_array))
-            hint = (
-                "; uint8 are pixels, 0 ... 255"
-                if train_array.dtype != test_array.dtype and np.uint8 in (train_array.dtype, test_array.dtype)
-                else ""
-            )
+            types = {train_array.dtype, test_array.dtype}
+            hint = "; uint8 are pixels, 0 ... 255" if len(types) > 1 and np.dtype(np.uint8) in types else ""
             raise ValueError(f"train_{what} and test_{what} are {shapes}: examples must agree in shape and type{hint}.")
     for part, rows in examples.items():
         if len(rows.x) != len(rows.y) or not len(rows.y):
@@ -157,9 +154,8 @@ def from_arrays(
 
 
 def shift_tokens(what: str, tokens: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Texts, [n, T + 1] token ids that are negative at the end of shorter ones, as inputs and
-    targets [n, T]: each position predicts the next token. Targets are -1 beyond a text, inputs
-    0.
+    """Splits token ids [n, T + 1], negative at the end of shorter texts, into inputs and targets
+    [n, T]: each position predicts the next token. Targets are -1 beyond a text, inputs 0.
 
     Raises:
       ValueError: they are no such integers.
