@@ -14,9 +14,7 @@ import logging
 import math
 import os
 import sys
-import tokenize
 import zipfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,16 +27,14 @@ from fedjax_core.algorithm import PyTree
 from fedjax_core.atomic_files import explained, write_csv
 from fedjax_core.commands import ending
 from fedjax_core.data.input_range import ENOUGH, LIKE, sample_channels
+from fedjax_core.data.sources.file_checks import load_array
 from fedjax_core.data.sources.image_folder import IMAGE_ENDINGS, convert, to_bytes
+from fedjax_core.data.sources.numpy_files import read_member
 from fedjax_core.reporting import console, reporter
 from fedjax_core.storage import export_model, export_predictor
 from fedjax_core.storage.safetensors_files import read_tensors
 from fedjax_core.storage.weight_checks import check_scaling, check_weights
 
-DAMAGED = (
-    *(ValueError, EOFError, SyntaxError, RuntimeError, MemoryError, OverflowError),
-    *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
-)  # what numpy raises for a file that is no array, or whose header claims more than there is
 COLUMNS = ("file", "class", "probability")
 log = logging.getLogger("fedjax_core")
 Source = tuple[list[str], Callable[[int, int], np.ndarray]]  # n names, and (start, stop) -> examples [stop - start, ...]
@@ -182,11 +178,15 @@ def _array(path: Path, shape: tuple[int, ...], floats: bool, name: str | None, d
     """The examples in a file, checked: uint8, or float32 without the offset that the description says."""
     try:
         with explained("read", path), open(path, "rb") as file:
-            x = np.load(file, allow_pickle=False)
-            if isinstance(x, np.lib.npyio.NpzFile):
-                name = name or (x.files[0] if len(x.files) == 1 else "x")
-                x = x[registry.choose("array", name, x.files)]
-    except DAMAGED as error:
+            if zipfile.is_zipfile(file):
+                with zipfile.ZipFile(file) as archive:
+                    members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+                    name = name or (next(iter(members)) if len(members) == 1 else "x")
+                    x = read_member(archive, members[registry.choose("array", name, members)], repr(name))
+            else:
+                file.seek(0)
+                x = load_array(file, os.fstat(file.fileno()).st_size, "it")
+    except (ValueError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} cannot be used: {error}") from None
     if len(shape) == 3 and shape[2] == 1 and x.shape[1:] == shape[:2]:
         x = x[..., None]

@@ -1,4 +1,4 @@
-"""Random draws of data from their own seed, and whole numbers in given proportions."""
+"""Seeded random generators, and integers in given proportions."""
 
 import zlib
 from typing import Any
@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 
-def generator(seed: int, stream: str) -> np.random.Generator:
-    """The random generator of one purpose: streams of one seed are independent of each other.
+def make_generator(seed: int, stream: str) -> np.random.Generator:
+    """Returns the random generator of one purpose: streams of one seed are independent of each
+    other.
 
     Raises:
       ValueError: `seed` is not an integer >= 0.
@@ -18,7 +19,8 @@ def generator(seed: int, stream: str) -> np.random.Generator:
 
 
 def apportion(total: Any, shares: np.ndarray) -> np.ndarray:
-    """Whole numbers in the proportions of `shares` that add up to `total` exactly (largest remainders; ties to the first).
+    """Returns integers in the proportions of `shares` that add up to `total` exactly (largest
+    remainders; ties to the first).
 
     Args:
       total: [...] integers.
@@ -38,7 +40,7 @@ def apportion(total: Any, shares: np.ndarray) -> np.ndarray:
 
 
 def _largest(values: np.ndarray, number: int) -> np.ndarray:
-    """[N] bool: so many of the largest values [N], of equal ones the first."""
+    """Returns the mask [N] of the `number` largest values [N]; of equal values the first."""
     if not 0 < number < len(values):
         return np.full(len(values), number > 0)
     least = np.partition(values, len(values) - number)[len(values) - number]
@@ -50,8 +52,9 @@ def _largest(values: np.ndarray, number: int) -> np.ndarray:
 MANY = 10_000  # clients for which draws are made together: a loop over fewer takes a second or two
 
 
-def systematic(total: np.ndarray, parts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """As `apportion`, for very many rows of parts: each rounded up or down at random, in time that grows with their number alone.
+def apportion_systematically(total: np.ndarray, parts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Apportions the totals of very many rows of parts: each part is rounded up or down at random,
+    in time that grows with their number alone.
 
     Args:
       total: [n] integers.
@@ -68,7 +71,8 @@ def systematic(total: np.ndarray, parts: np.ndarray, rng: np.random.Generator) -
 
 
 def apportion_capped(total: int, shares: np.ndarray, caps: np.ndarray) -> np.ndarray:
-    """`apportion`, but no part exceeds its cap: the excess goes to the others in proportion to their shares.
+    """Apportions a total such that no part exceeds its cap: the excess goes to the others in
+    proportion to their shares.
 
     When all parts with a positive share are full, the rest is divided by the room that is left.
 

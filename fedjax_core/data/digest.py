@@ -1,7 +1,9 @@
-"""What a data set holds, as a digest: whether a run goes on with the inputs and targets that it began with.
+"""A digest of a data set's contents, to check that a resumed run has the inputs and targets that it
+began with.
 
-A partition's hash says which rows clients have, not what the rows are. This digest is of the rows themselves. It does not depend on
-where they lie (in memory, in a file, on a device), and reads of a large array some rows alone.
+A partition's hash says which examples clients have, not what the examples are. This digest is of
+the examples themselves. It does not depend on where they are (in memory, in a file, on a device),
+and reads of a large array some examples alone.
 """
 
 import hashlib
@@ -16,14 +18,15 @@ from fedjax_core.algorithm import Examples
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.data.row_readers import Reader, in_file
 
-# Directories of runs keep digests: with other numbers here, or another order of what is hashed, PREFIX must be another one.
+# Directories of runs keep digests: with other numbers here, or another order of what is hashed,
+# PREFIX must be another one.
 PREFIX = "sha256/1:"
 WHOLE = 2**26  # bytes of an array that is read whole; of a larger one about as many are read
-SPANS = 256  # runs of neighbouring rows that are read of a larger one
+SPANS = 256  # runs of neighbouring examples that are read of a larger one
 _BLOCK = 2**24  # bytes that are hashed at once
 
 
-Named = tuple[str, Any, int]  # an array's name, the array [rows, ...], and how many of its rows count
+Named = tuple[str, Any, int]  # an array's name, the array [n, ...], and how many of its examples count
 
 
 class Contents(NamedTuple):
@@ -31,7 +34,8 @@ class Contents(NamedTuple):
 
     Attributes:
       digest: of all arrays, with their names, dtypes and shapes.
-      sampled: by array, such as "train/x", how many of its rows were read: "65536 of 1281167 rows"; without those read whole.
+      sampled: by array, such as "train/x", how many of its examples were read: "65536 of 1281167
+        rows"; without those read whole.
     """
 
     digest: str
@@ -39,10 +43,11 @@ class Contents(NamedTuple):
 
 
 def digest_data(data: FederatedData) -> Contents:
-    """Returns the digest of all inputs and targets, and of what was taken off them; without rows that attackers' poisons made.
+    """Returns the digest of all inputs and targets, and of what was taken off them; without
+    examples that attackers' poisons made.
 
     Raises:
-      OSError: a file that holds rows cannot be read.
+      OSError: a file that holds examples cannot be read.
     """
     train = len(data.train.y) - data.poisoned_rows
     offsets = (("x_offset", data.x_offset), ("y_offset", data.y_offset))
@@ -54,7 +59,7 @@ def digest_examples(name: str, examples: Examples) -> Contents:
     """Returns the digest of one set of examples, which is called `name`.
 
     Raises:
-      OSError: a file that holds rows cannot be read.
+      OSError: a file that holds examples cannot be read.
     """
     return _digest(_arrays(name, examples, len(examples.y)))
 
@@ -66,23 +71,25 @@ def _arrays(part: str, examples: Examples, rows: int) -> list[Named]:
 
 
 def _digest(arrays: list[Named]) -> Contents:
-    found, sampled = hashlib.sha256(), {}
+    digest, sampled = hashlib.sha256(), {}
     for name, array, number in arrays:
         array = jax.device_get(array) if isinstance(array, jax.Array) else array
         array = array if hasattr(array, "dtype") else np.asarray(array)
         dtype = np.dtype(array.dtype).newbyteorder("<")
-        found.update(f"{name} {dtype.name} {[number, *array.shape[1:]]}\n".encode())
+        digest.update(f"{name} {dtype.name} {[number, *array.shape[1:]]}\n".encode())
         row_bytes = dtype.itemsize * math.prod(array.shape[1:])
         spans = _sample(number, row_bytes)
         if (read := sum(stop - start for start, stop in spans)) < number:
             sampled[name] = f"{read} of {number} rows"
         for block in _read(array, spans, row_bytes):
-            found.update(np.ascontiguousarray(block, dtype).reshape(-1).view(np.uint8).data)
-    return Contents(PREFIX + found.hexdigest(), sampled)
+            digest.update(np.ascontiguousarray(block, dtype).reshape(-1).view(np.uint8).data)
+    return Contents(PREFIX + digest.hexdigest(), sampled)
 
 
 def _sample(number: int, row_bytes: int) -> list[tuple[int, int]]:
-    """Returns (start, stop) of rows: of all where they are few bytes, else evenly spread, the first and the last among them."""
+    """Returns (start, stop) of rows: of all where they are few bytes, else evenly spread, the first
+    and the last among them.
+    """
     if number * row_bytes <= WHOLE:
         return [(0, number)]
     spans = max(2, min(SPANS, WHOLE // row_bytes))
@@ -92,10 +99,10 @@ def _sample(number: int, row_bytes: int) -> list[tuple[int, int]]:
 
 
 def _read(array: Any, spans: list[tuple[int, int]], row_bytes: int) -> Iterator[np.ndarray]:
-    """Yields the rows in blocks.
+    """Yields the examples in blocks.
 
-    A memory-mapped file is read by its file: one that was cut is an error and no crash. One that is deleted, as that of
-    `plan.data=disk` is at once, is read through the mapping.
+    A memory-mapped file is read by its file: one that was cut is an error and no crash. One that is
+    deleted, as that of `plan.data=disk` is at once, is read through the mapping.
     """
     place = in_file(array)
     reader = Reader(array) if place is not None and place[0].exists() else None

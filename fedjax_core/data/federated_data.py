@@ -1,4 +1,4 @@
-"""A data set divided over clients: lists of rows of arrays that exist once."""
+"""A data set divided over clients: index lists into arrays that are stored once."""
 
 import dataclasses
 import hashlib
@@ -14,10 +14,10 @@ from fedjax_core.algorithm import Examples, targets_of
 from fedjax_core.data import client_test_split, partition
 from fedjax_core.data.input_range import find_offset
 from fedjax_core.data.partition.natural_clients import natural
-from fedjax_core.data.partition.rows import index_list
+from fedjax_core.data.partition.sampling import check_index
 from fedjax_core.data.ragged_index import RowLists
 from fedjax_core.data.sources import Dataset
-from fedjax_core.data.target_types import columns, label_table, need_classes, strata
+from fedjax_core.data.target_types import columns, label_table, need_classes, stratify
 from fedjax_core.option_types import printable
 
 LONGEST_NAME = 20  # signs of a client's name on the screen
@@ -30,9 +30,10 @@ class Newcomers(NamedTuple):
     """Clients that have data and never train (`unseen.py`).
 
     Attributes:
-      ids: [U] their numbers in the partition, sorted; all others are the population, in their order.
-      train_index, test_index: U lists of row numbers, as the population's.
-      label_table, test_label_table: [U, K] rows of each class.
+      ids: [U] their numbers in the partition, sorted; all others are the population, in their
+        order.
+      train_index, test_index: U lists of example indices, as the population's.
+      label_table, test_label_table: [U, K] examples of each class.
       names: U names, if clients have any.
     """
 
@@ -50,21 +51,25 @@ class FederatedData:
 
     Attributes:
       name: of the data set.
-      train: Examples, all training rows, with targets of one of `algorithm.TARGETS`; which of them are used is up to `train_index`.
+      train: Examples, all training examples, with targets of one of `algorithm.TARGETS`; which of
+        them are used is up to `train_index`.
       test: Examples, the official test set.
       class_names: K names, of classes, labels, numbers or tokens.
-      train_index: N sorted int32 arrays of row numbers into `train`, by offsets (`RowLists`).
-      test_index: N arrays into `test`: each client's own test rows. May be empty for a client.
-      validation_index: N arrays into `train`: rows kept out of everybody's `train_index`, to choose rounds and settings by
-        (`client_validation_split.py`); empty unless asked for.
-      partition_hash: sha256 of the index lists; two runs with the same hash train and test on the same rows.
-      label_table: [N, K] training rows of each class, or with each label; [N, 1] training rows where targets are neither.
-      test_label_table: the same of test rows.
-      unseen: clients beside the N, who never train; None unless asked for.
+      train_index: N sorted int32 arrays of example indices into `train`, by offsets (`RowLists`).
+      test_index: N arrays into `test`: each client's own test examples. May be empty for a client.
+      validation_index: N arrays into `train`: examples kept out of everybody's `train_index`, to
+        choose rounds and settings by (`client_validation_split.py`); empty unless asked for.
+      partition_hash: sha256 of the index lists; two runs with the same hash train and test on the
+        same examples.
+      label_table: [N, K] training examples of each class, or with each label; [N, 1] training
+        examples where targets are neither.
+      test_label_table: the same of test examples.
+      unseen: further clients, which never train; None unless asked for.
       client_names: N names, of natural clients; empty if clients have none but their numbers.
-      poisoned_rows: how many of the last training rows attackers' poisons have made (`poisoning.py`).
-      x_offset: [C] float64, what was taken off each channel (the last axis) of x before it became float32 (`centre`); None:
-        nothing.
+      poisoned_rows: how many of the last training examples attackers' poisons have made
+        (`poisoning.py`).
+      x_offset: [C] float64, what was taken off each channel (the last axis) of x before it became
+        float32 (`centre`); None: nothing.
       y_offset: [D], likewise of numbers to predict.
     """
 
@@ -86,17 +91,17 @@ class FederatedData:
 
     @property
     def classes(self) -> int:
-        """K."""
+        """Number of classes K."""
         return len(self.class_names)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What the columns of the label tables are."""
+        """Names of the columns of the label tables."""
         return columns(self.train.y, self.class_names)
 
     @property
     def clients(self) -> int:
-        """N."""
+        """Number of clients N."""
         return len(self.train_index)
 
     @property
@@ -118,25 +123,33 @@ def federate(
     """Divides a data set over clients.
 
     Args:
-      dataset: what `sources.load` or `sources.from_arrays` gives. Its test set is never mixed into the training rows.
-      partition: one of `partition.SCHEMES` with its options, as configs write it, `"dirichlet(alpha=0.5)"`, or as
-        `{"name": "dirichlet", "alpha": 0.5}`; or one that is found already.
+      dataset: what `sources.load` or `sources.from_arrays` gives. Its test set is never mixed into
+        the training examples.
+      partition: one of `partition.SCHEMES` with its options, as configs write it,
+        `"dirichlet(alpha=0.5)"`, or as `{"name": "dirichlet", "alpha": 0.5}`; or one that is found
+        already.
       clients: N; None: with `natural` all that there are, else 20.
-      seed: data seed, apart from the training seed: methods compared at one data seed see the same rows.
-      long_tail: imbalance factor rho of `partition.long_tail`, applied to the training rows before they are divided. The
-        test set stays as it is.
-      test_split: the clients' own test rows.
-        "proportional": each class's test rows are divided over the clients in proportion to their training rows of it, so that
-          they are disjoint and cover every class that somebody trains on. A client with few rows may get none.
-        "matched": `test_examples` rows each, with the label distribution of the client's training rows; clients may share.
+      seed: data seed, apart from the training seed: methods compared at one data seed see the same
+        examples.
+      long_tail: imbalance factor rho of `partition.long_tail`, applied to the training examples
+        before they are divided. The test set stays as it is.
+      test_split: the clients' own test examples.
+        "proportional": each class's test examples are divided over the clients in proportion to
+          their training examples of it, so that they are disjoint and cover every class that
+          somebody trains on. A client with few examples may get none.
+        "matched": `test_examples` examples each, with the label distribution of the client's
+          training examples; clients may share.
         "all": the whole test set for everyone.
-        "partition": those that the partition itself defines (dirichlet_clients, pathological_clients, by_domain, natural).
-        None: "partition" where there are such, otherwise "proportional"; the latter also with `natural` where test rows have no
-          clients: the rows of a client are then strangers'.
+        "partition": those that the partition itself defines (dirichlet_clients,
+          pathological_clients, by_domain, natural).
+        None: "partition" where there are such, otherwise "proportional"; the latter also with
+          `natural` where test examples have no clients: the examples of a client are then
+          strangers'.
       test_examples: for "matched" only.
 
     Raises:
-      ValueError: what was asked for is impossible with these data; the message says why and what is possible.
+      ValueError: what was asked for is impossible with these data; the message says why and what is
+        possible.
       TypeError: an option that the partition does not have.
     """
     scheme = _scheme(partition)
@@ -147,21 +160,25 @@ def federate(
         raise ValueError(f"test_split={test_split!r} with test_examples={test_examples}: 'matched' needs it, the others do not.")
     train_index, own = _divide(dataset, scheme, clients, seed, long_tail)
     if test_split == "partition" and own is None:
-        raise ValueError(f"test_split='partition': {scheme.name!r} defines no test rows; use 'proportional', 'matched' or 'all'.")
+        raise ValueError(
+            f"test_split='partition': {scheme.name!r} defines no test examples; use 'proportional', 'matched' or 'all'."
+        )
     if test_split in (None, "partition") and own is not None:
         test_index = own
     elif test_split == "matched":
-        test_index = client_test_split.matched(dataset, train_index, test_examples or 0, seed)
+        test_index = client_test_split.sample_matched(dataset, train_index, test_examples or 0, seed)
     elif test_split == "all":
         test_index = RowLists.same(np.arange(len(dataset.test.y), dtype=np.int32), len(train_index))
     else:
-        test_index = client_test_split.proportional(dataset, train_index, seed)
+        test_index = client_test_split.split_proportionally(dataset, train_index, seed)
     names = _client_names(dataset, train_index) if scheme.function is natural else ()
     return _build(dataset, train_index, test_index, _none(len(train_index)), client_names=names)
 
 
 def _client_names(dataset: Dataset, train_index: Sequence[np.ndarray]) -> tuple[str, ...]:
-    """Returns the names of natural clients, by the first row of each; empty if they are their numbers from 0."""
+    """Returns the names of natural clients, by the first example of each; empty if they are their
+    numbers from 0.
+    """
     assert dataset.train_clients is not None
     lists = RowLists.of(train_index)
     ids = np.asarray(dataset.train_clients)[lists.rows[lists.start]]
@@ -173,7 +190,7 @@ def _client_names(dataset: Dataset, train_index: Sequence[np.ndarray]) -> tuple[
 def from_index(
     dataset: Dataset, train_index: Sequence[Any], test_index: Sequence[Any] | None = None, *, seed: int = 0
 ) -> FederatedData:
-    """Data divided by your own index lists.
+    """Divides a data set by index lists.
 
     >>> import numpy as np
     >>> from fedjax_core.data import sources
@@ -185,19 +202,22 @@ def from_index(
 
     Args:
       dataset: what the lists index.
-      train_index: N lists of row numbers into `dataset.train`; lists may overlap. Millions of them are quickest as `RowLists`.
-      test_index: N lists into `dataset.test`; None: divided in proportion to the training rows (`federate`).
+      train_index: N lists of example indices into `dataset.train`; lists may overlap. Millions of
+        them are quickest as `RowLists`.
+      test_index: N lists into `dataset.test`; None: divided in proportion to the training examples
+        (`federate`).
       seed: data seed of that division.
 
     Raises:
-      ValueError: lists that are not integers, out of range, or not equally many for training and testing.
+      ValueError: lists that are not integers, out of range, or not equally many for training and
+        testing.
     """
     _check_labels(dataset)
     train = _given("train_index", train_index, len(dataset.train.y))
     if not len(train):
         raise ValueError("train_index has no lists: must have one per client.")
     if test_index is None:
-        test = client_test_split.proportional(dataset, train, seed)
+        test = client_test_split.split_proportionally(dataset, train, seed)
     else:
         test = _given("test_index", test_index, len(dataset.test.y))
     if len(test) != len(train):
@@ -205,7 +225,7 @@ def from_index(
     return _build(dataset, train, test, _none(len(train)))
 
 
-def divided_anew(
+def replace_index(
     data: FederatedData,
     train_index: Sequence[np.ndarray],
     test_index: Sequence[np.ndarray],
@@ -213,7 +233,9 @@ def divided_anew(
     unseen: Newcomers | None = None,
     client_names: tuple[str, ...] | None = None,
 ) -> FederatedData:
-    """The same data with other index lists, and the same unseen clients and names unless others are given."""
+    """Returns the same data with other index lists, and the same unseen clients and names unless
+    given.
+    """
     dataset = Dataset(data.name, data.train, data.test, data.class_names)
     names = data.client_names if client_names is None else client_names
     divided = _build(dataset, train_index, test_index, validation_index, unseen or data.unseen, names)
@@ -221,10 +243,11 @@ def divided_anew(
 
 
 def centre(data: FederatedData) -> FederatedData:
-    """Returns the same data with float64 inputs and targets as float32; of a channel far from 0 its median is taken off first.
+    """Returns the same data with float64 inputs and targets as float32; of a channel far from 0 its
+    median is taken off first.
 
-    Seconds since 1970 would lose their digits in the cast: float32 has one number in 128 there. `x_offset` and `y_offset` say what
-    was taken off. What has no such channel stays as it is.
+    Seconds since 1970 would lose their digits in the cast: float32 has one number in 128 there.
+    `x_offset` and `y_offset` say what was taken off. What has no such channel stays as it is.
     """
     parts: dict[str, Any] = {"x": (data.train.x, data.test.x), "y": (data.train.y, data.test.y)}
     changed = {}
@@ -236,7 +259,7 @@ def centre(data: FederatedData) -> FederatedData:
         far = np.flatnonzero(offset)
         others = f" and {len(far) - 1} more channels" if len(far) > 1 else ""
         log.warning(
-            "%s: %s[..., %d]%s lies around %.10g, where float32 would lose its digits; that number is taken off (%s_offset)",
+            "%s: %s[..., %d]%s is centred at %.10g, where float32 would lose its digits; that number is subtracted (%s_offset)",
             *(data.name, name, far[0], others, offset[far[0]], name),
         )
     if not changed:
@@ -246,17 +269,18 @@ def centre(data: FederatedData) -> FederatedData:
 
 
 def pooled(data: FederatedData) -> FederatedData:
-    """The same data with one client that holds all clients' training rows, and the whole test set.
+    """Returns the same data with one client that has all training examples, and the whole test set.
 
-    Rows are in increasing order, each once: where a partition uses every row, the result does not depend on it.
+    Examples are in increasing order, each once: where a partition uses every example, the result
+    does not depend on it.
     """
     whole_test = np.arange(len(data.test.y), dtype=np.int32)
-    return divided_anew(data, [_union(data.train_index)], [whole_test], [_union(data.validation_index)], client_names=())
+    return replace_index(data, [_union(data.train_index)], [whole_test], [_union(data.validation_index)], client_names=())
 
 
 def summary(data: FederatedData, max_clients: int = 20, max_classes: int = 12) -> str:
-    """The label table as text, cut to the first clients and classes, with sizes and the partition hash; of more than `READABLE`
-    clients what it adds up to.
+    """Returns the label table as a string, cut to the first clients and classes, with sizes and the
+    partition hash; of more than `READABLE` clients what it adds up to.
     """
     kind = targets_of(data.train.y)
     sizes, tests = (RowLists.of(index).size for index in (data.train_index, data.test_index))
@@ -274,16 +298,16 @@ def summary(data: FederatedData, max_clients: int = 20, max_classes: int = 12) -
         return f"{client:>{across}} {size:>7} {test:>6} | {counts}"
 
     lines = [
-        f"{printable(data.name)}: {len(data.train.y)} training and {len(data.test.y)} test rows, {data.classes} {kind}, "
+        f"{printable(data.name)}: {len(data.train.y)} training and {len(data.test.y)} test examples, {data.classes} {kind}, "
         f"{data.clients} clients, partition {data.partition_hash[:12]}",
-        f"training rows per client: smallest {sizes.min()}, median {np.median(sizes):g}, largest {sizes.max()}{each}",
+        f"training examples per client: smallest {sizes.min()}, median {np.median(sizes):g}, largest {sizes.max()}{each}",
     ]
     if data.clients > READABLE:
         deciles = ", ".join(f"{size:g}" for size in np.quantile(sizes, np.arange(1, 10) / 10).round())
-        lines.append(f"deciles of training rows: {deciles}")
+        lines.append(f"deciles of training examples: {deciles}")
         if len(data.columns) > 1:
             whose = ", ".join(f"{name} {number}" for name, number in zip(titles, data.label_table.sum(0)[:columns], strict=True))
-            lines.append(f"training rows of each {'class' if kind == 'classes' else 'label'}: {whose}{more}")
+            lines.append(f"training examples of each {'class' if kind == 'classes' else 'label'}: {whose}{more}")
     else:
         lines.append(line("client", "train", "test", titles) + more)
         lines += [line(names[i], sizes[i], tests[i], data.label_table[i, :columns]) for i in range(rows)]
@@ -293,14 +317,13 @@ def summary(data: FederatedData, max_clients: int = 20, max_classes: int = 12) -
         whose = [printable(name)[:LONGEST_NAME] for name in data.unseen.names] or list(map(str, data.unseen.ids))
         known = ", ".join(whose[:max_clients]) + (", ..." if len(whose) > max_clients else "")
         both = [RowLists.of(index).total for index in (data.unseen.train_index, data.unseen.test_index)]
-        lines.append(
-            f"unseen: {len(data.unseen.ids)} more clients (of the partition {known}), {both[0]} training and {both[1]} test rows"
-        )
+        who = f"{len(data.unseen.ids)} more clients (of the partition {known})"
+        lines.append(f"unseen: {who}, {both[0]} training and {both[1]} test examples")
     return "\n".join(lines)
 
 
 def _check_labels(dataset: Dataset) -> None:
-    """A `Dataset` can be made by hand; what is gathered by index has to line up."""
+    """Checks a `Dataset`, which users may make by hand: inputs, targets and names must agree."""
     classes = len(dataset.class_names)
     for part, examples in (("train", dataset.train), ("test", dataset.test)):
         y, rows = np.asarray(examples.y), {len(leaf) for leaf in jax.tree.leaves(examples.x)}
@@ -309,18 +332,18 @@ def _check_labels(dataset: Dataset) -> None:
         except TypeError:
             kind = None
         if kind is None or rows != {len(y)}:
-            found = " and ".join(map(str, sorted(rows)))
-            wanted = "must be one integer per row, or other targets of `from_arrays(targets=...)`"
-            raise ValueError(f"{part}: labels {y.dtype} {y.shape} for {found} rows: {wanted}.")
+            lengths = " and ".join(map(str, sorted(rows)))
+            wanted = "must be one integer per example, or other targets of `from_arrays(targets=...)`"
+            raise ValueError(f"{part}: labels {y.dtype} {y.shape} for {lengths} examples: {wanted}.")
         if kind in ("labels", "numbers"):
             if y.shape[1] != classes:
-                raise ValueError(f"{part}: {kind} {y.dtype} {y.shape} with {classes} names: must be equally many for each row.")
+                raise ValueError(f"{part}: {kind} {y.dtype} {y.shape} with {classes} names: must be equally many for each example.")
         elif len(y) and not (0 if kind == "classes" else -1) <= y.min() <= y.max() < classes:
             raise ValueError(f"{part}: labels from {y.min()} to {y.max()}: must lie in [0, {classes}), as there are names.")
 
 
 def _scheme(asked: str | Mapping[str, Any] | registry.Found) -> registry.Found:
-    """A partition by its name and options."""
+    """Returns the partition of a spec."""
     if isinstance(asked, registry.Found):
         return asked
     options: dict[str, Any] = dict(asked) if isinstance(asked, Mapping) else {"name": asked}
@@ -331,19 +354,19 @@ def _scheme(asked: str | Mapping[str, Any] | registry.Found) -> registry.Found:
 
 
 def _divide(dataset: Dataset, scheme: registry.Found, clients: int | None, seed: int, long_tail: float | None):
-    """The partition's index lists, in row numbers of the whole training set."""
+    """Returns the partition's index lists into the whole training set."""
     takes = registry.parameters(scheme.function)[0]
     if scheme.name not in partition.WITHOUT_CLASSES and {"labels", "test_labels"} & set(takes):
         need_classes(
             f"partition {scheme.name!r}", dataset.train.y, f"one of {', '.join(partition.WITHOUT_CLASSES)} divides any targets"
         )
-    columns = {"labels": strata(dataset.train.y), "domains": dataset.train_domains, "ids": dataset.train_clients}
+    columns = {"labels": stratify(dataset.train.y), "domains": dataset.train_domains, "ids": dataset.train_clients}
     kept = None
     if long_tail is not None:
         need_classes(f"long_tail={long_tail}", dataset.train.y, "leave it out")
         kept = partition.long_tail(dataset.train.y, seed, rho=long_tail)
         columns = {key: None if values is None else values[kept] for key, values in columns.items()}
-    columns |= {"test_labels": strata(dataset.test.y), "test_domains": dataset.test_domains, "test_ids": dataset.test_clients}
+    columns |= {"test_labels": stratify(dataset.test.y), "test_domains": dataset.test_domains, "test_ids": dataset.test_clients}
     train, test = partition.divide(scheme, columns, clients, seed)
     if kept is None:
         return train, test
@@ -352,17 +375,17 @@ def _divide(dataset: Dataset, scheme: registry.Found, clients: int | None, seed:
 
 
 def _given(what: str, lists: Sequence[Any], limit: int) -> Sequence[np.ndarray]:
-    """Index lists, checked and sorted.
+    """Returns index lists, checked and sorted.
 
     Raises:
       ValueError: one is not integers, or out of range.
     """
     if not isinstance(lists, RowLists):
-        return [index_list(f"{what}[{i}]", rows, limit) for i, rows in enumerate(lists)]
+        return [check_index(f"{what}[{i}]", rows, limit) for i, rows in enumerate(lists)]
     once, back = lists.distinct()
     rows = once.joined()
     if len(rows) and not 0 <= rows.min() <= rows.max() < limit:
-        raise ValueError(f"{what} has row numbers from {rows.min()} to {rows.max()}: must lie in [0, {limit}).")
+        raise ValueError(f"{what} has example indices from {rows.min()} to {rows.max()}: must lie in [0, {limit}).")
     ascending, ends = np.diff(rows) >= 0, np.cumsum(once.size)
     ascending[ends[(ends > 0) & (ends < len(rows))] - 1] = True  # from one list to the next
     return lists if ascending.all() else RowLists.cut(rows, once.size).chosen(back)
@@ -377,7 +400,7 @@ def _union(index: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _hash(*parts: Sequence[np.ndarray]) -> str:
-    """sha256 over all lists, each with its length in front; the same on every machine."""
+    """Returns the sha256 of all lists, each with its length in front; the same on every machine."""
     digest = hashlib.sha256()
     for index in map(RowLists.of, parts):
         digest.update(np.concatenate([[len(index)], index.size]).astype("<i8").tobytes())

@@ -1,21 +1,25 @@
-"""Unseen clients: they have training and test rows, and never train. What a method does for a newcomer is scored on them."""
+"""Unseen clients: they have training and test examples, and never train. They score what a method
+does for clients that join later.
+"""
 
 import numpy as np
 
 from fedjax_core import option_types
 from fedjax_core.data import apportion
-from fedjax_core.data.federated_data import FederatedData, Newcomers, divided_anew
+from fedjax_core.data.federated_data import FederatedData, Newcomers, replace_index
 from fedjax_core.data.ragged_index import RowLists
 from fedjax_core.data.target_types import label_table
 
 
 def set_apart(data: FederatedData, part: float | int, seed: int) -> FederatedData:
-    """The same data with some clients, chosen at random, in `unseen`. The others are the population: they keep their order, and are
-    numbered from 0.
+    """Moves random clients into `unseen`. The others are the population: they keep their order, and
+    are numbered from 0.
 
     Args:
-      data: without unseen clients. Validation rows of those that are chosen are training rows again.
-      part: of the clients, a fraction in (0, 1), rounded, at least one; or how many clients, a whole number.
+      data: without unseen clients. Validation examples of those that are chosen are training
+        examples again.
+      part: of the clients, a fraction in (0, 1), rounded, at least one; or how many clients, an
+        integer.
       seed: data seed.
 
     Raises:
@@ -27,19 +31,21 @@ def set_apart(data: FederatedData, part: float | int, seed: int) -> FederatedDat
         what = f"data.unseen_clients={part} must be a fraction in (0, 1), or a number below that of all clients"
         raise ValueError(f"{what}, {data.clients}")
     number = int(part) if part >= 1 else min(max(1, round(part * data.clients)), data.clients - 1)
-    ids = np.sort(apportion.generator(seed, "unseen").permutation(data.clients)[:number]).astype(np.int32)
+    ids = np.sort(apportion.make_generator(seed, "unseen").permutation(data.clients)[:number]).astype(np.int32)
     others = np.setdiff1d(np.arange(data.clients), ids)
     train, test, validation = map(RowLists.of, (data.train_index, data.test_index, data.validation_index))
-    theirs = _united(train.chosen(ids), validation.chosen(ids))
-    table = label_table(data.train.y, theirs, data.classes)
+    train_of_unseen = _united(train.chosen(ids), validation.chosen(ids))
+    table = label_table(data.train.y, train_of_unseen, data.classes)
     names = [tuple(data.client_names[i] for i in which) if data.client_names else () for which in (ids, others)]
-    unseen = Newcomers(ids, theirs, test.chosen(ids), table, data.test_label_table[ids], names[0])
+    unseen = Newcomers(ids, train_of_unseen, test.chosen(ids), table, data.test_label_table[ids], names[0])
     train, test, validation = (each.chosen(others) for each in (train, test, validation))
-    return divided_anew(data, train, test, validation, unseen, names[1])
+    return replace_index(data, train, test, validation, unseen, names[1])
 
 
 def seen_rows(data: FederatedData) -> np.ndarray | None:
-    """Training rows without those of unseen clients alone: what a network's inputs may be scaled by. None: all."""
+    """Returns the training examples that seen clients hold, by which inputs may be scaled; None:
+    all.
+    """
     if data.unseen is None:
         return None
     seen = np.ones(len(data.train.y), bool)
@@ -50,7 +56,7 @@ def seen_rows(data: FederatedData) -> np.ndarray | None:
 
 
 def _united(one: RowLists, other: RowLists) -> RowLists:
-    """The rows that each client has in either list, as often as they are there, ascending."""
+    """Merges two lists per client, repeats included, ascending."""
     rows = np.concatenate([one.joined(), other.joined()])
-    whose = np.concatenate([np.repeat(np.arange(len(of)), of.size) for of in (one, other)])
+    whose = np.concatenate([np.repeat(np.arange(len(lists)), lists.size) for lists in (one, other)])
     return RowLists.dealt(rows, whose, len(one))

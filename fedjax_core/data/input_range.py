@@ -1,4 +1,4 @@
-"""Where the numbers of a channel (the last axis) lie: found from rows that are evenly spaced, however many there are."""
+"""Centre, spread and scale of each channel (the last axis), estimated from evenly spaced examples."""
 
 import math
 
@@ -13,11 +13,11 @@ ENOUGH = 10  # numbers of a channel, of which a deviation says something
 
 
 def sample_channels(x: np.ndarray, rows: np.ndarray | None = None, most: int = SAMPLE) -> np.ndarray:
-    """Returns about `most` numbers of x [rows, ..., C] as [n, C] float64, of evenly spaced rows.
+    """Returns about `most` numbers of x [n, ..., C] as [n, C] float64, of evenly spaced examples.
 
     Args:
-      x: in memory or in a file, of which the sampled rows alone are read.
-      rows: row numbers that may be sampled; None: all.
+      x: in memory or in a file, of which the sampled examples alone are read.
+      rows: example indices that may be sampled; None: all.
       most: numbers; at least one whole row is taken.
     """
     count = len(x) if rows is None else len(rows)
@@ -27,10 +27,11 @@ def sample_channels(x: np.ndarray, rows: np.ndarray | None = None, most: int = S
 
 
 def find_centre_and_spread(sample: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns median and robust deviation of each channel, which a few wild rows do not move.
+    """Returns median and robust deviation of each channel, which a few wild examples do not move.
 
-    The deviation is the interquartile range over 1.349, as of a normal distribution. Where that is 0 (more than half of the rows
-    alike) it is that of the 99 % of rows nearest to the median, and where those are alike, too, that of all rows.
+    The deviation is the interquartile range over 1.349, as of a normal distribution. Where that is
+    0 (more than half of the examples alike) it is that of the 99 % of examples nearest to the
+    median, and where those are alike, too, that of all examples.
 
     Args:
       sample: [n, C].
@@ -50,11 +51,11 @@ def find_centre_and_spread(sample: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def find_offset(x: np.ndarray) -> np.ndarray | None:
     """Returns what to take off each channel so that float32 keeps its digits; None: nothing.
 
-    A channel is far from 0 if rounding to float32 changes its typical numbers by more than a thousandth of their spread, such as
-    seconds since 1970. Then its median is taken off, else 0.
+    A channel is far from 0 if rounding to float32 changes its typical numbers by more than a
+    thousandth of their spread, such as seconds since 1970. Then its median is taken off, else 0.
 
     Args:
-      x: [rows, ..., C], finite.
+      x: [n, ..., C], finite.
 
     Returns:
       [C] float64, or None where no channel is far from 0.
@@ -65,10 +66,11 @@ def find_offset(x: np.ndarray) -> np.ndarray | None:
 
 
 def ratio_of_deviations(x: np.ndarray, other: np.ndarray) -> float | None:
-    """Returns how many times larger deviations of `other` are than those of x, the median over channels.
+    """Returns how many times larger deviations of `other` are than those of x, the median over
+    channels.
 
     Returns:
-      The ratio; None where too few numbers, or numbers that are all alike, do not tell.
+      The ratio; None for too few numbers, or numbers that are all alike.
     """
     samples = [sample_channels(part) for part in (x, other)]
     if min(map(len, samples)) < ENOUGH:

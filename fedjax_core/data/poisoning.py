@@ -1,7 +1,8 @@
-"""Poisoned rows: what attackers train on instead of their own rows. Their test and validation rows stay as they are.
+"""Poisoned examples: what attackers train on instead of their own examples. Their test and
+validation examples stay as they are.
 
-The rows are written anew behind the others, and the attackers' lists point there, so that nobody else's rows change and a round
-costs what it did.
+The examples are written anew behind the others, and the attackers' lists point there, so that
+nobody else's examples change and a round costs what it did.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ import numpy as np
 
 from fedjax_core import option_types
 from fedjax_core.algorithm import Examples
-from fedjax_core.data.federated_data import FederatedData, divided_anew
+from fedjax_core.data.federated_data import FederatedData, replace_index
 from fedjax_core.data.row_readers import in_file
 from fedjax_core.data.target_types import need_classes
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, PositiveFraction
@@ -20,7 +21,7 @@ from fedjax_core.option_types import AtLeastOne, AtLeastZero, PositiveFraction
 
 class Poison(NamedTuple):
     """Attributes:
-    change: (x [n, ...], y [n], number of classes, generator) -> (x, y) of an attacker's rows.
+    change: (x [n, ...], y [n], number of classes, generator) -> (x, y) of an attacker's examples.
     trigger: the pattern of a backdoor, None of other poisons.
     """
 
@@ -42,7 +43,7 @@ class Trigger(NamedTuple):
     value: float
 
     def on(self, x: Any) -> Any:
-        """Examples [n, H, W, C] or [n, D] with the trigger, NumPy's or JAX's.
+        """Returns examples [n, H, W, C] or [n, D] with the trigger, as NumPy's or JAX's arrays.
 
         Raises:
           ValueError: they are neither images nor vectors of numbers, or smaller than the trigger.
@@ -50,8 +51,8 @@ class Trigger(NamedTuple):
         shape = getattr(x, "shape", ())
         floating = np.issubdtype(getattr(x, "dtype", np.int32), np.floating)
         if len(shape) not in (2, 4) or not (floating or x.dtype == np.uint8):
-            found = f"{getattr(x, 'dtype', type(x).__name__)}{list(shape[1:])}"
-            raise ValueError(f"backdoor: a trigger is for images or vectors of floats, these examples are {found}")
+            given = f"{getattr(x, 'dtype', type(x).__name__)}{list(shape[1:])}"
+            raise ValueError(f"backdoor: a trigger is for images or vectors of floats, these examples are {given}")
         corner = shape[1:3] if len(shape) == 4 else shape[1:2]
         if min(corner) < self.size:
             raise ValueError(f"backdoor: size={self.size} is more than an example of {list(corner)} has")
@@ -68,7 +69,8 @@ class Trigger(NamedTuple):
 def label_flip(source: AtLeastZero | None = None, target: AtLeastZero | None = None) -> Poison:
     """Class y becomes K - 1 - y; or `source` alone becomes `target`.
 
-    Fang, Cao, Jia, Gong. Local Model Poisoning Attacks to Byzantine-Robust Federated Learning. USENIX Security 2020.
+    Fang, Cao, Jia, Gong. Local Model Poisoning Attacks to Byzantine-Robust Federated Learning.
+    USENIX Security 2020.
 
     Raises:
       ValueError: one of `source` and `target` is given without the other.
@@ -93,7 +95,8 @@ def backdoor(
     size: AtLeastOne = 3,
     value: Annotated[float, option_types.Limit("a number", lambda v: abs(v) < option_types.LARGEST)] = 1.0,
 ) -> Poison:
-    """A `share` of an attacker's rows has a trigger and the class `target`; test/global/backdoor is how often a model falls for it.
+    """Adds a trigger and the class `target` to a `share` of an attacker's examples;
+    test/global/backdoor is how often a model falls for it.
 
     Gu, Dolan-Gavitt, Garg. BadNets. 2017.
     """
@@ -114,27 +117,30 @@ POISONS: dict[str, Callable[..., Poison]] = {"label_flip": label_flip, "backdoor
 
 
 def counted(data: FederatedData, poisons: Sequence[Poison], clients: Sequence[int] | np.ndarray) -> FederatedData:
-    """Data with as many rows as those that are `poisoned`, all of them the first one: to be counted, not trained on."""
+    """Returns data of the size of `poisoned` ones, all examples the first one: to count, not to
+    train on.
+    """
     if not poisons:
         return data
     _need_array(data)
     index, number = _moved(data, clients)
     x = np.broadcast_to(data.train.x[:1], (number, *data.train.x.shape[1:]))
     train = Examples(x, np.resize(np.asarray(data.train.y), number))
-    return divided_anew(dataclasses.replace(data, train=train), index, data.test_index, data.validation_index)
+    return replace_index(dataclasses.replace(data, train=train), index, data.test_index, data.validation_index)
 
 
 def poisoned(data: FederatedData, poisons: Sequence[Poison], clients: Sequence[int] | np.ndarray, seed: int) -> FederatedData:
-    """The data whose `clients` train on poisoned rows.
+    """Returns the data whose `clients` train on poisoned examples.
 
     Args:
       data: with classes.
       poisons: one after another.
       clients: ids of the attackers.
-      seed: of the choice of rows.
+      seed: of the choice of examples.
 
     Raises:
-      ValueError: targets are no classes, rows lie in files, or a poison is not for such rows.
+      ValueError: targets are no classes, examples are in files, or a poison is not for such
+        examples.
     """
     if not poisons:
         return data
@@ -148,18 +154,22 @@ def poisoned(data: FederatedData, poisons: Sequence[Poison], clients: Sequence[i
         xs.append(x)
         ys.append(y)
     train = Examples(np.concatenate(xs), np.concatenate(ys))
-    found = divided_anew(dataclasses.replace(data, train=train), index, data.test_index, data.validation_index)
-    return dataclasses.replace(found, poisoned_rows=len(train.y) - len(data.train.y))
+    changed = replace_index(dataclasses.replace(data, train=train), index, data.test_index, data.validation_index)
+    return dataclasses.replace(changed, poisoned_rows=len(train.y) - len(data.train.y))
 
 
 def _need_array(data: FederatedData) -> None:
-    need_classes("adversary.attack with poisoned rows", data.train.y, "attacks on what is sent need none")
+    need_classes("adversary.attack with poisoned examples", data.train.y, "attacks on what is sent need none")
     if not isinstance(data.train.x, np.ndarray) or in_file(data.train.x):
-        raise ValueError("adversary.attack: poisoned rows are written behind the others, so the data must be one array in memory")
+        raise ValueError(
+            "adversary.attack: poisoned examples are written behind the others, so the data must be one array in memory"
+        )
 
 
 def _moved(data: FederatedData, clients: Sequence[int] | np.ndarray) -> tuple[list[np.ndarray], int]:
-    """(lists of training rows, in which those of `clients` stand behind all rows; how many rows there are then)."""
+    """Returns (index lists in which those of `clients` point behind all examples, number of
+    examples then).
+    """
     index, end = list(data.train_index), len(data.train.y)
     for client in clients:
         index[client] = np.arange(end, end + len(index[client]), dtype=np.int32)

@@ -1,9 +1,12 @@
-"""Rows of arrays that lie in memory or in files: read when they are wanted, without the rest."""
+"""Readers of single examples from arrays in memory or in files, and a check that an array fits into
+memory.
+"""
 
 import math
 import os
 import tempfile
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,13 @@ _ALIGNED = 64  # bytes; a CPU's devices copy arrays that begin elsewhere, each o
 
 
 class Reader:
-    """Rows of a pytree of arrays [rows, ...]. A memory-mapped array is read by its file: what was read does not stay in memory,
-    and a file that was cut is an error and no crash. Several threads may read.
+    """Examples of a pytree of arrays [n, ...]. A memory-mapped array is read by its file: what was
+    read does not stay in memory, and a file that was cut is an error and no crash. Several threads
+    may read.
 
     Attributes:
       like: the arrays.
-      row_bytes: of one row, all leaves together.
+      row_bytes: of one example, all leaves together.
     """
 
     def __init__(self, arrays: Any):
@@ -35,15 +39,15 @@ class Reader:
         self.row_bytes = sum(leaf.dtype.itemsize * math.prod(leaf.shape[1:]) for leaf in leaves)
 
     def slab(self, rows: np.ndarray, capacity: int) -> Any:
-        """The rows [R], and zeros up to the capacity: leaves [capacity, ...].
+        """Returns the examples [R] padded with zeros: leaves [capacity, ...].
 
         Raises:
-          ValueError: there are more rows than the capacity.
+          ValueError: there are more examples than the capacity.
           OSError: a file cannot be read, or is shorter than it was; one line.
         """
         if len(rows) > capacity:
-            raise ValueError(f"{len(rows)} rows for a slab of {capacity}")
-        found = []
+            raise ValueError(f"{len(rows)} examples: must be at most capacity={capacity}")
+        padded = []
         for leaf in self._leaves:
             out = _room((capacity, *leaf.shape[1:]), np.dtype(leaf.dtype))
             out[len(rows) :] = 0
@@ -51,12 +55,12 @@ class Reader:
                 leaf.read(rows, out)
             else:
                 np.take(leaf, rows, axis=0, out=out[: len(rows)], mode="clip")
-            found.append(out)
-        return self._structure.unflatten(found)
+            padded.append(out)
+        return self._structure.unflatten(padded)
 
 
 def _room(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Memory for an array, which a CPU's devices take as it is."""
+    """Allocates an aligned array, which CPU devices use without a copy."""
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + _ALIGNED, np.uint8)
     begin = -memory.ctypes.data % _ALIGNED
@@ -64,7 +68,7 @@ def _room(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 class _File:
-    """An array [rows, ...] in a file."""
+    """An array [n, ...] in a file."""
 
     def __init__(self, leaf: np.ndarray, path: Path, offset: int):
         self.path, self.offset, self.shape, self.dtype = path, offset, leaf.shape, leaf.dtype
@@ -73,7 +77,7 @@ class _File:
         weakref.finalize(self, os.close, self._handle)
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Rows that lie side by side are read at once."""
+        """Reads examples into `out`; neighbouring ones are read at once."""
         if not len(rows) or not self.row_bytes:
             return
         into = out.reshape(-1).view(np.uint8).data
@@ -84,14 +88,16 @@ class _File:
                 try:
                     number = os.preadv(self._handle, [left[: 2**30]], at)
                 except OSError as error:
-                    raise OSError(error.errno, f"cannot read rows of {self.path}: {error.strerror}") from error
+                    raise OSError(error.errno, f"cannot read examples of {self.path}: {error.strerror}") from error
                 if not number:
                     raise OSError(f"cannot read row {int(rows[begin])} of {self.path}: the file has become shorter than its array")
                 at, left = at + number, left[number:]
 
 
 def in_file(array: np.ndarray) -> tuple[Path, int] | None:
-    """(file, place of the first byte) of an array that is a memory-mapped file, or whole rows of one; None if it is none."""
+    """Returns (file, offset in bytes) of a memory-mapped array, or of whole examples of one; None
+    of others.
+    """
     if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
         return None
     root = array
@@ -104,13 +110,13 @@ def in_file(array: np.ndarray) -> tuple[Path, int] | None:
 
 
 def in_memory(arrays: Any) -> Reader:
-    """The arrays as `Reader` wants them from memory: those that lie in files are read."""
+    """Opens a reader of arrays in memory; those in files are read."""
     return Reader(jax.tree.map(lambda leaf: np.asarray(leaf) if in_file(leaf) is None else np.array(leaf), arrays))
 
 
 def on_disk(arrays: Any) -> Reader:
-    """The arrays as `Reader` wants them from files: those that lie in memory are written to files of their own, which go with the
-    process, or with the last that reads them.
+    """Opens a reader of arrays in files; those in memory are written to temporary files, which go
+    with the process, or with the last that reads them.
 
     Raises:
       OSError: they cannot be written; one line.
@@ -125,12 +131,45 @@ def _written(array: np.ndarray, path: Path) -> np.ndarray:
     array = np.asarray(array)
     if not array.nbytes:
         return array
-    each = max(1, _BLOCK * len(array) // array.nbytes)
+    rows_per_block = max(1, _BLOCK * len(array) // array.nbytes)
     try:
         with open(path, "wb") as file:
-            for begin in range(0, len(array), each):
-                file.write(np.ascontiguousarray(array[begin : begin + each]).data)
+            for begin in range(0, len(array), rows_per_block):
+                file.write(np.ascontiguousarray(array[begin : begin + rows_per_block]).data)
     except OSError as error:
-        what = f"cannot write {array.nbytes / 2**30:.1f} GiB of rows to {path.parent} for plan.data='disk'"
+        what = f"cannot write {array.nbytes / 2**30:.1f} GiB of examples to {path.parent} for plan.data='disk'"
         raise OSError(error.errno, f"{what}: {error.strerror}; TMPDIR names the folder that such files go to") from error
     return np.asarray(np.memmap(path, array.dtype, "r", shape=array.shape))
+
+
+def check_fits(what: str, shape: Sequence[int], dtype: Any) -> None:
+    """Refuses an array that is larger than this machine's memory.
+
+    Args:
+      what: begins the message: the field or the file, and its value.
+      shape: of the array.
+      dtype: of the array.
+
+    Raises:
+      ValueError: it does not fit; the message has both sizes.
+    """
+    needed = math.prod(int(n) for n in shape) * np.dtype(dtype).itemsize
+    if needed > (here := machine_memory()):
+        array = f"an array {list(shape)} of {np.dtype(dtype)} takes {format_bytes(needed)}"
+        raise ValueError(f"{what}: {array}, this machine has {format_bytes(here)}.")
+
+
+def machine_memory() -> float:
+    """Returns the bytes of memory of this machine; infinity where it is unknown."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return math.inf
+
+
+def format_bytes(number: float) -> str:
+    """Returns a number of bytes as a string with a unit."""
+    for unit, size in (("TB", 2**40), ("GB", 2**30)):
+        if number >= size:
+            return f"{number / size:,.1f} {unit}"
+    return f"{number / 2**20:,.1f} MB" if number >= 2**20 else f"{number:,} bytes"

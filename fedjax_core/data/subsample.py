@@ -1,13 +1,15 @@
-"""A smaller version of a data set, for machines that cannot afford the whole: fewer pixels, fewer training examples."""
+"""A smaller version of a data set, for machines that cannot afford the whole: fewer pixels, fewer
+training examples.
+"""
 
 import numpy as np
 from PIL import Image
 
 from fedjax_core.algorithm import Examples
-from fedjax_core.data.memory import check_fits
+from fedjax_core.data.row_readers import check_fits
 from fedjax_core.data.sources import Dataset
-from fedjax_core.data.sources.splits import stratified
-from fedjax_core.data.target_types import strata
+from fedjax_core.data.sources.file_checks import stratified_mask
+from fedjax_core.data.target_types import stratify
 
 
 def smaller(dataset: Dataset, size: int | None = None, examples: int | None = None, field: str = "data.") -> Dataset:
@@ -15,27 +17,28 @@ def smaller(dataset: Dataset, size: int | None = None, examples: int | None = No
 
     Args:
       dataset: with uint8 images, if they are to be resized.
-      size: images become size x size, each pixel the mean of what it covers (larger ones: the nearest pixel); None: as they are.
-      examples: of training, with the classes' shares kept, always the same ones; None: all. The test set is kept whole.
+      size: images become size x size, each pixel the mean of what it covers (larger ones: the
+        nearest pixel); None: as they are.
+      examples: of training, with the classes' shares kept, always the same ones; None: all. The
+        test set is kept whole.
       field: of the config, with which messages name an option.
 
     Raises:
-      ValueError: size or examples is out of range, there are no images to resize, or larger ones would not fit into memory.
+      ValueError: size or examples is out of range, there are no images to resize, or larger ones
+        would not fit into memory.
     """
     train, test = dataset.train, dataset.test
-    if size is None and examples is None:  # nor read what lies in files
+    if size is None and examples is None:  # files are not read
         return dataset
     kept = np.arange(len(train.y))
     if examples is not None:
         if not _whole(examples) or not 1 <= examples <= len(kept):
-            raise ValueError(f"{field}examples={examples!r} must be a whole number from 1 to the {len(kept)} training examples")
-        kept = np.flatnonzero(stratified(strata(train.y), examples))
+            raise ValueError(f"{field}examples={examples!r} must be an integer from 1 to the {len(kept)} training examples")
+        kept = np.flatnonzero(stratified_mask(stratify(train.y), examples))
     x, test_x = train.x[kept], test.x
     if size is not None:
         if not _whole(size) or size < 1 or x.ndim != 4 or x.dtype != np.uint8:
-            raise ValueError(
-                f"{field}size={size!r} must be a whole number >= 1, of images of bytes: found {x.dtype}{list(x.shape)}"
-            )
+            raise ValueError(f"{field}size={size!r} must be an integer >= 1, of images of bytes: found {x.dtype}{list(x.shape)}")
         check_fits(
             f"{field}size={size} for {len(x) + len(test_x)} images", (len(x) + len(test_x), size, size, x.shape[-1]), np.uint8
         )
@@ -49,7 +52,8 @@ def smaller(dataset: Dataset, size: int | None = None, examples: int | None = No
 
 
 def adapted(examples: Examples, like: Examples) -> Examples:
-    """Images as large and with as many channels as those of `like`: resized as in `smaller`; grey from colours by their mean.
+    """Converts images to the size and channels of `like`: resized as in `smaller`; grey from
+    colours by their mean.
 
     Raises:
       ValueError: one of the two has no images of bytes, and their shapes differ.
@@ -71,7 +75,7 @@ def _whole(number: object) -> bool:
 
 
 def _resized(images: np.ndarray, height: int, width: int) -> np.ndarray:
-    """[rows, H, W, C] uint8 -> [rows, height, width, C]."""
+    """Resizes images [n, H, W, C] uint8 to [n, height, width, C]."""
     channels = images.shape[-1]
     if channels not in (1, 3):  # Pillow would take the last of 2 or 4 for how opaque a pixel is
         return np.concatenate([_resized(images[..., c : c + 1], height, width) for c in range(channels)], -1)

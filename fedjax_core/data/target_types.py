@@ -1,4 +1,4 @@
-"""What data need to know of targets (`algorithm.TARGETS`): by what rows are told apart, and what is counted of them."""
+"""Strata and label tables of targets (`algorithm.TARGETS`)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,26 +11,28 @@ from fedjax_core.data.ragged_index import RowLists
 ROWS = ("rows",)  # the one column of a label table where nothing else can be counted
 
 
-def strata(y: np.ndarray) -> np.ndarray:
-    """[rows] int32: the classes of rows; 0 where targets are none, so that rows are told apart by their number alone."""
+def stratify(y: np.ndarray) -> np.ndarray:
+    """Returns the classes [n] of examples, int32; 0 where targets are no classes."""
     return np.asarray(y) if targets_of(y) == "classes" else np.zeros(len(y), np.int32)
 
 
 def number(y: np.ndarray, classes: int) -> int:
-    """How many strata there are."""
+    """Returns the number of strata."""
     return classes if targets_of(y) == "classes" else 1
 
 
 def columns(y: Any, class_names: Sequence[str]) -> tuple[str, ...]:
-    """What the columns of a label table are: classes, labels, or all rows."""
+    """Returns the names of a label table's columns: classes, labels, or all examples."""
     return tuple(class_names) if targets_of(y) in ("classes", "labels") else ROWS
 
 
 def label_table(y: np.ndarray, lists: RowLists, classes: int) -> np.ndarray:
-    """[N, K] rows of each class, or with each label; of other targets [N, 1] rows."""
+    """Counts the examples of each class, or with each label, [N, K]; of other targets all examples,
+    [N, 1].
+    """
     if targets_of(y) == "labels":
         return np.stack([lists.counts(column, 2)[:, 1] for column in np.asarray(y).T], 1)
-    return lists.counts(strata(y), number(y, classes))
+    return lists.counts(stratify(y), number(y, classes))
 
 
 def need_classes(what: str, y: np.ndarray, instead: str) -> None:

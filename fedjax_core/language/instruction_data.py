@@ -1,22 +1,24 @@
-"""Instruction data: questions in words with answers in words, divided over clients by data set, as token arrays.
+"""Instruction data: questions in words with answers in words, divided over clients by data set, as
+token arrays.
 
   train, test = read("train.jsonl.gz"), read("test.jsonl.gz")
-  divided = leave_out(train, test, "sentiment", clients=6, seed=0)
-  data, options = to_choose(divided, tokenizer, limit=256)       # an encoder scores the listed options (`option_scoring.scoring`)
-  data = to_write(divided, tokenizer, limit=512, end=eos)        # a language model writes the answer (`option_scoring.written`)
+  divided = leave_task_out(train, test, "sentiment", clients=6, seed=0)
+  data, options = build_option_data(divided, tokenizer, limit=256)  # for `make_option_scorer`
+  data = build_generation_data(divided, tokenizer, limit=512, end=eos)  # for `make_writer`
 
-A file has one JSON object per line, with the fields task, dataset, instruction and output, where the instruction may end with the
-permitted answers:
+A file has one JSON object per line, with the fields task, dataset, instruction and output, where
+the instruction may end with the permitted answers:
 
   OPTIONS:
   - yes
   - no
 
-(FLAN's form); or with input and target in place of instruction and output, the permitted answers in a list `options`, and maybe a
-field split. It may be packed with gzip.
+(FLAN's form); or with input and target in place of instruction and output, the permitted answers in
+a list `options`, and maybe a field split. It may be packed with gzip.
 
-A jitted round needs one shape, so that a data set has one T, the smallest multiple of `multiple` that holds its longest text, or
-the limit. Longer texts than the limit are refused, or cut where that is asked for, and then the log tells how many.
+A jitted round needs one shape, so that a data set has one T, the smallest multiple of `multiple`
+that holds its longest text, or the limit. Longer texts than the limit are refused, or cut where
+that is asked for; the number of cut texts is logged.
 """
 
 import dataclasses
@@ -35,7 +37,7 @@ from fedjax_core import registry
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import apportion, federated_data, partition
 from fedjax_core.data.sources import Dataset
-from fedjax_core.data.sources.splits import SPLIT_SEED
+from fedjax_core.data.sources.file_checks import SPLIT_SEED
 from fedjax_core.storage.json_files import check
 
 ALPACA = "### Instruction:\n{instruction}\n\n### Response:\n"
@@ -77,10 +79,11 @@ def read(path: str | Path, split: str | None = None) -> list[Instance]:
 
     Args:
       path: ends in .gz if it is packed.
-      split: only the rows whose field `split` has this value; None: all.
+      split: only the examples whose field `split` has this value; None: all.
 
     Raises:
-      ValueError: the file is damaged, a line lacks a field, or no row is left; the message names the line.
+      ValueError: the file is damaged, a line lacks a field, or no example is left; the message
+        names the line.
       OSError: it cannot be read.
     """
     blob = Path(path).read_bytes()
@@ -88,7 +91,7 @@ def read(path: str | Path, split: str | None = None) -> list[Instance]:
         text = (gzip.decompress(blob) if Path(path).suffix == ".gz" else blob).decode("utf-8-sig")
     except (EOFError, OSError, zlib.error, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be unpacked ({error}): truncated or damaged; get it again") from None
-    found = []
+    instances = []
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
@@ -96,7 +99,7 @@ def read(path: str | Path, split: str | None = None) -> list[Instance]:
             row = json.loads(line)
             check(row, dict, f"line {number} of {path}")
             if split is None or row["split"] == split:
-                found.append(_instance(row))
+                instances.append(_instance(row))
         except json.JSONDecodeError as error:
             raise ValueError(f"line {number} of {path} is not JSON ({error})") from None
         except RecursionError:
@@ -104,25 +107,25 @@ def read(path: str | Path, split: str | None = None) -> list[Instance]:
         except (KeyError, TypeError) as error:
             needed = "task, dataset, instruction (or input) and output (or target), each a text"
             raise ValueError(f"line {number} of {path} lacks {error}; a line must have {needed}") from None
-    if not found:
-        raise ValueError(f"{path} has no rows" + ("" if split is None else f" with split={split!r}"))
-    return found
+    if not instances:
+        raise ValueError(f"{path} has no examples" + ("" if split is None else f" with split={split!r}"))
+    return instances
 
 
-def fewer(rows: Sequence[Instance], number: int) -> list[Instance]:
-    """So many rows of each data set, always the same ones, in their order.
+def subsample(instances: Sequence[Instance], number: int) -> list[Instance]:
+    """Keeps `number` examples of each data set, always the same ones, in their order.
 
     Raises:
       ValueError: a set has fewer, or the number is not positive.
     """
-    found = []
-    for name in dict.fromkeys(row.dataset for row in rows):
-        mine = [i for i, row in enumerate(rows) if row.dataset == name]
-        if not 1 <= number <= len(mine):
-            raise ValueError(f"examples={number} of each data set: must lie between 1 and the {len(mine)} rows of {name}")
-        chosen = apportion.generator(SPLIT_SEED, f"fewer {name}").permutation(len(mine))[:number]
-        found += [mine[i] for i in chosen]
-    return [rows[i] for i in sorted(found)]
+    kept = []
+    for name in dict.fromkeys(instance.dataset for instance in instances):
+        indices = [i for i, instance in enumerate(instances) if instance.dataset == name]
+        if not 1 <= number <= len(indices):
+            raise ValueError(f"examples={number} of each data set: must lie between 1 and the {len(indices)} examples of {name}")
+        chosen = apportion.make_generator(SPLIT_SEED, f"fewer {name}").permutation(len(indices))[:number]
+        kept += [indices[i] for i in chosen]
+    return [instances[i] for i in sorted(kept)]
 
 
 def _instance(row: dict[str, Any]) -> Instance:
@@ -140,25 +143,26 @@ def _instance(row: dict[str, Any]) -> Instance:
 
 
 def parse_options(instruction: str) -> tuple[str, tuple[str, ...]]:
-    r"""(question, options) of an instruction that ends with a block of options; all of it and none if it has no such block.
+    r"""Splits an instruction into (question, options), if it ends with a block of options; else all
+    of it and ().
 
     >>> parse_options("Is it?\n\nOPTIONS:\n- yes\n- no")
     ('Is it?', ('yes', 'no'))
     """
-    question, found, block = instruction.rpartition(OPTIONS)
+    question, marker, block = instruction.rpartition(OPTIONS)
     lines = [line for line in block.split("\n") if line.strip()]
-    if not found or not lines or not all(line.startswith("- ") for line in lines):
+    if not marker or not lines or not all(line.startswith("- ") for line in lines):
         return instruction, ()
     return question.rstrip(), tuple(dict.fromkeys(line[2:].strip() for line in lines))
 
 
-class Divided(NamedTuple):
+class LeaveOneOutSplit(NamedTuple):
     """Instances and who has them.
 
     Attributes:
       train: of the tasks that are trained.
       test: of the task that was left out, or of the others.
-      train_index: N arrays of row numbers into `train`.
+      train_index: N arrays of example indices into `train`.
       test_index: N arrays into `test`.
       datasets: names of the training sets; client i has the (i mod their number)-th.
     """
@@ -170,99 +174,105 @@ class Divided(NamedTuple):
     datasets: tuple[str, ...]
 
 
-def leave_out(
+def leave_task_out(
     train: Sequence[Instance], test: Sequence[Instance], task: str, clients: int, seed: int, tested: str = "left_out"
-) -> Divided:
-    """Trains on all tasks but one, each client on one data set; several clients of one set have IID parts of it.
+) -> LeaveOneOutSplit:
+    """Trains on all tasks but one, each client on one data set; several clients of one set have IID
+    parts of it.
 
     Args:
-      train: all training rows.
-      test: all test rows.
+      train: all training examples.
+      test: all test examples.
       task: the one that nobody trains on.
-      clients: N, a multiple of the number of training sets: with six of them, 6 clients have one each, 30 a fifth each.
+      clients: N, a multiple of the number of training sets: with six of them, 6 clients have one
+        each, 30 a fifth each.
       seed: data seed of that division.
-      tested: "left_out": everybody is tested on all test rows of the task left out; "own": on the client's own set's.
+      tested: "left_out": everybody is tested on all test examples of the task left out; "own": on
+        the client's own set's.
 
     Raises:
-      ValueError: there is no such task, nothing is left to train or to test, or clients is no such multiple.
+      ValueError: there is no such task, nothing is left to train or to test, or clients is no such
+        multiple.
     """
-    registry.choose("task to leave out", task, sorted({row.task for row in [*train, *test]}))
+    registry.choose("task to leave out", task, sorted({instance.task for instance in [*train, *test]}))
     registry.choose("tested", tested, TESTED)
-    mine = [row for row in train if row.task != task]
-    theirs = [row for row in test if (row.task == task) == (tested == "left_out")]
-    if not mine or not theirs:
-        raise ValueError(f"without task {task!r} there are {len(mine)} training and {len(theirs)} test rows: both must be there")
-    names = tuple(dict.fromkeys(row.dataset for row in mine))
+    train_instances = [instance for instance in train if instance.task != task]
+    test_instances = [instance for instance in test if (instance.task == task) == (tested == "left_out")]
+    if not train_instances or not test_instances:
+        numbers = f"{len(train_instances)} training and {len(test_instances)} test examples"
+        raise ValueError(f"without task {task!r} there are {numbers}: both must be at least 1")
+    names = tuple(dict.fromkeys(instance.dataset for instance in train_instances))
     number = {name: i for i, name in enumerate(names)}
-    domains = np.array([number[row.dataset] for row in mine], np.int32)
+    domains = np.array([number[instance.dataset] for instance in train_instances], np.int32)
     if tested == "own":
-        theirs = [row for row in theirs if row.dataset in number]
-        own = np.array([number[row.dataset] for row in theirs], np.int32)
+        test_instances = [instance for instance in test_instances if instance.dataset in number]
+        own = np.array([number[instance.dataset] for instance in test_instances], np.int32)
         train_index, test_index = partition.by_domain(domains, own, clients, seed)
     else:
         train_index, _ = partition.by_domain(domains, domains, clients, seed)
-        test_index = [np.arange(len(theirs), dtype=np.int32)] * clients
-    return Divided(mine, theirs, tuple(train_index), tuple(test_index), names)
+        test_index = [np.arange(len(test_instances), dtype=np.int32)] * clients
+    return LeaveOneOutSplit(train_instances, test_instances, tuple(train_index), tuple(test_index), names)
 
 
-def to_choose(
-    divided: Divided, tokenizer: Tokenizer, limit: int, multiple: int = 16, *, long: str = "refuse"
+def build_option_data(
+    divided: LeaveOneOutSplit, tokenizer: Tokenizer, limit: int, multiple: int = 16, *, long: str = "refuse"
 ) -> tuple[federated_data.FederatedData, dict[str, np.ndarray]]:
-    """Data for an encoder that scores options.
+    """Builds data for an encoder that scores options.
 
     Args:
       divided: every instance has options, the answer among them.
       tokenizer: the encoder's.
       limit: the most tokens of a text.
       multiple: T is one of it, or the limit.
-      long: what is done with more: "refuse" them, or "cut" all but the tail of a question or an option.
+      long: what is done with more: "refuse" them, or "cut" all but the tail of a question or an
+        option.
 
     Returns:
-      (data, options). x is {"tokens": [rows, T] int32, "mask": [rows, T] bool, padding on the right, "options": [rows, K] int32,
-      the row's options as places in the second result, -1 where there are no more}; y is the answer's place among the row's.
-      The second has "tokens" and "mask" [U, T'] of all options of all rows, each text once.
+      (data, options). x is {"tokens": [n, T] int32, "mask": [n, T] bool, padding on the right,
+      "options": [n, K] int32, the example's options as indices into the second result, -1 where
+        there are
+      no more}; y is the answer's index among the example's. The second has "tokens" and "mask" [U,
+      T'] of all options of all examples, each text once.
 
     Raises:
-      ValueError: an answer is not among its options, a text is longer than the limit and `long` is "refuse", or the limit has no
-        room for text.
+      ValueError: an answer is not among its options, a text is longer than the limit and `long` is
+        "refuse", or the limit has no room for text.
     """
     registry.choose("long", long, LONG)
-    for row in [*divided.train, *divided.test]:
-        if row.answer.strip() not in row.options:
-            raise ValueError(f"{row.dataset}: the answer {row.answer!r} must be one of its options {list(row.options)}")
-    both = {"train": divided.train, "test": divided.test}
-    place: dict[str, int] = {}
-    for rows in both.values():
-        for row in rows:
-            for option in row.options:
-                place.setdefault(option, len(place))
-    widest = max(len(row.options) for rows in both.values() for row in rows)
+    both = [*divided.train, *divided.test]
+    for instance in both:
+        if instance.answer.strip() not in instance.options:
+            answer, options = repr(instance.answer), list(instance.options)
+            raise ValueError(f"{instance.dataset}: the answer {answer} must be one of its options {options}")
+    different = dict.fromkeys(option for instance in both for option in instance.options)
+    option_index = {option: i for i, option in enumerate(different)}
+    widest = max(len(instance.options) for instance in both)
 
-    def encoded(texts: list[str], datasets: list[str], what: str) -> tuple[np.ndarray, np.ndarray]:
+    def encode(texts: list[str], datasets: list[str], what: str) -> tuple[np.ndarray, np.ndarray]:
         tokens = tokenizer.encode(texts)
         if long == "refuse":
             for text, dataset in zip(tokens, datasets, strict=True):
-                _refuse(len(text), limit, dataset)
+                _check_length(len(text), limit, dataset)
         cut = [dataset for text, dataset in zip(tokens, datasets, strict=True) if len(text) > limit]
-        _tell(cut, datasets, limit, what)
-        return rectangle(tokenizer.encode(texts, limit=limit) if cut else tokens, multiple, side="right", widest=limit)
+        _log_cut(cut, datasets, limit, what)
+        return pad_sequences(tokenizer.encode(texts, limit=limit) if cut else tokens, multiple, side="right", widest=limit)
 
-    def examples(rows: list[Instance], what: str) -> Examples:
-        tokens, mask = encoded([row.question for row in rows], [row.dataset for row in rows], what)
-        options = np.full((len(rows), widest), -1, np.int32)
-        for i, row in enumerate(rows):
-            options[i, : len(row.options)] = [place[option] for option in row.options]
-        y = np.array([row.options.index(row.answer.strip()) for row in rows], np.int32)
+    def examples(instances: list[Instance], what: str) -> Examples:
+        tokens, mask = encode([instance.question for instance in instances], [instance.dataset for instance in instances], what)
+        options = np.full((len(instances), widest), -1, np.int32)
+        for i, instance in enumerate(instances):
+            options[i, : len(instance.options)] = [option_index[option] for option in instance.options]
+        y = np.array([instance.options.index(instance.answer.strip()) for instance in instances], np.int32)
         return Examples({"tokens": tokens, "mask": mask, "options": options}, y)
 
     names = tuple(f"option {i}" for i in range(1, widest + 1))
     data = _federated(divided, examples(divided.train, "training texts"), examples(divided.test, "test texts"), names)
-    tokens, mask = encoded(list(place), ["options"] * len(place), "texts")
+    tokens, mask = encode(list(option_index), ["options"] * len(option_index), "texts")
     return data, {"tokens": tokens, "mask": mask}
 
 
-def to_write(
-    divided: Divided,
+def build_generation_data(
+    divided: LeaveOneOutSplit,
     tokenizer: Tokenizer,
     limit: int,
     end: int,
@@ -271,7 +281,7 @@ def to_write(
     template: str = ALPACA,
     multiple: int = 16,
 ) -> federated_data.FederatedData:
-    """Data for a language model that writes answers.
+    """Builds data for a language model that writes answers.
 
     Args:
       divided: the instances.
@@ -283,27 +293,28 @@ def to_write(
       multiple: T is one of it, or the limit.
 
     Returns:
-      The data. x is {"tokens": [rows, T] int32, "mask": [rows, T] bool, padding on the left, "answer": [rows, A] bool: which of the
-      last A places are the answer's (its end included)}; A is the longest answer's length. y is the row's data set, in the order
-      of `divided.datasets`, and then of the test rows.
+      The data. x is {"tokens": [n, T] int32, "mask": [n, T] bool, padding on the left, "answer":
+      [n, A] bool: which of the last A places are the answer's (its end included)}; A is the longest
+      answer's length. y is the example's data set, in the order of `divided.datasets`, and then of
+      the test examples.
 
     Raises:
       ValueError: a text is longer than the limit and `long` is "refuse", or an answer alone is.
     """
-    names = tuple(dict.fromkeys([*divided.datasets, *(row.dataset for row in divided.test)]))
+    names = tuple(dict.fromkeys([*divided.datasets, *(instance.dataset for instance in divided.test)]))
 
-    def examples(rows: list[Instance], what: str) -> Examples:
-        pairs = tokenise(rows, tokenizer, limit, end, long=long, template=template, what=what)
-        tokens, mask = rectangle([prompt + answer for prompt, answer in pairs], multiple, widest=limit)
-        _, answer = rectangle([answer for _, answer in pairs], 1)
-        y = np.array([names.index(row.dataset) for row in rows], np.int32)
+    def examples(instances: list[Instance], what: str) -> Examples:
+        pairs = tokenize_pairs(instances, tokenizer, limit, end, long=long, template=template, what=what)
+        tokens, mask = pad_sequences([prompt + answer for prompt, answer in pairs], multiple, widest=limit)
+        _, answer = pad_sequences([answer for _, answer in pairs], 1)
+        y = np.array([names.index(instance.dataset) for instance in instances], np.int32)
         return Examples({"tokens": tokens, "mask": mask, "answer": answer}, y)
 
     return _federated(divided, examples(divided.train, "training texts"), examples(divided.test, "test texts"), names)
 
 
-def tokenise(
-    rows: Sequence[Instance],
+def tokenize_pairs(
+    instances: Sequence[Instance],
     tokenizer: Tokenizer,
     limit: int,
     end: int,
@@ -312,61 +323,66 @@ def tokenise(
     template: str = ALPACA,
     what: str = "texts",
 ) -> list[tuple[list[int], list[int]]]:
-    """(prompt, answer with `end`) in tokens, of each row. They are tokenised together, as a model reads them; `what` they are, the
-    log says of those that are cut.
+    """Tokenizes each example as (prompt, answer with `end`), together, as a model reads them;
+    `what` they are, the log says of those that are cut.
 
     Raises:
-      ValueError: as `to_write`.
+      ValueError: as `build_generation_data`.
     """
-    texts = [template.replace("{instruction}", row.instruction) for row in rows]
-    wholes = _open(tokenizer, [text + row.answer for text, row in zip(texts, rows, strict=True)], end)
-    fit, found, cut = _cutter(tokenizer, limit, long, template), [], []
-    for row, prompt, whole in zip(rows, _open(tokenizer, texts, end), wholes, strict=True):
-        n = _common(prompt, whole)
+    texts = [template.replace("{instruction}", instance.instruction) for instance in instances]
+    wholes = _encode_unended(tokenizer, [text + instance.answer for text, instance in zip(texts, instances, strict=True)], end)
+    fit, pairs, cut = _make_cutter(tokenizer, limit, long, template), [], []
+    for instance, prompt, whole in zip(instances, _encode_unended(tokenizer, texts, end), wholes, strict=True):
+        n = _count_shared(prompt, whole)
         answer = whole[n:] + [end]
-        found.append((fit(whole[:n], len(answer), row.dataset), answer))
-        cut += [row.dataset] if len(found[-1][0]) < n else []
-    _tell(cut, [row.dataset for row in rows], limit, what)
-    return found
+        pairs.append((fit(whole[:n], len(answer), instance.dataset), answer))
+        cut += [instance.dataset] if len(pairs[-1][0]) < n else []
+    _log_cut(cut, [instance.dataset for instance in instances], limit, what)
+    return pairs
 
 
-def prompts(
-    rows: Sequence[Instance], tokenizer: Tokenizer, limit: int, end: int, *, long: str = "refuse", template: str = ALPACA
+def tokenize_prompts(
+    instances: Sequence[Instance], tokenizer: Tokenizer, limit: int, end: int, *, long: str = "refuse", template: str = ALPACA
 ) -> list[list[int]]:
-    """Tokens of the prompts alone, to be completed, as `tokenise` has them; at most `limit` each.
+    """Tokenizes the prompts alone, to be completed, as `tokenize_pairs` has them; at most `limit`
+    each.
 
     Raises:
       ValueError: a prompt is longer, and `long` is "refuse".
     """
-    fit = _cutter(tokenizer, limit, long, template)
-    whole = _open(tokenizer, [template.replace("{instruction}", row.instruction) for row in rows], end)
-    found = [fit(prompt, 0, row.dataset) for row, prompt in zip(rows, whole, strict=True)]
-    cut = [row.dataset for row, a, b in zip(rows, found, whole, strict=True) if len(a) < len(b)]
-    _tell(cut, [row.dataset for row in rows], limit, "prompts")
-    return found
+    fit = _make_cutter(tokenizer, limit, long, template)
+    whole = _encode_unended(tokenizer, [template.replace("{instruction}", instance.instruction) for instance in instances], end)
+    fitted = [fit(prompt, 0, instance.dataset) for instance, prompt in zip(instances, whole, strict=True)]
+    cut = [instance.dataset for instance, a, b in zip(instances, fitted, whole, strict=True) if len(a) < len(b)]
+    _log_cut(cut, [instance.dataset for instance in instances], limit, "prompts")
+    return fitted
 
 
-def _open(tokenizer: Tokenizer, texts: Sequence[str], end: int) -> list[list[int]]:
-    """Tokens of texts that go on: without the end that a tokenizer may set behind each."""
+def _encode_unended(tokenizer: Tokenizer, texts: Sequence[str], end: int) -> list[list[int]]:
+    """Encodes texts that go on: without the end that a tokenizer may append."""
     return [tokens[:-1] if tokens[-1:] == [end] else tokens for tokens in tokenizer.encode(texts)]
 
 
-def _refuse(tokens: int, limit: int, dataset: str) -> None:
+def _check_length(tokens: int, limit: int, dataset: str) -> None:
     """Raises ValueError for a text that is longer than the limit."""
     if tokens > limit:
         raise ValueError(f"{dataset}: a text has {tokens} tokens, limit={limit}; raise it, or take long='cut'")
 
 
-def _tell(cut: Sequence[str], datasets: Sequence[str], limit: int, what: str) -> None:
-    """Logs how many texts of each data set were cut: `cut` has the sets of those, `datasets` of all."""
-    of = Counter(datasets)
+def _log_cut(cut: Sequence[str], datasets: Sequence[str], limit: int, what: str) -> None:
+    """Logs how many texts of each data set were cut: `cut` has the sets of those, `datasets` of
+    all.
+    """
+    totals = Counter(datasets)
     for dataset, number in Counter(cut).items():
         message = "%s: %d of %d %s had more than %d tokens; their beginnings were left out"
-        _log.warning(message, dataset, number, of[dataset], what, limit)
+        _log.warning(message, dataset, number, totals[dataset], what, limit)
 
 
-def _cutter(tokenizer: Tokenizer, limit: int, long: str, template: str):
-    """(prompt, room that is taken, data set) -> a prompt that fits: what stands before the instruction, then the prompt's tail."""
+def _make_cutter(tokenizer: Tokenizer, limit: int, long: str, template: str):
+    """Makes (prompt, tokens taken, data set) -> a prompt that fits: what comes before the
+    instruction, then the prompt's tail.
+    """
     registry.choose("long", long, LONG)
     before = tokenizer.encode([template.partition("{instruction}")[0]])[0]
 
@@ -375,8 +391,8 @@ def _cutter(tokenizer: Tokenizer, limit: int, long: str, template: str):
         if over <= 0:
             return prompt
         if long == "refuse":
-            _refuse(len(prompt) + taken, limit, dataset)
-        kept = _common(before, prompt)
+            _check_length(len(prompt) + taken, limit, dataset)
+        kept = _count_shared(before, prompt)
         if kept + over >= len(prompt):
             raise ValueError(f"{dataset}: limit={limit} leaves no room for an instruction beside an answer of {taken} tokens")
         return prompt[:kept] + prompt[kept + over :]
@@ -384,35 +400,35 @@ def _cutter(tokenizer: Tokenizer, limit: int, long: str, template: str):
     return fit
 
 
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two texts begin with alike."""
+def _count_shared(a: Sequence[int], b: Sequence[int]) -> int:
+    """Returns the number of leading tokens that two texts share."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def rectangle(
-    rows: Sequence[Sequence[int]], multiple: int, side: str = "left", widest: int | None = None
+def pad_sequences(
+    sequences: Sequence[Sequence[int]], multiple: int, side: str = "left", widest: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of tokens as one array.
+    """Pads sequences of tokens to one array.
 
     Args:
-      rows: of any lengths.
+      sequences: of any lengths.
       multiple: the width is the smallest multiple of it that holds the longest row, at least one.
       side: where the padding is, "left" or "right"; it has the token 0.
-      widest: but no wider, such as a limit that all rows keep; None: no such end.
+      widest: but no wider, such as a limit that all examples keep; None: no such end.
 
     Returns:
-      (tokens [rows, T] int32, mask [rows, T] bool).
+      (tokens [n, T] int32, mask [n, T] bool).
     """
     registry.choose("side", side, ("left", "right"))
-    width = -(-max([1, *map(len, rows)]) // multiple) * multiple
+    width = -(-max([1, *map(len, sequences)]) // multiple) * multiple
     width = width if widest is None else min(width, widest)
-    tokens, mask = np.zeros((len(rows), width), np.int32), np.zeros((len(rows), width), bool)
-    for i, row in enumerate(rows):
+    tokens, mask = np.zeros((len(sequences), width), np.int32), np.zeros((len(sequences), width), bool)
+    for i, row in enumerate(sequences):
         here = slice(width - len(row), None) if side == "left" else slice(len(row))
         tokens[i, here], mask[i, here] = row, True
     return tokens, mask
 
 
-def _federated(divided: Divided, train: Examples, test: Examples, names: tuple[str, ...]) -> federated_data.FederatedData:
+def _federated(divided: LeaveOneOutSplit, train: Examples, test: Examples, names: tuple[str, ...]) -> federated_data.FederatedData:
     dataset = Dataset("text", train, test, names)
     return federated_data.from_index(dataset, divided.train_index, divided.test_index)

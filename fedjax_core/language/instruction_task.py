@@ -1,13 +1,15 @@
-"""Language models on instructions, as a config names them: the data as the model's tokenizer reads them, and the task.
+"""Language models on instructions, as a config names them: the data as the model's tokenizer reads
+them, and the task.
 
   config.data.source = "instructions(folder='flan_ood', leave_out='sentiment')"
   config.data.partition = "by_domain"                                   # a client has one data set, or an equal part of one
   config.models = ("pretrained(folder='llama-7b', dtype='bfloat16', limit=512)",)
   config.adapter = "lora(rank=8)"
 
-An encoder (BERT) scores each question's options and is also scored by the ROUGE-1 of the option that it chooses; a language model
-(LLaMA) writes the answer, and its accuracy and loss are those of the answers' tokens (`option_scoring.py`). Either is also scored
-on each test set by itself ("accuracy_record"), or where clients are tested on their own sets, on each task. Answers in words:
+An encoder (BERT) scores each question's options and is also scored by the ROUGE-1 of the option
+that it chooses; a language model (LLaMA) writes the answer, and its accuracy and loss are those of
+the answers' tokens (`option_scoring.py`). Either is also scored on each test set by itself
+("accuracy_record"), or where clients are tested on their own sets, on each task. Answers in words:
 `answers`.
 """
 
@@ -27,7 +29,15 @@ import numpy as np
 from fedjax_core import registry
 from fedjax_core.algorithm import Array, Examples, Net, PyTree
 from fedjax_core.data import federated_data, sources
-from fedjax_core.language import instruction_data, load_pretrained, option_scoring, tfds_instructions
+from fedjax_core.language import (
+    generation,
+    instruction_data,
+    length_bucketing,
+    load_pretrained,
+    option_scoring,
+    rouge,
+    tfds_instructions,
+)
 from fedjax_core.language.models.transformer import DTYPES, Encoder, LanguageModel
 from fedjax_core.option_types import AtLeastOne, Positive, one_of
 from fedjax_core.storage.json_files import read_json
@@ -45,10 +55,11 @@ class Source(NamedTuple):
     Attributes:
       leave_out: the task that nobody trains on.
       folder: with the files, in the directory of data.
-      train, test: files; if both are one, its rows have a field `split`.
+      train, test: files; if both are one, its examples have a field `split`.
       tested: "left_out" or "own", see `instruction_data.leave_out`.
-      prepared: whether tfds sets are read in place of files (`data/prepared.py`).
-      examples, test_examples: rows of each data set; None: all in files, 1000 and 200 of prepared sets.
+      prepared: whether tfds sets are read in place of files (`tfds_instructions.py`).
+      examples, test_examples: examples of each data set; None: all in files, 1000 and 200 of
+        prepared sets.
     """
 
     leave_out: str
@@ -69,7 +80,7 @@ class Spec(NamedTuple):
       package: an installed package that brings a model along, in place of a folder.
       dtype: of parameters and computation.
       limit: the most tokens of a text.
-      long: of longer ones: "refuse" them or "cut" their beginning, of which the log tells.
+      long: of longer ones: "refuse" them or "cut" their beginning, which is logged.
       remat: whether backward passes compute layers anew, to save memory.
       temperature: of an encoder's scores.
     """
@@ -92,9 +103,11 @@ class Prepared(NamedTuple):
       options: [U, T] tokens and mask of all options, for an encoder; else None.
       spec: of the model.
       folder: its.
-      divided: the instances, in the order of the data's rows.
-      kinds: names of the test sets, or of their tasks; "kind" in a test row's x is the place of its own.
-      widths: to which batches are cut, beside the widest, see `option_scoring.bucketed`.
+      divided: the instances, in the order of the data's examples.
+      kinds: names of the test sets, or of their tasks; "kind" in a test example's x is the place of
+        its own.
+      widths: to which batches are cut, beside the widest, see
+        `length_bucketing.with_length_buckets`.
     """
 
     data: federated_data.FederatedData
@@ -102,7 +115,7 @@ class Prepared(NamedTuple):
     options: dict[str, np.ndarray] | None
     spec: Spec
     folder: Path
-    divided: instruction_data.Divided
+    divided: instruction_data.LeaveOneOutSplit
     kinds: tuple[str, ...]
     widths: tuple[int, ...]
 
@@ -114,97 +127,99 @@ def check(spec: Spec) -> None:
 
 
 @functools.lru_cache(maxsize=2)
-def prepare(of: Source, data_dir: str | None, clients: int, seed: int, own: Spec) -> Prepared:
-    """Data, read and tokenised once.
+def prepare(source: Source, data_dir: str | None, clients: int, seed: int, spec: Spec) -> Prepared:
+    """Reads and tokenizes data once.
 
     Args:
-      of: where they are.
-      data_dir: where data sets lie; None: as `sources.load`.
+      source: of the texts.
+      data_dir: the folder of data sets; None: as `sources.load`.
       clients: N.
       seed: of the data.
-      own: the model.
+      spec: of the model.
 
     Raises:
       ValueError: damaged files, or a text that does not fit.
       OSError: a file is not there.
       ImportError: a package is missing; the message says how to get it.
     """
-    check(own)
-    root = Path(data_dir or os.environ.get(sources.DATA_VARIABLE) or Path.home() / "fedjax_data").expanduser() / of.folder
-    train, test = _read(of, root)
-    divided = instruction_data.leave_out(train, test, of.leave_out, clients, seed, of.tested)
-    folder = Path(own.folder).expanduser() if own.folder is not None else load_pretrained.installed(str(own.package))
-    model, tokenizer = described(folder, own), load_pretrained.tokenizer(folder)
-    if own.limit > model.context:
-        raise ValueError(f"limit={own.limit} is too much for {model.name}: it takes at most {model.context} tokens")
-    names = [row.dataset if of.tested == "left_out" else row.task for row in divided.test]
+    check(spec)
+    root = Path(data_dir or os.environ.get(sources.DATA_VARIABLE) or Path.home() / "fedjax_data").expanduser() / source.folder
+    train, test = _read(source, root)
+    divided = instruction_data.leave_task_out(train, test, source.leave_out, clients, seed, source.tested)
+    folder = Path(spec.folder).expanduser() if spec.folder is not None else load_pretrained.find_package_folder(str(spec.package))
+    model, tokenizer = described(folder, spec), load_pretrained.load_tokenizer(folder)
+    if spec.limit > model.context:
+        raise ValueError(f"limit={spec.limit} is too much for {model.name}: it takes at most {model.context} tokens")
+    names = [row.dataset if source.tested == "left_out" else row.task for row in divided.test]
     kinds = tuple(dict.fromkeys(names))
     kind = np.array([kinds.index(name) for name in names], np.int32)
     if isinstance(model, Encoder):
-        data, options = instruction_data.to_choose(divided, tokenizer, own.limit, long=own.long)
-        found = _beside(data, rouge1=_rouges(data, divided), kind=kind)
-        return Prepared(found, model, options, own, folder, divided, kinds, _widths(data, divided, kind))
+        data, options = instruction_data.build_option_data(divided, tokenizer, spec.limit, long=spec.long)
+        data_with_kinds = _beside(data, rouge1=_rouges(data, divided), kind=kind)
+        return Prepared(data_with_kinds, model, options, spec, folder, divided, kinds, _widths(data, divided, kind))
     if not model.stop:
         raise ValueError(f"{folder}: its config.json has no eos_token_id, with which an answer ends")
     if model.vocabulary is not None:
         check_tokens(model.stop[0], model.vocabulary, model.name, where=f"{folder}: eos_token_id: ")
-    data = instruction_data.to_write(divided, tokenizer, own.limit, model.stop[0], long=own.long)
-    return Prepared(_beside(data, kind=kind), model, None, own, folder, divided, kinds, _widths(data, divided, kind))
+    data = instruction_data.build_generation_data(divided, tokenizer, spec.limit, model.stop[0], long=spec.long)
+    return Prepared(_beside(data, kind=kind), model, None, spec, folder, divided, kinds, _widths(data, divided, kind))
 
 
-def _widths(data: federated_data.FederatedData, divided: instruction_data.Divided, kind: np.ndarray) -> tuple[int, ...]:
-    """Those that pay with each client's training texts, and with each test set's."""
+def _widths(data: federated_data.FederatedData, divided: instruction_data.LeaveOneOutSplit, kind: np.ndarray) -> tuple[int, ...]:
+    """Chooses the widths that pay with each client's training texts, and with each test set's."""
     train, test = (np.asarray(examples.x["mask"]) for examples in (data.train, data.test))
-    each = [train[index].sum(1) for index in divided.train_index] + [test[kind == i].sum(1) for i in range(kind.max() + 1)]
-    return option_scoring.widths(each, max(train.shape[1], test.shape[1]))
+    lengths = [train[index].sum(1) for index in divided.train_index] + [test[kind == i].sum(1) for i in range(kind.max() + 1)]
+    return length_bucketing.choose_widths(lengths, max(train.shape[1], test.shape[1]))
 
 
-def _read(of: Source, root: Path) -> tuple[list[instruction_data.Instance], list[instruction_data.Instance]]:
-    if of.prepared:
-        return tfds_instructions.read(root, of.examples or 1000, of.test_examples or 200)
-    both = of.train == of.test
-    found = []
-    for file, part, number in ((of.train, "train", of.examples), (of.test, "test", of.test_examples)):
+def _read(source: Source, root: Path) -> tuple[list[instruction_data.Instance], list[instruction_data.Instance]]:
+    if source.prepared:
+        return tfds_instructions.read(root, source.examples or 1000, source.test_examples or 200)
+    both = source.train == source.test
+    instances = []
+    for file, part, number in ((source.train, "train", source.examples), (source.test, "test", source.test_examples)):
         rows = instruction_data.read(root / file, part if both else None)
-        found.append(rows if number is None else instruction_data.fewer(rows, number))
-    return found[0], found[1]
+        instances.append(rows if number is None else instruction_data.subsample(rows, number))
+    return instances[0], instances[1]
 
 
 def described(folder: Path, spec: Spec, config: dict[str, Any] | None = None) -> Encoder | LanguageModel:
-    """The model that a folder's config.json describes, or one that is given in its place."""
-    said: Any = read_json(folder / load_pretrained.CONFIG) if config is None else config
-    family = registry.choose(f"model_type in {folder / load_pretrained.CONFIG}", said.get("model_type"), load_pretrained.FAMILIES)
-    return load_pretrained.FAMILIES[family].build(said, spec.dtype, spec.remat)
+    """Returns the model that a folder's config.json describes, or the one given in its place."""
+    description: Any = read_json(folder / load_pretrained.CONFIG) if config is None else config
+    family = registry.choose(
+        f"model_type in {folder / load_pretrained.CONFIG}", description.get("model_type"), load_pretrained.FAMILIES
+    )
+    return load_pretrained.FAMILIES[family].build(description, spec.dtype, spec.remat)
 
 
 def _beside(data: federated_data.FederatedData, **more: np.ndarray) -> federated_data.FederatedData:
-    """The data with more entries in the x of the test set."""
+    """Adds entries to the x of the test set."""
     return dataclasses.replace(data, test=Examples(data.test.x | more, data.test.y))
 
 
-def _rouges(data: federated_data.FederatedData, divided: instruction_data.Divided) -> np.ndarray:
-    """[test rows, K], ROUGE-1 of each option with the answer."""
+def _rouges(data: federated_data.FederatedData, divided: instruction_data.LeaveOneOutSplit) -> np.ndarray:
+    """Computes ROUGE-1 of each option with the answer, [n_test, K]."""
     rows = np.zeros(data.test.x["options"].shape, np.float32)
     for i, row in enumerate(divided.test):
-        rows[i, : len(row.options)] = option_scoring.rouge1(row.options, [row.answer] * len(row.options))
+        rows[i, : len(row.options)] = rouge.rouge1(row.options, [row.answer] * len(row.options))
     return rows
 
 
 def rouge1(outputs: dict[str, Array], x: PyTree, y: Array, mask: Array) -> Pair:
-    """Mean ROUGE-1 of the chosen options."""
+    """Computes the mean ROUGE-1 of the chosen options."""
     del y
     chosen = jnp.argmax(outputs["logits"], -1)
     return mean_of(jnp.take_along_axis(x["rouge1"], chosen[:, None], 1)[:, 0], mask)
 
 
 def accuracy(outputs: dict[str, Array], x: PyTree, y: Array, mask: Array) -> Pair:
-    """Of options, or of the answers' tokens."""
+    """Computes the accuracy of options, or of the answers' tokens."""
     del x
     return metrics.accuracy(outputs["logits"], outputs.get("targets", y), mask)
 
 
 def _of_kind(score: Callable[..., Pair], kind: int) -> Callable[..., Pair]:
-    """The score on one of the test sets."""
+    """Restricts a score to one of the test sets."""
     return lambda outputs, x, y, mask: score(outputs, x, y, mask & (x["kind"] == kind))
 
 
@@ -212,63 +227,71 @@ _SHARED: dict[Hashable, tuple[Any, list[weakref.ref]]] = {}  # trees, and their 
 
 
 def _shared(key: Hashable, make: Callable[[], PyTree]) -> PyTree:
-    """What `make` makes; while somebody holds what was made before for this key, the same."""
+    """Returns `make()`, or the object that it made before for this key while somebody holds it."""
     structure, leaves = _SHARED.get(key, (None, []))
-    found = [leaf() for leaf in leaves]
-    if structure is None or any(leaf is None for leaf in found):
-        found, structure = jax.tree.flatten(make())
-        _SHARED[key] = structure, [weakref.ref(leaf) for leaf in found]
-    return structure.unflatten(found)
+    values = [leaf() for leaf in leaves]
+    if structure is None or any(leaf is None for leaf in values):
+        values, structure = jax.tree.flatten(make())
+        _SHARED[key] = structure, [weakref.ref(leaf) for leaf in values]
+    return structure.unflatten(values)
 
 
-def _arrays(made: Prepared) -> Net:
-    """The weights, read later, which all tasks on one folder share, and of an encoder the options' embeddings under them."""
-    key = made.folder.resolve(), made.spec.dtype, *((f.name, f.stat().st_mtime_ns) for f in sorted(made.folder.iterdir()))
-    base, model = (
-        _shared(key, lambda: load_pretrained.load(made.folder, made.spec.dtype, made.spec.remat, later=True)[1]),
-        made.model,
-    )
+def _arrays(prepared: Prepared) -> Net:
+    """Returns the weights, read later, which all tasks on one folder share, and of an encoder the
+    options' embeddings under them.
+    """
+    model, spec, folder = prepared.model, prepared.spec, prepared.folder
+    key = folder.resolve(), spec.dtype, *((f.name, f.stat().st_mtime_ns) for f in sorted(folder.iterdir()))
+    base = _shared(key, lambda: load_pretrained.load(folder, spec.dtype, spec.remat, later=True)[1])
     if not isinstance(model, Encoder):
         return Net(base, {})
-    assert made.options is not None
-    tokens, mask = made.options["tokens"], made.options["mask"]
-    of_options = (*key, tokens.shape, hashlib.sha256(tokens.tobytes() + mask.tobytes()).hexdigest())
-    embedded = lambda: option_scoring.with_options(model, jax.device_put(jax.device_get(base)), tokens, mask).params["head"]
-    head = _shared(of_options, lambda: jax.device_get(embedded()))
-    return Net(base | {"head": head}, {})
+    assert prepared.options is not None
+    tokens, mask = prepared.options["tokens"], prepared.options["mask"]
+
+    def embed_options() -> PyTree:
+        params = jax.device_put(jax.device_get(base))
+        net = option_scoring.add_option_embeddings(model, params, tokens, mask)
+        return jax.device_get(net.params["head"])
+
+    digest = hashlib.sha256(tokens.tobytes() + mask.tobytes()).hexdigest()
+    return Net(base | {"head": _shared((*key, tokens.shape, digest), embed_options)}, {})
 
 
-def task(made: Prepared, adapter: adapters.Kind | None, shapes_only: bool = False) -> Task:
-    """The model's task on its data. Tasks on one folder share its weights while there are such tasks.
+def task(prepared: Prepared, adapter: adapters.Kind | None, shapes_only: bool = False) -> Task:
+    """Builds the model's task on its data. Tasks on one folder share its weights.
 
     Args:
-      made: by `prepare`.
-      adapter: what is trained beside it; None: the model is trained whole.
+      prepared: by `prepare`.
+      adapter: what is trained with the model frozen; None: the model is trained whole.
       shapes_only: zeros that take no memory in place of its weights, which are not looked for.
 
     Raises:
       ValueError, OSError: as `load_pretrained.load` and `adapters.adapted`.
     """
-    encoder = made.options is not None
-    if isinstance(made.model, Encoder):
-        assert made.options is not None
-        model = option_scoring.scoring(made.model, len(made.options["tokens"]), made.spec.temperature)
+    is_encoder = isinstance(prepared.model, Encoder)
+    if isinstance(prepared.model, Encoder):
+        assert prepared.options is not None
+        options = len(prepared.options["tokens"])
+        model = option_scoring.make_option_scorer(prepared.model, options, prepared.spec.temperature)
     else:
-        model = option_scoring.writing(made.model)
-    model = option_scoring.bucketed(model, made.widths, "right" if encoder else "left")
+        model = generation.make_writer(prepared.model)
+    model = length_bucketing.with_length_buckets(model, prepared.widths, "right" if is_encoder else "left")
     if shapes_only:
         zero = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
         arrays: Any = jax.tree.map(zero, jax.eval_shape(model.init, jax.random.key(0)))
     else:
-        arrays = _arrays(made)
-    settings: dict[str, Any] = {"classes": made.data.classes, "population": made.data.clients}
+        arrays = _arrays(prepared)
+    settings: dict[str, Any] = {"classes": prepared.data.classes, "population": prepared.data.clients}
     if adapter is None:
-        made_of = part_of(model, arrays, [name for name in arrays.params if name != "head" or not encoder], **settings)
+        trained = [name for name in arrays.params if name != "head" or not is_encoder]
+        built = part_of(model, arrays, trained, **settings)
     else:
-        made_of = adapters.adapted(model, arrays, adapter, **settings)
-    own = {"accuracy": accuracy} | ({"rouge1": rouge1} if encoder else {})
-    each = {f"{name}_{kind}": _of_kind(score, i) for i, kind in enumerate(made.kinds) for name, score in own.items()}
-    return dataclasses.replace(made_of, scores=({"rouge1": rouge1} if encoder else {}) | (each if len(made.kinds) > 1 else {}))
+        built = adapters.adapted(model, arrays, adapter, **settings)
+    own: dict[str, Any] = {"rouge1": rouge1} if is_encoder else {}
+    scores = dict(own)
+    for i, kind in enumerate(prepared.kinds if len(prepared.kinds) > 1 else ()):
+        scores |= {f"{name}_{kind}": _of_kind(score, i) for name, score in {"accuracy": accuracy, **own}.items()}
+    return dataclasses.replace(built, scores=scores)
 
 
 @functools.lru_cache(maxsize=2)
@@ -278,53 +301,56 @@ def _writer(model: LanguageModel, limit: int, beams: int) -> Callable[..., tuple
 
 @functools.lru_cache(maxsize=2)
 def _chooser(model: Encoder, options: int, temperature: float) -> Callable[[PyTree, PyTree], Array]:
-    scored = option_scoring.scoring(model, options, temperature)
+    scored = option_scoring.make_option_scorer(model, options, temperature)
     return jax.jit(lambda params, x: jnp.argmax(scored.apply(Net(params, {}), x)[0]["logits"], -1))
 
 
 def answers(
-    made: Prepared, params: PyTree, rows: Sequence[int], batch: int = 32, longest: int = WRITTEN, beams: int = 1
+    prepared: Prepared, params: PyTree, rows: Sequence[int], batch: int = 32, longest: int = WRITTEN, beams: int = 1
 ) -> list[str]:
-    """What a model answers, in words.
+    """Generates a model's answers as strings.
 
     Args:
-      made: by `prepare`.
+      prepared: by `prepare`.
       params: all of the model's, as `parameters` gives them, or merged.
       rows: of the test set.
-      batch: rows at once.
+      batch: examples at once.
       longest: the most tokens that a language model writes; an encoder chooses one of the options.
       beams: of a language model; 1: greedily.
 
     Raises:
       ValueError: a language model has no place for a question before so long an answer.
     """
-    if isinstance(made.model, Encoder):
-        assert made.options is not None
-        choose = _chooser(made.model, len(made.options["tokens"]), made.spec.temperature)
+    if isinstance(prepared.model, Encoder):
+        assert prepared.options is not None
+        choose = _chooser(prepared.model, len(prepared.options["tokens"]), prepared.spec.temperature)
         chosen: list[int] = []
         for start in range(0, len(rows), batch):
-            mine = np.pad(np.asarray(rows[start : start + batch]), (0, max(0, start + batch - len(rows))), mode="edge")
-            x = {name: made.data.test.x[name][mine] for name in ("tokens", "mask", "options")}
+            indices = np.pad(np.asarray(rows[start : start + batch]), (0, max(0, start + batch - len(rows))), mode="edge")
+            x = {name: prepared.data.test.x[name][indices] for name in ("tokens", "mask", "options")}
             chosen += np.asarray(choose(params, x)).tolist()[: len(rows) - start]
-        return [made.divided.test[row].options[k] for row, k in zip(rows, chosen, strict=True)]
-    if longest >= made.model.context:
-        raise ValueError(f"longest={longest} leaves no place for a question: {made.model.name} takes {made.model.context} tokens")
-    asked, tokenizer = [made.divided.test[row] for row in rows], load_pretrained.tokenizer(made.folder)
-    widest = min(made.spec.limit, made.model.context - longest)
-    tokens = instruction_data.prompts(asked, tokenizer, widest, made.model.stop[0], long=made.spec.long)
-    write = functools.partial(_writer(made.model, longest, beams), params)
-    return tokenizer.decode(option_scoring.complete(write, tokens, batch, widest=widest))
+        return [prepared.divided.test[row].options[k] for row, k in zip(rows, chosen, strict=True)]
+    if longest >= prepared.model.context:
+        raise ValueError(
+            f"longest={longest} leaves no place for a question: {prepared.model.name} takes {prepared.model.context} tokens"
+        )
+    asked, tokenizer = [prepared.divided.test[row] for row in rows], load_pretrained.load_tokenizer(prepared.folder)
+    widest = min(prepared.spec.limit, prepared.model.context - longest)
+    tokens = instruction_data.tokenize_prompts(asked, tokenizer, widest, prepared.model.stop[0], long=prepared.spec.long)
+    write = functools.partial(_writer(prepared.model, longest, beams), params)
+    return tokenizer.decode(generation.generate_completions(write, tokens, batch, widest=widest))
 
 
-def parameters(made: Prepared, adapter: adapters.Kind | None, frozen: Net, net: Net) -> PyTree:
-    """What `made.model.generate` takes of one network: its adapter beside the frozen kernels, unmerged, so that no base is copied.
+def parameters(prepared: Prepared, adapter: adapters.Kind | None, frozen: Net, net: Net) -> PyTree:
+    """Returns the parameters that `generate` takes of one network: its adapter beside the frozen
+    kernels, unmerged, so that no base is copied.
 
     Args:
-      made: by `prepare`.
+      prepared: by `prepare`.
       adapter: as in `task`.
       frozen: of the task.
       net: what a predictor reads, the server's or a client's.
     """
     if adapter is None:
         return frozen.params | net.params
-    return adapters.adapter(adapter, frozen.params, made.model.name).wrap(frozen.params, net.params[adapters.ENTRY], None)
+    return adapters.adapter(adapter, frozen.params, prepared.model.name).wrap(frozen.params, net.params[adapters.ENTRY], None)

@@ -5,7 +5,7 @@ config.json                            what the network is; its `model_type` cho
 tokenizer.json                         how text becomes tokens; read by the package `tokenizers` (pip install '.[text]')
 
   model, params = load("llama-7b", dtype="bfloat16")
-  tokens = tokenizer("llama-7b").encode(["Hello"])
+  tokens = load_tokenizer("llama-7b").encode(["Hello"])
 """
 
 import importlib.util
@@ -32,7 +32,7 @@ CONFIG, ONE_FILE, INDEX, TOKENIZER = "config.json", "model.safetensors", "model.
 def load(
     folder: str | os.PathLike, dtype: str = "float32", remat: bool = False, later: bool = False
 ) -> tuple[LanguageModel, PyTree] | tuple[Encoder, PyTree]:
-    """A model and its parameters.
+    """Loads a model and its parameters.
 
     Args:
       folder: with config.json and the weights.
@@ -44,19 +44,20 @@ def load(
       (model, params): a `LanguageModel` (LLaMA) or an `Encoder` (BERT).
 
     Raises:
-      ValueError: the configuration has a value that is not supported, a tensor is missing, unknown, or of a wrong shape or kind, or
-        a file is damaged; the message names it.
+      ValueError: the configuration has a value that is not supported, a tensor is missing, unknown,
+        or of a wrong shape or kind, or a file is damaged; the message names it.
       OSError: a file is not there, or cannot be read.
     """
     where, nested = Path(folder), (dict, type(None))
     config = read_json(where / CONFIG, {"model_type": str, "rope_parameters?": nested, "rope_scaling?": nested})
     family = FAMILIES[registry.choose(f"model_type in {where / CONFIG}", config.get("model_type"), FAMILIES)]
-    params = family.from_tensors(config, tensors(where), dtype, later)
+    params = family.from_tensors(config, read_folder_tensors(where), dtype, later)
     return family.build(config, dtype, remat), params
 
 
-def tensors(folder: str | os.PathLike) -> dict[str, np.ndarray]:
-    """All arrays of `model.safetensors`, or of the files that `model.safetensors.index.json` names.
+def read_folder_tensors(folder: str | os.PathLike) -> dict[str, np.ndarray]:
+    """Returns all arrays of `model.safetensors`, or of the files that
+    `model.safetensors.index.json` names.
 
     Raises:
       ValueError: a file is damaged, or has not the tensors that the index says.
@@ -77,18 +78,18 @@ def tensors(folder: str | os.PathLike) -> dict[str, np.ndarray]:
     return {name: array for part in parts.values() for name, array in part.items()}
 
 
-def installed(package: str) -> Path:
-    """The folder with config.json in an installed Python package that brings a model along.
+def find_package_folder(package: str) -> Path:
+    """Returns the folder with config.json in an installed Python package that ships a model.
 
     Raises:
       FileNotFoundError: it is not installed, or has none.
     """
     spec = importlib.util.find_spec(package)
     for root in [] if spec is None else spec.submodule_search_locations or []:
-        found = sorted(Path(root).rglob(CONFIG), key=lambda path: (len(path.parts), path))
-        found = [path.parent for path in found if (path.parent / ONE_FILE).is_file() or (path.parent / INDEX).is_file()]
-        if found:
-            return found[0]
+        candidate = sorted(Path(root).rglob(CONFIG), key=lambda path: (len(path.parts), path))
+        candidate = [path.parent for path in candidate if (path.parent / ONE_FILE).is_file() or (path.parent / INDEX).is_file()]
+        if candidate:
+            return candidate[0]
     raise FileNotFoundError(f"no installed package {package!r} with a {CONFIG} and weights beside it")
 
 
@@ -127,7 +128,7 @@ class Tokenizer:
         self.size, self._embedded, self._path = self._tokenizer.get_vocab_size(), embedded, path
 
     def encode(self, texts: Sequence[str], special: bool = True, limit: int | None = None) -> list[list[int]]:
-        """Tokens of each text.
+        """Encodes each text as tokens.
 
         Args:
           texts: any number.
@@ -135,18 +136,19 @@ class Tokenizer:
           limit: the most tokens, those included; of a longer text the tail is kept. None: no limit.
 
         Raises:
-          ValueError: the limit has no room for text, or a text has a token that the network does not embed.
+          ValueError: the limit has no room for text, or a text has a token that the network does
+            not embed.
         """
-        found = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         if limit is not None:
             room = limit - (self._tokenizer.num_special_tokens_to_add(False) if special else 0)
             if room < 1:
                 raise ValueError(f"limit={limit} leaves no room for text")
-            for encoding in found:
+            for encoding in encodings:
                 encoding.truncate(room, direction="left")
         if special:
-            found = [self._tokenizer.post_process(encoding, None, True) for encoding in found]
-        rows = [encoding.ids for encoding in found]
+            encodings = [self._tokenizer.post_process(encoding, None, True) for encoding in encodings]
+        rows = [encoding.ids for encoding in encodings]
         self._check(rows, texts)
         return rows
 
@@ -165,13 +167,14 @@ class Tokenizer:
                 )
 
     def decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
-        """Text of each row of tokens, without the special ones."""
+        """Decodes each sequence of tokens, without the special ones."""
         return self._tokenizer.decode_batch([list(row) for row in tokens], skip_special_tokens=True)
 
 
 def _check_template(path: str | os.PathLike, processor: Any) -> None:
-    """Raises ValueError where the template of a tokenizer's post-processor names a special token that it does not list: the package
-    would end the process."""
+    """Raises ValueError where the template of a tokenizer's post-processor names a special token
+    that it does not list: the package would end the process.
+    """
     if not isinstance(processor, dict):
         return
     for inner in processor.get("processors") or ():  # of a sequence
@@ -186,8 +189,9 @@ def _check_template(path: str | os.PathLike, processor: Any) -> None:
             raise ValueError(f"{path}: the template of its post_processor names {name!r}, its special_tokens are: {known}")
 
 
-def tokenizer(folder: str | os.PathLike) -> Tokenizer:
-    """Returns the tokenizer of a folder, for the network of the config.json beside it, if there is one.
+def load_tokenizer(folder: str | os.PathLike) -> Tokenizer:
+    """Returns the tokenizer of a folder, for the network of the config.json beside it, if there is
+    one.
 
     Raises:
       ValueError, ImportError, FileNotFoundError: as `Tokenizer`; or config.json is damaged.

@@ -1,4 +1,6 @@
-"""Instructions and language models as shapes alone: nothing is read but a folder's config.json, of known models not even that."""
+"""Instructions and language models as shapes alone: nothing is read but a folder's config.json, of
+known models not even that.
+"""
 
 import dataclasses
 from pathlib import Path
@@ -41,7 +43,7 @@ class Sizes(NamedTuple):
 
 
 def prepared(of: Source, clients: int, own: Spec, sizes: Sizes) -> Prepared:
-    """What `prepare` would make of texts that are all as long as the model reads.
+    """Makes what `prepare` would of texts that are all as long as the model reads.
 
     Args:
       of: where the texts would be.
@@ -74,16 +76,16 @@ def prepared(of: Source, clients: int, own: Spec, sizes: Sizes) -> Prepared:
     data = dataclasses.replace(data, test=examples(sizes.test_rows, True))
     tokens = np.broadcast_to(np.zeros((), np.int32), (sizes.answer, own.limit))
     options = {"tokens": tokens, "mask": tokens == 0} if encoder else None
-    divided = instruction_data.Divided([], [], tuple(train), tuple(test), names)
+    divided = instruction_data.LeaveOneOutSplit([], [], tuple(train), tuple(test), names)
     return Prepared(data, model, options, own, folder, divided, (of.leave_out,), ())
 
 
 def described_in(own: Spec) -> Path:
-    """The config.json of a model, whether or not it is there.
+    """Returns the config.json of a model, or a published one where there is none.
 
     Raises:
       FileNotFoundError: its package is not installed.
     """
     return (
-        Path(own.folder).expanduser() if own.folder is not None else load_pretrained.installed(str(own.package))
+        Path(own.folder).expanduser() if own.folder is not None else load_pretrained.find_package_folder(str(own.package))
     ) / load_pretrained.CONFIG

@@ -1,8 +1,9 @@
-"""Instruction data from text sets that tensorflow_datasets has prepared: FedOA's eight, in words of our own.
+"""Instruction data from text sets that tensorflow_datasets has prepared: FedOA's eight, in words of
+our own.
 
   train, test = read(DIR, examples=1000, tests=200)
 
-  task                    set (its folder)      test rows from    answers
+  task                    set (its folder)      test examples from    answers
   entailment              snli, anli/r1         test              yes, it cannot be said, no
   sentiment               glue/sst2             validation        negative, positive
                           sentiment140          test              the same; neutral tweets are left out
@@ -11,8 +12,10 @@
   reading_comprehension   openbookqa            test              the four choices
                           super_glue/record     validation        the article's entities
 
-A question ends with its answers, as `instruction_data.read` has them. Rows without a label are left out. Those that are taken are
-always the same: of the training rows of each answer equally many, as far as there are; of the tests any. TensorFlow is not needed.
+A question ends with its answers, as `instruction_data.read` has them. Examples without a label are
+left out. Those that are taken are
+always the same: of the training examples of each answer equally many, as far as there are; of the
+tests any. TensorFlow is not needed.
 """
 
 import math
@@ -23,9 +26,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_core.data.apportion import generator
-from fedjax_core.data.sources.splits import SPLIT_SEED
-from fedjax_core.data.sources.tfds_sets import tfds_folder
+from fedjax_core.data.apportion import make_generator
+from fedjax_core.data.sources.file_checks import SPLIT_SEED
+from fedjax_core.data.sources.tfds_sets import find_tfds_folder
 from fedjax_core.language.instruction_data import OPTIONS, Instance
 
 BLOCK = 2000  # records read at once
@@ -88,10 +91,10 @@ class Form(NamedTuple):
 
     Attributes:
       task: its task.
-      folder: where it lies, as tfds names it.
+      folder: as tfds names it.
       test: the split that is tested on.
       words: record -> question, answers and answer.
-      balanced: whether the same few answers are those of all rows.
+      balanced: whether the same few answers are those of all examples.
     """
 
     task: str
@@ -114,19 +117,19 @@ FORMS = {
 
 
 def read(data_dir: str | Path, examples: int = 1000, tests: int = 200) -> tuple[list[Instance], list[Instance]]:
-    """All eight sets.
+    """Reads all eight sets.
 
     Args:
       data_dir: holds `NAME/[CONFIG/]VERSION/` of each, itself or in its folder `tfds`.
-      examples: training rows of each set.
-      tests: test rows of each.
+      examples: training examples of each set.
+      tests: test examples of each.
 
     Returns:
-      (training rows, test rows), set after set.
+      (training examples, test examples), set after set.
 
     Raises:
       FileNotFoundError: a set is not there; the message says how to prepare it.
-      ValueError: it has not as many rows with a label, or is damaged.
+      ValueError: it has not as many examples with a label, or is damaged.
     """
     if examples < 1 or tests < 1:
         raise ValueError(f"examples={examples} and test_examples={tests} must be at least 1")
@@ -135,42 +138,42 @@ def read(data_dir: str | Path, examples: int = 1000, tests: int = 200) -> tuple[
 
 
 def _drawn(data_dir: Path, name: str, split: str, number: int, balanced: bool) -> list[Instance]:
-    """So many rows of a split, of each answer equally many if asked."""
+    """Draws `number` examples of a split, of each answer equally many if `balanced`."""
     import tensorflow_datasets
 
     form = FORMS[name]
     where = f"tfds:{form.folder}"
-    builder: Any = tensorflow_datasets.builder_from_directory(tfds_folder(data_dir, form.folder))
+    builder: Any = tensorflow_datasets.builder_from_directory(find_tfds_folder(data_dir, form.folder))
     try:
         rows = builder.as_data_source(split)
-        order = generator(SPLIT_SEED, f"{name} {split}").permutation(len(rows))
-        found: list[Instance] = []
+        order = make_generator(SPLIT_SEED, f"{name} {split}").permutation(len(rows))
+        instances: list[Instance] = []
         for start in range(0, len(order), BLOCK):
             records = rows.__getitems__(order[start : start + BLOCK].tolist())
-            found += [_instance(name, words) for record in records if (words := form.words(_text(record)))]
-            counts = Counter(row.answer for row in found)
-            share = -(-number // len(found[0].options)) if found and balanced else 0
-            if len(found) >= number and all(counts[option] >= share for option in found[0].options if balanced):
+            instances += [_instance(name, words) for record in records if (words := form.words(_text(record)))]
+            counts = Counter(row.answer for row in instances)
+            share = -(-number // len(instances[0].options)) if instances and balanced else 0
+            if len(instances) >= number and all(counts[option] >= share for option in instances[0].options if balanced):
                 break
     except NotImplementedError as error:
         raise ValueError(f"{where}: has no random access; prepare it again with file_format='array_record'.") from error
     except (KeyError, ValueError, RuntimeError, OSError) as error:
         raise ValueError(f"{where}: split {split!r} is missing, damaged or of another form ({error}); prepare it again.") from error
-    if len(found) < number:
-        raise ValueError(f"{where}: split {split!r} has {len(found)} rows with a label, {number} are asked for.")
+    if len(instances) < number:
+        raise ValueError(f"{where}: split {split!r} has {len(instances)} examples with a label, {number} are asked for.")
     if not balanced:
-        return found[:number]
+        return instances[:number]
     seen: Counter[str] = Counter()
     turns = []
-    for row in found:
+    for row in instances:
         turns.append(seen[row.answer])
         seen[row.answer] += 1
     kept = np.sort(np.argsort(turns, kind="stable")[:number])
-    return [found[i] for i in kept]
+    return [instances[i] for i in kept]
 
 
 def _text(value: Any) -> Any:
-    """A record with texts in place of bytes, without what surrounds them."""
+    """Returns a record with strings in place of bytes, stripped."""
     if isinstance(value, Mapping):
         return {key: _text(part) for key, part in value.items()}
     if isinstance(value, bytes):

@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 _VARIANCES = ("var", "running_var")  # last parts of names
+_LARGEST = float(np.sqrt(np.finfo(np.float32).max))  # float32 holds its square, as in norms and optimizers
 
 
 def check_weights(arrays: Mapping[str, np.ndarray], where: str | os.PathLike) -> None:
     """Checks a file's arrays, by name.
 
     Raises:
-      ValueError: a value is not finite in float32, or a variance is negative; the message begins
+      ValueError: a value or its square is not finite in float32, or a variance is negative; the message begins
         with `where`.
     """
     for name, array in arrays.items():
@@ -24,8 +25,16 @@ def check_weights(arrays: Mapping[str, np.ndarray], where: str | os.PathLike) ->
             values = np.asarray(array, np.float32)
         if not np.isfinite(values).all():
             raise ValueError(f"{os.fspath(where)}: {name} is not finite; a network needs finite weights (as float32)")
-        if name.rpartition(".")[2] in _VARIANCES and values.size and values.min() < 0:
-            raise ValueError(f"{os.fspath(where)}: {name} has {values.min():g}; a variance must be at least 0")
+        if not values.size:
+            continue
+        if name.rpartition(".")[2] in _VARIANCES:
+            if values.min() < 0:
+                raise ValueError(f"{os.fspath(where)}: {name} has {values.min():g}; a variance must be at least 0")
+        elif np.abs(values).max() > _LARGEST:
+            largest = values.flat[np.argmax(np.abs(values))]
+            raise ValueError(
+                f"{os.fspath(where)}: {name} has {largest:g}; a weight must lie between -{_LARGEST:.2g} and {_LARGEST:.2g}"
+            )
 
 
 def check_scaling(description: Mapping[str, Any], where: str | os.PathLike) -> None:

@@ -209,7 +209,7 @@ def test_columns_far_from_zero_keep_their_digits(caplog):
     np.testing.assert_array_equal(far.data.train.x + far.data.x_offset, SECONDS + 1_700_000_000)
     np.testing.assert_allclose(logits(far, far.data.train.x), logits(near, near.data.train.x), atol=1e-5)
     (line,) = caplog.messages
-    assert "x[..., 0] lies around 17000000" in line
+    assert "x[..., 0] is centred at 17000000" in line
     assert near.data.x_offset is None
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_core import experiment
 from fedjax_core.engine.simulator import Simulation, State
 from fedjax_core.language import instruction_task as language
-from fedjax_core.language import option_scoring
+from fedjax_core.language import rouge
 from fedjax_core.reporting import analysis
 from fedjax_core.storage.export_model import trained_network
 from fedjax_core.storage.json_files import read_json, write_json
@@ -39,9 +39,8 @@ def answered(
         texts = language.answers(made, params, rows, simulation.federation.batches.test, beams=beams)
         asked = [made.divided.test[row] for row in rows]
         right = [row.answer for row in asked]
-        for row, said, score, same in zip(
-            asked, texts, option_scoring.rouge1(texts, right), option_scoring.exact(texts, right), strict=True
-        ):
+        scores = rouge.rouge1(texts, right), rouge.is_exact_match(texts, right)
+        for row, said, score, same in zip(asked, texts, *scores, strict=True):
             found.append({"client": client, "task": row.task, "dataset": row.dataset, "answer": row.answer, "said": said})
             found[-1] |= {"rouge1": score, "exact": same}
     write_json(run / ANSWERS, known | {key: {"round": done, "rows": found}})

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from fedjax_core import code_fingerprint, experiment, registry
 from fedjax_core.commands import shipped
 from fedjax_core.commands.plans import device_targets
-from fedjax_core.data import memory
+from fedjax_core.data import row_readers
 from fedjax_core.experiment.mock_data import Counts
 from fedjax_core.language import mock_instructions as language
 from fedjax_core.storage.json_files import plain, read_json, write_json
@@ -157,7 +157,7 @@ def here() -> tuple[Any, ...]:
         raise ValueError(f"{device_targets.HERE}: {_why(ended.returncode, ended.stderr, 0)}")
     affinity = getattr(os, "sched_getaffinity", None)  # of a CPU each core is a device
     cores = len(affinity(0)) if affinity else os.cpu_count()
-    return *json.loads(ended.stdout.splitlines()[-1]), cores, memory.there()
+    return *json.loads(ended.stdout.splitlines()[-1]), cores, row_readers.machine_memory()
 
 
 def key(job: Job) -> str:

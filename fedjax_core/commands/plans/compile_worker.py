@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from fedjax_core import experiment, own_packages
 from fedjax_core.commands.plans import device_targets, flop_count, hlo_analysis, loops
-from fedjax_core.data import memory
+from fedjax_core.data import row_readers
 from fedjax_core.data.ragged_index import RowLists
 from fedjax_core.engine import aot, chips, client_loop
 from fedjax_core.engine.simulator import Simulation
@@ -52,7 +52,9 @@ def about(sim: Simulation, lanes: int = 1) -> dict[str, Any]:
     if chip is not None and first not in jax.devices():
         limit = chip.memory
     else:
-        limit = client_loop.memory_limit(sim.mesh) or (chip.memory if chip else int(memory.there() / sim.mesh.devices.size))
+        limit = client_loop.memory_limit(sim.mesh) or (
+            chip.memory if chip else int(row_readers.machine_memory() / sim.mesh.devices.size)
+        )
     return {
         "device": first.device_kind,
         "devices": int(sim.mesh.devices.size),

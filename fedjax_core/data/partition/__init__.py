@@ -1,24 +1,27 @@
 """How a data set is divided over clients: pure functions of labels and a data seed.
 
-Every scheme takes `labels` [rows] (or domains, or ids), the number of clients N and a seed, and returns one sorted int32
-array of row numbers per client. A scheme whose protocol also fixes the clients' test sets takes the test labels and returns a
-pair `(train, test)` of such lists. Draws come from `numpy.random.Generator`s made from `(seed, scheme)`, so the data seed alone
-fixes a partition, whatever the training seed, the backend or the number of devices.
+Every scheme takes `labels` [n] (or domains, or ids), the number of clients N and a seed, and
+returns one sorted int32 array of example indices per client. A scheme whose protocol also fixes the
+clients' test sets takes the test labels and returns a pair `(train, test)` of such lists. Draws
+come from `numpy.random.Generator`s made from `(seed, scheme)`, so the data seed alone fixes a
+partition, whatever the training seed, the backend or the number of devices.
 
-Labels are only ever read in place: rows move between clients together with their labels. A request that cannot be met ends,
-after a bounded number of tries, with a ValueError that holds the numbers.
+Labels are only ever read in place: examples move between clients together with their labels. A
+request that cannot be met ends, after a bounded number of tries, with a ValueError that holds the
+numbers.
 
-A further scheme is a function, and a line in `SCHEMES`. A scheme from outside is the same function in a module or file of its own,
-which a config names by its place, `package.module:name(option=...)` or `path/to/file.py:name(option=...)`, or an entry point of
-the group `fedjax_core.partitions`. It takes those of these arguments that it names, and options of its own, whose annotations say
-which values they may have:
-  labels, test_labels            [rows], [test rows] int32 class indices
+A further scheme is a function, and a line in `SCHEMES`. A scheme from outside is the same function
+in a module or file of its own, which a config names by its place, `package.module:name(option=...)`
+or `path/to/file.py:name(option=...)`, or an entry point of the group `fedjax_core.partitions`. It
+takes those of these arguments that it names, and options of its own, whose annotations say which
+values they may have:
+  labels, test_labels            [n], [n_test] int32 class indices
   domains, test_domains          the same of domains; a scheme that names one without a default needs data that have it
   ids, test_ids                  the same of natural clients
   clients, seed                  N, which is `DEFAULT_CLIENTS` where nobody said it, and the data seed;
-                                 `apportion.generator(seed, name)` makes a generator of it
-It returns N index lists into the training rows, or a pair of such lists, the second into the test rows. Whatever it returns is
-checked, and sorted.
+                                 `apportion.make_generator(seed, name)` makes a generator of it
+It returns N index lists into the training examples, or a pair of such lists, the second into the
+test examples. Whatever it returns is checked, and sorted.
 """
 
 import inspect
@@ -31,9 +34,8 @@ from fedjax_core import registry
 from fedjax_core.data.partition.label_skew import dirichlet, grouped_dirichlet, pathological, shards
 from fedjax_core.data.partition.natural_clients import by_domain, natural
 from fedjax_core.data.partition.per_client_label_skew import dirichlet_clients, overlapping_dirichlet, pathological_clients
-from fedjax_core.data.partition.quantity import iid, quantity_skew
-from fedjax_core.data.partition.rows import Index, index_list
-from fedjax_core.data.partition.tail import long_tail
+from fedjax_core.data.partition.quantity import iid, long_tail, quantity_skew
+from fedjax_core.data.partition.sampling import Index, check_index
 
 Lists = Sequence[np.ndarray]
 __all__ = ["COUNTS_ITSELF", "DEFAULT_CLIENTS", "GIVEN", "SCHEMES", "WITHOUT_CLASSES", "Index", "long_tail", "make"]
@@ -65,26 +67,27 @@ def make(
 
     Args:
       name: one of `SCHEMES`, or one from outside.
-      columns: what is known about the rows: `labels`, `test_labels`, `domains`, `test_domains`, `ids`, `test_ids`; None or
-        absent where the data have no such column.
+      columns: what is known about the rows: `labels`, `test_labels`, `domains`, `test_domains`,
+        `ids`, `test_ids`; None or absent where the data have no such column.
       clients: N; None: all natural clients, with other schemes `DEFAULT_CLIENTS`.
       seed: data seed.
       **options: the scheme's own keyword arguments.
 
     Returns:
-      Training index arrays, and the test index arrays of a scheme that defines them, otherwise None.
+      Training index arrays, and the test index arrays of a scheme that defines them, otherwise
+      None.
 
     Raises:
       ValueError: an unknown name, or a scheme that needs a column that the data lack.
-      TypeError: an option that the scheme does not have, or one that is missing; or a scheme from outside that returns something
-        else than index lists.
+      TypeError: an option that the scheme does not have, or one that is missing; or a scheme from
+        outside that returns something else than index lists.
     """
     return divide(registry.find("partition", name, SCHEMES, given=GIVEN, options=options), columns, clients, seed)
 
 
 def clients_of(spec: str, clients: int | None) -> int | None:
-    """Returns N as the scheme of a spec is given it: None stays for one that counts clients itself, for others it is
-    `DEFAULT_CLIENTS`.
+    """Returns N as the scheme of a spec is given it: None stays for one that counts clients itself,
+    for others it is `DEFAULT_CLIENTS`.
 
     >>> clients_of("iid", None), clients_of("iid", 5), clients_of("natural", None)
     (20, 5, None)
@@ -93,7 +96,9 @@ def clients_of(spec: str, clients: int | None) -> int | None:
 
 
 def with_clients(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a config's fields with the number of clients that its partition has (`clients_of`); others as they are."""
+    """Returns a config's fields with the number of clients that its partition has (`clients_of`);
+    others as they are.
+    """
     data = config.get("data")
     if not isinstance(data, Mapping) or not isinstance(data.get("partition"), str) or data.get("clients", 0) is not None:
         return dict(config)
@@ -101,34 +106,36 @@ def with_clients(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def divide(
-    found: registry.Found, columns: Mapping[str, np.ndarray | None], clients: int | None, seed: int
+    scheme: registry.Found, columns: Mapping[str, np.ndarray | None], clients: int | None, seed: int
 ) -> tuple[Lists, Lists | None]:
-    """As `make`, with a scheme that is found already."""
-    clients = clients_of(found.name, clients)
-    takes = inspect.signature(found.function).parameters
+    """Runs a scheme, as `make` does by name."""
+    clients = clients_of(scheme.name, clients)
+    takes = inspect.signature(scheme.function).parameters
     given = {"clients": clients, "seed": seed, **{key: values for key, values in columns.items() if values is not None}}
     for column in COLUMNS:
         if column in takes and takes[column].default is inspect.Parameter.empty and column not in given:
-            raise ValueError(f"partition {found.name!r} needs {column}, and this data set has none.")
-    result = found(**given)
-    if found.origin != registry.BUILT_IN:
+            raise ValueError(f"partition {scheme.name!r} needs {column}, and this data set has none.")
+    result = scheme(**given)
+    if scheme.origin != registry.BUILT_IN:
         assert clients is not None
-        return _checked(found.name, result, clients, {key: len(given.get(key, ())) for key in ("labels", "test_labels")})
+        return _checked(scheme.name, result, clients, {key: len(given.get(key, ())) for key in ("labels", "test_labels")})
     return result if isinstance(result, tuple) else (result, None)
 
 
 def _checked(name: str, result: Any, clients: int, rows: Mapping[str, int]) -> tuple[Index, Index | None]:
-    """What a scheme from outside returned, as index lists."""
+    """Validates the index lists that a scheme from outside returned."""
     halves = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     for half in halves:
         if not (half is None and half is not halves[0]) and (not isinstance(half, Sequence) or len(half) != clients):
-            found = f"{len(half)} lists" if isinstance(half, Sequence) else type(half).__name__
-            raise TypeError(f"partition {name!r} returned {found}: must be a list of {clients} index lists, or two of them.")
+            result_type = f"{len(half)} lists" if isinstance(half, Sequence) else type(half).__name__
+            raise TypeError(f"partition {name!r} returned {result_type}: must be a list of {clients} index lists, or two of them.")
     read: list[Index | None] = []
     try:
         for half, what, of in zip(halves, ("training", "test"), rows, strict=True):
             lists = (
-                None if half is None else [index_list(f"{what} rows of client {i}", part, rows[of]) for i, part in enumerate(half)]
+                None
+                if half is None
+                else [check_index(f"{what} examples of client {i}", part, rows[of]) for i, part in enumerate(half)]
             )
             read.append(lists)
     except ValueError as error:

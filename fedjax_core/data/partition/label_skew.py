@@ -1,14 +1,21 @@
-"""Label skew: each class is divided over the clients, and no row has two of them."""
+"""Label skew: each class is divided over the clients; no example has two clients."""
 
 from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
-from fedjax_core.data.apportion import MANY, apportion, generator
+from fedjax_core.data.apportion import MANY, apportion, make_generator
 from fedjax_core.data.partition import large_populations
-from fedjax_core.data.partition.rows import check_labels, deal_classes
-from fedjax_core.data.partition.sampling import Alpha, concentrations, draw_until, log_dirichlet, log_sum
+from fedjax_core.data.partition.sampling import (
+    Alpha,
+    assign_classes,
+    check_concentration,
+    check_labels,
+    draw_until_min_size,
+    log_dirichlet,
+    log_sum_exp,
+)
 from fedjax_core.data.ragged_index import RowLists
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive
 
@@ -28,40 +35,45 @@ def dirichlet(
 ) -> RowLists:
     """Divides each class over the clients in proportions drawn from a Dirichlet distribution.
 
-    Small alpha means more skew: with 10 clients, the largest share of a class that one client gets is 0.94 on average at alpha
-    0.01, 0.66 at 0.1, 0.38 at 0.5, 0.29 at 1, and 0.1 (an equal split) as alpha grows to infinity. Client sizes differ too,
-    unless `balanced`. The draws are made in log space: a tiny alpha gives each class whole to one client, and never NaN.
+    Small alpha means more skew: with 10 clients, the largest share of a class that one client gets
+    is 0.94 on average at alpha 0.01, 0.66 at 0.1, 0.38 at 0.5, 0.29 at 1, and 0.1 (an equal split)
+    as alpha grows to infinity. Client sizes differ too, unless `balanced`. The draws are made in
+    log space: a tiny alpha gives each class whole to one client, and never NaN.
 
     Args:
-      labels: [rows] class indices.
-      clients: N, at most the number of rows.
+      labels: [n] class indices.
+      clients: N, at most the number of examples.
       seed: data seed.
-      alpha: concentration; one number, or N of them, one per client; or "random" (FedHPL): for each class, N uniform numbers
-        scaled to add up to 1.
-      min_size: rows that the smallest client must have; the draw is repeated until it has. 0 allows empty clients.
-      min_share: part of *each class* that every client gets before the rest is drawn (FedHPL: 0.01 for 5 clients on CIFAR-10,
-        so 50 of 5000 rows); rounded down to whole rows. At most 1/N.
-      balanced: all clients get equally many rows (up to one). The drawn proportions are fitted to equal client sizes by
-        iterative proportional fitting, which keeps the draw's odds ratios; what whole rows leave over is moved between clients.
+      alpha: concentration; one number, or N of them, one per client; or "random" (FedHPL): for each
+        class, N uniform numbers scaled to add up to 1.
+      min_size: examples that the smallest client must have; the draw is repeated until it has. 0
+        allows empty clients.
+      min_share: part of *each class* that every client gets before the rest is drawn (FedHPL: 0.01
+        for 5 clients on CIFAR-10, so 50 of 5000 rows); rounded down to whole examples. At most 1/N.
+      balanced: all clients get equally many examples (up to one). The drawn proportions are fitted
+        to equal client sizes by iterative proportional fitting, which keeps the draw's odds ratios;
+        what whole examples leave over is moved between clients.
       max_tries: draws before giving up on `min_size`.
 
     Returns:
-      N disjoint index arrays that cover all rows.
+      N disjoint index arrays that cover all examples.
 
     Raises:
-      ValueError: alpha outside (0, inf), N * min_size more than there are rows, N * min_share over 1, `min_share` with
-        `balanced`, or no draw in `max_tries` with `min_size` rows for everyone; the message names a `min_size` and an alpha
-        that would do.
+      ValueError: alpha outside (0, inf), N * min_size more than there are examples, N * min_share
+        over 1, `min_share` with `balanced`, or no draw in `max_tries` with `min_size` examples for
+        everyone; the message names a `min_size` and an alpha that would do.
 
-    Source: Hsu, Qi, Brown. Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification, 2019,
-    in the per-class form of Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural Networks, ICML 2019.
+    Source: Hsu, Qi, Brown. Measuring the Effects of Non-Identical Data Distribution for Federated
+    Visual Classification, 2019,
+    in the per-class form of Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural
+    Networks, ICML 2019.
     """
     labels = check_labels(labels, clients)
     if not 0 <= min_share <= 1 / clients:
         raise ValueError(f"min_share={min_share} for {clients} clients: must lie in [0, 1/{clients} = {1 / clients:.4g}].")
     if balanced and min_share:
         raise ValueError(f"min_share={min_share} with balanced=True: equal sizes leave no minimum share; set one of them.")
-    rng = generator(seed, "dirichlet")
+    rng = make_generator(seed, "dirichlet")
     classes, rows = np.unique(labels, return_counts=True)
 
     def draw(concentration):
@@ -75,8 +87,8 @@ def dirichlet(
 
     if isinstance(alpha, str) and alpha != "random":
         raise ValueError(f"alpha={alpha!r}: must be a number > 0, {clients} of them, or 'random'.")
-    concentration = alpha if isinstance(alpha, str) else concentrations(alpha, clients, "client")
-    table = draw_until(draw, "dirichlet", concentration, min_size, len(labels), clients, max_tries)
+    concentration = alpha if isinstance(alpha, str) else check_concentration(alpha, clients, "client")
+    table = draw_until_min_size(draw, "dirichlet", concentration, min_size, len(labels), clients, max_tries)
     return _deal(labels, classes, table, rng)
 
 
@@ -91,43 +103,46 @@ def grouped_dirichlet(
     equal_sizes: bool = True,
     max_tries: AtLeastOne = 1000,
 ) -> RowLists:
-    """Divides random parts of the data, each over a group of clients, by a capped Dirichlet distribution.
+    """Divides random parts of the data, each over a group of clients, by a capped Dirichlet
+    distribution.
 
-    The rows are shuffled and cut into one part per group, in proportion to the group's clients.
-    Within a group, each class in turn is divided in proportions drawn from a Dirichlet distribution,
-    over those clients that have fewer rows so far than the group's mean. The draw is repeated until
-    every client has `min_fraction` of that mean. At the end `equal_sizes` puts the clients' rows one
-    after another, each client's in the order of classes, and cuts them into N parts of one size (up
-    to one row), so that a client passes what is over to the next one.
+    The examples are shuffled and cut into one part per group, in proportion to the group's clients.
+    Within a group, each class in turn is divided in proportions drawn from a Dirichlet
+    distribution, over those clients that have fewer examples so far than the group's mean. The draw
+    is repeated until every client has `min_fraction` of that mean. At the end `equal_sizes` puts
+    the clients' examples one after another, each client's in the order of classes, and cuts them
+    into N parts of one size (up to one example), so that a client passes what is over to the next
+    one.
 
     Args:
-      labels: [rows] class indices.
-      clients: N, at most the number of rows.
+      labels: [n] class indices.
+      clients: N, at most the number of examples.
       seed: data seed.
       alpha: concentration; small alpha means more skew.
       group_size: clients of a group; the last one may have fewer.
       min_fraction: part of a group's mean size that its smallest client must have.
-      equal_sizes: whether all clients get equally many rows in the end.
+      equal_sizes: whether all clients get equally many examples in the end.
       max_tries: draws per group before giving up.
 
     Returns:
-      N disjoint index arrays that cover all rows.
+      N disjoint index arrays that cover all examples.
 
     Raises:
-      ValueError: alpha outside (0, inf), or no draw in `max_tries` with enough rows for everyone.
+      ValueError: alpha outside (0, inf), or no draw in `max_tries` with enough examples for
+        everyone.
 
     Source: Lin, Kong, Stich, Jaggi. Ensemble Distillation for Robust Model Fusion in Federated
-    Learning. NeurIPS 2020 (its released code); with `equal_sizes` the data of FedSKC's released code.
-    Both round each client's part of a class down along the cumulative sum; here the largest
+    Learning. NeurIPS 2020 (its released code); with `equal_sizes` the data of FedSKC's released
+    code. Both round each client's part of a class down along the cumulative sum; here the largest
     remainders are rounded up.
     """
     labels = check_labels(labels, clients)
-    concentration = concentrations(alpha, 1, "group").reshape(())
-    rng = generator(seed, "grouped_dirichlet")
+    concentration = check_concentration(alpha, 1, "group").reshape(())
+    rng = make_generator(seed, "grouped_dirichlet")
     shuffled = rng.permutation(len(labels))
     members = np.bincount(np.arange(clients) // group_size)  # [groups]
     ends = np.cumsum(members) * len(labels) // clients
-    parts = []  # each client's rows, in the order of classes
+    parts = []  # each client's examples, in the order of classes
     for rows, number in zip(np.split(shuffled, ends[:-1]), members, strict=True):
         classes, counts = np.unique(labels[rows], return_counts=True)
         mean = len(rows) / number
@@ -141,7 +156,7 @@ def grouped_dirichlet(
             return table
 
         min_size = int(min_fraction * mean)
-        table = draw_until(draw, "grouped_dirichlet", concentration, min_size, len(rows), int(number), max_tries)
+        table = draw_until_min_size(draw, "grouped_dirichlet", concentration, min_size, len(rows), int(number), max_tries)
         by_class = [np.split(rows[labels[rows] == c], np.cumsum(n)[:-1]) for c, n in zip(classes, table, strict=True)]
         parts += [np.concatenate(own) for own in zip(*by_class, strict=True)]
     sizes = np.array([len(part) for part in parts])
@@ -153,46 +168,50 @@ def grouped_dirichlet(
 def pathological(
     labels: np.ndarray, clients: int, seed: int, *, classes_per_client: AtLeastOne | Sequence[AtLeastOne], equal_volume: bool = True
 ) -> RowLists:
-    """Each client holds n classes; a class's rows are divided equally over the clients that hold it.
+    """Gives each client n classes; a class's examples are divided equally over the clients that
+    hold it.
 
-    Classes are dealt so that each has the same number of holders, up to one: 20 clients with n = 2 and 10 classes of 5000 rows
-    give every class 4 holders with 1250 rows each, so 2500 rows per client.
+    Classes are dealt so that each has the same number of holders, up to one: 20 clients with n = 2
+    and 10 classes of 5000 examples give every class 4 holders with 1250 examples each, so 2500
+    examples per client.
 
     Args:
-      labels: [rows] class indices.
+      labels: [n] class indices.
       clients: N.
       seed: data seed.
-      classes_per_client: n, between 1 and K; or N of them, one per client (FedHPL, Figures 7 to 9: 2, 4, 6, 8 and 10).
-      equal_volume: every client gets the same number of rows of each of its classes, the largest that all can have; rows
-        beyond it belong to no client. False deals out all rows, and sizes differ as class sizes and holders do.
+      classes_per_client: n, between 1 and K; or N of them, one per client (FedHPL, Figures 7 to 9:
+        2, 4, 6, 8 and 10).
+      equal_volume: every client gets the same number of examples of each of its classes, the
+        largest that all can have; examples beyond it belong to no client. False deals out all
+        examples, and sizes differ as class sizes and holders do.
 
     Returns:
       N disjoint index arrays, each with exactly n classes.
 
     Raises:
-      ValueError: n outside [1, K] or not one per client; N * n < K, which would leave classes without a holder; or a class with
-        fewer rows than holders.
+      ValueError: n outside [1, K] or not one per client; N * n < K, which would leave classes
+        without a holder; or a class with fewer examples than holders.
     """
     labels = check_labels(labels, clients)
     classes, rows = np.unique(labels, return_counts=True)
-    each = np.asarray(classes_per_client)
-    if each.shape not in ((), (clients,)) or not np.issubdtype(each.dtype, np.integer):
+    classes_of_client = np.asarray(classes_per_client)
+    if classes_of_client.shape not in ((), (clients,)) or not np.issubdtype(classes_of_client.dtype, np.integer):
         raise ValueError(f"classes_per_client={classes_per_client}: must be an integer, or {clients} of them, one per client.")
-    places = int(np.broadcast_to(each, clients).sum())
-    if each.min() >= 1 and places < len(classes):
+    places = int(np.broadcast_to(classes_of_client, clients).sum())
+    if classes_of_client.min() >= 1 and places < len(classes):
         raise ValueError(
             f"{clients} clients with classes_per_client={classes_per_client} hold {places} of {len(classes)} classes; needs "
             f"classes_per_client >= {-(-len(classes) // clients)} or more clients."
         )
-    rng = generator(seed, "pathological")
-    together = clients > MANY and not each.ndim
-    dealt = large_populations.deal_classes(rng, len(classes), clients, int(each)) if together else None
-    held = (deal_classes(rng, len(classes), clients, classes_per_client) if dealt is None else dealt).T  # [K, N]
+    rng = make_generator(seed, "pathological")
+    together = clients > MANY and not classes_of_client.ndim
+    dealt = large_populations.assign_classes(rng, len(classes), clients, int(classes_of_client)) if together else None
+    held = (assign_classes(rng, len(classes), clients, classes_per_client) if dealt is None else dealt).T  # [K, N]
     holders = held.sum(1)
     if np.any(rows < holders):
         c = int(np.argmax(holders - rows))
         raise ValueError(
-            f"class {classes[c]} has {rows[c]} rows for {holders[c]} holders ({clients} clients with classes_per_client="
+            f"class {classes[c]} has {rows[c]} examples for {holders[c]} holders ({clients} clients with classes_per_client="
             f"{classes_per_client}); needs fewer clients or fewer classes per client."
         )
     table = held * np.min(rows // holders) if equal_volume else apportion(rows, held)
@@ -200,46 +219,51 @@ def pathological(
 
 
 def shards(labels: np.ndarray, clients: int, seed: int, *, shards_per_client: AtLeastOne = 2) -> RowLists:
-    """Sorts the rows by label, cuts them into N * s shards of equal size (up to one row) and deals s of them to each client.
+    """Sorts the examples by label, cuts them into N * s shards of equal size (up to one example)
+    and deals s of them to each client.
 
-    60,000 rows, 100 clients and s = 2 give 200 shards of 300 rows; most clients then hold two classes.
+    60,000 examples, 100 clients and s = 2 give 200 shards of 300 examples; most clients then hold
+    two classes.
 
     Args:
-      labels: [rows] class indices.
+      labels: [n] class indices.
       clients: N.
       seed: data seed.
       shards_per_client: s.
 
     Returns:
-      N disjoint index arrays that cover all rows.
+      N disjoint index arrays that cover all examples.
 
     Raises:
-      ValueError: s < 1, or more shards than rows.
+      ValueError: s < 1, or more shards than examples.
 
-    Source: McMahan et al. Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017.
+    Source: McMahan et al. Communication-Efficient Learning of Deep Networks from Decentralized
+    Data. AISTATS 2017.
     """
     labels = check_labels(labels, clients)
     if not 1 <= shards_per_client <= len(labels) // clients:
         raise ValueError(
-            f"shards_per_client={shards_per_client} for {clients} clients and {len(labels)} rows: must lie in "
+            f"shards_per_client={shards_per_client} for {clients} clients and {len(labels)} examples: must lie in "
             f"[1, {len(labels) // clients}]."
         )
-    rng, number = generator(seed, "shards"), clients * shards_per_client
+    rng, number = make_generator(seed, "shards"), clients * shards_per_client
     shuffled = rng.permutation(len(labels))
     by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    each, more = divmod(len(labels), number)
+    shard_size, more = divmod(len(labels), number)
     whose = np.empty(number, np.int64)  # each shard
     whose[rng.permutation(number)] = np.repeat(np.arange(clients), shards_per_client)
-    return RowLists.dealt(by_label, np.repeat(whose, each + (np.arange(number) < more)), clients)
+    return RowLists.dealt(by_label, np.repeat(whose, shard_size + (np.arange(number) < more)), clients)
 
 
 def _fit_equal_sizes(rows: np.ndarray, log_share: np.ndarray) -> np.ndarray:
-    """Whole numbers [K, N] with row sums `rows`, equal column sums (up to one), and about the odds ratios of the draw."""
+    """Returns integers [K, N] with row sums `rows`, equal column sums (up to one), and about the
+    odds ratios of the draw.
+    """
     sizes = apportion(rows.sum(), np.ones(log_share.shape[1]))
     logs = log_share
     for _ in range(FITTING_STEPS):
-        logs = logs + np.log(sizes) - log_sum(logs, 0)
-        logs = logs + np.log(rows)[:, None] - log_sum(logs, 1)
+        logs = logs + np.log(sizes) - log_sum_exp(logs, 0)
+        logs = logs + np.log(rows)[:, None] - log_sum_exp(logs, 1)
         if np.abs(np.exp(logs).sum(0) - sizes).max() < 0.5:
             break
     table = apportion(rows, np.exp(logs - np.log(rows)[:, None]))
@@ -249,7 +273,9 @@ def _fit_equal_sizes(rows: np.ndarray, log_share: np.ndarray) -> np.ndarray:
 
 
 def _move_one_by_one(table: np.ndarray, surplus: np.ndarray, logs: np.ndarray) -> None:
-    """Moves rows in `table` [K, N] from clients with a surplus [N] to those with a deficit, the largest first."""
+    """Moves examples in `table` [K, N] from clients with a surplus [N] to those with a deficit, the
+    largest first.
+    """
     while surplus.any():  # every move uses up a surplus, a deficit or a cell
         giver, taker = int(surplus.argmax()), int(surplus.argmin())
         gain = np.where(table[:, giver] > 0, logs[:, taker] - logs[:, giver], -np.inf)
@@ -260,7 +286,9 @@ def _move_one_by_one(table: np.ndarray, surplus: np.ndarray, logs: np.ndarray) -
 
 
 def _move_together(table: np.ndarray, surplus: np.ndarray, logs: np.ndarray) -> None:
-    """The same for very many clients: one row from each giver to a taker of its own, at most about K times."""
+    """Moves examples for very many clients: one example from each giver to a taker of its own, at
+    most about K times.
+    """
     while surplus.any():
         givers, takers = np.flatnonzero(surplus > 0), np.flatnonzero(surplus < 0)
         number = min(len(givers), len(takers))
@@ -273,7 +301,9 @@ def _move_together(table: np.ndarray, surplus: np.ndarray, logs: np.ndarray) -> 
 
 
 def _deal(labels: np.ndarray, classes: np.ndarray, table: np.ndarray, rng: np.random.Generator) -> RowLists:
-    """Deals `table[c, i]` random rows of class c to client i, disjointly; rows beyond the table's sums go to nobody."""
+    """Deals `table[c, i]` random examples of class c to client i, disjointly; examples beyond the
+    table's sums go to nobody.
+    """
     shuffled = [rng.permutation(np.flatnonzero(labels == c)) for c in classes]
     rows = np.concatenate([of_class[: numbers.sum()] for of_class, numbers in zip(shuffled, table, strict=True)])
     everyone = np.arange(table.shape[1])

@@ -1,6 +1,7 @@
-"""Draws for very many clients (more than `apportion.MANY`), made together: a loop over clients would take minutes.
+"""Draws for very many clients (more than `apportion.MANY`), made together: a loop over clients
+would take minutes.
 
-They follow the distributions of the draws one by one in `rows.py`, with other numbers.
+They follow the distributions of the draws one by one in `sampling.py`, with other numbers.
 """
 
 import itertools
@@ -8,18 +9,19 @@ import itertools
 import numpy as np
 
 from fedjax_core.data.apportion import apportion
-from fedjax_core.data.partition.rows import Index
+from fedjax_core.data.partition.sampling import Index
 from fedjax_core.data.ragged_index import RowLists
 
-_BLOCK = 2**22  # rows that are drawn at once
+_BLOCK = 2**22  # examples that are drawn at once
 
 
-def choose_rows(rng: np.random.Generator, of_class: Index, numbers: np.ndarray, replace: bool) -> RowLists:
-    """For each client `numbers[i, c]` random rows of class c; with repetition only where a class has fewer and `replace` allows it.
+def choose_examples(rng: np.random.Generator, of_class: Index, numbers: np.ndarray, replace: bool) -> RowLists:
+    """Draws `numbers[i, c]` random examples of class c for each client i; with repetition only
+    where a class has fewer and `replace` allows it.
 
     Args:
       rng: its draws come block of clients by block, class by class.
-      of_class: each class's rows, ascending.
+      of_class: each class's examples, ascending.
       numbers: [N, K].
       replace: whether more than a class has may be asked for.
     """
@@ -28,27 +30,29 @@ def choose_rows(rng: np.random.Generator, of_class: Index, numbers: np.ndarray, 
     edges = [0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(numbers)]
     limit, parts = max((int(rows[-1]) for rows in of_class if len(rows)), default=0) + 1, [np.zeros(0, np.int32)]
     for begin, end in itertools.pairwise(edges):
-        found = []
+        drawn = []
         for rows, wanted in zip(of_class, numbers[begin:end].T, strict=True):
             whose, places = _with_repetition(rng, wanted, len(rows)) if replace else (np.zeros(0, np.int64),) * 2
-            found.append(whose * limit + rows[places])
+            drawn.append(whose * limit + rows[places])
             whose, places = _distinct(rng, np.where(wanted > len(rows), 0, wanted), len(rows))
-            found.append(whose * limit + rows[places])
-        cells = np.sort(np.concatenate(found))
+            drawn.append(whose * limit + rows[places])
+        cells = np.sort(np.concatenate(drawn))
         parts.append((cells % limit).astype(np.int32))
     return RowLists(np.concatenate(parts), np.cumsum(sizes) - sizes, sizes)
 
 
 def _with_repetition(rng: np.random.Generator, numbers: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """(whose, place) of those that want more than there are."""
+    """Returns (client, place) of draws from classes with fewer examples than wanted."""
     whose = np.repeat(np.arange(len(numbers)), np.where(numbers > rows, numbers, 0))
     return whose, rng.integers(0, max(rows, 1), len(whose))
 
 
 def _distinct(rng: np.random.Generator, numbers: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """(whose, place) of `numbers[i]` different places of `rows` for each client i, every set of places equally likely.
+    """Draws (client, place): `numbers[i]` different places of `rows` for each client i, every set
+    of places equally likely.
 
-    What was drawn twice is drawn again. Of those that want more than a half, what they do not get is drawn.
+    What was drawn twice is drawn again. Of those that want more than a half, what they do not get
+    is drawn.
     """
     most = 2 * numbers > rows
     left = np.where(most, rows - numbers, numbers)
@@ -71,15 +75,16 @@ def _distinct(rng: np.random.Generator, numbers: np.ndarray, rows: int) -> tuple
     row_of = np.cumsum(most) - 1
     taken = np.ones((int(most.sum()), rows), bool)
     taken[row_of[whose[excluded]], places[excluded]] = False
-    theirs, others = np.nonzero(taken)
-    return np.concatenate([whose[~excluded], np.flatnonzero(most)[theirs]]), np.concatenate([places[~excluded], others])
+    owners, others = np.nonzero(taken)
+    return np.concatenate([whose[~excluded], np.flatnonzero(most)[owners]]), np.concatenate([places[~excluded], others])
 
 
-def deal_classes(rng: np.random.Generator, classes: int, clients: int, each: int) -> np.ndarray:
-    """[N, K] 0 or 1: `each` classes per client, those that the fewest clients hold so far, ties at random.
+def assign_classes(rng: np.random.Generator, classes: int, clients: int, each: int) -> np.ndarray:
+    """Assigns `each` classes per client, those that the fewest clients hold so far, ties at random;
+    [N, K] 0 or 1.
 
-    After K / gcd(K, each) clients all classes are held equally often, and the dealing begins anew: such runs of clients are dealt
-    to side by side.
+    After K / gcd(K, each) clients all classes are held equally often, and the dealing begins anew:
+    such runs of clients are dealt to side by side.
     """
     if not 1 <= each <= classes:
         raise ValueError(f"classes_per_client={each}: must lie in [1, {classes}], the number of classes.")
@@ -94,7 +99,7 @@ def deal_classes(rng: np.random.Generator, classes: int, clients: int, each: int
 
 
 def apportion_capped(totals: np.ndarray, shares: np.ndarray, caps: np.ndarray) -> np.ndarray:
-    """`apportion.apportion_capped` for each row of shares.
+    """Applies `apportion.apportion_capped` to each row of shares.
 
     Args:
       totals: [N], each at most the sum of the caps.

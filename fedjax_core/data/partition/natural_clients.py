@@ -1,9 +1,9 @@
-"""Clients by where rows come from: domains, or the clients that the data name."""
+"""Natural partitions: by domain, or by the clients that the data name."""
 
 import numpy as np
 
-from fedjax_core.data.apportion import generator
-from fedjax_core.data.partition.rows import Index, check_labels, sorted_rows
+from fedjax_core.data.apportion import make_generator
+from fedjax_core.data.partition.sampling import Index, check_labels, sort_indices
 from fedjax_core.data.ragged_index import RowLists
 from fedjax_core.option_types import AtLeastOne
 
@@ -17,31 +17,34 @@ def by_domain(
     train_examples: AtLeastOne | None = None,
     test_examples: AtLeastOne | None = None,
 ) -> tuple[Index, Index]:
-    """Each client holds one domain (feature shift); with several clients per domain they divide it equally.
+    """Gives each client one domain (feature shift); with several clients per domain they divide it
+    equally.
 
-    Client i has the i-th domain, counting round: 4 clients on PACS have one domain each, 8 clients halve each domain. Where
-    no domain is both trained and tested on (`sources.unseen_domain`), every client has all test rows.
+    Client i has the i-th domain, counting round: 4 clients on PACS have one domain each, 8 clients
+    halve each domain. Where no domain is both trained and tested on (`sources.unseen_domain`),
+    every client has all test examples.
 
     Args:
-      domains: [rows] domain indices of the training rows.
-      test_domains: [test rows] domain indices of the test rows.
+      domains: [n] domain indices of the training examples.
+      test_domains: [n_test] domain indices of the test examples.
       clients: N, a multiple of the number of domains.
       seed: data seed.
-      train_examples: training rows per client, drawn from its part (FedPFT on PACS: 1000); None: all of them.
-      test_examples: test rows per client (FedPFT on PACS: 500); None: all of them.
+      train_examples: training examples per client, drawn from its part (FedPFT on PACS: 1000);
+        None: all of them.
+      test_examples: test examples per client (FedPFT on PACS: 500); None: all of them.
 
     Returns:
-      Training and test index arrays, N each, disjoint but for the test rows of unseen domains.
+      Training and test index arrays, N each, disjoint but for the test examples of unseen domains.
 
     Raises:
-      ValueError: N is no multiple of the number of domains, a domain without test rows, or fewer rows in a client's part than
-        asked for.
+      ValueError: N is no multiple of the number of domains, a domain without test examples, or
+        fewer examples in a client's part than asked for.
     """
     domains, test_domains = check_labels(domains, clients, "domain"), check_labels(test_domains, 1, "domain")
     present = np.unique(domains)
     if clients % len(present):
         raise ValueError(f"{clients} clients for {len(present)} domains: must be a multiple of {len(present)}.")
-    rng = generator(seed, "by_domain")
+    rng = make_generator(seed, "by_domain")
 
     def divide(of_row, examples, what):
         parts: list[np.ndarray] = [np.zeros(0, np.int32)] * clients
@@ -51,11 +54,11 @@ def by_domain(
             fewest = len(rows) // len(owners)
             if fewest < (1 if examples is None else max(examples, 1)):
                 raise ValueError(
-                    f"domain {domain} has {len(rows)} {what} rows for {len(owners)} clients, {fewest} each; {what}_examples="
+                    f"domain {domain} has {len(rows)} {what} examples for {len(owners)} clients, {fewest} each; {what}_examples="
                     f"{examples} needs at least as many, so lower it or change the train/test split."
                 )
             for owner, part in zip(owners, np.array_split(rows, len(owners)), strict=True):
-                parts[owner] = sorted_rows(part[:examples])
+                parts[owner] = sort_indices(part[:examples])
         return parts
 
     train = divide(domains, train_examples, "train")
@@ -67,17 +70,18 @@ def by_domain(
 def natural(
     ids: np.ndarray, clients: int | None, seed: int, test_ids: np.ndarray | None = None
 ) -> tuple[RowLists, RowLists | None]:
-    """The clients that come with the data, such as the writers of handwritten characters.
+    """Keeps the clients that come with the data, such as the writers of handwritten characters.
 
     Args:
-      ids: [rows] the client of each training row, integers >= 0.
-      clients: N; None: all that there are. Fewer than there are ids: N of them are chosen at random. They come in increasing order
-        of id.
+      ids: [n] the client of each training example, integers >= 0.
+      clients: N; None: all that there are. Fewer than there are ids: N of them are chosen at
+        random. They come in increasing order of id.
       seed: data seed.
-      test_ids: [test rows] the client of each test row; None if test rows belong to nobody.
+      test_ids: [n_test] the client of each test example; None if test examples belong to nobody.
 
     Returns:
-      Training index arrays, and test index arrays or None. A chosen client without test rows has an empty test array.
+      Training index arrays, and test index arrays or None. A chosen client without test examples
+      has an empty test array.
 
     Raises:
       ValueError: more clients than ids.
@@ -88,14 +92,16 @@ def natural(
     clients = len(present) if clients is None else clients
     if clients > len(present):
         raise ValueError(f"{clients} clients, but the data have {len(present)} natural ones; allowed: 1 to {len(present)}.")
-    chosen = np.sort(generator(seed, "natural").choice(present, clients, replace=False))
+    chosen = np.sort(make_generator(seed, "natural").choice(present, clients, replace=False))
     if test_ids is None:
         return _rows_of(ids, chosen), None
     return _rows_of(ids, chosen), _rows_of(check_labels(test_ids, 1, "id"), chosen)
 
 
 def _rows_of(ids: np.ndarray, chosen: np.ndarray) -> RowLists:
-    """The rows of each chosen id, in one pass over the sorted ids; each list ascends, as the sort is stable."""
+    """Returns the examples of each chosen id, in one pass over the sorted ids; each list ascends,
+    as the sort is stable.
+    """
     order = np.argsort(ids, kind="stable")
     ids = ids[order]
     first = np.searchsorted(ids, chosen, "left")

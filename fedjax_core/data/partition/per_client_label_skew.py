@@ -1,19 +1,29 @@
-"""Label skew by client: each has a distribution over the classes of its own, and clients may share rows."""
+"""Label skew per client: each client has a distribution over the classes, and clients may share
+examples.
+"""
 
 from typing import Literal
 
 import numpy as np
 
 from fedjax_core import registry
-from fedjax_core.data.apportion import MANY, apportion, apportion_capped, generator
+from fedjax_core.data.apportion import MANY, apportion, apportion_capped, make_generator
 from fedjax_core.data.partition import large_populations
-from fedjax_core.data.partition.rows import Index, at_least_one_client, check_labels, choose_rows, deal_classes
-from fedjax_core.data.partition.sampling import Alpha, concentrations, log_dirichlet
+from fedjax_core.data.partition.sampling import (
+    Alpha,
+    Index,
+    assign_classes,
+    check_concentration,
+    check_labels,
+    check_num_clients,
+    choose_examples,
+    log_dirichlet,
+)
 from fedjax_core.data.ragged_index import RowLists
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 
 Lists = Index | RowLists
-_BLOCK = 2**22  # rows, and shares of classes, that are drawn at once where clients are very many
+_BLOCK = 2**22  # examples, and shares of classes, that are drawn at once where clients are very many
 
 
 def dirichlet_clients(
@@ -28,39 +38,45 @@ def dirichlet_clients(
     replace: bool = False,
     max_tries: AtLeastOne = 1000,
 ) -> tuple[Lists, Lists]:
-    """Each client draws its own label distribution, q ~ Dir(alpha) over the classes, and fixed numbers of rows from it.
+    """Draws a label distribution per client, q ~ Dir(alpha) over the classes, and fixed numbers of
+    examples from it.
 
-    Client i gets q_ic * train_examples training rows and q_ic * test_examples test rows of class c (largest remainders, so
-    the totals are exact). Clients choose their rows independently and *may share examples*. Small alpha means fewer classes
-    per client: with 10 classes the largest has 94 % of a client's rows on average at alpha 0.01, 66 % at 0.1, 29 % at 1.
+    Client i gets q_ic * train_examples training examples and q_ic * test_examples test examples of
+    class c (largest remainders, so the totals are exact). Clients choose their examples
+    independently and *may share examples*. Small alpha means fewer classes
+    per client: with 10 classes the largest has 94 % of a client's examples on average at alpha
+    0.01, 66 % at 0.1, 29 % at 1.
 
     Args:
-      labels: [rows] class indices of the training rows.
-      test_labels: [test rows] class indices of the test rows.
+      labels: [n] class indices of the training examples.
+      test_labels: [n_test] class indices of the test examples.
       clients: N.
       seed: data seed.
       alpha: concentration; one number, or one per class that occurs in `labels`.
-      train_examples: training rows per client (FedPFT: 500).
-      test_examples: test rows per client (FedPFT: 100; 200 on Tiny-ImageNet).
-      replace: where a client wants more rows of a class than there are, False draws its q again; True draws that class's rows
-        with repetition, as the authors' code does, and keeps q.
+      train_examples: training examples per client (FedPFT: 500).
+      test_examples: test examples per client (FedPFT: 100; 200 on Tiny-ImageNet).
+      replace: where a client wants more examples of a class than there are, False draws its q
+        again; True draws that class's examples with repetition, as the authors' code does, and
+        keeps q.
       max_tries: draws of q per client before giving up.
 
     Returns:
       Training and test index arrays, N each, of exactly the sizes asked for.
 
     Raises:
-      ValueError: alpha outside (0, inf), a number of examples that is negative or (training) 0, a class without test rows, or a
-        client whose q asks for more rows than a class has in each of `max_tries` draws; the message says of what.
+      ValueError: alpha outside (0, inf), a number of examples that is negative or (training) 0, a
+        class without test examples, or a client whose q asks for more examples than a class has in
+        each of `max_tries` draws; the message says of what.
 
-    Source: Wu et al. Tackling Feature-Classifier Mismatch in Federated Learning via Prompt-Driven Feature Transformation
+    Source: Wu et al. Tackling Feature-Classifier Mismatch in Federated Learning via Prompt-Driven
+    Feature Transformation
     (FedPFT), 2024.
     """
     labels, test_labels = check_labels(labels, 1), check_labels(test_labels, 1)
-    at_least_one_client(clients)
+    check_num_clients(clients)
     classes = np.unique(labels)
-    concentration = concentrations(alpha, len(classes), "class")
-    rng = generator(seed, "dirichlet_clients")
+    concentration = check_concentration(alpha, len(classes), "class")
+    rng = make_generator(seed, "dirichlet_clients")
 
     def draw(*these: np.ndarray):
         return np.exp(log_dirichlet(rng, concentration, (*map(len, these), len(classes))))
@@ -80,41 +96,44 @@ def pathological_clients(
     test_examples: AtLeastZero = 100,
     replace: bool = False,
 ) -> tuple[Lists, Lists]:
-    """Each client draws n classes and fixed numbers of rows from them, equally many of each; clients may share examples.
+    """Draws n classes per client and fixed numbers of examples from them, equally many of each;
+    clients may share examples.
 
-    With 10 classes, n = 2 and 500 training rows a client holds 250 rows of each of two classes. Classes are dealt so that all
-    are used equally often (up to one client).
+    With 10 classes, n = 2 and 500 training examples a client holds 250 examples of each of two
+    classes. Classes are dealt so that all are used equally often (up to one client).
 
     Args:
-      labels: [rows] class indices of the training rows.
-      test_labels: [test rows] class indices of the test rows.
+      labels: [n] class indices of the training examples.
+      test_labels: [n_test] class indices of the test examples.
       clients: N.
       seed: data seed.
       classes_per_client: n (FedPFT: 2, 20 and 40 on 10, 100 and 200 classes).
-      train_examples: training rows per client.
-      test_examples: test rows per client.
-      replace: True draws a class's rows with repetition where a client wants more than there are; False refuses.
+      train_examples: training examples per client.
+      test_examples: test examples per client.
+      replace: True draws a class's examples with repetition where a client wants more than there
+        are; False refuses.
 
     Returns:
       Training and test index arrays, N each, of exactly the sizes asked for.
 
     Raises:
-      ValueError: n outside [1, K], or more rows of a class than there are.
+      ValueError: n outside [1, K], or more examples of a class than there are.
 
-    Source: Wu et al. Tackling Feature-Classifier Mismatch in Federated Learning via Prompt-Driven Feature Transformation
+    Source: Wu et al. Tackling Feature-Classifier Mismatch in Federated Learning via Prompt-Driven
+    Feature Transformation
     (FedPFT), 2024.
     """
     labels, test_labels = check_labels(labels, 1), check_labels(test_labels, 1)
-    at_least_one_client(clients)
+    check_num_clients(clients)
     classes = np.unique(labels)
-    rng = generator(seed, "pathological_clients")
-    deal = deal_classes if clients <= MANY else large_populations.deal_classes
+    rng = make_generator(seed, "pathological_clients")
+    deal = assign_classes if clients <= MANY else large_populations.assign_classes
     held = deal(rng, len(classes), clients, classes_per_client)
     in_turn = iter(held)
 
     def draw(*these: np.ndarray):
-        mine = held[these[0]] if these else next(in_turn)
-        return mine / mine.sum(-1, keepdims=True)
+        classes_held = held[these[0]] if these else next(in_turn)
+        return classes_held / classes_held.sum(-1, keepdims=True)
 
     numbers = (train_examples, test_examples)
     return _own_distributions("pathological_clients", (labels, test_labels), numbers, clients, draw, rng, replace, max_tries=1)
@@ -128,105 +147,114 @@ def overlapping_dirichlet(
     alpha: Alpha | Literal["random_over_classes", "random_over_clients"] = "random_over_classes",
     train_examples: AtLeastOne | None = None,
 ) -> Lists:
-    """FedHPL's "Dir": client k takes q_kc * |D_k| rows of each class c, q_k ~ Dir(alpha_k); clients may share examples.
+    """Divides as FedHPL's "Dir": client k takes q_kc * |D_k| examples of each class c, q_k ~
+    Dir(alpha_k); clients may share examples.
 
-    Small alpha means fewer classes per client. A client's share of a class can exceed the class: 5 clients on CIFAR-10 take
-    10,000 rows each, and a class has 5,000. It then gets the whole class, and the excess is divided over its other
-    classes in proportion to q (our choice; the paper is silent). A row occurs at most once in a client.
+    Small alpha means fewer classes per client. A client's share of a class can exceed the class: 5
+    clients on CIFAR-10 take 10,000 examples each, and a class has 5,000. It then gets the whole
+    class, and the excess is divided over its other classes in proportion to q (our choice; the
+    paper is silent). An example occurs at most once in a client.
 
     Args:
-      labels: [rows] class indices.
+      labels: [n] class indices.
       clients: N.
       seed: data seed.
-      alpha: concentration, one number or one per class; or drawn uniformly and scaled so that the alpha_kc of a client add up
-        to 1 ("random_over_classes", FedHPL's CIFAR-10) or those of a class do ("random_over_clients", its CIFAR-100 and SVHN).
-      train_examples: |D_k|. None: the rows are counted out equally, so that the sizes add up to all rows.
+      alpha: concentration, one number or one per class; or drawn uniformly and scaled so that the
+        alpha_kc of a client add up to 1 ("random_over_classes", FedHPL's CIFAR-10) or those of a
+        class do ("random_over_clients", its CIFAR-100 and SVHN).
+      train_examples: |D_k|. None: the examples are counted out equally, so that the sizes add up to
+        all examples.
 
     Returns:
       N index arrays that may overlap.
 
     Raises:
-      ValueError: alpha outside (0, inf), an unknown way to draw it, or `train_examples` outside [1, rows].
+      ValueError: alpha outside (0, inf), an unknown way to draw it, or `train_examples` outside [1,
+        examples].
 
-    Source: Ma et al. FedHPL: Efficient Heterogeneous Federated Learning with Prompt Tuning and Logit Distillation, 2024.
+    Source: Ma et al. FedHPL: Efficient Heterogeneous Federated Learning with Prompt Tuning and
+    Logit Distillation, 2024.
     """
     labels = check_labels(labels, clients)
     classes, rows = np.unique(labels, return_counts=True)
-    rng = generator(seed, "overlapping_dirichlet")
+    rng = make_generator(seed, "overlapping_dirichlet")
     if isinstance(alpha, str):
         registry.choose("way to draw alpha", alpha, ("random_over_classes", "random_over_clients"))
         drawn = 1.0 - rng.random((clients, len(classes)))
         concentration = drawn / drawn.sum(1 if alpha == "random_over_classes" else 0, keepdims=True)
     else:
-        concentration = concentrations(alpha, len(classes), "class")
+        concentration = check_concentration(alpha, len(classes), "class")
     if train_examples is None:
         sizes = apportion(len(labels), np.ones(clients))
     elif 1 <= train_examples <= len(labels):
         sizes = np.full(clients, train_examples)
     else:
-        raise ValueError(f"train_examples={train_examples}: must lie in [1, {len(labels)}], the number of rows.")
+        raise ValueError(f"train_examples={train_examples}: must lie in [1, {len(labels)}], the number of examples.")
     shares = np.exp(log_dirichlet(rng, concentration, (clients, len(classes))))
     of_class = [np.flatnonzero(labels == c) for c in classes]
     if clients > MANY:
-        return large_populations.choose_rows(rng, of_class, large_populations.apportion_capped(sizes, shares, rows), replace=False)
+        return large_populations.choose_examples(
+            rng, of_class, large_populations.apportion_capped(sizes, shares, rows), replace=False
+        )
     return [
-        choose_rows(rng, of_class, apportion_capped(int(size), share, rows), replace=False)
+        choose_examples(rng, of_class, apportion_capped(int(size), share, rows), replace=False)
         for size, share in zip(sizes, shares, strict=True)
     ]
 
 
 def _own_distributions(name, labels, numbers, clients: int, draw, rng, replace: bool, max_tries: int) -> tuple[Lists, Lists]:
-    """Draws a label distribution per client, and `numbers` (training, test) of rows from it, shared between clients.
+    """Draws a label distribution per client, and `numbers` (training, test) of examples from it,
+    shared between clients.
 
-    `draw()` is the next client's distribution over the classes of the training labels, `draw(ids)` those of these clients [n, K];
-    it is drawn again while a class has too few rows.
+    `draw()` is the next client's distribution over the classes of the training labels, `draw(ids)`
+    those of these clients [n, K]; it is drawn again while a class has too few examples.
     """
     if numbers[0] < 1 or numbers[1] < 0:
         raise ValueError(f"{name}: train_examples={numbers[0]} must be >= 1, and test_examples={numbers[1]} >= 0.")
     classes = np.unique(labels[0])
     of_class = [[np.flatnonzero(part == c) for c in classes] for part in labels]
-    there = np.array([[len(rows) for rows in part] for part in of_class])  # [2, K]
-    if numbers[1] and there[1].min() == 0:
-        raise ValueError(f"{name}: class {classes[there[1].argmin()]} has training rows but no test rows.")
+    available = np.array([[len(rows) for rows in part] for part in of_class])  # [2, K]
+    if numbers[1] and available[1].min() == 0:
+        raise ValueError(f"{name}: class {classes[available[1].argmin()]} has training examples but no test examples.")
 
     def refuse(client: int, wanted: np.ndarray):
-        part, c = np.unravel_index(np.argmax(wanted - there), there.shape)
+        part, c = np.unravel_index(np.argmax(wanted - available), available.shape)
         raise ValueError(
-            f"{name}: client {client} wants {wanted[part, c]} of the {there[part, c]} {('training', 'test')[part]} rows of "
+            f"{name}: client {client} wants {wanted[part, c]} of the {available[part, c]} {('training', 'test')[part]} examples of "
             f"class {classes[c]} (draw {max_tries} of {max_tries}); lower {('train', 'test')[part]}_examples="
-            f"{numbers[part]}, or allow repeated rows with replace=True."
+            f"{numbers[part]}, or allow repeated examples with replace=True."
         )
 
     if clients > MANY:
-        return _together(clients, numbers, there, of_class, draw, rng, replace, max_tries, refuse)
+        return _together(clients, numbers, available, of_class, draw, rng, replace, max_tries, refuse)
     parts: tuple[Index, Index] = ([], [])
     for client in range(clients):
         for _ in range(max_tries):
             share = draw()
             wanted = np.stack([apportion(number, share) for number in numbers])
-            if replace or np.all(wanted <= there):
+            if replace or np.all(wanted <= available):
                 break
         else:
             refuse(client, wanted)
         for part in (0, 1):
-            parts[part].append(choose_rows(rng, of_class[part], wanted[part], replace))
+            parts[part].append(choose_examples(rng, of_class[part], wanted[part], replace))
     return parts
 
 
-def _together(clients: int, numbers, there, of_class, draw, rng, replace: bool, max_tries: int, refuse) -> tuple[Lists, Lists]:
-    """As the loop of `_own_distributions`, a block of clients at a time."""
-    rows, each = ([], []), max(1, _BLOCK // (there.shape[1] + sum(numbers)))
-    for begin in range(0, clients, each):
-        ids = np.arange(begin, min(begin + each, clients))
-        wanted, left = np.zeros((len(ids), *there.shape), np.int64), np.arange(len(ids))
+def _together(clients: int, numbers, available, of_class, draw, rng, replace: bool, max_tries: int, refuse) -> tuple[Lists, Lists]:
+    """Draws as the loop of `_own_distributions`, a block of clients at a time."""
+    rows, block = ([], []), max(1, _BLOCK // (available.shape[1] + sum(numbers)))
+    for begin in range(0, clients, block):
+        ids = np.arange(begin, min(begin + block, clients))
+        wanted, left = np.zeros((len(ids), *available.shape), np.int64), np.arange(len(ids))
         for _ in range(max_tries):
             wanted[left] = apportion(np.tile(numbers, (len(left), 1)), draw(ids[left])[:, None])
-            left = left[:0] if replace else left[np.any(wanted[left] > there, axis=(1, 2))]
+            left = left[:0] if replace else left[np.any(wanted[left] > available, axis=(1, 2))]
             if not len(left):
                 break
         else:
             refuse(int(ids[left[0]]), wanted[left[0]])
         for part in (0, 1):
-            rows[part].append(large_populations.choose_rows(rng, of_class[part], wanted[:, part], replace).rows)
-    train, test = (RowLists.cut_evenly(np.concatenate(of), clients) for of in rows)
+            rows[part].append(large_populations.choose_examples(rng, of_class[part], wanted[:, part], replace).rows)
+    train, test = (RowLists.cut_evenly(np.concatenate(part), clients) for part in rows)
     return train, test

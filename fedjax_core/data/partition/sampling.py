@@ -1,17 +1,21 @@
-"""Draws from Dirichlet distributions, at any concentration."""
+"""Dirichlet draws at any concentration, random choices of examples, and checks of labels and index
+lists.
+"""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from fedjax_core.option_types import Positive
 
+Index = list[np.ndarray]
 Alpha = Positive | Sequence[Positive]
 ALPHA_RANGE = (1e-100, 1e100)  # beyond it the logarithms of a draw overflow
 
 
-def concentrations(alpha: Alpha, number: int, per: str) -> np.ndarray:
-    """Concentration as a scalar or [number] array, checked."""
+def check_concentration(alpha: Alpha, number: int, per: str) -> np.ndarray:
+    """Returns the concentration as a scalar or an array [number], checked."""
     low, high = ALPHA_RANGE
     try:
         values = np.asarray(alpha, float)
@@ -25,21 +29,27 @@ def concentrations(alpha: Alpha, number: int, per: str) -> np.ndarray:
 
 
 def log_dirichlet(rng: np.random.Generator, alpha: np.ndarray | float, shape: tuple[int, ...]) -> np.ndarray:
-    """Logarithm of a Dirichlet draw over the last axis, finite at any alpha: Gamma(a) = Gamma(a + 1) * U^(1 / a)."""
+    """Draws the logarithm of a Dirichlet sample over the last axis, finite at any alpha: Gamma(a) =
+    Gamma(a + 1) * U^(1 / a).
+    """
     alpha = np.broadcast_to(alpha, shape)
     log_gamma = np.log(rng.gamma(alpha + 1.0)) + np.log(1.0 - rng.random(shape)) / alpha
-    return log_gamma - log_sum(log_gamma, -1)
+    return log_gamma - log_sum_exp(log_gamma, -1)
 
 
-def log_sum(logs: np.ndarray, axis: int) -> np.ndarray:
+def log_sum_exp(logs: np.ndarray, axis: int) -> np.ndarray:
     most = logs.max(axis, keepdims=True)
     return most + np.log(np.exp(logs - most).sum(axis, keepdims=True))
 
 
-def draw_until(draw, name: str, alpha, min_size: int, rows: int, clients: int, max_tries: int) -> np.ndarray:
-    """The first of at most `max_tries` tables [K, N] in which every client has `min_size` rows."""
+def draw_until_min_size(draw, name: str, alpha, min_size: int, rows: int, clients: int, max_tries: int) -> np.ndarray:
+    """Returns the first of at most `max_tries` tables [K, N] in which every client has `min_size`
+    examples.
+    """
     if not 0 <= min_size <= rows // clients:
-        raise ValueError(f"{name}: min_size={min_size} for {clients} clients and {rows} rows: must lie in [0, {rows // clients}].")
+        raise ValueError(
+            f"{name}: min_size={min_size} for {clients} clients and {rows} examples: must lie in [0, {rows // clients}]."
+        )
     if max_tries < 1:
         raise ValueError(f"{name}: max_tries={max_tries}: must be >= 1.")
     best = 0
@@ -53,9 +63,76 @@ def draw_until(draw, name: str, alpha, min_size: int, rows: int, clients: int, m
     if not isinstance(alpha, str) and alpha.ndim == 0:
         larger = (alpha * 2.0**step for step in range(1, 40))
         enough = (a for a in larger if any(draw(a).sum(0).min() >= min_size for _ in range(10)))
-        if (found := next(enough, None)) is not None:
-            advice += f", or alpha >= {found:.2g}"
+        if (sufficient := next(enough, None)) is not None:
+            advice += f", or alpha >= {sufficient:.2g}"
     raise ValueError(
         f"{name}: none of {max_tries} draws with alpha={alpha} gave each of {clients} clients min_size={min_size} of {rows} "
-        f"rows; in the best one the smallest client had {best}. Try {advice}, or fewer clients."
+        f"examples; in the best one the smallest client had {best}. Try {advice}, or fewer clients."
     )
+
+
+def check_labels(labels: np.ndarray, clients: int, what: str = "label") -> np.ndarray:
+    """Returns labels (or domains, or ids) as an array, checked, with at least one example per
+    client.
+    """
+    labels = np.asarray(labels)
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise ValueError(f"{what}s of shape {labels.shape} and type {labels.dtype}: must be integers of shape [n].")
+    if len(labels) and labels.min() < 0:
+        raise ValueError(f"{what} {labels.min()} in row {labels.argmin()}: must be >= 0.")
+    check_num_clients(clients)
+    if clients > len(labels):
+        raise ValueError(f"{clients} clients for {len(labels)} examples; allowed: 1 to {len(labels)}.")
+    return labels
+
+
+def check_num_clients(clients: int) -> None:
+    if not isinstance(clients, int | np.integer) or isinstance(clients, bool) or clients < 1:
+        raise ValueError(f"clients={clients!r}: must be an integer >= 1.")
+
+
+def sort_indices(rows: np.ndarray) -> np.ndarray:
+    return np.sort(rows).astype(np.int32)
+
+
+def choose_examples(rng: np.random.Generator, of_class: Index, numbers: np.ndarray, replace: bool) -> np.ndarray:
+    """Draws `numbers[c]` examples of each class, sorted; with repetition only where a class has
+    fewer and `replace` allows it.
+    """
+    drawn = [rng.choice(rows, n, replace=replace and n > len(rows)) for rows, n in zip(of_class, numbers, strict=True) if n]
+    return sort_indices(np.concatenate([np.zeros(0, np.int64), *drawn]))
+
+
+def assign_classes(rng: np.random.Generator, classes: int, clients: int, each: int | Sequence[int]) -> np.ndarray:
+    """Assigns `each` classes per client, those that the fewest clients hold so far, ties at random;
+    [N, K] 0 or 1.
+    """
+    numbers = np.broadcast_to(each, clients)
+    if not 1 <= numbers.min() <= numbers.max() <= classes:
+        raise ValueError(f"classes_per_client={each}: must lie in [1, {classes}], the number of classes.")
+    held, holders = np.zeros((clients, classes), np.int64), np.zeros(classes, np.int64)
+    for client in range(clients):
+        order = rng.permutation(classes)
+        chosen = order[np.argsort(holders[order], kind="stable")[: numbers[client]]]
+        held[client, chosen] = 1
+        holders[chosen] += 1
+    return held
+
+
+def check_index(what: str, rows: Any, limit: int) -> np.ndarray:
+    """Returns one client's indices, checked and sorted, int32.
+
+    Args:
+      what: begins a message.
+      rows: example indices in any order; may be empty.
+      limit: how many examples there are.
+
+    Raises:
+      ValueError: they are not integers of shape [n], or out of range.
+    """
+    rows = np.asarray(rows) if len(rows) else np.zeros(0, np.int32)
+    if rows.ndim != 1 or not np.issubdtype(rows.dtype, np.integer):
+        raise ValueError(f"{what} has shape {rows.shape} and type {rows.dtype}: must be a list of integer example indices.")
+    if len(rows) and not 0 <= rows.min() <= rows.max() < limit:
+        raise ValueError(f"{what} has example indices from {rows.min()} to {rows.max()}: must lie in [0, {limit}).")
+    return np.sort(rows).astype(np.int32)

@@ -1,10 +1,10 @@
-"""Where data come from: one small reader per format, all of them ending in `from_arrays`, which checks.
+"""Readers of data sets, one per format; all of them end in `from_arrays`, which checks.
 
 `load(name)` takes
   digits                         scikit-learn's 8x8 digits: embedded, offline
-  diabetes                       scikit-learn's patients, with a number to tell: embedded, offline
-  multilabel                     rows with several labels each, drawn by scikit-learn
-  text(path=FILE)                a text, whose characters are told one after another; of Python's own manual without a file
+  diabetes                       scikit-learn's patients, with a number to predict: embedded, offline
+  multilabel                     examples with several labels each, drawn by scikit-learn
+  text(path=FILE)                next characters of a text; of Python's own manual without a file
   cifar10, cifar100              the published binary archives
   fc100                          CIFAR-100 for few-shot learning, classes divided by superclass
   mnist, emnist                  the published IDX files
@@ -17,29 +17,32 @@
   folder:DIR                     CLASS/image files
   csv:FILE                       delimited texts, whose first line names the columns, one of which may name the client
   jsonl:FILE                     JSON objects, one a line, with a column that names the client
-  parquet:FILE, array_record:FILE  the same of tables, and of TensorFlow's records
-  unseen(of=SOURCE, classes=...) any of these, some of its classes in the test set alone
-  unseen_domain(of=SOURCE, domain=...)  any of these that has domains, one of them in the test set alone
+  parquet:FILE, array_record:FILE  the same of tables, and of TensorFlow's records unseen(of=SOURCE,
+  classes=...) any of these, some of its classes in the test set alone unseen_domain(of=SOURCE,
+  domain=...)  any of these that has domains, one of them in the test set alone
   only(of=SOURCE, classes=...)   any of these, some of its classes and no others
   resplit(of=SOURCE)             any of these, tested on a part of its training set
   rotated(of=SOURCE)             any of these, its images turned; a domain for each angle
   blank(shape=..., classes=...)  black images, to count and to time with
-Files are looked for in `data_dir`, else in $FEDJAX_DATA, else in ~/fedjax_data. Nothing is downloaded and no pickle is ever
-loaded; files of published sets are checked by checksum or by exact size, but for those of TensorFlow Federated, FLAIR, Landmarks
-and iNaturalist, whose form alone is. One source never stands in for another.
+Files are read from `data_dir`, else from $FEDJAX_DATA, else in ~/fedjax_data. Nothing is downloaded
+and no pickle is ever loaded; files of published sets are checked by checksum or by exact size, but
+for those of TensorFlow Federated, FLAIR, Landmarks and iNaturalist, whose form alone is. One source
+never stands in for another.
 
-A further set is a function that finds its files (`file_checks.find`), turns bytes into arrays and hands them to `from_arrays`,
-and a line in `READERS`. A set from outside is the same function in a module or file of its own, which a config names by its
-place, `package.module:name(option=...)` or `path/to/file.py:name(option=...)`, or an entry point of the group
-`fedjax_core.sources`. It takes those of these arguments that it names, and options of its own, whose annotations say which values
+A further set is a function that finds its files (`file_checks.find_file`), turns bytes into arrays
+and hands them to `from_arrays`, and a line in `READERS`. A set from outside is the same function in
+a module or file of its own, which a config names by its place, `package.module:name(option=...)` or
+`path/to/file.py:name(option=...)`, or an entry point of the group `fedjax_core.sources`. It takes
+those of these arguments that it names, and options of its own, whose annotations say which values
 they may have:
-  data_dir: Path                 where the files lie
+  data_dir: Path                 where the files are
   load: str -> Dataset           reads another set by its spec, such as "digits" or "npz(path='mine.npz')"
-  training_examples: int | None  how many training rows `data.examples` will keep, for one that can leave out the others unread
-                                 (`splits.choose_rows`)
-It returns a `Dataset` (from `from_arrays` or `from_table`), or the arguments of `from_arrays`: a mapping of them by name, or a
-tuple (train_x, train_y, test_x, test_y) or (train_x, train_y, test_x, test_y, class_names). Whatever it returns is checked.
-What follows the colon of a name in `PREFIXED` is the option `path`.
+  training_examples: int | None  how many training examples `data.examples` will keep, for one that
+                                 can leave out the others unread (`file_checks.choose_stratified`)
+It returns a `Dataset` (from `from_arrays` or `from_table`), or the arguments of `from_arrays`: a
+mapping of them by name, or a tuple (train_x, train_y, test_x, test_y) or (train_x, train_y, test_x,
+test_y, class_names). Whatever it returns is checked. What follows the colon of a name in `PREFIXED`
+is the option `path`.
 """
 
 import os
@@ -57,9 +60,8 @@ from fedjax_core.data.sources.dataset import Dataset, from_arrays
 from fedjax_core.data.sources.derived import fc100, only, resplit, rotated, unseen, unseen_domain
 from fedjax_core.data.sources.file_checks import DATA_VARIABLE
 from fedjax_core.data.sources.image_folder import folder
-from fedjax_core.data.sources.mapped import npy
 from fedjax_core.data.sources.mnist_idx import emnist, mnist
-from fedjax_core.data.sources.numpy_files import npz
+from fedjax_core.data.sources.numpy_files import npy, npz
 from fedjax_core.data.sources.record_files import array_record, csv, jsonl, parquet
 from fedjax_core.data.sources.svhn_mat import svhn
 from fedjax_core.data.sources.tabular import from_table
@@ -111,12 +113,12 @@ GIVEN = ("data_dir", "load", "training_examples")  # arguments of a reader that 
 
 
 def find(spec: str, options: Mapping[str, Any] | None = None, *, field: str = "") -> registry.Found:
-    """The reader that a spec names, its options checked; nothing is read.
+    """Finds the reader that a spec names and checks its options; reads no data.
 
     Args:
-      spec: one of the names above, with options if it has any: "digits", "tfds:cifar10", "npz(path='pacs64.npz', size=32)", or
-        one from outside.
-      options: given beside the spec's own.
+      spec: one of the names above, with options if it has any: "digits", "tfds:cifar10",
+        "npz(path='pacs64.npz', size=32)", or one from outside.
+      options: in addition to the spec's own.
       field: of the config, for messages about a spec that cannot be read.
 
     Raises:
@@ -137,48 +139,53 @@ def load(name: str, data_dir: str | os.PathLike | None = None, **options: Any) -
 
     Args:
       name: one of the names above, or one from outside; with options in brackets, or without.
-      data_dir: where the files lie; None: $FEDJAX_DATA, else ~/fedjax_data.
-      **options: the reader's own keyword arguments: those of the function in `READERS` that are not in `GIVEN`.
+      data_dir: the folder of the files; None: $FEDJAX_DATA, else ~/fedjax_data.
+      **options: the reader's own keyword arguments: those of the function in `READERS` that are not
+        in `GIVEN`.
 
     Raises:
-      ValueError: an unknown name, a value that an option may not have, or files that are damaged or not what they should be.
-      FileNotFoundError: the files are not there; the message says which, where to get and where to put them.
-      TypeError: an option that the reader does not have; or a reader from outside that returns something else than a data set.
+      ValueError: an unknown name, a value that an option may not have, or files that are damaged or
+        not what they should be.
+      FileNotFoundError: the files are not there; the message says which, where to get and where to
+        put them.
+      TypeError: an option that the reader does not have; or a reader from outside that returns
+        something else than a data set.
     """
     return read(find(name, options), data_dir)
 
 
-def read(found: registry.Found, data_dir: str | os.PathLike | None = None, training_examples: int | None = None) -> Dataset:
-    """As `load`, of a reader that `find` has found.
+def read(reader: registry.Found, data_dir: str | os.PathLike | None = None, training_examples: int | None = None) -> Dataset:
+    """Loads a data set as `load` does, with a reader from `find`.
 
     Args:
       found: the reader.
       data_dir: as `load` has it.
-      training_examples: how many `smaller` will keep, so that a reader may leave out the others; None: all.
+      training_examples: how many `smaller` will keep, so that a reader may leave out the others;
+        None: all.
     """
     root = Path(data_dir or os.environ.get(DATA_VARIABLE) or Path.home() / "fedjax_data").expanduser()
-    made = found(data_dir=root, load=lambda spec: load(spec, root), training_examples=training_examples)
-    return made if found.origin == registry.BUILT_IN else _checked(found.name, made)
+    result = reader(data_dir=root, load=lambda spec: load(spec, root), training_examples=training_examples)
+    return result if reader.origin == registry.BUILT_IN else _checked(reader.name, result)
 
 
-def _checked(name: str, made: Any) -> Dataset:
-    """What a reader from outside returned, as a data set."""
+def _checked(name: str, result: Any) -> Dataset:
+    """Validates what a reader from outside returned."""
     given: dict[str, Any]
-    if isinstance(made, Dataset):
-        (train_x, train_y), (test_x, test_y), columns = made.train, made.test, made._asdict()
+    if isinstance(result, Dataset):
+        (train_x, train_y), (test_x, test_y), columns = result.train, result.test, result._asdict()
         given = {"train_x": train_x, "train_y": train_y, "test_x": test_x, "test_y": test_y, **columns}
         given = {key: value for key, value in given.items() if key not in ("train", "test")}
-    elif isinstance(made, tuple) and len(made) in (4, 5):
-        given = dict(zip(("train_x", "train_y", "test_x", "test_y", "class_names"), made, strict=False))
-    elif isinstance(made, Mapping):
-        given = dict(made)
+    elif isinstance(result, tuple) and len(result) in (4, 5):
+        given = dict(zip(("train_x", "train_y", "test_x", "test_y", "class_names"), result, strict=False))
+    elif isinstance(result, Mapping):
+        given = dict(result)
     else:
         wanted = "a Dataset, a mapping of the arguments of from_arrays, or (train_x, train_y, test_x, test_y)"
-        raise TypeError(f"data set {name!r} returned {type(made).__name__}: must be {wanted}.")
+        raise TypeError(f"data set {name!r} returned {type(result).__name__}: must be {wanted}.")
     registry.check(f"what data set {name!r} returned", from_arrays, (), given)
     try:
-        if isinstance(made, Dataset):
-            given["targets"] = targets_of(np.asarray(made.train.y))
+        if isinstance(result, Dataset):
+            given["targets"] = targets_of(np.asarray(result.train.y))
         return from_arrays(**{"name": name.rpartition(":")[2]} | given)
     except (ValueError, TypeError) as error:
         raise ValueError(f"data set {name!r}: {error}") from error

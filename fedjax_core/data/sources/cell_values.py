@@ -1,4 +1,4 @@
-"""Single cells of tables: which hold nothing, and which are numbers."""
+"""Cells of tables: missing values and numbers."""
 
 import decimal
 import math

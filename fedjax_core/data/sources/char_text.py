@@ -1,4 +1,4 @@
-"""Plain texts, whose characters are told one after another."""
+"""Plain texts for next-character prediction."""
 
 import importlib
 import itertools
@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
-from fedjax_core.data.sources.file_checks import find, read_text
-from fedjax_core.data.sources.splits import TestFraction, stratified_fraction
+from fedjax_core.data.sources.file_checks import TestFraction, find_file, read_text, stratified_fraction_mask
 from fedjax_core.option_types import AtLeastOne, Width
 
 
@@ -20,18 +19,20 @@ def text(
     most: AtLeastOne | None = None,
     test_fraction: TestFraction = 0.2,
 ) -> Dataset:
-    """The characters of a text, cut into rows of equal length; each place is to tell the character after it.
+    """Cuts a text into examples of equal length; each position predicts the character after it.
 
-    Natural clients are parts of the text that follow each other (`partition="natural"`), or of Python's manual its topics.
+    Natural clients are parts of the text that follow each other (`partition="natural"`), or of
+    Python's manual its topics.
 
     Args:
       data_dir: where a relative path begins.
-      path: a text file in UTF-8, which may end in .gz; None: the topics of Python's own manual, which come with it and differ
-        between its versions.
-      length: T, the characters of a row that something is told of; the rest of a part that fills no row is left out.
+      path: a text file in UTF-8, which may end in .gz; None: the topics of Python's own manual,
+        which come with it and differ between its versions.
+      length: T, the positions of an example; the rest of a part that
+        fills no example is left out.
       parts: of a file; as many natural clients. None: 20.
-      most: rows of each client; None: all.
-      test_fraction: part of each client's rows that becomes the test set.
+      most: examples of each client; None: all.
+      test_fraction: part of each client's examples that becomes the test set.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -45,7 +46,7 @@ def text(
         client_names = [key for key in sorted(topics) if len(topics[key]) > 2 * length]
         name, pieces = "python's manual", [topics[key] for key in client_names]
     else:
-        file = find(f"text {path}", data_dir, [data_dir / path], "put a text file there, or name another")
+        file = find_file(f"text {path}", data_dir, [data_dir / path], "put a text file there, or name another")
         whole = read_text(file)
         cuts = np.linspace(0, len(whole), parts + 1).astype(int)
         client_names = []
@@ -60,10 +61,10 @@ def text(
         clients += [client] * number
     if len(rows) < 2 * parts:
         raise ValueError(
-            f"{name}: {sum(map(len, pieces))} characters make {len(rows)} rows of length={length}; too few for {parts}."
+            f"{name}: {sum(map(len, pieces))} characters make {len(rows)} examples of length={length}; too few for {parts}."
         )
     whose, x = np.array(clients, np.int32), np.stack(rows)
-    is_test = stratified_fraction([whose], test_fraction)
+    is_test = stratified_fraction_mask([whose], test_fraction)
     return from_arrays(
         x[~is_test],
         None,

@@ -18,7 +18,8 @@ class Cifar(NamedTuple):
       archive: file name of the archive, and the folder it unpacks to.
       md5: of the archive, as published beside it.
       parts: file -> number of records; the last file is the test set.
-      labels: a record is one byte for each of these, then 3072 of pixels; and the file with the names.
+      labels: a record is one byte for each of these, then 3072 of pixels; and the file with the
+        names.
     """
 
     archive: str
@@ -45,32 +46,37 @@ CIFAR100 = Cifar(
 
 
 def cifar10(data_dir: Path) -> Dataset:
-    """CIFAR-10 from `cifar-10-binary.tar.gz` (checked by md5) or `cifar-10-batches-bin/` (by exact sizes).
+    """Reads CIFAR-10 from `cifar-10-binary.tar.gz` (checked by md5) or `cifar-10-batches-bin/` (by
+    exact sizes).
 
     50,000 training and 10,000 test images of 32x32x3, 10 classes. Krizhevsky. Learning Multiple
     Layers of Features from Tiny Images. 2009.
 
     Args:
-      data_dir: where it lies.
+      data_dir: the folder of the file.
 
     Raises:
-      FileNotFoundError: the files are not there; the message says which, where to get and where to put them.
+      FileNotFoundError: the files are not there; the message says which, where to get and where to
+        put them.
       ValueError: they are truncated, damaged or others.
     """
     return read_cifar("cifar10", CIFAR10, data_dir, "fine")
 
 
 def cifar100(data_dir: Path, labels: str = "fine") -> Dataset:
-    """CIFAR-100 from `cifar-100-binary.tar.gz` (checked by md5) or `cifar-100-binary/` (by exact sizes).
+    """Reads CIFAR-100 from `cifar-100-binary.tar.gz` (checked by md5) or `cifar-100-binary/` (by
+    exact sizes).
 
-    50,000 training and 10,000 test images of 32x32x3. Krizhevsky. Learning Multiple Layers of Features from Tiny Images. 2009.
+    50,000 training and 10,000 test images of 32x32x3. Krizhevsky. Learning Multiple Layers of
+    Features from Tiny Images. 2009.
 
     Args:
-      data_dir: where it lies.
+      data_dir: the folder of the file.
       labels: "fine" (100 classes) or "coarse" (20 superclasses).
 
     Raises:
-      FileNotFoundError: the files are not there; the message says which, where to get and where to put them.
+      FileNotFoundError: the files are not there; the message says which, where to get and where to
+        put them.
       ValueError: they are truncated, damaged or others; or there is no such set of labels.
     """
     return read_cifar("cifar100", CIFAR100, data_dir, labels)
@@ -81,16 +87,18 @@ def read_cifar(name: str, spec: Cifar, data_dir: Path, labels: str) -> Dataset:
     registry.choose("label set", labels, spec.labels)
     names_file, classes = spec.labels[labels]
     how = f"get https://www.cs.toronto.edu/~kriz/{spec.archive} and put it there, packed or unpacked"
-    where = file_checks.find(name, data_dir, [data_dir / spec.archive, data_dir / name / spec.archive], how, data_dir / spec.folder)
+    where = file_checks.find_file(
+        name, data_dir, [data_dir / spec.archive, data_dir / name / spec.archive], how, data_dir / spec.folder
+    )
     blobs = {}
     if where.is_dir():
         for file in [*spec.parts, names_file]:
-            blobs[file] = file_checks.find(name, data_dir, [where / file], how).read_bytes()
+            blobs[file] = file_checks.find_file(name, data_dir, [where / file], how).read_bytes()
     else:
         file_checks.check_md5(where, where.read_bytes(), spec.md5)
         with tarfile.open(where) as archive:
             for file in [*spec.parts, names_file]:
-                blobs[file] = file_checks.member(archive, where, f"{spec.folder}/{file}")
+                blobs[file] = file_checks.read_tar_member(archive, where, f"{spec.folder}/{file}")
     width = len(spec.labels) + 3072
     records = []
     for file, rows in spec.parts.items():

@@ -1,4 +1,4 @@
-"""Delimited texts, such as CSV, as columns of whole numbers, numbers or texts; by Python's own reader."""
+"""Delimited texts, such as CSV, as columns of integers, floats or strings, by Python's csv module."""
 
 import csv
 import io
@@ -31,7 +31,7 @@ def read_delimited(file: Path, delimiter: str | None, encoding: str, decimal: st
       Cells by column, all columns equally long.
 
     Raises:
-      ValueError: no header, a name that stands twice, a line with more or fewer cells than the
+      ValueError: no header, a duplicate name, a line with more or fewer cells than the
         header, or quotes that do not close; the message has the file and the line.
     """
     text = read_text(file, encoding)
@@ -76,7 +76,7 @@ def _check_header(file: Path, cells: Sequence[str]) -> list[str]:
 
 
 def _typed(cells: Sequence[str], decimal: str) -> list[Any]:
-    """The cells of one column as numbers if all are, else as texts; None where they are missing."""
+    """Returns the cells of one column as numbers if all are, else as strings; None where missing."""
     cells = [cell.strip() for cell in cells]
     plain = cells if decimal == "." else [_with_point(cell) for cell in cells]
     numbers = [as_number(cell) for cell in plain]
@@ -88,5 +88,5 @@ def _typed(cells: Sequence[str], decimal: str) -> list[Any]:
 
 
 def _with_point(cell: str) -> str:
-    """A number with a decimal comma as one with a point; one with a point is then no number."""
+    """Replaces a decimal comma by a point; a cell with a point is then no number."""
     return cell.replace(".", ":").replace(",", ".")

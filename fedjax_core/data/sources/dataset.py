@@ -24,17 +24,18 @@ class Dataset(NamedTuple):
 
     Attributes:
       name: what tables call it.
-      train: Examples(x, y), where y is [rows] int32 in [0, K), or other targets of `algorithm.TARGETS`, and x is [rows, H, W, C]
-        uint8 in 0..255 (images), [rows, ...] float32, or [rows, ...] int32 (numbers, or token ids for a network that embeds). It is
-        float64 where float32 would lose digits of a column far from 0; its median is then taken off before a run casts it
-        (`FederatedData.x_offset`). Numbers to predict likewise.
+      train: Examples(x, y), where y is [n] int32 in [0, K), or other targets of
+        `algorithm.TARGETS`, and x is [n, H, W, C] uint8 in 0..255 (images), [n, ...] float32, or
+        [n, ...] int32 (numbers, or token ids for a network that embeds). It is float64 where
+        float32 would lose digits of a column far from 0; its median is then taken off before a run
+        casts it (`FederatedData.x_offset`). Numbers to predict likewise.
       test: Examples of the same kind.
       class_names: K names: of the classes, labels, numbers or tokens.
-      train_domains: [rows] int32 in [0, len(domain_names)), or None.
-      test_domains: [test rows], or None.
+      train_domains: [n] int32 in [0, len(domain_names)), or None.
+      test_domains: [n_test], or None.
       domain_names: empty if there are no domains.
-      train_clients: [rows] int32, the natural client of each row (a writer, a user), or None.
-      test_clients: [test rows], or None.
+      train_clients: [n] int32, the natural client of each example (a writer, a user), or None.
+      test_clients: [n_test], or None.
       client_names: of the natural clients 0 ...; empty: they are called by their numbers.
     """
 
@@ -66,7 +67,7 @@ def from_arrays(
     test_clients: Any = None,
     client_names: Sequence[str] = (),
 ) -> Dataset:
-    """A data set from arrays that you have; checks them.
+    """Makes a data set from arrays, and checks them.
 
     >>> import numpy as np
     >>> images = np.zeros((6, 8, 8, 1), np.uint8)
@@ -79,50 +80,54 @@ def from_arrays(
     ((6, 4), 'uint8')
 
     Args:
-      train_x: [rows, ...], one array of numbers. Images are [rows, H, W, C], uint8 or floats; features [rows, D], series
-        [rows, T, D], volumes and others have any shape. Floats become float32, truth values 0.0 and 1.0. uint8 is 0..255, which
-        networks divide by 255. All other integers are numbers, normalised as the same floats would be, except where a network
-        asks for token ids [rows, T] (`nn/flax_adapter.py`) or targets are "tokens": it gets them as they are.
+      train_x: [n, ...], one array of numbers. Images are [n, H, W, C], uint8 or floats; features
+        [n, D], series [n, T, D], volumes and others have any shape. Floats become float32, truth
+        values 0.0 and 1.0. uint8 is 0..255, which networks divide by 255. All other integers are
+        numbers, normalised as the same floats would be, except where a network asks for token ids
+        [n, T] (`nn/flax_adapter.py`) or targets are "tokens": it gets them as they are.
       train_y: the targets, see `targets`; None of "tokens": those of x shifted by one place.
-      test_x: as `train_x`, with the same shape of a row.
-      test_y: [test rows].
+      test_x: as `train_x`, with the same shape of an example.
+      test_y: [n_test].
       class_names: K names; None: "0" ... up to the largest label.
       targets: what `train_y` and `test_y` are.
-        "classes": [rows] integers in [0, K).
-        "labels": [rows, K] truth values, or 0 and 1: which of K labels a row has, none or several.
-        "numbers": [rows] or [rows, D] real numbers.
-        "tokens": [rows, T] integers in [0, K), one for each place of x [rows, T], negative where none counts. Without them x is
-          [rows, T + 1] token ids, negative at the end of shorter texts, of which each place is to tell the next.
+        "classes": [n] integers in [0, K).
+        "labels": [n, K] truth values, or 0 and 1: which of K labels an example has, none or
+          several.
+        "numbers": [n] or [n, D] real numbers.
+        "tokens": [n, T] integers in [0, K), one for each place of x [n, T], negative where none
+          counts. Without them x is [n, T + 1] token ids, negative at the end of shorter texts, of
+          which each position predicts the next.
       name: what tables call it.
-      train_domains: [rows] integers, where rows come from several domains.
-      test_domains: [test rows]; given if `train_domains` is.
+      train_domains: [n] integers, where examples come from several domains.
+      test_domains: [n_test]; given if `train_domains` is.
       domain_names: their names; empty: "0" ... up to the largest.
-      train_clients: [rows] integers >= 0, the client that each row belongs to.
-      test_clients: [test rows], or None.
+      train_clients: [n] integers >= 0, the client that each example belongs to.
+      test_clients: [n_test], or None.
       client_names: what tables of results call the natural clients 0 ...; empty: by their numbers.
 
     Raises:
-      ValueError: a wrong shape, type or range, or images of training and test set in different ranges; the message names the
-        array, what it found and what is allowed.
+      ValueError: a wrong shape, type or range, or images of training and test set in different
+        ranges; the message names the array, what it found and what is allowed.
     """
     registry.choose("targets", targets, TARGETS)
     parts = {"train": (train_x, train_y), "test": (test_x, test_y)}
     if targets == "tokens" and train_y is None and test_y is None:
-        parts = {part: shifted(f"{part}_x", x) for part, (x, _) in parts.items()}
+        parts = {part: shift_tokens(f"{part}_x", x) for part, (x, _) in parts.items()}
     read = {"classes": _integers, "labels": _truths, "numbers": _numbers, "tokens": _tokens}[targets]
     inputs = _of_one_type({f"{part}_x": _inputs(f"{part}_x", x) for part, (x, _) in parts.items()}, targets)
     read_targets = {f"{part}_y": read(f"{part}_y", y) for part, (_, y) in parts.items()}
     read_targets = _of_one_type(read_targets, targets) if targets == "numbers" else read_targets
     examples = {part: Examples(inputs[f"{part}_x"], read_targets[f"{part}_y"]) for part in parts}
     train, test = examples["train"], examples["test"]
-    for what, one, other in (("x", train.x, test.x), ("y", train.y, test.y)):
-        if one.shape[1:] != other.shape[1:] or one.dtype != other.dtype:
-            found = " and ".join(f"{array.shape} {array.dtype}" for array in (one, other))
-            hint = "; uint8 are pixels, 0 ... 255" if one.dtype != other.dtype and np.uint8 in (one.dtype, other.dtype) else ""
-            raise ValueError(f"train_{what} and test_{what} are {found}: rows must agree in shape and type{hint}.")
+    for what, train_array, test_array in (("x", train.x, test.x), ("y", train.y, test.y)):
+        if train_array.shape[1:] != test_array.shape[1:] or train_array.dtype != test_array.dtype:
+            shapes = " and ".join(f"{array.shape} {array.dtype}" for array in (train_array, test_array))
+            types = {train_array.dtype, test_array.dtype}
+            hint = "; uint8 are pixels, 0 ... 255" if len(types) > 1 and np.dtype(np.uint8) in types else ""
+            raise ValueError(f"train_{what} and test_{what} are {shapes}: examples must agree in shape and type{hint}.")
     for part, rows in examples.items():
         if len(rows.x) != len(rows.y) or not len(rows.y):
-            raise ValueError(f"{part}_x has {len(rows.x)} rows and {part}_y {len(rows.y)}: must be equally many, at least 1.")
+            raise ValueError(f"{part}_x has {len(rows.x)} examples and {part}_y {len(rows.y)}: must be equally many, at least 1.")
         if targets == "tokens" and rows.x.shape[:2] != rows.y.shape:
             raise ValueError(f"{part}_x is {rows.x.shape} and {part}_y {rows.y.shape}: there must be a target for each place.")
     if targets != "tokens":
@@ -134,7 +139,7 @@ def from_arrays(
     for what, values in checked.items():
         rows = len(examples[what.split("_")[0]].y)
         if values is not None and len(values) != rows:
-            raise ValueError(f"{what} has {len(values)} entries for {rows} rows: must be one per row.")
+            raise ValueError(f"{what} has {len(values)} entries for {rows} examples: must be one per example.")
     domains = {what: checked[what] for what in ("train_domains", "test_domains")}
     if (checked["train_domains"] is None) != (checked["test_domains"] is None):
         raise ValueError("train_domains and test_domains: give both or neither.")
@@ -148,21 +153,21 @@ def from_arrays(
     return Dataset(name, train, test, class_names, domain_names=domain_names, client_names=client_names, **checked)
 
 
-def shifted(what: str, tokens: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Texts, [rows, T + 1] token ids that are negative at the end of shorter ones, as inputs and targets [rows, T]: each place is
-    to tell the token after it. Targets are -1 beyond a text, inputs 0.
+def shift_tokens(what: str, tokens: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Splits token ids [n, T + 1], negative at the end of shorter texts, into inputs and targets
+    [n, T]: each position predicts the next token. Targets are -1 beyond a text, inputs 0.
 
     Raises:
       ValueError: they are no such integers.
     """
     tokens = _array(what, tokens)
     if tokens.ndim != 2 or tokens.shape[1] < 2 or not np.issubdtype(tokens.dtype, np.signedinteger):
-        raise ValueError(f"{what} has shape {tokens.shape} and type {tokens.dtype}: must be token ids [rows, T + 1], T at least 1.")
+        raise ValueError(f"{what} has shape {tokens.shape} and type {tokens.dtype}: must be token ids [n, T + 1], T at least 1.")
     return np.maximum(tokens[:, :-1], 0), np.where(tokens[:, :-1] >= 0, np.maximum(tokens[:, 1:], -1), -1)
 
 
-def grey(images: np.ndarray) -> np.ndarray:
-    """[rows, H, W] as [rows, H, W, 1]; anything else as it is."""
+def add_channel_axis(images: np.ndarray) -> np.ndarray:
+    """Adds a channel axis to images [n, H, W]; returns other arrays as they are."""
     return images[..., None] if images.ndim == 3 else images
 
 
@@ -170,14 +175,14 @@ def _array(what: str, values: Any) -> np.ndarray:
     try:
         return np.asarray(values)
     except ValueError:
-        raise ValueError(f"{what} has rows of different shapes: must be one array; pad or cut them first.") from None
+        raise ValueError(f"{what} has examples of different shapes: must be one array; pad or cut them first.") from None
 
 
 def _inputs(what: str, values: Any) -> np.ndarray:
     values = _array(what, values)
     if values.ndim < 2 or 0 in values.shape[1:]:
-        hint = f"; pass {what}[:, None] for one number per row" if values.ndim == 1 else ""
-        raise ValueError(f"{what} has shape {values.shape}: must be [rows, ...] with no empty axis{hint}.")
+        hint = f"; pass {what}[:, None] for one number per example" if values.ndim == 1 else ""
+        raise ValueError(f"{what} has shape {values.shape}: must be [n, ...] with no empty axis{hint}.")
     if values.dtype == np.uint8 or np.issubdtype(values.dtype, np.integer):
         return values
     if values.dtype != np.bool_ and not np.issubdtype(values.dtype, np.floating):
@@ -186,7 +191,9 @@ def _inputs(what: str, values: Any) -> np.ndarray:
 
 
 def _floats(what: str, values: np.ndarray) -> np.ndarray:
-    """Returns numbers as float32, or as float64 if they are more precise than that; checks that they are finite as float32."""
+    """Returns numbers as float32, or as float64 if they are more precise than that; checks that
+    they are finite as float32.
+    """
     values = values.astype(np.float64 if values.dtype.itemsize > 4 else np.float32, copy=False)
     largest, step = np.finfo(np.float32).max, max(1, BLOCK // math.prod(values.shape[1:]))
     blocks = (values[start : start + step] for start in range(0, len(values), step))
@@ -199,7 +206,8 @@ def _of_one_type(parts: Mapping[str, np.ndarray], targets: str) -> dict[str, np.
     """Returns arrays of the training and the test set in one of the types that a `Dataset` has.
 
     Args:
-      parts: by name, the training set's first: uint8, other integers, float32 or float64. Pixels stay apart from other numbers.
+      parts: by name, the training set's first: uint8, other integers, float32 or float64. Pixels
+        stay apart from other numbers.
       targets: of the data; with "tokens" integers are token ids.
 
     Raises:
@@ -214,12 +222,12 @@ def _of_one_type(parts: Mapping[str, np.ndarray], targets: str) -> dict[str, np.
         if not large:
             return {name: values.astype(np.int32, copy=False) for name, values in parts.items()}
         for name, values in large.items():
-            found = f"{name} has values from {values.min()} to {values.max()}"
+            value_range = f"{name} has values from {values.min()} to {values.max()}"
             if targets == "tokens":
-                raise ValueError(f"{found}: token ids must fit 32 bits.")
+                raise ValueError(f"{value_range}: token ids must fit 32 bits.")
             if in_file(values):
                 raise ValueError(
-                    f"{found}, and float32 has every integer up to {limit} alone: take a number off that lies among them, "
+                    f"{value_range}, and float32 has every integer up to {limit} alone: subtract a number near them, "
                     "and write the file as float32."
                 )
     elif targets == "tokens" and len(types) > 1:
@@ -231,18 +239,19 @@ def _of_one_type(parts: Mapping[str, np.ndarray], targets: str) -> dict[str, np.
 
 
 def _is_within(values: np.ndarray, limit: int) -> bool:
-    """Returns whether all integers lie in [-limit, limit]."""
+    """Returns whether all integers are in [-limit, limit]."""
     return -limit <= int(values.min()) and int(values.max()) <= limit
 
 
 def check_scales(what: str, x: np.ndarray, other_what: str, other: np.ndarray) -> None:
-    """Refuses images, and warns of other numbers, of which one part is on another scale: [0, 1] and 0 ... 255.
+    """Refuses images, and warns of other numbers, of which one part is on another scale: [0, 1] and
+    0 ... 255.
 
     Args:
       what: x is, such as "train_x".
-      x: [rows, ...].
+      x: [n, ...].
       other_what: the other array is.
-      other: [rows, ...].
+      other: [n, ...].
 
     Raises:
       ValueError: images of different scales; the message has both ranges.
@@ -260,7 +269,7 @@ def check_scales(what: str, x: np.ndarray, other_what: str, other: np.ndarray) -
 
 
 def is_images(x: np.ndarray) -> bool:
-    """Returns whether an array is images [rows, H, W, C] by its shape."""
+    """Returns whether an array is images [n, H, W, C] by its shape."""
     return x.ndim == 4 and x.shape[3] in CHANNELS
 
 
@@ -268,7 +277,7 @@ def _integers(what: str, values: Any) -> np.ndarray:
     values = _array(what, values)
     if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
         hint = "; other targets are named by targets='labels', 'numbers' or 'tokens'" if what.endswith("_y") else ""
-        raise ValueError(f"{what} has shape {values.shape} and type {values.dtype}: must be integers of shape [rows]{hint}.")
+        raise ValueError(f"{what} has shape {values.shape} and type {values.dtype}: must be integers of shape [n]{hint}.")
     if len(values) and (values.min() < 0 or values.max() > np.iinfo(np.int32).max):
         raise ValueError(f"{what} has values from {values.min()} to {values.max()}: must be >= 0 and fit 32 bits.")
     return values.astype(np.int32)
@@ -277,7 +286,7 @@ def _integers(what: str, values: Any) -> np.ndarray:
 def _truths(what: str, values: Any) -> np.ndarray:
     values = _array(what, values)
     if values.ndim != 2 or 0 in values.shape[1:] or values.dtype.kind not in "buif" or not np.isin(values, (0, 1)).all():
-        raise ValueError(f"{what} has shape {values.shape} and type {values.dtype}: must be truth values, or 0 and 1, [rows, K].")
+        raise ValueError(f"{what} has shape {values.shape} and type {values.dtype}: must be truth values, or 0 and 1, [n, K].")
     return values.astype(np.uint8)
 
 
@@ -285,14 +294,14 @@ def _numbers(what: str, values: Any) -> np.ndarray:
     values = _array(what, values)
     values = values[:, None] if values.ndim == 1 else values
     if values.ndim != 2 or 0 in values.shape[1:] or values.dtype.kind not in "uif":
-        raise ValueError(f"{what} has shape {values.shape} and type {values.dtype}: must be real numbers, [rows] or [rows, D].")
+        raise ValueError(f"{what} has shape {values.shape} and type {values.dtype}: must be real numbers, [n] or [n, D].")
     return _floats(what, values if values.dtype.kind == "f" else values.astype(np.float64))
 
 
 def _tokens(what: str, values: Any) -> np.ndarray:
     values = _array(what, values)
     if values.ndim != 2 or 0 in values.shape[1:] or not np.issubdtype(values.dtype, np.signedinteger):
-        wanted = "must be signed integers of shape [rows, T]"
+        wanted = "must be signed integers of shape [n, T]"
         raise ValueError(f"{what} has shape {values.shape} and type {values.dtype}: {wanted}.")
     if len(values) and values.max() > np.iinfo(np.int32).max:
         raise ValueError(f"{what} has values up to {values.max()}: must fit 32 bits.")
@@ -300,7 +309,9 @@ def _tokens(what: str, values: Any) -> np.ndarray:
 
 
 def _target_names(targets: str, names: Sequence[str] | None, train: Examples, test: Examples) -> tuple[str, ...]:
-    """The names of what a network gives for each target: K classes or tokens, as many as there are of labels and numbers."""
+    """Returns the names of a network's outputs: K classes or tokens, as many as there are of labels
+    and numbers.
+    """
     if targets in ("labels", "numbers"):
         width = train.y.shape[1]
         if names is not None and len(names) != width:
@@ -318,7 +329,9 @@ def _target_names(targets: str, names: Sequence[str] | None, train: Examples, te
 
 
 def _names(what: str, names: Sequence[str] | None, columns: dict[str, Any]) -> tuple[str, ...]:
-    """The names of the values 0 ... of the columns, by default the numbers themselves; checks that there are enough."""
+    """Returns the names of the values 0 ... of the columns, by default the numbers; checks that
+    there are enough.
+    """
     top = {column: int(values.max()) for column, values in columns.items()}
     if names is None:
         column, largest = max(top.items(), key=lambda item: item[1])
@@ -336,8 +349,8 @@ def _names(what: str, names: Sequence[str] | None, columns: dict[str, Any]) -> t
 
 
 def _each_once(what: str, names: Sequence[Any]) -> tuple[str, ...]:
-    found = tuple(map(str, names))
-    if len({*found}) < len(found):
-        twice = next(name for i, name in enumerate(found) if name in found[:i])
+    strings = tuple(map(str, names))
+    if len({*strings}) < len(strings):
+        twice = next(name for i, name in enumerate(strings) if name in strings[:i])
         raise ValueError(f"{what} has {twice!r} more than once: names must differ.")
-    return found
+    return strings

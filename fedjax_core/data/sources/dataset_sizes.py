@@ -1,6 +1,8 @@
-"""How large published sets are, and data sets of that size without a file: black images, with classes and clients in turn.
+"""Sizes of published sets, and mock data sets of a size: black images, with classes and clients in
+turn.
 
-They take no memory, and nothing can be learnt from them: they are for counting, tracing and compiling.
+They take no memory, and nothing can be learnt from them: they are for counting, tracing and
+compiling.
 """
 
 from collections.abc import Mapping
@@ -20,9 +22,9 @@ class Size(NamedTuple):
 
     Attributes:
       rows, test_rows: of the training set and of the test set.
-      shape: of a row of x.
+      shape: of an example of x.
       classes: K; of token ids how many words there are.
-      users: natural clients; None where rows name none.
+      users: natural clients; None where examples name none.
       targets: one of `algorithm.TARGETS`.
       dtype: of x.
     """
@@ -42,10 +44,12 @@ _IMAGE |= {"fashion_mnist": _IMAGE["mnist"], "svhn_cropped": _IMAGE["svhn"]}
 
 
 def size(name: str, options: Mapping[str, Any]) -> Size | None:
-    """Of a published set, as its reader names it and with the reader's options; None where its files alone tell.
+    """Returns the size of a published set with its reader's options; None where it is
+    known from its files alone.
 
-    FLAIR as Song et al. (2022) count it, landmarks and species as Hsu et al. (2020); of StackOverflow the most sentences that its
-    users can have. How many rows Shakespeare makes is told by its files alone.
+    FLAIR as Song et al. (2022) count it, landmarks and species as Hsu et al. (2020); of
+    StackOverflow the most sentences that its users can have. How many examples Shakespeare makes is
+    known from its files alone.
     """
     name, _, rest = name.partition(":")
     part = rest or str(options.get("path", ""))
@@ -87,8 +91,8 @@ def _of_users(whole: Size, users: int | None) -> Size:
     return whole._replace(rows=max(1, whole.rows * users // whole.users), users=users)
 
 
-def stand_in(of: Size, name: str, domains: int = 1) -> Dataset:
-    """A data set of a size: every row alike, classes, clients and domains in turn.
+def stand_in(size: Size, name: str, domains: int = 1) -> Dataset:
+    """Makes a data set of a size: all examples alike; classes, clients and domains in turn.
 
     Args:
       of: how large.
@@ -96,35 +100,37 @@ def stand_in(of: Size, name: str, domains: int = 1) -> Dataset:
       domains: how many there are.
     """
     parts = []
-    for rows in (of.rows, of.test_rows):
-        x = np.broadcast_to(np.zeros((), of.dtype), (rows, *of.shape))
-        if of.targets == "classes":
-            y = (np.arange(rows) % of.classes).astype(np.int32)
+    for rows in (size.rows, size.test_rows):
+        x = np.broadcast_to(np.zeros((), size.dtype), (rows, *size.shape))
+        if size.targets == "classes":
+            y = (np.arange(rows) % size.classes).astype(np.int32)
         else:
-            row, kind = {"labels": ((of.classes,), "uint8"), "numbers": ((of.classes,), "float32"), "tokens": (of.shape, "int32")}[
-                of.targets
-            ]
+            row, kind = {
+                "labels": ((size.classes,), "uint8"),
+                "numbers": ((size.classes,), "float32"),
+                "tokens": (size.shape, "int32"),
+            }[size.targets]
             y = np.broadcast_to(np.zeros((), kind), (rows, *row))
         parts.append(Examples(x, y))
     whose: dict[str, Any] = {}
-    if of.users is not None:
-        whose["train_clients"] = (np.arange(of.rows) % of.users).astype(np.int32)
+    if size.users is not None:
+        whose["train_clients"] = (np.arange(size.rows) % size.users).astype(np.int32)
     if domains > 1:
-        turns = [((np.arange(len(part.y)) // of.classes) % domains).astype(np.int32) for part in parts]
+        turns = [((np.arange(len(part.y)) // size.classes) % domains).astype(np.int32) for part in parts]
         whose |= {"train_domains": turns[0], "test_domains": turns[1], "domain_names": tuple(map(str, range(domains)))}
-    names = tuple(map(str, range(of.classes)))
+    names = tuple(map(str, range(size.classes)))
     return Dataset(name, parts[0], parts[1], names, **whose)
 
 
-def smaller(of: Size, pixels: int | None, rows: int | None) -> Size:
-    """As `data.subsample` would leave it.
+def smaller(size: Size, pixels: int | None, rows: int | None) -> Size:
+    """Returns the size that `data.subsample` would leave.
 
     Raises:
-      ValueError: images are to be resized, and there are none; more rows than there are.
+      ValueError: images are to be resized, and there are none; more examples than there are.
     """
-    if pixels is not None and len(of.shape) != 3:
-        raise ValueError(f"data.size={pixels} is of images, rows have the shape {list(of.shape)}")
-    if rows is not None and rows > of.rows:
-        raise ValueError(f"data.examples={rows} must be at most {of.rows}, the training rows that there are")
-    shape = of.shape if pixels is None else (pixels, pixels, of.shape[-1])
-    return of._replace(shape=shape, rows=of.rows if rows is None else rows)
+    if pixels is not None and len(size.shape) != 3:
+        raise ValueError(f"data.size={pixels} is of images, examples have the shape {list(size.shape)}")
+    if rows is not None and rows > size.rows:
+        raise ValueError(f"data.examples={rows} must be at most {size.rows}, the training examples that there are")
+    shape = size.shape if pixels is None else (pixels, pixels, size.shape[-1])
+    return size._replace(shape=shape, rows=size.rows if rows is None else rows)

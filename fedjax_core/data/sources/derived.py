@@ -1,4 +1,4 @@
-"""Sets made of another one: some of its classes or domains, turned, or divided in another way."""
+"""Data sets derived from another one: some of its classes or domains, rotated, or split anew."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,10 +6,10 @@ import numpy as np
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Examples, targets_of
-from fedjax_core.data.apportion import generator
+from fedjax_core.data.apportion import make_generator
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
-from fedjax_core.data.sources.splits import SPLIT_SEED, TestFraction, stratified_fraction
-from fedjax_core.data.target_types import need_classes, strata
+from fedjax_core.data.sources.file_checks import SPLIT_SEED, TestFraction, stratified_fraction_mask
+from fedjax_core.data.target_types import need_classes, stratify
 
 Load = Callable[[str], Dataset]  # by its spec, such as "digits" or "npz(path='pacs64.npz')"
 SUPERCLASS = (  # of each class of CIFAR-100, both in alphabetical order
@@ -25,21 +25,24 @@ FC100 = {  # superclasses
 
 
 def fc100(load: Load, of: str = "cifar100", test: str = "test") -> Dataset:
-    """FC100: CIFAR-100 with its classes divided by superclass, for few-shot learning; all 600 images of each class.
+    """Makes FC100: CIFAR-100 with its classes divided by superclass, for few-shot learning; all 600
+    images of each class.
 
-    60 classes are trained on (labels 0 to 59), and the test set is of 20 others (60 to 79); each in alphabetical order. FC100 as
-    folders `train/CLASS/*` and `test/CLASS/*` is read by `folder:DIR`.
+    60 classes are trained on (labels 0 to 59), and the test set is of 20 others (60 to 79); each in
+    alphabetical order. FC100 as folders `train/CLASS/*` and `test/CLASS/*` is read by `folder:DIR`.
 
-    Oreshkin, Rodriguez Lopez, Lacoste. TADAM: Task dependent adaptive metric for improved few-shot learning. NeurIPS 2018.
-    https://arxiv.org/abs/1805.10123
+    Oreshkin, Rodriguez Lopez, Lacoste. TADAM: Task dependent adaptive metric for improved few-shot
+    learning. NeurIPS 2018. https://arxiv.org/abs/1805.10123
 
     Args:
       load: reads the other set.
-      of: where CIFAR-100 comes from: "cifar100", its published archive; "tfds:cifar100"; or another source that has all of it.
+      of: where CIFAR-100 comes from: "cifar100", its published archive; "tfds:cifar100"; or another
+        source that has all of it.
       test: "test", or "validation" for the 20 classes that hyperparameters are chosen on.
 
     Raises:
-      ValueError: the other set has not the classes of CIFAR-100; or what reading the other set raises.
+      ValueError: the other set has not the classes of CIFAR-100; or what reading the other set
+        raises.
     """
     registry.choose("FC100 test", test, ("test", "validation"))
     dataset = load(of)
@@ -54,9 +57,10 @@ def fc100(load: Load, of: str = "cifar100", test: str = "test") -> Dataset:
 
 
 def unseen(load: Load, of: str, classes: Sequence[int]) -> Dataset:
-    """Another set, some of whose classes make up the test set and are not trained on: for few-shot episodes.
+    """Moves some classes of another set into the test set alone: for few-shot episodes.
 
-    All rows of a class, of both parts, stand on one side. The classes that are trained on come first.
+    All examples of a class, of both parts, are on one side. The classes that are trained on come
+    first.
 
     Args:
       load: reads the other set.
@@ -64,7 +68,8 @@ def unseen(load: Load, of: str, classes: Sequence[int]) -> Dataset:
       classes: labels of the unseen ones, each once; some, not all.
 
     Raises:
-      ValueError: labels that there are not, or targets that are no classes; or what reading the other set raises.
+      ValueError: labels that there are not, or targets that are no classes; or what reading the
+        other set raises.
     """
     dataset = load(of)
     need_classes(f"unseen(of={of!r})", dataset.train.y, "use a set with classes")
@@ -76,18 +81,20 @@ def unseen(load: Load, of: str, classes: Sequence[int]) -> Dataset:
 
 
 def unseen_domain(load: Load, of: str, domain: str) -> Dataset:
-    """Another set, one of whose domains is the test set and is not trained on: "leave one domain out".
+    """Makes one domain of another set its test set: "leave one domain out".
 
-    All rows of a domain, of both parts, stand on one side. With the partition `by_domain` each client has one of the others, and
-    is tested on all test rows.
+    All examples of a domain, of both parts, are on one side. With the partition `by_domain` each
+    client has one of the others, and is tested on all test examples.
 
     Args:
       load: reads the other set.
-      of: a set with domains, such as "npz(path='pacs64.npz')" or "folder(path='office', domains=True, test_fraction=0.2)".
+      of: a set with domains, such as "npz(path='pacs64.npz')" or "folder(path='office',
+        domains=True, test_fraction=0.2)".
       domain: the name of the unseen one.
 
     Raises:
-      ValueError: the set has no such domain, or no domains at all; or what reading the other set raises.
+      ValueError: the set has no such domain, or no domains at all; or what reading the other set
+        raises.
     """
     dataset = load(of)
     if dataset.train_domains is None or dataset.test_domains is None:
@@ -97,7 +104,9 @@ def unseen_domain(load: Load, of: str, domain: str) -> Dataset:
     domains = np.concatenate([dataset.train_domains, dataset.test_domains])
     test = domains == left_out
     if test.all() or not test.any():
-        raise ValueError(f"unseen_domain: domain={domain!r} has {test.sum()} of the {len(test)} rows: must have some, and not all.")
+        raise ValueError(
+            f"unseen_domain: domain={domain!r} has {test.sum()} of the {len(test)} examples: must have some, and not all."
+        )
     return dataset._replace(
         name=f"{dataset.name}_unseen_{domain}",
         train=Examples(x[~test], y[~test]),
@@ -110,7 +119,8 @@ def unseen_domain(load: Load, of: str, domain: str) -> Dataset:
 
 
 def only(load: Load, of: str, classes: Sequence[int]) -> Dataset:
-    """Some classes of another set, such as half of them to pre-train on, or those that are public.
+    """Keeps some classes of another set, such as half of them to pre-train on, or those that are
+    public.
 
     Args:
       load: reads the other set.
@@ -118,7 +128,8 @@ def only(load: Load, of: str, classes: Sequence[int]) -> Dataset:
       classes: labels of those that stay, each once; the first of them becomes label 0.
 
     Raises:
-      ValueError: labels that there are not, or targets that are no classes; or what reading the other set raises.
+      ValueError: labels that there are not, or targets that are no classes; or what reading the
+        other set raises.
     """
     dataset = load(of)
     need_classes(f"only(of={of!r})", dataset.train.y, "use the whole set, or one with classes")
@@ -142,10 +153,12 @@ def only(load: Load, of: str, classes: Sequence[int]) -> Dataset:
 
 
 def resplit(load: Load, of: str, test_fraction: TestFraction = 0.2) -> Dataset:
-    """Another set's training rows alone, a part of each class as test set; its own test rows are left out. Where targets are no
-    classes, it is a part of each domain's and each client's rows.
+    """Splits another set's training examples anew, a part of each class as test set; its own test
+    set is left out. Where targets are no classes, it is a part of each domain's and each client's
+    examples.
 
-    For clients with private test sets (FedHPL, Figures 7 to 9), with `pathological(classes_per_client=(2, 4, 6, 8, 10))`.
+    For clients with private test sets (FedHPL, Figures 7 to 9), with
+    `pathological(classes_per_client=(2, 4, 6, 8, 10))`.
 
     Args:
       load: reads the other set.
@@ -153,12 +166,13 @@ def resplit(load: Load, of: str, test_fraction: TestFraction = 0.2) -> Dataset:
       test_fraction: part that is tested on, between 0 and 1; fixed seed.
 
     Raises:
-      ValueError: a fraction that leaves no rows on one side; or what reading the other set raises.
+      ValueError: a fraction that leaves no examples on one side; or what reading the other set
+        raises.
     """
     dataset = load(of)
     x, y = dataset.train
     whose = (dataset.train_domains, dataset.train_clients) if targets_of(y) != "classes" else ()
-    is_test = stratified_fraction([strata(y), *(column for column in whose if column is not None)], test_fraction)
+    is_test = stratified_fraction_mask([stratify(y), *(column for column in whose if column is not None)], test_fraction)
     of_row = lambda column, kept: None if column is None else column[kept]
     return dataset._replace(
         name=f"{dataset.name}_resplit",
@@ -172,17 +186,21 @@ def resplit(load: Load, of: str, test_fraction: TestFraction = 0.2) -> Dataset:
 
 
 def rotated(load: Load, of: str, degrees: Sequence[float] = (0, 30, 60, 90)) -> Dataset:
-    """Another set whose images are turned counterclockwise, by one of several angles each: a domain for each angle.
+    """Rotates another set's images counterclockwise, by one of several angles each: a domain per
+    angle.
 
-    As in Ghifary, Kleijn, Zhang, Balduzzi. Domain Generalization for Object Recognition with Multi-task Autoencoders. ICCV 2015.
+    As in Ghifary, Kleijn, Zhang, Balduzzi. Domain Generalization for Object Recognition with
+    Multi-task Autoencoders. ICCV 2015.
 
     Args:
       load: reads the other set.
       of: a set of uint8 images, such as "digits".
-      degrees: the angles, two or more, each once; the names of the domains. Corners that turn in are black.
+      degrees: the angles, two or more, each once; the names of the domains. Corners that turn in
+        are black.
 
     Raises:
-      ValueError: other angles, or a set that is not of uint8 images; or what reading the other set raises.
+      ValueError: other angles, or a set that is not of uint8 images; or what reading the other set
+        raises.
     """
     from PIL import Image
 
@@ -190,10 +208,12 @@ def rotated(load: Load, of: str, degrees: Sequence[float] = (0, 30, 60, 90)) -> 
     if len(angles) < 2 or len({*angles}) < len(angles):
         raise ValueError(f"rotated: degrees={angles}: must be two or more angles, each once.")
     if dataset.train.x.ndim != 4 or dataset.train.x.dtype != np.uint8:
-        raise ValueError(f"rotated: of={of!r} has rows {dataset.train.x.shape[1:]} {dataset.train.x.dtype}: must be uint8 images.")
+        raise ValueError(
+            f"rotated: of={of!r} has examples {dataset.train.x.shape[1:]} {dataset.train.x.dtype}: must be uint8 images."
+        )
     parts = []
     for part, (x, y) in (("train", dataset.train), ("test", dataset.test)):
-        domains = generator(SPLIT_SEED, f"rotated {part}").permutation(np.arange(len(y)) % len(angles)).astype(np.int32)
+        domains = make_generator(SPLIT_SEED, f"rotated {part}").permutation(np.arange(len(y)) % len(angles)).astype(np.int32)
         turned = x.copy()
         for i in np.flatnonzero(np.asarray(angles)[domains] != 0):
             for c in range(x.shape[-1]):
@@ -211,7 +231,9 @@ def rotated(load: Load, of: str, degrees: Sequence[float] = (0, 30, 60, 90)) -> 
 
 
 def _divided(dataset: Dataset, train: np.ndarray, test: np.ndarray, name: str) -> Dataset:
-    """All rows of the classes `train` as training set, and of `test` as test set, numbered in this order."""
+    """Splits a set by class: `train` is the training set, `test` the test set, numbered in this
+    order.
+    """
     x, y = (np.concatenate(column) for column in zip(dataset.train, dataset.test, strict=True))
     chosen = np.concatenate([train, test])
     label = np.full(len(dataset.class_names), -1, np.int32)

@@ -1,26 +1,28 @@
-"""Decoded images: of published lists in memory, or, where they are too many for it, in files beside the list, made once; of
-prepared sets in a cache, so that a later start need not decode them again.
+"""Decoded images: of published lists in memory, or, where they are too many for it, in files beside
+the list, made once; of prepared sets in a cache, so that a later start need not decode them again.
 
-The cache is the folder $FEDJAX_CACHE, by default ~/.cache/fedjax_core/decoded; "" is for none. Its files may be removed at any
-time.
+The cache is the folder $FEDJAX_CACHE, by default ~/.cache/fedjax_core/decoded; "" is for none. Its
+files may be removed at any time.
 """
 
 import contextlib
 import hashlib
+import io
+import itertools
 import logging
 import os
 import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedjax_core.data import memory
-from fedjax_core.data.sources.file_checks import NOT_AN_ARRAY
-from fedjax_core.data.sources.image_folder import decode
+from fedjax_core.atomic_files import read_bytes, write_blocks
+from fedjax_core.data import row_readers
+from fedjax_core.data.sources.file_checks import map_array
+from fedjax_core.data.sources.image_folder import decode_images
 
 SHARE = 0.5  # of this machine's memory, that the images of all parts may take together
 CACHE_VARIABLE = "FEDJAX_CACHE"
@@ -29,8 +31,9 @@ _BLOCK = 2**26  # bytes that are decoded at once for a file
 log = logging.getLogger("fedjax_core")
 
 
-def images(parts: Mapping[str, Sequence[Path]], size: int, folder: Path) -> dict[str, np.ndarray]:
-    """[rows, size, size, 3] uint8 of each part: arrays, or memory-mapped files of the folder, by the list of their images.
+def load_images(parts: Mapping[str, Sequence[Path]], size: int, folder: Path) -> dict[str, np.ndarray]:
+    """Loads each part's images as [n, size, size, 3] uint8, in memory or memory-mapped in the
+    folder.
 
     Args:
       parts: the files of each part's images.
@@ -43,7 +46,9 @@ def images(parts: Mapping[str, Sequence[Path]], size: int, folder: Path) -> dict
       OSError: such a file cannot be written; one line.
     """
     needed = sum(map(len, parts.values())) * size * size * 3
-    if needed <= SHARE * memory.there():
+    if needed <= SHARE * row_readers.machine_memory():
+        for files in parts.values():
+            _check_present(files)
         return {part: _decoded(files, size) for part, files in parts.items()}
     return {part: _kept(files, size, folder) for part, files in parts.items()}
 
@@ -51,11 +56,9 @@ def images(parts: Mapping[str, Sequence[Path]], size: int, folder: Path) -> dict
 def _decoded(files: Sequence[Path], size: int) -> np.ndarray:
     def blobs() -> Iterator[bytes]:
         for file in files:
-            if not file.is_file():
-                raise FileNotFoundError(f"{file} is not there, and the list names it; get the images again.")
-            yield file.read_bytes()
+            yield read_bytes(file)
 
-    return decode(lambda i: str(files[i]), blobs(), len(files), 3, size)
+    return decode_images(lambda i: str(files[i]), blobs(), len(files), 3, size)
 
 
 def _kept(files: Sequence[Path], size: int, folder: Path) -> np.ndarray:
@@ -66,17 +69,17 @@ def _kept(files: Sequence[Path], size: int, folder: Path) -> np.ndarray:
         if not place.is_file():
             _write(place, files, size, shape)
     try:
-        found: Any = np.load(place, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise ValueError(f"{place}: is no file of decoded images ({error}); remove it, and it is made again.") from error
-    if found.shape != shape or found.dtype != np.uint8:
-        raise ValueError(f"{place}: has {found.shape} {found.dtype}, not {shape} uint8; remove it, and it is made again.")
-    return found
+        array = map_array(place, str(place))
+    except ValueError as error:
+        raise ValueError(f"{error} Remove it, and it is made again.") from error
+    if array.shape != shape or array.dtype != np.uint8:
+        raise ValueError(f"{place}: has {array.shape} {array.dtype}, not {shape} uint8; remove it, and it is made again.")
+    return array
 
 
 @contextlib.contextmanager
 def _alone(place: Path) -> Iterator[None]:
-    """One process at a time, where the file system has locks; else several do the same work."""
+    """Locks a file's place for one process, where the file system has locks."""
     with contextlib.ExitStack() as stack:
         if not place.is_file() and sys.platform != "win32":
             import fcntl
@@ -88,69 +91,74 @@ def _alone(place: Path) -> Iterator[None]:
 
 
 def _write(place: Path, files: Sequence[Path], size: int, shape: tuple[int, ...]) -> None:
-    """The file, whole or not at all; block by block, so that a full disk is an error and no crash."""
+    """Writes the file block by block, so that memory holds one."""
     row = size * size * 3
-    log.warning("decoding %d images into %s, once (%s)", len(files), place, memory.said(len(files) * row))
-    each, writing = max(1, _BLOCK // row), None
+    log.warning("decoding %d images into %s, once (%s)", len(files), place, row_readers.format_bytes(len(files) * row))
+    _check_present(files)
+    images_per_block = max(1, _BLOCK // row)
+    blocks = (_decoded(files[begin : begin + images_per_block], size) for begin in range(0, len(files), images_per_block))
     try:
-        handle, name = tempfile.mkstemp(".npy", ".writing-", place.parent)
-        writing = Path(name)
-        with open(handle, "wb") as file:
-            np.lib.format.write_array_header_2_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
-            for begin in range(0, len(files), each):
-                file.write(_decoded(files[begin : begin + each], size).data)
-            file.flush()
-            os.fsync(file.fileno())
-        writing.chmod(0o644)
-        writing.replace(place)
-    except FileNotFoundError:
-        raise
+        _write_array(place, shape, np.dtype(np.uint8), blocks)
     except OSError as error:
-        what = f"cannot keep {len(files)} decoded images, which this machine's memory does not hold, in {place}"
-        raise OSError(error.errno, f"{what}: {error.strerror}; give a smaller size, or room there") from error
-    finally:
-        if writing is not None:
-            writing.unlink(missing_ok=True)
+        what = f"these are {len(files)} decoded images, which this machine's memory does not hold"
+        raise OSError(error.errno, f"{error.strerror}; {what}: give a smaller size, or room there") from error
 
 
-class Cached:
-    """A decoded set in the cache: images [rows, H, W, C] uint8 and labels [rows]."""
+def _check_present(files: Sequence[Path]) -> None:
+    for file in files:
+        if not file.is_file():
+            raise FileNotFoundError(f"{file} is not there, and the list names it; get the images again.")
+
+
+def _write_array(path: Path, shape: tuple[int, ...], dtype: np.dtype, blocks: Iterable[np.ndarray]) -> None:
+    """Writes a .npy file atomically (`atomic_files.write_blocks`)."""
+    header = io.BytesIO()
+    descr = np.lib.format.dtype_to_descr(dtype)
+    np.lib.format.write_array_header_2_0(header, {"descr": descr, "fortran_order": False, "shape": shape})
+    write_blocks(path, itertools.chain([header.getvalue()], (np.ascontiguousarray(block).data for block in blocks)))
+
+
+class DecodedCache:
+    """A decoded set in the cache: images [n, H, W, C] uint8 and labels [n]."""
 
     def __init__(self, files: Sequence[Path], *how: Any):
         """Finds the place of the set.
 
         Args:
-          files: that it is decoded from; of other ones, by path, size or time of change, the set is another.
+          files: that it is decoded from; of other ones, by path, size or time of change, the set is
+            another.
           how: else it is decoded, such as the size of its images.
         """
         folder = os.environ.get(CACHE_VARIABLE, os.path.join("~", ".cache", "fedjax_core", "decoded"))
-        said = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-        name = hashlib.sha256(repr((said, how)).encode()).hexdigest()[:24]
+        versions = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        name = hashlib.sha256(repr((versions, how)).encode()).hexdigest()[:24]
         self._folder = Path(folder).expanduser() if folder else None
         self._x, self._y = f"{name}.npy", f"{name}-labels.npy"
 
     def load(self, choose: Callable[[np.ndarray], np.ndarray | None]) -> tuple[np.ndarray, np.ndarray] | None:
-        """Returns images and labels if the cache has them, else None; a damaged file counts as none.
+        """Returns images and labels if the cache has them, else None; a damaged file counts as
+        none.
 
         Args:
-          choose: labels -> the rows that are wanted, or None for all.
+          choose: labels -> the examples that are wanted, or None for all.
         """
         if self._folder is None or not (self._folder / self._x).is_file():
             return None
         try:
-            labels = np.load(self._folder / self._y, allow_pickle=False)
-            rows = choose(labels)
-            if rows is None:
-                images = np.load(self._folder / self._x, allow_pickle=False)
-            else:
-                labels, images = labels[rows], np.array(np.load(self._folder / self._x, mmap_mode="r", allow_pickle=False)[rows])
-        except (*NOT_AN_ARRAY, IndexError):
+            labels = np.array(map_array(self._folder / self._y, self._y))
+            images = map_array(self._folder / self._x, self._x)
+            chosen = choose(labels)
+            chosen = slice(None) if chosen is None else chosen
+            labels, images = labels[chosen], np.array(images[chosen])
+        except (OSError, ValueError, IndexError):
             return None
         good = images.ndim == 4 and images.dtype == np.uint8 and labels.shape == images.shape[:1]
         return (images, labels) if good else None
 
     def store(self, images: np.ndarray, labels: np.ndarray) -> None:
-        """Keeps a set that is worth it, if the disk has four times its size; where it cannot be written the set is not kept."""
+        """Keeps a set that is worth it, if the disk has four times its size; where it cannot be
+        written the set is not kept.
+        """
         if self._folder is None or images.nbytes < CACHED:
             return
         try:
@@ -158,16 +166,8 @@ class Cached:
             if shutil.disk_usage(self._folder).free < 4 * images.nbytes:
                 return
             for name, array in ((self._y, labels), (self._x, images)):  # who finds the images finds the labels
-                with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".writing-", delete=False) as file:
-                    try:
-                        np.save(file, array, allow_pickle=False)
-                        file.close()
-                        os.chmod(file.name, 0o644)
-                        os.replace(file.name, self._folder / name)
-                    except BaseException:
-                        Path(file.name).unlink(missing_ok=True)
-                        raise
+                _write_array(self._folder / name, array.shape, array.dtype, [array])
         except OSError as error:
             log.info("decoded images are not kept in %s: %s", self._folder, error.strerror)
         else:
-            log.info("decoded images are kept in %s (%s), for later starts", self._folder, memory.said(images.nbytes))
+            log.info("decoded images are kept in %s (%s), for later starts", self._folder, row_readers.format_bytes(images.nbytes))

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedjax_core.data.memory import check_fits
+from fedjax_core.data.row_readers import check_fits
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
-from fedjax_core.data.sources.splits import TestFraction, choose_rows, stratified_fraction
+from fedjax_core.data.sources.file_checks import TestFraction, choose_stratified, stratified_fraction_mask
 from fedjax_core.option_types import AtLeastOne
 
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
@@ -29,11 +29,13 @@ def folder(
     test_fraction: TestFraction | None = None,
     training_examples: int | None = None,
 ) -> Dataset:
-    """A folder of images: `train/CLASS/*` and `test/CLASS/*`, or `CLASS/*` with `test_fraction`.
+    """Reads a folder of images: `train/CLASS/*` and `test/CLASS/*`, or `CLASS/*` with
+    `test_fraction`.
 
-    With `domains`, a level above the classes: `train/DOMAIN/CLASS/*` and `test/...`, or `DOMAIN/CLASS/*` with `test_fraction`.
-    Classes, domains and files come in alphabetical order; images are the files that end in one of `IMAGE_ENDINGS`. Images of more
-    than 8 bits are scaled to bytes by their depth (`to_bytes`).
+    With `domains`, a level above the classes: `train/DOMAIN/CLASS/*` and `test/...`, or
+    `DOMAIN/CLASS/*` with `test_fraction`. Classes, domains and files come in alphabetical order;
+    images are the files that end in one of `IMAGE_ENDINGS`. Images of more than 8 bits are scaled
+    to bytes by their depth (`to_bytes`).
 
     Args:
       data_dir: where relative paths start.
@@ -41,13 +43,16 @@ def folder(
       domains: whether there is a level of domains.
       channels: 3 or 1, what images are converted to.
       size: resize all images to size x size pixels; needed where they differ.
-      test_fraction: part of each class (and domain) that becomes the test set, where the folder has none; fixed seed.
-      training_examples: so many of the training images, as `data.examples` takes them; the others are not read. None: all.
+      test_fraction: part of each class (and domain) that becomes the test set, where the folder has
+        none; fixed seed.
+      training_examples: so many of the training images, as `data.examples` takes them; the others
+        are not read. None: all.
 
     Raises:
       FileNotFoundError: there is no such folder.
-      ValueError: it has no images or no test set, an image is broken, too large, of another size or of no depth (floats), or a
-        file that is called like an image is none (a pipe, a broken link); the message has its path.
+      ValueError: it has no images or no test set, an image is broken, too large, of another size or
+        of no depth (floats), or a file that is called like an image is none (a pipe, a broken
+        link); the message has its path.
     """
     root = data_dir / Path(path).expanduser()
     if not root.is_dir():
@@ -63,9 +68,9 @@ def folder(
     class_names = sorted({class_name for _, class_name, _ in listed})
     domain_names = sorted({domain for domain, _, _ in listed})
     if test_fraction is not None:
-        is_test = stratified_fraction([*_codes(files[0], class_names, domain_names)], test_fraction)
+        is_test = stratified_fraction_mask([*_codes(files[0], class_names, domain_names)], test_fraction)
         files = [[entry for entry, held in zip(files[0], is_test, strict=True) if held == part] for part in (False, True)]
-    chosen = choose_rows(_codes(files[0], class_names, domain_names)[0], training_examples)
+    chosen = choose_stratified(_codes(files[0], class_names, domain_names)[0], training_examples)
     if chosen is not None:
         files[0] = [files[0][i] for i in chosen]
     if size is not None:
@@ -74,7 +79,7 @@ def folder(
     arrays = []
     for half in files:
         names = [str(file) for _, _, file in half]
-        x = decode(names.__getitem__, (file.read_bytes() for _, _, file in half), len(half), channels, size)
+        x = decode_images(names.__getitem__, (file.read_bytes() for _, _, file in half), len(half), channels, size)
         arrays.append((x, *_codes(half, class_names, domain_names)))
     (train_x, train_y, train_domains), (test_x, test_y, test_domains) = arrays
     held = {"train_domains": train_domains, "test_domains": test_domains, "domain_names": domain_names} if domains else {}
@@ -84,45 +89,51 @@ def folder(
 def _codes(
     entries: Sequence[tuple[str, str, Path]], class_names: Sequence[str], domain_names: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the classes and domains of images, as (domain, class, file), by their places among the names."""
+    """Returns the classes and domains of images, as (domain, class, file), by their places among
+    the names.
+    """
     of_class, of_domain = ({name: i for i, name in enumerate(names)} for names in (class_names, domain_names))
     y = np.array([of_class[name] for _, name, _ in entries], np.int32)
     return y, np.array([of_domain[name] for name, _, _ in entries], np.int32)
 
 
 def _image_files(root: Path, domains: bool) -> list[tuple[str, str, Path]]:
-    """(domain, class, file) of each image under `root`, in order; the domain is "" if there are none."""
+    """Lists (domain, class, file) of each image under `root`, in order; the domain is "" if there
+    are none.
+    """
 
     def folders(parent: Path) -> list[Path]:
         return sorted(child for child in parent.iterdir() if child.is_dir() and not child.name.startswith("."))
 
-    found = []
+    entries = []
     for domain in folders(root) if domains else [root]:
         for class_folder in folders(domain):
             for file in sorted(class_folder.iterdir()):
                 if file.suffix.lower() in IMAGE_ENDINGS and not file.name.startswith("."):
                     if not file.is_file():  # to read a pipe would wait for ever
                         raise ValueError(f"{file}: is no regular file (a folder, a pipe, or a link to nothing); take it out.")
-                    found.append((domain.name if domains else "", class_folder.name, file))
-    if not found:
+                    entries.append((domain.name if domains else "", class_folder.name, file))
+    if not entries:
         layout = "DOMAIN/CLASS/*" if domains else "CLASS/*"
         raise ValueError(f"{root}: no images; looked for {layout} ending in {', '.join(IMAGE_ENDINGS)}.")
-    return found
+    return entries
 
 
-def decode(where: Callable[[int], str], blobs: Iterable[bytes], count: int, channels: int, size: int | None) -> np.ndarray:
-    """Decodes encoded images into one array [count, H, W, channels] uint8; deeper ones by their depth (`to_bytes`).
+def decode_images(where: Callable[[int], str], blobs: Iterable[bytes], count: int, channels: int, size: int | None) -> np.ndarray:
+    """Decodes encoded images into one array [count, H, W, channels] uint8; deeper ones by their
+    depth (`to_bytes`).
 
     Args:
       where: what messages call image i, such as its path.
       blobs: the encoded images.
       count: how many there are.
       channels: 1 (grey) or 3 (colour), what they are converted to.
-      size: they are resized to size x size pixels, bilinearly; None: all must have the size of the first.
+      size: they are resized to size x size pixels, bilinearly; None: all must have the size of the
+        first.
 
     Raises:
-      ValueError: no images; one that cannot be decoded, has more pixels than Pillow decodes (179 million), another size, or no
-        depth that is known; or more than fit into memory.
+      ValueError: no images; one that cannot be decoded, has more pixels than Pillow decodes (179
+        million), another size, or no depth that is known; or more than fit into memory.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -172,16 +183,19 @@ def is_deep(image: Any) -> bool:
 
 
 def to_bytes(image: Any, what: str) -> Any:
-    """Returns a Pillow image of at most 8 bits for each number: the image itself, or a deeper one scaled by its depth.
+    """Returns a Pillow image of at most 8 bits for each number: the image itself, or a deeper one
+    scaled by its depth.
 
-    Pillow's own conversion cuts a deeper image at 255, so that it is plain white, or black where pixels are fractions.
+    Pillow's own conversion cuts a deeper image at 255, so that it is plain white, or black where
+    pixels are fractions.
 
     Args:
       image: of any mode.
       what: begins the message, such as the file.
 
     Raises:
-      ValueError: how bright white is in this image is not known: it has floats, or integers of 32 bits.
+      ValueError: how bright white is in this image is not known: it has floats, or integers of 32
+        bits.
     """
     if not is_deep(image):
         return image

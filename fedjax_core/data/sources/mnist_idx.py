@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_core import registry
 from fedjax_core.data.sources import file_checks
-from fedjax_core.data.sources.dataset import Dataset, from_arrays, grey
+from fedjax_core.data.sources.dataset import Dataset, add_channel_axis, from_arrays
 
 MNIST_MD5 = {  # of the unpacked files
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
@@ -20,26 +20,28 @@ MNIST_MD5 = {  # of the unpacked files
 
 
 def mnist(data_dir: Path) -> Dataset:
-    """MNIST from its four IDX files, packed (.gz) or not, in `mnist/` or beside it; checked by md5.
+    """Reads MNIST from its four IDX files, packed (.gz) or not, in `mnist/` or beside it; checked
+    by md5.
 
-    60,000 training and 10,000 test images of 28x28x1. LeCun, Bottou, Bengio, Haffner. Gradient-Based Learning Applied to Document
-    Recognition. Proceedings of the IEEE, 1998.
+    60,000 training and 10,000 test images of 28x28x1. LeCun, Bottou, Bengio, Haffner.
+    Gradient-Based Learning Applied to Document Recognition. Proceedings of the IEEE, 1998.
 
     Args:
-      data_dir: where they lie.
+      data_dir: the folder of the files.
 
     Raises:
-      FileNotFoundError: the files are not there; the message says which, where to get and where to put them.
+      FileNotFoundError: the files are not there; the message says which, where to get and where to
+        put them.
       ValueError: they are truncated, damaged or others.
     """
     how = "get the four .gz files from https://storage.googleapis.com/cvdf-datasets/mnist/ and put them there, packed or unpacked"
     arrays = []
     for file, md5 in MNIST_MD5.items():
         folders = (data_dir / "mnist", data_dir)
-        where = file_checks.find("mnist", data_dir, [folder / (file + end) for folder in folders for end in ("", ".gz")], how)
-        blob = file_checks.unpacked(where)
+        where = file_checks.find_file("mnist", data_dir, [folder / (file + end) for folder in folders for end in ("", ".gz")], how)
+        blob = file_checks.read_unpacked(where)
         file_checks.check_md5(where, blob, md5)
-        arrays.append(grey(read_idx(where, blob)))
+        arrays.append(add_channel_axis(read_idx(where, blob)))
     train_x, train_y, test_x, test_y = arrays
     return from_arrays(train_x, train_y, test_x, test_y, tuple(string.digits), name="mnist")
 
@@ -63,18 +65,21 @@ EMNIST_ROWS = {
 
 
 def emnist(data_dir: Path, split: str = "balanced") -> Dataset:
-    """EMNIST from its IDX files, packed (.gz) or not, in `emnist/`, `gzip/` or inside `gzip.zip`; checked by exact sizes.
+    """Reads EMNIST from its IDX files, packed (.gz) or not, in `emnist/`, `gzip/` or inside
+    `gzip.zip`; checked by exact sizes.
 
-    The files hold images transposed; here they are upright (`tfds:emnist/bymerge` and its like leave them so). Labels of `letters`
-    start at 0 (in the files at 1). Images are 28x28x1. Cohen, Afshar, Tapson, van Schaik. EMNIST: an extension of MNIST to
-    handwritten letters. 2017.
+    The files hold images transposed; here they are upright (`tfds:emnist/bymerge` and its like
+    leave them so). Labels of `letters` start at 0 (in the files at 1). Images are 28x28x1. Cohen,
+    Afshar, Tapson, van Schaik. EMNIST: an extension of MNIST to handwritten letters. 2017.
 
     Args:
-      data_dir: where they lie.
-      split: byclass (62 classes), bymerge (47), balanced (47), letters (26), digits (10) or mnist (10).
+      data_dir: the folder of the files.
+      split: byclass (62 classes), bymerge (47), balanced (47), letters (26), digits (10) or mnist
+        (10).
 
     Raises:
-      FileNotFoundError: the files are not there; the message says which, where to get and where to put them.
+      FileNotFoundError: the files are not there; the message says which, where to get and where to
+        put them.
       ValueError: they are truncated, damaged or others; or there is no such split.
     """
     registry.choose("EMNIST split", split, EMNIST_NAMES)
@@ -91,23 +96,30 @@ def read_emnist(data_dir: Path, split: str, rows: Sequence[tuple[int, int]]) -> 
         for kind in ("images-idx3", "labels-idx1"):
             file = f"emnist-{split}-{part}-{kind}-ubyte"
             places = [folder / (file + end) for folder in folders for end in ("", ".gz")]
-            where = file_checks.find("emnist", data_dir, [*places, *archives], how)
-            blob = file_checks.zipped(where, f"gzip/{file}.gz") if where.suffix == ".zip" else file_checks.unpacked(where)
+            where = file_checks.find_file("emnist", data_dir, [*places, *archives], how)
+            blob = (
+                file_checks.read_zip_member(where, f"gzip/{file}.gz")
+                if where.suffix == ".zip"
+                else file_checks.read_unpacked(where)
+            )
             arrays.append(read_idx(where, blob))
     train_x, train_y, test_x, test_y = arrays
     if (len(train_y), len(test_y)) not in rows:
         allowed = " or ".join(f"{train} and {test}" for train, test in rows)
-        raise ValueError(f"emnist {split}: {len(train_y)} training and {len(test_y)} test rows, published are {allowed}; {how}.")
+        raise ValueError(
+            f"emnist {split}: {len(train_y)} training and {len(test_y)} test examples, published are {allowed}; {how}."
+        )
     first = 1 if split == "letters" else 0
-    x = [grey(images).swapaxes(1, 2).copy() for images in (train_x, test_x)]
+    x = [add_channel_axis(images).swapaxes(1, 2).copy() for images in (train_x, test_x)]
     y = [labels.astype(np.int32) - first for labels in (train_y, test_y)]
     return from_arrays(x[0], y[0], x[1], y[1], tuple(EMNIST_NAMES[split]), name=f"emnist_{split}")
 
 
 def read_idx(where: Path, blob: bytes) -> np.ndarray:
-    """The array in an IDX file of unsigned bytes.
+    """Reads the array of an IDX file of unsigned bytes.
 
-    Layout: 0, 0, type (8), number of axes; the length of each axis as a big-endian 32-bit number; the values.
+    Layout: 0, 0, type (8), number of axes; the length of each axis as a big-endian 32-bit number;
+      the values.
 
     Raises:
       ValueError: another magic number, or not exactly as many bytes as the header says.

@@ -1,27 +1,26 @@
-"""Arrays or encoded images in one .npz file."""
+"""Data sets in a .npz file (arrays or encoded images) or in a folder of memory-mapped .npy files."""
 
 import itertools
-import math
 import zipfile
-import zlib
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from fedjax_core.data.memory import check_fits
 from fedjax_core.data.sources import file_checks, image_folder
-from fedjax_core.data.sources.dataset import Dataset, from_arrays, grey
-from fedjax_core.data.sources.splits import TestFraction, stratified_fraction
+from fedjax_core.data.sources.dataset import Dataset, add_channel_axis, from_arrays
+from fedjax_core.data.sources.file_checks import TestFraction, stratified_fraction_mask
 from fedjax_core.option_types import AtLeastOne
 
 OF_ROWS = ("images", "features", "bytes", "offsets", "labels", "domains", "clients")
 SHARED = ("is_test", "class_names", "domain_names", "client_names")
-OTHER_NAMES = {  # of Keras' files, and of `from_arrays`; x are images where they are uint8 [rows, H, W] or [rows, H, W, C]
+OTHER_NAMES = {  # of Keras' files, and of `from_arrays`; x are images where they are uint8 [n, H, W] or [n, H, W, C]
     **{f"{what}_{part}": f"{part}_{what}" for part in ("train", "test") for what in ("x", "y")},
     **{f"{what.upper()}_{part}": f"{part}_{what}" for part in ("train", "test") for what in ("x", "y")},
 }
-DAMAGED = (*file_checks.NOT_AN_ARRAY, RuntimeError, zipfile.BadZipFile, zlib.error)
+_OF_ANY_SHAPE = ("images", "features", "_x")
+NEEDED_FILES = ("train_features", "train_labels", "test_features", "test_labels")
+OPTIONAL_FILES = ("train_domains", "test_domains", "train_clients", "test_clients", "class_names", "domain_names")
 
 
 def npz(
@@ -31,31 +30,35 @@ def npz(
     size: AtLeastOne | None = None,
     test_fraction: TestFraction | None = None,
 ) -> Dataset:
-    """A .npz file with arrays or encoded images; read without pickle.
+    """Reads a .npz file with arrays or encoded images, without pickle.
 
-    Either both parts, `train_` and `test_` in front of each key, or one with `is_test` [rows] bool and bare keys:
-      images                 [rows, H, W] or [rows, H, W, C], uint8 or floats
-      features               instead of images: [rows, ...], numbers of any shape and type, as `from_arrays` takes them
+    Either both parts, `train_` and `test_` in front of each key, or one with `is_test` [n] bool and
+    bare keys:
+      images                 [n, H, W] or [n, H, W, C], uint8 or floats
+      features               instead of images: [n, ...], numbers of any shape and type, as `from_arrays` takes them
       bytes, offsets         instead of images: encoded files one after another, file i is bytes[offsets[i]:offsets[i + 1]]
-      labels                 [rows] or [rows, 1] integers
-      domains, clients       [rows] integers, optional
-    and without a prefix, optional: class_names [K], domain_names, client_names. Or the arrays x_train, y_train, x_test and y_test,
-    as Keras has them (also train_x ...): x is images if it is uint8 [rows, H, W], else features; y is labels.
+      labels                 [n] or [n, 1] integers
+      domains, clients       [n] integers, optional
+    and without a prefix, optional: class_names [K], domain_names, client_names. Or the arrays
+    x_train, y_train, x_test and y_test, as Keras has them (also train_x ...): x is images if it is
+    uint8 [n, H, W], else features; y is labels.
 
     Args:
       data_dir: where relative paths start.
       path: the file; its ending .npz may be left out.
       channels: 3 or 1, what encoded images are converted to.
       size: resize encoded images to size x size pixels; needed where they differ.
-      test_fraction: for a file in one part: our own split, stratified by class (and domain), in place of `is_test`.
+      test_fraction: for a file in one part: our own split, stratified by class (and domain), in
+        place of `is_test`.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it is damaged, lacks a key, or its arrays do not fit together; the message has the file and the key.
+      ValueError: it is damaged, lacks a key, or its arrays do not fit together; the message has the
+        file and the key.
     """
     where = data_dir / Path(path).expanduser()
     candidates = [where] if where.suffix == ".npz" else [where, where.with_name(where.name + ".npz")]
-    where = file_checks.find(f"npz:{path}", data_dir, candidates, "put the file there, or give its full path")
+    where = file_checks.find_file(f"npz:{path}", data_dir, candidates, "put the file there, or give its full path")
     try:
         return _dataset(where.stem, _columns(where), channels, size, test_fraction)
     except ValueError as error:
@@ -68,12 +71,12 @@ def _dataset(name: str, columns: dict[str, np.ndarray], channels: int, size: int
         rows = _rows(columns, "", channels, size)
         labels = rows["labels"]
         if test_fraction is not None:
-            is_test = stratified_fraction([labels, rows["domains"]] if "domains" in rows else [labels], test_fraction)
+            is_test = stratified_fraction_mask([labels, rows["domains"]] if "domains" in rows else [labels], test_fraction)
         elif "is_test" in columns:
             is_test = columns["is_test"]
             if len(is_test) != len(labels) or is_test.dtype.kind not in "bui" or not np.isin(is_test, (0, 1)).all():
-                found = f"{len(is_test)} values of {is_test.dtype}"
-                raise ValueError(f"`is_test` has {found}: must be {len(labels)} times True or False, one for each label.")
+                what = f"{len(is_test)} values of {is_test.dtype}"
+                raise ValueError(f"`is_test` has {what}: must be {len(labels)} times True or False, one for each label.")
         else:
             raise ValueError("has neither `is_test` nor a test part; pass test_fraction, such as 0.2.")
         is_test = is_test.astype(bool)
@@ -99,14 +102,16 @@ def _dataset(name: str, columns: dict[str, np.ndarray], channels: int, size: int
 
 
 def _rows(columns: dict[str, np.ndarray], prefix: str, channels: int, size: int | None) -> dict[str, np.ndarray]:
-    """The columns of one part: "x", "labels", and "domains", "clients" if there are; checked to be equally long."""
+    """Returns "x", "labels", and "domains", "clients" if there are, of one part; checks that they
+    are equally long.
+    """
     rows = {key: columns[prefix + key] for key in OF_ROWS if prefix + key in columns}
     if "labels" not in rows:
         raise ValueError(f"has no `{prefix}labels` (found: {', '.join(columns)}).")
     count = len(rows["labels"])
     for key, values in rows.items():
         if key not in ("bytes", "offsets") and len(values) != count:
-            raise ValueError(f"`{prefix}{key}` has {len(values)} rows for {count} `{prefix}labels`: must be equally many.")
+            raise ValueError(f"`{prefix}{key}` has {len(values)} examples for {count} `{prefix}labels`: must be equally many.")
     held = {key: rows[key] for key in ("labels", "domains", "clients") if key in rows}
     return {"x": _inputs(rows, prefix, channels, size), **held}
 
@@ -116,7 +121,7 @@ def _inputs(rows: dict[str, np.ndarray], prefix: str, channels: int, size: int |
     if array is not None:
         if size is not None:
             raise ValueError(f"size={size}: only encoded images are resized, `{prefix}{array}` is an array.")
-        return grey(rows[array]) if array == "images" else rows[array]
+        return add_channel_axis(rows[array]) if array == "images" else rows[array]
     if "bytes" not in rows or "offsets" not in rows:
         raise ValueError(f"has neither `{prefix}images` nor `{prefix}features` nor `{prefix}bytes` with `{prefix}offsets`.")
     blob, offsets, count = rows["bytes"].tobytes(), rows["offsets"], len(rows["labels"])
@@ -126,11 +131,11 @@ def _inputs(rows: dict[str, np.ndarray], prefix: str, channels: int, size: int |
             f"`{prefix}offsets` must be {count + 1} increasing numbers from 0 to {len(blob)}, one more than there are labels."
         )
     blobs = (blob[a:b] for a, b in itertools.pairwise(offsets.tolist()))
-    return image_folder.decode(lambda i: f"image {i} of `{prefix}bytes`", blobs, count, channels, size)
+    return image_folder.decode_images(lambda i: f"image {i} of `{prefix}bytes`", blobs, count, channels, size)
 
 
 def _columns(where: Path) -> dict[str, np.ndarray]:
-    """The arrays of the file that have a known key."""
+    """Reads the arrays of the file that have a known key."""
     if not zipfile.is_zipfile(where):
         raise ValueError("is not a .npz archive, or is truncated.")
     columns = {}
@@ -141,7 +146,12 @@ def _columns(where: Path) -> dict[str, np.ndarray]:
             if key in columns:
                 raise ValueError(f"has {key!r} twice, also as {name!r}: give one of them.")
             if key is not None:
-                columns[key] = _array(archive, info, name, is_flat=not key.endswith(_OF_ANY_SHAPE))
+                array = read_member(archive, info, f"`{name}`")
+                if not key.endswith(_OF_ANY_SHAPE):
+                    if array.ndim != 1 and array.shape[1:] != (1,):
+                        raise ValueError(f"`{name}` has shape {array.shape}: must have one axis.")
+                    array = array.reshape(-1)
+                columns[key] = array
     for key in [key for key in columns if key.endswith("_x")]:
         values = columns.pop(key)
         images_too = values.dtype == np.uint8 and values.ndim in (3, 4)
@@ -152,11 +162,8 @@ def _columns(where: Path) -> dict[str, np.ndarray]:
     return columns
 
 
-_OF_ANY_SHAPE = ("images", "features", "_x")
-
-
 def _known_key(name: str) -> str | None:
-    """Returns the key that an array's name stands for, or None."""
+    """Returns the key of an array's name, or None."""
     key = OTHER_NAMES.get(name, name)
     if key in ("train_y", "test_y"):
         return key.removesuffix("y") + "labels"
@@ -164,35 +171,64 @@ def _known_key(name: str) -> str | None:
     return key if known else None
 
 
-def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, key: str, is_flat: bool) -> np.ndarray:
-    """One array, whose header is read first: it must claim as many bytes as there are, and they must fit into memory.
-
-    Args:
-      archive: the file.
-      info: the array's.
-      key: what messages call it.
-      is_flat: whether it must be [n], which [n, 1] becomes.
+def read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, what: str) -> np.ndarray:
+    """Reads an array of a .npz archive; `what` begins messages, which are those of
+    `file_checks.load_array`.
     """
     try:
         with archive.open(info) as file:
-            read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-            shape, _, dtype = read[np.lib.format.read_magic(file)](file)
-            start = file.tell()
-    except (*DAMAGED, KeyError) as error:
-        raise ValueError(f"`{key}` is no array, or is damaged ({file_checks.why_no_array(error)}); get the file again.") from error
-    if dtype.hasobject:
-        raise ValueError(f"`{key}` holds pickled objects, which are never loaded.")
-    if is_flat and len(shape) != 1 and shape[1:] != (1,):
-        raise ValueError(f"`{key}` has shape {shape}: must have one axis.")
-    check_fits(f"`{key}`", shape, dtype)
-    if (claimed := math.prod(shape) * dtype.itemsize) != info.file_size - start:
-        raise ValueError(
-            f"`{key}` has {info.file_size - start} bytes, its header says {shape} of {dtype}, which are {claimed}: truncated or "
-            "damaged; get the file again."
-        )
+            array = file_checks.load_array(file, info.file_size, what)
+            if file.read(1):
+                raise ValueError(f"{what} has bytes behind its array: damaged; get the file again.")
+            return array
+    except (OSError, RuntimeError, NotImplementedError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{what} cannot be unpacked ({error}); get the file again.") from error
+
+
+def npy(data_dir: Path, path: str) -> Dataset:
+    """Reads a folder with one .npy file per array, without pickle. Features stay in their files.
+
+    It has train_features.npy and test_features.npy, [n, ...] uint8, float32 or int32, as
+    `from_arrays` takes them (int32 up to 2**24, beyond which float32 has not every integer);
+    train_labels.npy and test_labels.npy, [n] integers; and if there are such `train_domains`,
+    `train_clients` and those of the test examples, [n] integers, `class_names` [K] and
+    `domain_names`. Neighbouring examples of one client are read at once.
+
+    Args:
+      data_dir: where relative paths start.
+      path: the folder.
+
+    Raises:
+      FileNotFoundError: there is no such folder, or it lacks a file.
+      ValueError: a file is damaged, or the arrays do not fit together; the message has the folder.
+    """
+    where = data_dir / Path(path).expanduser()
+    folder = file_checks.find_file(f"npy:{path}", data_dir, [], "put the folder there, or give its full path", where)
+    for name in NEEDED_FILES:
+        if not (folder / f"{name}.npy").is_file():
+            raise FileNotFoundError(f"npy:{path}: there is no {folder / name}.npy; a folder needs {', '.join(NEEDED_FILES)}.")
     try:
-        with archive.open(info) as file:
-            found = np.lib.format.read_array(file, allow_pickle=False)
-            return found.reshape(-1) if is_flat else found
-    except DAMAGED as error:
-        raise ValueError(f"`{key}` is damaged ({file_checks.why_no_array(error)}); get the file again.") from error
+        arrays = {
+            name: _read(folder / f"{name}.npy") for name in (*NEEDED_FILES, *OPTIONAL_FILES) if (folder / f"{name}.npy").is_file()
+        }
+        parts = {}
+        for part in ("train", "test"):
+            parts[f"{part}_x"] = arrays.pop(f"{part}_features")
+            parts[f"{part}_y"] = y = arrays.pop(f"{part}_labels")
+            if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+                found = f"{part}_labels.npy has shape {y.shape} and type {y.dtype}: must be classes, [n] integers"
+                raise ValueError(f"{found}; other targets need a source of your own with from_arrays(..., targets=).")
+        return from_arrays(**parts, name=folder.name, **{name: _names(name, array) for name, array in arrays.items()})
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
+
+
+def _read(file: Path) -> np.ndarray:
+    array = file_checks.map_array(file, file.name)
+    if file.stem.endswith("features") and array.dtype not in (np.uint8, np.float32, np.int32):
+        raise ValueError(f"{file.name} has type {array.dtype}: must be uint8, float32 or int32, to be read in place.")
+    return array
+
+
+def _names(name: str, array: np.ndarray) -> Any:
+    return [str(entry) for entry in array] if name.endswith("names") else array

@@ -14,34 +14,37 @@ SVHN_MD5 = {"train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373", "test_32x32.m
 
 
 def svhn(data_dir: Path) -> Dataset:
-    """SVHN, cropped digits: `train_32x32.mat` and `test_32x32.mat`, in `svhn/` or beside it; checked by md5.
+    """Reads SVHN's cropped digits: `train_32x32.mat` and `test_32x32.mat`, in `svhn/` or beside it;
+    checked by md5.
 
-    73,257 training and 26,032 test images of 32x32x3; the file's label 10 is digit 0. The extra images are not read. Netzer et al.
-    Reading Digits in Natural Images with Unsupervised Feature Learning. NIPS workshop, 2011.
+    73,257 training and 26,032 test images of 32x32x3; the file's label 10 is digit 0. The extra
+    images are not read. Netzer et al. Reading Digits in Natural Images with Unsupervised Feature
+    Learning. NIPS workshop, 2011.
 
     Args:
-      data_dir: where they lie.
+      data_dir: the folder of the files.
 
     Raises:
-      FileNotFoundError: the files are not there; the message says which, where to get and where to put them.
+      FileNotFoundError: the files are not there; the message says which, where to get and where to
+        put them.
       ValueError: they are truncated, damaged or others.
     """
     return read_svhn(data_dir, SVHN_MD5)
 
 
 def read_svhn(data_dir: Path, md5: dict[str, str]) -> Dataset:
-    """Reads both files, MATLAB's version 5: X [32, 32, 3, rows] uint8, y [rows, 1] from 1 to 10."""
+    """Reads both files, MATLAB's version 5: X [32, 32, 3, n] uint8, y [n, 1] from 1 to 10."""
     from scipy.io import loadmat
 
     how = "get it from http://ufldl.stanford.edu/housenumbers/ and put it there"
     arrays = []
     for file, published in md5.items():
-        where = file_checks.find("svhn", data_dir, [folder / file for folder in (data_dir / "svhn", data_dir)], how)
+        where = file_checks.find_file("svhn", data_dir, [folder / file for folder in (data_dir / "svhn", data_dir)], how)
         blob = where.read_bytes()
         file_checks.check_md5(where, blob, published)
         held: dict[str, Any] = loadmat(io.BytesIO(blob), variable_names=["X", "y"])
         if missing := {"X", "y"} - set(held):
-            raise ValueError(f"{where}: has no array {min(missing)}, needs X [32, 32, 3, rows] and y [rows, 1]; {how}.")
+            raise ValueError(f"{where}: has no array {min(missing)}, needs X [32, 32, 3, n] and y [n, 1]; {how}.")
         x, y = held["X"], held["y"].reshape(-1)
         if x.shape != (32, 32, 3, len(y)) or not np.isin(y, range(1, 11)).all():
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Sets that tensorflow_datasets has prepared, read without TensorFlow."""
+"""Image sets that tensorflow_datasets has prepared, read without TensorFlow."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_core.data.sources import image_cache, image_folder, tf_example
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
-from fedjax_core.data.sources.splits import choose_rows
+from fedjax_core.data.sources.file_checks import choose_stratified
 from fedjax_core.option_types import AtLeastOne
 
 _BLOCK = 4096  # records that are read at once
@@ -24,9 +24,11 @@ def tfds(
     label: str | None = None,
     training_examples: int | None = None,
 ) -> Dataset:
-    """An image classification set prepared by tensorflow_datasets in random-access form, read without TensorFlow.
+    """Reads an image classification set that tensorflow_datasets prepared in random-access form,
+    without TensorFlow.
 
-    Decoded images are kept in a cache (`image_cache.py`), so that later starts need not decode them again.
+    Decoded images are kept in a cache (`image_cache.py`), so that later starts need not decode them
+    again.
 
     Args:
       data_dir: holds `NAME/[CONFIG/]VERSION/`, itself or in its folder `tfds`.
@@ -34,33 +36,37 @@ def tfds(
       train: split that is trained on; slices such as "train[:1000]" work.
       test: split that is the test set; some sets have "validation" only.
       size: resize all images to size x size; needed where they differ.
-      image: feature that holds the image; None: the only one there is, or the one that is called "image".
-      label: feature that holds the label; None: the only one there is, or the one that is called "label".
-      training_examples: so many of the training rows, as `data.examples` takes them; the others are not decoded. None: all.
+      image: feature that holds the image; None: the only one there is, or the one that is called
+        "image".
+      label: feature that holds the label; None: the only one there is, or the one that is called
+        "label".
+      training_examples: so many of the training examples, as `data.examples` takes them; the others
+        are not decoded. None: all.
 
     Raises:
       FileNotFoundError: the set is not prepared there; the message says how to.
-      ValueError: no such split or feature, another file format or type of images, or files that are damaged.
+      ValueError: no such split or feature, another file format or type of images, or files that are
+        damaged.
     """
     import tensorflow_datasets
 
-    builder: Any = tensorflow_datasets.builder_from_directory(tfds_folder(data_dir, path))
+    builder: Any = tensorflow_datasets.builder_from_directory(find_tfds_folder(data_dir, path))
     features = builder.info.features
 
-    image = feature_of(path, features, tensorflow_datasets.features.Image, "image", image)
-    label = feature_of(path, features, tensorflow_datasets.features.ClassLabel, "label", label)
+    image = find_feature(path, features, tensorflow_datasets.features.Image, "image", image)
+    label = find_feature(path, features, tensorflow_datasets.features.ClassLabel, "label", label)
     channels = features[image].shape[-1] or 3
     if features[image].np_dtype != np.uint8:
         raise ValueError(f"tfds:{path}: images of type {np.dtype(features[image].np_dtype)}; only uint8 images are read.")
     arrays = []
     for split, number in ((train, training_examples), (test, None)):
-        choose = lambda labels, number=number: choose_rows(labels, number)
+        choose = lambda labels, number=number: choose_stratified(labels, number)
         what = (split, image, label, channels, size)
         try:
             rows = builder.as_data_source(split)
             files = sorted({Path(part.filename) for part in builder.info.splits[split].file_instructions})
-            cached = image_cache.Cached(files, builder.info.full_name, *what)
-            if (found := cached.load(choose)) is None:
+            cached = image_cache.DecodedCache(files, builder.info.full_name, *what)
+            if (decoded := cached.load(choose)) is None:
                 blobs, labels = _records(rows.data_source, image, label, choose)
         except NotImplementedError as error:
             raise ValueError(
@@ -71,12 +77,12 @@ def tfds(
             raise ValueError(f"tfds:{path}: split {split!r}: the set has {', '.join(builder.info.splits)}.") from error
         except (RuntimeError, OSError) as error:
             raise ValueError(f"tfds:{path}: split {split!r} is missing, truncated or damaged ({error}); get it again.") from error
-        if found is None:
+        if decoded is None:
             where = lambda i, split=split, of=list(blobs): f"tfds:{path} {split}: image {of[i]}"
-            found = image_folder.decode(where, blobs.values(), len(blobs), channels, size), labels
+            decoded = image_folder.decode_images(where, blobs.values(), len(blobs), channels, size), labels
             if len(blobs) == len(rows):
-                cached.store(*found)
-        arrays += found
+                cached.store(*decoded)
+        arrays += decoded
     train_x, train_y, test_x, test_y = arrays
     return from_arrays(train_x, train_y, test_x, test_y, tuple(features[label].names), name=builder.info.name)
 
@@ -84,14 +90,14 @@ def tfds(
 def _records(
     source: Any, image: str, label: str, choose: Callable[[np.ndarray], np.ndarray | None]
 ) -> tuple[dict[int, bytes], np.ndarray]:
-    """Returns the encoded images of the chosen rows, by row, and their labels.
+    """Returns the encoded images of the chosen examples, by row, and their labels.
 
     Raises:
       RuntimeError, OSError: the files are missing, truncated or damaged.
     """
     blocks = [range(begin, min(begin + _BLOCK, len(source))) for begin in range(0, len(source), _BLOCK)]
     read = lambda rows, feature: [record[feature][0] for record in _decoded(source.__getitems__([*rows]), (feature,))]
-    labels = np.array([int(found) for block in blocks for found in read(block, label)], np.int64)
+    labels = np.array([int(value) for block in blocks for value in read(block, label)], np.int64)
     rows = choose(labels)
     rows = np.arange(len(labels)) if rows is None else rows
     cuts = np.split(rows, range(_BLOCK, len(rows), _BLOCK))
@@ -108,18 +114,20 @@ def _decoded(records: Iterable[bytes], wanted: tuple[str, ...]) -> Iterator[dict
             raise RuntimeError(str(error)) from None
 
 
-def feature_of(path: str, features: Mapping[str, Any], kind: type, option: str, chosen: str | None) -> str:
-    """The name of the feature of one kind: the chosen one, else the only one, else the one that is called as the option."""
-    found = [key for key, feature in features.items() if type(feature) is kind]
+def find_feature(path: str, features: Mapping[str, Any], kind: type, option: str, chosen: str | None) -> str:
+    """Returns the name of the feature of one kind: the chosen one, the only one, or the one named
+    as the option.
+    """
+    candidates = [key for key, feature in features.items() if type(feature) is kind]
     if chosen is None:
-        chosen = found[0] if len(found) == 1 else option if option in found else None
-    if chosen not in found:
-        raise ValueError(f"tfds:{path}: option {option}={chosen!r}: must be one of its {kind.__name__} features, {found}.")
+        chosen = candidates[0] if len(candidates) == 1 else option if option in candidates else None
+    if chosen not in candidates:
+        raise ValueError(f"tfds:{path}: option {option}={chosen!r}: must be one of its {kind.__name__} features, {candidates}.")
     return chosen
 
 
-def tfds_folder(data_dir: Path, path: str) -> Path:
-    """The folder of a prepared set: NAME/[CONFIG/]VERSION."""
+def find_tfds_folder(data_dir: Path, path: str) -> Path:
+    """Returns the folder of a prepared set: NAME/[CONFIG/]VERSION."""
     name, _, version = path.partition(":")
     roots = [data_dir, data_dir / "tfds"]
 
@@ -129,11 +137,11 @@ def tfds_folder(data_dir: Path, path: str) -> Path:
                 yield child
 
     for root in roots:
-        there = {child.name: child for child in versions(root / name)}
-        if there and not version:
-            return max(there.values(), key=lambda child: [int(n) if n.isdigit() else -1 for n in child.name.split(".")])
-        if version in there:
-            return there[version]
+        found_versions = {child.name: child for child in versions(root / name)}
+        if found_versions and not version:
+            return max(found_versions.values(), key=lambda child: [int(n) if n.isdigit() else -1 for n in child.name.split(".")])
+        if version in found_versions:
+            return found_versions[version]
     known = sorted(
         f"{name}/{child.name}"
         for root in roots

@@ -22,28 +22,29 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_core.data.apportion import generator
+from fedjax_core.data.apportion import make_generator
 from fedjax_core.data.sources import tf_example, vocabulary
-from fedjax_core.data.sources.dataset import Dataset, from_arrays, shifted
-from fedjax_core.data.sources.file_checks import find
+from fedjax_core.data.sources.dataset import Dataset, from_arrays, shift_tokens
+from fedjax_core.data.sources.file_checks import SPLIT_SEED, find_file
 from fedjax_core.data.sources.mnist_idx import EMNIST_NAMES
-from fedjax_core.data.sources.splits import SPLIT_SEED
 from fedjax_core.option_types import AtLeastOne, Width
 
 WHERE = "https://storage.googleapis.com/tff-datasets-public/"
 CHARACTERS = "".join(sorted(string.ascii_letters + string.digits + "\n\r !\"#$%&'()*,-./:;?@[]_"))  # that Shakespeare has
-Client = tuple[str, dict[str, Any]]  # its name, and its rows' features: arrays, or lists of bytes
+Client = tuple[str, dict[str, Any]]  # its name, and its examples' features: arrays, or lists of bytes
 
 
 def femnist(data_dir: Path, users: AtLeastOne | None = None) -> Dataset:
-    """EMNIST's 62 classes, whose natural clients are the writers; ink is light, as in EMNIST itself.
+    """Reads EMNIST's 62 classes, whose natural clients are the writers; ink is light, as in EMNIST
+    itself.
 
     Args:
       data_dir: where the files are, or their folder `femnist`.
       users: so many writers, always the same ones; None: all 3,400.
 
     Raises:
-      FileNotFoundError, ValueError, ImportError: the files are not there, damaged, or need a package.
+      FileNotFoundError, ValueError, ImportError: the files are not there, damaged, or need a
+        package.
     """
     parts: dict[str, list] = {name: [] for name in ("train_x", "train_y", "train_clients", "test_x", "test_y", "test_clients")}
     known: dict[str, int] = {}
@@ -54,18 +55,20 @@ def femnist(data_dir: Path, users: AtLeastOne | None = None) -> Dataset:
                 parts[f"{part}_x"].append(np.round(255 * (1 - x)).astype(np.uint8))
                 parts[f"{part}_y"].append(np.asarray(rows["label"]).reshape(-1))
                 parts[f"{part}_clients"].append(np.full(len(x), known.setdefault(name, len(known))))
-    whole: dict[str, Any] = {name: np.concatenate(of) for name, of in parts.items()}
+    whole: dict[str, Any] = {name: np.concatenate(blocks) for name, blocks in parts.items()}
     return from_arrays(**whole, class_names=EMNIST_NAMES["byclass"], name="femnist", client_names=list(known))
 
 
 def shakespeare(data_dir: Path, length: Width = 80, users: AtLeastOne | None = None) -> Dataset:
-    """All that each role of Shakespeare says, character by character; each place is to tell the next one.
+    """Reads all that each role of Shakespeare says, by character; each position predicts the next
+    one.
 
-    A role's lines, each between <bos> and <eos>, stand one after another and are cut into rows, as FedJAX has it.
+    A role's lines, each between <bos> and <eos>, are concatenated and cut into examples,
+    as FedJAX has it.
 
     Args:
       data_dir: where the files are, or their folder `shakespeare`.
-      length: T, characters of a row.
+      length: T, characters of an example.
       users: so many roles, always the same ones; None: all 715.
 
     Raises:
@@ -84,7 +87,7 @@ def shakespeare(data_dir: Path, length: Width = 80, users: AtLeastOne | None = N
                 x.append(_windows(np.concatenate(spoken), length))
                 whose.append(np.full(len(x[-1]), known.setdefault(name, len(known))))
             parts |= {f"{part}_x": np.concatenate(x), f"{part}_y": None, f"{part}_clients": np.concatenate(whose)}
-    parts |= {"class_names": vocabulary.names(CHARACTERS), "client_names": list(known)}
+    parts |= {"class_names": vocabulary.token_names(CHARACTERS), "client_names": list(known)}
     return from_arrays(**parts, targets="tokens", name="shakespeare")
 
 
@@ -96,15 +99,17 @@ def stackoverflow(
     most: AtLeastOne = 64,
     test_users: AtLeastOne = 1000,
 ) -> Dataset:
-    """Questions and answers on StackOverflow, whose natural clients are the users; each word is to tell the next one.
+    """Questions and answers on StackOverflow, whose natural clients are the users; each word is to
+    tell the next one.
 
-    Test rows are of users who never train. `natural` deals them over the clients in proportion to their training rows, so scores of
-    the scope "own" are on strangers' sentences; use "global".
+    Test examples are of users who never train. `natural` deals them over the clients in proportion
+    to their training examples, so scores of the scope "own" are on strangers' sentences; use
+    "global".
 
     Args:
       data_dir: where the files are, or their folder `stackoverflow`.
-      words: that are told apart, the most frequent of those read to train on (`vocabulary.py`).
-      length: T, words of a row; longer sentences are cut.
+      words: that are distinguished, the most frequent of those read to train on (`vocabulary.py`).
+      length: T, words of an example; longer sentences are cut.
       users: so many users to train on, always the same ones; None: all 342,477.
       most: sentences of each user.
       test_users: so many users of the test set.
@@ -112,26 +117,28 @@ def stackoverflow(
     Raises:
       FileNotFoundError, ValueError, ImportError: as `femnist`.
     """
-    words_of, found = vocabulary.Interned(length, behind=True), {}
+    words_of, queues = vocabulary.StreamingVocabulary(length, behind=True), {}
     whose: list[np.ndarray] = []
     users_trained: list[str] = []
     with _opened(data_dir, "stackoverflow", "stackoverflow", "stackoverflow") as reads:
         for part, read in reads:
-            found[part] = deque()
+            queues[part] = deque()
             for client, (user, rows) in enumerate(read(("tokens",), users if part == "train" else test_users, most)):
                 sentences = [line.decode(errors="replace").split() for line in rows["tokens"]]
-                found[part].append(words_of.rows(sentences, counted=part == "train"))
+                queues[part].append(words_of.encode(sentences, counted=part == "train"))
                 if part == "train":
                     whose.append(np.full(len(sentences), client))
                     users_trained.append(user)
-    names, x = words_of.told_apart(words, found)
-    (train_x, train_y), (test_x, test_y) = (shifted(f"{part}_x", x[part]) for part in ("train", "test"))
+    names, x = words_of.index_texts(words, queues)
+    (train_x, train_y), (test_x, test_y) = (shift_tokens(f"{part}_x", x[part]) for part in ("train", "test"))
     clients: dict[str, Any] = {"train_clients": np.concatenate(whose), "client_names": users_trained}
     return from_arrays(train_x, train_y, test_x, test_y, names, targets="tokens", name="stackoverflow", **clients)
 
 
 def _windows(ids: np.ndarray, length: int) -> np.ndarray:
-    """A row of ids as rows of `length` + 1, each beginning with the last of the one before; -1 behind the end."""
+    """Cuts ids into windows of `length` + 1, each beginning with the last of the one before; -1
+    behind the end.
+    """
     number = max(1, -(-(len(ids) - 1) // length))
     whole = np.full(number * length + 1, -1, np.int32)
     whole[: len(ids)] = ids
@@ -140,7 +147,8 @@ def _windows(ids: np.ndarray, length: int) -> np.ndarray:
 
 @contextlib.contextmanager
 def _opened(data_dir: Path, name: str, database: str, h5: str, splits: str = "") -> Iterator[Iterator[tuple[str, Any]]]:
-    """The parts "train" and "test", of each (features, number of clients, most rows of each, only=those clients) -> its clients.
+    """Opens the parts "train" and "test", of each (features, number of clients, most examples of
+    each, only=those clients) -> its clients.
 
     Args:
       data_dir: where the files are, or their folder `name`.
@@ -161,7 +169,7 @@ def _parts(
     plain: dict[Path, Path] = {}
     for part in ("train", "test"):
         names = (f"{database}.sqlite", f"{h5}_{part}.h5", f"{database}.sqlite.lzma")
-        file = find(name, data_dir, [folder / one for folder in (data_dir, data_dir / name) for one in names], how)
+        file = find_file(name, data_dir, [folder / file_name for folder in (data_dir, data_dir / name) for file_name in names], how)
         if file.suffix == ".h5":
             yield part, stack.enter_context(_h5(file, part))
             continue
@@ -173,16 +181,16 @@ def _parts(
 @contextlib.contextmanager
 def _unpacked(file: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
-        found = Path(folder) / "unpacked.sqlite"
+        unpacked = Path(folder) / "unpacked.sqlite"
         try:
-            with lzma.open(file) as packed, open(found, "wb") as plain:
+            with lzma.open(file) as packed, open(unpacked, "wb") as plain:
                 shutil.copyfileobj(packed, plain, 2**24)
         except (lzma.LZMAError, EOFError) as error:
             raise _damaged(file, error) from error
         except OSError as error:
             hint = "TMPDIR names the folder; or unpack the file yourself"
             raise OSError(error.errno, f"{file}: cannot be unpacked into {folder} ({error.strerror}); {hint}") from error
-        yield found
+        yield unpacked
 
 
 def _damaged(file: Path, error: Exception) -> ValueError:
@@ -190,7 +198,7 @@ def _damaged(file: Path, error: Exception) -> ValueError:
 
 
 def _some(names: Sequence[str], number: int | None, only: Collection[str], file: Path, split: str) -> list[str]:
-    """So many clients, sorted; always the same ones, or of those that are known already."""
+    """Chooses `number` clients, sorted; always the same ones, or those of `only`."""
     if not names:
         raise ValueError(f"{file}: has no clients of the split {split!r}: another file, or damaged; get it again.")
     if only:
@@ -201,7 +209,7 @@ def _some(names: Sequence[str], number: int | None, only: Collection[str], file:
         return sorted(names)
     if number > len(names):
         raise ValueError(f"{file}: has {len(names)} clients, {number} are asked for.")
-    return sorted(generator(SPLIT_SEED, "users").choice(sorted(names), number, replace=False).tolist())
+    return sorted(make_generator(SPLIT_SEED, "users").choice(sorted(names), number, replace=False).tolist())
 
 
 @contextlib.contextmanager
@@ -231,15 +239,15 @@ def _h5(file: Path, split: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _database(plain: Path, split: str, file: Path) -> Iterator[Any]:
-    """Of a SQLite file, or of what was unpacked of `file`."""
+    """Opens a SQLite file, or what was unpacked of `file`."""
 
     def read(
         features: Sequence[str], number: int | None = None, most: int | None = None, only: Collection[str] = ()
     ) -> Iterator[Client]:
         try:
-            there = connection.execute("SELECT DISTINCT client_id FROM client_metadata WHERE split_name = ?", (split,))
+            clients = connection.execute("SELECT DISTINCT client_id FROM client_metadata WHERE split_name = ?", (split,))
             wanted = "SELECT serialized_example_proto FROM examples WHERE split_name = ? AND client_id = ? ORDER BY rowid LIMIT ?"
-            for name in _some([row[0] for row in there], number, only, file, split):
+            for name in _some([row[0] for row in clients], number, only, file, split):
                 limit = -1 if most is None else most
                 rows = [tf_example.decode(blob, features) for (blob,) in connection.execute(wanted, (split, name, limit))]
                 yield name, {feature: [value for row in rows for value in _one(row[feature])] for feature in features}
@@ -251,5 +259,5 @@ def _database(plain: Path, split: str, file: Path) -> Iterator[Any]:
 
 
 def _one(values: list[bytes] | np.ndarray) -> list[Any]:
-    """A row's one value: its text, its number, or all of its numbers as an array."""
+    """Returns an example's one value: its bytes, its number, or all of its numbers as an array."""
     return values if isinstance(values, list) else [values] if len(values) > 1 else values.tolist()

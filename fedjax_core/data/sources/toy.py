@@ -1,4 +1,4 @@
-"""Sets that need no files."""
+"""Data sets that need no files."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -7,26 +7,30 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_core.data.memory import check_fits
+from fedjax_core.data.row_readers import check_fits
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
-from fedjax_core.data.sources.splits import SPLIT_SEED, stratified
+from fedjax_core.data.sources.file_checks import SPLIT_SEED, stratified_mask
 from fedjax_core.option_types import AtLeastOne
 
 
 def digits() -> Dataset:
-    """Scikit-learn's handwritten digits: 8x8x1, 10 classes, 1437 training and 360 test rows (stratified, fixed seed).
+    """Loads scikit-learn's handwritten digits: 8x8x1, 10 classes, 1437 training and 360 test
+    examples (stratified, fixed seed).
 
-    The grey levels 0..16 are scaled to 0..255. Original: Alpaydin, Kaynak. Optical Recognition of Handwritten Digits, UCI, 1998.
+    The grey levels 0..16 are scaled to 0..255. Original: Alpaydin, Kaynak. Optical Recognition of
+    Handwritten Digits, UCI, 1998.
     """
     levels = _digits()
     x = np.round(levels[:, :-1].reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
     y = levels[:, -1].astype(np.int32)
-    is_test = stratified(y, 360)
+    is_test = stratified_mask(y, 360)
     return from_arrays(x[~is_test], y[~is_test], x[is_test], y[is_test], tuple("0123456789"), name="digits")
 
 
 def _digits() -> np.ndarray:
-    """[1797, 65] grey levels and the digit, from scikit-learn's own file: importing it takes longer than the first round."""
+    """Reads grey levels and the digit [1797, 65] from scikit-learn's file: importing it takes
+    longer than the first round.
+    """
     spec = importlib.util.find_spec("sklearn")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         file = Path(folder, "datasets", "data", "digits.csv.gz")
@@ -39,16 +43,19 @@ def _digits() -> np.ndarray:
 
 
 def diabetes() -> Dataset:
-    """Scikit-learn's diabetes patients: 10 features, one number to tell, 342 training and 100 test rows (fixed seed).
+    """Loads scikit-learn's diabetes patients: 10 features, one number to predict, 342 training and
+    100 test examples (fixed seed).
 
-    That number, a measure of the disease's progress, has the training rows' mean taken off and is divided by their deviation.
-    Original: Efron, Hastie, Johnstone, Tibshirani. Least angle regression. Annals of Statistics, 2004.
+    That number, a measure of the disease's progress, has the training examples' mean taken off and
+    is divided by their deviation.
+    Original: Efron, Hastie, Johnstone, Tibshirani. Least angle regression. Annals of Statistics,
+      2004.
     """
     import sklearn.datasets
 
     bunch: Any = sklearn.datasets.load_diabetes()
     x, y = bunch["data"].astype(np.float32), bunch["target"]
-    is_test = stratified(np.zeros(len(y), np.int32), 100)
+    is_test = stratified_mask(np.zeros(len(y), np.int32), 100)
     y = (y - y[~is_test].mean()) / y[~is_test].std()
     return from_arrays(x[~is_test], y[~is_test], x[is_test], y[is_test], ("progress",), targets="numbers", name="diabetes")
 
@@ -56,35 +63,37 @@ def diabetes() -> Dataset:
 def multilabel(
     rows: AtLeastOne = 2000, tests: AtLeastOne = 500, features: AtLeastOne = 20, classes: AtLeastOne = 10, labels: AtLeastOne = 3
 ) -> Dataset:
-    """Rows with several labels, as scikit-learn draws them: bags of words, each of its labels' words (fixed seed).
+    """Draws examples with several labels by scikit-learn: bags of words, each of its labels' words
+    (fixed seed).
 
     Args:
       rows: of the training set.
       tests: of the test set.
       features: different words.
       classes: K labels.
-      labels: of a row, on average; at most `classes`.
+      labels: of an example, on average; at most `classes`.
 
     Raises:
-      ValueError: more labels of a row than there are, or more rows than fit into memory.
+      ValueError: more labels of an example than there are, or more examples than fit into memory.
     """
     import sklearn.datasets
 
-    if labels > classes:  # rows with too many labels are drawn again, and nearly all would be
-        raise ValueError(f"multilabel: labels={labels}, classes={classes}: a row's labels must be at most the classes.")
+    if labels > classes:  # examples with too many labels are drawn again, and nearly all would be
+        raise ValueError(f"multilabel: labels={labels}, classes={classes}: an example's labels must be at most the classes.")
     check_fits(f"multilabel: rows={rows}, tests={tests}, features={features}", (rows + tests, features), np.float64)
     check_fits(f"multilabel: features={features}, classes={classes}", (features, classes), np.float64)
     check_fits(f"multilabel: rows={rows}, tests={tests}, classes={classes}", (rows + tests, classes), np.int64)
 
-    made: Any = sklearn.datasets.make_multilabel_classification(
+    drawn: Any = sklearn.datasets.make_multilabel_classification(
         rows + tests, features, n_classes=classes, n_labels=labels, allow_unlabeled=True, random_state=SPLIT_SEED
     )
-    x, y = made[0].astype(np.float32), made[1]
+    x, y = drawn[0].astype(np.float32), drawn[1]
     return from_arrays(x[:rows], y[:rows], x[rows:], y[rows:], targets="labels", name="multilabel")
 
 
 def blank(shape: Sequence[int] = (32, 32, 3), classes: int = 10, rows: int = 100) -> Dataset:
-    """Black images with labels in turn: to count parameters and traffic, and to time rounds, of a set whose files are not there.
+    """Makes black images with labels in turn: to count parameters and traffic, and to time rounds,
+    of a set whose files are not there.
 
     Args:
       shape: of an image, [H, W, C].
@@ -92,7 +101,8 @@ def blank(shape: Sequence[int] = (32, 32, 3), classes: int = 10, rows: int = 100
       rows: of the training set, and as many of the test set.
 
     Raises:
-      ValueError: a shape of another form, fewer than 2 classes, fewer rows than classes, or more than fits into memory.
+      ValueError: a shape of another form, fewer than 2 classes, fewer examples than classes, or
+        more than fits into memory.
     """
     for field, value, holds, wanted in (
         ("shape", tuple(shape), len(shape) == 3 and min(shape) >= 1, "(H, W, C), each at least 1"),

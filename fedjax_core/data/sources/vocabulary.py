@@ -1,102 +1,113 @@
-"""Words as numbers: the most frequent ones are told apart, all others are one.
+"""A vocabulary of the most frequent words; all others are one token.
 
   0 <pad>   1 <bos>   2 <eos>   3 ... 3 + V - 1 the words, the most frequent first   3 + V <unk>
 
-as FedJAX and TensorFlow Federated have StackOverflow's. A text is <bos>, its words, <eos>. Where a text itself has one of these
-four names as a word, as published texts have <unk>, that word is <unk>.
+as FedJAX and TensorFlow Federated have StackOverflow's. A text is <bos>, its words, <eos>. Where a
+text itself has one of these four names as a word, as published texts have <unk>, that word is
+<unk>.
 """
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from fedjax_core.data.memory import check_fits
+from fedjax_core.data.row_readers import check_fits
 
 PAD, BOS, EOS = 0, 1, 2
 FIRST = 3
 SPECIAL, UNKNOWN = ("<pad>", "<bos>", "<eos>"), "<unk>"
 
 
-def most_frequent(texts: Iterable[Sequence[str]], number: int) -> list[str]:
-    """So many words, the most frequent first; of equally frequent ones in alphabetical order. Names of other numbers are none."""
+def most_frequent_words(texts: Iterable[Sequence[str]], number: int) -> list[str]:
+    """Returns the `number` most frequent words; equally frequent ones in alphabetical order.
+    Special tokens are no words.
+    """
     counts = Counter(word for text in texts for word in text)
-    for name in names(()):
+    for name in token_names(()):
         del counts[name]
     return sorted(counts, key=lambda word: (-counts[word], word))[:number]
 
 
-def names(words: Sequence[str]) -> list[str]:
-    """Of all numbers."""
+def token_names(words: Sequence[str]) -> list[str]:
+    """Returns the names of all token ids."""
     return [*SPECIAL, *words, UNKNOWN]
 
 
-def rows(texts: Sequence[Sequence[str]], words: Sequence[str], length: int, behind: bool) -> np.ndarray:
-    """Texts as rows of numbers.
+def encode_texts(texts: Sequence[Sequence[str]], words: Sequence[str], length: int, behind: bool) -> np.ndarray:
+    """Encodes texts as token ids.
 
     Args:
       texts: words of each.
-      words: those that are told apart.
+      words: of the vocabulary.
       length: T; longer texts are cut.
-      behind: whether rows are for telling the next word: [rows, T + 1], -1 behind a text; else [rows, T], `PAD` behind it.
+      behind: whether the next word is predicted: [n, T + 1], -1 behind a text; else [n, T], `PAD`
+        behind it.
     """
-    place = {word: FIRST + i for i, word in enumerate(words)}
-    unknown, width = FIRST + len(words), length + behind
-    check_fits(f"length={length} of {len(texts)} texts", (len(texts), width), np.int32)
-    found = np.full((len(texts), width), -1 if behind else PAD, np.int32)
-    for row, text in zip(found, texts, strict=True):
-        ids = [BOS, *(place.get(word, unknown) for word in text[:width]), EOS][:width]
+    index = {word: FIRST + i for i, word in enumerate(words)}
+    unknown = FIRST + len(words)
+    return _encode(texts, lambda word: index.get(word, unknown), length + behind, -1 if behind else PAD)
+
+
+def _encode(texts: Sequence[Sequence[str]], index: Callable[[str], int], width: int, padding: int) -> np.ndarray:
+    """Returns [texts, width] int32: the index of each word between <bos> and <eos>, then padding."""
+    check_fits(f"length={width} of {len(texts)} texts", (len(texts), width), np.int32)
+    encoded = np.full((len(texts), width), padding, np.int32)
+    for row, text in zip(encoded, texts, strict=True):
+        ids = [BOS, *map(index, text[:width]), EOS][:width]
         row[: len(ids)] = ids
-    return found
+    return encoded
 
 
-def told_apart(
+def index_texts(
     texts: Mapping[str, Sequence[Sequence[str]]], number: int, length: int, behind: bool
 ) -> tuple[list[str], dict[str, np.ndarray]]:
-    """(names, rows of each part), by the words of the part "train"."""
-    words = most_frequent(texts["train"], number)
-    return names(words), {part: rows(of, words, length, behind) for part, of in texts.items()}
+    """Returns (names, token ids of each part), with the most frequent words of the part "train"."""
+    words = most_frequent_words(texts["train"], number)
+    return token_names(words), {part: encode_texts(of_part, words, length, behind) for part, of_part in texts.items()}
 
 
-class Interned:
-    """`told_apart` of millions of texts: each word is kept once, and a text is numbers that are made others in the end."""
+class StreamingVocabulary:
+    """`index_texts` for millions of texts: each word is kept once, and token ids are renumbered at
+    the end.
+    """
 
     def __init__(self, length: int, behind: bool):
-        """As `rows` has them."""
-        self._width, self._rest = length + behind, -1 if behind else PAD
+        """Takes `length` and `behind` as `encode_texts` does."""
+        self._width = length + behind
+        self._padding = -1 if behind else PAD
         self._numbers: dict[str, int] = {}  # from 1; 0 is a word that was never counted
         self._counts = [0]
 
-    def rows(self, texts: Sequence[Sequence[str]], counted: bool) -> np.ndarray:
-        """[texts, width] int32 for `told_apart`. `counted`: whether their words count for which are the most frequent."""
-        check_fits(f"length={self._width} of {len(texts)} texts", (len(texts), self._width), np.int32)
-        found = np.full((len(texts), self._width), self._rest, np.int32)
-        for row, text in zip(found, texts, strict=True):
-            if counted:
-                for word in text:
-                    number = self._numbers.setdefault(word, len(self._counts))
-                    if number == len(self._counts):
-                        self._counts.append(0)
-                    self._counts[number] += 1
-            ids = [BOS, *(FIRST + self._numbers.get(word, 0) for word in text[: self._width]), EOS][: self._width]
-            row[: len(ids)] = ids
-        return found
+    def encode(self, texts: Sequence[Sequence[str]], counted: bool) -> np.ndarray:
+        """Encodes texts as [texts, width] int32 for `index_texts`; `counted`: whether their words
+        count for the vocabulary.
+        """
+        for word in (word for text in texts for word in text) if counted else ():
+            number = self._numbers.setdefault(word, len(self._counts))
+            if number == len(self._counts):
+                self._counts.append(0)
+            self._counts[number] += 1
+        return _encode(texts, lambda word: FIRST + self._numbers.get(word, 0), self._width, self._padding)
 
-    def told_apart(self, number: int, parts: Mapping[str, deque[np.ndarray]]) -> tuple[list[str], dict[str, np.ndarray]]:
-        """(names, rows of each part), by the words that were counted. Takes the pieces out of their queues, so that memory has no
-        part twice."""
-        told = self._numbers.keys() - names(())
-        words = heapq.nsmallest(number, told, key=lambda word: (-self._counts[self._numbers[word]], word))
-        place = np.full(FIRST + len(self._counts), FIRST + len(words), np.int32)
-        place[:FIRST] = np.arange(FIRST)
-        place[[FIRST + self._numbers[word] for word in words]] = FIRST + np.arange(len(words))
-        return names(words), {part: self._joined(place, pieces) for part, pieces in parts.items()}
+    def index_texts(self, number: int, parts: Mapping[str, deque[np.ndarray]]) -> tuple[list[str], dict[str, np.ndarray]]:
+        """Returns (names, token ids of each part), by the words that were counted.
 
-    def _joined(self, place: np.ndarray, pieces: deque[np.ndarray]) -> np.ndarray:
-        found, at = np.empty((sum(map(len, pieces)), self._width), np.int32), 0
-        while pieces:
-            piece = pieces.popleft()
-            found[at : at + len(piece)] = np.where(piece < 0, piece, place[piece])
-            at += len(piece)
-        return found
+        Takes the blocks out of their queues, so that memory has no part twice.
+        """
+        counted = self._numbers.keys() - token_names(())
+        words = heapq.nsmallest(number, counted, key=lambda word: (-self._counts[self._numbers[word]], word))
+        renumbered = np.full(FIRST + len(self._counts), FIRST + len(words), np.int32)
+        renumbered[:FIRST] = np.arange(FIRST)
+        renumbered[[FIRST + self._numbers[word] for word in words]] = FIRST + np.arange(len(words))
+        return token_names(words), {part: self._renumber(renumbered, blocks) for part, blocks in parts.items()}
+
+    def _renumber(self, renumbered: np.ndarray, blocks: deque[np.ndarray]) -> np.ndarray:
+        ids = np.empty((sum(map(len, blocks)), self._width), np.int32)
+        start = 0
+        while blocks:
+            block = blocks.popleft()
+            ids[start : start + len(block)] = np.where(block < 0, block, renumbered[block])
+            start += len(block)
+        return ids

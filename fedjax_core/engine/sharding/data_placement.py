@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_core import distributed, registry
-from fedjax_core.data import memory, row_readers
+from fedjax_core.data import row_readers
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine import chips, client_loop
 
@@ -48,7 +48,7 @@ def choose(asked: str | None, data: FederatedData, on: Mesh) -> Placed:
     where = "device" if needed <= PART * there else "host"
     if where == "host" and any(row_readers.in_file(leaf) for leaf in leaves):
         where = "disk"
-    size = f"{memory.said(needed)} of rows, a device has {memory.said(there)}"
+    size = f"{row_readers.format_bytes(needed)} of rows, a device has {row_readers.format_bytes(there)}"
     return Placed(*distributed.said([where, size]))
 
 
@@ -56,9 +56,9 @@ def _memory(on: Mesh) -> float:
     """Bytes of a device's memory; of one that is compiled for alone, as published; else the device's part of this machine's."""
     first = on.devices.flat[0]
     if first in jax.devices():
-        return client_loop.memory_limit(on) or memory.there() / max(1, len(on.local_devices))
+        return client_loop.memory_limit(on) or row_readers.machine_memory() / max(1, len(on.local_devices))
     chip = chips.of(first)
-    return memory.there() if chip is None else chip.memory
+    return row_readers.machine_memory() if chip is None else chip.memory
 
 
 def opened(placed: Placed, data: FederatedData) -> tuple[FederatedData, dict[str, row_readers.Reader]]:

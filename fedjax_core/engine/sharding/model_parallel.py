@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_core.algorithm import PyTree
-from fedjax_core.data import memory
+from fedjax_core.data.row_readers import format_bytes
 from fedjax_core.engine import client_loop
 from fedjax_core.engine.check import Shapes
 from fedjax_core.engine.federation import Federation, Held, State
@@ -102,7 +102,7 @@ def _kept_whole(name: str, trees: PyTree, axes: Axes, devices: int) -> None:
     elif whole:
         first = ", ".join(f"{end} {list(shape)}" for end, shape in list(whole.items())[:FEW])
         more = f" and {len(whole) - FEW} more" if len(whole) > FEW else ""
-        _tell(f"plan.model={devices} does not divide evenly {first}{more}: each device holds their {memory.said(size)} whole")
+        _tell(f"plan.model={devices} does not divide evenly {first}{more}: each device holds their {format_bytes(size)} whole")
 
 
 @functools.cache

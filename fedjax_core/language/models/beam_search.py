@@ -1,7 +1,9 @@
-"""Beam search: the likeliest texts are looked for among several at once, with what attention needs of earlier tokens kept.
+"""Beam search: the likeliest texts are looked for among several at once, with what attention needs
+of earlier tokens kept.
 
-It is transformers' `generate(num_beams=W, do_sample=False)` with its defaults (length penalty 1, no early stopping): a text that
-has ended counts by the sum of its tokens' log-probabilities, the stop's too, over their number.
+It is transformers' `generate(num_beams=W, do_sample=False)` with its defaults (length penalty 1, no
+early stopping): a text that has ended counts by the sum of its tokens' log-probabilities, the
+stop's too, over their number.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Array, PyTree
-from fedjax_core.language.models.transformer import last, positions
+from fedjax_core.language.models.transformer import last_token_index, token_positions
 
 NEVER = -1e9  # the score of a beam that is none
 
@@ -25,43 +27,45 @@ def beam_search(
     stop: Sequence[int],
     beams: int,
 ) -> tuple[Array, Array]:
-    """The best text that `beams` beams find, for a batch of prompts at once.
+    """Decodes a batch of prompts by beam search; returns the best text of each.
 
-    Every step takes the best continuations of all beams. Those that end and are among the best W are kept as finished; the best W
-    of the others go on. A prompt is done when none of its beams, were it to end now, would beat the worst of W finished texts; at
-    the limit all end.
+    Every step takes the best continuations of all beams. Those that end and are among the best W
+    are kept as finished; the best W of the others go on. A prompt is done when none of its beams,
+    were it to end now, would beat the worst of W finished texts; at the limit all end.
 
     Args:
-      step: as `transformer.greedy` takes it, for B and for B * W rows.
-      cache: of T + limit places for B rows; leaves [L, B, ...].
+      step: as `transformer.greedy_decode` takes it, for B and for B * W examples.
+      cache: of T + limit places for B examples; leaves [L, B, ...].
       tokens: [B, T], the prompts.
       mask: [B, T], which of their tokens are real; padding may be on either side.
       limit: the most tokens to be written.
       stop: ids that end a text.
-      beams: W; 1 is not quite greedy decoding, for it looks at the second best where the best ends the text.
+      beams: W; 1 is not quite greedy decoding, for it looks at the second best where the best ends
+        the text.
 
     Returns:
-      (tokens [B, limit], mask [B, limit]): the mask has what was written before the stop, which is not part of it.
+      (tokens [B, limit], mask [B, limit]): the mask has what was written before the stop, which is
+      not part of it.
 
     Raises:
       ValueError: limit or beams < 1.
     """
-    for name, found in (("limit", limit), ("beams", beams)):
-        if found < 1:
-            raise ValueError(f"{name}={found} must be at least 1")
+    for name, value in (("limit", limit), ("beams", beams)):
+        if value < 1:
+            raise ValueError(f"{name}={value} must be at least 1")
     (b, t), w = tokens.shape, beams
     ends = lambda token: jnp.isin(token, jnp.asarray(stop, jnp.int32)) if len(stop) else jnp.zeros(token.shape, bool)
     rows = lambda x: jnp.repeat(x, w, 0)
-    there = jnp.pad(mask, ((0, 0), (0, limit)))
+    is_visible = jnp.pad(mask, ((0, 0), (0, limit)))
     causal = jnp.arange(t)[:, None] >= jnp.arange(t + limit)[None]
-    logits, cache = step(cache, tokens, positions(mask), 0, there[:, None] & causal[None], last(mask))
+    logits, cache = step(cache, tokens, token_positions(mask), 0, is_visible[:, None] & causal[None], last_token_index(mask))
     cache = jax.tree.map(lambda leaf: jnp.repeat(leaf, w, 1), cache)
-    there, length = rows(there), rows(jnp.sum(mask, 1, dtype=jnp.int32))
+    is_visible, length = rows(is_visible), rows(jnp.sum(mask, 1, dtype=jnp.int32))
     vocabulary = logits.shape[-1]
     most = min(max(2, 1 + len(stop)) * w, w * vocabulary)  # continuations to look at: enough that W of them go on
 
     def chosen(i, logits, running, out, finished):
-        """One more token: the beams that go on with their parents, and the finished texts."""
+        """Adds one token: chooses the beams that go on with their parents, and the finished texts."""
         texts, scores, lengths, open_ = finished
         total = running[..., None] + jax.nn.log_softmax(logits.reshape(b, w, vocabulary).astype(jnp.float32))
         values, places = jax.lax.top_k(total.reshape(b, -1), most)
@@ -91,15 +95,15 @@ def beam_search(
         return (i < limit) & jnp.any(finished[3])
 
     def body(carry):
-        i, token, running, out, finished, there, cache = carry
-        there = jax.lax.dynamic_update_slice_in_dim(there, jnp.ones((b * w, 1), bool), t + i - 1, 1)
+        i, token, running, out, finished, is_visible, cache = carry
+        is_visible = jax.lax.dynamic_update_slice_in_dim(is_visible, jnp.ones((b * w, 1), bool), t + i - 1, 1)
         place = (length + i - 1)[:, None]
-        logits, cache = step(cache, token.reshape(-1, 1), place, t + i - 1, there[:, None], jnp.zeros(b * w, jnp.int32))
+        logits, cache = step(cache, token.reshape(-1, 1), place, t + i - 1, is_visible[:, None], jnp.zeros(b * w, jnp.int32))
         token, parents, running, out, finished = chosen(i, logits, running, out, finished)
         moved = (parents + w * jnp.arange(b)[:, None]).reshape(-1)
         cache = jax.tree.map(lambda leaf: jnp.take(leaf, moved, 1), cache)
-        return i + 1, token, running, out, finished, there, cache
+        return i + 1, token, running, out, finished, is_visible, cache
 
-    carry = jax.lax.while_loop(going, body, (jnp.int32(1), token, running, out, finished, there, cache))
+    carry = jax.lax.while_loop(going, body, (jnp.int32(1), token, running, out, finished, is_visible, cache))
     texts, _, lengths, _ = carry[4]
     return texts[:, 0], jnp.arange(limit)[None] < lengths[:, :1]

@@ -1,7 +1,8 @@
-"""Encoders of the BERT family: learned positions, a norm after each part, GELU, everybody looks at everybody.
+"""Encoders of the BERT family: learned positions, a norm after each part, GELU, everybody looks at
+everybody.
 
-Devlin, Chang, Lee, Toutanova. BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding. NAACL 2019.
-https://arxiv.org/abs/1810.04805
+Devlin, Chang, Lee, Toutanova. BERT: Pre-training of Deep Bidirectional Transformers for Language
+Understanding. NAACL 2019. https://arxiv.org/abs/1810.04805
 
   params                                                                   shape
   embedding / token, position, type                                        [V, D], [context, D], [types, D]
@@ -10,10 +11,11 @@ https://arxiv.org/abs/1810.04805
   layers / mlp / up, down / kernel, bias                                   [L, D, F], [L, F, D]; [L, F], [L, D]
   layers / attention_norm, mlp_norm / scale, bias                          [L, D]
 
-Files have the layout of `BertModel`; a pooler and the heads of pre-training are left out. The computation runs in the dtype of the
-parameters; norms and softmax in float32.
+Files have the layout of `BertModel`; a pooler and the heads of pre-training are left out. The
+computation runs in the dtype of the parameters; norms and softmax in float32.
 
-Departures: no dropout, as the base is frozen wherever we train. Positions count the real tokens, so that padding may be on either
+Departures: no dropout, as the base is frozen wherever we train. Positions count the real tokens, so
+  that padding may be on either
 side; the original counts places, which is the same with the padding on the right.
 """
 
@@ -31,14 +33,14 @@ from fedjax_core.language.models.transformer import (
     Encoder,
     Linear,
     Tensor,
-    field,
+    as_pure_functions,
     fits,
     linear,
-    must_be,
-    positions,
-    pure,
+    read_choice,
     read_params,
-    stack,
+    read_positive,
+    stack_layers,
+    token_positions,
 )
 from fedjax_core.nn.kernels.attention import attend, gelu, heads
 from fedjax_core.task import check_tokens
@@ -81,25 +83,25 @@ def read_config(config: Mapping[str, Any]) -> Config:
     Raises:
       ValueError: a field is missing, or has a value that is not supported; the message names it.
     """
-    must_be(config, "model_type", "bert")
-    must_be(config, "position_embedding_type", "absolute")
+    read_choice(config, "model_type", "bert")
+    read_choice(config, "position_embedding_type", "absolute")
     for name in ("is_decoder", "add_cross_attention"):
-        must_be(config, name, False)
-    must_be(config, "quantization_config", None)
-    width, number = field(config, "hidden_size"), field(config, "num_attention_heads")
+        read_choice(config, name, False)
+    read_choice(config, "quantization_config", None)
+    width, number = read_positive(config, "hidden_size"), read_positive(config, "num_attention_heads")
     if width % number:
         raise ValueError(f"config.json: num_attention_heads={number} must divide hidden_size={width}")
     return Config(
-        vocabulary=field(config, "vocab_size"),
+        vocabulary=read_positive(config, "vocab_size"),
         width=width,
-        inner=field(config, "intermediate_size"),
-        layers=field(config, "num_hidden_layers"),
+        inner=read_positive(config, "intermediate_size"),
+        layers=read_positive(config, "num_hidden_layers"),
         heads=number,
-        types=field(config, "type_vocab_size", default=2),
-        activation=must_be(config, "hidden_act", *ACTIVATIONS),
-        epsilon=field(config, "layer_norm_eps", float, 1e-12),
-        context=field(config, "max_position_embeddings", default=512),
-        std=field(config, "initializer_range", float, 0.02),
+        types=read_positive(config, "type_vocab_size", default=2),
+        activation=read_choice(config, "hidden_act", *ACTIVATIONS),
+        epsilon=read_positive(config, "layer_norm_eps", float, 1e-12),
+        context=read_positive(config, "max_position_embeddings", default=512),
+        std=read_positive(config, "initializer_range", float, 0.02),
     )
 
 
@@ -111,7 +113,7 @@ class LayerNorm(nnx.Module):
         self.epsilon = epsilon
 
     def __call__(self, x: Array) -> Array:
-        """[B, T, D] -> the like."""
+        """Maps [B, T, D] to [B, T, D]."""
         wide = x.astype(jnp.float32)
         wide = wide - jnp.mean(wide, -1, keepdims=True)
         wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + self.epsilon)
@@ -127,13 +129,13 @@ class Attention(nnx.Module):
         self.heads = config.heads
 
     def __call__(self, x: Array, mask: Array) -> Array:
-        """[B, T, D] -> the like."""
+        """Maps [B, T, D] to [B, T, D]."""
         query, key, value = (heads(part(x), self.heads) for part in (self.query, self.key, self.value))
         return self.output(attend(query, key, value, mask))
 
 
 class MLP(nnx.Module):
-    """Two linear maps and what lies between."""
+    """Two linear maps with an activation between."""
 
     def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
         self.up = Linear(config.width, config.inner, bias=True, std=config.std, dtype=dtype, rngs=rngs)
@@ -141,7 +143,7 @@ class MLP(nnx.Module):
         self.activation = config.activation
 
     def __call__(self, x: Array) -> Array:
-        """[B, T, D] -> the like."""
+        """Maps [B, T, D] to [B, T, D]."""
         return self.down(ACTIVATIONS[self.activation](self.up(x)))
 
 
@@ -154,7 +156,7 @@ class Layer(nnx.Module):
         self.mlp_norm = LayerNorm(config.width, config.epsilon, dtype)
 
     def __call__(self, x: Array, mask: Array, cache: PyTree) -> tuple[Array, PyTree]:
-        """[B, T, D] -> the like."""
+        """Maps [B, T, D] to [B, T, D]."""
         x = self.attention_norm(x + self.attention(x, mask))
         return self.mlp_norm(x + self.mlp(x)), cache
 
@@ -168,12 +170,12 @@ class Embedding(nnx.Module):
         self.norm = LayerNorm(config.width, config.epsilon, dtype)
 
     def __call__(self, tokens: Array, places: Array, types: Array) -> Array:
-        """[B, T] three times -> [B, T, D]."""
+        """Maps [B, T] three times to [B, T, D]."""
         return self.norm(self.token.get_value()[tokens] + self.position.get_value()[places] + self.type.get_value()[types])
 
 
 def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: bool = False) -> Encoder:
-    """An encoder.
+    """Builds an encoder.
 
     Args:
       config: what config.json has.
@@ -187,23 +189,23 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
       ValueError: as `read_config`.
     """
     c = config if isinstance(config, Config) else read_config(config)
-    fresh, embedding = pure(lambda rngs: Embedding(c, jnp.dtype(dtype), rngs))
-    layers = stack(lambda rngs: Layer(c, jnp.dtype(dtype), rngs), c.layers, remat)
+    fresh, embedding = as_pure_functions(lambda rngs: Embedding(c, jnp.dtype(dtype), rngs))
+    layers = stack_layers(lambda rngs: Layer(c, jnp.dtype(dtype), rngs), c.layers, remat)
     name = f"bert of width {c.width}"
 
     def init(key):
-        one, two = jax.random.split(key)
-        return {"embedding": fresh(one), "layers": layers.init(two)}
+        embedding_key, layers_key = jax.random.split(key)
+        return {"embedding": fresh(embedding_key), "layers": layers.init(layers_key)}
 
     def hidden(params: PyTree, tokens: Array, mask: Array, types: Array | None = None, read=None):
         fits(name, tokens.shape[1], c.context)
         check_tokens(tokens, c.vocabulary, name, mask)
         types = jnp.zeros_like(tokens) if types is None else types
         check_tokens(types, c.types, f"the types of {name}", mask)
-        x = embedding(params["embedding"])(tokens, positions(mask), types)
+        x = embedding(params["embedding"])(tokens, token_positions(mask), types)
         everyone = jnp.broadcast_to(mask[:, None], (*mask.shape, mask.shape[1]))
-        found = layers.run(params["layers"], x, everyone, read=read)
-        return found[0] if read is None else found
+        outputs = layers.run(params["layers"], x, everyone, read=read)
+        return outputs[0] if read is None else outputs
 
     return Encoder(init, hidden, c.width, c.context, name, AXES, c.vocabulary)
 
@@ -211,11 +213,12 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
 def from_tensors(
     config: Mapping[str, Any] | Config, tensors: Mapping[str, np.ndarray], dtype: str = "float32", later: bool = False
 ) -> PyTree:
-    """Parameters from published files.
+    """Reads parameters from published files.
 
     Args:
       config: what config.json has.
-      tensors: by the names that `BertModel` gives them, or behind "bert.", as in models that contain it.
+      tensors: by the names that `BertModel` gives them, or behind "bert.", as in models that
+        contain it.
       dtype: "float32" or "bfloat16".
       later: see `read_params`.
 

@@ -1,4 +1,5 @@
-"""Decoders of the LLaMA family: RMSNorm before each part, rotary positions, grouped-query attention, SwiGLU.
+"""Decoders of the LLaMA family: RMSNorm before each part, rotary positions, grouped-query
+attention, SwiGLU.
 
 Touvron et al. LLaMA: Open and Efficient Foundation Language Models. 2023. https://arxiv.org/abs/2302.13971
 Llama 3's long contexts: Grattafiori et al. The Llama 3 Herd of Models. 2024. https://arxiv.org/abs/2407.21783
@@ -12,8 +13,8 @@ Rotary positions: Su et al. RoFormer. 2021. https://arxiv.org/abs/2104.09864
   norm / scale                                                             [D]
   head / kernel; none where the embedding is the head too                  [D, V]
 
-H heads of E numbers, G of keys and values. Files have the layout of `LlamaForCausalLM`. The computation runs in the dtype of the
-parameters; norms, softmax and logits in float32. No dropout.
+H heads of E numbers, G of keys and values. Files have the layout of `LlamaForCausalLM`. The
+computation runs in the dtype of the parameters; norms, softmax and logits in float32. No dropout.
 """
 
 import functools
@@ -33,15 +34,15 @@ from fedjax_core.language.models.transformer import (
     LanguageModel,
     Linear,
     Tensor,
-    field,
+    as_pure_functions,
     fits,
-    greedy,
+    greedy_decode,
     linear,
-    must_be,
-    positions,
-    pure,
+    read_choice,
     read_params,
-    stack,
+    read_positive,
+    stack_layers,
+    token_positions,
 )
 from fedjax_core.nn.kernels.attention import attend, heads
 from fedjax_core.task import check_tokens
@@ -84,59 +85,60 @@ def read_config(config: Mapping[str, Any]) -> Config:
     Raises:
       ValueError: a field is missing, or has a value that is not supported; the message names it.
     """
-    must_be(config, "model_type", "llama")
-    must_be(config, "hidden_act", "silu")
+    read_choice(config, "model_type", "llama")
+    read_choice(config, "hidden_act", "silu")
     for name in ("attention_bias", "mlp_bias"):
-        must_be(config, name, False)
-    must_be(config, "attention_dropout", 0.0, None)
-    must_be(config, "quantization_config", None)
-    width, number = field(config, "hidden_size"), field(config, "num_attention_heads")
-    groups = field(config, "num_key_value_heads", default=number)
+        read_choice(config, name, False)
+    read_choice(config, "attention_dropout", 0.0, None)
+    read_choice(config, "quantization_config", None)
+    width, number = read_positive(config, "hidden_size"), read_positive(config, "num_attention_heads")
+    groups = read_positive(config, "num_key_value_heads", default=number)
     if number % groups:
         raise ValueError(f"config.json: num_key_value_heads={groups} must divide num_attention_heads={number}")
     if config.get("head_dim") is None and width % number:
         raise ValueError(f"config.json: num_attention_heads={number} must divide hidden_size={width}, or head_dim be given")
-    head_width = field(config, "head_dim", default=width // number)
+    head_width = read_positive(config, "head_dim", default=width // number)
     if head_width % 2:
         raise ValueError(f"config.json: head_dim={head_width} must be even, for rotary positions")
-    context = field(config, "max_position_embeddings", default=2048)
+    context = read_positive(config, "max_position_embeddings", default=2048)
     ends = config.get("eos_token_id")
     return Config(
-        vocabulary=field(config, "vocab_size"),
+        vocabulary=read_positive(config, "vocab_size"),
         width=width,
-        inner=field(config, "intermediate_size"),
-        layers=field(config, "num_hidden_layers"),
+        inner=read_positive(config, "intermediate_size"),
+        layers=read_positive(config, "num_hidden_layers"),
         heads=number,
         groups=groups,
         head_width=head_width,
-        epsilon=field(config, "rms_norm_eps", float, 1e-6),
+        epsilon=read_positive(config, "rms_norm_eps", float, 1e-6),
         frequencies=_frequencies(config, head_width, context),
-        tied=must_be(config, "tie_word_embeddings", False, True),
+        tied=read_choice(config, "tie_word_embeddings", False, True),
         context=context,
         stop=() if ends is None else tuple(ends) if isinstance(ends, list | tuple) else (ends,),
-        std=field(config, "initializer_range", float, 0.02),
+        std=read_positive(config, "initializer_range", float, 0.02),
     )
 
 
 def _frequencies(config: Mapping[str, Any], head_width: int, context: int) -> tuple[float, ...]:
-    """theta^(-2j / E), and what the scaling for longer texts makes of them.
+    """Returns the frequencies theta^(-2j / E), scaled for longer texts.
 
-    Both of config.json's forms are read: rope_theta beside rope_scaling, and rope_parameters with all of it.
+    Both of config.json's forms are read: rope_theta beside rope_scaling, and rope_parameters with
+    all of it.
     """
     scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = field({"rope_theta": scaling.get("rope_theta") or config.get("rope_theta")}, "rope_theta", float, 10000.0)
-    kind = must_be({"rope type": scaling.get("rope_type") or scaling.get("type") or "default"}, "rope type", *ROPE_TYPES)
-    must_be({**config, **scaling}, "partial_rotary_factor", 1.0)
+    theta = read_positive({"rope_theta": scaling.get("rope_theta") or config.get("rope_theta")}, "rope_theta", float, 10000.0)
+    kind = read_choice({"rope type": scaling.get("rope_type") or scaling.get("type") or "default"}, "rope type", *ROPE_TYPES)
+    read_choice({**config, **scaling}, "partial_rotary_factor", 1.0)
     plain = theta ** (-np.arange(0, head_width, 2) / head_width)
     if kind == "default":
         return tuple(plain.tolist())
-    factor = field(scaling, "factor", float)
+    factor = read_positive(scaling, "factor", float)
     if kind == "linear":
         return tuple((plain / factor).tolist())
-    low, high = field(scaling, "low_freq_factor", float), field(scaling, "high_freq_factor", float)
+    low, high = read_positive(scaling, "low_freq_factor", float), read_positive(scaling, "high_freq_factor", float)
     if not low < high:
         raise ValueError(f"config.json: low_freq_factor={low} must be below high_freq_factor={high}")
-    turns = field(scaling, "original_max_position_embeddings", default=context) * plain / (2 * math.pi)
+    turns = read_positive(scaling, "original_max_position_embeddings", default=context) * plain / (2 * math.pi)
     smooth = np.clip((turns - low) / (high - low), 0, 1)  # 0: slow, scaled; 1: fast, kept
     return tuple((plain * ((1 - smooth) / factor + smooth)).tolist())
 
@@ -148,7 +150,7 @@ class RMSNorm(nnx.Module):
         self.scale, self.epsilon = nnx.Param(jnp.ones(width, dtype)), epsilon
 
     def __call__(self, x: Array) -> Array:
-        """[B, T, D] -> the like."""
+        """Maps [B, T, D] to [B, T, D]."""
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + self.epsilon)
         return self.scale.get_value()[None, None] * wide.astype(x.dtype)
@@ -164,7 +166,9 @@ class Attention(nnx.Module):
         self.heads, self.groups = c.heads, c.groups
 
     def __call__(self, x: Array, angles: Array, mask: Array, place: Array | int, cache: PyTree) -> tuple[Array, PyTree]:
-        """[B, T, D] -> the like; keys and values are put into the cache (if any) at `place`, and all of the cache is looked at."""
+        """Maps [B, T, D] to [B, T, D]; keys and values are put into the cache (if any) at `place`,
+        and all of the cache is looked at.
+        """
         query, key = rotate(heads(self.query(x), self.heads), angles), rotate(heads(self.key(x), self.groups), angles)
         value = heads(self.value(x), self.groups)
         if cache:
@@ -190,7 +194,7 @@ class MLP(nnx.Module):
         self.down = make(config.inner, config.width)
 
     def __call__(self, x: Array) -> Array:
-        """[B, T, D] -> the like."""
+        """Maps [B, T, D] to [B, T, D]."""
         return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
 
 
@@ -204,14 +208,14 @@ class Layer(nnx.Module):
         self.mlp = MLP(config, dtype, rngs)
 
     def __call__(self, x: Array, angles: Array, mask: Array, place: Array | int, cache: PyTree) -> tuple[Array, PyTree]:
-        """[B, T, D] -> the like, and the cache."""
-        seen, cache = self.attention(self.attention_norm(x), angles, mask, place, cache)
-        x = x + seen
+        """Maps [B, T, D] to [B, T, D], and returns the cache."""
+        attended, cache = self.attention(self.attention_norm(x), angles, mask, place, cache)
+        x = x + attended
         return x + self.mlp(self.mlp_norm(x)), cache
 
 
 class Ends(nnx.Module):
-    """What lies before and after the layers."""
+    """The embedding, the final norm and the head."""
 
     def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
         self.embedding = nnx.Param(config.std * jax.random.normal(rngs.params(), (config.vocabulary, config.width), dtype))
@@ -219,7 +223,7 @@ class Ends(nnx.Module):
         self.head = None if config.tied else Linear(config.width, config.vocabulary, std=config.std, dtype=dtype, rngs=rngs)
 
     def logits(self, x: Array) -> Array:
-        """[..., D] -> [..., V] float32."""
+        """Maps [..., D] to [..., V] float32."""
         kernel = self.embedding.get_value().T if self.head is None else self.head.kernel.get_value()
         if not isinstance(kernel, jax.Array):  # an adapter's
             return (x @ kernel).astype(jnp.float32)
@@ -227,7 +231,7 @@ class Ends(nnx.Module):
 
 
 def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: bool = False) -> LanguageModel:
-    """A decoder.
+    """Builds a decoder.
 
     Args:
       config: what config.json has.
@@ -241,13 +245,13 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
       ValueError: as `read_config`.
     """
     c = config if isinstance(config, Config) else read_config(config)
-    fresh, merged = pure(lambda rngs: Ends(c, jnp.dtype(dtype), rngs))
-    layers = stack(lambda rngs: Layer(c, jnp.dtype(dtype), rngs), c.layers, remat)
+    fresh, merged = as_pure_functions(lambda rngs: Ends(c, jnp.dtype(dtype), rngs))
+    layers = stack_layers(lambda rngs: Layer(c, jnp.dtype(dtype), rngs), c.layers, remat)
     name = f"llama of width {c.width}"
 
     def init(key):
-        one, two = jax.random.split(key)
-        return fresh(one) | {"layers": layers.init(two)}
+        ends_key, layers_key = jax.random.split(key)
+        return fresh(ends_key) | {"layers": layers.init(layers_key)}
 
     def ends(params) -> Ends:
         return merged({name: leaf for name, leaf in params.items() if name != "layers"})
@@ -263,8 +267,8 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
         fits(name, t, c.context)
         check_tokens(tokens, c.vocabulary, name, mask)
         causal = jnp.tril(jnp.ones((t, t), bool))
-        found = run(params, tokens, positions(mask), mask[:, None] & causal[None], read=read)
-        return found[0] if read is None else found
+        outputs = run(params, tokens, token_positions(mask), mask[:, None] & causal[None], read=read)
+        return outputs[0] if read is None else outputs
 
     def logits(params: PyTree, hidden: Array) -> Array:
         return ends(params).logits(hidden)
@@ -281,7 +285,7 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
             x, cache = run(params, tokens, places, mask, place, cache)
             return logits(params, jnp.take_along_axis(x, at[:, None, None], 1)[:, 0]), cache
 
-        search = greedy if beams == 1 else functools.partial(beam_search, beams=beams)
+        search = greedy_decode if beams == 1 else functools.partial(beam_search, beams=beams)
         return search(step, {"key": kept, "value": kept}, tokens, mask, limit=limit, stop=stop)
 
     return LanguageModel(init, hidden, logits, generate, c.width, c.context, c.stop, name, AXES, c.vocabulary)
@@ -290,7 +294,7 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
 def from_tensors(
     config: Mapping[str, Any] | Config, tensors: Mapping[str, np.ndarray], dtype: str = "float32", later: bool = False
 ) -> PyTree:
-    """Parameters from published files.
+    """Reads parameters from published files.
 
     Args:
       config: what config.json has.

@@ -1,17 +1,21 @@
-"""What language models share: layers stacked for one compiled loop, positions from a mask, weights from published files.
+"""What language models share: layers stacked for one compiled loop, positions from a mask, weights
+from published files.
 
-Parameters are plain nested dicts. All layers lie in `params["layers"]` with a leading axis [L, ...], and one layer's program is
-scanned over them, so that 32 layers compile as fast as one. A linear map has its leaf "kernel" [L, in, out] and maybe "bias".
+Parameters are plain nested dicts. All layers are in `params["layers"]` with a leading axis [L,
+...], and one layer's program is scanned over them, so that 32 layers compile as fast as one. A
+linear map has its leaf "kernel" [L, in, out] and maybe "bias".
 
-A kernel is only ever used as `x @ kernel`. So whatever wraps a model from outside (LoRA) puts in a kernel's place, by its path in
-the dict, a pytree (a registered dataclass: jax refuses tuples there) whose leaves have the axis [L] in front and that has
+A kernel is only ever used as `x @ kernel`. So whatever wraps a model from outside (LoRA) puts in a
+kernel's place, by its path in the dict, a pytree (a registered dataclass: jax refuses tuples there)
+whose leaves have the axis [L] in front and that has
 
     __rmatmul__(x [..., in]) -> [..., out]      one layer's: the scan has taken the axis off
 
 which keeps the base once, unmerged, and takes gradients for the small leaves alone.
 
-`mask` [B, T] says which tokens are real, on whatever side the padding is: positions count the real tokens, and nobody attends to
-the others. What comes out at a place that is not real is finite, and means nothing.
+`mask` [B, T] says which tokens are real, on whatever side the padding is: positions count the real
+tokens, and nobody attends to the others. What comes out at a place that is not real is finite, and
+means nothing.
 """
 
 import re
@@ -33,7 +37,8 @@ AXES: Axes = (  # heads and hidden numbers of a layer are divided: devices meet 
     *((f"{part}/kernel", -1) for part in ("query", "key", "value", "gate", "up")),
     *((f"{part}/kernel", -2) for part in ("output", "down")),
     ("head/kernel", -1),
-    # Tables by their rows: all devices have all numbers of a text between layers, which nothing then has to gather.
+    # Tables by their rows: all devices have all numbers of a text between layers, which nothing
+    # then has to gather.
     *((table, -2) for table in ("embedding", "embedding/token")),
 )
 
@@ -43,13 +48,15 @@ class Encoder(NamedTuple):
 
     Attributes:
       init: key -> params, as they are before any training.
-      hidden: (params, tokens [B, T], mask [B, T], types [B, T] = None) -> [B, T, D], the last layer's, after the final norm. With
-        read=f it is (that, [L, ...]): what f makes of each layer's output [B, T, D].
+      hidden: (params, tokens [B, T], mask [B, T], types [B, T] = None) -> [B, T, D], the last
+        layer's, after the final norm. With read=f it is (that, [L, ...]): what f makes of each
+        layer's output [B, T, D].
       width: D.
       context: the most tokens that it takes at once.
       name: what error messages call it.
       model_axes: see `Model`.
-      vocabulary: V, how many tokens it embeds; others are refused by `hidden` where they are no traced arrays.
+      vocabulary: V, how many tokens it embeds; others are refused by `hidden` where they are no
+        traced arrays.
     """
 
     init: Callable[[Array], PyTree]
@@ -66,17 +73,19 @@ class LanguageModel(NamedTuple):
 
     Attributes:
       init: key -> params, as they are before any training.
-      hidden: (params, tokens [B, T], mask [B, T]) -> [B, T, D], the last layer's, after the final norm. With read=f it is (that,
-        [L, ...]): what f makes of each layer's output [B, T, D].
+      hidden: (params, tokens [B, T], mask [B, T]) -> [B, T, D], the last layer's, after the final
+        norm. With read=f it is (that, [L, ...]): what f makes of each layer's output [B, T, D].
       logits: (params, hidden [..., D]) -> [..., V] float32: of the next token.
-      generate: (params, tokens [B, T], mask [B, T], *, limit, stop=..., beams=1) -> (tokens [B, limit], mask [B, limit]), see
-        `greedy`, and for more beams than one `beam_search.beam_search`.
+      generate: (params, tokens [B, T], mask [B, T], *, limit, stop=..., beams=1) -> (tokens [B,
+        limit], mask [B, limit]), see `greedy_decode`, and for more beams than one
+        `beam_search.beam_search`.
       width: D.
       context: the most tokens that it takes at once.
       stop: ids of the tokens that end a text, from the configuration; may be empty.
       name: what error messages call it.
       model_axes: see `Model`.
-      vocabulary: V, how many tokens it embeds; others are refused by `hidden` where they are no traced arrays.
+      vocabulary: V, how many tokens it embeds; others are refused by `hidden` where they are no
+        traced arrays.
     """
 
     init: Callable[[Array], PyTree]
@@ -101,7 +110,7 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(outputs, dtype)) if bias else None
 
     def __call__(self, x: Array) -> Array:
-        """[B, T, inputs] -> [B, T, outputs]."""
+        """Maps [B, T, inputs] to [B, T, outputs]."""
         y = x @ self.kernel.get_value()
         return y if self.bias is None else y + self.bias.get_value()[None, None]
 
@@ -111,29 +120,31 @@ class Stack(NamedTuple):
 
     Attributes:
       init: key -> params, leaves [L, ...].
-      run: (params, x, *context, cache=(), read=None) -> (x, cache): each layer is called (x, *context, its own cache), and returns
-        the like. With read=f it is (x, [L, ...]): what f makes of each layer's x.
+      run: (params, x, *context, cache=(), read=None) -> (x, cache): each layer is called (x,
+        *context, its own cache), and returns the like. With read=f it is (x, [L, ...]): what f
+        makes of each layer's x.
     """
 
     init: Callable[[Array], PyTree]
     run: Callable[..., tuple[Array, PyTree]]
 
 
-def stack(make: Callable[[nnx.Rngs], Any], layers: int, remat: bool = False) -> Stack:
-    """Layers as one loop.
+def stack_layers(make: Callable[[nnx.Rngs], Any], layers: int, remat: bool = False) -> Stack:
+    """Stacks layers as one loop.
 
     Args:
       make: builds one layer from the stream that initialises it; its variables are `nnx.Param`s.
       layers: L.
-      remat: whether the backward pass computes each layer anew, in place of keeping what is inside: L times less memory.
+      remat: whether the backward pass computes each layer anew, in place of keeping what is inside:
+        L times less memory.
 
     Returns:
       The stack.
     """
-    one, layer = pure(make)
+    init_layer, layer = as_pure_functions(make)
 
     def init(key):
-        return jax.vmap(one)(jax.random.split(key, layers))
+        return jax.vmap(init_layer)(jax.random.split(key, layers))
 
     def run(params, x, *context, cache=(), read=None):
         def step(x, entry):
@@ -146,21 +157,30 @@ def stack(make: Callable[[nnx.Rngs], Any], layers: int, remat: bool = False) -> 
     return Stack(init, run)
 
 
-def pure(make: Callable[[nnx.Rngs], Any]) -> tuple[Callable[[Array], dict[str, Any]], Callable[[PyTree], Any]]:
-    """A module, whose variables are `nnx.Param`s, as pure functions: key -> params, and params -> the module."""
+def as_pure_functions(make: Callable[[nnx.Rngs], Any]) -> tuple[Callable[[Array], dict[str, Any]], Callable[[PyTree], Any]]:
+    """Returns a module, whose variables are `nnx.Param`s, as pure functions: key -> params, and
+    params -> the module.
+    """
     graphdef = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))), nnx.Param)[0]
     init = lambda key: nnx.to_pure_dict(nnx.split(make(nnx.Rngs(params=key)), nnx.Param)[1])
     return init, lambda params: nnx.merge(graphdef, params)
 
 
-def positions(mask: Array) -> Array:
-    """Which real token of its row each is, from 0: [B, T] bool -> [B, T] int32."""
+def token_positions(mask: Array) -> Array:
+    """Returns the position of each token among the real ones of its text, from 0: [B, T] bool ->
+    [B, T] int32.
+    """
     return jnp.maximum(jnp.cumsum(mask, 1, dtype=jnp.int32) - 1, 0)
 
 
-def last(mask: Array) -> Array:
-    """[B] the place of each row's last real token; the last place if it has none."""
+def last_token_index(mask: Array) -> Array:
+    """Returns the index [B] of each text's last real token; the last index if it has none."""
     return mask.shape[1] - 1 - jnp.argmax(mask[:, ::-1], 1)
+
+
+def name_layers(outputs: Array) -> dict[str, Array]:
+    """Returns the layers' outputs [L, B, D] by name, "layer1" to "layerL"."""
+    return {f"layer{i + 1}": outputs[i] for i in range(len(outputs))}
 
 
 def fits(name: str, tokens: int, context: int) -> None:
@@ -169,22 +189,24 @@ def fits(name: str, tokens: int, context: int) -> None:
         raise ValueError(f"{tokens} tokens, padding with them, for {name}: it takes at most {context}")
 
 
-def greedy(
+def greedy_decode(
     step: Callable[..., tuple[Array, PyTree]], cache: PyTree, tokens: Array, mask: Array, *, limit: int, stop: Sequence[int]
 ) -> tuple[Array, Array]:
-    """The likeliest next token, again and again, with what attention needs of earlier ones kept; for a batch at once.
+    """Decodes greedily for a batch at once, with a cache of keys and values.
 
     Args:
-      step: (cache, tokens [B, t], positions [B, t], place, mask [B, t, T + limit], at [B]) -> (logits [B, V], cache): the tokens go
-        into the cache from `place` on and look at its places in the mask; the logits are those after the token `at` of each row.
+      step: (cache, tokens [B, t], positions [B, t], place, mask [B, t, T + limit], at [B]) ->
+        (logits [B, V], cache): the tokens go into the cache from `place` on and look at its places
+        in the mask; the logits are those after the token `at` of each example.
       cache: of T + limit places.
       tokens: [B, T], the prompts.
       mask: [B, T], which of their tokens are real; padding may be on either side.
-      limit: the most tokens to be written; all rows stop earlier if they can.
+      limit: the most tokens to be written; all examples stop earlier if they can.
       stop: ids that end a text.
 
     Returns:
-      (tokens [B, limit], mask [B, limit]): the mask has what was written before the stop, which is not part of it.
+      (tokens [B, limit], mask [B, limit]): the mask has what was written before the stop, which is
+      not part of it.
 
     Raises:
       ValueError: limit < 1.
@@ -194,9 +216,9 @@ def greedy(
     b, t = tokens.shape
     ends = lambda token: jnp.isin(token, jnp.asarray(stop, jnp.int32)) if len(stop) else jnp.zeros(b, bool)
     pick = lambda logits: jnp.argmax(logits, -1).astype(jnp.int32)
-    there = jnp.pad(mask, ((0, 0), (0, limit)))
+    is_visible = jnp.pad(mask, ((0, 0), (0, limit)))
     causal = jnp.arange(t)[:, None] >= jnp.arange(t + limit)[None]
-    logits, cache = step(cache, tokens, positions(mask), 0, there[:, None] & causal[None], last(mask))
+    logits, cache = step(cache, tokens, token_positions(mask), 0, is_visible[:, None] & causal[None], last_token_index(mask))
     token, length = pick(logits), jnp.sum(mask, 1, dtype=jnp.int32)
     write = lambda out, i, token: jax.lax.dynamic_update_slice_in_dim(out, token[:, None], i, 1)
     out = write(jnp.zeros((b, limit), jnp.int32), 0, token)
@@ -207,19 +229,19 @@ def greedy(
         return (i + 1 < limit) & ~jnp.all(done)
 
     def body(carry):
-        i, token, done, out, real, there, cache = carry
-        there = write(there, t + i, ~done)
-        logits, cache = step(cache, token[:, None], (length + i)[:, None], t + i, there[:, None], jnp.zeros(b, jnp.int32))
+        i, token, done, out, real, is_visible, cache = carry
+        is_visible = write(is_visible, t + i, ~done)
+        logits, cache = step(cache, token[:, None], (length + i)[:, None], t + i, is_visible[:, None], jnp.zeros(b, jnp.int32))
         token = pick(logits)
         done = done | ends(token)
-        return i + 1, token, done, write(out, i + 1, token), write(real, i + 1, ~done), there, cache
+        return i + 1, token, done, write(out, i + 1, token), write(real, i + 1, ~done), is_visible, cache
 
-    carry = jax.lax.while_loop(going, body, (jnp.int32(0), token, ends(token), out, real, there, cache))
+    carry = jax.lax.while_loop(going, body, (jnp.int32(0), token, ends(token), out, real, is_visible, cache))
     return carry[3], carry[4]
 
 
 class Tensor(NamedTuple):
-    """Where a leaf lies in a published file.
+    """A leaf's tensor in a published file.
 
     Attributes:
       name: of the tensor, with {} for the layer's number.
@@ -231,7 +253,7 @@ class Tensor(NamedTuple):
 
 
 def linear(name: str, bias: bool = False) -> dict[str, Tensor]:
-    """The tensors of a `Linear`, as torch names and lays them out."""
+    """Returns the tensors of a `Linear`, as torch names and lays them out."""
     return {"kernel": Tensor(f"{name}.weight", True)} | ({"bias": Tensor(f"{name}.bias")} if bias else {})
 
 
@@ -244,7 +266,7 @@ def read_params(
     name: str,
     later: bool = False,
 ) -> PyTree:
-    """Parameters from a published file's tensors; layers are stacked.
+    """Reads parameters from a published file's tensors; layers are stacked.
 
     Args:
       like: shapes of the parameters.
@@ -259,7 +281,8 @@ def read_params(
       The parameters; what is read later as `Deferred`.
 
     Raises:
-      ValueError: a tensor is missing, has another shape, is not of floats, or is none of the model's; or another dtype.
+      ValueError: a tensor is missing, has another shape, is not of floats, or is none of the
+        model's; or another dtype.
     """
     registry.choose("dtype", dtype, DTYPES)
     is_tensor = lambda x: isinstance(x, Tensor)
@@ -272,12 +295,11 @@ def read_params(
             wanted[tensor.name.format(i)] = shape[::-1] if tensor.transposed else shape
     extra = [key for key in tensors if key not in wanted and not re.fullmatch(ignored, key)]
     for key in [*wanted, *extra]:
-        found = list(tensors[key].shape) if key in tensors else "missing"
-        right = list(wanted[key]) if key in wanted else "missing"
-        if found != right:
-            raise ValueError(
-                f"{name}: the tensor {key} is {found} in the files and {right} in the model that config.json describes"
-            )
+        shape_in_files = list(tensors[key].shape) if key in tensors else "missing"
+        wanted_shape = list(wanted[key]) if key in wanted else "missing"
+        if shape_in_files != wanted_shape:
+            model = f"{wanted_shape} in the model that config.json describes"
+            raise ValueError(f"{name}: the tensor {key} is {shape_in_files} in the files and {model}")
         if not jnp.issubdtype(tensors[key].dtype, jnp.floating):
             raise ValueError(f"{name}: the tensor {key} is of {tensors[key].dtype}; it must be of floats, not quantised")
 
@@ -294,14 +316,14 @@ def read_params(
                 out[i] = turned(tensor.name.format(number), index[1:])
             return out
 
-        found = Deferred(shape.shape, jnp.dtype(dtype), part)
-        return found if later else jnp.asarray(np.asarray(found))
+        shape_in_files = Deferred(shape.shape, jnp.dtype(dtype), part)
+        return shape_in_files if later else jnp.asarray(np.asarray(shape_in_files))
 
     return jax.tree.map(leaf, where, like, is_leaf=is_tensor)
 
 
-def field(config: Mapping[str, Any], name: str, kind: type = int, default: Any = None) -> Any:
-    """A number of config.json.
+def read_positive(config: Mapping[str, Any], name: str, kind: type = int, default: Any = None) -> Any:
+    """Returns a positive number of config.json.
 
     Raises:
       ValueError: it is missing and there is no default, or it is not a positive number of the kind.
@@ -314,8 +336,8 @@ def field(config: Mapping[str, Any], name: str, kind: type = int, default: Any =
     return kind(value)
 
 
-def must_be(config: Mapping[str, Any], name: str, *allowed: Any) -> Any:
-    """The value of a field of config.json, the first of the allowed ones where it is missing.
+def read_choice(config: Mapping[str, Any], name: str, *allowed: Any) -> Any:
+    """Returns a field of config.json, the first of the allowed values where it is missing.
 
     Raises:
       ValueError: it is none of them.

@@ -1,4 +1,4 @@
-"""Rows that are held back of each client's training rows."""
+"""Examples that are held back of each client's training examples."""
 
 from unittest import mock
 
@@ -49,7 +49,7 @@ def test_a_number_of_rows():
         (1.0, r"data.validation=1.0 must be a fraction in \(0, 1\)"),
         (0, "data.validation=0 must be"),
         (True, "data.validation=True must be"),
-        (1000, r"data.validation=1000: client 0 has \d+ training rows; it must be at most \d+, or a fraction"),
+        (1000, r"data.validation=1000: client 0 has \d+ training examples; it must be at most \d+, or a fraction"),
     ],
 )
 def test_impossible_parts_are_refused(part, message):
@@ -58,11 +58,11 @@ def test_impossible_parts_are_refused(part, message):
 
 
 def test_once_is_enough():
-    with pytest.raises(ValueError, match="have validation rows already"):
+    with pytest.raises(ValueError, match="have validation examples already"):
         client_validation_split.hold_out(client_validation_split.hold_out(divide(), 0.2, 0), 0.2, 0)
 
 
-# -- clients that share rows, and rows that a client has several times
+# -- clients that share examples, and examples that a client has several times
 
 SHARED = (
     "overlapping_dirichlet(alpha=0.5)",
@@ -73,8 +73,10 @@ SHARED = (
 
 
 def expected(lists, part, seed):
-    """(kept, held) of each client by plain loops over clients, classes and rows, or None where a client would keep nothing."""
-    rank, labels = apportion.generator(seed, "holdout").permutation(len(DATA.train.y)), DATA.train.y
+    """(kept, held) of each client by plain loops over clients, classes and examples, or None where
+    a client would keep nothing.
+    """
+    rank, labels = apportion.make_generator(seed, "holdout").permutation(len(DATA.train.y)), DATA.train.y
     held = []
     for rows in lists:
         once = sorted(set(rows))
@@ -173,8 +175,8 @@ def test_clients_with_the_same_rows_hold_the_same_back():
 def test_a_client_whose_rows_others_hold_is_refused():
     whole = federated_data.from_index(DATA, [[], [0, 1, 2, 3], [0], [1], [2], [3, 3]], [[0]] * 6)
     message = (
-        r"data.validation=0.5: client [2-5] would train on nothing: of its 1 different training rows 0 would be its validation "
-        r"rows, the other 1 those of clients that share them; take a smaller part, another data.seed, or a partition whose"
+        r"data.validation=0.5: client [2-5] would train on nothing: of its 1 different training examples 0 would be its validation "
+        r"examples, the other 1 those of clients that share them; take a smaller part, another data.seed, or a partition whose"
     )
     with pytest.raises(ValueError, match=message):
         client_validation_split.hold_out(whole, 0.5, 0)
@@ -182,10 +184,12 @@ def test_a_client_whose_rows_others_hold_is_refused():
 
 def test_repeats_of_too_few_rows_are_refused():
     whole = federated_data.from_index(DATA, [[4, 4, 4, 5, 5], [1, 2, 3, 6]], [[0], [1]])
-    with pytest.raises(ValueError, match=r"data.validation=2: client 0 has 2 different training rows; it must be at most 1, or a"):
+    with pytest.raises(
+        ValueError, match=r"data.validation=2: client 0 has 2 different training examples; it must be at most 1, or a"
+    ):
         client_validation_split.hold_out(whole, 2, 0)
     alone = federated_data.from_index(DATA, [[4], [1, 2]], [[0], [1]])
-    with pytest.raises(ValueError, match=r"data.validation=1: client 0 has 1 training rows; it must be a fraction"):
+    with pytest.raises(ValueError, match=r"data.validation=1: client 0 has 1 training examples; it must be a fraction"):
         client_validation_split.hold_out(alone, 1, 0)
 
 
@@ -203,6 +207,6 @@ def test_repeats_of_too_few_rows_are_refused():
     ],
 )
 def test_where_nobody_shares_rows_they_are_those_of_older_runs(many, scheme, part, found):
-    """Hashes that commit bc3ad88 gave, before rows of shared lists were held in common."""
+    """Hashes that commit bc3ad88 gave, before examples of shared lists were held in common."""
     with mock.patch.object(apportion, "MANY", many):
         assert client_validation_split.hold_out(divide(scheme, clients=7), part, 3).partition_hash.startswith(found)

@@ -49,7 +49,9 @@ def test_the_digest_is_the_same_on_every_machine():
 
 @pytest.mark.parametrize("whole", [2**26, 300])
 def test_it_does_not_matter_where_rows_are(tmp_path, monkeypatch, whole):
-    """In memory, in a file, on a device, and in the other order of bytes; read whole or in part, and by the file alone."""
+    """In memory, in a file, on a device, and in the other order of bytes; read whole or in part,
+    and by the file alone.
+    """
     monkeypatch.setattr(digest, "WHOLE", whole)
     monkeypatch.setattr(digest, "_BLOCK", 64)
     np.save(tmp_path / "x.npy", X)

@@ -72,7 +72,7 @@ def test_the_hash_follows_the_lists():
 
 
 def test_the_hash_is_that_of_every_machine():
-    """sha256 over numbers written out by hand: lengths as 64-bit, rows as 32-bit little-endian."""
+    """sha256 over numbers written out by hand: lengths as 64-bit, examples as 32-bit little-endian."""
     import hashlib
     import struct
 
@@ -83,7 +83,7 @@ def test_the_hash_is_that_of_every_machine():
     assert data.partition_hash == hashlib.sha256(train + test + held).hexdigest()
 
 
-# -- clients' own test rows
+# -- clients' own test examples
 
 
 @LIGHT
@@ -118,7 +118,7 @@ def test_matched_test_rows_have_the_training_distribution(many, clients, seed):
 def test_matched_says_how_many_rows_there_are(monkeypatch, many):
     monkeypatch.setattr(apportion, "MANY", many)
     one_class = {"name": "pathological", "classes_per_client": 1}
-    with pytest.raises(ValueError, match=r"wants 21 of the 20 test rows of class \d; test_examples=21 must be <= 20"):
+    with pytest.raises(ValueError, match=r"wants 21 of the 20 test examples of class \d; test_examples=21 must be <= 20"):
         divide(one_class, 4, test_split="matched", test_examples=21)
     assert divide(one_class, 4, test_split="matched", test_examples=20).test_label_table.max(1).tolist() == [20] * 4
 
@@ -130,7 +130,7 @@ def test_lists_by_offsets_are_lists():
     mine, theirs = (federated_data.from_index(DATA, lists, [[0]] * 5) for lists in (shared, plain))
     assert [rows.tolist() for rows in mine.train_index] == plain
     assert mine.partition_hash == theirs.partition_hash
-    with pytest.raises(ValueError, match=r"train_index has row numbers from 4 to 9: must lie in \[0, 9\)"):
+    with pytest.raises(ValueError, match=r"train_index has example indices from 4 to 9: must lie in \[0, 9\)"):
         federated_data._given("train_index", shared, 9)
 
 
@@ -151,7 +151,7 @@ def test_a_partition_with_test_rows_of_its_own_keeps_them():
     assert [set(rows % 2) for rows in domains.test_index] == [{0}, {1}]
     natural = divide({"name": "natural"}, 7)
     assert [set(rows % 7) for rows in natural.test_index] == [{i} for i in range(7)]
-    with pytest.raises(ValueError, match="test_split='partition': 'dirichlet' defines no test rows"):
+    with pytest.raises(ValueError, match="test_split='partition': 'dirichlet' defines no test examples"):
         divide(test_split="partition")
 
 
@@ -169,7 +169,9 @@ def test_long_tail_comes_first_and_spares_the_test_set():
 
 
 def test_long_tails_of_real_images_leave_the_test_set_balanced(shared_data):
-    """The profile of Cao et al. 2019 on CIFAR-10; its test split is trained on here, 1,000 images of each class."""
+    """The profile of Cao et al. 2019 on CIFAR-10; its test split is trained on here, 1,000 images
+    of each class.
+    """
     whole = sources.load("tfds:cifar10", shared_data, train="test", test="train[:500]")
     balanced = whole._replace(test=whole.train)
     for rho in (10, 50, 100):
@@ -185,7 +187,7 @@ def test_long_tails_of_real_images_leave_the_test_set_balanced(shared_data):
     [
         ({"scheme": {"alpha": 0.5}}, "needs a name"),
         ({"scheme": {"name": "dirichlet", "alpha": -1}}, "alpha=-1 must be positive"),
-        ({"clients": 241}, "241 clients for 240 rows"),
+        ({"clients": 241}, "241 clients for 240 examples"),
         ({"test_split": "propotional"}, "unknown test split 'propotional'.*Did you mean 'proportional'"),
         ({"test_split": "matched"}, "test_split='matched' with test_examples=None"),
         ({"test_examples": 5}, "test_split=None with test_examples=5"),
@@ -201,7 +203,7 @@ def test_impossible_requests_are_refused(options, message):
 
 def test_misaligned_data_sets_are_refused():
     short = DATA._replace(train=Examples(DATA.train.x[:-1], DATA.train.y))
-    with pytest.raises(ValueError, match=r"train: labels int32 .* for 239 rows"):
+    with pytest.raises(ValueError, match=r"train: labels int32 .* for 239 examples"):
         federated_data.federate(short, DIRICHLET, 3, 0)
     unnamed = DATA._replace(class_names=("a", "b", "c"))
     with pytest.raises(ValueError, match=r"train: labels from 0 to 3: must lie in \[0, 3\)"):
@@ -221,11 +223,11 @@ def test_from_index_takes_lists_as_they_are():
 @pytest.mark.parametrize(
     ("train", "test", "message"),
     [
-        ([[0, 240]], None, r"train_index\[0\] has row numbers from 0 to 240: must lie in \[0, 240\)"),
-        ([[0], [-1]], None, r"train_index\[1\] has row numbers from -1"),
+        ([[0, 240]], None, r"train_index\[0\] has example indices from 0 to 240: must lie in \[0, 240\)"),
+        ([[0], [-1]], None, r"train_index\[1\] has example indices from -1"),
         ([[0.5]], None, r"train_index\[0\] has shape \(1,\) and type float64"),
         ([[0], [1]], [[0]], "train_index has 2 lists and test_index 1"),
-        ([[0]], [[80]], r"test_index\[0\] has row numbers from 80 to 80: must lie in \[0, 80\)"),
+        ([[0]], [[80]], r"test_index\[0\] has example indices from 80 to 80: must lie in \[0, 80\)"),
         ([], None, "train_index has no lists"),
     ],
 )
@@ -255,7 +257,7 @@ def test_pooled_holds_each_row_once():
 def test_summary_shows_the_table():
     data = federated_data.from_index(DATA, [np.flatnonzero(DATA.train.y == 0), [0, 1, 2]], [[0], []])
     lines = federated_data.summary(data).splitlines()
-    assert lines[0].startswith("toy: 240 training and 80 test rows, 4 classes, 2 clients, partition ")
+    assert lines[0].startswith("toy: 240 training and 80 test examples, 4 classes, 2 clients, partition ")
     assert data.partition_hash[:12] in lines[0]
     assert "smallest 3, median 31.5, largest 60" in lines[1]
     assert lines[3].split() == ["0", "60", "1", "|", "60", "0", "0", "0"]
@@ -275,8 +277,8 @@ def test_summary_is_cut():
 def test_the_summary_of_many_clients_has_no_line_for_each():
     data = federated_data.federate(toy(classes=4), {"name": "iid"}, 60, 0)
     lines = federated_data.summary(data).splitlines()
-    assert lines[2] == "deciles of training rows: 4, 4, 4, 4, 4, 4, 4, 4, 4"
-    assert lines[3] == "training rows of each class: " + ", ".join(f"{name} 60" for name in data.class_names)
+    assert lines[2] == "deciles of training examples: 4, 4, 4, 4, 4, 4, 4, 4, 4"
+    assert lines[3] == "training examples of each class: " + ", ".join(f"{name} 60" for name in data.class_names)
     assert len(lines) == 4
 
 
@@ -294,10 +296,12 @@ def test_own_arrays_to_federated_data_in_ten_lines():
 
 
 def test_pacs_by_domain_with_the_papers_numbers(shared_data):
-    """1000 training and 500 test rows per domain: with 20 % test rows no domain but sketch has 500; photo has 1670 rows in all."""
+    """1000 training and 500 test examples per domain: with 20 % test examples no domain but sketch
+    has 500; photo has 1670 examples in all.
+    """
     pacs = sources.load("npz:pacs64.npz", shared_data)
     scheme = {"name": "by_domain", "train_examples": 1000, "test_examples": 500}
-    with pytest.raises(ValueError, match=r"domain 0 has 410 test rows for 1 clients, 410 each; test_examples=500"):
+    with pytest.raises(ValueError, match=r"domain 0 has 410 test examples for 1 clients, 410 each; test_examples=500"):
         federated_data.federate(pacs, scheme, 4, 0)
     pacs = sources.load("npz:pacs64.npz", shared_data, test_fraction=0.32)
     data = federated_data.federate(pacs, scheme, 4, 0)

@@ -52,7 +52,9 @@ def test_validation_rows_and_a_pool_are_of_the_population():
     data, rows = client_validation_split.hold_out(kept, 0.3, 0), np.concatenate(new.train_index)
     assert not np.isin(np.concatenate([*data.train_index, *data.validation_index]), rows).any()
     assert not np.isin(federated_data.pooled(data).train_index[0], rows).any()
-    _, late = apart(client_validation_split.hold_out(whole, 0.3, 0), 2, 0)  # the other way round they have all of their rows too
+    _, late = apart(
+        client_validation_split.hold_out(whole, 0.3, 0), 2, 0
+    )  # the other way round they have all of their examples too
     for mine, other in zip(late.train_index, new.train_index, strict=True):
         np.testing.assert_array_equal(mine, other)
     assert "unseen: 2 more clients" in federated_data.summary(data)

@@ -15,7 +15,7 @@ def test_a_sample_is_of_evenly_spaced_rows_of_those_that_count():
 
 
 def test_centre_and_spread_are_those_of_a_normal_distribution():
-    """With one row of 1e30, which would make the deviation 1e28."""
+    """With one example of 1e30, which would make the deviation 1e28."""
     x = RNG.normal(3.0, 2.0, (20_000, 1))
     x[7] = 1e30
     (median,), (deviation,) = input_range.find_centre_and_spread(x)
@@ -37,7 +37,7 @@ def test_the_spread_of_columns_that_are_mostly_alike(column, wanted):
 
 def test_what_is_far_from_zero_has_an_offset_and_nothing_else():
     near, far = RNG.normal(5, 2, 500), 1.7e9 + RNG.integers(0, 60, 500)
-    missing = np.where(np.arange(500) % 20 == 0, 0.0, far)  # some rows are 0: the others keep their digits
+    missing = np.where(np.arange(500) % 20 == 0, 0.0, far)  # some examples are 0: the others keep their digits
     offset = input_range.find_offset(np.stack([near, far, missing, np.full(500, 1e9)], 1))
     assert offset is not None
     assert offset[[0, 3]].tolist() == [0, 0]

@@ -1,4 +1,4 @@
-"""Poisoned rows: whose they are, and what is in them."""
+"""Poisoned examples: whose they are, and what is in them."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Lists of rows by offsets against plain lists."""
+"""Lists of examples by offsets against plain lists."""
 
 import time
 
@@ -48,7 +48,7 @@ def test_counts_by_class(monkeypatch):
     labels = np.random.default_rng(0).integers(0, 4, 9)
     expected = [np.bincount(labels[np.array(rows, int)], minlength=4).tolist() for rows in LISTS]
     assert RowLists.of(LISTS).counts(labels, 4).tolist() == expected
-    monkeypatch.setattr("fedjax_core.data.ragged_index._BLOCK", 2)  # fewer than a client's rows
+    monkeypatch.setattr("fedjax_core.data.ragged_index._BLOCK", 2)  # fewer than a client's examples
     assert RowLists.of(LISTS).counts(labels, 4).tolist() == expected
 
 
@@ -56,8 +56,10 @@ def test_counts_by_class(monkeypatch):
     ("clients", "rows"), [(34_000, 2_000_000), pytest.param(342_477, 20_000_000, marks=pytest.mark.slow)], ids=["a tenth", "whole"]
 )
 def test_clients_that_the_data_name_cost_their_rows_and_little_more(clients, rows):
-    """342,477 clients, the largest with 10,000 rows, 20 million rows: a padded table would take 14 GB. The lists and the programs'
-    table have the rows in common; with a device's copy they take less than 200 MB."""
+    """342,477 clients, the largest with 10,000 examples, 20 million rows: a padded table would take
+    14 GB. The lists and the programs' table have the examples in common; with a device's copy they
+    take less than 200 MB.
+    """
     rng = np.random.default_rng(0)
     ids = np.concatenate([np.full(10_000, 7), np.arange(clients), rng.integers(0, clients, rows - 10_000 - clients)]).astype(
         np.int32

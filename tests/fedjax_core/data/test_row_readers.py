@@ -57,7 +57,9 @@ def test_a_full_disk_is_one_line(tmp_path):
     with (
         mock.patch.object(row_readers.tempfile, "tempdir", str(tmp_path)),
         mock.patch("builtins.open", side_effect=OSError(errno.ENOSPC, "No space left on device")),
-        pytest.raises(OSError, match=r"cannot write 0\.0 GiB of rows to .* for plan\.data='disk': No space left on device; TMPDIR"),
+        pytest.raises(
+            OSError, match=r"cannot write 0\.0 GiB of examples to .* for plan\.data='disk': No space left on device; TMPDIR"
+        ),
     ):
         row_readers.on_disk(X)
     assert not any(tmp_path.iterdir())

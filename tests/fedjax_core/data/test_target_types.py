@@ -1,4 +1,6 @@
-"""Targets other than classes: read from arrays and tables, divided, held back, and refused where classes are read."""
+"""Targets other than classes: read from arrays and tables, divided, held back, and refused where
+classes are read.
+"""
 
 import gzip
 
@@ -36,7 +38,7 @@ def test_arrays_become_targets():
         (np.full((12, 2), 3), "labels", "must be truth values, or 0 and 1"),
         (np.full(12, np.nan), "numbers", "has 8 values that are NaN or infinite"),
         (np.ones((12, 3), int), "tokens", r"train_x is \(8, 2\) and train_y \(8, 3\): there must be a target for each place"),
-        (np.ones((12, 3)), "tokens", r"must be signed integers of shape \[rows, T\]"),
+        (np.ones((12, 3)), "tokens", r"must be signed integers of shape \[n, T\]"),
         (np.ones(12), "label", "Did you mean 'labels'"),
     ],
 )
@@ -67,13 +69,13 @@ def test_rows_are_divided_by_their_number_alone():
     )
     assert numbers.label_table.tolist() == [[len(rows)] for rows in numbers.train_index]
     assert [len(rows) for rows in numbers.test_index] == [2, 2]
-    assert "8 training and 4 test rows, 1 numbers, 2 clients" in federated_data.summary(numbers)
+    assert "8 training and 4 test examples, 1 numbers, 2 clients" in federated_data.summary(numbers)
 
 
 @pytest.mark.parametrize("options", [{"partition": {"name": "dirichlet", "alpha": 1.0}}, {"long_tail": 10.0}])
 def test_what_reads_classes_is_refused(options):
     given = {"partition": {"name": "iid"}} | options
-    with pytest.raises(ValueError, match=r"needs classes, the data have numbers: real numbers, \[rows, D\] floats; "):
+    with pytest.raises(ValueError, match=r"needs classes, the data have numbers: real numbers, \[n, D\] floats; "):
         federated_data.federate(made("numbers"), given.pop("partition"), 2, 0, **given)
 
 

@@ -1,4 +1,6 @@
-"""Instruction data: files are read, tasks left out, texts become arrays, and nothing is cut in silence."""
+"""Instruction data: files are read, tasks left out, texts become arrays, and nothing is cut in
+silence.
+"""
 
 import dataclasses
 import gzip
@@ -39,8 +41,8 @@ def rows(each: int) -> list[Instance]:
     return found
 
 
-def divided(**how) -> instruction_data.Divided:
-    return instruction_data.leave_out(rows(10), rows(5), **({"task": "logic", "clients": 4, "seed": 0} | how))
+def divided(**how) -> instruction_data.LeaveOneOutSplit:
+    return instruction_data.leave_task_out(rows(10), rows(5), **({"task": "logic", "clients": 4, "seed": 0} | how))
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -60,17 +62,17 @@ def test_the_other_form_is_read_too(tmp_path):
     path.write_text(json.dumps(row) + "\n" + json.dumps(row | {"split": "train", "target": ""}) + "\n")
     assert instruction_data.read(path, "test") == [Instance("mood", "films", "Good?", "Good?", ("no", "yes"), "yes")]
     assert [found.answer for found in instruction_data.read(path)] == ["yes", ""]
-    with pytest.raises(ValueError, match="no rows with split='other'"):
+    with pytest.raises(ValueError, match="no examples with split='other'"):
         instruction_data.read(path, "other")
 
 
 def test_fewer_rows_of_each_data_set():
-    few = instruction_data.fewer(rows(10), 4)
+    few = instruction_data.subsample(rows(10), 4)
     assert [row.dataset for row in few] == [name for names in TASKS.values() for name in names for _ in range(4)]
     assert few == [row for row in rows(10) if row in few], "in their order"
-    assert few == instruction_data.fewer(rows(10), 4)
-    with pytest.raises(ValueError, match="examples=11 of each data set: must lie between 1 and the 10 rows of films"):
-        instruction_data.fewer(rows(10), 11)
+    assert few == instruction_data.subsample(rows(10), 4)
+    with pytest.raises(ValueError, match="examples=11 of each data set: must lie between 1 and the 10 examples of films"):
+        instruction_data.subsample(rows(10), 11)
 
 
 @pytest.mark.parametrize(
@@ -148,22 +150,24 @@ def test_more_clients_have_parts_of_a_data_set():
 def test_what_cannot_be_divided_is_named(how, says):
     with pytest.raises(ValueError, match=says):
         divided(**how)
-    with pytest.raises(ValueError, match="there are 0 training and 1 test rows"):
-        instruction_data.leave_out(rows(1)[:1], rows(1)[:1], "mood", 1, 0)
+    with pytest.raises(ValueError, match="there are 0 training and 1 test examples"):
+        instruction_data.leave_task_out(rows(1)[:1], rows(1)[:1], "mood", 1, 0)
 
 
 def test_questions_with_their_options(caplog):
     found = divided()
     with caplog.at_level("WARNING"):
-        data, options = instruction_data.to_choose(found, Letters(), limit=40, multiple=8, long="cut")
+        data, options = instruction_data.build_option_data(found, Letters(), limit=40, multiple=8, long="cut")
     told = caplog.messages
     for dataset in found.datasets:
         cut = sum(len(row.question) + 1 > 40 for row in found.train if row.dataset == dataset)
         assert f"{dataset}: {cut} of 10 training texts had more than 40 tokens; their beginnings were left out" in told
     assert len(told) == 4, "the test texts fit"
     with pytest.raises(ValueError, match=r"films: a text has 42 tokens, limit=40; raise it, or take long='cut'"):
-        instruction_data.to_choose(found, Letters(), limit=40)
-    assert instruction_data.to_choose(found, Letters(), limit=76)[0].train.x["tokens"].shape[1] == 76, "no wider than the limit"
+        instruction_data.build_option_data(found, Letters(), limit=40)
+    assert instruction_data.build_option_data(found, Letters(), limit=76)[0].train.x["tokens"].shape[1] == 76, (
+        "no wider than the limit"
+    )
     texts = [decoded(tokens[mask]) for tokens, mask in zip(options["tokens"], options["mask"], strict=True)]
     assert len(texts) == len(set(texts))
     for examples, mine in ((data.train, found.train), (data.test, found.test)):
@@ -182,13 +186,13 @@ def test_questions_with_their_options(caplog):
     assert data.clients == 4
     wrong = found._replace(test=[dataclasses.replace(found.test[0], answer="perhaps")])
     with pytest.raises(ValueError, match=r"pairs: the answer 'perhaps' must be one of its options \['no', 'yes'\]"):
-        instruction_data.to_choose(wrong, Letters(), limit=40, long="cut")
+        instruction_data.build_option_data(wrong, Letters(), limit=40, long="cut")
 
 
 def test_questions_with_their_answers():
     found = divided()
     silent = found._replace(train=[dataclasses.replace(row, answer="") for row in found.train[:1]] + found.train[1:])
-    data = instruction_data.to_write(silent, Letters(), 400, END)
+    data = instruction_data.build_generation_data(silent, Letters(), 400, END)
     for examples, mine in ((data.train, silent.train), (data.test, silent.test)):
         tokens, mask, answer = (examples.x[name] for name in ("tokens", "mask", "answer"))
         assert tokens.shape[1] % 16 == 0
@@ -202,7 +206,7 @@ def test_questions_with_their_answers():
             prompt = f"### Instruction:\n{row.instruction}\n\n### Response:\n"
             assert tokens[i, -n] == 1
             assert decoded(tokens[i, -n + 1 : -a]) == prompt
-            assert instruction_data.prompts([row], Letters(), 400, END) == [tokens[i, -n:-a].tolist()]
+            assert instruction_data.tokenize_prompts([row], Letters(), 400, END) == [tokens[i, -n:-a].tolist()]
     assert data.class_names == (*found.datasets, "pairs", "proofs")
     assert data.label_table[2].tolist() == [0, 0, 10, 0, 0, 0]
 
@@ -210,29 +214,29 @@ def test_questions_with_their_answers():
 def test_long_texts_are_cut_as_asked_or_refused():
     row = rows(9)[8]
     with pytest.raises(ValueError, match=r"films: a text has \d+ tokens, limit=90; raise it, or take long='cut'"):
-        instruction_data.tokenise([row], Letters(), 90, END)
-    [(prompt, answer)] = instruction_data.tokenise([row], Letters(), 90, END, long="cut")
+        instruction_data.tokenize_pairs([row], Letters(), 90, END)
+    [(prompt, answer)] = instruction_data.tokenize_pairs([row], Letters(), 90, END, long="cut")
     assert len(prompt) + len(answer) == 90
     whole = instruction_data.ALPACA.replace("{instruction}", row.instruction)
     before = len("### Instruction:\n")
     assert decoded(prompt) == whole[:before] + whole[-(90 - 1 - before - len(answer)) :]
     assert decoded(answer) == row.answer
-    [asked] = instruction_data.prompts([row], Letters(), 90, END, long="cut")
+    [asked] = instruction_data.tokenize_prompts([row], Letters(), 90, END, long="cut")
     assert len(asked) == 90
     with pytest.raises(ValueError, match="limit=20 leaves no room for an instruction beside an answer of 3 tokens"):
-        instruction_data.tokenise([row], Letters(), 20, END, long="cut")
+        instruction_data.tokenize_pairs([row], Letters(), 20, END, long="cut")
     with pytest.raises(ValueError, match="unknown long 'drop'; allowed: refuse, cut"):
-        instruction_data.prompts([row], Letters(), 90, END, long="drop")
+        instruction_data.tokenize_prompts([row], Letters(), 90, END, long="drop")
 
 
 def test_it_is_told_how_many_texts_were_cut(caplog):
-    instruction_data.tokenise(rows(9), Letters(), 400, END, long="cut")
+    instruction_data.tokenize_pairs(rows(9), Letters(), 400, END, long="cut")
     assert not caplog.messages
     long = {row.dataset: 0 for row in rows(9)}
     for row in rows(9):
         length = len(Letters().encode([instruction_data.ALPACA.replace("{instruction}", row.instruction) + row.answer])[0]) + 1
         long[row.dataset] += length > 100
-    instruction_data.tokenise(rows(9), Letters(), 100, END, long="cut", what="training texts")
+    instruction_data.tokenize_pairs(rows(9), Letters(), 100, END, long="cut", what="training texts")
     assert caplog.messages == [
         f"{dataset}: {number} of 9 training texts had more than 100 tokens; their beginnings were left out"
         for dataset, number in long.items()
@@ -241,7 +245,9 @@ def test_it_is_told_how_many_texts_were_cut(caplog):
 
 
 def test_an_end_that_the_tokenizer_sets_is_no_part_of_a_prompt():
-    """Training and decoding begin with the same tokens, whatever the answer, and an answer ends once."""
+    """Training and decoding begin with the same tokens, whatever the answer, and an answer ends
+    once.
+    """
 
     class Ending(Letters):
         """Sets an end behind each text."""
@@ -251,20 +257,20 @@ def test_an_end_that_the_tokenizer_sets_is_no_part_of_a_prompt():
 
     few = [*rows(2), dataclasses.replace(rows(1)[0], answer="")]
     for limit, long in ((400, "refuse"), (60, "cut")):
-        with_end, plain = ([*instruction_data.tokenise(few, kind(), limit, END, long=long)] for kind in (Ending, Letters))
+        with_end, plain = ([*instruction_data.tokenize_pairs(few, kind(), limit, END, long=long)] for kind in (Ending, Letters))
         assert with_end == plain
-        asked = instruction_data.prompts(few, Ending(), limit, END, long=long)
-        assert asked == instruction_data.prompts(few, Letters(), limit, END, long=long)
+        asked = instruction_data.tokenize_prompts(few, Ending(), limit, END, long=long)
+        assert asked == instruction_data.tokenize_prompts(few, Letters(), limit, END, long=long)
         assert not any(END in prompt for prompt in asked)
     assert asked != [prompt for prompt, _ in plain], "an answer takes room"
-    assert instruction_data.prompts(few, Ending(), 400, END) == [
-        prompt for prompt, _ in instruction_data.tokenise(few, Ending(), 400, END)
+    assert instruction_data.tokenize_prompts(few, Ending(), 400, END) == [
+        prompt for prompt, _ in instruction_data.tokenize_pairs(few, Ending(), 400, END)
     ]
 
 
 def test_tokens_that_run_over_the_boundary_belong_to_the_answer():
     class Pairs(Letters):
-        """Two equal letters in a row are one token."""
+        """Two equal letters in an example are one token."""
 
         def encode(self, texts, special=True, limit=None):
             found = []
@@ -279,19 +285,19 @@ def test_tokens_that_run_over_the_boundary_belong_to_the_answer():
             return found
 
     row = Instance("mood", "films", "q", "q", (), "aab")
-    [(prompt, answer)] = instruction_data.tokenise([row], Pairs(), 90, END, template="{instruction} a")
+    [(prompt, answer)] = instruction_data.tokenize_pairs([row], Pairs(), 90, END, template="{instruction} a")
     assert (prompt, answer) == ([1, ord("q"), ord(" ")], [ord("a") + 1000, ord("a"), ord("b"), END])
 
 
 def test_the_published_rows_are_read(shared_data):
-    """8,000 and 1,600 rows; every answer is among its options."""
+    """8,000 and 1,600 examples; every answer is among its options."""
     train, test = (instruction_data.read(shared_data / "flan_ood" / f"{part}.jsonl.gz") for part in ("train", "test"))
     assert (len(train), len(test)) == (8000, 1600)
     assert all(row.answer in row.options and instruction_data.OPTIONS not in row.question for row in train + test)
     other = instruction_data.read(shared_data / "text_tasks.jsonl.gz", "test")
     assert len(other) == 1600
     assert all(row.answer in row.options for row in other)
-    found = instruction_data.leave_out(train, test, "reading_comprehension", 30, 0)
+    found = instruction_data.leave_task_out(train, test, "reading_comprehension", 30, 0)
     assert [len(index) for index in found.train_index] == [200] * 30
     assert {row.dataset for row in found.test} == {"openbook_qa", "record"}
     assert len(found.test_index[0]) == 400

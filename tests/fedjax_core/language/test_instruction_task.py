@@ -1,4 +1,6 @@
-"""From a config's words to language models in a federation: files on disk, tiny models, a tokenizer of letters."""
+"""From a config's words to language models in a federation: files on disk, tiny models, a tokenizer
+of letters.
+"""
 
 import functools
 import gc
@@ -15,7 +17,7 @@ from configs import base
 from fedjax_core import experiment
 from fedjax_core.commands import analyze
 from fedjax_core.language import instruction_task as language
-from fedjax_core.language import load_pretrained, option_scoring
+from fedjax_core.language import length_bucketing, load_pretrained, rouge
 from fedjax_core.language.models import bert, llama
 from fedjax_core.lazy_array import Deferred
 from fedjax_core.storage.json_files import read_json
@@ -75,7 +77,9 @@ def config(tmp_path, monkeypatch):
 
 
 def test_an_encoder_chooses_and_its_run_tells_its_answers(config, tmp_path, monkeypatch):
-    """As figures and as numbers of tables: those that the run was scored by, for an encoder chooses."""
+    """As figures and as numbers of tables: those that the run was scored by, for an encoder
+    chooses.
+    """
     made = config("bert", name="fedoa", batch=4, epochs=1, measure=True)
     made.rounds = made.evaluation.every = 2
     run = tmp_path / "run"
@@ -84,7 +88,7 @@ def test_an_encoder_chooses_and_its_run_tells_its_answers(config, tmp_path, monk
     scores = {name: entry["last"] for name, entry in read_json(run / "summary.json")["metrics"].items()}
     assert {"test/global/accuracy", "test/global/rouge1", "test/personal/all/rouge1/mean"} <= set(scores)
     assert scores["test/global/rouge1"] >= scores["test/global/accuracy"] - 1e-6
-    for score in ("global/rouge1", "global/accuracy"):  # the two sets have equally many rows
+    for score in ("global/rouge1", "global/accuracy"):  # the two sets have equally many examples
         each = [scores[f"test/{score}_{name}"] for name in ("pairs", "proofs")]
         np.testing.assert_allclose(sum(each) / 2, scores[f"test/{score}"], rtol=1e-5)
     loaded = experiment.load(run)
@@ -106,7 +110,9 @@ def test_an_encoder_chooses_and_its_run_tells_its_answers(config, tmp_path, monk
 
 
 def test_runs_on_one_folder_share_its_weights(config, monkeypatch):
-    """On the host they are one; the devices have those of the run that was last asked for; nobody keeps what nobody holds."""
+    """On the host they are one; the devices have those of the run that was last asked for; nobody
+    keeps what nobody holds.
+    """
     language._SHARED.clear()
     load = lambda run, trust: (None, experiment.build(config("bert", name=run.name, batch=4)), None)
     monkeypatch.setattr(experiment, "load", load)
@@ -138,7 +144,9 @@ def test_a_folder_is_read_anew_once_its_files_have_changed(config, monkeypatch):
 
 
 def test_a_language_model_writes(config, tmp_path, monkeypatch):
-    """By FedOA on the states after its layer; and what the averaged one writes is scored, without another training program."""
+    """By FedOA on the states after its layer; and what the averaged one writes is scored, without
+    another training program.
+    """
     asked = config("llama", name="fedoa", features="layer1", batch=4, epochs=1)
     sim = experiment.build(asked)
     state, records = sim.rounds(sim.init(0), 2)
@@ -159,7 +167,7 @@ def test_a_language_model_writes(config, tmp_path, monkeypatch):
     pytest.importorskip("rouge_score", reason="no rouge-score: pip install -e '.[text]'")
     monkeypatch.setattr(Letters, "decode", lambda self, tokens: [decoded(row) for row in tokens], raising=False)
     monkeypatch.setattr(experiment, "load", lambda run, data, trust: (asked, sim, state))
-    monkeypatch.setattr(option_scoring, "rouge1", lambda texts, answers: [float(len(said) + i) for i, said in enumerate(texts)])
+    monkeypatch.setattr(rouge, "rouge1", lambda texts, answers: [float(len(said) + i) for i, said in enumerate(texts)])
     written = language.answers(made, language.parameters(made, adapter, task.frozen, net), range(6), batch=4)
     lengths = np.array([len(said) for said in written]) + np.arange(6)
     for name, wanted in (("rouge(model='global')", lengths), ("rouge(model='global', of='proofs')", lengths[3:])):
@@ -200,7 +208,7 @@ def test_answers_in_words(config, monkeypatch, model):
         assert chooser._cache_size() == before > 0, "compiled once for all clients"
     else:
         assert found == [answer for row in range(5) for answer in language.answers(prepared, params, [row], batch=2, longest=6)], (
-            "whatever is beside a row"
+            "whatever is beside an example"
         )
         searches = []
 
@@ -215,7 +223,7 @@ def test_answers_in_words(config, monkeypatch, model):
 
 
 def test_a_real_encoder_trains_an_adapter(tmp_path):
-    """FedOA for a round on the weights of a public package: two clients, two rows each."""
+    """FedOA for a round on the weights of a public package: two clients, two examples each."""
     test_load_pretrained.minilm()
     few = [row for row in rows(2) if row.dataset in ("films", "school", "pairs")]
     lines = [json.dumps({"task": r.task, "dataset": r.dataset, "instruction": r.instruction, "output": r.answer}) for r in few]
@@ -246,14 +254,16 @@ def test_a_real_encoder_trains_an_adapter(tmp_path):
 
 @pytest.mark.parametrize("model", ["bert", "llama"])
 def test_batches_are_cut_where_it_pays(config, monkeypatch, model):
-    """The widths are found for all that is read; the task's model takes them, from the side where the padding is."""
+    """The widths are found for all that is read; the task's model takes them, from the side where
+    the padding is.
+    """
     told = {}
 
     def widths(lengths, longest):
         told.update(lengths=[mine.tolist() for mine in lengths], longest=longest)
         return (longest - 8,)
 
-    monkeypatch.setattr(option_scoring, "widths", widths)
+    monkeypatch.setattr(length_bucketing, "widths", widths)
     asked = config(model, name="fedit", batch=4)
     made = experiment.prepared(asked)
     x, index = made.data.train.x, made.divided.train_index
@@ -271,7 +281,9 @@ def test_batches_are_cut_where_it_pays(config, monkeypatch, model):
 
 
 def test_weights_reach_the_devices_part_by_part(config, tmp_path, monkeypatch):
-    """From a published file, into a network that two devices hold together; nothing but shapes is known of them before."""
+    """From a published file, into a network that two devices hold together; nothing but shapes is
+    known of them before.
+    """
     monkeypatch.setattr(load_pretrained, "load", LOAD)
     write_tensors(tmp_path / "llama" / load_pretrained.ONE_FILE, test_llama.tensors(MODELS["llama"]), {})
     asked = config("llama", name="fedit", batch=4)

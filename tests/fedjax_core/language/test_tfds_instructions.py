@@ -1,4 +1,6 @@
-"""Text sets as tensorflow_datasets prepares them, written small and without TensorFlow, become questions."""
+"""Text sets as tensorflow_datasets prepares them, written small and without TensorFlow, become
+questions.
+"""
 
 import json
 
@@ -140,7 +142,7 @@ def test_every_set_becomes_questions(folder):
         for row in rows:
             assert row.answer in row.options
             assert parse_options(row.instruction) == (row.question, row.options)
-    assert tfds_instructions.read(folder, examples=12, tests=6) == (train, test), "the same rows again"
+    assert tfds_instructions.read(folder, examples=12, tests=6) == (train, test), "the same examples again"
     assert not {row.instruction for row in train} & {row.instruction for row in test}
 
 
@@ -175,7 +177,7 @@ def test_answers_are_balanced_and_rows_without_a_label_left_out(folder):
 def test_what_is_not_there_is_named(folder, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"tfds:snli is not prepared in .*array_record"):
         tfds_instructions.read(tmp_path)
-    with pytest.raises(ValueError, match=r"tfds:snli: split 'train' has 30 rows with a label, 31 are asked for"):
+    with pytest.raises(ValueError, match=r"tfds:snli: split 'train' has 30 examples with a label, 31 are asked for"):
         tfds_instructions.read(folder, examples=31)
     with pytest.raises(ValueError, match="examples=0 and test_examples=200 must be at least 1"):
         tfds_instructions.read(folder, examples=0)

@@ -376,6 +376,7 @@ def test_our_own_files(tmp_path):
         ({"mean": 1e308}, r"m: mean=1e\+308 must be finite"),
         ({"params.head.bias": np.inf}, r"m \(own\): params.head.bias is not finite; a network needs finite weights"),
         ({"params.head.bias": 1e308}, r"m \(own\): params.head.bias is not finite"),
+        ({"params.head.bias": -1e38}, r"m \(own\): params.head.bias has -1e\+38; a weight must lie between -1.8e\+19 and 1.8e\+19"),
         (
             {"stats.stage1_block1.norm1.var": -1.0},
             r"m \(own\): stats.stage1_block1.norm1.var has -1; a variance must be at least 0",

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_core.data import partition
-from fedjax_core.data.apportion import generator
-from fedjax_core.data.partition import label_skew, rows, sampling
+from fedjax_core.data.apportion import make_generator
+from fedjax_core.data.partition import label_skew, sampling
 from fedjax_core.data.ragged_index import RowLists
 from tests.fedjax_core.data.partition.labels import (
     BALANCED,
@@ -56,7 +56,9 @@ def test_dirichlet_min_share_gives_everyone_of_each_class(labels, clients, seed,
 
 
 def test_dirichlet_shares_have_the_mean_of_the_distribution():
-    """A scalar alpha treats all clients alike; a vector favours the clients with large entries, by its ratios."""
+    """A scalar alpha treats all clients alike; a vector favours the clients with large entries, by
+    its ratios.
+    """
     seeds = range(200)
     even = np.mean([table(BALANCED, partition.dirichlet(BALANCED, 4, s, alpha=0.5)) for s in seeds], (0, 2))
     np.testing.assert_allclose(even, [25, 25, 25, 25], atol=2.5)
@@ -85,7 +87,9 @@ def test_grouped_dirichlet_covers_without_overlap(labels, clients, seed, alpha, 
 
 
 def test_grouped_dirichlet_has_the_least_and_largest_sizes_of_its_groups():
-    """Of 20 clients, ten by ten share 500 rows: at least 25 each, and a client below 50 gets at most one more class."""
+    """Of 20 clients, ten by ten share 500 rows: at least 25 each, and a client below 50 gets at
+    most one more class.
+    """
     for seed in range(5):
         index = partition.grouped_dirichlet(BALANCED, 20, seed, alpha=0.05, equal_sizes=False)
         numbers = table(BALANCED, index)  # [N, K]
@@ -97,7 +101,9 @@ def test_grouped_dirichlet_has_the_least_and_largest_sizes_of_its_groups():
 
 
 def test_grouped_dirichlet_cuts_what_it_drew():
-    """One seed, with and without equal sizes: the same rows in the same order of clients, cut elsewhere."""
+    """One seed, with and without equal sizes: the same examples in the same order of clients, cut
+    elsewhere.
+    """
     drawn = partition.grouped_dirichlet(BALANCED, 20, 3, alpha=0.2, equal_sizes=False)
     cut = partition.grouped_dirichlet(BALANCED, 20, 3, alpha=0.2)
     assert [len(part) for part in cut] == [50] * 20
@@ -115,7 +121,9 @@ def test_grouped_dirichlet_refuses_what_it_cannot_do():
 
 
 def test_rows_of_a_balanced_dirichlet_of_very_many_clients_are_moved_together(monkeypatch):
-    """To the same sizes, of the same rows, and about as one move after the other has it, which takes minutes of 300,000 clients."""
+    """To the same sizes, of the same examples, and about as one move after the other has it, which
+    takes minutes of 300,000 clients.
+    """
     rows, log_share = np.array([4000, 6000, 500]), sampling.log_dirichlet(np.random.default_rng(1), 0.5, (3, 40))
     one_by_one = label_skew._fit_equal_sizes(rows, log_share)
     monkeypatch.setattr(label_skew, "_move_one_by_one", lambda *given: pytest.fail("one by one"))
@@ -128,7 +136,9 @@ def test_rows_of_a_balanced_dirichlet_of_very_many_clients_are_moved_together(mo
 
 
 def test_balanced_dirichlet_keeps_the_odds_ratios_of_the_draw():
-    """The same draw, fitted to equal sizes: odds ratios agree up to rounding, on a table large enough for that."""
+    """The same draw, fitted to equal sizes: odds ratios agree up to rounding, on a table large
+    enough for that.
+    """
     rows = np.array([40_000, 60_000])
     log_share = sampling.log_dirichlet(np.random.default_rng(1), 5.0, (2, 3))
     fitted = label_skew._fit_equal_sizes(rows, log_share)
@@ -151,7 +161,7 @@ def test_shards_cover_evenly_with_few_classes(labels, clients, seed, shards_per_
 
 
 def shards_one_by_one(labels, clients, seed, each):
-    rng = generator(seed, "shards")
+    rng = make_generator(seed, "shards")
     shuffled = rng.permutation(len(labels))
     cut = np.array_split(shuffled[np.argsort(labels[shuffled], kind="stable")], clients * each)
     dealt = rng.permutation(len(cut)).reshape(clients, each)
@@ -160,7 +170,7 @@ def shards_one_by_one(labels, clients, seed, each):
 
 def pathological_one_by_one(labels, clients, seed, each):
     """Of equal volume."""
-    rng, classes = generator(seed, "pathological"), labels.max() + 1
+    rng, classes = make_generator(seed, "pathological"), labels.max() + 1
     held = np.zeros((clients, classes), int)
     for client in range(clients):
         order = rng.permutation(classes)
@@ -192,13 +202,13 @@ def test_all_clients_are_dealt_at_once_what_they_were_dealt_one_by_one(scheme, n
 
 def test_classes_are_dealt_to_many_clients_in_time_that_grows_with_their_number():
     start = time.process_time()
-    held = rows.deal_classes(np.random.default_rng(0), 50, 20_000, 2)
+    held = sampling.assign_classes(np.random.default_rng(0), 50, 20_000, 2)
     assert time.process_time() - start < 4
     assert set(held.sum(0)) == {800}
 
 
 def test_shards_of_even_data_hold_one_class_each():
-    counts = table(BALANCED, partition.shards(BALANCED, 25, 0, shards_per_client=2))  # 50 shards of 20 rows
+    counts = table(BALANCED, partition.shards(BALANCED, 25, 0, shards_per_client=2))  # 50 shards of 20 examples
     assert set(np.unique(counts)) <= {0, 20, 40}
     assert np.count_nonzero(counts, 1).max() == 2
 
@@ -246,7 +256,9 @@ def test_fedhpls_private_clients_hold_two_to_all_classes():
 
 
 def test_fedhpls_non_iid_gives_everyone_of_each_class():
-    """Disjoint, all rows dealt, random concentrations or given ones, and 1 %, 10 % or 0.5 % of each class for every client."""
+    """Disjoint, all examples dealt, random concentrations or given ones, and 1 %, 10 % or 0.5 % of
+    each class for every client.
+    """
     for alpha in ("random", 0.1, 0.5, 1.0):
         for least in (0.01, 0.1, 0.005):
             labels = np.repeat(np.arange(4), 1000)
@@ -256,7 +268,9 @@ def test_fedhpls_non_iid_gives_everyone_of_each_class():
 
 
 def test_random_concentrations_follow_fedhpl():
-    """Each class's concentrations add up to 1 over the clients, so its shares are as skewed as at alpha = 1/N."""
+    """Each class's concentrations add up to 1 over the clients, so its shares are as skewed as at
+    alpha = 1/N.
+    """
     tables = [table(BALANCED, partition.dirichlet(BALANCED, 5, s, alpha="random", min_size=0)) for s in range(40)]
     assert 0.6 < np.mean(np.max(tables, 1)) / 100 < 0.85
     with pytest.raises(ValueError, match="alpha='randm'"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.data import apportion
-from fedjax_core.data.partition import label_skew, large_populations, per_client_label_skew, rows
+from fedjax_core.data.partition import label_skew, large_populations, per_client_label_skew, sampling
 from fedjax_core.data.ragged_index import RowLists
 
 MAKE: Any = per_client_label_skew
@@ -28,7 +28,7 @@ def together(monkeypatch):
 
 
 def check(lists: RowLists, size: int, labels: np.ndarray) -> np.ndarray:
-    """[N, K] rows by class, of lists of one size whose rows are sorted and distinct."""
+    """[N, K] examples by class, of lists of one size whose examples are sorted and distinct."""
     found = lists.joined().reshape(CLIENTS, size)
     assert (np.diff(found) > 0).all()
     return (labels[found][..., None] == np.arange(4)).sum(1)
@@ -63,7 +63,7 @@ def test_rows_that_a_client_takes_once_and_others_take_too():
 
 def test_what_cannot_be_is_said_of_the_client():
     few = np.arange(40) % 4
-    with pytest.raises(ValueError, match=r"client \d+ wants \d+ of the 10 training rows of class \d .*lower train_examples=12"):
+    with pytest.raises(ValueError, match=r"client \d+ wants \d+ of the 10 training examples of class \d .*lower train_examples=12"):
         MAKE.dirichlet_clients(few, few, CLIENTS, 0, alpha=0.01, train_examples=12, test_examples=0, max_tries=2)
     train, _ = MAKE.dirichlet_clients(few, few, CLIENTS, 0, alpha=0.01, train_examples=12, test_examples=0, replace=True)
     assert (train.size == 12).all()
@@ -88,7 +88,7 @@ def test_rows_of_many_blocks(monkeypatch):
     of_class, numbers = [np.arange(0, 30, 2), np.arange(1, 9, 2)], rng.integers(0, 4, (60, 2))
     numbers[3] = 0
     numbers[5, 1] = 7  # of four
-    lists = large_populations.choose_rows(rng, of_class, numbers, replace=True)
+    lists = large_populations.choose_examples(rng, of_class, numbers, replace=True)
     for rows_of, wanted in zip(lists, numbers, strict=True):
         assert [int((rows_of % 2 == 0).sum()), int((rows_of % 2).sum())] == wanted.tolist()
         assert (np.diff(rows_of) >= 0).all()
@@ -98,15 +98,15 @@ def test_rows_of_many_blocks(monkeypatch):
 
 def test_classes_are_dealt_as_one_by_one():
     for classes, each in ((10, 4), (7, 3), (5, 5)):
-        held = large_populations.deal_classes(np.random.default_rng(0), classes, 101, each)
+        held = large_populations.assign_classes(np.random.default_rng(0), classes, 101, each)
         assert (held.sum(1) == each).all()
         for number in range(1, 102):
             holders = held[:number].sum(0)
             assert holders.max() - holders.min() <= 1
-        one_by_one = rows.deal_classes(np.random.default_rng(0), classes, 101, each)
+        one_by_one = sampling.assign_classes(np.random.default_rng(0), classes, 101, each)
         np.testing.assert_array_equal(np.sort(held.sum(0)), np.sort(one_by_one.sum(0)))
     with pytest.raises(ValueError, match=r"classes_per_client=6: must lie in \[1, 5\]"):
-        large_populations.deal_classes(np.random.default_rng(0), 5, 101, 6)
+        large_populations.assign_classes(np.random.default_rng(0), 5, 101, 6)
 
 
 def test_caps_are_those_of_one_client_after_another():

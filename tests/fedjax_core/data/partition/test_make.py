@@ -73,9 +73,9 @@ def test_other_infeasible_requests_are_refused():
     for wrong in ((2, 10), 2.5):
         with pytest.raises(ValueError, match=r"must be an integer, or 3 of them, one per client"):
             partition.pathological(BALANCED, 3, 0, classes_per_client=wrong)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match=r"class \d has 2 rows for 3 holders"):
+    with pytest.raises(ValueError, match=r"class \d has 2 examples for 3 holders"):
         partition.pathological(np.repeat(np.arange(2), 2), 3, 0, classes_per_client=2)
-    with pytest.raises(ValueError, match=r"shards_per_client=11 for 100 clients and 1000 rows: must lie in \[1, 10\]"):
+    with pytest.raises(ValueError, match=r"shards_per_client=11 for 100 clients and 1000 examples: must lie in \[1, 10\]"):
         partition.shards(BALANCED, 100, 0, shards_per_client=11)
     with pytest.raises(ValueError, match=r"min_share=0.3 for 5 clients: must lie in \[0, 1/5 = 0.2\]"):
         partition.dirichlet(BALANCED, 5, 0, alpha=1.0, min_share=0.3)
@@ -116,9 +116,13 @@ def test_a_partition_of_ones_own(tmp_path):
         partition.make(mine, COLUMNS, 4, 0, returns="few")
     with pytest.raises(TypeError, match=r"mine\.py:turns' returned int: must be a list of 4"):
         partition.make(mine, COLUMNS, 4, 0, returns="int")
-    with pytest.raises(ValueError, match=r"training rows of client 0 has row numbers from 1000 to 1000: must lie in \[0, 1000\)"):
+    with pytest.raises(
+        ValueError, match=r"training examples of client 0 has example indices from 1000 to 1000: must lie in \[0, 1000\)"
+    ):
         partition.make(mine, COLUMNS, 4, 0, returns="far")
-    with pytest.raises(ValueError, match=r"turns': test rows of client 0 has row numbers from 0 to 996: must lie in \[0, 400\)"):
+    with pytest.raises(
+        ValueError, match=r"turns': test examples of client 0 has example indices from 0 to 996: must lie in \[0, 400\)"
+    ):
         partition.make(mine, COLUMNS, 4, 0, returns="pair")
 
 

@@ -27,11 +27,11 @@ def test_by_domain_takes_the_numbers_asked_for():
     assert [len(part) for part in train] == [15] * 4
     assert [len(part) for part in test] == [7] * 4
     assert_disjoint(train)
-    with pytest.raises(ValueError, match="domain 1 has 30 train rows for 2 clients, 15 each; train_examples=16"):
+    with pytest.raises(ValueError, match="domain 1 has 30 train examples for 2 clients, 15 each; train_examples=16"):
         partition.by_domain(domains, domains, 4, 0, train_examples=16)
     with pytest.raises(ValueError, match="3 clients for 2 domains: must be a multiple of 2"):
         partition.by_domain(domains, domains, 3, 0)
-    with pytest.raises(ValueError, match="domain 1 has 0 test rows"):
+    with pytest.raises(ValueError, match="domain 1 has 0 test examples"):
         partition.by_domain(domains, domains[:50], 2, 0)
 
 

@@ -20,7 +20,7 @@ def test_dirichlet_clients_have_exact_sizes_and_one_distribution(clients, seed, 
     assert {len(part) for part in train} == {50}
     assert {len(part) for part in test} == {20}
     apart = table(BALANCED, train) / 50 - table(BALANCED_TEST, test) / 20
-    assert np.abs(apart).max() < 1 / 50 + 1 / 20  # both within one row of q
+    assert np.abs(apart).max() < 1 / 50 + 1 / 20  # both within one example of q
 
 
 def test_dirichlet_clients_share_examples_and_follow_alpha():
@@ -35,7 +35,9 @@ def test_dirichlet_clients_share_examples_and_follow_alpha():
 
 def test_dirichlet_clients_repeat_rows_only_on_request():
     few = np.repeat(np.arange(4), 20)
-    with pytest.raises(ValueError, match=r"client 0 wants \d+ of the 20 training rows of class \d \(draw 50 of 50\); lower train"):
+    with pytest.raises(
+        ValueError, match=r"client 0 wants \d+ of the 20 training examples of class \d \(draw 50 of 50\); lower train"
+    ):
         partition.dirichlet_clients(few, few, 3, 0, alpha=0.01, train_examples=60, test_examples=10, max_tries=50)
     train, _ = partition.dirichlet_clients(few, few, 3, 0, alpha=0.01, train_examples=60, test_examples=10, replace=True)
     assert [len(part) for part in train] == [60, 60, 60]
@@ -43,7 +45,7 @@ def test_dirichlet_clients_repeat_rows_only_on_request():
 
 
 def test_pathological_clients_repeat_rows_only_on_request():
-    with pytest.raises(ValueError, match=r"client 0 wants 150 of the 100 training rows of class \d .*lower train_examples=300"):
+    with pytest.raises(ValueError, match=r"client 0 wants 150 of the 100 training examples of class \d .*lower train_examples=300"):
         partition.pathological_clients(BALANCED, BALANCED_TEST, 3, 0, classes_per_client=2, train_examples=300)
     train, _ = partition.pathological_clients(
         BALANCED, BALANCED_TEST, 3, 0, classes_per_client=2, train_examples=300, test_examples=80, replace=True
@@ -54,7 +56,7 @@ def test_pathological_clients_repeat_rows_only_on_request():
 
 
 def test_dirichlet_clients_need_test_rows_of_each_class():
-    with pytest.raises(ValueError, match="class 9 has training rows but no test rows"):
+    with pytest.raises(ValueError, match="class 9 has training examples but no test examples"):
         partition.dirichlet_clients(BALANCED, BALANCED_TEST[BALANCED_TEST < 9], 3, 0, alpha=1.0, train_examples=10)
 
 
@@ -88,7 +90,9 @@ def test_overlapping_dirichlet_overlaps():
 
 
 def test_fedhpls_dir_of_all_three_sets_has_as_many_rows_as_there_are():
-    """Concentrations add up to 1 over a client's classes, or over a class's clients; a client's rows are all different."""
+    """Concentrations add up to 1 over a client's classes, or over a class's clients; a client's
+    examples are all different.
+    """
     labels = np.repeat(np.arange(10), 500)
     for alpha in ("random_over_classes", "random_over_clients"):
         index = partition.overlapping_dirichlet(labels, 5, 0, alpha=alpha)

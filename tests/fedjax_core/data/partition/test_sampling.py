@@ -9,7 +9,9 @@ from tests.fedjax_core.data.partition.labels import BALANCED, CALLS, COLUMNS, as
 
 
 def test_log_dirichlet_has_the_distribution_of_numpy():
-    """Mean 1/K and variance (K-1) / (K^2 (K alpha + 1)), at an alpha where numpy's draws are accurate too."""
+    """Mean 1/K and variance (K-1) / (K^2 (K alpha + 1)), at an alpha where numpy's draws are
+    accurate too.
+    """
     draws = np.exp(sampling.log_dirichlet(np.random.default_rng(0), 0.3, (40_000, 4)))
     np.testing.assert_allclose(draws.sum(1), 1)
     np.testing.assert_allclose(draws.mean(0), 0.25, atol=0.01)
@@ -40,7 +42,7 @@ def test_bad_alphas_are_refused(name, alpha):
 
 
 def test_infeasible_minimum_sizes_end_with_what_would_do():
-    with pytest.raises(ValueError, match=r"min_size=101 for 10 clients and 1000 rows: must lie in \[0, 100\]"):
+    with pytest.raises(ValueError, match=r"min_size=101 for 10 clients and 1000 examples: must lie in \[0, 100\]"):
         partition.dirichlet(BALANCED, 10, 0, alpha=1.0, min_size=101)
     with pytest.raises(
         ValueError, match=r"none of 1000 draws with alpha=0.001 .*Try min_size <= 0, or alpha >= [0-9.]+, or"

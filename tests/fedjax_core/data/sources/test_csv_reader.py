@@ -82,7 +82,7 @@ def test_rows_with_missing_cells_are_left_out(tmp_path, caplog):
 
 
 def test_missing_cells_become_the_mean_of_the_training_rows(tmp_path):
-    """Of a category they become the share of each value; test rows count for nothing."""
+    """Of a category they become the share of each value; test examples count for nothing."""
     (tmp_path / "t.csv").write_text(with_holes())
     spec = "csv(path='t.csv', x=('age', 'ward', 'dose'), categorical='ward', y='ill', test_fraction=0.25, missing='mean')"
     data = sources.load(spec, tmp_path)

@@ -42,16 +42,16 @@ def test_classes_may_be_missing_from_both_parts():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"train_x": np.zeros(4)}, r"train_x has shape \(4,\): must be \[rows, ...\].*pass train_x\[:, None\]"),
+        ({"train_x": np.zeros(4)}, r"train_x has shape \(4,\): must be \[n, ...\].*pass train_x\[:, None\]"),
         ({"train_x": np.zeros((4, 0, 2, 3), np.uint8)}, r"train_x has shape \(4, 0, 2, 3\): .* no empty axis"),
         ({"train_x": np.array([["a"]] * 4)}, "train_x has type <U1: must be uint8"),
         ({"train_x": np.zeros((4, 2, 2, 3), int)}, r"must agree in shape and type; uint8 are pixels, 0 \.\.\. 255"),
         ({"train_x": np.full((4, 2), 1e300)}, "train_x has 8 values that are NaN or infinite"),
-        ({"train_x": [[1], [1, 2], [1], [1]]}, "train_x has rows of different shapes"),
+        ({"train_x": [[1], [1, 2], [1], [1]]}, "train_x has examples of different shapes"),
         ({"train_x": np.full((4, 2, 2, 3), np.nan)}, "train_x has 48 values that are NaN"),
-        ({"train_x": images(3, 2, 2)}, "train_x has 3 rows and train_y 4"),
-        ({"test_x": images(2, 3, 3)}, "rows must agree in shape and type"),
-        ({"test_x": images(2, 2, 2) / 255}, "rows must agree in shape and type"),
+        ({"train_x": images(3, 2, 2)}, "train_x has 3 examples and train_y 4"),
+        ({"test_x": images(2, 3, 3)}, "examples must agree in shape and type"),
+        ({"test_x": images(2, 2, 2) / 255}, "examples must agree in shape and type"),
         ({"train_y": [0.0, 1.0, 2.0, 0.0]}, "train_y has shape .* float64: must be integers"),
         ({"train_y": [[0], [1], [2], [0]]}, r"train_y has shape \(4, 1\)"),
         ({"train_y": [0, 1, -1, 0]}, "train_y has values from -1 to 1: must be >= 0"),
@@ -64,7 +64,7 @@ def test_classes_may_be_missing_from_both_parts():
         ({"train_domains": [0, 0, 1, 1], "test_domains": [0, 5000]}, "test_domains has the value 5000"),
         ({"train_y": [0, 0, 0, 0], "test_y": [0, 0]}, "1 class: classification needs at least 2"),
         ({"train_domains": [0, 0, 1, 1]}, "give both or neither"),
-        ({"train_domains": [0, 0, 1], "test_domains": [0, 1]}, "train_domains has 3 entries for 4 rows"),
+        ({"train_domains": [0, 0, 1], "test_domains": [0, 1]}, "train_domains has 3 entries for 4 examples"),
         ({"train_domains": [0, 0, 1, 1], "test_domains": [0, 2], "domain_names": ("p", "s")}, "test_domains has the value 2"),
         ({"test_clients": [0, 1]}, "test_clients without train_clients"),
         ({"train_clients": [0, 0, 1, -1]}, "train_clients has values from -1"),
@@ -76,13 +76,15 @@ def test_from_arrays_refuses_what_does_not_fit(change, message):
 
 
 def test_training_and_test_set_may_be_integers_and_floats():
-    """A column of numbers whose test rows happen to be whole."""
+    """A column of numbers whose test examples happen to be whole."""
     data = sources.from_arrays([[1.5, 2], [3, 4]], [0, 1], np.array([[5, 6]]), [1])
     assert data.train.x.dtype == data.test.x.dtype == np.float32
 
 
 def test_digits_far_from_zero_are_kept():
-    """Seconds and milliseconds since 1970, as floats or integers; float32 would round them to one in 128."""
+    """Seconds and milliseconds since 1970, as floats or integers; float32 would round them to one
+    in 128.
+    """
     seconds = np.arange(40.0)[:, None]
     for x in (1.7e9 + seconds, (1.7e9 + seconds).astype(np.int64), 1_700_000_000_000 + seconds.astype(np.int64)):
         data = sources.from_arrays(x[:30], np.arange(30) % 2, x[30:], np.arange(10) % 2)
@@ -94,7 +96,7 @@ def test_digits_far_from_zero_are_kept():
 
 def test_numbers_near_zero_stay_float32():
     years = np.random.default_rng(0).normal(1990, 20, (50, 1))
-    for x in (years, np.concatenate([years * 0, [[1e9]]])):  # a few large ones: most of the rows lose nothing
+    for x in (years, np.concatenate([years * 0, [[1e9]]])):  # a few large ones: most of the examples lose nothing
         data = sources.from_arrays(x, np.arange(len(x)) % 2, x, np.arange(len(x)) % 2)
         assert data.train.x.dtype == np.float32
 

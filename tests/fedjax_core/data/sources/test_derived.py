@@ -100,7 +100,9 @@ def test_turned_images_keep_their_labels_and_clients_and_so_does_an_unseen_domai
 
 
 def test_an_unseen_domain_of_pacs_leaves_three_clients(shared_data):
-    """All 9,991 images stand on one side or the other; each client has one of the other domains, and everybody the same test."""
+    """All 9,991 images stand on one side or the other; each client has one of the other domains,
+    and everybody the same test.
+    """
     spec = "npz(path='pacs64.npz')"
     data = federated_data.federate(
         sources.load("unseen_domain", shared_data, of=spec, domain="photo"), {"name": "by_domain"}, clients=3, seed=0
@@ -157,7 +159,9 @@ def test_resplit_tests_on_a_part_of_the_training_rows():
 
 @pytest.mark.parametrize("of", ["diabetes", "text(length=80)"])
 def test_resplit_of_what_are_no_classes_does_not_sort_by_targets(of):
-    """Where rows with equal targets were kept together, those with the smallest ones were tested on."""
+    """Where examples with equal targets were kept together, those with the smallest ones were
+    tested on.
+    """
     whole = sources.load(of).train.y.astype(float)
     data = sources.load("resplit", of=of)
     spread = whole[:, 0].std() / len(data.test.y) ** 0.5

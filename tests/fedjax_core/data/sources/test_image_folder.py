@@ -9,7 +9,7 @@ from PIL import Image
 
 from fedjax_core.data import sources
 from fedjax_core.data.sources import image_folder as folders
-from fedjax_core.data.sources.image_folder import decode
+from fedjax_core.data.sources.image_folder import decode_images
 from fedjax_core.data.subsample import smaller
 from tests.fedjax_core.data.sources.written import assert_same, images, png
 
@@ -53,7 +53,7 @@ def test_folder_reads_only_the_examples_that_are_used(tmp_path, parts, monkeypat
             write_images(tmp_path / part / name, 10, seed)
     found = sources.find("folder", {"path": str(tmp_path), **({} if len(parts) == 2 else {"test_fraction": 0.2})})
     whole = smaller(sources.read(found), examples=6)
-    calls, decode = [], folders.decode
+    calls, decode = [], folders.decode_images
     monkeypatch.setattr(folders, "decode", lambda *given: calls.append(given[2]) or decode(*given))
     some = smaller(sources.read(found, None, 6), examples=6)
     assert calls == [6, len(whole.test.y)]
@@ -118,7 +118,7 @@ def test_a_pipe_does_not_hang(pets):
         ({"size": 10_000_000}, r"size=10000000 for 8 images: an array .* takes 2,182.8 TB, this machine has"),
         ({"size": 0}, "size=0 must be at least 1"),
         ({"channels": 4}, "channels=4 must be one of 1, 3"),
-        ({"test_fraction": 0.01}, "test_fraction=0.01 of 8 rows leaves 8 to train and 0 to test on"),
+        ({"test_fraction": 0.01}, "test_fraction=0.01 of 8 examples leaves 8 to train and 0 to test on"),
     ],
 )
 def test_images_that_cannot_be(pets, options, said):
@@ -162,13 +162,13 @@ def test_images_of_16_bits_are_scaled_by_their_depth(tmp_path, channels, kind, c
 
 def test_a_tiff_of_12_bits_is_scaled_by_12(tmp_path):
     deep = np.linspace(0, 4095, 64).astype(np.uint16).reshape(8, 8)
-    decoded = decode(str, [tiff_of_12_bits(deep)], 1, 1, None)
+    decoded = decode_images(str, [tiff_of_12_bits(deep)], 1, 1, None)
     np.testing.assert_array_equal(decoded[0, ..., 0], np.round(deep * (255 / 4095)))
 
 
 def test_deep_images_that_use_little_of_their_depth_are_warned_of(caplog):
     """12 bits in a file that says 16."""
-    decode(str, [saved(np.full((4, 4), 4095, np.uint16), "PNG")], 1, 1, None)
+    decode_images(str, [saved(np.full((4, 4), 4095, np.uint16), "PNG")], 1, 1, None)
     assert "0 and the images that go with it use 17 of 256 grey levels" in caplog.text
 
 

@@ -80,13 +80,15 @@ def test_emnist_is_upright(tmp_path, how):
     data = read_emnist(tmp_path, "balanced", [(20, 6)])
     assert_same(data, x[0], y[0], x[1], y[1])
     assert len(data.class_names) == 47
-    with pytest.raises(ValueError, match="emnist balanced: 20 training and 6 test rows, published are 112800 and 18800"):
+    with pytest.raises(ValueError, match="emnist balanced: 20 training and 6 test examples, published are 112800 and 18800"):
         sources.load("emnist", tmp_path)
 
 
 @pytest.mark.parametrize(("split", "number"), [("byclass", 62), ("bymerge", 47)])
 def test_emnist_by_class_and_by_merge_on_real_characters(tmp_path, shared_data, split, number):
-    """A sample of the set, written as the published files: by merge, 15 small letters count as capitals."""
+    """A sample of the set, written as the published files: by merge, 15 small letters count as
+    capitals.
+    """
     with np.load(shared_data / "emnist_byclass_sample.npz") as file:
         arrays = {key: file[key] for key in file.files}
     names = np.array([*string.digits, *string.ascii_uppercase, *string.ascii_lowercase])

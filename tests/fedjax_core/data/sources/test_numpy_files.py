@@ -1,9 +1,11 @@
+"""Arrays in .npz files, and in folders of .npy files."""
+
 import zipfile
 
 import numpy as np
 import pytest
 
-from fedjax_core.data import sources
+from fedjax_core.data import row_readers, sources
 from tests.fedjax_core.data.sources.written import assert_same, images, png, savez
 
 
@@ -124,12 +126,12 @@ Y = np.array([0, 1, 0, 1])
     [
         ({"is_test": np.array([True, False])}, r"`is_test` has 2 values of bool: must be 4 times True or False"),
         ({"is_test": np.array([0, 1, 2, 1])}, r"`is_test` has 4 values of int64: must be 4 times True or False"),
-        ({"images": images(3, 2, 2)}, r"`images` has 3 rows for 4 `labels`"),
+        ({"images": images(3, 2, 2)}, r"`images` has 3 examples for 4 `labels`"),
         ({"images": np.zeros((4, 0, 2, 3), np.uint8)}, r"train_x has shape \(2, 0, 2, 3\): .* no empty axis"),
         ({"labels": Y[None]}, r"`labels` has shape \(1, 4\): must have one axis"),
         ({"class_names": np.array("cat")}, r"`class_names` has shape \(\): must have one axis"),
         ({"labels": np.array([0, 1, 0, 2**31 - 2])}, r"test_y has the value 2147483646"),
-        ({"domains": Y[:2]}, r"`domains` has 2 rows for 4 `labels`"),
+        ({"domains": Y[:2]}, r"`domains` has 2 examples for 4 `labels`"),
     ],
 )
 def test_npz_arrays_fit_together(tmp_path, change, said):
@@ -146,11 +148,13 @@ def member(shape, dtype="<f4", body=b"", magic=b"\x93NUMPY\x01\x00"):
 @pytest.mark.parametrize(
     ("blob", "said"),
     [
-        (b"no array at all", "is no array, or is damaged"),
-        (b"", "is no array, or is damaged"),
-        (member((2**44,)), r"an array \[17592186044416\] of float32 takes 64.0 TB, this machine has"),
-        (member((4,), body=b"123"), r"has 3 bytes, its header says \(4,\) of float32, which are 16"),
-        (member((4,), magic=b"\x93NUMPY\x09\x00"), "is no array, or is damaged"),
+        (b"no array at all", r"is no .npy array, or is damaged \(it is too short, or its header cannot be read\)"),
+        (b"", "is no .npy array, or is damaged"),
+        (member((2**44,)), r"has shape \[17592186044416\] of float32 in its header, which takes 64.0 TB; must be at most the 0 "),
+        (member((-1,), body=b"1234"), r"has shape \[-1\] of float32 in its header"),
+        (member((4,), body=b"123"), r"has shape \[4\] .* takes 16 bytes; must be at most the 3 bytes that follow: truncated"),
+        (member((1,), body=b"12345"), r"has bytes behind its array: damaged"),
+        (member((4,), magic=b"\x93NUMPY\x09\x00"), "is no .npy array, or is damaged"),
     ],
 )
 def test_npz_members_that_are_no_arrays(tmp_path, blob, said):
@@ -162,7 +166,7 @@ def test_npz_members_that_are_no_arrays(tmp_path, blob, said):
 
 @pytest.mark.parametrize("form", ["{what}_{part}", "{part}_{what}", "{What}_{part}"])
 def test_npz_with_the_names_of_keras(tmp_path, form):
-    """Images are uint8 [rows, H, W], labels may be [rows, 1]."""
+    """Images are uint8 [n, H, W], labels may be [n, 1]."""
     x, y = images(6, 5, 4), np.array([0, 1, 2, 0, 1, 2])
     named = {}
     for part in ("train", "test"):
@@ -184,8 +188,27 @@ def test_npz_says_which_keys_are_known(tmp_path):
         sources.load("npz:twice", tmp_path)
 
 
+@pytest.mark.parametrize("part", ["train_features", "train_labels"])
+def test_a_shape_that_the_file_does_not_hold(tmp_path, part):
+    arrays = {"train_features": np.zeros((4, 2), np.float32), "train_labels": np.arange(4) % 2}
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array)
+        np.save(tmp_path / f"{name.replace('train', 'test')}.npy", array)
+    (tmp_path / f"{part}.npy").write_bytes(member((2**40, 2), body=bytes(64)))
+    said = rf"{part}\.npy has shape \[1099511627776, 2\] of float32 in its header, which takes 8.0 TB; must be at most the 64 bytes"
+    with pytest.raises(ValueError, match=said):
+        sources.load(f"npy:{tmp_path}")
+
+
+def test_an_array_that_no_memory_holds(tmp_path, monkeypatch):
+    monkeypatch.setattr(row_readers, "machine_memory", lambda: 40)
+    savez(tmp_path / "mine.npz", labels=np.arange(6), features=np.zeros((6, 2)), is_test=np.arange(6) % 2)
+    with pytest.raises(ValueError, match=r"`\w+`: an array \[6\] of int64 takes 48 bytes, this machine has 40 bytes"):
+        sources.load("npz:mine", tmp_path)
+
+
 HEADERS = {
-    "more numbers than there can be": f"(({10**30}), 2)",
+    r"has shape \[10{30}, 2\] of float32 in its header": f"(({10**30}), 2)",
     "longer than the 10,000 signs": "(4, 2)" + " " * 20_000,
 }
 
@@ -199,7 +222,7 @@ def test_a_header_that_claims_too_much(tmp_path, why):
     for name in ("train_features", "train_labels", "test_features", "test_labels"):
         np.save(folder / f"{name}.npy", np.zeros((4, 2), np.float32) if "features" in name else np.arange(4) % 2)
     (folder / "train_features.npy").write_bytes(blob)
-    with pytest.raises(ValueError, match=f"train_features.npy is no readable .npy file .*{why}") as found:
+    with pytest.raises(ValueError, match=f"train_features.npy .*{why}") as found:
         sources.load("npy:folder", tmp_path)
     assert "pickle" not in str(found.value)
     with zipfile.ZipFile(tmp_path / "z.npz", "w") as archive:
@@ -208,3 +231,56 @@ def test_a_header_that_claims_too_much(tmp_path, why):
     with pytest.raises(ValueError, match=r"z.npz: `train_features`") as found:
         sources.load("npz:z", tmp_path)
     assert "pickle" not in str(found.value)
+
+
+FEATURES, LABELS = np.arange(48, dtype=np.float32).reshape(8, 6), np.array([0, 1, 0, 1, 2, 2, 0, 1])
+
+
+def write_folder(folder, **changed):
+    arrays = {
+        "train_features": FEATURES,
+        "train_labels": LABELS,
+        "test_features": FEATURES[:2],
+        "test_labels": LABELS[:2],
+        "train_clients": LABELS,
+    } | changed
+    for name, array in arrays.items():
+        if array is not None:
+            np.save(folder / f"{name}.npy", array)
+    return folder
+
+
+def test_features_stay_in_their_files(tmp_path):
+    (tmp_path / "mine").mkdir()
+    write_folder(tmp_path / "mine", class_names=np.array(["a", "b", "c"]))
+    data = sources.load("npy:mine", tmp_path)
+    assert row_readers.in_file(data.train.x) == (tmp_path / "mine" / "train_features.npy", 128)
+    np.testing.assert_array_equal(data.train.x, FEATURES)
+    np.testing.assert_array_equal(data.train.y, LABELS)
+    assert data.class_names == ("a", "b", "c")
+    assert data.train_clients is not None
+    assert data.train_clients.tolist() == LABELS.tolist()
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"test_labels": None}, FileNotFoundError, r"there is no .*test_labels\.npy; a folder needs train_features, train_labels"),
+        (
+            {"train_features": FEATURES.astype(np.float64)},
+            ValueError,
+            r"train_features\.npy has type float64: must be uint8, float32 or int32",
+        ),
+        ({"train_labels": LABELS[:3]}, ValueError, "train_x has 8 examples and train_y 3"),
+        (
+            {"train_labels": np.eye(8, 3), "test_labels": np.eye(2, 3)},
+            ValueError,
+            r"train_labels\.npy has shape \(8, 3\) and type float64: must be classes, \[n\] integers",
+        ),
+        ({"class_names": np.array(["a", None], object)}, ValueError, r"class_names\.npy holds pickled objects"),
+    ],
+)
+def test_what_is_wrong_with_a_folder(tmp_path, changed, error, message):
+    write_folder(tmp_path, **changed)
+    with pytest.raises(error, match=message):
+        sources.load(f"npy:{tmp_path}")

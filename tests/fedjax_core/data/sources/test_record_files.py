@@ -140,7 +140,7 @@ def test_labels_of_records_stay_lists(tmp_path):
 
 
 def test_words_are_those_of_the_training_rows(tmp_path):
-    """Every row has a word of its own; those of the test rows are told apart from none."""
+    """Every row has a word of its own; those of the test examples are distinguished from none."""
     write(tmp_path / "all.jsonl", [{"who": "ab"[i % 2], "says": f"the word{i:02}", "mood": "ab"[i % 2]} for i in range(20)])
     for rest in ("targets='tokens'", "y='mood', domains='who'"):
         spec = f"jsonl(path='all.jsonl', x='says', clients='who', words=40, length=4, test_fraction=0.25, {rest})"

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import shutil
@@ -85,17 +86,17 @@ def test_tfds_of_another_file_format_is_explained(shared_data, tmp_path):
 def test_a_feature_that_is_called_label_is_the_label():
     """CIFAR-100 has the superclass beside it."""
     features = {"coarse_label": 0, "id": "", "label": 0}
-    assert tfds_sets.feature_of("cifar100", features, int, "label", None) == "label"
-    assert tfds_sets.feature_of("cifar100", features, int, "label", "coarse_label") == "coarse_label"
-    assert tfds_sets.feature_of("other", {"digit": 0, "id": ""}, int, "label", None) == "digit"
+    assert tfds_sets.find_feature("cifar100", features, int, "label", None) == "label"
+    assert tfds_sets.find_feature("cifar100", features, int, "label", "coarse_label") == "coarse_label"
+    assert tfds_sets.find_feature("other", {"digit": 0, "id": ""}, int, "label", None) == "digit"
     with pytest.raises(ValueError, match=r"tfds:other: option label=None: must be one of its int features, \['a', 'b'\]"):
-        tfds_sets.feature_of("other", {"a": 0, "b": 0}, int, "label", None)
+        tfds_sets.find_feature("other", {"a": 0, "b": 0}, int, "label", None)
 
 
 def spied(monkeypatch):
     """A list that grows by the number of images of each call of the decoder."""
     calls = []
-    decode = image_folder.decode
+    decode = image_folder.decode_images
     monkeypatch.setattr(tfds_sets.image_folder, "decode", lambda *given: calls.append(given[2]) or decode(*given))
     return calls
 
@@ -107,7 +108,7 @@ def test_tfds_decodes_only_the_examples_that_are_used(shared_data, monkeypatch):
     some = smaller(sources.read(found, shared_data, 50), examples=50)
     assert calls == [50, 20]
     assert_same(some, whole.train.x, whole.train.y, whole.test.x, whole.test.y)
-    with pytest.raises(ValueError, match="examples=500 must be a whole number from 1 to the 400 training examples"):
+    with pytest.raises(ValueError, match="examples=500 must be an integer from 1 to the 400 training examples"):
         smaller(sources.read(found, shared_data, 500), examples=500)
 
 
@@ -129,6 +130,19 @@ def test_decoded_sets_are_kept(shared_data, tmp_path, monkeypatch):
     assert calls[4:] == [60, 20]
     sources.read(sources.find("tfds:cifar10", {"train": "train[:60]", "test": "test[:20]", "size": 40}), shared_data)
     assert calls[6:] == [60, 20]
+
+
+def test_a_cache_on_a_full_disk_is_done_without(shared_data, tmp_path, monkeypatch):
+    """Its files are synced, as all others."""
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setenv(image_cache.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(image_cache, "CACHED", 0)
+    monkeypatch.setattr(os, "fsync", full)
+    assert len(sources.load("tfds:cifar10", shared_data, train="train[:3]", test="test[:2]").train.y) == 3
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(shared_data, tmp_path, monkeypatch):

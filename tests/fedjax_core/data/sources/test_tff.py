@@ -4,12 +4,12 @@ import errno
 import lzma
 import shutil
 import sqlite3
-import struct
 import tracemalloc
 from collections import deque
 
 import numpy as np
 import pytest
+from tensorflow_datasets.proto import tf_example_pb2
 
 from fedjax_core.data import federated_data, sources
 from fedjax_core.data.sources import tf_example, tff, vocabulary
@@ -22,29 +22,18 @@ CREATE TABLE client_metadata (client_id TEXT NOT NULL, split_name TEXT NOT NULL,
 """
 
 
-def varint(value):
-    value, found = value % 2**64, b""
-    while value > 127:
-        found, value = found + bytes([value & 127 | 128]), value >> 7
-    return found + bytes([value])
-
-
-def field(number, blob):
-    return varint(number << 3 | 2) + varint(len(blob)) + blob
-
-
 def record(**features):
-    """A serialised `tf.train.Example`: bytes or several, whole numbers or floats."""
-    entries = b""
+    """A serialized `tf.train.Example` of bytes (or several), an int, or floats."""
+    example = tf_example_pb2.Example()
     for name, value in features.items():
+        feature = example.features.feature[name]
         if isinstance(value, bytes) or (isinstance(value, list) and isinstance(value[0], bytes)):
-            held = field(1, b"".join(field(1, text) for text in ([value] if isinstance(value, bytes) else value)))
+            feature.bytes_list.value.extend([value] if isinstance(value, bytes) else value)
         elif isinstance(value, int):
-            held = field(3, field(1, varint(value)))
+            feature.int64_list.value.append(value)
         else:
-            held = field(2, field(1, struct.pack(f"<{len(value)}f", *value)))
-        entries += field(1, field(1, name.encode()) + field(2, held))
-    return field(1, entries)
+            feature.float_list.value.extend(value)
+    return example.SerializeToString()
 
 
 def written(file, splits):
@@ -64,6 +53,10 @@ def writer(seed, rows):
 
 
 def test_records_are_decoded():
+    blob = b"\x0a\x13\x0a\x11\x0a\x01b\x12\x0c\x1a\x0a\x0a\x08\x03\xfe\xff\xff\xff\xff\xff\xff"  # two ints are cut
+    with pytest.raises(ValueError, match=r"is no tf\.train\.Example"):
+        tf_example.decode(blob)
+    assert tf_example.decode(b"\x0a\x0c\x0a\x0a\x0a\x01b\x12\x05\x1a\x03\x0a\x01\x03")["b"].tolist() == [3]
     found = tf_example.decode(record(a=b"text", b=-3, c=[0.5, 2.0], d=b"") + b"")
     assert (found["a"], found["b"].tolist(), found["c"].tolist(), found["d"]) == ([b"text"], [-3], [0.5, 2.0], [b""])
     assert tf_example.decode(record(a=b"text", b=-3), ("b",)).keys() == {"b"}
@@ -215,10 +208,10 @@ def test_words_that_are_kept_once_are_told_apart_alike():
     }
     texts["test"].append(["never", "a"])
     for number, behind in ((3, True), (100, False)):
-        words = vocabulary.Interned(4, behind)
-        pieces = {part: deque(words.rows(of[i : i + 5], part == "train") for i in range(0, 25, 5)) for part, of in texts.items()}
-        names, found = words.told_apart(number, pieces)
-        wanted, rows = vocabulary.told_apart(texts, number, 4, behind)
+        words = vocabulary.StreamingVocabulary(4, behind)
+        pieces = {part: deque(words.encode(of[i : i + 5], part == "train") for i in range(0, 25, 5)) for part, of in texts.items()}
+        names, found = words.index_texts(number, pieces)
+        wanted, rows = vocabulary.index_texts(texts, number, 4, behind)
         assert names == wanted
         for part in texts:
             np.testing.assert_array_equal(found[part], rows[part])
@@ -237,19 +230,19 @@ def test_stackoverflow_keeps_each_word_once(tmp_path):
 
 def test_windows_begin_with_the_last_of_the_one_before():
     assert tff._windows(np.arange(1, 7), 3).tolist() == [[1, 2, 3, 4], [4, 5, 6, -1]]
-    assert vocabulary.most_frequent([["b", "a"], ["c", "c"]], 2) == ["c", "a"]
+    assert vocabulary.most_frequent_words([["b", "a"], ["c", "c"]], 2) == ["c", "a"]
 
 
 def test_names_of_other_numbers_are_no_words():
     """As in published texts, where rare words are <unk> already."""
     texts = {"train": [["<unk>", "a", "<unk>", "<eos>", "b", "a"]], "test": [["<unk>", "b"]]}
-    wanted, rows = vocabulary.told_apart(texts, 5, 6, behind=False)
+    wanted, rows = vocabulary.index_texts(texts, 5, 6, behind=False)
     assert wanted == ["<pad>", "<bos>", "<eos>", "a", "b", "<unk>"]
     assert rows["train"].tolist() == [[1, 5, 3, 5, 5, 4]]
     assert rows["test"].tolist() == [[1, 5, 4, 2, 0, 0]]
-    words = vocabulary.Interned(6, behind=False)
-    pieces = {part: deque([words.rows(of, part == "train")]) for part, of in texts.items()}
-    names, found = words.told_apart(5, pieces)
+    words = vocabulary.StreamingVocabulary(6, behind=False)
+    pieces = {part: deque([words.encode(of, part == "train")]) for part, of in texts.items()}
+    names, found = words.index_texts(5, pieces)
     assert names == wanted
     for part in texts:
         np.testing.assert_array_equal(found[part], rows[part])

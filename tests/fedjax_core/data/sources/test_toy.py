@@ -20,7 +20,7 @@ def test_digits_are_split_by_class_and_always_alike():
     assert (
         found == "f27d2f94cab22fb2223aba4c5799f6757ad945c0bd0bd5aecf649fac69b1f8a8"
     )  # of the first run; a change moves every result on digits
-    assert len({row.tobytes() for row in np.concatenate([data.train.x, data.test.x])}) == 1797  # no row in both
+    assert len({row.tobytes() for row in np.concatenate([data.train.x, data.test.x])}) == 1797  # no example in both
 
 
 def test_digits_are_read_from_scikit_learns_file_or_by_it(monkeypatch):
@@ -58,7 +58,7 @@ def test_blank_images_fit_into_memory():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("labels=100, classes=2", "labels=100, classes=2: a row's labels must be at most the classes"),
+        ("labels=100, classes=2", "labels=100, classes=2: an example's labels must be at most the classes"),
         (f"rows={10**12}", f"rows={10**12}, tests=500, features=20: an array .* takes"),
         (f"features={10**12}", f"features={10**12}: an array .* takes"),
     ],

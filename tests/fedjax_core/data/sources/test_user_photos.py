@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedjax_core.data import federated_data, memory, row_readers, sources
+from fedjax_core.data import federated_data, row_readers, sources
 from fedjax_core.data.sources import image_cache
 
 
@@ -58,7 +58,9 @@ def test_images_that_no_memory_holds_are_decoded_once_into_files(tmp_path, monke
     place = tmp_path / "flair"
     flair(place)
     whole = sources.load("flair(size=4)", tmp_path)
-    monkeypatch.setattr(memory, "there", lambda: 2 * (3 * 4 * 4 * 3) + 1)  # half of it holds the training images alone
+    monkeypatch.setattr(
+        row_readers, "machine_memory", lambda: 2 * (3 * 4 * 4 * 3) + 1
+    )  # half of it holds the training images alone
     monkeypatch.setattr(image_cache, "_BLOCK", 2 * 4 * 4 * 3)
     for _ in range(2):
         data = sources.load("flair(size=4)", tmp_path)
@@ -80,7 +82,9 @@ def test_images_that_no_memory_holds_are_decoded_once_into_files(tmp_path, monke
 
     image(place / "small_images" / "a.jpg", 0)
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"cannot keep 3 decoded images, .*: No space left on device; give a smaller size"):
+    with pytest.raises(
+        OSError, match=r"cannot write .*: No space left on device; these are 3 decoded images, .*: give a smaller size"
+    ):
         sources.load("flair(size=4)", tmp_path)
     assert not [*place.glob(".writing-*")]
 

@@ -32,7 +32,9 @@ def assert_same(dataset, train_x, train_y, test_x, test_y):
 
 
 def cifar_files(spec, seed=0):
-    """{file: bytes} in the layout of the binary version: label bytes, then the red, green and blue planes, row by row."""
+    """{file: bytes} in the layout of the binary version: label bytes, then the red, green and blue
+    planes, row by row.
+    """
     rng = np.random.default_rng(seed)
     files, kept = {}, []
     for file, rows in spec.parts.items():

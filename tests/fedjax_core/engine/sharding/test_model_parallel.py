@@ -19,7 +19,7 @@ from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.engine.client_loop import Plan
 from fedjax_core.engine.sharding import model_parallel
-from fedjax_core.language import option_scoring
+from fedjax_core.language import generation
 from fedjax_core.language.models import llama
 from fedjax_core.lazy_array import Deferred
 from fedjax_core.task import axis_of, of_model
@@ -262,7 +262,7 @@ def test_weights_are_read_into_their_parts():
     assert all(isinstance(leaf, Deferred) for leaf in jax.tree.leaves(later))
     assert not counts
     on = client_loop.mesh(Plan(1, 8, 4))
-    model = option_scoring.writing(llama.build(config))
+    model = generation.make_writer(llama.build(config))
     placed = client_loop.place(later, on, model_parallel.shardings(later, model.model_axes, on))
     assert sum(counts) == sum(array.nbytes for array in plain.values())
     assert max(counts) == max(array.nbytes for array in plain.values()) // 4

@@ -1,4 +1,6 @@
-"""Beam search against one written here in loops over texts, on the networks of `test_llama.py`; and against transformers."""
+"""Beam search against one written here in loops over texts, on the networks of `test_llama.py`; and
+against transformers.
+"""
 
 import functools
 import math
@@ -84,7 +86,9 @@ def test_what_it_cannot_do_is_named():
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_it_is_transformers_beam_search(name, tmp_path):
-    """Four beams, as FedOA's released evaluation has; weights that the library drew, ends at several tokens."""
+    """Four beams, as FedOA's released evaluation has; weights that the library drew, ends at
+    several tokens.
+    """
     library = reference.library()
     import torch
 

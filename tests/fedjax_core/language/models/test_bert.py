@@ -1,4 +1,6 @@
-"""The encoder against two others: one written here in loops, and transformers with random weights that it saved itself."""
+"""The encoder against two others: one written here in loops, and transformers with random weights
+that it saved itself.
+"""
 
 import functools
 import math

@@ -1,4 +1,6 @@
-"""The decoder against two others: one written here in loops, and transformers with random weights that it saved itself."""
+"""The decoder against two others: one written here in loops, and transformers with random weights
+that it saved itself.
+"""
 
 import dataclasses
 import functools
@@ -157,7 +159,9 @@ def test_logits_are_those_of_the_loops(name, side):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_are_those_of_transformers(name, tmp_path):
-    """Weights that it drew and saved, in one file or several; also in bfloat16, as far as that goes."""
+    """Weights that it drew and saved, in one file or several; also in bfloat16, as far as that
+    goes.
+    """
     library = reference.library()
     import torch
 

@@ -1,0 +1,337 @@
+"""Columns of tables as arrays: inputs (numbers, categories, images), targets and labels.
+
+A table is a Hugging Face dataset, a pandas frame, a mapping of columns or a sequence of rows. None
+of those libraries is
+imported: what counts is how a table can be read. `Parts` are the cells by part ("train", "test")
+  and column.
+"""
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_core import option_types
+from fedjax_core.data.row_readers import check_fits
+from fedjax_core.data.sources import image_folder
+from fedjax_core.data.sources.cell_values import as_number, is_missing
+from fedjax_core.data.sources.dataset import add_channel_axis
+
+Column = list[Any]
+Parts = Mapping[str, Mapping[str, Column]]
+_GREY_MODES = ("L", "1", "I", "F")  # Pillow's; others of grey pixels begin with "I;"
+_LABEL_TYPES = {str: "a text", int: "an integer", bool: "true or false"}
+
+
+def read_column(part: str, table: Any, name: str) -> Column:
+    """Returns the cells of one column.
+
+    Raises:
+      ValueError: there is no such column.
+      TypeError: the table is none of those that can be read.
+    """
+    columns = getattr(table, "column_names", None)  # Hugging Face's
+    columns = getattr(table, "columns", None) if columns is None else columns  # pandas'
+    columns = table if columns is None and isinstance(table, Mapping) else columns
+    if columns is None and isinstance(table, Sequence) and table and all(isinstance(row, Mapping) for row in table):
+        if lacking := [i for i, row in enumerate(table) if name not in row]:
+            has = ", ".join(map(str, table[lacking[0]]))
+            raise ValueError(f"{part}: row {lacking[0]} has no column {name!r}; it has: {has}.")
+        return [row[name] for row in table]
+    if columns is None:
+        wanted = "a Hugging Face dataset, a pandas frame, a mapping of columns or a sequence of mappings, at least one"
+        raise TypeError(f"{part} is {type(table).__name__}: must be {wanted}.")
+    if isinstance(columns, Mapping) and table is not columns:  # a DatasetDict has columns by split
+        raise ValueError(f"{part} holds several tables, {', '.join(map(str, columns))}: give one of them.")
+    if name not in list(columns):
+        raise ValueError(f"{part} has no column {name!r}; it has: {', '.join(map(str, columns))}.")
+    features = getattr(table, "features", None)  # Hugging Face's
+    has_bytes = isinstance(features, Mapping) and _is_array_of_bytes(features.get(name))
+    cells = list(table[name])
+    return [to_uint8(cell) for cell in cells] if has_bytes else cells
+
+
+def to_uint8(cell: Any) -> Any:
+    """Returns nested lists of numbers of 8 bits as one array of uint8; any other cell as it is."""
+    try:
+        return np.asarray(cell, np.uint8)
+    except (TypeError, ValueError, OverflowError):
+        return cell
+
+
+def _is_array_of_bytes(feature: Any) -> bool:
+    """Returns whether a feature of Hugging Face's is an array, or lists, of uint8."""
+    if isinstance(feature, list):
+        return len(feature) == 1 and _is_of_bytes(feature[0])
+    inner = getattr(feature, "feature", None)  # of a list; an array has a shape
+    return _is_of_bytes(inner) if inner is not None else hasattr(feature, "shape") and feature.dtype == "uint8"
+
+
+def _is_of_bytes(feature: Any) -> bool:
+    return getattr(feature, "dtype", None) == "uint8" or _is_array_of_bytes(feature)
+
+
+def known_names(table: Any, column: str) -> tuple[str, ...] | None:
+    """Returns the class names that a column itself has."""
+    features = getattr(table, "features", None)  # Hugging Face's
+    if isinstance(features, Mapping) and getattr(features.get(column), "names", None):
+        return tuple(features[column].names)
+    cells = table[column] if hasattr(table, "columns") else None
+    categories = getattr(getattr(cells, "cat", None), "categories", None)  # pandas'
+    is_named = categories is not None and all(isinstance(name, str) for name in categories)
+    return tuple(categories) if is_named else None
+
+
+def encode_inputs(
+    parts: Parts,
+    columns: Sequence[str],
+    categorical: Sequence[str] = (),
+    fill: float = 0,
+    size: int | None = None,
+    *,
+    alone: bool,
+) -> dict[str, dict[str, np.ndarray]]:
+    """Returns the arrays of the columns, by part and column.
+
+    Args:
+      parts: the cells.
+      columns: the inputs.
+      categorical: those of them that hold categories.
+      fill: the value where a cell is missing.
+      size: of images.
+      alone: whether they are one column of any shape, not one or several of single numbers.
+    """
+    inputs: dict[str, dict[str, np.ndarray]] = {part: {} for part in parts}
+    for column in columns:
+        held = {part: cells[column] for part, cells in parts.items()}
+        if column in categorical:
+            arrays = _encode_one_hot(held, column, fill)
+        elif alone and any(is_image(cell) for cells in held.values() for cell in cells):
+            arrays = _decode_images(held, column, size)
+        else:
+            axes = None if alone else 0
+            arrays = {part: _stack(part, column, cells, axes, fill) for part, cells in held.items()}
+        for part, array in arrays.items():
+            inputs[part][column] = array if alone or array.ndim > 1 else array[:, None]
+    return inputs
+
+
+def join_columns(arrays: Mapping[str, np.ndarray], columns: Sequence[str]) -> np.ndarray:
+    """Returns the features of all columns beside each other, or the array of the only one."""
+    return arrays[columns[0]] if len(columns) == 1 else np.concatenate([arrays[column] for column in columns], 1)
+
+
+def _encode_one_hot(held: Mapping[str, Column], column: str, fill: float) -> dict[str, np.ndarray]:
+    """Returns [n, values] float32 of each part: 1 where a row has the value."""
+    plain = {part: [None if is_missing(cell) else cell for cell in cells] for part, cells in held.items()}
+    for part, cells in plain.items():
+        for i, cell in enumerate(cells):
+            if not isinstance(cell, str | int | float | np.generic | None):
+                wanted = "must be a text or a number, to be one of the values of a categorical column"
+                raise ValueError(f"{part}: row {i} of column {column!r} is {option_types.short(cell)}: {wanted}.")
+    values = {cell for cells in plain.values() for cell in cells} - {None}
+    index = {cell: i for i, cell in enumerate(sorted(values, key=lambda cell: (isinstance(cell, str), cell)))}
+    one_hot = {}
+    for part, cells in plain.items():
+        check_fits(f"column {column!r} with {len(index)} values", (len(cells), len(index)), np.float32)
+        one_hot[part] = np.zeros((len(cells), len(index)), np.float32)
+        for row, cell in zip(one_hot[part], cells, strict=True):
+            if cell is None:
+                row[:] = fill
+            else:
+                row[index[cell]] = 1
+    return one_hot
+
+
+def is_image(cell: Any) -> bool:
+    """Returns whether a cell is an image: Pillow's, or encoded."""
+    return hasattr(cell, "getbands") or isinstance(cell, bytes) or (isinstance(cell, Mapping) and "bytes" in cell)
+
+
+def _decode_images(held: Mapping[str, Column], column: str, size: int | None) -> dict[str, np.ndarray]:
+    """Returns [n, H, W, 1 or 3] uint8 of each part; a missing cell is like the first that is not."""
+    from PIL import Image
+
+    where = lambda part, i: f"{part}: row {i} of column {column!r}"
+    images: dict[str, Column] = {}
+    for part, cells in held.items():
+        images[part] = [cell["bytes"] if isinstance(cell, Mapping) and "bytes" in cell else cell for cell in cells]
+        for i, (cell, image) in enumerate(zip(cells, images[part], strict=True)):
+            if image is None and cell is not None:
+                path = option_types.short(cell.get("path"))
+                hint = "write the files themselves into the table"
+                raise ValueError(f"{where(part, i)} has the path {path} of an image and no bytes; {hint}.")
+            if not is_missing(cell) and not is_image(cell):
+                raise ValueError(f"{where(part, i)} is {type(cell).__name__}: must be an image, as others are.")
+    present = [cell for cells in images.values() for cell in cells if not is_missing(cell)]
+
+    def mode(cell: Any) -> str:
+        if not isinstance(cell, bytes):
+            return cell.mode
+        try:
+            return Image.open(io.BytesIO(cell)).mode
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+            return "RGB"  # `decode_images` says what is wrong, and in which row
+
+    channels = 1 if all(m in _GREY_MODES or m.startswith("I;") for m in map(mode, present)) else 3
+    images = {part: [present[0] if is_missing(cell) else cell for cell in cells] for part, cells in images.items()}
+    if all(isinstance(cell, bytes) for cell in present):
+        return {
+            part: image_folder.decode_images(lambda i, part=part: where(part, i), cells, len(cells), channels, size)
+            for part, cells in images.items()
+        }
+    arrays, brightest = {}, []
+    for part, cells in images.items():
+        pixels = []
+        for i, cell in enumerate(cells):
+            image = Image.open(io.BytesIO(cell)) if isinstance(cell, bytes) else cell
+            eight_bits = image_folder.to_bytes(image, where(part, i))
+            if image_folder.is_deep(image):
+                brightest.append(eight_bits.getextrema()[1])
+            image = image_folder.convert(eight_bits, channels, where(part, i))
+            pixels.append(np.asarray(image if size is None else image.resize((size, size), Image.Resampling.BILINEAR)))
+        arrays[part] = add_channel_axis(_stack(part, column, pixels))
+    image_folder.warn_if_dark(max(brightest, default=None), f"row 0 of column {column!r}")
+    return arrays
+
+
+def _stack(part: str, name: str, cells: Column, axes: int | None = None, fill: float = 0) -> np.ndarray:
+    """Stacks a column's cells [n, ...]; missing cells are `fill`. A number per row becomes [n, 1],
+    unless `axes` is 0.
+    """
+    arrays: list[np.ndarray | None] = []
+    first: np.ndarray | None = None
+    for i, cell in enumerate(cells):
+        if is_missing(cell):
+            arrays.append(None)
+            continue
+        try:
+            array = np.asarray(as_number(cell))
+        except ValueError:
+            array = np.asarray(None)
+        if array.dtype.kind not in "buif":
+            value, hint = type(cell).__name__, ""
+            if isinstance(cell, str):
+                value = option_types.short(cell)
+                hint = f"; a column of categories is named in categorical=({name!r},), one of texts takes words= and length="
+            raise ValueError(f"{part}: row {i} of column {name!r} is {value}: must be numbers of one shape, or an image{hint}.")
+        first = array if first is None else first
+        if array.shape != first.shape or (axes is not None and array.ndim != axes):
+            wanted = "one number" if axes == 0 else f"as the first, {list(first.shape)}; pad, cut or resize them first"
+            raise ValueError(f"{part}: row {i} of column {name!r} has shape {list(array.shape)}: must be {wanted}.")
+        arrays.append(array)
+    if first is None:
+        stacked = np.full(len(cells) if axes == 0 else (len(cells), 1), fill, np.float64)
+    else:
+        empty = np.full(first.shape, fill) if fill else np.zeros(first.shape, first.dtype)
+        stacked = np.stack([empty if array is None else array for array in arrays])
+    return stacked[:, None] if stacked.ndim == 1 and axes is None else stacked
+
+
+def encode_targets(
+    parts: Parts, columns: Sequence[str], targets: str, names: Sequence[str] | None
+) -> tuple[dict[str, Any], Sequence[str] | None]:
+    """Returns (targets that are no classes, by part; their names); lists of texts become truth
+    values.
+    """
+    if not columns and targets == "tokens":
+        return dict.fromkeys(parts), names
+    if not columns:
+        raise ValueError(f"y={None}: targets={targets!r} are in a column, or in several.")
+    present = [cell for held in parts.values() for cell in held[columns[0]] if not is_missing(cell)]
+    is_lists = len(columns) == 1 and all(isinstance(cell, list | tuple | np.ndarray) for cell in present)
+    if targets == "labels" and is_lists:
+        labels = sorted({label for cell in present for label in cell if isinstance(label, str)})
+        if labels:
+            return _encode_label_lists(parts, columns[0], labels, names)
+    if names is None and len(columns) > 1:
+        names = columns
+    arrays = encode_inputs(parts, columns, alone=len(columns) == 1)
+    return {part: join_columns(held, columns) for part, held in arrays.items()}, names
+
+
+def _encode_label_lists(
+    parts: Parts, column: str, labels: list[str], names: Sequence[str] | None
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Returns (truth values [n, K] by part, names) of a column of lists of texts."""
+    for part, i, label in _iterate_labels(parts, column):
+        if not isinstance(label, str):
+            raise ValueError(f"{part}: row {i} of column {column!r} has the label {label!r}: must be a text, as others are.")
+    names = labels if names is None else [str(name) for name in names]
+    if unknown := sorted({*labels} - {*names}):
+        raise ValueError(f"column {column!r} has {unknown[0]!r}, which has no name among {', '.join(names)}.")
+    encoded = {}
+    for part, held in parts.items():
+        has_label = [[not is_missing(cell) and name in list(cell) for name in names] for cell in held[column]]
+        encoded[part] = np.array(has_label, bool).reshape(len(held[column]), len(names))
+    return encoded, names
+
+
+def _iterate_labels(parts: Parts, column: str) -> Iterator[tuple[str, int, Any]]:
+    """Yields (part, row, label) of every entry of a column of lists."""
+    for part, held in parts.items():
+        for i, cell in enumerate(held[column]):
+            yield from ((part, i, label) for label in (() if is_missing(cell) else cell))
+
+
+def encode_labels(
+    parts: Parts, column: str, names: Sequence[str] | None, *, renumber: bool = False
+) -> tuple[dict[str, np.ndarray], Sequence[str] | None]:
+    """Returns (integers by part, names): integers stay, texts become their index among the names;
+    -1 where missing.
+
+    Args:
+      parts: the cells.
+      column: of the labels.
+      names: of the integers from 0; None: of texts in alphabetical order.
+      renumber: whether integers below 0 or of more than 31 bits become their index in order, and
+        have names.
+    """
+    labels = {part: [None if is_missing(cell) else _as_label(cell) for cell in held[column]] for part, held in parts.items()}
+    first: tuple[int, type] | None = None
+    for part, held in labels.items():
+        for i, label in enumerate(held):
+            if label is None:
+                continue
+            first = first or (i, type(label))
+            if type(label) is not first[1] or type(label) not in _LABEL_TYPES:
+                wanted = f"{_LABEL_TYPES[first[1]]}, as row {first[0]}" if first[1] in _LABEL_TYPES else "an integer or a text"
+                value = option_types.short(parts[part][column][i])
+                raise ValueError(f"{part}: row {i} of column {column!r} is {value}: must be {wanted}.")
+    kind = int if first is None else first[1]
+    if kind is bool:
+        return _to_int64(labels), ("False", "True") if names is None else names
+    if kind is int:
+        is_large = lambda label: label is not None and not 0 <= label < 2**31
+        large = [(part, i) for part, held in labels.items() for i, label in enumerate(held) if is_large(label)]
+        if not large:
+            return _to_int64(labels), names
+        if not renumber:
+            part, i = large[0]
+            raise ValueError(f"{part}: row {i} of column {column!r} is {labels[part][i]}: must be from 0 to {2**31 - 1}.")
+    values: set[Any] = {label for held in labels.values() for label in held if label is not None}
+    order = sorted(values) if names is None or kind is int else [str(name) for name in names]
+    if unknown := sorted(values - {*order}):
+        raise ValueError(f"column {column!r} has {unknown[0]!r}, which has no name among {', '.join(map(str, order))}.")
+    index = {label: i for i, label in enumerate(order)}
+    indices = {part: [None if label is None else index[label] for label in held] for part, held in labels.items()}
+    return _to_int64(indices), [str(label) for label in order]
+
+
+def _as_label(cell: Any) -> Any:
+    """Returns a text, an integer or a truth value as Python's; whole floats as integers; others as
+    they are.
+    """
+    if isinstance(cell, bool | np.bool_):
+        return bool(cell)
+    if isinstance(cell, str):
+        return str(cell)
+    try:
+        return int(cell) if int(cell) == cell else cell
+    except (TypeError, ValueError, OverflowError):
+        return cell
+
+
+def _to_int64(labels: Mapping[str, Sequence[int | None]]) -> dict[str, np.ndarray]:
+    return {part: np.array([-1 if label is None else label for label in held], np.int64) for part, held in labels.items()}

@@ -1,0 +1,24 @@
+"""Scores of generated texts."""
+
+import numpy as np
+import pytest
+
+from fedjax_core.language import rouge
+
+
+def test_rouge_is_the_f_measure_of_words():
+    pytest.importorskip("rouge_score", reason="no rouge-score: pip install -e '.[text]'")
+    pairs = {
+        ("yes", "Yes."): 1.0,
+        ("it is not possible", "not possible to tell"): 2 * (2 / 4) * (2 / 4) / (2 / 4 + 2 / 4),
+        ("a a b", "a b c d"): 2 * (2 / 3) * (2 / 4) / (2 / 3 + 2 / 4),
+        ("", "no"): 0.0,
+        ("no", ""): 0.0,
+        ("running", "run"): 0.0,
+    }
+    found = rouge.rouge1(*zip(*pairs, strict=True))
+    np.testing.assert_allclose(found, list(pairs.values()))
+
+
+def test_exact_answers():
+    assert rouge.is_exact_match(["Yes ", "no", "a\n b"], ["yes", "yes", "a b"]) == [True, False, True]
