@@ -1,4 +1,4 @@
-"""In which settings the rows of a table differ beside their methods, and whether its definition says so.
+"""Finds settings in which the rows of a table differ, and checks that its definition names them.
 
 Rows of one column are compared with each other. What a search chooses for a row counts as one
 setting, "chosen by the search", whatever its value is.
@@ -84,17 +84,19 @@ def find_differences(table: Any, configs: Configs) -> list[Difference]:
     if all(measures.is_count(measure) for measure in table.measures):
         return []
     columns = [column.label for column in table.columns]
-    found: dict[tuple[str, str], list[str]] = {}
+    columns_of: dict[tuple[str, str], list[str]] = {}
     for kind in KINDS:
         for column in columns:
             if text := _compare_rows(table, configs, column, kind):
-                found.setdefault((kind, text), []).append(column)
-    return [Difference(kind, text, () if there == columns else tuple(there)) for (kind, text), there in found.items()]
+                columns_of.setdefault((kind, text), []).append(column)
+    return [
+        Difference(kind, text, () if differing == columns else tuple(differing)) for (kind, text), differing in columns_of.items()
+    ]
 
 
 def _compare_rows(table: Any, configs: Configs, column: str, kind: str) -> str:
     """Returns which rows of a column have which settings of a kind; empty if all have the same."""
-    fewer = () if table.search is None else table.search.fewer  # named there, and told below "Search"
+    fewer = () if table.search is None else table.search.fewer  # reported below "Search"
     searched = {field: values for row in table.rows for field, values in row.space.items()}
     settings = {
         row.label: _settings_of(kind, configs[row.label, column], searched if row.label in fewer else row.space)
