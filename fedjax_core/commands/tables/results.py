@@ -74,7 +74,7 @@ class Summary(NamedTuple):
 
     @property
     def difference(self) -> float:
-        """Returns ours minus the paper's; NaN without either."""
+        """Ours minus the paper's; NaN without either."""
         return self.mean - self.paper[0] if self.paper and self.n else math.nan
 
 
@@ -112,7 +112,7 @@ class Contents(NamedTuple):
 
     def summary(self, row: str, column: str, measure: Any) -> Summary:
         """Summarizes a cell over its seeds."""
-        cells = [cell for cell in self.every if (cell.row, cell.column) == (row, column)]
+        cells = [cell for cell in self.every if cell.pair == (row, column)]
         scale = 100.0 if measures.is_percent(measure) else 1 / measure.unit
         results = [(cell.seed, self.results[cell.name]) for cell in cells if cell.name in self.results]
         results = [(seed, result) for seed, result in results if measure.label in result.values]
@@ -152,7 +152,7 @@ class Contents(NamedTuple):
         return pairs
 
     def _results(self, row: str, column: str) -> dict[int, Result]:
-        cells = [cell for cell in self.every if (cell.row, cell.column) == (row, column)]
+        cells = [cell for cell in self.every if cell.pair == (row, column)]
         return {cell.seed: self.results[cell.name] for cell in cells if cell.name in self.results}
 
     def costs(self, row: str, column: str) -> Costs | None:

@@ -4,7 +4,7 @@ import gc
 import sys
 import time
 import traceback
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -91,10 +91,8 @@ def run(
     studies = plan(table, variant)
     bar = progress if progress is not None else sys.stderr.isatty()
     folder = Path(directory).expanduser()
-    runner = TableRunner(table, folder, variant, every, SearchProgress(studies, folder), bool(bar), say)
-    chosen_pairs = {(cell.row, cell.column) for cell in chosen}
-    pairs = [pair for pair in studies if pair in chosen_pairs]
-    return runner.run(pairs, {(cell.row, cell.column, cell.seed) for cell in chosen})
+    searches = SearchProgress(studies, folder)
+    return TableRunner(table, folder, variant, every, chosen, searches, bool(bar), say).run()
 
 
 class TableRunner:
@@ -112,6 +110,7 @@ class TableRunner:
         folder: Path,
         variant: str,
         every: list[Cell],
+        chosen: Sequence[Cell],
         searches: SearchProgress,
         bar: bool,
         say: Callable[[str], None],
@@ -123,6 +122,8 @@ class TableRunner:
         self._say = say
         self._counts = all(measures.is_count(measure) for measure in table.measures)
         self._searches = searches
+        self._chosen = {(cell.pair, cell.seed) for cell in chosen}  # what is run
+        self._pairs = [pair for pair in searches.studies if pair in {cell.pair for cell in chosen}]
         self._pace = Pace()
         self._data = TableData(folder, say)
         self._settled: set[tuple[str, str]] = set()  # (row, column) whose search has chosen
@@ -133,63 +134,65 @@ class TableRunner:
         self._comparisons: ComparisonCache = {}
         self.every, self.results, self.failures = every, {}, {}
         self.contents = Contents(table, variant, every, self.results, self.failures, searches)
-        self._take_up([cell for cell in every if (cell.row, cell.column) not in searches.studies])
+        self._take_up([cell for cell in every if cell.pair not in searches.studies])
         for pair in searches.studies:
             self._settle(pair)
         for job, seconds in searches.durations():
             self._pace.record(job, seconds)
 
-    def run(self, pairs: Sequence[tuple[str, str]], wanted: Container[tuple[str, str, int]]) -> Outcome:
-        """Runs the searches of (row, column) pairs, then the cells of (row, column, seed)."""
-        self._report_start(pairs, wanted)
+    def run(self) -> Outcome:
+        """Runs the searches of the chosen rows and columns, then the chosen cells."""
+        self._report_start()
         self._write()
-        for i, pair in enumerate(pairs):
-            self._run_search(pair, lambda i=i: self._jobs_left(pairs[i:], wanted))
-        to_do = len(self._jobs_left((), wanted))
+        for pair in self._pairs:
+            self._run_search(pair)
+        to_do = len(self._jobs_left(()))
         while True:
-            jobs = self._ready_cells(wanted)
+            jobs = self._ready_cells()
             if not jobs:
                 self._catch_up()  # another process may have ended a search
-                jobs = self._ready_cells(wanted)
+                jobs = self._ready_cells()
             if not jobs:
                 break
             self._run_first(jobs)
         self._draw()
-        failures = {job.cell.name: self.failures[job.cell.name] for job in self._jobs_left((), wanted)}
-        finished = sum((cell.row, cell.column, cell.seed) in wanted for cell in self.every)
+        failures = {job.cell.name: self.failures[job.cell.name] for job in self._jobs_left(())}
+        finished = len(self._chosen_cells())
         self._say(f"{len(failures)} of {to_do} runs failed" if failures else f"all {finished} runs are finished")
         self._say(f"tables   {self._folder / 'table.md'}")
         return Outcome(self.results, failures, self._files)
 
-    def _report_start(self, pairs: Sequence[tuple[str, str]], wanted: Container[tuple[str, str, int]]) -> None:
-        statuses = [self._searches.status(pair) for pair in pairs]
+    def _report_start(self) -> None:
+        statuses = [self._searches.status(pair) for pair in self._pairs]
         done = sum(status.finished_runs for status in statuses)
         trials = done + sum(len(status.waiting) + len(status.later_rounds) for status in statuses)
         of_search = f"{done} of {trials} runs of the search and " if trials else ""
-        chosen = [cell for cell in self.every if (cell.row, cell.column, cell.seed) in wanted]
+        chosen = self._chosen_cells()
         finished = sum(cell.name in self.results for cell in chosen)
         for difference in comparability.find_differences(self._table, configs_of(self.every)):
             self._say(f"rows differ in {difference}")
-        to_do = len(self._jobs_left(pairs, wanted))
+        to_do = len(self._jobs_left(self._pairs))
         self._say(f"{of_search}{finished} of {len(chosen)} runs are finished, {to_do} to do")
 
-    def _jobs_left(self, pairs: Sequence[tuple[str, str]], wanted: Container[tuple[str, str, int]]) -> list[Job]:
-        """Returns what is to do of the searches of pairs and of the wanted cells, in order."""
+    def _chosen_cells(self) -> list[Cell]:
+        return [cell for cell in self.every if (cell.pair, cell.seed) in self._chosen]
+
+    def _jobs_left(self, pairs: Sequence[tuple[str, str]]) -> list[Job]:
+        """Returns what is to do of the searches of pairs and of the chosen cells, in order."""
         jobs = []
         for pair in pairs:
             status = self._searches.status(pair)
             first = self._searches.studies[pair].trials[0].cells[0]
             jobs += [Job(run, run.config.rounds - status.rounds_before) for run in status.waiting]
             jobs += [Job(first, rounds) for rounds in status.later_rounds]
-        cells = [cell for cell in self.every if (cell.row, cell.column, cell.seed) in wanted]
-        return jobs + [Job(cell, cell.config.rounds) for cell in cells if cell.name not in self.results]
+        return jobs + [Job(cell, cell.config.rounds) for cell in self._chosen_cells() if cell.name not in self.results]
 
-    def _ready_cells(self, wanted: Container[tuple[str, str, int]]) -> list[Job]:
-        return [job for job in self._jobs_left((), wanted) if job.cell.name not in self.failures]
+    def _ready_cells(self) -> list[Job]:
+        return [job for job in self._jobs_left(()) if job.cell.name not in self.failures]
 
-    def _run_search(self, pair: tuple[str, str], jobs_left: Callable[[], list[Job]]) -> None:
+    def _run_search(self, pair: tuple[str, str]) -> None:
         """Runs the trials of a (row, column) and chooses; its cells fail where that is impossible."""
-        why = None
+        why, pairs = None, self._pairs[self._pairs.index(pair) :]
         while True:
             self._searches.refresh(pair)  # other processes may have done some
             waiting = self._searches.status(pair).waiting
@@ -199,7 +202,7 @@ class TableRunner:
             if all(self._is_held(run) for run in waiting):
                 self._wait_for_trial(pair, waiting[0])
             else:
-                why = self._run_first([job for job in jobs_left() if not self._is_held(job.cell)])
+                why = self._run_first([job for job in self._jobs_left(pairs) if not self._is_held(job.cell)])
         self._settle(pair)
         if pair not in self._settled:
             why = why or self._searches.failures.get(pair)
@@ -328,7 +331,7 @@ class TableRunner:
                     f"a callback ended the run before round {cell.config.rounds}: its scores are of no round to compare"
                 )
             self.results[cell.name] = read_result(self._table, self._folder, cell, data)
-        elif not self._searches.read_run(self._searches.studies[cell.row, cell.column], cell):
+        elif not self._searches.read_run(self._searches.studies[cell.pair], cell):
             raise ValueError(f"the run ended before round {cell.config.rounds}")  # a callback asked it to
         return bool(ended.stopped)
 
@@ -338,7 +341,7 @@ class TableRunner:
     def _is_scored(self, cell: Cell) -> bool:
         """Whether a trial's directory has its score: another process may have run it meanwhile."""
         try:
-            return cell.trial is not None and self._searches.read_run(self._searches.studies[cell.row, cell.column], cell)
+            return cell.trial is not None and self._searches.read_run(self._searches.studies[cell.pair], cell)
         except (ValueError, TypeError, OSError):
             return False
 
@@ -385,7 +388,7 @@ class TableRunner:
                 self._settle(pair)
         known = {*self.results, *self._broken}
         unsettled = {pair for pair in self._searches.studies if pair not in self._settled}
-        self._take_up([cell for cell in self.every if cell.name not in known and (cell.row, cell.column) not in unsettled])
+        self._take_up([cell for cell in self.every if cell.name not in known and cell.pair not in unsettled])
         if before != (len(self.results), len(self._settled), self.failures):
             self._write()
 
@@ -416,12 +419,12 @@ class TableRunner:
         column = next(column for column in self._table.columns if column.label == pair[1])
         tuned = status.chosen.values if status.chosen.number else {}
         for i, cell in enumerate(self.every):
-            if (cell.row, cell.column) == pair:
+            if cell.pair == pair:
                 self.failures.pop(cell.name, None)
                 tuned_cell = build_cell(self._table, row, column, cell.seed, self._variant, tuned)
                 self.every[i] = tuned_cell._replace(own=cell.own)  # as the trials began
         delete_checkpoints(self._folder, study, {cell.name for cell in self.every})
-        self._take_up([cell for cell in self.every if (cell.row, cell.column) == pair])
+        self._take_up([cell for cell in self.every if cell.pair == pair])
 
     def _fail(self, cells: Sequence[Cell], which: str, why: str) -> None:
         """Records why cells failed, and prints it once."""
@@ -430,7 +433,7 @@ class TableRunner:
             self._say(f"failed: {which}: {why}")
 
     def _fail_pair(self, pair: tuple[str, str], why: str) -> None:
-        self._fail([cell for cell in self.every if (cell.row, cell.column) == pair], " / ".join(pair), why)
+        self._fail([cell for cell in self.every if cell.pair == pair], " / ".join(pair), why)
 
     def _record_failure(self, cell: Cell, error: Exception) -> str:
         """Records why a run failed, with its traceback in a file; returns it."""

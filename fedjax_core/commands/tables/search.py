@@ -105,7 +105,7 @@ class StudyStatus(NamedTuple):
 
     @property
     def diverged_trials(self) -> int:
-        """Returns the number of trials that diverged."""
+        """The number of trials that diverged."""
         return sum(math.isnan(score) for _, score in self.scores.values())
 
 

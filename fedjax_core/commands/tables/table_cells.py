@@ -47,6 +47,11 @@ class Cell(NamedTuple):
     trial: int | None = None
     own: Mapping[Path, str] = MappingProxyType({})
 
+    @property
+    def pair(self) -> tuple[str, str]:
+        """The labels (row, column)."""
+        return self.row, self.column
+
     def __str__(self) -> str:
         trial = "" if self.trial is None else f"trial {self.trial} / "
         return f"{self.row} / {self.column} / {trial}seed {self.seed}"
@@ -75,7 +80,7 @@ def cells(table: Definition, variant: str, seeds: Sequence[int] | None = None) -
 
 def configs_of(every: Sequence[Cell]) -> dict[tuple[str, str], Any]:
     """Returns the configs of cells by (row, column), of the first seed."""
-    return {(cell.row, cell.column): cell.config for cell in reversed(every)}
+    return {cell.pair: cell.config for cell in reversed(every)}
 
 
 def build_cell(
@@ -220,7 +225,7 @@ def choose(all_cells: Sequence[Cell], only: Iterable[str]) -> list[Cell]:
     if not only:
         return list(all_cells)
     meant = {pair for text in only for pair in definition.select_pairs(text, _pairs(all_cells))}
-    return [c for c in all_cells if (c.row, c.column) in meant]
+    return [cell for cell in all_cells if cell.pair in meant]
 
 
 def names(all_cells: Sequence[Cell], text: str) -> list[str]:
@@ -229,4 +234,4 @@ def names(all_cells: Sequence[Cell], text: str) -> list[str]:
 
 
 def _pairs(all_cells: Sequence[Cell]) -> list[tuple[str, str]]:
-    return [(c.row, c.column) for c in all_cells]
+    return [cell.pair for cell in all_cells]
