@@ -301,3 +301,13 @@ def format_speedup(summary: Summary, other: Summary) -> str:
     theirs = other.paper[0] / summary.paper[0] if other.paper and summary.paper else math.nan
     shown = [f"{value:.3g}x" if math.isfinite(value) and value > 0 else "" for value in (ours, theirs)]
     return (shown[0] + (f" [{shown[1]}]" if shown[1] else "")).strip()
+
+
+def markdown_row(*cells: str) -> str:
+    """Returns a line of a Markdown table."""
+    return "| " + " | ".join(text.replace("|", r"\|") for text in cells) + " |"
+
+
+def finite_or_none(value: float) -> float | None:
+    """Returns a number for CSV; None, an empty cell, if it is not finite."""
+    return value if math.isfinite(value) else None

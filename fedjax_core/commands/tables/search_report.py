@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedjax_core.commands.tables import search_spaces
+from fedjax_core.commands.tables.formatting import finite_or_none, markdown_row
 from fedjax_core.commands.tables.search import StudyStatus, score_names
 from fedjax_core.commands.tables.trials import SearchProgress
 from fedjax_core.reporting.score_labels import is_accuracy, is_loss
@@ -17,7 +18,7 @@ HEADS = ("", "", "trials", "chosen", "validation", "own settings", "gain", "")
 def render_report(search: Any, searches: SearchProgress) -> list[str]:
     """Returns a paragraph on how settings were chosen, then a line per row and column, as Markdown."""
     rows = [HEADS, ("---",) * len(HEADS), *report_rows(search, searches)]
-    return [describe_search(search), "", *(_report_row(*row) for row in rows)]
+    return [describe_search(search), "", *(markdown_row(*row) for row in rows)]
 
 
 def report_rows(search: Any, searches: SearchProgress) -> list[tuple[str, ...]]:
@@ -68,8 +69,8 @@ def chosen_fields(searches: SearchProgress, place: tuple[str, str]) -> dict[str,
         "diverged": status.diverged_trials,
         "chosen": None if chosen is None else json.dumps(plain(chosen.values)),
         "chosen_trial": None if chosen is None else chosen.number,
-        "validation": None if chosen is None else _finite_or_none(_score_of_trial(status, chosen.number)),
-        "validation_own": _finite_or_none(_score_of_trial(status, 0)),
+        "validation": None if chosen is None else finite_or_none(_score_of_trial(status, chosen.number)),
+        "validation_own": finite_or_none(_score_of_trial(status, 0)),
         "at_edge": None if chosen is None else "; ".join(search_spaces.describe_edges(study.space, chosen.values)),
     }
 
@@ -81,7 +82,7 @@ def trial_records(searches: SearchProgress) -> list[dict[str, Any]]:
         status = searches.status((row, column))
         for trial in searches.studies[row, column].trials:
             rounds, score = status.scores.get(trial.number, (None, math.nan))
-            record = {"row": row, "column": column, "trial": trial.number, "rounds": rounds, "score": _finite_or_none(score)}
+            record = {"row": row, "column": column, "trial": trial.number, "rounds": rounds, "score": finite_or_none(score)}
             record["diverged"] = int(rounds is not None and math.isnan(score))
             record["chosen"] = int(status.chosen is not None and status.chosen.number == trial.number)
             records.append(record | {"run": " ".join(run.name for run in trial.cells)} | plain(trial.values))
@@ -103,11 +104,3 @@ def _score_of_trial(status: StudyStatus, trial: int) -> float:
 
 def _format_score(score: float, percent: bool, sign: str = "") -> str:
     return "" if math.isnan(score) else f"{100 * score:{sign}.2f}" if percent else f"{score:{sign}.4g}"
-
-
-def _finite_or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _report_row(*cells: str) -> str:
-    return "| " + " | ".join(text.replace("|", r"\|") for text in cells) + " |"

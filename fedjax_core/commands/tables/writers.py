@@ -94,8 +94,8 @@ def markdown(contents: Contents, grids: Mapping[str, formatting.Grid] | None = N
             "",
         ]
     heads = ["", "", *(f"rounds to {100 * t:g} %" for t in targets), "s/round", "down", "up"]
-    lines += [_markdown_row(*heads), _markdown_row("---", "---", *("--:" for _ in heads[2:]))]
-    lines += [_markdown_row(row, column, *costs) for row, column, costs in formatting.format_costs(contents)]
+    lines += [formatting.markdown_row(*heads), formatting.markdown_row("---", "---", *("--:" for _ in heads[2:]))]
+    lines += [formatting.markdown_row(row, column, *costs) for row, column, costs in formatting.format_costs(contents)]
     if contents.failures:
         lines += ["", "## Failed", ""]
         lines += [f"- {cell}: {contents.failures[cell.name]}" for cell in every if cell.name in contents.failures]
@@ -106,7 +106,7 @@ def _markdown_grid(contents: Contents, measure: Any, cells: formatting.Grid) -> 
     """Returns the lines of one measure's cells: a caption, heads, and a line per row."""
     columns = contents.table.columns
     lines = [" ".join(formatting.describe_measure(measure, cells)), ""]
-    lines += [_markdown_row("", *(c.label for c in columns)), _markdown_row("---", *("--:" for _ in columns))]
+    lines += [formatting.markdown_row("", *(c.label for c in columns)), formatting.markdown_row("---", *("--:" for _ in columns))]
     for row in contents.table.rows:
         shown = []
         for column in columns:
@@ -114,7 +114,7 @@ def _markdown_grid(contents: Contents, measure: Any, cells: formatting.Grid) -> 
             paper = formatting.format_paper(cells.summaries[pair], measure, MARKDOWN_STYLE)
             text = formatting.format_cell(cells, pair, measure, len(contents.seeds), MARKDOWN_STYLE)
             shown.append((text + (f" [{paper}]" if paper else "")).strip())
-        lines.append(_markdown_row(row.label, *shown))
+        lines.append(formatting.markdown_row(row.label, *shown))
     return lines
 
 
@@ -123,11 +123,11 @@ def _markdown_speedups(contents: Contents, measure: Any, cells: formatting.Grid)
     columns, against = contents.table.columns, contents.table.against
     if measures.rounds_target(measure) is None or against is None:
         return []
-    lines = ["", f"How many times fewer rounds than {against}.", "", _markdown_row("", *(c.label for c in columns))]
-    lines.append(_markdown_row("---", *("--:" for _ in columns)))
+    lines = ["", f"How many times fewer rounds than {against}.", "", formatting.markdown_row("", *(c.label for c in columns))]
+    lines.append(formatting.markdown_row("---", *("--:" for _ in columns)))
     for row in contents.table.rows:
         ours, others = ([cells.summaries[label, c.label] for c in columns] for label in (row.label, against))
-        lines.append(_markdown_row(row.label, *map(formatting.format_speedup, ours, others)))
+        lines.append(formatting.markdown_row(row.label, *map(formatting.format_speedup, ours, others)))
     return lines
 
 
@@ -141,12 +141,14 @@ def _markdown_intervals(contents: Contents, measure: Any, cells: formatting.Grid
     if not any(map(any, intervals)):
         return []
     about = formatting.describe_intervals(cells, against)
-    lines = ["", about, "", _markdown_row("", *(c.label for c in columns)), _markdown_row("---", *("--:" for _ in columns))]
-    return lines + [_markdown_row(row.label, *cells) for row, cells in zip(contents.table.rows, intervals, strict=True)]
-
-
-def _markdown_row(*cells: str) -> str:
-    return "| " + " | ".join(text.replace("|", r"\|") for text in cells) + " |"
+    lines = [
+        "",
+        about,
+        "",
+        formatting.markdown_row("", *(c.label for c in columns)),
+        formatting.markdown_row("---", *("--:" for _ in columns)),
+    ]
+    return lines + [formatting.markdown_row(row.label, *cells) for row, cells in zip(contents.table.rows, intervals, strict=True)]
 
 
 def make_records(contents: Contents, grids: Mapping[str, formatting.Grid] | None = None) -> list[dict[str, Any]]:
@@ -160,15 +162,25 @@ def make_records(contents: Contents, grids: Mapping[str, formatting.Grid] | None
                 costs = contents.costs(row.label, column.label)
                 value, std, source = s.paper or (None, None, None)
                 record = {"row": row.label, "column": column.label, "measure": measure.label, "statistic": measure.statistic}
-                record |= {"score": " ".join(s.scores), "n": s.n, "mean": _finite_or_none(s.mean), "std": _finite_or_none(s.std)}
-                record |= {"paper": value, "paper_std": std, "source": source, "difference": _finite_or_none(s.difference)}
+                record |= {
+                    "score": " ".join(s.scores),
+                    "n": s.n,
+                    "mean": formatting.finite_or_none(s.mean),
+                    "std": formatting.finite_or_none(s.std),
+                }
+                record |= {
+                    "paper": value,
+                    "paper_std": std,
+                    "source": source,
+                    "difference": formatting.finite_or_none(s.difference),
+                }
                 record |= _interval_fields(grids[measure.label].compared.get((row.label, column.label)), contents.table.against)
                 if costs is not None:
                     record |= {
                         f"rounds_to_{target:g}": formatting.format_rounds(each).replace(",", "")
                         for target, each in costs.reached.items()
                     }
-                record["seconds_per_round"] = None if costs is None else _finite_or_none(costs.seconds)
+                record["seconds_per_round"] = None if costs is None else formatting.finite_or_none(costs.seconds)
                 record["bytes_down"] = None if costs is None else costs.down
                 record["bytes_up"] = None if costs is None else costs.up
                 if contents.searches is not None and contents.searches.studies:
@@ -193,10 +205,6 @@ def _interval_fields(one: Comparison | None, against: str | None) -> dict[str, A
             low, high = one.difference_interval or (None, None)
             values |= {"minus_against": one.difference, "minus_against_low": low, "minus_against_high": high}
     return values
-
-
-def _finite_or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def render_latex(contents: Contents, grids: Mapping[str, formatting.Grid] | None = None) -> str:
