@@ -72,8 +72,10 @@ def _write_refits(what: str, context: Asked, load: Loaded) -> list[Path]:
             {"run": label, "client": i} | ({"name": names[i]} if names else {}) | {"origin": b, what: a}
             for i, (b, a) in enumerate(zip(before, after, strict=True))
         ]
-        there = np.isfinite(after) & np.isfinite(before)
-        means.append({"run": label, "clients": int(there.sum()), "origin": before[there].mean(), what: after[there].mean()})
+        is_finite = np.isfinite(after) & np.isfinite(before)
+        means.append(
+            {"run": label, "clients": int(is_finite.sum()), "origin": before[is_finite].mean(), what: after[is_finite].mean()}
+        )
     name = f"{what}{features_suffix(context)}"
     write_csv(context.out / f"{name}.csv", rows)
     shown = [{key: f"{100 * v:.2f} %" if isinstance(v, float) else str(v) for key, v in row.items()} for row in means]

@@ -41,13 +41,13 @@ def planned(
     Raises:
       ValueError, OSError: as `compile_pool.compiled`.
     """
-    found = []
+    reports = []
     for target in wanted:
         job = compile_pool.Job(dict(config), target, parts, counts, seconds)
         say(f"{target.name}: compiling {', '.join(parts)}")
-        first = compile_pool.compiled(job, folder, fresh)
-        about = first["about"]
-        programs = {name: _add_fit(first["programs"][name], name, about) for name in first["there"]}
+        compiled = compile_pool.compiled(job, folder, fresh)
+        about = compiled["about"]
+        programs = {name: _add_fit(compiled["programs"][name], name, about) for name in compiled["there"]}
         plan = about["plan"]
         chunk, most = plan["chunk"], -(-about["places"] // (plan["devices"] // plan.get("model", 1)))
         of_round = programs.get(ROUND)
@@ -60,9 +60,9 @@ def planned(
                 return _add_fit(more["programs"][ROUND], ROUND, more["about"])["fits"]
 
             largest = find_largest_chunk(fits, {chunk: of_round["fits"]}, most, tries)
-        bad = [name for name, one in programs.items() if not one["fits"]]
-        changes = suggest_changes(config, about, None if largest is None else largest.chunk) if bad else []
-        found.append(
+        too_large = [name for name, program in programs.items() if not program["fits"]]
+        changes = suggest_changes(config, about, None if largest is None else largest.chunk) if too_large else []
+        reports.append(
             {
                 "target": target.name,
                 "about": about,
@@ -73,7 +73,7 @@ def planned(
                 "advice": changes,
             }
         )
-    return {"method": config["method"]["name"], "models": list(config["models"]), "targets": found}
+    return {"method": config["method"]["name"], "models": list(config["models"]), "targets": reports}
 
 
 def _add_fit(program: Mapping[str, Any], name: str, about: Mapping[str, Any]) -> dict[str, Any]:

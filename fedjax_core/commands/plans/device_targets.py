@@ -68,18 +68,18 @@ def check(targets: Sequence[Target]) -> str | None:
     """Returns in one line why some targets cannot be compiled for here; None if they can."""
     if all(target.name == HERE for target in targets):
         return None
-    asked = [re.search(r"libtpu==([\d.]+)\.\*", line) for line in importlib.metadata.requires("jax") or ()]
-    wanted = next((found[1] for found in asked if found), None)
+    matches = [re.search(r"libtpu==([\d.]+)\.\*", line) for line in importlib.metadata.requires("jax") or ()]
+    required = next((match[1] for match in matches if match), None)
     minor = ".".join(jax.__version__.split(".")[:2])
-    tried = any(of == minor for of, _ in TRIED)  # then it is what the extra has
-    install = "pip install " + (f"'libtpu=={wanted}.*'" if wanted and not tried else "'fedjax-core[plan]'")
+    tried = any(jax_version == minor for jax_version, _ in TRIED)  # then it is what the extra has
+    install = "pip install " + (f"'libtpu=={required}.*'" if required and not tried else "'fedjax-core[plan]'")
     try:
         version = importlib.metadata.version("libtpu")
     except importlib.metadata.PackageNotFoundError:
         return f"{MISSING}: {install}"
-    if wanted is None or f"{version}.".startswith(f"{wanted}.") or (minor, version) in TRIED:
+    if required is None or f"{version}.".startswith(f"{required}.") or (minor, version) in TRIED:
         return None
-    known = " or ".join([f"{wanted}.*", *sorted(libtpu for of, libtpu in TRIED if of == minor)])
+    known = " or ".join([f"{required}.*", *sorted(libtpu for jax_version, libtpu in TRIED if jax_version == minor)])
     return f"libtpu {version} is not known to fit jax {jax.__version__}, which wants {known}: {install}"
 
 

@@ -124,32 +124,33 @@ class Program:
             total += times * self._bytes_moved(computation, line)
         return total
 
-    def _bytes_moved(self, where: str, one: Instruction) -> float:
-        far = lambda arrays: sum(array.bytes for array in arrays if not array.is_on_chip)
-        taken = [self._computations[where].get(name) for name in one.operands]
-        given = far(one.arrays[:1] if one.opcode in ("copy-start", "async-start") else one.arrays)
-        if one.opcode.removesuffix("-start") in KINDS and one.opcode.endswith("-start"):  # they give what they take, too
-            given -= sum(far(operand.arrays) for operand in taken if operand)
-        if one.opcode in _PARTS:
-            return 2 * given
-        if one.opcode in ("dynamic-update-slice", "scatter"):
-            update = taken[1 if one.opcode == "dynamic-update-slice" else -1]
-            return 2 * far(update.arrays) if update else 0.0
-        inside = self._fused_computation(one)
-        root = next((line for line in inside.values() if line.is_root), None)
+    def _bytes_moved(self, computation: str, instruction: Instruction) -> float:
+        device_bytes = lambda arrays: sum(array.bytes for array in arrays if not array.is_on_chip)
+        operands = [self._computations[computation].get(name) for name in instruction.operands]
+        opcode = instruction.opcode
+        written = device_bytes(instruction.arrays[:1] if opcode in ("copy-start", "async-start") else instruction.arrays)
+        if opcode.endswith("-start") and opcode.removesuffix("-start") in KINDS:  # their results have the operands, too
+            written -= sum(device_bytes(operand.arrays) for operand in operands if operand)
+        if opcode in _PARTS:
+            return 2 * written
+        if opcode in ("dynamic-update-slice", "scatter"):
+            update = operands[1 if opcode == "dynamic-update-slice" else -1]
+            return 2 * device_bytes(update.arrays) if update else 0.0
+        fused = self._fused_computation(instruction)
+        root = next((line for line in fused.values() if line.is_root), None)
         if root is not None:
-            ends = [inside.get(name) for name in root.operands] if root.opcode == "tuple" else [root]
-            arrays = zip(one.arrays, ends, strict=True) if len(ends) == len(one.arrays) else ()
-            given = sum(
-                (0.0 if array.is_on_chip else min(array.bytes, self._bytes_written(inside, end)) for array, end in arrays),
-                0.0 if arrays else given,
+            ends = [fused.get(name) for name in root.operands] if root.opcode == "tuple" else [root]
+            arrays = zip(instruction.arrays, ends, strict=True) if len(ends) == len(instruction.arrays) else ()
+            written = sum(
+                (0.0 if array.is_on_chip else min(array.bytes, self._bytes_written(fused, end)) for array, end in arrays),
+                0.0 if arrays else written,
             )
         read = 0.0
-        for place, operand in enumerate(taken):
+        for place, operand in enumerate(operands):
             if operand is None or operand.opcode == "constant":
                 continue
-            read += min(far(operand.arrays), self._bytes_read_of_operand(inside, place))
-        return given + read
+            read += min(device_bytes(operand.arrays), self._bytes_read_of_operand(fused, place))
+        return written + read
 
     def _fused_computation(self, line: Instruction) -> dict[str, Instruction]:
         return self._computations.get(_called_computations(line).get("calls", ""), {})
@@ -178,16 +179,16 @@ class Program:
                 return math.inf
         return total
 
-    def _bytes_written(self, inside: dict[str, Instruction], one: Instruction | None) -> float:
+    def _bytes_written(self, lines: dict[str, Instruction], instruction: Instruction | None) -> float:
         """Returns an upper bound on the new bytes of a line's result: of an array changed in place, the changed part."""
-        if one is not None and one.opcode == "dynamic-update-slice":
-            update = inside.get(one.operands[1])
+        if instruction is not None and instruction.opcode == "dynamic-update-slice":
+            update = lines.get(instruction.operands[1])
             return sum(array.bytes for array in update.arrays) if update else math.inf
-        if one is not None and one.opcode == "bitcast":
-            return self._bytes_written(inside, inside.get(one.operands[0]))
-        if one is not None and one.opcode == "fusion":
-            further = self._fused_computation(one)
-            return self._bytes_written(further, next((line for line in further.values() if line.is_root), None))
+        if instruction is not None and instruction.opcode == "bitcast":
+            return self._bytes_written(lines, lines.get(instruction.operands[0]))
+        if instruction is not None and instruction.opcode == "fusion":
+            inner = self._fused_computation(instruction)
+            return self._bytes_written(inner, next((line for line in inner.values() if line.is_root), None))
         return math.inf
 
     def _operand_bytes(self, computation: str, line: Instruction) -> Iterator[float]:
@@ -295,5 +296,5 @@ class ClientLoops(NamedTuple):
         >>> ClientLoops(np.array([10, 30])).trip_count("jit(many)/while/body/batches_of_20/while")
         1.5
         """
-        found = _BATCH_LOOP.search(name)
-        return None if found is None else self.active_share * float(np.mean(-(-self.examples // int(found[1]))))
+        match = _BATCH_LOOP.search(name)
+        return None if match is None else self.active_share * float(np.mean(-(-self.examples // int(match[1]))))

@@ -67,7 +67,10 @@ def _program_row(name: str, program: Mapping[str, Any]) -> Sequence[str]:
         return name, "?", "", "", "", "", ""
     if "peak" not in program:
         return (name, f"needs {format_bytes(program['needs'])}", "", "", "", "", readable_time(program["seconds"]))
-    collectives = ", ".join(f"{one['number']:g} {one['kind']}, {format_bytes(one['bytes'])}" for one in program["collectives"])
+    collectives = ", ".join(
+        f"{collective['number']:g} {collective['kind']}, {format_bytes(collective['bytes'])}"
+        for collective in program["collectives"]
+    )
     fits = "yes" if program["fits"] else f"{format_bytes(program['short'])} short"
     sizes = [format_bytes(program[part]) for part in ("arguments", "temporary", "peak")]
     return name, fits, *sizes, collectives or "none", readable_time(program["seconds"])

@@ -164,6 +164,6 @@ def find_worse_off(clients: ClientValues, score: str, other: ClientValues) -> Cl
     return clients._replace(values=np.where(is_scored, is_worse, np.nan))
 
 
-def have_same_clients(one: ClientValues, other: ClientValues) -> bool:
+def have_same_clients(clients: ClientValues, other: ClientValues) -> bool:
     """Whether two runs have scored the same clients with as many test examples."""
-    return np.array_equal(one.ids, other.ids) and np.array_equal(one.examples, other.examples)
+    return np.array_equal(clients.ids, other.ids) and np.array_equal(clients.examples, other.examples)

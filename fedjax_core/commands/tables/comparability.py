@@ -70,9 +70,9 @@ def check_rows_comparable(table: Any, configs: Configs) -> None:
     Raises:
       ValueError: it does not; one line with the kinds, the rows and their settings.
     """
-    unnamed = [one for one in find_differences(table, configs) if one.kind not in table.differ]
+    unnamed = [difference for difference in find_differences(table, configs) if difference.kind not in table.differ]
     if unnamed:
-        kinds = tuple(dict.fromkeys([*table.differ, *(one.kind for one in unnamed)]))
+        kinds = tuple(dict.fromkeys([*table.differ, *(difference.kind for difference in unnamed)]))
         raise ValueError(
             f"rows differ in {'; in '.join(map(str, unnamed))}. Give them the same settings (the "
             f"table's changes are of all rows), or say that it is meant: Table(differ={kinds!r})"
@@ -186,7 +186,7 @@ def _method_options(config: Any) -> dict[str, Any]:
     given = {key: value for key, value in config.method.to_dict().items() if value is not None}
     name, own = registry.parse(given.pop("name"), "method.name")
     takes, _ = registry.parameters(experiment.method(name))
-    defaults = {key: one.default for key, one in takes.items() if one.default is not one.empty}
+    defaults = {key: parameter.default for key, parameter in takes.items() if parameter.default is not parameter.empty}
     return defaults | own | given
 
 

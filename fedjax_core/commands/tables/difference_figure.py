@@ -35,7 +35,9 @@ def draw_differences(contents: Contents, folder: Path, cache: ComparisonCache | 
     if against is None:
         return []
     grids = formatting.make_grids(contents, cache)
-    shown = [m for m in contents.table.measures if any(one.difference_interval for one in grids[m.label].compared.values())]
+    shown = [
+        m for m in contents.table.measures if any(comparison.difference_interval for comparison in grids[m.label].compared.values())
+    ]
     named = contents.table.figure
     shown = [measure for measure in shown if measure.label in named] if named else shown[:1]
     panels = [panel for column in contents.table.columns for panel in _make_panels(contents, column.label, shown, grids)]
@@ -68,18 +70,22 @@ def _make_panels(contents: Contents, column: str, shown: list[Any], grids: Mappi
 
 
 def _make_difference(grid: formatting.Grid, row: str, column: str) -> Difference | None:
-    one = grid.compared.get((row, column))
-    if one is None or one.difference is None or one.difference_interval is None:
+    comparison = grid.compared.get((row, column))
+    if comparison is None or comparison.difference is None or comparison.difference_interval is None:
         return None
     scores = grid.summaries[row, column].scores
     kind = next((kind for kind in MODEL_KINDS if any(f"/{kind}/" in score for score in scores)), "model")
     return Difference(
-        row, one.difference, *one.difference_interval, f"{kind} model", one.is_like_best or (row, column) in grid.best
+        row,
+        comparison.difference,
+        *comparison.difference_interval,
+        f"{kind} model",
+        comparison.is_like_best or (row, column) in grid.best,
     )
 
 
 def _make_reference(grid: formatting.Grid, row: str, column: str) -> Difference:
     """Returns the row that the others are compared with, at 0."""
-    one = grid.compared.get((row, column))
-    like_best = (row, column) in grid.best or (one is not None and one.is_like_best)
+    comparison = grid.compared.get((row, column))
+    like_best = (row, column) in grid.best or (comparison is not None and comparison.is_like_best)
     return Difference(row, 0.0, 0.0, 0.0, "reference", like_best, is_reference=True)

@@ -40,11 +40,15 @@ class Pace:
         and column, in the same row, or in all.
         """
         row, column = job.cell.row, job.cell.column
-        here = [(one, s) for one, s in self._known if (one.cell.row, one.cell.column) == (row, column)]
-        if same := [seconds for one, seconds in here if one.rounds == job.rounds]:
-            return statistics.fmean(same)
-        known = here or [(one, s) for one, s in self._known if one.cell.row == row] or self._known
-        return statistics.fmean(seconds / one.rounds for one, seconds in known) * job.rounds if known else None
+        same_pair = [
+            (done, seconds_done) for done, seconds_done in self._known if (done.cell.row, done.cell.column) == (row, column)
+        ]
+        if same_length := [seconds for done, seconds in same_pair if done.rounds == job.rounds]:
+            return statistics.fmean(same_length)
+        comparable = (
+            same_pair or [(done, seconds_done) for done, seconds_done in self._known if done.cell.row == row] or self._known
+        )
+        return statistics.fmean(seconds / done.rounds for done, seconds in comparable) * job.rounds if comparable else None
 
     def describe_remaining(self, jobs: Sequence[Job]) -> str:
         """Returns the time that jobs will take, as the end of a line; empty if it is unknown."""

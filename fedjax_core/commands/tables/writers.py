@@ -192,18 +192,18 @@ def make_records(contents: Contents, grids: Mapping[str, formatting.Grid] | None
     return csv_records
 
 
-def _interval_fields(one: Comparison | None, against: str | None) -> dict[str, Any]:
+def _interval_fields(comparison: Comparison | None, against: str | None) -> dict[str, Any]:
     """Returns the fields of table.csv on a cell's intervals; empty ones if it was not compared."""
     values: dict[str, Any] = dict.fromkeys(("rank", "rank_low", "rank_high", "like_best", "intervals_over"))
     if against is not None:
         values |= {"against": against} | dict.fromkeys(("minus_against", "minus_against_low", "minus_against_high"))
-    if one is not None:
-        low, high = one.rank_interval or (None, None)
-        values |= {"rank": one.rank, "rank_low": low, "rank_high": high, "like_best": int(one.is_like_best)}
-        values |= {"intervals_over": one.resampled}
+    if comparison is not None:
+        low, high = comparison.rank_interval or (None, None)
+        values |= {"rank": comparison.rank, "rank_low": low, "rank_high": high, "like_best": int(comparison.is_like_best)}
+        values |= {"intervals_over": comparison.resampled}
         if against is not None:
-            low, high = one.difference_interval or (None, None)
-            values |= {"minus_against": one.difference, "minus_against_low": low, "minus_against_high": high}
+            low, high = comparison.difference_interval or (None, None)
+            values |= {"minus_against": comparison.difference, "minus_against_low": low, "minus_against_high": high}
     return values
 
 
@@ -268,7 +268,7 @@ def _latex_intervals(contents: Contents, measure: Any, cells: formatting.Grid) -
 def _latex_search(table: Any, searches: SearchProgress) -> str:
     """Returns what was chosen for each row and column."""
     lines = [_latex_row(*map(escape_latex, search_report.HEADS)), r"\midrule"]
-    lines += [_latex_row(*map(escape_latex, one)) for one in search_report.report_rows(table.search, searches)]
+    lines += [_latex_row(*map(escape_latex, cells)) for cells in search_report.report_rows(table.search, searches)]
     notes = [search_report.describe_search(table.search, formatting.describe_score)]
     return _latex_environment(table, "search", "search", f"llrl{'r' * 3}l", lines, notes)
 
