@@ -64,7 +64,7 @@ class Beat:
     """A context that prints a line every `SILENCE` seconds, from a thread of its own."""
 
     def __init__(self, what: str, say: Callable[[str], None] | None) -> None:
-        """Args: `what`: is going on; `say`: prints a line, None: silent."""
+        """Prepares the line: `what` is going on. `say` prints it; None: silent."""
         self._what, self._say = what, say
         self._over = threading.Event()
         self._began = time.monotonic()
@@ -94,7 +94,7 @@ class RunBeat(Beat):
     """A context that prints how far a run is, also while it compiles or reads data."""
 
     def __init__(self, folder: Path, jobs: Sequence[Job], number: str, pace: Pace, say: Callable[[str], None] | None) -> None:
-        """Args: `jobs`: the one that runs and those after it; `say`: prints a line, None: silent."""
+        """Prepares the line of the first job; the others follow it. `say` prints it; None: silent."""
         super().__init__(str(jobs[0].cell), say)
         self._job, self._after, self._number, self._pace = jobs[0], jobs[1:], number, pace
         self._metrics = folder / "runs" / self._job.cell.name / METRICS

@@ -20,7 +20,7 @@ class TableData:
     """The data of a table's runs; those of the last config are kept."""
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
-        """Args: `folder`: of the table; `say`: prints a line."""
+        """Keeps the folder of the table, and `say`, which prints a line."""
         self._folder = folder
         self._say = say
         self._last: tuple[str, FederatedData] | None = None
