@@ -186,7 +186,7 @@ def _finish(status: int) -> None:
 EARLY = (  # what a run imports at once or on its way
     *("fedjax_core.commands.run", "fedjax_core.commands.tables", "fedjax_core.experiment"),
     *("ml_collections.config_flags", "matplotlib.backends.backend_agg", "orbax.checkpoint"),
-    *("fedjax_core.reporting.plots", "fedjax_core.commands.tables.drawn"),
+    *("fedjax_core.reporting.plots", "fedjax_core.commands.tables.difference_figure"),
     *("tensorboardX.proto.event_pb2", "tensorboardX.record_writer", "tensorboardX.summary"),
 )
 

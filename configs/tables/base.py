@@ -1,9 +1,9 @@
-"""What a table is: a method per row, data per column, some runs per cell, and the paper's numbers beside ours.
+"""The definition of a table: a method per row, data per column, some runs per cell, and the paper's numbers beside ours.
 
 A definition is a file with `get_table(variant) -> Table`; `fedjax-core table` runs it. Changes are written as in
-`--config.<field>=`: {"data.partition": "iid", "optimizer.lr": 0.01}; an option of a method that its config leaves out may be set
-too ("method.server_lr"). They are applied in the order table, column, row, cell, so the last one counts.
-A table with a `Search` chooses settings of its rows on validation rows before it runs their cells.
+`--config.<field>=`: {"data.partition": "iid", "optimizer.lr": 0.01}. An option of a method that its config leaves out may be set
+too ("method.server_lr"). Changes are applied in the order table, column, row, cell; the last one counts.
+A table with a `Search` chooses settings of its rows on validation examples before it runs their cells.
 """
 
 import dataclasses
@@ -86,56 +86,59 @@ class Measure:
 
 @dataclasses.dataclass(frozen=True)
 class Uniform:
-    """The numbers between two, all alike."""
+    """The numbers between two, uniformly distributed."""
 
     low: float
     high: float
 
     def at(self, share: float) -> float:
-        """The number that a share in [0, 1] of the way leads to."""
+        """Returns the number at a fraction in [0, 1] of the interval."""
         return self.low + share * (self.high - self.low)
 
     def share(self, value: float) -> float:
-        """How far a number lies on the way; below 0 or above 1 outside."""
+        """Returns the fraction of the interval below a number; below 0 or above 1 outside."""
         return (value - self.low) / (self.high - self.low)
 
 
 @dataclasses.dataclass(frozen=True)
 class LogUniform:
-    """The numbers between two positive ones, all magnitudes alike."""
+    """The numbers between two positive ones, log-uniformly distributed."""
 
     low: float
     high: float
 
     def at(self, share: float) -> float:
-        """The number that a share in [0, 1] of the way leads to."""
+        """Returns the number at a fraction in [0, 1] of the interval."""
         return self.low * (self.high / self.low) ** share
 
     def share(self, value: float) -> float:
-        """How far a number lies on the way; below 0 or above 1 outside."""
+        """Returns the fraction of the interval below a number; below 0 or above 1 outside."""
         return math.log(value / self.low) / math.log(self.high / self.low) if value > 0 else -math.inf
 
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """How the settings of rows are chosen, for each column apart: each row tries as many, and the best one by a score on validation
-    rows runs its cells. Trial 0 has the row's own settings; the others change what the row's space names. A trial is an ordinary
-    run, found finished by the next call and by other tables of the same directory that call row and column the same.
+    """The search for the settings of rows, for each column separately.
+
+    Each row has equally many trials, and the best by a score on validation examples runs its cells. Trial 0 has the row's own
+    settings; the others change the fields of the row's space. A trial is an ordinary run: the next call finds it finished, and so
+    do other tables of the same directory with the same labels of row and column.
 
     Attributes:
-      measure: the score on validation rows, "validation/global/accuracy", or several of which the first that a run has is taken; in
-        the selected round if `evaluation.select` is set, else in the last. The highest is the best, of losses the lowest, of equal
-        ones the first trial.
+      measure: the score on validation examples, "validation/global/accuracy", or several of which the first that a run has counts.
+        It is that of the selected round if `evaluation.select` is set, else of the last. The highest is the best, of losses the
+        lowest, of equal ones the first trial.
       trials: of each row, its own settings among them.
-      sampler: "random": drawn from (seed, trial, field), so the same field has the same draws in all rows; "grid": points of the
-        spaces' product in an order drawn from the seed.
+      sampler: "random": drawn from (seed, trial, field), so that rows with the same field try the same values. "grid": points of
+        the spaces' product in an order drawn from the seed. "tpe": a few random trials, then settings that Optuna proposes from
+        the row's own scores; not with `halving`. It needs the package optuna: pip install 'fedjax-core[search]'.
       seed: of the draws.
       seeds: of training; a trial's score is the mean over them.
       rounds: of a trial; None: as many as the row runs.
       halving: a factor f: all trials run a part of the rounds, the best 1/f of them go on for f times as many, and so on to the
-        full number. Trial 0 always goes to the end, so that it is known what tuning was worth. None: all run to the end. Not beside
-        noise that is made for a number of rounds (`privacy.epsilon`).
-      fewer: labels of rows that may have fewer trials, for they have no space, or one with fewer points.
+        full number. Trial 0 always runs to the end, so that the gain of tuning is known. None: all run to the end. Not with noise
+        that is made for a number of rounds (`privacy.epsilon`).
+      fewer: labels of rows that may have fewer trials, without a space or with fewer points in it.
     """
 
     measure: str | Sequence[str]
@@ -159,7 +162,7 @@ class Paper:
 
 @dataclasses.dataclass(frozen=True)
 class Latex:
-    """How table.tex has a table: each measure's numbers in an environment of their own, with caption and label.
+    """The LaTeX environment of each measure in table.tex, with caption and label.
 
     Attributes:
       environment: "table", or "table*" over both columns of a page; None: tabulars alone, for an environment of yours.

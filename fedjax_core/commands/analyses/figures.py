@@ -1,12 +1,14 @@
-"""Analyses of finished runs that end in figures: of their directories alone, or of their trained models."""
+"""Analyses of finished runs that end in figures."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
+from matplotlib.figure import Figure
 
-from fedjax_core.commands.analyses.context import Asked, Loaded, drawn, labels, named, of_features
+from fedjax_core.commands.analyses.context import Asked, Loaded, features_suffix, run_labels, runs_with_prefixes
 from fedjax_core.reporting import analysis, plots, reporter
 from fedjax_core.reporting.label_tables import partition_of
 from fedjax_core.reporting.metrics_log import read
@@ -20,165 +22,185 @@ KNOWLEDGE_ROWS = 1000  # test examples in the plane beside class knowledge
 SCOPES = {scope: f"test accuracy, {ROWS[scope]}" for scope in ("own", "all")}
 
 
-def curves(asked: Asked, loaded: Loaded) -> list[Path]:
+def curves(context: Asked, load: Loaded) -> list[Path]:
     """A score over the rounds, all runs together (--score); runs that differ in the seed alone as mean and standard deviation."""
-    del loaded
-    return drawn(asked, "curves", plots.curves, asked.runs, asked.scores or _main_scores(asked.runs), labels=asked.labels)
+    del load
+    return _draw(context, "curves", plots.curves, context.runs, context.scores or _main_scores(context.runs), labels=context.labels)
 
 
 def _main_scores(runs: Sequence[Path]) -> list[str]:
-    """The one of `reporter.HEADLINE` that all runs have, or else each run's own.
+    """Returns the first of `reporter.HEADLINE` that all runs have; if there is none, all of them.
 
     Raises:
-      ValueError: a run has none of them; says what it has.
+      ValueError: a run has none of them; lists what it has.
     """
-    of = {run: read(run / METRICS) for run in runs}
-    have = {run: {name for record in records for name in record} for run, records in of.items()}
-    for run, names in have.items():
+    records = {run: read(run / METRICS) for run in runs}
+    scores = {run: {name for record in of_run for name in record} for run, of_run in records.items()}
+    for run, names in scores.items():
         if not any(name in names for name in reporter.HEADLINE):
             raise ValueError(
-                f"{run} has neither {' nor '.join(reporter.HEADLINE)}; choose with --score=NAME of {scores_in(of[run])}"
+                f"{run} has neither {' nor '.join(reporter.HEADLINE)}; choose with --score=NAME of {scores_in(records[run])}"
             )
-    return [name for name in reporter.HEADLINE if all(name in names for names in have.values())][:1] or list(reporter.HEADLINE)
+    return [name for name in reporter.HEADLINE if all(name in names for names in scores.values())][:1] or list(reporter.HEADLINE)
 
 
-def traffic(asked: Asked, loaded: Loaded) -> list[Path]:
+def traffic(context: Asked, load: Loaded) -> list[Path]:
     """A score over the bytes that a client has sent, a line for each run (--score)."""
-    del loaded
-    scores = asked.scores or _main_scores(asked.runs)
-    return drawn(asked, "traffic", plots.spending, asked.runs, scores, cost="bytes", labels=asked.labels)
+    del load
+    scores = context.scores or _main_scores(context.runs)
+    return _draw(context, "traffic", plots.spending, context.runs, scores, cost="bytes", labels=context.labels)
 
 
-def epsilon(asked: Asked, loaded: Loaded) -> list[Path]:
+def epsilon(context: Asked, load: Loaded) -> list[Path]:
     """A score over what privacy has cost so far, a line for each run that has noise (--score)."""
-    del loaded
-    scores = asked.scores or _main_scores(asked.runs)
-    return drawn(asked, "epsilon", plots.spending, asked.runs, scores, cost="epsilon", labels=asked.labels)
+    del load
+    scores = context.scores or _main_scores(context.runs)
+    return _draw(context, "epsilon", plots.spending, context.runs, scores, cost="epsilon", labels=context.labels)
 
 
-def partition(asked: Asked, loaded: Loaded) -> list[Path]:
+def partition(context: Asked, load: Loaded) -> list[Path]:
     """Who has how much of what, as circles and as shades.
 
     Raises:
       ValueError: a run has no label table.
     """
-    del loaded
+    del load
     files = []
-    for run, name in named(asked):
-        found = partition_of(run)
-        if not found.get("label_table"):
-            lost = run / found["whole"] if "whole" in found else run / RUN
+    for run, name in runs_with_prefixes(context):
+        partition = partition_of(run)
+        if not partition.get("label_table"):
+            lost = run / partition["whole"] if "whole" in partition else run / RUN
             raise ValueError(f"{run} has no label table, which {lost} would hold; restore that file, or leave the run out")
         for kind, draw in (("bubbles", plots.partition_bubbles), ("heatmap", plots.heatmap)):
-            more = {key: found.get(key) for key in ("class_names", "clients", "client_names")}
-            files += drawn(asked, f"{name}partition_{kind}", draw, found["label_table"], **more)
+            names = {key: partition.get(key) for key in ("class_names", "clients", "client_names")}
+            files += _draw(context, f"{name}partition_{kind}", draw, partition["label_table"], **names)
     return files
 
 
-def tsne(asked: Asked, loaded: Loaded) -> list[Path]:
+def tsne(context: Asked, load: Loaded) -> list[Path]:
     """Features in the plane, by class and by client."""
     files = []
-    for run, name in named(asked):
-        simulation, state = loaded(run)
-        most = EMBEDDED if asked.rows is None else asked.rows
-        points = analysis.features(simulation, state, asked.model, asked.features, clients=asked.clients, most=most)
-        shown = analysis.with_centroids(points) if asked.centroids else points
-        places = analysis.tsne(shown.features, asked.seed)
+    for run, name in runs_with_prefixes(context):
+        simulation, state = load(run)
+        most = EMBEDDED if context.rows is None else context.rows
+        points = analysis.features(simulation, state, context.model, context.features, clients=context.clients, most=most)
+        shown = analysis.with_centroids(points) if context.centroids else points
+        places = analysis.tsne(shown.features, context.seed)
         centres = np.arange(len(places)) >= len(points.classes)
-        of = {"class_names": simulation.data.class_names, "centres": centres}
-        files += drawn(asked, f"{name}tsne{of_features(asked)}", plots.embedding, places, shown.classes, shown.clients, **of)
+        labels = {"class_names": simulation.data.class_names, "centres": centres}
+        files += _draw(
+            context, f"{name}tsne{features_suffix(context)}", plots.embedding, places, shown.classes, shown.clients, **labels
+        )
     return files
 
 
-def attention(asked: Asked, loaded: Loaded) -> list[Path]:
+def attention(context: Asked, load: Loaded) -> list[Path]:
     """What a client's test examples attend to: the feature and each prompt."""
     files = []
-    for run, name in named(asked):
-        simulation, state = loaded(run)
-        client = asked.clients[0] if asked.clients else 0
-        most = ATTENDED if asked.rows is None else asked.rows
-        found, classes = analysis.attention(simulation, state, asked.model, client, most)
-        for what, weights in found.items():
+    for run, name in runs_with_prefixes(context):
+        simulation, state = load(run)
+        client = context.clients[0] if context.clients else 0
+        most = ATTENDED if context.rows is None else context.rows
+        maps, classes = analysis.attention(simulation, state, context.model, client, most)
+        for name_of_map, weights in maps.items():
             names = [simulation.data.class_names[k] for k in classes]
-            files += drawn(asked, f"{name}{what}", plots.attention, weights, labels=names)
+            files += _draw(context, f"{name}{name_of_map}", plots.attention, weights, labels=names)
     return files
 
 
-def knowledge(asked: Asked, loaded: Loaded) -> list[Path]:
+def knowledge(context: Asked, load: Loaded) -> list[Path]:
     """Logits of test examples in the plane, class knowledge as large dots: a client's after its training, and the server's."""
     files = []
-    for run, name in named(asked):
-        simulation, state = loaded(run)
-        client = 0 if asked.clients is None else asked.clients[0]
+    for run, name in runs_with_prefixes(context):
+        simulation, state = load(run)
+        client = 0 if context.clients is None else context.clients[0]
         x, y = simulation.data.test
         rows = np.unique(np.linspace(0, len(y) - 1, min(len(y), KNOWLEDGE_ROWS)).round().astype(int))
         view = simulation.view(state, client, trained=True)
-        model = analysis.model_of(simulation, state, asked.model)
-        sights = {"local": (view, *analysis.class_knowledge(simulation, view, model))}
+        model = analysis.model_of(simulation, state, context.model)
+        views = {"local": (view, *analysis.class_knowledge(simulation, view, model))}
         known = getattr(state.server, "known", None)
         if hasattr(state.server, "knowledge") and known is not None and np.any(known) and "global" in view.holds:
             classes = np.flatnonzero(known)
-            sights["global"] = (simulation.view(state, client), np.asarray(state.server.knowledge)[classes], classes)
-        for what, (seen, marks, classes) in sights.items():
-            made = analysis.outputs(seen, model, x[rows], simulation.federation.batches.test)
-            points = made["logits"] if made["logits"].shape[1] == marks.shape[1] else made["features"]
-            places = analysis.tsne(np.concatenate([points, marks]), asked.seed)
-            both = places[: len(rows)], y[rows], places[len(rows) :], classes
+            views["global"] = (simulation.view(state, client), np.asarray(state.server.knowledge)[classes], classes)
+        for name_of_view, (view_shown, landmarks, classes) in views.items():
+            outputs = analysis.outputs(view_shown, model, x[rows], simulation.federation.batches.test)
+            points = outputs["logits"] if outputs["logits"].shape[1] == landmarks.shape[1] else outputs["features"]
+            places = analysis.tsne(np.concatenate([points, landmarks]), context.seed)
+            embedded = places[: len(rows)], y[rows], places[len(rows) :], classes
             names = simulation.data.class_names
-            files += drawn(asked, f"{name}knowledge_{what}", plots.landmarks, *both, class_names=names)
+            files += _draw(context, f"{name}knowledge_{name_of_view}", plots.landmarks, *embedded, class_names=names)
     return files
 
 
-def clients(asked: Asked, loaded: Loaded) -> list[Path]:
+def clients(context: Asked, load: Loaded) -> list[Path]:
     """Accuracy of every client, all runs together (--scope)."""
     series = {}
-    for run, label in zip(asked.runs, labels(asked), strict=True):
-        found = analysis.client_accuracies(*loaded.accuracies(run, asked.model, asked.scope))
-        names = partition_of(run).get("client_names") or list(map(str, range(len(found))))
-        series[label] = dict(zip(names, found.tolist(), strict=True))
-    return drawn(asked, "clients", plots.dots, series, across="client", up=SCOPES[asked.scope])
+    for run, label in zip(context.runs, run_labels(context), strict=True):
+        accuracies = analysis.client_accuracies(*load.accuracies(run, context.model, context.scope))
+        names = partition_of(run).get("client_names") or list(map(str, range(len(accuracies))))
+        series[label] = dict(zip(names, accuracies.tolist(), strict=True))
+    return _draw(context, "clients", plots.dots, series, across="client", up=SCOPES[context.scope])
 
 
-def classes(asked: Asked, loaded: Loaded) -> list[Path]:
+def classes(context: Asked, load: Loaded) -> list[Path]:
     """Accuracy by class over all clients, all runs together; and by client and class, run by run (--scope)."""
     series, files = {}, []
-    for (run, name), label in zip(named(asked), labels(asked), strict=True):
-        simulation, _ = loaded(run)
+    for (run, name), label in zip(runs_with_prefixes(context), run_labels(context), strict=True):
+        simulation, _ = load(run)
         names = simulation.data.class_names
-        correct, total = loaded.accuracies(run, asked.model, asked.scope)
+        correct, total = load.accuracies(run, context.model, context.scope)
         each = np.where(total > 0, correct / np.maximum(total, 1), np.nan)
         of_class = np.where(total.sum(0) > 0, correct.sum(0) / np.maximum(total.sum(0), 1), np.nan)
         series[label] = dict(zip(names, of_class.tolist(), strict=True))
-        how = {"class_names": names, "client_names": simulation.data.client_names or None}
-        how |= {"of": SCOPES[asked.scope], "percent": True}
-        files += drawn(asked, f"{name}classes_by_client", plots.heatmap, each, **how)
-    return [*drawn(asked, "classes", plots.dots, series, across="class", up=SCOPES[asked.scope]), *files]
+        options = {"class_names": names, "client_names": simulation.data.client_names or None}
+        options |= {"of": SCOPES[context.scope], "percent": True}
+        files += _draw(context, f"{name}classes_by_client", plots.heatmap, each, **options)
+    return [*_draw(context, "classes", plots.dots, series, across="class", up=SCOPES[context.scope]), *files]
 
 
-def landscape(asked: Asked, loaded: Loaded) -> list[Path]:
+def landscape(context: Asked, load: Loaded) -> list[Path]:
     """The test loss in a plane through the model (of client 0, if clients have models)."""
     files = []
-    for run, name in named(asked):
-        client = asked.clients[0] if asked.clients else 0
-        where = {"span": asked.span, "points": asked.points, "seed": asked.seed}
-        found = analysis.landscape(*loaded(run), asked.model, client, **where)
-        files += drawn(asked, f"{name}landscape", plots.contours, found.steps, found.loss, accuracy=found.accuracy)
+    for run, name in runs_with_prefixes(context):
+        client = context.clients[0] if context.clients else 0
+        grid = {"span": context.span, "points": context.points, "seed": context.seed}
+        surface = analysis.landscape(*load(run), context.model, client, **grid)
+        files += _draw(context, f"{name}landscape", plots.contours, surface.steps, surface.loss, accuracy=surface.accuracy)
     return files
 
 
-def plane(asked: Asked, loaded: Loaded) -> list[Path]:
-    """The test loss around the first run's global model, and where the models of all runs stand: clients', else the global one."""
-    nets, of = [], []
-    for run, label in zip(asked.runs, labels(asked), strict=True):
-        simulation, state = loaded(run)
-        model = analysis.model_of(simulation, state, asked.model)
+def plane(context: Asked, load: Loaded) -> list[Path]:
+    """The test loss around the first run's global model, and the positions of all runs' models: clients', else the global one."""
+    nets, run_of_net = [], []
+    for run, label in zip(context.runs, run_labels(context), strict=True):
+        simulation, state = load(run)
+        model = analysis.model_of(simulation, state, context.model)
         x = jax.tree.map(lambda a: np.asarray(a[:8]), simulation.data.test.x)
-        for client in range(simulation.population) if asked.clients is None else asked.clients:
+        for client in range(simulation.population) if context.clients is None else context.clients:
             nets.append(trained_network(simulation.view(state, client), model, x))
-            of.append(label)
+            run_of_net.append(label)
             if model == "global":
                 break
-    found, where = analysis.surroundings(*loaded(asked.runs[0]), nets, span=asked.span, points=asked.points)
-    marks = {label: where.places[[other == label for other in of]] for label in dict.fromkeys(of)}
-    how = {"accuracy": found.accuracy, "marks": marks, "share": where.share.tolist()}
-    return drawn(asked, "plane", plots.contours, found.steps, found.loss, **how)
+    surface, positions = analysis.surroundings(*load(context.runs[0]), nets, span=context.span, points=context.points)
+    marks = {label: positions.places[[other == label for other in run_of_net]] for label in dict.fromkeys(run_of_net)}
+    options = {"accuracy": surface.accuracy, "marks": marks, "share": positions.share.tolist()}
+    return _draw(context, "plane", plots.contours, surface.steps, surface.loss, **options)
+
+
+def _draw(context: Asked, name: str, draw: Callable[..., Figure], *shown: Any, **how: Any) -> list[Path]:
+    """Draws a figure in the formats of the context.
+
+    Args:
+      context: where, and in which formats.
+      name: of the files, without a suffix.
+      draw: a function of `plots`; gets `shown`, the path as `path`, and `how`.
+
+    Returns:
+      The files.
+    """
+    files = [context.out / f"{name}.{kind}" for kind in context.formats]
+    figure = draw(*shown, path=files[0], **how)
+    for file in files[1:]:
+        plots.write(figure, file)
+    return files

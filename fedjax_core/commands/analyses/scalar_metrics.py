@@ -1,4 +1,4 @@
-"""One analysis of a finished run as a number, for tables."""
+"""Analyses of finished runs as one number each, for tables."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_core import experiment, registry
-from fedjax_core.commands.analyses.answers import answered, mean_over_clients
+from fedjax_core.commands.analyses.tables import collect_answers, mean_over_clients
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine.simulator import Simulation, State
 from fedjax_core.reporting import analysis
@@ -15,8 +15,8 @@ from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json, write_json
 from fedjax_core.storage.workdir import CHECKPOINTS
 
-NUMBERS = "analysis.json"  # in a run's directory: what `number` has found
-_FOUND = {str: {"round": (int, type(None)), "value": float}}  # by the analysis's text; a round where there are checkpoints
+NUMBERS = "analysis.json"  # in a run's directory: the results of `number`
+_NUMBERS_FORM = {str: {"round": (int, type(None)), "value": float}}  # by the analysis's text; a round where there are checkpoints
 
 
 def _mean_origin(simulation: Simulation, state: State, model: str | None = None) -> float:
@@ -34,20 +34,20 @@ def _mean_match(simulation: Simulation, state: State, model: str | None = None, 
 def _mean_rouge(
     run: Path, config: Any, simulation: Simulation, state: State, model: str | None = None, of: str | None = None, beams: int = 1
 ) -> float:
-    rows = answered(run, config, simulation, state, model, beams)
+    rows = collect_answers(run, config, simulation, state, model, beams)
     if of is not None:
         registry.choose("task or data set of rouge", of, dict.fromkeys([row[what] for what in ("task", "dataset") for row in rows]))
         rows = [row for row in rows if of in (row["task"], row["dataset"])]
     return mean_over_clients(rows, "rouge1")
 
 
-def _size(what: str) -> Callable[..., float]:
+def _make_size(what: str) -> Callable[..., float]:
     def size(simulation: Simulation, state: State | None = None, total: bool = False, group: int | None = None) -> float:
         del state
         rows = analysis.sizes(simulation)
         if group is not None:
             if not 0 <= group < len(rows):
-                raise ValueError(f"{what}: group={group} must lie in [0, {len(rows)}), the number of architectures")
+                raise ValueError(f"{what}: group={group} must be in [0, {len(rows)}), the number of architectures")
             rows = rows[group : group + 1]
         over = sum(row["clients"] * row[what] for row in rows)
         return over if total else over / sum(row["clients"] for row in rows)
@@ -55,24 +55,24 @@ def _size(what: str) -> Callable[..., float]:
     return size
 
 
-SIZES = {what: _size(what) for what in ("whole", "body", "trained", "down", "up")}  # need no trained state
+SIZES = {what: _make_size(what) for what in ("whole", "body", "trained", "down", "up")}  # need no trained state
 MEANS = {"origin": _mean_origin, "probe": _mean_probe, "match": _mean_match, "rouge": _mean_rouge} | SIZES
-GIVEN = ("run", "config", "simulation", "state")  # what these take of a run
+RUN_ARGUMENTS = ("run", "config", "simulation", "state")  # what these take of a run
 
 
 def is_size(text: str) -> bool:
-    """Whether an analysis of `number` is of shapes alone."""
+    """Whether an analysis needs shapes alone, no trained state."""
     return registry.parse(text)[0] in SIZES
 
 
 def size(text: str, simulation: Simulation) -> float:
-    """An analysis of shapes alone, of a simulation that has not run; see `number`."""
+    """Returns an analysis that needs shapes alone, of a simulation that has not run; see `number`."""
     name, options = registry.parse(text)
     return SIZES[name](simulation, **options)
 
 
 def number(text: str) -> Callable[..., float]:
-    """One analysis as a number: the mean over clients after the last round, or the selected one of a run that selects one.
+    """Returns a function that computes an analysis of a run: the mean over clients after its last or selected round.
 
     Args:
       text: "origin", "probe" or "match", with options as in "probe(model='global', key='features')"; "rouge" of answers in words,
@@ -88,17 +88,18 @@ def number(text: str) -> Callable[..., float]:
     """
     name, options = registry.parse(text)
     function = MEANS[registry.choose("analysis", name, MEANS)]
-    registry.check(f"analysis {name!r}", function, GIVEN, options)
+    registry.check(f"analysis {name!r}", function, RUN_ARGUMENTS, options)
 
-    def of(run: Path, data: FederatedData | None = None, trust: bool = False) -> float:
+    def compute(run: Path, data: FederatedData | None = None, trust: bool = False) -> float:
         file = run / NUMBERS
-        known = read_json(file, _FOUND) if file.exists() else {}
-        done = Checkpoints(run / CHECKPOINTS).latest()
-        if text not in known or known[text]["round"] != done:
-            found: dict[str, Any] = dict(zip(GIVEN, (run, *experiment.load(run, data=data, trust=trust)), strict=True))
-            known[text] = {"round": done, "value": registry.call(f"analysis {name!r}", function, found, options)}
-            found["simulation"].release()
-            write_json(file, known)
-        return known[text]["value"]
+        stored = read_json(file, _NUMBERS_FORM) if file.exists() else {}
+        latest = Checkpoints(run / CHECKPOINTS).latest()
+        if text not in stored or stored[text]["round"] != latest:
+            loaded = experiment.load(run, data=data, trust=trust)
+            arguments: dict[str, Any] = dict(zip(RUN_ARGUMENTS, (run, *loaded), strict=True))
+            stored[text] = {"round": latest, "value": registry.call(f"analysis {name!r}", function, arguments, options)}
+            arguments["simulation"].release()
+            write_json(file, stored)
+        return stored[text]["value"]
 
-    return of
+    return compute

@@ -1,52 +1,104 @@
-"""Analyses of finished runs that end in tables."""
+"""Analyses of finished runs that end in tables, and what models of instructions answer."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
 
+from fedjax_core import experiment
 from fedjax_core.atomic_files import write_csv
-from fedjax_core.commands.analyses.answers import answered, mean_over_clients
-from fedjax_core.commands.analyses.context import Asked, Loaded, labels, markdown, of_features
+from fedjax_core.commands.analyses.context import Asked, Loaded, features_suffix, run_labels, write_markdown
+from fedjax_core.engine.simulator import Simulation, State
+from fedjax_core.language import instruction_task as language
+from fedjax_core.language import rouge as rouge_scores
 from fedjax_core.reporting import analysis, reporter
+from fedjax_core.storage.export_model import trained_network
+from fedjax_core.storage.json_files import read_json, write_json
+
+ANSWERS = "answers.json"  # in a run's directory: what its models have answered, in words
+_ANSWER_FIELDS = {"client": int, "task": str, "dataset": str, "answer": str, "said": str, "rouge1": float, "exact": bool}
+_ANSWERS_FORM = {str: {"round": int, "rows": [_ANSWER_FIELDS]}}  # by the model
 
 
-def _refits(what: str, asked: Asked, loaded: Loaded) -> list[Path]:
-    """Accuracy of every client before and after a part is trained again."""
+def collect_answers(
+    run: Path, config: Any, simulation: Simulation, state: State, model: str | None = None, beams: int = 1
+) -> list[dict[str, Any]]:
+    """Returns a record per client and test example, read from the run's directory or computed and written there.
+
+    A global model on test examples that all clients share is asked once, as client 0.
+    """
+    prepared, adapter = experiment.prepared(config), experiment.resolve(config).adapter
+    model, round_num = analysis.model_of(simulation, state, model), int(state.round)
+    stored = read_json(run / ANSWERS, _ANSWERS_FORM) if (run / ANSWERS).exists() else {}
+    key = model if beams == 1 else f"{model}, {beams} beams"
+    if key in stored and stored[key]["round"] == round_num:
+        return stored[key]["rows"]
+    is_shared = len({index.tobytes() for index in simulation.data.test_index}) == 1
+    x = jax.tree.map(lambda a: np.asarray(a[:8]), simulation.data.test.x)
+    records = []
+    for client in [0] if model == "global" and is_shared else simulation.scored_clients().tolist():
+        view, rows = simulation.view(state, client), simulation.data.test_index[client].tolist()
+        params = language.parameters(prepared, adapter, view.task.frozen, trained_network(view, model, x))
+        texts = language.answers(prepared, params, rows, simulation.federation.batches.test, beams=beams)
+        examples = [prepared.divided.test[row] for row in rows]
+        targets = [example.answer for example in examples]
+        rouge1, exact = rouge_scores.rouge1(texts, targets), rouge_scores.is_exact_match(texts, targets)
+        for example, text, score, is_exact in zip(examples, texts, rouge1, exact, strict=True):
+            record = {"client": client, "task": example.task, "dataset": example.dataset, "answer": example.answer}
+            records.append(record | {"said": text, "rouge1": score, "exact": is_exact})
+    write_json(run / ANSWERS, stored | {key: {"round": round_num, "rows": records}})
+    return records
+
+
+def mean_over_clients(records: Sequence[Mapping[str, Any]], field: str) -> float:
+    """Returns the mean over clients of each client's mean."""
+    values: dict[int, list[float]] = {}
+    for record in records:
+        values.setdefault(record["client"], []).append(record[field])
+    return float(np.mean([np.mean(of_client) for of_client in values.values()]))
+
+
+def _write_refits(what: str, context: Asked, load: Loaded) -> list[Path]:
+    """Writes the accuracy of every client before and after a part is trained again."""
     rows, means = [], []
-    for run, label in zip(asked.runs, labels(asked), strict=True):
-        simulation, state = loaded(run)
-        after = {"probe": analysis.probe, "match": analysis.match}[what](simulation, state, asked.model, asked.features)
-        before = analysis.client_accuracies(*loaded.accuracies(run, asked.model))
+    for run, label in zip(context.runs, run_labels(context), strict=True):
+        simulation, state = load(run)
+        after = {"probe": analysis.probe, "match": analysis.match}[what](simulation, state, context.model, context.features)
+        before = analysis.client_accuracies(*load.accuracies(run, context.model))
         names = simulation.data.client_names
         rows += [
             {"run": label, "client": i} | ({"name": names[i]} if names else {}) | {"origin": b, what: a}
             for i, (b, a) in enumerate(zip(before, after, strict=True))
         ]
-        there = np.isfinite(after) & np.isfinite(before)
-        means.append({"run": label, "clients": int(there.sum()), "origin": before[there].mean(), what: after[there].mean()})
-    name = f"{what}{of_features(asked)}"
-    write_csv(asked.out / f"{name}.csv", rows)
+        is_finite = np.isfinite(after) & np.isfinite(before)
+        means.append(
+            {"run": label, "clients": int(is_finite.sum()), "origin": before[is_finite].mean(), what: after[is_finite].mean()}
+        )
+    name = f"{what}{features_suffix(context)}"
+    write_csv(context.out / f"{name}.csv", rows)
     shown = [{key: f"{100 * v:.2f} %" if isinstance(v, float) else str(v) for key, v in row.items()} for row in means]
-    return [asked.out / f"{name}.csv", markdown(asked.out / f"{name}.md", shown)]
+    return [context.out / f"{name}.csv", write_markdown(context.out / f"{name}.md", shown)]
 
 
-def probe(asked: Asked, loaded: Loaded) -> list[Path]:
+def probe(context: Asked, load: Loaded) -> list[Path]:
     """Accuracy with a new linear head per client, beside the model's own."""
-    return _refits("probe", asked, loaded)
+    return _write_refits("probe", context, load)
 
 
-def match(asked: Asked, loaded: Loaded) -> list[Path]:
+def match(context: Asked, load: Loaded) -> list[Path]:
     """Accuracy with a linear layer trained between features and head, beside the model's own."""
-    return _refits("match", asked, loaded)
+    return _write_refits("match", context, load)
 
 
-def communication(asked: Asked, loaded: Loaded) -> list[Path]:
+def communication(context: Asked, load: Loaded) -> list[Path]:
     """What a client receives and sends in a round, by part."""
     rows = []
-    for run, label in zip(asked.runs, labels(asked), strict=True):
-        rows += [{"run": label} | row for row in analysis.communication(loaded(run)[0])]
+    for run, label in zip(context.runs, run_labels(context), strict=True):
+        rows += [{"run": label} | row for row in analysis.communication(load(run)[0])]
     columns = ["run", "group", "way", "part", "layer", "array", "shape", "dtype", "numbers", "bytes"]
-    write_csv(asked.out / "communication.csv", rows, columns)
+    write_csv(context.out / "communication.csv", rows, columns)
     sums: dict[tuple[str, ...], list[int]] = {}
     for row in rows:
         for part in (row["part"], "all"):
@@ -58,28 +110,28 @@ def communication(asked: Asked, loaded: Loaded) -> list[Path]:
         dict(zip(("run", "group", "way", "part"), key, strict=True)) | {"numbers": f"{n:,}", "size": reporter.readable_size(b)}
         for key, (n, b) in sums.items()
     ]
-    return [asked.out / "communication.csv", markdown(asked.out / "communication.md", shown)]
+    return [context.out / "communication.csv", write_markdown(context.out / "communication.md", shown)]
 
 
-def sizes(asked: Asked, loaded: Loaded) -> list[Path]:
+def sizes(context: Asked, load: Loaded) -> list[Path]:
     """What a client's network has and trains, and its messages hold, in numbers."""
     rows = []
-    for run, label in zip(asked.runs, labels(asked), strict=True):
-        rows += [{"run": label} | row for row in analysis.sizes(loaded(run)[0])]
-    write_csv(asked.out / "sizes.csv", rows)
+    for run, label in zip(context.runs, run_labels(context), strict=True):
+        rows += [{"run": label} | row for row in analysis.sizes(load(run)[0])]
+    write_csv(context.out / "sizes.csv", rows)
     shown = [{key: f"{value:,}" if isinstance(value, int) else value for key, value in row.items()} for row in rows]
-    return [asked.out / "sizes.csv", markdown(asked.out / "sizes.md", shown)]
+    return [context.out / "sizes.csv", write_markdown(context.out / "sizes.md", shown)]
 
 
-def rouge(asked: Asked, loaded: Loaded) -> list[Path]:
+def rouge(context: Asked, load: Loaded) -> list[Path]:
     """What models of instructions answer, in words, with its ROUGE-1: a language model writes, an encoder chooses."""
     rows, means = [], []
-    for run, label in zip(asked.runs, labels(asked), strict=True):
-        mine = answered(run, *loaded.whole(run), asked.model, asked.beams)
-        rows += [{"run": label} | row for row in mine]
-        for name in dict.fromkeys(row["dataset"] for row in mine):
-            of_set = [row for row in mine if row["dataset"] == name]
-            mean = lambda what, of_set=of_set: f"{100 * mean_over_clients(of_set, what):.2f} %"
-            means.append({"run": label, "data set": name, "rouge1": mean("rouge1"), "exact": mean("exact")})
-    write_csv(asked.out / "rouge.csv", rows)
-    return [asked.out / "rouge.csv", markdown(asked.out / "rouge.md", means)]
+    for run, label in zip(context.runs, run_labels(context), strict=True):
+        answers = collect_answers(run, *load.load_with_config(run), context.model, context.beams)
+        rows += [{"run": label} | row for row in answers]
+        for name in dict.fromkeys(row["dataset"] for row in answers):
+            of_set = [row for row in answers if row["dataset"] == name]
+            scores = {field: f"{100 * mean_over_clients(of_set, field):.2f} %" for field in ("rouge1", "exact")}
+            means.append({"run": label, "data set": name} | scores)
+    write_csv(context.out / "rouge.csv", rows)
+    return [context.out / "rouge.csv", write_markdown(context.out / "rouge.md", means)]

@@ -1,1 +1,1 @@
-"""What `fedjax-core plan` is made of: compiling in other processes, reading what was compiled, and telling it."""
+"""Parts of `fedjax-core plan`: compiling in other processes, analysing compiled programs, reporting."""

@@ -1,11 +1,11 @@
-"""A plan: for each target what its programs need, the largest chunk, a bound on a round's time, and what to change."""
+"""Plans whether a config fits targets: memory of its programs, the largest chunk, a bound on a round's time."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from fedjax_core.commands.plans import chunks, compile_pool, device_targets
-from fedjax_core.commands.plans.advice import advice
+from fedjax_core.commands.plans import compile_pool, device_targets
+from fedjax_core.commands.plans.plan_report import suggest_changes
 from fedjax_core.engine.aot import PARTS, ROUND, SCORED_ROUND
 from fedjax_core.experiment.mock_data import Counts
 
@@ -26,28 +26,28 @@ def planned(
 
     Args:
       config: whole, as plain values; its `plan.chunk` is where the search for a chunk begins.
-      wanted: the targets.
+      wanted: targets to compile for.
       parts: of a run, which are compiled.
       counts: of data whose size is not known.
-      tries: rounds that the search may compile beside the first; 0: it is not made.
+      tries: rounds that the search for a chunk may compile; 0: no search.
       seconds: that one program may take.
-      folder: where results are kept; None: nowhere.
-      fresh: whether to compile anew what is kept.
-      say: told what is being compiled.
+      folder: of cached results; None: no cache.
+      fresh: whether to compile again what is cached.
+      say: prints a line.
 
     Returns:
-      {"targets": [one for each], ...}, see `written.py`.
+      {"targets": [one for each], ...}, see `plan_report.py`.
 
     Raises:
       ValueError, OSError: as `compile_pool.compiled`.
     """
-    found = []
+    reports = []
     for target in wanted:
         job = compile_pool.Job(dict(config), target, parts, counts, seconds)
         say(f"{target.name}: compiling {', '.join(parts)}")
-        first = compile_pool.compiled(job, folder, fresh)
-        about = first["about"]
-        programs = {name: _judged(first["programs"][name], name, about) for name in first["there"]}
+        compiled = compile_pool.compiled(job, folder, fresh)
+        about = compiled["about"]
+        programs = {name: _add_fit(compiled["programs"][name], name, about) for name in compiled["there"]}
         plan = about["plan"]
         chunk, most = plan["chunk"], -(-about["places"] // (plan["devices"] // plan.get("model", 1)))
         of_round = programs.get(ROUND)
@@ -57,45 +57,95 @@ def planned(
             def fits(chunk: int, job: compile_pool.Job = job, target: device_targets.Target = target) -> bool | None:
                 say(f"{target.name}: compiling the round with plan.chunk={chunk}")
                 more = compile_pool.compiled(compile_pool.with_chunk(job, chunk, (ROUND,)), folder, fresh)
-                return _judged(more["programs"][ROUND], ROUND, more["about"])["fits"]
+                return _add_fit(more["programs"][ROUND], ROUND, more["about"])["fits"]
 
-            largest = chunks.largest(fits, {chunk: of_round["fits"]}, most, tries)
-        bad = [name for name, one in programs.items() if not one["fits"]]
-        changes = advice(config, about, None if largest is None else largest.chunk) if bad else []
-        found.append(
+            largest = find_largest_chunk(fits, {chunk: of_round["fits"]}, most, tries)
+        too_large = [name for name, program in programs.items() if not program["fits"]]
+        changes = suggest_changes(config, about, None if largest is None else largest.chunk) if too_large else []
+        reports.append(
             {
                 "target": target.name,
                 "about": about,
                 "programs": programs,
                 "clients of a device": most,
-                "chunk": None if largest is None else {**largest._asdict(), "exact": largest.exact},
-                "round": _bound(of_round, about),
+                "chunk": None if largest is None else {**largest._asdict(), "exact": largest.is_exact},
+                "round": _time_bound(of_round, about),
                 "advice": changes,
             }
         )
-    return {"method": config["method"]["name"], "models": list(config["models"]), "targets": found}
+    return {"method": config["method"]["name"], "models": list(config["models"]), "targets": reports}
 
 
-def _judged(one: Mapping[str, Any], name: str, about: Mapping[str, Any]) -> dict[str, Any]:
-    """A program, and whether it fits beside what else is there: the first round begins on a copy of the state, and what is about
-    one lane has the states of the others beside it."""
-    if "peak" not in one:
-        return dict(one)
+def _add_fit(program: Mapping[str, Any], name: str, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a program with whether it fits beside what else is on the device.
+
+    The first round begins on a copy of the state; a program of one lane has the states of the
+    others beside it.
+    """
+    if "peak" not in program:
+        return dict(program)
     states, lanes = about["bytes"]["client states"] + about["bytes"]["server state"], about["lanes"]
     beside = states if name == ROUND else 0 if name == SCORED_ROUND else states * (lanes - 1) / lanes
-    short = one["peak"] + beside - about["limit"]
-    return {**one, "beside": beside, "fits": short <= 0, "short": max(0.0, short)}
+    missing = program["peak"] + beside - about["limit"]
+    return {**program, "beside": beside, "fits": missing <= 0, "short": max(0.0, missing)}
 
 
-def _bound(of_round: Mapping[str, Any] | None, about: Mapping[str, Any]) -> dict[str, Any] | None:
-    if of_round is None or "flops" not in of_round:
+def _time_bound(program: Mapping[str, Any] | None, about: Mapping[str, Any]) -> dict[str, Any] | None:
+    if program is None or "flops" not in program:
         return None
     chip, seconds = about["chip"], None
     if chip is not None:
-        seconds = max(of_round["flops"] / chip["flops"], of_round["traffic"] / chip["bandwidth"])
-    return {"flops": of_round["flops"], "traffic": of_round["traffic"], "seconds": seconds}
+        seconds = max(program["flops"] / chip["flops"], program["traffic"] / chip["bandwidth"])
+    return {"flops": program["flops"], "traffic": program["traffic"], "seconds": seconds}
 
 
 def fits(plan: Mapping[str, Any]) -> bool:
-    """Whether everything that was compiled fits everywhere."""
-    return all(one["fits"] for target in plan["targets"] for one in target["programs"].values())
+    """Whether every compiled program fits its target."""
+    return all(program["fits"] for target in plan["targets"] for program in target["programs"].values())
+
+
+class LargestChunk(NamedTuple):
+    """The result of the search for a chunk.
+
+    Attributes:
+      chunk: the largest that fits, as far as tried; 0 if none does.
+      below: the smallest that does not fit, as far as tried; None if all do.
+      tried: number of compiled programs.
+    """
+
+    chunk: int
+    below: int | None
+    tried: int
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether no chunk between the two is left to try."""
+        return self.below is None or self.below == self.chunk + 1
+
+
+def find_largest_chunk(fits: Callable[[int], bool | None], known: dict[int, bool | None], most: int, tries: int) -> LargestChunk:
+    """Finds the largest chunk that fits by bisection, on a scale of ratios while far apart.
+
+    A chunk that cannot be compiled ends the search.
+
+    >>> find_largest_chunk(lambda chunk: chunk <= 11, {32: False}, 32, 8)
+    LargestChunk(chunk=11, below=12, tried=6)
+
+    Args:
+      fits: chunk -> whether its round fits; None: it is not known.
+      known: of some chunks already.
+      most: what would be all of a device's clients at once.
+      tries: the most programs to compile.
+    """
+    tried = 0
+    while True:
+        low = max((chunk for chunk, fit in known.items() if fit), default=0)
+        high = min((chunk for chunk, fit in known.items() if fit is False), default=None)
+        if low == most or (high is not None and high <= low + 1) or tried == tries or None in known.values():
+            return LargestChunk(low, high, tried)
+        chunk = most
+        if high is not None:
+            middle = (low + high) // 2 if high <= 4 * low else round((low * high) ** 0.5)
+            chunk = 1 if not low else max(low + 1, min(high - 1, middle))
+        known = known | {chunk: fits(chunk)}
+        tried += 1

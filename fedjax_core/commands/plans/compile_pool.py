@@ -1,4 +1,4 @@
-"""Compiling in other processes, one program at a time and within a time, and keeping what was found."""
+"""Compiles programs in other processes, one at a time and within a time limit, and caches the results."""
 
 import functools
 import hashlib
@@ -36,7 +36,7 @@ _OVERHEAD = 120  # seconds that a process may take beside compiling, to import a
 
 
 class Job(NamedTuple):
-    """What one process is asked for.
+    """The request to one process.
 
     Attributes:
       config: whole, as plain values.
@@ -54,99 +54,103 @@ class Job(NamedTuple):
 
 
 def with_chunk(job: Job, chunk: int, parts: tuple[str, ...] | None = None) -> Job:
-    """The same with so many clients at once."""
+    """Returns the job with another `plan.chunk`."""
     config = {**job.config, "plan": {**job.config["plan"], "chunk": chunk}}
     return job._replace(config=config, parts=job.parts if parts is None else parts)
 
 
 def compiled(job: Job, folder: str | os.PathLike | None, fresh: bool = False) -> dict[str, Any]:
-    """What is found: {"about": ..., "programs": {name: ...}}, see
-    `compile_worker.py`; one that could not be compiled has "fits": None.
+    """Returns {"about": ..., "programs": {name: ...}}, see `compile_worker.py`; a program that
+    failed to compile has "fits": None.
 
     Args:
-      job: what is asked for.
-      folder: where results are kept; None: nowhere.
-      fresh: whether to compile what is there already.
+      job: the request.
+      folder: of cached results; None: no cache.
+      fresh: whether to compile again what is cached.
 
     Raises:
       ValueError: the config cannot be built; one line.
       OSError: results cannot be written.
     """
     with tempfile.TemporaryDirectory(prefix="fedjax-plan-") as temporary:
-        place = Path(temporary) / "found.json"
+        file = Path(temporary) / "found.json"
         if folder is not None:
             root = Path(folder).expanduser()
             root.mkdir(parents=True, exist_ok=True)
-            place = root / f"{key(job)}.json"
-        found = {} if fresh or not place.is_file() else _worth(_kept(place), job.seconds)
-        while found.get("there") is None or set(found["there"]) - set(found["programs"]):
-            found = _further(job, found, place)
-        return found
+            file = root / f"{cache_key(job)}.json"
+        report = {} if fresh or not file.is_file() else _drop_timed_out(_read_kept(file), job.seconds)
+        while report.get("there") is None or set(report["there"]) - set(report["programs"]):
+            report = _compile_next(job, report, file)
+        return report
 
 
-def _kept(place: Path) -> dict[str, Any]:
-    """What an earlier process found; nothing, so that it is compiled anew, where the file is damaged."""
+def _read_kept(file: Path) -> dict[str, Any]:
+    """Reads what an earlier process found; empty, so that it is compiled again, if the file is damaged."""
     try:
-        return read_json(place, _FORM)
+        return read_json(file, _FORM)
     except ValueError:
         return {}
 
 
-def _worth(found: dict[str, Any], seconds: int) -> dict[str, Any]:
-    """Without programs that now have more time than they had."""
-    programs = found.get("programs", {})
-    return found | {"programs": {name: one for name, one in programs.items() if one.get("limit_s", seconds) >= seconds}}
+def _drop_timed_out(report: dict[str, Any], seconds: int) -> dict[str, Any]:
+    """Drops programs that failed with a shorter limit than today's."""
+    programs = report.get("programs", {})
+    return report | {
+        "programs": {name: program for name, program in programs.items() if program.get("limit_s", seconds) >= seconds}
+    }
 
 
-def _further(job: Job, found: dict[str, Any], place: Path) -> dict[str, Any]:
-    """What is found, with at least one program more; it is written to `place` as it comes."""
-    here = job.target.name == device_targets.HERE
-    asked = {"config": job.config, "counts": job.counts._asdict(), "target": list(job.target), "parts": list(job.parts)}
-    asked |= {"done": found.get("programs", {}), "seconds": job.seconds, "out": str(place), "cores": here}
-    environment = dict(os.environ) | ({} if here else device_targets.ENVIRONMENT)
+def _compile_next(job: Job, report: dict[str, Any], file: Path) -> dict[str, Any]:
+    """Compiles at least one more program in a process of its own, which writes to `file`; returns all found."""
+    is_local = job.target.name == device_targets.HERE
+    request = {"config": job.config, "counts": job.counts._asdict(), "target": list(job.target), "parts": list(job.parts)}
+    request |= {"done": report.get("programs", {}), "seconds": job.seconds, "out": str(file), "cores": is_local}
+    environment = dict(os.environ) | ({} if is_local else device_targets.ENVIRONMENT)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(shipped.HOME), os.environ.get("PYTHONPATH", "")]))
-    if not found:
-        place.unlink(missing_ok=True)
-    command, text = [sys.executable, "-m", "fedjax_core.commands.plans.compile_worker"], json.dumps(plain(asked))
+    if not report:
+        file.unlink(missing_ok=True)
+    command, text = [sys.executable, "-m", "fedjax_core.commands.plans.compile_worker"], json.dumps(plain(request))
     try:
         ended = subprocess.run(
-            command, input=text, text=True, capture_output=True, env=environment, check=False, timeout=_longest(job.seconds)
+            command, input=text, text=True, capture_output=True, env=environment, check=False, timeout=_process_limit(job.seconds)
         )
-        status, said = ended.returncode, ended.stderr
+        status, stderr = ended.returncode, ended.stderr
     except subprocess.TimeoutExpired as error:
-        status, said = None, str(error)
-    new = read_json(place) if place.is_file() else {"programs": {}}
-    says = _why(status, said, job.seconds)
-    if "error" in new and "there" in found:  # what was compiled before stays
-        new, says = found, new["error"]
-    if "error" in new or "there" not in new:
-        place.unlink(missing_ok=True)
-        why = f"{job.target.name}: {says}, before anything was compiled"
-        raise ValueError(new.get("error", why))
-    left = [name for name in new["there"] if name not in new["programs"]]
-    if left and (status is not None or set(new["programs"]) == set(asked["done"])):  # else it had much to do, and another goes on
-        new["programs"][left[0]] = {"fits": None, "says": says, "limit_s": job.seconds}
-        write_json(place, new)
-    return new
+        status, stderr = None, str(error)
+    new_report = read_json(file) if file.is_file() else {"programs": {}}
+    failure = _describe_failure(status, stderr, job.seconds)
+    if "error" in new_report and "there" in report:  # what was compiled before stays
+        new_report, failure = report, new_report["error"]
+    if "error" in new_report or "there" not in new_report:
+        file.unlink(missing_ok=True)
+        why = f"{job.target.name}: {failure}, before anything was compiled"
+        raise ValueError(new_report.get("error", why))
+    remaining = [name for name in new_report["there"] if name not in new_report["programs"]]
+    if remaining and (
+        status is not None or set(new_report["programs"]) == set(request["done"])
+    ):  # else it had much to do, and another goes on
+        new_report["programs"][remaining[0]] = {"fits": None, "says": failure, "limit_s": job.seconds}
+        write_json(file, new_report)
+    return new_report
 
 
-def _why(status: int | None, said: str, seconds: int) -> str:
+def _describe_failure(status: int | None, stderr: str, seconds: int) -> str:
     if status is None:
-        return f"its process did not end in {_longest(seconds)} s, though no program may take more than {seconds} s (--limit)"
+        return f"its process did not end in {_process_limit(seconds)} s, though no program may take more than {seconds} s (--limit)"
     if status == -signal.SIGALRM:
         return f"not compiled in {seconds} s (--limit)"
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     return f"the compiler ended its process ({status}): {lines[-1][:200] if lines else 'it said nothing'}"
 
 
-def _longest(seconds: int) -> int:
-    """Seconds that a process may take with all its programs."""
+def _process_limit(seconds: int) -> int:
+    """Returns the seconds that a process may take with all its programs."""
     return 20 * seconds + _OVERHEAD
 
 
 @functools.cache
-def here() -> tuple[Any, ...]:
-    """What the devices here are, by a process of its own: this one keeps off them.
+def describe_local_devices() -> tuple[Any, ...]:
+    """Returns what the local devices are, by a process of its own: this one does not initialize them.
 
     Raises:
       ValueError: jax finds none; one line.
@@ -154,31 +158,34 @@ def here() -> tuple[Any, ...]:
     environment = dict(os.environ) | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     ended = subprocess.run([sys.executable, "-c", _ASKED], text=True, capture_output=True, env=environment, check=False)
     if ended.returncode:
-        raise ValueError(f"{device_targets.HERE}: {_why(ended.returncode, ended.stderr, 0)}")
+        raise ValueError(f"{device_targets.HERE}: {_describe_failure(ended.returncode, ended.stderr, 0)}")
     affinity = getattr(os, "sched_getaffinity", None)  # of a CPU each core is a device
     cores = len(affinity(0)) if affinity else os.cpu_count()
     return *json.loads(ended.stdout.splitlines()[-1]), cores, row_readers.machine_memory()
 
 
-def key(job: Job) -> str:
-    """A digest of all that a result depends on: what of the config is compiled, target, devices that are here, data's size,
-    versions, environment, and sources."""
+def cache_key(job: Job) -> str:
+    """Returns a digest of all that a result depends on.
+
+    That is the compiled part of the config, target, local devices, size of the data, versions,
+    environment and sources.
+    """
     config = json.loads(json.dumps(plain(job.config)))
     for field in _NOT_COMPILED:
         *above, last = field.split(".")
-        place = config
+        group = config
         for name in above:
-            place = place.get(name, {})
-        place.pop(last, None)
+            group = group.get(name, {})
+        group.pop(last, None)
     is_here = job.target.name == device_targets.HERE
     versions = {name: _version(name) for name in ("jax", "jaxlib", "libtpu", "flax", "optax")}
     plugins = [point.dist for point in metadata.entry_points(group="jax_plugins") if point.dist]
     versions |= {plugin.name: plugin.version for plugin in plugins}
     flags = {name: os.environ.get(name) for name in (*_COMPILED, *(_HERE if is_here else ()))}
-    devices = here() if is_here else None
-    said = [config, job.target.name, devices, list(job.parts), list(job.counts), versions, flags]
-    digest = hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode())
-    for file in sources(job.config):
+    devices = describe_local_devices() if is_here else None
+    parts = [config, job.target.name, devices, list(job.parts), list(job.counts), versions, flags]
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode())
+    for file in source_files(job.config):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:32]
 
@@ -190,17 +197,17 @@ def _version(package: str) -> str | None:
         return None
 
 
-def sources(config: dict[str, Any]) -> Sequence[Path]:
-    """Files with what is compiled: the library, the methods, what a config names from outside, a language model's config.json."""
+def source_files(config: dict[str, Any]) -> Sequence[Path]:
+    """Returns files with compiled code: library, methods, what a config names from outside, a language model's config.json."""
     from ml_collections import ConfigDict
 
     from fedjax_core.experiment.run_experiment import tuples
 
-    with registry.noting() as named:
-        asked = experiment.resolve(ConfigDict(tuples(config)))
-    found = {place.file for place in code_fingerprint.behind(named)} | set(code_fingerprint.files(named))
-    of_texts = [one.found() for one in asked.networks if one.found.function is language.Spec]
-    found |= {file.resolve() for file in map(language.described_in, of_texts) if file.is_file()}
+    with registry.noting() as lookups:
+        resolved = experiment.resolve(ConfigDict(tuples(config)))
+    files = {place.file for place in code_fingerprint.behind(lookups)} | set(code_fingerprint.files(lookups))
+    of_texts = [network.found() for network in resolved.networks if network.found.function is language.Spec]
+    files |= {file.resolve() for file in map(language.described_in, of_texts) if file.is_file()}
     for package in ("fedjax_core", "methods"):
-        found |= {file for file in (shipped.HOME / package).rglob("*.py") if "reporting" not in file.parts}
-    return sorted(found)
+        files |= {file for file in (shipped.HOME / package).rglob("*.py") if "reporting" not in file.parts}
+    return sorted(files)

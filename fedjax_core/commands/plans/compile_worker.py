@@ -1,4 +1,4 @@
-"""One process of a plan: it compiles some programs for one target, and writes what it finds after each of them.
+"""Compiles some programs of a plan for one target, in a process of its own, and writes the results after each.
 
 The compiler can end the process, or take longer than it may: then what is done is there, and another process goes on.
 """
@@ -19,7 +19,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_core import experiment, own_packages
-from fedjax_core.commands.plans import device_targets, flop_count, hlo_analysis, loops
+from fedjax_core.commands.plans import device_targets, flop_count, hlo_analysis
 from fedjax_core.data import row_readers
 from fedjax_core.data.ragged_index import RowLists
 from fedjax_core.engine import aot, chips, client_loop
@@ -34,17 +34,19 @@ _GIB = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _OVER = re.compile(r"\(([\d.]+)([KMGT])\) exceeds available HBM|Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm")
 
 
-def simulation(config: Any, target: device_targets.Target, counts: mock_data.Counts) -> Simulation:
-    """A config's simulation on a target's devices, without its data and weights. Of several hosts' devices all are used, as a
-    run does."""
-    there = device_targets.devices(target)
-    if config.plan.devices is None and len({device.process_index for device in there}) > 1:
-        config.plan.devices = len(there)
-    return build_simulator.build(config, shapes_only=True, devices=there, kind=mock_data.kind(experiment.resolve(config), counts))
+def make_simulation(config: Any, target: device_targets.Target, counts: mock_data.Counts) -> Simulation:
+    """Makes a config's simulation on a target's devices, without data and weights.
+
+    All devices of several hosts are used, as in a run.
+    """
+    devices = device_targets.devices(target)
+    if config.plan.devices is None and len({device.process_index for device in devices}) > 1:
+        config.plan.devices = len(devices)
+    return build_simulator.build(config, shapes_only=True, devices=devices, kind=mock_data.kind(experiment.resolve(config), counts))
 
 
-def about(sim: Simulation, lanes: int = 1) -> dict[str, Any]:
-    """What is known of a simulation without compiling. `lanes`: of so many runs at once, if it can have lanes."""
+def describe_simulation(sim: Simulation, lanes: int = 1) -> dict[str, Any]:
+    """Describes a simulation without compiling. `lanes`: runs at once, if it can have lanes."""
     alone = reason(sim) if lanes > 1 else ""
     lanes = 1 if alone else lanes
     first = sim.mesh.devices.flat[0]
@@ -71,61 +73,64 @@ def about(sim: Simulation, lanes: int = 1) -> dict[str, Any]:
         "chip": None if chip is None else {"flops": chip.flops, "bandwidth": chip.bandwidth, "source": chip.source},
         "lanes": lanes,
         "alone": alone,
-        "bytes": parts(sim, lanes),
+        "bytes": resident_bytes(sim, lanes),
     }
 
 
-def parts(sim: Simulation, lanes: int = 1) -> dict[str, float]:
-    """Bytes on a device of what lies there between rounds; each lane has states of its own."""
-    held, state = aot.between_rounds(sim)
-    mine = lambda leaf: float(np.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize)
-    nbytes = lambda tree: sum(map(mine, jax.tree.leaves(tree)), 0.0)
+def resident_bytes(sim: Simulation, lanes: int = 1) -> dict[str, float]:
+    """Returns the bytes on a device between rounds; each lane has states of its own."""
+    arrays, state = aot.between_rounds(sim)
+    shard_bytes = lambda leaf: float(np.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize)
+    sum_bytes = lambda tree: sum(map(shard_bytes, jax.tree.leaves(tree)), 0.0)
     return {
-        "rows of data": nbytes((held.train, held.test)),
-        "frozen and public arrays": nbytes(held.tasks),
-        "client states": lanes * nbytes(state.clients),
-        "server state": lanes * nbytes(state.server),
+        "rows of data": sum_bytes((arrays.train, arrays.test)),
+        "frozen and public arrays": sum_bytes(arrays.tasks),
+        "client states": lanes * sum_bytes(state.clients),
+        "server state": lanes * sum_bytes(state.server),
     }
 
 
-def programs(sim: Simulation, parts: tuple[str, ...], lanes: int = 1) -> dict[str, Callable[[], Any]]:
-    """As `aot.programs`; rounds are those of so many lanes at once."""
-    found = aot.programs(sim, parts)
+def trace_programs(sim: Simulation, parts: tuple[str, ...], lanes: int = 1) -> dict[str, Callable[[], Any]]:
+    """Returns `aot.programs`, with rounds of so many lanes at once."""
+    traced_programs = aot.programs(sim, parts)
     if lanes > 1:
-        of_lanes = Lanes(sim, lanes, numbered=False)
-        rounds = {aot.ROUND: of_lanes.traced, aot.SCORED_ROUND: functools.partial(of_lanes.traced, True)}
-        found |= {name: traced for name, traced in rounds.items() if name in found}
-    return found
+        several = Lanes(sim, lanes, numbered=False)
+        rounds = {aot.ROUND: several.traced, aot.SCORED_ROUND: functools.partial(several.traced, True)}
+        traced_programs |= {name: traced for name, traced in rounds.items() if name in traced_programs}
+    return traced_programs
 
 
-def present(sim: Simulation) -> float:
-    """How many of a round's places are taken by clients that come back, on average."""
+def expected_active_share(sim: Simulation) -> float:
+    """Returns the mean share of a round's slots whose clients return."""
     return sim.cohort / sim.places * (1 - sim.dropout)
 
 
-def analysed(traced: Any, sim: Simulation, part: float = 1.0) -> dict[str, Any]:
-    """One program, compiled; "short" is by how many bytes it does not fit.
+def analyze_program(traced: Any, sim: Simulation, active_share: float = 1.0) -> dict[str, Any]:
+    """Compiles and analyzes a program.
 
     Args:
-      traced: it.
-      sim: whose it is.
-      part: of its places for clients that are taken, on average.
+      traced: the program.
+      sim: its simulation.
+      active_share: of its client slots, on average.
+
+    Returns:
+      Fields of plan.json; "needs" if it is too large to compile.
     """
     clock = time.perf_counter()
     lowered = aot.lowered(traced)
-    before = time.perf_counter() - clock
+    lowering_seconds = time.perf_counter() - clock
     try:
-        compiled, written = _compiled(lowered, sim)
+        compiled, hlo_text = _compile(lowered, sim)
     except jax.errors.JaxRuntimeError as error:
         if not client_loop.out_of_memory(error):
             raise
-        found = _OVER.search(str(error))
-        need = float(found[1] or found[3]) * _GIB[found[2] or found[4]] if found else None
+        match = _OVER.search(str(error))
+        need = float(match[1] or match[3]) * _GIB[match[2] or match[4]] if match else None
         return {"fits": False, "needs": need, "says": str(error).splitlines()[0], "seconds": time.perf_counter() - clock}
-    text, sizes = hlo_analysis.Program(written), compiled.memory_analysis()
+    hlo, sizes = hlo_analysis.Program(hlo_text), compiled.memory_analysis()
     if sizes is None:
-        raise ValueError("this jax's compiler does not tell how much memory its programs take")
-    clients = loops.Clients(RowLists.of(sim.data.train_index).size, part)
+        raise ValueError("this version of jax does not report the memory of compiled programs")
+    clients = hlo_analysis.ClientLoops(RowLists.of(sim.data.train_index).size, active_share)
     need = sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
     return {
         "fits": True,
@@ -133,16 +138,17 @@ def analysed(traced: Any, sim: Simulation, part: float = 1.0) -> dict[str, Any]:
         "temporary": sizes.temp_size_in_bytes,
         "outputs": sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
         "peak": max(need, getattr(sizes, "peak_memory_in_bytes", 0)),
-        "flops": flop_count.count(traced.jaxpr, clients.trips) / (sim.plan.model if sim.divided else 1),  # at least so many
-        "traffic": text.traffic(clients.trips),
-        "collectives": [one._asdict() for one in text.collectives(clients.trips)],
+        "flops": flop_count.count_flops(traced.jaxpr, clients.trip_count)
+        / (sim.plan.model if sim.divided else 1),  # at least so many
+        "traffic": hlo.count_traffic(clients.trip_count),
+        "collectives": [collective._asdict() for collective in hlo.count_collectives(clients.trip_count)],
         "seconds": time.perf_counter() - clock,
-        "lowering": before,
+        "lowering": lowering_seconds,
     }
 
 
-def _compiled(lowered: Any, sim: Simulation) -> tuple[Any, str]:
-    """A lowered program compiled, and what the compiler made of it as text.
+def _compile(lowered: Any, sim: Simulation) -> tuple[Any, str]:
+    """Compiles a lowered program; returns it with its optimized text.
 
     The compiler of TPUs writes that text to a folder too: a program of libtpu 0.0.52 that leaves a gather to a v5p's SparseCores
     cannot be asked for its own ("async-update instruction should have 1 operands but sees 3").
@@ -160,32 +166,32 @@ def _compiled(lowered: Any, sim: Simulation) -> tuple[Any, str]:
 
 
 def main() -> None:
-    """Reads what is to be done from standard input, and writes what is found to a file."""
+    """Reads a request from standard input, and writes the results to its file."""
     own_packages.take_ours()
-    asked = json.load(sys.stdin)
-    out, counts = Path(asked["out"]), mock_data.Counts(**tuples(asked["counts"]))
-    target, config = device_targets.Target(*asked["target"]), ConfigDict(tuples(asked["config"]))
-    if asked["cores"]:
+    request = json.load(sys.stdin)
+    out, counts = Path(request["out"]), mock_data.Counts(**tuples(request["counts"]))
+    target, config = device_targets.Target(*request["target"]), ConfigDict(tuples(request["config"]))
+    if request["cores"]:
         experiment.use_all_cores()
-    done: dict[str, Any] = {"programs": asked["done"]}
+    done: dict[str, Any] = {"programs": request["done"]}
     try:
         backend = {"cpu": "cpu", "tpu": "tpu"}.get(device_targets.devices(target)[0].platform, "gpu")
         with conv.compiled_for(backend):
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # it ends the process wherever it is, in the compiler too
-            signal.alarm(asked["seconds"])
-            sim = simulation(config, target, counts)
-            done["about"] = about(sim, experiment.lanes_of(config))
-            found = programs(sim, tuple(asked["parts"]), done["about"]["lanes"])
-            done["there"] = list(found)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # also ends a process that is in the compiler
+            signal.alarm(request["seconds"])
+            sim = make_simulation(config, target, counts)
+            done["about"] = describe_simulation(sim, experiment.lanes_of(config))
+            traced = trace_programs(sim, tuple(request["parts"]), done["about"]["lanes"])
+            done["there"] = list(traced)
             write_json(out, done)
-            for name in (name for name in found if name not in asked["done"]):
-                signal.alarm(asked["seconds"])
-                part = present(sim) if name in (aot.ROUND, aot.SCORED_ROUND) else 1.0
+            for name in (name for name in traced if name not in request["done"]):
+                signal.alarm(request["seconds"])
+                active_share = expected_active_share(sim) if name in (aot.ROUND, aot.SCORED_ROUND) else 1.0
                 try:
-                    done["programs"][name] = analysed(found[name](), sim, part)
-                except (ValueError, TypeError, OSError) as error:  # of this program; the others are compiled all the same
-                    said = " ".join(str(error).split())
-                    done["programs"][name] = {"fits": None, "says": said, "limit_s": asked["seconds"]}
+                    done["programs"][name] = analyze_program(traced[name](), sim, active_share)
+                except (ValueError, TypeError, OSError) as error:  # the other programs are compiled all the same
+                    message = " ".join(str(error).split())
+                    done["programs"][name] = {"fits": None, "says": message, "limit_s": request["seconds"]}
                 write_json(out, done)
     except (ValueError, TypeError, OSError) as error:
         done["error"] = " ".join(str(error).split())

@@ -1,4 +1,4 @@
-"""What a plan is made for: the devices that are here, or a TPU topology, whose compiler comes with the package libtpu."""
+"""Targets of a plan: the local devices, or a TPU topology, whose compiler comes with the package libtpu."""
 
 import importlib.metadata
 import re
@@ -24,7 +24,7 @@ ENVIRONMENT = {  # of a process that compiles for a TPU without one
 
 
 class Target(NamedTuple):
-    """What is compiled for.
+    """A target to compile for.
 
     Attributes:
       name: "here", or a topology, "v5e:16x16", of several slices "2*v5e:16x16".
@@ -38,16 +38,16 @@ class Target(NamedTuple):
 
 
 def parse(text: str) -> list[Target]:
-    """Targets with commas between.
+    """Parses targets with commas between.
 
     Raises:
       ValueError: one is none; says what it may be.
     """
-    found = []
+    targets = []
     for name in filter(None, (part.strip() for part in text.split(","))):
         form = _FORM.fullmatch(name)
         if name == HERE:
-            found.append(Target(HERE))
+            targets.append(Target(HERE))
         elif form is None or form[2] not in TPU_CHIPS:
             chips = ", ".join(TPU_CHIPS)
             raise ValueError(
@@ -58,33 +58,33 @@ def parse(text: str) -> list[Target]:
                 f"--topology={name!r}: no side of a slice of {form[2]} is longer than 16; take slices, 2*{form[2]}:16x16"
             )
         else:
-            found.append(Target(name, int(form[1] or 1), f"{form[2]}:{form[3]}"))
-    if not found:
+            targets.append(Target(name, int(form[1] or 1), f"{form[2]}:{form[3]}"))
+    if not targets:
         raise ValueError("--topology names no target")
-    return found
+    return targets
 
 
 def check(targets: Sequence[Target]) -> str | None:
-    """Why some of the targets cannot be compiled for here: in one line; None if they can."""
+    """Returns in one line why some targets cannot be compiled for here; None if they can."""
     if all(target.name == HERE for target in targets):
         return None
-    asked = [re.search(r"libtpu==([\d.]+)\.\*", line) for line in importlib.metadata.requires("jax") or ()]
-    wanted = next((found[1] for found in asked if found), None)
+    matches = [re.search(r"libtpu==([\d.]+)\.\*", line) for line in importlib.metadata.requires("jax") or ()]
+    required = next((match[1] for match in matches if match), None)
     minor = ".".join(jax.__version__.split(".")[:2])
-    tried = any(of == minor for of, _ in TRIED)  # then it is what the extra has
-    install = "pip install " + (f"'libtpu=={wanted}.*'" if wanted and not tried else "'fedjax-core[plan]'")
+    tried = any(jax_version == minor for jax_version, _ in TRIED)  # then it is what the extra has
+    install = "pip install " + (f"'libtpu=={required}.*'" if required and not tried else "'fedjax-core[plan]'")
     try:
         version = importlib.metadata.version("libtpu")
     except importlib.metadata.PackageNotFoundError:
         return f"{MISSING}: {install}"
-    if wanted is None or f"{version}.".startswith(f"{wanted}.") or (minor, version) in TRIED:
+    if required is None or f"{version}.".startswith(f"{required}.") or (minor, version) in TRIED:
         return None
-    known = " or ".join([f"{wanted}.*", *sorted(libtpu for of, libtpu in TRIED if of == minor)])
+    known = " or ".join([f"{required}.*", *sorted(libtpu for jax_version, libtpu in TRIED if jax_version == minor)])
     return f"libtpu {version} is not known to fit jax {jax.__version__}, which wants {known}: {install}"
 
 
 def devices(target: Target) -> Sequence[Any]:
-    """The target's, to compile for.
+    """Returns the devices of a target, to compile for.
 
     Raises:
       ValueError: there is no such topology.

@@ -1,10 +1,16 @@
-"""Compiled programs as text: what each device sends and receives, and what goes between it and its memory, loops multiplied out."""
+"""Counts collectives and memory traffic in the text of a compiled program, with loops multiplied out.
+
+Where the text does not have a loop's trip count, it follows from the loop's name: local training has a
+step for each minibatch of a client.
+"""
 
 import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
+
+import numpy as np
 
 Trips = Callable[[str], float | None]  # name of a loop -> how often it runs, if that is known
 KINDS = (
@@ -25,10 +31,10 @@ _PARTS = {"dynamic-slice", "gather", "slice"}  # which read as much of their fir
 
 
 class Array(NamedTuple):
-    """An array of a program. `near`: whether it lies beside the cores, and not in the device's memory."""
+    """An array of a program. `is_on_chip`: whether it is in on-chip memory, not in the device's."""
 
     bytes: float
-    near: bool
+    is_on_chip: bool
 
 
 class Instruction(NamedTuple):
@@ -37,18 +43,18 @@ class Instruction(NamedTuple):
     Attributes:
       name: of what it gives.
       arrays: that it gives.
-      does: its operation.
-      takes: names of its operands.
-      rest: its attributes, as text.
-      root: whether it is what the computation gives.
+      opcode: its operation.
+      operands: names of its operands.
+      attributes: its attributes, as text.
+      is_root: whether it is what the computation gives.
     """
 
     name: str
     arrays: tuple[Array, ...]
-    does: str
-    takes: tuple[str, ...]
-    rest: str
-    root: bool
+    opcode: str
+    operands: tuple[str, ...]
+    attributes: str
+    is_root: bool
 
 
 class Collective(NamedTuple):
@@ -60,7 +66,7 @@ class Collective(NamedTuple):
 
 
 class Program:
-    """A program's text, read."""
+    """The parsed text of a program."""
 
     def __init__(self, text: str):
         """
@@ -69,33 +75,33 @@ class Program:
         """
         self._computations: dict[str, dict[str, Instruction]] = {}
         self._entry = ""
-        here: dict[str, Instruction] | None = None
+        computation: dict[str, Instruction] | None = None
         for line in text.splitlines():
-            if here is None:
+            if computation is None:
                 if head := _HEAD.match(line):
-                    here = self._computations.setdefault(head[1], {})
+                    computation = self._computations.setdefault(head[1], {})
                     self._entry = head[1] if line.startswith("ENTRY") else self._entry
             elif line.startswith("}"):
-                here = None
-            elif found := _instruction(line):
-                here[found.name] = found
+                computation = None
+            elif instruction := _parse_instruction(line):
+                computation[instruction.name] = instruction
 
-    def collectives(self, trips: Trips) -> list[Collective]:
-        """By kind. A loop whose number of steps is nowhere counts once: that of the rounds.
+    def count_collectives(self, trips: Trips) -> list[Collective]:
+        """Counts collectives by kind. A loop whose trip count is unknown counts once: that of the rounds.
 
         Args:
           trips: of loops that have a name.
         """
         number, size = defaultdict(float), defaultdict(float)
         chains: dict[tuple[str, str], tuple[float, float]] = {}  # of exchanges that are cut in parts and spread over a loop
-        for times, where, one in self._run(trips):
-            kind = one.does.removesuffix("-start")
+        for times, computation, line in self._executed_instructions(trips):
+            kind = line.opcode.removesuffix("-start")
             if kind not in KINDS:
                 continue
-            taken = sum(self._operands(where, one)) or 0.0
-            given = sum(array.bytes for array in one.arrays)
-            whole = max(taken, given - taken if one.does.endswith("-start") else given)
-            if chain := _CHAIN.search(one.rest):
+            taken = sum(self._operand_bytes(computation, line)) or 0.0
+            given = sum(array.bytes for array in line.arrays)
+            whole = max(taken, given - taken if line.opcode.endswith("-start") else given)
+            if chain := _CHAIN.search(line.attributes):
                 chains[kind, chain[1]] = min(chains.get((kind, chain[1]), (times, whole)), (times, whole))
                 continue
             number[kind] += times
@@ -105,147 +111,155 @@ class Program:
             size[kind] += times * whole
         return [Collective(kind, number[kind], size[kind]) for kind in sorted(number)]
 
-    def traffic(self, trips: Trips) -> float:
-        """Bytes that a device reads from its memory and writes to it in one call: what operations and fusions take and give, of
-        slices the part that is taken. What the compiler keeps beside the cores is not counted."""
+    def count_traffic(self, trips: Trips) -> float:
+        """Counts the bytes that a device reads from and writes to its memory in one call.
+
+        These are operands and results of operations and fusions, of slices the part that is read.
+        What the compiler keeps on the chip is not counted.
+        """
         total = 0.0
-        for times, where, one in self._run(trips, fused=False):
-            if one.does in _FREE or one.does.endswith("-done"):
+        for times, computation, line in self._executed_instructions(trips, fused=False):
+            if line.opcode in _FREE or line.opcode.endswith("-done"):
                 continue
-            total += times * self._moved(where, one)
+            total += times * self._bytes_moved(computation, line)
         return total
 
-    def _moved(self, where: str, one: Instruction) -> float:
-        far = lambda arrays: sum(array.bytes for array in arrays if not array.near)
-        taken = [self._computations[where].get(name) for name in one.takes]
-        given = far(one.arrays[:1] if one.does in ("copy-start", "async-start") else one.arrays)
-        if one.does.removesuffix("-start") in KINDS and one.does.endswith("-start"):  # they give what they take, too
-            given -= sum(far(operand.arrays) for operand in taken if operand)
-        if one.does in _PARTS:
-            return 2 * given
-        if one.does in ("dynamic-update-slice", "scatter"):
-            update = taken[1 if one.does == "dynamic-update-slice" else -1]
-            return 2 * far(update.arrays) if update else 0.0
-        inside = self._inside(one)
-        root = next((line for line in inside.values() if line.root), None)
+    def _bytes_moved(self, computation: str, instruction: Instruction) -> float:
+        device_bytes = lambda arrays: sum(array.bytes for array in arrays if not array.is_on_chip)
+        operands = [self._computations[computation].get(name) for name in instruction.operands]
+        opcode = instruction.opcode
+        written = device_bytes(instruction.arrays[:1] if opcode in ("copy-start", "async-start") else instruction.arrays)
+        if opcode.endswith("-start") and opcode.removesuffix("-start") in KINDS:  # their results have the operands, too
+            written -= sum(device_bytes(operand.arrays) for operand in operands if operand)
+        if opcode in _PARTS:
+            return 2 * written
+        if opcode in ("dynamic-update-slice", "scatter"):
+            update = operands[1 if opcode == "dynamic-update-slice" else -1]
+            return 2 * device_bytes(update.arrays) if update else 0.0
+        fused = self._fused_computation(instruction)
+        root = next((line for line in fused.values() if line.is_root), None)
         if root is not None:
-            ends = [inside.get(name) for name in root.takes] if root.does == "tuple" else [root]
-            arrays = zip(one.arrays, ends, strict=True) if len(ends) == len(one.arrays) else ()
-            given = sum(
-                (0.0 if array.near else min(array.bytes, self._written(inside, end)) for array, end in arrays),
-                0.0 if arrays else given,
+            ends = [fused.get(name) for name in root.operands] if root.opcode == "tuple" else [root]
+            arrays = zip(instruction.arrays, ends, strict=True) if len(ends) == len(instruction.arrays) else ()
+            written = sum(
+                (0.0 if array.is_on_chip else min(array.bytes, self._bytes_written(fused, end)) for array, end in arrays),
+                0.0 if arrays else written,
             )
         read = 0.0
-        for place, operand in enumerate(taken):
-            if operand is None or operand.does == "constant":
+        for place, operand in enumerate(operands):
+            if operand is None or operand.opcode == "constant":
                 continue
-            read += min(far(operand.arrays), self._taken(inside, place))
-        return given + read
+            read += min(device_bytes(operand.arrays), self._bytes_read_of_operand(fused, place))
+        return written + read
 
-    def _inside(self, one: Instruction) -> dict[str, Instruction]:
-        return self._computations.get(_called(one).get("calls", ""), {})
+    def _fused_computation(self, line: Instruction) -> dict[str, Instruction]:
+        return self._computations.get(_called_computations(line).get("calls", ""), {})
 
-    def _taken(self, inside: dict[str, Instruction], place: int) -> float:
-        """At most so many bytes of operand `place` a fusion reads: parts of it, if that is all that is done with it."""
-        here = [one for one in inside.values() if one.does == "parameter" and one.rest.startswith(f"{place})")]
-        return self._read(inside, here[0].name) if here else math.inf
+    def _bytes_read_of_operand(self, lines: dict[str, Instruction], place: int) -> float:
+        """Returns an upper bound on the bytes that a fusion reads of operand `place`: only parts if it is only sliced."""
+        parameters = [line for line in lines.values() if line.opcode == "parameter" and line.attributes.startswith(f"{place})")]
+        return self._bytes_read(lines, parameters[0].name) if parameters else math.inf
 
-    def _read(self, inside: dict[str, Instruction], name: str) -> float:
-        """At most so many bytes of what a line of a fusion gives the others read; fusions lie in fusions."""
-        users = [one for one in inside.values() if name in one.takes]
+    def _bytes_read(self, lines: dict[str, Instruction], name: str) -> float:
+        """Returns an upper bound on the bytes read of a line's result in a fusion; fusions nest."""
+        users = [line for line in lines.values() if name in line.operands]
         total = 0.0 if users else math.inf
-        for one in users:
-            first = one.takes[0] == name and name not in one.takes[1:]
-            if one.does in _PARTS and first:
-                total += sum(array.bytes for array in one.arrays)
-            elif one.does == "bitcast":
-                total += self._read(inside, one.name)
-            elif one.does == "fusion":
-                further = self._inside(one)
-                total += sum(self._taken(further, place) for place, taken in enumerate(one.takes) if taken == name)
-            elif one.does != "dynamic-update-slice" or not first:
+        for line in users:
+            first = line.operands[0] == name and name not in line.operands[1:]
+            if line.opcode in _PARTS and first:
+                total += sum(array.bytes for array in line.arrays)
+            elif line.opcode == "bitcast":
+                total += self._bytes_read(lines, line.name)
+            elif line.opcode == "fusion":
+                inner = self._fused_computation(line)
+                total += sum(
+                    self._bytes_read_of_operand(inner, place) for place, taken in enumerate(line.operands) if taken == name
+                )
+            elif line.opcode != "dynamic-update-slice" or not first:
                 return math.inf
         return total
 
-    def _written(self, inside: dict[str, Instruction], one: Instruction | None) -> float:
-        """At most so many bytes of what a line gives are new: of an array that is changed in place, the part that is."""
-        if one is not None and one.does == "dynamic-update-slice":
-            update = inside.get(one.takes[1])
+    def _bytes_written(self, lines: dict[str, Instruction], instruction: Instruction | None) -> float:
+        """Returns an upper bound on the new bytes of a line's result: of an array changed in place, the changed part."""
+        if instruction is not None and instruction.opcode == "dynamic-update-slice":
+            update = lines.get(instruction.operands[1])
             return sum(array.bytes for array in update.arrays) if update else math.inf
-        if one is not None and one.does == "bitcast":
-            return self._written(inside, inside.get(one.takes[0]))
-        if one is not None and one.does == "fusion":
-            further = self._inside(one)
-            return self._written(further, next((line for line in further.values() if line.root), None))
+        if instruction is not None and instruction.opcode == "bitcast":
+            return self._bytes_written(lines, lines.get(instruction.operands[0]))
+        if instruction is not None and instruction.opcode == "fusion":
+            inner = self._fused_computation(instruction)
+            return self._bytes_written(inner, next((line for line in inner.values() if line.is_root), None))
         return math.inf
 
-    def _operands(self, where: str, one: Instruction) -> Iterator[float]:
-        for name in one.takes:
-            operand = self._computations[where].get(name)
+    def _operand_bytes(self, computation: str, line: Instruction) -> Iterator[float]:
+        for name in line.operands:
+            operand = self._computations[computation].get(name)
             yield sum(array.bytes for array in operand.arrays) if operand else 0.0
 
-    def _run(self, trips: Trips, fused: bool = True) -> Iterator[tuple[float, str, Instruction]]:
-        """Every line that runs: how often, in which computation. Branches run all, or but for what is inside of fusions in turn."""
+    def _executed_instructions(self, trips: Trips, fused: bool = True) -> Iterator[tuple[float, str, Instruction]]:
+        """Yields every executed line, with how often and in which computation. All branches count, in parts unless `fused`."""
         waiting = [(1.0, self._entry)]
         while waiting:
-            times, where = waiting.pop()
-            for one in self._computations.get(where, {}).values():
-                yield times, where, one
-                called = _called(one)
-                if one.does == "while":
-                    waiting.append((times * self._steps(one, called, trips), called["body"]))
-                elif one.does == "conditional":
-                    branches = re.search(r"branch_computations=\{([^}]*)\}", one.rest)
+            times, computation = waiting.pop()
+            for line in self._computations.get(computation, {}).values():
+                yield times, computation, line
+                called = _called_computations(line)
+                if line.opcode == "while":
+                    waiting.append((times * self._trip_count(line, called, trips), called["body"]))
+                elif line.opcode == "conditional":
+                    branches = re.search(r"branch_computations=\{([^}]*)\}", line.attributes)
                     listed = (
-                        branches[1].split(",") if branches else re.findall(r"(?:true|false)_computation=(%?[\w.\-]+)", one.rest)
+                        branches[1].split(",")
+                        if branches
+                        else re.findall(r"(?:true|false)_computation=(%?[\w.\-]+)", line.attributes)
                     )
                     waiting += [(times if fused else times / len(listed), name.strip().removeprefix("%")) for name in listed]
-                elif one.does == "call" or one.does.startswith("async"):
+                elif line.opcode == "call" or line.opcode.startswith("async"):
                     waiting += [(times, name) for key, name in called.items() if key in ("calls", "to_apply")]
-                elif one.does == "fusion" and fused:
+                elif line.opcode == "fusion" and fused:
                     waiting.append((times, called.get("calls", "")))
 
-    def _steps(self, one: Instruction, called: dict[str, str], trips: Trips) -> float:
-        if known := _KNOWN.search(one.rest):
+    def _trip_count(self, line: Instruction, called: dict[str, str], trips: Trips) -> float:
+        if known := _KNOWN.search(line.attributes):
             return float(known[1])
-        name = _NAME.search(one.rest)
+        name = _NAME.search(line.attributes)
         named = trips(name[1]) if name else None
         if named is not None:
             return named
-        limits = set(self._limits(called["condition"]))
+        limits = set(self._condition_constants(called["condition"]))
         return float(limits.pop()) if len(limits) == 1 else 1.0
 
-    def _limits(self, where: str) -> Iterator[int]:
-        """The whole numbers of a loop's condition: of a loop of constant length its steps alone."""
-        for one in self._computations.get(where, {}).values():
-            if one.does == "constant" and (found := re.match(r"(\d+)", one.rest)):
-                yield int(found[1])
-            elif one.does == "fusion":
-                yield from self._limits(_called(one).get("calls", ""))
+    def _condition_constants(self, computation: str) -> Iterator[int]:
+        """Yields the ints of a loop's condition; a loop of constant length has its trip count alone."""
+        for line in self._computations.get(computation, {}).values():
+            if line.opcode == "constant" and (match := re.match(r"(\d+)", line.attributes)):
+                yield int(match[1])
+            elif line.opcode == "fusion":
+                yield from self._condition_constants(_called_computations(line).get("calls", ""))
 
 
-def _called(one: Instruction) -> dict[str, str]:
-    return dict(_CALLED.findall(one.rest))
+def _called_computations(line: Instruction) -> dict[str, str]:
+    return dict(_CALLED.findall(line.attributes))
 
 
-def _instruction(line: str) -> Instruction | None:
+def _parse_instruction(line: str) -> Instruction | None:
     head = _LINE.match(line)
     if head is None:
         return None
     rest = line[head.end() :]
-    ends = _closing(rest) + 1 if rest.startswith("(") else rest.find(" ")
+    ends = _find_closing(rest) + 1 if rest.startswith("(") else rest.find(" ")
     shape, rest = rest[:ends], rest[ends:].lstrip()
-    does, bracket, inside = rest.partition("(")
+    opcode, bracket, inside = rest.partition("(")
     if not bracket:
         return None
-    end = _closing("(" + inside) - 1
-    takes = tuple(re.findall(r"%([\w.\-]+)", inside[:end]))
-    rest = inside if does in ("constant", "parameter") else inside[end + 1 :]
-    return Instruction(head[2], tuple(_arrays(shape)), does.strip(), takes, rest, bool(head[1]))
+    end = _find_closing("(" + inside) - 1
+    operands = tuple(re.findall(r"%([\w.\-]+)", inside[:end]))
+    attributes = inside if opcode in ("constant", "parameter") else inside[end + 1 :]
+    return Instruction(head[2], tuple(_parse_arrays(shape)), opcode.strip(), operands, attributes, bool(head[1]))
 
 
-def _closing(text: str) -> int:
-    """Place of the bracket that closes the first one."""
+def _find_closing(text: str) -> int:
+    """Returns the index of the bracket that closes the first one."""
     depth = 0
     for place, sign in enumerate(text):
         depth += (sign == "(") - (sign == ")")
@@ -254,8 +268,33 @@ def _closing(text: str) -> int:
     return len(text)
 
 
-def _arrays(shape: str) -> Iterator[Array]:
+def _parse_arrays(shape: str) -> Iterator[Array]:
     for kind, axes, layout in _ARRAY.findall(shape):
         bits = _BITS.get(kind, 8 if kind.startswith("f8") else 0)
         size = math.prod(int(axis.lstrip("<=")) for axis in axes.split(",") if axis)
         yield Array(bits * size / 8, bool(re.search(r"S\([1-9]\)", layout)))
+
+
+_BATCH_LOOP = re.compile(r"batches_of_(\d+)\)*(?:/while)?$")  # what `training/batching.py` calls its loops
+
+
+class ClientLoops(NamedTuple):
+    """Trip counts of loops over minibatches, from the clients' numbers of examples.
+
+    Attributes:
+      examples: [N] training examples of each client.
+      active_share: share of a program's client slots that are active, on average. An absent client
+        takes no step.
+    """
+
+    examples: np.ndarray
+    active_share: float = 1.0
+
+    def trip_count(self, name: str) -> float | None:
+        """Returns how often a loop of this name runs, on average over the slots; None for other loops.
+
+        >>> ClientLoops(np.array([10, 30])).trip_count("jit(many)/while/body/batches_of_20/while")
+        1.5
+        """
+        match = _BATCH_LOOP.search(name)
+        return None if match is None else self.active_share * float(np.mean(-(-self.examples // int(match[1]))))

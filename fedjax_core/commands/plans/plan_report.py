@@ -1,36 +1,36 @@
-"""A plan as a person reads it."""
+"""Renders a plan as text, and suggests what to change where something does not fit."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedjax_core.engine.aot import ROUND
-from fedjax_core.reporting.console import readable_time
+from fedjax_core.reporting.console import readable_size, readable_time
 
 HEAD = ("program", "fits", "arguments", "temporary", "peak", "collectives, bytes", "compiled in")
 
 
 def text(plan: Mapping[str, Any]) -> str:
-    """All targets of what `plan.planned` gives."""
-    return "\n\n".join(_target(one) for one in plan["targets"])
+    """Returns all targets of a plan of `planned` as text."""
+    return "\n\n".join(_render_target(target) for target in plan["targets"])
 
 
-def gib(number: float | None) -> str:
-    """Bytes in GiB, or in MiB or KiB where they are few."""
+def format_bytes(number: float | None) -> str:
+    """Formats bytes in GiB, or in MiB or KiB if they are few."""
     if number is None:
         return "?"
     unit, size = next(((unit, size) for unit, size in (("GiB", 2**30), ("MiB", 2**20)) if number >= size / 2), ("KiB", 2**10))
     return f"{number / size:,.2f} {unit}" if unit == "GiB" else f"{number / size:,.1f} {unit}"
 
 
-def _target(one: Mapping[str, Any]) -> str:
-    about, chunk = one["about"], one["chunk"]
-    head = f"{one['target']}: {about['devices']} x {about['device']}, {gib(about['limit'])} each; "
+def _render_target(target: Mapping[str, Any]) -> str:
+    about, chunk = target["about"], target["chunk"]
+    head = f"{target['target']}: {about['devices']} x {about['device']}, {format_bytes(about['limit'])} each; "
     head += f"{about['cohort']} of {about['population']} clients a round, {about['plan']['chunk']} at once on a device; "
     head += f"data on the {about['data on']}"
     head += f"; {about['lanes']} lanes" if about["lanes"] > 1 else ""
-    lines = [head, *table([HEAD, *(_row(name, program) for name, program in one["programs"].items())])]
-    says = {program["says"] for program in one["programs"].values() if "says" in program}
-    lines += [f"  {line}" for line in sorted(says)]
+    lines = [head, *align_columns([HEAD, *(_program_row(name, program) for name, program in target["programs"].items())])]
+    messages = {program["says"] for program in target["programs"].values() if "says" in program}
+    lines += [f"  {line}" for line in sorted(messages)]
     if about["alone"]:
         lines.append(f"  Runs go one after the other, not in lanes: {about['alone']}.")
     if about["processes"] > 1 and about["hold"] != "device":
@@ -39,41 +39,81 @@ def _target(one: Mapping[str, Any]) -> str:
         lines.append("  No array is divided by plan.model: each device holds and computes networks whole.")
     if chunk:
         end = "" if chunk["exact"] else f"; {chunk['below']} do not, between them nothing was tried"
-        whole = " (all that a device has)" if chunk["chunk"] == one["clients of a device"] else ""
-        found = (
+        whole = " (all that a device has)" if chunk["chunk"] == target["clients of a device"] else ""
+        text = (
             f"{chunk['chunk']} clients at once fit{whole}{end}" if chunk["chunk"] else "not even one client at once was seen to fit"
         )
-        lines.append(f"  Chunk: {found}.")
-    if one["round"]:
-        lines.append(f"  {_round(one['round'], about)}")
-    lines += [f"  To change: {sentence}" for sentence in one["advice"]]
+        lines.append(f"  Chunk: {text}.")
+    if target["round"]:
+        lines.append(f"  {_describe_round(target['round'], about)}")
+    lines += [f"  To change: {sentence}" for sentence in target["advice"]]
     return "\n".join(lines)
 
 
-def _round(found: Mapping[str, Any], about: Mapping[str, Any]) -> str:
+def _describe_round(bound: Mapping[str, Any], about: Mapping[str, Any]) -> str:
     rows = about["rows"]
-    of = f" of {about['lanes']} lanes" if about["lanes"] > 1 else ""
-    said = f"A {ROUND}{of} is {found['flops'] / 1e12:,.3g} TFLOP and {found['traffic'] / 1e9:,.3g} GB to and from memory on each "
-    said += f"device (clients of {rows['mean']:,.0f} rows): "
-    if found["seconds"] is None:
-        return said + f"no peak is known of {about['device']}, so no bound on its time."
+    of_lanes = f" of {about['lanes']} lanes" if about["lanes"] > 1 else ""
+    text = f"A {ROUND}{of_lanes} is {bound['flops'] / 1e12:,.3g} TFLOP and {bound['traffic'] / 1e9:,.3g} GB to and from "
+    text += f"memory on each device (clients of {rows['mean']:,.0f} rows): "
+    if bound["seconds"] is None:
+        return text + f"no peak is known of {about['device']}, so no bound on its time."
     chip = about["chip"]
     peaks = f"{chip['flops'] / 1e12:,.0f} TFLOP/s, {chip['bandwidth'] / 1e9:,.0f} GB/s; {chip['source']}"
-    return said + f"at least {readable_time(found['seconds'])} at the published peaks ({peaks})."
+    return text + f"at least {readable_time(bound['seconds'])} at the published peaks ({peaks})."
 
 
-def _row(name: str, program: Mapping[str, Any]) -> Sequence[str]:
+def _program_row(name: str, program: Mapping[str, Any]) -> Sequence[str]:
     if program["fits"] is None:
         return name, "?", "", "", "", "", ""
     if "peak" not in program:
-        return name, f"needs {gib(program['needs'])}", "", "", "", "", readable_time(program["seconds"])
-    collectives = ", ".join(f"{one['number']:g} {one['kind']}, {gib(one['bytes'])}" for one in program["collectives"])
-    fits = "yes" if program["fits"] else f"{gib(program['short'])} short"
-    sizes = [gib(program[part]) for part in ("arguments", "temporary", "peak")]
+        return (name, f"needs {format_bytes(program['needs'])}", "", "", "", "", readable_time(program["seconds"]))
+    collectives = ", ".join(
+        f"{collective['number']:g} {collective['kind']}, {format_bytes(collective['bytes'])}"
+        for collective in program["collectives"]
+    )
+    fits = "yes" if program["fits"] else f"{format_bytes(program['short'])} short"
+    sizes = [format_bytes(program[part]) for part in ("arguments", "temporary", "peak")]
     return name, fits, *sizes, collectives or "none", readable_time(program["seconds"])
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns side by side, each as wide as its widest cell."""
+def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns lines with aligned columns, each as wide as its widest cell."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def suggest_changes(config: Mapping[str, Any], about: Mapping[str, Any], chunk: int | None) -> list[str]:
+    """Returns sentences on what to change, the largest saving first.
+
+    Args:
+      config: the whole.
+      about: of `compile_worker.describe_simulation`.
+      chunk: the largest that fits, 0 if none does; None: not searched.
+    """
+    sentences, sizes, plan = [], about["bytes"], config["plan"]
+    if chunk:
+        sentences.append(f"plan.chunk={chunk} fits.")
+    is_large = lambda part: sizes[part] > 0.1 * about["limit"]
+    if is_large("rows of data") and about["data on"] == "device":
+        sentences.append(f"plan.data=host keeps {readable_size(sizes['rows of data'])} of rows off the device.")
+    if is_large("client states") and plan["hold"] == "device":
+        sentences.append(f"plan.hold=host keeps {readable_size(sizes['client states'])} of client states off the device.")
+    if about["lanes"] > 1:
+        sentences.append(
+            f"plan.lanes={about['lanes'] // 2} needs half of it for states and training; a run takes as many as fit by itself."
+        )
+    hosts = about["processes"]
+    shared = hosts == 1 or about["devices"] // hosts % 2 == 0  # devices of one process hold a network together
+    if shared and (is_large("frozen and public arrays") or is_large("server state")):
+        networks = readable_size(sizes["frozen and public arrays"] + sizes["server state"])
+        sentences.append(f"plan.model=2 or more spreads the networks, {networks} on each device, over so many.")
+    if chunk == 0 or chunk is None:
+        for index, model in enumerate(config["models"]):
+            name = str(model)
+            if name.startswith("pretrained") and "remat=True" not in name:
+                sentences.append(f"models[{index}]: remat=True recomputes layers in the backward pass.")
+            if name.startswith("pretrained") and "bfloat16" not in name:
+                sentences.append(f"models[{index}]: dtype='bfloat16' halves its parameters.")
+        if config["method"].get("batch", 0) and config["method"]["batch"] > 1:
+            sentences.append(f"method.batch={config['method']['batch']}: a smaller one needs less (and is another experiment).")
+    return sentences

@@ -1,24 +1,25 @@
-"""Tables of methods over data: a definition (`configs/tables/base.py`) becomes runs, and the runs become Markdown, CSV and LaTeX.
+"""Tables of methods over data: a definition (`configs/tables/base.py`) becomes runs, and these Markdown, CSV and LaTeX.
 
 A cell and a seed are one ordinary run directory, named by the cell and by a hash of its resolved config:
 
     DIR/runs/fedavg-samples--iid--seed0--1f0c77ab/
     DIR/table.md, table.csv, table.tex
 
-So another setting of one method is another directory, and everything else is found finished. The tables are made from what lies in
-the directories alone, and written after every cell.
+A changed setting of one method therefore makes another directory, and all other runs are found finished. The
+tables are made from the directories alone, and written after every run.
 
-  definition.py   read from a file, changed on the command line, checked      measures.py   what its numbers are
-  structure.py    the types of its parts                                      comparability.py  in what its rows differ
-  cells.py        the runs, with resolved configs                             running.py    runs what is missing
-  wanted.py       whether they can have the scores that are named
-  places.py       which of them a text means
-  spaces.py       what a search tries                                         search.py     trials, and which is chosen
-  trials.py       what their directories say                                  progress.py   how far runs are
-  results.py      what finished runs put into cells                           texts.py      numbers as text
-  written.py      Markdown, CSV and the files                                 latex.py      LaTeX
-  spread.py       what measures say of single clients                         compared.py   ranks and differences, with intervals
-  tuned.py        what a search chose, as text                            drawn.py      differences as a figure
+  definition         reads, changes and checks a definition; cell selectors ("ROW/COLUMN")
+  definition_checks  types of its parts               measures           what its numbers are
+  table_cells        runs with resolved configs       comparability      settings in which its rows differ
+  score_checks       whether runs can have the scores
+  runner             runs what is missing             progress           how far runs are
+  table_data         data of the runs
+  search             trials, and which is chosen      search_spaces      settings that a search tries
+  trials             what their directories say       tpe_sampler        settings proposed from scores
+  results            what finished runs say           client_statistics  numbers of single clients
+  formatting         numbers as text                  bootstrap_comparison  ranks and differences with intervals
+  writers            Markdown, CSV and LaTeX          difference_figure  differences as a figure
+  search_report      what a search chose
 """
 
 from fedjax_core.commands.tables.definition import changed, read

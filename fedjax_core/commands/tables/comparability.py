@@ -1,4 +1,4 @@
-"""In which settings the rows of a table differ beside their methods, and whether its definition says so.
+"""Finds settings in which the rows of a table differ, and checks that its definition names them.
 
 Rows of one column are compared with each other. What a search chooses for a row counts as one
 setting, "chosen by the search", whatever its value is.
@@ -70,9 +70,9 @@ def check_rows_comparable(table: Any, configs: Configs) -> None:
     Raises:
       ValueError: it does not; one line with the kinds, the rows and their settings.
     """
-    unnamed = [one for one in find_differences(table, configs) if one.kind not in table.differ]
+    unnamed = [difference for difference in find_differences(table, configs) if difference.kind not in table.differ]
     if unnamed:
-        kinds = tuple(dict.fromkeys([*table.differ, *(one.kind for one in unnamed)]))
+        kinds = tuple(dict.fromkeys([*table.differ, *(difference.kind for difference in unnamed)]))
         raise ValueError(
             f"rows differ in {'; in '.join(map(str, unnamed))}. Give them the same settings (the "
             f"table's changes are of all rows), or say that it is meant: Table(differ={kinds!r})"
@@ -84,17 +84,19 @@ def find_differences(table: Any, configs: Configs) -> list[Difference]:
     if all(measures.is_count(measure) for measure in table.measures):
         return []
     columns = [column.label for column in table.columns]
-    found: dict[tuple[str, str], list[str]] = {}
+    columns_of: dict[tuple[str, str], list[str]] = {}
     for kind in KINDS:
         for column in columns:
             if text := _compare_rows(table, configs, column, kind):
-                found.setdefault((kind, text), []).append(column)
-    return [Difference(kind, text, () if there == columns else tuple(there)) for (kind, text), there in found.items()]
+                columns_of.setdefault((kind, text), []).append(column)
+    return [
+        Difference(kind, text, () if differing == columns else tuple(differing)) for (kind, text), differing in columns_of.items()
+    ]
 
 
 def _compare_rows(table: Any, configs: Configs, column: str, kind: str) -> str:
     """Returns which rows of a column have which settings of a kind; empty if all have the same."""
-    fewer = () if table.search is None else table.search.fewer  # named there, and told below "Search"
+    fewer = () if table.search is None else table.search.fewer  # reported below "Search"
     searched = {field: values for row in table.rows for field, values in row.space.items()}
     settings = {
         row.label: _settings_of(kind, configs[row.label, column], searched if row.label in fewer else row.space)
@@ -184,7 +186,7 @@ def _method_options(config: Any) -> dict[str, Any]:
     given = {key: value for key, value in config.method.to_dict().items() if value is not None}
     name, own = registry.parse(given.pop("name"), "method.name")
     takes, _ = registry.parameters(experiment.method(name))
-    defaults = {key: one.default for key, one in takes.items() if one.default is not one.empty}
+    defaults = {key: parameter.default for key, parameter in takes.items() if parameter.default is not parameter.empty}
     return defaults | own | given
 
 

@@ -1,15 +1,26 @@
-"""What a definition of a table says, read from its file and checked; definitions are those of `configs/tables/base.py`."""
+"""Reads, changes and validates the definition of a table (`configs/tables/base.py`), and selects its cells.
+
+Selectors of cells, as in `--only` and `--set`:
+
+  ROW           all cells of a row
+  ROW/COLUMN    one
+  /COLUMN       all cells of a column
+
+A row and a column are named by their label or by its form in directories, in any case. "*" stands for any
+characters: "/cifar-10-*" is CIFAR-10 with every alpha, "/cifar-10*" is CIFAR-100 too.
+"""
 
 import ast
 import dataclasses
 import importlib.util
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedjax_core import registry
-from fedjax_core.commands.tables import client_statistics, comparability, measures, places
+from fedjax_core.commands.tables import client_statistics, comparability, measures
 from fedjax_core.commands.tables.definition_checks import check_structure
 from fedjax_core.reporting import reporter
 
@@ -17,7 +28,7 @@ Definition = Any  # a Table of configs/tables/base.py; what a method is made of 
 
 
 def read(file: str, variant: str) -> Definition:
-    """A definition from its file.
+    """Reads a definition from its file.
 
     Raises:
       ValueError: there is no such file, or it does not define a table; one line.
@@ -41,81 +52,81 @@ def read(file: str, variant: str) -> Definition:
 
 
 def changed(table: Definition, settings: Iterable[str]) -> Definition:
-    """The table with "FIELD=VALUE" in all of its runs, or "PLACE:FIELD=VALUE" in some (`places`), whatever the definition says.
+    """Returns the table with "FIELD=VALUE" in all runs, or "SELECTOR:FIELD=VALUE" in some (`select_pairs`).
 
-    A value is a Python literal or else text. Of two for one field the later counts. Where a place means some rows of a column
-    alone, they may differ from the others in that kind of setting.
+    A value is a Python literal or else a string. The later of two for one field counts. Rows that a
+    selector names alone may differ from the others of their column in that kind of setting.
 
     Args:
       table: the definition.
-      settings: texts of that form.
+      settings: of that form.
 
     Raises:
-      ValueError: a setting has another form, its place is none of the table's, a search chooses its field, or it would give columns
-        of different data the same data.
+      ValueError: a setting has another form, its selector matches nothing, a search chooses its field, or
+        it would give columns of different data the same data.
     """
     pairs = [(row.label, column.label) for row in table.rows for column in table.columns]
     spaces = {row.label: row.space for row in table.rows}
-    of_cells, differ = dict(table.cells), list(table.differ)
+    cell_changes, differ = dict(table.cells), list(table.differ)
     for setting in settings:
         name, equals, text = setting.partition("=")
-        place, colon, field = name.rpartition(":")
-        if not (field and equals) or (colon and not place):
+        selector, colon, field = name.rpartition(":")
+        if not (field and equals) or (colon and not selector):
             raise ValueError(f"--set={setting} is not of the form FIELD=VALUE or PLACE:FIELD=VALUE, such as data.dir=DIR")
         try:
             value = ast.literal_eval(text)
         except (ValueError, SyntaxError):
             value = text
         try:
-            meant = places.chosen(place, pairs) if place else pairs
+            changed_pairs = select_pairs(selector, pairs) if selector else pairs
             if field == "data.source":
-                _check_source(table, [column for _, column in meant])
+                _check_source(table, [column for _, column in changed_pairs])
         except ValueError as error:
             raise ValueError(f"--set={setting}: {error}") from None
-        for row, column in meant:
+        for row, column in changed_pairs:
             if field in spaces[row]:
                 raise ValueError(f"--set={setting}: the search chooses it for row {row!r}; take it out of its space")
-            of_cells[row, column] = {**of_cells.get((row, column), {}), field: value}
-        kind, columns = comparability.kind_of(field), {column for _, column in meant}
-        if kind is not None and len(meant) < len(columns) * len(table.rows):
+            cell_changes[row, column] = {**cell_changes.get((row, column), {}), field: value}
+        kind, columns = comparability.kind_of(field), {column for _, column in changed_pairs}
+        if kind is not None and len(changed_pairs) < len(columns) * len(table.rows):
             differ.append(kind)
-    return dataclasses.replace(table, cells=of_cells, differ=tuple(dict.fromkeys(differ)))
+    return dataclasses.replace(table, cells=cell_changes, differ=tuple(dict.fromkeys(differ)))
 
 
 def _check_source(table: Definition, columns: Collection[str]) -> None:
-    """Raises ValueError if columns that are to have one source have several in the definition: they would keep their names."""
+    """Raises ValueError if columns that would get one source have several: their labels would be wrong."""
     sources: dict[Any, str] = {}
     for column in table.columns:
         if column.label in columns:
             sources.setdefault(column.changes.get("data.source"), column.label)
     if len(sources) > 1:
-        (first, one), (second, other), *_ = sources.items()
+        (first, first_label), (second, second_label), *_ = sources.items()
         raise ValueError(
-            f"the definition has {first!r} for column {one!r} and {second!r} for {other!r}; name the columns that are meant, "
-            f"such as --set=/{places.slug(one)}:data.source=..."
+            f"the definition has {first!r} for column {first_label!r} and {second!r} for {second_label!r}; name the "
+            f"columns that are meant, such as --set=/{slugify(first_label)}:data.source=..."
         )
 
 
-def check(table: Definition) -> None:
-    """Whether a definition holds together, whatever the configs of its rows say.
+def check_definition(table: Definition) -> None:
+    """Validates a definition, without the configs of its rows.
 
     Raises:
-      ValueError: it does not; one line that names what is wrong.
+      ValueError: it is wrong; one line that names what is wrong.
     """
     check_structure(table)
     for kind in table.differ:
         registry.choose("kind in differ", kind, comparability.KINDS)
-    for what, found in (("row", table.rows), ("column", table.columns), ("measure", table.measures)):
-        if not found:
+    for what, parts in (("row", table.rows), ("column", table.columns), ("measure", table.measures)):
+        if not parts:
             raise ValueError(f"the table has no {what}s")
-        seen: dict[str, str] = {}
-        for one in found:
-            name = places.slug(one.label)
+        labels: dict[str, str] = {}
+        for part in parts:
+            name = slugify(part.label)
             if not name:
-                raise ValueError(f"{what} {one.label!r} has no letter or digit to name a directory by")
-            if name in seen:
-                raise ValueError(f"{what}s {seen[name]!r} and {one.label!r} have one name, {name!r}; give each its own")
-            seen[name] = one.label
+                raise ValueError(f"{what} {part.label!r} has no letter or digit to name a directory by")
+            if name in labels:
+                raise ValueError(f"{what}s {labels[name]!r} and {part.label!r} have one name, {name!r}; give each its own")
+            labels[name] = part.label
     rows, columns = [r.label for r in table.rows], [c.label for c in table.columns]
     for pair in table.cells:
         if not (isinstance(pair, tuple) and len(pair) == 2):
@@ -129,9 +140,9 @@ def check(table: Definition) -> None:
     for label in table.figure:
         registry.choose("measure in figure", label, [measure.label for measure in table.measures])
     for measure in table.measures:
-        measures.check(measure)
-        if (named := client_statistics.row_of(measure)) is not None:
-            registry.choose(f"row in clients of measure {measure.label!r}", named, rows)
+        measures.check_measure(measure)
+        if (other_row := client_statistics.reference_row(measure)) is not None:
+            registry.choose(f"row in clients of measure {measure.label!r}", other_row, rows)
     for target in [*table.targets, *(t for c in table.columns for t in c.targets or ())]:
         if not 0 < target <= 1:
             raise ValueError(f"target {target} is not an accuracy in (0, 1]")
@@ -150,15 +161,15 @@ def _check_paper(table: Definition, rows: list[str], columns: list[str]) -> None
             if column not in table.paper[row]:
                 raise ValueError(f"paper: the number of {row!r} / {column!r} is missing; write None if the paper has none")
             for measure in table.measures:
-                paper_of(table, row, column, measure.label)
+                paper_value(table, row, column, measure.label)
 
 
-def paper_of(table: Definition, row: str, column: str, measure: str) -> tuple[float, float | None, str] | None:
-    """The paper's (value, standard deviation, source) for a cell; the value is infinite where it never reached a target."""
+def paper_value(table: Definition, row: str, column: str, measure: str) -> tuple[float, float | None, str] | None:
+    """Returns the paper's (value, standard deviation, source) of a cell; the value is infinite if a target was never reached."""
     entry = (table.paper.get(row) or {}).get(column)
     where = f"paper: {row!r} / {column!r}"
     if isinstance(entry, Mapping):
-        labels = [m.label for m in table.measures]
+        labels = [other.label for other in table.measures]
         for label in entry:
             registry.choose(f"measure in {where}", label, labels)
         if measure not in entry:
@@ -169,7 +180,9 @@ def paper_of(table: Definition, row: str, column: str, measure: str) -> tuple[fl
     if entry is None:
         return None
     value, std, source = getattr(entry, "value", entry), getattr(entry, "std", None), getattr(entry, "source", "") or table.source
-    never = value == math.inf and any(m.label == measure and measures.target(m) is not None for m in table.measures)
+    never = value == math.inf and any(
+        other.label == measure and measures.rounds_target(other) is not None for other in table.measures
+    )
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) or never):
         raise ValueError(f"{where}: {entry!r} is not a number; write a number, a Paper(value, std, source) or None")
     if not source:
@@ -177,12 +190,72 @@ def paper_of(table: Definition, row: str, column: str, measure: str) -> tuple[fl
     return float(value), std, source
 
 
-def targets_of(table: Definition, column: str) -> Sequence[float]:
-    """The accuracies whose first round a column gives."""
+def column_targets(table: Definition, column: str) -> Sequence[float]:
+    """Returns the accuracies whose first round a column shows."""
     own = next(c for c in table.columns if c.label == column).targets
     return table.targets if own is None else own
 
 
 def all_targets(table: Definition) -> list[float]:
-    """Those of all columns."""
-    return sorted({target for column in table.columns for target in targets_of(table, column.label)})
+    """Returns the targets of all columns."""
+    return sorted({target for column in table.columns for target in column_targets(table, column.label)})
+
+
+Pair = tuple[str, str]
+
+
+def slugify(label: str) -> str:
+    """Returns a label as a part of a directory's name."""
+    return re.sub(r"[^\w.]+", "-", label.lower()).strip("-.")
+
+
+def select_pairs(selector: str, pairs: Iterable[Pair]) -> list[Pair]:
+    """Returns the (row, column) pairs that a selector matches.
+
+    Args:
+      selector: the text.
+      pairs: labels of all cells.
+
+    Raises:
+      ValueError: it matches none; lists the names.
+    """
+    pairs = list(dict.fromkeys(pairs))
+    matches = [pair for pair in pairs if _is_selected(selector, pair)]
+    if not matches:
+        row, slash, column = _split_selector(selector)
+        rows, columns = (list(dict.fromkeys(slugify(pair[i]) for pair in pairs)) for i in range(2))
+        unknown = not (any(_matches_label(row, pair[0]) for pair in pairs) or (slash and not row))
+        what, name, known = ("row", row, rows) if unknown else ("column", column, columns)
+        registry.choose(what, name, known)
+    return matches
+
+
+def split_selectors(text: str, pairs: Collection[Pair]) -> list[str]:
+    """Splits "ROW,ROW/COLUMN,..." into selectors; a label may have commas: the longest known one counts."""
+    parts, selectors = [part.strip() for part in text.split(",")], []
+    while parts:
+        joined = [", ".join(parts[:n]) for n in range(len(parts), 0, -1)]
+        selector = next((selector for selector in joined if any(_is_selected(selector, pair) for pair in pairs)), parts[0])
+        parts = parts[selector.count(",") + 1 :]
+        selectors += [selector] if selector else []
+    return selectors
+
+
+def _is_selected(selector: str, pair: Pair) -> bool:
+    if selector.strip() in (pair[0], "/".join(pair)):  # labels may hold slashes
+        return True
+    row, slash, column = _split_selector(selector)
+    if not slash:
+        return _matches_label(row, pair[0])
+    return (not row or _matches_label(row, pair[0])) and _matches_label(column, pair[1])
+
+
+def _split_selector(selector: str) -> tuple[str, str, str]:
+    row, slash, column = selector.partition("/")
+    return row.strip(), slash, column.strip()
+
+
+def _matches_label(text: str, label: str) -> bool:
+    """Whether a text is a label or its form in directories, in any case, with "*" for any characters."""
+    pattern = re.compile(".*".join(map(re.escape, text.lower().split("*"))))
+    return any(pattern.fullmatch(name) is not None for name in (label.lower(), slugify(label)))

@@ -1,4 +1,4 @@
-"""Which types the parts of a table's definition have, checked before anything reads them."""
+"""Validates the types of a definition's fields, before anything reads them."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,10 +11,7 @@ from fedjax_core.option_types import Limit, Positive, Seed, one_of
 Label = Annotated[str, Limit("of printable characters", str.isprintable)]
 Digits = Annotated[int, Limit("in [0, 12]", lambda value: 0 <= value <= 12)]
 LABEL_OF_LATEX = re.compile(r"[\w:./*+-]+")
-Reference = Annotated[
-    str,
-    Limit("a label such as 'tab:first'", lambda value: LABEL_OF_LATEX.fullmatch(value) is not None),
-]
+Reference = Annotated[str, Limit("a label such as 'tab:first'", lambda value: LABEL_OF_LATEX.fullmatch(value) is not None)]
 Fields = Mapping[str, Any]
 
 ROW: Fields = {"label": Label, "config": Callable, "changes": Mapping, "space": Mapping}
@@ -29,13 +26,7 @@ MEASURE: Fields = {
     "better": str | None,
     "clients": str | None,
 }
-SEARCH: Fields = {
-    "measure": str | Sequence[str],
-    "sampler": str,
-    "seed": Seed,
-    "seeds": Sequence[Seed],
-    "fewer": Sequence[str],
-}
+SEARCH: Fields = {"measure": str | Sequence[str], "sampler": str, "seed": Seed, "seeds": Sequence[Seed], "fewer": Sequence[str]}
 LATEX: Fields = {
     "environment": or_none(Annotated[str, one_of("table", "table*")]),
     "caption": str | None,

@@ -1,4 +1,4 @@
-"""The numbers of a table as text, for Markdown and LaTeX alike."""
+"""Formats the numbers of a table and describes them in sentences, for Markdown and LaTeX."""
 
 import math
 import statistics
@@ -6,23 +6,23 @@ import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_core.commands.tables import client_statistics, measures, reached
-from fedjax_core.commands.tables.bootstrap_comparison import Compared, Known, compare
+from fedjax_core.commands.tables import client_statistics, measures
+from fedjax_core.commands.tables.bootstrap_comparison import Comparison, ComparisonCache, compare_cells
 from fedjax_core.commands.tables.definition import all_targets
 from fedjax_core.commands.tables.results import Contents, Summary
 from fedjax_core.reporting import reporter, score_labels
 from fedjax_core.reporting.summary import significant
 
-SHOWN = {
+STATISTIC_NAMES = {
     "last": "last round",
     "first": "first evaluation",
     "best": "best over rounds",
     "mean_of_last": "mean of the last evaluations",
-    "selected": "in the round selected on validation rows",
+    "selected": "in the round selected on validation examples",
 }
 MANY_SEEDS = 10
-COVERED = {2: "50", 3: "75", 4: "80", 5: "84"}  # % of intervals over so many seeds that hold the true mean
-LEFT = ", of the model that a run leaves: of the selected round where `evaluation.select` is set, else of the last"
+INTERVAL_COVERAGE = {2: "50", 3: "75", 4: "80", 5: "84"}  # % of intervals over so many seeds that hold the true mean
+OF_LAST_STATE = ", of the model that a run leaves: of the selected round where `evaluation.select` is set, else of the last"
 
 
 class Style(NamedTuple):
@@ -32,7 +32,7 @@ class Style(NamedTuple):
       plus_minus: the sign between a mean and its deviation.
       bold: of a text, such as "**{}**".
       mark: of a letter that names a score, such as " ({})".
-      alike: the sign of what cannot be told apart from the best.
+      alike: the sign of a cell that is not distinguishable from the best.
     """
 
     plus_minus: str
@@ -54,70 +54,77 @@ class Grid(NamedTuple):
     summaries: Mapping[tuple[str, str], Summary]
     best: frozenset[tuple[str, str]]
     letters: Mapping[str, str]
-    compared: Mapping[tuple[str, str], Compared]
+    compared: Mapping[tuple[str, str], Comparison]
 
 
-def grid(contents: Contents, measure: Any, known: Known | None = None) -> Grid:
-    """The cells of one measure. `known`: see `compare`."""
+def make_grid(contents: Contents, measure: Any, cache: ComparisonCache | None = None) -> Grid:
+    """Returns the cells of one measure. `cache`: see `compare_cells`."""
     table = contents.table
-    found = {(r.label, c.label): contents.summary(r.label, c.label, measure) for r in table.rows for c in table.columns}
-    best = frozenset(place for c in table.columns for place in _best(measure, {k: s for k, s in found.items() if k[1] == c.label}))
-    held = {score for summary in found.values() for score in summary.scores}
-    several = [score for score in measure.scores if score in held] if len(held) > 1 else []
-    led = {column for _, column in best}
+    summaries = {(r.label, c.label): contents.summary(r.label, c.label, measure) for r in table.rows for c in table.columns}
+    best = frozenset(
+        pair for c in table.columns for pair in _find_best(measure, {k: s for k, s in summaries.items() if k[1] == c.label})
+    )
+    shown_scores = {score for summary in summaries.values() for score in summary.scores}
+    several = [score for score in measure.scores if score in shown_scores] if len(shown_scores) > 1 else []
+    columns_with_best = {column for _, column in best}
     compared = {
-        place: one._replace(like_best=one.like_best and place[1] in led and place not in best)
-        for place, one in compare(contents, measure, known).items()
+        pair: comparison._replace(is_like_best=comparison.is_like_best and pair[1] in columns_with_best and pair not in best)
+        for pair, comparison in compare_cells(contents, measure, cache).items()
     }
-    return Grid(found, best, dict(zip(several, string.ascii_lowercase, strict=False)), compared)
+    return Grid(summaries, best, dict(zip(several, string.ascii_lowercase, strict=False)), compared)
 
 
-def grids(contents: Contents, known: Known | None = None) -> dict[str, Grid]:
-    """The cells of all measures, by their labels. `known`: see `compare`."""
-    return {measure.label: grid(contents, measure, known) for measure in contents.table.measures}
+def make_grids(contents: Contents, cache: ComparisonCache | None = None) -> dict[str, Grid]:
+    """Returns the cells of all measures by their labels. `cache`: see `compare_cells`."""
+    return {measure.label: make_grid(contents, measure, cache) for measure in contents.table.measures}
 
 
-def _best(measure: Any, column: Mapping[tuple[str, str], Summary]) -> list[tuple[str, str]]:
-    """The best of a column, several if they look alike; none where nothing is better than something else."""
-    way = measures.better(measure)
-    known = {place: s.mean for place, s in column.items() if s.n and all(map(math.isfinite, s.by_seed.values()))}
-    means = {place: float(f"{mean:{measures.form(measure)}}".replace(",", "")) for place, mean in known.items()}
-    if way == "neither" or len(set(means.values())) < 2:
+def _find_best(measure: Any, column: Mapping[tuple[str, str], Summary]) -> list[tuple[str, str]]:
+    """Returns the best cells of a column, several if they look alike; none if nothing is better than another."""
+    better = measures.better_direction(measure)
+    finite = {pair: s.mean for pair, s in column.items() if s.n and all(map(math.isfinite, s.by_seed.values()))}
+    means = {pair: float(f"{mean:{measures.number_format(measure)}}".replace(",", "")) for pair, mean in finite.items()}
+    if better == "neither" or len(set(means.values())) < 2:
         return []
-    first = max(means.values()) if way == "larger" else min(means.values())
-    return [place for place, mean in means.items() if mean == first]
+    best = max(means.values()) if better == "larger" else min(means.values())
+    return [pair for pair, mean in means.items() if mean == best]
 
 
-def caption(measure: Any, cells: Grid, name_score: Callable[[str], str] = "`{}`".format) -> list[str]:
-    """What the cells of a measure hold: a sentence for each thing that is to be known. `name_score`: how a score is called."""
-    held = list(dict.fromkeys(score for summary in cells.summaries.values() for score in summary.scores))
+def describe_measure(measure: Any, cells: Grid, name_score: Callable[[str], str] = "`{}`".format) -> list[str]:
+    """Returns sentences on what the cells of a measure show. `name_score`: score -> its name in the text."""
+    shown_scores = list(dict.fromkeys(score for summary in cells.summaries.values() for score in summary.scores))
     names = " or ".join(map(name_score, measure.scores))
-    target = measures.target(measure)
-    when = "" if measures.is_count(measure) or target is not None else f", {SHOWN[measure.statistic]}"
+    target = measures.rounds_target(measure)
+    when = "" if measures.is_count(measure) or target is not None else f", {STATISTIC_NAMES[measure.statistic]}"
     if measure.statistic == "best" and any(score.startswith("test/") for score in measure.scores):
         when += ", selected on test data"
-    when = LEFT if measures.is_analysis(measure) and not measures.is_count(measure) else when
-    said = [f"{names}{when}{measures.unit(measure)}."]
+    when = OF_LAST_STATE if measures.is_analysis(measure) and not measures.is_count(measure) else when
+    sentences = [f"{names}{when}{measures.describe_unit(measure)}."]
     if target is not None:
-        said = [reached.caption(measure, names)]
+        sentences = [describe_target(measure, names)]
     if cells.letters:
-        said.append(
+        sentences.append(
             f"A cell's letter says which: {', '.join(f'({letter}) {name_score(name)}' for name, letter in cells.letters.items())}."
         )
-    elif len(measure.scores) > 1 and held:
-        said.append(f"All cells hold {name_score(held[0])}.")
+    elif len(measure.scores) > 1 and shown_scores:
+        sentences.append(f"All cells hold {name_score(shown_scores[0])}.")
     if measure.clients is not None:
-        said.append(client_statistics.said(measure))
+        sentences.append(client_statistics.describe_clients(measure))
     if cells.best:
-        said.append(f"Bold: the {'highest' if measures.better(measure) == 'larger' else 'lowest'} mean of the column.")
-    marked = [one for one in cells.compared.values() if one.like_best]
-    if marked:
-        said.append(f"≈: not told apart from the best; 0 lies in the 95 % interval of the difference, {drawn(marked)}.")
-    return said + describe_few_seeds(cells) + _left_out(cells)
+        sentences.append(
+            f"Bold: the {'highest' if measures.better_direction(measure) == 'larger' else 'lowest'} mean of the column."
+        )
+    like_best = [comparison for comparison in cells.compared.values() if comparison.is_like_best]
+    if like_best:
+        sentences.append(
+            f"≈: not distinguishable from the best; the 95 % interval of the difference contains 0, "
+            f"{describe_resampling(like_best)}."
+        )
+    return sentences + describe_few_seeds(cells) + _describe_left_out(cells)
 
 
 def describe_few_seeds(cells: Grid) -> list[str]:
-    """Returns a sentence on what intervals over few seeds are worth; none where there are many, or no intervals."""
+    """Returns a sentence on how far intervals over few seeds hold; none for many seeds, or without intervals."""
     if not cells.compared:
         return []
     seeds = max(summary.n for summary in cells.summaries.values())
@@ -125,10 +132,10 @@ def describe_few_seeds(cells: Grid) -> list[str]:
         return ["Intervals are of one seed: they say nothing of other seeds."]
     if seeds >= MANY_SEEDS:
         return []
-    covered = COVERED.get(seeds, "84 to 91")
+    covered = INTERVAL_COVERAGE.get(seeds, "84 to 91")
     return [
         f"Intervals over {seeds} seeds are too narrow: drawn from {seeds} seeds alone they hold the "
-        f"true mean in about {covered} % of the cases, not in 95 %, and ranks of rows that lie close "
+        f"true mean in about {covered} % of the cases, not in 95 %, and ranks of rows with similar means "
         "together are less certain than their intervals say."
     ]
 
@@ -149,113 +156,158 @@ def describe_score(name: str) -> str:
     return spoken if spoken == axis else f"{axis} ({spoken})"
 
 
-def _left_out(cells: Grid) -> list[str]:
-    """A sentence on cells that are not compared, in columns whose others are; none where there are no such."""
+def _describe_left_out(cells: Grid) -> list[str]:
+    """Returns a sentence on cells without a comparison, in columns whose others have one."""
     columns = {column for _, column in cells.compared}
-    left = [place for place, s in cells.summaries.items() if s.n and place[1] in columns and place not in cells.compared]
-    if not left:
+    left_out = [
+        pair for pair, summary in cells.summaries.items() if summary.n and pair[1] in columns and pair not in cells.compared
+    ]
+    if not left_out:
         return []
-    listed = ", ".join(f"{row} ({column})" for row, column in left)
-    first = " The best of a column is among them, so nothing is marked ≈ there." if cells.best & set(left) else ""
-    return [f"Not compared, since a seed is missing or not finite, or the clients are others: {listed}.{first}"]
+    listed = ", ".join(f"{row} ({column})" for row, column in left_out)
+    best_note = " The best of a column is among them, so nothing is marked ≈ there." if cells.best & set(left_out) else ""
+    return [f"Not compared, since a seed is missing or not finite, or the clients are others: {listed}.{best_note}"]
 
 
-def drawn(cells: Iterable[Compared]) -> str:
-    """What intervals are of."""
-    kinds = sorted({one.over for one in cells}, key=len, reverse=True)
-    fewer = f" (of rows without values of the same clients over {' or '.join(kinds[1:])} alone)" if kinds[1:] else ""
-    return f"a paired bootstrap over {kinds[0]}{fewer}"
+def describe_resampling(cells: Iterable[Comparison]) -> str:
+    """Returns what intervals are computed over."""
+    units = sorted({comparison.resampled for comparison in cells}, key=len, reverse=True)
+    fewer = f" (of rows without values of the same clients over {' or '.join(units[1:])} alone)" if units[1:] else ""
+    return f"a paired bootstrap over {units[0]}{fewer}"
 
 
-def intervals(cells: Grid, place: tuple[str, str], measure: Any, against: str | None) -> str:
-    """The rank of a cell and its difference to a named row, with their intervals; empty if it was not compared."""
-    one, form = cells.compared.get(place), measures.form(measure)
-    if one is None:
+def format_intervals(cells: Grid, pair: tuple[str, str], measure: Any, against: str | None) -> str:
+    """Formats the rank of a cell and its difference to a named row, with intervals; empty without a comparison."""
+    comparison, form = cells.compared.get(pair), measures.number_format(measure)
+    if comparison is None:
         return ""
-    said = []
-    if one.rank is not None and one.ranks is not None:
-        said.append(f"{one.rank:g} [{one.ranks[0]:g}, {one.ranks[1]:g}]")
-    if against is not None and one.difference is not None and one.differences is not None:
-        low, high = (number(value, f"+{form}") for value in one.differences)
-        said.append(f"{number(one.difference, f'+{form}')} [{low}, {high}]")
-    return "; ".join(said)
+    parts = []
+    if comparison.rank is not None and comparison.rank_interval is not None:
+        parts.append(f"{comparison.rank:g} [{comparison.rank_interval[0]:g}, {comparison.rank_interval[1]:g}]")
+    if against is not None and comparison.difference is not None and comparison.difference_interval is not None:
+        low, high = (format_number(value, f"+{form}") for value in comparison.difference_interval)
+        parts.append(f"{format_number(comparison.difference, f'+{form}')} [{low}, {high}]")
+    return "; ".join(parts)
 
 
 def describe_intervals(cells: Grid, against: str | None) -> str:
-    """Returns what the numbers of `intervals` are, as a sentence."""
+    """Returns what the numbers of `format_intervals` are, as a sentence."""
     compared = cells.compared.values()
-    parts = ["the rank in the column [95 % interval of the rank]"] * any(one.rank is not None for one in compared)
-    differs = any(one.difference is not None for one in compared)
+    parts = ["the rank in the column [95 % interval of the rank]"] * any(comparison.rank is not None for comparison in compared)
+    differs = any(comparison.difference is not None for comparison in compared)
     parts += [f"the difference to {against} [95 % interval of the difference]"] * differs
-    said = "; ".join(parts)
-    return f"{said[:1].upper()}{said[1:]}: {drawn(compared)}."
+    text = "; ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}: {describe_resampling(compared)}."
 
 
-def over_seeds(seeds: Sequence[int]) -> str:
-    """What numbers are over, and what stands behind the sign ±."""
+def describe_seeds(seeds: Sequence[int]) -> str:
+    """Returns what means are over, and what follows the sign ±."""
     if len(seeds) == 1:
         return f"seed {seeds[0]}"
     return f"mean ± sample standard deviation over seeds {', '.join(map(str, seeds))}"
 
 
-def shown(cells: Grid, place: tuple[str, str], measure: Any, seeds: int, style: Style) -> str:
-    """The mean with its deviation; empty if nothing has run."""
-    summary, form = cells.summaries[place], measures.form(measure)
+def format_cell(cells: Grid, pair: tuple[str, str], measure: Any, seeds: int, style: Style) -> str:
+    """Formats the mean with its deviation; empty if no run is finished."""
+    summary, form = cells.summaries[pair], measures.number_format(measure)
     if not summary.n:
         return "failed" if summary.failed else ""
-    counts = measures.target(measure) is not None
-    text = reached.number(summary.mean, form) if counts else number(summary.mean, form)
-    if place in cells.best:
+    counts = measures.rounds_target(measure) is not None
+    text = format_round_count(summary.mean, form) if counts else format_number(summary.mean, form)
+    if pair in cells.best:
         text = style.bold.format(text)
     if math.isfinite(summary.std):
-        text += f" {style.plus_minus} {number(summary.std, form)}"
-    there = sum(map(math.isfinite, summary.by_seed.values()))
-    if counts and 0 < there < summary.n:
-        text += f" ({there} of {summary.n})"
+        text += f" {style.plus_minus} {format_number(summary.std, form)}"
+    reached = sum(map(math.isfinite, summary.by_seed.values()))
+    if counts and 0 < reached < summary.n:
+        text += f" ({reached} of {summary.n})"
     if summary.n < seeds:
         text += f" (n={summary.n})"
-    if place in cells.compared and cells.compared[place].like_best:
+    if pair in cells.compared and cells.compared[pair].is_like_best:
         text += f" {style.alike}"
     marks = [cells.letters[score] for score in summary.scores if score in cells.letters]
     return text + (style.mark.format(",".join(marks)) if marks else "")
 
 
-def published(summary: Summary, measure: Any, style: Style) -> str:
-    """The paper's value, and ours minus it, or of rounds to a target ours over it; empty if there is none."""
+def format_paper(summary: Summary, measure: Any, style: Style) -> str:
+    """Formats the paper's value, with ours minus it, or ours over it for rounds to a target; empty if there is none."""
     if summary.paper is None:
         return ""
-    form = measures.form(measure)
+    form = measures.number_format(measure)
     value, std, _ = summary.paper
-    if measures.target(measure) is not None:
-        return reached.published(summary, form)
-    text = number(value, form) + (f" {style.plus_minus} {number(std, form)}" if std is not None else "")
+    if measures.rounds_target(measure) is not None:
+        return format_paper_rounds(summary, form)
+    text = format_number(value, form) + (f" {style.plus_minus} {format_number(std, form)}" if std is not None else "")
     if not summary.n:
         return text
-    return f"{text}, {'+' if summary.difference >= 0 else '-'}{number(abs(summary.difference), form)}"
+    return f"{text}, {'+' if summary.difference >= 0 else '-'}{format_number(abs(summary.difference), form)}"
 
 
-def number(value: float, form: str) -> str:
-    """A number in a format; of what is not finite, its name."""
+def format_number(value: float, form: str) -> str:
+    """Formats a number; "nan" or "inf" if it is not finite."""
     return ("nan" if math.isnan(value) else "inf") if not math.isfinite(value) else f"{value:{form}}"
 
 
-def rounds(of_seeds: Sequence[int | None]) -> str:
-    """The mean of the rounds, and how many runs came so far if not all did."""
-    there = [r for r in of_seeds if r is not None]
-    if not there:
+def format_rounds(by_seed: Sequence[int | None]) -> str:
+    """Formats the mean number of rounds, and how many runs reached the target if not all did."""
+    reached = [r for r in by_seed if r is not None]
+    if not reached:
         return "never"
-    return significant(statistics.fmean(there)) + (f" ({len(there)} of {len(of_seeds)})" if len(there) < len(of_seeds) else "")
+    return significant(statistics.fmean(reached)) + (f" ({len(reached)} of {len(by_seed)})" if len(reached) < len(by_seed) else "")
 
 
-def costs(contents: Contents) -> list[tuple[str, str, list[str]]]:
-    """(row, column, [rounds to each target, seconds a round, down, up]) of each cell that has a finished run."""
-    found = []
+def format_costs(contents: Contents) -> list[tuple[str, str, list[str]]]:
+    """Returns (row, column, [rounds to each target, seconds a round, down, up]) of each cell with a finished run."""
+    rows = []
     for row in contents.table.rows:
         for column in contents.table.columns:
             cell = contents.costs(row.label, column.label)
             if cell is not None:
-                to = [rounds(cell.reached[t]) if t in cell.reached else "" for t in all_targets(contents.table)]
+                targets = [format_rounds(cell.reached[t]) if t in cell.reached else "" for t in all_targets(contents.table)]
                 sizes = [reporter.readable_size(cell.down), reporter.readable_size(cell.up)]
                 seconds = "" if math.isnan(cell.seconds) else significant(cell.seconds)
-                found.append((row.label, column.label, [*to, seconds, *sizes]))
-    return found
+                rows.append((row.label, column.label, [*targets, seconds, *sizes]))
+    return rows
+
+
+def format_round_count(rounds: float, form: str) -> str:
+    """Formats a number of rounds; "never" if it is infinite."""
+    return "never" if rounds == math.inf else f"{rounds:{form}}"
+
+
+def describe_target(measure: Any, names: str) -> str:
+    """Returns what the cells show. `names`: of the scores."""
+    return (
+        f"Rounds until {names} crosses {measures.rounds_target(measure):g}: of each evaluation the best value so far, with linear "
+        "interpolation between two; never: not in the rounds that were run."
+    )
+
+
+def format_paper_rounds(summary: Summary, form: str) -> str:
+    """Formats the paper's rounds, and the ratio of ours to them if both are finite."""
+    assert summary.paper is not None
+    ratio = summary.mean / summary.paper[0]
+    known = math.isfinite(summary.paper[0]) and math.isfinite(ratio)
+    return format_round_count(summary.paper[0], form) + (f", x{ratio:.2f}" if known else "")
+
+
+def format_speedup(summary: Summary, other: Summary) -> str:
+    """Formats by which factor rounds are fewer than another row's, with the paper's factor in brackets.
+
+    It needs the same seeds in both rows, all of which reach the target; empty if neither is known.
+    """
+    reach = all(map(math.isfinite, [*summary.by_seed.values(), *other.by_seed.values()]))
+    ours = other.mean / summary.mean if reach and summary.by_seed.keys() == other.by_seed.keys() else math.nan
+    theirs = other.paper[0] / summary.paper[0] if other.paper and summary.paper else math.nan
+    shown = [f"{value:.3g}x" if math.isfinite(value) and value > 0 else "" for value in (ours, theirs)]
+    return (shown[0] + (f" [{shown[1]}]" if shown[1] else "")).strip()
+
+
+def markdown_row(*cells: str) -> str:
+    """Returns a line of a Markdown table."""
+    return "| " + " | ".join(text.replace("|", r"\|") for text in cells) + " |"
+
+
+def finite_or_none(value: float) -> float | None:
+    """Returns a number for CSV; None, an empty cell, if it is not finite."""
+    return value if math.isfinite(value) else None

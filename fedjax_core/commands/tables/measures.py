@@ -1,4 +1,4 @@
-"""What a measure is, and how its numbers are read: in per cent or as counts, in which unit, and which of two is the better one."""
+"""Validates measures, and says how their numbers are read: per cent or counts, unit, the better of two."""
 
 import math
 from typing import Any
@@ -8,18 +8,18 @@ from fedjax_core.commands.analyses import scalar_metrics as analyses
 from fedjax_core.commands.tables import client_statistics
 from fedjax_core.reporting import reporter, score_labels
 
-# a measure's: as `report.summarise` calls it
+# a measure's statistic: its name in `reporter.summarise`
 STATISTICS = {"last": "last", "first": "first", "best": "best", "mean_of_last": "mean_last_k", "selected": "selected"}
 BETTER = ("larger", "smaller", "neither")
 ROUNDS_TO = "rounds_to"  # a statistic with a target, which counts rounds
 ANALYSIS = "analysis:"
 
 
-def check(measure: Any) -> None:
-    """Whether a measure holds together.
+def check_measure(measure: Any) -> None:
+    """Validates a measure.
 
     Raises:
-      ValueError: it does not; the message has its label.
+      ValueError: it is wrong; names the measure.
     """
     what = f"measure {measure.label!r}"
     if measure.statistic.startswith(ROUNDS_TO):
@@ -30,10 +30,10 @@ def check(measure: Any) -> None:
     if isinstance(scores, str) or not scores:
         raise ValueError(f"{what}: scores must be a tuple of one or more names, found {scores!r}")
     if measure.clients is not None:
-        client_statistics.check(measure)
+        client_statistics.check_clients_option(measure)
     if any(score.startswith(ANALYSIS) for score in scores):
         if len(scores) > 1:
-            raise ValueError(f"{what}: an analysis stands alone, found {scores!r}")
+            raise ValueError(f"{what}: an analysis must be the only score, found {scores!r}")
         analyses.number(scores[0].removeprefix(ANALYSIS))
     others = [score for score in scores if not score_labels.is_headline(score) and not score.startswith(ANALYSIS)]
     if measure.statistic == "best" and measure.clients is None and others:
@@ -53,7 +53,7 @@ def _check_target(measure: Any, what: str) -> None:
     if any(score.startswith(ANALYSIS) or score_labels.better(score) == "neither" for score in measure.scores):
         raise ValueError(f"{what}: {name} is of accuracies or losses, found {measure.scores!r}")
     if any(map(reporter.is_accuracy, measure.scores)) and not 0 <= _rounds_to(**options) <= 1:
-        raise ValueError(f"{what}: target={options['target']} must lie in [0, 1], as accuracies do; 97 % is 0.97")
+        raise ValueError(f"{what}: target={options['target']} must be in [0, 1], as accuracies do; 97 % is 0.97")
     if measure.percent:
         raise ValueError(f"{what}: {name} counts rounds, which are not shown in per cent")
 
@@ -62,57 +62,60 @@ def _rounds_to(target: float) -> float:
     return float(target)
 
 
-def target(measure: Any) -> float | None:
-    """What a score is to reach, of a measure that counts the rounds until it does; None of others."""
+def rounds_target(measure: Any) -> float | None:
+    """Returns the score that a measure counts the rounds to; None if it counts none."""
     if not measure.statistic.startswith(ROUNDS_TO):
         return None
     return _rounds_to(**registry.parse(measure.statistic)[1])
 
 
 def is_analysis(measure: Any) -> bool:
-    """Whether it is a number of the last state, not a score of the run."""
+    """Whether a measure is an analysis of the last state, not a score of the run."""
     return measure.scores[0].startswith(ANALYSIS)
 
 
 def is_count(measure: Any) -> bool:
-    """Whether it is known from shapes, without training."""
+    """Whether a measure follows from shapes, without training."""
     return is_analysis(measure) and analyses.is_size(measure.scores[0].removeprefix(ANALYSIS))
 
 
 def is_percent(measure: Any) -> bool:
-    """Whether its numbers are shown times 100."""
-    if target(measure) is not None:
+    """Whether a measure's numbers are shown times 100."""
+    if rounds_target(measure) is not None:
         return False
     if measure.percent is not None:
         return measure.percent
-    if client_statistics.row_of(measure) is not None:
+    if client_statistics.reference_row(measure) is not None:
         return True
     accuracy = reporter.is_accuracy(measure.scores[0]) or score_labels.is_gap(measure.scores[0])
     return accuracy or (is_analysis(measure) and not is_count(measure))
 
 
-def better(measure: Any) -> str:
-    """Which of two numbers is the better one, of `BETTER`: as the definition says, else the larger accuracy, ROUGE or analysis and
-    the smaller loss; of a count, or a score that is neither, none is."""
+def better_direction(measure: Any) -> str:
+    """Returns which of two numbers is better, one of `BETTER`.
+
+    If the definition does not say it: the larger accuracy, ROUGE or analysis, the smaller loss, and
+    neither of counts and other scores.
+    """
     if measure.better is not None:
         return measure.better
-    if target(measure) is not None:
+    if rounds_target(measure) is not None:
         return "smaller"
     if is_analysis(measure):
         return "neither" if is_count(measure) else "larger"
-    return "smaller" if client_statistics.row_of(measure) is not None else score_labels.better(measure.scores[0])
+    return "smaller" if client_statistics.reference_row(measure) is not None else score_labels.better(measure.scores[0])
 
 
-def form(measure: Any) -> str:
-    """How its numbers are written, as a format."""
+def number_format(measure: Any) -> str:
+    """Returns the format of a measure's numbers."""
     return f",.{measure.digits}f" if measure.digits is not None else ".2f" if is_percent(measure) else ".4g"
 
 
-def unit(measure: Any) -> str:
-    """What its numbers are in, as the end of a sentence; empty if that goes without saying."""
+def describe_unit(measure: Any) -> str:
+    """Returns the unit of a measure's numbers as the end of a sentence; empty without one."""
     if is_percent(measure):
         return ", in %"
-    if target(measure) is not None:
+    if rounds_target(measure) is not None:
         return ", in rounds"
     power = math.log2(measure.unit)
     return "" if measure.unit == 1 else f", in units of 2^{power:g}" if power.is_integer() else f", in units of {measure.unit:g}"

@@ -1,4 +1,4 @@
-"""How far the runs of a table are, and how long the others will take."""
+"""Reports how far the runs of a table are, and estimates how long the others will take."""
 
 import math
 import statistics
@@ -17,47 +17,54 @@ SILENCE = 25.0  # seconds after which a run without a bar says how far it is
 
 
 class Job(NamedTuple):
-    """So many rounds of the run of a cell or a trial that are to be done."""
+    """Rounds to do of a cell's or a trial's run."""
 
     cell: Cell
     rounds: int
 
 
 class Pace:
-    """What runs took, and what others will take by that."""
+    """The speed of finished runs, which estimates that of others."""
 
     def __init__(self) -> None:
         self._known: list[tuple[Job, float]] = []
 
-    def took(self, job: Job, seconds: float) -> None:
-        """Remembers a run."""
+    def record(self, job: Job, seconds: float) -> None:
+        """Records the seconds of a finished run."""
         self._known.append((job, seconds))
 
-    def guess(self, job: Job) -> float | None:
-        """Seconds, by runs of the same row, column and length; else by the rounds of those of the same row and column, of the same
-        row, of all; None before there is one."""
+    def estimate(self, job: Job) -> float | None:
+        """Estimates the seconds of a job; None before any run.
+
+        Runs of the same row, column and length count first; else seconds a round in the same row
+        and column, in the same row, or in all.
+        """
         row, column = job.cell.row, job.cell.column
-        here = [(one, s) for one, s in self._known if (one.cell.row, one.cell.column) == (row, column)]
-        if same := [seconds for one, seconds in here if one.rounds == job.rounds]:
-            return statistics.fmean(same)
-        known = here or [(one, s) for one, s in self._known if one.cell.row == row] or self._known
-        return statistics.fmean(seconds / one.rounds for one, seconds in known) * job.rounds if known else None
+        same_pair = [
+            (done, seconds_done) for done, seconds_done in self._known if (done.cell.row, done.cell.column) == (row, column)
+        ]
+        if same_length := [seconds for done, seconds in same_pair if done.rounds == job.rounds]:
+            return statistics.fmean(same_length)
+        comparable = (
+            same_pair or [(done, seconds_done) for done, seconds_done in self._known if done.cell.row == row] or self._known
+        )
+        return statistics.fmean(seconds / done.rounds for done, seconds in comparable) * job.rounds if comparable else None
 
-    def left(self, jobs: Sequence[Job]) -> str:
-        """How long some will take, as the end of a line; empty where nobody knows."""
-        guesses = [self.guess(job) for job in jobs]
-        return _left(math.fsum(guess for guess in guesses if guess is not None)) if None not in guesses else ""
+    def describe_remaining(self, jobs: Sequence[Job]) -> str:
+        """Returns the time that jobs will take, as the end of a line; empty if it is unknown."""
+        guesses = [self.estimate(job) for job in jobs]
+        return _format_remaining(math.fsum(guess for guess in guesses if guess is not None)) if None not in guesses else ""
 
 
-def _left(seconds: float) -> str:
+def _format_remaining(seconds: float) -> str:
     return f"  (about {reporter.readable_time(round(seconds))} left)"
 
 
 class Beat:
-    """Says a line whenever `SILENCE` seconds have passed, from a thread of its own, until its block is over."""
+    """A context that prints a line every `SILENCE` seconds, from a thread of its own."""
 
     def __init__(self, what: str, say: Callable[[str], None] | None) -> None:
-        """`what`: goes on; `say`: None for silence."""
+        """Prepares the line: `what` is going on. `say` prints it; None: silent."""
         self._what, self._say = what, say
         self._over = threading.Event()
         self._began = time.monotonic()
@@ -69,7 +76,7 @@ class Beat:
             self._say(self.line())
 
     def line(self) -> str:
-        """What is said now."""
+        """Returns the line to print now."""
         return f"{self._what}, after {reporter.readable_time(round(time.monotonic() - self._began))}"
 
     def __enter__(self) -> Self:
@@ -83,33 +90,34 @@ class Beat:
             self._thread.join()
 
 
-class Heartbeat(Beat):
-    """Says how far a run is: it compiles and reads data, too."""
+class RunBeat(Beat):
+    """A context that prints how far a run is, also while it compiles or reads data."""
 
     def __init__(self, folder: Path, jobs: Sequence[Job], number: str, pace: Pace, say: Callable[[str], None] | None) -> None:
-        """`jobs`: the one that runs and those after it; `say`: None for silence."""
+        """Prepares the line of the first job; the others follow it. `say` prints it; None: silent."""
         super().__init__(str(jobs[0].cell), say)
         self._job, self._after, self._number, self._pace = jobs[0], jobs[1:], number, pace
         self._metrics = folder / "runs" / self._job.cell.name / METRICS
         self._first: tuple[float, int] | None = None  # when rounds were first seen, and how many
 
     def line(self) -> str:
-        """How far it is now."""
+        """Returns how far the run is now."""
         done, rounds, now = self._rounds(), self._job.cell.config.rounds, time.monotonic()
         if self._first is None and done:
             self._first = now, done
-        rest = self._pace.guess(self._job)
+        rest = self._pace.estimate(self._job)
         if rest is not None:
             rest = max(rest - (now - self._began), 0.0)
         if self._first is not None and done > self._first[1]:  # by the pace of this run, compiling left out
             rest = (now - self._first[0]) / (done - self._first[1]) * (rounds - done)
         here = (now - self._began) + (rest or 0.0)
-        whole = None if rest is None else rest + math.fsum(self._pace.guess(job) or here for job in self._after)
+        whole = None if rest is None else rest + math.fsum(self._pace.estimate(job) or here for job in self._after)
         ran = reporter.readable_time(round(now - self._began))
-        return f"{self._number}  {self._job.cell}: round {done}/{rounds} after {ran}{'' if whole is None else _left(whole)}"
+        remaining = "" if whole is None else _format_remaining(whole)
+        return f"{self._number}  {self._job.cell}: round {done}/{rounds} after {ran}{remaining}"
 
     def _rounds(self) -> int:
-        """Rounds that the run has recorded."""
+        """Returns the number of rounds that the run has recorded."""
         try:
             with open_regular(self._metrics) as file:
                 return sum(line.endswith(b"\n") for line in file)

@@ -1,4 +1,4 @@
-"""What finished runs put into their cells: read from their directories, and taken together over seeds."""
+"""Reads the results of finished runs from their directories, and summarizes them over seeds."""
 
 import math
 import statistics
@@ -12,10 +12,10 @@ import numpy as np
 from fedjax_core import experiment
 from fedjax_core.commands.analyses import scalar_metrics as analyses
 from fedjax_core.commands.tables import client_statistics, measures
-from fedjax_core.commands.tables.definition import Definition, paper_of, targets_of
+from fedjax_core.commands.tables.definition import Definition, column_targets, paper_value
 from fedjax_core.commands.tables.score_checks import is_of_unseen
 from fedjax_core.commands.tables.table_cells import Cell
-from fedjax_core.commands.tables.trials import Searches
+from fedjax_core.commands.tables.trials import SearchProgress
 from fedjax_core.data import partition
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.reporting import metrics_log, reporter, score_labels
@@ -24,12 +24,12 @@ from fedjax_core.run import MAY_DIFFER
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import CONFIG, compare_configs
 
-_ENDED = {"rounds": int, "facts": dict}  # of summary.json, what tells whether a run is over
+_ENDED = {"rounds": int, "facts": dict}  # fields of summary.json that say whether a run is over
 _FACTS = {"rounds": int, "facts": {"bytes_down": float, "bytes_up": float}}  # and what a table takes of one that is
 
 
 class Result(NamedTuple):
-    """What a finished run puts into its cell.
+    """The result of a finished run.
 
     Attributes:
       values: by measure's label; without those of unseen clients where the method has no models for them.
@@ -38,7 +38,7 @@ class Result(NamedTuple):
       seconds: of all rounds, compiling included; 0 of a table of counts.
       seconds_per_round: compiling left out; NaN if there are none.
       down, up: bytes per client and round.
-      clients: by measure's label, the values of single clients that the value is made of, where there are such.
+      clients: by measure's label, the clients' values behind it, if there are any.
     """
 
     values: dict[str, float]
@@ -48,7 +48,7 @@ class Result(NamedTuple):
     seconds_per_round: float
     down: float
     up: float
-    clients: Mapping[str, client_statistics.Values] = MappingProxyType({})
+    clients: Mapping[str, client_statistics.ClientValues] = MappingProxyType({})
 
 
 class Summary(NamedTuple):
@@ -79,7 +79,7 @@ class Summary(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """Rounds to accuracies (by target, of each seed), seconds a round and bytes per client and round: means over a cell's seeds."""
+    """Costs of a cell: rounds to targets by seed; means over seeds of seconds a round and bytes per client."""
 
     reached: dict[float, list[int | None]]
     seconds: float
@@ -88,7 +88,7 @@ class Costs(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """All that a table is written from.
+    """Everything that a table is written from.
 
     Attributes:
       table: the definition.
@@ -104,144 +104,152 @@ class Contents(NamedTuple):
     every: Sequence[Cell]
     results: Mapping[str, Result]
     failures: Mapping[str, str]
-    searches: Searches | None = None
+    searches: SearchProgress | None = None
 
     @property
     def seeds(self) -> list[int]:
         return list(dict.fromkeys(cell.seed for cell in self.every))
 
     def summary(self, row: str, column: str, measure: Any) -> Summary:
-        """A cell over its seeds."""
-        mine = [cell for cell in self.every if (cell.row, cell.column) == (row, column)]
+        """Summarizes a cell over its seeds."""
+        cells = [cell for cell in self.every if cell.pair == (row, column)]
         scale = 100.0 if measures.is_percent(measure) else 1 / measure.unit
-        there = [(cell.seed, self.results[cell.name]) for cell in mine if cell.name in self.results]
-        there = [(seed, result) for seed, result in there if measure.label in result.values]
-        by_seed = {seed: scale * result.values[measure.label] for seed, result in there}
-        if client_statistics.row_of(measure) is not None:
-            shares = self.of_clients(row, column, measure)
+        results = [(cell.seed, self.results[cell.name]) for cell in cells if cell.name in self.results]
+        results = [(seed, result) for seed, result in results if measure.label in result.values]
+        by_seed = {seed: scale * result.values[measure.label] for seed, result in results}
+        if client_statistics.reference_row(measure) is not None:
+            shares = self.client_values(row, column, measure)
             by_seed = {seed: scale * float(np.nanmean(share.values)) for seed, share in shares.items()}
-        scores = tuple(dict.fromkeys(result.scores[measure.label] for _, result in there))
-        found = list(by_seed.values())
-        reached = found if measures.target(measure) is None else [number for number in found if math.isfinite(number)] or found
+        scores = tuple(dict.fromkeys(result.scores[measure.label] for _, result in results))
+        numbers = list(by_seed.values())
+        reached = (
+            numbers
+            if measures.rounds_target(measure) is None
+            else [number for number in numbers if math.isfinite(number)] or numbers
+        )
         mean = statistics.fmean(reached) if reached else math.nan
-        std = statistics.stdev(found) if len(found) > 1 and all(map(math.isfinite, found)) else math.nan
-        paper = paper_of(self.table, row, column, measure.label)
-        return Summary(len(found), mean, std, paper, by_seed, scores, any(cell.name in self.failures for cell in mine))
+        std = statistics.stdev(numbers) if len(numbers) > 1 and all(map(math.isfinite, numbers)) else math.nan
+        paper = paper_value(self.table, row, column, measure.label)
+        return Summary(len(numbers), mean, std, paper, by_seed, scores, any(cell.name in self.failures for cell in cells))
 
-    def of_clients(self, row: str, column: str, measure: Any) -> dict[int, client_statistics.Values]:
-        """By seed, the values of single clients that a cell's numbers are made of, as far as there are such.
+    def client_values(self, row: str, column: str, measure: Any) -> dict[int, client_statistics.ClientValues]:
+        """Returns by seed the clients' values that a cell's numbers are made of, as far as there are any.
 
-        Of a measure that compares with a row: where both are finished and have scored the same clients; none of that row itself.
+        A measure that compares with a row needs both finished with the same clients; that row has none.
         """
-        label, named = measure.label, client_statistics.row_of(measure)
-        found = self._results(row, column)
-        if named is None:
-            return {seed: result.clients[label] for seed, result in found.items() if label in result.clients}
-        others = self._results(named, column) if named != row else {}
-        pairs: dict[int, client_statistics.Values] = {}
-        for seed in found.keys() & others.keys():
-            one, other = found[seed], others[seed]
-            if label not in one.clients or label not in other.clients:  # such as unseen clients, whom one of them cannot serve
+        label, other_row = measure.label, client_statistics.reference_row(measure)
+        results = self._results(row, column)
+        if other_row is None:
+            return {seed: result.clients[label] for seed, result in results.items() if label in result.clients}
+        others = self._results(other_row, column) if other_row != row else {}
+        pairs: dict[int, client_statistics.ClientValues] = {}
+        for seed in results.keys() & others.keys():
+            ours, theirs = results[seed], others[seed]
+            if label not in ours.clients or label not in theirs.clients:  # such as unseen clients, whom one of them cannot serve
                 continue
-            shares = client_statistics.worse(one.clients[label], one.scores[label], other.clients[label])
+            shares = client_statistics.find_worse_off(ours.clients[label], ours.scores[label], theirs.clients[label])
             pairs |= {} if shares is None else {seed: shares}
         return pairs
 
     def _results(self, row: str, column: str) -> dict[int, Result]:
-        mine = [cell for cell in self.every if (cell.row, cell.column) == (row, column)]
-        return {cell.seed: self.results[cell.name] for cell in mine if cell.name in self.results}
+        cells = [cell for cell in self.every if cell.pair == (row, column)]
+        return {cell.seed: self.results[cell.name] for cell in cells if cell.name in self.results}
 
     def costs(self, row: str, column: str) -> Costs | None:
-        """What a cell's runs took; None if none is finished."""
-        found = [self.results[c.name] for c in self.every if (c.row, c.column) == (row, column) and c.name in self.results]
-        if not found:
+        """Returns the costs of a cell's runs; None if none is finished."""
+        results = [
+            self.results[cell.name] for cell in self.every if (cell.row, cell.column) == (row, column) and cell.name in self.results
+        ]
+        if not results:
             return None
         return Costs(
-            {target: [r.reached[target] for r in found] for target in found[0].reached},
-            statistics.fmean(r.seconds_per_round for r in found),
-            statistics.fmean(r.down for r in found),
-            statistics.fmean(r.up for r in found),
+            {target: [result.reached[target] for result in results] for target in results[0].reached},
+            statistics.fmean(result.seconds_per_round for result in results),
+            statistics.fmean(result.down for result in results),
+            statistics.fmean(result.up for result in results),
         )
 
 
-def finished(folder: Path, cell: Cell) -> bool:
-    """Whether the run of a cell lies finished in a folder.
+def is_finished(folder: Path, cell: Cell) -> bool:
+    """Whether the run of a cell is finished in a folder.
 
-    One that an error ended after its last round does not: its summary lacks what a run notes at its end, and the next command
-    resumes it.
+    A run that an error ended after its last round is not: its summary lacks the facts of a run's end, and
+    the next command resumes it.
     """
     summary = folder / "runs" / cell.name / reporter.SUMMARY
     if not summary.exists():
         return False
-    said = read_json(summary, _ENDED)
-    return reporter.ENDED in said["facts"] and (said["rounds"] == cell.config.rounds or "ended" in said["facts"])
+    ended = read_json(summary, _ENDED)
+    return reporter.ENDED in ended["facts"] and (ended["rounds"] == cell.config.rounds or "ended" in ended["facts"])
 
 
-def result_of(table: Definition, folder: Path, cell: Cell, data: FederatedData | None = None) -> Result:
+def read_result(table: Definition, folder: Path, cell: Cell, data: FederatedData | None = None) -> Result:
     """Reads a finished run.
 
     Raises:
-      ValueError: it has none of the scores that a measure names, or its metrics are not those of all its rounds.
+      ValueError: it has no score of a measure, or not the metrics of all its rounds.
     """
-    place = folder / "runs" / cell.name
-    ended = read_json(place / reporter.SUMMARY, _FACTS)
+    workdir = folder / "runs" / cell.name
+    ended = read_json(workdir / reporter.SUMMARY, _FACTS)
     facts = ended["facts"]
-    targets = targets_of(table, cell.column)
-    kept = metrics_log.kept(place, ended["rounds"], reporter.say)
-    summary = reporter.summarise(kept, targets, cell.config.evaluation.last_k, cell.config.evaluation.get("select"))
-    there, values, scores, reached = summary["metrics"], {}, {}, {}
+    targets = column_targets(table, cell.column)
+    records = metrics_log.kept(workdir, ended["rounds"], reporter.say)
+    summary = reporter.summarise(records, targets, cell.config.evaluation.last_k, cell.config.evaluation.get("select"))
+    metrics, values, scores, reached = summary["metrics"], {}, {}, {}
     rounds = {"last": ended["rounds"], "selected": summary.get("selected", {"round": 0})["round"]}
-    clients: dict[str, client_statistics.Values] = {}
-    served = any(map(is_of_unseen, there))
+    clients: dict[str, client_statistics.ClientValues] = {}
+    has_unseen = any(map(is_of_unseen, metrics))
     for measure in table.measures:
         if measures.is_analysis(measure):
             scores[measure.label] = measure.scores[0]
-            number = analyses.number(measure.scores[0].removeprefix(measures.ANALYSIS))
-            values[measure.label] = number(place, data, _names_the_same_code(place, cell))
+            analyze = analyses.number(measure.scores[0].removeprefix(measures.ANALYSIS))
+            values[measure.label] = analyze(workdir, data, _names_the_same_code(workdir, cell))
             continue
         if measure.clients is not None:
-            found = client_statistics.read(place, measure, None, rounds[measure.statistic])
-            if found is None and all(map(is_of_unseen, measure.scores)) and not served:
+            client_values = client_statistics.read_client_values(workdir, measure, None, rounds[measure.statistic])
+            if client_values is None and all(map(is_of_unseen, measure.scores)) and not has_unseen:
                 continue
-            if found is None:
-                raise ValueError(f"{place} has no {' or '.join(measure.scores)} of single clients")
-            scores[measure.label], clients[measure.label] = found
-            values[measure.label] = client_statistics.number(measure, *found)
+            if client_values is None:
+                raise ValueError(f"{workdir} has no {' or '.join(measure.scores)} of single clients")
+            scores[measure.label], clients[measure.label] = client_values
+            values[measure.label] = client_statistics.compute_number(measure, *client_values)
             continue
-        score = next((name for name in measure.scores if name in there), None)
-        target = measures.target(measure)
+        score = next((name for name in measure.scores if name in metrics), None)
+        target = measures.rounds_target(measure)
         statistic = "last" if target is not None else measures.STATISTICS[measure.statistic]
-        if score is None and all(map(is_of_unseen, measure.scores)) and not served:
+        if score is None and all(map(is_of_unseen, measure.scores)) and not has_unseen:
             continue
-        if score is None or statistic not in there[score]:
-            tested = ", ".join(name for name in there if name.startswith("test/"))
+        if score is None or statistic not in metrics[score]:
+            tested = ", ".join(name for name in metrics if name.startswith("test/"))
             raise ValueError(f"the run has no {measure.statistic} of {' or '.join(measure.scores)}; it has {tested}")
-        scores[measure.label], values[measure.label] = score, there[score][statistic]
+        scores[measure.label], values[measure.label] = score, metrics[score][statistic]
         if target is not None:
-            series = reporter.history(kept)[score]
+            series = reporter.history(records)[score]
             values[measure.label] = crossing(
                 series.rounds.tolist(), series.values.tolist(), target, score_labels.better(score) == "larger"
             )
-        if (found := client_statistics.read(place, measure, score, rounds.get(measure.statistic, 0))) is not None:
-            clients[measure.label] = found[1]
-        if measure is table.measures[0] and "rounds_to" in there[score]:
-            reached = {target: there[score]["rounds_to"][str(target)] for target in targets}
+        if (
+            client_values := client_statistics.read_client_values(workdir, measure, score, rounds.get(measure.statistic, 0))
+        ) is not None:
+            clients[measure.label] = client_values[1]
+        if measure is table.measures[0] and "rounds_to" in metrics[score]:
+            reached = {target: metrics[score]["rounds_to"][str(target)] for target in targets}
     speed = summary["speed"]
     per_round = 1 / speed["rounds_per_second"] if "rounds_per_second" in speed else math.nan
     seconds = speed.get("seconds", 0.0)
     return Result(values, scores, reached, seconds, per_round, facts["bytes_down"], facts["bytes_up"], clients)
 
 
-def _names_the_same_code(place: Path, cell: Cell) -> bool:
+def _names_the_same_code(workdir: Path, cell: Cell) -> bool:
     """Returns whether a run's directory has the config of its cell, whose code this command has imported anyhow."""
-    if not (place / CONFIG).exists():
+    if not (workdir / CONFIG).exists():
         return False
     config = partition.with_clients(cell.config.to_dict())
-    return not compare_configs(read_json(place / CONFIG, dict), config, MAY_DIFFER)[1]
+    return not compare_configs(read_json(workdir / CONFIG, dict), config, MAY_DIFFER)[1]
 
 
-def counted(table: Definition, cell: Cell, data: FederatedData) -> Result:
-    """What a run would put into a cell of counts."""
+def compute_counts(table: Definition, cell: Cell, data: FederatedData) -> Result:
+    """Computes the result of a cell of counts, from shapes alone."""
     simulation = experiment.build(cell.config, data, shapes_only=True)
     values = {m.label: analyses.size(m.scores[0].removeprefix(measures.ANALYSIS), simulation) for m in table.measures}
     scores = {measure.label: measure.scores[0] for measure in table.measures}

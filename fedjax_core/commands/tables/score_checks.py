@@ -1,4 +1,4 @@
-"""Whether the runs of a table can have the scores that it names, as far as a config tells before anything runs."""
+"""Checks that the runs of a table can have the scores that it names, before anything runs."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -14,22 +14,24 @@ from fedjax_core.training import metrics
 SCOPES = {"own", "all", "post_local", "unseen"}
 
 
-def names(asked: Asked) -> Collection[str] | None:
-    """What the scores of a config's runs may be called, the part of their names that says what is scored; None: nobody knows, as of
-    texts, which have scores by task."""
-    if asked.data.source.function is language.Source:
+def known_score_names(resolved: Asked) -> Collection[str] | None:
+    """Returns which scores the runs of a config can have, by the part of their names that says what is scored.
+
+    None for texts, whose scores depend on the task.
+    """
+    if resolved.data.source.function is language.Source:
         return None
     kinds = [name for of_kind in metrics.METRIC_NAMES.values() for name in of_kind]
-    return list(dict.fromkeys([*asked.scores, *kinds, "backdoor"]))
+    return list(dict.fromkeys([*resolved.scores, *kinds, "backdoor"]))
 
 
-def check(measure: Any, config: Any, asked: Asked) -> None:
-    """Whether a run can have one of a measure's scores.
+def check(measure: Any, config: Any, resolved: Asked) -> None:
+    """Checks that a run can have one of a measure's scores.
 
     Args:
       measure: of the table.
       config: of the run.
-      asked: what it asks for.
+      resolved: the config, resolved.
 
     Raises:
       ValueError: it cannot; one line with the measure and the score, or what the config lacks.
@@ -40,7 +42,7 @@ def check(measure: Any, config: Any, asked: Asked) -> None:
         raise ValueError(f"{what} is of the selected round; set evaluation.select, such as 'validation/global/accuracy'")
     for score in of_runs:
         if not score.startswith(("train/", "server/")):
-            _check_form(what, score, measure.clients is None, names(asked))
+            _check_form(what, score, measure.clients is None, known_score_names(resolved))
     for score in measure.scores:
         parts = score.split("/")
         if score not in of_runs or parts[0] in ("train", "server"):
@@ -50,7 +52,7 @@ def check(measure: Any, config: Any, asked: Asked) -> None:
         if parts[0] == "validation" and config.data.get("validation") is None:
             lacking = f"{what}: {score!r} needs data.validation, such as 0.2"
             continue
-        scopes = _scopes(score, config)
+        scopes = _needed_scopes(score, config)
         if not scopes or scopes & set(config.evaluation.scopes):
             return
         needed += sorted(scopes)
@@ -62,19 +64,19 @@ def check(measure: Any, config: Any, asked: Asked) -> None:
     )
 
 
-def check_searched(scores: Sequence[str], asked: Asked) -> None:
-    """Whether the scores that a search chooses by have names that there are.
+def check_searched(scores: Sequence[str], resolved: Asked) -> None:
+    """Checks the names of the scores that a search chooses by.
 
     Raises:
-      ValueError: one has not; one line.
+      ValueError: one is unknown.
     """
     for score in scores:
-        _check_form("the search's measure", score, True, names(asked))
+        _check_form("the search's measure", score, True, known_score_names(resolved))
 
 
 def _check_form(what: str, score: str, with_statistic: bool, known: Collection[str] | None) -> None:
-    """Raises ValueError for what is no name of a score; `known`: what may be scored."""
-    parts, scope = score.split("/"), _scope(score, with_statistic)
+    """Raises ValueError for an unknown name of a score. `known`: names that may be scored."""
+    parts, scope = score.split("/"), _parse_scope(score, with_statistic)
     if parts[0] not in ("test", "validation") or scope is None or (parts[0] == "validation" and scope not in ("global", "own")):
         raise ValueError(f"{what}: {score!r} is no name of a score, such as test/global/accuracy")
     if (parts[1], scope) == ("global", "all"):
@@ -87,8 +89,8 @@ def _check_form(what: str, score: str, with_statistic: bool, known: Collection[s
         registry.choose(f"statistic in {score!r} of {what}", parts[4], STATISTICS)
 
 
-def _scope(score: str, with_statistic: bool) -> str | None:
-    """Which scope a score is of, "gap" of a difference of two; None if it has another form."""
+def _parse_scope(score: str, with_statistic: bool) -> str | None:
+    """Returns the scope of a score, "gap" of a difference of two; None if the name has another form."""
     parts = score.split("/")
     if len(parts) == 3:
         return "global" if parts[1] == "global" else None
@@ -97,8 +99,8 @@ def _scope(score: str, with_statistic: bool) -> str | None:
     return parts[2] if len(parts) == (5 if with_statistic else 4) and parts[2] in SCOPES else None
 
 
-def _scopes(score: str, config: Any) -> set[str]:
-    """The scopes of which a config must have one for a score to be; none where it always is. Unseen clients are scored unasked."""
+def _needed_scopes(score: str, config: Any) -> set[str]:
+    """Returns the scopes of which a config must have one for a score; empty if the score is always there."""
     parts = score.split("/")
     if is_of_unseen(score):
         return {"own"} if is_gap(score) else set()

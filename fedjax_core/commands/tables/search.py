@@ -1,22 +1,25 @@
-"""The search of a table: the trials of each row on each column, which go on, and which one is chosen. Nothing runs here."""
+"""Plans the search of a table: the trials of each row on each column, their rungs, and the choice.
+
+Nothing runs here.
+"""
 
 import copy
 import itertools
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
 from fedjax_core import experiment, registry
-from fedjax_core.commands.tables import measures, score_checks, search_spaces
-from fedjax_core.commands.tables.definition import Definition, check
-from fedjax_core.commands.tables.table_cells import Cell, cell
+from fedjax_core.commands.tables import measures, score_checks, search_spaces, tpe_sampler
+from fedjax_core.commands.tables.definition import Definition, check_definition
+from fedjax_core.commands.tables.table_cells import Cell, build_cell
 from fedjax_core.reporting.score_labels import is_loss, merit
 from fedjax_core.uplink.dp_mechanisms import STRATEGIES
 
-SAMPLERS = ("random", "grid")
+SAMPLERS = ("random", "grid", "tpe")
 Scores = Mapping[tuple[str, int], float]  # by (name of a run, rounds); NaN of a run that diverged
 
 
@@ -33,21 +36,21 @@ class Trial(NamedTuple):
     values: dict[str, Any]
     cells: tuple[Cell, ...]
 
-    def after(self, rounds: int) -> list[Cell]:
-        """Its runs, to a round."""
-        shorter = []
+    def cells_at(self, rounds: int) -> list[Cell]:
+        """Returns the trial's runs, to a round."""
+        cells = []
         for run in self.cells:
             if run.config.rounds == rounds:
-                shorter.append(run)
+                cells.append(run)
                 continue
             config = copy.deepcopy(run.config)
             config.rounds = rounds
-            shorter.append(run._replace(config=config))
-        return shorter
+            cells.append(run._replace(config=config))
+        return cells
 
 
 class Rung(NamedTuple):
-    """Where trials are compared: `number` of them, trial 0 apart, after `rounds`."""
+    """Where trials are compared: the best `number` of them, and trial 0, after `rounds`."""
 
     rounds: int
     number: int
@@ -62,6 +65,8 @@ class Study(NamedTuple):
       trials: in the order of their numbers.
       rungs: one without halving; none where there is nothing to choose.
       measure: names of scores; the first that a run has is taken.
+      number: of trials in all; with sampler "tpe" the later ones are proposed while the search runs.
+      propose: (number, [(setting, merit) of the trials before]) -> the next trial.
     """
 
     row: str
@@ -70,40 +75,42 @@ class Study(NamedTuple):
     trials: tuple[Trial, ...]
     rungs: tuple[Rung, ...]
     measure: tuple[str, ...]
+    number: int
+    propose: Callable[[int, Sequence[tuple[Mapping[str, Any], float]]], Trial]
 
 
-class Standing(NamedTuple):
-    """How far a study is.
+class StudyStatus(NamedTuple):
+    """The progress of a study.
 
     Attributes:
-      done: how many runs are over, one that went on counted again at each rung.
-      waiting: those that are to be done now, each to the rounds that its config has.
-      before: rounds that they have done on the rung below.
-      later: rounds of each that follows on the rungs above, as far as that is known.
+      finished_runs: number of finished runs; a run that continued counts again at each rung.
+      waiting: runs to do now, each to the rounds of its config.
+      rounds_before: rounds that they have done on the rung below.
+      later_rounds: rounds of each run that follows, as far as that is known.
       chosen: the best trial; None before the end, and where all diverged.
-      scores: of the trials by number, (rounds, score) at the last rung that each came to; NaN of one that diverged.
+      scores: (rounds, score) by trial's number, at the last rung that it reached; NaN: it diverged.
     """
 
-    done: int
+    finished_runs: int
     waiting: list[Cell]
-    before: int
-    later: list[int]
+    rounds_before: int
+    later_rounds: list[int]
     chosen: Trial | None
     scores: dict[int, tuple[int, float]]
 
     @property
-    def settled(self) -> bool:
-        """Whether nothing is left to do."""
+    def is_over(self) -> bool:
+        """Whether no run is left to do."""
         return not self.waiting
 
     @property
-    def diverged(self) -> int:
-        """How many trials did."""
+    def diverged_trials(self) -> int:
+        """The number of trials that diverged."""
         return sum(math.isnan(score) for _, score in self.scores.values())
 
 
 def plan(table: Definition, variant: str) -> dict[tuple[str, str], Study]:
-    """The studies of a table by (row, column), checked, one column after the other; none without a search.
+    """Returns the checked studies of a table by (row, column), column after column; empty without a search.
 
     Raises:
       ValueError: the search or a trial's config is wrong; one line.
@@ -113,39 +120,45 @@ def plan(table: Definition, variant: str) -> dict[tuple[str, str], Study]:
             if row.space:
                 raise ValueError(f"row {row.label!r} has a space, and the table no search; give it one, or take the space out")
         return {}
-    check(table)
-    _check(table)
-    return {(row.label, column.label): _study(table, row, column, variant) for column in table.columns for row in table.rows}
+    check_definition(table)
+    _check_search(table)
+    return {(row.label, column.label): _make_study(table, row, column, variant) for column in table.columns for row in table.rows}
 
 
-def names(search: Any) -> tuple[str, ...]:
-    """The scores that a search chooses by."""
+def score_names(search: Any) -> tuple[str, ...]:
+    """Returns the scores that a search chooses by."""
     return (search.measure,) if isinstance(search.measure, str) else tuple(search.measure)
 
 
-def _check(table: Definition) -> None:
+def _check_search(table: Definition) -> None:
     search = table.search
     if all(measures.is_count(measure) for measure in table.measures):
         raise ValueError("search: a table of counts trains nothing, so it has nothing to search")
-    for name in names(search):
+    for name in score_names(search):
         if not isinstance(name, str) or not name.startswith("validation/"):
-            of = " is scored on test rows;" if str(name).startswith("test/") else ":"
+            of = " is scored on test examples;" if str(name).startswith("test/") else ":"
             raise ValueError(
                 f"search: measure {name!r}{of} settings are chosen by scores such as 'validation/global/accuracy' alone"
             )
-    if not names(search) or len({is_loss(name) for name in names(search)}) > 1:
+    if not score_names(search) or len({is_loss(name) for name in score_names(search)}) > 1:
         raise ValueError(f"search: measure {search.measure!r} must name one or more scores, all of them losses or none")
     registry.choose("sampler of the search", search.sampler, SAMPLERS)
+    if search.sampler == "tpe":
+        tpe_sampler.import_optuna()
+        if search.halving is not None:
+            raise ValueError(
+                f"search: halving={search.halving} with sampler='tpe', which proposes from the scores of full trials; leave one out"
+            )
     for field, least, may_lack in (("trials", 2, False), ("rounds", 1, True), ("halving", 2, True)):
         value = getattr(search, field)
         if not (value is None and may_lack) and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise ValueError(f"search: {field}={value!r} must be a whole number of at least {least}{' or None' * may_lack}")
+            raise ValueError(f"search: {field}={value!r} must be an int of at least {least}{' or None' * may_lack}")
     if not search.seeds or len(set(search.seeds)) < len(search.seeds):
         raise ValueError(f"search: seeds {tuple(search.seeds)} must be one or more, each once")
     for label in search.fewer:
         registry.choose("row in the search's fewer", label, [row.label for row in table.rows])
     for row in table.rows:
-        search_spaces.check(row.label, row.space)
+        search_spaces.check_space(row.label, row.space)
         if not row.space and row.label not in search.fewer:
             raise ValueError(
                 f"row {row.label!r} has no space for {search.trials} trials; give it one, or name it in the search's fewer"
@@ -156,121 +169,152 @@ def _check(table: Definition) -> None:
                     raise ValueError(f"space of row {row.label!r}: {field}={values} is no tuple of values, as a grid needs")
 
 
-def _study(table: Definition, row: Any, column: Any, variant: str) -> Study:
-    """The trials of one row on one column."""
+def _make_study(table: Definition, row: Any, column: Any, variant: str) -> Study:
+    """Makes the study of one row on one column."""
     search, where = table.search, f"{row.label} / {column.label}"
-    first = cell(table, row, column, search.seeds[0], variant).config
+    first = build_cell(table, row, column, search.seeds[0], variant).config
     if first.data.get("validation") is None:
-        raise ValueError(f"{where}: the search needs validation rows; set data.validation, such as 0.2")
+        raise ValueError(f"{where}: the search needs validation examples; set data.validation, such as 0.2")
     until = first.evaluation.get("until")
     if until is not None and until.strip().startswith("test/"):
-        raise ValueError(f"{where}: evaluation.until={until!r} ends trials by a score on test rows; take one on validation rows")
-    found = tuple(first.evaluation.scopes)
+        raise ValueError(
+            f"{where}: evaluation.until={until!r} ends trials by a score on test examples; take one on validation examples"
+        )
+    scopes = tuple(first.evaluation.scopes)
     if not any(
-        set(found) & ({"global"} if name.startswith("validation/global/") and name.count("/") == 2 else {"own", "all"})
-        for name in names(search)
+        set(scopes) & ({"global"} if name.startswith("validation/global/") and name.count("/") == 2 else {"own", "all"})
+        for name in score_names(search)
     ):
-        raise ValueError(f"{where}: no run has the search's {' or '.join(names(search))} with evaluation.scopes={found}")
-    asked = experiment.resolve(first)
-    score_checks.check_searched(names(search), asked)
+        raise ValueError(f"{where}: no run has the search's {' or '.join(score_names(search))} with evaluation.scopes={scopes}")
+    resolved = experiment.resolve(first)
+    score_checks.check_searched(score_names(search), resolved)
     if search.rounds is not None and search.rounds > first.rounds:
         raise ValueError(f"{where}: the search's rounds={search.rounds} must not be more than the run's {first.rounds}")
-    own = _own(first, row.space)
-    points = search_spaces.settings(row.space, search.sampler, search.seed, search.trials - 1, own) if row.space else []
-    if len(points) + 1 < search.trials and row.label not in search.fewer:
+    own = _own_settings(first, row.space)
+    number, points = search.trials - 1, []
+    if row.space and search.sampler == "tpe":
+        number = int(min(number, search_spaces.count_others(row.space, own)))
+        random_trials = min(number, tpe_sampler.RANDOM_TRIALS)
+        points = search_spaces.sample_settings(row.space, "random", search.seed, random_trials, own)
+        number = number if len(points) == random_trials else len(points)
+    elif row.space:
+        points = search_spaces.sample_settings(row.space, search.sampler, search.seed, number, own)
+        number = len(points)
+    if number + 1 < search.trials and row.label not in search.fewer:
         raise ValueError(
-            f"{where}: the space of {', '.join(row.space)} has {len(points)} points beside the row's own settings, too few for "
+            f"{where}: the space of {', '.join(row.space)} has {number} points beside the row's own settings, too few for "
             f"{search.trials} trials; give it more, or name the row in the search's fewer"
         )
     shorter = {} if search.rounds is None else {"rounds": search.rounds}
-    trials = []
-    for number, values in enumerate([{}, *points]):
-        runs = [cell(table, row, column, seed, variant, values | shorter, number) for seed in search.seeds]
-        trials.append(Trial(number, values or own, tuple(runs)))
+
+    def make_trial(index: int, values: dict[str, Any]) -> Trial:
+        runs = [build_cell(table, row, column, seed, variant, values | shorter, index) for seed in search.seeds]
+        return Trial(index, values or own, tuple(runs))
+
+    def propose(index: int, history: Sequence[tuple[Mapping[str, Any], float]]) -> Trial:
+        values = tpe_sampler.propose_setting(row.space, search.seed, index, history)
+        taken = {search_spaces.point_key(setting) for setting, _ in history}
+        if search_spaces.point_key(values) in taken:
+            values = search_spaces.draw_setting(row.space, search.seed, index, taken)
+        if values is None:
+            raise ValueError(f"{where}: the space of {', '.join(row.space)} has no setting left for trial {index}")
+        trial = make_trial(index, values)
+        return trial._replace(cells=tuple(run._replace(own=trials[0].cells[0].own) for run in trial.cells))  # as the search began
+
+    trials = [make_trial(index, values) for index, values in enumerate([{}, *points])]
     full = search.rounds or first.rounds
-    steps = rungs(len(trials), full, first.evaluation.every, search.halving) if points else ()
+    steps = make_rungs(number + 1, full, first.evaluation.every, search.halving) if points else ()
     if len(steps) > 1:
-        _check_noise(where, search.halving, asked)
-    return Study(row.label, column.label, row.space, tuple(trials), steps, names(search))
+        _check_noise(where, search.halving, resolved)
+    number = number + 1 if points else 1
+    return Study(row.label, column.label, row.space, tuple(trials), steps, score_names(search), number, propose)
 
 
-def _check_noise(where: str, halving: int, asked: experiment.Asked) -> None:
+def _check_noise(where: str, halving: int, resolved: experiment.Asked) -> None:
     """Raises ValueError for noise that is made for a number of rounds: a trial that goes on from a halt would need other noise."""
-    private = asked.privacy
-    if private is None or (private.epsilon is None and private.name not in STRATEGIES):
+    privacy = resolved.privacy
+    if privacy is None or (privacy.epsilon is None and privacy.name not in STRATEGIES):
         return
-    of = f"privacy.mechanism={private.name!r}" if private.epsilon is None else f"privacy.epsilon={private.epsilon:g}"
+    option = f"privacy.mechanism={privacy.name!r}" if privacy.epsilon is None else f"privacy.epsilon={privacy.epsilon:g}"
     raise ValueError(
-        f"{where}: halving={halving} lets trials go on after a halt, and the noise of {of} is made for a number of rounds; "
+        f"{where}: halving={halving} lets trials go on after a halt, and the noise of {option} is made for a number of rounds; "
         "leave halving out, or set privacy.noise with a mechanism of independent noise, such as 'gaussian'"
     )
 
 
-def _own(config: Any, space: Mapping[str, Any]) -> dict[str, Any]:
-    """What a config has in the fields of a space, None too; without fields that it does not have."""
-    found = {}
+def _own_settings(config: Any, space: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a config's values, None too, in those fields of a space that it has."""
+    settings = {}
     for field in space:
         *outer, name = field.split(".")
-        place = config
-        for each in outer:
-            place = place.get(each) if isinstance(place, ConfigDict) else None
-        if isinstance(place, ConfigDict) and name in place:
-            found[field] = place[name]
-    return found
+        group = config
+        for name_of_group in outer:
+            group = group.get(name_of_group) if isinstance(group, ConfigDict) else None
+        if isinstance(group, ConfigDict) and name in group:
+            settings[field] = group[name]
+    return settings
 
 
-def rungs(trials: int, rounds: int, every: int, factor: int | None) -> tuple[Rung, ...]:
-    """After which rounds how many trials are compared: rounds / factor ** k, up to the next evaluation, where one is scored anyway.
+def make_rungs(trials: int, rounds: int, every: int, factor: int | None) -> tuple[Rung, ...]:
+    """Returns after which rounds how many trials are compared: rounds / factor ** k, up to the next evaluation.
 
-    >>> rungs(8, 40, 5, 2)
+    >>> make_rungs(8, 40, 5, 2)
     (Rung(rounds=5, number=8), Rung(rounds=10, number=4), Rung(rounds=20, number=2), Rung(rounds=40, number=1))
-    >>> rungs(8, 40, 5, None)
+    >>> make_rungs(8, 40, 5, None)
     (Rung(rounds=40, number=8),)
     """
     if factor is None:
         return (Rung(rounds, trials),)
-    steps, found = 0, {}
+    steps, trials_at = 0, {}
     while factor ** (steps + 1) <= trials:
         steps += 1
     for step in range(steps + 1):
-        at = min(rounds, math.ceil(rounds / factor ** (steps - step) / every) * every)
-        found.setdefault(at, trials // factor**step)  # where two come to one round, nothing is cut between them
-    return tuple(Rung(at, number) for at, number in found.items())
+        round_num = min(rounds, math.ceil(rounds / factor ** (steps - step) / every) * every)
+        trials_at.setdefault(round_num, trials // factor**step)  # where two come to one round, nothing is cut between them
+    return tuple(Rung(round_num, number) for round_num, number in trials_at.items())
 
 
-def standing(study: Study, scores: Scores) -> Standing:
-    """How far a study is, from the scores that there are."""
+def compute_status(study: Study, scores: Scores) -> StudyStatus:
+    """Computes the status of a study from the scores so far."""
     if not study.rungs:
-        return Standing(0, [], 0, [], study.trials[0], {})
-    alive, found, done = list(study.trials), {}, 0
+        return StudyStatus(0, [], 0, [], study.trials[0], {})
+    alive, scores_at_rung, finished_runs = list(study.trials), {}, 0
     ranked: list[Trial] = []
-    for place, rung in enumerate(study.rungs):
-        if place:
+    for level, rung in enumerate(study.rungs):
+        if level:
             alive = [trial for trial in alive if trial in ranked[: rung.number] or (trial in ranked and trial.number == 0)]
         waiting = []
         for trial in alive:
-            there = [scores[run.name, rung.rounds] for run in trial.cells if (run.name, rung.rounds) in scores]
-            done += len(there)
-            if any(map(math.isnan, there)):
-                found[trial.number] = rung.rounds, math.nan
-            elif len(there) == len(trial.cells):
-                found[trial.number] = rung.rounds, statistics.fmean(there)
+            run_scores = [scores[run.name, rung.rounds] for run in trial.cells if (run.name, rung.rounds) in scores]
+            finished_runs += len(run_scores)
+            if any(map(math.isnan, run_scores)):
+                scores_at_rung[trial.number] = rung.rounds, math.nan
+            elif len(run_scores) == len(trial.cells):
+                scores_at_rung[trial.number] = rung.rounds, statistics.fmean(run_scores)
             else:
-                waiting += [run for run in trial.after(rung.rounds) if (run.name, rung.rounds) not in scores]
+                waiting += [run for run in trial.cells_at(rung.rounds) if (run.name, rung.rounds) not in scores]
         if waiting:
-            before = study.rungs[place - 1].rounds if place else 0
-            return Standing(done, waiting, before, _later(study, place), None, found)
+            before = study.rungs[level - 1].rounds if level else 0
+            later = [rung.rounds] * ((study.number - len(study.trials)) * len(study.trials[0].cells))
+            return StudyStatus(finished_runs, waiting, before, later + _rounds_of_later_rungs(study, level), None, scores_at_rung)
         ranked = sorted(
-            (trial for trial in alive if not math.isnan(found[trial.number][1])),
-            key=lambda trial: -merit(study.measure[0], found[trial.number][1]),
+            (trial for trial in alive if not math.isnan(scores_at_rung[trial.number][1])),
+            key=lambda trial: -merit(study.measure[0], scores_at_rung[trial.number][1]),
         )
-    return Standing(done, [], 0, [], ranked[0] if ranked else None, found)
+    return StudyStatus(finished_runs, [], 0, [], ranked[0] if ranked else None, scores_at_rung)
 
 
-def _later(study: Study, place: int) -> list[int]:
-    """Rounds of each run on the rungs above one."""
-    found = []
-    for below, rung in itertools.pairwise(study.rungs[place:]):
+def add_proposed_trial(study: Study, status: StudyStatus) -> Study:
+    """Returns the study with its next trial, which follows from the scores of all others."""
+    merits = {number: merit(study.measure[0], score) for number, (_, score) in status.scores.items()}
+    history = [(trial.values, merits[trial.number]) for trial in study.trials]
+    return study._replace(trials=(*study.trials, study.propose(len(study.trials), history)))
+
+
+def _rounds_of_later_rungs(study: Study, level: int) -> list[int]:
+    """Returns the rounds of each run on the rungs above one."""
+    rounds = []
+    for below, rung in itertools.pairwise(study.rungs[level:]):
         trials = min(rung.number + 1, len(study.trials))  # trial 0 goes on in any case
-        found += [rung.rounds - below.rounds] * (trials * len(study.trials[0].cells))
-    return found
+        rounds += [rung.rounds - below.rounds] * (trials * len(study.trials[0].cells))
+    return rounds

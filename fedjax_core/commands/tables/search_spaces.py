@@ -1,36 +1,36 @@
-"""Spaces of a search: checked, drawn from, and whether a value lies at their edge. Nothing runs here.
+"""Validates the spaces of a search, samples settings from them, and names values at their edges.
 
-A space is {field: values}: a tuple, or numbers between two, such as `Uniform` and `LogUniform` of `configs/tables/base.py`, which
-have `low`, `high`, `at(share)` and `share(value)`.
+A space is {field: values}. Values are a tuple, or an interval such as `Uniform` and `LogUniform` of
+`configs/tables/base.py`, which have `low`, `high`, `at(share)` and `share(value)`.
 """
 
 import hashlib
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fedjax_core.storage.json_files import plain
 
 Space = Mapping[str, Any]
-# What all rows have in common, and what changes no result
-OF_THE_TABLE = ("seed", "rounds", "data", "task", "cohort", "dropout", "evaluation", "plan", "checkpoint", "callbacks", "profile")
-OF_THE_TABLE += ("privacy", "adversary", "aggregation", "compression")
+# Fields that all rows share, or that change no result
+TABLE_FIELDS = ("seed", "rounds", "data", "task", "cohort", "dropout", "evaluation", "plan", "checkpoint", "callbacks", "profile")
+TABLE_FIELDS += ("privacy", "adversary", "aggregation", "compression")
 EDGE = 0.1  # the outer part of an interval, on its own scale
 DIGITS = 4  # of drawn numbers, so that what the table shows is what was tried
-ATTEMPTS = 1000  # draws of one point, where nobody knows how many there are
+ATTEMPTS = 1000  # draws of one setting of a space with intervals
 
 
-def check(row: str, space: Space) -> None:
-    """Whether a row's space holds together, whatever its config has.
+def check_space(row: str, space: Space) -> None:
+    """Validates a row's space.
 
     Raises:
-      ValueError: it does not; one line with the row, the field and what was found.
+      ValueError: it is wrong; names the row, the field, the value and what is allowed.
     """
     for field, values in space.items():
         what = f"space of row {row!r}: {field}"
-        if field.split(".")[0] in OF_THE_TABLE:
+        if field.split(".")[0] in TABLE_FIELDS:
             raise ValueError(f"{what} is not the row's to choose; a space has what its method trains with, such as optimizer.lr")
         if is_interval(values):
             least = 0 if type(values).__name__ == "LogUniform" else -math.inf
@@ -38,67 +38,84 @@ def check(row: str, space: Space) -> None:
                 raise ValueError(f"{what}={values} needs low < high, both finite{', both positive' if least == 0 else ''}")
         elif isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise ValueError(f"{what}={values!r} must be a tuple of values, Uniform(low, high) or LogUniform(low, high)")
-        elif len({key(value) for value in values}) < len(values):
+        elif len({value_key(value) for value in values}) < len(values):
             raise ValueError(f"{what}={values!r} has a value twice")
 
 
-def settings(space: Space, sampler: str, seed: int, number: int, own: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What trials 1, 2, ... try: points of the space, all different, none of them the row's own settings.
+def sample_settings(space: Space, sampler: str, seed: int, number: int, own: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns what trials 1, 2, ... try: settings that are all different, none of them the row's own.
 
-    A point follows from the seed, the trial's number and the space alone: more trials or other rows leave it as it is.
+    A setting follows from the seed, the trial's number and the space alone: more trials or other rows
+    do not change it.
 
     Args:
       space: checked, with at least one field.
       sampler: "random" or "grid".
       seed: of the draws.
-      number: how many there may be; there are fewer only if the space has fewer, or `ATTEMPTS` draws find no other.
+      number: the most settings; there are fewer if the space has fewer, or if `ATTEMPTS` draws find
+        no other.
       own: the row's settings in the fields of the space.
     """
-    fields = list(space)
-    taken = {_key(own)}
+    taken = {point_key(own)}
     if sampler == "grid":
-        points = [dict(zip(fields, values, strict=True)) for values in itertools.product(*space.values())]
-        points = [point for point in points if _key(point) not in taken]
-        return sorted(points, key=lambda point: _share(seed, "grid", _key(point)))[:number]
-    found: list[dict[str, Any]] = []
-    left = _size(space) - (1 if _inside(space, own) else 0)
-    while len(found) < min(number, left):
-        for attempt in range(ATTEMPTS) if left == math.inf else itertools.count():  # what an earlier trial has is drawn again
-            point = {field: _drawn(space[field], _share(seed, len(found) + 1, field, attempt)) for field in fields}
-            if _key(point) not in taken:
-                break
-        else:
-            return found  # a narrow interval has few numbers of so many digits
-        taken.add(_key(point))
-        found.append(point)
-    return found
+        points = [dict(zip(space, values, strict=True)) for values in itertools.product(*space.values())]
+        points = [point for point in points if point_key(point) not in taken]
+        return sorted(points, key=lambda point: hash_fraction(seed, "grid", point_key(point)))[:number]
+    settings: list[dict[str, Any]] = []
+    while len(settings) < min(number, count_others(space, own)):
+        setting = draw_setting(space, seed, len(settings) + 1, taken)
+        if setting is None:
+            break
+        taken.add(point_key(setting))
+        settings.append(setting)
+    return settings
 
 
-def edges(space: Space, values: Mapping[str, Any]) -> list[str]:
-    """Which numbers lie at the edge of the space or outside, where better ones may be: "optimizer.lr=0.9 at the upper edge"."""
-    found = []
+def draw_setting(space: Space, seed: int, number: int, taken: Collection[str]) -> dict[str, Any] | None:
+    """Returns the random setting of a trial; drawn again while its `point_key` is in `taken`.
+
+    A finite space must have a point that is not taken. A narrow interval has few numbers of `DIGITS`
+    digits: None if `ATTEMPTS` draws find no other.
+    """
+    is_finite = math.isfinite(_count_points(space))
+    for attempt in itertools.count() if is_finite else range(ATTEMPTS):
+        draws = {field: hash_fraction(seed, number, field, attempt) for field in space}
+        setting = {field: _draw_value(space[field], draws[field]) for field in space}
+        if point_key(setting) not in taken:
+            return setting
+    return None
+
+
+def count_others(space: Space, own: Mapping[str, Any]) -> float:
+    """Returns how many settings a space has beside the row's own; infinity with an interval."""
+    return _count_points(space) - is_inside(space, own)
+
+
+def describe_edges(space: Space, values: Mapping[str, Any]) -> list[str]:
+    """Returns which numbers are at an edge of the space or outside: "optimizer.lr=0.9 at the upper edge"."""
+    edges = []
     for field, value in values.items():
         limits = space[field]
         if is_interval(limits):
             share = limits.share(value) if is_number(value) else 0.5
-            place = _place(share < 0 or share > 1, share < EDGE, share > 1 - EDGE)
+            edge = _describe_edge(share < 0 or share > 1, share < EDGE, share > 1 - EDGE)
         elif all(map(is_number, [value, *limits])) and len(limits) > 2:
             low, high = min(limits), max(limits)
-            place = _place(not low <= value <= high, value <= low, value >= high)
+            edge = _describe_edge(not low <= value <= high, value <= low, value >= high)
         else:
             continue
-        if place:
-            found.append(f"{field}={value} {place}")
-    return found
+        if edge:
+            edges.append(f"{field}={value} {edge}")
+    return edges
 
 
-def _place(outside: bool, low: bool, high: bool) -> str:
+def _describe_edge(outside: bool, low: bool, high: bool) -> str:
     side = "lower" if low else "upper"
     return f"beyond the {side} edge" if outside else f"at the {side} edge" if low or high else ""
 
 
 def is_interval(values: Any) -> bool:
-    """Whether a field has numbers between two, not a tuple."""
+    """Whether a field has an interval, not a tuple of values."""
     return all(hasattr(values, name) for name in ("low", "high", "at", "share"))
 
 
@@ -106,35 +123,44 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def key(value: Any) -> str:
-    """A value as text that equal ones share, 1 and 1.0 too."""
+def value_key(value: Any) -> str:
+    """Returns a string that equal values share, 1 and 1.0 too."""
     return repr(float(value)) if is_number(value) else json.dumps(plain(value))
 
 
-def _key(point: Mapping[str, Any]) -> str:
-    return json.dumps({field: key(value) for field, value in point.items()}, sort_keys=True)
+def point_key(point: Mapping[str, Any]) -> str:
+    """Returns a string that equal settings share."""
+    return json.dumps({field: value_key(value) for field, value in point.items()}, sort_keys=True)
 
 
-def _share(*what: Any) -> float:
-    """A number in [0, 1) that follows from its arguments, on every machine."""
+def hash_fraction(*what: Any) -> float:
+    """Returns a number in [0, 1) that follows from the arguments, on every machine."""
     digest = hashlib.sha256("/".join(map(str, what)).encode()).digest()
     return int.from_bytes(digest[:7]) / 2**56
 
 
-def _drawn(values: Any, share: float) -> Any:
+def _draw_value(values: Any, share: float) -> Any:
     if not is_interval(values):
         return values[int(share * len(values))]
-    return min(max(float(f"{values.at(share):.{DIGITS}g}"), values.low), values.high)
+    return round_value(values, values.at(share))
 
 
-def _size(space: Space) -> float:
-    """How many points there are."""
+def round_value(interval: Any, value: float) -> float:
+    """Returns a number of an interval with `DIGITS` digits, as the table shows it."""
+    return min(max(float(f"{value:.{DIGITS}g}"), interval.low), interval.high)
+
+
+def _count_points(space: Space) -> float:
+    """Returns the number of points; infinity with an interval."""
     return math.inf if any(map(is_interval, space.values())) else math.prod(map(len, space.values()))
 
 
-def _inside(space: Space, own: Mapping[str, Any]) -> bool:
-    """Whether a point is one of a finite space's."""
-    return all(
-        field in own and not is_interval(values) and key(own[field]) in {key(value) for value in values}
-        for field, values in space.items()
-    )
+def is_inside(space: Space, point: Mapping[str, Any]) -> bool:
+    """Whether a point has a value of the space in each field."""
+    return all(field in point and _is_among(values, point[field]) for field, values in space.items())
+
+
+def _is_among(values: Any, value: Any) -> bool:
+    if is_interval(values):
+        return is_number(value) and values.low <= value <= values.high
+    return value_key(value) in {value_key(other) for other in values}

@@ -1,4 +1,4 @@
-"""The runs of a table: each cell's resolved config, checked, and the name of its directory."""
+"""Builds the runs of a table: each cell's resolved and checked config, and the name of its directory."""
 
 import copy
 import hashlib
@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from fedjax_core import code_fingerprint, experiment, option_types, registry
-from fedjax_core.commands.tables import places, score_checks
+from fedjax_core.commands.tables import definition, score_checks
 from fedjax_core.commands.tables.comparability import check_rows_comparable
-from fedjax_core.commands.tables.definition import Definition, check, targets_of
+from fedjax_core.commands.tables.definition import Definition, check_definition, column_targets
 from fedjax_core.data import partition
 from fedjax_core.experiment.schema import MAY_LACK_GROUPS
 from fedjax_core.reporting import reporter
 from fedjax_core.run import MAY_DIFFER
 from fedjax_core.storage.json_files import plain
 
-OF_TABLES = {  # fields of configs that a table sets itself, and where it has them
+SET_BY_TABLE = {  # fields of configs that a table sets itself, and where it has them
     "seed": "a table has seeds of its own: --seeds, or the definition's seeds",
     "evaluation.targets": "a table has targets of its own, in its definition",
 }
@@ -36,7 +36,7 @@ class Cell(NamedTuple):
       config: resolved.
       name: of its directory.
       trial: its number in a search; None: it is no trial.
-      own: of the user's own code behind it, and of the files that its networks begin from, what `code_fingerprint.digests` says.
+      own: `code_fingerprint.digests` of the user's own code behind it, and of the files its networks begin from.
     """
 
     row: str
@@ -47,13 +47,18 @@ class Cell(NamedTuple):
     trial: int | None = None
     own: Mapping[Path, str] = MappingProxyType({})
 
+    @property
+    def pair(self) -> tuple[str, str]:
+        """The labels (row, column)."""
+        return self.row, self.column
+
     def __str__(self) -> str:
         trial = "" if self.trial is None else f"trial {self.trial} / "
         return f"{self.row} / {self.column} / {trial}seed {self.seed}"
 
 
 def cells(table: Definition, variant: str, seeds: Sequence[int] | None = None) -> list[Cell]:
-    """The runs of a table, checked; one seed of everything before the next.
+    """Builds the checked runs of a table, one seed of everything before the next.
 
     Args:
       table: the definition.
@@ -61,24 +66,24 @@ def cells(table: Definition, variant: str, seeds: Sequence[int] | None = None) -
       seeds: in place of the table's.
 
     Raises:
-      ValueError: the definition is wrong: a name twice, a method, setting, row or column that there is not, a number of the paper
-        that is missing, rows that differ in more than the definition says; one line that names it.
+      ValueError: the definition is wrong, such as a name twice, an unknown method, setting, row or column,
+        a missing number of the paper, rows that differ in more than the definition says.
     """
-    check(table)
+    check_definition(table)
     seeds = tuple(table.seeds if seeds is None else seeds)
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds {seeds} must be one or more, each once")
-    every = [cell(table, row, column, seed, variant) for seed in seeds for column in table.columns for row in table.rows]
+    every = [build_cell(table, row, column, seed, variant) for seed in seeds for column in table.columns for row in table.rows]
     check_rows_comparable(table, configs_of(every))
     return every
 
 
 def configs_of(every: Sequence[Cell]) -> dict[tuple[str, str], Any]:
     """Returns the configs of cells by (row, column), of the first seed."""
-    return {(one.row, one.column): one.config for one in reversed(every)}
+    return {cell.pair: cell.config for cell in reversed(every)}
 
 
-def cell(
+def build_cell(
     table: Definition,
     row: Any,
     column: Any,
@@ -87,7 +92,7 @@ def cell(
     tuned: Mapping[str, Any] | None = None,
     trial: int | None = None,
 ) -> Cell:
-    """One run of a row on a column.
+    """Builds one run of a row on a column.
 
     Args:
       table, row, column: of the definition.
@@ -101,19 +106,21 @@ def cell(
     """
     where = f"{row.label} / {column.label}" + (f" / trial {trial}" if trial and tuned else "")
     try:
-        config = _resolved(table, row, column, seed, variant, tuned or {})
-        with registry.noting() as named:
-            asked = experiment.resolve(config)
+        config = _resolve_config(table, row, column, seed, variant, tuned or {})
+        with registry.noting() as lookups:
+            resolved = experiment.resolve(config)
         for measure in table.measures:
-            score_checks.check(measure, config, asked)
+            score_checks.check(measure, config, resolved)
     except Exception as error:  # get_config is the user's code too
         raise ValueError(f"{where}: {reporter.one_line(error)}") from error
-    own = code_fingerprint.digests([*code_fingerprint.files(named), *experiment.begun_from(config)])
-    name = f"{places.slug(row.label)}--{places.slug(column.label)}--seed{seed}--{_hash(config, list(own.values()))}"
+    own = code_fingerprint.digests([*code_fingerprint.files(lookups), *experiment.begun_from(config)])
+    name = (
+        f"{definition.slugify(row.label)}--{definition.slugify(column.label)}--seed{seed}--{_hash_run(config, list(own.values()))}"
+    )
     return Cell(row.label, column.label, seed, config, name, trial, own)
 
 
-def _resolved(table: Definition, row: Any, column: Any, seed: int, variant: str, tuned: Mapping[str, Any]) -> Any:
+def _resolve_config(table: Definition, row: Any, column: Any, seed: int, variant: str, tuned: Mapping[str, Any]) -> Any:
     config = copy.deepcopy(row.config(variant))  # which may return the same one each time
     _check_config(config)
     of_cell = table.cells.get((row.label, column.label), {})
@@ -121,16 +128,16 @@ def _resolved(table: Definition, row: Any, column: Any, seed: int, variant: str,
     for some in (table.changes, column.changes, row.changes, of_cell, tuned):
         changes |= some
     for field, value in changes.items():
-        if field in OF_TABLES:
-            raise ValueError(f"{field}={value!r} would have no effect; {OF_TABLES[field]}")
+        if field in SET_BY_TABLE:
+            raise ValueError(f"{field}={value!r} would have no effect; {SET_BY_TABLE[field]}")
     if "method.name" in changes and "method" in config:
         experiment.switch(config, _take_method(changes))
     for field, value in changes.items():
-        _change(config, field, value)
+        _set_field(config, field, value)
     config.seed = seed
     if table.new_partitions:
         config.data.seed += seed
-    config.evaluation.targets = tuple(targets_of(table, column.label))
+    config.evaluation.targets = tuple(column_targets(table, column.label))
     return config
 
 
@@ -152,50 +159,52 @@ def _take_method(changes: dict[str, Any]) -> dict[str, Any]:
     return method_of
 
 
-def _change(config: Any, field: str, value: Any) -> None:
+def _set_field(config: Any, field: str, value: Any) -> None:
     """Sets a dotted field that is there, or an option of the method."""
     *above, last = field.split(".")
-    place: Any = config
+    group: Any = config
     for name in above:
-        place = place.get(name) if isinstance(place, ConfigDict) else None
-    known = list(place) if isinstance(place, ConfigDict) else []
+        group = group.get(name) if isinstance(group, ConfigDict) else None
+    known = list(group) if isinstance(group, ConfigDict) else []
     if last not in known and not (above == ["method"] and known):
-        raise ValueError(f"the config has no field {field}.{registry.did_you_mean(field, _fields(config))}")
+        raise ValueError(f"the config has no field {field}.{registry.did_you_mean(field, _list_fields(config))}")
     try:
-        with place.unlocked():
-            place[last] = value
+        with group.unlocked():
+            group[last] = value
     except TypeError as error:
         raise ValueError(f"{field}={value!r}: {reporter.one_line(error)}") from None
 
 
-def _fields(config: ConfigDict, prefix: str = "") -> list[str]:
-    found = []
+def _list_fields(config: ConfigDict, prefix: str = "") -> list[str]:
+    fields = []
     for name, value in config.items():
-        found += [f"{prefix}{name}", *(_fields(value, f"{prefix}{name}.") if isinstance(value, ConfigDict) else ())]
-    return found
+        fields += [f"{prefix}{name}", *(_list_fields(value, f"{prefix}{name}.") if isinstance(value, ConfigDict) else ())]
+    return fields
 
 
-def _hash(config: Any, files: Sequence[str]) -> str:
-    """Of what makes a run what it is: not how it is spread over devices, saved or summarised, and no field that is not given, so
-    that new fields of configs, and new groups of such, leave it as it was.
+def _hash_run(config: Any, files: Sequence[str]) -> str:
+    """Hashes what makes a run what it is.
+
+    Not hashed are its placement on devices, how it is saved and summarised, and fields that are not
+    given: so new fields and groups of configs do not change the hash.
 
     Args:
       config: resolved.
-      files: digests of the user's own code that it names, of what this imports, and of files of weights.
+      files: digests of the user's own code that it names or imports, and of files of weights.
     """
 
     def given(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         kept = {key: value for key, value in fields.items() if value is not None and f"{prefix}{key}" not in left_out}
         return {key: given(value, f"{prefix}{key}.") if isinstance(value, dict) else value for key, value in kept.items()}
 
-    of_scores = {
+    of_result = {
         "rounds",
         "evaluation.until",
         "evaluation.patience",
         "evaluation.every",
         "evaluation.batch",
-    }  # these say where it ends, and what scores
-    left_out = set(MAY_DIFFER) - of_scores
+    }  # where it ends, and what is scored
+    left_out = set(MAY_DIFFER) - of_result
     fields = partition.with_clients(plain(config.to_dict()))
     if fields.get("evaluation", {}).get("batch", 0) is None:
         fields["evaluation"]["batch"] = BATCH_BEFORE
@@ -207,22 +216,22 @@ def _hash(config: Any, files: Sequence[str]) -> str:
 
 
 def choose(all_cells: Sequence[Cell], only: Iterable[str]) -> list[Cell]:
-    """The cells that texts mean (`places`); all of them for none.
+    """Returns the cells that selectors match (`select_pairs`); all of them without a selector.
 
     Raises:
-      ValueError: a text means none of the table's.
+      ValueError: a selector matches nothing.
     """
     only = list(only)
     if not only:
         return list(all_cells)
-    meant = {pair for text in only for pair in places.chosen(text, _pairs(all_cells))}
-    return [c for c in all_cells if (c.row, c.column) in meant]
+    meant = {pair for text in only for pair in definition.select_pairs(text, _pairs(all_cells))}
+    return [cell for cell in all_cells if cell.pair in meant]
 
 
 def names(all_cells: Sequence[Cell], text: str) -> list[str]:
-    """The texts in "ROW,ROW/COLUMN,...", for `choose`."""
-    return places.split(text, _pairs(all_cells))
+    """Splits "ROW,ROW/COLUMN,..." into selectors for `choose`."""
+    return definition.split_selectors(text, _pairs(all_cells))
 
 
 def _pairs(all_cells: Sequence[Cell]) -> list[tuple[str, str]]:
-    return [(c.row, c.column) for c in all_cells]
+    return [cell.pair for cell in all_cells]

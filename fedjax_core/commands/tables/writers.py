@@ -1,70 +1,91 @@
-"""A table as files: Markdown, a CSV of one record per cell and measure, and LaTeX."""
+"""Writes a table as Markdown, as CSV with a record per cell and measure, and as LaTeX (package booktabs).
+
+In LaTeX each measure, its intervals, what a search chose and the costs have a tabular each. Notes on
+the numbers follow below it in lines that wrap. With `Table.latex` each tabular is in an environment of
+its own, with caption and label.
+"""
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedjax_core.atomic_files import write_csv, write_text
-from fedjax_core.commands.tables import comparability, formatting, measures, reached, search_report
-from fedjax_core.commands.tables.bootstrap_comparison import Compared, Known
-from fedjax_core.commands.tables.definition import all_targets, paper_of
-from fedjax_core.commands.tables.latex import latex
+from fedjax_core.commands.tables import comparability, formatting, measures, search_report
+from fedjax_core.commands.tables.bootstrap_comparison import Comparison, ComparisonCache
+from fedjax_core.commands.tables.definition import all_targets, paper_value, slugify
 from fedjax_core.commands.tables.results import Contents
 from fedjax_core.commands.tables.table_cells import configs_of
+from fedjax_core.commands.tables.trials import SearchProgress
 
-STYLE = formatting.Style(plus_minus="±", bold="**{}**", mark=" ({})", alike="≈")
+MARKDOWN_STYLE = formatting.Style(plus_minus="±", bold="**{}**", mark=" ({})", alike="≈")
+LATEX_STYLE = formatting.Style(plus_minus=r"$\pm$", bold=r"\textbf{{{}}}", mark="$^{{{}}}$", alike=r"$\approx$")
+LATEX_SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "±": r"$\pm$",
+    "≈": r"$\approx$",
+}
+LATEX_MINUS = re.compile(r"(?<![\w.$])-(?=\d)")
 
 
-def write(contents: Contents, folder: Path, known: Known | None = None) -> list[Path]:
+def write(contents: Contents, folder: Path, cache: ComparisonCache | None = None) -> list[Path]:
     """Writes table.md, table.csv and table.tex, and with a search trials.csv, each atomically.
 
     Args:
       contents: of the table.
       folder: where the files go.
-      known: intervals of earlier calls for this table, see `compare`.
+      cache: comparisons of earlier calls for this table; see `compare_cells`.
 
     Raises:
       OSError: they cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"table.{kind}" for kind in ("md", "csv", "tex")]
-    grids = formatting.grids(contents, known)
+    grids = formatting.make_grids(contents, cache)
     write_text(files[0], markdown(contents, grids))
-    write_csv(files[1], records(contents, grids))
-    write_text(files[2], latex(contents, grids))
+    write_csv(files[1], make_records(contents, grids))
+    write_text(files[2], render_latex(contents, grids))
     if contents.searches is not None and contents.searches.studies:
         files.append(folder / "trials.csv")
-        write_csv(files[3], search_report.trials(contents.searches))
+        write_csv(files[3], search_report.trial_records(contents.searches))
     return files
 
 
 def markdown(contents: Contents, grids: Mapping[str, formatting.Grid] | None = None) -> str:
-    """The table as Markdown: a grid per measure and one of its intervals, then costs, then what failed. `grids`: the cells by
-    measure, if they are known already."""
-    grids = formatting.grids(contents) if grids is None else grids
+    """Returns the table as Markdown: for each measure its cells and intervals, then costs and failures.
+
+    Args:
+      contents: of the table.
+      grids: the cells by measure's label; None: they are computed.
+    """
+    grids = formatting.make_grids(contents) if grids is None else grids
     table, every, seeds = contents.table, contents.every, contents.seeds
     lines = [f"# {table.title}", ""]
     if table.note:
         lines += [table.note, ""]
     done = sum(cell.name in contents.results for cell in every)
     state = "" if done == len(every) else f" {done} of {len(every)} runs are finished."
-    lines += [f"Variant `{contents.variant}`; {formatting.over_seeds(seeds)}.{state}"]
+    lines += [f"Variant `{contents.variant}`; {formatting.describe_seeds(seeds)}.{state}"]
     if differences := comparability.find_differences(table, configs_of(every)):
         lines += ["", "Rows differ in more than their methods, as the definition says:", ""]
         lines += [f"- {difference}" for difference in differences]
-    papers = [paper_of(table, r.label, c.label, m.label) for m in table.measures for r in table.rows for c in table.columns]
+    papers = [paper_value(table, r.label, c.label, m.label) for m in table.measures for r in table.rows for c in table.columns]
     if sources := list(dict.fromkeys(paper[2] for paper in papers if paper)):
         deviates = ", ± as the paper has it," if any(paper and paper[1] is not None for paper in papers) else ""
-        over = any(measures.target(measure) is not None for measure in table.measures)
+        over = any(measures.rounds_target(measure) is not None for measure in table.measures)
         ratio = ", or of rounds to a target ours over it" if over else ""
         lines += ["", f"In brackets the published value{deviates} and ours minus it{ratio}: {'; '.join(sources)}."]
     for measure in table.measures:
-        lines += ["", f"## {measure.label}", "", *_grid(contents, measure, grids[measure.label])]
-        lines += _speedups(contents, measure, grids[measure.label])
-        lines += _intervals(contents, measure, grids[measure.label])
+        lines += ["", f"## {measure.label}", "", *_markdown_grid(contents, measure, grids[measure.label])]
+        lines += _markdown_speedups(contents, measure, grids[measure.label])
+        lines += _markdown_intervals(contents, measure, grids[measure.label])
     if contents.searches is not None and contents.searches.studies:
-        lines += ["", "## Search", "", *search_report.lines(table.search, contents.searches)]
+        lines += ["", "## Search", "", *search_report.render_report(table.search, contents.searches)]
     lines += ["", "## Rounds, time and traffic", ""]
     targets = all_targets(table)
     if targets:
@@ -73,63 +94,67 @@ def markdown(contents: Contents, grids: Mapping[str, formatting.Grid] | None = N
             "",
         ]
     heads = ["", "", *(f"rounds to {100 * t:g} %" for t in targets), "s/round", "down", "up"]
-    lines += [_line(*heads), _line("---", "---", *("--:" for _ in heads[2:]))]
-    lines += [_line(row, column, *costs) for row, column, costs in formatting.costs(contents)]
+    lines += [formatting.markdown_row(*heads), formatting.markdown_row("---", "---", *("--:" for _ in heads[2:]))]
+    lines += [formatting.markdown_row(row, column, *costs) for row, column, costs in formatting.format_costs(contents)]
     if contents.failures:
         lines += ["", "## Failed", ""]
         lines += [f"- {cell}: {contents.failures[cell.name]}" for cell in every if cell.name in contents.failures]
     return "\n".join(lines) + "\n"
 
 
-def _grid(contents: Contents, measure: Any, cells: formatting.Grid) -> list[str]:
-    """Caption, heads, and a line per row."""
+def _markdown_grid(contents: Contents, measure: Any, cells: formatting.Grid) -> list[str]:
+    """Returns the lines of one measure's cells: a caption, heads, and a line per row."""
     columns = contents.table.columns
-    lines = [" ".join(formatting.caption(measure, cells)), ""]
-    lines += [_line("", *(c.label for c in columns)), _line("---", *("--:" for _ in columns))]
+    lines = [" ".join(formatting.describe_measure(measure, cells)), ""]
+    lines += [formatting.markdown_row("", *(c.label for c in columns)), formatting.markdown_row("---", *("--:" for _ in columns))]
     for row in contents.table.rows:
         shown = []
         for column in columns:
-            place = row.label, column.label
-            paper = formatting.published(cells.summaries[place], measure, STYLE)
-            text = formatting.shown(cells, place, measure, len(contents.seeds), STYLE)
+            pair = row.label, column.label
+            paper = formatting.format_paper(cells.summaries[pair], measure, MARKDOWN_STYLE)
+            text = formatting.format_cell(cells, pair, measure, len(contents.seeds), MARKDOWN_STYLE)
             shown.append((text + (f" [{paper}]" if paper else "")).strip())
-        lines.append(_line(row.label, *shown))
+        lines.append(formatting.markdown_row(row.label, *shown))
     return lines
 
 
-def _speedups(contents: Contents, measure: Any, cells: formatting.Grid) -> list[str]:
-    """Of rounds to a target, how many times fewer they are than a named row's; nothing of other measures."""
+def _markdown_speedups(contents: Contents, measure: Any, cells: formatting.Grid) -> list[str]:
+    """Returns by which factor a target is reached in fewer rounds than by the row `against`."""
     columns, against = contents.table.columns, contents.table.against
-    if measures.target(measure) is None or against is None:
+    if measures.rounds_target(measure) is None or against is None:
         return []
-    lines = ["", f"How many times fewer rounds than {against}.", "", _line("", *(c.label for c in columns))]
-    lines.append(_line("---", *("--:" for _ in columns)))
+    lines = ["", f"How many times fewer rounds than {against}.", "", formatting.markdown_row("", *(c.label for c in columns))]
+    lines.append(formatting.markdown_row("---", *("--:" for _ in columns)))
     for row in contents.table.rows:
-        mine, others = ([cells.summaries[label, c.label] for c in columns] for label in (row.label, against))
-        lines.append(_line(row.label, *map(reached.speedup, mine, others)))
+        ours, others = ([cells.summaries[label, c.label] for c in columns] for label in (row.label, against))
+        lines.append(formatting.markdown_row(row.label, *map(formatting.format_speedup, ours, others)))
     return lines
 
 
-def _intervals(contents: Contents, measure: Any, cells: formatting.Grid) -> list[str]:
-    """Ranks and differences of a measure, with their intervals; nothing where nothing was compared."""
+def _markdown_intervals(contents: Contents, measure: Any, cells: formatting.Grid) -> list[str]:
+    """Returns ranks and differences with their intervals; nothing where nothing was compared."""
     columns, against = contents.table.columns, contents.table.against
-    places = [[(row.label, column.label) for column in columns] for row in contents.table.rows]
-    said = [[formatting.intervals(cells, place, measure, against) for place in row] for row in places]
-    if not any(map(any, said)):
+    intervals = [
+        [formatting.format_intervals(cells, (row.label, column.label), measure, against) for column in columns]
+        for row in contents.table.rows
+    ]
+    if not any(map(any, intervals)):
         return []
     about = formatting.describe_intervals(cells, against)
-    lines = ["", about, "", _line("", *(c.label for c in columns)), _line("---", *("--:" for _ in columns))]
-    return lines + [_line(row.label, *cells) for row, cells in zip(contents.table.rows, said, strict=True)]
+    lines = [
+        "",
+        about,
+        "",
+        formatting.markdown_row("", *(c.label for c in columns)),
+        formatting.markdown_row("---", *("--:" for _ in columns)),
+    ]
+    return lines + [formatting.markdown_row(row.label, *cells) for row, cells in zip(contents.table.rows, intervals, strict=True)]
 
 
-def _line(*cells: str) -> str:
-    return "| " + " | ".join(text.replace("|", r"\|") for text in cells) + " |"
-
-
-def records(contents: Contents, grids: Mapping[str, formatting.Grid] | None = None) -> list[dict[str, Any]]:
-    """The table as records: one per row, column and measure. `grids`: the cells by measure, if they are known already."""
-    grids = formatting.grids(contents) if grids is None else grids
-    found = []
+def make_records(contents: Contents, grids: Mapping[str, formatting.Grid] | None = None) -> list[dict[str, Any]]:
+    """Returns a record per row, column and measure, for table.csv. `grids`: as of `markdown`."""
+    grids = formatting.make_grids(contents) if grids is None else grids
+    csv_records = []
     for measure in contents.table.measures:
         for row in contents.table.rows:
             for column in contents.table.columns:
@@ -137,39 +162,176 @@ def records(contents: Contents, grids: Mapping[str, formatting.Grid] | None = No
                 costs = contents.costs(row.label, column.label)
                 value, std, source = s.paper or (None, None, None)
                 record = {"row": row.label, "column": column.label, "measure": measure.label, "statistic": measure.statistic}
-                record |= {"score": " ".join(s.scores), "n": s.n, "mean": _finite(s.mean), "std": _finite(s.std)}
-                record |= {"paper": value, "paper_std": std, "source": source, "difference": _finite(s.difference)}
-                record |= _of_intervals(grids[measure.label].compared.get((row.label, column.label)), contents.table.against)
+                record |= {
+                    "score": " ".join(s.scores),
+                    "n": s.n,
+                    "mean": formatting.finite_or_none(s.mean),
+                    "std": formatting.finite_or_none(s.std),
+                }
+                record |= {
+                    "paper": value,
+                    "paper_std": std,
+                    "source": source,
+                    "difference": formatting.finite_or_none(s.difference),
+                }
+                record |= _interval_fields(grids[measure.label].compared.get((row.label, column.label)), contents.table.against)
                 if costs is not None:
                     record |= {
-                        f"rounds_to_{target:g}": formatting.rounds(each).replace(",", "") for target, each in costs.reached.items()
+                        f"rounds_to_{target:g}": formatting.format_rounds(each).replace(",", "")
+                        for target, each in costs.reached.items()
                     }
-                record["seconds_per_round"] = None if costs is None else _finite(costs.seconds)
+                record["seconds_per_round"] = None if costs is None else formatting.finite_or_none(costs.seconds)
                 record["bytes_down"] = None if costs is None else costs.down
                 record["bytes_up"] = None if costs is None else costs.up
                 if contents.searches is not None and contents.searches.studies:
-                    record |= search_report.record(contents.searches, (row.label, column.label))
+                    record |= search_report.chosen_fields(contents.searches, (row.label, column.label))
                 record |= {f"seed_{seed}": s.by_seed.get(seed) for seed in contents.seeds}
-                if measures.target(measure) is not None:
+                if measures.rounds_target(measure) is not None:
                     record |= {name: "never" for name, value in record.items() if value == math.inf}
-                found.append(record)
-    return found
+                csv_records.append(record)
+    return csv_records
 
 
-def _of_intervals(one: Compared | None, against: str | None) -> dict[str, Any]:
-    """Of a cell that was compared; else empty cells."""
+def _interval_fields(comparison: Comparison | None, against: str | None) -> dict[str, Any]:
+    """Returns the fields of table.csv on a cell's intervals; empty ones if it was not compared."""
     values: dict[str, Any] = dict.fromkeys(("rank", "rank_low", "rank_high", "like_best", "intervals_over"))
     if against is not None:
         values |= {"against": against} | dict.fromkeys(("minus_against", "minus_against_low", "minus_against_high"))
-    if one is not None:
-        low, high = one.ranks or (None, None)
-        values |= {"rank": one.rank, "rank_low": low, "rank_high": high, "like_best": int(one.like_best)}
-        values |= {"intervals_over": one.over}
+    if comparison is not None:
+        low, high = comparison.rank_interval or (None, None)
+        values |= {"rank": comparison.rank, "rank_low": low, "rank_high": high, "like_best": int(comparison.is_like_best)}
+        values |= {"intervals_over": comparison.resampled}
         if against is not None:
-            low, high = one.differences or (None, None)
-            values |= {"minus_against": one.difference, "minus_against_low": low, "minus_against_high": high}
+            low, high = comparison.difference_interval or (None, None)
+            values |= {"minus_against": comparison.difference, "minus_against_low": low, "minus_against_high": high}
     return values
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def render_latex(contents: Contents, grids: Mapping[str, formatting.Grid] | None = None) -> str:
+    """Returns the file's text.
+
+    Args:
+      contents: of the table.
+      grids: the cells by measure's label; None: they are computed.
+    """
+    grids = formatting.make_grids(contents) if grids is None else grids
+    blocks = [f"% {contents.table.title}; needs \\usepackage{{booktabs}}"]
+    for measure in contents.table.measures:
+        blocks.append(_latex_measure(contents, measure, grids[measure.label]))
+        if intervals := _latex_intervals(contents, measure, grids[measure.label]):
+            blocks.append(intervals)
+    if contents.searches is not None and contents.searches.studies:
+        blocks.append(_latex_search(contents.table, contents.searches))
+    blocks.append(_latex_costs(contents))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _latex_measure(contents: Contents, measure: Any, cells: formatting.Grid) -> str:
+    """Returns the cells of one measure; a published value is below ours."""
+    columns, seeds = contents.table.columns, len(contents.seeds)
+    lines = [_latex_row("", *(escape_latex(column.label) for column in columns)), r"\midrule"]
+    for row in contents.table.rows:
+        pairs = [(row.label, column.label) for column in columns]
+        shown = [formatting.format_cell(cells, pair, measure, seeds, LATEX_STYLE) for pair in pairs]
+        lines.append(_latex_row(escape_latex(row.label), *map(_latex_minus, shown)))
+        if any(cells.summaries[pair].paper for pair in pairs):
+            papers = [formatting.format_paper(cells.summaries[pair], measure, LATEX_STYLE) for pair in pairs]
+            beside = "difference" if measures.rounds_target(measure) is None else "ratio"
+            lines.append(_latex_row(rf"\quad paper, {beside}", *map(_latex_minus, papers)))
+    notes = [formatting.describe_seeds(contents.seeds), *formatting.describe_measure(measure, cells, formatting.describe_score)]
+    sources = dict.fromkeys(s.paper[2] for s in cells.summaries.values() if s.paper)
+    notes += [f"Paper: {'; '.join(sources)}"] if sources else []
+    differences = comparability.find_differences(contents.table, configs_of(contents.every))
+    notes += [f"Rows differ in {difference}" for difference in differences]
+    notes += [contents.table.note] if contents.table.note else []
+    what = f"{measure.label}{measures.describe_unit(measure)}"
+    return _latex_environment(contents.table, what, measure.label, "l" + "r" * len(columns), lines, notes)
+
+
+def _latex_intervals(contents: Contents, measure: Any, cells: formatting.Grid) -> str:
+    """Returns ranks and differences with their intervals; empty where nothing was compared."""
+    columns, against = contents.table.columns, contents.table.against
+    lines = [_latex_row("", *(escape_latex(column.label) for column in columns)), r"\midrule"]
+    is_empty = True
+    for row in contents.table.rows:
+        pairs = [(row.label, column.label) for column in columns]
+        intervals = [formatting.format_intervals(cells, pair, measure, against) for pair in pairs]
+        is_empty = is_empty and not any(intervals)
+        lines.append(_latex_row(escape_latex(row.label), *map(_latex_minus, intervals)))
+    if is_empty:
+        return ""
+    notes = [formatting.describe_intervals(cells, against), *formatting.describe_few_seeds(cells)]
+    name = f"{measure.label}, intervals"
+    return _latex_environment(contents.table, name, name, "l" + "r" * len(columns), lines, notes)
+
+
+def _latex_search(table: Any, searches: SearchProgress) -> str:
+    """Returns what was chosen for each row and column."""
+    lines = [_latex_row(*map(escape_latex, search_report.HEADS)), r"\midrule"]
+    lines += [_latex_row(*map(escape_latex, cells)) for cells in search_report.report_rows(table.search, searches)]
+    notes = [search_report.describe_search(table.search, formatting.describe_score)]
+    return _latex_environment(table, "search", "search", f"llrl{'r' * 3}l", lines, notes)
+
+
+def _latex_costs(contents: Contents) -> str:
+    """Returns rounds to accuracies, time and traffic of each cell that has a finished run."""
+    targets = [escape_latex(f"to {100 * target:g} %") for target in all_targets(contents.table)]
+    heads = ["", "", *targets, "s/round", "down", "up"]
+    lines = [_latex_row(*heads), r"\midrule"]
+    for row, column, costs in formatting.format_costs(contents):
+        lines.append(_latex_row(escape_latex(row), escape_latex(column), *costs))
+    name = "rounds, time, traffic"
+    return _latex_environment(contents.table, name, name, f"ll{'r' * (len(heads) - 2)}", lines, [])
+
+
+def _latex_environment(table: Any, what: str, name: str, form: str, lines: Sequence[str], notes: Sequence[str]) -> str:
+    """Returns a tabular with its notes, in the environment that the table asks for.
+
+    Args:
+      table: the definition.
+      what: the tabular has, for a comment.
+      name: for caption and label.
+      form: of the columns.
+      lines: of the tabular, between its rules.
+      notes: sentences for below it.
+    """
+    tabular = [rf"\begin{{tabular}}{{{form}}}", r"\toprule", *lines, r"\bottomrule", r"\end{tabular}"]
+    below = [r"\par\smallskip", r"\noindent\begin{minipage}{\linewidth}", r"\footnotesize\raggedright"]
+    below = [*below, *map(_latex_sentence, notes), r"\end{minipage}"] if notes else []
+    options, several = table.latex, len(table.measures) > 1
+    if options is None or options.environment is None:
+        return "\n".join([f"% {what}", *tabular, *below])
+    of_measure = several or name != table.measures[0].label
+    caption = escape_latex(table.title) if options.caption is None else options.caption
+    caption += f": {escape_latex(name)}" if of_measure else ""
+    label = options.label or f"tab:{slugify(table.title)}"
+    label += f"-{slugify(name)}" if of_measure else ""
+    opening = [
+        rf"\begin{{{options.environment}}}[{options.placement}]",
+        r"\centering",
+        rf"\caption{{{caption}}}",
+        rf"\label{{{label}}}",
+    ]
+    return "\n".join([f"% {what}", *opening, *tabular, *below, rf"\end{{{options.environment}}}"])
+
+
+def _latex_sentence(note: str) -> str:
+    """Returns a note as a sentence."""
+    note = note.rstrip(".").replace("`", "")
+    return f"{escape_latex(note[:1].upper() + note[1:])}.".replace(r" \%", r"~\%")
+
+
+def escape_latex(text: str) -> str:
+    """Returns a text with LaTeX's special characters escaped."""
+    return "".join(LATEX_SPECIAL.get(c, rf"\{c}" if c in "&%$#_{}" else c) for c in text)
+
+
+def _latex_minus(text: str) -> str:
+    """Returns numbers below 0 with a minus sign in place of a hyphen."""
+    return LATEX_MINUS.sub("$-$", text)
+
+
+def _latex_row(*cells: str) -> str:
+    """Returns a line of a tabular."""
+    opens = "{}" if cells[0].lstrip().startswith(("[", "*")) else ""  # else an option of the line above
+    return opens + " & ".join(cells) + r" \\"

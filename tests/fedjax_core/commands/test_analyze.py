@@ -14,7 +14,7 @@ from configs import fedavg, fedhe, fedit, fedoa, fedpft, fedskc
 from fedjax_core import experiment
 from fedjax_core.atomic_files import write_text
 from fedjax_core.commands import analyze
-from fedjax_core.commands.analyses import answers, context
+from fedjax_core.commands.analyses import context, tables
 from fedjax_core.reporting import analysis
 from fedjax_core.storage.json_files import json_lines, read_json, write_json
 
@@ -258,11 +258,11 @@ def test_damaged_answers_are_named(tmp_path, monkeypatch):
         ([], "answers.json is a list"),
         ({"global": {"round": 2, "rows": [row | {"exact": 3}]}}, r"rows\[0\].exact of"),
     ):
-        write_json(tmp_path / answers.ANSWERS, value)
+        write_json(tmp_path / tables.ANSWERS, value)
         with pytest.raises(ValueError, match=said):
-            answers.answered(*asked)
-    write_json(tmp_path / answers.ANSWERS, {"global": {"round": 2, "rows": [row]}})
-    assert answers.answered(*asked) == [row]
+            tables.collect_answers(*asked)
+    write_json(tmp_path / tables.ANSWERS, {"global": {"round": 2, "rows": [row]}})
+    assert tables.collect_answers(*asked) == [row]
 
 
 @pytest.mark.parametrize(
@@ -411,6 +411,6 @@ def test_the_partition_of_a_run_without_a_label_table_gets_one_line(tmp_path, ca
 
 def test_a_bar_in_a_label_is_no_border_of_a_cell(tmp_path):
     assert (
-        context.markdown(tmp_path / "x.md", [{"run": "a|b", "p|q": "1"}]).read_text()
+        context.write_markdown(tmp_path / "x.md", [{"run": "a|b", "p|q": "1"}]).read_text()
         == "| run | p\\|q |\n| --- | --- |\n| a\\|b | 1 |\n"
     )

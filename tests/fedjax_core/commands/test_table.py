@@ -25,7 +25,7 @@ def test_counts_stand_beside_accuracies(tmp_path):
     (result,) = outcome.results.values()
     assert result.values["trained"] == 64 * 4 + 4 + 4 * 10 + 10
     assert result.values["sent"] == 4 * result.values["trained"]
-    for text, said in (("trained(group=1)", "group=1 must lie in"), ("trainde", "Did you mean 'trained'")):
+    for text, said in (("trained(group=1)", "group=1 must be in"), ("trainde", "Did you mean 'trained'")):
         with pytest.raises(ValueError, match=said):
             analyze.number(text)(next((tmp_path / "runs").iterdir()), None)
     with pytest.raises(ValueError, match="unit=1024 of what is shown in per cent"):

@@ -11,7 +11,7 @@ import pytest
 from configs.tables.base import Column, Measure, Row
 from fedjax_core import experiment
 from fedjax_core.commands import tables
-from fedjax_core.commands.tables import client_statistics, latex
+from fedjax_core.commands.tables import client_statistics, writers
 from fedjax_core.engine.evaluation_step import ByClient
 from fedjax_core.reporting import bootstrap, client_scores
 from fedjax_core.reporting import reporter as report
@@ -119,7 +119,10 @@ def test_what_cannot_be_told_apart_is_marked_and_differences_have_intervals(tmp_
     assert marks == {best: "0", ({*marks} - {best}).pop(): "1"}
     text, tex = (tmp_path / "table.md").read_text(), (tmp_path / "table.tex").read_text()
     assert text.partition("## worst")[0].count(" ≈ |") == 1
-    assert "≈: not told apart from the best; 0 lies in the 95 % interval of the difference, a paired bootstrap over seeds" in text
+    assert (
+        "≈: not distinguishable from the best; the 95 % interval of the difference contains 0, a paired bootstrap over seeds"
+        in text
+    )
     assert r" $\approx$ \\" in tex
 
 
@@ -229,7 +232,7 @@ def test_scores_that_a_run_has_not_are_named(tmp_path, fake):
         (dict(measures=(dataclasses.replace(WORSE, clients="worse_than(row='FedAvg')"),)), "unknown row in clients of .* 'FedAvg'"),
         (dict(measures=(dataclasses.replace(WORST, clients="worst_tent"),)), "Did you mean 'worst_tenth'"),
         (dict(measures=(dataclasses.replace(WORST, clients="decile"),)), "'decile'.*number"),
-        (dict(measures=(dataclasses.replace(WORST, clients="decile(number=10)"),)), r"number=10 must lie in \[1, 9\]"),
+        (dict(measures=(dataclasses.replace(WORST, clients="decile(number=10)"),)), r"number=10 must be in \[1, 9\]"),
         (dict(measures=(dataclasses.replace(WORST, statistic="best"),)), "with clients 'best'; allowed: last, selected"),
         (dict(measures=(dataclasses.replace(WORST, scores=MEAN.scores),)), "must be a score of clients without a statistic"),
         (dict(measures=(dataclasses.replace(WORST, scores=("test/personal/all/accuracy",)),)), "needs 'all' in evaluation.scopes"),
@@ -249,14 +252,14 @@ def test_clients_that_are_not_those_of_the_named_row_leave_the_cell_empty(fake):
     results = {}
     for cell in every:
         number = 1 if cell.row == "Same" else N
-        found = client_statistics.Values(np.arange(number), np.ones(number), values(cell.row, 0)[:number])
+        found = client_statistics.ClientValues(np.arange(number), np.ones(number), values(cell.row, 0)[:number])
         one = {"worse off": float("nan")}, {"worse off": OWN}, {}, 1.0, 1.0, 0.0, 0.0, {"worse off": found}
         results[cell.name] = tables.Result(*one)
     contents = tables.Contents(made, "smoke", every, results, {})
     text = tables.markdown(contents)
     assert "| Same |  |" in text
     assert "| Better | 0.00 |" in text
-    assert "nan" not in text + latex.latex(contents)
+    assert "nan" not in text + writers.render_latex(contents)
 
 
 def test_a_row_without_models_for_newcomers_leaves_the_cells_of_all_empty():
@@ -265,11 +268,11 @@ def test_a_row_without_models_for_newcomers_leaves_the_cells_of_all_empty():
     made = table(measures=(unseen,), changes={"data.unseen_clients": 0.2})
     every, results = tables.cells(made, "smoke", [0]), {}
     for cell in every:
-        some = {unseen.label: client_statistics.Values(np.arange(4), np.ones(4), np.ones(4))} if cell.row == "Better" else {}
+        some = {unseen.label: client_statistics.ClientValues(np.arange(4), np.ones(4), np.ones(4))} if cell.row == "Better" else {}
         scored = dict.fromkeys(some, unseen.scores[0])
         results[cell.name] = tables.Result(dict.fromkeys(some, float("nan")), scored, {}, 1.0, 1.0, 0.0, 0.0, some)
     contents = tables.Contents(made, "smoke", every, results, {})
-    assert [contents.of_clients(row, "IID", unseen) for row in ROWS] == [{}, {}, {}]
+    assert [contents.client_values(row, "IID", unseen) for row in ROWS] == [{}, {}, {}]
     assert "| Better |  |" in tables.markdown(contents)
 
 
@@ -284,12 +287,12 @@ def test_clients_of_other_scores_in_the_file_are_no_other_clients(tmp_path):
     for name, of in files.items():
         (tmp_path / name).mkdir()
         client_scores.write(tmp_path / name / client_scores.LAST, 3, of)
-        found.append(client_statistics.read(tmp_path / name, WORSE, None, 3))
+        found.append(client_statistics.read_client_values(tmp_path / name, WORSE, None, 3))
     (score, fedavg), (_, local) = found
-    assert client_statistics.alike(fedavg, local)
-    worse = client_statistics.worse(fedavg, score, local)
+    assert client_statistics.have_same_clients(fedavg, local)
+    worse = client_statistics.find_worse_off(fedavg, score, local)
     assert worse is not None
     assert worse.values.tolist() == [0, 0, 0, 1, 1]
-    single = client_statistics.read(tmp_path / "fedavg", MEAN, f"{GLOBAL}/mean", 3)
+    single = client_statistics.read_client_values(tmp_path / "fedavg", MEAN, f"{GLOBAL}/mean", 3)
     assert single is not None
     assert len(single[1].values) == 5

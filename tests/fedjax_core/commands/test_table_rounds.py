@@ -7,7 +7,7 @@ import pytest
 
 from configs.tables.base import Measure, Paper
 from fedjax_core.commands import tables
-from fedjax_core.commands.tables import reached
+from fedjax_core.commands.tables import formatting
 from fedjax_core.commands.tables.results import Summary
 from fedjax_core.reporting.rounds_to_target import crossing
 from tests.fedjax_core.commands.small_tables import GLOBAL, definition, run
@@ -67,10 +67,12 @@ def test_targets_that_some_seeds_do_not_reach(tmp_path, fake):
 
 def test_speed_ups_are_of_cells_that_all_seeds_reach():
     of = lambda *rounds: Summary(len(rounds), rounds[0], 0.0, None, dict(enumerate(rounds)), (), False)
-    assert reached.speedup(of(2.0, 2.0), of(5.0, 5.0)) == "2.5x"
-    assert reached.speedup(of(2.0, math.inf), of(5.0, 5.0)) == ""
-    assert reached.speedup(of(2.0, 2.0), of(5.0, math.inf)) == ""
-    assert reached.speedup(of(2.0, 2.0), of(5.0)) == reached.speedup(of(2.0), of(5.0, 5.0)) == "", "of other seeds"
+    assert formatting.format_speedup(of(2.0, 2.0), of(5.0, 5.0)) == "2.5x"
+    assert formatting.format_speedup(of(2.0, math.inf), of(5.0, 5.0)) == ""
+    assert formatting.format_speedup(of(2.0, 2.0), of(5.0, math.inf)) == ""
+    assert formatting.format_speedup(of(2.0, 2.0), of(5.0)) == formatting.format_speedup(of(2.0), of(5.0, 5.0)) == "", (
+        "of other seeds"
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_speed_ups_are_of_cells_that_all_seeds_reach():
         ({"statistic": "rounds_to(target='high')"}, "target='high' must be"),
         ({"statistic": "rounds_too(target=0.9)"}, "unknown statistic of measure 'x' 'rounds_too'.*Did you mean 'rounds_to'"),
         ({"statistic": "rounds_to(target=0.9)", "scores": ("server/norm",)}, "is of accuracies or losses"),
-        ({"statistic": "rounds_to(target=97)"}, r"target=97 must lie in \[0, 1\], as accuracies do"),
+        ({"statistic": "rounds_to(target=97)"}, r"target=97 must be in \[0, 1\], as accuracies do"),
         ({"statistic": "rounds_to(target=0.9)", "percent": True}, "not shown in per cent"),
     ],
 )

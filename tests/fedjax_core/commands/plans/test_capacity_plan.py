@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from configs import fedoa as fedoa_config
-from fedjax_core.commands.plans import advice, capacity_plan, compile_pool, device_targets, plan_report
+from fedjax_core.commands.plans import capacity_plan, compile_pool, device_targets, plan_report
 from fedjax_core.engine.aot import PARTS
 from fedjax_core.experiment.mock_data import Counts
 from tests.fedjax_core.commands.plans.made import ABOUT, Compiler, config, made
@@ -49,7 +49,7 @@ def test_what_does_not_fit_says_what_to_change(monkeypatch, tmp_path):
     assert not capacity_plan.fits(plan)
     assert [sentence.split(" ")[0] for sentence in one["advice"]] == ["plan.chunk=1", "plan.data=host", "plan.hold=host"]
     assert "short" in plan_report.text(plan)
-    none = advice.advice(config(batch=8).to_dict(), ABOUT, 0)
+    none = plan_report.suggest_changes(config(batch=8).to_dict(), ABOUT, 0)
     assert any("method.batch=8" in sentence for sentence in none)
 
 
@@ -132,19 +132,19 @@ def test_a_plan_says_what_is_not_counted(monkeypatch, tmp_path):
 
 
 def test_keys_know_what_programs_depend_on(monkeypatch):
-    monkeypatch.setattr(compile_pool, "here", lambda: ("gpu", "NVIDIA H200", 8, 2**37))
+    monkeypatch.setattr(compile_pool, "describe_local_devices", lambda: ("gpu", "NVIDIA H200", 8, 2**37))
     job = compile_pool.Job(config().to_dict(), device_targets.Target("here"), ("round",), Counts(), 60)
-    other = lambda **changed: compile_pool.key(job._replace(config=config().to_dict() | changed))
-    assert compile_pool.key(job) == other(rounds=9) == other(seed=3) == compile_pool.key(job._replace(seconds=9))
-    assert len({compile_pool.key(job), other(models=("mlp",)), compile_pool.key(compile_pool.with_chunk(job, 3))}) == 3
-    assert compile_pool.key(job) != compile_pool.key(job._replace(counts=Counts(rows=3)))
-    before = compile_pool.key(job)
+    other = lambda **changed: compile_pool.cache_key(job._replace(config=config().to_dict() | changed))
+    assert compile_pool.cache_key(job) == other(rounds=9) == other(seed=3) == compile_pool.cache_key(job._replace(seconds=9))
+    assert len({compile_pool.cache_key(job), other(models=("mlp",)), compile_pool.cache_key(compile_pool.with_chunk(job, 3))}) == 3
+    assert compile_pool.cache_key(job) != compile_pool.cache_key(job._replace(counts=Counts(rows=3)))
+    before = compile_pool.cache_key(job)
     with monkeypatch.context() as others:
-        others.setattr(compile_pool, "here", lambda: ("gpu", "NVIDIA A100-SXM4-40GB", 8, 2**35))
-        assert compile_pool.key(job) != before
+        others.setattr(compile_pool, "describe_local_devices", lambda: ("gpu", "NVIDIA A100-SXM4-40GB", 8, 2**35))
+        assert compile_pool.cache_key(job) != before
     with monkeypatch.context() as others:
         others.setenv("JAX_ENABLE_X64", "1")
-        assert compile_pool.key(job) != before
+        assert compile_pool.cache_key(job) != before
 
 
 def test_what_a_config_names_from_outside_is_known_by_its_text(tmp_path):
@@ -152,8 +152,28 @@ def test_what_a_config_names_from_outside_is_known_by_its_text(tmp_path):
     file.write_text("def keep():\n    return lambda part: part\n\n\ndef decide(scale: float = 1.0):\n    return None\n")
     of = config()
     of.data.partition = f"{file}:decide"
-    assert file in compile_pool.sources(of.to_dict())
+    assert file in compile_pool.source_files(of.to_dict())
     of = fedoa_config.get_config("paper")
     (tmp_path / "config.json").write_text("{}")
     of.models = (f"pretrained(folder={str(tmp_path)!r}, limit=512)",)
-    assert (tmp_path / "config.json").resolve() in compile_pool.sources(of.to_dict())
+    assert (tmp_path / "config.json").resolve() in compile_pool.source_files(of.to_dict())
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 7, 15, 31, 32])
+def test_the_largest_chunk_is_found(limit):
+    seen = []
+
+    def fits(chunk):
+        seen.append(chunk)
+        return chunk <= limit
+
+    found = capacity_plan.find_largest_chunk(fits, {32: limit >= 32}, 32, 10)
+    assert (found.chunk, found.is_exact, found.tried) == (limit, True, len(seen))
+    assert len(set(seen)) == len(seen) <= 8
+    assert capacity_plan.find_largest_chunk(fits, {4: limit >= 4}, 32, 10).chunk == limit
+
+
+def test_a_search_for_a_chunk_ends():
+    assert capacity_plan.find_largest_chunk(lambda chunk: None, {32: False}, 32, 5) == capacity_plan.LargestChunk(0, 32, 1)
+    stopped = capacity_plan.find_largest_chunk(lambda chunk: chunk <= 11, {32: False}, 32, 2)
+    assert (stopped.chunk, stopped.below, stopped.is_exact) == (6, 32, False)

@@ -12,8 +12,8 @@ import pytest
 from configs import fedoa as fedoa_config
 from configs import fedopt_femnist, fedpft
 from fedjax_core import experiment
-from fedjax_core.commands.plans import advice, compile_worker, loops, plan_report
 from fedjax_core.commands.plans import capacity_plan as of_plans
+from fedjax_core.commands.plans import compile_worker, hlo_analysis, plan_report
 from fedjax_core.engine import aot, client_loop, evaluation
 from fedjax_core.engine.aot import PARTS
 from fedjax_core.experiment import mock_data
@@ -74,8 +74,8 @@ def test_rows_that_attackers_write_anew_and_validation_rows_are_counted():
     real, planned = experiment.build(of), experiment.build(of, shapes_only=True)
     assert planned.data.partition_hash == real.data.partition_hash
     assert planned.data.train.x.shape == real.data.train.x.shape
-    rows, clean = (compile_worker.parts(sim)["rows of data"] for sim in (planned, sims()[0]))
-    assert rows == compile_worker.parts(real)["rows of data"] > 1.1 * clean
+    rows, clean = (compile_worker.resident_bytes(sim)["rows of data"] for sim in (planned, sims()[0]))
+    assert rows == compile_worker.resident_bytes(real)["rows of data"] > 1.1 * clean
     programs = aot.programs(planned, ("evaluation",))
     state = real.init(0)
     assert programs["evaluation: server, validation rows"]().lower().as_text() == of_server(real, state, "validation")
@@ -84,19 +84,19 @@ def test_rows_that_attackers_write_anew_and_validation_rows_are_counted():
 
 def test_lanes_are_planned_together():
     _, sim = sims()
-    one, three = compile_worker.about(sim), compile_worker.about(sim, 3)
+    one, three = compile_worker.describe_simulation(sim), compile_worker.describe_simulation(sim, 3)
     assert (one["lanes"], three["lanes"]) == (1, 3)
     assert three["bytes"]["server state"] == 3 * one["bytes"]["server state"]
     assert three["bytes"]["rows of data"] == one["bytes"]["rows of data"]
-    alone, together = (compile_worker.programs(sim, PARTS, lanes) for lanes in (1, 3))
+    alone, together = (compile_worker.trace_programs(sim, PARTS, lanes) for lanes in (1, 3))
     assert list(alone) == list(together)
     shapes = [sorted(leaf.shape for leaf in jax.tree.leaves(of["round"]().lower().args_info)) for of in (alone, together)]
     state = aot.between_rounds(sim)[1]
     assert len(shapes[1]) - len(shapes[0]) == 2 * len(jax.tree.leaves(state))
     program = {"peak": 100}
-    beside = [of_plans._judged(program, name, ABOUT | {"lanes": 3})["beside"] for name in ("round", "evaluation: server")]
+    beside = [of_plans._add_fit(program, name, ABOUT | {"lanes": 3})["beside"] for name in ("round", "evaluation: server")]
     assert beside == [210, 140]  # a copy of all states; those of two lanes
-    assert "plan.lanes=1 needs half" in " ".join(advice.advice(config().to_dict(), ABOUT | {"lanes": 3}, 0))
+    assert "plan.lanes=1 needs half" in " ".join(plan_report.suggest_changes(config().to_dict(), ABOUT | {"lanes": 3}, 0))
     target: dict[str, Any] = {
         "target": "here",
         "about": ABOUT | {"lanes": 3},
@@ -107,9 +107,9 @@ def test_lanes_are_planned_together():
     }
     assert "; 3 lanes" in plan_report.text({"targets": [target]})
     streamed = sims("host")[1]
-    about = compile_worker.about(streamed, 3)
+    about = compile_worker.describe_simulation(streamed, 3)
     assert about["lanes"] == 1
-    assert about["bytes"] == compile_worker.about(streamed)["bytes"]
+    assert about["bytes"] == compile_worker.describe_simulation(streamed)["bytes"]
     target["about"] = ABOUT | {"alone": about["alone"]}
     assert "Runs go one after the other, not in lanes: rows of data are on the host." in plan_report.text({"targets": [target]})
 
@@ -159,17 +159,17 @@ def test_an_error_of_one_program_leaves_the_others(monkeypatch, tmp_path):
             return {"fits": True}
         raise ValueError("this program\nis bad")
 
-    monkeypatch.setattr(compile_worker, "analysed", analysed)
+    monkeypatch.setattr(compile_worker, "analyze_program", analysed)
     sim: Any = SimpleNamespace(cohort=8, places=16, dropout=0.5)
-    monkeypatch.setattr(compile_worker, "simulation", lambda *_: sim)
-    monkeypatch.setattr(compile_worker, "about", lambda sim, lanes: {"lanes": lanes})
+    monkeypatch.setattr(compile_worker, "make_simulation", lambda *_: sim)
+    monkeypatch.setattr(compile_worker, "describe_simulation", lambda sim, lanes: {"lanes": lanes})
     monkeypatch.setattr(aot, "programs", lambda sim, parts: dict.fromkeys(parts, lambda: None))
     compile_worker.main()
     found = json.loads(out.read_text())
     assert "error" not in found
     assert found["programs"] == {"start": {"fits": True}, "round": {"fits": None, "says": "this program is bad", "limit_s": 60}}
-    assert compile_worker.present(sim) == 0.25
-    assert loops.Clients(np.array([10, 30]), 0.25).trips("batches_of_20") == 1.5 / 4
+    assert compile_worker.expected_active_share(sim) == 0.25
+    assert hlo_analysis.ClientLoops(np.array([10, 30]), 0.25).trip_count("batches_of_20") == 1.5 / 4
 
 
 def test_cohorts_by_poisson_are_planned_with_all_their_places():
@@ -179,7 +179,7 @@ def test_cohorts_by_poisson_are_planned_with_all_their_places():
     kind = mock_data.kind(experiment.resolve(of))
     sim = experiment.build(of, shapes_only=True, kind=kind, devices=jax.devices()[:1])
     assert sim.cohort == 4 < sim.places == sim.plan.chunk
-    assert compile_worker.about(sim)["places"] == sim.places
+    assert compile_worker.describe_simulation(sim)["places"] == sim.places
 
 
 def test_several_processes_are_those_of_the_topology(monkeypatch):
@@ -191,6 +191,6 @@ def test_several_processes_are_those_of_the_topology(monkeypatch):
     assert client_loop.choose(2, devices=3, among=four).devices == 3
     assert client_loop.choose(2, among=four).devices == 4
     monkeypatch.setitem(ABOUT["bytes"], "server state", 900.0)
-    assert any("plan.model" in sentence for sentence in advice.advice(config().to_dict(), ABOUT, 1))
-    several = [advice.advice(config().to_dict(), ABOUT | {"processes": number}, 1) for number in (2, 4)]
+    assert any("plan.model" in sentence for sentence in plan_report.suggest_changes(config().to_dict(), ABOUT, 1))
+    several = [plan_report.suggest_changes(config().to_dict(), ABOUT | {"processes": number}, 1) for number in (2, 4)]
     assert [any("plan.model" in sentence for sentence in said) for said in several] == [True, False]  # two devices each, or one

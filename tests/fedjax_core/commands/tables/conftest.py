@@ -36,5 +36,5 @@ def fake_search(monkeypatch):
 
     monkeypatch.setattr(experiment, "execute", execute)
     monkeypatch.setattr(experiment, "dataset", lambda config: None)
-    monkeypatch.setattr(runner, "_forget", lambda: None)
+    monkeypatch.setattr(runner, "_release_memory", lambda: None)
     return made

@@ -14,7 +14,7 @@ from tests.fedjax_core.commands.small_tables import definition, run
 def test_the_time_left_is_told(tmp_path, fake, monkeypatch):
     times = iter(range(0, 10_000, 30))
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: float(next(times))))
-    monkeypatch.setattr(runner, "Heartbeat", lambda *_: contextlib.nullcontext())  # asks for the time, too
+    monkeypatch.setattr(runner, "RunBeat", lambda *_: contextlib.nullcontext())  # asks for the time, too
     _, said = run(tmp_path, seeds=[0])
     assert said[1] == "1/4  FedAvg / IID / seed 0"
     assert said[2] == "2/4  Uniform & co. / IID / seed 0  (about 1 min 30 s left)"
@@ -47,7 +47,7 @@ def test_time_left_is_of_this_runs_pace_once_it_has_one(tmp_path, monkeypatch):
     times = iter((0.0, 10.0, 20.0))
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(times)))
     jobs = [progress.Job(cell, cell.config.rounds) for cell in (first, second)]
-    beat = progress.Heartbeat(tmp_path, jobs, "1/4", progress.Pace(), None)
+    beat = progress.RunBeat(tmp_path, jobs, "1/4", progress.Pace(), None)
     folder = tmp_path / "runs" / first.name
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text("{}\n")
@@ -78,7 +78,7 @@ def test_reading_and_writing_that_take_long_are_not_silent(tmp_path, fake, monke
         return waits
 
     monkeypatch.setattr(progress, "SILENCE", 0.01)
-    monkeypatch.setattr(runner, "result_of", slow(runner.result_of, "reading 1/4  FedAvg / IID / seed 0, after "))
+    monkeypatch.setattr(runner, "read_result", slow(runner.read_result, "reading 1/4  FedAvg / IID / seed 0, after "))
     monkeypatch.setattr(runner, "write", slow(runner.write, "writing the tables, after "))
     began = time.monotonic()
     tables.run(definition(), str(tmp_path), "smoke", seeds=[0], say=said.append)

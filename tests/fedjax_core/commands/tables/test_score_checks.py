@@ -15,15 +15,19 @@ CALIBRATED, FIXED = PRIVATE | {"privacy.epsilon": 8.0}, PRIVATE | {"privacy.nois
 @pytest.mark.parametrize(
     ("of", "changes", "said"),
     [
-        ({"measure": "test/global/accuracy"}, {}, "measure 'test/global/accuracy' is scored on test rows; settings are chosen by"),
-        ({"measure": (BY, "test/global/accuracy")}, {}, "is scored on test rows"),
+        (
+            {"measure": "test/global/accuracy"},
+            {},
+            "measure 'test/global/accuracy' is scored on test examples; settings are chosen by",
+        ),
+        ({"measure": (BY, "test/global/accuracy")}, {}, "is scored on test examples"),
         ({"measure": "train/loss"}, {}, "search: measure 'train/loss': settings are chosen by scores such as 'validation/"),
         ({"measure": (BY, "validation/global/loss")}, {}, "all of them losses or none"),
         ({"measure": "validation/personal/own/accuracy/mean"}, {"changes": {"evaluation.scopes": ("global",)}}, "no run has the"),
         ({"measure": "validation/global/acuracy"}, {}, "unknown score in 'validation/global/acuracy' of .*'accuracy'"),
         ({"measure": "validation/global/own/accuracy/last"}, {}, "unknown statistic in 'validation/.*/last' of the search's"),
-        ({"trials": 1}, {}, "search: trials=1 must be a whole number of at least 2"),
-        ({"halving": 1.5}, {}, "search: halving=1.5 must be a whole number of at least 2 or None"),
+        ({"trials": 1}, {}, "search: trials=1 must be an int of at least 2"),
+        ({"halving": 1.5}, {}, "search: halving=1.5 must be an int of at least 2 or None"),
         ({"halving": 2}, {"changes": CALIBRATED}, "A / IID: halving=2 .* the noise of privacy.epsilon=8 is made for a number of"),
         (
             {"halving": 2},
@@ -64,9 +68,9 @@ CALIBRATED, FIXED = PRIVATE | {"privacy.epsilon": 8.0}, PRIVATE | {"privacy.nois
         (
             {},
             {"changes": {"evaluation.until": "test/global/accuracy >= 0.9"}},
-            "A / IID: evaluation.until='test/global/accuracy >= 0.9' ends trials by a score on test rows",
+            "A / IID: evaluation.until='test/global/accuracy >= 0.9' ends trials by a score on test examples",
         ),
-        ({}, {"changes": {"data.validation": None}}, "A / IID: the search needs validation rows; set data.validation"),
+        ({}, {"changes": {"data.validation": None}}, "A / IID: the search needs validation examples; set data.validation"),
         ({}, {"search": None}, "row 'A' has a space, and the table no search"),
         ({}, {"measures": (Measure("n", ("analysis:trained",)),)}, "a table of counts trains nothing"),
         (
@@ -102,6 +106,6 @@ def test_the_command_refuses_too(tmp_path, capsys, fake_search):
         "def get_table(variant):\n    return searches.definition({'measure': 'test/global/accuracy'})\n"
     )
     assert command.main([f"--table={file}", f"--workdir={tmp_path / 'w'}"]) == 2
-    assert "scored on test rows" in capsys.readouterr().err
+    assert "scored on test examples" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"--set=optimizer\.lr=0\.5: the search chooses it for row 'A'"):
         tables.changed(definition(), ["optimizer.lr=0.5"])

@@ -18,9 +18,9 @@ from tests.fedjax_core.commands.tables.searches import BY, definition, get_confi
 
 
 def test_rungs_lie_where_runs_are_scored_anyway():
-    assert search.rungs(9, 50, 10, 3) == (search.Rung(10, 9), search.Rung(20, 3), search.Rung(50, 1))
-    assert search.rungs(8, 2, 1, 2) == (search.Rung(1, 8), search.Rung(2, 1)), "halts that come together cut once"
-    assert search.rungs(2, 7, 5, 3) == (search.Rung(7, 2),)
+    assert search.make_rungs(9, 50, 10, 3) == (search.Rung(10, 9), search.Rung(20, 3), search.Rung(50, 1))
+    assert search.make_rungs(8, 2, 1, 2) == (search.Rung(1, 8), search.Rung(2, 1)), "halts that come together cut once"
+    assert search.make_rungs(2, 7, 5, 3) == (search.Rung(7, 2),)
 
 
 def test_trials_come_first_and_the_best_one_is_the_cells_run(tmp_path, fake_search):
@@ -213,7 +213,7 @@ def test_a_run_that_was_killed_between_rungs_keeps_its_records(tmp_path):
     def score(rounds):
         config = get_config("smoke")
         config.rounds = rounds
-        return trials.score_of(tmp_path, tables.Cell("A", "IID", 0, config, "a", 1), ("validation/other", BY))
+        return trials.read_score(tmp_path, tables.Cell("A", "IID", 0, config, "a", 1), ("validation/other", BY))
 
     assert [score(rounds) for rounds in (1, 2, 3, 4)] == [0.1, 0.2, None, None]
     assert len(read_jsonl(tmp_path / "metrics.jsonl")) == 3
@@ -249,7 +249,7 @@ def test_with_a_selected_round_its_score_counts(tmp_path, fake_search):
     run(tmp_path, table, only=["a"])
     best = -min(abs(math.log10(lr / 0.3)) for lr in rates())
     assert f"| {90 + 10 * best:.2f} |" in line(tmp_path, "A"), "of the first round, where it is best"
-    assert "in the round selected on validation rows" in (tmp_path / "table.md").read_text()
+    assert "in the round selected on validation examples" in (tmp_path / "table.md").read_text()
 
 
 def test_none_is_a_value_that_the_row_may_have_already():
@@ -274,7 +274,7 @@ def test_a_score_is_read_without_a_change_to_the_directory(tmp_path):
     lines = JsonLines(tmp_path / "metrics.jsonl")
     config = get_config("smoke")
     config.rounds = 3
-    assert trials.score_of(tmp_path, tables.Cell("A", "IID", 0, config, "a", 1), (BY,)) == 0.3
+    assert trials.read_score(tmp_path, tables.Cell("A", "IID", 0, config, "a", 1), (BY,)) == 0.3
     lines.append(records[1])
     lines.close()
     assert read_jsonl(tmp_path / "metrics.jsonl") == records[:2]

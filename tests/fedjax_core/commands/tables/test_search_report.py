@@ -35,7 +35,7 @@ def test_latex_says_what_was_chosen(tmp_path, fake_search):
     assert rf"A \& co. & IID & 4 & {chosen}" in tex
     assert r"B & IID & 1 & not tuned &  &  &  &  \\" in tex
     score = formatting.describe_score("validation/global/accuracy")
-    assert rf"Chosen by {score} in~\%, on validation rows alone." in " ".join(tex.split())
+    assert rf"Chosen by {score} in~\%, on validation examples alone." in " ".join(tex.split())
     assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == 3
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from configs.tables.base import Column, Latex, Measure, Paper, Row
 from fedjax_core.commands import tables
-from fedjax_core.commands.tables import formatting, latex, measures, writers
+from fedjax_core.commands.tables import formatting, measures, writers
 from tests.fedjax_core.commands.small_tables import GLOBAL, definition, get_config, run
 
 PAPER = {"FedAvg": {"IID": 80.5, "Skewed": Paper(82.0, 0.25, "Table 9")}, "Uniform & co.": None}
@@ -74,11 +74,11 @@ def test_a_cell_says_which_of_the_scores_it_holds():
     text = tables.markdown(found)
     assert "A cell's letter says which: (a) `test/global/accuracy`, (b) `test/personal/own/accuracy/mean`." in text
     assert "| A | 50.00 (n=1) (a) |\n| B | **75.00** (n=1) (b) |" in text
-    tex = latex.latex(found)
+    tex = writers.render_latex(found)
     assert r"B & \textbf{75.00} (n=1)$^{b}$ \\" in tex
     assert "(a) test accuracy (global model, all test data), (b) test accuracy (personal models, own test rows)." in tex
     assert "test/" not in tex
-    assert [row["score"] for row in writers.records(found)] == [GLOBAL.scores[0], own]
+    assert [row["score"] for row in writers.make_records(found)] == [GLOBAL.scores[0], own]
 
 
 def test_the_best_of_a_column_is_bold():
@@ -96,15 +96,15 @@ def test_the_best_of_a_column_is_bold():
     assert "**" not in tables.markdown(contents({"A": {0: 0.5}, "B": {0: 0.5}}, names))
     assert "**" not in tables.markdown(contents({"A": {0: 0.5}}, names))
     for name, better in {"analysis:trained": "neither", "analysis:probe": "larger", "server/norm": "neither"}.items():
-        assert measures.better(Measure("x", (name,))) == better
-    assert measures.better(dataclasses.replace(losses, better="neither")) == "neither"
-    tex = latex.latex(contents(values, names))
+        assert measures.better_direction(Measure("x", (name,))) == better
+    assert measures.better_direction(dataclasses.replace(losses, better="neither")) == "neither"
+    tex = writers.render_latex(contents(values, names))
     assert r"A & \textbf{80.00} $\pm$ 14.14 \\" in tex
     assert r"Mean $\pm$ sample standard deviation over seeds 0, 1." in tex
 
 
 def test_many_rounds_are_written_out():
-    assert [formatting.rounds(each) for each in ([1234, 1300, None], [1000], [99, 100], [7])] == [
+    assert [formatting.format_rounds(each) for each in ([1234, 1300, None], [1000], [99, 100], [7])] == [
         "1,267 (2 of 3)",
         "1,000",
         "99.5",
@@ -114,12 +114,12 @@ def test_many_rounds_are_written_out():
     results = {name: one._replace(reached={0.5: 1234}, seconds_per_round=1500.0) for name, one in found.results.items()}
     found = found._replace(results=results)
     assert "| A | IID | 1,234 | | 1,500 |" in tables.markdown(found).replace("|  |", "| |")
-    assert writers.records(found)[0]["rounds_to_0.5"] == "1234"
+    assert writers.make_records(found)[0]["rounds_to_0.5"] == "1234"
 
 
 def test_a_label_is_no_option_of_the_line_above():
     labels = ("[A]", "*D", "B [C]")
-    tex = latex.latex(contents({label: {0: 0.5} for label in labels}, dict.fromkeys(labels, GLOBAL.scores[0])))
+    tex = writers.render_latex(contents({label: {0: 0.5} for label in labels}, dict.fromkeys(labels, GLOBAL.scores[0])))
     lines = tex.splitlines()
     assert [line.partition(" &")[0] for line in lines if line.endswith(r"(n=1) \\")] == ["{}[A]", "{}*D", "B [C]"]
 
@@ -162,6 +162,8 @@ def test_latex_in_environments(tmp_path, fake):
 
 def test_numbers_below_0_have_a_minus_in_latex():
     measure = Measure("R2", ("test/global/r2",))
-    tex = latex.latex(contents({"A": {0: -0.5, 1: -0.25}, "B-1": {0: 0.5, 1: 0.5}}, {"A": "x", "B-1": "x"}, measures=(measure,)))
+    tex = writers.render_latex(
+        contents({"A": {0: -0.5, 1: -0.25}, "B-1": {0: 0.5, 1: 0.5}}, {"A": "x", "B-1": "x"}, measures=(measure,))
+    )
     assert r"A & $-$0.375 $\pm$" in tex
     assert r"B-1 & \textbf{0.5}" in tex

@@ -1,6 +1,6 @@
 import pytest
 
-from fedjax_core.commands.tables import places
+from fedjax_core.commands.tables import definition
 
 PAIRS = [
     (row, column)
@@ -12,12 +12,12 @@ ROWS = ("FedAvg", "FedSKC (printed)", "LCL + GDA", "a/b")
 
 @pytest.mark.parametrize("place", ["FedAvg", " fedavg ", "FEDAVG", "fedavg/*", "feda* / *", "fedavg*/*"])
 def test_a_row(place):
-    assert places.chosen(place, PAIRS) == [pair for pair in PAIRS if pair[0] == "FedAvg"]
+    assert definition.select_pairs(place, PAIRS) == [pair for pair in PAIRS if pair[0] == "FedAvg"]
 
 
 @pytest.mark.parametrize("place", ["/MNIST", "/mnist", "*/mnist", "/mn*t"])
 def test_a_column(place):
-    assert places.chosen(place, PAIRS) == [(row, "MNIST") for row in ROWS]
+    assert definition.select_pairs(place, PAIRS) == [(row, "MNIST") for row in ROWS]
 
 
 @pytest.mark.parametrize(
@@ -33,18 +33,18 @@ def test_a_column(place):
     ],
 )
 def test_one_cell(place, expected):
-    assert places.chosen(place, PAIRS) == [expected]
+    assert definition.select_pairs(place, PAIRS) == [expected]
 
 
 def test_a_star_does_not_eat_the_sign_before_it():
-    of = lambda place: {column for _, column in places.chosen(place, PAIRS)}
+    of = lambda place: {column for _, column in definition.select_pairs(place, PAIRS)}
     assert of("/cifar-10-*") == of("/CIFAR-10,*") == {"CIFAR-10, alpha 0.2"}
     assert of("/cifar-10*") == {"CIFAR-10, alpha 0.2", "CIFAR-100, alpha 0.2"}
     assert of("*") == of("/*") == {"CIFAR-10, alpha 0.2", "CIFAR-100, alpha 0.2", "MNIST"}
 
 
 def test_a_label_with_a_slash_is_a_row():
-    assert {row for row, _ in places.chosen("a/b", PAIRS)} == {"a/b"}
+    assert {row for row, _ in definition.select_pairs("a/b", PAIRS)} == {"a/b"}
 
 
 @pytest.mark.parametrize(
@@ -61,10 +61,14 @@ def test_a_label_with_a_slash_is_a_row():
 )
 def test_what_is_not_there_is_told(place, said):
     with pytest.raises(ValueError, match=said):
-        places.chosen(place, PAIRS)
+        definition.select_pairs(place, PAIRS)
 
 
 def test_several_with_commas_between():
-    assert places.split("FedAvg, /CIFAR-10, alpha 0.2,a/b/MNIST", PAIRS) == ["FedAvg", "/CIFAR-10, alpha 0.2", "a/b/MNIST"]
-    assert places.split("fed*,nobody", PAIRS) == ["fed*", "nobody"]
-    assert places.split("", PAIRS) == []
+    assert definition.split_selectors("FedAvg, /CIFAR-10, alpha 0.2,a/b/MNIST", PAIRS) == [
+        "FedAvg",
+        "/CIFAR-10, alpha 0.2",
+        "a/b/MNIST",
+    ]
+    assert definition.split_selectors("fed*,nobody", PAIRS) == ["fed*", "nobody"]
+    assert definition.split_selectors("", PAIRS) == []
