@@ -84,8 +84,8 @@ def update_client(wrapped: WrappedMethod, sent: Sent, client: WrappedClient, dat
         wrapped_uplink = WrappedUplink(parts, (), (), (), is_counted, message.metrics)
     may_hide = any(transform.may_hide_nonfinite for transform in wrapped.transforms)
     if may_hide and not wrapped.leave_out:
-        is_shown = ~message.was_finite & (data.size > 0)
-        wrapped_uplink = jax.tree.map(lambda x: _poison(x, is_shown), wrapped_uplink)
+        is_kept = message.was_finite | (data.size == 0)
+        wrapped_uplink = jax.tree.map(lambda x: _poison(x, is_kept), wrapped_uplink)
     return ClientOutput(state, wrapped_uplink, metrics, local, wire)
 
 
@@ -124,9 +124,9 @@ def _map_uplink(wrapped: WrappedMethod, message: _Message, is_counted: Array, si
     return WrappedUplink((), deltas, class_means, weights[1], is_counted, message.metrics)
 
 
-def _poison(x: Array, is_shown: Array) -> Array:
-    """Returns NaN where the engine must see a hidden fault, and end the run."""
-    return jnp.where(is_shown, jnp.nan, x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+def _poison(x: Array, is_kept: Array) -> Array:
+    """Returns NaN unless kept: the engine must see a hidden fault, and end the run."""
+    return jnp.where(is_kept, x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 
 def prepare(wrapped: WrappedMethod, sent: Sent, client: WrappedClient, data: ClientData, key: Array) -> WrappedClient:
