@@ -118,7 +118,7 @@ def build(config):
     with (
         mock.patch.dict(sources.READERS, READERS),
         mock.patch.object(instruction_data, "read", instances),
-        mock.patch.object(load_pretrained, "tokenizer", return_value=Words()),
+        mock.patch.object(load_pretrained, "load_tokenizer", return_value=Words()),
         mock.patch.object(language, "described", llama_7b),
         mock.patch.object(nn, "build", traced_once),
     ):

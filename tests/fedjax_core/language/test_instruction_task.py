@@ -57,7 +57,7 @@ def config(tmp_path, monkeypatch):
     for name, content in MODELS.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(content | {"model_type": name}))
-    monkeypatch.setattr(load_pretrained, "tokenizer", lambda folder: Letters())
+    monkeypatch.setattr(load_pretrained, "load_tokenizer", lambda folder: Letters())
     monkeypatch.setattr(load_pretrained, "load", loaded)
     language.prepare.cache_clear()
 
@@ -263,7 +263,7 @@ def test_batches_are_cut_where_it_pays(config, monkeypatch, model):
         told.update(lengths=[mine.tolist() for mine in lengths], longest=longest)
         return (longest - 8,)
 
-    monkeypatch.setattr(length_bucketing, "widths", widths)
+    monkeypatch.setattr(length_bucketing, "choose_widths", widths)
     asked = config(model, name="fedit", batch=4)
     made = experiment.prepared(asked)
     x, index = made.data.train.x, made.divided.train_index

@@ -22,8 +22,8 @@ def together(monkeypatch):
         raise AssertionError("one client's draw")
 
     for module in (per_client_label_skew, label_skew):
-        monkeypatch.setattr(module, "deal_classes", refuse)
-    for name in ("choose_rows", "apportion_capped"):
+        monkeypatch.setattr(module, "assign_classes", refuse)
+    for name in ("choose_examples", "apportion_capped"):
         monkeypatch.setattr(per_client_label_skew, name, refuse)
 
 

@@ -54,7 +54,7 @@ def test_folder_reads_only_the_examples_that_are_used(tmp_path, parts, monkeypat
     found = sources.find("folder", {"path": str(tmp_path), **({} if len(parts) == 2 else {"test_fraction": 0.2})})
     whole = smaller(sources.read(found), examples=6)
     calls, decode = [], folders.decode_images
-    monkeypatch.setattr(folders, "decode", lambda *given: calls.append(given[2]) or decode(*given))
+    monkeypatch.setattr(folders, "decode_images", lambda *given: calls.append(given[2]) or decode(*given))
     some = smaller(sources.read(found, None, 6), examples=6)
     assert calls == [6, len(whole.test.y)]
     assert_same(some, whole.train.x, whole.train.y, whole.test.x, whole.test.y)

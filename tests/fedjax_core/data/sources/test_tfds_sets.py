@@ -97,7 +97,7 @@ def spied(monkeypatch):
     """A list that grows by the number of images of each call of the decoder."""
     calls = []
     decode = image_folder.decode_images
-    monkeypatch.setattr(tfds_sets.image_folder, "decode", lambda *given: calls.append(given[2]) or decode(*given))
+    monkeypatch.setattr(tfds_sets.image_folder, "decode_images", lambda *given: calls.append(given[2]) or decode(*given))
     return calls
 
 
