@@ -130,9 +130,8 @@ def _resample_column(contents: Contents, column: str, measure: Any, summaries: M
     seeds = contents.seeds
     labels = [row for row, s in summaries.items() if set(s.by_seed) == set(seeds) and all(map(math.isfinite, s.by_seed.values()))]
     by_seed = {row: np.array([summaries[row].by_seed[seed] for seed in seeds]) for row in labels}
-    clients = {
-        row: values_of_row for row in labels if (values_of_row := _client_values(contents, row, column, measure, by_seed[row]))
-    }
+    clients = {row: _client_values(contents, row, column, measure, by_seed[row]) for row in labels}
+    clients = {row: values for row, values in clients.items() if values}
     statistic_names = {row: summaries[row].scores[0].rpartition("/")[2] for row in clients}
     comparable = {
         row: [

@@ -39,15 +39,11 @@ class Pace:
         Runs of the same row, column and length count first; else seconds a round in the same row
         and column, in the same row, or in all.
         """
-        row, column = job.cell.row, job.cell.column
-        same_pair = [
-            (done, seconds_done) for done, seconds_done in self._known if (done.cell.row, done.cell.column) == (row, column)
-        ]
+        same_pair = [(done, seconds) for done, seconds in self._known if done.cell.pair == job.cell.pair]
         if same_length := [seconds for done, seconds in same_pair if done.rounds == job.rounds]:
             return statistics.fmean(same_length)
-        comparable = (
-            same_pair or [(done, seconds_done) for done, seconds_done in self._known if done.cell.row == row] or self._known
-        )
+        same_row = [(done, seconds) for done, seconds in self._known if done.cell.row == job.cell.row]
+        comparable = same_pair or same_row or self._known
         return statistics.fmean(seconds / done.rounds for done, seconds in comparable) * job.rounds if comparable else None
 
     def describe_remaining(self, jobs: Sequence[Job]) -> str:

@@ -122,11 +122,9 @@ class Contents(NamedTuple):
             by_seed = {seed: scale * float(np.nanmean(share.values)) for seed, share in shares.items()}
         scores = tuple(dict.fromkeys(result.scores[measure.label] for _, result in results))
         numbers = list(by_seed.values())
-        reached = (
-            numbers
-            if measures.rounds_target(measure) is None
-            else [number for number in numbers if math.isfinite(number)] or numbers
-        )
+        reached = numbers
+        if measures.rounds_target(measure) is not None:
+            reached = [number for number in numbers if math.isfinite(number)] or numbers
         mean = statistics.fmean(reached) if reached else math.nan
         std = statistics.stdev(numbers) if len(numbers) > 1 and all(map(math.isfinite, numbers)) else math.nan
         paper = paper_value(self.table, row, column, measure.label)
@@ -157,9 +155,7 @@ class Contents(NamedTuple):
 
     def costs(self, row: str, column: str) -> Costs | None:
         """Returns the costs of a cell's runs; None if none is finished."""
-        results = [
-            self.results[cell.name] for cell in self.every if (cell.row, cell.column) == (row, column) and cell.name in self.results
-        ]
+        results = list(self._results(row, column).values())
         if not results:
             return None
         return Costs(

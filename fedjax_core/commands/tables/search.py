@@ -270,7 +270,7 @@ def make_rungs(trials: int, rounds: int, every: int, factor: int | None) -> tupl
         steps += 1
     for step in range(steps + 1):
         round_num = min(rounds, math.ceil(rounds / factor ** (steps - step) / every) * every)
-        trials_at.setdefault(round_num, trials // factor**step)  # where two come to one round, nothing is cut between them
+        trials_at.setdefault(round_num, trials // factor**step)  # two rungs of one round cut nothing between them
     return tuple(Rung(round_num, number) for round_num, number in trials_at.items())
 
 
