@@ -22,7 +22,7 @@ def resident() -> int:
 
 def traces(sim) -> list[int]:
     """How many versions of each of its programs were compiled."""
-    made = sim.programs
+    made = sim.compiled.programs
     programs = [made.many, made.scored, made.of_server["test"], made.draw, *made.on_host.values(), *made.of_clients, *made.prepare]
     return [program._cache_size() for program in programs]
 
@@ -69,7 +69,7 @@ def test_the_round_is_traced_once(monkeypatch):
     """Rounds by one and by several, with evaluations between: one trace serves all."""
     sim = toy.simulate("fedavg")
     monkeypatch.setattr(rounds, "many", chex.assert_max_traces(rounds.many, n=1))
-    sim.use(sim.plan)
+    sim.use_plan(sim.spec.plan)
     state = sim.init(0)
     for count in (1, 2, 5, 1):
         state, _ = sim.rounds(state, count)

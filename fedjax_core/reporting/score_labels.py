@@ -74,7 +74,7 @@ def merit(name: str, value: float) -> float:
 
 
 def spoken(name: str) -> str:
-    """A score's name in words; one that is not of the engine's (`engine.federation.Evaluation`) stays as it is.
+    """A score's name in words; one that is not of the engine's (`engine.simulation_spec.Evaluation`) stays as it is.
 
     >>> spoken("test/global/accuracy")
     'global model, all test data'

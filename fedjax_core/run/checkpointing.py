@@ -105,7 +105,7 @@ def take_up_records(simulation: Simulation, workdir: WorkDir, record: Mapping[st
 
 def same_data(simulation: Simulation, workdir: WorkDir, inputs: Mapping[str, Any]) -> None:
     """Raises ValueError if the directory, or another process, has other data; `inputs`: what `digest_inputs` gives."""
-    data = simulation.data
+    data = simulation.spec.data
     distributed.alike("the data", data.partition_hash)
     for digest in filter(None, (inputs["digest"], inputs.get("public"))):
         distributed.alike("the data", digest.removeprefix(contents.PREFIX))
@@ -125,7 +125,7 @@ def digest_inputs(simulation: Simulation) -> dict[str, Any]:
     Raises:
       OSError: a file that holds rows cannot be read.
     """
-    found, public = contents.digest_data(simulation.data), simulation.groups[0].task.public
+    found, public = contents.digest_data(simulation.spec.data), simulation.spec.bound_groups[0].task.public
     several = {"digest": found.digest, "sampled": found.sampled}
     if public:
         several["public"] = contents.digest_examples("public", public).digest
@@ -222,19 +222,19 @@ def take_up_plan(simulation: Simulation, workdir: WorkDir, chosen: bool, reporte
         return
     plan = _plan(before)
     several = jax.process_count() > 1
-    if several and not chosen and plan != simulation.plan:
-        now = simulation.plan
-        now = client_loop.choose(simulation.places, chunk=plan.chunk, devices=now.devices, model=now.model)
-        if now != simulation.plan:
-            simulation.use(now)
-    if plan == simulation.plan:
+    if several and not chosen and plan != simulation.spec.plan:
+        now = simulation.spec.plan
+        now = client_loop.choose(simulation.spec.cohort_slots, chunk=plan.chunk, devices=now.devices, model=now.model)
+        if now != simulation.spec.plan:
+            simulation.use_plan(now)
+    if plan == simulation.spec.plan:
         return
     if chosen or several or plan.devices > jax.device_count():
         there = f"there are {jax.device_count()} devices"
         why = "as asked" if chosen else f"{there} of {jax.process_count()} processes" if several else there
-        reporter.say(f"the client loop's plan was {plan}, it is {simulation.plan} now ({why}); results agree to rounding")
+        reporter.say(f"the client loop's plan was {plan}, it is {simulation.spec.plan} now ({why}); results agree to rounding")
     else:
-        simulation.use(plan)
+        simulation.use_plan(plan)
 
 
 def recorded_plan(directory: str | Path, config: Mapping[str, Any], fresh: bool = False) -> client_loop.Plan | None:
@@ -253,16 +253,18 @@ def recorded_plan(directory: str | Path, config: Mapping[str, Any], fresh: bool 
 
 def record_plan(simulation: Simulation, workdir: WorkDir) -> None:
     """Writes down the plan, if it is a new one."""
-    if workdir.writer and workdir.recorded("plan") != simulation.plan._asdict():
-        workdir.record("plan", simulation.plan._asdict())
+    if workdir.writer and workdir.recorded("plan") != simulation.spec.plan._asdict():
+        workdir.record("plan", simulation.spec.plan._asdict())
 
 
 def record_placement(simulation: Simulation, workdir: WorkDir, reporter: reporter.Reporter) -> None:
     """Writes down where data and client states lie, and says so if data are not on the devices."""
-    placed = simulation.placed
-    workdir.record("placement", {"data": placed.where, "hold": simulation.hold})
+    placed = simulation.spec.placed
+    workdir.record("placement", {"data": placed.where, "hold": simulation.spec.hold})
     if placed.where != "device":
-        whole = "; every round takes them all, so each device has them several times over" if simulation.population == 1 else ""
+        whole = (
+            "; every round takes them all, so each device has them several times over" if simulation.spec.population == 1 else ""
+        )
         where = f"rows of data are on the {placed.where} ({placed.why or 'as asked'})"
         reporter.say(f"{where}, and reach the devices round by round{whole}")
 
@@ -276,23 +278,29 @@ def restored(simulation: Simulation, checkpoints: Checkpoints, done: int) -> Sta
     """
     numbers = checkpoints.numbers_of_parts(done)
     touched = None if numbers is not None else checkpoints.record(done)["touched"]
-    saved, record = checkpoints.restore(done, simulation.like(touched))
-    state = simulation.restore(saved, lambda wanted: zip(numbers or (), checkpoints.parts(done, wanted), strict=True))
-    if numbers is not None and (found := simulation.touched()) != (wanted := record.get("touched", found)):
+    saved, record = checkpoints.restore(done, simulation.abstract_snapshot(touched))
+    state = simulation.from_host(saved, lambda wanted: zip(numbers or (), checkpoints.parts(done, wanted), strict=True))
+    if numbers is not None and (found := _touched(simulation)) != (wanted := record.get("touched", found)):
         raise checkpoints.unusable(
             done, f"its parts have states of {sum(found)} clients, {sum(wanted)} were written: one is missing"
         )
     return state
 
 
+def _touched(simulation: Simulation) -> list[int]:
+    """Returns per group how many client states are offloaded; [] if the devices have them."""
+    offloaded = simulation.offloaded_states
+    return [] if offloaded is None else offloaded.touched()
+
+
 def save(simulation: Simulation, checkpoints: Checkpoints, state: State, done: int, before: int) -> None:
     """Writes the checkpoint of the round `done`; of client states off the devices what changed since the one of the round `before`,
     and a share of the rest (`renewal.py`: how much at most). Of several processes each writes what it keeps.
     """
-    kept = simulation.kept
-    record: dict[str, Any] = {"touched": simulation.touched()}
+    kept = simulation.offloaded_states
+    record: dict[str, Any] = {"touched": _touched(simulation)}
     if kept is None:
-        checkpoints.save(done, simulation.without_clients(state), record)
+        checkpoints.save(done, simulation.to_host(state, with_offloaded=False), record)
         return
     read = lambda: _parts_of(checkpoints, before) if checkpoints.writer else None
     earlier = distributed.said(distributed.all_or_none("read the checkpoint before this one", read))
@@ -303,7 +311,7 @@ def save(simulation: Simulation, checkpoints: Checkpoints, state: State, done: i
         again, record["paid"] = renewal.renewed(live, kept.changed(), earlier["paid"], kept.most)
         at = {"after": before, "without": set(earlier["numbers"]) - (live.keys() - set(again))}
     pieces = kept.pieces(again)
-    first = checkpoints.save(done, simulation.without_clients(state), record, kept.parts(pieces), **at)
+    first = checkpoints.save(done, simulation.to_host(state, with_offloaded=False), record, kept.parts(pieces), **at)
     kept.saved(pieces, first)
 
 
@@ -316,14 +324,14 @@ def _parts_of(checkpoints: Checkpoints, done: int) -> dict[str, Any] | None:
 def save_beside(simulation: Simulation, checkpoints: Checkpoints, state: State, done: int, of: Checkpoints) -> None:
     """Writes a checkpoint of the round `done` beside the one that there is in `of`. Client states off the devices are that one's
     files; they are written if there is none."""
-    kept, record = simulation.kept, {"touched": simulation.touched()}
+    kept, record = simulation.offloaded_states, {"touched": _touched(simulation)}
     if kept is None:
-        checkpoints.save(done, simulation.without_clients(state), record)
+        checkpoints.save(done, simulation.to_host(state, with_offloaded=False), record)
         return
     read = lambda: of.numbers_of_parts(done) is not None if of.writer else None
     there = distributed.said(distributed.all_or_none("read the checkpoint of this round", read))
     parts = () if there else kept.parts(kept.pieces(None))
-    checkpoints.save(done, simulation.without_clients(state), record, parts, done if there else None, of=of)
+    checkpoints.save(done, simulation.to_host(state, with_offloaded=False), record, parts, done if there else None, of=of)
 
 
 def same_hold(simulation: Simulation, directory: str | Path) -> None:
@@ -338,5 +346,7 @@ def same_hold(simulation: Simulation, directory: str | Path) -> None:
         return chose.get("placement", {}).get("hold") or (config.get("plan") or {}).get("hold")
 
     before = distributed.said(distributed.all_or_none(f"read {directory}", read))
-    if before is not None and (before == "device") != (simulation.hold == "device"):
-        raise ValueError(f"plan.hold={simulation.hold!r}: {directory} holds a run with plan.hold={before!r}; resume it with that")
+    if before is not None and (before == "device") != (simulation.spec.hold == "device"):
+        raise ValueError(
+            f"plan.hold={simulation.spec.hold!r}: {directory} holds a run with plan.hold={before!r}; resume it with that"
+        )

@@ -35,7 +35,7 @@ class Look:
     @property
     def clients(self) -> int:
         """N, how many clients there are, those aside that are unseen."""
-        return self._simulation.population
+        return self._simulation.spec.population
 
     def view(self, client: int) -> View:
         """Returns what one client holds, and its models: `client_view.predict(name, view.holds[name], x)`.
@@ -53,7 +53,7 @@ class Look:
 
     def scored_clients(self) -> np.ndarray:
         """Returns the ids of the clients that are scored, sorted: all, or `config.evaluation.clients` of them."""
-        return self._simulation.scored_clients()
+        return self._simulation.spec.scored_clients()
 
     def client_scores(self) -> dict[str, dict[str, dict[str, np.ndarray]]]:
         """Returns scores by client, {scope: {model: {score: [E]}}}, in the order of `scored_clients`.

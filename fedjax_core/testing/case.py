@@ -11,6 +11,7 @@ import optax
 
 from fedjax_core.algorithm import Algorithm, PyTree
 from fedjax_core.engine import client_loop, simulator
+from fedjax_core.engine.sharding import mesh as meshes
 from fedjax_core.task import Task
 from fedjax_core.testing import toy_federation
 from fedjax_core.training import local_training
@@ -53,7 +54,7 @@ class Case:
         made = groups(build, self.mixed if mixed is None else mixed, statistics, self.task)
         settings = {"cohort": COHORT, "dispatch": 2} | settings
         data = settings.pop("data", toy_federation.data())
-        return simulator.Simulation(made, data, plan=client_loop.Plan(*plan), **settings)
+        return simulator.Simulation(simulator.build_spec(made, data, plan=client_loop.Plan(*plan), **settings))
 
     @functools.cached_property
     def reference(self) -> tuple[simulator.Simulation, simulator.State, simulator.State]:
@@ -72,20 +73,20 @@ class Case:
         there are no more), and every client has more padding.
         """
         sim = self.simulate(plan=(2, min(2, jax.device_count())), hold="disk", data_on="host")
-        pad(sim)
+        sim = simulator.Simulation(pad(sim.spec))
         state, _ = sim.rounds(self._begun(sim), 2)
-        assert sim.kept is not None
-        return sim, state, [jax.tree.map(np.copy, (store.rows, store.touched)) for store in sim.kept.stores]
+        assert sim.offloaded_states is not None
+        return sim, state, [jax.tree.map(np.copy, (store.rows, store.touched)) for store in sim.offloaded_states.stores]
 
     def _begun(self, sim: simulator.Simulation) -> simulator.State:
         """The reference's state before round 1 in a simulation whose client states are off the device; of a method that prepares
         its clients, made anew."""
-        if any(sim.federation.algorithm(g, sim.host, 0).prepare is not None for g in range(len(sim.groups))):
+        if any(sim.spec.abstract_algorithm(g).prepare is not None for g in range(len(sim.spec.groups))):
             return sim.init(0)
         before = self.reference[1]
-        kept = sim.planned.states
-        kept.keep(kept.untouched(sim.put(before.server)))
-        return sim.put(before._replace(clients=tuple(() for _ in sim.groups)))
+        states = sim.compiled.states
+        states.replace_offloaded(states.make_untouched(sim.compiled.put(before.server)))
+        return sim.compiled.put(before._replace(clients=tuple(() for _ in sim.spec.groups)))
 
     def forget(self) -> None:
         """Drops `elsewhere`, with its data and states off the device. `reference` stays: it is small where jax's caches are
@@ -100,19 +101,22 @@ class Case:
         """
         sim, state, _ = self.elsewhere
         before = self.reference[1]
-        start = sim.put(before)._replace(clients=state.clients)
-        drawn = jax.device_get(sim.programs.draw(sim.held, start.key, start.round))
+        start = sim.compiled.put(before)._replace(clients=state.clients)
+        compiled, resident = sim.compiled, sim.compiled.device_arrays
+        drawn = jax.device_get(compiled.programs.draw_cohorts(resident, start.key, start.round))
         rows = [
             jax.tree.map(lambda x, p=p: np.take(x, p, axis=0, mode="clip"), s)
             for s, (_, p) in zip(before.clients, drawn, strict=True)
         ]
-        spread = client_loop.spread(sim.mesh)
+        spread = meshes.client_sharded(sim.spec.mesh)
         touched = jax.device_put([np.ones(len(p), bool) for _, p in drawn], spread)
 
         def run(drawn, rows):
-            held = sim.supply.of_cohort(sim.held, [cohort.ids for cohort, _ in drawn], ["index"])
-            drawn, rows = sim.put(drawn), jax.device_put(rows, spread)  # where the round expects them: else it would compile anew
-            after, rows, record = sim.programs.on_host[False](held, start, start.server, drawn, rows, touched)
+            arrays = compiled.arrays.feed.for_cohort(resident, [cohort.ids for cohort, _ in drawn], ["index"])
+            # Where the round expects them: else it would be compiled anew.
+            drawn, rows = compiled.put(drawn), jax.device_put(rows, spread)
+            run_round = compiled.programs.run_round_offloaded[False]
+            after, rows, record = run_round(arrays, start, start.server, drawn, rows, touched)
             return jax.device_get((after.server, rows, record))
 
         return run, drawn, rows
@@ -131,9 +135,8 @@ def groups(
     ]
 
 
-def pad(sim: simulator.Simulation) -> None:
-    """Gives every client three more rows that do not count."""
-    index = sim.host.index
-    more = dataclasses.replace(index, rows=np.pad(index.rows, (0, 3)), most=index.most + 3, filler=1)
-    sim.host = sim.host._replace(index=more)
-    sim.use(sim.plan)
+def pad(spec: simulator.SimulationSpec) -> simulator.SimulationSpec:
+    """Returns the specification with three more examples for every client that do not count."""
+    index = spec.host_arrays.index
+    padded = dataclasses.replace(index, rows=np.pad(index.rows, (0, 3)), most=index.most + 3, filler=1)
+    return dataclasses.replace(spec, host_arrays=spec.host_arrays._replace(index=padded))

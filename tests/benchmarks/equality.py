@@ -52,7 +52,9 @@ def batches(workload: Workload, data: federated_data.FederatedData) -> dict[int,
             predict={}
         )
 
-    spy = simulator.Simulation(simulator.one_group(build, task, workload.population), spied, cohort=workload.cohort)
+    spy = simulator.Simulation(
+        simulator.build_spec(simulator.one_group(build, task, workload.population), spied, cohort=workload.cohort)
+    )
     state, _ = spy.rounds(spy.init(seed=0), 1)
     seen = np.rint(np.asarray(state.server.net.params["head"]["seen"]) * workload.cohort).astype(int)
     found = {}

@@ -30,7 +30,7 @@ def built(data, model="mlp(widths=(4,))", normalise="data", get=fedavg, **given)
 
 def logits(simulation, x):
     """Of a network that begins as all of its kind do."""
-    model = simulation.groups[0].task.model
+    model = simulation.spec.bound_groups[0].task.model
     return np.asarray(model.apply(model.init(jax.random.key(0)), jnp.asarray(x))[0]["logits"])
 
 
@@ -101,7 +101,7 @@ def test_integers_are_numbers_in_a_network_from_outside(caplog):
 def test_token_ids_reach_a_network_that_embeds_as_they_are(name, caplog):
     x = RNG.integers(1, 50, (40, 3))
     sim = built(divided(x), f"{__name__}:{name}")
-    model = sim.groups[0].task.model
+    model = sim.spec.bound_groups[0].task.model
     net = model.init(jax.random.key(0))
     embedding = np.asarray(jax.tree.leaves(net.params["embed" if name != "OfLinen" else "Embed_0"])[0])
     last = net.params["last" if name != "OfLinen" else "Dense_0"]
@@ -145,7 +145,7 @@ def test_pixels_in_another_range_than_those_of_a_file_are_refused(tmp_path):
     found = input_normalization.Scaling(*scale)
     path = tmp_path / "m"
     sim = built(divided(PIXELS))
-    model = sim.groups[0].task.model
+    model = sim.spec.bound_groups[0].task.model
     description = {"model": "mlp(widths=(4,))", "classes": 2, "class_names": ["a", "b"], "input_shape": [4, 4, 3]}
     description |= {"mean": list(scale[0]), "std": list(scale[1]), "statistics": "average"}
     export_model.save_model(path, model.init(jax.random.key(0)), description)

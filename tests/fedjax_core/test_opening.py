@@ -17,7 +17,7 @@ def opened(config, **options) -> dict[str, str]:
     """Returns the first lines of a config's run by what stands before them, those that go on joined."""
     asked = experiment.resolve(config)
     simulation = experiment.build(config, asked=asked)
-    lines = opening_lines(asked, config, simulation, of_asked(asked, simulation.population), **options)
+    lines = opening_lines(asked, config, simulation, of_asked(asked, simulation.spec.population), **options)
     assert all(len(line) <= COLUMNS for line in lines)
     found: dict[str, str] = {}
     label = ""

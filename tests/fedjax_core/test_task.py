@@ -13,7 +13,7 @@ from fedjax_core import nn
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated_data
 from fedjax_core.data.sources import Dataset
-from fedjax_core.engine.simulator import Simulation, one_group
+from fedjax_core.engine.simulator import Simulation, build_spec, one_group
 from fedjax_core.language.models import bert, llama
 from fedjax_core.task import Peers, Task, of_model, part_of, width
 from fedjax_core.training import local_training
@@ -65,7 +65,7 @@ def test_a_simulation_is_refused_ids_that_its_network_does_not_embed(model, part
     for task in (whole, part_of(model, arrays, "head", **settings)):
         groups = one_group(functools.partial(fedavg, optimizer=local_training.sgd(0.1)), task, 2)
         with pytest.raises(ValueError, match=f"{part}: token id 7: network '{model.name}' embeds 5"):
-            Simulation(groups, data)
+            Simulation(build_spec(groups, data))
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])

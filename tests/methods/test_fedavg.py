@@ -40,7 +40,9 @@ def oracle(seed, rounds, *, weights, lr, momentum, cohort=5, epochs=2, batch=toy
 def simulate(data, *, statistics=True, cohort=None, population=None, dropout=0.0, **arguments):
     task = toy.task(statistics=statistics)
     groups = simulator.one_group(functools.partial(fedavg, **arguments), task, population or data.clients)
-    return simulator.Simulation(groups, data, cohort=cohort, dropout=dropout, plan=client_loop.Plan(1, 1), dispatch=3)
+    return simulator.Simulation(
+        simulator.build_spec(groups, data, cohort=cohort, dropout=dropout, plan=client_loop.Plan(1, 1), dispatch=3)
+    )
 
 
 def divided(*lists):

@@ -55,7 +55,7 @@ def oracle(rounds, tau, beta, train=plain):
 
 def sent(name):
     sim, _, state = toy.reference(name)
-    algorithm = sim.federation.algorithm(0, sim.host, 2)
+    algorithm = sim.spec.algorithm(0, sim.spec.host_arrays, 2)
     return [algorithm.broadcast(state.server, i) for i in range(toy.CLIENTS)]
 
 

@@ -195,7 +195,9 @@ class FedGenTest(chex.TestCase):
     def test_sharing_the_head_alone_as_in_the_loops(self):
         """LG-FedAvg: FedPer with everything but the head personal."""
         build = functools.partial(toy.METHODS["fedgen"], optimizer=local_training.sgd(0.1, momentum=0.5), alpha=0.0)
-        sim = simulator.Simulation(toy.groups(build), toy.data(), plan=client_loop.Plan(1, 1), cohort=5, dispatch=2)
+        sim = simulator.Simulation(
+            simulator.build_spec(toy.groups(build), toy.data(), plan=client_loop.Plan(1, 1), cohort=5, dispatch=2)
+        )
         state, _ = sim.rounds(sim.init(0), 2)
         shared, _, mine = fedper_in_loops(2, own=("body",))
         chex.assert_trees_all_close(jax.device_get(state.server.head), shared["head"], atol=5e-6)
@@ -274,7 +276,7 @@ class FedGenTest(chex.TestCase):
     def test_features_of_different_number_are_refused(self):
         make = functools.partial(fedgen, optimizer=local_training.sgd(0.1), batch=toy.BATCH)
         with self.assertRaisesRegex(ValueError, "toy6 has 6, toy7 has 7; fedgen exchanges features"):
-            simulator.Simulation(toy.groups(make, mixed=True), toy.data(), plan=client_loop.Plan(1, 1))
+            simulator.Simulation(simulator.build_spec(toy.groups(make, mixed=True), toy.data(), plan=client_loop.Plan(1, 1)))
 
     @parameterized.parameters(
         (dict(variant="released"), "unknown variant 'released'; allowed: mixed, official"),

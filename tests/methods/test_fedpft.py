@@ -165,7 +165,9 @@ def build(**options):
 def simulate(rounds, **options):
     make = functools.partial(fedpft, **BUILD | {"transform_rate": RATE} | options)
     sim = simulator.Simulation(
-        simulator.one_group(make, toy.task(D), toy.CLIENTS), toy.data(), plan=client_loop.Plan(1, 1), dispatch=rounds, cohort=5
+        simulator.build_spec(
+            simulator.one_group(make, toy.task(D), toy.CLIENTS), toy.data(), plan=client_loop.Plan(1, 1), dispatch=rounds, cohort=5
+        )
     )
     state, _ = sim.rounds(sim.init(0), rounds)
     return jax.device_get(state)
@@ -345,7 +347,9 @@ class FedPftTest(chex.TestCase):
         state = simulate(1, prompts=0, transform_epochs=0, transform_rate=1.0, batch=64)
         make = functools.partial(fedavg, optimizer=local_training.sgd(LR), epochs=1, batch=64)
         sim = simulator.Simulation(
-            simulator.one_group(make, task, toy.CLIENTS), toy.data(), plan=client_loop.Plan(1, 1), dispatch=1, cohort=5
+            simulator.build_spec(
+                simulator.one_group(make, task, toy.CLIENTS), toy.data(), plan=client_loop.Plan(1, 1), dispatch=1, cohort=5
+            )
         )
         expected = jax.device_get(sim.rounds(sim.init(0), 1)[0].server.net)
         mine = Net({**state.server.net.params, "transform": state.server.transform}, state.server.net.stats)

@@ -225,7 +225,9 @@ def released(seed, rounds, ramp, dropout):
 def simulate(rounds, seed=0, *, cohort=5, dropout=0.0, **options):
     build = functools.partial(fedskc, optimizer=local_training.sgd(0.1), batch=toy.BATCH, **{"epochs": 2} | options)
     sim = simulator.Simulation(
-        toy.groups(build), toy.data(), plan=client_loop.Plan(1, 1), dispatch=rounds, cohort=cohort, dropout=dropout
+        simulator.build_spec(
+            toy.groups(build), toy.data(), plan=client_loop.Plan(1, 1), dispatch=rounds, cohort=cohort, dropout=dropout
+        )
     )
     state, _ = sim.rounds(sim.init(seed), rounds)
     return jax.device_get(state.server)
@@ -320,7 +322,7 @@ class FedSkcTest(chex.TestCase):
         names = [f"server/{name}" for name in wanted]
         for on in (True, False):
             build = functools.partial(fedskc, optimizer=local_training.sgd(0.1), batch=toy.BATCH, epochs=1, gda={"on": on})
-            sim = simulator.Simulation(toy.groups(build), toy.data(), cohort=5)
+            sim = simulator.Simulation(simulator.build_spec(toy.groups(build), toy.data(), cohort=5))
             record = sim.rounds(sim.init(0), 1)[1][0]
             self.assertEqual([name in record for name in names], [on] * 3)
             if on:

@@ -120,7 +120,7 @@ class MoonTest(chex.TestCase):
     def test_statistics_may_stay_with_the_client(self):
         make = functools.partial(moon, optimizer=local_training.sgd(0.1), projection=SIZE, batch=toy.BATCH)
         groups = toy.groups(local_statistics(make))
-        sim = simulator.Simulation(groups, toy.data(), cohort=5, plan=client_loop.Plan(1, 1), dispatch=2)
+        sim = simulator.Simulation(simulator.build_spec(groups, toy.data(), cohort=5, plan=client_loop.Plan(1, 1), dispatch=2))
         state = sim.init(0)
         before = jax.device_get(state)
         state, _ = sim.rounds(state, 2)

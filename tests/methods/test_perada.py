@@ -100,7 +100,9 @@ class PerAdaTest(chex.TestCase):
         """With none of them the server's model is the mean."""
         build = functools.partial(perada, optimizer=local_training.sgd(0.1, momentum=0.5), batch=toy.BATCH)
         sims = [
-            simulator.Simulation(toy.groups(functools.partial(build, **more), task=toy.task_with_public), toy.data(), cohort=5)
+            simulator.Simulation(
+                simulator.build_spec(toy.groups(functools.partial(build, **more), task=toy.task_with_public), toy.data(), cohort=5)
+            )
             for more in ({}, {"distil": {"on": True, "rounds": 0, "epochs": 1, "batch": 4}})
         ]
         plain, none = (jax.device_get(sim.rounds(sim.init(0), 1)[0]) for sim in sims)
@@ -130,7 +132,9 @@ class PerAdaTest(chex.TestCase):
 
     def test_a_server_without_batch_statistics_is_refused(self):
         build = functools.partial(perada, optimizer=local_training.sgd(0.1), batch=toy.BATCH, distil={"on": True, "batch": 4})
-        sim = simulator.Simulation(toy.groups(local_statistics(build), task=toy.task_with_public), toy.data(), cohort=5)
+        sim = simulator.Simulation(
+            simulator.build_spec(toy.groups(local_statistics(build), task=toy.task_with_public), toy.data(), cohort=5)
+        )
         with self.assertRaisesRegex(ValueError, "^distil.on=True: with statistics='local' the server has no batch statistics"):
             sim.rounds(sim.init(0), 1)
 

@@ -121,8 +121,8 @@ class PFedGateTest(chex.TestCase):
 
     def test_a_client_without_rows_has_half_open_gates(self):
         sim, _, state = toy.reference("pfedgate")
-        data = ClientData(jax.tree.map(jnp.asarray, sim.host.train), jnp.zeros(4, jnp.int32), jnp.int32(0))
-        personalise = sim.federation.algorithm(0, sim.host, 2).personalise
+        data = ClientData(jax.tree.map(jnp.asarray, sim.spec.host_arrays.train), jnp.zeros(4, jnp.int32), jnp.int32(0))
+        personalise = sim.spec.algorithm(0, sim.spec.host_arrays, 2).personalise
         theta, _ = personalise(state.server, one(state.clients[0], 0), data, jax.random.key(0))
         chex.assert_trees_all_close(theta.params, multiplied(state.server.params, jnp.full(L, 0.5)), atol=1e-6)
 

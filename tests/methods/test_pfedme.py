@@ -146,7 +146,7 @@ class PFedMeTest(chex.TestCase):
         sim = simulate(made(pfedme, lam=0.0, epochs=2, variant="released"))
         first, _ = sim.rounds(sim.init(0), 1)
         first = jax.device_get(first)
-        last, _ = sim.rounds(sim.put(first), 1)
+        last, _ = sim.rounds(sim.compiled.put(first), 1)
         chex.assert_trees_all_equal(jax.device_get(last.server.net.params), first.server.net.params)
 
     def test_what_travels(self):

@@ -62,7 +62,7 @@ class PFedSDTest(chex.TestCase):
         ends = []
         for name in ("pfedsd", "fedavg"):
             sim, before, _ = toy.reference(name)
-            state, _ = sim.rounds(sim.put(before), 1)
+            state, _ = sim.rounds(sim.compiled.put(before), 1)
             ends.append(jax.device_get(state.server.net))
         chex.assert_trees_all_close(*ends, atol=1e-7)
 
@@ -80,7 +80,7 @@ class PFedSDTest(chex.TestCase):
 
     def test_whoever_never_took_part_has_the_servers_model(self):
         sim, before, state = toy.reference("pfedsd")
-        predict, x = sim.federation.algorithm(0, sim.host, 2).predict["personal"], toy.data().test.x
+        predict, x = sim.spec.algorithm(0, sim.spec.host_arrays, 2).predict["personal"], toy.data().test.x
         known = one(state.clients[0], 0)
         for client, net in ((one(before.clients[0], 0), state.server.net), (known, known.previous)):
             logits = predict(state.server.net, client, x)["logits"]

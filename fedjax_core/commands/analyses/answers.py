@@ -30,13 +30,13 @@ def answered(
     key = model if beams == 1 else f"{model}, {beams} beams"
     if key in known and known[key]["round"] == done:
         return known[key]["rows"]
-    common = len({index.tobytes() for index in simulation.data.test_index}) == 1
+    common = len({index.tobytes() for index in simulation.spec.data.test_index}) == 1
     found = []
-    for client in [0] if model == "global" and common else simulation.scored_clients().tolist():
-        view, rows = simulation.view(state, client), simulation.data.test_index[client].tolist()
-        x = jax.tree.map(lambda a: np.asarray(a[:8]), simulation.data.test.x)
+    for client in [0] if model == "global" and common else simulation.spec.scored_clients().tolist():
+        view, rows = simulation.view(state, client), simulation.spec.data.test_index[client].tolist()
+        x = jax.tree.map(lambda a: np.asarray(a[:8]), simulation.spec.data.test.x)
         params = language.parameters(made, adapter, view.task.frozen, trained_network(view, model, x))
-        texts = language.answers(made, params, rows, simulation.federation.batches.test, beams=beams)
+        texts = language.answers(made, params, rows, simulation.spec.batches.test, beams=beams)
         asked = [made.divided.test[row] for row in rows]
         right = [row.answer for row in asked]
         for row, said, score, same in zip(

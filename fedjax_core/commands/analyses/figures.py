@@ -85,7 +85,7 @@ def tsne(asked: Asked, loaded: Loaded) -> list[Path]:
         shown = analysis.with_centroids(points) if asked.centroids else points
         places = analysis.tsne(shown.features, asked.seed)
         centres = np.arange(len(places)) >= len(points.classes)
-        of = {"class_names": simulation.data.class_names, "centres": centres}
+        of = {"class_names": simulation.spec.data.class_names, "centres": centres}
         files += drawn(asked, f"{name}tsne{of_features(asked)}", plots.embedding, places, shown.classes, shown.clients, **of)
     return files
 
@@ -99,7 +99,7 @@ def attention(asked: Asked, loaded: Loaded) -> list[Path]:
         most = ATTENDED if asked.rows is None else asked.rows
         found, classes = analysis.attention(simulation, state, asked.model, client, most)
         for what, weights in found.items():
-            names = [simulation.data.class_names[k] for k in classes]
+            names = [simulation.spec.data.class_names[k] for k in classes]
             files += drawn(asked, f"{name}{what}", plots.attention, weights, labels=names)
     return files
 
@@ -110,7 +110,7 @@ def knowledge(asked: Asked, loaded: Loaded) -> list[Path]:
     for run, name in named(asked):
         simulation, state = loaded(run)
         client = 0 if asked.clients is None else asked.clients[0]
-        x, y = simulation.data.test
+        x, y = simulation.spec.data.test
         rows = np.unique(np.linspace(0, len(y) - 1, min(len(y), KNOWLEDGE_ROWS)).round().astype(int))
         view = simulation.view(state, client, trained=True)
         model = analysis.model_of(simulation, state, asked.model)
@@ -120,11 +120,11 @@ def knowledge(asked: Asked, loaded: Loaded) -> list[Path]:
             classes = np.flatnonzero(known)
             sights["global"] = (simulation.view(state, client), np.asarray(state.server.knowledge)[classes], classes)
         for what, (seen, marks, classes) in sights.items():
-            made = analysis.outputs(seen, model, x[rows], simulation.federation.batches.test)
+            made = analysis.outputs(seen, model, x[rows], simulation.spec.batches.test)
             points = made["logits"] if made["logits"].shape[1] == marks.shape[1] else made["features"]
             places = analysis.tsne(np.concatenate([points, marks]), asked.seed)
             both = places[: len(rows)], y[rows], places[len(rows) :], classes
-            names = simulation.data.class_names
+            names = simulation.spec.data.class_names
             files += drawn(asked, f"{name}knowledge_{what}", plots.landmarks, *both, class_names=names)
     return files
 
@@ -144,12 +144,12 @@ def classes(asked: Asked, loaded: Loaded) -> list[Path]:
     series, files = {}, []
     for (run, name), label in zip(named(asked), labels(asked), strict=True):
         simulation, _ = loaded(run)
-        names = simulation.data.class_names
+        names = simulation.spec.data.class_names
         correct, total = loaded.accuracies(run, asked.model, asked.scope)
         each = np.where(total > 0, correct / np.maximum(total, 1), np.nan)
         of_class = np.where(total.sum(0) > 0, correct.sum(0) / np.maximum(total.sum(0), 1), np.nan)
         series[label] = dict(zip(names, of_class.tolist(), strict=True))
-        how = {"class_names": names, "client_names": simulation.data.client_names or None}
+        how = {"class_names": names, "client_names": simulation.spec.data.client_names or None}
         how |= {"of": SCOPES[asked.scope], "percent": True}
         files += drawn(asked, f"{name}classes_by_client", plots.heatmap, each, **how)
     return [*drawn(asked, "classes", plots.dots, series, across="class", up=SCOPES[asked.scope]), *files]
@@ -172,8 +172,8 @@ def plane(asked: Asked, loaded: Loaded) -> list[Path]:
     for run, label in zip(asked.runs, labels(asked), strict=True):
         simulation, state = loaded(run)
         model = analysis.model_of(simulation, state, asked.model)
-        x = jax.tree.map(lambda a: np.asarray(a[:8]), simulation.data.test.x)
-        for client in range(simulation.population) if asked.clients is None else asked.clients:
+        x = jax.tree.map(lambda a: np.asarray(a[:8]), simulation.spec.data.test.x)
+        for client in range(simulation.spec.population) if asked.clients is None else asked.clients:
             nets.append(trained_network(simulation.view(state, client), model, x))
             of.append(label)
             if model == "global":

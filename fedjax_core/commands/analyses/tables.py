@@ -17,7 +17,7 @@ def _refits(what: str, asked: Asked, loaded: Loaded) -> list[Path]:
         simulation, state = loaded(run)
         after = {"probe": analysis.probe, "match": analysis.match}[what](simulation, state, asked.model, asked.features)
         before = analysis.client_accuracies(*loaded.accuracies(run, asked.model))
-        names = simulation.data.client_names
+        names = simulation.spec.data.client_names
         rows += [
             {"run": label, "client": i} | ({"name": names[i]} if names else {}) | {"origin": b, what: a}
             for i, (b, a) in enumerate(zip(before, after, strict=True))

@@ -22,7 +22,8 @@ from fedjax_core import experiment, own_packages
 from fedjax_core.commands.plans import device_targets, flop_count, hlo_analysis, loops
 from fedjax_core.data import memory
 from fedjax_core.data.ragged_index import RowLists
-from fedjax_core.engine import aot, chips, client_loop
+from fedjax_core.engine import aot, dispatch
+from fedjax_core.engine.sharding import data_placement
 from fedjax_core.engine.simulator import Simulation
 from fedjax_core.engine.vmapped_runs import Lanes, reason
 from fedjax_core.experiment import build_simulator, mock_data
@@ -47,25 +48,27 @@ def about(sim: Simulation, lanes: int = 1) -> dict[str, Any]:
     """What is known of a simulation without compiling. `lanes`: of so many runs at once, if it can have lanes."""
     alone = reason(sim) if lanes > 1 else ""
     lanes = 1 if alone else lanes
-    first = sim.mesh.devices.flat[0]
-    chip, sizes = chips.of(first), RowLists.of(sim.data.train_index).size
+    first = sim.spec.mesh.devices.flat[0]
+    chip, sizes = data_placement.device_spec(first), RowLists.of(sim.spec.data.train_index).size
     if chip is not None and first not in jax.devices():
         limit = chip.memory
     else:
-        limit = client_loop.memory_limit(sim.mesh) or (chip.memory if chip else int(memory.there() / sim.mesh.devices.size))
+        limit = data_placement.memory_limit(sim.spec.mesh) or (
+            chip.memory if chip else int(memory.there() / sim.spec.mesh.devices.size)
+        )
     return {
         "device": first.device_kind,
-        "devices": int(sim.mesh.devices.size),
+        "devices": int(sim.spec.mesh.devices.size),
         "limit": limit,
-        "plan": sim.plan._asdict(),
-        "data on": sim.placed.where,
-        "population": sim.population,
-        "cohort": sim.cohort,
-        "places": sim.places,
+        "plan": sim.spec.plan._asdict(),
+        "data on": sim.spec.placed.where,
+        "population": sim.spec.population,
+        "cohort": sim.spec.cohort,
+        "places": sim.spec.cohort_slots,
         "rows": {"all": int(sizes.sum()), "mean": float(sizes.mean()), "most": int(sizes.max())},
-        "processes": len({device.process_index for device in sim.mesh.devices.flat}),
-        "hold": sim.hold,
-        "divided": sim.divided,
+        "processes": len({device.process_index for device in sim.spec.mesh.devices.flat}),
+        "hold": sim.spec.hold,
+        "divided": sim.compiled.layout.is_model_parallel,
         "chip": None if chip is None else {"flops": chip.flops, "bandwidth": chip.bandwidth, "source": chip.source},
         "lanes": lanes,
         "alone": alone,
@@ -98,7 +101,7 @@ def programs(sim: Simulation, parts: tuple[str, ...], lanes: int = 1) -> dict[st
 
 def present(sim: Simulation) -> float:
     """How many of a round's places are taken by clients that come back, on average."""
-    return sim.cohort / sim.places * (1 - sim.dropout)
+    return sim.spec.cohort / sim.spec.cohort_slots * (1 - sim.spec.dropout)
 
 
 def analysed(traced: Any, sim: Simulation, part: float = 1.0) -> dict[str, Any]:
@@ -115,7 +118,7 @@ def analysed(traced: Any, sim: Simulation, part: float = 1.0) -> dict[str, Any]:
     try:
         compiled, written = _compiled(lowered, sim)
     except jax.errors.JaxRuntimeError as error:
-        if not client_loop.out_of_memory(error):
+        if not dispatch.is_out_of_memory(error):
             raise
         found = _OVER.search(str(error))
         need = float(found[1] or found[3]) * _GIB[found[2] or found[4]] if found else None
@@ -123,7 +126,7 @@ def analysed(traced: Any, sim: Simulation, part: float = 1.0) -> dict[str, Any]:
     text, sizes = hlo_analysis.Program(written), compiled.memory_analysis()
     if sizes is None:
         raise ValueError("this jax's compiler does not tell how much memory its programs take")
-    clients = loops.Clients(RowLists.of(sim.data.train_index).size, part)
+    clients = loops.Clients(RowLists.of(sim.spec.data.train_index).size, part)
     need = sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
     return {
         "fits": True,
@@ -131,7 +134,8 @@ def analysed(traced: Any, sim: Simulation, part: float = 1.0) -> dict[str, Any]:
         "temporary": sizes.temp_size_in_bytes,
         "outputs": sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
         "peak": max(need, getattr(sizes, "peak_memory_in_bytes", 0)),
-        "flops": flop_count.count(traced.jaxpr, clients.trips) / (sim.plan.model if sim.divided else 1),  # at least so many
+        "flops": flop_count.count(traced.jaxpr, clients.trips)
+        / (sim.spec.plan.model if sim.compiled.layout.is_model_parallel else 1),  # at least so many
         "traffic": text.traffic(clients.trips),
         "collectives": [one._asdict() for one in text.collectives(clients.trips)],
         "seconds": time.perf_counter() - clock,
@@ -145,7 +149,7 @@ def _compiled(lowered: Any, sim: Simulation) -> tuple[Any, str]:
     The compiler of TPUs writes that text to a folder too: a program of libtpu 0.0.52 that leaves a gather to a v5p's SparseCores
     cannot be asked for its own ("async-update instruction should have 1 operands but sees 3").
     """
-    if sim.mesh.devices.flat[0].platform != "tpu":
+    if sim.spec.mesh.devices.flat[0].platform != "tpu":
         compiled = lowered.compile()
         return compiled, compiled.as_text() or ""
     with tempfile.TemporaryDirectory() as folder:

@@ -22,7 +22,7 @@ def class_accuracies(
     """
     need_classes(simulation, "the analysis of accuracies by class")
     model = model_of(simulation, state, model)
-    data, batch = simulation.data, rows_at_once(simulation)
+    data, batch = simulation.spec.data, rows_at_once(simulation)
     x, y = data.test
     everything = np.arange(len(y))
     most = longest(data.test_index) if scope == "own" and model != "global" else len(y)

@@ -32,7 +32,7 @@ def chosen(view: View, model: str | None) -> str:
 
 def rows_at_once(simulation: Simulation) -> int:
     """Returns how many examples analyses run a network on at once: `evaluation.batch`, or `BATCH` where it is None."""
-    return simulation.evaluation.batch or BATCH
+    return simulation.spec.evaluation.batch or BATCH
 
 
 def outputs(view: View, model: str, x: PyTree, batch: int = BATCH, most: int | None = None) -> dict[str, np.ndarray]:
@@ -81,5 +81,5 @@ def output(made: Mapping[str, Any], key: str) -> Any:
 
 def need_classes(simulation: Simulation, what: str) -> None:
     """Raises ValueError where an analysis reads one class of each row, and the data have other targets."""
-    if (kind := simulation.targets) != "classes":
+    if (kind := simulation.spec.targets) != "classes":
         raise ValueError(f"{what} needs classes, the data have {kind}: {TARGETS[kind]}")

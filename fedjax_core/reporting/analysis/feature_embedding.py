@@ -58,7 +58,7 @@ def features(
     """
     need_classes(simulation, "the plane of features")
     model = model_of(simulation, state, model)
-    found, data = [], simulation.data
+    found, data = [], simulation.spec.data
     (x, y), index = (data.test, data.test_index) if part == "test" else (data.train, data.train_index)
     for i in range(data.clients) if clients is None else clients:
         rows = spaced(index[i], most)
@@ -111,7 +111,7 @@ def attention(
       ValueError: the model attends to nothing, or the client has no test examples.
     """
     model, view = model_of(simulation, state, model), simulation.view(state, client)
-    rows, (x, y) = spaced(simulation.data.test_index[client], most), simulation.data.test
+    rows, (x, y) = spaced(simulation.spec.data.test_index[client], most), simulation.spec.data.test
     if not len(rows):
         raise ValueError(f"client {client} has no test examples")
     made = outputs(view, model, take(x, rows), rows_at_once(simulation))
@@ -135,8 +135,8 @@ def class_knowledge(
       ([k, D], [k]): of the k classes that the client has, and which they are.
     """
     model = chosen(view, model)
-    rows = simulation.data.train_index[view.client]
-    x, y = simulation.data.train
+    rows = simulation.spec.data.train_index[view.client]
+    x, y = simulation.spec.data.train
     made = output(outputs(view, model, take(x, rows), rows_at_once(simulation)), key)
     classes = np.unique(y[rows])
     c = np.stack([made[y[rows] == j].mean(0) for j in classes])

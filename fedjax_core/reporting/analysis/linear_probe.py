@@ -51,7 +51,7 @@ def match(
 def _refit(simulation: Simulation, state: State, model: str | None, key: str, penalty: float, matching: bool) -> np.ndarray:
     need_classes(simulation, "match" if matching else "probe")
     model = model_of(simulation, state, model)
-    data, batch = simulation.data, rows_at_once(simulation)
+    data, batch = simulation.spec.data, rows_at_once(simulation)
     most = longest(data.train_index)
     found = np.full(data.clients, np.nan)
     for i in range(data.clients):

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_core.engine.client_state.host_store import HostStore, OnHost
+from fedjax_core.engine.client_state.host_store import HostStore
+from fedjax_core.engine.client_state.manager import OffloadedStates
 from fedjax_core.storage import client_state_files
 from fedjax_core.storage.checkpoints import Checkpoints
 
@@ -187,7 +188,7 @@ def test_a_part_that_cannot_be_written_leaves_what_there_was(tmp_path):
 
 def test_a_process_reads_the_rows_that_it_keeps_and_whose_the_others_are(tmp_path):
     store = HostStore(8, {"w": jax.ShapeDtypeStruct((2,), np.float32)}, keeps=lambda places: places % 2 == 0)
-    checkpoints, kept = saved(tmp_path), OnHost((), [store])
+    checkpoints, kept = saved(tmp_path), OffloadedStates((), [store])
     file = tmp_path / "00000005" / "parts" / "00000.safetensors"  # client 1's, that another process keeps
     whole = file.read_bytes()
     file.write_bytes(whole[:-12] + np.array([7, 7], np.float32).tobytes() + whole[-4:])

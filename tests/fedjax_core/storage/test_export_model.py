@@ -147,7 +147,7 @@ X = toy.data().test.x[:4]
 
 def simulate(build, mixed=False):
     build = functools.partial(build, optimizer=local_training.sgd(0.1))
-    return simulator.Simulation(toy.groups(build, mixed), toy.data(), plan=client_loop.Plan(1, 1), cohort=5)
+    return simulator.Simulation(simulator.build_spec(toy.groups(build, mixed), toy.data(), plan=client_loop.Plan(1, 1), cohort=5))
 
 
 def held(build):
@@ -195,7 +195,7 @@ def test_the_network_of_two_parts(local):
     state = sim.init(0)
     moved = jax.tree.map(lambda x: x + jnp.arange(len(x), dtype=x.dtype).reshape(-1, *(1,) * (x.ndim - 1)), state.clients[0])
     found = export_model.network(sim.view(state._replace(clients=(moved,)), 2), "personal", X)
-    first = sim.groups[0].task.model.init(federation.key(state.key, "init", 0))
+    first = sim.spec.bound_groups[0].task.model.init(federation.key(state.key, "init", 0))
     equal(found.params, {"body": first.params["body"], "head": jax.tree.map(lambda x: x + 2, first.params["head"])})
     equal(found.stats, jax.tree.map(lambda x: x + 2 * local, first.stats))
 

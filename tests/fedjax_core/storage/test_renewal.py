@@ -9,8 +9,9 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_core.engine.client_state import host_store
-from fedjax_core.engine.client_state.host_store import HostStore, OnHost
+from fedjax_core.engine.client_state import manager
+from fedjax_core.engine.client_state.host_store import HostStore
+from fedjax_core.engine.client_state.manager import OffloadedStates
 from fedjax_core.run import checkpointing
 from fedjax_core.storage import client_state_files, renewal
 from fedjax_core.storage.checkpoints import Checkpoints
@@ -59,10 +60,10 @@ def test_the_bounds_hold_however_clients_are_drawn(draw):
 
 def test_checkpoints_of_many_touched_states(tmp_path, monkeypatch):
     """By files: all that is needed is there and nothing else, an old one that shares nothing is kept, and states come back."""
-    monkeypatch.setattr(host_store, "PART", 16 * 40)  # rows of 16 bytes
+    monkeypatch.setattr(manager, "PART", 16 * 40)  # rows of 16 bytes
     like, n, rng = {"w": jax.ShapeDtypeStruct((3,), np.float32)}, 400, np.random.default_rng(0)
-    kept = OnHost((), [HostStore(n, like)])
-    run: Any = types.SimpleNamespace(kept=kept, touched=kept.touched, without_clients=lambda state: state)
+    kept = OffloadedStates((), [HostStore(n, like)])
+    run: Any = types.SimpleNamespace(offloaded_states=kept, to_host=lambda state, with_offloaded: state)
     store, every = Checkpoints(tmp_path, keep=2), np.arange(n)
     kept.stores[0].write(every, {"w": np.zeros((n, 3), np.float32)}, np.ones(n, bool))
     written, oldest, state = [], [], cast(Any, {})
@@ -79,13 +80,13 @@ def test_checkpoints_of_many_touched_states(tmp_path, monkeypatch):
         written.append(sum(path.stat().st_size for path in new) / 16)
         oldest.append(store.rounds()[0])
         if done == 25:  # a process of its own goes on
-            kept = OnHost((), [HostStore(n, like)])
+            kept = OffloadedStates((), [HostStore(n, like)])
             for each in zip(store.numbers_of_parts(done) or (), store.parts(done), strict=True):
                 kept.take(*each)
             kept.saved()
-            np.testing.assert_array_equal(kept.stores[0].rows["w"], run.kept.stores[0].rows["w"])
-            assert kept.live() == run.kept.live()
-            run.kept, run.touched = kept, kept.touched
+            np.testing.assert_array_equal(kept.stores[0].rows["w"], run.offloaded_states.stores[0].rows["w"])
+            assert kept.live() == run.offloaded_states.live()
+            run.offloaded_states = kept
     assert written[0] >= n
     assert max(written[1:]) < n / 2
     assert len(store.rounds()) <= 4

@@ -28,34 +28,38 @@ def test_what_is_lowered_is_what_runs():
     programs = aot.programs(planned)
     assert list(programs) == ["start", "round", "evaluation: server", "evaluation: clients"]
     state = real.init(0)
-    assert programs["round"]().lower().as_text() == real.programs.many.lower(real.held, state, real.put(np.int32(1))).as_text()
+    assert (
+        programs["round"]().lower().as_text()
+        == real.compiled.programs.run_rounds.lower(real.compiled.device_arrays, state, real.compiled.put(np.int32(1))).as_text()
+    )
     assert programs["evaluation: server"]().lower().as_text() == of_server(real, state, "test")
-    at = real.planned
-    (block,) = evaluation.client_blocks(at, 0)
-    _, rows, touched, initial = at.states.read(state, 0, block)
-    each = real.programs.of_clients[0].lower(real.held, state, initial, real.put(block), rows, touched, bounds(real)).as_text()
+    compiled = real.compiled
+    (block,) = evaluation.client_blocks(compiled, 0)
+    _, rows, touched, initial = compiled.states.read(state, 0, block)
+    given = compiled.device_arrays, state, initial, compiled.put(block), rows, touched, bounds(real)
+    each = compiled.programs.score_clients[0].lower(*given).as_text()
     assert programs["evaluation: clients"]().lower().as_text() == each
 
 
 def bounds(sim):
-    return sim.put((np.int32(0), np.int32(1)))
+    return sim.compiled.put((np.int32(0), np.int32(1)))
 
 
 def of_server(sim, state, rows):
-    given = sim.held, state.server, state.round
-    sums = sim.programs.begin_server[rows](*given)
-    return sim.programs.of_server[rows].lower(*given, sums, bounds(sim)).as_text()
+    given = sim.compiled.device_arrays, state.server, state.round
+    sums = sim.compiled.programs.init_server_sums[rows](*given)
+    return sim.compiled.programs.score_server[rows].lower(*given, sums, bounds(sim)).as_text()
 
 
 def test_streamed_rows_have_the_room_that_a_run_gives_them():
     real, planned = sims("host")
-    held = real.supply.of_round(real.held, real.init(0).key, 0, False)
-    sizes = np.asarray(real.host.size)
-    supply: Any = planned.supply
-    whole = supply.shapes(("index",))
+    held = real.compiled.arrays.feed.for_round(real.compiled.device_arrays, real.init(0).key, 0, False)
+    sizes = np.asarray(real.spec.host_arrays.size)
+    feed: Any = planned.compiled.arrays.feed
+    whole = feed.abstract_buffers(("index",))
     assert whole["index"].most == held.index.most
     assert whole["train"].x.shape[1:] == held.train.x.shape[1:]
-    assert sizes[: planned.cohort].sum() <= len(whole["train"].x) <= 2 + 2 * np.sort(sizes)[-planned.cohort :].sum()
+    assert sizes[: planned.spec.cohort].sum() <= len(whole["train"].x) <= 2 + 2 * np.sort(sizes)[-planned.spec.cohort :].sum()
     assert whole["train"].x.sharding.shard_shape(whole["train"].x.shape)[0] == len(whole["train"].x) / 2  # each device its clients'
     real.close()
 
@@ -65,15 +69,15 @@ def test_a_round_on_states_of_the_host_is_lowered_beside_its_evaluation():
     of.plan.hold = "host"
     programs = aot.programs(experiment.build(of, shapes_only=True))
     assert list(programs) == ["start", "round", "evaluation: server", "evaluation: clients"]
-    assert "jit_on_host" in programs["round"]().lower().as_text()
+    assert "jit_run_round_offloaded" in programs["round"]().lower().as_text()
 
 
 def test_rows_that_attackers_write_anew_and_validation_rows_are_counted():
     of = config()
     of.adversary.attack, of.adversary.fraction, of.data.validation = "label_flip", 0.25, 0.2
     real, planned = experiment.build(of), experiment.build(of, shapes_only=True)
-    assert planned.data.partition_hash == real.data.partition_hash
-    assert planned.data.train.x.shape == real.data.train.x.shape
+    assert planned.spec.data.partition_hash == real.spec.data.partition_hash
+    assert planned.spec.data.train.x.shape == real.spec.data.train.x.shape
     rows, clean = (compile_worker.parts(sim)["rows of data"] for sim in (planned, sims()[0]))
     assert rows == compile_worker.parts(real)["rows of data"] > 1.1 * clean
     programs = aot.programs(planned, ("evaluation",))
@@ -141,8 +145,8 @@ def test_a_language_model_is_planned_without_its_folder():
     of = fedoa_config.get_config("paper")
     of.plan.devices, of.method.batch = 1, 4
     sim = experiment.build(of, shapes_only=True, kind=mock_data.kind(experiment.resolve(of)))
-    assert sum(leaf.size for leaf in jax.tree.leaves(sim.groups[0].task.frozen)) == 6_738_415_616
-    assert sim.data.train.x["tokens"].shape == (6000, 512)
+    assert sum(leaf.size for leaf in jax.tree.leaves(sim.spec.bound_groups[0].task.frozen)) == 6_738_415_616
+    assert sim.spec.data.train.x["tokens"].shape == (6000, 512)
     of.models = ("pretrained(folder='mine', limit=512)",)
     with pytest.raises(OSError, match=r"mine/config\.json"):
         mock_data.kind(experiment.resolve(of)).federated(experiment.resolve(of))
@@ -178,8 +182,8 @@ def test_cohorts_by_poisson_are_planned_with_all_their_places():
     of.plan.chunk, of.plan.devices = 100, 1
     kind = mock_data.kind(experiment.resolve(of))
     sim = experiment.build(of, shapes_only=True, kind=kind, devices=jax.devices()[:1])
-    assert sim.cohort == 4 < sim.places == sim.plan.chunk
-    assert compile_worker.about(sim)["places"] == sim.places
+    assert sim.spec.cohort == 4 < sim.spec.cohort_slots == sim.spec.plan.chunk
+    assert compile_worker.about(sim)["places"] == sim.spec.cohort_slots
 
 
 def test_several_processes_are_those_of_the_topology(monkeypatch):
