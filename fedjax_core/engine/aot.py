@@ -10,7 +10,6 @@ from jax.stages import Lowered, Traced
 from fedjax_core.algorithm import PyTree
 from fedjax_core.engine import evaluation
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
-from fedjax_core.engine.data_feed.streaming import StreamedData
 from fedjax_core.engine.dispatch import CompiledPlan
 from fedjax_core.engine.sharding.mesh import client_sharded, replicated
 from fedjax_core.engine.simulation_spec import State
@@ -73,10 +72,7 @@ class _Tracer:
 
     def program_arrays(self, tables: Sequence[str], blocks: Sequence[np.ndarray] | None = None) -> DeviceArrays:
         """Returns what a round, or a program about these blocks of clients, reads."""
-        feed = self.compiled.arrays.feed
-        if not isinstance(feed, StreamedData):
-            return self.arrays
-        return self.arrays._replace(**feed.abstract_buffers(tables, blocks))
+        return self.arrays._replace(**self.compiled.feed.abstract_buffers(tables, blocks))
 
     def add_start(self, traces: Traces) -> None:
         traces[START] = lambda: self.programs.init_state.trace(self.arrays, self.key_data)
@@ -136,11 +132,11 @@ class _Tracer:
 
     def make_server_trace(self, rows: str) -> Callable[[], Traced]:
         """Returns what traces the scores of the server's model on "test" or "validation" examples."""
-        spec, feed = self.spec, self.compiled.arrays.feed
+        spec, feed = self.spec, self.compiled.feed
         part, which = ("test", None) if rows == "test" else ("train", spec.host_arrays.validation_rows)
         given: tuple = self.state.server, self.number
         init, program = self.programs.init_server_sums[rows], self.programs.score_server[rows]
-        if isinstance(feed, StreamedData) and part in feed.streamed:
+        if part in feed.streamed:
             batches = feed.test_batches(part, which, evaluation.server_batch(spec, rows), spec.plan.parts)
             number = batches.at_once * batches.devices
             of_block = lambda x: jax.ShapeDtypeStruct((number * batches.batch, *x.shape[1:]), x.dtype)
@@ -157,7 +153,7 @@ class _Tracer:
 
 def _resident_shapes(compiled: CompiledPlan) -> tuple[DeviceArrays, State]:
     key_data = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
-    arrays = _abstract(compiled.arrays.on_host, compiled.layout.arrays)
+    arrays = _abstract(compiled.feed.on_host, compiled.layout.arrays)
     state = jax.eval_shape(compiled.programs.init_state, arrays, key_data)
     return arrays, _abstract(state, compiled.layout.state)
 

@@ -18,7 +18,7 @@ from fedjax_core.algorithm import PyTree
 from fedjax_core.engine import client_loop, client_view, evaluation_step, rounds, score_batches, unseen_clients
 from fedjax_core.engine.client_state.manager import ClientStates, OffloadedStates
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
-from fedjax_core.engine.data_feed.streaming import PlacedArrays
+from fedjax_core.engine.data_feed.streaming import DataFeed
 from fedjax_core.engine.sharding import mesh as meshes
 from fedjax_core.engine.sharding.data_placement import memory_limit
 from fedjax_core.engine.sharding.model_parallel import Layout, make_layout
@@ -107,7 +107,7 @@ class CompiledPlan:
       spec: with the plan.
       layout: shardings.
       programs: compiled when they are first called.
-      arrays: what all rounds read.
+      feed: the arrays that programs read.
       states: the clients', between rounds.
       fits: whether scored rounds, or plain ones (True, False), have run: their program fits the devices.
       pace: by program of an evaluation, the seconds that a chunk of each device last took.
@@ -116,7 +116,7 @@ class CompiledPlan:
     spec: SimulationSpec
     layout: Layout
     programs: Programs
-    arrays: PlacedArrays
+    feed: DataFeed
     states: ClientStates
     fits: set[bool] = dataclasses.field(default_factory=set)
     pace: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -124,7 +124,7 @@ class CompiledPlan:
     @property
     def device_arrays(self) -> DeviceArrays:
         """What is on the devices all the time; put there when first needed."""
-        return self.arrays.on_device
+        return self.feed.on_device
 
     def put(self, tree: PyTree) -> PyTree:
         """Puts host values on the plan's devices."""
@@ -143,7 +143,7 @@ class CompiledPlan:
         Returns:
           Ids, padded with `nobody`: one block if states and data are on the devices, else about a cohort each.
         """
-        is_resident = not self.spec.is_offloaded and not self.arrays.feed.streamed
+        is_resident = not self.spec.is_offloaded and not self.feed.streamed
         most = len(clients) if is_resident else min(len(clients), max(self.spec.cohort, MIN_BLOCK))
         most = min(most, max(1, BLOCK_BYTES // max(1, client_bytes)))
         plan = self.spec.plan_of(g)
@@ -155,12 +155,12 @@ class CompiledPlan:
 
     def as_replica(self, lane: int | None) -> "CompiledPlan":
         """Returns the same for one of several runs, with programs and arrays in common."""
-        return dataclasses.replace(self, arrays=self.arrays.as_replica(lane), fits=set())
+        return dataclasses.replace(self, feed=self.feed.as_replica(lane), fits=set())
 
     def close(self) -> None:
         """Stops preparing coming rounds; client states of past rounds are written."""
         try:
-            self.arrays.close()
+            self.feed.close()
         finally:
             self.states.close()
 
@@ -186,8 +186,8 @@ def compile_for_plan(
     spec = dataclasses.replace(spec, plan=plan, mesh=mesh, batches=batches)
     layout = make_layout(spec)
     programs = jit_programs(spec, layout)
-    arrays = PlacedArrays(spec, layout.arrays, programs.draw_cohorts, lane)
-    return CompiledPlan(spec, layout, programs, arrays, ClientStates(spec, layout, offloaded))
+    feed = DataFeed(spec, layout.arrays, programs.draw_cohorts, lane)
+    return CompiledPlan(spec, layout, programs, feed, ClientStates(spec, layout, offloaded))
 
 
 @jax.jit
@@ -209,7 +209,7 @@ def prepare_group(compiled: CompiledPlan, state: State, g: int) -> State:
     """Returns the state after `prepare` of group g's clients."""
     spec = compiled.spec
     blocks = compiled.make_blocks(g, spec.groups[g].clients, spec.population, spec.host_arrays.size)
-    block_arrays = compiled.arrays.feed.for_blocks(compiled.device_arrays, blocks, ["index"])
+    block_arrays = compiled.feed.for_blocks(blocks, ["index"])
     for ids, arrays in zip(blocks, block_arrays, strict=True):
         slots, clients, *_ = compiled.states.read(state, g, ids)
         clients = compiled.programs.prepare_clients[g](arrays, state.server, state.key, compiled.put(ids), clients)
@@ -234,7 +234,7 @@ def run_rounds(compiled: CompiledPlan, state: State, num_rounds: int, scored: bo
     """
     if compiled.spec.is_offloaded:
         return _run_round_offloaded(compiled, state, scored)
-    is_streamed = bool(compiled.arrays.feed.streamed)
+    is_streamed = bool(compiled.feed.streamed)
     if scored not in compiled.fits:
         return _run_first_rounds(compiled, state, 1 if is_streamed else num_rounds, scored)
     if is_streamed:
@@ -255,7 +255,7 @@ def _split_record(record: PyTree, num_rounds: int, scored: bool) -> list[PyTree]
 
 def _run_first_rounds(compiled: CompiledPlan, state: State, num_rounds: int, scored: bool) -> tuple[State, list[PyTree]]:
     """Runs rounds in one program that has not run yet, on a copy of the state."""
-    program, arrays = _get_program(compiled, scored), compiled.arrays.for_round(state.key, state.round, scored)
+    program, arrays = _get_program(compiled, scored), compiled.feed.for_round(state.key, state.round, scored)
     number = compiled.put(np.int32(num_rounds))
     if compiled.spec.plan.chunk > 1:
         reason = out_of_memory_reason(compiled, program, (arrays, state, number))
@@ -273,7 +273,7 @@ def _run_rounds_streamed(compiled: CompiledPlan, state: State, num_rounds: int, 
     one, program = compiled.put(np.int32(1)), _get_program(compiled, scored)
     records: list[PyTree] = []
     for i in range(num_rounds):
-        state, record = program(compiled.arrays.for_round(key, done + i, scored), state, one)
+        state, record = program(compiled.feed.for_round(key, done + i, scored), state, one)
         records[-1:] = [jax.device_get(earlier) for earlier in records[-1:]]  # at most two rounds are dispatched
         records.append(record)
     return state, [of_round for record in jax.device_get(records) for of_round in _split_record(record, 1, scored)]
@@ -290,7 +290,7 @@ def _run_round_offloaded(compiled: CompiledPlan, state: State, scored: bool) -> 
     key, round_num = np.asarray(jax.device_get(state.key)), int(jax.device_get(state.round))
     coming = exchange.get(key, round_num)
     touched = meshes.put(coming.touched, mesh, meshes.client_sharded(mesh))
-    arrays = compiled.arrays.for_round(state.key, state.round, scored)
+    arrays = compiled.feed.for_round(state.key, state.round, scored)
     following = exchange.draw(key, round_num + 1)  # before the round: a device runs one program after another
     program = programs.run_round_offloaded[scored]
     state, clients, record = program(arrays, state, initial, coming.drawn, coming.states, touched)
@@ -310,7 +310,7 @@ def out_of_memory_reason(compiled: CompiledPlan, program: Any, arguments: tuple)
     limit = memory_limit(compiled.spec.mesh)
     if not limit:
         return None
-    prefetched = compiled.arrays.feed.prefetch_bytes(arguments[0])
+    prefetched = compiled.feed.prefetch_bytes(arguments[0])
     return too_large_reason(program.lower(*arguments).compile(), limit, prefetched)
 
 

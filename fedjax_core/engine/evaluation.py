@@ -14,7 +14,6 @@ import numpy as np
 from fedjax_core import distributed
 from fedjax_core.algorithm import PyTree
 from fedjax_core.engine import divergence, evaluation_step, unseen_clients
-from fedjax_core.engine.data_feed.streaming import StreamedData
 from fedjax_core.engine.dispatch import CompiledPlan
 from fedjax_core.engine.divergence import Diverged
 from fedjax_core.engine.simulation_spec import SimulationSpec, State
@@ -113,7 +112,7 @@ def _evaluate_server(compiled: CompiledPlan, state: State, round_num: int, watch
 
 def score_server(compiled: CompiledPlan, state: State, rows: str, watch: Watch = ignore_progress) -> Pairs:
     """Scores the server's model on the "test" examples, or all "validation" examples."""
-    feed, programs, spec = compiled.arrays.feed, compiled.programs, compiled.spec
+    feed, programs, spec = compiled.feed, compiled.programs, compiled.spec
     part, name = {"test": "test", "validation": "train"}[rows], f"batches of {rows} rows"
     given = compiled.device_arrays, state.server, state.round
     if part not in feed.streamed:
@@ -121,7 +120,6 @@ def score_server(compiled: CompiledPlan, state: State, rows: str, watch: Watch =
         for bounds in _pieces(compiled, name, number, lambda done: watch(name, done, number)):
             sums = jax.block_until_ready(programs.score_server[rows](*given, sums, bounds))
         return jax.device_get(programs.add_up_parts(sums))
-    assert isinstance(feed, StreamedData)
     which = None if rows == "test" else spec.host_arrays.validation_rows
     batches = feed.test_batches(part, which, server_batch(spec, rows), spec.plan.parts)
     number, sums = compiled.put(np.int32(batches.number)), None
@@ -187,7 +185,7 @@ def score_clients(compiled: CompiledPlan, state: State, watch: Watch = ignore_pr
         blocks = client_blocks(compiled, g)
         if not blocks:
             continue
-        block_arrays = compiled.arrays.feed.for_blocks(compiled.device_arrays, blocks, client_tables(spec, g))
+        block_arrays = compiled.feed.for_blocks(blocks, client_tables(spec, g))
         for number, (block, arrays) in enumerate(zip(blocks, block_arrays, strict=True)):
             _, clients, touched, initial = compiled.states.read(state, g, block)
             given = arrays, state, initial, compiled.put(block), clients, touched
@@ -207,7 +205,7 @@ def score_unseen(compiled: CompiledPlan, state: State, watch: Watch = ignore_pro
         blocks = unseen_blocks(compiled, g)
         if not blocks:
             continue
-        block_arrays = compiled.arrays.feed.for_blocks(compiled.device_arrays, blocks, UNSEEN_TABLES)
+        block_arrays = compiled.feed.for_blocks(blocks, UNSEEN_TABLES)
         for number, (block, arrays) in enumerate(zip(blocks, block_arrays, strict=True)):
             given = arrays, state.server, state.round, state.key, compiled.put(block)
             program = compiled.programs.score_unseen[g]

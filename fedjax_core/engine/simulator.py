@@ -273,7 +273,7 @@ class Simulation:
         g = next(g for g, group in enumerate(spec.groups) if client in group.clients)
         ids = np.array([client], np.int32)
         _, states, touched, initial = compiled.states.read(state, g, ids)
-        arrays = compiled.arrays.feed.for_client(compiled.device_arrays, client, ["index"])
+        arrays = compiled.feed.for_client(client, ["index"])
         view = compiled.programs.view[g]
         plain, personal = view(arrays, state, initial, compiled.put(ids), states, touched, trained)
         holds = {name: plain if name == "global" else personal for name in spec.abstract_algorithm(g).predict}
@@ -339,7 +339,7 @@ class Simulation:
     def use_plan(self, plan: meshes.Plan) -> None:
         """Compiles for another plan, with the same client states; the data move to its devices when first needed."""
         self.release()
-        lane = self.compiled.arrays.lane
+        lane = self.compiled.feed.lane
         self.compiled = dispatch.compile_for_plan(self.spec, plan, self.offloaded_states, lane)
 
     def as_replica(self, lane: int | None = None) -> "Simulation":
@@ -360,7 +360,7 @@ class Simulation:
         try:
             self.close()
         finally:
-            self.compiled.arrays.release()
+            self.compiled.feed.release()
 
     def _retry_on_oom(self, work: Callable[[CompiledPlan], Result]) -> Result:
         """Returns `work(self.compiled)`; if a device lacks memory, halves the plan's chunk and tries again.

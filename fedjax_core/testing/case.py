@@ -112,7 +112,7 @@ class Case:
         touched = jax.device_put([np.ones(len(p), bool) for _, p in drawn], spread)
 
         def run(drawn, rows):
-            arrays = compiled.arrays.feed.for_cohort(resident, [cohort.ids for cohort, _ in drawn], ["index"])
+            arrays = compiled.feed.for_cohort([cohort.ids for cohort, _ in drawn], ["index"])
             # Where the round expects them: else it would be compiled anew.
             drawn, rows = compiled.put(drawn), jax.device_put(rows, spread)
             run_round = compiled.programs.run_round_offloaded[False]

@@ -25,7 +25,7 @@ from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated_data, sources
 from fedjax_core.data.ragged_index import RowLists
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.engine.data_feed.streaming import PREFETCH_DEPTH, StreamedData
+from fedjax_core.engine.data_feed.streaming import PREFETCH_DEPTH
 from fedjax_core.task import of_model
 from fedjax_core.training import local_training
 from tests.benchmarks import lanes, ours, uplinks
@@ -91,7 +91,7 @@ def rows(repeats: int, cores: str = "all cores compute") -> str:
                 forget = functools.partial(_forget, file) if place == "disk" else lambda: None
                 contenders.append(Contender(name, sim, rounds, forget, time.perf_counter() - start))
             measure(contenders, repeats)
-            taken = _taken(contenders[2].simulation.compiled.arrays.feed)
+            taken = _taken(contenders[2].simulation.compiled.feed)
             assert taken <= CAP, f"{taken} bytes of rows, {CAP} are allowed"
             widths_said = "-".join(map(str, (SHAPE[0], *widths, CLASSES)))
             work = f"{widths_said}, {cohort} clients a round x {each} rows x {epochs} epochs"
@@ -123,7 +123,7 @@ def leave_a_core() -> None:
 
 def _taken(feed: Any) -> int:
     """Bytes of the cohort buffers that there can be at once: those that are made ahead, and those of two rounds that have begun."""
-    assert isinstance(feed, StreamedData)
+    assert feed.streamed
     most = max(feed._capacities.values())
     return (PREFETCH_DEPTH + 3) * most * feed._spec.readers["train"].row_bytes
 

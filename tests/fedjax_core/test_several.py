@@ -124,7 +124,7 @@ def test_where_lanes_are_refused_nothing_lies_on_the_devices(tmp_path, monkeypat
 
     def execute(config, workdir, progress, *, data, console, fresh):
         assert not fresh
-        assert all(not one.compiled.arrays.is_on_device for one in made_so_far)
+        assert all(not one.compiled.feed.is_on_device for one in made_so_far)
         return workdir
 
     monkeypatch.setattr(sweep, "build", built)

@@ -30,80 +30,80 @@ PREFETCH_DEPTH = 2  # results that are made before they are asked for
 TEST_BYTES = 2**26  # of the test examples that are scored at once, on each device
 
 
-class ResidentData:
-    """All data are on the devices; programs read `DeviceArrays` as they are.
+class DataFeed:
+    """The arrays of one simulation under one plan, put on its devices when they are first needed.
+
+    Data are on the devices all the time, or are streamed from the host or the disk: then programs read cohort buffers.
 
     Attributes:
-      resident_arrays: what is on the devices all the time, on the host.
-      streamed: the parts of the data that are streamed: none.
+      streamed: parts of the data that are streamed: none; "train"; "train" and "test", unless the whole test set stays.
+      lane: the run's number, where the method has numbers by run.
     """
 
-    streamed: frozenset[str] = frozenset()
-
-    def __init__(self, host_arrays: DeviceArrays):
-        self.resident_arrays = host_arrays
-
-    def for_round(self, arrays: DeviceArrays, key: PyTree, round_num: int, scored: bool) -> DeviceArrays:
-        """Returns what a round's program reads; `arrays`: what is on the devices."""
-        del key, round_num, scored
-        return arrays
-
-    def for_cohort(self, arrays: DeviceArrays, cohort: Sequence[np.ndarray], tables: Sequence[str]) -> DeviceArrays:
-        """Returns what a round of these clients of each group reads that uses these tables."""
-        del cohort, tables
-        return arrays
-
-    def for_client(self, arrays: DeviceArrays, client: int, tables: Sequence[str]) -> DeviceArrays:
-        """Returns what a program about one client reads."""
-        del client, tables
-        return arrays
-
-    def for_blocks(self, arrays: DeviceArrays, blocks: Sequence[np.ndarray], tables: Sequence[str]) -> Iterator[DeviceArrays]:
-        """Yields what a program about clients of one group reads, for each block of them."""
-        del tables
-        return (arrays for _ in blocks)
-
-    def prefetch_bytes(self, arrays: DeviceArrays) -> int:
-        """Returns the bytes on each device that coming rounds take while one trains that reads `arrays`."""
-        del arrays
-        return 0
-
-    def close(self) -> None:
-        """Does nothing: no thread runs."""
-
-
-class StreamedData:
-    """Data on the host or on the disk; programs read cohort buffers.
-
-    Attributes:
-      resident_arrays: what is on the devices all the time, on the host: everything but the examples.
-      streamed: "train", and "test" unless the whole test set stays on the devices.
-    """
-
-    def __init__(self, spec: SimulationSpec, draw: Callable[[DeviceArrays, Any, Any], Sequence[tuple[Any, Any]]]):
+    def __init__(self, spec: SimulationSpec, shardings: Any, draw: Any, lane: int | None = None):
         """Puts nothing on a device.
 
         Args:
           spec: with its plan and readers.
+          shardings: of `DeviceArrays`.
           draw: `rounds.draw_cohorts`, compiled.
+          lane: the run's number, where the method has numbers by run.
         """
         needs_whole_test = spec.episodes is not None or "all" in spec.evaluation.scopes
-        self.streamed = frozenset({"train"} if needs_whole_test else {"train", "test"})
-        self._spec, self._draw = spec, draw
-        removed: dict[str, Any] = {name: () for name, part in PART.items() if part in self.streamed}
-        self.resident_arrays = spec.host_arrays._replace(**removed | dict.fromkeys(self.streamed, ()))
+        parts = ("train",) if needs_whole_test else ("train", "test")
+        self.streamed, self.lane = frozenset(parts if spec.readers else ()), lane
+        self._spec, self._shardings, self._draw = spec, shardings, draw
+        self._on_device: DeviceArrays | None = None
+        self._lender: DataFeed | None = None
         self._capacities: dict[tuple[str, ...], int] = {}  # of rounds, by the tables that they use
         self._run: tuple[DeviceArrays, np.ndarray, Any] | None = None  # its arrays, and its key data on both sides
         self._drawn: tuple[int, Any] | None = None  # a round and its draw, dispatched
         self._prefetcher = Prefetcher(self._make_round)
 
-    def for_round(self, arrays: DeviceArrays, key: PyTree, round_num: int, scored: bool) -> DeviceArrays:
-        """Returns what a round's program reads, and begins to pack for coming rounds.
+    def as_replica(self, lane: int | None) -> "DataFeed":
+        """Returns the feed of one of several runs, for resident data; the arrays are on the devices once."""
+        replica = copy.copy(self)
+        replica.lane, replica._on_device, replica._lender = lane, None, self
+        return replica
+
+    @property
+    def on_host(self) -> DeviceArrays:
+        """What is on the devices all the time, on the host, with zeros in place of deferred arrays."""
+        removed: dict[str, Any] = {name: () for name, part in PART.items() if part in self.streamed}
+        arrays = self._spec.host_arrays._replace(**removed | dict.fromkeys(self.streamed, ()))
+        return arrays if self.lane is None else arrays._replace(lane=np.int32(self.lane))
+
+    @property
+    def on_device(self) -> DeviceArrays:
+        """What is on the plan's devices all the time: data, unless streamed, and frozen and public arrays."""
+        if self._on_device is None:
+            if self._lender is None:
+                arrays = self.on_host._replace(tasks=self._spec.tasks)
+                self._on_device = meshes.put(arrays, self._spec.mesh, self._shardings)
+            else:
+                lane = () if self.lane is None else self._put(np.int32(self.lane))
+                self._on_device = self._lender.on_device._replace(lane=lane)
+        return self._on_device
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether the arrays have been put on the devices."""
+        return self._on_device is not None
+
+    def release(self) -> None:
+        """Takes the arrays off the devices, until they are needed again."""
+        self._on_device = None
+
+    def for_round(self, key: PyTree, round_num: PyTree, scored: bool) -> DeviceArrays:
+        """Returns what the program of the round after `round_num` reads, and begins to pack for coming rounds.
 
         Raises:
           OSError: examples cannot be read; one line.
         """
-        key = np.asarray(jax.device_get(key))
+        arrays = self.on_device
+        if not self.streamed:
+            return arrays
+        key, round_num = np.asarray(jax.device_get(key)), int(jax.device_get(round_num))
         if self._run is None or self._run[0] is not arrays or not np.array_equal(self._run[1], key):
             self._prefetcher.close()
             self._run, self._drawn = (arrays, key, self._put(key)), None
@@ -111,7 +111,7 @@ class StreamedData:
         if jax.process_count() > 1:  # the next draw, before this round: a device runs one program after another
             drawn = self._draw(arrays, self._run[2], self._put(np.int32(round_num + 1)))
             self._drawn = round_num + 1, drawn
-        return self.for_cohort(round_arrays, cohort, ["test_index"]) if scored else round_arrays
+        return self._add_buffers(round_arrays, cohort, ["test_index"]) if scored else round_arrays
 
     def _make_round(self, round_num: int) -> tuple[list[np.ndarray], DeviceArrays]:
         assert self._run is not None
@@ -121,32 +121,38 @@ class StreamedData:
         population = len(self._spec.host_arrays.size)
         cohorts = [cohort for cohort, _ in jax.device_get(drawn)]
         ids = [np.where(cohort.examples > 0, cohort.ids, population).astype(np.int32) for cohort in cohorts]
-        return ids, self.for_cohort(arrays, ids, ["index"])
+        return ids, self._add_buffers(arrays, ids, ["index"])
 
-    def for_cohort(self, arrays: DeviceArrays, cohort: Sequence[np.ndarray], tables: Sequence[str]) -> DeviceArrays:
+    def for_cohort(self, cohort: Sequence[np.ndarray], tables: Sequence[str]) -> DeviceArrays:
         """Returns what a round of these clients reads that uses these tables.
 
         `cohort`: ids [C] of each group, in the order of the plan; N for an empty slot.
         """
+        return self._add_buffers(self.on_device, cohort, tables)
+
+    def _add_buffers(self, arrays: DeviceArrays, cohort: Sequence[np.ndarray], tables: Sequence[str]) -> DeviceArrays:
         for part, names in self._split_by_part(tables):
             ids = cohort_buffer.split_by_device(cohort, self._spec.plan.parts)
             needed = 1 + int(cohort_buffer.count_examples(self._tables(names), ids).max())
             arrays = self._with_buffer(arrays, part, names, ids, max(self._round_capacity(names), needed))
         return arrays
 
-    def for_client(self, arrays: DeviceArrays, client: int, tables: Sequence[str]) -> DeviceArrays:
+    def for_client(self, client: int, tables: Sequence[str]) -> DeviceArrays:
         """Returns what a program about one client reads: the same on all devices."""
+        arrays = self.on_device
         for part, names in self._split_by_part(tables):
             capacity = sum(table.most for table in self._tables(names)) + 1
             arrays = self._with_buffer(arrays, part, names, np.array([[client]], np.int32), capacity)
         return arrays
 
-    def for_blocks(self, arrays: DeviceArrays, blocks: Sequence[np.ndarray], tables: Sequence[str]) -> Iterator[DeviceArrays]:
+    def for_blocks(self, blocks: Sequence[np.ndarray], tables: Sequence[str]) -> Iterator[DeviceArrays]:
         """Yields what a program about clients of one group reads, for each block of them.
 
         Each is made while its predecessor is in use. `blocks`: ids [C]; N for an empty slot.
         """
-        parts, by_part = self._spec.plan.parts, self._split_by_part(tables)
+        arrays, parts, by_part = self.on_device, self._spec.plan.parts, self._split_by_part(tables)
+        if not by_part:
+            return (arrays for _ in blocks)
         capacities = [cohort_buffer.blocks_capacity(self._tables(names), blocks, parts) for _, names in by_part]
 
         def make_block(number: int) -> DeviceArrays:
@@ -191,6 +197,8 @@ class StreamedData:
 
     def prefetch_bytes(self, arrays: DeviceArrays) -> int:
         """Returns the bytes on each device that coming rounds take while one trains that reads `arrays`."""
+        if not self.streamed:
+            return 0
         coming = PREFETCH_DEPTH + 1  # those that are ready, and the next one, which has begun
         shard_bytes = lambda leaf: math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         return coming * sum(map(shard_bytes, jax.tree.leaves((arrays.train, arrays.index))))
@@ -232,7 +240,7 @@ class StreamedData:
         return TestSetBatches(reader, indices, batch, devices, self._put)
 
     def close(self) -> None:
-        """Ends the thread, and drops what it had put on the devices."""
+        """Ends the thread, and drops what it has put on the devices for coming rounds."""
         self._prefetcher.close()
         self._run = self._drawn = None
 
@@ -324,73 +332,3 @@ def prefetch(make: Callable[[int], T], count: int) -> Iterator[T]:
             yield result
     finally:
         prefetcher.close()
-
-
-class PlacedArrays:
-    """The arrays that all rounds read, put on the plan's devices when they are first needed.
-
-    Attributes:
-      feed: how programs get clients' examples.
-      lane: the run's number, where the method has numbers by run.
-    """
-
-    def __init__(self, spec: SimulationSpec, shardings: Any, draw: Any, lane: int | None = None):
-        """Puts nothing on a device.
-
-        Args:
-          spec: with its plan.
-          shardings: of `DeviceArrays`.
-          draw: `rounds.draw_cohorts`, compiled.
-          lane: the run's number, where the method has numbers by run.
-        """
-        self._spec, self._shardings = spec, shardings
-        self.feed = StreamedData(spec, draw) if spec.readers else ResidentData(spec.host_arrays)
-        self._on_device: DeviceArrays | None = None
-        self._lender: PlacedArrays | None = None
-        self.lane = lane
-
-    def as_replica(self, lane: int | None) -> "PlacedArrays":
-        """Returns the same arrays for one of several runs; they are on the devices once.
-
-        `lane`: the run's number, where the method has numbers by run.
-        """
-        replica = copy.copy(self)
-        replica.lane, replica._on_device, replica._lender = lane, None, self
-        return replica
-
-    @property
-    def on_device(self) -> DeviceArrays:
-        """What is on the plan's devices all the time: data, unless streamed, and frozen and public arrays."""
-        if self._on_device is None:
-            if self._lender is None:
-                arrays = self.on_host._replace(tasks=self._spec.tasks)
-                self._on_device = meshes.put(arrays, self._spec.mesh, self._shardings)
-            else:
-                lane = () if self.lane is None else meshes.put(np.int32(self.lane), self._spec.mesh)
-                self._on_device = self._lender.on_device._replace(lane=lane)
-        return self._on_device
-
-    @property
-    def on_host(self) -> DeviceArrays:
-        """The same on the host, with zeros in place of deferred arrays."""
-        arrays = self.feed.resident_arrays
-        return arrays if self.lane is None else arrays._replace(lane=np.int32(self.lane))
-
-    @property
-    def is_on_device(self) -> bool:
-        """Whether they have been put on the devices."""
-        return self._on_device is not None
-
-    def for_round(self, key: PyTree, round_num: PyTree, scored: bool) -> DeviceArrays:
-        """Returns what the program of the round after `round_num` reads."""
-        if not self.feed.streamed:
-            return self.on_device
-        return self.feed.for_round(self.on_device, key, int(jax.device_get(round_num)), scored)
-
-    def close(self) -> None:
-        """Stops preparing coming rounds."""
-        self.feed.close()
-
-    def release(self) -> None:
-        """Takes them off the devices, until they are needed again."""
-        self._on_device = None

@@ -126,7 +126,7 @@ def test_scores_of_fedavg_and_of_its_fine_tuning_are_those_of_a_loop():
     rows = np.concatenate(newcomers().train_index)
     x, y = data().train.x.copy(), data().train.y.copy()
     x[rows], y[rows] = -x[rows], (y[rows] + 1) % toy.CLASSES
-    sim.compiled.arrays._on_device = sim.compiled.put(sim.spec.host_arrays._replace(train=Examples(x, y)))
+    sim.compiled.feed._on_device = sim.compiled.put(sim.spec.host_arrays._replace(train=Examples(x, y)))
     other, _ = sim.rounds(sim.init(0), 2)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(other), jax.device_get(state))
     changed = sim.evaluate(other).metrics

@@ -121,14 +121,14 @@ def test_lanes_have_their_data_in_common_when_they_are_needed():
     sim = toy.CASES["fedavg"].simulate()
     lanes = Lanes(sim, 2, numbered=True)
     lanes.traced()
-    assert all(not one.compiled.arrays.is_on_device for one in (sim, *lanes.each))
+    assert all(not one.compiled.feed.is_on_device for one in (sim, *lanes.each))
     first, second = (one.compiled.device_arrays for one in lanes.each)
     assert (
         jax.tree.leaves(first.train)[0] is jax.tree.leaves(second.train)[0] is jax.tree.leaves(sim.compiled.device_arrays.train)[0]
     )
     assert (int(first.lane), int(second.lane)) == (0, 1)
     lanes.release()
-    assert all(not one.compiled.arrays.is_on_device for one in (sim, *lanes.each))
+    assert all(not one.compiled.feed.is_on_device for one in (sim, *lanes.each))
 
 
 def test_what_has_no_lanes_says_why(monkeypatch):

@@ -118,7 +118,7 @@ def test_runs_on_one_folder_share_its_weights(config, monkeypatch):
     assert on_device() is None
     assert second.compiled.device_arrays.tasks
     assert loaded(Path("fedit"))[0] is first
-    assert not second.compiled.arrays.is_on_device
+    assert not second.compiled.feed.is_on_device
     leaves = [jax.tree.leaves(sim.spec.bound_groups[0].task.frozen) for sim in (first, second)]
     assert len(leaves[0]) > 10
     assert all(a is b for a, b in zip(*leaves, strict=True))

@@ -53,9 +53,9 @@ def of_server(sim, state, rows):
 
 def test_streamed_rows_have_the_room_that_a_run_gives_them():
     real, planned = sims("host")
-    held = real.compiled.arrays.feed.for_round(real.compiled.device_arrays, real.init(0).key, 0, False)
+    held = real.compiled.feed.for_round(real.init(0).key, 0, False)
     sizes = np.asarray(real.spec.host_arrays.size)
-    feed: Any = planned.compiled.arrays.feed
+    feed: Any = planned.compiled.feed
     whole = feed.abstract_buffers(("index",))
     assert whole["index"].most == held.index.most
     assert whole["train"].x.shape[1:] == held.train.x.shape[1:]

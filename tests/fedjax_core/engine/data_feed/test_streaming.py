@@ -81,7 +81,7 @@ def test_a_late_cohort_that_is_the_largest_has_the_room_of_the_first():
             sim.compiled.programs.draw_cohorts(sim.compiled.device_arrays, key, sim.compiled.put(np.int32(number)))
         )[0][0]
         rows.append(int(sizes[cohort.ids].sum()))
-        held = sim.compiled.arrays.feed.for_round(sim.compiled.device_arrays, key, number, False)
+        held = sim.compiled.feed.for_round(key, number, False)
         assert len(held.train.y) == len(held.train.x) == 1 + np.sort(sizes)[-2:].sum()
     assert max(rows) > 1.5 * rows[0]
     assert np.argmax(rows) > 0
@@ -94,8 +94,8 @@ def test_each_device_has_the_rows_of_its_own_clients():
     ((cohort, _),) = jax.device_get(
         sim.compiled.programs.draw_cohorts(sim.compiled.device_arrays, key, sim.compiled.put(np.int32(0)))
     )
-    supply: Any = sim.compiled.arrays.feed
-    held = supply.for_round(sim.compiled.device_arrays, key, 0, False)
+    supply: Any = sim.compiled.feed
+    held = supply.for_round(key, 0, False)
     whole = np.asarray(sim.spec.data.train.x)
     for d, ids in enumerate(cohort.ids.reshape(4, -1)):
         x, start = (np.asarray(leaf.addressable_shards[d].data) for leaf in (held.train.x, held.index.start))
@@ -115,7 +115,7 @@ def test_rows_of_coming_rounds_lie_beside_a_round(monkeypatch):
     monkeypatch.setattr(dispatch, "memory_limit", lambda mesh: 2**40)
     monkeypatch.setattr(dispatch, "too_large_reason", lambda compiled, limit, beside=0: asked.append(beside))
     sim.rounds(sim.init(0), 1)
-    found = sim.compiled.arrays.feed.for_round(sim.compiled.device_arrays, sim.init(0).key, 0, False)
+    found = sim.compiled.feed.for_round(sim.init(0).key, 0, False)
     assert asked == [(streaming.PREFETCH_DEPTH + 1) * sum(leaf.nbytes for leaf in jax.tree.leaves((found.train, found.index)))]
     assert asked[0] > 0
     sim.release()
