@@ -134,19 +134,17 @@ class _Tracer:
         """Returns what traces the scores of the server's model on "test" or "validation" examples."""
         spec, feed = self.spec, self.compiled.feed
         part, which = ("test", None) if rows == "test" else ("train", spec.host_arrays.validation_rows)
-        given: tuple = self.state.server, self.number
-        init, program = self.programs.init_server_sums[rows], self.programs.score_server[rows]
+        given, block, kind = (self.arrays, self.state.server, self.number), (), rows
         if part in feed.streamed:
             batches = feed.test_batches(part, which, evaluation.server_batch(spec, rows), spec.plan.parts)
-            number = batches.at_once * batches.devices
+            number, kind = batches.at_once * batches.devices, "streamed"
             of_block = lambda x: jax.ShapeDtypeStruct((number * batches.batch, *x.shape[1:]), x.dtype)
             examples = self.abstract(jax.tree.map(of_block, feed.stored_examples(part)))
-            given = (*given, examples, self.abstract(np.zeros(number, np.int32)), self.number)
-            init, program = self.programs.init_streamed_sums, self.programs.score_server_streamed
+            block = examples, self.abstract(np.zeros(number, np.int32)), self.number
 
         def trace() -> Traced:
-            sums = self.abstract(jax.eval_shape(init, self.arrays, *given), self.by_client)
-            return program.trace(self.arrays, *given, sums, (self.number, self.number))
+            sums = self.abstract(jax.eval_shape(self.programs.init_server_sums[kind], *given, block), self.by_client)
+            return self.programs.score_server[kind].trace(*given, sums, (self.number, self.number), block)
 
         return trace
 

@@ -36,8 +36,8 @@ class Programs(NamedTuple):
       run_rounds, run_scored_round: `rounds.run_rounds`, the latter with scores right after local training; both consume
         the state.
       run_round_offloaded: of `rounds`, by whether it scores.
-      init_server_sums, score_server: of `evaluation_step`, by the examples: "test", "validation".
-      init_streamed_sums, score_server_streamed, score_clients: of `evaluation_step`.
+      init_server_sums, score_server: of `evaluation_step`, by the examples: `evaluation_step.ROWS`.
+      score_clients: of `evaluation_step`.
       add_up_parts: of `client_loop`.
       score_unseen: of `unseen_clients`.
       view, predict: `client_view.make_holdings`, `client_view.predict`.
@@ -51,8 +51,6 @@ class Programs(NamedTuple):
     run_round_offloaded: dict[bool, Any]
     init_server_sums: dict[str, Any]
     score_server: dict[str, Any]
-    init_streamed_sums: Any
-    score_server_streamed: Any
     add_up_parts: Any
     score_clients: Sequence[Any]
     score_unseen: Sequence[Any]
@@ -89,8 +87,6 @@ def jit_programs(spec: SimulationSpec, layout: Layout) -> Programs:
         score_server={
             rows: jit(evaluation_step.score_server, out=by_client, fixed_names={"rows": rows}) for rows in evaluation_step.ROWS
         },
-        init_streamed_sums=jit(evaluation_step.init_streamed_sums, out=by_client),
-        score_server_streamed=jit(evaluation_step.score_server_streamed, out=by_client),
         add_up_parts=jax.jit(functools.partial(client_loop.add_up_parts, plan=spec.plan, mesh=spec.mesh), out_shardings=everywhere),
         score_clients=[jit(evaluation_step.score_clients, g) for g in groups],
         score_unseen=[jit(unseen_clients.score_unseen, g) for g in groups],

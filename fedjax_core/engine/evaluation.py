@@ -123,15 +123,13 @@ def score_server(compiled: CompiledPlan, state: State, rows: str, watch: Watch =
     which = None if rows == "test" else spec.host_arrays.validation_rows
     batches = feed.test_batches(part, which, server_batch(spec, rows), spec.plan.parts)
     number, sums = compiled.put(np.int32(batches.number)), None
-    for block_num, block in enumerate(batches):
-        sums = programs.init_streamed_sums(*given, *block, number) if sums is None else sums
-        before = block_num * batches.at_once
-
-        def tell(done: int, before: int = before) -> None:
-            watch(name, min(before + done, batches.batches_per_device), batches.batches_per_device)
-
+    init, program = programs.init_server_sums["streamed"], programs.score_server["streamed"]
+    for block_num, (examples, first) in enumerate(batches):
+        block, before = (examples, first, number), block_num * batches.at_once
+        sums = init(*given, block) if sums is None else sums
+        tell = lambda done, before=before: watch(name, min(before + done, batches.batches_per_device), batches.batches_per_device)
         for bounds in _pieces(compiled, name, batches.at_once, tell):
-            sums = jax.block_until_ready(programs.score_server_streamed(*given, *block, number, sums, bounds))
+            sums = jax.block_until_ready(program(*given, sums, bounds, block))
     return jax.device_get(programs.add_up_parts(sums))
 
 

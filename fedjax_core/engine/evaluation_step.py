@@ -17,7 +17,7 @@ from fedjax_core.engine.simulation_spec import SimulationSpec, State, stream_key
 from fedjax_core.training import local_training, metrics, scored
 from fedjax_core.training.few_shot import assemble
 
-ROWS = ("test", "validation")  # of the server's model: the whole test set, all validation examples
+ROWS = ("test", "validation", "streamed")  # that the server's model is scored on
 STATISTICS = ("mean", "weighted", "lowest", "highest")
 Batches = tuple[Any, Callable[[Array], local_training.Batch]]  # how many there are, and each by its number
 Models = dict[str, Callable[[PyTree], dict[str, Array]]]  # by name: x -> outputs
@@ -37,9 +37,11 @@ class ByClient(NamedTuple):
     scores: dict[str, np.ndarray]
 
 
-def init_server_sums(spec: SimulationSpec, arrays: DeviceArrays, server: PyTree, round_num: Array, rows: str = "test") -> PyTree:
+def init_server_sums(
+    spec: SimulationSpec, arrays: DeviceArrays, server: PyTree, round_num: Array, block: PyTree = (), rows: str = "test"
+) -> PyTree:
     """Returns the zeros [parts, ...] with which `score_server` begins: pairs by name."""
-    return client_loop.init_sums(*_server_batches(spec, arrays, server, round_num, rows), _server_plan(spec))
+    return client_loop.init_sums(*_server_batches(spec, arrays, server, round_num, block, rows), _server_plan(spec))
 
 
 def score_server(
@@ -49,90 +51,61 @@ def score_server(
     round_num: Array,
     sums: PyTree,
     bounds: tuple[Array, Array],
+    block: PyTree = (),
     rows: str = "test",
 ) -> PyTree:
     """Adds the scores of the server's model on some batches to `sums`.
 
-    The batches are of the whole test set, or of all validation examples (`rows`), and are spread over devices as clients
-    are. `sums`, `bounds`: as `client_loop.map_part` takes them.
+    Batches are spread over devices as clients are.
+
+    Args:
+      spec: the simulation.
+      arrays: what all programs read.
+      server: the server's state.
+      round_num: rounds done.
+      sums, bounds: as `client_loop.map_part` takes them.
+      block: of streamed examples, (examples [n * B], index [n] of each batch's first one, how many there are in all).
+      rows: "test": the whole test set; "validation": all validation examples; "streamed": those of `block`.
     """
-    score_batch, shared, numbers = _server_batches(spec, arrays, server, round_num, rows)
+    score_batch, shared, entries = _server_batches(spec, arrays, server, round_num, block, rows)
     plan = _server_plan(spec)
-    return client_loop.map_part(score_batch, shared, numbers, sums, bounds, plan=plan, mesh=spec.mesh)[0]
+    return client_loop.map_part(score_batch, shared, entries, sums, bounds, plan=plan, mesh=spec.mesh)[0]
 
 
-def _server_batches(spec: SimulationSpec, arrays: DeviceArrays, server: PyTree, round_num: Array, rows: str):
-    """Returns (a batch's scores, what all batches read, their numbers [n]), for `client_loop.map_part`."""
+def _server_batches(spec: SimulationSpec, arrays: DeviceArrays, server: PyTree, round_num: Array, block: PyTree, rows: str):
+    """Returns (a batch's scores, what all batches read, their entries [n]), for `client_loop.map_part`."""
+    own = spec.groups[0].task.scores
+
+    def score(arrays, server, round_num, x, y, mask):
+        algorithm = spec.algorithm(0, arrays, round_num)
+        outputs = algorithm.predict["global"](algorithm.broadcast(server, jnp.int32(0)), (), x)
+        return _score_outputs(outputs, x, y, mask, own, spec.center), ()
+
+    if rows == "streamed":
+        examples, first, number = block
+        b = len(jax.tree.leaves(examples.y)[0]) // len(first)
+
+        def score_streamed(shared, entry):
+            (arrays, server, round_num, examples, number), (i, first) = shared, entry
+            offsets = jnp.arange(b)
+            x, y, mask, _ = local_training.take(examples, i * b + offsets, first + offsets < number)
+            return score(arrays, server, round_num, x, y, mask)
+
+        return score_streamed, (arrays, server, round_num, examples, number), (jnp.arange(len(first)), first)
 
     def make_batches(arrays: DeviceArrays) -> Batches:
         if rows == "test":
             return whole_test_batches(spec, arrays, spec.batches.test)
         return _validation_batches(spec, arrays)
 
-    number, own = make_batches(arrays)[0], spec.groups[0].task.scores
+    number = make_batches(arrays)[0]
 
-    def score_batch(shared, i):
+    def score_resident(shared, i):
         arrays, server, round_num = shared
-        algorithm = spec.algorithm(0, arrays, round_num)
         x, y, mask, _ = make_batches(arrays)[1](jnp.minimum(i, number - 1))
-        outputs = algorithm.predict["global"](algorithm.broadcast(server, jnp.int32(0)), (), x)
-        return _score_outputs(outputs, x, y, mask & (i < number), own, spec.center), ()
+        return score(arrays, server, round_num, x, y, mask & (i < number))
 
-    return score_batch, (arrays, server, round_num), jnp.arange(client_loop.slots(number, _server_plan(spec)))
-
-
-def init_streamed_sums(
-    spec: SimulationSpec,
-    arrays: DeviceArrays,
-    server: PyTree,
-    round_num: Array,
-    examples: Examples,
-    first: Array,
-    number: Array,
-) -> PyTree:
-    """Returns the zeros [parts, ...] with which `score_server_streamed` begins: pairs by name."""
-    batches = _streamed_batches(spec, arrays, server, round_num, examples, first, number)
-    return client_loop.init_sums(*batches, _server_plan(spec))
-
-
-def score_server_streamed(
-    spec: SimulationSpec,
-    arrays: DeviceArrays,
-    server: PyTree,
-    round_num: Array,
-    examples: Examples,
-    first: Array,
-    number: Array,
-    sums: PyTree,
-    bounds: tuple[Array, Array],
-) -> PyTree:
-    """As `score_server`, on batches of `examples` [n * B] that begin at `first` [n] among all `number` examples."""
-    score_batch, shared, entries = _streamed_batches(spec, arrays, server, round_num, examples, first, number)
-    plan = _server_plan(spec)
-    return client_loop.map_part(score_batch, shared, entries, sums, bounds, plan=plan, mesh=spec.mesh)[0]
-
-
-def _streamed_batches(
-    spec: SimulationSpec,
-    arrays: DeviceArrays,
-    server: PyTree,
-    round_num: Array,
-    examples: Examples,
-    first: Array,
-    number: Array,
-):
-    """Returns what `_server_batches` does."""
-    b, own = len(jax.tree.leaves(examples.y)[0]) // len(first), spec.groups[0].task.scores
-
-    def score_batch(shared, entry):
-        (arrays, server, round_num, examples, number), (i, first) = shared, entry
-        algorithm = spec.algorithm(0, arrays, round_num)
-        offsets = jnp.arange(b)
-        x, y, mask, _ = local_training.take(examples, i * b + offsets, first + offsets < number)
-        outputs = algorithm.predict["global"](algorithm.broadcast(server, jnp.int32(0)), (), x)
-        return _score_outputs(outputs, x, y, mask, own, spec.center), ()
-
-    return score_batch, (arrays, server, round_num, examples, number), (jnp.arange(len(first)), first)
+    return score_resident, (arrays, server, round_num), jnp.arange(client_loop.slots(number, _server_plan(spec)))
 
 
 def _server_plan(spec: SimulationSpec) -> Plan:
