@@ -92,7 +92,7 @@ def check(name: str, python: Path, scratch: Path) -> dict[str, Any]:
     before = jax.device_get(state.server.net)
     state, _ = real.rounds(state, 1)
     arrays = named("before", before) | named("after", jax.device_get(state.server.net))
-    arrays |= {f"batches/{client:06d}": rows for client, rows in batches(workload, real.data).items()}
+    arrays |= {f"batches/{client:06d}": rows for client, rows in batches(workload, real.spec.data).items()}
     scratch.mkdir(parents=True, exist_ok=True)
     file = scratch / f"equality_{name}.npz"
     np.savez(file, **arrays)

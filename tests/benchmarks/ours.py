@@ -215,7 +215,7 @@ def main(options: dict[str, Any]) -> None:
         first_seconds=first,
         matmul_rate=rate,
         device=device.device_kind,
-        plan=simulated.plan._asdict(),
+        plan=simulated.spec.plan._asdict(),
         versions={"jax": jax.__version__},
         **memory,
     )

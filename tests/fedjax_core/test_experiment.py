@@ -204,7 +204,7 @@ class BuildTest(chex.TestCase):
         self.assertEqual(set(frozen[0]), {"dense1"})
         chex.assert_trees_all_equal(frozen[0], frozen[1])
         self.assertGreater(np.abs(frozen[0]["dense1"]["kernel"] - frozen[2]["dense1"]["kernel"]).max(), 0.01)
-        self.assertEqual(set(first.shapes.groups[0].client.params), {"head"})
+        self.assertEqual(set(first.spec.shapes.groups[0].client.params), {"head"})
 
     def test_inputs_are_normalised_as_asked(self):
         images = Examples(np.zeros((2, 4, 4, 3), np.uint8), np.zeros(2, np.int32))
@@ -228,8 +228,8 @@ class BuildTest(chex.TestCase):
         self.assertEqual(tuple(sim.spec.evaluation), (("own",), 5, 4, 1))
         self.assertEqual(build(cohort__fraction=0.5).cohort, 4)
         self.assertEqual(build(cohort__fraction=None).cohort, 8)
-        self.assertEqual(build(plan__devices=None).plan, client_loop.choose(3))
-        self.assertEqual(build(plan__devices=None, plan__model=2).plan, client_loop.Plan(1, 6, 2))
+        self.assertEqual(build(plan__devices=None).spec.plan, client_loop.choose(3))
+        self.assertEqual(build(plan__devices=None, plan__model=2).spec.plan, client_loop.Plan(1, 6, 2))
         with self.assertRaisesRegex(ValueError, "plan.model=3 does not divide the 4 devices"):
             build(plan__devices=4, plan__model=3)
 

@@ -80,9 +80,9 @@ def test_integers_are_normalised_as_the_same_floats(dtype):
     """Ages and incomes, which as token ids would reach the network as they are."""
     x = RNG.integers(18, 90, (40, 3)).astype(dtype)
     whole, floats = built(divided(x)), built(divided(x.astype(np.float32)))
-    assert whole.data.train.x.dtype == np.int32
-    np.testing.assert_array_equal(logits(whole, whole.data.train.x), logits(floats, floats.data.train.x))
-    assert np.abs(logits(whole, whole.data.train.x)).max() < 10
+    assert whole.spec.data.train.x.dtype == np.int32
+    np.testing.assert_array_equal(logits(whole, whole.spec.data.train.x), logits(floats, floats.spec.data.train.x))
+    assert np.abs(logits(whole, whole.spec.data.train.x)).max() < 10
 
 
 def test_integers_are_numbers_in_a_network_from_outside(caplog):

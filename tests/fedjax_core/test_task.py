@@ -173,7 +173,7 @@ def test_peers_are_everybody_or_those_who_are_told():
     told = dataclasses.replace(task, groups=(narrow, wide))
     assert told.widths.tolist() == [6, 7, 6, 6, 6, 6, 6, 7]
     assert wide.shapes.params["head"]["kernel"].shape == (7, 3)
-    groups = [group.task for group in toy.simulate("local").groups]
+    groups = [group.task for group in toy.simulate("local").spec.bound_groups]
     assert [task.group for task in groups] == [0, 1]
     assert [task.widths.tolist() for task in groups] == [[6, 7] * 4] * 2
     assert jnp.issubdtype(groups[0].widths.dtype, jnp.integer)

@@ -51,7 +51,7 @@ class DittoTest(chex.TestCase):
             chex.assert_trees_all_close(one(state.clients[0], i).params, w, atol=2e-3)
 
     def test_lambda_moves_the_personal_model(self):
-        held, key = toy.reference("ditto")[0].host, jax.random.key(0)
+        held, key = toy.reference("ditto")[0].spec.host_arrays, jax.random.key(0)
         data, ends = ClientData(held.train, held.index[0], held.size[0]), []
         w, v = (MODEL.init(jax.random.key(k)) for k in (1, 2))
         for lam in (0.0, 0.7, 1.0):
@@ -68,7 +68,7 @@ class DittoTest(chex.TestCase):
             np.testing.assert_allclose(logits, jax.device_get(MODEL.apply(net, x)[0]["logits"]), atol=1e-6)
 
     def test_what_travels(self):
-        shapes = toy.reference("ditto")[0].shapes
+        shapes = toy.reference("ditto")[0].spec.shapes
         numbers = (5 * 6 + 6) + (6 * 3 + 3) + 5
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
 

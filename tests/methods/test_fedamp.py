@@ -105,7 +105,7 @@ class FedAMPTest(chex.TestCase):
 
     def test_every_coefficient_counts(self):
         """rho moves the client, alpha and sigma (and a cosine's own weight) the clouds."""
-        held = toy.reference("fedamp")[0].host
+        held = toy.reference("fedamp")[0].spec.host_arrays
         data, key = ClientData(held.train, held.index[0], held.size[0]), jax.random.key(0)
         u, w = (MODEL.init(jax.random.key(k)) for k in (1, 2))
         ends = [
@@ -148,7 +148,7 @@ class FedAMPTest(chex.TestCase):
         )
 
     def test_what_travels(self):
-        shapes = toy.reference("fedamp")[0].shapes
+        shapes = toy.reference("fedamp")[0].spec.shapes
         numbers = (5 * 6 + 6) + (6 * 3 + 3)
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
 

@@ -116,13 +116,13 @@ class FedAvgTest(chex.TestCase):
 
         algorithm = fedavg(toy.task(), optimizer=local_training.sgd(0.1), loss=nothing, batch=toy.BATCH)
         net = MODEL.init(jax.random.key(0))
-        held = toy.reference("fedavg")[0].host
+        held = toy.reference("fedavg")[0].spec.host_arrays
         data = ClientData(held.train, held.index[0], held.size[0])
         out = jax.jit(algorithm.client_update)(net, (), data, jax.random.key(1))
         chex.assert_trees_all_equal(out.uplink.params, jax.tree.map(jnp.zeros_like, net.params))
 
     def test_what_travels(self):
-        shapes = toy.reference("fedavg")[0].shapes
+        shapes = toy.reference("fedavg")[0].spec.shapes
         numbers = (5 * 6 + 6) + (6 * 3 + 3) + 5  # body, head, running mean
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
 

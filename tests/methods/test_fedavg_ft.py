@@ -39,7 +39,9 @@ class FedAvgFTTest(chex.TestCase):
     def test_the_global_score_is_not_fine_tuned(self):
         sim, _, after = toy.reference("fedavg_ft")
         scores, plain = sim.client_scores(sim.compiled.put(after))["own"], toy.reference("fedavg")
-        chex.assert_trees_all_close(scores["global"], plain[0].client_scores(plain[0].put(plain[2]))["own"]["global"], atol=1e-5)
+        chex.assert_trees_all_close(
+            scores["global"], plain[0].client_scores(plain[0].compiled.put(plain[2]))["own"]["global"], atol=1e-5
+        )
         self.assertFalse(np.allclose(scores["global"]["loss"][0], scores["personal"]["loss"][0]))
 
     @parameterized.parameters(

@@ -52,7 +52,7 @@ class FedBABUTest(chex.TestCase):
         chex.assert_trees_all_equal(held, (after.server, one(after.clients[0], 2)))
 
     def test_what_travels(self):
-        shapes = toy.reference("fedbabu")[0].shapes
+        shapes = toy.reference("fedbabu")[0].spec.shapes
         self.assertEqual((shapes.down, shapes.up), (4 * (36 + 5), 4 * (36 + 5)))
 
     @parameterized.parameters(

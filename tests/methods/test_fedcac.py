@@ -128,7 +128,7 @@ class FedCACTest(chex.TestCase):
             np.testing.assert_array_equal(critical(jnp.asarray(s), tau), marked(s, tau))
 
     def test_what_travels(self):
-        shapes = toy.reference("fedcac")[0].shapes
+        shapes = toy.reference("fedcac")[0].spec.shapes
         numbers, packed = (5 * 6 + 6) + (6 * 3 + 3), 4 + 1 + 3 + 1
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers + packed))
 

@@ -268,9 +268,9 @@ class FedGenTest(chex.TestCase):
         self.assertEqual([uplink_numbers(fedgen, k) for k in (10, 100)], [5_130 + 10, 51_300 + 100])  # head, and label counts
         generator = (NOISE + K + 1) * HIDDEN + 2 * HIDDEN + (HIDDEN + 1) * 6 + 2 * HIDDEN  # with its statistics
         head, body = 6 * K + K, 5 * 6 + 6 + 5
-        shapes = toy.reference("fedgen")[0].shapes
+        shapes = toy.reference("fedgen")[0].spec.shapes
         self.assertEqual((shapes.up, shapes.down), (4 * (head + K), 4 * (head + generator + K)))
-        shapes = toy.reference("fedgen_official")[0].shapes
+        shapes = toy.reference("fedgen_official")[0].spec.shapes
         self.assertEqual((shapes.up, shapes.down), (4 * (body + head + K), 4 * (body + head + generator + K)))
 
     def test_features_of_different_number_are_refused(self):

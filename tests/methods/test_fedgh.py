@@ -113,7 +113,7 @@ class FedGHTest(chex.TestCase):
 
     def test_what_travels(self):
         """K (D + 1) numbers up: 5,130 with 10 classes and 512 features, 51,300 with 100 (FedHPL, Table 9)."""
-        shapes = toy.reference("fedgh")[0].shapes
+        shapes = toy.reference("fedgh")[0].spec.shapes
         self.assertEqual((shapes.up, shapes.down), (4 * K * (D + 1), 4 * (D * K + K)))
         for features, projection in ((512, None), (64, 512)):
             numbers = [uplink_numbers(fedgh, k, features, projection=projection) for k in (10, 100)]

@@ -63,7 +63,7 @@ def simulate(alpha, **settings):
 
 def client(algorithm, server, net):
     """Client 0's round."""
-    held = toy.reference("fedhe")[0].host
+    held = toy.reference("fedhe")[0].spec.host_arrays
     data = ClientData(held.train, held.index[0], held.size[0])
     return jax.jit(algorithm.client_update)(server, net, data, jax.random.key(5))
 
@@ -135,7 +135,7 @@ class FedHeTest(chex.TestCase):
         chex.assert_trees_all_close(jax.grad(distillation)(off, y, given), jnp.full((3, K), 2 / (3 * K)), atol=1e-6)
 
     def test_what_travels(self):
-        shapes = toy.reference("fedhe_mixed")[0].shapes
+        shapes = toy.reference("fedhe_mixed")[0].spec.shapes
         self.assertEqual(shapes.up, 4 * K * (K + 1))
         self.assertEqual(shapes.down, 4 * K * K + K)
         self.assertEqual([uplink_numbers(fedhe, k, 6) for k in (10, 100)], [110, 10_100])  # FedHPL, Table 9

@@ -183,7 +183,7 @@ def updates(make=fedhpl, **options):
     """(sent, net) -> client 0's round; compiled once for each setting."""
     options = ({"temperature": 2.0} if make is fedhpl else {}) | options
     made = make(toy.task_in_part(), optimizer=SGD, epochs=2, batch=toy.BATCH, **options)
-    held = toy.reference("fedhpl")[0].held
+    held = toy.reference("fedhpl")[0].compiled.device_arrays
     key = naive.client_key(0, 0, 0)
     data = lambda held: ClientData(held.train, held.index[0], held.size[0])
     return functools.partial(jax.jit(lambda held, sent, net: made.client_update(sent, net, data(held), key)), held)

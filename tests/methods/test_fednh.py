@@ -128,7 +128,7 @@ class FedNHTest(chex.TestCase):
         chex.assert_trees_all_equal_shapes_and_dtypes(before, jax.device_get(state))
 
     def test_what_travels(self):
-        shapes = toy.reference("fednh")[0].shapes
+        shapes = toy.reference("fednh")[0].spec.shapes
         numbers = (5 * 6 + 6) + 1 + 5
         self.assertEqual((shapes.down, shapes.up), (4 * (numbers + K * D), 4 * (numbers + K * (D + 1))))
 

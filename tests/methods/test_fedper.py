@@ -119,7 +119,7 @@ class FedPerTest(chex.TestCase):
         self.assertGreater(np.abs(ends[0] - ends[1]).max(), 1e-3)
 
     def test_what_travels(self):
-        shapes = toy.reference("fedper")[0].shapes
+        shapes = toy.reference("fedper")[0].spec.shapes
         body, stats = 5 * 6 + 6, 5
         self.assertEqual((shapes.down, shapes.up), (4 * (body + stats), 4 * (body + stats)))
 

@@ -175,7 +175,7 @@ def simulate(rounds, **options):
 
 def client_round(options, personal=None, sent=None):
     """Client 0's round from the start: (sent, client before, output)."""
-    held = toy.reference("fedavg")[0].host
+    held = toy.reference("fedavg")[0].spec.host_arrays
     algorithm = build(**options)
     key = jax.random.key(3)
     server = algorithm.server_init(key) if sent is None else sent
@@ -356,7 +356,7 @@ class FedPftTest(chex.TestCase):
         chex.assert_trees_all_close(mine, expected, atol=1e-6)
 
     def test_prompts_never_travel(self):
-        plain, contrasting = toy.simulate("fedpft").shapes, toy.simulate("fedpft_con").shapes
+        plain, contrasting = toy.simulate("fedpft").spec.shapes, toy.simulate("fedpft_con").spec.shapes
         body = toy.INPUTS * D + D + toy.INPUTS
         self.assertEqual(plain.up, 4 * (body + 4 * D * D + D * K + K))
         self.assertEqual(plain.down, plain.up)

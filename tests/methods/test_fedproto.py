@@ -184,10 +184,10 @@ class FedProtoTest(chex.TestCase):
         self.assertLen(set(found.tolist()), 2)
 
     def test_what_travels(self):
-        shapes = toy.reference("fedproto")[0].shapes
+        shapes = toy.reference("fedproto")[0].spec.shapes
         self.assertEqual((shapes.up, shapes.down), (4 * K * (D + 1), 4 * K * D + K))
         numbers = (5 * 6 + 6) + (6 * 3 + 3) + 5
-        shapes = toy.reference("fedproto_g")[0].shapes
+        shapes = toy.reference("fedproto_g")[0].spec.shapes
         self.assertEqual((shapes.up, shapes.down), (4 * (numbers + K * (D + 1)), 4 * (numbers + K * D) + K))
 
     def test_features_of_different_number_are_refused(self):

@@ -41,7 +41,7 @@ def averaged(seed, rounds, whole, given, *, weights, cohort=5):
 @functools.cache
 def rows_of(i=0):
     """Client i's view of the toy data."""
-    held = toy.simulate("fedavg").host
+    held = toy.simulate("fedavg").spec.host_arrays
     return ClientData(held.train, held.index[i], held.size[i])
 
 

@@ -88,7 +88,7 @@ class FedRoDTest(chex.TestCase):
         chex.assert_trees_all_close(scaled.params, end.params, atol=1e-6)
 
     def test_what_travels(self):
-        shapes = toy.reference("fedrod")[0].shapes
+        shapes = toy.reference("fedrod")[0].spec.shapes
         numbers = (5 * 6 + 6) + (6 * 3 + 3) + 5
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
 

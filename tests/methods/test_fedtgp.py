@@ -147,7 +147,7 @@ class FedTGPTest(chex.TestCase):
         numbers = [count(jax.eval_shape(lambda k=k: generator(jax.random.key(0), k, 512))) for k in (10, 100)]
         self.assertEqual(numbers, [530_432, 10 * 512 + 90 * 512 + 525_312])
         self.assertEqual([round(n / 2**20, 3) for n in numbers], [0.506, 0.550])
-        shapes = toy.reference("fedtgp")[0].shapes
+        shapes = toy.reference("fedtgp")[0].spec.shapes
         self.assertEqual((shapes.up, shapes.down), (4 * K * (D + 1), 4 * K * D + K))
         for builder in (fedtgp, fedproto):
             self.assertEqual([uplink_numbers(builder, k) for k in (10, 100)], [5_130, 51_300])

@@ -65,5 +65,5 @@ class LocalTest(chex.TestCase):
         chex.assert_trees_all_close(tuple(jax.device_get(state.server.net)), of(jax.device_get(with_others), 0), atol=1e-6)
 
     def test_nothing_travels(self):
-        shapes = toy.reference("local")[0].shapes
+        shapes = toy.reference("local")[0].spec.shapes
         self.assertEqual((shapes.down, shapes.up), (0, 0))

@@ -127,7 +127,7 @@ class MoonTest(chex.TestCase):
         chex.assert_trees_all_equal_shapes_and_dtypes(before, jax.device_get(state))
 
     def test_what_travels(self):
-        shapes = toy.reference("moon")[0].shapes
+        shapes = toy.reference("moon")[0].spec.shapes
         numbers = (5 * 6 + 6) + (6 * 6 + 6) + (6 * SIZE + SIZE) + (SIZE * 3 + 3) + 5
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
 

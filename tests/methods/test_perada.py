@@ -148,7 +148,7 @@ class PerAdaTest(chex.TestCase):
         chex.assert_trees_all_equal(jax.device_get(state.clients), begin)
 
     def test_what_travels(self):
-        shapes = toy.reference("perada")[0].shapes  # nothing more for the distillation
+        shapes = toy.reference("perada")[0].spec.shapes  # nothing more for the distillation
         numbers = (5 * 6 + 6) + (6 * 5 + 5) + 5
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
 

@@ -178,7 +178,7 @@ class PFedGateTest(chex.TestCase):
         self.assertGreater(np.abs(kernels[came[0]] - kernels[came[1]]).max(), 1e-4)
 
     def test_every_setting_moves_the_client(self):
-        held, key = toy.reference("pfedgate")[0].host, jax.random.key(0)
+        held, key = toy.reference("pfedgate")[0].spec.host_arrays, jax.random.key(0)
         data, ends = ClientData(held.train, held.index[0], held.size[0]), []
         for changed in ({}, dict(sparsity=0.8), dict(blocks=3), dict(clip=0.01)):
             algorithm = made(pfedgate, **changed)(toy.task())
@@ -189,7 +189,7 @@ class PFedGateTest(chex.TestCase):
             self.assertGreater(np.abs(ends[0] - other).max(), 1e-4)
 
     def test_what_travels(self):
-        shapes = toy.reference("pfedgate")[0].shapes
+        shapes = toy.reference("pfedgate")[0].spec.shapes
         self.assertEqual((shapes.down, shapes.up), (4 * (57 + 5), 4 * (57 + 5)))
 
     @parameterized.parameters(

@@ -134,7 +134,7 @@ class PFedPGTest(chex.TestCase):
         self.assertEqual(round(count(psi) / 2**20, 3), 1.512)
         for classes, millions in ((10, 1.526), (100, 1.592)):
             self.assertEqual(round((count(psi) + 7_680 + 769 * classes) / 2**20, 3), millions)
-        shapes = toy.reference("pfedpg")[0].shapes
+        shapes = toy.reference("pfedpg")[0].spec.shapes
         self.assertEqual((shapes.up, shapes.down), (4 * N * D, 4 * N * D))
 
     def test_a_network_without_such_prompts_is_refused(self):

@@ -67,7 +67,7 @@ class PFedSDTest(chex.TestCase):
         chex.assert_trees_all_close(*ends, atol=1e-7)
 
     def test_every_coefficient_moves_the_client(self):
-        held = toy.reference("pfedsd")[0].host
+        held = toy.reference("pfedsd")[0].spec.host_arrays
         data = ClientData(held.train, held.index[0], held.size[0])
         w, teacher = (MODEL.init(jax.random.key(k)) for k in (0, 1))
         ends = []
@@ -88,7 +88,7 @@ class PFedSDTest(chex.TestCase):
         self.assertEqual((before.clients[0].rounds[0], known.rounds > 0), (0, True))
 
     def test_what_travels(self):
-        shapes = toy.reference("pfedsd")[0].shapes
+        shapes = toy.reference("pfedsd")[0].spec.shapes
         numbers = (5 * 6 + 6) + (6 * 3 + 3) + 5
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
 

@@ -151,7 +151,7 @@ class ScaffoldTest(chex.TestCase):
         chex.assert_trees_all_close(tuple(state.server.net), w, atol=5e-6)
 
     def test_what_travels(self):
-        shapes = toy.reference("scaffold")[0].shapes
+        shapes = toy.reference("scaffold")[0].spec.shapes
         params, stats = (5 * 6 + 6) + (6 * 3 + 3), 5
         self.assertEqual((shapes.down, shapes.up), (4 * (2 * params + stats), 4 * (2 * params + stats)))
 

@@ -97,7 +97,7 @@ class EvaluationTest(chex.TestCase):
         """It would be the same for all: scope "global" has it."""
         _, _, after = toy.reference("fedavg")
         every = simulate(functools.partial(fedavg, optimizer=SGD), evaluation=Evaluation(("global", "all")))
-        scores = every.evaluate(every.put(after)).metrics
+        scores = every.evaluate(every.compiled.put(after)).metrics
         self.assertEqual(set(scores), {"test/global/accuracy", "test/global/loss"})
 
     def test_scopes_do_not_hide_one_another(self):

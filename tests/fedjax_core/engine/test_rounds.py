@@ -141,7 +141,7 @@ class RoundTest(chex.TestCase):
             chex.assert_trees_all_close(tuple(state.server.net), naive.mean(ends, sizes), atol=2e-6)
 
     def test_what_is_known_of_the_traffic(self):
-        mixed = simulate(None, toy.groups(functools.partial(local, optimizer=SGD), mixed=True)).shapes
+        mixed = simulate(None, toy.groups(functools.partial(local, optimizer=SGD), mixed=True)).spec.shapes
         self.assertEqual((mixed.down, mixed.up), (0.0, 0.0))
         sim = simulate(tally)
         self.assertEqual((sim.spec.shapes.down, sim.spec.shapes.up), (4, 4))
@@ -150,7 +150,7 @@ class RoundTest(chex.TestCase):
             return tally(task, broadcast=lambda server, i: {"mine": server["seen"][0], "more": jnp.zeros(9)})
 
         first, second = two_groups(tally, (0, 1), (2, 3, 4, 5, 6, 7))
-        shapes = simulate(None, [first, second._replace(build=heavier)]).shapes
+        shapes = simulate(None, [first, second._replace(build=heavier)]).spec.shapes
         self.assertEqual((shapes.down, shapes.up), ((2 * 4 + 6 * 40) / 8, 4))
 
 

@@ -97,7 +97,7 @@ class LocalStatisticsTest(chex.TestCase):
         (pfedsd, PARAMS, PARAMS),
     )
     def test_statistics_never_travel(self, method, down, up):
-        shapes = simulate(local_statistics(functools.partial(method, **SETTINGS))).shapes
+        shapes = simulate(local_statistics(functools.partial(method, **SETTINGS))).spec.shapes
         self.assertEqual((shapes.down, shapes.up), (4 * down, 4 * up))
         self.assertNotIn((STATS,), [x.shape for x in jax.tree.leaves(shapes.groups[0].server)])
 

@@ -56,7 +56,9 @@ def test_links_that_change_nothing_leave_rounds_as_they_were(name, links):
     chex.assert_trees_all_close(bare(jax.device_get(state.server)), wanted.server, atol=1e-6, rtol=1e-5)
     assert record["server/left_out"] == 0
     assert record.get("server/stacked", 5) == 5
-    assert (sim.spec.shapes.down, sim.spec.shapes.up) == (plain.shapes.down, plain.shapes.up), "what wraps a method is not sent"
+    assert (sim.spec.shapes.down, sim.spec.shapes.up) == (plain.spec.shapes.down, plain.spec.shapes.up), (
+        "what wraps a method is not sent"
+    )
 
 
 def sends(what, who=3):
