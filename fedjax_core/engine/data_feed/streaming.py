@@ -116,8 +116,7 @@ class DataFeed:
     def _make_round(self, round_num: int) -> tuple[list[np.ndarray], DeviceArrays]:
         assert self._run is not None
         (arrays, _, key), begun = self._run, self._drawn
-        is_drawn = begun is not None and begun[0] == round_num
-        drawn = begun[1] if is_drawn else self._draw(arrays, key, self._put(np.int32(round_num)))
+        drawn = begun[1] if begun and begun[0] == round_num else self._draw(arrays, key, self._put(np.int32(round_num)))
         population = len(self._spec.host_arrays.size)
         cohorts = [cohort for cohort, _ in jax.device_get(drawn)]
         ids = [np.where(cohort.examples > 0, cohort.ids, population).astype(np.int32) for cohort in cohorts]
