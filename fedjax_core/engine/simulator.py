@@ -121,7 +121,8 @@ def build_spec(
         contracts.validate_settings(groups, population, dropout, hold, evaluation, dispatch, episodes)
         contracts.validate_targets(groups, data.train)
         contracts.validate_tokens(groups, data)
-        skip_reason, has_unseen = unseen_clients.find_skip_reason(tuple(groups)), bool(data.unseen and len(data.unseen.ids))
+        skip_reason, has_unseen = unseen_clients.find_skip_reason(groups), data.unseen is not None and len(data.unseen.ids) > 0
+        evaluation = unseen_clients.add_unseen_scope(evaluation, skip_reason, has_unseen)
         size = client_sampling.number(cohort, population)
         client_sampling.check(sampling, size, population)
         is_poisson = sampling == "poisson"
@@ -146,7 +147,7 @@ def build_spec(
             rate=size / population if is_poisson else None,
             is_cyclic=sampling == "cyclic",
             dropout=dropout,
-            evaluation=unseen_clients.add_unseen_scope(evaluation, skip_reason, has_unseen),
+            evaluation=evaluation,
             episodes=episodes,
             hold=hold,
             dispatch=dispatch,

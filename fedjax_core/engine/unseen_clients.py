@@ -1,5 +1,7 @@
 """Scores of unseen clients, if a method has models for them. Nothing of these clients reaches the server."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from fedjax_core.engine.simulation_spec import Evaluation, Group, SimulationSpec
 from fedjax_core.uplink.apply_transforms import Sent
 
 
-def find_skip_reason(groups: tuple[Group, ...]) -> str:
+def find_skip_reason(groups: Sequence[Group]) -> str:
     """Returns why a method has no models for unseen clients; "" if it has."""
     answers = [group.build(group.task).newcomer for group in groups]
     return next((answer for answer in answers if isinstance(answer, str)), "")
