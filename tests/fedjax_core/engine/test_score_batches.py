@@ -12,7 +12,7 @@ from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import client_loop, evaluation
 from fedjax_core.engine.score_batches import CONVOLUTION_COSTS, COSTS, Cost, choose_batch, has_convolution
-from fedjax_core.engine.simulator import Evaluation, Simulation, one_group, build_spec
+from fedjax_core.engine.simulator import Evaluation, Simulation, build_spec, one_group
 from fedjax_core.task import of_model
 from methods.local import local
 from tests import toy
