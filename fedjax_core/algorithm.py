@@ -9,10 +9,10 @@ pure functions and whatever a method keeps or sends is a pytree, so nothing in t
                                     client state
 
 Shape letters, everywhere in the code: `N` clients exist, `C` of them form the round's cohort, `S` local steps, `B` batch,
-`K` classes, `D` features, `M` rows of the largest client, `P` public examples. A leading `[C]` means one per client.
+`K` classes, `D` features, `M` examples of the largest client, `P` public examples. A leading `[C]` means one per client.
 
-State classes of a method stand at module level: a NamedTuple made inside a builder is a new pytree type at every build, which
-retraces the round and which no checkpoint restores.
+Define the state classes of a method at module level: a NamedTuple made inside a builder is a new pytree type at every
+build, which retraces the round and cannot be restored from a checkpoint.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class Net(NamedTuple):
 
     Attributes:
       params: what is trained.
-      stats: what is carried along, batch normalisation's running mean and variance; `()` or an empty dict if there are none.
+      stats: running mean and variance of batch normalisation; `()` or an empty dict if there are none.
     """
 
     params: PyTree
@@ -38,13 +38,13 @@ class Net(NamedTuple):
 
 
 class Examples(NamedTuple):
-    """A set of inputs with targets. `x`: leaves [rows, ...]; `y`: targets of one of `TARGETS`, or of a method's own making."""
+    """Inputs with targets. `x`: leaves [R, ...]; `y`: targets of one of `TARGETS`, or of a kind of the method's own."""
 
     x: PyTree
     y: PyTree
 
 
-TARGETS = {  # of a row, and what an array of it is
+TARGETS = {  # the kind of an example's target: what an array of them is
     "classes": "one class of each row, [rows] integers",
     "labels": "several labels of each row, [rows, K] truth values as uint8",
     "numbers": "real numbers, [rows, D] floats",
@@ -55,7 +55,7 @@ PER_ROW = ("classes", "labels", "numbers")  # with features [B, D]; those of tex
 
 
 def targets_of(y: Any) -> str:
-    """Which of `TARGETS` an array of targets is, by its type and its axes.
+    """Returns which of `TARGETS` an array of targets is, by its dtype and its axes.
 
     >>> import numpy as np
     >>> [targets_of(np.zeros(shape, kind)) for shape, kind in (((4,), np.int32), ((4, 3), np.uint8), ((4, 1), np.float32))]
@@ -77,10 +77,10 @@ class ClientData(NamedTuple):
     """One client's view of the data.
 
     Attributes:
-      arrays: Examples with leaves [rows, ...]: the whole data set, on the device once, shared by all clients, never mapped.
-      index: [M] this client's rows, padded to the population's largest client; the padding may hold any valid row.
+      arrays: Examples with leaves [R, ...]: the whole data set, on the device once, shared by all clients, never mapped.
+      index: [M] this client's examples, padded to the population's largest client; the padding may be any valid index.
       size: [] how many of them are real.
-      draw: (data, key) -> a minibatch, in place of those of shuffled rows; hashable, and a pytree without leaves. None: none.
+      draw: (data, key) -> a minibatch, in place of shuffled ones; hashable, and a pytree without leaves. None: shuffled.
     """
 
     arrays: PyTree
@@ -93,8 +93,8 @@ class Cohort(NamedTuple):
     """What is known about the round's clients before training; leaves [C] at the server, [] inside the client loop.
 
     Attributes:
-      ids: which clients, in [0, N); N marks an empty place.
-      examples: their number of training examples; 0 for a client that dropped out, has no data, or for an empty place.
+      ids: which clients, in [0, N); N marks an empty slot.
+      examples: their number of training examples; 0 for a client that dropped out, has no data, or for an empty slot.
     """
 
     ids: Array
@@ -102,14 +102,14 @@ class Cohort(NamedTuple):
 
 
 class ClientOutput(NamedTuple):
-    """What one client's round leaves behind.
+    """What one client's round returns.
 
     Attributes:
       state: what the client keeps until it is next sampled; `()` if nothing.
       uplink: what it sends: deltas, class logits with counts, prototypes ...
       metrics: dict of (sum, weight) pairs, merged over the cohort (`metrics.py`).
       local: `(sent, client)` as held right after training: what post-local scores read. `None`: `(sent, state)`.
-      wire: `(down, up)`, the packed arrays that travel, whose bytes are counted; `None`: what is sent, and the uplink.
+      wire: `(down, up)`, the packed arrays that are transmitted, whose bytes are counted; `None`: `(sent, uplink)`.
     """
 
     state: PyTree
@@ -131,9 +131,9 @@ class Reduce(NamedTuple):
       lift: (part, Cohort entry) -> one client's contribution; runs inside the client loop.
       join: "add": a running sum, memory O(1) in C; "stack": [C, ...]; "group": a tuple of stacks, one per group of clients
         with one architecture.
-      lower: once, after the loop: what `server_update` sees.
-      carries: what the part is, for what wraps a method (`uplink/`): "delta", a difference of which the server takes the mean with
-        weights `weigh`; "class means", (values [K, ...], counts [K]) of which it takes the mean of each class; "": neither.
+      lower: once, after the loop: what `server_update` gets.
+      carries: what the part is, for uplink transforms (`uplink/`): "delta", a difference of which the server takes the mean
+        with weights `weigh`; "class means", (values [K, ...], counts [K]) of which it takes the mean of each class; "": neither.
       weigh: of a delta: one client's Cohort entry -> its weight.
     """
 
@@ -160,12 +160,12 @@ class Algorithm(NamedTuple):
       broadcast: server, client id -> sent, the only thing that a client ever sees of the server.
       prepare: sent, client, data, key -> client; every client once, before round 1 (FedMD's pre-training).
       personalise: sent, client, data, key -> (sent, client); before a personal score, then dropped (FedBABU, FedRep).
-      newcomer: sent, client -> client: what a client that never took part begins with, where that is not what `client_init` gives.
-        An unseen client then trains by `client_update` without sending anything, if the method has models beside "global" and keeps
-        something with its clients, and is personalised. A text instead: why the method has no model for such a client.
+      newcomer: sent, client -> client: the initial state of an unseen client, where that is not what `client_init` returns. The
+        client then trains by `client_update` without sending anything, if the method has models beside "global" and client
+        states, and is personalised. A string instead: why the method has no model for an unseen client.
       pooled: True for a method that trains on the union of all clients' data (Centralized).
-      targets: which of `TARGETS` it can train on. A method that reads no class has all of them, `tuple(TARGETS)`; one that does not
-        say is taken to read classes, and is refused with others before anything runs.
+      targets: which of `TARGETS` it can train on. A method that reads no class has all of them, `tuple(TARGETS)`. Others are
+        refused before anything runs.
     """
 
     server_init: Callable[[Array], PyTree]

@@ -1,10 +1,15 @@
-"""What the processes of one run find and decide once: clocks, files, caches, memory and signals differ between them.
+"""The processes of one run: how they join, and what they decide together.
 
-On several processes each of these functions must be called by all, in the same order; on one they do nothing.
+Clocks, files, caches, memory and signals differ between processes. Each of the functions `said` to `wait` must be
+called by all processes, in the same order; with one process they do nothing.
+
+Processes find each other by a given address, or as `jax.distributed` reads it from the cluster that started them:
+Slurm, Open MPI, Cloud TPU, Kubernetes (with the package `kubernetes`).
 """
 
 import errno
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -12,66 +17,126 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+HEARTBEAT_TIMEOUT = 30  # seconds without a heartbeat after which a process counts as dead, and the others end
+MAX_QUOTED = 160  # characters of jax's message about a lost process
+ADVICE = "give --coordinator=HOST:PORT, --processes and --process in place of --distributed"
+LOST_PROCESS = re.compile(
+    r"gloo|nccl|connection (closed|reset|refused)|socket closed|heartbeat|coordination service|UNAVAILABLE", re.I
+)
 Result = TypeVar("Result")
 
 
+def check_process_flags(distributed: bool, coordinator: str | None, processes: int | None, process: int | None) -> None:
+    """Raises ValueError if the flags of several processes contradict each other."""
+    is_given = [value is not None for value in (coordinator, processes, process)]
+    if distributed and any(is_given):
+        raise ValueError("--distributed finds the other processes by itself; leave out --coordinator, --processes and --process")
+    if any(is_given) and not all(is_given):
+        raise ValueError("give --coordinator, --processes and --process together, or none of them")
+    if processes is not None and process is not None and not 0 <= process < processes:
+        raise ValueError(f"--process={process} of --processes={processes}: must lie in [0, {processes - 1}]")
+
+
+def join_processes(coordinator: str | None, processes: int | None, process: int | None) -> None:
+    """Joins the other processes, before jax has made a device; waits until all are there.
+
+    Args:
+      coordinator: host:port of process 0; None: the cluster tells all three.
+      processes: how many there are.
+      process: which one this is.
+
+    Raises:
+      ValueError: no cluster that tells, or one that jax cannot read; one line.
+      OSError: the others cannot be reached; one line.
+    """
+    try:
+        jax.distributed.initialize(coordinator, processes, process, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT)
+    except RuntimeError as error:
+        address = f" at {coordinator}" if coordinator else ""
+        raise OSError(f"the processes did not find each other{address}: {_one_line(error)}") from error
+    except Exception as error:  # jax's detection of a cluster raises whatever the cluster's packages do
+        if coordinator is not None:
+            raise
+        if isinstance(error, ValueError | KeyError):
+            what = "found no Slurm, Open MPI, Cloud TPU or Kubernetes that started this process"
+        else:
+            what = f"cannot read what the cluster says of this process: {type(error).__name__}: {_one_line(error)}"
+        raise ValueError(f"--distributed {what}; {ADVICE}") from error
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def explain_lost_process(error: BaseException) -> str:
+    """Returns a message for an error that another process's end caused; "" for another error, or with one process."""
+    is_lost = isinstance(error, jax.errors.JaxRuntimeError) and LOST_PROCESS.search(str(error))
+    if not is_lost or jax.process_count() == 1:
+        return ""
+    first = str(error).strip().partition("\n")[0]
+    return (
+        "another process of this run has ended, or is out of reach; its own last line says why. The same command in "
+        f"all processes goes on from the last checkpoint ({first[:MAX_QUOTED]})"
+    )
+
+
 def said(value: Any) -> Any:
-    """The JSON value that process 0 has, whatever the others have."""
+    """Returns the JSON value of process 0, whatever the others have."""
     if jax.process_count() == 1:
         return value
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
     length = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
-    mine = text if jax.process_index() == 0 else np.zeros(length, np.uint8)
-    return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(mine), np.uint8).tobytes())
+    sent = text if jax.process_index() == 0 else np.zeros(length, np.uint8)
+    return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(sent), np.uint8).tobytes())
 
 
 def seen(numbers: Sequence[int]) -> np.ndarray:
-    """[processes, n] what each process has to say, in their order."""
-    mine = np.asarray(numbers, np.int32)
-    return mine[None] if jax.process_count() == 1 else np.asarray(multihost_utils.process_allgather(mine))
+    """Returns [processes, n] the numbers of every process, in their order."""
+    own = np.asarray(numbers, np.int32)
+    return own[None] if jax.process_count() == 1 else np.asarray(multihost_utils.process_allgather(own))
 
 
 def anywhere(fact: bool) -> bool:
-    """Whether it is so in any process."""
+    """Returns whether it is true in any process."""
     return bool(seen([fact]).any())
 
 
 def alike(what: str, digest: str) -> None:
-    """Raises ValueError in all processes if one has something else than process 0.
+    """Raises ValueError in all processes if one has another digest than process 0.
 
     Args:
       what: for the message, such as "the data".
       digest: hexadecimal, of what must be the same.
     """
-    every = seen([int(digest[i : i + 7], 16) for i in range(0, 28, 7)])
-    if len(others := np.flatnonzero((every != every[0]).any(1))):
+    digests = seen([int(digest[i : i + 7], 16) for i in range(0, 28, 7)])
+    if len(others := np.flatnonzero((digests != digests[0]).any(1))):
         raise ValueError(f"{what} of process {others[0]} are not those of process 0; all processes need the same config and files")
 
 
 def all_or_none(what: str, step: Callable[[], Result]) -> Result:
-    """Does a step in all processes; where it fails in one it fails in all.
+    """Runs a step in all processes; if it fails in one it fails in all.
 
     Args:
       what: for the others' message, such as "write their parts of a checkpoint".
-      step: what to do.
+      step: the step.
 
     Raises:
-      Whatever the step raised; OSError where it did so in another process.
+      Whatever the step raised; OSError if it did so in another process.
     """
     result: Any = None
     try:
-        result, failed = step(), None
+        result, failure = step(), None
     except BaseException as error:
-        failed = error
-    where = np.flatnonzero(seen([failed is not None]))
-    if failed is not None:
-        raise failed
-    if len(where):
-        raise OSError(errno.EIO, f"process {where[0]} could not {what}")
+        failure = error
+    failed = np.flatnonzero(seen([failure is not None]))
+    if failure is not None:
+        raise failure
+    if len(failed):
+        raise OSError(errno.EIO, f"process {failed[0]} could not {what}")
     return result
 
 
 def wait(where: str) -> None:
-    """Until all processes are there."""
+    """Waits until all processes are there."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(where)

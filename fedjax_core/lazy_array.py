@@ -1,4 +1,4 @@
-"""Arrays that lie in files: their shapes are known, and their parts are read when devices want them."""
+"""Arrays that are read from files, shard by shard, when they are put on devices."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,12 +10,14 @@ Index = tuple[slice, ...]
 
 
 class Deferred:
-    """An array that is read part by part. jax takes it where shapes are enough, such as `jax.eval_shape`, and refuses it elsewhere;
-    `numpy.asarray` and `jax.device_get` read all of it.
+    """An array whose shape is known and that is read part by part.
+
+    jax accepts it where shapes are enough, such as `jax.eval_shape`, and refuses it elsewhere. `numpy.asarray` and
+    `jax.device_get` read all of it.
 
     Attributes:
-      shape: its.
-      dtype: its.
+      shape: of the array.
+      dtype: of the array.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, read: Callable[[Index], np.ndarray]):
@@ -43,7 +45,7 @@ class Deferred:
         return whole if dtype is None else whole.astype(dtype, copy=False)
 
     def placed(self, sharding: jax.sharding.Sharding) -> jax.Array:
-        """On the devices of a sharding, each of which gets its part; devices with the same part share what is read."""
+        """Returns the array on the devices of a sharding; devices with the same shard share what is read."""
         parts: dict[Any, np.ndarray] = {}
 
         def part(index: Any) -> np.ndarray:
@@ -57,6 +59,6 @@ class Deferred:
 
 
 def stand_ins(tree: Any) -> Any:
-    """The tree with zeros that take no memory in place of what is deferred: for shapes alone."""
+    """Returns the tree with zeros, which take no memory, in place of deferred arrays: for its shapes."""
     zeros = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape) if isinstance(leaf, Deferred) else leaf
     return jax.tree.map(zeros, tree)

@@ -130,12 +130,16 @@ def test_paper_builds_and_its_round_traces_at_full_size(name):
     config = get(name, "paper")
     sim = build(config)
     least = 300 if config.data.source.startswith(OFFLINE) else 36_000
-    assert len(sim.data.train.y) >= (6000 if config.data.source.startswith(language.SOURCE) else least)  # not the digits
+    assert len(sim.spec.data.train.y) >= (6000 if config.data.source.startswith(language.SOURCE) else least)  # not the digits
     shapes = functools.partial(jax.tree.map, lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
-    state = shapes(jax.eval_shape(sim.programs.init, shapes(sim.host), jax.random.key_data(jax.random.key(0))))
+    state = shapes(
+        jax.eval_shape(sim.compiled.programs.init_state, shapes(sim.spec.host_arrays), jax.random.key_data(jax.random.key(0)))
+    )
     new, records = jax.eval_shape(
-        sim.programs.scored if sim.episodes is None else sim.programs.many,  # with the clients' scores that belong to a round
-        shapes(sim.host),
+        sim.compiled.programs.run_scored_round
+        if sim.spec.episodes is None
+        else sim.compiled.programs.run_rounds,  # with the clients' scores that belong to a round
+        shapes(sim.spec.host_arrays),
         state,
         jax.ShapeDtypeStruct((), jnp.int32),
     )
@@ -167,7 +171,7 @@ def test_smoke_needs_no_files_and_runs(name):
     sim = experiment.build(config)
     state, _ = sim.rounds(sim.init(config.seed), 1)
     assert int(state.round) == 1
-    scores = [value for score, value in sim.evaluate(state).items() if score_labels.is_headline(score)]
+    scores = [value for score, value in sim.evaluate(state).metrics.items() if score_labels.is_headline(score)]
     assert scores
     assert max(scores) > (0.1 if "digits" in config.data.source else -1)
 

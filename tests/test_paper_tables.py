@@ -96,10 +96,10 @@ def test_protocol_of_fedoa(number, clients, rows):
         assert (cell.config.optimizer.lr, cell.config.optimizer.anneal, method.batch) == (3e-4, "linear", 32)
     (cell,) = tables.choose(cells, ["fedoa/sentiment"])
     simulation = test_configs.build(cell.config)
-    data = simulation.data
+    data = simulation.spec.data
     assert [len(index) for index in data.train_index] == [rows] * clients
     assert [len(index) for index in data.test_index] == [len(data.test.y)] * clients == [400] * clients
-    adapter = jax.eval_shape(simulation.groups[0].task.model.init, jax.random.key(0)).params
+    adapter = jax.eval_shape(simulation.spec.bound_groups[0].task.model.init, jax.random.key(0)).params
     assert sum(leaf.size for leaf in jax.tree.leaves(adapter)) == 4_194_304
 
 

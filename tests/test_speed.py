@@ -121,7 +121,9 @@ def engine(small, x, y):
     task = of_model(nn.build(small.model, 10, small.shape, **small.options), classes=10, population=CLIENTS)
     build = functools.partial(fedavg, optimizer=local_training.sgd(RATE), epochs=1, batch=small.batch)
     sim = simulator.Simulation(
-        simulator.one_group(build, task, CLIENTS), data, cohort=COHORT, plan=client_loop.Plan(1, 1), dispatch=50
+        simulator.build_spec(
+            simulator.one_group(build, task, CLIENTS), data, cohort=COHORT, plan=client_loop.Plan(1, 1), dispatch=50
+        )
     )
     held = [sim.init(seed=0)]
     params = jax.tree.map(np.copy, jax.device_get(held[0].server.net.params))

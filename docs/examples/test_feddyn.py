@@ -25,7 +25,7 @@ def test_two_rounds_equal_the_loop():
     sim = case.simulate(cohort=8, statistics=False, optimizer=local_training.sgd(RATE))
     state = sim.init(0)
     theta = jax.device_get(state.server.net.params)
-    model, (x, y), zero = case.task(statistics=False).model, sim.data.train, jax.tree.map(np.zeros_like, theta)
+    model, (x, y), zero = case.task(statistics=False).model, sim.spec.data.train, jax.tree.map(np.zeros_like, theta)
     g, h = [zero] * 8, zero
 
     def loss(params, rows):
@@ -34,7 +34,7 @@ def test_two_rounds_equal_the_loop():
 
     for _ in range(2):
         trained = []
-        for k, rows in enumerate(sim.data.train_index):
+        for k, rows in enumerate(sim.spec.data.train_index):
             gradient = jax.grad(loss)(theta, rows)
             trained.append(jax.tree.map(lambda t, d, mine: t - RATE * (d - mine), theta, gradient, g[k]))
             g[k] = jax.tree.map(lambda mine, new, old: mine - ALPHA * (new - old), g[k], trained[k], theta)

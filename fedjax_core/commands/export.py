@@ -63,12 +63,12 @@ def export(
     asked = experiment.resolve(config)
     if asked.episodes is not None:
         raise ValueError(f"{run} was trained on {config.task}: its network has no classes of its own, and cannot be exported")
-    if simulation.targets != "classes":
-        what = f"{run} was trained on {simulation.targets}: {TARGETS[simulation.targets]}"
+    if simulation.spec.targets != "classes":
+        what = f"{run} was trained on {simulation.spec.targets}: {TARGETS[simulation.spec.targets]}"
         raise ValueError(f"{what}; what is exported classifies, so use experiment.load in Python")
     view = simulation.view(state, client or 0)
     name = _chosen(config.method.name, view, client, model)
-    data = simulation.data
+    data = simulation.spec.data
     some, net = np.asarray(data.test.x[:32]), None
     try:
         net = files.network(view, name, some)

@@ -23,9 +23,9 @@ from typing import Any
 from absl import flags
 from ml_collections import config_flags
 
-from fedjax_core import experiment, option_types
+from fedjax_core import distributed, experiment, option_types
 from fedjax_core.commands import config_flags as config_line
-from fedjax_core.commands import ending, processes
+from fedjax_core.commands import ending
 from fedjax_core.commands.config_flags import HELP, MORE
 from fedjax_core.reporting import console, reporter
 
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str]) -> int:
         if given.workdir is None:
             raise ValueError(f"give --workdir=DIR, the directory of the run; {MORE}")
         seeds = None if given.seeds is None else _seeds(given.seeds)
-        processes.check(given.distributed, given.coordinator, given.processes, given.process)
+        distributed.check_process_flags(given.distributed, given.coordinator, given.processes, given.process)
     except (flags.Error, ValueError, LookupError, AttributeError, TypeError, OSError, ImportError, SyntaxError) as error:
         return reporter.fail(config_line.misused(error, arguments), 2)
     try:
@@ -127,7 +127,7 @@ def main(arguments: Sequence[str]) -> int:
             reporter.say(said)
         experiment.keep_programs(given.compilation_cache)
         if given.distributed or given.coordinator:
-            processes.join(given.coordinator, given.processes, given.process)
+            distributed.join_processes(given.coordinator, given.processes, given.process)
         else:
             experiment.use_all_cores()
         if seeds is not None:
@@ -141,7 +141,7 @@ def main(arguments: Sequence[str]) -> int:
     except KNOWN as error:
         return reporter.fail(error, 1)
     except RuntimeError as error:
-        if lost := processes.lost_partner(error):
+        if lost := distributed.explain_lost_process(error):
             return reporter.fail(lost, 1)
         raise
     return 0

@@ -1,4 +1,4 @@
-"""A simulation's programs lowered for its devices, without data on them: to be compiled where nothing will run."""
+"""A simulation's programs, lowered for devices that need not be there: nothing is put on them or run."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,124 +8,155 @@ import numpy as np
 from jax.stages import Lowered, Traced
 
 from fedjax_core.algorithm import PyTree
-from fedjax_core.engine import client_loop, evaluation
-from fedjax_core.engine.data_feed.streaming import Streamed
-from fedjax_core.engine.federation import Held, State
+from fedjax_core.engine import evaluation
+from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
+from fedjax_core.engine.dispatch import CompiledPlan
+from fedjax_core.engine.sharding.mesh import client_sharded, replicated
+from fedjax_core.engine.simulation_spec import State
 from fedjax_core.engine.simulator import Simulation
 
 START, ROUND, EVALUATION = PARTS = ("start", "round", "evaluation")
 SCORED_ROUND = f"{EVALUATION}: scored round"
+Traces = dict[str, Callable[[], Traced]]
 
 
-def programs(simulation: Simulation, parts: tuple[str, ...] = PARTS) -> dict[str, Callable[[], Traced]]:
-    """What a run dispatches, by name ("round", "evaluation: server" ...), each traced when it is asked for.
+def programs(simulation: Simulation, parts: tuple[str, ...] = PARTS) -> Traces:
+    """Returns what a run dispatches, by name ("round", "evaluation: server" ...), each traced when it is called.
 
     Args:
-      simulation: on any devices, such as a topology's (`experiment.build(devices=...)`); nothing is put on them.
+      simulation: on any devices, such as a topology's (`experiment.build(devices=...)`).
       parts: which of `PARTS`.
     """
-    sim, at = simulation, simulation.planned
-    made, lies, whole, spread = at.programs, at.lies, client_loop.replicated(sim.mesh), client_loop.spread(sim.mesh)
-    put = lambda tree, sharding=whole: _abstract(tree, sharding)
-    number, key = put(np.int32(0)), put(jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))))
-    (held, state), on_host = between_rounds(sim), sim.hold != "device"
-    initial = state.server if on_host else ()
-    found: dict[str, Callable[[], Traced]] = {}
-
-    def states(g: int, number: int) -> tuple[PyTree, Any]:
-        """States of so many clients of group g, and whether they were touched."""
-        rows = jax.tree.map(lambda s: jax.ShapeDtypeStruct((number, *s.shape), s.dtype), sim.shapes.groups[g].client)
-        return put(rows, lies.blocks[g]), put(np.zeros(number, bool))
-
-    if START in parts:
-        found[START] = lambda: made.init.trace(held, key)
-        for g, group in enumerate(sim.groups):
-            if at.method(g).prepare is not None:
-                each = at.blocks(g, group.clients, sim.population, sim.host.size)
-                places = put(each[0])
-                found[_named(f"{START}: prepare", sim, g)] = lambda g=g, each=each, places=places: made.prepare[g].trace(
-                    _reads(sim, held, ("index",), each), state.server, key, places, states(g, len(each[0]))[0]
-                )
-    if ROUND in parts:
-        drawn, of_round = put(jax.eval_shape(made.draw, held, key, number)), _reads(sim, held, ("index",))
-        if on_host:
-            cohort = [states(g, len(of_group.ids)) for g, (of_group, _) in enumerate(drawn)]
-            rows, touched = put([rows for rows, _ in cohort], lies.rows), put([touched for _, touched in cohort], spread)
-            found[ROUND] = lambda: made.on_host[False].trace(of_round, state, initial, drawn, rows, touched)
-        else:
-            found[ROUND] = lambda: made.many.trace(of_round, state, number)
-    if EVALUATION in parts:
-        bounds = number, number
-        if "global" in sim.evaluation.scopes and "global" in at.method(0).predict:
-            kinds = {"": ("test", "test", None)}
-            if sim.validated:
-                kinds[", validation rows"] = "validation", "train", sim.host.validation_rows
-            for which, (kind, part, of_part) in kinds.items():
-                given, begin, program = (state.server, number), made.begin_server[kind], made.of_server[kind]
-                supply = sim.supply
-                if isinstance(supply, Streamed) and part in supply.streamed:
-                    batches = supply.batches(part, of_part, evaluation.batch_of(at, kind), sim.plan.parts)
-                    slab = put(_rows(supply.like(part), batches.at_once * batches.devices * batches.batch))
-                    first = put(np.zeros(batches.at_once * batches.devices, np.int32))
-                    given, begin, program = (*given, slab, first, number), made.begin_batches, made.of_batches
-
-                def trace(given=given, begin=begin, program=program) -> Traced:
-                    sums = put(jax.eval_shape(begin, held, *given), spread)
-                    return program.trace(held, *given, sums, bounds)
-
-                found[f"{EVALUATION}: server{which}"] = trace
-        if {"own", "all"} & set(sim.evaluation.scopes):
-            for g in range(len(sim.groups)):
-                each = evaluation.client_blocks(at, g)
-                if not each:
-                    continue
-                tables = tuple(evaluation.tables(at, g))
-                found[_named(f"{EVALUATION}: clients", sim, g)] = lambda g=g, each=each, tables=tables: made.of_clients[g].trace(
-                    _reads(sim, held, tables, each), state, initial, put(each[0]), *states(g, len(each[0])), bounds
-                )
-        if "unseen" in sim.evaluation.scopes:
-            for g in range(len(sim.groups)):
-                each = evaluation.unseen_blocks(at, g)
-                if not each:
-                    continue
-                found[_named(f"{EVALUATION}: unseen clients", sim, g)] = lambda g=g, each=each: made.of_unseen[g].trace(
-                    _reads(sim, held, evaluation.UNSEEN_TABLES, each), state.server, number, key, put(each[0]), bounds
-                )
-        if "post_local" in sim.evaluation.scopes and not on_host:
-            both = _reads(sim, held, ("index", "test_index"))
-            found[SCORED_ROUND] = lambda: made.scored.trace(both, state, number)
-    return found
+    tracer = _Tracer(simulation.compiled)
+    traces: Traces = {}
+    for part, add in ((START, tracer.add_start), (ROUND, tracer.add_round), (EVALUATION, tracer.add_evaluation)):
+        if part in parts:
+            add(traces)
+    return traces
 
 
-def between_rounds(simulation: Simulation) -> tuple[Held, State]:
-    """What lies on the devices all the time, as shapes with their shardings."""
-    at = simulation.planned
-    key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
-    held = _abstract(at.arrays.rest, at.lies.held)
-    return held, _abstract(jax.eval_shape(at.programs.init, held, key), at.lies.state)
+def between_rounds(simulation: Simulation) -> tuple[DeviceArrays, State]:
+    """Returns what is on the devices all the time, as shapes with their shardings."""
+    return _resident_shapes(simulation.compiled)
 
 
 def lowered(traced: Traced) -> Lowered:
-    """The program as its devices' compiler takes it."""
+    """Returns the program as its devices' compiler takes it."""
     return traced.lower()
 
 
-def _named(what: str, sim: Simulation, g: int) -> str:
-    return what if len(sim.groups) == 1 else f"{what} with network {sim.groups[g].name}"
+class _Tracer:
+    """Traces the programs of a simulation under its plan on abstract arguments."""
+
+    def __init__(self, compiled: CompiledPlan):
+        self.compiled, self.spec, self.programs = compiled, compiled.spec, compiled.programs
+        self.replicated, self.by_client = replicated(self.spec.mesh), client_sharded(self.spec.mesh)
+        self.number = self.abstract(np.int32(0))
+        self.key_data = self.abstract(jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))))
+        self.arrays, self.state = _resident_shapes(compiled)
+        self.initial = self.state.server if self.spec.is_offloaded else ()
+
+    def abstract(self, tree: PyTree, shardings: Any = None) -> PyTree:
+        return _abstract(tree, self.replicated if shardings is None else shardings)
+
+    def name(self, what: str, g: int) -> str:
+        groups = self.spec.groups
+        return what if len(groups) == 1 else f"{what} with network {groups[g].name}"
+
+    def client_states(self, g: int, number: int) -> tuple[PyTree, Any]:
+        """Returns the states of `number` clients of group g, and whether they were touched."""
+        client = self.spec.shapes.groups[g].client
+        states = jax.tree.map(lambda s: jax.ShapeDtypeStruct((number, *s.shape), s.dtype), client)
+        sharding = self.compiled.layout.client_blocks[g]
+        return self.abstract(states, sharding), self.abstract(np.zeros(number, bool))
+
+    def program_arrays(self, tables: Sequence[str], blocks: Sequence[np.ndarray] | None = None) -> DeviceArrays:
+        """Returns what a round, or a program about these blocks of clients, reads."""
+        return self.arrays._replace(**self.compiled.feed.abstract_buffers(tables, blocks))
+
+    def add_start(self, traces: Traces) -> None:
+        traces[START] = lambda: self.programs.init_state.trace(self.arrays, self.key_data)
+        for g, group in enumerate(self.spec.groups):
+            if self.spec.abstract_algorithm(g).prepare is None:
+                continue
+            blocks = self.compiled.make_blocks(g, group.clients, self.spec.population, self.spec.host_arrays.size)
+
+            def trace(g: int = g, blocks: list[np.ndarray] = blocks) -> Traced:
+                arrays, ids = self.program_arrays(("index",), blocks), self.abstract(blocks[0])
+                states, _ = self.client_states(g, len(blocks[0]))
+                program = self.programs.prepare_clients[g]
+                return program.trace(arrays, self.state.server, self.key_data, ids, states)
+
+            traces[self.name(f"{START}: prepare", g)] = trace
+
+    def add_round(self, traces: Traces) -> None:
+        arrays = self.program_arrays(("index",))
+        if not self.spec.is_offloaded:
+            traces[ROUND] = lambda: self.programs.run_rounds.trace(arrays, self.state, self.number)
+            return
+        drawn = jax.eval_shape(self.programs.draw_cohorts, self.arrays, self.key_data, self.number)
+        cohorts = [self.client_states(g, len(cohort.ids)) for g, (cohort, _) in enumerate(drawn)]
+        states = self.abstract([states for states, _ in cohorts], self.compiled.layout.client_rows)
+        touched = self.abstract([touched for _, touched in cohorts], self.by_client)
+        given = arrays, self.state, self.initial, self.abstract(drawn), states, touched
+        traces[ROUND] = lambda: self.programs.run_round_offloaded[False].trace(*given)
+
+    def add_evaluation(self, traces: Traces) -> None:
+        spec, scopes, bounds = self.spec, self.spec.evaluation.scopes, (self.number, self.number)
+        if evaluation.scores_server(spec):
+            for rows in ("test", "validation") if spec.has_validation else ("test",):
+                name = f"{EVALUATION}: server{', validation rows' if rows == 'validation' else ''}"
+                traces[name] = self.make_server_trace(rows)
+        for g in range(len(spec.groups)):
+            if {"own", "all"} & set(scopes) and (blocks := evaluation.client_blocks(self.compiled, g)):
+
+                def trace_clients(g: int = g, blocks: list[np.ndarray] = blocks) -> Traced:
+                    arrays = self.program_arrays(evaluation.client_tables(spec, g), blocks)
+                    ids, states = self.abstract(blocks[0]), self.client_states(g, len(blocks[0]))
+                    program = self.programs.score_clients[g]
+                    return program.trace(arrays, self.state, self.initial, ids, *states, bounds)
+
+                traces[self.name(f"{EVALUATION}: clients", g)] = trace_clients
+        for g in range(len(spec.groups)):
+            if "unseen" in scopes and (blocks := evaluation.unseen_blocks(self.compiled, g)):
+
+                def trace_unseen(g: int = g, blocks: list[np.ndarray] = blocks) -> Traced:
+                    arrays = self.program_arrays(evaluation.UNSEEN_TABLES, blocks)
+                    given = self.state.server, self.number, self.key_data, self.abstract(blocks[0])
+                    return self.programs.score_unseen[g].trace(arrays, *given, bounds)
+
+                traces[self.name(f"{EVALUATION}: unseen clients", g)] = trace_unseen
+        if "post_local" in scopes and not spec.is_offloaded:
+            arrays = self.program_arrays(("index", "test_index"))
+            traces[SCORED_ROUND] = lambda: self.programs.run_scored_round.trace(arrays, self.state, self.number)
+
+    def make_server_trace(self, rows: str) -> Callable[[], Traced]:
+        """Returns what traces the scores of the server's model on "test" or "validation" examples."""
+        spec, feed = self.spec, self.compiled.feed
+        part, which = ("test", None) if rows == "test" else ("train", spec.host_arrays.validation_rows)
+        given, block, kind = (self.arrays, self.state.server, self.number), (), rows
+        if part in feed.streamed:
+            batches = feed.test_batches(part, which, evaluation.server_batch(spec, rows), spec.plan.parts)
+            number, kind = batches.at_once * batches.devices, "streamed"
+            of_block = lambda x: jax.ShapeDtypeStruct((number * batches.batch, *x.shape[1:]), x.dtype)
+            examples = self.abstract(jax.tree.map(of_block, feed.stored_examples(part)))
+            block = examples, self.abstract(np.zeros(number, np.int32)), self.number
+
+        def trace() -> Traced:
+            sums = self.abstract(jax.eval_shape(self.programs.init_server_sums[kind], *given, block), self.by_client)
+            return self.programs.score_server[kind].trace(*given, sums, (self.number, self.number), block)
+
+        return trace
+
+
+def _resident_shapes(compiled: CompiledPlan) -> tuple[DeviceArrays, State]:
+    key_data = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+    arrays = _abstract(compiled.feed.on_host, compiled.layout.arrays)
+    state = jax.eval_shape(compiled.programs.init_state, arrays, key_data)
+    return arrays, _abstract(state, compiled.layout.state)
 
 
 def _abstract(tree: PyTree, shardings: Any) -> PyTree:
-    """Shapes of a tree; `shardings` is a prefix of it."""
+    """Returns the shapes of a tree with shardings, of which `shardings` is a prefix."""
     shape = lambda x, sharding: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=sharding)
     return jax.tree.map(lambda sharding, part: jax.tree.map(lambda x: shape(x, sharding), part), shardings, tree)
-
-
-def _rows(like: PyTree, number: int) -> PyTree:
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((number, *leaf.shape[1:]), leaf.dtype), like)
-
-
-def _reads(sim: Simulation, held: Held, tables: tuple[str, ...], blocks: Sequence[np.ndarray] | None = None) -> Held:
-    """What a round reads, or a program about these blocks of clients: with slabs, where data are streamed."""
-    if not isinstance(sim.supply, Streamed):
-        return held
-    return held._replace(**sim.supply.shapes(tables, blocks))

@@ -1,4 +1,4 @@
-"""Checks what is scored beside accuracy and loss, before anything is trained: by shapes, and on a few rows drawn at random."""
+"""Checks a config's own scores before anything is trained: by shapes, and on a few random examples."""
 
 import functools
 import math
@@ -12,8 +12,8 @@ import numpy as np
 from fedjax_core import option_types
 from fedjax_core.algorithm import PyTree, targets_of
 from fedjax_core.engine import contracts, evaluation_step
-from fedjax_core.engine.check import Shapes
-from fedjax_core.engine.federation import Federation, Held
+from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
+from fedjax_core.engine.simulation_spec import SimulationSpec
 from fedjax_core.training import metrics
 from fedjax_core.training.batching import Batch, take
 
@@ -22,33 +22,28 @@ MOST_NUMBERS = 2**22  # of rows that are drawn
 Inputs = tuple[PyTree, PyTree, PyTree]  # outputs, x and y of rows
 
 
-def check_scores(fed: Federation, held: Held, shapes: Shapes) -> tuple[int, ...]:
+def check_scores(spec: SimulationSpec) -> tuple[int, ...]:
     """Checks the scores of all groups' tasks.
-
-    Args:
-      fed: the federation.
-      held: what all rounds read.
-      shapes: of the groups' states.
 
     Returns:
       Per group, bytes of the sums of scores with `finalize`, of one model.
 
     Raises:
-      TypeError: a score does not return what it must (`contracts.scored`), or its `finalize` no number.
+      TypeError: a score does not return what it must (`contracts.check_score`), or its `finalize` no number.
       ValueError: a score fails, is not finite, has sums that depend on the number of rows, or counts rows outside of its mask.
     """
-    return tuple(_check_group(fed, g, held, shapes) for g in range(len(fed.groups)))
+    return tuple(_check_group(spec, g) for g in range(len(spec.groups)))
 
 
-def _check_group(fed: Federation, g: int, held: Held, shapes: Shapes) -> int:
+def _check_group(spec: SimulationSpec, g: int) -> int:
     """Checks the scores of one group's task; returns the bytes of its sums."""
-    scores_of_task = fed.groups[g].task.scores
+    scores_of_task = spec.groups[g].task.scores
     own = {name: score for name, score in scores_of_task.items() if metrics.finalizer(score) is not None or not _is_ours(score)}
     if not own:  # those of instructions and of backdoors are means, and no network is traced for them
         return 0
     sizes = dict.fromkeys(own, 0)
-    kept = jax.eval_shape(lambda h: h, held)
-    (batch, of_all), (smaller, of_fewer) = (_outputs(fed, g, kept, shapes, rows) for rows in (ROWS + PADDING, ROWS))
+    arrays = jax.eval_shape(lambda h: h, spec.host_arrays)
+    (batch, of_all), (smaller, of_fewer) = (_outputs(spec, g, arrays, rows) for rows in (ROWS + PADDING, ROWS))
     seen = []
     for predictor, outputs in of_all.items():
         if (shape := jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), outputs)) in seen:
@@ -58,7 +53,7 @@ def _check_group(fed: Federation, g: int, held: Held, shapes: Shapes) -> int:
             found = _sums(name, score, outputs, batch)
             if metrics.finalizer(score) is not None:
                 sizes[name] = max(sizes[name], metrics.nbytes(found))
-            if fed.episodes is not None or _is_ours(score):
+            if spec.episodes is not None or _is_ours(score):
                 continue
             fewer = _sums(name, score, of_fewer[predictor], smaller)
             if _shapes(found) != _shapes(fewer):
@@ -66,7 +61,7 @@ def _check_group(fed: Federation, g: int, held: Held, shapes: Shapes) -> int:
                 raise ValueError(f"{what}: {_shapes(found)} of {ROWS + PADDING}, {_shapes(fewer)} of {ROWS}")
             like = (outputs, batch.x, batch.y), (of_fewer[predictor], smaller.x, smaller.y)
             if sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(like[0])) <= MOST_NUMBERS:
-                _try(name, score, like, fed.groups[g].task.classes)
+                _try(name, score, like, spec.groups[g].task.classes)
     return sum(sizes.values())
 
 
@@ -75,23 +70,23 @@ def _is_ours(score: Callable) -> bool:
     return str(getattr(metrics.unwrap_score(score), "__module__", "")).startswith("fedjax_core.")
 
 
-def _outputs(fed: Federation, g: int, held: Held, shapes: Shapes, rows: int) -> tuple[Batch, dict[str, PyTree]]:
-    """Returns a batch of so many test rows, or an episode, and what each predictor gives of it, as shapes."""
-    shape = shapes.groups[g]
+def _outputs(spec: SimulationSpec, g: int, arrays: DeviceArrays, rows: int) -> tuple[Batch, dict[str, PyTree]]:
+    """Returns a batch of `rows` test examples, or an episode, and each predictor's outputs for it, as shapes."""
+    shape = spec.shapes.groups[g]
     local = (shape.sent, shape.out.state) if shape.out.local is None else shape.out.local
 
-    def batch(held: Held) -> Batch:
-        if fed.episodes is not None:
-            return evaluation_step._whole_test(fed, held, 1)[1](jnp.int32(0))
-        of = held.test if len(jax.tree.leaves(held.test.y)[0]) else held.train
-        return take(of, jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool))
+    def make_batch(arrays: DeviceArrays) -> Batch:
+        if spec.episodes is not None:
+            return evaluation_step.whole_test_batches(spec, arrays, 1)[1](jnp.int32(0))
+        examples = arrays.test if len(jax.tree.leaves(arrays.test.y)[0]) else arrays.train
+        return take(examples, jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool))
 
-    def predicted(held: Held, local: PyTree, x: PyTree) -> dict[str, PyTree]:
-        sent, client = local
-        return {name: predict(sent, client, x) for name, predict in fed.algorithm(g, held, 0).predict.items()}
+    def predict_all(arrays: DeviceArrays, local: PyTree, x: PyTree) -> dict[str, PyTree]:
+        predictors = spec.algorithm(g, arrays, 0).predict
+        return {name: predict(*local, x) for name, predict in predictors.items()}
 
-    given = jax.eval_shape(batch, held)
-    return given, jax.eval_shape(predicted, held, local, given.x)
+    batch = jax.eval_shape(make_batch, arrays)
+    return batch, jax.eval_shape(predict_all, arrays, local, batch.x)
 
 
 def _sums(name: str, score: Callable, outputs: PyTree, batch: Batch) -> PyTree:
@@ -102,7 +97,7 @@ def _sums(name: str, score: Callable, outputs: PyTree, batch: Batch) -> PyTree:
             found = score(*rows)
         except Exception as error:  # somebody else's code
             raise _explain(f"score {name!r} of evaluation.scores", "raised", error) from error
-        return contracts.scored(name, score, found)
+        return contracts.check_score(name, score, found)
 
     return jax.eval_shape(one, outputs, batch.x, batch.y, batch.mask)
 
@@ -123,7 +118,7 @@ def _try(name: str, score: Callable, like: tuple[Inputs, Inputs], classes: int) 
     first = jax.tree.map(lambda leaf, part: leaf if leaf.shape == part.shape else leaf[:ROWS], given, fewer)
     with_padding = jax.jit(score)(*given, np.arange(ROWS + PADDING) < ROWS)
     found = jax.jit(score)(*first, np.ones(ROWS, bool))
-    sums = jax.device_get(contracts.scored(name, score, found))
+    sums = jax.device_get(contracts.check_score(name, score, found))
     as_numbers = lambda tree: [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(jax.device_get(tree))]
     what = f"score {name!r} of evaluation.scores"
     close = functools.partial(np.allclose, rtol=1e-2, atol=1e-3, equal_nan=True)

@@ -1,9 +1,9 @@
-"""Who takes part: sampling and dropout.
+"""Samples a round's clients, and their dropout.
 
-"fixed" takes a set of C clients, uniformly at random, without replacement. "poisson" takes every client by a draw of its own with
-probability C / N, so that the number of those who come varies about C; they have places enough that more than fit come with a
-probability below `OVERFLOW` a round. The last of them are then left out. "cyclic" has all clients in a circle, in an order drawn
-once, and takes the next C of them in every round: none comes again before its turn.
+"fixed" draws a set of C clients, uniformly at random, without replacement. "poisson" draws every client independently
+with probability C / N, so that the cohort's size varies around C; more clients than slots are drawn with a probability
+below `OVERFLOW` a round, and the last of them are then left out. "cyclic" arranges all clients in a circle, in an order
+drawn once, and takes the next C of them in every round.
 """
 
 import math
@@ -19,7 +19,7 @@ OVERFLOW = 1e-20
 
 
 def number(cohort: int | float | None, population: int) -> int:
-    """C from a setting: an int is a number of clients, a float in (0, 1] a fraction of them (rounded, at least one).
+    """Returns C: an int is a number of clients, a float in (0, 1] a fraction of them (rounded, at least one).
 
     Raises:
       ValueError: out of range.
@@ -40,7 +40,7 @@ def number(cohort: int | float | None, population: int) -> int:
 
 
 def check(sampling: str, size: int, population: int) -> None:
-    """Raises ValueError for a sampling that there is not, or a circle that int32 cannot count in."""
+    """Raises ValueError for an unknown sampling, or a cycle too long for int32."""
     if sampling not in SAMPLINGS:
         raise ValueError(f"sampling={sampling!r} is not one of {', '.join(map(repr, SAMPLINGS))}")
     if sampling == "cyclic" and math.lcm(population, size) >= 2**31:
@@ -50,10 +50,10 @@ def check(sampling: str, size: int, population: int) -> None:
         )
 
 
-def sample(key: Array, population: int, size: int) -> Array:
-    """A uniformly random set of `size` clients out of `population`, without replacement; [size] ids in no special order.
+def sample_fixed(key: Array, population: int, size: int) -> Array:
+    """Draws `size` of `population` clients uniformly without replacement; [size] ids in no special order.
 
-    The time depends on `size` alone when it is small beside the population (Floyd's algorithm), else on the population.
+    Takes time O(size^2) where that is less than the population (Floyd's algorithm), else O(population).
     """
     if size == population:
         return jnp.arange(population, dtype=jnp.int32)
@@ -69,7 +69,7 @@ def sample(key: Array, population: int, size: int) -> Array:
 
 
 def places(expected: int, population: int) -> int:
-    """Places for a Poisson cohort of `expected` clients; found by Chernoff's bound on a binomial's upper tail.
+    """Returns the slots for a Poisson cohort of `expected` clients, by Chernoff's bound on a binomial's upper tail.
 
     Example:
       >>> places(50, 1_000_000), places(10, 20), places(20, 20)
@@ -84,41 +84,41 @@ def places(expected: int, population: int) -> int:
     return population
 
 
-def poisson(key: Array, population: int, rate: float, size: int) -> Array:
-    """Each client with probability `rate`, by a draw of its own; [size] ids in ascending order, then N for empty places."""
+def sample_poisson(key: Array, population: int, rate: float, size: int) -> Array:
+    """Draws each client independently with probability `rate`; [size] ids in ascending order, then N in empty slots."""
     chosen = jax.random.bernoulli(key, rate, (population,), mode="high")
     return jnp.nonzero(chosen, size=size, fill_value=population)[0].astype(jnp.int32)
 
 
-def cyclic(key: Array, round: Array | int, population: int, size: int) -> Array:  # noqa: A002
-    """The round's clients of a circle; [size] ids. The key is the same in all rounds.
+def sample_cyclic(key: Array, round_num: Array | int, population: int, size: int) -> Array:
+    """Returns a round's clients of the circle; [size] ids. The key is the same in all rounds.
 
     Example:
-      >>> [cyclic(jax.random.key(0), round, 5, 2).tolist() for round in range(3)]
+      >>> [sample_cyclic(jax.random.key(0), round_num, 5, 2).tolist() for round_num in range(3)]
       [[0, 1], [4, 3], [2, 0]]
     """
-    again = math.lcm(population, size) // size  # rounds until the circle begins with the same client
-    places = (round % again * size + jnp.arange(size)) % population
-    return jax.random.permutation(key, population)[places].astype(jnp.int32)
+    period = math.lcm(population, size) // size  # rounds until the circle begins with the same client
+    positions = (round_num % period * size + jnp.arange(size)) % population
+    return jax.random.permutation(key, population)[positions].astype(jnp.int32)
 
 
-def stays(key: Array, ids: Array, dropout: float) -> Array:
-    """[C] bool: which clients do not drop out; each drops with probability `dropout`, drawn by its id."""
+def draw_stays(key: Array, ids: Array, dropout: float) -> Array:
+    """Returns [C] bool, which clients do not drop out; each drops with probability `dropout`, drawn by its id."""
     draw = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i)))(ids)
     return draw >= dropout
 
 
-def members(ids: Array, belongs: Array, population: int, places: int) -> Array:
-    """The cohort's clients of one group.
+def select_members(ids: Array, is_member: Array, population: int, slots: int) -> Array:
+    """Selects the cohort's clients of one group.
 
     Args:
       ids: [C] the cohort.
-      belongs: [C] bool, which of them are of the group.
+      is_member: [C] bool, which of them are of the group.
       population: N.
-      places: at least min(C, the group's clients).
+      slots: at least min(C, the group's clients).
 
     Returns:
-      [places] ids, those of the group first, then N for empty places.
+      [slots] ids, those of the group first, then N in empty slots.
     """
-    first = jnp.where(belongs, ids, population)[jnp.argsort(~belongs, stable=True)]
-    return jnp.pad(first, (0, max(0, places - len(ids))), constant_values=population)[:places]
+    first = jnp.where(is_member, ids, population)[jnp.argsort(~is_member, stable=True)]
+    return jnp.pad(first, (0, max(0, slots - len(ids))), constant_values=population)[:slots]

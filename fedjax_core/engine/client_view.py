@@ -8,9 +8,12 @@ import jax
 from fedjax_core.algorithm import Array, PyTree
 from fedjax_core.engine import evaluation_step
 from fedjax_core.engine.client_state import host_store
-from fedjax_core.engine.federation import Federation, Held, State, key
+from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
+from fedjax_core.engine.simulation_spec import SimulationSpec, State, stream_key
 from fedjax_core.task import Task
 from fedjax_core.uplink import bare
+
+Holdings = tuple[PyTree, PyTree]  # (sent, client state)
 
 
 class View(NamedTuple):
@@ -22,35 +25,43 @@ class View(NamedTuple):
       holds: by model's name, the (sent, client state) that it predicts with: after the newest broadcast, and but for "global"
         personalised, if the method does that before scoring; or all of them right after a round of local training.
       predict: (model's name, what it predicts with, x) -> {"logits": [B, K], "features": [B, D]}; compiled once per shape. Inside
-        another program it takes `Simulation.held` as a fourth argument, which would else be a constant there.
+        another program it takes `compiled.device_arrays` as a fourth argument, which would else be a constant there.
     """
 
     client: int
     task: Task
-    holds: dict[str, tuple[PyTree, PyTree]]
+    holds: dict[str, Holdings]
     predict: Callable[..., dict[str, Array]]
 
 
-def holdings(
-    fed: Federation, g: int, held: Held, state: State, initial: PyTree, ids: Array, rows: PyTree, touched: Array, trained: bool
-):
-    """(sent, client state) of the client `ids` [1] as they are, and personalised; or both right after local training."""
-    if fed.on_host:
-        rows = host_store.begun(fed, g, held, initial, state.key, ids, rows, touched)
-    algorithm, client = fed.algorithm(g, held, state.round), jax.tree.map(lambda x: x[0], rows)
+def make_holdings(
+    spec: SimulationSpec,
+    g: int,
+    arrays: DeviceArrays,
+    state: State,
+    initial: PyTree,
+    ids: Array,
+    client_states: PyTree,
+    touched: Array,
+    trained: bool,
+) -> tuple[Holdings, Holdings]:
+    """Returns what client `ids` [1] holds as it is, and personalised; if `trained`, both right after local training."""
+    if spec.is_offloaded:
+        client_states = host_store.init_untouched(spec, g, arrays, initial, state.key, ids, client_states, touched)
+    algorithm = spec.algorithm(g, arrays, state.round)
+    i, client = ids[0], jax.tree.map(lambda x: x[0], client_states)
+    size = arrays.size[i]
     if trained:
-        sent, data = algorithm.broadcast(state.server, ids[0]), fed.rows_of(held, ids[0], held.size[ids[0]])
-        draw = jax.random.fold_in(key(state.key, "client", state.round), ids[0])
+        sent, data = algorithm.broadcast(state.server, i), spec.client_data(arrays, i, size)
+        draw = jax.random.fold_in(stream_key(state.key, "client", state.round), i)
         out = algorithm.client_update(sent, client, data, draw)
-        sent, client = (sent, out.state) if out.local is None else out.local
-        local = bare(sent), bare(client)
-        return local, local
-    plain, personal = evaluation_step.holdings(
-        fed, algorithm, (held, state.server, state.round, state.key), ids[0], client, held.size[ids[0]]
-    )
+        plain = personal = (sent, out.state) if out.local is None else out.local
+    else:
+        shared = arrays, state.server, state.round, state.key
+        plain, personal = evaluation_step.make_holdings(spec, algorithm, shared, i, client, size)
     return (bare(plain[0]), bare(plain[1])), (bare(personal[0]), bare(personal[1]))
 
 
-def predict(fed: Federation, g: int, held: Held, round: Array, name: str, holds: tuple[PyTree, PyTree], x: PyTree):  # noqa: A002
-    """Outputs of one model of group g's method."""
-    return fed.algorithm(g, held, round).predict[name](*holds, x)
+def predict(spec: SimulationSpec, g: int, arrays: DeviceArrays, round_num: Array, name: str, holds: Holdings, x: PyTree):
+    """Returns the outputs of one model of group g's method."""
+    return spec.algorithm(g, arrays, round_num).predict[name](*holds, x)

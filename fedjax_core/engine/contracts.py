@@ -1,51 +1,251 @@
-"""What the functions of a method must return. Shapes alone tell it: nothing here enters a program."""
+"""What a simulation's settings may be, and what the functions of a method must return.
 
+Everything is checked before training, by shapes; nothing here enters a program.
+"""
+
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from fedjax_core.algorithm import PER_ROW, Algorithm, Array, ClientOutput, PyTree, Reduce, targets_of
+from fedjax_core.algorithm import (
+    PER_ROW,
+    TARGETS,
+    Algorithm,
+    Array,
+    ClientOutput,
+    Examples,
+    PyTree,
+    Reduce,
+    targets_of,
+)
+from fedjax_core.data.federated_data import FederatedData
+from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
+from fedjax_core.engine.sharding.data_placement import PLACES
+from fedjax_core.engine.simulation_spec import SCOPES, Evaluation, Group, GroupShapes, Shapes, SimulationSpec
+from fedjax_core.task import TO_ADD, check_tokens
+from fedjax_core.training import metrics
+from fedjax_core.training.few_shot import Episodes
 from fedjax_core.training.metrics import finalizer
 
 
+def validate_settings(
+    groups: Sequence[Group],
+    population: int,
+    dropout: float,
+    hold: str,
+    evaluation: Evaluation,
+    dispatch: int,
+    episodes: Episodes | None,
+) -> None:
+    """Raises ValueError for a setting that is out of range."""
+    everyone = np.sort(np.concatenate([np.asarray(g.clients) for g in groups]))
+    if not np.array_equal(everyone, np.arange(population)):
+        raise ValueError(f"the groups' clients must be each of 0 ... {population - 1} once, found {everyone.tolist()[:20]}")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout={dropout} is not in [0, 1)")
+    if hold not in PLACES:
+        raise ValueError(f"hold={hold!r} is not one of {', '.join(PLACES)}")
+    for scope in evaluation.scopes:
+        if scope not in SCOPES:
+            raise ValueError(f"evaluation.scopes has {scope!r}, which is not one of {', '.join(SCOPES)}")
+    if any(number is not None and number < 1 for number in (evaluation.batch, evaluation.clients, dispatch)):
+        raise ValueError("evaluation.batch, evaluation.clients and dispatch must be at least 1")
+    if episodes is not None and (without := {"own", "post_local"} & set(evaluation.scopes)):
+        raise ValueError(
+            f"evaluation.scopes has {', '.join(map(repr, sorted(without)))}, but clients have no test episodes of their own; "
+            "with episodes it may have 'global', 'all'"
+        )
+
+
+def validate_targets(groups: Sequence[Group], examples: Examples) -> None:
+    """Raises ValueError if a group's method cannot train on the data's targets, or its network's output does not fit them."""
+    if (kind := targets_of(examples.y)) == "classes":
+        for group in groups:
+            _check_output_of_classes(group, examples)
+        return
+    for group in groups:
+        if kind in (may := group.build(group.task).targets):
+            _check_output_shape(group, kind, examples)
+            continue
+        needs = f"{name_of(group.build)} needs {' or '.join(may)}, the data have {kind}: {TARGETS[kind]}"
+        raise ValueError(f"{needs}; fedavg, fedprox, scaffold, fedopt, fedper, ditto and others that read no class can")
+
+
+def validate_tokens(groups: Sequence[Group], data: FederatedData) -> None:
+    """Raises ValueError if examples have a token id that a group's network does not embed."""
+    first = data.train.x["tokens"] if isinstance(data.train.x, Mapping) and "tokens" in data.train.x else data.train.x
+    if not jnp.issubdtype(getattr(first, "dtype", jnp.float32), jnp.signedinteger):
+        return
+    for group in groups:
+        model, public = group.task.model, group.task.public
+        if model.vocabulary is None:
+            continue
+        parts = {"train": data.train, "test": data.test}
+        parts |= {"public": public} if isinstance(public, Examples) else {}
+        for part, examples in parts.items():
+            x = examples.x
+            ids, mask = (x["tokens"], x.get("mask")) if isinstance(x, Mapping) else (x, None)
+            check_tokens(ids, model.vocabulary, f"network {model.name!r}", mask, f"{part}: ")
+
+
+def _check_output_of_classes(group: Group, examples: Examples) -> None:
+    """Raises ValueError if examples are token ids, targets classes, and a group's network predicts the next tokens."""
+    if getattr(examples.x, "ndim", 0) != 2 or not jnp.issubdtype(examples.x.dtype, jnp.signedinteger):
+        return
+    if len(shape := _logits_shape(group, examples)) > 1:
+        raise ValueError(
+            f"network {group.task.model.name!r} gives {list(shape)} for a row, the next token of each place; classes "
+            f"need {[group.task.classes]}; texts are classified by language tasks with an encoder"
+        )
+
+
+def _logits_shape(group: Group, examples: Examples) -> tuple[int, ...]:
+    """Returns the shape of one example's logits; () if the network has none."""
+    model = group.task.model
+    x = jax.ShapeDtypeStruct((1, *examples.x.shape[1:]), examples.x.dtype)
+    outputs = jax.eval_shape(lambda key, x: model.apply(model.init(key), x)[0], jax.random.key(0), x)
+    return outputs["logits"].shape[1:] if "logits" in outputs else ()
+
+
+def _check_output_shape(group: Group, kind: str, examples: Examples) -> None:
+    """Raises ValueError unless a group's network gives one number for each target, or for each possible token."""
+    shape, target = _logits_shape(group, examples), examples.y.shape[1:]
+    wanted = (*target, group.task.classes) if kind == "tokens" else target
+    if shape != wanted:
+        what = f"network {group.task.model.name!r} gives {list(shape)} for a row, {kind} need {list(wanted)}"
+        raise ValueError(what + ("; 'lstm' and 'causal' read token ids" if kind == "tokens" else ""))
+
+
+def trace_shapes(spec: SimulationSpec) -> Shapes:
+    """Traces every group's functions once, abstractly, and checks what they return.
+
+    Raises:
+      TypeError, ValueError: a function of a method returns something that it must not.
+      ValueError: the groups disagree about the server's state; a client update does not keep its state's structure,
+        shapes and dtypes; a method cannot work with episodes.
+    """
+    key, zero = jax.random.key(0), jax.ShapeDtypeStruct((), jnp.int32)
+    arrays = jax.eval_shape(lambda h: h, spec.host_arrays)
+
+    def trace(g: int, arrays: DeviceArrays, i: Array):
+        algorithm = spec.algorithm(g, arrays, i)
+        server = algorithm.server_init(key)
+        sent = algorithm.broadcast(server, i)
+        client = algorithm.client_init(key, server, i)
+        out = algorithm.client_update(sent, client, spec.client_data(arrays, 0, arrays.size[0]), key)
+        out = check_client_output(out, algorithm.collect)
+        group, few = spec.groups[g], jax.tree.map(lambda rows: rows[:2], arrays.train)
+        local = (sent, out.state) if out.local is None else out.local
+        for name, predict in algorithm.predict.items():
+            if spec.episodes is not None:
+                _check_no_own_head(lambda predict=predict: predict(*local, few.x), name, group.name)
+            else:
+                outputs, has_public = predict(*local, few.x), group.task.public != ()
+                check_predictions(outputs, name, group.name, few.y, group.task.classes, may_be_wider=has_public)
+        return server, sent, client, out
+
+    shapes: list[GroupShapes] = []
+    for g, group in enumerate(spec.groups):
+        try:
+            server, sent, client, out = jax.eval_shape(functools.partial(trace, g), arrays, zero)
+        except KeyError as error:
+            if spec.episodes is None or error.args != ("logits",):
+                raise
+            raise ValueError(
+                f"group {group.name!r}: the method reads logits of plain examples, which a prototypical network does not have; "
+                "with episodes choose a method, or an option of it, that reads features"
+            ) from None
+        what = f"group {group.name!r}: client_update must return the client's state as client_init made it"
+        assert_same_structure(client, out.state, what)
+        if shapes:
+            assert_same_structure(
+                shapes[0].server,
+                server,
+                f"groups {spec.groups[0].name!r} and {group.name!r} would give the server different states; a method that "
+                "averages parameters needs one architecture for all clients (for mixed ones use fedhe, for example)",
+            )
+        shapes.append(GroupShapes(server, sent, client, out))
+    sizes = np.array([len(group.clients) for group in spec.groups], float)
+    wire = zip(*(shape.wire for shape in shapes), strict=True)
+    down, up = ([metrics.nbytes(tree) for tree in trees] for trees in wire)
+    return Shapes(tuple(shapes), float(sizes @ down / sizes.sum()), float(sizes @ up / sizes.sum()))
+
+
+def _check_no_own_head(predict: Callable[[], Any], name: str, group: str) -> None:
+    """Raises ValueError if a predictor classifies plain examples by a head of its own: the test has other classes."""
+    try:
+        outputs = predict()
+    except (KeyError, ValueError):  # it reads logits, which a prototypical network has of episodes only
+        return
+    if "logits" in outputs:
+        raise ValueError(
+            f"group {group!r}: predictor {name!r} classifies with a head of the method's own, which knows the training set's "
+            "classes alone; with episodes choose a method, or an option of it, that leaves the network's head as it is"
+        )
+
+
+@contextlib.contextmanager
+def explain_missing_head(groups: Sequence[Group]) -> Iterator[None]:
+    """Replaces the KeyError of a method that needs features or a linear head by a ValueError that says what to add."""
+    try:
+        yield
+    except KeyError as error:
+        if error.args[:1] not in (("head",), ("kernel",), ("features",)):
+            raise
+        models = {group.task.model.name: group.task.model for group in groups}
+        nets = {name: jax.eval_shape(model.init, jax.random.key(0)).params for name, model in models.items()}
+        heads = {name: net.get("head") if isinstance(net, dict) else None for name, net in nets.items()}
+        without = [name for name, head in heads.items() if not (isinstance(head, dict) and "kernel" in head)]
+        if not without:
+            raise
+        raise ValueError(
+            f"the method needs features or the head of network {without[0]!r}, which has no such parts: {TO_ADD}"
+        ) from None
+
+
 def name_of(build: Any) -> str:
-    """The name of the function behind what builds a method."""
+    """Returns the name of the function behind a method's builder."""
     while isinstance(build, functools.partial) or hasattr(build, "__wrapped__"):
         build = build.func if isinstance(build, functools.partial) else build.__wrapped__
     return getattr(build, "__name__", "the method")
 
 
-def algorithm(made: Any, build: Any) -> Algorithm:
-    """What a method's builder returned.
+def check_algorithm(algorithm: Any, build: Any) -> Algorithm:
+    """Returns what a method's builder returned.
 
     Raises:
-      TypeError: it is no Algorithm.
+      TypeError: it is not an Algorithm.
     """
-    if not isinstance(made, Algorithm):
-        raise TypeError(f"{name_of(build)} must return a fedjax_core.algorithm.Algorithm, it returned {_type(made)}")
-    return made
+    if not isinstance(algorithm, Algorithm):
+        raise TypeError(f"{name_of(build)} must return a fedjax_core.algorithm.Algorithm, it returned {_describe(algorithm)}")
+    return algorithm
 
 
-def output(out: Any, collect: PyTree) -> ClientOutput:
-    """What `client_update` returned.
+def check_client_output(out: Any, collect: PyTree) -> ClientOutput:
+    """Returns what `client_update` returned.
 
     Args:
-      out: it.
+      out: the output.
       collect: the method's, a tree prefix of the uplink.
 
     Raises:
-      TypeError: it is no ClientOutput; its metrics are no pairs of numbers by name; `collect` has something else than a Reduce.
-      ValueError: `collect` has not the uplink's structure.
+      TypeError: it is not a ClientOutput; its metrics are not pairs of numbers by name; a leaf of `collect` is not a
+        Reduce.
+      ValueError: `collect` is not a prefix of the uplink.
     """
     if not isinstance(out, ClientOutput):
-        raise TypeError(f"client_update must return a fedjax_core.algorithm.ClientOutput, it returned {_type(out)}")
-    pairs(out.metrics, "client_update: the metrics of a ClientOutput must be {name: (sum, weight)}")
+        raise TypeError(f"client_update must return a fedjax_core.algorithm.ClientOutput, it returned {_describe(out)}")
+    check_pairs(out.metrics, "client_update: the metrics of a ClientOutput must be {name: (sum, weight)}")
     parts, structure = jax.tree.flatten(collect, is_leaf=lambda x: isinstance(x, Reduce))
     if other := [part for part in parts if not isinstance(part, Reduce)]:
-        raise TypeError(f"collect must have a fedjax_core.algorithm.Reduce for each part of the uplink, it has {_type(other[0])}")
+        raise TypeError(
+            f"collect must have a fedjax_core.algorithm.Reduce for each part of the uplink, it has {_describe(other[0])}"
+        )
     try:
         structure.flatten_up_to(out.uplink)
     except (ValueError, TypeError):
@@ -56,122 +256,122 @@ def output(out: Any, collect: PyTree) -> ClientOutput:
     return out
 
 
-def pairs(found: Any, wants: str) -> None:
-    """Raises TypeError with what it `wants` unless there are pairs of numbers by name."""
+def check_pairs(pairs: Any, wants: str) -> None:
+    """Raises TypeError, beginning with `wants`, unless there are pairs of numbers by name."""
     wants += ", each of the two one number"
-    if not isinstance(found, Mapping):
-        raise TypeError(f"{wants}; found {_type(found)}")
-    for name, pair in found.items():
+    if not isinstance(pairs, Mapping):
+        raise TypeError(f"{wants}; found {_describe(pairs)}")
+    for name, pair in pairs.items():
         if not (isinstance(pair, tuple | list) and len(pair) == 2):
-            raise TypeError(f"{wants}; {name!r} is {_type(pair)}")
+            raise TypeError(f"{wants}; {name!r} is {_describe(pair)}")
         if shapes := [shape for part in pair if (shape := _shape(part)) != ()]:
             has = "no number" if shapes[0] is None else f"an array of shape {list(shapes[0])}"
             raise TypeError(f"{wants}; {name!r} has {has}")
 
 
-def scored(name: str, score: Callable, found: Any) -> Any:
-    """Returns what a score of `evaluation.scores` gave: a pair, or of a score with `finalize` sums of at least 32 bits.
+def check_score(name: str, score: Callable, result: Any) -> Any:
+    """Returns the result of a score of `evaluation.scores`: a pair, or with `finalize` sums of at least 32 bits.
 
     Args:
       name: its name in the records.
-      score: it.
-      found: what it returned.
+      score: the function.
+      result: what it returned.
 
     Raises:
-      TypeError: a score with `finalize` gave something else than numbers and arrays of numbers; another one no pair of numbers.
+      TypeError: the result is not a pair of numbers, or with `finalize` not numbers and arrays of numbers.
     """
     if finalizer(score) is None:
         try:
-            pairs({name: found}, "a score of evaluation.scores must return (sum, weight)")
+            check_pairs({name: result}, "a score of evaluation.scores must return (sum, weight)")
         except TypeError as error:
             raise TypeError(f"{error}; a score that is no mean of rows needs a function `finalize`") from None
-        return found
-    leaves, wants = jax.tree.leaves(found), f"score {name!r} of evaluation.scores must return numbers and arrays of numbers"
+        return result
+    leaves, wants = jax.tree.leaves(result), f"score {name!r} of evaluation.scores must return numbers and arrays of numbers"
     if not leaves:
-        raise TypeError(f"{wants}; found {_type(found)} without any")
+        raise TypeError(f"{wants}; found {_describe(result)} without any")
     for leaf in leaves:
         is_number = isinstance(leaf, int | float) and not isinstance(leaf, bool)
         if not is_number and not any(jnp.issubdtype(getattr(leaf, "dtype", bool), kind) for kind in (jnp.integer, jnp.floating)):
-            raise TypeError(f"{wants}, which are added up; found {_type(leaf)}")
-    to_32_bits = lambda leaf: jnp.asarray(leaf, jnp.promote_types(jnp.result_type(leaf), _smallest(leaf)))
-    return jax.tree.map(to_32_bits, found)
+            raise TypeError(f"{wants}, which are added up; found {_describe(leaf)}")
+    to_32_bits = lambda leaf: jnp.asarray(leaf, jnp.promote_types(jnp.result_describe(leaf), _smallest_dtype(leaf)))
+    return jax.tree.map(to_32_bits, result)
 
 
-def _smallest(leaf: Any) -> Any:
-    """The smallest type in which sums of such numbers keep their digits."""
-    return jnp.float32 if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) else jnp.int32
+def _smallest_dtype(leaf: Any) -> Any:
+    """Returns the smallest dtype in which sums of such numbers keep their digits."""
+    return jnp.float32 if jnp.issubdtype(jnp.result_describe(leaf), jnp.floating) else jnp.int32
 
 
-def updated(result: Any) -> tuple[PyTree, dict[str, Any]]:
-    """What `server_update` returned, with metrics, if only `{}`.
+def check_server_output(result: Any) -> tuple[PyTree, dict[str, Any]]:
+    """Returns what `server_update` returned; metrics that are None become `{}`.
 
     Raises:
-      TypeError: it is no pair of a state and metrics.
+      TypeError: it is not a pair of a state and metrics.
     """
     if not isinstance(result, tuple) or len(result) != 2 or hasattr(result, "_fields"):
-        found = f"a tuple of {len(result)}" if type(result) is tuple else _type(result)
+        found = f"a tuple of {len(result)}" if type(result) is tuple else _describe(result)
         raise TypeError(f"server_update must return (state, metrics), metrics being {{name: (sum, weight)}}; it returned {found}")
-    server, said = result
-    said = {} if said is None else said
-    pairs(said, "server_update: the metrics must be {name: (sum, weight)}")
-    return server, said
+    server, metrics_of_server = result
+    metrics_of_server = {} if metrics_of_server is None else metrics_of_server
+    check_pairs(metrics_of_server, "server_update: the metrics must be {name: (sum, weight)}")
+    return server, metrics_of_server
 
 
-def predicted(outputs: Any, name: str, group: str, y: Array, classes: int, *, more: bool = False) -> None:
-    """Raises unless a predictor gives logits that can be scored.
+def check_predictions(outputs: Any, name: str, group: str, y: Array, classes: int, *, may_be_wider: bool = False) -> None:
+    """Checks that a predictor gives logits that can be scored.
 
     Args:
-      outputs: what it returned for some rows.
+      outputs: what it returned for some examples.
       name: the predictor's.
-      group: the name of the clients' group, which says what network they have.
-      y: these rows' targets.
+      group: the name of the clients' group.
+      y: the targets of these examples.
       classes: K.
-      more: whether there may be more logits than classes, as where the public examples have classes of their own.
+      may_be_wider: whether more logits than classes are allowed, as where public examples have classes of their own.
 
     Raises:
-      TypeError: they are no mapping that has "logits".
-      ValueError: the logits have another shape than [rows, K].
+      TypeError: they are not a mapping that has "logits".
+      ValueError: the logits have another shape than [B, K].
     """
     if not isinstance(outputs, Mapping) or "logits" not in outputs:
-        found = f"only {', '.join(map(repr, outputs))}" if isinstance(outputs, Mapping) else _type(outputs)
+        found = f"only {', '.join(map(repr, outputs))}" if isinstance(outputs, Mapping) else _describe(outputs)
         raise TypeError(f'group {group!r}: predict[{name!r}] must return {{"logits": [B, K], ...}}, it returned {found}')
     if "targets" in outputs or (kind := targets_of(y)) not in PER_ROW:
         return
     wanted = (*y.shape, classes) if kind == "classes" else y.shape
     found = _shape(outputs["logits"]) or ()
-    wider = more and found[:-1] == wanted[:-1] and found[-1:] > wanted[-1:]
-    if found != wanted and not wider:
+    is_wider = may_be_wider and found[:-1] == wanted[:-1] and found[-1:] > wanted[-1:]
+    if found != wanted and not is_wider:
         need = f"the data's {classes} classes need" if kind == "classes" else f"{kind} need"
         gives = f"group {group!r}: predict[{name!r}] gives logits of shape {list(found)} for {len(y)} rows"
         raise ValueError(f"{gives}, {need} {list(wanted)}")
 
 
-def same(wanted: PyTree, found: PyTree, why: str) -> None:
-    """Raises ValueError unless two pytrees agree in structure, shapes and dtypes, naming the first leaf that does not."""
+def assert_same_structure(wanted: PyTree, found: PyTree, what: str) -> None:
+    """Raises ValueError unless two pytrees agree in structure, shapes and dtypes, naming the first leaf that differs."""
 
-    def described(tree):
+    def describe_leaves(tree):
         return {
             jax.tree_util.keystr(path) or "the whole": f"{leaf.dtype}{list(leaf.shape)}"
             for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
         }
 
     wanted, found = jax.eval_shape(lambda: (wanted, found))
-    a, b = described(wanted), described(found)
+    a, b = describe_leaves(wanted), describe_leaves(found)
     for path in [*a, *b]:
         if a.get(path) != b.get(path):
-            raise ValueError(f"{why}: at {path}, {a.get(path, 'nothing')} against {b.get(path, 'nothing')}")
+            raise ValueError(f"{what}: at {path}, {a.get(path, 'nothing')} against {b.get(path, 'nothing')}")
     if jax.tree.structure(wanted) != jax.tree.structure(found):
-        raise ValueError(f"{why}: {jax.tree.structure(wanted)} against {jax.tree.structure(found)}")
+        raise ValueError(f"{what}: {jax.tree.structure(wanted)} against {jax.tree.structure(found)}")
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:
-    """Of an array or a number; None of anything else."""
+    """Returns the shape of an array or a number; None of anything else."""
     if isinstance(value, bool | int | float | complex):
         return ()
     return getattr(value, "shape", None)
 
 
-def _type(value: Any) -> str:
-    if hasattr(value, "dtype"):  # of a tracer the type's name tells nothing
+def _describe(value: Any) -> str:
+    if hasattr(value, "dtype"):  # the name of a tracer's type tells nothing
         return f"an array {value.dtype}{list(value.shape)}"
     return "None" if value is None else f"a {type(value).__name__}"

@@ -1,9 +1,13 @@
-"""Rounds, dispatched: several in one program where all lies on the devices, else one after another; and what comes before them.
+"""A simulation compiled for one plan: its jitted functions, and how rounds are dispatched.
 
-What these functions call a raw record is what a round's program gives, on the host (`record.py`).
+Several rounds are one program where all arrays are on the devices; else rounds are dispatched one after another. A raw
+record is what a round's program returns, on the host (`rounds.flatten_record`).
 """
 
-from typing import Any
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,117 +15,309 @@ import numpy as np
 
 from fedjax_core import distributed
 from fedjax_core.algorithm import PyTree
-from fedjax_core.engine import client_loop
-from fedjax_core.engine.federation import State
-from fedjax_core.engine.planned import Fitting, Planned
+from fedjax_core.engine import client_loop, client_view, evaluation_step, rounds, score_batches, unseen_clients
+from fedjax_core.engine.client_state.manager import ClientStates, OffloadedStates
+from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
+from fedjax_core.engine.data_feed.streaming import DataFeed
+from fedjax_core.engine.sharding import mesh as meshes
+from fedjax_core.engine.sharding.data_placement import memory_limit
+from fedjax_core.engine.sharding.model_parallel import Layout, make_layout
+from fedjax_core.engine.simulation_spec import SimulationSpec, State
 
-Done = tuple[State, list[PyTree]]  # the state after some rounds, and a raw record of each
+BLOCK_BYTES = 2**26  # of the sums of clients' scores, of one block of clients
+MIN_BLOCK = 64  # clients, where states or data are not on the devices
+
+
+class Programs(NamedTuple):
+    """Jitted functions, compiled when they are first called; of a list, one per group.
+
+    Attributes:
+      init_state, prepare_clients, draw_cohorts: of `rounds`.
+      run_rounds, run_scored_round: `rounds.run_rounds`, the latter with scores right after local training; both consume
+        the state.
+      run_round_offloaded: of `rounds`, by whether it scores.
+      init_server_sums, score_server: of `evaluation_step`, by the examples: `evaluation_step.ROWS`.
+      score_clients: of `evaluation_step`.
+      add_up_parts: of `client_loop`.
+      score_unseen: of `unseen_clients`.
+      view, predict: `client_view.make_holdings`, `client_view.predict`.
+    """
+
+    init_state: Any
+    prepare_clients: Sequence[Any]
+    draw_cohorts: Any
+    run_rounds: Any
+    run_scored_round: Any
+    run_round_offloaded: dict[bool, Any]
+    init_server_sums: dict[str, Any]
+    score_server: dict[str, Any]
+    add_up_parts: Any
+    score_clients: Sequence[Any]
+    score_unseen: Sequence[Any]
+    view: Sequence[Any]
+    predict: Sequence[Any]
+
+
+def jit_programs(spec: SimulationSpec, layout: Layout) -> Programs:
+    """Returns the programs of a simulation under its plan, with the results' shardings of `layout`."""
+    everywhere, by_client = meshes.replicated(spec.mesh), meshes.client_sharded(spec.mesh)
+    groups = range(len(spec.groups))
+    of_rounds = everywhere if spec.plan.model == 1 else (layout.state, everywhere)
+    of_offloaded = layout.state, layout.client_rows, everywhere
+
+    def jit(function, *fixed, out: Any = everywhere, fixed_names: dict[str, Any] | None = None, **options):
+        bound = functools.partial(function, spec, *fixed, **(fixed_names or {}))
+        return jax.jit(bound, out_shardings=out, **options)
+
+    def jit_rounds(scored: bool):
+        return jit(rounds.run_rounds, out=of_rounds, fixed_names={"scored": scored}, donate_argnums=1)
+
+    return Programs(
+        init_state=jit(rounds.init_state, out=layout.state),
+        prepare_clients=[jit(rounds.prepare_clients, g, out=layout.client_blocks[g]) for g in groups],
+        draw_cohorts=jit(rounds.draw_cohorts),
+        run_rounds=jit_rounds(False),
+        run_scored_round=jit_rounds(True),
+        run_round_offloaded={
+            scored: jit(rounds.run_round_offloaded, out=of_offloaded, fixed_names={"scored": scored}) for scored in (False, True)
+        },
+        init_server_sums={
+            rows: jit(evaluation_step.init_server_sums, out=by_client, fixed_names={"rows": rows}) for rows in evaluation_step.ROWS
+        },
+        score_server={
+            rows: jit(evaluation_step.score_server, out=by_client, fixed_names={"rows": rows}) for rows in evaluation_step.ROWS
+        },
+        add_up_parts=jax.jit(functools.partial(client_loop.add_up_parts, plan=spec.plan, mesh=spec.mesh), out_shardings=everywhere),
+        score_clients=[jit(evaluation_step.score_clients, g) for g in groups],
+        score_unseen=[jit(unseen_clients.score_unseen, g) for g in groups],
+        view=[jit(client_view.make_holdings, g, out=layout.view, static_argnums=6) for g in groups],
+        predict=[jit(client_view.predict, g, static_argnums=2) for g in groups],
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CompiledPlan:
+    """A simulation under one plan: its programs, what they read, and the client states that they change.
+
+    Attributes:
+      spec: with the plan.
+      layout: shardings.
+      programs: compiled when they are first called.
+      feed: the arrays that programs read.
+      states: the clients', between rounds.
+      fits: whether scored rounds, or plain ones (True, False), have run: their program fits the devices.
+      pace: by program of an evaluation, the seconds that a chunk of each device last took.
+    """
+
+    spec: SimulationSpec
+    layout: Layout
+    programs: Programs
+    feed: DataFeed
+    states: ClientStates
+    fits: set[bool] = dataclasses.field(default_factory=set)
+    pace: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def device_arrays(self) -> DeviceArrays:
+        """What is on the devices all the time; put there when first needed."""
+        return self.feed.on_device
+
+    def put(self, tree: PyTree) -> PyTree:
+        """Puts host values on the plan's devices."""
+        return meshes.put(tree, self.spec.mesh)
+
+    def make_blocks(self, g: int, clients: np.ndarray, nobody: int, work: np.ndarray, client_bytes: int = 0) -> list[np.ndarray]:
+        """Splits clients into blocks of one size, dealt to the devices by their work.
+
+        Args:
+          g: the clients' group.
+          clients: their ids.
+          nobody: the id of an empty slot.
+          work: [nobody] of every client, such as its examples.
+          client_bytes: memory that one client takes; a block takes at most BLOCK_BYTES.
+
+        Returns:
+          Ids, padded with `nobody`: one block if states and data are on the devices, else about a cohort each.
+        """
+        is_resident = not self.spec.is_offloaded and not self.feed.streamed
+        most = len(clients) if is_resident else min(len(clients), max(self.spec.cohort, MIN_BLOCK))
+        most = min(most, max(1, BLOCK_BYTES // max(1, client_bytes)))
+        plan = self.spec.plan_of(g)
+        size = client_loop.slots(most, plan)
+        ids = np.full(-(-len(clients) // size) * size, nobody, np.int32)
+        ids[: len(clients)] = clients
+        work = np.append(work, 0).astype(np.int32)
+        return [block[client_loop.arrange_on_host(work[block], plan)] for block in ids.reshape(-1, size)]
+
+    def as_replica(self, lane: int | None) -> "CompiledPlan":
+        """Returns the same for one of several runs, with programs and arrays in common."""
+        return dataclasses.replace(self, feed=self.feed.as_replica(lane), fits=set())
+
+    def close(self) -> None:
+        """Stops preparing coming rounds; client states of past rounds are written."""
+        try:
+            self.feed.close()
+        finally:
+            self.states.close()
+
+
+def compile_for_plan(
+    spec: SimulationSpec,
+    plan: meshes.Plan,
+    offloaded: OffloadedStates | None = None,
+    lane: int | None = None,
+) -> CompiledPlan:
+    """Returns the simulation under a plan.
+
+    Args:
+      spec: the simulation.
+      plan: the plan.
+      offloaded: client states that were offloaded under another plan.
+      lane: the run's number, where the method has numbers by run.
+    """
+    mesh = meshes.make_mesh(plan, spec.devices)
+    platform = mesh.devices.flat[0].platform
+    convolves = score_batches.has_convolution([(shapes.server, shapes.client) for shapes in spec.shapes.groups])
+    batches = score_batches.choose_batches(spec.evaluation, spec.host_arrays, plan, platform, convolves)
+    spec = dataclasses.replace(spec, plan=plan, mesh=mesh, batches=batches)
+    layout = make_layout(spec)
+    programs = jit_programs(spec, layout)
+    feed = DataFeed(spec, layout.arrays, programs.draw_cohorts, lane)
+    return CompiledPlan(spec, layout, programs, feed, ClientStates(spec, layout, offloaded))
 
 
 @jax.jit
-def _copied(tree: PyTree) -> PyTree:
-    """By one program, not one for each shape."""
+def _copy(tree: PyTree) -> PyTree:
+    """Copies all leaves in one program."""
     return jax.tree.map(jnp.copy, tree)
 
 
-def start(at: Planned, fitting: Fitting, seed: int) -> State:
-    """The state before round 1: the server's, every client's, and `prepare` done if the method has it."""
-    state = at.programs.init(at.arrays.held, at.put(jax.random.key_data(jax.random.key(seed))))
-    if at.fed.on_host:
-        at.states.keep(at.states.untouched(_copied(state.server)))
-    for g in range(len(at.fed.groups)):
-        if at.method(g).prepare is not None:
-            state = fitting(lambda at, state=state, g=g: _prepared(at, state, g))
+def init_state(compiled: CompiledPlan, seed: int) -> State:
+    """Returns the state before round 1, without `prepare`."""
+    key_data = compiled.put(jax.random.key_data(jax.random.key(seed)))
+    state = compiled.programs.init_state(compiled.device_arrays, key_data)
+    if compiled.spec.is_offloaded:
+        compiled.states.replace_offloaded(compiled.states.make_untouched(_copy(state.server)))
     return state
 
 
-def _prepared(at: Planned, state: State, g: int) -> State:
-    """With the states of group g's clients after `prepare`."""
-    blocks = at.blocks(g, at.fed.groups[g].clients, at.fed.population, at.arrays.host.size)
-    for ids, held in zip(blocks, at.arrays.supply.of_blocks(at.arrays.held, blocks, ["index"]), strict=True):
-        places, rows, *_ = at.states.read(state, g, ids)
-        rows = at.programs.prepare[g](held, state.server, state.key, at.put(ids), rows)
-        state = at.states.write(state, g, places, rows)
+def prepare_group(compiled: CompiledPlan, state: State, g: int) -> State:
+    """Returns the state after `prepare` of group g's clients."""
+    spec = compiled.spec
+    blocks = compiled.make_blocks(g, spec.groups[g].clients, spec.population, spec.host_arrays.size)
+    block_arrays = compiled.feed.for_blocks(blocks, ["index"])
+    for ids, arrays in zip(blocks, block_arrays, strict=True):
+        slots, clients, *_ = compiled.states.read(state, g, ids)
+        clients = compiled.programs.prepare_clients[g](arrays, state.server, state.key, compiled.put(ids), clients)
+        state = compiled.states.write(state, g, slots, clients)
     return state
 
 
-def rounds(at: Planned, fitting: Fitting, state: State, most: int, scored: bool) -> Done:
-    """The next rounds, at most so many as one dispatch has. The state is consumed.
+def run_rounds(compiled: CompiledPlan, state: State, num_rounds: int, scored: bool) -> tuple[State, list[PyTree]]:
+    """Runs the next rounds, of which one dispatch has at most `spec.dispatch`.
+
+    The state is consumed, except where the program runs for the first time or states are offloaded: then it survives an
+    error, for a smaller chunk to take over.
 
     Args:
-      at: the plan to begin with.
-      fitting: does the first of them under a smaller one, if they turn out not to fit.
-      state: before them.
-      most: one, where `scored`.
+      compiled: the simulation under its plan.
+      state: before the rounds.
+      num_rounds: the most to run; one, where `scored`.
       scored: whether the round scores clients right after their training.
+
+    Returns:
+      (state after some rounds, a raw record of each).
     """
-    if at.fed.on_host:
-        return fitting(lambda at: _on_host(at, state, scored))
-    streamed = bool(at.arrays.supply.streamed)
-    if scored in at.fits:
-        return _streamed(at, state, most, scored) if streamed else _many(at, state, most, scored)
-    return fitting(lambda at: _first(at, state, 1 if streamed else most, scored))
+    if compiled.spec.is_offloaded:
+        return _run_round_offloaded(compiled, state, scored)
+    is_streamed = bool(compiled.feed.streamed)
+    if scored not in compiled.fits:
+        return _run_first_rounds(compiled, state, 1 if is_streamed else num_rounds, scored)
+    if is_streamed:
+        return _run_rounds_streamed(compiled, state, num_rounds, scored)
+    number = compiled.put(np.int32(num_rounds))
+    state, record = _get_program(compiled, scored)(compiled.device_arrays, state, number)
+    return state, _split_record(jax.device_get(record), num_rounds, scored)
 
 
-def _program(at: Planned, scored: bool) -> Any:
-    return at.programs.scored if scored else at.programs.many
+def _get_program(compiled: CompiledPlan, scored: bool) -> Any:
+    return compiled.programs.run_scored_round if scored else compiled.programs.run_rounds
 
 
-def _each(record: PyTree, number: int, scored: bool) -> list[PyTree]:
-    """Of the first `number` rounds of a dispatch."""
-    return [record] if scored else [jax.tree.map(lambda x, i=i: x[i], record) for i in range(number)]
+def _split_record(record: PyTree, num_rounds: int, scored: bool) -> list[PyTree]:
+    """Returns the raw records of the first rounds of a dispatch."""
+    return [record] if scored else [jax.tree.map(lambda x, i=i: x[i], record) for i in range(num_rounds)]
 
 
-def _many(at: Planned, state: State, number: int, scored: bool) -> Done:
-    """In one program."""
-    state, record = _program(at, scored)(at.arrays.held, state, at.put(np.int32(number)))
-    return state, _each(jax.device_get(record), number, scored)
-
-
-def _first(at: Planned, state: State, number: int, scored: bool) -> Done:
-    """As `_many` with a copy of the state, for a smaller chunk to take over if need be."""
-    program, held = _program(at, scored), at.arrays.of_round(state.key, state.round, scored)
-    arguments = held, state, at.put(np.int32(number))
-    why = excess(at, program, arguments) if at.fed.plan.chunk > 1 else None
-    if at.fed.plan.chunk > 1 and distributed.anywhere(why is not None):
-        raise MemoryError(why or "nor on another process's devices")
-    state, record = program(held, _copied(state), arguments[2])
+def _run_first_rounds(compiled: CompiledPlan, state: State, num_rounds: int, scored: bool) -> tuple[State, list[PyTree]]:
+    """Runs rounds in one program that has not run yet, on a copy of the state."""
+    program, arrays = _get_program(compiled, scored), compiled.feed.for_round(state.key, state.round, scored)
+    number = compiled.put(np.int32(num_rounds))
+    if compiled.spec.plan.chunk > 1:
+        reason = out_of_memory_reason(compiled, program, (arrays, state, number))
+        if distributed.anywhere(reason is not None):
+            raise MemoryError(reason or "the round does not fit the memory of a device of another process")
+    state, record = program(arrays, _copy(state), number)
     record = jax.device_get(record)
-    at.fits.add(scored)
-    return state, _each(record, number, scored)
+    compiled.fits.add(scored)
+    return state, _split_record(record, num_rounds, scored)
 
 
-def _streamed(at: Planned, state: State, number: int, scored: bool) -> Done:
-    """Rounds that take their rows one by one, each begun while the one before it trains, so that the devices wait for nothing: at
-    most two have begun."""
-    key, done, one = jax.device_get(state.key), int(jax.device_get(state.round)), at.put(np.int32(1))
+def _run_rounds_streamed(compiled: CompiledPlan, state: State, num_rounds: int, scored: bool) -> tuple[State, list[PyTree]]:
+    """Runs rounds one by one on streamed data; each is dispatched while the one before it trains."""
+    key, done = jax.device_get(state.key), int(jax.device_get(state.round))
+    one, program = compiled.put(np.int32(1)), _get_program(compiled, scored)
     records: list[PyTree] = []
-    for i in range(number):
-        state, record = _program(at, scored)(at.arrays.of_round(key, done + i, scored), state, one)
-        records[-1:] = [jax.device_get(earlier) for earlier in records[-1:]]
+    for i in range(num_rounds):
+        state, record = program(compiled.feed.for_round(key, done + i, scored), state, one)
+        records[-1:] = [jax.device_get(earlier) for earlier in records[-1:]]  # at most two rounds are dispatched
         records.append(record)
-    return state, [one for record in jax.device_get(records) for one in _each(record, 1, scored)]
+    return state, [of_round for record in jax.device_get(records) for of_round in _split_record(record, 1, scored)]
 
 
-def _on_host(at: Planned, state: State, scored: bool) -> Done:
-    """One round on client states that are kept off the devices."""
-    rest = at.arrays.held
-    exchange, initial = at.states.exchange(lambda key, number: at.programs.draw(rest, at.put(key), at.put(np.int32(number))))
-    key, number = np.asarray(jax.device_get(state.key)), int(jax.device_get(state.round))
-    coming = exchange.take(key, number)
-    touched = client_loop.place(coming.touched, at.fed.mesh, client_loop.spread(at.fed.mesh))
-    held = at.arrays.of_round(state.key, state.round, scored)
-    following = exchange.drawn(key, number + 1)  # before the round: a device does one program after another
-    state, rows, record = at.programs.on_host[scored](held, state, initial, coming.drawn, coming.rows, touched)
-    exchange.begin(key, number + 1, following)
+def _run_round_offloaded(compiled: CompiledPlan, state: State, scored: bool) -> tuple[State, list[PyTree]]:
+    """Runs one round on offloaded client states."""
+    resident, programs, mesh = compiled.device_arrays, compiled.programs, compiled.spec.mesh
+
+    def draw(key: np.ndarray, round_num: int) -> rounds.Drawn:
+        return programs.draw_cohorts(resident, compiled.put(key), compiled.put(np.int32(round_num)))
+
+    exchange, initial = compiled.states.exchange(draw)
+    key, round_num = np.asarray(jax.device_get(state.key)), int(jax.device_get(state.round))
+    coming = exchange.get(key, round_num)
+    touched = meshes.put(coming.touched, mesh, meshes.client_sharded(mesh))
+    arrays = compiled.feed.for_round(state.key, state.round, scored)
+    following = exchange.draw(key, round_num + 1)  # before the round: a device runs one program after another
+    program = programs.run_round_offloaded[scored]
+    state, clients, record = program(arrays, state, initial, coming.drawn, coming.states, touched)
+    exchange.prefetch(key, round_num + 1, following)
     record = jax.device_get(record)
-    exchange.give(coming, rows)
+    exchange.put_async(coming, clients)
     return state, [record]
 
 
-def excess(at: Planned, program: Any, arguments: tuple) -> str | None:
-    """Why a program will not fit this process's devices; None if it will, or if they do not tell."""
-    limit = client_loop.memory_limit(at.fed.mesh)
-    return (
-        client_loop.too_large(program.lower(*arguments).compile(), limit, at.arrays.supply.beside(arguments[0])) if limit else None
-    )
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether an error is a device's lack of memory."""
+    return "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error)
+
+
+def out_of_memory_reason(compiled: CompiledPlan, program: Any, arguments: tuple) -> str | None:
+    """Returns why a program does not fit this process's devices; None if it does, or if they do not tell."""
+    limit = memory_limit(compiled.spec.mesh)
+    if not limit:
+        return None
+    prefetched = compiled.feed.prefetch_bytes(arguments[0])
+    return too_large_reason(program.lower(*arguments).compile(), limit, prefetched)
+
+
+def too_large_reason(program: jax.stages.Compiled, limit: int, beside: int = 0) -> str | None:
+    """Returns why a program, with `beside` bytes of other arrays, does not fit a device of `limit` bytes; None if it does.
+
+    It judges by the compiler's memory analysis.
+    """
+    analysis = program.memory_analysis()
+    if analysis is None:
+        return None
+    need = analysis.temp_size_in_bytes + analysis.argument_size_in_bytes + analysis.output_size_in_bytes
+    need += beside - analysis.alias_size_in_bytes
+    return None if need <= 0.95 * limit else f"it needs {need / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB"

@@ -1,9 +1,9 @@
-"""What is not finite, or out of all proportion: seen inside the round, told on the host.
+"""Detects NaN, Inf and outliers inside the round, and reports them on the host.
 
-Each client's part of the round gives a few numbers: whether its metrics, its uplink and its new state are finite, and the largest
-magnitude in each part of its uplink. Both come from one reduction over what the client has just computed, which costs little beside
-one training step, and nothing that is trained depends on them. Integers are never looked at, and an element of a state that was not
-finite before the round may stay so: a method may keep an infinity on purpose.
+Each client's part of the round returns whether its metrics, its uplink and its new state are finite, and the largest
+magnitude in each part of its uplink. Both come from one reduction over what the client has just computed, which costs
+little beside one training step; nothing that is trained depends on them. Integers are not checked. An element of a
+state that was not finite before the round may stay so: a method may keep an infinity on purpose.
 """
 
 import logging
@@ -23,7 +23,7 @@ NAMES = {METRICS: "training loss", UPLINK: "uplink", STATE: "state"}
 OUTLIER = 1000.0  # times the cohort's median
 ADVICE = "try a lower learning rate, or clip gradients"
 LARGEST_SCALE = 10.0  # of numbers to predict, beyond which squared errors need other learning rates than ours
-SAMPLED_TARGETS = 100_000  # rows whose targets tell that scale
+SAMPLED_TARGETS = 100_000  # targets from which that scale is estimated
 log = logging.getLogger("fedjax_core")
 
 
@@ -37,11 +37,11 @@ class Diverged(FloatingPointError):
     stopped = False
 
 
-class Seen(NamedTuple):
-    """Leaves [] in the client loop, [C] behind it.
+class ClientChecks(NamedTuple):
+    """What is checked of a client; leaves [] in the client loop, [C] after it.
 
     Attributes:
-      faults: a sum of `METRICS`, `UPLINK`, `STATE`: what is not finite; 0 for a client that is absent.
+      faults: a sum of `METRICS`, `UPLINK`, `STATE`: what is not finite; 0 for an absent client.
       sizes: [parts] the largest magnitude in each part of the uplink.
     """
 
@@ -49,26 +49,34 @@ class Seen(NamedTuple):
     sizes: Array
 
 
-def of_client(out: ClientOutput, parts: Sequence[PyTree], before: PyTree, there: Array) -> Seen:
-    """What one client's round left behind; `parts` of its uplink, its state `before`, and whether it is `there`."""
+def check_client(out: ClientOutput, parts: Sequence[PyTree], before: PyTree, is_active: Array) -> ClientChecks:
+    """Checks one client's output.
+
+    Args:
+      out: the output.
+      parts: of its uplink.
+      before: the client's state before the round.
+      is_active: [] whether the client takes part.
+    """
     sizes = jnp.stack([jnp.zeros(()), *(_magnitude(part) for part in parts)])[1:]
     faults = (
         METRICS * ~is_finite(out.metrics) + UPLINK * ~jnp.all(jnp.isfinite(sizes)) + STATE * became_nonfinite(out.state, before)
     )
-    return jax.tree.map(lambda x: jnp.where(there, x, 0), Seen(jnp.asarray(faults, jnp.int32), sizes))
+    checks = ClientChecks(jnp.asarray(faults, jnp.int32), sizes)
+    return jax.tree.map(lambda x: jnp.where(is_active, x, 0), checks)
 
 
 def _magnitude(tree: PyTree) -> Array:
-    """[] the largest one; not finite if any element is not."""
-    found = [jnp.max(jnp.abs(x), initial=0).astype(jnp.float32) for x in floating_leaves(tree)]
-    return jnp.max(jnp.stack([jnp.zeros(()), *found]))
+    """Returns [] the largest magnitude; not finite if any element is not."""
+    maxima = [jnp.max(jnp.abs(x), initial=0).astype(jnp.float32) for x in floating_leaves(tree)]
+    return jnp.max(jnp.stack([jnp.zeros(()), *maxima]))
 
 
 def advice_for(y: np.ndarray | None) -> str:
-    """Returns what may help a run that diverged: of numbers that lie far from 0, or far apart, to scale them.
+    """Returns advice for a run that diverged; for numeric targets of a large scale, to normalise them.
 
     Args:
-      y: the targets of the training rows; None: unknown.
+      y: the training targets; None: unknown.
     """
     if y is None or targets_of(y) != "numbers":
         return ADVICE
@@ -86,89 +94,99 @@ def advice_for(y: np.ndarray | None) -> str:
     )
 
 
-def raise_if_all_left_out(left_out: int, present: int, round: int, y: np.ndarray | None = None) -> None:  # noqa: A002
-    """Raises Diverged if nobody counts of those who took part in a round.
+def raise_if_all_left_out(left_out: int, present: int, round_num: int, y: np.ndarray | None = None) -> None:
+    """Raises Diverged if all clients that took part in a round were left out.
 
     Args:
-      left_out: clients whose loss, uplink or state was not finite, and that were left out for it.
-      present: clients that took part, these among them.
-      round: from 1.
-      y: the targets of the training rows.
+      left_out: clients that were left out because their loss, uplink or state was not finite.
+      present: clients that took part, these included.
+      round_num: from 1.
+      y: the training targets.
     """
     if left_out >= present > 0:
         who = f"all {present} clients" if present > 1 else "the one client"
         raise Diverged(
-            f"round {round}: {who} of the cohort sent or kept something that is not finite, so nobody is left whose uplink "
+            f"round {round_num}: {who} of the cohort sent or kept something that is not finite, so nobody is left whose uplink "
             f"counts; {advice_for(y)}"
         )
 
 
-def refuse(ids: np.ndarray, seen: Seen, server: bool, round: int, y: np.ndarray | None = None) -> None:  # noqa: A002
-    """Raises Diverged if anything of a round was not finite, and says what is known of it.
+def raise_if_diverged(
+    ids: np.ndarray, checks: ClientChecks, server_diverged: bool, round_num: int, y: np.ndarray | None = None
+) -> None:
+    """Raises Diverged if anything of a round was not finite; the message says what, and of which clients.
 
     Args:
-      ids: [C] of the cohort's clients; -1 for those that are absent.
-      seen: of them.
-      server: whether the server's state has turned.
-      round: from 1.
-      y: the targets of the training rows.
+      ids: [C] of the cohort's clients; -1 for absent ones.
+      checks: of these clients.
+      server_diverged: whether the server's state became NaN or Inf.
+      round_num: from 1.
+      y: the training targets.
     """
-    faults = np.asarray(seen.faults)
+    faults = np.asarray(checks.faults)
     if faults.any():
-        what = [name for bit, name in NAMES.items() if (faults & bit).any()]
-        bad, there = np.sort(ids[faults > 0]), int((ids >= 0).sum())
-        advice = advice_for(y)
-        if len(bad) == 1:
-            who, hint = f"of client {bad[0]}", advice
+        names = [name for bit, name in NAMES.items() if (faults & bit).any()]
+        bad, present = np.sort(ids[faults > 0]), int((ids >= 0).sum())
+        hint = advice_for(y)
+        if len(bad) == present > 1:
+            who = f"all {present} clients of the cohort"
+            hint = f"the cause may be what they share, the data or the model sent; {hint}"
+        elif len(bad) == 1:
+            who = f"client {bad[0]}"
         else:
             some = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
-            who, hint = f"of {len(bad)} of {there} clients ({some})", advice
-        if len(bad) == there > 1:
-            who, hint = (
-                f"of all {there} clients of the cohort",
-                f"the cause may be what they share, the data or the model sent; {advice}",
-            )
-        is_, the = "is" if len(what) == 1 else "are", " and the ".join([", the ".join(what[:-1]), what[-1]] if what[1:] else what)
-        raise Diverged(f"round {round}: the {the} {who} {is_} not finite; {hint}")
-    if server:
+            who = f"{len(bad)} of {present} clients ({some})"
+        what = " and the ".join([", the ".join(names[:-1]), names[-1]] if names[1:] else names)
+        verb = "is" if len(names) == 1 else "are"
+        raise Diverged(f"round {round_num}: the {what} of {who} {verb} not finite; {hint}")
+    if server_diverged:
         raise Diverged(
-            f"round {round}: the server's new state is not finite, though all that clients sent is; lower the learning rate of the "
-            "server"
+            f"round {round_num}: the server's new state is not finite, though all that clients sent is; lower the "
+            "learning rate of the server"
         )
 
 
-def scores(
-    found: Mapping[str, Mapping[str, tuple]],
+def raise_if_scores_diverged(
+    scores: Mapping[str, Mapping[str, tuple]],
     ids: np.ndarray,
     where: str,
-    round: int,  # noqa: A002
+    round_num: int,
     y: np.ndarray | None = None,
 ) -> None:
-    """Raises Diverged if a loss of the clients `ids` is not finite. `found`: by model, by metric, (sums, weights); `y`: the targets
-    of the training rows."""
-    for model, pairs in found.items():
+    """Raises Diverged if a client's loss is not finite.
+
+    Args:
+      scores: by model, by metric, (sums [E], weights [E]).
+      ids: [E] of the clients; negative ones are not checked.
+      where: the examples that were scored, for the message.
+      round_num: from 1.
+      y: the training targets.
+    """
+    for model, pairs in scores.items():
         bad = ids[~np.isfinite(np.asarray(pairs["loss"][0])) & (ids >= 0)] if "loss" in pairs else ids[:0]
         if len(bad):
             some = f"client {bad[0]}" + (f" and of {len(bad) - 1} more" if len(bad) > 1 else "")
-            raise Diverged(f"round {round}: the loss of the {model} model of {some} on {where} is not finite; {advice_for(y)}")
+            raise Diverged(f"round {round_num}: the loss of the {model} model of {some} on {where} is not finite; {advice_for(y)}")
 
 
-def warn_of_nan(found: Mapping[str, float], own: Collection[str], round: int) -> None:  # noqa: A002
-    """Warns in process 0 of scores that are not finite.
+def warn_of_nan(metrics: Mapping[str, float], own: Collection[str], round_num: int) -> None:
+    """Warns in process 0 of the config's own scores that are not finite.
 
     Args:
-      found: the values of an evaluation, by the names in records.
-      own: scores that a config asks for, of which no loss tells that a model diverged.
-      round: from 1.
+      metrics: of an evaluation, by name.
+      own: names of the config's own scores.
+      round_num: from 1.
     """
-    bad = [name for name, value in found.items() if not math.isfinite(value) and not set(own).isdisjoint(name.split("/"))]
+    is_own = lambda name: not set(own).isdisjoint(name.split("/"))
+    bad = [name for name, value in metrics.items() if not math.isfinite(value) and is_own(name)]
     if bad and jax.process_index() == 0:
-        log.warning("round %d: score%s %s %s not finite", round, "s" * (len(bad) > 1), ", ".join(bad), "are" if bad[1:] else "is")
+        what, verb = ("scores", "are") if len(bad) > 1 else ("score", "is")
+        log.warning("round %d: %s %s %s not finite", round_num, what, ", ".join(bad), verb)
 
 
-def outliers(ids: np.ndarray, seen: Seen) -> dict[int, float]:
-    """Clients that sent something more than `OUTLIER` times as large as the cohort's median, and how many times."""
-    sizes = np.asarray(seen.sizes, np.float64)[ids >= 0]
+def find_outliers(ids: np.ndarray, checks: ClientChecks) -> dict[int, float]:
+    """Returns clients with an uplink more than `OUTLIER` times as large as the cohort's median, and that ratio."""
+    sizes = np.asarray(checks.sizes, np.float64)[ids >= 0]
     if len(sizes) < 3:
         return {}
     median = np.median(sizes, 0)
@@ -176,10 +194,10 @@ def outliers(ids: np.ndarray, seen: Seen) -> dict[int, float]:
     return {int(i): float(ratio) for i, ratio in zip(ids[ids >= 0], ratios, strict=True) if ratio > OUTLIER}
 
 
-def warn(found: Mapping[int, float], round: int, known: set[int]) -> None:  # noqa: A002
-    """Says once of each client that it is an outlier, in process 0; `known`: those of whom it was said."""
-    for client, ratio in found.items():
+def warn_of_outliers(outliers: Mapping[int, float], round_num: int, known: set[int]) -> None:
+    """Warns once of each outlier, in process 0; `known`: clients that were warned of, extended in place."""
+    for client, ratio in outliers.items():
         if client not in known and jax.process_index() == 0:
             text = "round %d: what client %d sent is %.3g times as large as the cohort's median; look at its data, or clip"
-            log.warning(text, round, client, ratio)
+            log.warning(text, round_num, client, ratio)
         known.add(client)

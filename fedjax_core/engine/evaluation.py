@@ -1,258 +1,321 @@
-"""A simulation's scores, evaluated: programs are dispatched block by block of clients, and what they add up gets its names."""
+"""Evaluates a simulation: dispatches programs block by block of clients, and names the scores.
+
+`simulation_spec.Evaluation` says what the names mean.
+"""
 
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from fedjax_core import distributed
-from fedjax_core.algorithm import PyTree, targets_of
-from fedjax_core.data.federated_data import FederatedData
+from fedjax_core.algorithm import PyTree
 from fedjax_core.engine import divergence, evaluation_step, unseen_clients
-from fedjax_core.engine.data_feed.streaming import Streamed
+from fedjax_core.engine.dispatch import CompiledPlan
 from fedjax_core.engine.divergence import Diverged
-from fedjax_core.engine.federation import Federation, Held, State
-from fedjax_core.engine.planned import Fitting, Planned
-from fedjax_core.training import metrics
+from fedjax_core.engine.simulation_spec import SimulationSpec, State
+from fedjax_core.training import metrics as metric_definitions
 
-ROWS = {"own": "its own test rows", "validation": "its validation rows", "all": "the test set"}  # what a scope is scored on
+SCORED_EXAMPLES = {"own": "its own test rows", "validation": "its validation rows", "all": "the test set"}  # by scope
 UNSEEN_TABLES = ("unseen_index", "unseen_test_index")
-TRAINED = ("index", "unseen_index")  # of the tables of rows, those that models are made by before they are scored
-PIECE_SECONDS = 0.5  # that an evaluation goes on before it can be stopped, if a client, or a batch, takes no longer
+TRAINING_TABLES = ("index", "unseen_index")  # of examples that models are trained on before they are scored
+PIECE_SECONDS = 0.5  # after which an evaluation can be stopped, if a client, or a batch, takes no longer
 Pairs = dict[str, tuple[np.ndarray, np.ndarray]]  # by score, sums and weights
-Watch = Callable[[str, int, int], None]  # is told what is scored, how much of it is done and of how much; may raise to stop it
+Watch = Callable[[str, int, int], None]  # (what is scored, how much is done, of how much); may raise to stop
 
 
-def unwatched(what: str, done: int, of: int) -> None:
-    """Lets an evaluation go on, and says nothing of it."""
-    del what, done, of
+class EvaluationResult(NamedTuple):
+    """The scores of an evaluation.
+
+    Attributes:
+      metrics: by name.
+      by_client: the values of single clients behind them; None without scopes "own", "all" and "unseen".
+    """
+
+    metrics: dict[str, float]
+    by_client: evaluation_step.ByClient | None
 
 
-def evaluated(
-    at: Planned, fitting: Fitting, state: State, data: FederatedData, watch: Watch = unwatched
-) -> tuple[dict[str, float], evaluation_step.ByClient | None]:
-    """All scores of the configured scopes but "post_local", and the values of single clients that they are made of: None without
-    scopes "own", "all" and "unseen".
+def ignore_progress(what: str, done: int, total: int) -> None:
+    """Does nothing."""
+    del what, done, total
 
-    What `watch` raises, which is told of every piece of the work, ends it.
+
+def evaluate(compiled: CompiledPlan, state: State, watch: Watch = ignore_progress) -> EvaluationResult:
+    """Returns all scores of the configured scopes except "post_local".
+
+    Args:
+      compiled: the simulation under its plan.
+      state: to score; it stays as it is.
+      watch: called after every piece of the work; what it raises ends the evaluation.
 
     Raises:
       Diverged: a loss is not finite; says whose.
     """
-    scopes, number = at.fed.evaluation.scopes, int(jax.device_get(state.round))
-    found, by_client = {}, None
-    if "global" in scopes and "global" in at.method(0).predict:
-        found |= _of_server(at, state, number, watch)
+    spec, round_num = compiled.spec, int(jax.device_get(state.round))
+    scopes, y = spec.evaluation.scopes, spec.data.train.y
+    metrics, by_client = {}, None
+    if scores_server(spec):
+        metrics |= _evaluate_server(compiled, state, round_num, watch)
     if {"own", "all"} & set(scopes):
-        ids = scored_clients(at.fed)
-        by_client = evaluation_step.ByClient(ids, at.arrays.host.test_size[ids], {})
-        for scope, models in fitting(lambda at: of_clients(at, state, watch)).items():
-            divergence.scores(models, ids, ROWS[scope], number, data.train.y)
+        ids = spec.scored_clients()
+        by_client = evaluation_step.ByClient(ids, spec.host_arrays.test_size[ids], {})
+        for scope, models in score_clients(compiled, state, watch).items():
+            divergence.raise_if_scores_diverged(models, ids, SCORED_EXAMPLES[scope], round_num, y)
             for model, score in models.items():
-                place = f"validation/{model}/own" if scope == "validation" else f"test/{model}/{scope}"
-                found |= evaluation_step.statistics(place, score)
-                by_client.scores.update({f"{place}/{metric}": values for metric, values in evaluation_step.each(score).items()})
+                prefix = f"validation/{model}/own" if scope == "validation" else f"test/{model}/{scope}"
+                metrics |= evaluation_step.client_statistics(prefix, score)
+                by_client.scores.update(_client_values(prefix, score))
     if "unseen" in scopes:
-        assert data.unseen is not None
-        models = fitting(lambda at: of_unseen(at, state, watch))
-        divergence.scores(models, data.unseen.ids, "its test rows, as one that never trained,", number, data.train.y)
-        own = {}
+        assert spec.data.unseen is not None
+        models = score_unseen(compiled, state, watch)
+        where = "its test rows, as one that never trained,"
+        divergence.raise_if_scores_diverged(models, spec.data.unseen.ids, where, round_num, y)
+        values = {}
         for model, score in models.items():
-            found |= evaluation_step.statistics(f"test/{model}/unseen", score)
-            own |= {f"test/{model}/unseen/{metric}": values for metric, values in evaluation_step.each(score).items()}
-        rows = at.arrays.host.unseen_test_size
-        theirs = evaluation_step.ByClient(at.fed.population + np.arange(len(rows)), rows, own)
-        by_client = theirs if by_client is None else evaluation_step.joined(by_client, theirs)
-        found |= unseen_clients.gaps(found, list(models), metrics.METRIC_NAMES[targets_of(at.arrays.host.train.y)][0])
-    divergence.warn_of_nan(found, {name for group in at.fed.groups for name in group.task.scores}, number)
-    return found, by_client
+            metrics |= evaluation_step.client_statistics(f"test/{model}/unseen", score)
+            values |= _client_values(f"test/{model}/unseen", score)
+        rows = spec.host_arrays.unseen_test_size
+        unseen = evaluation_step.ByClient(spec.population + np.arange(len(rows)), rows, values)
+        by_client = unseen if by_client is None else evaluation_step.concatenate_clients(by_client, unseen)
+        metrics |= unseen_clients.participation_gaps(metrics, list(models), metric_definitions.METRIC_NAMES[spec.targets][0])
+    own_scores = {name for group in spec.groups for name in group.task.scores}
+    divergence.warn_of_nan(metrics, own_scores, round_num)
+    return EvaluationResult(metrics, by_client)
 
 
-def _of_server(at: Planned, state: State, number: int, watch: Watch) -> dict[str, float]:
-    """The server's model on the test set, and on all validation rows; what has no weight there is left out."""
-    found, targets = {}, targets_of(at.arrays.host.train.y)
-    for rows in ("test", *(["validation"] if validated(at.arrays.host) else [])):
-        sums = of_server(at, state, rows, watch)
-        for name, pair in metrics.finalize_metrics(targets, sums, at.fed.groups[0].task.scores).items():
-            if pair[1] > 0:
-                found[f"{rows}/global/{name}"] = float(pair[0] / pair[1])
-    if not math.isfinite(found.get("test/global/loss", 0.0)):
-        advice = divergence.advice_for(at.arrays.host.train.y)
-        raise Diverged(f"round {number}: the loss of the server's model on the test set is not finite; {advice}")
-    return found
+def _client_values(prefix: str, score: Pairs) -> dict[str, np.ndarray]:
+    return {f"{prefix}/{metric}": values for metric, values in evaluation_step.divide_by_weights(score).items()}
 
 
-def of_server(at: Planned, state: State, rows: str, watch: Watch = unwatched) -> Pairs:
-    """The server's model on the "test" rows, or all "validation" rows."""
-    part, supply, programs = {"test": "test", "validation": "train"}[rows], at.arrays.supply, at.programs
-    given, name = (at.arrays.held, state.server, state.round), f"batches of {rows} rows"
-    if part not in supply.streamed:
-        sums, number = programs.begin_server[rows](*given), _batches(at, rows)
-        for bounds in _pieces(at, name, number, lambda done: watch(name, done, number)):
-            sums = jax.block_until_ready(programs.of_server[rows](*given, sums, bounds))
-        return jax.device_get(programs.summed(sums))
-    assert isinstance(supply, Streamed)
-    which = None if rows == "test" else at.arrays.host.validation_rows
-    batches = supply.batches(part, which, batch_of(at, rows), at.fed.plan.parts)
-    rows_in_all, sums = at.put(np.int32(batches.number)), None
-    for number, block in enumerate(batches):
-        sums = programs.begin_batches(*given, *block, rows_in_all) if sums is None else sums
-        before = number * batches.at_once
-        tell = lambda done, before=before: watch(name, min(before + done, batches.each), batches.each)
-        for bounds in _pieces(at, name, batches.at_once, tell):
-            sums = jax.block_until_ready(programs.of_batches(*given, *block, rows_in_all, sums, bounds))
-    return jax.device_get(programs.summed(sums))
+def scores_server(spec: SimulationSpec) -> bool:
+    """Returns whether the server's model is scored."""
+    return "global" in spec.evaluation.scopes and "global" in spec.abstract_algorithm(0).predict
 
 
-def batch_of(at: Planned, rows: str) -> int:
-    """Rows at once, of the server's model on "test" or "validation" rows."""
-    return at.fed.batches.test if rows == "test" else at.fed.batches.validation_rows
+def _evaluate_server(compiled: CompiledPlan, state: State, round_num: int, watch: Watch) -> dict[str, float]:
+    """Scores the server's model on the test set and on all validation examples; scores without weight are left out."""
+    spec, metrics = compiled.spec, {}
+    for rows in ("test", *(["validation"] if spec.has_validation else [])):
+        sums = score_server(compiled, state, rows, watch)
+        for name, (total, weight) in metric_definitions.finalize_metrics(spec.targets, sums, spec.groups[0].task.scores).items():
+            if weight > 0:
+                metrics[f"{rows}/global/{name}"] = float(total / weight)
+    if not math.isfinite(metrics.get("test/global/loss", 0.0)):
+        advice = divergence.advice_for(spec.host_arrays.train.y)
+        raise Diverged(f"round {round_num}: the loss of the server's model on the test set is not finite; {advice}")
+    return metrics
 
 
-def _batches(at: Planned, rows: str) -> int:
-    """How many batches of resident rows each device has of the server's model."""
-    host = at.arrays.host
-    if rows == "test" and at.fed.episodes is not None:
-        number = len(host.tests[0])
+def score_server(compiled: CompiledPlan, state: State, rows: str, watch: Watch = ignore_progress) -> Pairs:
+    """Scores the server's model on the "test" examples, or all "validation" examples."""
+    feed, programs, spec = compiled.feed, compiled.programs, compiled.spec
+    part, name = {"test": "test", "validation": "train"}[rows], f"batches of {rows} rows"
+    given = compiled.device_arrays, state.server, state.round
+    if part not in feed.streamed:
+        sums, number = programs.init_server_sums[rows](*given), _count_batches(spec, rows)
+        for bounds in _pieces(compiled, name, number, lambda done: watch(name, done, number)):
+            sums = jax.block_until_ready(programs.score_server[rows](*given, sums, bounds))
+        return jax.device_get(programs.add_up_parts(sums))
+    which = None if rows == "test" else spec.host_arrays.validation_rows
+    batches = feed.test_batches(part, which, server_batch(spec, rows), spec.plan.parts)
+    number, sums = compiled.put(np.int32(batches.number)), None
+    init, program = programs.init_server_sums["streamed"], programs.score_server["streamed"]
+    for block_num, (examples, first) in enumerate(batches):
+        block, before = (examples, first, number), block_num * batches.at_once
+        sums = init(*given, block) if sums is None else sums
+        tell = lambda done, before=before: watch(name, min(before + done, batches.batches_per_device), batches.batches_per_device)
+        for bounds in _pieces(compiled, name, batches.at_once, tell):
+            sums = jax.block_until_ready(program(*given, sums, bounds, block))
+    return jax.device_get(programs.add_up_parts(sums))
+
+
+def server_batch(spec: SimulationSpec, rows: str) -> int:
+    """Returns how many "test" or "validation" examples the server's model scores at once."""
+    return spec.batches.test if rows == "test" else spec.batches.validation_rows
+
+
+def _count_batches(spec: SimulationSpec, rows: str) -> int:
+    """Returns how many batches of resident examples each device scores with the server's model."""
+    arrays = spec.host_arrays
+    if rows == "test" and spec.episodes is not None:
+        number = len(arrays.tests[0])
     else:
-        size = len(host.test.y if rows == "test" else host.validation_rows)
-        number = -(-size // max(1, min(batch_of(at, rows), size)))
-    return -(-number // at.fed.plan.parts)
+        size = len(arrays.test.y if rows == "test" else arrays.validation_rows)
+        number = -(-size // max(1, min(server_batch(spec, rows), size)))
+    return -(-number // spec.plan.parts)
 
 
-def _pieces(at: Planned, name: str, number: int, tell: Callable[[int], None]) -> Iterator[tuple[jax.Array, jax.Array]]:
-    """Cuts a program's chunks into pieces that take PIECE_SECONDS or so.
+def _pieces(compiled: CompiledPlan, name: str, number: int, tell: Callable[[int], None]) -> Iterator[tuple[jax.Array, jax.Array]]:
+    """Splits a program's chunks into pieces that take about PIECE_SECONDS.
 
     Args:
-      at: the plan, which remembers how long chunks took.
+      compiled: remembers how long chunks took.
       name: of the program.
       number: of its chunks, of each device.
-      tell: is told after each piece how many are done; may raise to stop it.
+      tell: called after each piece with how many are done; may raise to stop.
 
     Yields:
-      Bounds for `client_loop.map_part`; whoever takes them waits for what they give.
+      Bounds for `client_loop.map_part`; the caller waits for its result.
     """
-    first = 0
+    first, pace = 0, compiled.pace
     while first < number:
-        most = PIECE_SECONDS / max(at.pace[name], 1e-9) if name in at.pace else 1
+        most = PIECE_SECONDS / max(pace[name], 1e-9) if name in pace else 1
         last = distributed.said(min(number, first + max(1, int(min(most, number)))))
         start = time.monotonic()
-        yield at.put((np.int32(first), np.int32(last)))
-        at.pace[name] = (time.monotonic() - start) / (last - first)
+        yield compiled.put((np.int32(first), np.int32(last)))
+        pace[name] = (time.monotonic() - start) / (last - first)
         tell(last)
         first = last
 
 
-def validated(host: Held) -> bool:
-    """Whether clients have validation rows."""
-    return len(host.validation_rows) > 0
+def score_clients(compiled: CompiledPlan, state: State, watch: Watch = ignore_progress) -> dict[str, dict[str, Pairs]]:
+    """Scores clients by scope ("own", "all", "validation" if they have such examples), by model.
 
-
-def scored_clients(fed: Federation) -> np.ndarray:
-    """Ids of the clients that are scored, sorted."""
-    number = fed.evaluation.clients
-    if number is None or number >= fed.population:
-        return np.arange(fed.population)
-    return np.sort(np.random.default_rng(0).permutation(fed.population)[:number])
-
-
-def of_clients(at: Planned, state: State, watch: Watch = unwatched) -> dict[str, dict[str, Pairs]]:
-    """By scope ("own", "all", and "validation" where there are such rows), by model: pairs [E], in the order of
-    `scored_clients`."""
-    parts, ids = [], []
-    for g in range(len(at.fed.groups)):
-        blocks = client_blocks(at, g)
+    Returns:
+      Pairs [E], in the order of `spec.scored_clients`.
+    """
+    parts, ids, spec = [], [], compiled.spec
+    for g in range(len(spec.groups)):
+        blocks = client_blocks(compiled, g)
         if not blocks:
             continue
-        for number, (block, held) in enumerate(
-            zip(blocks, at.arrays.supply.of_blocks(at.arrays.held, blocks, tables(at, g)), strict=True)
-        ):
-            _, rows, touched, initial = at.states.read(state, g, block)
-            given = held, state, initial, at.put(block), rows, touched
-            found = _in_pieces(at, g, "clients", at.programs.of_clients[g], given, (number, blocks), watch)
-            real = block < at.fed.population
-            of_block = jax.tree.map(lambda x, real=real: x[real], found)
-            parts.append({scope: _finished(at, g, models) for scope, models in of_block.items()})
-            ids.append(block[real])
-    return {scope: evaluation_step.in_order([part[scope] for part in parts], ids) for scope in parts[0]}
+        block_arrays = compiled.feed.for_blocks(blocks, client_tables(spec, g))
+        for number, (block, arrays) in enumerate(zip(blocks, block_arrays, strict=True)):
+            _, clients, touched, initial = compiled.states.read(state, g, block)
+            given = arrays, state, initial, compiled.put(block), clients, touched
+            program = compiled.programs.score_clients[g]
+            scores = _run_in_pieces(compiled, g, "clients", program, given, (number, blocks), watch)
+            is_real = block < spec.population
+            scores = jax.tree.map(lambda x, keep=is_real: x[keep], scores)
+            parts.append({scope: _finish(spec, g, models) for scope, models in scores.items()})
+            ids.append(block[is_real])
+    return {scope: evaluation_step.sort_by_client([part[scope] for part in parts], ids) for scope in parts[0]}
 
 
-def of_unseen(at: Planned, state: State, watch: Watch = unwatched) -> dict[str, Pairs]:
-    """By model: pairs [E] of the unseen clients, in their order."""
-    parts, ids, population = [], [], len(at.arrays.host.unseen_size)
-    for g in range(len(at.fed.groups)):
-        blocks = unseen_blocks(at, g)
+def score_unseen(compiled: CompiledPlan, state: State, watch: Watch = ignore_progress) -> dict[str, Pairs]:
+    """Scores the unseen clients by model: pairs [E], in the order of `data.unseen`."""
+    parts, ids, spec = [], [], compiled.spec
+    for g in range(len(spec.groups)):
+        blocks = unseen_blocks(compiled, g)
         if not blocks:
             continue
-        for number, (block, held) in enumerate(
-            zip(blocks, at.arrays.supply.of_blocks(at.arrays.held, blocks, UNSEEN_TABLES), strict=True)
-        ):
-            given = held, state.server, state.round, state.key, at.put(block)
-            found = _in_pieces(at, g, "unseen clients", at.programs.of_unseen[g], given, (number, blocks), watch)
-            real = block < population
-            parts.append(_finished(at, g, jax.tree.map(lambda x, real=real: x[real], found)))
-            ids.append(block[real])
-    return evaluation_step.in_order(parts, ids)
+        block_arrays = compiled.feed.for_blocks(blocks, UNSEEN_TABLES)
+        for number, (block, arrays) in enumerate(zip(blocks, block_arrays, strict=True)):
+            given = arrays, state.server, state.round, state.key, compiled.put(block)
+            program = compiled.programs.score_unseen[g]
+            scores = _run_in_pieces(compiled, g, "unseen clients", program, given, (number, blocks), watch)
+            is_real = block < len(spec.host_arrays.unseen_size)
+            parts.append(_finish(spec, g, jax.tree.map(lambda x, keep=is_real: x[keep], scores)))
+            ids.append(block[is_real])
+    return evaluation_step.sort_by_client(parts, ids)
 
 
-def _in_pieces(
-    at: Planned, g: int, who: str, program: Any, given: tuple, place: tuple[int, list[np.ndarray]], watch: Watch
+def _run_in_pieces(
+    compiled: CompiledPlan,
+    g: int,
+    who: str,
+    program: Any,
+    given: tuple,
+    position: tuple[int, list[np.ndarray]],
+    watch: Watch,
 ) -> dict[str, Any]:
-    """What a program of group g's clients gives, done piece by piece. `place`: the number of its block, of these."""
-    (block, blocks), plan = place, at.fed.plan_of(g)
-    size, each = len(blocks[0]), plan.chunk * plan.parts
-    name = who if len(at.fed.groups) == 1 else f"{who} with network {at.fed.groups[g].name}"
-    found = None
-    tell = lambda done: watch(name, block * size + done * each, size * len(blocks))
-    for bounds in _pieces(at, name, size // each, tell):
+    """Runs a program of group g's clients piece by piece. `position`: the number of its block, and all blocks."""
+    (block_num, blocks), plan, groups = position, compiled.spec.plan_of(g), compiled.spec.groups
+    size, step = len(blocks[0]), plan.chunk * plan.parts
+    name = who if len(groups) == 1 else f"{who} with network {groups[g].name}"
+    result = None
+    tell = lambda done: watch(name, block_num * size + done * step, size * len(blocks))
+    for bounds in _pieces(compiled, name, size // step, tell):
         piece = jax.device_get(program(*given, bounds))
-        found = piece if found is None else jax.tree.map(np.add, found, piece)  # each has zeros where the others have numbers
-    assert found is not None
-    return found
+        # Each piece has zeros where the others have scores.
+        result = piece if result is None else jax.tree.map(np.add, result, piece)
+    assert result is not None
+    return result
 
 
-def client_blocks(at: Planned, g: int) -> list[np.ndarray]:
-    """Group g's clients that are scored, in blocks (`Planned.blocks`); none if there are no such clients."""
-    mine = np.asarray(at.fed.groups[g].clients)
-    mine = mine[np.isin(mine, scored_clients(at.fed))]
-    return (
-        at.blocks(g, mine, at.fed.population, _work(at, tables(at, g), at.fed.population), sums_bytes(at, g)) if len(mine) else []
-    )
+def client_blocks(compiled: CompiledPlan, g: int) -> list[np.ndarray]:
+    """Returns group g's scored clients in blocks (`CompiledPlan.make_blocks`); none if there are no such clients."""
+    spec = compiled.spec
+    ids = np.asarray(spec.groups[g].clients)
+    ids = ids[np.isin(ids, spec.scored_clients())]
+    if not len(ids):
+        return []
+    work = _client_work(spec, client_tables(spec, g), spec.population)
+    return compiled.make_blocks(g, ids, spec.population, work, sums_bytes(spec, g))
 
 
-def unseen_blocks(at: Planned, g: int) -> list[np.ndarray]:
-    """The unseen clients that have group g's network, in blocks (`Planned.blocks`); none if there are no such clients."""
-    population = len(at.arrays.host.unseen_size)
-    mine = unseen_clients.members(at.fed, g, population)
-    return at.blocks(g, mine, population, _work(at, UNSEEN_TABLES, population), sums_bytes(at, g)) if len(mine) else []
+def unseen_blocks(compiled: CompiledPlan, g: int) -> list[np.ndarray]:
+    """Returns the unseen clients with group g's network in blocks; none if there are no such clients."""
+    spec, number = compiled.spec, len(compiled.spec.host_arrays.unseen_size)
+    ids = unseen_clients.members(spec, g, number)
+    if not len(ids):
+        return []
+    work = _client_work(spec, UNSEEN_TABLES, number)
+    return compiled.make_blocks(g, ids, number, work, sums_bytes(spec, g))
 
 
-def _work(at: Planned, names: Sequence[str], number: int) -> np.ndarray:
-    """Rows of each of so many clients by these tables; those to train on count thrice, for there are gradients to be taken."""
-    tables = [(3 if name in TRAINED else 1, getattr(at.arrays.host, name)) for name in names]
+def _client_work(spec: SimulationSpec, names: Sequence[str], number: int) -> np.ndarray:
+    """Returns the examples of each of `number` clients by these tables; those trained on count thrice."""
+    tables = [(3 if name in TRAINING_TABLES else 1, getattr(spec.host_arrays, name)) for name in names]
     return sum((times * np.asarray(table.size) for times, table in tables), np.zeros(number, np.int64))
 
 
-def tables(at: Planned, g: int) -> Sequence[str]:
-    """The tables of rows by which clients of group g are scored."""
-    wanted = {
-        "index": at.method(g).personalise is not None,
-        "validation_index": validated(at.arrays.host),
-        "test_index": "own" in at.fed.evaluation.scopes,
+def client_tables(spec: SimulationSpec, g: int) -> Sequence[str]:
+    """Returns the index tables by which clients of group g are scored."""
+    is_needed = {
+        "index": spec.abstract_algorithm(g).personalise is not None,
+        "validation_index": spec.has_validation,
+        "test_index": "own" in spec.evaluation.scopes,
     }
-    return [name for name, needed in wanted.items() if needed]
+    return [name for name, needed in is_needed.items() if needed]
 
 
-def _finished(at: Planned, g: int, models: dict[str, PyTree]) -> dict[str, Pairs]:
-    """The scores of each model of group g, of what the programs have added up."""
-    targets, own = targets_of(at.arrays.host.train.y), at.fed.groups[g].task.scores
-    return {model: metrics.finalize_metrics(targets, sums, own) for model, sums in models.items()}
+def _finish(spec: SimulationSpec, g: int, models: dict[str, PyTree]) -> dict[str, Pairs]:
+    """Returns the scores of each model of group g, from what the programs have added up."""
+    own = spec.groups[g].task.scores
+    return {model: metric_definitions.finalize_metrics(spec.targets, sums, own) for model, sums in models.items()}
 
 
-def sums_bytes(at: Planned, g: int) -> int:
-    """Of what a client of group g's scores are made of."""
-    each = metrics.metric_sums_bytes(at.arrays.host.train.y) + at.fed.score_bytes[g]
-    return len(at.method(g).predict) * len(ROWS) * each
+def sums_bytes(spec: SimulationSpec, g: int) -> int:
+    """Returns the bytes of the sums behind the scores of one client of group g."""
+    model_bytes = metric_definitions.metric_sums_bytes(spec.host_arrays.train.y) + spec.score_bytes[g]
+    return len(spec.abstract_algorithm(g).predict) * len(SCORED_EXAMPLES) * model_bytes
+
+
+def list_validation_scores(spec: SimulationSpec) -> list[str]:
+    """Returns the names of the scores on validation examples that `evaluate` gives; none without such examples."""
+    if not spec.has_validation:
+        return []
+    models, names = _models_and_scores(spec)
+    prefixes = [f"validation/{model}/own" for model in models] if {"own", "all"} & set(spec.evaluation.scopes) else []
+    return _server_score_names(spec, "validation", names) + _statistic_names(prefixes, names)
+
+
+def list_test_scores(spec: SimulationSpec) -> list[str]:
+    """Returns the names of the scores on test examples that `evaluate` gives."""
+    models, names = _models_and_scores(spec)
+    scopes = [scope for scope in ("own", "all", "unseen") if scope in spec.evaluation.scopes]
+    pairs = [(m, scope) for m in models for scope in scopes if (m, scope) != ("global", "all")]  # scope "global" has it
+    gaps = [f"test/{model}/gap/{names[0]}" for model in models] if {"own", "unseen"} <= set(scopes) else []
+    clients = _statistic_names([f"test/{model}/{scope}" for model, scope in pairs], names)
+    return _server_score_names(spec, "test", names) + clients + gaps
+
+
+def _statistic_names(prefixes: Sequence[str], names: Sequence[str]) -> list[str]:
+    return [f"{prefix}/{name}/{s}" for prefix in prefixes for name in names for s in evaluation_step.STATISTICS]
+
+
+def _server_score_names(spec: SimulationSpec, rows: str, names: Sequence[str]) -> list[str]:
+    return [f"{rows}/global/{name}" for name in names] if scores_server(spec) else []
+
+
+def _models_and_scores(spec: SimulationSpec) -> tuple[list[str], list[str]]:
+    """Returns the models that clients are scored with, and the scores: those that all groups have."""
+    of_groups = [(*metric_definitions.METRIC_NAMES[spec.targets], *group.task.scores) for group in spec.groups]
+    names = [name for name in of_groups[0] if all(name in others for others in of_groups)]
+    models = [spec.abstract_algorithm(g).predict for g in range(len(spec.groups))]
+    return [model for model in models[0] if all(model in others for others in models)], names

@@ -1,198 +1,303 @@
-"""The round, as pure functions that the simulation compiles: who takes part, what they compute, what the server makes of it."""
+"""The round, as pure functions that the simulator compiles, and the metrics that are made of what it returns."""
 
 import functools
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_core.algorithm import Array, Cohort, PyTree, Reduce
-from fedjax_core.engine import client_loop, contracts, divergence, evaluation_step
-from fedjax_core.engine import client_sampling as cohorts
+from fedjax_core.engine import client_loop, client_sampling, contracts, divergence, evaluation_step
 from fedjax_core.engine.client_state import host_store
 from fedjax_core.engine.data_feed import cohort_buffer
-from fedjax_core.engine.federation import Federation, Held, State, key
+from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
+from fedjax_core.engine.sharding.mesh import AXIS
+from fedjax_core.engine.simulation_spec import SimulationSpec, State, stream_key
 from fedjax_core.finite_checks import became_nonfinite
+from fedjax_core.training import metrics as metric_definitions
 from fedjax_core.uplink import sharded_aggregation
 
-Drawn = list[tuple[Cohort, Array]]  # per group: the cohort in the order of the plan, and its clients' places in the group's store
+Drawn = list[tuple[Cohort, Array]]  # per group: the cohort in the plan's order, and its slots in the group's store
 
 
-def init(fed: Federation, held: Held, of_run: Array) -> State:
-    """The state before round 1, without `prepare`."""
-    server = fed.algorithm(0, held, 0).server_init(key(of_run, "init", 0))
-    groups = range(len(fed.groups))
-    clients = tuple(() if fed.on_host else host_store.initial(fed, g, held, server, of_run) for g in groups)
-    return State(server, clients, jnp.zeros((), jnp.int32), of_run)
+def init_state(spec: SimulationSpec, arrays: DeviceArrays, key_data: Array) -> State:
+    """Returns the state before round 1, without `prepare`."""
+    server = spec.algorithm(0, arrays, 0).server_init(stream_key(key_data, "init", 0))
+    clients = tuple(
+        () if spec.is_offloaded else host_store.init_client_states(spec, g, arrays, server, key_data)
+        for g in range(len(spec.groups))
+    )
+    return State(server, clients, jnp.zeros((), jnp.int32), key_data)
 
 
-def prepare(fed: Federation, g: int, held: Held, server: PyTree, of_run: Array, ids: Array, rows: PyTree) -> PyTree:
-    """States [E, ...] of group g's clients `ids` after the method's `prepare`."""
+def prepare_clients(
+    spec: SimulationSpec, g: int, arrays: DeviceArrays, server: PyTree, key_data: Array, ids: Array, states: PyTree
+) -> PyTree:
+    """Returns the states [E, ...] of group g's clients `ids` after the method's `prepare`."""
 
-    def one(shared, entry):
-        (held, server, of_run), (i, client) = shared, entry
-        algorithm = fed.algorithm(g, held, 0)
+    def prepare_client(shared, entry):
+        (arrays, server, key_data), (i, client) = shared, entry
+        algorithm = spec.algorithm(g, arrays, 0)
         assert algorithm.prepare is not None
-        there = i < fed.population
-        i = jnp.minimum(i, fed.population - 1)
-        data = fed.rows_of(held, i, jnp.where(there, held.size[i], 0))
+        is_active = i < spec.population
+        i = jnp.minimum(i, spec.population - 1)
+        data = spec.client_data(arrays, i, jnp.where(is_active, arrays.size[i], 0))
         sent = algorithm.broadcast(server, i)
-        ready = algorithm.prepare(sent, client, data, jax.random.fold_in(key(of_run, "prepare", 0), i))
-        contracts.same(client, ready, "prepare must return the client's state as client_init made it")
-        return (), ready
+        draw = jax.random.fold_in(stream_key(key_data, "prepare", 0), i)
+        prepared = algorithm.prepare(sent, client, data, draw)
+        what = "prepare must return the client's state as client_init made it"
+        contracts.assert_same_structure(client, prepared, what)
+        return (), prepared
 
-    if fed.on_host:
-        rows = host_store.begun(fed, g, held, server, of_run, ids, rows, jnp.zeros(len(ids), bool))
-    shared = held, server, of_run
-    return client_loop.map_clients(one, shared, (ids, rows), plan=fed.plan_of(g), on=fed.mesh, lies=cohort_buffer.lies(shared))[1]
+    if spec.is_offloaded:
+        untouched = jnp.zeros(len(ids), bool)
+        states = host_store.init_untouched(spec, g, arrays, server, key_data, ids, states, untouched)
+    shared = arrays, server, key_data
+    in_specs = cohort_buffer.shared_input_specs(shared)
+    entries, plan = (ids, states), spec.plan_of(g)
+    return client_loop.map_clients(prepare_client, shared, entries, plan=plan, mesh=spec.mesh, in_specs=in_specs)[1]
 
 
-def many(fed: Federation, held: Held, state: State, n: Array, scored: bool):
-    """`n` rounds; the records have leaves [dispatch, ...] (leaves [...] when scored: one round)."""
+def run_rounds(spec: SimulationSpec, arrays: DeviceArrays, state: State, num_rounds: Array, scored: bool):
+    """Runs rounds whose client states are on the devices.
 
-    def one(state: State):
-        drawn = draw(fed, held, state.key, state.round)
-        rows = [host_store.gather(store, places) for store, (_, places) in zip(state.clients, drawn, strict=True)]
-        server, rows, record = train(fed, held, state, drawn, rows, scored)
-        record["turned"] = _turned(server, state.server)
-        clients = tuple(
-            host_store.scatter(store, places, new) for store, (_, places), new in zip(state.clients, drawn, rows, strict=True)
-        )
-        return State(server, clients, state.round + 1, state.key), record
+    Returns:
+      (state, records): leaves [dispatch, ...]; of a `scored` round, which is one, leaves [...].
+    """
+
+    def run_round(state: State):
+        drawn = draw_cohorts(spec, arrays, state.key, state.round)
+        groups = list(zip(state.clients, drawn, strict=True))
+        clients = [host_store.gather(store, slots) for store, (_, slots) in groups]
+        server, clients, record = run_cohort(spec, arrays, state, drawn, clients, scored)
+        record["server_diverged"] = _became_nonfinite(server, state.server)
+        stores = tuple(host_store.scatter(store, slots, new) for (store, (_, slots)), new in zip(groups, clients, strict=True))
+        return State(server, stores, state.round + 1, state.key), record
 
     if scored:
-        return one(state)
-    one = jax.jit(one, inline=True)  # one trace for its shapes and its use
+        return run_round(state)
+    run_round = jax.jit(run_round, inline=True)  # one trace for its shapes and its use
 
     def body(i, carry):
         state, records = carry
-        state, record = one(state)
+        state, record = run_round(state)
         return state, jax.tree.map(lambda all_, new: all_.at[i].set(new), records, record)
 
-    like = jax.eval_shape(one, state)[1]
-    records = jax.tree.map(lambda s: jnp.zeros((fed.dispatch, *s.shape), s.dtype), like)
-    return jax.lax.fori_loop(0, n, body, (state, records))
+    shapes = jax.eval_shape(run_round, state)[1]
+    records = jax.tree.map(lambda s: jnp.zeros((spec.dispatch, *s.shape), s.dtype), shapes)
+    return jax.lax.fori_loop(0, num_rounds, body, (state, records))
 
 
-def on_host(fed: Federation, held: Held, state: State, initial: PyTree, drawn: Drawn, rows, touched, scored: bool):
-    """One round on states that came from the host."""
-    server, rows, record = train(fed, held, state, drawn, rows, scored, initial, touched)
-    record["turned"] = _turned(server, state.server)
-    return State(server, state.clients, state.round + 1, state.key), rows, record
+def run_round_offloaded(
+    spec: SimulationSpec,
+    arrays: DeviceArrays,
+    state: State,
+    initial: PyTree,
+    drawn: Drawn,
+    clients: list[PyTree],
+    touched: list[Array],
+    scored: bool,
+):
+    """Runs one round on client states that came from the host; returns (state, client states, record)."""
+    server, clients, record = run_cohort(spec, arrays, state, drawn, clients, scored, initial, touched)
+    record["server_diverged"] = _became_nonfinite(server, state.server)
+    return State(server, state.clients, state.round + 1, state.key), clients, record
 
 
-def _turned(server: PyTree, before: PyTree) -> Array:
-    """[] whether a number of the server's state, which is as `before` in all but its numbers, is not finite any more."""
-    contracts.same(before, server, "server_update must return the server's state as server_init made it")
+def _became_nonfinite(server: PyTree, before: PyTree) -> Array:
+    """Returns [] whether a server leaf that was finite before the round is now NaN or Inf."""
+    what = "server_update must return the server's state as server_init made it"
+    contracts.assert_same_structure(before, server, what)
     return became_nonfinite(server, before)
 
 
-def draw(fed: Federation, held: Held, of_run: Array, round: Array) -> Drawn:  # noqa: A002
-    """The round's cohort."""
-    of_cohort = key(of_run, "cohort", round)
-    if fed.in_turn:
-        ids = cohorts.cyclic(key(of_run, "cohort", 0), round, fed.population, fed.cohort)
-    elif fed.rate is None:
-        ids = cohorts.sample(of_cohort, fed.population, fed.cohort)
+def draw_cohorts(spec: SimulationSpec, arrays: DeviceArrays, key_data: Array, round_num: Array) -> Drawn:
+    """Returns the round's cohort, split by group."""
+    population, size = spec.population, spec.cohort_slots
+    cohort_key = stream_key(key_data, "cohort", round_num)
+    if spec.is_cyclic:
+        ids = client_sampling.sample_cyclic(stream_key(key_data, "cohort", 0), round_num, population, size)
+    elif spec.rate is None:
+        ids = client_sampling.sample_fixed(cohort_key, population, size)
     else:
-        ids = cohorts.poisson(of_cohort, fed.population, fed.rate, fed.cohort)
+        ids = client_sampling.sample_poisson(cohort_key, population, spec.rate, size)
     drawn = []
-    for g, group in enumerate(fed.groups):
-        places = client_loop.slots(min(fed.cohort, len(group.clients)), fed.plan_of(g))
-        if len(fed.groups) > 1:
-            belongs = held.places[g][ids] < len(group.clients)
-            chosen = cohorts.members(ids, belongs, fed.population, places)
+    for g, group in enumerate(spec.groups):
+        slots = client_loop.slots(min(size, len(group.clients)), spec.plan_of(g))
+        if len(spec.groups) > 1:
+            is_member = arrays.slots[g][ids] < len(group.clients)
+            chosen = client_sampling.select_members(ids, is_member, population, slots)
         else:
-            chosen = jnp.pad(ids, (0, places - len(ids)), constant_values=fed.population)
-        examples = jnp.where(chosen < fed.population, held.size[jnp.minimum(chosen, fed.population - 1)], 0)
-        if fed.dropout:
-            examples = jnp.where(cohorts.stays(key(of_run, "dropout", round), chosen, fed.dropout), examples, 0)
-        order = client_loop.arrange(examples, fed.plan_of(g), fed.by_size)
+            chosen = jnp.pad(ids, (0, slots - len(ids)), constant_values=population)
+        examples = jnp.where(chosen < population, arrays.size[jnp.minimum(chosen, population - 1)], 0)
+        if spec.dropout:
+            stays = client_sampling.draw_stays(stream_key(key_data, "dropout", round_num), chosen, spec.dropout)
+            examples = jnp.where(stays, examples, 0)
+        order = client_loop.arrange(examples, spec.plan_of(g), spec.by_size)
         cohort = Cohort(chosen[order], examples[order])
-        drawn.append((cohort, held.places[g][cohort.ids]))
+        drawn.append((cohort, arrays.slots[g][cohort.ids]))
     return drawn
 
 
-def train(fed: Federation, held: Held, state: State, drawn: Drawn, rows, scored: bool, initial: PyTree = (), touched=None):
-    """One round on the cohort's client states `rows`: (server, new rows, record).
+def run_cohort(
+    spec: SimulationSpec,
+    arrays: DeviceArrays,
+    state: State,
+    drawn: Drawn,
+    clients: list[PyTree],
+    scored: bool,
+    initial: PyTree = (),
+    touched: list[Array] | None = None,
+):
+    """Trains the cohort, aggregates its uplinks and updates the server: one round.
 
-    With states on the host, those that were never `touched` start from the `initial` server's.
+    Args:
+      spec: the simulation.
+      arrays: what all rounds read.
+      state: before the round.
+      drawn: the cohort.
+      clients: per group, the cohort's client states.
+      scored: whether clients are scored right after local training.
+      initial: of offloaded states, the server before round 1, from which untouched clients begin.
+      touched: of offloaded states, per group, [C] whether they were ever written.
+
+    Returns:
+      (server, client states per group, record).
     """
     contributions, outputs = [], []
-    for g, ((cohort, _), mine) in enumerate(zip(drawn, rows, strict=True)):
-        shared = held, state.server, state.round, state.key, initial
-        one = functools.partial(one_client, fed, g, scored)
-        entries = cohort, mine, () if touched is None else touched[g]
+    for g, ((cohort, _), states) in enumerate(zip(drawn, clients, strict=True)):
+        shared = arrays, state.server, state.round, state.key, initial
         added, stacked = client_loop.map_clients(
-            one, shared, entries, plan=fed.plan_of(g), on=fed.mesh, lies=cohort_buffer.lies(shared)
+            functools.partial(run_client, spec, g, scored),
+            shared,
+            (cohort, states, () if touched is None else touched[g]),
+            plan=spec.plan_of(g),
+            mesh=spec.mesh,
+            in_specs=cohort_buffer.shared_input_specs(shared),
         )
         contributions.append((added[0], stacked[0]))
         outputs.append((added[1:], stacked[1:]))
-    algorithm = fed.algorithm(0, held, state.round)
+    algorithm = spec.algorithm(0, arrays, state.round)
     collected = collect(algorithm.collect, contributions)
     everyone = Cohort(*(jnp.concatenate(leaves) for leaves in zip(*(cohort for cohort, _ in drawn), strict=True)))
-    with sharded_aggregation.over(fed.mesh, client_loop.AXIS):
-        result = algorithm.server_update(state.server, collected, everyone, key(state.key, "server", state.round))
-    server, said = contracts.updated(result)
-    sums = functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), [added[0] for added, _ in outputs])
+    with sharded_aggregation.over(spec.mesh, AXIS):
+        server_key = stream_key(state.key, "server", state.round)
+        result = algorithm.server_update(state.server, collected, everyone, server_key)
+    server, server_metrics = contracts.check_server_output(result)
     record = {
-        "train": sums,
-        "server": said,
+        "train": functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), [added[0] for added, _ in outputs]),
+        "server": server_metrics,
         "cohort": jnp.sum(everyone.examples > 0),
         "ids": jnp.where(everyone.examples > 0, everyone.ids, -1),
-        "seen": jax.tree.map(lambda *x: jnp.concatenate(x), *(stacked[1] for _, stacked in outputs)),
+        "checks": jax.tree.map(lambda *x: jnp.concatenate(x), *(stacked[1] for _, stacked in outputs)),
     }
     if scored:
         record["post_local"] = [stacked[2] for _, stacked in outputs]
     return server, [stacked[0] for _, stacked in outputs], record
 
 
-def one_client(fed: Federation, g: int, scored: bool, shared, entry):
-    """One client's round: ((lifted sums, metrics), (lifted stacks, state, faults, post-local scores))."""
-    (held, server, round, of_run, initial), (client, state, touched) = shared, entry  # noqa: A001
-    algorithm = fed.algorithm(g, held, round)
-    there = client.examples > 0
-    i = jnp.minimum(client.ids, fed.population - 1)
-    if fed.on_host:
-        state = host_store.begun_one(algorithm, initial, of_run, i, state, touched)
+def run_client(spec: SimulationSpec, g: int, scored: bool, shared, entry):
+    """Runs one client's part of a round: broadcast, local training, its contributions to what the server collects.
+
+    Returns:
+      ((added contributions, metrics), (stacked contributions, state, checks, post-local scores if `scored`)).
+    """
+    (arrays, server, round_num, key_data, initial), (client, state, touched) = shared, entry
+    algorithm = spec.algorithm(g, arrays, round_num)
+    is_active = client.examples > 0
+    i = jnp.minimum(client.ids, spec.population - 1)
+    if spec.is_offloaded:
+        state = host_store.init_if_untouched(algorithm, initial, key_data, i, state, touched)
     sent = algorithm.broadcast(server, i)
-    data = fed.rows_of(held, i, client.examples)
-    out = algorithm.client_update(sent, state, data, jax.random.fold_in(key(of_run, "client", round), i))
-    reduces, parts = _parts(algorithm.collect, out.uplink)
+    data = spec.client_data(arrays, i, client.examples)
+    client_key = jax.random.fold_in(stream_key(key_data, "client", round_num), i)
+    out = algorithm.client_update(sent, state, data, client_key)
+    reduces, parts = _split_uplink(algorithm.collect, out.uplink)
     lifted = [r.lift(part, client) for r, part in zip(reduces, parts, strict=True)]
     adds = [x for r, x in zip(reduces, lifted, strict=True) if r.join == "add"]
     stacks = [x for r, x in zip(reduces, lifted, strict=True) if r.join != "add"]
 
-    def only_if_there(new, old):
-        return jax.tree.map(lambda n, o: jnp.where(there, n, o), new, old)
+    def if_active(new, old):
+        return jax.tree.map(lambda n, o: jnp.where(is_active, n, o), new, old)
 
-    adds, said = only_if_there((adds, out.metrics), jax.tree.map(jnp.zeros_like, (adds, out.metrics)))
-    stacked = stacks, only_if_there(out.state, state), divergence.of_client(out, parts, state, there)
+    added = if_active((adds, out.metrics), jax.tree.map(jnp.zeros_like, (adds, out.metrics)))
+    new_state = if_active(out.state, state)
+    stacked = stacks, new_state, divergence.check_client(out, parts, state, is_active)
     if scored:
         local = (sent, out.state) if out.local is None else out.local
-        stacked += (evaluation_step.of_own_rows(fed, g, held, i, there, evaluation_step.predictors(algorithm, local, local)),)
-    return (adds, said), stacked
+        models = evaluation_step.bind_predictors(algorithm, local, local)
+        stacked += (evaluation_step.score_own_test(spec, g, arrays, i, is_active, models),)
+    return added, stacked
 
 
-def _parts(prefix: PyTree, uplink: PyTree) -> tuple[list[Reduce], list[PyTree]]:
+def _split_uplink(prefix: PyTree, uplink: PyTree) -> tuple[list[Reduce], list[PyTree]]:
+    """Returns the reductions, and the part of the uplink that each is for."""
     reduces, structure = jax.tree.flatten(prefix, is_leaf=_is_reduce)
     return reduces, structure.flatten_up_to(uplink)
 
 
 def collect(prefix: PyTree, contributions: list) -> PyTree:
-    """Joins the groups' contributions and lowers each part: what `server_update` sees."""
+    """Joins the groups' contributions and finishes each part: what `server_update` gets."""
     reduces, structure = jax.tree.flatten(prefix, is_leaf=_is_reduce)
     adds = iter(functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), [added for added, _ in contributions]))
     stacks = iter(zip(*(stacked for _, stacked in contributions), strict=True))
-    lowered = []
+    collected = []
     for r in reduces:
         if r.join == "add":
-            lowered.append(r.lower(next(adds)))
+            collected.append(r.lower(next(adds)))
         elif r.join == "group":
-            lowered.append(r.lower(next(stacks)))
+            collected.append(r.lower(next(stacks)))
         else:
-            lowered.append(r.lower(jax.tree.map(lambda *x: jnp.concatenate(x), *next(stacks))))
-    return structure.unflatten(lowered)
+            collected.append(r.lower(jax.tree.map(lambda *x: jnp.concatenate(x), *next(stacks))))
+    return structure.unflatten(collected)
 
 
 def _is_reduce(x: object) -> bool:
     return isinstance(x, Reduce)
+
+
+def flatten_record(
+    record: PyTree,
+    round_num: int,
+    targets: str = "classes",
+    own: Sequence[Mapping[str, Callable]] = (),
+    y: np.ndarray | None = None,
+) -> dict[str, float]:
+    """Returns a round's metrics by name; what has no weight, as where no client came, is left out.
+
+    Args:
+      record: what the round's program returned, on the host.
+      round_num: from 1.
+      targets: the kind of the targets, one of `algorithm.TARGETS`.
+      own: per group, its task's own scores, by name; empty where the record has no such scores.
+      y: the training targets, for the advice in messages.
+
+    Raises:
+      Diverged: something was not finite, says what, and of which clients; or everybody was left out.
+    """
+    ids = np.asarray(record["ids"])
+    divergence.raise_if_diverged(ids, record["checks"], bool(record["server_diverged"]), round_num, y)
+    if "left_out" in record["server"]:
+        left_out = int(record["server"]["left_out"][0])
+        divergence.raise_if_all_left_out(left_out, int(record["cohort"]), round_num, y)
+    metrics: dict[str, float] = {"round": round_num, "cohort": int(record["cohort"])}
+    for part in ("train", "server"):
+        for name, pair in record[part].items():
+            if weight := float(pair[1]):
+                metrics[f"{part}/{name}"] = float(pair[0]) / weight
+    if "loss" in record["train"]:
+        metrics["train/examples"] = float(record["train"]["loss"][1])
+    by_model: dict[str, list] = {}
+    begin = 0
+    for g, group in enumerate(record.get("post_local", ())):
+        group_ids = ids[begin : begin + len(jax.tree.leaves(group)[0])] if group else ids[:0]
+        where = "its own test rows right after training"
+        divergence.raise_if_scores_diverged(group, group_ids, where, round_num, y)
+        begin += len(group_ids)
+        for name, score in group.items():
+            by_model.setdefault(name, []).append(metric_definitions.finalize_metrics(targets, score, own[g]))
+    for name, groups in by_model.items():
+        scores = jax.tree.map(lambda *x: np.concatenate(x), *groups)
+        metrics |= evaluation_step.client_statistics(f"test/{name}/post_local", scores)
+    return metrics

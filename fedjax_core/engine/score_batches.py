@@ -13,8 +13,9 @@ import jax
 import numpy as np
 
 from fedjax_core.algorithm import PyTree
-from fedjax_core.engine.client_loop import Plan
-from fedjax_core.engine.federation import Evaluation, Held, ScoreBatches
+from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
+from fedjax_core.engine.sharding.mesh import Plan
+from fedjax_core.engine.simulation_spec import Evaluation, ScoreBatches
 
 
 class Cost(NamedTuple):
@@ -39,7 +40,7 @@ def has_convolution(weights: PyTree) -> bool:
     return any(leaf.ndim == 4 for leaf in jax.tree.leaves(weights))
 
 
-def choose_batches(evaluation: Evaluation, host: Held, plan: Plan, platform: str, convolves: bool = False) -> ScoreBatches:
+def choose_batches(evaluation: Evaluation, host: DeviceArrays, plan: Plan, platform: str, convolves: bool = False) -> ScoreBatches:
     """Returns the rows at once of each kind of score; `evaluation.batch`, if it is given, for all of them.
 
     Args:

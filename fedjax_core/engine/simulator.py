@@ -1,287 +1,264 @@
-"""A simulation: one method on one federated data set, as compiled programs and the states that they change.
+"""A simulation: one method on one federated data set.
 
-    simulation = Simulation(build, task, data, cohort=0.4)
+    simulation = Simulation(build_spec(groups, data, cohort=0.4))
     state = simulation.init(seed=0)
-    state, records = simulation.rounds(state, 10)
-    scores = simulation.evaluate(state)
+    state, metrics = simulation.rounds(state, 10)
+    scores = simulation.evaluate(state).metrics
 
-Random draws come from (seed, stream, round, client id): a client's draw depends on neither its place in the cohort, nor its group,
-nor the plan.
+Random draws come from (seed, stream, round, client id): a client's draw depends on neither its slot in the cohort, nor
+its group, nor the plan.
 
-The class says what can be asked of a simulation; others do it. `described` checks what it is made of. A plan makes a `Planned` of
-that: `programs` (of the functions in `rounds`, `scores`, `unseen` and `view`), the `arrays` that they read, the client states that
-they change (`keeping`). `dispatching`, `evaluating`, `viewing` and `snapshots` work on a `Planned`.
+`build_spec` validates what a simulation is made of (`SimulationSpec`); nothing is compiled there. `Simulation` holds
+the `CompiledPlan` of a specification: its programs, the arrays that they read and the client states that they change
+(`dispatch.py`). If the devices lack memory, it compiles another plan with smaller chunks.
 """
 
 import copy
 import dataclasses
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
+from fedjax_core import distributed
 from fedjax_core.algorithm import PyTree, targets_of
-from fedjax_core.data.federated_data import FederatedData
+from fedjax_core.data.federated_data import FederatedData, pooled
 from fedjax_core.engine import (
-    check,
+    check_own_scores,
     client_loop,
+    client_sampling,
+    contracts,
     dispatch,
     divergence,
     evaluation,
-    evaluation_step,
-    programs,
-    score_batches,
-    score_names,
-    snapshots,
-    viewing,
+    rounds,
+    unseen_clients,
 )
-from fedjax_core.engine.client_state import host_store
-from fedjax_core.engine.client_state.manager import ClientStates
-from fedjax_core.engine.client_view import View
-from fedjax_core.engine.data_feed.device_arrays import Arrays
-from fedjax_core.engine.data_feed.streaming import Resident, Streamed
-from fedjax_core.engine.described import described
+from fedjax_core.engine.client_state import manager
+from fedjax_core.engine.client_view import Holdings, View
+from fedjax_core.engine.data_feed.device_arrays import DeviceArrays, make_host_arrays
+from fedjax_core.engine.dispatch import CompiledPlan
 from fedjax_core.engine.divergence import Diverged
-from fedjax_core.engine.federation import Build, Evaluation, Federation, Group, Held, State, one_group
-from fedjax_core.engine.planned import Planned
-from fedjax_core.engine.record import flat
-from fedjax_core.engine.sharding import model_parallel
+from fedjax_core.engine.evaluation import EvaluationResult
+from fedjax_core.engine.sharding import data_placement
+from fedjax_core.engine.sharding import mesh as meshes
+from fedjax_core.engine.simulation_spec import (
+    Build,
+    Evaluation,
+    Group,
+    SimulationSpec,
+    State,
+    one_group,
+    with_abstract_frozen_params,
+    with_peer_groups,
+)
 from fedjax_core.training.few_shot import Episodes
-from fedjax_core.uplink import Link
+from fedjax_core.uplink import Link, wrapped
 
-__all__ = ["Build", "Diverged", "Evaluation", "Group", "Held", "Simulation", "State", "View", "one_group"]
+__all__ = ["Build", "Diverged", "Evaluation", "EvaluationResult", "Group", "Simulation", "SimulationSpec", "State"]
+__all__ += ["View", "build_spec", "one_group"]
 Result = TypeVar("Result")
+ReadParts = Callable[..., Iterable[tuple[int, Mapping[str, np.ndarray]]]]
+log = logging.getLogger("fedjax_core")
+
+
+def build_spec(
+    groups: Sequence[Group],
+    data: FederatedData,
+    *,
+    cohort: int | float | None = None,
+    dropout: float = 0.0,
+    plan: meshes.Plan | None = None,
+    evaluation: Evaluation = Evaluation(),  # noqa: B008
+    hold: str = "device",
+    dispatch: int = 10,
+    episodes: Episodes | None = None,
+    data_on: str | None = None,
+    devices: Sequence[Any] | None = None,
+    links: Sequence[Link] = (),
+    leave_out: bool = False,
+    sampling: str = "fixed",
+) -> SimulationSpec:
+    """Returns what a simulation is made of. Checks everything that can be checked without training.
+
+    Args:
+      groups: together they have each client once.
+      data: one train and test index list per client; unseen clients are of no group, they take turns among the networks.
+      cohort: clients a round, as a number or a fraction; None: all.
+      dropout: probability with which a sampled client does not come back.
+      plan: None: `client_loop.choose`.
+      evaluation: what is scored.
+      hold: "device", "host" or "disk": where client states are between rounds. Off the device a dispatch has one round.
+      dispatch: the most rounds in one dispatch. Where data are streamed it is one.
+      episodes: how minibatches and tests are drawn, for networks made by `few_shot.prototypical`; None: plain examples.
+      data_on: "device", "host" or "disk": where the data are; None: where they fit (`data_placement.py`).
+      devices: the plan takes the first of them; None: those that jax sees. For a topology's, programs can be compiled.
+      links: the transforms of uplinks: attacks, compression, privacy, a robust rule (`fedjax_core/uplink/`).
+      leave_out: whether a client that sends something not finite is left out of its round, which else ends the run.
+      sampling: "fixed", "poisson" or "cyclic", see `client_sampling.py`.
+
+    Raises:
+      ValueError: a setting is out of range; the groups do not partition the population or disagree about the server's
+        state; a client update does not keep its state's structure, shapes and dtypes.
+      TypeError: a function of the method returns something that it must not (`contracts.py`).
+    """
+    with contracts.explain_missing_head(groups):
+        tasks = tuple(group.task.held for group in groups)
+        groups = with_peer_groups(with_abstract_frozen_params(groups))
+        if any(contracts.check_algorithm(group.build(group.task), group.build).pooled for group in groups):
+            if len(groups) > 1:
+                raise ValueError("a pooled method trains one network; it cannot have groups")
+            if links or leave_out:
+                raise ValueError(
+                    "a pooled method has no clients that send something; it goes without attacks, rules, compression, privacy"
+                )
+            data, cohort, dropout = pooled(data), None, 0.0
+            task = dataclasses.replace(groups[0].task, population=1)
+            groups = with_peer_groups([groups[0]._replace(clients=np.arange(1), task=task)])
+        population = data.clients
+        contracts.validate_settings(groups, population, dropout, hold, evaluation, dispatch, episodes)
+        contracts.validate_targets(groups, data.train)
+        contracts.validate_tokens(groups, data)
+        skip_reason, has_unseen = unseen_clients.find_skip_reason(groups), data.unseen is not None and len(data.unseen.ids) > 0
+        evaluation = unseen_clients.add_unseen_scope(evaluation, skip_reason, has_unseen)
+        size = client_sampling.number(cohort, population)
+        client_sampling.check(sampling, size, population)
+        is_poisson = sampling == "poisson"
+        slots = client_sampling.places(size, population) if is_poisson else size
+        plan = client_loop.choose(slots, among=devices, **({} if plan is None else plan._asdict()))
+        mesh = meshes.make_mesh(plan, devices)
+        is_numeric = targets_of(data.train.y) == "numbers"
+        center = np.asarray(data.train.y).mean(0, dtype=np.float64) if is_numeric else 0.0
+        placed = data_placement.choose_placement(data_on, data, mesh)
+        data, readers = data_placement.open_data(placed, data)
+        spec = SimulationSpec(
+            groups=tuple(groups),
+            tasks=tasks,
+            data=data,
+            placed=placed,
+            readers=readers,
+            host_arrays=make_host_arrays(
+                [group.clients for group in groups], tuple(group.task.held for group in groups), data, episodes
+            ),
+            cohort=size,
+            cohort_slots=slots,
+            rate=size / population if is_poisson else None,
+            is_cyclic=sampling == "cyclic",
+            dropout=dropout,
+            evaluation=evaluation,
+            episodes=episodes,
+            hold=hold,
+            dispatch=dispatch,
+            center=center,
+            unseen_skip_reason=skip_reason if has_unseen else "",
+            plan=plan,
+            mesh=mesh,
+            devices=devices,
+        )
+        spec = dataclasses.replace(spec, shapes=contracts.trace_shapes(spec))
+        if links or leave_out:
+            spec = dataclasses.replace(spec, groups=_wrap_uplinks(spec, links, leave_out))
+            spec = dataclasses.replace(spec, shapes=contracts.trace_shapes(spec))
+        return dataclasses.replace(spec, score_bytes=check_own_scores.check_scores(spec))
+
+
+def _wrap_uplinks(spec: SimulationSpec, links: Sequence[Link], leave_out: bool) -> tuple[Group, ...]:
+    """Returns the groups, whose methods' uplinks go through transforms."""
+    pairs = zip(spec.groups, spec.shapes.groups, strict=True)
+    return tuple(group._replace(build=wrapped(group.build, links, shapes.out.uplink, leave_out)) for group, shapes in pairs)
 
 
 class Simulation:
     """One method on one federated data set.
 
     Attributes:
-      data: the federated data (pooled for a method that asks for it).
-      population: N.
-      cohort: C.
-      places: of a round's clients: C, of Poisson cohorts more.
-      dropout, evaluation, episodes, hold, dispatch: as given; what is scored, with unseen clients where that is possible.
-      targets: what its rows are labelled with, one of `algorithm.TARGETS`.
-      unserved: why unseen clients, if there are any, are not scored: the method has no models for them; "" if they are.
-      placed: where the data lie, and why.
-      host: what all rounds read, on the host.
-      shapes: of states and messages, known without running.
-      planned: what it does its work with, under its plan.
+      compiled: the programs, arrays and client states under the current plan.
     """
 
-    def __init__(
-        self,
-        groups: Sequence[Group],
-        data: FederatedData,
-        *,
-        cohort: int | float | None = None,
-        dropout: float = 0.0,
-        plan: client_loop.Plan | None = None,
-        evaluation: Evaluation = Evaluation(),  # noqa: B008
-        hold: str = "device",
-        dispatch: int = 10,
-        episodes: Episodes | None = None,
-        data_on: str | None = None,
-        devices: Sequence[Any] | None = None,
-        links: Sequence[Link] = (),
-        leave_out: bool = False,
-        sampling: str = "fixed",
-    ):
-        """Checks everything that can be checked without training.
-
-        Args:
-          groups: together they hold each client once.
-          data: one train and test index list per client; unseen clients are of no group, they take turns among the networks.
-          cohort: clients a round, as a number or a fraction; None: all.
-          dropout: probability with which a sampled client does not come back.
-          plan: None: `client_loop.choose`.
-          evaluation: what is scored.
-          hold: "device", "host" or "disk": where client states are kept. Off the device one round is one dispatch.
-          dispatch: the most rounds that run in one dispatch. Where data are streamed it is one.
-          episodes: how minibatches and tests are drawn, for networks made by `few_shot.prototypical`; None: plain examples.
-          data_on: "device", "host" or "disk": where the data lie; None: where they fit (`data_placement.py`).
-          devices: of which the plan takes the first; None: those that jax sees. For a topology's, programs can be compiled.
-          links: what uplinks pass through: attacks, compression, privacy, a robust rule (`fedjax_core/uplink/`).
-          leave_out: whether a client that sends something not finite is left out of its round, which else ends the run.
-          sampling: "fixed", "poisson" or "cyclic", see `client_sampling.py`.
-
-        Raises:
-          ValueError: a setting is out of range; the groups do not partition the population or disagree about the server's
-            state; a client update does not keep its state's structure, shapes and dtypes.
-          TypeError: a function of the method returns something else than it must (`contracts.py`).
-        """
-        with check.parted(groups):
-            self._of = of = described(
-                groups,
-                data,
-                cohort=cohort,
-                dropout=dropout,
-                plan=plan,
-                evaluation=evaluation,
-                hold=hold,
-                dispatch=dispatch,
-                episodes=episodes,
-                data_on=data_on,
-                devices=devices,
-                links=links,
-                leave_out=leave_out,
-                sampling=sampling,
-            )
-        fed, self.data, self.placed, self.host, self.shapes = of.fed, of.data, of.placed, of.host, of.shapes
-        self.population, self.cohort, self.places, self.unserved = fed.population, of.cohort, fed.cohort, of.unserved
-        self.dropout, self.evaluation, self.episodes, self.dispatch = fed.dropout, fed.evaluation, episodes, dispatch
-        self.hold, self.targets = hold, targets_of(self.data.train.y)
-        self._devices, self._lane, self._outliers = devices, None, set()
-        self.planned = self._under(fed.plan)
-
-    def _under(self, plan: client_loop.Plan, kept: host_store.OnHost | None = None) -> Planned:
-        """What does the work under a plan, with the client states of the plan before."""
-        of, host = self._of, self.host
-        mesh = client_loop.mesh(plan, self._devices)
-        convolves = score_batches.has_convolution([(group.server, group.client) for group in self.shapes.groups])
-        batches = score_batches.choose_batches(of.fed.evaluation, host, plan, mesh.devices.flat[0].platform, convolves)
-        fed = dataclasses.replace(of.fed, plan=plan, mesh=mesh, batches=batches)
-        lies = model_parallel.layout(fed, host, self.shapes)
-        made = programs.compiled(fed, lies)
-        arrays = Arrays(fed, host, of.tasks, of.readers, lies.held, made.draw, self._lane)
-        clients = ClientStates(fed, lies, [group.client for group in self.shapes.groups], host.places, self.hold, kept)
-        return Planned(fed, lies, made, arrays, clients, self.cohort)
-
-    def use(self, plan: client_loop.Plan) -> None:
-        """Takes another plan: makes the jitted programs anew; the data go on its devices when they are first needed."""
-        self.release()
-        self.planned = self._under(plan, self.planned.states.kept)
-
-    def in_lane(self, lane: int | None) -> "Simulation":
-        """The same simulation as one of several runs (`vmapped_runs.py`), with
-        programs and data in common. It puts nothing on a device.
-
-        Args:
-          lane: which one, where the method has numbers by lane; None: it has not.
-        """
-        other = copy.copy(self)
-        other._lane, other._outliers = lane, set()
-        other.planned = dataclasses.replace(self.planned, arrays=self.planned.arrays.in_lane(lane), fits=set())
-        return other
+    def __init__(self, spec: SimulationSpec):
+        """Compiles nothing, and puts nothing on a device; `spec` is from `build_spec`."""
+        self.compiled, self._known_outliers = dispatch.compile_for_plan(spec, spec.plan), set()
 
     @property
-    def plan(self) -> client_loop.Plan:
-        """The client loop's plan; a smaller chunk is taken if it turns out not to fit."""
-        return self.planned.fed.plan
-
-    @property
-    def mesh(self) -> jax.sharding.Mesh:
-        """The plan's devices."""
-        return self.planned.fed.mesh
-
-    @property
-    def federation(self) -> Federation:
-        """What the programs are made of."""
-        return self.planned.fed
-
-    @property
-    def programs(self) -> programs.Programs:
-        """The jitted functions under the plan."""
-        return self.planned.programs
-
-    @property
-    def divided(self) -> bool:
-        """Whether some array of a network is divided over devices."""
-        return model_parallel.divided(self.planned.lies)
-
-    @property
-    def groups(self) -> tuple[Group, ...]:
-        """Clients by architecture."""
-        pairs = zip(self.federation.groups, self._of.tasks, strict=True)
-        return tuple(group._replace(task=group.task.bind(own, 0)) for group, own in pairs)
-
-    @property
-    def held(self) -> Held:
-        """What lies on the plan's devices all the time: data, unless they are streamed, and what is frozen or public."""
-        return self.planned.arrays.held
-
-    @property
-    def rest(self) -> Held:
-        """What lies on the devices all the time, on the host, with stand-ins for arrays that are deferred."""
-        return self.planned.arrays.rest
-
-    @property
-    def supply(self) -> Resident | Streamed:
-        """How programs get the rows of clients."""
-        return self.planned.arrays.supply
-
-    def close(self) -> None:
-        """Ends what is under way for coming rounds; all that came is written."""
-        self.planned.close()
-
-    def release(self) -> None:
-        """Takes the data, and what is frozen or public, off the devices, until they are needed again."""
-        try:
-            self.close()
-        finally:
-            self.planned.arrays.release()
-
-    def put(self, tree: PyTree) -> PyTree:
-        """Host values on the simulation's devices."""
-        return self.planned.put(tree)
-
-    def _fitting(self, work: Callable[[Planned], Result]) -> Result:
-        """Does `work`, in smaller chunks if a device cannot hold it; its inputs must survive a failure."""
-
-        def attempt(plan: client_loop.Plan) -> Result:
-            if plan != self.plan:
-                self.use(plan)
-            return work(self.planned)
-
-        return client_loop.with_smaller_chunks(attempt, self.plan)[0]
+    def spec(self) -> SimulationSpec:
+        """What the simulation is made of, under the current plan; its chunk is smaller than given if that did not fit."""
+        return self.compiled.spec
 
     def init(self, seed: int) -> State:
-        """The state before round 1: the server's, every client's, and `prepare` done if the method has it."""
-        return dispatch.start(self.planned, self._fitting, seed)
+        """Returns the state before round 1: the server's, every client's, and `prepare` done if the method has it."""
+        state = dispatch.init_state(self.compiled, seed)
+        for g in range(len(self.spec.groups)):
+            if self.spec.abstract_algorithm(g).prepare is not None:
+                before = state
+                state = self._retry_on_oom(lambda compiled, g=g, before=before: dispatch.prepare_group(compiled, before, g))
+        return state
 
     def rounds(self, state: State, n: int, scored: bool = False) -> tuple[State, list[dict[str, float]]]:
         """Runs n rounds; the given state is consumed.
 
         Args:
           state: from `init`, `rounds` or a checkpoint.
-          n: how many rounds.
+          n: number of rounds.
           scored: whether the last of them also scores the clients' models right after local training (scope "post_local").
 
         Returns:
-          (state, one flat record per round).
+          (state, metrics of each round).
 
         Raises:
           Diverged: something was not finite; says what, of which clients or of the server, in which round.
         """
-        records: list[dict[str, float]] = []
-        while len(records) < n:
-            last = scored and len(records) == n - 1
-            most = 1 if last else min(self.dispatch, n - len(records) - bool(scored))
-            state, raw = dispatch.rounds(self.planned, self._fitting, state, most, last)
-            records += self.said(state, raw)
-        return state, records
+        metrics: list[dict[str, float]] = []
+        while len(metrics) < n:
+            is_last = scored and len(metrics) == n - 1
+            most = 1 if is_last else min(self.spec.dispatch, n - len(metrics) - bool(scored))
+            if is_last in self.compiled.fits and not self.spec.is_offloaded:  # it consumes the state: no second try
+                state, records = dispatch.run_rounds(self.compiled, state, most, is_last)
+            else:
+                before = state
+                state, records = self._retry_on_oom(
+                    lambda compiled, before=before, most=most, last=is_last: dispatch.run_rounds(compiled, before, most, last)
+                )
+            metrics += self.flatten_records(state, records)
+        return state, metrics
 
-    def said(self, state: State, raw: Sequence[PyTree]) -> list[dict[str, float]]:
-        """Flat records of rounds, from what the program gave of each; `state` is the one after the last.
+    def flatten_records(self, state: State, records: Sequence[PyTree]) -> list[dict[str, float]]:
+        """Returns the metrics of rounds by name, from their raw records; `state` is the one after the last round.
 
         Raises:
           Diverged: as `rounds`.
         """
-        records, done = [], int(jax.device_get(state.round))
-        own = [group.task.scores for group in self.federation.groups]
-        for number, record in enumerate(raw, done - len(raw) + 1):
-            records.append(flat(record, number, self.targets, own, self.data.train.y))
-            divergence.warn(divergence.outliers(record["ids"], record["seen"]), number, self._outliers)
-        return records
+        spec, metrics, done = self.spec, [], int(jax.device_get(state.round))
+        own, y = [group.task.scores for group in spec.groups], spec.data.train.y
+        for round_num, record in enumerate(records, done - len(records) + 1):
+            metrics.append(rounds.flatten_record(record, round_num, spec.targets, own, y))
+            outliers = divergence.find_outliers(record["ids"], record["checks"])
+            divergence.warn_of_outliers(outliers, round_num, self._known_outliers)
+        return metrics
 
-    def excess(self, program: Any, arguments: tuple) -> str | None:
-        """Why a program will not fit this process's devices; None if it will, or if they do not tell."""
-        return dispatch.excess(self.planned, program, arguments)
+    def evaluate(self, state: State, watch: evaluation.Watch = evaluation.ignore_progress) -> EvaluationResult:
+        """Returns all scores of the configured scopes except "post_local"; names as in `Evaluation`.
+
+        Args:
+          state: to score; it stays as it is.
+          watch: called with what is scored, how much of it is done and of how much, about twice a second; what it
+            raises ends the evaluation.
+
+        Raises:
+          Diverged: a loss is not finite; says whose.
+        """
+        return self._retry_on_oom(lambda compiled: evaluation.evaluate(compiled, state, watch))
+
+    def client_scores(self, state: State) -> dict[str, PyTree]:
+        """Returns scores of clients, in the order of `spec.scored_clients`, as NumPy pairs (sums [E], weights [E]).
+
+        They are {"own": {predictor: {"loss", "accuracy"}}, "all": ..., "validation": ... if clients have such examples}.
+        """
+        return self._retry_on_oom(lambda compiled: evaluation.score_clients(compiled, state))
 
     def view(self, state: State, client: int, *, trained: bool = False) -> View:
-        """What one client holds, and its models: for analyses, outside of rounds.
+        """Returns what one client holds, and its models: for analyses, outside of rounds.
 
         Args:
           state: to look at; it stays as it is.
@@ -291,87 +268,127 @@ class Simulation:
         Raises:
           ValueError: there is no such client.
         """
-        return viewing.of_client(lambda: self.planned, state, client, trained)
+        compiled, spec = self.compiled, self.spec
+        if not 0 <= client < spec.population:
+            raise ValueError(f"client {client} is not one of 0 ... {spec.population - 1}")
+        g = next(g for g, group in enumerate(spec.groups) if client in group.clients)
+        ids = np.array([client], np.int32)
+        _, states, touched, initial = compiled.states.read(state, g, ids)
+        arrays = compiled.feed.for_client(client, ["index"])
+        view = compiled.programs.view[g]
+        plain, personal = view(arrays, state, initial, compiled.put(ids), states, touched, trained)
+        holds = {name: plain if name == "global" else personal for name in spec.abstract_algorithm(g).predict}
+        task = spec.groups[g].task.bind(compiled.device_arrays.tasks[g], state.round)
 
-    def scored_clients(self) -> np.ndarray:
-        """Ids of the clients that `evaluate` scores, sorted."""
-        return evaluation.scored_clients(self.federation)
+        def predict(name: str, holds: Holdings, x: PyTree, arrays: DeviceArrays | None = None):
+            compiled = self.compiled  # by now it may be another plan's
+            arrays = compiled.device_arrays if arrays is None else arrays
+            return compiled.programs.predict[g](arrays, state.round, name, holds, x)
 
-    def client_scores(self, state: State) -> dict[str, PyTree]:
-        """Per client (in the order of `scored_clients`), as NumPy pairs: {"own": {predictor: {"loss", "accuracy"}}, "all": ...};
-        "validation" where clients have such rows."""
-        return self._fitting(lambda at: evaluation.of_clients(at, state))
+        return View(client, task, holds, predict)
 
-    def unseen_scores(self, state: State) -> dict[str, PyTree]:
-        """Per unseen client (in the order of `data.unseen`), as NumPy pairs: {predictor: {"loss", "accuracy"}}."""
-        return self._fitting(lambda at: evaluation.of_unseen(at, state))
+    @property
+    def offloaded_states(self) -> manager.OffloadedStates | None:
+        """Client states on the host or the disk, those of the newest state; None if the devices have them."""
+        return self.compiled.states.offloaded
 
-    def evaluate(self, state: State) -> dict[str, float]:
-        """All scores of the configured scopes but "post_local"; names as in `Evaluation`.
-
-        Raises:
-          Diverged: a loss is not finite; says whose.
-        """
-        return self.evaluated(state)[0]
-
-    def evaluated(
-        self, state: State, watch: evaluation.Watch = evaluation.unwatched
-    ) -> tuple[dict[str, float], evaluation_step.ByClient | None]:
-        """What `evaluate` gives, and the values of single clients that it is made of; None without scopes "own", "all" and
-        "unseen".
+    def to_host(self, state: State, with_offloaded: bool = True) -> PyTree:
+        """Returns everything that a checkpoint must keep, as host arrays.
 
         Args:
-          state: to score; it stays as it is.
-          watch: is told what is scored, how much of it is done and of how much, about twice a second; what it raises ends the
-            evaluation.
-
-        Raises:
-          Diverged: a loss is not finite; says whose.
+          state: to save.
+          with_offloaded: whether it includes offloaded client states; False: these are saved as `offloaded_states.parts`.
         """
-        return evaluation.evaluated(self.planned, self._fitting, state, self.data, watch)
+        offloaded, saved = self.offloaded_states, {"state": meshes.fetch(state)}
+        if offloaded is None:
+            return saved
+        return saved | (offloaded.packed() if with_offloaded else {"initial": meshes.fetch(offloaded.initial)})
 
-    @property
-    def validated(self) -> bool:
-        """Whether clients have validation rows."""
-        return evaluation.validated(self.host)
+    def abstract_snapshot(self, touched: list[int] | None) -> PyTree:
+        """Returns the structure of `to_host`, as NumPy arrays, to restore into.
 
-    def validation_scores(self) -> list[str]:
-        """Names of the scores on validation rows that `evaluate` gives; none without such rows."""
-        return score_names.of_validation(self.planned)
+        Args:
+          touched: per group, how many offloaded client states it has; None: as `with_offloaded=False`.
+        """
+        key_data = jax.random.key_data(jax.random.key(0))
+        state = jax.eval_shape(self.compiled.programs.init_state, self.spec.host_arrays, key_data)
+        saved = {"state": state}
+        if self.spec.is_offloaded:
+            clients = [shapes.client for shapes in self.spec.shapes.groups]
+            saved["initial"] = state.server
+            saved |= {} if touched is None else manager.abstract_packed(state.server, clients, touched)
+        return jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), saved)
 
-    def test_scores(self) -> list[str]:
-        """Names of the scores on test rows that `evaluate` gives; those of unseen clients if the method has models for them."""
-        return score_names.of_test(self.planned)
-
-    def snapshot(self, state: State) -> PyTree:
-        """Everything that a checkpoint must keep, as host arrays."""
-        return snapshots.whole(self.planned, state)
-
-    def without_clients(self, state: State) -> PyTree:
-        """A `snapshot` without client states that are kept off the devices: those are `kept`."""
-        return snapshots.without_clients(self.planned, state)
-
-    @property
-    def kept(self) -> host_store.OnHost | None:
-        """Client states that are kept off the devices, those of the newest state; None if the devices have them."""
-        return self.planned.states.kept
-
-    def touched(self) -> list[int]:
-        """Per group, how many client states the host holds; empty if the device holds them. `like` wants it."""
-        return [] if self.kept is None else self.kept.touched()
-
-    def like(self, touched: list[int] | None) -> PyTree:
-        """The structure of a `snapshot`, as NumPy arrays, to restore into; `touched` as at the snapshot, None for one
-        `without_clients`."""
-        return snapshots.like(self.planned, touched, [group.client for group in self.shapes.groups])
-
-    def restore(
-        self, saved: PyTree, parts: Callable[..., Iterable[tuple[int, Mapping[str, np.ndarray]]]] = lambda wanted: ()
-    ) -> State:
-        """The inverse of `snapshot`, or of `without_clients` and `kept.parts`, on this simulation's devices, whatever they were.
+    def from_host(self, saved: PyTree, read_parts: ReadParts = lambda wanted: ()) -> State:
+        """Restores what `to_host` returned, on this simulation's devices, whatever the earlier ones were.
 
         Args:
           saved: the snapshot.
-          parts: (part -> names of the arrays that will be looked at) -> numbers of parts, and what `kept.parts` gave.
+          read_parts: (part -> names of its arrays to read) -> (number, arrays) of parts of offloaded client states.
         """
-        return snapshots.restored(self.planned, saved, parts)
+        compiled, mesh = self.compiled, self.spec.mesh
+        if self.spec.is_offloaded:
+            offloaded = compiled.states.make_untouched(meshes.put(saved["initial"], mesh, compiled.layout.server))
+            if "stores" in saved:
+                offloaded.unpack(saved)
+            take_parts = lambda: [offloaded.take(*part) for part in read_parts(offloaded.wanted)]
+            distributed.all_or_none("read its client states", take_parts)
+            offloaded.saved()
+            compiled.states.replace_offloaded(offloaded)
+        return meshes.put(saved["state"], mesh, compiled.layout.state)
+
+    def use_plan(self, plan: meshes.Plan) -> None:
+        """Compiles for another plan, with the same client states; the data move to its devices when first needed."""
+        self.release()
+        lane = self.compiled.feed.lane
+        self.compiled = dispatch.compile_for_plan(self.spec, plan, self.offloaded_states, lane)
+
+    def as_replica(self, lane: int | None = None) -> "Simulation":
+        """Returns the same simulation as one of several runs (`vmapped_runs.py`), with programs and data in common.
+
+        `lane`: the run's number, where the method has numbers by run.
+        """
+        replica = copy.copy(self)
+        replica.compiled, replica._known_outliers = self.compiled.as_replica(lane), set()
+        return replica
+
+    def close(self) -> None:
+        """Stops preparing coming rounds; client states of past rounds are written."""
+        self.compiled.close()
+
+    def release(self) -> None:
+        """Takes the data, and frozen and public arrays, off the devices, until they are needed again."""
+        try:
+            self.close()
+        finally:
+            self.compiled.feed.release()
+
+    def _retry_on_oom(self, work: Callable[[CompiledPlan], Result]) -> Result:
+        """Returns `work(self.compiled)`; if a device lacks memory, halves the plan's chunk and tries again.
+
+        A `MemoryError` is raised by all processes together. One that only this process's devices raised ends a run of
+        several processes: the others would wait for a round that never comes.
+
+        Args:
+          work: its inputs must survive a failure.
+
+        Raises:
+          Whatever `work` raised, if it is no lack of memory or the chunk is 1 already.
+          ValueError: a device of this process lacks memory, and there are other processes.
+        """
+        while True:
+            try:
+                return work(self.compiled)
+            except (jax.errors.JaxRuntimeError, MemoryError) as error:
+                plan, is_known_to_all = self.spec.plan, isinstance(error, MemoryError)
+                if plan.chunk == 1 or not (is_known_to_all or dispatch.is_out_of_memory(error)):
+                    raise
+                reason = str(error).splitlines()[0]
+                if jax.process_count() > 1 and not is_known_to_all:
+                    raise ValueError(
+                        f"{plan.chunk} clients at once do not fit a device of process {jax.process_index()}; set "
+                        f"plan.chunk lower ({reason})"
+                    ) from None
+            smaller = plan._replace(chunk=-(-plan.chunk // 2))
+            log.warning("%d clients at once do not fit (%s); trying %d", plan.chunk, reason, smaller.chunk)
+            self.use_plan(smaller)

@@ -1,4 +1,6 @@
-"""Unseen clients: whether a method has models for them, and how good these are. Nothing of them reaches the server."""
+"""Scores of unseen clients, if a method has models for them. Nothing of these clients reaches the server."""
+
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -7,109 +9,127 @@ import numpy as np
 from fedjax_core.algorithm import Algorithm, Array, ClientData, PyTree
 from fedjax_core.engine import client_loop, evaluation_step
 from fedjax_core.engine.data_feed import cohort_buffer
-from fedjax_core.engine.federation import Evaluation, Federation, Group, Held, key
+from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
+from fedjax_core.engine.simulation_spec import Evaluation, Group, SimulationSpec, stream_key
 from fedjax_core.uplink.wrapped_method import Sent
 
 
-def reason(groups: tuple[Group, ...]) -> str:
-    """Why a method has no models for unseen clients; "" if it has."""
-    found = [group.build(group.task).newcomer for group in groups]
-    return next((why for why in found if isinstance(why, str)), "")
+def find_skip_reason(groups: Sequence[Group]) -> str:
+    """Returns why a method has no models for unseen clients; "" if it has."""
+    answers = [group.build(group.task).newcomer for group in groups]
+    return next((answer for answer in answers if isinstance(answer, str)), "")
 
 
-def scored(evaluation: Evaluation, why: str, there: bool) -> Evaluation:
-    """With the scope "unseen" if clients are unseen and the method has models for them, whether asked for or not.
+def add_unseen_scope(evaluation: Evaluation, skip_reason: str, has_unseen: bool) -> Evaluation:
+    """Adds the scope "unseen" if clients are unseen and the method has models for them.
 
     Raises:
-      ValueError: it is asked for, and there are no such clients or the method has no models for them: `why`.
+      ValueError: the scope is given, but no client is unseen or the method has no models for them.
     """
-    asked = "unseen" in evaluation.scopes
-    if asked and not there:
+    is_given = "unseen" in evaluation.scopes
+    if is_given and not has_unseen:
         raise ValueError("evaluation.scopes has 'unseen', but no client is unseen; set data.unseen_clients, such as 0.2")
-    if asked and why:
-        raise ValueError(f"evaluation.scopes has 'unseen', but {why}")
-    if asked or not there or why:
+    if is_given and skip_reason:
+        raise ValueError(f"evaluation.scopes has 'unseen', but {skip_reason}")
+    if is_given or not has_unseen or skip_reason:
         return evaluation
     return evaluation._replace(scopes=(*evaluation.scopes, "unseen"))
 
 
-def members(fed: Federation, g: int, number: int) -> np.ndarray:
-    """Which of the unseen clients, of `number`, have group g's network: they take turns."""
-    return np.arange(g, number, len(fed.groups), dtype=np.int32)
+def members(spec: SimulationSpec, g: int, number: int) -> np.ndarray:
+    """Returns which of `number` unseen clients have group g's network: the groups take turns."""
+    return np.arange(g, number, len(spec.groups), dtype=np.int32)
 
 
-def of_unseen(
-    fed: Federation,
+def score_unseen(
+    spec: SimulationSpec,
     g: int,
-    held: Held,
+    arrays: DeviceArrays,
     server: PyTree,
-    round: Array,  # noqa: A002
-    of_run: Array,
-    places: Array,
+    round_num: Array,
+    key_data: Array,
+    indices: Array,
     bounds: tuple[Array, Array],
 ):
-    """Scores of the unseen clients at `places` [E], who have group g's network, on their own test rows.
+    """Scores unseen clients that have group g's network on their own test examples.
 
-    Zeros for clients that are not in the chunks that `bounds` says (`client_loop.map_part`).
+    Args:
+      spec: the simulation.
+      g: the group.
+      arrays: what all programs read.
+      server: the server's state.
+      round_num: rounds done.
+      key_data: the experiment's.
+      indices: [E] which unseen clients; beyond the last one: empty slots.
+      bounds: the chunks that are done (`client_loop.map_part`); other clients get zeros.
 
     Returns:
-      {predictor: {"accuracy", "loss"}: pairs [E]}; places beyond the last client are empty.
+      {predictor: {"accuracy", "loss"}: pairs [E]}.
     """
-    number = len(held.unseen_size)
+    number = len(arrays.unseen_size)
 
-    def one(shared, place):
-        held, server, round, of_run = shared  # noqa: A001
-        algorithm = fed.algorithm(g, held, round)
-        there, place = place < number, jnp.minimum(place, number - 1)
-        data = ClientData(held.train, held.unseen_index[place], jnp.where(there, held.unseen_size[place], 0), fed.episodes)
-        plain, personal = holdings(fed, g, algorithm, server, of_run, round, place, data)
-        size = jnp.where(there, held.unseen_test_size[place], 0)
-        models = evaluation_step.predictors(algorithm, plain, personal)
-        return (), evaluation_step.of_rows(fed, g, models, held.test, held.unseen_test_index[place], size, fed.batches.unseen)
+    def score_client(shared, index):
+        arrays, server, round_num, key_data = shared
+        algorithm = spec.algorithm(g, arrays, round_num)
+        is_active, index = index < number, jnp.minimum(index, number - 1)
+        train_size = jnp.where(is_active, arrays.unseen_size[index], 0)
+        data = ClientData(arrays.train, arrays.unseen_index[index], train_size, spec.episodes)
+        plain, personal = make_holdings(spec, g, algorithm, server, key_data, round_num, index, data)
+        test_size = jnp.where(is_active, arrays.unseen_test_size[index], 0)
+        models = evaluation_step.bind_predictors(algorithm, plain, personal)
+        return (), evaluation_step.score_examples(
+            spec, g, models, arrays.test, arrays.unseen_test_index[index], test_size, spec.batches.unseen
+        )
 
-    shared = held, server, round, of_run
-    plan, lies = fed.plan_of(g), cohort_buffer.lies(shared)
-    return client_loop.map_part(one, shared, places, (), bounds, plan=plan, on=fed.mesh, lies=lies)[1]
+    shared = arrays, server, round_num, key_data
+    plan, in_specs = spec.plan_of(g), cohort_buffer.shared_input_specs(shared)
+    return client_loop.map_part(score_client, shared, indices, (), bounds, plan=plan, mesh=spec.mesh, in_specs=in_specs)[1]
 
 
-def holdings(
-    fed: Federation,
+def make_holdings(
+    spec: SimulationSpec,
     g: int,
     algorithm: Algorithm,
     server: PyTree,
-    of_run: Array,
-    round: Array,  # noqa: A002
-    place: Array,
+    key_data: Array,
+    round_num: Array,
+    index: Array,
     data: ClientData,
 ):
-    """(sent, client state) of a newcomer as it arrives, and after the method's own steps: local updates that send nothing, where
-    clients keep something that a model of theirs reads; then `personalise`.
+    """Returns (sent, client state) of an unseen client as it arrives, and after the method's own steps.
 
-    Its id is beyond the population's, for draws of its own. It is sent what a client with its network is, as itself: no attacker.
+    These are local updates that send nothing, if clients keep something that a model of theirs reads, then
+    `personalise`. The client's id is beyond the population's, for draws of its own. It is sent what a client with its
+    network is sent, and is never an attacker.
     """
-    i = fed.population + place
-    sent = algorithm.broadcast(server, jnp.int32(fed.groups[g].clients[0]))
+    i = spec.population + index
+    sent = algorithm.broadcast(server, jnp.int32(spec.groups[g].clients[0]))
     if isinstance(sent, Sent):
         sent = sent._replace(id=i)
-    client = algorithm.client_init(key(of_run, "init", 0), server, i)
+    client = algorithm.client_init(stream_key(key_data, "init", 0), server, i)
     plain = sent, client
     if callable(algorithm.newcomer):
         client = algorithm.newcomer(sent, client)
     if set(algorithm.predict) == {"global"}:
         return plain, plain
     if jax.tree.leaves(client):
-        draw = jax.random.fold_in(key(of_run, "newcomer", round), i)
+        draw = jax.random.fold_in(stream_key(key_data, "unseen", round_num), i)
 
         def update(n, client):
             return algorithm.client_update(sent, client, data, jax.random.fold_in(draw, n)).state
 
-        client = jax.lax.fori_loop(0, fed.evaluation.updates, update, client)
+        client = jax.lax.fori_loop(0, spec.evaluation.updates, update, client)
     if algorithm.personalise is None:
         return plain, (sent, client)
-    return plain, algorithm.personalise(sent, client, data, jax.random.fold_in(key(of_run, "personalise", round), i))
+    draw = jax.random.fold_in(stream_key(key_data, "personalise", round_num), i)
+    return plain, algorithm.personalise(sent, client, data, draw)
 
 
-def gaps(found: dict[str, float], models: list[str], score: str = "accuracy") -> dict[str, float]:
-    """The participation gap of each model that seen and unseen clients were scored with, by a score."""
-    pairs = {name: [found.get(f"test/{name}/{scope}/{score}/mean") for scope in ("own", "unseen")] for name in models}
-    return {f"test/{name}/gap/{score}": own - new for name, (own, new) in pairs.items() if own is not None and new is not None}
+def participation_gaps(metrics: dict[str, float], models: list[str], score: str = "accuracy") -> dict[str, float]:
+    """Returns by model the participation gap: the mean score of the population minus that of unseen clients."""
+    gaps = {}
+    for name in models:
+        own, unseen = (metrics.get(f"test/{name}/{scope}/{score}/mean") for scope in ("own", "unseen"))
+        if own is not None and unseen is not None:
+            gaps[f"test/{name}/gap/{score}"] = own - unseen
+    return gaps

@@ -21,9 +21,11 @@ import numpy as np
 from jax.stages import Traced
 
 from fedjax_core.algorithm import Array, PyTree
-from fedjax_core.engine import aot, client_loop, rounds
+from fedjax_core.engine import aot, dispatch, rounds
+from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.divergence import Diverged
-from fedjax_core.engine.federation import Federation, Held, State
+from fedjax_core.engine.sharding.mesh import replicated
+from fedjax_core.engine.simulation_spec import SimulationSpec, State
 from fedjax_core.engine.simulator import Simulation
 
 log = logging.getLogger("fedjax_core")
@@ -52,20 +54,20 @@ def reason(simulation: Simulation) -> str:
     """Why a simulation cannot have lanes; "" if it can."""
     if jax.process_count() > 1:
         return f"there are {jax.process_count()} processes"
-    if simulation.hold != "device":
-        return f"plan.hold={simulation.hold!r} keeps client states off the devices"
-    if simulation.placed.where != "device":
-        return f"rows of data are on the {simulation.placed.where}"
-    if simulation.plan.model > 1:
-        return f"plan.model={simulation.plan.model} divides each network over devices"
+    if simulation.spec.hold != "device":
+        return f"plan.hold={simulation.spec.hold!r} keeps client states off the devices"
+    if simulation.spec.placed.where != "device":
+        return f"rows of data are on the {simulation.spec.placed.where}"
+    if simulation.spec.plan.model > 1:
+        return f"plan.model={simulation.spec.plan.model} divides each network over devices"
     return ""
 
 
-def of_lanes(fed: Federation, held: Held, lanes: PyTree, states: Sequence[State], n: Array, scored: bool):
-    """`rounds.many` of several states, in each lane: (states, records with leaves [L, ...]).
+def of_lanes(spec: SimulationSpec, held: DeviceArrays, lanes: PyTree, states: Sequence[State], n: Array, scored: bool):
+    """`rounds.run_rounds` of several states, in each lane: (states, records with leaves [L, ...]).
 
     Args:
-      fed: what all lanes have in common.
+      spec: what all lanes have in common.
       held: likewise.
       lanes: [L] their numbers, or `()` where they have no numbers of their own.
       states: L of them.
@@ -74,7 +76,7 @@ def of_lanes(fed: Federation, held: Held, lanes: PyTree, states: Sequence[State]
     """
 
     def one(lane: PyTree, state: State):
-        return rounds.many(fed, held._replace(lane=lane), state, n, scored)
+        return rounds.run_rounds(spec, held._replace(lane=lane), state, n, scored)
 
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
     stacked, records = jax.vmap(one)(lanes, stacked)
@@ -98,13 +100,13 @@ class Lanes:
           numbered: whether they have numbers of their own: the method is then built with `Task.lane`.
         """
         self._of, self._numbered = simulation, numbered
-        self.each = [simulation.in_lane(at if numbered else None) for at in range(number)]
+        self.each = [simulation.as_replica(at if numbered else None) for at in range(number)]
         self.at_once = number
         self._place = {id(lane): at for at, lane in enumerate(self.each)}
         self._fits: set[tuple[int, bool]] = set()
-        fed, everywhere = dataclasses.replace(simulation.federation, by_size=True), client_loop.replicated(self._of.mesh)
+        spec, everywhere = dataclasses.replace(simulation.spec, by_size=True), replicated(simulation.spec.mesh)
         self._programs = {
-            scored: jax.jit(functools.partial(of_lanes, fed, scored=scored), out_shardings=everywhere, donate_argnums=2)
+            scored: jax.jit(functools.partial(of_lanes, spec, scored=scored), out_shardings=everywhere, donate_argnums=2)
             for scored in (False, True)
         }
 
@@ -116,7 +118,7 @@ class Lanes:
     def traced(self, scored: bool = False) -> Traced:
         """The round of all lanes, with nothing on a device; raises what the method does."""
         held, state = aot.between_rounds(self._of)
-        whole = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=client_loop.replicated(self._of.mesh))
+        whole = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=replicated(self._of.spec.mesh))
         numbers = whole(len(self.each)) if self._numbered else ()
         return self._programs[scored].trace(held, numbers, (state,) * len(self.each), whole())
 
@@ -137,7 +139,7 @@ class Lanes:
         while left := [i for i, one in enumerate(wanted) if i not in failed and len(records[i]) < one.n]:
             plain = [i for i in left if len(records[i]) < wanted[i].n - wanted[i].scored]
             some, scored = (plain, False) if plain else (left, True)
-            count = 1 if scored else min(self._of.dispatch, *(wanted[i].n - len(records[i]) - wanted[i].scored for i in plain))
+            count = 1 if scored else min(self._of.spec.dispatch, *(wanted[i].n - len(records[i]) - wanted[i].scored for i in plain))
             done = self._together([wanted[i]._replace(state=states[i], n=count, scored=scored) for i in some])
             for i, found in zip(some, done, strict=True):
                 if isinstance(found, Exception):
@@ -149,7 +151,7 @@ class Lanes:
     def _together(self, wanted: list[Wanted]) -> list[Found]:
         """The same number of rounds of several lanes."""
         found: dict[int, Found] = {}
-        mine = [one for one in wanted if one.simulation.federation is self._of.federation]
+        mine = [one for one in wanted if one.simulation.spec is self._of.spec]
         while len(mine) > 1:
             some = mine[: self.at_once]
             if len(some) == 1:
@@ -157,7 +159,7 @@ class Lanes:
             try:
                 found |= self._at_once(some)
             except (jax.errors.JaxRuntimeError, MemoryError) as error:
-                if not (isinstance(error, MemoryError) or client_loop.out_of_memory(error)):
+                if not (isinstance(error, MemoryError) or dispatch.is_out_of_memory(error)):
                     raise
                 if (self._places(len(some)), some[0].scored) in self._fits:
                     raise  # the program did fit, so the states were not copied
@@ -183,18 +185,18 @@ class Lanes:
         n, scored = some[0].n, some[0].scored
         states, program = (*(one.state for one in some), *spare), self._programs[scored]
         if (size, scored) not in self._fits:
-            arguments = self._of.held, numbers, states, self._of.put(np.int32(n))
-            if (why := self._of.excess(program, arguments)) is not None:
+            arguments = self._of.compiled.device_arrays, numbers, states, self._of.compiled.put(np.int32(n))
+            if (why := dispatch.out_of_memory_reason(self._of.compiled, program, arguments)) is not None:
                 raise MemoryError(why)
             states = jax.tree.map(jnp.copy, states)  # they must survive a failure
-        states, raw = program(self._of.held, numbers, states, self._of.put(np.int32(n)))
+        states, raw = program(self._of.compiled.device_arrays, numbers, states, self._of.compiled.put(np.int32(n)))
         raw, found = jax.device_get(raw), {}
         self._fits.add((size, scored))
         for at, one in enumerate(some):
             of_lane = jax.tree.map(lambda x, at=at: x[at], raw)
             each = [of_lane] if scored else [jax.tree.map(lambda x, i=i: x[i], of_lane) for i in range(n)]
             try:
-                found[id(one.simulation)] = states[at], one.simulation.said(states[at], each)
+                found[id(one.simulation)] = states[at], one.simulation.flatten_records(states[at], each)
             except Diverged as error:
                 found[id(one.simulation)] = error
         return found
@@ -208,4 +210,4 @@ class Lanes:
         return size
 
     def _numbers(self, places: Sequence[int]) -> Any:
-        return self._of.put(np.asarray(places, np.int32)) if self._numbered else ()
+        return self._of.compiled.put(np.asarray(places, np.int32)) if self._numbered else ()

@@ -11,7 +11,7 @@ from fedjax_core.algorithm import TARGETS, targets_of
 from fedjax_core.data import federated_data, poisoning
 from fedjax_core.engine import client_loop
 from fedjax_core.engine import client_sampling as cohorts
-from fedjax_core.engine.simulator import Build, Group, Simulation
+from fedjax_core.engine.simulator import Build, Group, Simulation, build_spec
 from fedjax_core.experiment import build_task, config_warnings, python_overrides, uplink_options
 from fedjax_core.experiment.lookup import OF_TARGETS, trained
 from fedjax_core.experiment.resolve_config import Asked, Config, algorithm, resolve
@@ -106,19 +106,21 @@ def build(
     if not shapes_only:
         config_warnings.say(asked, data, len(attackers), fresh)
     return Simulation(
-        groups,
-        poisoning.counted(data, poisons, attackers) if shapes_only else poisoning.poisoned(data, poisons, attackers, seed),
-        cohort=asked.cohort,
-        dropout=asked.dropout,
-        plan=_plan(asked, data.clients, devices),
-        evaluation=asked.evaluation,
-        hold=asked.hold,
-        data_on=asked.data_on,
-        episodes=asked.episodes,
-        devices=devices,
-        links=order([*asked.links, *links]),
-        leave_out=asked.leave_out,
-        sampling=asked.sampling,
+        build_spec(
+            groups,
+            poisoning.counted(data, poisons, attackers) if shapes_only else poisoning.poisoned(data, poisons, attackers, seed),
+            cohort=asked.cohort,
+            dropout=asked.dropout,
+            plan=_plan(asked, data.clients, devices),
+            evaluation=asked.evaluation,
+            hold=asked.hold,
+            data_on=asked.data_on,
+            episodes=asked.episodes,
+            devices=devices,
+            links=order([*asked.links, *links]),
+            leave_out=asked.leave_out,
+            sampling=asked.sampling,
+        )
     )
 
 

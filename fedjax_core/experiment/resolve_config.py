@@ -49,7 +49,7 @@ class Asked(NamedTuple):
       dropout: probability that a sampled client does not come back.
       evaluation: what is scored.
       chunk, devices, model, hold: how a round is spread, see `client_loop.choose`.
-      data_on: where the data lie, see `data_placement.choose`.
+      data_on: where the data lie, see `data_placement.choose_placement`.
       adversary: who attacks and how, or None.
       links: what uplinks pass through beside attacks, see `uplink`.
       rule: that takes the place of the mean, behind what stands before it; among `links` it is made.

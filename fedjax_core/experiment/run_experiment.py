@@ -88,7 +88,7 @@ def settings(
     """What a run is told of its config; see `fedjax_core.run.steps`. `noise`, `asked`: as `build` takes them; `given_data`: whether
     the data are others than the config's."""
     asked = resolve(config) if asked is None else asked
-    private = account_privacy(asked.privacy, asked.cohort, simulation.population, asked.sampling, recorded=noise)
+    private = account_privacy(asked.privacy, asked.cohort, simulation.spec.population, asked.sampling, recorded=noise)
     return {
         "seed": config.seed,
         "rounds": config.rounds,
@@ -100,7 +100,10 @@ def settings(
         "until": config.evaluation.get("until"),
         "checkpoint_seconds": config.checkpoint.seconds,
         "keep": config.checkpoint.keep,
-        "record": {"convolution": nn.describe()} | _adversary(asked, simulation.population) | _private(private) | _weights(config),
+        "record": {"convolution": nn.describe()}
+        | _adversary(asked, simulation.spec.population)
+        | _private(private)
+        | _weights(config),
         "private": private,
         "opening": functools.partial(opening_lines, asked, config, simulation, private, given_data=given_data),
         "chosen_plan": chosen_plan(config),
@@ -189,7 +192,7 @@ def _loaded(
         simulation = build(config, data, noise=recorded.get("privacy"), accounted=False)
     except Incomplete as error:
         raise ValueError(f"{folder / CONFIG}: {error}; another version of the code wrote it") from None
-    if before != (now := simulation.data.partition_hash):
+    if before != (now := simulation.spec.data.partition_hash):
         raise ValueError(f"{folder} was run on other data: its partition hash is {before[:12]}, now it is {now[:12]}")
     check_inputs(folder, recorded.get(DATA, {}), digest_inputs(simulation) if DATA in recorded else {})
     return config, simulation, restored(simulation, checkpoints, done)

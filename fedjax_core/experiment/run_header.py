@@ -9,7 +9,7 @@ import jax
 
 from fedjax_core import registry
 from fedjax_core.algorithm import PyTree
-from fedjax_core.engine.federation import Group
+from fedjax_core.engine.simulation_spec import Group
 from fedjax_core.engine.simulator import Simulation
 from fedjax_core.experiment import config_warnings
 from fedjax_core.experiment.method_registry import without_none
@@ -33,19 +33,21 @@ def opening_lines(
       private: what rounds cost in privacy; None: nothing.
       given_data: whether its data were given, so that the config does not say how they were divided.
     """
-    said, data = asked.said, simulation.data
+    said, data = asked.said, simulation.spec.data
     rows = f"{len(data.train.y):,} to train on, {len(data.test.y):,} to test on"
     shape = "x".join(map(str, getattr(data.train.x, "shape", ())[1:])) or "texts"
-    of_kind = f"{data.classes} {simulation.targets}"
-    drawn = asked.cohort is not None and simulation.cohort < simulation.population
-    who = f"{simulation.cohort} in a round" if drawn else "all in every round"
+    of_kind = f"{data.classes} {simulation.spec.targets}"
+    drawn = asked.cohort is not None and simulation.spec.cohort < simulation.spec.population
+    who = f"{simulation.spec.cohort} in a round" if drawn else "all in every round"
     sampling = "" if asked.sampling == "fixed" else f", {asked.sampling} cohorts"
     divided = "" if given_data else f" by {said['data.partition']}"
-    clients = "1, which holds all data" if simulation.population == 1 else f"{simulation.population}{divided}, {who}{sampling}"
+    clients = (
+        "1, which holds all data" if simulation.spec.population == 1 else f"{simulation.spec.population}{divided}, {who}{sampling}"
+    )
     scored = f"{said['rounds']} rounds, scored every {said['evaluation.every']}"
     lines = {
         "method": _named(asked.method.spec, _options(asked)),
-        "network": "; ".join(_network(group, simulation.population) for group in simulation.groups) + _begun(asked),
+        "network": "; ".join(_network(group, simulation.spec.population) for group in simulation.spec.bound_groups) + _begun(asked),
         "data": f"{data.name}, rows of {shape}, {of_kind}: {rows}",
         "clients": clients,
         "training": ", ".join([_named(*_optimizer(config)), *_of_training(asked)]) + f"; {scored}",
@@ -126,7 +128,7 @@ def _begun(asked: Asked) -> str:
 
 
 def _devices(simulation: Simulation) -> str:
-    plan, first = simulation.plan, simulation.mesh.devices.flat[0]
+    plan, first = simulation.spec.plan, simulation.spec.mesh.devices.flat[0]
     kind = getattr(first, "device_kind", first.platform)
     processes = f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""
     held = f", {plan.model} of them hold a network together" if plan.model > 1 else ""
@@ -156,13 +158,13 @@ def _noise(simulation: Simulation, private: Spent | None) -> str:
     """
     if private is None or private.strategy is not None:
         return ""
-    numbers = max(trained_parameters(group) for group in simulation.groups)
+    numbers = max(trained_parameters(group) for group in simulation.spec.bound_groups)
     if private.release.sampling != "local":
         needed, ratio = noise_to_signal(private.noise, numbers, private.release.cohort)
         helps = f"privacy.cohort of {needed:,} or more clients (and a privacy.population to draw them from)"
     else:
         noise = private.noise * (math.sqrt(2) if private.release.noise == "laplace" else 1)
-        needed, ratio = noise_to_signal(noise, numbers, simulation.cohort, local=True)
+        needed, ratio = noise_to_signal(noise, numbers, simulation.spec.cohort, local=True)
         helps = f"cohorts of {needed:,} or more clients, or a central mechanism such as 'gaussian'"
     if ratio <= 1:
         return ""

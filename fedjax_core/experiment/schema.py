@@ -7,8 +7,8 @@ from ml_collections import ConfigDict
 
 from fedjax_core import option_types
 from fedjax_core.engine.client_sampling import SAMPLINGS
-from fedjax_core.engine.federation import SCOPES
 from fedjax_core.engine.sharding.data_placement import PLACES
+from fedjax_core.engine.simulation_spec import SCOPES
 from fedjax_core.option_types import AtLeastOne, BelowOne, Fraction, Part, PositiveFraction, Seed, one_of
 from fedjax_core.privacy import ACCOUNTANTS
 from fedjax_core.privacy.budget import ALONE

@@ -285,8 +285,8 @@ def _made(configs: Sequence[Config], data: FederatedData | None, recorded: Recor
     """Lanes of configs, with nothing on a device; or why they go one after the other."""
     values = differing(configs) if values is None else values
     made = build(configs[0], data, noise=recorded.noise, by_lane=by_lane(configs[0], values) if values else None)
-    if recorded.plan is not None and recorded.plan != made.plan:
-        made.use(recorded.plan)
+    if recorded.plan is not None and recorded.plan != made.spec.plan:
+        made.use_plan(recorded.plan)
     why = reason(made) or ("profile=True traces one" if configs[0].profile else "")
     return why or Lanes(made, len(configs), numbered=bool(values))
 

@@ -105,7 +105,7 @@ def _check_data(simulation: Simulation, workdir: WorkDir, inputs: Mapping[str, A
     """Raises ValueError if the directory, or another process, has other data; `inputs`: from
     `digest_inputs`.
     """
-    data = simulation.data
+    data = simulation.spec.data
     distributed.alike("the data", data.partition_hash)
     for digest in filter(None, (inputs["digest"], inputs.get("public"))):
         distributed.alike("the data", digest.removeprefix(contents.PREFIX))
@@ -125,7 +125,7 @@ def digest_inputs(simulation: Simulation) -> dict[str, Any]:
     Raises:
       OSError: a file of examples cannot be read.
     """
-    data, public = contents.digest_data(simulation.data), simulation.groups[0].task.public
+    data, public = contents.digest_data(simulation.spec.data), simulation.spec.bound_groups[0].task.public
     digests = {"digest": data.digest, "sampled": data.sampled}
     return digests | ({"public": contents.digest_examples("public", public).digest} if public else {})
 
@@ -240,19 +240,19 @@ def take_up_plan(simulation: Simulation, workdir: WorkDir, chosen: bool, reporte
         return
     plan = _plan(recorded)
     processes = jax.process_count()
-    if processes > 1 and not chosen and plan != simulation.plan:
-        current = simulation.plan
-        adapted = client_loop.choose(simulation.places, chunk=plan.chunk, devices=current.devices, model=current.model)
+    if processes > 1 and not chosen and plan != simulation.spec.plan:
+        current = simulation.spec.plan
+        adapted = client_loop.choose(simulation.spec.cohort_slots, chunk=plan.chunk, devices=current.devices, model=current.model)
         if adapted != current:
-            simulation.use(adapted)
-    if plan == simulation.plan:
+            simulation.use_plan(adapted)
+    if plan == simulation.spec.plan:
         return
     if chosen or processes > 1 or plan.devices > jax.device_count():
         devices = f"there are {jax.device_count()} devices"
         why = "as asked" if chosen else f"{devices} of {processes} processes" if processes > 1 else devices
-        reporter.say(f"the client loop's plan was {plan}, it is {simulation.plan} now ({why}); results agree to rounding")
+        reporter.say(f"the client loop's plan was {plan}, it is {simulation.spec.plan} now ({why}); results agree to rounding")
     else:
-        simulation.use(plan)
+        simulation.use_plan(plan)
 
 
 def recorded_plan(directory: str | Path, config: Mapping[str, Any], fresh: bool = False) -> client_loop.Plan | None:
@@ -271,21 +271,21 @@ def recorded_plan(directory: str | Path, config: Mapping[str, Any], fresh: bool 
 
 def record_plan(simulation: Simulation, workdir: WorkDir) -> None:
     """Records the plan if it has changed."""
-    if workdir.writer and workdir.recorded("plan") != simulation.plan._asdict():
-        workdir.record("plan", simulation.plan._asdict())
+    if workdir.writer and workdir.recorded("plan") != simulation.spec.plan._asdict():
+        workdir.record("plan", simulation.spec.plan._asdict())
 
 
 def record_placement(simulation: Simulation, workdir: WorkDir, reporter: reporter.Reporter) -> None:
     """Records where data and client states are stored, and reports data that are not on the
     devices.
     """
-    placed = simulation.placed
-    workdir.record("placement", {"data": placed.where, "hold": simulation.hold})
+    placed = simulation.spec.placed
+    workdir.record("placement", {"data": placed.where, "hold": simulation.spec.hold})
     if placed.where != "device":
         several = "; every round takes them all, so each device has them several times over"
         reporter.say(
             f"examples are on the {placed.where} ({placed.why or 'as asked'}), and reach the devices round by round"
-            + (several if simulation.population == 1 else "")
+            + (several if simulation.spec.population == 1 else "")
         )
 
 
@@ -298,8 +298,8 @@ def restored(simulation: Simulation, checkpoints: Checkpoints, done: int) -> Sta
     """
     numbers = checkpoints.part_numbers(done)
     touched = None if numbers is not None else checkpoints.record(done)["touched"]
-    saved, record = checkpoints.restore(done, simulation.like(touched))
-    state = simulation.restore(saved, lambda wanted: zip(numbers or (), checkpoints.parts(done, wanted), strict=True))
+    saved, record = checkpoints.restore(done, simulation.abstract_snapshot(touched))
+    state = simulation.from_host(saved, lambda wanted: zip(numbers or (), checkpoints.parts(done, wanted), strict=True))
     if numbers is not None and (actual := simulation.touched()) != (expected := record.get("touched", actual)):
         reason = f"its parts have states of {sum(actual)} clients, {sum(expected)} were written: one is missing"
         raise checkpoints.unusable(done, reason)
@@ -313,10 +313,10 @@ def save(simulation: Simulation, checkpoints: Checkpoints, state: State, done: i
     `before`, and rewrites some others (`choose_parts_to_rewrite`). With several processes each
     writes the states that it holds.
     """
-    offloaded = simulation.kept
+    offloaded = simulation.offloaded_states
     record: dict[str, Any] = {"touched": simulation.touched()}
     if offloaded is None:
-        checkpoints.save(done, simulation.without_clients(state), record)
+        checkpoints.save(done, simulation.to_host(state, with_offloaded=False), record)
         return
     read = lambda: _read_parts_record(checkpoints, before) if checkpoints.writer else None
     earlier = distributed.said(distributed.all_or_none("read the checkpoint before this one", read))
@@ -327,7 +327,7 @@ def save(simulation: Simulation, checkpoints: Checkpoints, state: State, done: i
         dropped = set(earlier["numbers"]) - (live.keys() - set(rewritten))
         linked = {"earlier_round": before, "dropped": dropped}
     pieces = offloaded.pieces(rewritten)
-    first = checkpoints.save(done, simulation.without_clients(state), record, offloaded.parts(pieces), **linked)
+    first = checkpoints.save(done, simulation.to_host(state, with_offloaded=False), record, offloaded.parts(pieces), **linked)
     offloaded.saved(pieces, first)
 
 
@@ -343,15 +343,15 @@ def save_beside(simulation: Simulation, checkpoints: Checkpoints, state: State, 
     """Writes a checkpoint of round `done`, with links to the client states of that round's
     checkpoint in `of`, if there is one.
     """
-    offloaded, record = simulation.kept, {"touched": simulation.touched()}
+    offloaded, record = simulation.offloaded_states, {"touched": simulation.touched()}
     if offloaded is None:
-        checkpoints.save(done, simulation.without_clients(state), record)
+        checkpoints.save(done, simulation.to_host(state, with_offloaded=False), record)
         return
     read = lambda: of.part_numbers(done) is not None if of.writer else None
     is_saved = distributed.said(distributed.all_or_none("read the checkpoint of this round", read))
     parts = () if is_saved else offloaded.parts(offloaded.pieces(None))
     earlier_round = done if is_saved else None
-    checkpoints.save(done, simulation.without_clients(state), record, parts, earlier_round, earlier_in=of)
+    checkpoints.save(done, simulation.to_host(state, with_offloaded=False), record, parts, earlier_round, earlier_in=of)
 
 
 def same_hold(simulation: Simulation, directory: str | Path) -> None:
@@ -371,5 +371,7 @@ def same_hold(simulation: Simulation, directory: str | Path) -> None:
         return records.get("placement", {}).get("hold") or (config.get("plan") or {}).get("hold")
 
     hold = distributed.said(distributed.all_or_none(f"read {directory}", read))
-    if hold is not None and (hold == "device") != (simulation.hold == "device"):
-        raise ValueError(f"plan.hold={simulation.hold!r}: {directory} holds a run with plan.hold={hold!r}; resume it with that")
+    if hold is not None and (hold == "device") != (simulation.spec.hold == "device"):
+        raise ValueError(
+            f"plan.hold={simulation.spec.hold!r}: {directory} holds a run with plan.hold={hold!r}; resume it with that"
+        )

@@ -15,6 +15,7 @@ import jax
 
 from fedjax_core import distributed
 from fedjax_core.data import federated_data
+from fedjax_core.engine import evaluation
 from fedjax_core.engine.evaluation_step import ByClient
 from fedjax_core.engine.simulator import Diverged, Simulation, State
 from fedjax_core.privacy import Spent
@@ -144,7 +145,7 @@ def steps(
         if value < 1:
             raise ValueError(f"{name}={value} must be at least 1")
     selection = Selection(select, patience, Path(directory), simulation)
-    goal = Goal(until, [*simulation.test_scores(), *simulation.validation_scores()])
+    goal = Goal(until, [*evaluation.list_test_scores(simulation.spec), *evaluation.list_validation_scores(simulation.spec)])
     hooks = Callbacks(callbacks, writer=jax.process_index() == 0)
     checkpoints = Checkpoints(Path(directory) / CHECKPOINTS, keep, beside=Path(directory) / SELECTED)
     before = None if fresh else distributed.said(checkpoints.latest())
@@ -166,14 +167,14 @@ def steps(
                 workdir.record(BEGUN_HERE, {"signature": signature})
         directories.record_placement(simulation, workdir, reporter)
         with reporter, Stop() if stop is None else contextlib.nullcontext(stop) as asked_for:
-            reporter.note(bytes_down=simulation.shapes.down, bytes_up=simulation.shapes.up)
+            reporter.note(bytes_down=simulation.spec.shapes.down, bytes_up=simulation.spec.shapes.up)
             latest = distributed.said(checkpoints.latest())
             for line in () if opening is None else opening():
                 reporter.say(line)
             if latest is None:
-                reporter.say(federated_data.summary(simulation.data))
-                if simulation.unserved:
-                    reporter.say(f"unseen clients are not scored: {simulation.unserved}")
+                reporter.say(federated_data.summary(simulation.spec.data))
+                if simulation.spec.unseen_skip_reason:
+                    reporter.say(f"unseen clients are not scored: {simulation.spec.unseen_skip_reason}")
                 state = simulation.init(seed)
             else:
                 reporter.say(f"resuming {directory} after round {latest}")
@@ -258,7 +259,7 @@ class _Going:
 
     def lacking_scores(self, records: Sequence[dict[str, Any]], every: int, rounds: int) -> dict[str, Any] | None:
         """Returns the last of the records if its round is one to be scored and it has no score, else None."""
-        names = {*self.simulation.test_scores(), *self.simulation.validation_scores()}
+        names = {*evaluation.list_test_scores(self.simulation.spec), *evaluation.list_validation_scores(self.simulation.spec)}
         if not records or not names or (self.done % every and self.done < rounds):
             return None
         return None if names & records[-1].keys() else records[-1]
@@ -333,7 +334,7 @@ class _Going:
         self.goal.see(records)
         if by_client is not None and self.workdir.writer:
             for name in (client_scores.LAST, client_scores.SELECTED) if better else (client_scores.LAST,):
-                client_scores.write(self.workdir.path / name, self.done, by_client, self.simulation.data.names_of_all)
+                client_scores.write(self.workdir.path / name, self.done, by_client, self.simulation.spec.data.names_of_all)
         return better
 
     def _score_last_round(self, record: dict[str, Any]) -> None:
@@ -358,7 +359,7 @@ class _Going:
             raise CallbackFailed(f"{error} ({self._left()})") from error.__cause__
 
     def _scores(self, number: int) -> tuple[dict[str, float], ByClient | None]:
-        """What `Simulation.evaluated` gives after round `number`; an evaluation that takes long says how far it is.
+        """What `Simulation.evaluate` returns after round `number`; an evaluation that takes long says how far it is.
 
         Raises:
           _Stopped: it takes long, and a signal asks to stop.
@@ -374,7 +375,7 @@ class _Going:
             if distributed.anywhere(self._stop.asked and spent >= DISPATCH_SECONDS):
                 raise _Stopped
 
-        return self.simulation.evaluated(self.state, watch)
+        return self.simulation.evaluate(self.state, watch)
 
     def _stopped_in_evaluation(self) -> str:
         return f"in the evaluation after round {self.done}; the same command resumes with it"
@@ -385,7 +386,7 @@ class _Going:
         record."""
         by_client: ByClient | None = None
         try:
-            scored = evaluated and "post_local" in self.simulation.evaluation.scopes
+            scored = evaluated and "post_local" in self.simulation.spec.evaluation.scopes
             trace = self.workdir.path / PROFILE if tracing else None
             self.state, records, seconds, compiling = yield Asked(self.simulation, self.state, n, scored, trace)
             for entry in records:
@@ -408,6 +409,6 @@ class _Going:
 
 def _peak_memory(simulation: Simulation) -> int:
     """Bytes, of the device if it tells, else of this process."""
-    stats = simulation.mesh.local_devices[0].memory_stats() or {}
+    stats = simulation.spec.mesh.local_devices[0].memory_stats() or {}
     scale = 1 if sys.platform == "darwin" else 1024
     return stats.get("peak_bytes_in_use") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale

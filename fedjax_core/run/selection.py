@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_core import distributed, registry
+from fedjax_core.engine import evaluation
 from fedjax_core.engine.simulator import Simulation, State
 from fedjax_core.reporting.reporter import SUMMARY
 from fedjax_core.reporting.score_labels import merit
@@ -34,9 +35,9 @@ class Selection:
           ValueError: there will not; or patience without a score.
         """
         if by is not None:
-            if not simulation.validated:
+            if not simulation.spec.has_validation:
                 raise ValueError(f"evaluation.select={by!r} needs validation rows; set data.validation, such as 0.2")
-            registry.choose("evaluation.select", by, simulation.validation_scores())
+            registry.choose("evaluation.select", by, evaluation.list_validation_scores(simulation.spec))
         elif patience is not None:
             raise ValueError(f"evaluation.patience={patience} needs evaluation.select, such as 'validation/global/accuracy'")
         self.by, self.best, self.since = by, 0, 0

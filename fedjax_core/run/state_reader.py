@@ -35,7 +35,7 @@ class Look:
     @property
     def clients(self) -> int:
         """Number of clients N, without unseen ones."""
-        return self._simulation.population
+        return self._simulation.spec.population
 
     def view(self, client: int) -> View:
         """Returns the state and models of one client: `client_view.predict(name, view.holds[name],
@@ -56,7 +56,7 @@ class Look:
         """Returns the ids of the clients that are scored, sorted: all, or
         `config.evaluation.clients` of them.
         """
-        return self._simulation.scored_clients()
+        return self._simulation.spec.scored_clients()
 
     def client_scores(self) -> dict[str, dict[str, dict[str, np.ndarray]]]:
         """Returns scores by client, {scope: {model: {score: [E]}}}, in the order of

@@ -53,7 +53,7 @@ class Case:
         made = groups(build, self.mixed if mixed is None else mixed, statistics, self.task)
         settings = {"cohort": COHORT, "dispatch": 2} | settings
         data = settings.pop("data", toy_federation.data())
-        return simulator.Simulation(made, data, plan=client_loop.Plan(*plan), **settings)
+        return simulator.Simulation(simulator.build_spec(made, data, plan=client_loop.Plan(*plan), **settings))
 
     @functools.cached_property
     def reference(self) -> tuple[simulator.Simulation, simulator.State, simulator.State]:
@@ -74,17 +74,17 @@ class Case:
         sim = self.simulate(plan=(2, min(2, jax.device_count())), hold="disk", data_on="host")
         add_padding(sim)
         state, _ = sim.rounds(self._begun(sim), 2)
-        assert sim.kept is not None
-        return sim, state, [jax.tree.map(np.copy, (store.rows, store.touched)) for store in sim.kept.stores]
+        assert sim.offloaded_states is not None
+        return sim, state, [jax.tree.map(np.copy, (store.rows, store.touched)) for store in sim.offloaded_states.stores]
 
     def _begun(self, sim: simulator.Simulation) -> simulator.State:
         """Returns the reference's initial state with client states off the device; prepared anew if the method does so."""
-        if any(sim.federation.algorithm(g, sim.host, 0).prepare is not None for g in range(len(sim.groups))):
+        if any(sim.spec.algorithm(g, sim.spec.host_arrays, 0).prepare is not None for g in range(len(sim.spec.bound_groups))):
             return sim.init(0)
         before = self.reference[1]
-        kept = sim.planned.states
-        kept.keep(kept.untouched(sim.put(before.server)))
-        return sim.put(before._replace(clients=tuple(() for _ in sim.groups)))
+        kept = sim.compiled.states
+        kept.keep(kept.untouched(sim.compiled.put(before.server)))
+        return sim.compiled.put(before._replace(clients=tuple(() for _ in sim.spec.bound_groups)))
 
     def drop_offloaded_run(self) -> None:
         """Drops `elsewhere`, with its data and states. `reference` stays, and compiles again after `jax.clear_caches`."""
@@ -97,19 +97,22 @@ class Case:
         """
         sim, state, _ = self.elsewhere
         before = self.reference[1]
-        start = sim.put(before)._replace(clients=state.clients)
-        drawn = jax.device_get(sim.programs.draw(sim.held, start.key, start.round))
+        start = sim.compiled.put(before)._replace(clients=state.clients)
+        drawn = jax.device_get(sim.compiled.programs.draw_cohorts(sim.compiled.device_arrays, start.key, start.round))
         rows = [
             jax.tree.map(lambda x, p=p: np.take(x, p, axis=0, mode="clip"), s)
             for s, (_, p) in zip(before.clients, drawn, strict=True)
         ]
-        spread = client_loop.spread(sim.mesh)
+        spread = client_loop.spread(sim.spec.mesh)
         touched = jax.device_put([np.ones(len(p), bool) for _, p in drawn], spread)
 
         def run(drawn, rows):
-            held = sim.supply.of_cohort(sim.held, [cohort.ids for cohort, _ in drawn], ["index"])
-            drawn, rows = sim.put(drawn), jax.device_put(rows, spread)  # as the round expects them, or it would compile anew
-            after, rows, record = sim.programs.on_host[False](held, start, start.server, drawn, rows, touched)
+            held = sim.compiled.feed.of_cohort(sim.compiled.device_arrays, [cohort.ids for cohort, _ in drawn], ["index"])
+            drawn, rows = (
+                sim.compiled.put(drawn),
+                jax.device_put(rows, spread),
+            )  # as the round expects them, or it would compile anew
+            after, rows, record = sim.compiled.programs.run_round_offloaded[False](held, start, start.server, drawn, rows, touched)
             return jax.device_get((after.server, rows, record))
 
         return run, drawn, rows
@@ -130,7 +133,7 @@ def groups(
 
 def add_padding(sim: simulator.Simulation) -> None:
     """Pads every client with three more examples."""
-    index = sim.host.index
+    index = sim.spec.host_arrays.index
     more = dataclasses.replace(index, rows=np.pad(index.rows, (0, 3)), most=index.most + 3, filler=1)
-    sim.host = sim.host._replace(index=more)
-    sim.use(sim.plan)
+    sim.spec.host_arrays = sim.spec.host_arrays._replace(index=more)
+    sim.use_plan(sim.spec.plan)

@@ -18,13 +18,17 @@ from fedjax_core.testing.case import Case
 def check_no_retrace_or_transfer(case: Case) -> None:
     """Further rounds do not retrace or move data between host and device; the state keeps its structure."""
     sim, before, after = case.reference
-    state, two = sim.put(before), sim.put(np.int32(2))
+    state, two = sim.compiled.put(before), sim.compiled.put(np.int32(2))
     with jax.transfer_guard("disallow"):
-        state, _ = sim.programs.many(sim.held, state, two)  # traces anew if jax's caches were cleared
-        traces = _traces(sim.programs.many)
+        state, _ = sim.compiled.programs.run_rounds(
+            sim.compiled.device_arrays, state, two
+        )  # traces anew if jax's caches were cleared
+        traces = _traces(sim.compiled.programs.run_rounds)
         for _ in range(2):
-            state, _ = sim.programs.many(sim.held, state, two)
-    assert _traces(sim.programs.many) == traces, "a later round was retraced: its state changed shape, dtype or structure"
+            state, _ = sim.compiled.programs.run_rounds(sim.compiled.device_arrays, state, two)
+    assert _traces(sim.compiled.programs.run_rounds) == traces, (
+        "a later round was retraced: its state changed shape, dtype or structure"
+    )
     assert int(state.round) == 6
     chex.assert_trees_all_equal_shapes_and_dtypes(before, after)
     assert jax.tree.structure(before) == jax.tree.structure(jax.device_get(state))
@@ -33,7 +37,7 @@ def check_no_retrace_or_transfer(case: Case) -> None:
 def check_rounds_learn_and_repeat(case: Case) -> None:
     """Two rounds change the state to finite values, and to the same ones bit for bit when repeated."""
     sim, before, after = case.reference
-    again, _ = sim.rounds(sim.put(before), 2)
+    again, _ = sim.rounds(sim.compiled.put(before), 2)
     chex.assert_trees_all_equal(jax.device_get(again), after)
     moved = jax.tree.map(lambda a, b: np.abs(np.subtract(a, b, dtype=np.float64)).max(initial=0), before[:2], after[:2])
     assert max(jax.tree.leaves(moved)) > 1e-3, "neither the server's state nor a client's has changed"
@@ -84,21 +88,21 @@ def check_absent_client_changes_nothing(case: Case) -> None:
 def check_checkpoint_resumes(case: Case) -> None:
     """A saved and restored state trains on bit for bit."""
     sim, before, _ = case.reference
-    state, _ = sim.rounds(sim.put(before), 1)
+    state, _ = sim.rounds(sim.compiled.put(before), 1)
     with tempfile.TemporaryDirectory() as directory:
         store = checkpoints.Checkpoints(directory)
-        store.save(1, sim.snapshot(state))
-        saved, _ = store.restore(1, jax.tree.map(np.zeros_like, sim.snapshot(state)))
+        store.save(1, sim.to_host(state))
+        saved, _ = store.restore(1, jax.tree.map(np.zeros_like, sim.to_host(state)))
     a, _ = sim.rounds(state, 2)
-    b, _ = sim.rounds(sim.restore(saved), 2)
+    b, _ = sim.rounds(sim.from_host(saved), 2)
     chex.assert_trees_all_equal(jax.device_get(a), jax.device_get(b))
 
 
 def check_round_exports(case: Case) -> None:
     """The compiled round lowers for CPU, TPU and CUDA."""
     sim, before, _ = case.reference
-    exported = jax.export.export(sim.programs.many, platforms=("cpu", "tpu", "cuda"))(
-        sim.held, sim.put(before), sim.put(np.int32(1))
+    exported = jax.export.export(sim.compiled.programs.run_rounds, platforms=("cpu", "tpu", "cuda"))(
+        sim.compiled.device_arrays, sim.compiled.put(before), sim.compiled.put(np.int32(1))
     )
     assert exported.platforms == ("cpu", "tpu", "cuda")
 
@@ -106,8 +110,8 @@ def check_round_exports(case: Case) -> None:
 def check_every_predictor_is_evaluated(case: Case) -> None:
     """Every predictor is evaluated on the clients' own test examples."""
     sim, _, after = case.reference
-    scores = sim.evaluate(sim.put(after))
-    for model in sim.federation.algorithm(0, sim.host, 0).predict:
+    scores = sim.evaluate(sim.compiled.put(after)).metrics
+    for model in sim.spec.algorithm(0, sim.spec.host_arrays, 0).predict:
         assert f"test/{model}/own/accuracy/mean" in scores, f"predictor {model!r} has no score"
     assert all(0 <= v <= 1 for k, v in scores.items() if "accuracy" in k)
 

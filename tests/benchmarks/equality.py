@@ -52,7 +52,9 @@ def batches(workload: Workload, data: federated_data.FederatedData) -> dict[int,
             predict={}
         )
 
-    spy = simulator.Simulation(simulator.one_group(build, task, workload.population), spied, cohort=workload.cohort)
+    spy = simulator.Simulation(
+        simulator.build_spec(simulator.one_group(build, task, workload.population), spied, cohort=workload.cohort)
+    )
     state, _ = spy.rounds(spy.init(seed=0), 1)
     seen = np.rint(np.asarray(state.server.net.params["head"]["seen"]) * workload.cohort).astype(int)
     found = {}
@@ -90,7 +92,7 @@ def check(name: str, python: Path, scratch: Path) -> dict[str, Any]:
     before = jax.device_get(state.server.net)
     state, _ = real.rounds(state, 1)
     arrays = named("before", before) | named("after", jax.device_get(state.server.net))
-    arrays |= {f"batches/{client:06d}": rows for client, rows in batches(workload, real.data).items()}
+    arrays |= {f"batches/{client:06d}": rows for client, rows in batches(workload, real.spec.data).items()}
     scratch.mkdir(parents=True, exist_ok=True)
     file = scratch / f"equality_{name}.npz"
     np.savez(file, **arrays)

@@ -91,18 +91,22 @@ def make_cases(network: str, batch: int | None, scale: float) -> tuple[list[Case
         build = functools.partial(method, optimizer=local_training.sgd(0.1))
         evaluation = simulator.Evaluation(scopes, batch, scored)
         sim = simulator.Simulation(
-            simulator.one_group(build, task, CLIENTS), data, plan=client_loop.choose(CLIENTS), evaluation=evaluation
+            simulator.build_spec(
+                simulator.one_group(build, task, CLIENTS), data, plan=client_loop.choose(CLIENTS), evaluation=evaluation
+            )
         )
-        state, at = sim.init(0), sim.planned
+        state = sim.init(0)
         assert data.unseen is not None
         own = sum(map(len, data.test_index))
         if method is fedavg:
-            cases.append(Case("whole test set", functools.partial(evaluating.of_server, at, state, "test"), len(data.test.y)))
+            cases.append(
+                Case("whole test set", functools.partial(evaluating.score_server, sim.compiled, state, "test"), len(data.test.y))
+            )
             cases.append(Case("own and validation rows", functools.partial(sim.client_scores, state), 2 * own))
             unseen = sum(map(len, data.unseen.test_index))
-            cases.append(Case("unseen clients", functools.partial(sim.unseen_scores, state), unseen))
+            cases.append(Case("unseen clients", functools.partial(evaluating.score_unseen, sim.compiled, state), unseen))
         else:  # with scope "all" the validation rows are scored, too
-            rows = SCORED * len(data.test.y) + sum(len(data.validation_index[i]) for i in sim.scored_clients())
+            rows = SCORED * len(data.test.y) + sum(len(data.validation_index[i]) for i in sim.spec.scored_clients())
             cases.append(Case("all, and validation rows", functools.partial(sim.client_scores, state), rows))
     return cases, model, data
 

@@ -76,11 +76,13 @@ def build(
     """The workload as a simulation."""
     task = task_of(workload, dtype=dtype, conv_form=conv_form) if task is None else task
     return simulator.Simulation(
-        simulator.one_group(method(workload), task, workload.population),
-        federation(workload),
-        cohort=workload.cohort,
-        plan=client_loop.choose(workload.cohort, chunk=chunk, devices=devices),
-        hold=workload.hold,
+        simulator.build_spec(
+            simulator.one_group(method(workload), task, workload.population),
+            federation(workload),
+            cohort=workload.cohort,
+            plan=client_loop.choose(workload.cohort, chunk=chunk, devices=devices),
+            hold=workload.hold,
+        )
     )
 
 
@@ -213,7 +215,7 @@ def main(options: dict[str, Any]) -> None:
         first_seconds=first,
         matmul_rate=rate,
         device=device.device_kind,
-        plan=simulated.plan._asdict(),
+        plan=simulated.spec.plan._asdict(),
         versions={"jax": jax.__version__},
         **memory,
     )

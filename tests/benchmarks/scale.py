@@ -24,8 +24,8 @@ from fedjax_core import experiment, nn
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated_data, sources
 from fedjax_core.data.ragged_index import RowLists
-from fedjax_core.engine import ahead, client_loop, simulator
-from fedjax_core.engine.data_feed.streaming import Streamed
+from fedjax_core.engine import client_loop, simulator
+from fedjax_core.engine.data_feed.streaming import PREFETCH_DEPTH
 from fedjax_core.task import of_model
 from fedjax_core.training import local_training
 from tests.benchmarks import lanes, ours, uplinks
@@ -42,7 +42,9 @@ def _simulated(data: federated_data.FederatedData, widths: tuple[int, ...], coho
     make = functools.partial(experiment.method(method), optimizer=local_training.sgd(0.05), batch=20, epochs=epochs)
     groups = simulator.one_group(make, task, data.clients)
     evaluation = simulator.Evaluation(scopes=("global",))
-    return simulator.Simulation(groups, data, cohort=cohort, plan=client_loop.choose(cohort), evaluation=evaluation, **options)
+    return simulator.Simulation(
+        simulator.build_spec(groups, data, cohort=cohort, plan=client_loop.choose(cohort), evaluation=evaluation, **options)
+    )
 
 
 def _dataset(x: np.ndarray, y: np.ndarray) -> sources.Dataset:
@@ -89,7 +91,7 @@ def rows(repeats: int, cores: str = "all cores compute") -> str:
                 forget = functools.partial(_forget, file) if place == "disk" else lambda: None
                 contenders.append(Contender(name, sim, rounds, forget, time.perf_counter() - start))
             measure(contenders, repeats)
-            taken = _taken(contenders[2].simulation.supply)
+            taken = _taken(contenders[2].simulation.compiled.feed)
             assert taken <= CAP, f"{taken} bytes of rows, {CAP} are allowed"
             widths_said = "-".join(map(str, (SHAPE[0], *widths, CLASSES)))
             work = f"{widths_said}, {cohort} clients a round x {each} rows x {epochs} epochs"
@@ -119,11 +121,11 @@ def leave_a_core() -> None:
     os.sched_setaffinity(0, cores[1:])
 
 
-def _taken(supply: Any) -> int:
-    """Bytes of the slabs that there can be at once: those that are made ahead, and those of two rounds that have begun."""
-    assert isinstance(supply, Streamed)
-    most = max(supply._rooms.values())
-    return (ahead.DEPTH + 3) * most * supply._readers["train"].row_bytes
+def _taken(feed: Any) -> int:
+    """Bytes of the cohort buffers that there can be at once: those that are made ahead, and those of two rounds that have begun."""
+    assert feed.streamed
+    most = max(feed._capacities.values())
+    return (PREFETCH_DEPTH + 3) * most * feed._spec.readers["train"].row_bytes
 
 
 def _forget(file: Path) -> None:

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Mapping
 
-from fedjax_core.engine.simulator import Simulation, one_group
+from fedjax_core.engine.simulator import Simulation, build_spec, one_group
 from fedjax_core.privacy import cyclic_participation, matrix_factorization
 from fedjax_core.uplink import Link, compression, dp_matrix_mechanism, dp_mechanisms, robust_aggregation
 from tests.benchmarks import ours
@@ -48,7 +48,7 @@ def simulated(workload: Workload, link: Link | None) -> Simulation:
     groups = one_group(build, ours.task_of(workload), workload.population)
     data = ours.federation(workload)
     given = {} if link is None else {"links": [link], "leave_out": link.kind in ("rule", "privacy")}
-    return Simulation(groups, data, cohort=workload.cohort, plan=plain.plan, **given)
+    return Simulation(build_spec(groups, data, cohort=workload.cohort, plan=plain.plan, **given))
 
 
 def costs(repeats: int) -> str:

@@ -185,24 +185,26 @@ class SwitchTest(chex.TestCase):
 class BuildTest(chex.TestCase):
     def test_models_take_turns(self):
         sim = build(dict(name="fedhe", epochs=1, batch=4), models=("mlp(widths=(6,))", "mlp(widths=(7,))", "mlp(widths=(8,))"))
-        self.assertEqual([g.clients.tolist() for g in sim.groups], [[0, 3, 6], [1, 4, 7], [2, 5]])
-        widths = [jax.eval_shape(g.task.model.init, jax.random.key(0)).params["head"]["kernel"].shape for g in sim.groups]
+        self.assertEqual([g.clients.tolist() for g in sim.spec.bound_groups], [[0, 3, 6], [1, 4, 7], [2, 5]])
+        widths = [
+            jax.eval_shape(g.task.model.init, jax.random.key(0)).params["head"]["kernel"].shape for g in sim.spec.bound_groups
+        ]
         self.assertEqual(widths, [(6, 3), (7, 3), (8, 3)])
-        self.assertEqual([g.task.population for g in sim.groups], [8] * 3)
+        self.assertEqual([g.task.population for g in sim.spec.bound_groups], [8] * 3)
 
     def test_equal_models_are_one_group(self):
         specs = ("mlp(widths=(6,))", "mlp(widths=(7,))", "mlp(widths=(6,))")
         sim = build(dict(name="fedhe", epochs=1, batch=4), models=specs)
-        self.assertEqual([g.clients.tolist() for g in sim.groups], [[0, 2, 3, 5, 6], [1, 4, 7]])
-        self.assertEqual([g.name for g in sim.groups], [f"0: {specs[0]}", f"1: {specs[1]}"])
+        self.assertEqual([g.clients.tolist() for g in sim.spec.bound_groups], [[0, 2, 3, 5, 6], [1, 4, 7]])
+        self.assertEqual([g.name for g in sim.spec.bound_groups], [f"0: {specs[0]}", f"1: {specs[1]}"])
 
     def test_a_part_is_trained_over_one_random_backbone(self):
         first, again, other = (build(dict(name="local", epochs=1, batch=4), train="head", seed=seed) for seed in (3, 3, 4))
-        frozen = [sim.groups[0].task.frozen.params for sim in (first, again, other)]
+        frozen = [sim.spec.bound_groups[0].task.frozen.params for sim in (first, again, other)]
         self.assertEqual(set(frozen[0]), {"dense1"})
         chex.assert_trees_all_equal(frozen[0], frozen[1])
         self.assertGreater(np.abs(frozen[0]["dense1"]["kernel"] - frozen[2]["dense1"]["kernel"]).max(), 0.01)
-        self.assertEqual(set(first.shapes.groups[0].client.params), {"head"})
+        self.assertEqual(set(first.spec.shapes.groups[0].client.params), {"head"})
 
     def test_inputs_are_normalised_as_asked(self):
         images = Examples(np.zeros((2, 4, 4, 3), np.uint8), np.zeros(2, np.int32))
@@ -220,18 +222,20 @@ class BuildTest(chex.TestCase):
             evaluation__batch=5,
             evaluation__clients=4,
         )
-        self.assertEqual((sim.cohort, sim.dropout, sim.plan, sim.hold), (3, 0.25, client_loop.Plan(2, 1), "host"))
-        self.assertEqual(tuple(sim.evaluation), (("own",), 5, 4, 1))
+        self.assertEqual(
+            (sim.spec.cohort, sim.spec.dropout, sim.spec.plan, sim.spec.hold), (3, 0.25, client_loop.Plan(2, 1), "host")
+        )
+        self.assertEqual(tuple(sim.spec.evaluation), (("own",), 5, 4, 1))
         self.assertEqual(build(cohort__fraction=0.5).cohort, 4)
         self.assertEqual(build(cohort__fraction=None).cohort, 8)
-        self.assertEqual(build(plan__devices=None).plan, client_loop.choose(3))
-        self.assertEqual(build(plan__devices=None, plan__model=2).plan, client_loop.Plan(1, 6, 2))
+        self.assertEqual(build(plan__devices=None).spec.plan, client_loop.choose(3))
+        self.assertEqual(build(plan__devices=None, plan__model=2).spec.plan, client_loop.Plan(1, 6, 2))
         with self.assertRaisesRegex(ValueError, "plan.model=3 does not divide the 4 devices"):
             build(plan__devices=4, plan__model=3)
 
     def test_options_reach_method_and_optimizer(self):
         sim = build(dict(name="fedavg", epochs=2, batch=4, weights="uniform"), optimizer__lr=0.3, optimizer__momentum=0.5)
-        (group,) = sim.groups
+        (group,) = sim.spec.bound_groups
         options = dict(group.build.keywords)
         optimizer = options.pop("optimizer")(0)
         self.assertEqual(options, dict(epochs=2, batch=4, weights="uniform"))
@@ -257,7 +261,7 @@ class BuildTest(chex.TestCase):
             images = dataclasses.replace(data, train=train, test=as_images[1])
             sim = experiment.build(config(augment=text, evaluation__scopes=("global",)), images)
             state, _ = sim.rounds(sim.init(0), 1)
-            ends.append((jax.device_get(state.server), sim.evaluate(state)))
+            ends.append((jax.device_get(state.server), sim.evaluate(state).metrics))
         chex.assert_trees_all_close(*ends, atol=1e-6)
 
     def test_pooled_methods_are_built(self):
@@ -346,7 +350,7 @@ class ExecuteTest(chex.TestCase):
         made = []
 
         def run(simulation, *arguments, **options):
-            made.append((simulation, weakref.ref(simulation.held.train.x)))
+            made.append((simulation, weakref.ref(simulation.compiled.device_arrays.train.x)))
             assert made[-1][1]() is not None
             if len(made) > 1:
                 raise FloatingPointError

@@ -98,7 +98,7 @@ def test_all_at_once_runs_resumes_loads_exports_and_predicts(tmp_path):
         files.load_model(file)
     model, net, description = files.load_model(file, lambda name: Small)
     assert description["model"] == f"{__name__}:Small(width=5)"
-    x = simulation.data.test.x[:7]
+    x = simulation.spec.data.test.x[:7]
     logits = model.apply(net, x)[0]["logits"]
     view = simulation.view(state, 0)
     np.testing.assert_allclose(logits, view.predict("global", view.holds["global"], x)["logits"], atol=1e-6, rtol=1e-6)
@@ -135,7 +135,7 @@ def test_what_has_no_module_is_given_again(tmp_path, monkeypatch):
         experiment.load(tmp_path / "run")
     again = {"model": linear, "scores": {"sure": certain}, "loss": lambda *row: twice(*row)}
     _, simulation, state = experiment.load(tmp_path / "run", **again)
-    assert "test/global/sure" in simulation.evaluate(state)
+    assert "test/global/sure" in simulation.evaluate(state).metrics
 
 
 def test_nothing_given_changes_nothing():
@@ -197,7 +197,7 @@ def test_what_is_brought_may_call_its_arguments_as_it_likes():
         return scaffold(work, optimizer=optimizer, epochs=epochs)
 
     simulation = experiment.build(config(), method=method, loss=loss, scores=score)
-    assert "test/global/score" in simulation.evaluate(simulation.init(0))
+    assert "test/global/score" in simulation.evaluate(simulation.init(0)).metrics
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def built(data, model="mlp(widths=(4,))", normalise="data", get=fedavg, **given)
 
 def logits(simulation, x):
     """Of a network that begins as all of its kind do."""
-    model = simulation.groups[0].task.model
+    model = simulation.spec.bound_groups[0].task.model
     return np.asarray(model.apply(model.init(jax.random.key(0)), jnp.asarray(x))[0]["logits"])
 
 
@@ -80,9 +80,9 @@ def test_integers_are_normalised_as_the_same_floats(dtype):
     """Ages and incomes, which as token ids would reach the network as they are."""
     x = RNG.integers(18, 90, (40, 3)).astype(dtype)
     whole, floats = built(divided(x)), built(divided(x.astype(np.float32)))
-    assert whole.data.train.x.dtype == np.int32
-    np.testing.assert_array_equal(logits(whole, whole.data.train.x), logits(floats, floats.data.train.x))
-    assert np.abs(logits(whole, whole.data.train.x)).max() < 10
+    assert whole.spec.data.train.x.dtype == np.int32
+    np.testing.assert_array_equal(logits(whole, whole.spec.data.train.x), logits(floats, floats.spec.data.train.x))
+    assert np.abs(logits(whole, whole.spec.data.train.x)).max() < 10
 
 
 def test_integers_are_numbers_in_a_network_from_outside(caplog):
@@ -101,7 +101,7 @@ def test_integers_are_numbers_in_a_network_from_outside(caplog):
 def test_token_ids_reach_a_network_that_embeds_as_they_are(name, caplog):
     x = RNG.integers(1, 50, (40, 3))
     sim = built(divided(x), f"{__name__}:{name}")
-    model = sim.groups[0].task.model
+    model = sim.spec.bound_groups[0].task.model
     net = model.init(jax.random.key(0))
     embedding = np.asarray(jax.tree.leaves(net.params["embed" if name != "OfLinen" else "Embed_0"])[0])
     last = net.params["last" if name != "OfLinen" else "Dense_0"]
@@ -145,7 +145,7 @@ def test_pixels_in_another_range_than_those_of_a_file_are_refused(tmp_path):
     found = input_normalization.Scaling(*scale)
     path = tmp_path / "m"
     sim = built(divided(PIXELS))
-    model = sim.groups[0].task.model
+    model = sim.spec.bound_groups[0].task.model
     description = {"model": "mlp(widths=(4,))", "classes": 2, "class_names": ["a", "b"], "input_shape": [4, 4, 3]}
     description |= {"mean": list(scale[0]), "std": list(scale[1]), "statistics": "average"}
     export_model.save_model(path, model.init(jax.random.key(0)), description)

@@ -17,7 +17,7 @@ def opened(config, **options) -> dict[str, str]:
     """Returns the first lines of a config's run by what stands before them, those that go on joined."""
     asked = experiment.resolve(config)
     simulation = experiment.build(config, asked=asked)
-    private = account_privacy(asked.privacy, asked.cohort, simulation.population, asked.sampling)
+    private = account_privacy(asked.privacy, asked.cohort, simulation.spec.population, asked.sampling)
     lines = opening_lines(asked, config, simulation, private, **options)
     assert all(len(line) <= COLUMNS for line in lines)
     found: dict[str, str] = {}

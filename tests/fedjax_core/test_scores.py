@@ -11,6 +11,7 @@ from configs.tables.base import Measure
 from fedjax_core import experiment
 from fedjax_core.commands.tables import score_checks
 from fedjax_core.data import federated_data, sources
+from fedjax_core.engine import evaluation
 from fedjax_core.reporting import reporter, score_labels
 from fedjax_core.storage.json_files import read_jsonl
 from fedjax_core.training.scores import AUROC, MacroF1
@@ -79,16 +80,16 @@ def test_scores_have_names_of_their_own(mine):
     assert asked.scores["top5"].keywords == {"k": 5}
     assert asked.scores["named"].keywords == {"name": "abc"}  # an option of the function's own
     simulation = experiment.build(config(f"{mine}:FBeta(beta=2.0, name='f2')", f"{mine}:top(k=5, name='top5')"))
-    scores = simulation.evaluate(simulation.init(0))
+    scores = simulation.evaluate(simulation.init(0)).metrics
     assert {"test/global/f2", "test/global/own/f2/mean", "test/global/top5"} <= set(scores)
 
 
 def test_what_is_given_in_python():
     simulation = experiment.build(config(), scores=[MacroF1, functools.partial(AUROC, bins=8), certain])
-    scores = simulation.evaluate(simulation.init(0))
+    scores = simulation.evaluate(simulation.init(0)).metrics
     assert {"test/global/MacroF1", "test/global/AUROC", "test/global/certain"} <= set(scores)
     simulation = experiment.build(config(), scores={"f1": MacroF1(), "area": AUROC(8)})
-    assert {"test/global/f1", "test/global/area"} <= set(simulation.evaluate(simulation.init(0)))
+    assert {"test/global/f1", "test/global/area"} <= set(simulation.evaluate(simulation.init(0)).metrics)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,7 @@ def test_a_score_is_for_some_targets():
     labels = (rng.random((40, 3)) < 0.5).astype(np.uint8)
     several = federated_data.federate(sources.from_arrays(x, labels, x, labels, targets="labels"), {"name": "iid"}, 4, 0)
     simulation = experiment.build(config("macro_f1", "auroc"), data=several)
-    scores = simulation.evaluate(simulation.init(0))
+    scores = simulation.evaluate(simulation.init(0)).metrics
     assert 0 < scores["test/global/macro_f1"] < 1
     assert {"test/global/average_precision", "test/global/auroc", "test/global/own/auroc/mean"} <= set(scores)
     with pytest.raises(ValueError, match="'balanced_accuracy', which is for classes, the data have labels"):
@@ -139,7 +140,7 @@ def test_episodes_have_classes_of_their_own():
     with pytest.raises(ValueError, match="'macro_f1', which is for classes that all rows have in common; an episode's are its own"):
         experiment.build(made)
     made.evaluation.scores = ("expected_calibration_error",)
-    assert experiment.build(made).test_scores()[-1] == "test/global/expected_calibration_error"
+    assert evaluation.list_test_scores(experiment.build(made).spec)[-1] == "test/global/expected_calibration_error"
 
 
 def test_no_score_takes_the_place_of_one_that_is_there():
@@ -225,7 +226,7 @@ def test_sums_of_several_scores_are_those_of_one_evaluation(mine):
     """Beside the others a score is what it is alone."""
     many = experiment.build(config("macro_f1", "auroc", "balanced_accuracy"))
     one = experiment.build(config("auroc"))
-    alone, beside = (simulation.evaluate(simulation.init(0)) for simulation in (one, many))
+    alone, beside = (simulation.evaluate(simulation.init(0)).metrics for simulation in (one, many))
     for name, value in alone.items():
         assert beside[name] == pytest.approx(value, abs=1e-6)
     assert jnp.isfinite(beside["test/global/balanced_accuracy"])

@@ -124,7 +124,7 @@ def test_where_lanes_are_refused_nothing_lies_on_the_devices(tmp_path, monkeypat
 
     def execute(config, workdir, progress, *, data, console, fresh):
         assert not fresh
-        assert all(not one.planned.arrays.placed for one in made_so_far)
+        assert all(not one.compiled.feed.is_on_device for one in made_so_far)
         return workdir
 
     monkeypatch.setattr(sweep, "build", built)
@@ -143,7 +143,7 @@ def test_each_lane_is_checked_and_those_of_a_plan_go_together(tmp_path, monkeypa
     configs[3].optimizer.momentum = -0.5
     for config in configs:
         config.plan.devices = None
-    now = experiment.build(configs[0], data).plan
+    now = experiment.build(configs[0], data).spec.plan
     other = now._replace(chunk=now.chunk + 1)
     for at, plan in ((0, now), (1, other), (2, other)):
         (tmp_path / str(at)).mkdir()
@@ -152,7 +152,7 @@ def test_each_lane_is_checked_and_those_of_a_plan_go_together(tmp_path, monkeypa
     together = []
 
     def in_lanes(runs, lanes, progress, noise):
-        together.append(([Path(one.workdir).name for one in runs], lanes.each[0].plan))
+        together.append(([Path(one.workdir).name for one in runs], lanes.each[0].spec.plan))
         return [ValueError("no more")] * len(runs)
 
     monkeypatch.setattr(sweep, "_in_lanes", in_lanes)

@@ -13,7 +13,7 @@ from fedjax_core import nn
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated_data
 from fedjax_core.data.sources import Dataset
-from fedjax_core.engine.simulator import Simulation, one_group
+from fedjax_core.engine.simulator import Simulation, build_spec, one_group
 from fedjax_core.language.models import bert, llama
 from fedjax_core.task import Peers, Task, feature_size, of_model, part_of
 from fedjax_core.training import local_training
@@ -65,7 +65,7 @@ def test_a_simulation_is_refused_ids_that_its_network_does_not_embed(model, part
     for task in (whole, part_of(model, arrays, "head", **settings)):
         groups = one_group(functools.partial(fedavg, optimizer=local_training.sgd(0.1)), task, 2)
         with pytest.raises(ValueError, match=f"{part}: token id 7: network '{model.name}' embeds 5"):
-            Simulation(groups, data)
+            Simulation(build_spec(groups, data))
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
@@ -173,7 +173,7 @@ def test_peers_are_everybody_or_those_who_are_told():
     told = dataclasses.replace(task, groups=(narrow, wide))
     assert told.feature_sizes.tolist() == [6, 7, 6, 6, 6, 6, 6, 7]
     assert wide.shapes.params["head"]["kernel"].shape == (7, 3)
-    groups = [group.task for group in toy.simulate("local").groups]
+    groups = [group.task for group in toy.simulate("local").spec.bound_groups]
     assert [task.group for task in groups] == [0, 1]
     assert [task.feature_sizes.tolist() for task in groups] == [[6, 7] * 4] * 2
     assert jnp.issubdtype(groups[0].feature_sizes.dtype, jnp.integer)

@@ -57,13 +57,13 @@ class DittoTest(chex.TestCase):
 
     def test_both_models_are_scored(self):
         sim, _, state = toy.reference("ditto")
-        x, predict = toy.data().test.x, sim.federation.algorithm(0, sim.host, 2).predict
+        x, predict = toy.data().test.x, sim.spec.algorithm(0, sim.spec.host_arrays, 2).predict
         for name, net in (("global", state.server.net), ("personal", one(state.clients[0], 3))):
             logits = predict[name](state.server.net, one(state.clients[0], 3), x)["logits"]
             np.testing.assert_allclose(logits, jax.device_get(MODEL.apply(net, x)[0]["logits"]), atol=1e-6)
 
     def test_what_travels(self):
-        shapes = toy.reference("ditto")[0].shapes
+        shapes = toy.reference("ditto")[0].spec.shapes
         numbers = (5 * 6 + 6) + (6 * 3 + 3) + 5
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
 

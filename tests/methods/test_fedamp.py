@@ -141,7 +141,7 @@ class FedAMPTest(chex.TestCase):
         )
 
     def test_what_travels(self):
-        shapes = toy.reference("fedamp")[0].shapes
+        shapes = toy.reference("fedamp")[0].spec.shapes
         numbers = (5 * 6 + 6) + (6 * 3 + 3)
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
 

@@ -40,7 +40,9 @@ def oracle(seed, rounds, *, weights, lr, momentum, cohort=5, epochs=2, batch=toy
 def simulate(data, *, statistics=True, cohort=None, population=None, dropout=0.0, **arguments):
     task = toy.task(statistics=statistics)
     groups = simulator.one_group(functools.partial(fedavg, **arguments), task, population or data.clients)
-    return simulator.Simulation(groups, data, cohort=cohort, dropout=dropout, plan=client_loop.Plan(1, 1), dispatch=3)
+    return simulator.Simulation(
+        simulator.build_spec(groups, data, cohort=cohort, dropout=dropout, plan=client_loop.Plan(1, 1), dispatch=3)
+    )
 
 
 def divided(*lists):
@@ -114,13 +116,13 @@ class FedAvgTest(chex.TestCase):
 
         algorithm = fedavg(toy.task(), optimizer=local_training.sgd(0.1), loss=nothing, batch=toy.BATCH)
         net = MODEL.init(jax.random.key(0))
-        held = toy.reference("fedavg")[0].host
+        held = toy.reference("fedavg")[0].spec.host_arrays
         data = ClientData(held.train, held.index[0], held.size[0])
         out = jax.jit(algorithm.client_update)(net, (), data, jax.random.key(1))
         chex.assert_trees_all_equal(out.uplink.params, jax.tree.map(jnp.zeros_like, net.params))
 
     def test_what_travels(self):
-        shapes = toy.reference("fedavg")[0].shapes
+        shapes = toy.reference("fedavg")[0].spec.shapes
         numbers = (5 * 6 + 6) + (6 * 3 + 3) + 5  # body, head, running mean
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
 

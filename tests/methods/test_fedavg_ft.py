@@ -26,20 +26,22 @@ class FedAvgFTTest(chex.TestCase):
     def test_a_part_alone(self):
         _, _, after = toy.reference("fedavg_ft")
         sim = simulate(made(fedavg_ft, finetune_epochs=2, finetune_part="head"))
-        w, _ = jax.device_get(sim.view(sim.put(after), 0).holds["personal"])
+        w, _ = jax.device_get(sim.view(sim.compiled.put(after), 0).holds["personal"])
         chex.assert_trees_all_equal(w.params["body"], after.server.net.params["body"])
         self.assertGreater(np.abs(w.params["head"]["bias"] - after.server.net.params["head"]["bias"]).max(), 1e-3)
 
     def test_without_epochs_the_servers_model_is_scored(self):
         _, _, after = toy.reference("fedavg_ft")
         sim = simulate(made(fedavg_ft, finetune_epochs=0))
-        scores = sim.client_scores(sim.put(after))["own"]
+        scores = sim.client_scores(sim.compiled.put(after))["own"]
         chex.assert_trees_all_equal(scores["personal"], scores["global"])
 
     def test_the_global_score_is_not_fine_tuned(self):
         sim, _, after = toy.reference("fedavg_ft")
-        scores, plain = sim.client_scores(sim.put(after))["own"], toy.reference("fedavg")
-        chex.assert_trees_all_close(scores["global"], plain[0].client_scores(plain[0].put(plain[2]))["own"]["global"], atol=1e-5)
+        scores, plain = sim.client_scores(sim.compiled.put(after))["own"], toy.reference("fedavg")
+        chex.assert_trees_all_close(
+            scores["global"], plain[0].client_scores(plain[0].compiled.put(plain[2]))["own"]["global"], atol=1e-5
+        )
         self.assertFalse(np.allclose(scores["global"]["loss"][0], scores["personal"]["loss"][0]))
 
     @parameterized.parameters(

@@ -55,7 +55,7 @@ def oracle(rounds, tau, beta, train=plain):
 
 def sent(name):
     sim, _, state = toy.reference(name)
-    algorithm = sim.federation.algorithm(0, sim.host, 2)
+    algorithm = sim.spec.algorithm(0, sim.spec.host_arrays, 2)
     return [algorithm.broadcast(state.server, i) for i in range(toy.CLIENTS)]
 
 
@@ -128,7 +128,7 @@ class FedCACTest(chex.TestCase):
             np.testing.assert_array_equal(select_critical(jnp.asarray(s), tau), marked(s, tau))
 
     def test_what_travels(self):
-        shapes = toy.reference("fedcac")[0].shapes
+        shapes = toy.reference("fedcac")[0].spec.shapes
         numbers, packed = (5 * 6 + 6) + (6 * 3 + 3), 4 + 1 + 3 + 1
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers + packed))
 

@@ -195,7 +195,9 @@ class FedGenTest(chex.TestCase):
     def test_sharing_the_head_alone_as_in_the_loops(self):
         """LG-FedAvg: FedPer with everything but the head personal."""
         build = functools.partial(toy.METHODS["fedgen"], optimizer=local_training.sgd(0.1, momentum=0.5), alpha=0.0)
-        sim = simulator.Simulation(toy.groups(build), toy.data(), plan=client_loop.Plan(1, 1), cohort=5, dispatch=2)
+        sim = simulator.Simulation(
+            simulator.build_spec(toy.groups(build), toy.data(), plan=client_loop.Plan(1, 1), cohort=5, dispatch=2)
+        )
         state, _ = sim.rounds(sim.init(0), 2)
         shared, _, mine = fedper_in_loops(2, own=("body",))
         chex.assert_trees_all_close(jax.device_get(state.server.head), shared["head"], atol=5e-6)
@@ -266,15 +268,15 @@ class FedGenTest(chex.TestCase):
         self.assertEqual([uplink_numbers(fedgen, k) for k in (10, 100)], [5_130 + 10, 51_300 + 100])  # head, and label counts
         generator = (NOISE + K + 1) * HIDDEN + 2 * HIDDEN + (HIDDEN + 1) * 6 + 2 * HIDDEN  # with its statistics
         head, body = 6 * K + K, 5 * 6 + 6 + 5
-        shapes = toy.reference("fedgen")[0].shapes
+        shapes = toy.reference("fedgen")[0].spec.shapes
         self.assertEqual((shapes.up, shapes.down), (4 * (head + K), 4 * (head + generator + K)))
-        shapes = toy.reference("fedgen_official")[0].shapes
+        shapes = toy.reference("fedgen_official")[0].spec.shapes
         self.assertEqual((shapes.up, shapes.down), (4 * (body + head + K), 4 * (body + head + generator + K)))
 
     def test_features_of_different_number_are_refused(self):
         make = functools.partial(fedgen, optimizer=local_training.sgd(0.1), batch=toy.BATCH)
         with self.assertRaisesRegex(ValueError, "toy6 has 6, toy7 has 7; fedgen exchanges features"):
-            simulator.Simulation(toy.groups(make, mixed=True), toy.data(), plan=client_loop.Plan(1, 1))
+            simulator.Simulation(simulator.build_spec(toy.groups(make, mixed=True), toy.data(), plan=client_loop.Plan(1, 1)))
 
     @parameterized.parameters(
         (dict(variant="released"), "unknown variant 'released'; allowed: mixed, official"),

@@ -70,7 +70,7 @@ class FedGHTest(chex.TestCase):
 
     def test_a_client_predicts_under_the_newest_head_or_its_own(self):
         sim, _, after = toy.reference("fedgh")
-        view = sim.view(sim.put(after), 3)
+        view = sim.view(sim.compiled.put(after), 3)
         x = toy.data().test.x[:4]
         own = jax.tree.map(lambda p: p[1], after.clients[1])
         newest = own._replace(params=own.params | {"head": after.server})
@@ -113,7 +113,7 @@ class FedGHTest(chex.TestCase):
 
     def test_what_travels(self):
         """K (D + 1) numbers up: 5,130 with 10 classes and 512 features, 51,300 with 100 (FedHPL, Table 9)."""
-        shapes = toy.reference("fedgh")[0].shapes
+        shapes = toy.reference("fedgh")[0].spec.shapes
         self.assertEqual((shapes.up, shapes.down), (4 * K * (D + 1), 4 * (D * K + K)))
         for features, projection in ((512, None), (64, 512)):
             numbers = [uplink_numbers(fedgh, k, features, projection=projection) for k in (10, 100)]
@@ -130,7 +130,7 @@ class FedGHTest(chex.TestCase):
     def test_features_of_different_number_are_refused(self):
         make = functools.partial(fedgh, optimizer=local_training.sgd(0.1), batch=toy.BATCH)
         with self.assertRaisesRegex(ValueError, "toy6 has 6, toy7 has 7; fedgh exchanges features"):
-            simulator.Simulation(toy.groups(make, mixed=True), toy.data(), plan=client_loop.Plan(1, 1))
+            simulator.Simulation(simulator.build_spec(toy.groups(make, mixed=True), toy.data(), plan=client_loop.Plan(1, 1)))
 
     @parameterized.parameters(
         (dict(server_lr=-0.1), "server_lr=-0.1 must be at least 0"),

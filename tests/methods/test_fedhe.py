@@ -56,7 +56,9 @@ def oracle(seed, rounds, models, *, alpha, cohort=5, dropout=0.0):
 def simulate(alpha, **settings):
     build = functools.partial(fedhe, optimizer=local_training.sgd(0.1, momentum=0.5), alpha=alpha, epochs=2, batch=toy.BATCH)
     return simulator.Simulation(
-        toy.groups(build, mixed=True), toy.data(), plan=client_loop.Plan(1, 1), dispatch=4, cohort=5, **settings
+        simulator.build_spec(
+            toy.groups(build, mixed=True), toy.data(), plan=client_loop.Plan(1, 1), dispatch=4, cohort=5, **settings
+        )
     )
 
 
@@ -134,7 +136,7 @@ class FedHeTest(chex.TestCase):
         chex.assert_trees_all_close(jax.grad(distillation)(off, y, given), jnp.full((3, K), 2 / (3 * K)), atol=1e-6)
 
     def test_what_travels(self):
-        shapes = toy.reference("fedhe_mixed")[0].shapes
+        shapes = toy.reference("fedhe_mixed")[0].spec.shapes
         self.assertEqual(shapes.up, 4 * K * (K + 1))
         self.assertEqual(shapes.down, 4 * K * K + K)
         self.assertEqual([uplink_numbers(fedhe, k, 6) for k in (10, 100)], [110, 10_100])  # FedHPL, Table 9

@@ -104,7 +104,9 @@ def build(**options):
 def simulate(make, groups, seed=0, rounds=2, **settings):
     """After some rounds; `groups` is (width, clients) by group."""
     groups = [simulator.Group(f"{n}: {d}", make, toy.task_in_part(d), np.array(ids)) for n, (d, ids) in enumerate(groups)]
-    sim = simulator.Simulation(groups, toy.data(), **{"plan": client_loop.Plan(1, 1), "cohort": 5, "dispatch": 4} | settings)
+    sim = simulator.Simulation(
+        simulator.build_spec(groups, toy.data(), **{"plan": client_loop.Plan(1, 1), "cohort": 5, "dispatch": 4} | settings)
+    )
     state, records = sim.rounds(sim.init(seed), rounds)
     return sim, jax.device_get(state), records
 
@@ -181,7 +183,7 @@ def updates(make=fedhpl, **options):
     """(sent, net) -> client 0's round; compiled once for each setting."""
     options = ({"temperature": 2.0} if make is fedhpl else {}) | options
     made = make(toy.task_in_part(), optimizer=SGD, epochs=2, batch=toy.BATCH, **options)
-    held = toy.reference("fedhpl")[0].held
+    held = toy.reference("fedhpl")[0].compiled.device_arrays
     key = naive.client_key(0, 0, 0)
     data = lambda held: ClientData(held.train, held.index[0], held.size[0])
     return functools.partial(jax.jit(lambda held, sent, net: made.client_update(sent, net, data(held), key)), held)
@@ -190,7 +192,9 @@ def updates(make=fedhpl, **options):
 def alone(make, groups=None, **settings):
     """A simulation of the toy federation over prompts and heads."""
     groups = groups or simulator.one_group(make, toy.task_in_part(), N)
-    return simulator.Simulation(groups, settings.pop("data", toy.data()), plan=client_loop.Plan(1, 1), **settings)
+    return simulator.Simulation(
+        simulator.build_spec(groups, settings.pop("data", toy.data()), plan=client_loop.Plan(1, 1), **settings)
+    )
 
 
 def teacher(shared=(), known=(True, True, True)):
@@ -265,7 +269,7 @@ class ClientTest(chex.TestCase):
         def numbers(**options):
             make = build(**options)
             sim = alone(make, toy.groups(make, True, task=toy.task_in_part))
-            return sim.shapes.up / 4, sim.shapes.down
+            return sim.spec.shapes.up / 4, sim.spec.shapes.down
 
         self.assertEqual(numbers(), (K * (K + 1), 4 * K * K + K))
         self.assertEqual(numbers(denominator="local")[0], K * (K + 2))
@@ -299,11 +303,11 @@ METHODS = {
 class FrozenTest(chex.TestCase):
     def test_the_backbone_exists_once_and_no_client_has_it(self):
         sim, before, after = toy.reference("fedhpl_mixed")
-        for g, group in enumerate(sim.groups):
+        for g, group in enumerate(sim.spec.bound_groups):
             frozen = group.task.frozen
-            chex.assert_trees_all_equal(jax.device_get(sim.held.tasks[g][0]), jax.device_get(frozen))
+            chex.assert_trees_all_equal(jax.device_get(sim.compiled.device_arrays.tasks[g][0]), jax.device_get(frozen))
             self.assertEqual(set(frozen.params), {"body"})
-            self.assertEqual(metrics.nbytes(sim.held.tasks[g]), metrics.nbytes(frozen))
+            self.assertEqual(metrics.nbytes(sim.compiled.device_arrays.tasks[g]), metrics.nbytes(frozen))
             for clients in (before.clients[g], after.clients[g]):
                 self.assertEqual(set(clients.params), {"prompts", "head"})
                 self.assertEqual(clients.stats, {})
@@ -318,9 +322,15 @@ class FrozenTest(chex.TestCase):
         zeros = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), body)
         task = part_of(whole, Net(zeros), "head", classes=K, population=N)
         make = functools.partial(local, optimizer=SGD, batch=toy.BATCH)
-        sim = simulator.Simulation(simulator.one_group(make, task, N), toy.data(), plan=client_loop.Plan(4, 1))
-        state = jax.eval_shape(sim.programs.init, sim.held, jax.random.key_data(jax.random.key(0)))
-        found = sim.programs.many.lower(sim.held, state, jax.ShapeDtypeStruct((), jnp.int32)).compile().memory_analysis()
+        sim = simulator.Simulation(
+            simulator.build_spec(simulator.one_group(make, task, N), toy.data(), plan=client_loop.Plan(4, 1))
+        )
+        state = jax.eval_shape(sim.compiled.programs.init_state, sim.compiled.device_arrays, jax.random.key_data(jax.random.key(0)))
+        found = (
+            sim.compiled.programs.run_rounds.lower(sim.compiled.device_arrays, state, jax.ShapeDtypeStruct((), jnp.int32))
+            .compile()
+            .memory_analysis()
+        )
         backbone = metrics.nbytes(zeros)
         self.assertLess(found.argument_size_in_bytes, 1.2 * backbone)
         self.assertLess(found.temp_size_in_bytes, 0.3 * backbone)
@@ -331,7 +341,7 @@ class FrozenTest(chex.TestCase):
         """Abstractly: what they send and keep is made of the trained entries."""
         make = functools.partial(make, optimizer=SGD, batch=toy.BATCH)
         sim = alone(make)
-        (shape,) = sim.shapes.groups
+        (shape,) = sim.spec.shapes.groups
         trained = metrics.nbytes(jax.eval_shape(MODELS[0].init, jax.random.key(0)))
         for tree in (shape.server, shape.out.uplink):
             self.assertLessEqual(metrics.nbytes(tree), 2 * trained)

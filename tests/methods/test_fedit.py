@@ -16,7 +16,7 @@ from tests.methods.test_fedper import SGD, ended, made, simulate
 def adapted(data=None, **arguments):
     """Two rounds on an adapter without dropout."""
     groups = simulator.one_group(made(fedit, **arguments), toy.task_adapted(dropout=0.0), (data or toy.data()).clients)
-    sim = simulator.Simulation(groups, data or toy.data(), plan=client_loop.Plan(1, 1), dispatch=2)
+    sim = simulator.Simulation(simulator.build_spec(groups, data or toy.data(), plan=client_loop.Plan(1, 1), dispatch=2))
     state, _ = sim.rounds(sim.init(0), 2)
     return sim, jax.device_get(state)
 
@@ -51,9 +51,9 @@ class FedITTest(chex.TestCase):
     def test_the_body_neither_changes_nor_travels(self):
         sim, state = adapted()
         body = toy.task_adapted().frozen
-        chex.assert_trees_all_equal(sim.host.tasks[0][0], body)
+        chex.assert_trees_all_equal(sim.spec.host_arrays.tasks[0][0], body)
         numbers = (5 * 2 + 2 * 6) + (6 * 3 + 3)
-        self.assertEqual((sim.shapes.down, sim.shapes.up), (4 * numbers, 4 * numbers))
+        self.assertEqual((sim.spec.shapes.down, sim.spec.shapes.up), (4 * numbers, 4 * numbers))
         self.assertEqual(nbytes(state.server), 4 * numbers)
         self.assertEqual(nbytes(state.clients), 0)
 

@@ -24,7 +24,7 @@ class FedLoRATest(chex.TestCase):
     def test_without_tuning_fedits_model_is_scored(self):
         _, _, after = toy.reference("fedlora")
         sim = simulate(made(fedlora, finetune_epochs=0))
-        scores = sim.client_scores(sim.put(after))["own"]
+        scores = sim.client_scores(sim.compiled.put(after))["own"]
         chex.assert_trees_all_equal(scores["personal"], scores["global"])
         self.assertTrue(np.isfinite(scores["global"]["loss"][0]).all())
 

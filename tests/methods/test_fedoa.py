@@ -68,7 +68,7 @@ def oracle(rounds, lam):
 
 
 def data_of(i):
-    held = toy.reference("fedoa")[0].host
+    held = toy.reference("fedoa")[0].spec.host_arrays
     return ClientData(held.train, held.index[i], held.size[i])
 
 
@@ -243,10 +243,10 @@ class FedOATest(chex.TestCase):
         self.assertGreater(np.abs(w.params["head"]["kernel"] - fedit.params["head"]["kernel"]).max(), 1e-3)
 
     def test_what_travels(self):
-        shapes = toy.reference("fedoa")[0].shapes
+        shapes = toy.reference("fedoa")[0].spec.shapes
         numbers = (5 * 6 + 6) + (6 * 3 + 3) + 5
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
-        shapes = toy.reference("fedoa_lora")[0].shapes  # LoRA of 5 x 6 with rank 2, and the head; never the body
+        shapes = toy.reference("fedoa_lora")[0].spec.shapes  # LoRA of 5 x 6 with rank 2, and the head; never the body
         numbers = (5 * 2 + 2 * 6) + (6 * 3 + 3)
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
 

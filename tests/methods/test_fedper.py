@@ -57,7 +57,7 @@ def one(tree, i):
 
 def simulate(build, statistics=True, **settings):
     settings = {"cohort": 5, "dispatch": 2, "plan": client_loop.Plan(1, 1)} | settings
-    return simulator.Simulation(toy.groups(build, statistics=statistics), toy.data(), **settings)
+    return simulator.Simulation(simulator.build_spec(toy.groups(build, statistics=statistics), toy.data(), **settings))
 
 
 @functools.cache
@@ -76,7 +76,7 @@ def made(method, **arguments):
 def personalised(name, i):
     """What client i's personal model predicts with after two rounds, as a host copy."""
     sim, _, after = toy.reference(name)
-    return jax.device_get(sim.view(sim.put(after), i).holds["personal"])
+    return jax.device_get(sim.view(sim.compiled.put(after), i).holds["personal"])
 
 
 def personalise_key(i):
@@ -105,7 +105,7 @@ class FedPerTest(chex.TestCase):
     def test_a_client_predicts_with_the_newest_body_and_its_own_head(self):
         sim, _, after = toy.reference("fedper")
         shared, stats, mine = oracle(2)
-        scores = sim.client_scores(sim.put(after))["own"]["personal"]["accuracy"]
+        scores = sim.client_scores(sim.compiled.put(after))["own"]["personal"]["accuracy"]
         for i in range(toy.CLIENTS):
             rows = toy.data().test_index[i]
             x, y = toy.data().test.x[rows], toy.data().test.y[rows]
@@ -119,7 +119,7 @@ class FedPerTest(chex.TestCase):
         self.assertGreater(np.abs(ends[0] - ends[1]).max(), 1e-3)
 
     def test_what_travels(self):
-        shapes = toy.reference("fedper")[0].shapes
+        shapes = toy.reference("fedper")[0].spec.shapes
         body, stats = 5 * 6 + 6, 5
         self.assertEqual((shapes.down, shapes.up), (4 * (body + stats), 4 * (body + stats)))
 

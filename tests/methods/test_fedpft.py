@@ -165,7 +165,9 @@ def build(**options):
 def simulate(rounds, **options):
     make = functools.partial(fedpft, **BUILD | {"transform_rate": RATE} | options)
     sim = simulator.Simulation(
-        simulator.one_group(make, toy.task(D), toy.CLIENTS), toy.data(), plan=client_loop.Plan(1, 1), dispatch=rounds, cohort=5
+        simulator.build_spec(
+            simulator.one_group(make, toy.task(D), toy.CLIENTS), toy.data(), plan=client_loop.Plan(1, 1), dispatch=rounds, cohort=5
+        )
     )
     state, _ = sim.rounds(sim.init(0), rounds)
     return jax.device_get(state)
@@ -173,7 +175,7 @@ def simulate(rounds, **options):
 
 def client_round(options, personal=None, sent=None):
     """Client 0's round from the start: (sent, client before, output)."""
-    held = toy.reference("fedavg")[0].host
+    held = toy.reference("fedavg")[0].spec.host_arrays
     algorithm = build(**options)
     key = jax.random.key(3)
     server = algorithm.server_init(key) if sent is None else sent
@@ -345,14 +347,16 @@ class FedPftTest(chex.TestCase):
         state = simulate(1, prompts=0, transform_epochs=0, transform_rate=1.0, batch=64)
         make = functools.partial(fedavg, optimizer=local_training.sgd(LR), epochs=1, batch=64)
         sim = simulator.Simulation(
-            simulator.one_group(make, task, toy.CLIENTS), toy.data(), plan=client_loop.Plan(1, 1), dispatch=1, cohort=5
+            simulator.build_spec(
+                simulator.one_group(make, task, toy.CLIENTS), toy.data(), plan=client_loop.Plan(1, 1), dispatch=1, cohort=5
+            )
         )
         expected = jax.device_get(sim.rounds(sim.init(0), 1)[0].server.net)
         mine = Net({**state.server.net.params, "transform": state.server.transform}, state.server.net.stats)
         chex.assert_trees_all_close(mine, expected, atol=1e-6)
 
     def test_prompts_never_travel(self):
-        plain, contrasting = toy.simulate("fedpft").shapes, toy.simulate("fedpft_con").shapes
+        plain, contrasting = toy.simulate("fedpft").spec.shapes, toy.simulate("fedpft_con").spec.shapes
         body = toy.INPUTS * D + D + toy.INPUTS
         self.assertEqual(plain.up, 4 * (body + 4 * D * D + D * K + K))
         self.assertEqual(plain.down, plain.up)

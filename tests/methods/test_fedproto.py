@@ -185,16 +185,16 @@ class FedProtoTest(chex.TestCase):
         self.assertLen(set(found.tolist()), 2)
 
     def test_what_travels(self):
-        shapes = toy.reference("fedproto")[0].shapes
+        shapes = toy.reference("fedproto")[0].spec.shapes
         self.assertEqual((shapes.up, shapes.down), (4 * K * (D + 1), 4 * K * D + K))
         numbers = (5 * 6 + 6) + (6 * 3 + 3) + 5
-        shapes = toy.reference("fedproto_g")[0].shapes
+        shapes = toy.reference("fedproto_g")[0].spec.shapes
         self.assertEqual((shapes.up, shapes.down), (4 * (numbers + K * (D + 1)), 4 * (numbers + K * D) + K))
 
     def test_features_of_different_number_are_refused(self):
         make = functools.partial(fedproto, optimizer=local_training.sgd(0.1), batch=toy.BATCH)
         with self.assertRaisesRegex(ValueError, "toy6 has 6, toy7 has 7; fedproto exchanges features"):
-            simulator.Simulation(toy.groups(make, mixed=True), toy.data(), plan=client_loop.Plan(1, 1))
+            simulator.Simulation(simulator.build_spec(toy.groups(make, mixed=True), toy.data(), plan=client_loop.Plan(1, 1)))
 
     @parameterized.product(builder=(fedproto, fedproto_g), lam=(-0.1, float("nan")))
     def test_lam_must_not_be_negative(self, builder, lam):

@@ -41,7 +41,7 @@ def averaged(seed, rounds, whole, given, *, weights, cohort=5):
 @functools.cache
 def rows_of(i=0):
     """Client i's view of the toy data."""
-    held = toy.simulate("fedavg").host
+    held = toy.simulate("fedavg").spec.host_arrays
     return ClientData(held.train, held.index[i], held.size[i])
 
 
@@ -67,7 +67,9 @@ class FedProxTest(chex.TestCase):
 
     def test_mu_zero_is_fedavg_bit_for_bit(self):
         make = functools.partial(fedprox, optimizer=local_training.sgd(0.1, momentum=0.5), mu=0.0, epochs=2, batch=toy.BATCH)
-        sim = simulator.Simulation(toy.groups(make), toy.data(), cohort=5, plan=client_loop.Plan(1, 1), dispatch=2)
+        sim = simulator.Simulation(
+            simulator.build_spec(toy.groups(make), toy.data(), cohort=5, plan=client_loop.Plan(1, 1), dispatch=2)
+        )
         state, _ = sim.rounds(sim.init(0), 2)
         chex.assert_trees_all_equal(jax.device_get(state.server.net), toy.reference("fedavg")[2].server.net)
 

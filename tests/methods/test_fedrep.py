@@ -57,5 +57,5 @@ class FedRepTest(chex.TestCase):
                 simulate(made(fedrep, **{name: -1}))
 
     def test_what_travels(self):
-        shapes = toy.reference("fedrep")[0].shapes
+        shapes = toy.reference("fedrep")[0].spec.shapes
         self.assertEqual((shapes.down, shapes.up), (4 * (36 + 5), 4 * (36 + 5)))

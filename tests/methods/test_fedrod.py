@@ -62,15 +62,15 @@ class FedRoDTest(chex.TestCase):
     def test_the_shared_part_never_notices_the_personal_heads(self):
         sim, before, state = toy.reference("fedrod")
         other = before._replace(clients=jax.tree.map(lambda x: x + 3, before.clients))
-        changed, _ = sim.rounds(sim.put(other), 2)
+        changed, _ = sim.rounds(sim.compiled.put(other), 2)
         changed = jax.device_get(changed)
         chex.assert_trees_all_equal(changed.server, state.server)
         self.assertGreater(np.abs(changed.clients[0]["bias"] - state.clients[0]["bias"]).max(), 1e-2)
 
     def test_a_personal_head_of_zero_predicts_as_the_generic_one(self):
         sim, before, _ = toy.reference("fedrod")
-        holds, x = sim.view(sim.put(before), 1).holds, toy.data().test.x
-        algorithm = sim.federation.algorithm(0, sim.host, 0)
+        holds, x = sim.view(sim.compiled.put(before), 1).holds, toy.data().test.x
+        algorithm = sim.spec.algorithm(0, sim.spec.host_arrays, 0)
         logits = [algorithm.predict[name](*holds[name], x)["logits"] for name in ("personal", "global")]
         np.testing.assert_allclose(*logits, atol=1e-6)
         self.assertTrue(all(not np.any(leaf) for leaf in jax.tree.leaves(before.clients)))
@@ -88,7 +88,7 @@ class FedRoDTest(chex.TestCase):
         chex.assert_trees_all_close(scaled.params, end.params, atol=1e-6)
 
     def test_what_travels(self):
-        shapes = toy.reference("fedrod")[0].shapes
+        shapes = toy.reference("fedrod")[0].spec.shapes
         numbers = (5 * 6 + 6) + (6 * 3 + 3) + 5
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
 

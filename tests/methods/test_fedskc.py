@@ -225,7 +225,9 @@ def released(seed, rounds, ramp, dropout):
 def simulate(rounds, seed=0, *, cohort=5, dropout=0.0, **options):
     build = functools.partial(fedskc, optimizer=local_training.sgd(0.1), batch=toy.BATCH, **{"epochs": 2} | options)
     sim = simulator.Simulation(
-        toy.groups(build), toy.data(), plan=client_loop.Plan(1, 1), dispatch=rounds, cohort=cohort, dropout=dropout
+        simulator.build_spec(
+            toy.groups(build), toy.data(), plan=client_loop.Plan(1, 1), dispatch=rounds, cohort=cohort, dropout=dropout
+        )
     )
     state, _ = sim.rounds(sim.init(seed), rounds)
     return jax.device_get(state.server)
@@ -241,7 +243,7 @@ def sent(known=(True, True, True), seed=0):
 
 def client(given=None, lr=0.1, at=0, **options):
     """Client 0's round, 0 being the one with most examples."""
-    held = toy.reference("fedavg")[0].host
+    held = toy.reference("fedavg")[0].spec.host_arrays
     task = toy.task().bind(((), ()), at)
     algorithm = fedskc(task, optimizer=local_training.sgd(lr), batch=toy.BATCH, **{"epochs": 2} | options)
     data = ClientData(held.train, held.index[0], held.size[0])
@@ -320,7 +322,7 @@ class FedSkcTest(chex.TestCase):
         names = [f"server/{name}" for name in wanted]
         for on in (True, False):
             build = functools.partial(fedskc, optimizer=local_training.sgd(0.1), batch=toy.BATCH, epochs=1, gda={"on": on})
-            sim = simulator.Simulation(toy.groups(build), toy.data(), cohort=5)
+            sim = simulator.Simulation(simulator.build_spec(toy.groups(build), toy.data(), cohort=5))
             record = sim.rounds(sim.init(0), 1)[1][0]
             self.assertEqual([name in record for name in names], [on] * 3)
             if on:
@@ -371,7 +373,7 @@ class FedSkcTest(chex.TestCase):
 
         task = of_model(MODEL._replace(apply=apply), classes=K, population=toy.CLIENTS)
         made = fedskc(task, optimizer=local_training.sgd(0.1), batch=toy.BATCH, lcl={"scale": "epoch"}, epochs=2)
-        held = toy.reference("fedavg")[0].host
+        held = toy.reference("fedavg")[0].spec.host_arrays
         out = jax.jit(made.client_update)(sent(), (), ClientData(held.train, held.index[0], held.size[0]), jax.random.key(5))
         chex.assert_trees_all_close(out.uplink, client(lcl={"scale": "epoch"}).uplink, atol=1e-6)
 
@@ -433,8 +435,8 @@ class FedSkcTest(chex.TestCase):
         np.testing.assert_allclose(gradient, jax.grad(lcl)(logits, y, (knowledge, known, None)), rtol=1e-3, atol=1e-4)
 
     def test_what_travels(self):
-        shapes = toy.simulate("fedskc").shapes
-        weights = toy.simulate("fedavg").shapes.up
+        shapes = toy.simulate("fedskc").spec.shapes
+        weights = toy.simulate("fedavg").spec.shapes.up
         self.assertEqual(shapes.up, weights + 4 * K * K + K)
         self.assertEqual(shapes.down, weights + 4 * K * K + K)
 

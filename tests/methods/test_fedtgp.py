@@ -120,7 +120,7 @@ class FedTGPTest(chex.TestCase):
         ends = []
         for most in (0.0, 0.5):
             sim = toy.simulate("fedtgp")
-            algorithm = sim.groups[0].build(sim.groups[0].task, margin=most)
+            algorithm = sim.spec.bound_groups[0].build(sim.spec.bound_groups[0].task, margin=most)
             server = algorithm.server_init(jax.random.key(0))
             rng = np.random.default_rng(1)
             sent = jnp.asarray(rng.normal(size=(2, K, D)), jnp.float32), jnp.asarray([[1.0, 2.0, 0.0], [1.0, 1.0, 1.0]])
@@ -147,7 +147,7 @@ class FedTGPTest(chex.TestCase):
         numbers = [count(jax.eval_shape(lambda k=k: init_generator(jax.random.key(0), k, 512))) for k in (10, 100)]
         self.assertEqual(numbers, [530_432, 10 * 512 + 90 * 512 + 525_312])
         self.assertEqual([round(n / 2**20, 3) for n in numbers], [0.506, 0.550])
-        shapes = toy.reference("fedtgp")[0].shapes
+        shapes = toy.reference("fedtgp")[0].spec.shapes
         self.assertEqual((shapes.up, shapes.down), (4 * K * (D + 1), 4 * K * D + K))
         for builder in (fedtgp, fedproto):
             self.assertEqual([uplink_numbers(builder, k) for k in (10, 100)], [5_130, 51_300])
@@ -159,7 +159,7 @@ class FedTGPTest(chex.TestCase):
     def test_features_of_different_number_are_refused(self):
         make = functools.partial(fedtgp, optimizer=local_training.sgd(0.1), batch=toy.BATCH)
         with self.assertRaisesRegex(ValueError, "toy6 has 6, toy7 has 7; fedtgp exchanges features, so all need the same number"):
-            simulator.Simulation(toy.groups(make, mixed=True), toy.data(), plan=client_loop.Plan(1, 1))
+            simulator.Simulation(simulator.build_spec(toy.groups(make, mixed=True), toy.data(), plan=client_loop.Plan(1, 1)))
 
     @parameterized.parameters(
         (dict(margin=-1.0), "margin=-1.0 must be at least 0"),

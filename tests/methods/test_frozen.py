@@ -46,16 +46,16 @@ def run(backbone):
 def test_the_backbone_is_the_files_and_the_head_is_new(backbone, run):
     _, net, description = files.load_model(backbone)
     config, simulation, state = experiment.load(run)
-    (group,) = simulation.groups
+    (group,) = simulation.spec.bound_groups
     frozen = group.task.frozen
     assert set(frozen.params) == set(net.params) - {"head"}  # for five classes
     for name, entry in frozen.params.items():
         jax.tree.map(np.testing.assert_array_equal, entry, net.params[name])
     assert set(state.clients[0].params) == {"prompts", "head"}
-    assert metrics.nbytes(simulation.held.tasks) == metrics.nbytes(frozen)
-    mean, std, _ = experiment.scaling(config, simulation.data.train, str(backbone))
+    assert metrics.nbytes(simulation.compiled.device_arrays.tasks) == metrics.nbytes(frozen)
+    mean, std, _ = experiment.scaling(config, simulation.spec.data.train, str(backbone))
     assert (list(mean), list(std)) == (description["mean"], description["std"])
-    assert list(mean) != list(experiment.scale(simulation.data.train)[0])
+    assert list(mean) != list(experiment.scale(simulation.spec.data.train)[0])
 
 
 def test_a_client_is_exported_whole(run, tmp_path):
@@ -64,10 +64,10 @@ def test_a_client_is_exported_whole(run, tmp_path):
     model, net, _ = files.load_model(tmp_path / "client")
     _, simulation, state = experiment.load(run)
     view = simulation.view(state, 1)
-    x = np.asarray(simulation.data.test.x[:9])
+    x = np.asarray(simulation.spec.data.test.x[:9])
     wanted = view.predict("personal", view.holds["personal"], x)["logits"]
     np.testing.assert_allclose(model.apply(net, x)[0]["logits"], wanted, atol=1e-5)
-    jax.tree.map(np.testing.assert_array_equal, net.params["blocks"], simulation.groups[0].task.frozen.params["blocks"])
+    jax.tree.map(np.testing.assert_array_equal, net.params["blocks"], simulation.spec.bound_groups[0].task.frozen.params["blocks"])
     np.save(tmp_path / "x.npy", x)
     table = predict.predict(tmp_path / "client", tmp_path / "x.npy")
     assert [row["class"] for row in table] == [str(c) for c in np.argmax(wanted, 1)]
@@ -83,7 +83,7 @@ def test_all_of_a_network_goes_on_from_the_file(backbone):
     config = settled(fedhpl.get_config("smoke"), PROMPTED)
     config.update(weights=str(backbone), train="all")
     simulation = experiment.build(config)
-    begun = simulation.groups[0].task.bind(simulation.groups[0].task.held, 0).model.init(jax.random.key(3))
+    begun = simulation.spec.bound_groups[0].task.bind(simulation.spec.bound_groups[0].task.held, 0).model.init(jax.random.key(3))
     assert set(begun.params) == set(net.params) | {"prompts"}
     jax.tree.map(np.testing.assert_array_equal, begun.params["blocks"], net.params["blocks"])
 

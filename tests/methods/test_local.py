@@ -41,10 +41,10 @@ class LocalTest(chex.TestCase):
         sim, before, after = toy.reference("local")
         sampled = set(naive.cohort(0, 0, 8, 5)) & set(naive.cohort(0, 1, 8, 5))
         stranger = min(sampled)
-        x = np.array(sim.host.train.x)
+        x = np.array(sim.spec.host_arrays.train.x)
         x[toy.data().train_index[stranger]] *= 1.5
-        held = sim.held._replace(train=sim.held.train._replace(x=sim.put(x)))
-        changed, _ = sim.programs.many(held, sim.put(before), sim.put(np.int32(2)))
+        held = sim.compiled.device_arrays._replace(train=sim.compiled.device_arrays.train._replace(x=sim.compiled.put(x)))
+        changed, _ = sim.compiled.programs.run_rounds(held, sim.compiled.put(before), sim.compiled.put(np.int32(2)))
         changed = jax.device_get(changed)
         for i in range(toy.CLIENTS):
             if i != stranger:
@@ -56,12 +56,14 @@ class LocalTest(chex.TestCase):
         seed = next(s for s in range(99) if all(0 in naive.cohort(s, r, toy.CLIENTS, 5) for r in range(2)))
         build = functools.partial(fedavg, optimizer=local_training.sgd(0.1, momentum=0.5), epochs=2, batch=toy.BATCH)
         data = divided(toy.data().train_index[0])
-        alone = simulator.Simulation(simulator.one_group(build, toy.task(), 1), data, plan=client_loop.Plan(1, 1))
+        alone = simulator.Simulation(
+            simulator.build_spec(simulator.one_group(build, toy.task(), 1), data, plan=client_loop.Plan(1, 1))
+        )
         state, _ = alone.rounds(alone.init(seed), 2)
         among = toy.reference("local")[0]
         with_others, _ = among.rounds(among.init(seed), 2)
         chex.assert_trees_all_close(tuple(jax.device_get(state.server.net)), of(jax.device_get(with_others), 0), atol=1e-6)
 
     def test_nothing_travels(self):
-        shapes = toy.reference("local")[0].shapes
+        shapes = toy.reference("local")[0].spec.shapes
         self.assertEqual((shapes.down, shapes.up), (0, 0))

@@ -120,14 +120,14 @@ class MoonTest(chex.TestCase):
     def test_statistics_may_stay_with_the_client(self):
         make = functools.partial(moon, optimizer=local_training.sgd(0.1), projection=SIZE, batch=toy.BATCH)
         groups = toy.groups(local_statistics(make))
-        sim = simulator.Simulation(groups, toy.data(), cohort=5, plan=client_loop.Plan(1, 1), dispatch=2)
+        sim = simulator.Simulation(simulator.build_spec(groups, toy.data(), cohort=5, plan=client_loop.Plan(1, 1), dispatch=2))
         state = sim.init(0)
         before = jax.device_get(state)
         state, _ = sim.rounds(state, 2)
         chex.assert_trees_all_equal_shapes_and_dtypes(before, jax.device_get(state))
 
     def test_what_travels(self):
-        shapes = toy.reference("moon")[0].shapes
+        shapes = toy.reference("moon")[0].spec.shapes
         numbers = (5 * 6 + 6) + (6 * 6 + 6) + (6 * SIZE + SIZE) + (SIZE * 3 + 3) + 5
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
 

@@ -100,7 +100,9 @@ class PerAdaTest(chex.TestCase):
         """With none of them the server's model is the mean."""
         build = functools.partial(perada, optimizer=local_training.sgd(0.1, momentum=0.5), batch=toy.BATCH)
         sims = [
-            simulator.Simulation(toy.groups(functools.partial(build, **more), task=toy.task_with_public), toy.data(), cohort=5)
+            simulator.Simulation(
+                simulator.build_spec(toy.groups(functools.partial(build, **more), task=toy.task_with_public), toy.data(), cohort=5)
+            )
             for more in ({}, {"distil": {"on": True, "rounds": 0, "epochs": 1, "batch": 4}})
         ]
         plain, none = (jax.device_get(sim.rounds(sim.init(0), 1)[0]) for sim in sims)
@@ -130,7 +132,9 @@ class PerAdaTest(chex.TestCase):
 
     def test_a_server_without_batch_statistics_is_refused(self):
         build = functools.partial(perada, optimizer=local_training.sgd(0.1), batch=toy.BATCH, distil={"on": True, "batch": 4})
-        sim = simulator.Simulation(toy.groups(local_statistics(build), task=toy.task_with_public), toy.data(), cohort=5)
+        sim = simulator.Simulation(
+            simulator.build_spec(toy.groups(local_statistics(build), task=toy.task_with_public), toy.data(), cohort=5)
+        )
         with self.assertRaisesRegex(ValueError, "^distil.on=True: with statistics='local' the server has no batch statistics"):
             sim.rounds(sim.init(0), 1)
 
@@ -144,7 +148,7 @@ class PerAdaTest(chex.TestCase):
         chex.assert_trees_all_equal(jax.device_get(state.clients), begin)
 
     def test_what_travels(self):
-        shapes = toy.reference("perada")[0].shapes  # nothing more for the distillation
+        shapes = toy.reference("perada")[0].spec.shapes  # nothing more for the distillation
         numbers = (5 * 6 + 6) + (6 * 5 + 5) + 5
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
 

@@ -121,8 +121,8 @@ class PFedGateTest(chex.TestCase):
 
     def test_a_client_without_rows_has_half_open_gates(self):
         sim, _, state = toy.reference("pfedgate")
-        data = ClientData(jax.tree.map(jnp.asarray, sim.host.train), jnp.zeros(4, jnp.int32), jnp.int32(0))
-        personalise = sim.federation.algorithm(0, sim.host, 2).personalise
+        data = ClientData(jax.tree.map(jnp.asarray, sim.spec.host_arrays.train), jnp.zeros(4, jnp.int32), jnp.int32(0))
+        personalise = sim.spec.algorithm(0, sim.spec.host_arrays, 2).personalise
         theta, _ = personalise(state.server, one(state.clients[0], 0), data, jax.random.key(0))
         chex.assert_trees_all_close(theta.params, multiplied(state.server.params, jnp.full(L, 0.5)), atol=1e-6)
 
@@ -178,7 +178,7 @@ class PFedGateTest(chex.TestCase):
         self.assertGreater(np.abs(kernels[came[0]] - kernels[came[1]]).max(), 1e-4)
 
     def test_every_setting_moves_the_client(self):
-        held, key = toy.reference("pfedgate")[0].host, jax.random.key(0)
+        held, key = toy.reference("pfedgate")[0].spec.host_arrays, jax.random.key(0)
         data, ends = ClientData(held.train, held.index[0], held.size[0]), []
         for changed in ({}, dict(sparsity=0.8), dict(blocks=3), dict(clip=0.01)):
             algorithm = made(pfedgate, **changed)(toy.task())
@@ -189,7 +189,7 @@ class PFedGateTest(chex.TestCase):
             self.assertGreater(np.abs(ends[0] - other).max(), 1e-4)
 
     def test_what_travels(self):
-        shapes = toy.reference("pfedgate")[0].shapes
+        shapes = toy.reference("pfedgate")[0].spec.shapes
         self.assertEqual((shapes.down, shapes.up), (4 * (57 + 5), 4 * (57 + 5)))
 
     @parameterized.parameters(

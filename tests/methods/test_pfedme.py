@@ -99,7 +99,7 @@ class PFedMeTest(chex.TestCase):
         chex.assert_trees_all_close(state.server.net.params, w[0], atol=2e-3)
 
     def test_every_setting_moves_theta(self):
-        held, key = toy.reference("pfedme")[0].host, jax.random.key(5)
+        held, key = toy.reference("pfedme")[0].spec.host_arrays, jax.random.key(5)
         data = local_training.ClientData(held.train, held.index[0], held.size[0])
         w, found = MODEL.init(jax.random.key(1)), []
         for more in ({}, {"lam": 1.0}, {"inner_steps": 3}, {"outer_lr": 0.1}, {"warm": False}):
@@ -112,7 +112,7 @@ class PFedMeTest(chex.TestCase):
 
     def test_an_optimiser_that_is_annealed_knows_where_it_is(self):
         """With a cosine to zero the last inner steps are small ones."""
-        held, key = toy.reference("pfedme")[0].host, jax.random.key(5)
+        held, key = toy.reference("pfedme")[0].spec.host_arrays, jax.random.key(5)
         data = local_training.ClientData(held.train, held.index[0], held.size[0])
         w, ends = MODEL.init(jax.random.key(1)), []
         for anneal in (None, "linear"):
@@ -146,11 +146,11 @@ class PFedMeTest(chex.TestCase):
         sim = simulate(made(pfedme, lam=0.0, epochs=2, variant="released"))
         first, _ = sim.rounds(sim.init(0), 1)
         first = jax.device_get(first)
-        last, _ = sim.rounds(sim.put(first), 1)
+        last, _ = sim.rounds(sim.compiled.put(first), 1)
         chex.assert_trees_all_equal(jax.device_get(last.server.net.params), first.server.net.params)
 
     def test_what_travels(self):
-        shapes = toy.reference("pfedme")[0].shapes
+        shapes = toy.reference("pfedme")[0].spec.shapes
         numbers = (5 * 6 + 6) + (6 * 3 + 3) + 5
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
 

@@ -118,12 +118,12 @@ class PFedPGTest(chex.TestCase):
 
     def test_a_client_predicts_by_its_newest_prompts(self):
         sim, _, after = toy.reference("pfedpg")
-        view, x = sim.view(sim.put(after), 3), toy.data().test.x[:4]
+        view, x = sim.view(sim.compiled.put(after), 3), toy.data().test.x[:4]
         mine = jax.tree.map(lambda p: p[3], after.clients[0])
         net = mine._replace(params=mine.params | {"prompts": generated(after.server, 3)})
         found = view.predict("personal", view.holds["personal"], x)["logits"]
         chex.assert_trees_all_close(found, MODEL.apply(net, x)[0]["logits"], atol=1e-5)
-        local = sim.view(sim.put(after), 3, trained=True)
+        local = sim.view(sim.compiled.put(after), 3, trained=True)
         self.assertGreater(np.abs(local.predict("personal", local.holds["personal"], x)["logits"] - found).max(), 1e-3)
 
     def test_numbers(self):
@@ -134,7 +134,7 @@ class PFedPGTest(chex.TestCase):
         self.assertEqual(round(count(psi) / 2**20, 3), 1.512)
         for classes, millions in ((10, 1.526), (100, 1.592)):
             self.assertEqual(round((count(psi) + 7_680 + 769 * classes) / 2**20, 3), millions)
-        shapes = toy.reference("pfedpg")[0].shapes
+        shapes = toy.reference("pfedpg")[0].spec.shapes
         self.assertEqual((shapes.up, shapes.down), (4 * N * D, 4 * N * D))
 
     def test_a_network_without_such_prompts_is_refused(self):

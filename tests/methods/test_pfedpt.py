@@ -142,7 +142,7 @@ class PFedPTTest(chex.TestCase):
         self.assertGreater(np.abs(found[0] - other[0]).max(), 1e-3)
 
     def test_what_travels(self):
-        shapes = toy.reference("pfedpt")[0].shapes
+        shapes = toy.reference("pfedpt")[0].spec.shapes
         numbers = (5 * 6 + 6) + (6 * 3 + 3) + 5
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
 

@@ -62,12 +62,12 @@ class PFedSDTest(chex.TestCase):
         ends = []
         for name in ("pfedsd", "fedavg"):
             sim, before, _ = toy.reference(name)
-            state, _ = sim.rounds(sim.put(before), 1)
+            state, _ = sim.rounds(sim.compiled.put(before), 1)
             ends.append(jax.device_get(state.server.net))
         chex.assert_trees_all_close(*ends, atol=1e-7)
 
     def test_every_coefficient_moves_the_client(self):
-        held = toy.reference("pfedsd")[0].host
+        held = toy.reference("pfedsd")[0].spec.host_arrays
         data = ClientData(held.train, held.index[0], held.size[0])
         w, teacher = (MODEL.init(jax.random.key(k)) for k in (0, 1))
         ends = []
@@ -80,7 +80,7 @@ class PFedSDTest(chex.TestCase):
 
     def test_whoever_never_took_part_has_the_servers_model(self):
         sim, before, state = toy.reference("pfedsd")
-        predict, x = sim.federation.algorithm(0, sim.host, 2).predict["personal"], toy.data().test.x
+        predict, x = sim.spec.algorithm(0, sim.spec.host_arrays, 2).predict["personal"], toy.data().test.x
         known = one(state.clients[0], 0)
         for client, net in ((one(before.clients[0], 0), state.server.net), (known, known.previous)):
             logits = predict(state.server.net, client, x)["logits"]
@@ -88,7 +88,7 @@ class PFedSDTest(chex.TestCase):
         self.assertEqual((before.clients[0].rounds[0], known.rounds > 0), (0, True))
 
     def test_what_travels(self):
-        shapes = toy.reference("pfedsd")[0].shapes
+        shapes = toy.reference("pfedsd")[0].spec.shapes
         numbers = (5 * 6 + 6) + (6 * 3 + 3) + 5
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
 

@@ -55,7 +55,9 @@ def paper():
     """Plain SGD, partial participation, dropout, a server learning rate: (simulation, states before and after each of 3 rounds)."""
     build = functools.partial(scaffold, optimizer=local_training.sgd(0.2), server_lr=0.7, epochs=2, batch=toy.BATCH)
     groups = toy.groups(build)
-    sim = simulator.Simulation(groups, toy.data(), cohort=5, dropout=0.3, plan=client_loop.Plan(1, 1), dispatch=3)
+    sim = simulator.Simulation(
+        simulator.build_spec(groups, toy.data(), cohort=5, dropout=0.3, plan=client_loop.Plan(1, 1), dispatch=3)
+    )
     states = [sim.init(2)]
     for _ in range(3):
         before = jax.device_get(states[-1])
@@ -110,7 +112,7 @@ class ScaffoldTest(chex.TestCase):
         sim, before, _ = toy.reference("scaffold")
         state = before
         for _ in range(2):
-            state, _ = sim.rounds(sim.put(state), 1)
+            state, _ = sim.rounds(sim.compiled.put(state), 1)
             state = jax.device_get(state)
             nothing = functools.partial(jax.tree.map, np.zeros_like)
             state = state._replace(server=state.server._replace(c=nothing(state.server.c)), clients=nothing(state.clients))
@@ -120,7 +122,9 @@ class ScaffoldTest(chex.TestCase):
         """In every round, whatever the controls; and a control is then the client's gradient at x, as in option I."""
         lr = 0.3
         build = functools.partial(scaffold, optimizer=local_training.sgd(lr), epochs=1, batch=max(toy.SIZES))
-        sim = simulator.Simulation(toy.groups(build, statistics=False), toy.data(), plan=client_loop.Plan(1, 1))
+        sim = simulator.Simulation(
+            simulator.build_spec(toy.groups(build, statistics=False), toy.data(), plan=client_loop.Plan(1, 1))
+        )
         state = sim.init(0)
         for _ in range(3):
             net = jax.device_get(state.server.net)
@@ -135,7 +139,9 @@ class ScaffoldTest(chex.TestCase):
         rows = np.arange(4, 17)
         build = functools.partial(scaffold, optimizer=local_training.sgd(0.1, momentum=0.9), epochs=2, batch=toy.BATCH)
         task = dataclasses.replace(toy.task(), population=1)
-        sim = simulator.Simulation(simulator.one_group(build, task, 1), divided(rows), plan=client_loop.Plan(1, 1))
+        sim = simulator.Simulation(
+            simulator.build_spec(simulator.one_group(build, task, 1), divided(rows), plan=client_loop.Plan(1, 1))
+        )
         state, _ = sim.rounds(sim.init(1), 3)
         x, y = toy.data().train.x[rows], toy.data().train.y[rows]
         w = tuple(MODEL.init(naive.stream(1, naive.INIT)))
@@ -145,7 +151,7 @@ class ScaffoldTest(chex.TestCase):
         chex.assert_trees_all_close(tuple(state.server.net), w, atol=5e-6)
 
     def test_what_travels(self):
-        shapes = toy.reference("scaffold")[0].shapes
+        shapes = toy.reference("scaffold")[0].spec.shapes
         params, stats = (5 * 6 + 6) + (6 * 3 + 3), 5
         self.assertEqual((shapes.down, shapes.up), (4 * (2 * params + stats), 4 * (2 * params + stats)))
 

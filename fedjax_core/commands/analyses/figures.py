@@ -87,7 +87,7 @@ def tsne(context: Asked, load: Loaded) -> list[Path]:
         shown = analysis.with_centroids(points) if context.centroids else points
         places = analysis.tsne(shown.features, context.seed)
         centres = np.arange(len(places)) >= len(points.classes)
-        labels = {"class_names": simulation.data.class_names, "centres": centres}
+        labels = {"class_names": simulation.spec.data.class_names, "centres": centres}
         files += _draw(
             context, f"{name}tsne{features_suffix(context)}", plots.embedding, places, shown.classes, shown.clients, **labels
         )
@@ -103,7 +103,7 @@ def attention(context: Asked, load: Loaded) -> list[Path]:
         most = ATTENDED if context.rows is None else context.rows
         maps, classes = analysis.attention(simulation, state, context.model, client, most)
         for name_of_map, weights in maps.items():
-            names = [simulation.data.class_names[k] for k in classes]
+            names = [simulation.spec.data.class_names[k] for k in classes]
             files += _draw(context, f"{name}{name_of_map}", plots.attention, weights, labels=names)
     return files
 
@@ -114,7 +114,7 @@ def knowledge(context: Asked, load: Loaded) -> list[Path]:
     for run, name in runs_with_prefixes(context):
         simulation, state = load(run)
         client = 0 if context.clients is None else context.clients[0]
-        x, y = simulation.data.test
+        x, y = simulation.spec.data.test
         rows = np.unique(np.linspace(0, len(y) - 1, min(len(y), KNOWLEDGE_ROWS)).round().astype(int))
         view = simulation.view(state, client, trained=True)
         model = analysis.model_of(simulation, state, context.model)
@@ -124,11 +124,11 @@ def knowledge(context: Asked, load: Loaded) -> list[Path]:
             classes = np.flatnonzero(known)
             views["global"] = (simulation.view(state, client), np.asarray(state.server.knowledge)[classes], classes)
         for name_of_view, (view_shown, landmarks, classes) in views.items():
-            outputs = analysis.outputs(view_shown, model, x[rows], simulation.federation.batches.test)
+            outputs = analysis.outputs(view_shown, model, x[rows], simulation.spec.batches.test)
             points = outputs["logits"] if outputs["logits"].shape[1] == landmarks.shape[1] else outputs["features"]
             places = analysis.tsne(np.concatenate([points, landmarks]), context.seed)
             embedded = places[: len(rows)], y[rows], places[len(rows) :], classes
-            names = simulation.data.class_names
+            names = simulation.spec.data.class_names
             files += _draw(context, f"{name}knowledge_{name_of_view}", plots.landmarks, *embedded, class_names=names)
     return files
 
@@ -148,12 +148,12 @@ def classes(context: Asked, load: Loaded) -> list[Path]:
     series, files = {}, []
     for (run, name), label in zip(runs_with_prefixes(context), run_labels(context), strict=True):
         simulation, _ = load(run)
-        names = simulation.data.class_names
+        names = simulation.spec.data.class_names
         correct, total = load.accuracies(run, context.model, context.scope)
         each = np.where(total > 0, correct / np.maximum(total, 1), np.nan)
         of_class = np.where(total.sum(0) > 0, correct.sum(0) / np.maximum(total.sum(0), 1), np.nan)
         series[label] = dict(zip(names, of_class.tolist(), strict=True))
-        options = {"class_names": names, "client_names": simulation.data.client_names or None}
+        options = {"class_names": names, "client_names": simulation.spec.data.client_names or None}
         options |= {"of": SCOPES[context.scope], "percent": True}
         files += _draw(context, f"{name}classes_by_client", plots.heatmap, each, **options)
     return [*_draw(context, "classes", plots.dots, series, across="class", up=SCOPES[context.scope]), *files]
@@ -176,8 +176,8 @@ def plane(context: Asked, load: Loaded) -> list[Path]:
     for run, label in zip(context.runs, run_labels(context), strict=True):
         simulation, state = load(run)
         model = analysis.model_of(simulation, state, context.model)
-        x = jax.tree.map(lambda a: np.asarray(a[:8]), simulation.data.test.x)
-        for client in range(simulation.population) if context.clients is None else context.clients:
+        x = jax.tree.map(lambda a: np.asarray(a[:8]), simulation.spec.data.test.x)
+        for client in range(simulation.spec.population) if context.clients is None else context.clients:
             nets.append(trained_network(simulation.view(state, client), model, x))
             run_of_net.append(label)
             if model == "global":

@@ -35,13 +35,13 @@ def collect_answers(
     key = model if beams == 1 else f"{model}, {beams} beams"
     if key in stored and stored[key]["round"] == round_num:
         return stored[key]["rows"]
-    is_shared = len({index.tobytes() for index in simulation.data.test_index}) == 1
-    x = jax.tree.map(lambda a: np.asarray(a[:8]), simulation.data.test.x)
+    is_shared = len({index.tobytes() for index in simulation.spec.data.test_index}) == 1
+    x = jax.tree.map(lambda a: np.asarray(a[:8]), simulation.spec.data.test.x)
     records = []
-    for client in [0] if model == "global" and is_shared else simulation.scored_clients().tolist():
-        view, rows = simulation.view(state, client), simulation.data.test_index[client].tolist()
+    for client in [0] if model == "global" and is_shared else simulation.spec.scored_clients().tolist():
+        view, rows = simulation.view(state, client), simulation.spec.data.test_index[client].tolist()
         params = language.parameters(prepared, adapter, view.task.frozen, trained_network(view, model, x))
-        texts = language.answers(prepared, params, rows, simulation.federation.batches.test, beams=beams)
+        texts = language.answers(prepared, params, rows, simulation.spec.batches.test, beams=beams)
         examples = [prepared.divided.test[row] for row in rows]
         targets = [example.answer for example in examples]
         rouge1, exact = rouge_scores.rouge1(texts, targets), rouge_scores.is_exact_match(texts, targets)
@@ -67,7 +67,7 @@ def _write_refits(what: str, context: Asked, load: Loaded) -> list[Path]:
         simulation, state = load(run)
         after = {"probe": analysis.probe, "match": analysis.match}[what](simulation, state, context.model, context.features)
         before = analysis.client_accuracies(*load.accuracies(run, context.model))
-        names = simulation.data.client_names
+        names = simulation.spec.data.client_names
         rows += [
             {"run": label, "client": i} | ({"name": names[i]} if names else {}) | {"origin": b, what: a}
             for i, (b, a) in enumerate(zip(before, after, strict=True))

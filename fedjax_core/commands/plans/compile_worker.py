@@ -49,27 +49,27 @@ def describe_simulation(sim: Simulation, lanes: int = 1) -> dict[str, Any]:
     """Describes a simulation without compiling. `lanes`: runs at once, if it can have lanes."""
     alone = reason(sim) if lanes > 1 else ""
     lanes = 1 if alone else lanes
-    first = sim.mesh.devices.flat[0]
-    chip, sizes = chips.of(first), RowLists.of(sim.data.train_index).size
+    first = sim.spec.mesh.devices.flat[0]
+    chip, sizes = chips.of(first), RowLists.of(sim.spec.data.train_index).size
     if chip is not None and first not in jax.devices():
         limit = chip.memory
     else:
-        limit = client_loop.memory_limit(sim.mesh) or (
-            chip.memory if chip else int(row_readers.machine_memory() / sim.mesh.devices.size)
+        limit = client_loop.memory_limit(sim.spec.mesh) or (
+            chip.memory if chip else int(row_readers.machine_memory() / sim.spec.mesh.devices.size)
         )
     return {
         "device": first.device_kind,
-        "devices": int(sim.mesh.devices.size),
+        "devices": int(sim.spec.mesh.devices.size),
         "limit": limit,
-        "plan": sim.plan._asdict(),
-        "data on": sim.placed.where,
-        "population": sim.population,
-        "cohort": sim.cohort,
-        "places": sim.places,
+        "plan": sim.spec.plan._asdict(),
+        "data on": sim.spec.placed.where,
+        "population": sim.spec.population,
+        "cohort": sim.spec.cohort,
+        "places": sim.spec.cohort_slots,
         "rows": {"all": int(sizes.sum()), "mean": float(sizes.mean()), "most": int(sizes.max())},
-        "processes": len({device.process_index for device in sim.mesh.devices.flat}),
-        "hold": sim.hold,
-        "divided": sim.divided,
+        "processes": len({device.process_index for device in sim.spec.mesh.devices.flat}),
+        "hold": sim.spec.hold,
+        "divided": sim.compiled.layout.is_model_parallel,
         "chip": None if chip is None else {"flops": chip.flops, "bandwidth": chip.bandwidth, "source": chip.source},
         "lanes": lanes,
         "alone": alone,
@@ -102,7 +102,7 @@ def trace_programs(sim: Simulation, parts: tuple[str, ...], lanes: int = 1) -> d
 
 def expected_active_share(sim: Simulation) -> float:
     """Returns the mean share of a round's slots whose clients return."""
-    return sim.cohort / sim.places * (1 - sim.dropout)
+    return sim.spec.cohort / sim.spec.cohort_slots * (1 - sim.spec.dropout)
 
 
 def analyze_program(traced: Any, sim: Simulation, active_share: float = 1.0) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def analyze_program(traced: Any, sim: Simulation, active_share: float = 1.0) -> 
     hlo, sizes = hlo_analysis.Program(hlo_text), compiled.memory_analysis()
     if sizes is None:
         raise ValueError("this version of jax does not report the memory of compiled programs")
-    clients = hlo_analysis.ClientLoops(RowLists.of(sim.data.train_index).size, active_share)
+    clients = hlo_analysis.ClientLoops(RowLists.of(sim.spec.data.train_index).size, active_share)
     need = sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
     return {
         "fits": True,
@@ -139,7 +139,7 @@ def analyze_program(traced: Any, sim: Simulation, active_share: float = 1.0) -> 
         "outputs": sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
         "peak": max(need, getattr(sizes, "peak_memory_in_bytes", 0)),
         "flops": flop_count.count_flops(traced.jaxpr, clients.trip_count)
-        / (sim.plan.model if sim.divided else 1),  # at least so many
+        / (sim.spec.plan.model if sim.compiled.layout.is_model_parallel else 1),  # at least so many
         "traffic": hlo.count_traffic(clients.trip_count),
         "collectives": [collective._asdict() for collective in hlo.count_collectives(clients.trip_count)],
         "seconds": time.perf_counter() - clock,
@@ -153,7 +153,7 @@ def _compile(lowered: Any, sim: Simulation) -> tuple[Any, str]:
     The compiler of TPUs writes that text to a folder too: a program of libtpu 0.0.52 that leaves a gather to a v5p's SparseCores
     cannot be asked for its own ("async-update instruction should have 1 operands but sees 3").
     """
-    if sim.mesh.devices.flat[0].platform != "tpu":
+    if sim.spec.mesh.devices.flat[0].platform != "tpu":
         compiled = lowered.compile()
         return compiled, compiled.as_text() or ""
     with tempfile.TemporaryDirectory() as folder:

@@ -249,4 +249,4 @@ def compute_counts(table: Definition, cell: Cell, data: FederatedData) -> Result
     simulation = experiment.build(cell.config, data, shapes_only=True)
     values = {m.label: analyses.size(m.scores[0].removeprefix(measures.ANALYSIS), simulation) for m in table.measures}
     scores = {measure.label: measure.scores[0] for measure in table.measures}
-    return Result(values, scores, {}, 0.0, math.nan, simulation.shapes.down, simulation.shapes.up)
+    return Result(values, scores, {}, 0.0, math.nan, simulation.spec.shapes.down, simulation.spec.shapes.up)

@@ -1,100 +1,241 @@
-"""Where client states are between rounds: with the server's on the devices, or in stores on the host or the disk."""
+"""Client states between rounds: on the devices with the server's, or offloaded to stores on the host or the disk."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Array, PyTree
-from fedjax_core.engine import client_loop
 from fedjax_core.engine.client_state import host_store
 from fedjax_core.engine.client_state.disk_store import DiskStore
-from fedjax_core.engine.client_state.multi_process import between
+from fedjax_core.engine.client_state.host_store import HostStore
+from fedjax_core.engine.client_state.multi_process import SharedExchange, StateShards
 from fedjax_core.engine.client_state.offload import Exchange
-from fedjax_core.engine.federation import Federation, State
+from fedjax_core.engine.sharding import mesh as meshes
 from fedjax_core.engine.sharding.model_parallel import Layout
-from fedjax_core.engine.shares import of_processes
+from fedjax_core.engine.simulation_spec import SimulationSpec, State
 
-STORES = {"host": host_store.HostStore, "disk": DiskStore}
+STORES = {"host": HostStore, "disk": DiskStore}
+PART = 2**28  # bytes of client states in one file of a checkpoint
+
+
+class Piece(NamedTuple):
+    """Client states in one part of a checkpoint; each of several processes writes a file of it, with its share.
+
+    Attributes:
+      group: index of their group.
+      slots: [n] int32, ascending, in the group's store.
+    """
+
+    group: int
+    slots: np.ndarray
+
+
+class OffloadedStates:
+    """All client states of a simulation, on the host or on the disk; each of several processes keeps its share.
+
+    Attributes:
+      initial: the server's state before round 1, from which untouched clients begin.
+      stores: per group.
+      shards: per group, which process keeps which states; None on one process.
+    """
+
+    def __init__(self, initial: PyTree, stores: Sequence[HostStore], shards: Sequence[StateShards] | None = None):
+        self.initial, self.stores, self.shards = initial, list(stores), shards
+
+    def touched(self) -> list[int]:
+        """Returns per group how many clients were touched."""
+        return [int(store.touched.sum()) for store in self.stores]
+
+    def packed(self) -> PyTree:
+        """Returns what a snapshot keeps.
+
+        Raises:
+          ValueError: several processes keep them; `parts` gives the share of each.
+        """
+        if self.shards is not None:
+            raise ValueError("a snapshot cannot hold client states of several processes; their checkpoints do")
+        return {"initial": jax.device_get(self.initial), "stores": [store.packed() for store in self.stores]}
+
+    def unpack(self, packed: PyTree) -> None:
+        """Restores what `packed` returned, except `initial`."""
+        for store, packed_store in zip(self.stores, packed["stores"], strict=True):
+            store.unpack(packed_store)
+
+    @property
+    def most(self) -> int:
+        """The most bytes of a piece, unless one state is larger."""
+        return PART * (1 if self.shards is None else jax.process_count())
+
+    def changed(self) -> int:
+        """Returns the bytes of states that changed since they were last saved, in all processes."""
+        return sum(int(store.changed.sum()) * store.state_bytes for store in self.stores)
+
+    def live(self) -> dict[int, int]:
+        """Returns by part of the last checkpoint the bytes of states that are still as saved there, in all processes.
+
+        A part without such states is left out.
+        """
+        live: Counter[int] = Counter()
+        for store in self.stores:
+            counts = np.bincount(store.part[store.touched & ~store.changed])
+            live.update({int(part): int(counts[part]) * store.state_bytes for part in np.flatnonzero(counts)})
+        return dict(live)
+
+    def pieces(self, again: Collection[int] | None) -> list[Piece]:
+        """Returns the states to save, in pieces of at most `most` bytes; the same in all processes.
+
+        Args:
+          again: parts of the last checkpoint whose states are written again, beside those that changed; None: all
+            states that were touched.
+        """
+        pieces: list[Piece] = []
+        for g, store in enumerate(self.stores):
+            chosen = store.touched if again is None else store.changed
+            chosen = chosen | (store.touched & np.isin(store.part, list(again))) if again else chosen
+            slots, step = np.flatnonzero(chosen).astype(np.int32), max(1, self.most // store.state_bytes)
+            pieces += [Piece(g, slots[begin : begin + step]) for begin in range(0, len(slots), step)]
+        return pieces
+
+    def parts(self, pieces: Sequence[Piece]) -> Iterator[dict[str, np.ndarray]]:
+        """Yields the states of each piece as named arrays, as `take` reads them; each process those that it writes."""
+        for g, slots in pieces:
+            slots = slots if self.shards is None else slots[self.shards[g].writes(slots)]
+            leaves = jax.tree.leaves(self.stores[g].read(slots)[0])
+            yield {f"{g}/places": slots} | {f"{g}/{index:05d}": leaf for index, leaf in enumerate(leaves)}
+
+    def wanted(self, part: Mapping[str, np.ndarray]) -> list[str]:
+        """Returns the names that `take` reads of a part: only the slots if none of its states is kept here."""
+        name, store = self._find_store(part)
+        return list(part) if store.keeps is None or store.keeps(part[name]).any() else [name]
+
+    def take(self, number: int, part: Mapping[str, np.ndarray]) -> None:
+        """Restores one of `parts`, in their order.
+
+        Args:
+          number: of the part in the checkpoint.
+          part: named arrays.
+
+        Raises:
+          ValueError: it has states of another method or model.
+        """
+        name, store = self._find_store(part)
+        count = len(part[name])
+        leaves, structure = jax.tree.flatten(store.read(part[name][:0])[0])
+        saved = [part.get(f"{name.partition('/')[0]}/{index:05d}") for index in range(len(leaves))]
+        for leaf, array in zip(leaves, saved, strict=True):
+            expected = (count, *leaf.shape[1:]), leaf.dtype
+            if array is None or expected != (array.shape, array.dtype) or len(part) != len(leaves) + 1:
+                raise ValueError("a checkpoint's client states are of another method or model than this run's")
+        store.write(np.asarray(part[name]), structure.unflatten(saved), np.ones(count, bool))
+        store.part[part[name]] = number
+
+    def _find_store(self, part: Mapping[str, np.ndarray]) -> tuple[str, HostStore]:
+        """Returns the name of a part's slots, and the store that they are of."""
+        (name,) = [name for name in part if name.endswith("/places")]
+        return name, self.stores[int(name.partition("/")[0])]
+
+    def saved(self, pieces: Sequence[Piece] = (), first: int = 0) -> None:
+        """Marks all states as saved; `pieces` were written, into parts numbered from `first`."""
+        for number, (g, slots) in enumerate(pieces, first):
+            self.stores[g].part[slots] = number
+        for store in self.stores:
+            store.changed[:] = False
+
+
+def abstract_packed(server: PyTree, clients: Sequence[PyTree], touched: Sequence[int]) -> PyTree:
+    """Returns the shapes of `OffloadedStates.packed`, from those of the server's state and of one client's per group."""
+    stores = [
+        {
+            "places": jax.ShapeDtypeStruct((n,), jnp.int32),
+            "rows": jax.tree.map(lambda s, n=n: jax.ShapeDtypeStruct((n, *s.shape), s.dtype), client),
+        }
+        for n, client in zip(touched, clients, strict=True)
+    ]
+    return {"initial": server, "stores": stores}
 
 
 class ClientStates:
-    """The client states of one simulation, under one plan. Off the devices it has those of the newest state only."""
+    """The client states of one simulation, under one plan; offloaded ones are those of the newest state."""
 
-    def __init__(
-        self,
-        fed: Federation,
-        lies: Layout,
-        like: Sequence[PyTree],
-        places: Sequence[np.ndarray],
-        hold: str,
-        kept: host_store.OnHost | None = None,
-    ):
-        """Makes no store.
+    def __init__(self, spec: SimulationSpec, layout: Layout, offloaded: OffloadedStates | None = None):
+        """Creates no store.
 
         Args:
-          fed: with its plan.
-          lies: where arrays lie.
-          like: per group, the shapes of a client's state.
-          places: of `Held`.
-          hold: "device", "host" or "disk".
-          kept: states off the devices, of the plan before.
+          spec: with its plan.
+          layout: shardings.
+          offloaded: states that the plan before has offloaded.
         """
-        self._of, self._lies, self._like, self._places, self._hold = fed, lies, like, places, hold
-        self._on_host, self._exchange = kept, None
+        self._spec, self._layout, self._offloaded = spec, layout, offloaded
+        self._exchange: Exchange | None = None
 
     @property
-    def kept(self) -> host_store.OnHost | None:
-        """Client states that are not on the devices, all of them written; None if the devices have them."""
+    def offloaded(self) -> OffloadedStates | None:
+        """Offloaded client states, all of them written; None if the devices have them."""
         if self._exchange is not None:
-            self._exchange.settle()
-        return self._on_host
+            self._exchange.flush()
+        return self._offloaded
 
-    def keep(self, kept: host_store.OnHost) -> None:
-        """Takes these in place of those before."""
+    def replace_offloaded(self, offloaded: OffloadedStates) -> None:
+        """Takes these states in place of those before."""
         self.close()
-        self._on_host = kept
+        self._offloaded = offloaded
 
-    def untouched(self, initial: PyTree) -> host_store.OnHost:
-        """Stores in which no client has a state yet: all begin from the `initial` server's."""
-        groups, rows = self._of.groups, self._lies.rows
-        shares = of_processes(self._of.mesh, rows if isinstance(rows, list) else [rows] * len(groups))
-        keeps, store = None if shares is None else shares[0].keeps, STORES[self._hold]
-        made = [store(len(group.clients), like, keeps) for group, like in zip(groups, self._like, strict=True)]
-        return host_store.OnHost(initial, made, shares)
+    def make_untouched(self, initial: PyTree) -> OffloadedStates:
+        """Returns stores in which no client has a state yet: all begin from the `initial` server."""
+        spec, shardings, shards = self._spec, self._layout.client_rows, None
+        if jax.process_count() > 1:
+            of_groups = shardings if isinstance(shardings, list) else [shardings] * len(spec.groups)
+            shards = [StateShards(spec.mesh, of_group) for of_group in of_groups]
+        keeps, store = None if shards is None else shards[0].keeps, STORES[spec.hold]
+        groups = zip(spec.groups, spec.shapes.groups, strict=True)
+        return OffloadedStates(initial, [store(len(group.clients), s.client, keeps) for group, s in groups], shards)
 
     def read(self, state: State, g: int, ids: np.ndarray) -> tuple[np.ndarray, PyTree, Array, PyTree]:
-        """Of group g's clients `ids`: (places, states, which were ever touched, the server that the others begin from)."""
-        places, kept, put = self._places[g][ids], self.kept, lambda tree: client_loop.place(tree, self._of.mesh)
-        if kept is None:
-            return places, host_store.gather(state.clients[g], put(places)), put(np.zeros(len(ids), bool)), state.server
-        store, shares = kept.stores[g], kept.shares
-        if shares is not None:
-            rows = shares[g].brought(store.read, places, len(store.touched))
-            return places, rows, put(store.known(places)), kept.initial
-        rows, touched = store.read(places)
-        return places, client_loop.place(rows, self._of.mesh, self._lies.blocks[g]), put(touched), kept.initial
+        """Returns (slots, states, which were ever touched, initial server) of group g's clients `ids`."""
+        mesh, offloaded = self._spec.mesh, self.offloaded
+        slots = self._spec.host_arrays.slots[g][ids]
+        if offloaded is None:
+            states = host_store.gather(state.clients[g], meshes.put(slots, mesh))
+            return slots, states, meshes.put(np.zeros(len(ids), bool), mesh), state.server
+        store = offloaded.stores[g]
+        if offloaded.shards is not None:
+            states = offloaded.shards[g].fetch_states(store.read, slots, len(store.touched))
+            return slots, states, meshes.put(store.is_touched(slots), mesh), offloaded.initial
+        states, touched = store.read(slots)
+        states = meshes.put(states, mesh, self._layout.client_blocks[g])
+        return slots, states, meshes.put(touched, mesh), offloaded.initial
 
-    def write(self, state: State, g: int, places: np.ndarray, rows: PyTree) -> State:
-        """The state with other states of group g's clients at `places`; those beyond the last are dropped."""
-        kept = self.kept
-        if kept is None:
+    def write(self, state: State, g: int, slots: np.ndarray, states: PyTree) -> State:
+        """Returns the state with other states of group g's clients at `slots`; slots beyond the last are dropped."""
+        offloaded = self.offloaded
+        if offloaded is None:
             clients = list(state.clients)
-            clients[g] = host_store.scatter(clients[g], client_loop.place(places, self._of.mesh), rows)
+            clients[g] = host_store.scatter(clients[g], meshes.put(slots, self._spec.mesh), states)
             return state._replace(clients=tuple(clients))
-        kept.stores[g].write(places, client_loop.fetched(rows), places < len(self._of.groups[g].clients))
-        self.close()  # what was read ahead is not the newest any more
+        offloaded.stores[g].write(slots, meshes.fetch(states), slots < len(self._spec.groups[g].clients))
+        self.close()  # what was prefetched is outdated
         return state
 
     def exchange(self, draw: Callable[[Any, int], Any]) -> tuple[Exchange, PyTree]:
-        """(what brings states to rounds and takes them back, the server before round 1). `draw`: as `Exchange` takes it."""
-        assert self._on_host is not None
+        """Returns what moves states to rounds and back, and the initial server; `draw` as `Exchange` takes it."""
+        assert self._offloaded is not None
         if self._exchange is None:
-            self._exchange = between(self._on_host, draw, self._lies.rows)
-        return self._exchange, self._on_host.initial
+            self._exchange = make_exchange(self._offloaded, draw, self._layout.client_rows)
+        return self._exchange, self._offloaded.initial
 
     def close(self) -> None:
-        """Waits until all that came is written, and forgets what was read ahead."""
+        """Waits until all is written, and drops what was prefetched."""
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.close()
+
+
+def make_exchange(offloaded: OffloadedStates, draw: Callable[[Any, int], Any], sharding: Any) -> Exchange:
+    """Returns the exchange of some states; `sharding` as `Exchange` takes it."""
+    if offloaded.shards is not None:
+        return SharedExchange(offloaded.stores, draw, offloaded.shards)
+    return Exchange(offloaded.stores, draw, lambda states: jax.device_put(states, sharding), sharding)

@@ -1,7 +1,7 @@
-"""Client states that are kept off the devices: read and written in a thread while the devices train.
+"""Offloaded client states: read and written in a thread while the devices train.
 
-While round r trains, what round r - 1 left is written and what round r + 1 needs is read, in this order. A client that is in both
-r and r + 1 takes its state from what round r left on the devices.
+While round r trains, what round r - 1 left is written, then what round r + 1 needs is read. A client that is in both
+r and r + 1 gets its state from what round r left on the devices.
 """
 
 import concurrent.futures
@@ -14,146 +14,175 @@ import numpy as np
 
 from fedjax_core.algorithm import PyTree
 from fedjax_core.engine.client_state.host_store import HostStore
-from fedjax_core.engine.shares import Route
 
 
-class Coming(NamedTuple):
+class Route(NamedTuple):
+    """How the states of clients [C] travel between processes (`multi_process.py`); all processes make the same one.
+
+    D is the number of keepers, K the number of slots for each pair of devices.
+
+    Attributes:
+      position: [D, D * K] for each keeper and each of its slots, whose state is there: an index into [C], or -1.
+      store_slots: [D, D * K] that client's slot in the store, or -1.
+      keeper, slot: [C] each client's keeper and its slot there; -1 for an empty slot of the cohort.
+      arrived: [D, C / D] for each device, where the state of each of its clients is in what has arrived.
+      leaving: [D, D * K] for each device, which of its clients' states goes where in what it sends back.
+    """
+
+    position: np.ndarray
+    store_slots: np.ndarray
+    keeper: np.ndarray
+    slot: np.ndarray
+    arrived: np.ndarray
+    leaving: np.ndarray
+
+
+class PrefetchedRound(NamedTuple):
     """A round that can begin.
 
     Attributes:
-      number: rounds done before it.
-      drawn: per group, its cohort and their places, on the devices.
-      places: per group, the places [C], on the host.
-      there: per group, [C] which of them are real clients that come back.
-      rows: per group, states [C, ...], on the devices.
+      round_num: rounds done before it.
+      drawn: per group, its cohort and their slots in the store, on the devices.
+      slots: per group, the slots [C], on the host.
+      mask: per group, [C] which of them are real clients that come back.
+      states: per group, client states [C, ...], on the devices.
       touched: per group, [C] on the host, which states were ever written.
       routes: per group, how its states travel between processes; none on one process.
     """
 
-    number: int
+    round_num: int
     drawn: Sequence[tuple[Any, Any]]
-    places: list[np.ndarray]
-    there: list[np.ndarray]
-    rows: list[PyTree]
+    slots: list[np.ndarray]
+    mask: list[np.ndarray]
+    states: list[PyTree]
     touched: list[np.ndarray]
     routes: Sequence[Route] = ()
 
 
 class Exchange:
-    """Between stores and devices."""
+    """Moves client states between stores and devices."""
 
     def __init__(
-        self, stores: Sequence[HostStore], draw: Callable[[Any, int], Any], put: Callable[[PyTree], PyTree], sharding: Any
+        self,
+        stores: Sequence[HostStore],
+        draw: Callable[[Any, int], Any],
+        put: Callable[[PyTree], PyTree],
+        sharding: Any,
     ):
         """Reads nothing yet.
 
         Args:
           stores: per group.
-          draw: (key data, rounds done) -> `rounds.draw`.
-          put: rows of clients -> on the devices.
-          sharding: of such rows, or for each group a tree of such in a list.
+          draw: (key data, rounds done) -> `rounds.draw_cohorts`.
+          put: client states -> the same on the devices.
+          sharding: of such states, or for each group a tree of such in a list.
         """
         self._stores, self._draw, self._put = stores, draw, put
-        each = sharding if isinstance(sharding, list) else [sharding] * len(stores)
-        self._patch = [jax.jit(_patched, out_shardings=one) for one in each]  # as the round has them: else it is compiled anew
+        shardings = sharding if isinstance(sharding, list) else [sharding] * len(stores)
+        # The round expects its states sharded so; other shardings would compile it again.
+        self._patch = [jax.jit(_patch_states, out_shardings=one) for one in shardings]
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
-        self._next: tuple[tuple[bytes, int], concurrent.futures.Future[Coming]] | None = None
+        self._next: tuple[tuple[bytes, int], concurrent.futures.Future[PrefetchedRound]] | None = None
         self._writes: list[concurrent.futures.Future[None]] = []
-        self._last: tuple[Coming, list[PyTree]] | None = None
+        self._last: tuple[PrefetchedRound, list[PyTree]] | None = None
 
-    def take(self, key: np.ndarray, number: int) -> Coming:
-        """The round after `number`, with the states as the rounds before have left them.
+    def get(self, key: np.ndarray, round_num: int) -> PrefetchedRound:
+        """Returns the round after `round_num`, with the states as the rounds before left them.
 
         Raises:
           OSError: states cannot be read or written; one line.
         """
-        if self._next is None or self._next[0] != (key.tobytes(), number):
+        if self._next is None or self._next[0] != (key.tobytes(), round_num):
             self.close()
-            return self._newest(self._read(key, number))
-        found = self._next[1].result()
+            return self._patch_newest(self._read(key, round_num))
+        prefetched = self._next[1].result()
         self._next = None
         for write in self._writes:
             if write.done():  # all but the last are, for they came before what was read
                 write.result()
         self._writes = self._writes[-1:]
-        return self._newest(found)
+        return self._patch_newest(prefetched)
 
-    def drawn(self, key: np.ndarray, number: int) -> Any:
-        """The draw of the round after `number`, begun."""
-        return self._draw(key, number)
+    def draw(self, key: np.ndarray, round_num: int) -> Any:
+        """Dispatches the draw of the round after `round_num`."""
+        return self._draw(key, round_num)
 
-    def begin(self, key: np.ndarray, number: int, drawn: Any) -> None:
-        """Begins to read for the round after `number`, while the one before it trains. `drawn`: its draw."""
-        self._next = (key.tobytes(), number), self._begun().submit(self._read, key, number, drawn)
+    def prefetch(self, key: np.ndarray, round_num: int, drawn: Any) -> None:
+        """Begins to read for the round after `round_num`, while the one before it trains; `drawn`: its draw."""
+        future = self._start_thread().submit(self._read, key, round_num, drawn)
+        self._next = (key.tobytes(), round_num), future
 
-    def give(self, of: Coming, rows: list[PyTree]) -> None:
-        """Begins to write what a round left, whose reading successor has begun."""
-        self._last = of, rows
-        self._writes.append(self._begun().submit(self._write, of, rows))
+    def put_async(self, done: PrefetchedRound, states: list[PyTree]) -> None:
+        """Begins to write what a round left; the next round must have been prefetched before."""
+        self._last = done, states
+        self._writes.append(self._start_thread().submit(self._write, done, states))
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Waits until all is written.
 
         Raises:
-          OSError: something cannot be; one line.
+          OSError: something cannot be written; one line.
         """
         writes, self._writes = self._writes, []
         for write in writes:
             write.result()
 
     def close(self) -> None:
-        """Waits until all is written, forgets what was read ahead, and ends the thread."""
+        """Waits until all is written, drops what was prefetched, and ends the thread."""
         try:
-            self.settle()
+            self.flush()
         finally:
             self._next = self._last = None
             if self._thread is not None:
                 self._thread.shutdown(wait=True, cancel_futures=True)
                 self._thread = None
 
-    def _begun(self) -> concurrent.futures.ThreadPoolExecutor:
+    def _start_thread(self) -> concurrent.futures.ThreadPoolExecutor:
         if self._thread is None:
             self._thread = concurrent.futures.ThreadPoolExecutor(1, "client states")
         return self._thread
 
-    def _read(self, key: np.ndarray, number: int, drawn: Any = None) -> Coming:
-        coming = self._known(number, self._draw(key, number) if drawn is None else drawn)
-        read = [store.read(p) for store, p in zip(self._stores, coming.places, strict=True)]
-        return coming._replace(rows=self._put([rows for rows, _ in read]), touched=[touched for _, touched in read])
+    def _read(self, key: np.ndarray, round_num: int, drawn: Any = None) -> PrefetchedRound:
+        coming = self._without_states(round_num, self._draw(key, round_num) if drawn is None else drawn)
+        read = [store.read(slots) for store, slots in zip(self._stores, coming.slots, strict=True)]
+        states, touched = self._put([states for states, _ in read]), [touched for _, touched in read]
+        return coming._replace(states=states, touched=touched)
 
-    def _known(self, number: int, drawn: Any) -> Coming:
-        """What a draw says, without states."""
+    def _without_states(self, round_num: int, drawn: Any) -> PrefetchedRound:
         on_host = jax.device_get(drawn)
-        places = [np.asarray(places) for _, places in on_host]
-        return Coming(number, drawn, places, [np.asarray(cohort.examples) > 0 for cohort, _ in on_host], [], [])
+        slots = [np.asarray(slots) for _, slots in on_host]
+        mask = [np.asarray(cohort.examples) > 0 for cohort, _ in on_host]
+        return PrefetchedRound(round_num, drawn, slots, mask, [], [])
 
-    def _write(self, of: Coming, rows: list[PyTree]) -> None:
-        for store, places, there, new in zip(self._stores, of.places, of.there, jax.device_get(rows), strict=True):
-            store.write(places, new, there)
+    def _write(self, done: PrefetchedRound, states: list[PyTree]) -> None:
+        groups = zip(self._stores, done.slots, done.mask, jax.device_get(states), strict=True)
+        for store, slots, mask, new in groups:
+            store.write(slots, new, mask)
 
-    def _newest(self, found: Coming) -> Coming:
-        """What was read, but of clients of the last round what it has left."""
+    def _patch_newest(self, coming: PrefetchedRound) -> PrefetchedRound:
+        """Replaces the states of clients of the last round by what that round left."""
         if self._last is None:
-            return found
+            return coming
         last, left = self._last
-        rows, touched = list(found.rows), list(found.touched)
-        for g, (at, both) in enumerate(again(found, last)):
-            if both.any():
-                rows[g] = self._patch[g](rows[g], left[g], at.astype(np.int32), both)
-                touched[g] = touched[g] | both
-        return found._replace(rows=rows, touched=touched)
+        states, touched = list(coming.states), list(coming.touched)
+        for g, (index, is_returning) in enumerate(find_returning_clients(coming, last)):
+            if is_returning.any():
+                states[g] = self._patch[g](states[g], left[g], index.astype(np.int32), is_returning)
+                touched[g] = touched[g] | is_returning
+        return coming._replace(states=states, touched=touched)
 
 
-def again(found: Coming, last: Coming) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Per group: (positions [C] in the last cohort, [C] whether that is the same client, and it was there)."""
-    found_again = []
-    for g, (places, before) in enumerate(zip(found.places, last.places, strict=True)):
+def find_returning_clients(coming: PrefetchedRound, last: PrefetchedRound) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns per group (indices [C] into the last cohort, [C] whether that is the same client and it came back)."""
+    returning = []
+    for slots, before, mask in zip(coming.slots, last.slots, last.mask, strict=True):
         order = np.argsort(before)
-        at = order[np.minimum(np.searchsorted(before, places, sorter=order), len(before) - 1)]
-        found_again.append((at, (before[at] == places) & last.there[g][at]))
-    return found_again
+        index = order[np.minimum(np.searchsorted(before, slots, sorter=order), len(before) - 1)]
+        returning.append((index, (before[index] == slots) & mask[index]))
+    return returning
 
 
-def _patched(rows: PyTree, left: PyTree, at: jax.Array, both: jax.Array) -> PyTree:
-    """`rows` [C, ...], those of `both` [C] taken from `left` at [C]."""
-    return jax.tree.map(lambda new, old: jnp.where(both.reshape(-1, *[1] * (new.ndim - 1)), old[at], new), rows, left)
+def _patch_states(states: PyTree, left: PyTree, index: jax.Array, mask: jax.Array) -> PyTree:
+    """Replaces `states` [C, ...] where `mask` [C] by those of `left` at `index` [C]."""
+    choose = lambda new, old: jnp.where(mask.reshape(-1, *[1] * (new.ndim - 1)), old[index], new)
+    return jax.tree.map(choose, states, left)

@@ -1,80 +1,214 @@
-"""Slabs: the rows of the clients that a program is about, each device's with the device that works on its clients.
+"""Cohort buffers: the packed examples of a program's clients, sharded as the clients are.
 
-A program's clients are divided as `client_loop.map_clients` divides them: of each group of clients device d has the d-th part. So a
-slab has a part for each device, leaves [D * rows of a part, ...], and its tables have the clients [D * C / D]. Inside the client
-loop a device sees its own part alone, and row 0 of it is what lists are filled up with. A program that is not divided has one part.
+Of each group of clients device d has the d-th part, as `client_loop.map_clients` shards them. So a buffer has a part
+for each device, leaves [D * capacity, ...], and its tables have the clients [D * C / D]. Inside the client loop a
+device sees its own part only, whose example 0 is what index lists are padded with. A program that is not sharded has
+one part.
+
+All buffers of a run have one capacity, so that one program serves all its rounds. Cohorts are random, and so is the
+number of their examples. The capacity is exceeded with a probability below `OVERFLOW` a round, by Chernoff's bound on
+the sum of the sizes of the sampled clients: P(S >= t) <= E[exp(a S)] / exp(a t) for every a > 0. For clients that are
+sampled independently, E[exp(a S)] is a product over all clients. For a random set of C clients it is no more than that
+product for draws with probability C / N (membership is negatively associated: Joag-Dev and Proschan, Negative
+Association of Random Variables, 1983), nor than for C draws with replacement (Hoeffding, Probability Inequalities for
+Sums of Bounded Random Variables, 1963, theorem 4). The capacity never exceeds what the largest clients fill. A cohort
+with more examples gets a larger buffer, and its round is compiled anew.
+
+Where clients are spread over D devices, each has the examples of its own. `client_loop.arrange` deals chunks by size:
+a device's first chunk has at most the examples of the cohort's largest clients, and its others together at most a D-th
+of all examples.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from fedjax_core.algorithm import PyTree
+from fedjax_core.algorithm import Array, PyTree
 from fedjax_core.data.ragged_index import RowLists
 from fedjax_core.data.row_readers import Reader
-from fedjax_core.engine.client_loop import AXIS
-from fedjax_core.engine.federation import Held
-from fedjax_core.engine.tables import RowTable, SlabTable
+from fedjax_core.engine.data_feed.device_arrays import DeviceArrays, IndexTable
+from fedjax_core.engine.sharding.mesh import AXIS
+from fedjax_core.engine.simulation_spec import SimulationSpec
 
-PART = {  # of the data, that each table of `Held` is about
+PART = {  # the data that each table of `DeviceArrays` indexes
     "index": "train",
     "validation_index": "train",
     "unseen_index": "train",
     "test_index": "test",
     "unseen_test_index": "test",
 }
+OVERFLOW = 1e-9
+_LEVELS, _THRESHOLDS = 1000, 12  # distinct sizes that are distinguished; thresholds that are tried
+_EXPONENTS = np.geomspace(1e-4, 1e2, 73)  # a, in units of one over the largest size
 
 
-def divided(cohort: Sequence[np.ndarray], parts: int) -> np.ndarray:
-    """[D, C / D] each device's clients, from those of each group [C of the group]."""
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class BufferTable:
+    """An `IndexTable` of a buffer's clients, whose examples are one client after another. Lists are padded with 0.
+
+    Attributes:
+      ids: [C] int32 the clients; N for an empty slot.
+      start, size: [C] int32.
+      most: M.
+    """
+
+    ids: Array | np.ndarray
+    start: Array | np.ndarray
+    size: Array | np.ndarray
+    most: int = dataclasses.field(metadata={"static": True})
+
+    def __getitem__(self, i: Array | int) -> Array:
+        slot, offsets = jnp.argmax(jnp.asarray(self.ids) == i), jnp.arange(self.most)
+        start, size = jnp.asarray(self.start)[slot], jnp.asarray(self.size)[slot]
+        return jnp.where(offsets < size, start + offsets, 0)
+
+
+def split_by_device(cohort: Sequence[np.ndarray], parts: int) -> np.ndarray:
+    """Returns each device's clients [D, C / D], from those of each group [C of the group]."""
     return np.concatenate([ids.reshape(parts, -1) for ids in cohort], axis=1)
 
 
-def filled(tables: Sequence[RowTable], ids: np.ndarray) -> np.ndarray:
-    """[D] int64, rows that each device's clients `ids` [D, C / D] have by several tables together; N for an empty place."""
-    of = lambda table: np.where(ids < len(table.size), np.asarray(table.size)[np.minimum(ids, len(table.size) - 1)], 0)
-    return np.sum([of(table).sum(1, dtype=np.int64) for table in tables], axis=0)
+def count_examples(tables: Sequence[IndexTable], ids: np.ndarray) -> np.ndarray:
+    """Returns [D] int64, the examples of each device's clients `ids` [D, C / D] by all tables; N for an empty slot."""
+
+    def sizes(table: IndexTable) -> np.ndarray:
+        return np.where(ids < len(table.size), np.asarray(table.size)[np.minimum(ids, len(table.size) - 1)], 0)
+
+    return np.sum([sizes(table).sum(1, dtype=np.int64) for table in tables], axis=0)
 
 
-def packed(reader: Reader, tables: Sequence[RowTable], ids: np.ndarray, room: int) -> tuple[PyTree, list[SlabTable]]:
-    """The rows of the clients `ids` [C] by each of the tables: a slab's part, leaves [room, ...], and its tables.
+def pack(reader: Reader, tables: Sequence[IndexTable], ids: np.ndarray, capacity: int) -> tuple[PyTree, list[BufferTable]]:
+    """Returns a buffer's part, leaves [capacity, ...], with the examples of clients `ids` [C], and its tables.
 
     Raises:
-      ValueError: there is not so much room.
-      OSError: rows cannot be read; one line.
+      ValueError: the capacity is too small.
+      OSError: examples cannot be read; one line.
     """
-    rows, found, begin = [np.array([tables[0].filler], np.int32)], [], 1
+    rows, buffer_tables, begin = [np.array([tables[0].filler], np.int32)], [], 1
     for table in tables:
-        there = ids < len(table.size)
-        known = np.where(there, ids, 0)
-        size = np.where(there, table.size[known], 0).astype(np.int32)
+        mask = ids < len(table.size)
+        known = np.where(mask, ids, 0)
+        size = np.where(mask, table.size[known], 0).astype(np.int32)
         rows.append(RowLists(np.asarray(table.rows), np.asarray(table.start)[known], size).joined())
         ends = begin + np.cumsum(size)
-        found.append(SlabTable(ids, (ends - size).astype(np.int32), size, table.most))
+        buffer_tables.append(BufferTable(ids, (ends - size).astype(np.int32), size, table.most))
         begin = int(ends[-1]) if len(ends) else begin
-    return reader.slab(np.concatenate(rows), room), found
+    return reader.slab(np.concatenate(rows), capacity), buffer_tables
 
 
-def like(all_rows: PyTree, tables: Sequence[RowTable], shape: tuple[int, int], room: int) -> tuple[PyTree, list[SlabTable]]:
-    """Shapes of a slab and its tables, for clients [D, C / D]. `all_rows`: where they are taken from."""
-    parts, each = shape
-    slab = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((parts * room, *leaf.shape[1:]), leaf.dtype), all_rows)
-    one = jax.ShapeDtypeStruct((parts * each,), np.int32)
-    return slab, [SlabTable(one, one, one, table.most) for table in tables]  # pyright: ignore[reportArgumentType]
+def abstract_buffer(
+    examples: PyTree, tables: Sequence[IndexTable], shape: tuple[int, int], capacity: int
+) -> tuple[PyTree, list[BufferTable]]:
+    """Returns the shapes of a buffer of `examples` and of its tables, for clients [D, C / D]."""
+    parts, size = shape
+    buffer = jax.tree.map(lambda x: jax.ShapeDtypeStruct((parts * capacity, *x.shape[1:]), x.dtype), examples)
+    column: Any = jax.ShapeDtypeStruct((parts * size,), np.int32)
+    return buffer, [BufferTable(column, column, column, table.most) for table in tables]
 
 
-def lies(shared: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Returns a prefix of PartitionSpecs, for `client_loop.map_clients`, of what all clients of a program read.
+def shared_input_specs(shared: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Returns PartitionSpecs, a prefix, of what all clients of a program read, for `client_loop.map_clients`.
 
-    Cohort buffers are sharded as clients are. None: there is no such buffer.
+    Cohort buffers are sharded as clients are. None: there is no buffer.
     """
-    tables = {name for held in shared if isinstance(held, Held) for name in PART if isinstance(getattr(held, name), SlabTable)}
+    tables = {
+        name for part in shared if isinstance(part, DeviceArrays) for name in PART if isinstance(getattr(part, name), BufferTable)
+    }
     if not tables:
         return None
-    divided = tables | {PART[name] for name in tables}
-    specs: list[Any] = [PartitionSpec(AXIS) if name in divided else PartitionSpec() for name in Held._fields]
-    of_held = Held(*specs)
-    return tuple(of_held if isinstance(part, Held) else PartitionSpec() for part in shared)
+    sharded = tables | {PART[name] for name in tables}
+    specs: list[Any] = [PartitionSpec(AXIS) if name in sharded else PartitionSpec() for name in DeviceArrays._fields]
+    array_specs = DeviceArrays(*specs)
+    return tuple(array_specs if isinstance(part, DeviceArrays) else PartitionSpec() for part in shared)
+
+
+class SizeBound:
+    """Bounds on the examples of a round's clients.
+
+    >>> same_sizes = SizeBound(np.full(1000, 7), cohort=10)
+    >>> same_sizes.total(), same_sizes.largest(3)
+    (70, 21)
+    """
+
+    def __init__(self, sizes: np.ndarray, cohort: int, rate: float | None = None):
+        """Prepares the bounds.
+
+        Args:
+          sizes: [N] examples of each client.
+          cohort: clients that are drawn; with `rate` the most.
+          rate: the probability of each client to be drawn; None: a set of `cohort` clients is drawn.
+        """
+        self._cohort, self._is_fixed = min(cohort, len(sizes)), rate is None
+        self._rate = self._cohort / len(sizes) if rate is None else rate
+        self._sizes, self._counts = np.unique(sizes, return_counts=True)
+        step = max(1, -(-int(self._sizes[-1]) // _LEVELS))
+        self._levels, inverse = np.unique(-(-self._sizes // step) * step, return_inverse=True)
+        self._level_counts = np.bincount(inverse, self._counts)
+
+    def total(self) -> int:
+        """Returns a bound on the examples of all of them together."""
+        return min(self._sum_of_largest(self._cohort), self._bound_excess(0))
+
+    def largest(self, number: int) -> int:
+        """Returns a bound on the examples of any `number` of them.
+
+        Of any k clients they are at most k c + sum max(size - c, 0), for every c.
+        """
+        indices = np.linspace(0, len(self._levels) - 1, _THRESHOLDS).astype(int)
+        bounds = [number * int(c) + self._bound_excess(int(c)) for c in np.unique(self._levels[indices])]
+        return min(self._sum_of_largest(min(number, self._cohort)), *bounds, self.total())
+
+    def _sum_of_largest(self, number: int) -> int:
+        """Returns the examples of the `number` clients that have most."""
+        counts = self._counts[::-1]
+        before = np.cumsum(counts) - counts
+        return int(self._sizes[::-1] @ np.clip(number - before, 0, counts))
+
+    def _bound_excess(self, threshold: int) -> int:
+        """Returns what sum max(size - threshold, 0) over a round's clients exceeds with probability below `OVERFLOW`."""
+        excess = np.maximum(self._levels - threshold, 0).astype(np.float64)
+        if not excess[-1]:
+            return 0
+        exponents = _EXPONENTS[:, None] / excess[-1]
+        with np.errstate(divide="ignore"):
+            terms = np.logaddexp(np.log1p(-self._rate), np.log(self._rate) + exponents * excess)
+        logs = terms @ self._level_counts
+        if self._is_fixed:
+            grown = np.exp(exponents * (excess - excess[-1])) @ self._level_counts / self._level_counts.sum()
+            logs = np.minimum(logs, self._cohort * (exponents[:, 0] * excess[-1] + np.log(grown)))
+        return int(np.ceil(((logs - np.log(OVERFLOW)) / exponents[:, 0]).min()))
+
+
+def round_capacity(spec: SimulationSpec, sizes: np.ndarray, is_dealt: bool) -> int:
+    """Returns the capacity of a device's part of a round's buffer.
+
+    Args:
+      spec: with its plan.
+      sizes: [N] each client's examples that rounds read.
+      is_dealt: whether clients are dealt to devices by these sizes.
+    """
+    parts = spec.plan.parts
+    if parts == 1:
+        return 1 + SizeBound(sizes, spec.cohort_slots, spec.rate).total()
+    capacity = 1
+    for g, group in enumerate(spec.groups):
+        group_sizes = np.zeros_like(sizes)
+        group_sizes[group.clients] = sizes[group.clients]
+        bound, plan = SizeBound(group_sizes, spec.cohort_slots, spec.rate), spec.plan_of(g)
+        clients = -(-min(spec.cohort_slots, len(group.clients)) // (plan.chunk * parts)) * plan.chunk
+        most = bound.largest(clients)
+        if is_dealt:
+            most = min(most, -(-bound.total() // parts) + bound.largest(plan.chunk))
+        capacity += most
+    return capacity
+
+
+def blocks_capacity(tables: Sequence[IndexTable], blocks: Sequence[np.ndarray], parts: int) -> int:
+    """Returns the capacity of a device's part of a buffer for each of these blocks of clients [C]; N for an empty slot."""
+    return 1 + max(int(count_examples(tables, split_by_device([ids], parts)).max()) for ids in blocks)

@@ -1,94 +1,117 @@
-"""What all rounds read and none changes: on the host, and as much of it as lies on the devices all the time."""
+"""The arrays that every round reads, and clients' index lists in a form that programs read."""
 
-import copy
-from typing import Any
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.algorithm import PyTree
-from fedjax_core.data.row_readers import Reader
-from fedjax_core.engine import client_loop
-from fedjax_core.engine.data_feed.streaming import Resident, Streamed
-from fedjax_core.engine.federation import Federation, Held
+from fedjax_core.algorithm import Array, Examples, PyTree
+from fedjax_core.data.federated_data import FederatedData
+from fedjax_core.data.ragged_index import RowLists
+from fedjax_core.training.few_shot import Episodes
 
 
-class Arrays:
-    """The arrays of one simulation, under one plan.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class IndexTable:
+    """Clients' lists of examples (`RowLists`) for programs: `table[i]` is client i's list [M], padded.
 
     Attributes:
-      host: all of them, with zeros in place of frozen arrays that are deferred.
-      supply: how programs get the rows of clients.
+      rows: [R + M] int32, all lists one after another, then M zeros.
+      start, size: [N] int32.
+      most: M, the length of the longest list, at least 1.
+      filler: the index that lists are padded with.
     """
 
-    def __init__(
-        self,
-        fed: Federation,
-        host: Held,
-        tasks: tuple[PyTree, ...],
-        readers: dict[str, Reader],
-        lies: Any,
-        draw: Any,
-        lane: int | None = None,
-    ):
-        """Puts nothing on a device.
+    rows: Array | np.ndarray
+    start: Array | np.ndarray
+    size: Array | np.ndarray
+    most: int = dataclasses.field(metadata={"static": True})
+    filler: int = dataclasses.field(default=0, metadata={"static": True})
 
-        Args:
-          fed: with its plan.
-          host: all arrays.
-          tasks: per group, what `Task.bind` takes, with what is deferred.
-          readers: of the data, where rows are streamed; else none.
-          lies: shardings of `Held`.
-          draw: `rounds.draw`, compiled.
-          lane: which of several runs it is, where the method has numbers by lane.
-        """
-        self.host, self._tasks, self._lies, self._mesh, self._lane = host, tasks, lies, fed.mesh, lane
-        everything = fed.episodes is not None or "all" in fed.evaluation.scopes  # the whole test set, for each client
-        self.supply = Streamed(fed, host, readers, draw, everything) if readers else Resident(host)
-        self._held: Held | None = None
-        self._lender: Arrays | None = None
+    def __getitem__(self, i: Array | int) -> Array:
+        indices = jax.lax.dynamic_slice(jnp.asarray(self.rows), (jnp.asarray(self.start)[i],), (self.most,))
+        return jnp.where(jnp.arange(self.most) < jnp.asarray(self.size)[i], indices, self.filler)
 
-    def in_lane(self, lane: int | None) -> "Arrays":
-        """The same arrays for one of several runs, lent by these: they lie on the devices once."""
-        other = copy.copy(self)
-        other._lane, other._held, other._lender = lane, None, self
-        return other
 
-    @property
-    def held(self) -> Held:
-        """What lies on the plan's devices all the time: data, unless they are streamed, and what is frozen or public."""
-        if self._held is not None:
-            return self._held
-        if self._lender is None:
-            self._held = held = client_loop.place(self.rest._replace(tasks=self._tasks), self._mesh, self._lies)
-            return held
-        held = self._lender.held
-        if self._lane is not None:
-            held = held._replace(lane=client_loop.place(np.int32(self._lane), self._mesh))
-        self._held = held
-        return held
+def make_index_table(lists: RowLists) -> IndexTable:
+    """Returns the table of some lists, on the host; it shares their memory."""
+    most = max(1, int(lists.size.max(initial=0)))
+    return IndexTable(lists.followed(most), lists.start, lists.size, most)
 
-    @property
-    def rest(self) -> Held:
-        """The same on the host, with stand-ins for arrays that are deferred."""
-        rest = self.supply.rest
-        return rest if self._lane is None else rest._replace(lane=np.int32(self._lane))
 
-    @property
-    def placed(self) -> bool:
-        """Whether they lie on the devices."""
-        return self._held is not None
+class DeviceArrays(NamedTuple):
+    """Arrays that all rounds read and none changes: arguments of every program, never constants in it.
 
-    def of_round(self, key: PyTree, number: PyTree, scored: bool) -> Held:
-        """What the program of the round after `number` reads."""
-        if not self.supply.streamed:
-            return self.held
-        return self.supply.of_round(self.held, key, int(jax.device_get(number)), scored)
+    Attributes:
+      tasks: per group, what `Task.bind` takes.
+      slots: per group, [N + 1], each client's slot in the group's store; the store's length for clients of other
+        groups.
+      train, test: the data sets.
+      index, size: `index[i]` [M] is client i's examples of `train`, [N] how many it has; `test_index`, `test_size`:
+        of `test`.
+      tests: indices of the test episodes (`Episodes.fixed`); `()` without episodes.
+      validation_index, validation_size: each client's validation examples of `train`; validation_rows: [V] those of
+        all clients; `()` without such.
+      unseen_index, unseen_size, unseen_test_index, unseen_test_size: of the unseen clients; `()` without such.
+      lane: [] which of the runs that share a program this is; `()` where they do not differ by a number.
+    """
 
-    def close(self) -> None:
-        """Ends what is under way for coming rounds."""
-        self.supply.close()
+    tasks: tuple[PyTree, ...]
+    slots: tuple[Any, ...]
+    train: Examples
+    index: IndexTable
+    size: Any
+    test: Examples
+    test_index: IndexTable
+    test_size: Any
+    tests: Any = ()
+    validation_index: Any = ()
+    validation_size: Any = ()
+    validation_rows: Any = ()
+    unseen_index: Any = ()
+    unseen_size: Any = ()
+    unseen_test_index: Any = ()
+    unseen_test_size: Any = ()
+    lane: Any = ()
 
-    def release(self) -> None:
-        """Takes them off the devices, until they are needed again."""
-        self._held = None
+
+def make_host_arrays(
+    clients: Sequence[np.ndarray], tasks: tuple[PyTree, ...], data: FederatedData, episodes: Episodes | None
+) -> DeviceArrays:
+    """Returns the arrays that all rounds read, on the host.
+
+    Args:
+      clients: per group, the ids [n] of its clients.
+      tasks: per group, what `Task.bind` takes.
+      data: the federated data.
+      episodes: how tests are drawn; None: plain examples.
+    """
+    population = len(data.train_index)
+    slots = tuple(np.full(population + 1, len(ids), np.int32) for ids in clients)
+    for slots_of_group, ids in zip(slots, clients, strict=True):
+        slots_of_group[ids] = np.arange(len(ids))
+    tests = () if episodes is None else episodes.fixed(np.asarray(data.test.y))
+    train_table, test_table = _tabulate(data.train_index), _tabulate(data.test_index)
+    arrays = DeviceArrays(tasks, slots, data.train, *train_table, data.test, *test_table, tests)
+    if data.unseen is not None:
+        index, size = _tabulate(data.unseen.train_index)
+        test_index, test_size = _tabulate(data.unseen.test_index)
+        arrays = arrays._replace(unseen_index=index, unseen_size=size, unseen_test_index=test_index, unseen_test_size=test_size)
+    validation = RowLists.of(data.validation_index)
+    if not validation.total:
+        return arrays
+    return arrays._replace(
+        validation_index=make_index_table(validation),
+        validation_size=validation.size,
+        validation_rows=np.unique(validation.joined()),
+    )
+
+
+def _tabulate(lists: Any) -> tuple[IndexTable, np.ndarray]:
+    """Returns the table of some lists, and their sizes."""
+    lists = RowLists.of(lists)
+    return make_index_table(lists), lists.size

@@ -1,252 +1,333 @@
-"""Where clients' rows lie, and how programs get them: all of the data on the devices, or a slab of rows for each program.
+"""How programs get clients' examples: all data on the devices, or a cohort buffer for each program.
 
-A slab has the rows of the clients that a program is about, which it finds by a `SlabTable` where it else has a `RowTable`. The rows
-are the same, so are the draws inside a client, and so is every number. Cohorts follow from (seed, round) alone: the slabs of coming
-rounds are packed, and brought to the devices, in a thread while the devices train. All have one size (`slab_room.py`), and each
-device has the rows of its own clients (`cohort_buffer.py`).
+A program finds the examples of its clients in a buffer by a `BufferTable` in place of an `IndexTable`. Examples,
+random draws and all numbers are the same. Cohorts follow from (seed, round) alone: the buffers of coming rounds are
+packed, and put on the devices, in a thread while the devices train.
 """
 
+import concurrent.futures
+import copy
 import functools
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
 
 from fedjax_core.algorithm import PyTree
 from fedjax_core.data.row_readers import Reader
-from fedjax_core.engine import ahead, client_loop, slab_room
+from fedjax_core.engine import client_loop
 from fedjax_core.engine.data_feed import cohort_buffer
 from fedjax_core.engine.data_feed.cohort_buffer import PART
-from fedjax_core.engine.federation import Federation, Held
+from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
+from fedjax_core.engine.sharding import mesh as meshes
+from fedjax_core.engine.simulation_spec import SimulationSpec
 
-SLAB_BYTES = 2**26  # of the server's tests at once, on each device
-
-
-class Resident:
-    """All data are on the devices.
-
-    Attributes:
-      rest: what lies there, on the host.
-    """
-
-    streamed: frozenset[str] = frozenset()
-
-    def __init__(self, host: Held):
-        self.rest = host
-
-    def of_round(self, held: Held, key: PyTree, number: int, scored: bool) -> Held:
-        """What a round's program reads. `held`: what lies on the devices."""
-        del key, number, scored
-        return held
-
-    def of_cohort(self, held: Held, cohort: Sequence[np.ndarray], tables: Sequence[str]) -> Held:
-        """What a round of these clients of each group reads that uses these tables of `Held`."""
-        del cohort, tables
-        return held
-
-    def of_client(self, held: Held, client: int, tables: Sequence[str]) -> Held:
-        """What a program about one client reads."""
-        del client, tables
-        return held
-
-    def of_blocks(self, held: Held, blocks: Sequence[np.ndarray], tables: Sequence[str]) -> Iterator[Held]:
-        """What a program about clients `ids` of one group reads, for one block of them after another."""
-        del tables
-        return (held for _ in blocks)
-
-    def beside(self, held: Held) -> int:
-        """Bytes on each device of what is brought for coming rounds, while the one that reads `held` trains."""
-        del held
-        return 0
-
-    def close(self) -> None:
-        """Nothing is under way."""
+T = TypeVar("T")
+PREFETCH_DEPTH = 2  # results that are made before they are asked for
+TEST_BYTES = 2**26  # of the test examples that are scored at once, on each device
 
 
-class Streamed:
-    """Data on the host or on the disk; programs get slabs.
+class DataFeed:
+    """The arrays of one simulation under one plan, put on its devices when they are first needed.
+
+    Data are on the devices all the time, or are streamed from the host or the disk: then programs read cohort buffers.
 
     Attributes:
-      rest: what lies on the devices all the time: everything but the rows.
-      streamed: "train", and "test" unless all of the test set stays on the devices.
+      streamed: parts of the data that are streamed: none; "train"; "train" and "test", unless the whole test set stays.
+      lane: the run's number, where the method has numbers by run.
     """
 
-    def __init__(
-        self,
-        fed: Federation,
-        host: Held,
-        readers: dict[str, Reader],
-        draw: Callable[[Held, Any, Any], Sequence[tuple[Any, Any]]],
-        keep_test: bool,
-    ):
+    def __init__(self, spec: SimulationSpec, shardings: Any, draw: Any, lane: int | None = None):
         """Puts nothing on a device.
 
         Args:
-          fed: with its plan and devices.
-          host: with all data.
-          readers: of these data.
-          draw: `rounds.draw`, compiled.
-          keep_test: whether the test set stays on the devices.
+          spec: with its plan and readers.
+          shardings: of `DeviceArrays`.
+          draw: `rounds.draw_cohorts`, compiled.
+          lane: the run's number, where the method has numbers by run.
         """
-        self.streamed = frozenset({"train"} if keep_test else {"train", "test"})
-        self._fed, self._readers, self._host, self._draw = fed, readers, host, draw
-        gone: dict[str, Any] = {name: () for name, part in PART.items() if part in self.streamed}
-        self.rest = host._replace(**gone | dict.fromkeys(self.streamed, ()))
-        self._rooms: dict[tuple[str, ...], int] = {}  # of rounds, by the tables that they use
-        self._of: tuple[Held, np.ndarray, Any] | None = None  # what lies on the devices, and the run's key data, here and there
-        self._drawn: tuple[int, Any] | None = None  # a round and its draw, begun
-        self._ahead = ahead.Ahead(self._round)
+        needs_whole_test = spec.episodes is not None or "all" in spec.evaluation.scopes
+        parts = ("train",) if needs_whole_test else ("train", "test")
+        self.streamed, self.lane = frozenset(parts if spec.readers else ()), lane
+        self._spec, self._shardings, self._draw = spec, shardings, draw
+        self._on_device: DeviceArrays | None = None
+        self._lender: DataFeed | None = None
+        self._capacities: dict[tuple[str, ...], int] = {}  # of rounds, by the tables that they use
+        self._run: tuple[DeviceArrays, np.ndarray, Any] | None = None  # its arrays, and its key data on both sides
+        self._drawn: tuple[int, Any] | None = None  # a round and its draw, dispatched
+        self._prefetcher = Prefetcher(self._make_round)
 
-    def of_round(self, held: Held, key: PyTree, number: int, scored: bool) -> Held:
-        """What a round's program reads; those of the coming rounds are begun.
+    def as_replica(self, lane: int | None) -> "DataFeed":
+        """Returns the feed of one of several runs, for resident data; the arrays are on the devices once."""
+        replica = copy.copy(self)
+        replica.lane, replica._on_device, replica._lender = lane, None, self
+        return replica
+
+    @property
+    def on_host(self) -> DeviceArrays:
+        """What is on the devices all the time, on the host, with zeros in place of deferred arrays."""
+        removed: dict[str, Any] = {name: () for name, part in PART.items() if part in self.streamed}
+        arrays = self._spec.host_arrays._replace(**removed | dict.fromkeys(self.streamed, ()))
+        return arrays if self.lane is None else arrays._replace(lane=np.int32(self.lane))
+
+    @property
+    def on_device(self) -> DeviceArrays:
+        """What is on the plan's devices all the time: data, unless streamed, and frozen and public arrays."""
+        if self._on_device is None:
+            if self._lender is None:
+                arrays = self.on_host._replace(tasks=self._spec.tasks)
+                self._on_device = meshes.put(arrays, self._spec.mesh, self._shardings)
+            else:
+                lane = () if self.lane is None else self._put(np.int32(self.lane))
+                self._on_device = self._lender.on_device._replace(lane=lane)
+        return self._on_device
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether the arrays have been put on the devices."""
+        return self._on_device is not None
+
+    def release(self) -> None:
+        """Takes the arrays off the devices, until they are needed again."""
+        self._on_device = None
+
+    def for_round(self, key: PyTree, round_num: PyTree, scored: bool) -> DeviceArrays:
+        """Returns what the program of the round after `round_num` reads, and begins to pack for coming rounds.
 
         Raises:
-          OSError: rows cannot be read; one line.
+          OSError: examples cannot be read; one line.
         """
-        key = np.asarray(jax.device_get(key))
-        if self._of is None or self._of[0] is not held or not np.array_equal(self._of[1], key):
-            self._ahead.close()
-            self._of, self._drawn = (held, key, self._put(key)), None
-        cohort, of_round = self._ahead.take(number)
-        if jax.process_count() > 1:  # the next one's, before this round: a device does one program after another
-            self._drawn = number + 1, self._draw(held, self._of[2], self._put(np.int32(number + 1)))
-        return self.of_cohort(of_round, cohort, ["test_index"]) if scored else of_round
+        arrays = self.on_device
+        if not self.streamed:
+            return arrays
+        key, round_num = np.asarray(jax.device_get(key)), int(jax.device_get(round_num))
+        if self._run is None or self._run[0] is not arrays or not np.array_equal(self._run[1], key):
+            self._prefetcher.close()
+            self._run, self._drawn = (arrays, key, self._put(key)), None
+        cohort, round_arrays = self._prefetcher.get(round_num)
+        if jax.process_count() > 1:  # the next draw, before this round: a device runs one program after another
+            drawn = self._draw(arrays, self._run[2], self._put(np.int32(round_num + 1)))
+            self._drawn = round_num + 1, drawn
+        return self._add_buffers(round_arrays, cohort, ["test_index"]) if scored else round_arrays
 
-    def _round(self, number: int) -> tuple[list[np.ndarray], Held]:
-        assert self._of is not None
-        (held, _, key), begun = self._of, self._drawn
-        drawn = begun[1] if begun and begun[0] == number else self._draw(held, key, self._put(np.int32(number)))
-        drawn = jax.device_get(drawn)
-        cohort = [np.where(of.examples > 0, of.ids, len(self._host.size)).astype(np.int32) for of, _ in drawn]
-        return cohort, self.of_cohort(held, cohort, ["index"])
+    def _make_round(self, round_num: int) -> tuple[list[np.ndarray], DeviceArrays]:
+        assert self._run is not None
+        (arrays, _, key), begun = self._run, self._drawn
+        drawn = begun[1] if begun and begun[0] == round_num else self._draw(arrays, key, self._put(np.int32(round_num)))
+        population = len(self._spec.host_arrays.size)
+        cohorts = [cohort for cohort, _ in jax.device_get(drawn)]
+        ids = [np.where(cohort.examples > 0, cohort.ids, population).astype(np.int32) for cohort in cohorts]
+        return ids, self._add_buffers(arrays, ids, ["index"])
 
-    def of_cohort(self, held: Held, cohort: Sequence[np.ndarray], tables: Sequence[str]) -> Held:
-        """What a round of these clients [C] of each group, in the order of the plan, reads that uses these tables of `Held`; N for
-        an empty place."""
-        for part, mine in self._tables(tables):
-            ids = cohort_buffer.divided(cohort, self._fed.plan.parts)
-            room = max(self._room(mine), 1 + int(cohort_buffer.filled(self._named(mine), ids).max()))
-            held = self._given(held, part, mine, ids, room)
-        return held
+    def for_cohort(self, cohort: Sequence[np.ndarray], tables: Sequence[str]) -> DeviceArrays:
+        """Returns what a round of these clients reads that uses these tables.
 
-    def of_client(self, held: Held, client: int, tables: Sequence[str]) -> Held:
-        """What a program about one client reads: all devices have the same."""
-        for part, mine in self._tables(tables):
-            room = sum(table.most for table in self._named(mine)) + 1
-            held = self._given(held, part, mine, np.array([[client]], np.int32), room)
-        return held
+        `cohort`: ids [C] of each group, in the order of the plan; N for an empty slot.
+        """
+        return self._add_buffers(self.on_device, cohort, tables)
 
-    def of_blocks(self, held: Held, blocks: Sequence[np.ndarray], tables: Sequence[str]) -> Iterator[Held]:
-        """What a program about clients `ids` [C] of one group reads, for one block of them after another, each made while its
-        predecessor is in use; N for an empty place."""
-        parts, chosen = self._fed.plan.parts, self._tables(tables)
-        rooms = [slab_room.of_blocks(self._named(mine), blocks, parts) for _, mine in chosen]
+    def _add_buffers(self, arrays: DeviceArrays, cohort: Sequence[np.ndarray], tables: Sequence[str]) -> DeviceArrays:
+        for part, names in self._split_by_part(tables):
+            ids = cohort_buffer.split_by_device(cohort, self._spec.plan.parts)
+            needed = 1 + int(cohort_buffer.count_examples(self._tables(names), ids).max())
+            arrays = self._with_buffer(arrays, part, names, ids, max(self._round_capacity(names), needed))
+        return arrays
 
-        def block(number: int) -> Held:
-            found, ids = held, cohort_buffer.divided([blocks[number]], parts)
-            for (part, mine), room in zip(chosen, rooms, strict=True):
-                found = self._given(found, part, mine, ids, room)
-            return found
+    def for_client(self, client: int, tables: Sequence[str]) -> DeviceArrays:
+        """Returns what a program about one client reads: the same on all devices."""
+        arrays = self.on_device
+        for part, names in self._split_by_part(tables):
+            capacity = sum(table.most for table in self._tables(names)) + 1
+            arrays = self._with_buffer(arrays, part, names, np.array([[client]], np.int32), capacity)
+        return arrays
 
-        return ahead.each(block, len(blocks))
+    def for_blocks(self, blocks: Sequence[np.ndarray], tables: Sequence[str]) -> Iterator[DeviceArrays]:
+        """Yields what a program about clients of one group reads, for each block of them.
 
-    def _tables(self, names: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
-        """By part of the data that is streamed, those of the tables that are about it."""
-        found = {part: tuple(name for name in names if PART[name] == part) for part in sorted(self.streamed)}
-        return [(part, mine) for part, mine in found.items() if mine]
+        Each is made while its predecessor is in use. `blocks`: ids [C]; N for an empty slot.
+        """
+        arrays, parts, by_part = self.on_device, self._spec.plan.parts, self._split_by_part(tables)
+        if not by_part:
+            return (arrays for _ in blocks)
+        capacities = [cohort_buffer.blocks_capacity(self._tables(names), blocks, parts) for _, names in by_part]
 
-    def _named(self, names: Sequence[str]) -> list[Any]:
-        return [getattr(self._host, name) for name in names]
+        def make_block(number: int) -> DeviceArrays:
+            block_arrays, ids = arrays, cohort_buffer.split_by_device([blocks[number]], parts)
+            for (part, names), capacity in zip(by_part, capacities, strict=True):
+                block_arrays = self._with_buffer(block_arrays, part, names, ids, capacity)
+            return block_arrays
 
-    def _room(self, tables: tuple[str, ...]) -> int:
-        """Rows of a device's part of the slabs of rounds that use these tables."""
-        if tables not in self._rooms:
-            sizes = np.sum([np.asarray(table.size, np.int64) for table in self._named(tables)], axis=0)
-            self._rooms[tables] = slab_room.of_rounds(self._fed, sizes, dealt=tables == ("index",))
-        return self._rooms[tables]
+        return prefetch(make_block, len(blocks))
 
-    def _given(self, held: Held, part: str, tables: Sequence[str], ids: np.ndarray, room: int) -> Held:
-        """With the rows of the clients `ids` [D, C / D] by these tables, on the devices: one part for each, or one for all."""
-        of, reader = self._named(tables), self._readers[part]
+    def _split_by_part(self, names: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
+        """Returns the tables about each part of the data that is streamed."""
+        by_part = {part: tuple(name for name in names if PART[name] == part) for part in sorted(self.streamed)}
+        return [(part, names) for part, names in by_part.items() if names]
+
+    def _tables(self, names: Sequence[str]) -> list[Any]:
+        return [getattr(self._spec.host_arrays, name) for name in names]
+
+    def _round_capacity(self, names: tuple[str, ...]) -> int:
+        """Returns the capacity of a device's part of the buffers of rounds that use these tables."""
+        if names not in self._capacities:
+            sizes = np.sum([np.asarray(table.size, np.int64) for table in self._tables(names)], axis=0)
+            self._capacities[names] = cohort_buffer.round_capacity(self._spec, sizes, is_dealt=names == ("index",))
+        return self._capacities[names]
+
+    def _with_buffer(self, arrays: DeviceArrays, part: str, names: Sequence[str], ids: np.ndarray, capacity: int) -> DeviceArrays:
+        """Returns the arrays with the examples of clients `ids` [D, C / D] by these tables, on the devices.
+
+        D is 1 for a buffer that all devices hold whole.
+        """
+        tables, reader = self._tables(names), self._spec.readers[part]
         if len(ids) == 1:
-            slab, found = cohort_buffer.packed(reader, of, ids[0], room)
-            slab, found = self._put((slab, found))
+            buffer, buffer_tables = self._put(cohort_buffer.pack(reader, tables, ids[0], capacity))
         else:
-            make = functools.cache(lambda d: jax.tree.leaves(cohort_buffer.packed(reader, of, ids[d], room)))
-            slab, found = client_loop.assembled(cohort_buffer.like(reader.like, of, ids.shape, room), self._fed.mesh, make)
-        return held._replace(**{part: slab}, **dict(zip(tables, found, strict=True)))
+            make_shard = functools.cache(lambda d: jax.tree.leaves(cohort_buffer.pack(reader, tables, ids[d], capacity)))
+            shapes = cohort_buffer.abstract_buffer(reader.like, tables, ids.shape, capacity)
+            buffer, buffer_tables = meshes.assemble_shards(shapes, self._spec.mesh, make_shard)
+        return arrays._replace(**{part: buffer}, **dict(zip(names, buffer_tables, strict=True)))
 
     def _put(self, tree: PyTree) -> PyTree:
-        return client_loop.place(tree, self._fed.mesh)
+        return meshes.put(tree, self._spec.mesh)
 
-    def beside(self, held: Held) -> int:
-        """Bytes on each device of what is brought for coming rounds, while the one that reads `held` trains."""
-        coming = ahead.DEPTH + 1  # those that are ready, and the next round's, which has begun
-        mine = lambda leaf: math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        return coming * sum(map(mine, jax.tree.leaves((held.train, held.index))))
+    def prefetch_bytes(self, arrays: DeviceArrays) -> int:
+        """Returns the bytes on each device that coming rounds take while one trains that reads `arrays`."""
+        if not self.streamed:
+            return 0
+        coming = PREFETCH_DEPTH + 1  # those that are ready, and the next one, which has begun
+        shard_bytes = lambda leaf: math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        return coming * sum(map(shard_bytes, jax.tree.leaves((arrays.train, arrays.index))))
 
-    def like(self, part: str) -> PyTree:
-        """All rows of a part, where they lie."""
-        return self._readers[part].like
+    def stored_examples(self, part: str) -> PyTree:
+        """Returns all examples of a part, where they are stored."""
+        return self._spec.readers[part].like
 
-    def shapes(self, tables: Sequence[str], blocks: Sequence[np.ndarray] | None = None) -> dict[str, PyTree]:
-        """What of `Held` `of_cohort` puts in place of what lies there, or `of_blocks` for these blocks, as shapes with their
-        shardings: nothing is read or put anywhere."""
-        fed, found = self._fed, {}
-        parts = fed.plan.parts
-        lies = client_loop.replicated(fed.mesh) if parts == 1 else client_loop.spread(fed.mesh)
-        for part, mine in self._tables(tables):
+    def abstract_buffers(self, tables: Sequence[str], blocks: Sequence[np.ndarray] | None = None) -> dict[str, PyTree]:
+        """Returns the fields of `DeviceArrays` that `for_cohort`, or `for_blocks` of these blocks, replaces.
+
+        They are shapes with their shardings: nothing is read or put on a device.
+        """
+        spec, fields = self._spec, {}
+        parts = spec.plan.parts
+        sharding = meshes.replicated(spec.mesh) if parts == 1 else meshes.client_sharded(spec.mesh)
+        for part, names in self._split_by_part(tables):
             if blocks is None:
-                slots = [client_loop.slots(min(fed.cohort, len(of.clients)), fed.plan_of(g)) for g, of in enumerate(fed.groups)]
-                room, number = self._room(mine), sum(slots)
+                slots = [
+                    client_loop.slots(min(spec.cohort_slots, len(group.clients)), spec.plan_of(g))
+                    for g, group in enumerate(spec.groups)
+                ]
+                capacity, number = self._round_capacity(names), sum(slots)
             else:
-                room, number = slab_room.of_blocks(self._named(mine), blocks, parts), len(blocks[0])
-            slab, slab_tables = cohort_buffer.like(self.like(part), self._named(mine), (parts, number // parts), room)
-            put = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=lies)
-            found |= jax.tree.map(put, {part: slab, **dict(zip(mine, slab_tables, strict=True))})
-        return found
+                capacity = cohort_buffer.blocks_capacity(self._tables(names), blocks, parts)
+                number = len(blocks[0])
+            buffer, buffer_tables = cohort_buffer.abstract_buffer(
+                self.stored_examples(part), self._tables(names), (parts, number // parts), capacity
+            )
+            with_sharding = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+            fields |= jax.tree.map(with_sharding, {part: buffer, **dict(zip(names, buffer_tables, strict=True))})
+        return fields
 
-    def batches(self, part: str, rows: np.ndarray | None, batch: int, devices: int) -> "Batches":
-        """All test rows (part "test"), or these of the training rows, as batches for the server's model."""
-        reader = self._readers[part]
+    def test_batches(self, part: str, rows: np.ndarray | None, batch: int, devices: int) -> "TestSetBatches":
+        """Returns all examples of a part, or those at indices `rows`, as batches for the server's model."""
+        reader = self._spec.readers[part]
         number = len(jax.tree.leaves(reader.like)[0]) if rows is None else len(rows)
-        return Batches(reader, np.arange(number, dtype=np.int32) if rows is None else rows, batch, devices, self._put)
+        indices = np.arange(number, dtype=np.int32) if rows is None else rows
+        return TestSetBatches(reader, indices, batch, devices, self._put)
 
     def close(self) -> None:
-        """Ends the thread, and lets go of what it had put on the devices."""
-        self._ahead.close()
-        self._of = self._drawn = None
+        """Ends the thread, and drops what it has put on the devices for coming rounds."""
+        self._prefetcher.close()
+        self._run = self._drawn = None
 
 
-class Batches:
-    """Rows of a test set in blocks of batches. Each device (with `plan.model`, those that hold a network together) has the batches
-    that it has where all rows are resident, in their order: the sums are the same to the bit.
+class TestSetBatches:
+    """A test set in blocks of batches, for the server's model.
+
+    Each device (with `plan.model`, those that hold one network together) has the batches that it has where all
+    examples are resident, in the same order: the sums are equal bit for bit.
 
     Attributes:
-      number: rows in all.
-      batch: rows at once.
+      number: examples in all.
+      batch: examples at once.
       devices: over which each block's batches are spread.
-      each: batches that a device has in all.
-      at_once: of a block.
+      batches_per_device: in all blocks.
+      at_once: batches of a device in one block.
     """
 
     def __init__(self, reader: Reader, rows: np.ndarray, batch: int, devices: int, put: Callable[[PyTree], PyTree]):
         self._reader, self._rows, self._put, self.devices = reader, rows, put, devices
         self.number, self.batch = len(rows), max(1, min(batch, len(rows)))
-        self.each = math.ceil(math.ceil(len(rows) / self.batch) / devices)
-        at_once = max(1, SLAB_BYTES // max(1, self.batch * reader.row_bytes * devices))
-        self.at_once = max(1, math.ceil(self.each / max(1, math.ceil(self.each / at_once))))
+        self.batches_per_device = math.ceil(math.ceil(len(rows) / self.batch) / devices)
+        at_once = max(1, TEST_BYTES // max(1, self.batch * reader.row_bytes * devices))
+        blocks = max(1, math.ceil(self.batches_per_device / at_once))
+        self.at_once = max(1, math.ceil(self.batches_per_device / blocks))
 
     def __iter__(self) -> Iterator[tuple[PyTree, PyTree]]:
-        """(rows [n * B], first place [n] of each batch among all rows), on the devices; n is a multiple of `devices`."""
-        return ahead.each(self._block, -(-self.each // self.at_once))
+        """Yields (examples [n * B], index [n] of each batch's first example), on the devices."""
+        return prefetch(self._make_block, -(-self.batches_per_device // self.at_once))
 
-    def _block(self, number: int) -> tuple[PyTree, PyTree]:
-        mine = number * self.at_once + np.arange(self.at_once)
-        batches = np.arange(self.devices)[:, None] * self.each + np.minimum(mine, self.each)
-        first = np.where(mine < self.each, batches * self.batch, len(self._rows)).reshape(-1).astype(np.int32)
-        at = (first[:, None] + np.arange(self.batch)).reshape(-1)
-        rows = np.where(at < len(self._rows), self._rows[np.minimum(at, len(self._rows) - 1)], 0)
+    def _make_block(self, number: int) -> tuple[PyTree, PyTree]:
+        batches = number * self.at_once + np.arange(self.at_once)
+        in_order = np.arange(self.devices)[:, None] * self.batches_per_device
+        in_order = in_order + np.minimum(batches, self.batches_per_device)
+        first = np.where(batches < self.batches_per_device, in_order * self.batch, len(self._rows))
+        first = first.reshape(-1).astype(np.int32)
+        index = (first[:, None] + np.arange(self.batch)).reshape(-1)
+        rows = np.where(index < len(self._rows), self._rows[np.minimum(index, len(self._rows) - 1)], 0)
         return self._put((self._reader.slab(rows, len(rows)), first))
+
+
+class Prefetcher(Generic[T]):
+    """Makes results for the numbers n, n + 1, ... in a thread, a few before they are asked for.
+
+    An error in the thread is raised where its number is asked for. On several processes each result is made when it is
+    asked for: all processes must start programs in the same order.
+    """
+
+    def __init__(self, make: Callable[[int], T]):
+        """Starts nothing. `make`: number -> result; called in increasing order unless another number is asked for."""
+        self._make = make
+        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
+        self._pending: deque[tuple[int, concurrent.futures.Future[T]]] = deque()
+
+    def get(self, number: int) -> T:
+        """Returns `make(number)`, and begins those that follow."""
+        if jax.process_count() > 1:
+            return self._make(number)
+        if not self._pending or self._pending[0][0] != number:
+            self.close()
+        if self._thread is None:
+            self._thread = concurrent.futures.ThreadPoolExecutor(1, "rows of coming rounds")
+        while len(self._pending) <= PREFETCH_DEPTH:
+            following = number + len(self._pending)
+            self._pending.append((following, self._thread.submit(self._make, following)))
+        try:
+            result = self._pending[0][1].result()
+        except BaseException:
+            self.close()
+            raise
+        self._pending.popleft()
+        return result
+
+    def close(self) -> None:
+        """Ends the thread when its current result is made; `get` starts a new one."""
+        self._pending.clear()
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+            self._thread = None
+
+
+def prefetch(make: Callable[[int], T], count: int) -> Iterator[T]:
+    """Yields `make(0)` ... `make(count - 1)`, each made while its predecessor is in use."""
+    prefetcher = Prefetcher(lambda i: make(i) if i < count else None)
+    try:
+        for i in range(count):
+            result = prefetcher.get(i)
+            assert result is not None
+            yield result
+    finally:
+        prefetcher.close()

@@ -1,7 +1,7 @@
-"""Where data lie: as asked, or where they fit."""
+"""Where the data are stored, and what accelerators' makers publish of them: peak FLOP/s, bandwidth, memory."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -10,65 +10,112 @@ from jax.sharding import Mesh
 from fedjax_core import distributed, registry
 from fedjax_core.data import row_readers
 from fedjax_core.data.federated_data import FederatedData
-from fedjax_core.engine import chips, client_loop
 
 PLACES = ("device", "host", "disk")
-PART = 0.5  # of a device's memory, and of this machine's, that data may take without being asked for
+DATA_SHARE = 0.5  # of a device's memory, and of this machine's, that data may take by default
+_TPU, _NVIDIA = "https://docs.cloud.google.com/tpu/docs", "https://www.nvidia.com/en-us/data-center"
+
+
+class DeviceSpec(NamedTuple):
+    """One device as jax counts them; of TPU v2 and v3 that is half a chip.
+
+    Attributes:
+      flops: peak dense FLOP/s of bfloat16 matrix products. A TPU computes float32 products that way unless a precision
+        is asked for; on a GPU they are slower.
+      bandwidth: peak bytes/s between the device and its memory.
+      memory: bytes that programs can use, as the compiler counts them; of GPUs the published size.
+      source: of flops and bandwidth.
+    """
+
+    flops: float
+    bandwidth: float
+    memory: int
+    source: str
+
+
+def _gib(size: float) -> int:
+    return int(size * 2**30)
+
+
+DEVICE_SPECS = {  # by `device.device_kind`
+    "TPU v2": DeviceSpec(23e12, 350e9, _gib(7.48), f"{_TPU}/v2"),
+    "TPU v3": DeviceSpec(61.5e12, 450e9, _gib(15.48), f"{_TPU}/v3"),
+    "TPU v4": DeviceSpec(275e12, 1200e9, _gib(30.75), f"{_TPU}/v4"),
+    "TPU v5 lite": DeviceSpec(197e12, 819e9, _gib(15.75), f"{_TPU}/v5e"),
+    "TPU v5": DeviceSpec(459e12, 2765e9, _gib(95.73), f"{_TPU}/v5p"),
+    "TPU v6 lite": DeviceSpec(918e12, 1638e9, _gib(31.24), f"{_TPU}/v6e"),
+    "NVIDIA A100-SXM4-40GB": DeviceSpec(312e12, 1555e9, 40 * 10**9, f"{_NVIDIA}/a100"),
+    "NVIDIA A100-SXM4-80GB": DeviceSpec(312e12, 2039e9, 80 * 10**9, f"{_NVIDIA}/a100"),
+    "NVIDIA H100 80GB HBM3": DeviceSpec(989e12, 3350e9, 80 * 10**9, f"{_NVIDIA}/h100"),
+    "NVIDIA H200": DeviceSpec(989e12, 4800e9, 141 * 10**9, f"{_NVIDIA}/h200"),
+}
+
+
+def device_spec(device: Any) -> DeviceSpec | None:
+    """Returns what is published of a device; None of one that is not in the table, such as a CPU."""
+    return DEVICE_SPECS.get(device.device_kind)
 
 
 class Placed(NamedTuple):
-    """Where data lie.
+    """Where the data are stored.
 
     Attributes:
       where: one of `PLACES`.
-      why: a sentence, where it was not asked for.
+      why: a sentence, where it was chosen here.
     """
 
     where: str
     why: str
 
 
-def choose(asked: str | None, data: FederatedData, on: Mesh) -> Placed:
-    """The place for a population's arrays.
+def memory_limit(mesh: Mesh) -> int | None:
+    """Returns the bytes of a device's memory; None where the device does not tell, as on a CPU."""
+    return (mesh.local_devices[0].memory_stats() or {}).get("bytes_limit")
+
+
+def choose_placement(place: str | None, data: FederatedData, mesh: Mesh) -> Placed:
+    """Returns the place for a population's arrays.
 
     Args:
-      asked: one of `PLACES`; None: on the devices if they fit into half of one's memory (of CPU devices, each of which has a copy,
-        its part of the machine's); else on the host as they are, memory-mapped files on the disk.
+      place: one of `PLACES`; None: "device" if they fit into half of one device's memory (CPU devices each hold a copy
+        in their part of the machine's memory); else "host", or "disk" if they are memory-mapped files.
       data: the arrays.
-      on: the plan's devices.
+      mesh: the plan's devices.
 
     Raises:
       ValueError: there is no such place.
     """
-    if asked is not None:
-        return Placed(registry.choose("plan.data", asked, PLACES), "")
+    if place is not None:
+        return Placed(registry.choose("plan.data", place, PLACES), "")
     leaves = [leaf for leaf in jax.tree.leaves((data.train, data.test)) if isinstance(leaf, np.ndarray)]
-    needed = sum(leaf.nbytes for leaf in leaves)
-    there = _memory(on)
-    where = "device" if needed <= PART * there else "host"
+    needed, available = sum(leaf.nbytes for leaf in leaves), _device_memory(mesh)
+    where = "device" if needed <= DATA_SHARE * available else "host"
     if where == "host" and any(row_readers.in_file(leaf) for leaf in leaves):
         where = "disk"
-    size = f"{row_readers.format_bytes(needed)} of rows, a device has {row_readers.format_bytes(there)}"
-    return Placed(*distributed.said([where, size]))
+    why = f"{row_readers.format_bytes(needed)} of rows, a device has {row_readers.format_bytes(available)}"
+    return Placed(*distributed.said([where, why]))
 
 
-def _memory(on: Mesh) -> float:
-    """Bytes of a device's memory; of one that is compiled for alone, as published; else the device's part of this machine's."""
-    first = on.devices.flat[0]
+def _device_memory(mesh: Mesh) -> float:
+    """Returns the bytes of a device's memory.
+
+    Of a device that is only compiled for they are those published, of one that does not tell its part of the machine's.
+    """
+    first = mesh.devices.flat[0]
     if first in jax.devices():
-        return client_loop.memory_limit(on) or row_readers.machine_memory() / max(1, len(on.local_devices))
-    chip = chips.of(first)
-    return row_readers.machine_memory() if chip is None else chip.memory
+        return memory_limit(mesh) or row_readers.machine_memory() / max(1, len(mesh.local_devices))
+    published = device_spec(first)
+    return row_readers.machine_memory() if published is None else published.memory
 
 
-def opened(placed: Placed, data: FederatedData) -> tuple[FederatedData, dict[str, row_readers.Reader]]:
-    """The data, whose arrays lie there, and readers of "train" and "test"; none if all is on the devices.
+def open_data(placed: Placed, data: FederatedData) -> tuple[FederatedData, dict[str, row_readers.Reader]]:
+    """Returns the data, stored as `placed` says, and readers of "train" and "test"; none if all is on the devices.
 
     Raises:
       OSError: files cannot be opened or written.
     """
     if placed.where == "device":
         return data, {}
-    opening = row_readers.in_memory if placed.where == "host" else row_readers.on_disk
-    found = {part: opening(getattr(data, part)) for part in ("train", "test")}
-    return dataclasses.replace(data, **{part: reader.like for part, reader in found.items()}), found
+    make_reader = row_readers.in_memory if placed.where == "host" else row_readers.on_disk
+    readers = {part: make_reader(getattr(data, part)) for part in ("train", "test")}
+    return dataclasses.replace(data, **{part: reader.like for part, reader in readers.items()}), readers

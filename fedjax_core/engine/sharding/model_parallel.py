@@ -1,9 +1,9 @@
-"""How networks are divided over devices: where arrays lie if `plan.model` devices hold a network together.
+"""Shardings of a simulation's arrays, also where `plan.model` devices hold one network together.
 
-The rules stand beside each network, `Model.model_axes`: an end of an array's path, and the axis that is divided, counted from the
-array's end. So they hold for whatever is nested like the network, with any axes in front: frozen and trained parameters, deltas,
-moments of optimisers, states of clients [N, ...]. What no rule is for stays whole on each device, and so does an array that cannot
-be divided evenly. Methods know nothing of it.
+The rules are in each network's `Model.model_axes`: the end of an array's path, and the axis that is sharded, counted
+from the array's end. So they apply to whatever is nested like the network, with any leading axes: frozen and trained
+parameters, deltas, moments of optimisers, client states [N, ...]. An array without a rule, or that cannot be divided
+evenly, is replicated. Methods know nothing of it.
 """
 
 import functools
@@ -17,12 +17,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_core.algorithm import PyTree
 from fedjax_core.data.row_readers import format_bytes
-from fedjax_core.engine import client_loop
-from fedjax_core.engine.check import Shapes
-from fedjax_core.engine.federation import Federation, Held, State
+from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
+from fedjax_core.engine.sharding.mesh import AXIS, MODEL, client_sharded, replicated
+from fedjax_core.engine.simulation_spec import SimulationSpec, State
 from fedjax_core.task import Axes, axis_of
 
-FEW = 3  # arrays that a line names
+MAX_NAMED = 3  # arrays that a warning names
 log = logging.getLogger("fedjax_core")
 
 
@@ -30,101 +30,102 @@ class Layout(NamedTuple):
     """Shardings, or prefixes of trees of them.
 
     Attributes:
-      held: of `Held`.
+      arrays: of `DeviceArrays`.
       state: of `State`.
       server: of a server's state.
-      rows: of all groups' client states [C, ...], divided as clients are.
-      blocks: per group, of client states [E, ...] that every part of the clients has whole.
-      view: of what one client holds; None: as the compiler likes.
+      client_rows: of all groups' client states [C, ...], sharded by client; with `plan.model` per group.
+      client_blocks: per group, of client states [E, ...], not sharded by client.
+      view: of what one client holds; None: the compiler's choice.
     """
 
-    held: Any
+    arrays: Any
     state: Any
     server: Any
-    rows: Any
-    blocks: Sequence[Any]
+    client_rows: Any
+    client_blocks: Sequence[Any]
     view: Any
 
+    @property
+    def is_model_parallel(self) -> bool:
+        """Whether some array of a network is sharded over devices."""
+        if not isinstance(self.arrays, DeviceArrays):
+            return False
+        leaves = jax.tree.leaves((self.arrays.tasks, self.server, self.client_blocks))
+        return any(MODEL in sharding.spec for sharding in leaves)
 
-def layout(fed: Federation, held: Held, shapes: Shapes) -> Layout:
-    """Where all that a simulation has lies.
 
-    Args:
-      fed: with its plan.
-      held: what all rounds read, on the host.
-      shapes: of states.
-    """
-    whole, on = client_loop.replicated(fed.mesh), fed.mesh
-    if fed.plan.model == 1:
-        return Layout(whole, whole, whole, client_loop.spread(on), [whole] * len(fed.groups), whole)
-    models = [group.task.model for group in fed.groups]
-    axes = [model.model_axes for model in models]
-    for model in models:
-        if not model.model_axes:
-            what = f"the network {model.name!r} does not say how it is divided (model_axes)"
-            _tell(f"plan.model={fed.plan.model}: {what}, so each device holds all of it")
-    for task, client, model in zip(held.tasks, (group.client for group in shapes.groups), models, strict=True):
+def make_layout(spec: SimulationSpec) -> Layout:
+    """Returns the shardings of a simulation's arrays under its plan."""
+    mesh, whole = spec.mesh, replicated(spec.mesh)
+    if spec.plan.model == 1:
+        return Layout(whole, whole, whole, client_sharded(mesh), [whole] * len(spec.groups), whole)
+    models, tasks = [group.task.model for group in spec.groups], spec.host_arrays.tasks
+    server, clients = spec.shapes.groups[0].server, [shapes.client for shapes in spec.shapes.groups]
+    for model, task, client in zip(models, tasks, clients, strict=True):
         if model.model_axes:
-            _kept_whole(model.name, (task, shapes.groups[0].server, client), model.model_axes, fed.plan.model)
-    tasks = tuple(shardings(task, own, on) for task, own in zip(held.tasks, axes, strict=True))
-    everything = Held(*[cast(Any, whole)] * len(Held._fields))._replace(tasks=tasks)
-    server = shardings(shapes.groups[0].server, sum(axes, ()), on)
-    states = [group.client for group in shapes.groups]
-    blocks, rows = ([shardings(*each, on, front) for each in zip(states, axes, strict=True)] for front in (None, client_loop.AXIS))
-    clients = ((),) * len(states) if fed.on_host else tuple(blocks)
-    return Layout(everything, State(server, clients, *[cast(Any, whole)] * 2), server, rows, blocks, None)
+            _warn_of_replicated(model.name, (task, server, client), model.model_axes, spec.plan.model)
+        else:
+            _warn_once(
+                f"plan.model={spec.plan.model}: the network {model.name!r} does not say how it is divided "
+                "(model_axes), so each device holds all of it"
+            )
+    axes = [model.model_axes for model in models]
+    of_tasks = tuple(shardings(task, own, mesh) for task, own in zip(tasks, axes, strict=True))
+    of_arrays = DeviceArrays(*[cast(Any, whole)] * len(DeviceArrays._fields))._replace(tasks=of_tasks)
+    of_server = shardings(server, sum(axes, ()), mesh)
+    blocks = [shardings(client, own, mesh, None) for client, own in zip(clients, axes, strict=True)]
+    rows = [shardings(client, own, mesh, AXIS) for client, own in zip(clients, axes, strict=True)]
+    of_clients = ((),) * len(clients) if spec.is_offloaded else tuple(blocks)
+    of_state = State(of_server, of_clients, *[cast(Any, whole)] * 2)
+    return Layout(of_arrays, of_state, of_server, rows, blocks, None)
 
 
-def divided(lies: Layout) -> bool:
-    """Whether there is an array that is."""
-    if not isinstance(lies.held, Held):
-        return False
-    places = jax.tree.leaves((lies.held.tasks, lies.server, lies.blocks))
-    return any(client_loop.MODEL in place.spec for place in places)
-
-
-def _kept_whole(name: str, trees: PyTree, axes: Axes, devices: int) -> None:
-    """Says which arrays a rule names and cannot divide, or that the rules name none."""
+def _warn_of_replicated(name: str, trees: PyTree, axes: Axes, devices: int) -> None:
+    """Warns of arrays that have a rule and cannot be divided evenly, or if no array has a rule."""
     named, size, whole = 0, 0, {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(trees):
-        shape, where = tuple(getattr(leaf, "shape", ())), jax.tree_util.keystr(path, simple=True, separator="/")
-        axis = axis_of(where, axes)
+        shape = tuple(getattr(leaf, "shape", ()))
+        keys = jax.tree_util.keystr(path, simple=True, separator="/")
+        axis = axis_of(keys, axes)
         if axis is None:
             continue
         named += 1
-        if not _divides(shape, axis, devices):
+        if not _is_divisible(shape, axis, devices):
             size += int(np.prod(shape)) * np.dtype(leaf.dtype).itemsize
-            whole["/".join(where.split("/")[-3:])] = shape
+            whole["/".join(keys.split("/")[-3:])] = shape
     if not named:
-        _tell(
+        _warn_once(
             f"plan.model={devices}: no array's path ends as model_axes of the network {name!r} say, so each device holds all of it"
         )
     elif whole:
-        first = ", ".join(f"{end} {list(shape)}" for end, shape in list(whole.items())[:FEW])
-        more = f" and {len(whole) - FEW} more" if len(whole) > FEW else ""
-        _tell(f"plan.model={devices} does not divide evenly {first}{more}: each device holds their {format_bytes(size)} whole")
+        first = ", ".join(f"{end} {list(shape)}" for end, shape in list(whole.items())[:MAX_NAMED])
+        more = f" and {len(whole) - MAX_NAMED} more" if len(whole) > MAX_NAMED else ""
+        _warn_once(f"plan.model={devices} does not divide evenly {first}{more}: each device holds their {format_bytes(size)} whole")
 
 
 @functools.cache
-def _tell(text: str) -> None:
-    """Says it once, in process 0."""
+def _warn_once(text: str) -> None:
+    """Logs a warning, once, in process 0."""
     if jax.process_index() == 0:
         log.warning("%s", text)
 
 
-def _divides(shape: tuple[int, ...], axis: int, devices: int) -> bool:
+def _is_divisible(shape: tuple[int, ...], axis: int, devices: int) -> bool:
     return -axis <= len(shape) and shape[axis] % devices == 0
 
 
-def shardings(tree: PyTree, axes: Axes, on: Mesh, *front: str | None) -> PyTree:
-    """One for each array or shape of a tree, by the rules; `front` names axes that stand before it, such as that of clients."""
+def shardings(tree: PyTree, axes: Axes, mesh: Mesh, *front: str | None) -> PyTree:
+    """Returns the sharding of each array or shape of a tree, by the rules.
 
-    def one(path: Any, leaf: Any) -> NamedSharding:
+    `front`: the mesh axes of leading axes that the arrays have and the tree's shapes do not, such as clients.
+    """
+
+    def shard(path: Any, leaf: Any) -> NamedSharding:
         shape = tuple(getattr(leaf, "shape", ()))
         names: list[str | None] = [None] * len(shape)
         axis = axis_of(jax.tree_util.keystr(path, simple=True, separator="/"), axes)
-        if axis is not None and _divides(shape, axis, on.shape[client_loop.MODEL]):
-            names[axis] = client_loop.MODEL
-        return NamedSharding(on, PartitionSpec(*front, *names))
+        if axis is not None and _is_divisible(shape, axis, mesh.shape[MODEL]):
+            names[axis] = MODEL
+        return NamedSharding(mesh, PartitionSpec(*front, *names))
 
-    return jax.tree_util.tree_map_with_path(one, tree)
+    return jax.tree_util.tree_map_with_path(shard, tree)

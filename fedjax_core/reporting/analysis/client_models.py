@@ -33,7 +33,7 @@ def choose_model(view: View, model: str | None) -> str:
 
 def eval_batch_size(simulation: Simulation) -> int:
     """Returns the batch size of analyses: `evaluation.batch`, or `BATCH` if it is None."""
-    return simulation.evaluation.batch or BATCH
+    return simulation.spec.evaluation.batch or BATCH
 
 
 def outputs(view: View, model: str, x: PyTree, batch: int = BATCH, most: int | None = None) -> dict[str, np.ndarray]:
@@ -84,7 +84,7 @@ def get_output(outputs: Mapping[str, Any], key: str) -> Any:
 
 def require_classes(simulation: Simulation, what: str) -> None:
     """Raises ValueError if an analysis needs one class per example and the data have other targets."""
-    if (kind := simulation.targets) != "classes":
+    if (kind := simulation.spec.targets) != "classes":
         raise ValueError(f"{what} needs classes, the data have {kind}: {TARGETS[kind]}")
 
 
@@ -103,7 +103,7 @@ def class_accuracies(
     """
     require_classes(simulation, "the analysis of accuracies by class")
     model = model_of(simulation, state, model)
-    data, batch = simulation.data, eval_batch_size(simulation)
+    data, batch = simulation.spec.data, eval_batch_size(simulation)
     x, y = data.test
     everything = np.arange(len(y))
     most = max_examples(data.test_index) if scope == "own" and model != "global" else len(y)

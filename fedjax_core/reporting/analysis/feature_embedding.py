@@ -57,7 +57,7 @@ def features(
     """
     require_classes(simulation, "the plane of features")
     model = model_of(simulation, state, model)
-    parts, data = [], simulation.data
+    parts, data = [], simulation.spec.data
     (x, y), index = (data.test, data.test_index) if part == "test" else (data.train, data.train_index)
     for i in range(data.clients) if clients is None else clients:
         rows = evenly_spaced(index[i], most)
@@ -112,7 +112,7 @@ def attention(
       ValueError: the model has no attention output, or the client has no test examples.
     """
     model, view = model_of(simulation, state, model), simulation.view(state, client)
-    rows, (x, y) = evenly_spaced(simulation.data.test_index[client], most), simulation.data.test
+    rows, (x, y) = evenly_spaced(simulation.spec.data.test_index[client], most), simulation.spec.data.test
     if not len(rows):
         raise ValueError(f"client {client} has no test examples")
     predicted = outputs(view, model, take_examples(x, rows), eval_batch_size(simulation))
@@ -136,8 +136,8 @@ def class_knowledge(
       (knowledge [k, D], classes [k]) of the k classes that the client has.
     """
     model = choose_model(view, model)
-    rows = simulation.data.train_index[view.client]
-    x, y = simulation.data.train
+    rows = simulation.spec.data.train_index[view.client]
+    x, y = simulation.spec.data.train
     values = get_output(outputs(view, model, take_examples(x, rows), eval_batch_size(simulation)), key)
     classes = np.unique(y[rows])
     c = np.stack([values[y[rows] == j].mean(0) for j in classes])

@@ -62,7 +62,7 @@ def match(
 def _refit(simulation: Simulation, state: State, model: str | None, key: str, penalty: float, matching: bool) -> np.ndarray:
     require_classes(simulation, "match" if matching else "probe")
     model = model_of(simulation, state, model)
-    data, batch = simulation.data, eval_batch_size(simulation)
+    data, batch = simulation.spec.data, eval_batch_size(simulation)
     most = max_examples(data.train_index)
     accuracies = np.full(data.clients, np.nan)
     for i in range(data.clients):

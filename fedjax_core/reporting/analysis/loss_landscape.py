@@ -74,7 +74,7 @@ def landscape(
     if directions is None:
         first, second = jax.random.split(jax.random.key(seed))
         directions = _direction(first, centre), _direction(second, centre)
-    x, y = simulation.data.test
+    x, y = simulation.spec.data.test
     chosen = np.unique(np.linspace(0, len(y) - 1, min(rows, len(y))).round().astype(int))
     batch = min(eval_batch_size(simulation), len(chosen))
     index = np.pad(chosen, (0, -len(chosen) % batch)).reshape(-1, batch)
@@ -101,7 +101,9 @@ def landscape(
     loss, accuracy = np.zeros((2, points, points))
     for i, down in enumerate(steps):
         for j, across in enumerate(steps):
-            of_loss, of_accuracy = at(simulation.held, view.holds[model], directions, np.array([across, down], np.float32), batches)
+            of_loss, of_accuracy = at(
+                simulation.compiled.device_arrays, view.holds[model], directions, np.array([across, down], np.float32), batches
+            )
             loss[i, j], accuracy[i, j] = of_loss[0] / of_loss[1], of_accuracy[0] / of_accuracy[1]
     return Landscape(steps, loss, accuracy)
 
@@ -167,7 +169,7 @@ def surroundings(
       ValueError: the method has no global model, or as `plane`.
     """
     view = simulation.view(state, 0)
-    x = take_examples(simulation.data.test.x, np.arange(min(8, len(simulation.data.test.y))))
+    x = take_examples(simulation.spec.data.test.x, np.arange(min(8, len(simulation.spec.data.test.y))))
     centre = trained_network(view, choose_model(view, "global"), x)
     found = plane(centre, others)
     nets, zero = find_nets(view.holds["global"]), lambda net: jax.tree.map(np.zeros_like, net.params)

@@ -22,7 +22,7 @@ def communication(simulation: Simulation) -> list[dict[str, Any]]:
       "shape", "dtype", "numbers", "bytes".
     """
     rows = []
-    for group, shape in zip(simulation.groups, simulation.shapes.groups, strict=True):
+    for group, shape in zip(simulation.spec.bound_groups, simulation.spec.shapes.groups, strict=True):
         for way, tree in zip(("down", "up"), shape.travels, strict=True):
             for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
                 names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
@@ -61,7 +61,7 @@ def sizes(simulation: Simulation) -> list[dict[str, Any]]:
       - "statistics": of batch normalisation, in the network.
     """
     rows = []
-    for g, (group, shape) in enumerate(zip(simulation.groups, simulation.shapes.groups, strict=True)):
+    for g, (group, shape) in enumerate(zip(simulation.spec.bound_groups, simulation.spec.shapes.groups, strict=True)):
         whole = jax.eval_shape(functools.partial(_init_whole, group), group.task.held, jax.random.key(0))
         body = {name: entry for name, entry in whole.params.items() if name not in ("prompts", "head")}
         numbers = {
@@ -83,11 +83,11 @@ def _init_whole(group: Group, held: PyTree, key: Array) -> Net:
 
 def _count_trained(simulation: Simulation, g: int) -> int:
     """Counts what a client of a group trains in a round, by tracing its update."""
-    group, shape, data = simulation.groups[g], simulation.shapes.groups[g], simulation.data
+    group, shape, data = simulation.spec.bound_groups[g], simulation.spec.shapes.groups[g], simulation.spec.data
 
     def update(held, train, index, number, sent, client, key):
         algorithm = group.build(group.task.bind(held, number))
-        return algorithm.client_update(sent, client, ClientData(train, index, number, simulation.episodes), key)
+        return algorithm.client_update(sent, client, ClientData(train, index, number, simulation.spec.episodes), key)
 
     index, number = jax.ShapeDtypeStruct((max(map(len, data.train_index)),), np.int32), jax.ShapeDtypeStruct((), np.int32)
     with count_trainable() as counter:

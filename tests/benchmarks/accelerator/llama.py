@@ -74,7 +74,7 @@ def simulation(folder: str, chunk: int, batch: int, toy: bool) -> tuple[Simulati
 
     made = build_simulator.build(config, kind=kind._replace(federated=texts, task=task))
     tokens = config.data.clients * rows * config.method.epochs * limit
-    return made, tokens, sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(made.groups[0].task.frozen))
+    return made, tokens, sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(made.spec.bound_groups[0].task.frozen))
 
 
 def drawn(arrays: Any) -> Any:

@@ -115,7 +115,7 @@ def timed(simulation: Simulation, number: int, toy: bool, repeats: int = REPEATS
         "seconds": seconds,
         "first_seconds": first,
         "compile_seconds": compiled,
-        "plan": simulation.plan._asdict(),
+        "plan": simulation.spec.plan._asdict(),
         "loss": loss,
     }
     return found | {"memory": {name: value for name, value in _memory().items() if name in ("peak_bytes_in_use", "bytes_limit")}}

@@ -71,7 +71,7 @@ def test_a_loaded_run_is_the_run(runs):
     config, simulation, state = experiment.load(runs["fedhe"])
     assert config.to_dict()["models"] == ("mlp(widths=(8,))", "mlp(widths=(6,))")
     summary = read_json(runs["fedhe"] / "summary.json")["metrics"]
-    for name, value in simulation.evaluate(state).items():
+    for name, value in simulation.evaluate(state).metrics.items():
         assert value == pytest.approx(summary[name]["last"], abs=1e-6), name
     assert int(state.round) == 2
 
@@ -214,7 +214,7 @@ def test_accuracies_on_the_whole_test_set_are_the_runs(runs, tmp_path):
         found = [float(row["fedhe"]) for row in rows(tmp_path / f"{name}.csv")]
         if name == "classes":
             _, simulation, _ = experiment.load(runs["fedhe"])
-            found = np.repeat(found, np.bincount(simulation.data.test.y))
+            found = np.repeat(found, np.bincount(simulation.spec.data.test.y))
         assert np.mean(found) == pytest.approx(summary["test/personal/all/accuracy/mean"]["last"])
 
 

@@ -8,7 +8,7 @@ import pytest
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated_data, sources
 from fedjax_core.data.ragged_index import RowLists
-from fedjax_core.engine import tables
+from fedjax_core.engine.data_feed.device_arrays import make_index_table
 
 LISTS = [[4, 5, 6], [], [2], [7, 8], []]
 
@@ -74,7 +74,7 @@ def test_clients_that_the_data_name_cost_their_rows_and_little_more(clients, row
     )
     start = time.process_time()
     data = federated_data.federate(dataset, {"name": "natural"}, clients, 0)
-    table = tables.table(RowLists.of(data.train_index))
+    table = make_index_table(RowLists.of(data.train_index))
     assert time.process_time() - start < 5 + rows / 1e6
     index = data.train_index
     assert isinstance(index, RowLists)

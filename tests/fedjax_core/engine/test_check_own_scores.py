@@ -12,8 +12,8 @@ from sklearn import metrics as sklearn_metrics
 
 from fedjax_core.data.client_validation_split import hold_out
 from fedjax_core.data.held_out_clients import set_apart
-from fedjax_core.engine import client_loop
-from fedjax_core.engine.simulator import Evaluation, Simulation, one_group
+from fedjax_core.engine import client_loop, evaluation
+from fedjax_core.engine.simulator import Evaluation, Simulation, build_spec, one_group
 from fedjax_core.task import of_model
 from fedjax_core.training import local_training
 from fedjax_core.training.scores import AUROC, CalibrationError, MacroF1
@@ -50,7 +50,7 @@ def simulated(scores=SCORES, data=None, scopes=("global", "own", "post_local", "
     task = of_model(toy.model(), classes=toy.CLASSES, population=of.clients, shape=(toy.INPUTS,))
     task = dataclasses.replace(task, scores=scores)
     build = functools.partial(fedper, optimizer=local_training.sgd(0.1), epochs=1, batch=4)
-    return Simulation(one_group(build, task, of.clients), of, evaluation=Evaluation(scopes, batch=batch), **settings)
+    return Simulation(build_spec(one_group(build, task, of.clients), of, evaluation=Evaluation(scopes, batch=batch), **settings))
 
 
 @functools.cache
@@ -58,7 +58,7 @@ def trained():
     """A simulation with unseen clients and validation rows, its state after a round, and what it is scored as."""
     sim = simulated(data=hold_out(set_apart(toy.data(), 2, 0), 0.25, 0), plan=client_loop.Plan(1, 1))
     state, records = sim.rounds(sim.init(0), 1, scored=True)
-    return sim, state, records[0], *sim.evaluated(state)
+    return sim, state, records[0], *sim.evaluate(state)
 
 
 def of_rows(logits, y) -> dict[str, float]:
@@ -74,30 +74,30 @@ def of_rows(logits, y) -> dict[str, float]:
 def test_clients_have_their_own_values_in_every_scope():
     sim, state, _, scores, by_client = trained()
     assert by_client is not None
-    data = sim.data
+    data = sim.spec.data
     places = {
         "test/personal/own": (data.test, data.test_index),
-        "test/personal/all": (data.test, [np.arange(len(data.test.y))] * sim.population),
+        "test/personal/all": (data.test, [np.arange(len(data.test.y))] * sim.spec.population),
         "validation/personal/own": (data.train, data.validation_index),
     }
     defined = 0
     for place, (examples, index) in places.items():
         values, sizes = {"macro_f1": [], "f2": []}, []
-        for i in range(sim.population):
+        for i in range(sim.spec.population):
             view, mine = sim.view(state, i), np.asarray(index[i])
             logits = np.asarray(view.predict("personal", view.holds["personal"], examples.x[mine])["logits"])
             for name, number in of_rows(logits, examples.y[mine]).items():
                 values[name].append(number)
             sizes.append(len(mine))
         for name, wanted in values.items():
-            np.testing.assert_allclose(by_client.scores[f"{place}/{name}"][: sim.population], wanted, atol=1e-6)
+            np.testing.assert_allclose(by_client.scores[f"{place}/{name}"][: sim.spec.population], wanted, atol=1e-6)
             there, weights = ~np.isnan(wanted), np.asarray(sizes, float)
             defined += there.sum()
             mean = np.average(np.asarray(wanted)[there], weights=weights[there])
             assert scores[f"{place}/{name}/mean"] == pytest.approx(np.nanmean(wanted), abs=1e-6)
             assert scores[f"{place}/{name}/weighted"] == pytest.approx(mean, abs=1e-6)
             assert scores[f"{place}/{name}/lowest"] == pytest.approx(np.nanmin(wanted), abs=1e-6)
-    assert defined > 4 * sim.population
+    assert defined > 4 * sim.spec.population
 
 
 def test_every_scope_has_every_score():
@@ -107,7 +107,7 @@ def test_every_scope_has_every_score():
         assert f"test/personal/post_local/{name}/mean" in record
         assert f"test/personal/unseen/{name}/mean" in scores
         assert np.isfinite(by_client.scores[f"test/personal/unseen/{name}"][-2:]).all()
-    assert set(scores) == {*sim.test_scores(), *sim.validation_scores()}
+    assert set(scores) == {*evaluation.list_test_scores(sim.spec), *evaluation.list_validation_scores(sim.spec)}
 
 
 @pytest.mark.parametrize(
@@ -122,10 +122,10 @@ def test_every_scope_has_every_score():
 )
 def test_plans_agree_and_padding_never_counts(settings):
     sim, _, record, scores, _ = trained()
-    other = simulated(data=sim.data, scopes=("own", "post_local"), **settings)
+    other = simulated(data=sim.spec.data, scopes=("own", "post_local"), **settings)
     state, records = other.rounds(other.init(0), 1, scored=True)
     assert records[0] == pytest.approx(record, abs=2e-5)
-    found = other.evaluate(state)
+    found = other.evaluate(state).metrics
     assert found == pytest.approx({name: scores[name] for name in found}, abs=2e-5)
     assert "test/personal/own/macro_f1/weighted" in found
 
@@ -136,14 +136,14 @@ def test_means_are_what_they_are_alone():
     found = []
     for scores in (alone, both):
         sim = simulated(scores, scopes=("global", "own", "all"), plan=client_loop.Plan(1, 1))
-        found.append(sim.evaluate(sim.init(0)))
+        found.append(sim.evaluate(sim.init(0)).metrics)
     assert found[0].items() <= found[1].items()
 
 
 def test_the_server_model_is_scored_by_the_whole_test_set():
     of = toy.data()
     sim = simulated(scopes=("global",), plan=client_loop.Plan(1, 1))
-    assert "test/global/macro_f1" not in sim.evaluate(sim.init(0))  # FedPer has no server's model
+    assert "test/global/macro_f1" not in sim.evaluate(sim.init(0)).metrics  # FedPer has no server's model
     from methods.fedavg import fedavg
 
     task = dataclasses.replace(of_model(toy.model(), classes=toy.CLASSES, population=of.clients), scores=SCORES)
@@ -151,9 +151,11 @@ def test_the_server_model_is_scored_by_the_whole_test_set():
     found = []
     every: tuple[dict[str, Any], ...] = ({"plan": client_loop.Plan(1, 1)}, {"plan": client_loop.Plan(1, 8)}, {"data_on": "host"})
     for settings in every:
-        sim = Simulation(one_group(build, task, of.clients), of, evaluation=Evaluation(("global",), batch=5), **settings)
+        sim = Simulation(
+            build_spec(one_group(build, task, of.clients), of, evaluation=Evaluation(("global",), batch=5), **settings)
+        )
         state = sim.init(0)
-        found.append(sim.evaluate(state))
+        found.append(sim.evaluate(state).metrics)
         view = sim.view(state, 0)
         logits = np.asarray(view.predict("global", view.holds["global"], of.test.x)["logits"])
         for name, wanted in of_rows(logits, of.test.y).items():
@@ -241,7 +243,7 @@ def test_a_score_that_is_not_finite_later_is_said(caplog):
     """Of real rows: what is drawn at random was."""
     score = mean(lambda z, y: jnp.where(jnp.arange(len(y)) > 6, jnp.inf, 1.0))
     sim = simulated({"x": score}, batch=64, scopes=("all",))
-    assert np.isinf(sim.evaluate(sim.init(0))["test/personal/all/x/highest"])
+    assert np.isinf(sim.evaluate(sim.init(0)).metrics["test/personal/all/x/highest"])
     assert "round 0: scores test/personal/all/x/mean, " in caplog.text
 
 
@@ -249,5 +251,5 @@ def test_small_counts_are_added_up_in_more_bits():
     score = Changed(lambda out, x, y, mask: jnp.sum(mask, dtype=jnp.int8), lambda n: n)
     of = toy.data()
     sim = simulated({"x": score}, scopes=("all",), plan=client_loop.Plan(1, 1), data=of)
-    assert sim.federation.score_bytes == (4,)
-    assert sim.evaluate(sim.init(0))["test/personal/all/x/mean"] == len(of.test.y)
+    assert sim.spec.score_bytes == (4,)
+    assert sim.evaluate(sim.init(0)).metrics["test/personal/all/x/mean"] == len(of.test.y)

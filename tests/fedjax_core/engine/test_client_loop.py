@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from fedjax_core.algorithm import Cohort
 from fedjax_core.data import federated_data, sources
-from fedjax_core.engine import client_loop, simulator
+from fedjax_core.engine import client_loop, dispatch, simulator
 from fedjax_core.engine.client_loop import Plan
+from fedjax_core.engine.sharding import mesh as meshes
 from fedjax_core.training import aggregators, local_training
 from fedjax_core.uplink import dp_mechanisms, robust_aggregation
 from methods.fedavg import fedavg
@@ -50,8 +51,8 @@ class ChooseTest(chex.TestCase):
         (dict(devices=9), "plan.devices=9 is not between 1 and 8"),
         (dict(devices=0), "plan.devices=0 is not between 1 and 8"),
         (dict(chunk=0), "plan.chunk=0 must be at least 1"),
-        (dict(model=3), "plan.model=3 does not divide the 8 devices; it may be 1, 2, 4, 8"),
-        (dict(model=4, devices=6), "plan.model=4 does not divide the 6 devices; it may be 1, 2, 3, 6"),
+        (dict(model=3), "plan.model=3 does not divide the 8 devices; allowed: 1, 2, 4, 8"),
+        (dict(model=4, devices=6), "plan.model=4 does not divide the 6 devices; allowed: 1, 2, 3, 6"),
         (dict(model=0), "plan.model=0 does not divide"),
     )
     def test_impossible(self, arguments, message):
@@ -59,8 +60,8 @@ class ChooseTest(chex.TestCase):
             client_loop.choose(20, **arguments)
 
     @parameterized.parameters(
-        (dict(model=4), "devices of one process hold a network together, and process 0 has 6; it may be 1, 2$"),
-        (dict(model=2, devices=4), "process 0 has 3; it may be 1$"),
+        (dict(model=4), "devices of one process hold a network together, and process 0 has 6; allowed: 1, 2$"),
+        (dict(model=2, devices=4), "process 0 has 3; allowed: 1$"),
         (dict(devices=2, model=2), "plan.devices=2 leaves 1 of 2 processes without a device"),
     )
     def test_networks_stay_in_a_process(self, arguments, message):
@@ -68,7 +69,7 @@ class ChooseTest(chex.TestCase):
         self.assertEqual(client_loop.choose(20, model=2, among=six_and_two), Plan(1, 8, 2))
         with self.assertRaisesRegex(ValueError, message):
             client_loop.choose(20, among=six_and_two, **arguments)
-        self.assertEqual([device.id for device in client_loop.together_in_processes(six_and_two)], [0, 1, 2, 4, 5, 6, 3, 7])
+        self.assertEqual([device.id for device in meshes.group_by_process(six_and_two)], [0, 1, 2, 4, 5, 6, 3, 7])
 
     def test_slots(self):
         self.assertEqual([client_loop.slots(c, Plan(2, 3)) for c in (1, 6, 7)], [6, 6, 12])
@@ -126,7 +127,7 @@ class MapClientsTest(chex.TestCase):
             sums = {"sum": sums["sum"] + value, "count": sums["count"] + 1, "weighted": sums["weighted"] + i * x[i].sum()}
             rows.append(value * i)
         plan = Plan(chunk, devices)
-        run = functools.partial(client_loop.map_clients, work, plan=plan, on=client_loop.mesh(plan))
+        run = functools.partial(client_loop.map_clients, work, plan=plan, mesh=meshes.make_mesh(plan))
         added, (values, rest) = jax.jit(run)({"w": w}, (x, ids))
         chex.assert_trees_all_close(added, sums, rtol=1e-5, atol=1e-5)
         self.assertEqual(added["count"].dtype, jnp.int32)
@@ -140,7 +141,7 @@ class MapClientsTest(chex.TestCase):
         plan, mean = Plan(chunk, devices), aggregators.mean()
         given = jnp.full((1000, 2), 1e-3, jnp.bfloat16), Cohort(jnp.arange(1000), jnp.full(1000, 257))
         run = functools.partial(
-            client_loop.map_clients, lambda _, part: (mean.lift(*part), ()), plan=plan, on=client_loop.mesh(plan)
+            client_loop.map_clients, lambda _, part: (mean.lift(*part), ()), plan=plan, mesh=meshes.make_mesh(plan)
         )
         found = mean.lower(jax.jit(run)((), given)[0])
         self.assertEqual(found.dtype, jnp.bfloat16)
@@ -150,35 +151,35 @@ class MapClientsTest(chex.TestCase):
     def test_part_after_part_equals_all_at_once(self, chunk, devices):
         """To the bit, and the loop over all clients to rounding; entries of other parts are zero."""
         plan = Plan(chunk, devices)
-        on, rng = client_loop.mesh(plan), np.random.default_rng(0)
+        on, rng = meshes.make_mesh(plan), np.random.default_rng(0)
         shared, mapped = (
             {"w": rng.normal(size=(5, 2)).astype(np.float32)},
             (rng.normal(size=(24, 5)).astype(np.float32), np.arange(24)),
         )
-        added, stacked = jax.jit(functools.partial(client_loop.map_clients, work, plan=plan, on=on))(shared, mapped)
-        part = jax.jit(functools.partial(client_loop.map_part, work, plan=plan, on=on))
+        added, stacked = jax.jit(functools.partial(client_loop.map_clients, work, plan=plan, mesh=on))(shared, mapped)
+        part = jax.jit(functools.partial(client_loop.map_part, work, plan=plan, mesh=on))
         number, found = 24 // (chunk * devices), []
-        sums = client_loop.no_sums(work, shared, mapped, plan)
+        sums = client_loop.init_sums(work, shared, mapped, plan)
         at_once = part(shared, mapped, sums, (0, number))
         for first in range(0, number, 2):
             sums, entries = part(shared, mapped, sums, (first, min(first + 2, number)))
             found.append(entries)
         parts = functools.reduce(functools.partial(jax.tree.map, jnp.add), found)
         chex.assert_trees_all_equal((sums, parts), at_once)
-        total = jax.jit(functools.partial(client_loop.summed, plan=plan, on=on))(sums)
+        total = jax.jit(functools.partial(client_loop.add_up_parts, plan=plan, mesh=on))(sums)
         chex.assert_trees_all_close((total, parts), (added, stacked), rtol=1e-5, atol=1e-5)
 
     def test_every_device_takes_its_part(self):
         plan = Plan(1, 8)
-        run = functools.partial(client_loop.map_clients, work, plan=plan, on=client_loop.mesh(plan))
+        run = functools.partial(client_loop.map_clients, work, plan=plan, mesh=meshes.make_mesh(plan))
         _, (values, _) = jax.jit(run)({"w": np.ones((5, 2), np.float32)}, (np.ones((16, 5), np.float32), np.arange(16)))
         self.assertLen({s.device for s in values.addressable_shards}, 8)
         self.assertEqual({s.data.shape for s in values.addressable_shards}, {(2, 2)})
 
     def test_place_puts_whole_copies(self):
-        on = client_loop.mesh(Plan(1, 8))
+        on = meshes.make_mesh(Plan(1, 8))
         self.assertEqual(on.axis_names, ("clients",))
-        placed = client_loop.place({"x": np.arange(3)}, on)
+        placed = meshes.put({"x": np.arange(3)}, on)
         self.assertEqual([s.data.shape for s in placed["x"].addressable_shards], [(3,)] * 8)
 
 
@@ -189,14 +190,16 @@ def simulate(cohort, population=64, chunk=1, hidden=400, links=()):
     data = federated_data.from_index(dataset, [[i % 30, i % 30 + 1] for i in range(population)], [[0]] * population)
     build = functools.partial(fedavg, optimizer=local_training.sgd(0.1), batch=toy.BATCH, weights="uniform" if links else "samples")
     groups = simulator.one_group(build, toy.task(hidden, statistics=not links), population)
-    return simulator.Simulation(groups, data, cohort=cohort, plan=Plan(chunk, 1), links=links)
+    return simulator.Simulation(simulator.build_spec(groups, data, cohort=cohort, plan=Plan(chunk, 1), links=links))
 
 
 def temporary(cohort, chunk, links=()):
     """Bytes of a round beside its arguments, and of a model."""
     sim = simulate(cohort, chunk=chunk, links=links)
-    state = jax.eval_shape(sim.programs.init, sim.held, jax.random.key_data(jax.random.key(0)))
-    compiled = sim.programs.many.lower(sim.held, state, jax.ShapeDtypeStruct((), jnp.int32)).compile()
+    state = jax.eval_shape(sim.compiled.programs.init_state, sim.compiled.device_arrays, jax.random.key_data(jax.random.key(0)))
+    compiled = sim.compiled.programs.run_rounds.lower(
+        sim.compiled.device_arrays, state, jax.ShapeDtypeStruct((), jnp.int32)
+    ).compile()
     return compiled.memory_analysis().temp_size_in_bytes, 4 * sum(x.size for x in jax.tree.leaves(state.server))
 
 
@@ -218,44 +221,46 @@ class MemoryTest(chex.TestCase):
 
 class SmallerChunksTest(chex.TestCase):
     def test_halves_until_it_fits_and_says_so(self):
-        tried = []
+        sim, tried = toy.simulate("fedavg", cohort=7, plan=(7, 1)), []
 
-        def attempt(plan):
-            tried.append(plan.chunk)
-            if plan.chunk > 2:
-                raise jax.errors.JaxRuntimeError(FULL + "\nmore") if plan.chunk > 4 else MemoryError("it needs 3 GiB")
+        def work(compiled):
+            chunk = compiled.spec.plan.chunk
+            tried.append(chunk)
+            if chunk > 2:
+                raise jax.errors.JaxRuntimeError(FULL + "\nmore") if chunk > 4 else MemoryError("it needs 3 GiB")
             return "done"
 
         with self.assertLogs("fedjax_core", "WARNING") as logs:
-            result, plan = client_loop.with_smaller_chunks(attempt, Plan(7, 2))
-        self.assertEqual((result, plan, tried), ("done", Plan(2, 2), [7, 4, 2]))
+            result = sim._retry_on_oom(work)
+        self.assertEqual((result, sim.spec.plan, tried), ("done", Plan(2, 1), [7, 4, 2]))
         self.assertEqual(
             [r.getMessage() for r in logs.records],
             [f"7 clients at once do not fit ({FULL}); trying 4", "4 clients at once do not fit (it needs 3 GiB); trying 2"],
         )
 
     def test_one_client_that_does_not_fit_is_an_error(self):
-        def attempt(plan):
+        def work(compiled):
             raise jax.errors.JaxRuntimeError(FULL)
 
+        sim = toy.simulate("fedavg", plan=(2, 1))
         with self.assertLogs("fedjax_core", "WARNING"), self.assertRaisesRegex(jax.errors.JaxRuntimeError, "RESOURCE_EXHAUSTED"):
-            client_loop.with_smaller_chunks(attempt, Plan(2, 1))
+            sim._retry_on_oom(work)
 
     def test_other_errors_are_not_swallowed(self):
         tried = []
 
-        def attempt(plan):
-            tried.append(plan)
+        def work(compiled):
+            tried.append(compiled)
             raise jax.errors.JaxRuntimeError("INTERNAL: something else")
 
         with self.assertRaisesRegex(jax.errors.JaxRuntimeError, "INTERNAL"):
-            client_loop.with_smaller_chunks(attempt, Plan(4, 1))
+            toy.simulate("fedavg", plan=(4, 1))._retry_on_oom(work)
         self.assertLen(tried, 1)
 
     def test_through_a_simulation(self):
         """The first dispatch fails after it was started; the next plan takes over and comes to the same end."""
         sim = toy.simulate("fedavg", plan=(5, 1))
-        real = sim.programs.many
+        real = sim.compiled.programs.run_rounds
 
         def fails(*_):
             raise jax.errors.JaxRuntimeError(FULL)
@@ -264,12 +269,12 @@ class SmallerChunksTest(chex.TestCase):
             lower = staticmethod(real.lower)
             __call__ = staticmethod(fails)
 
-        sim.planned = dataclasses.replace(sim.planned, programs=sim.programs._replace(many=Failing()))
+        sim.compiled = dataclasses.replace(sim.compiled, programs=sim.compiled.programs._replace(run_rounds=Failing()))
         state = sim.init(0)
         with self.assertLogs("fedjax_core", "WARNING") as logs:
             state, records = sim.rounds(state, 2)
         self.assertEqual([r.getMessage() for r in logs.records], [f"5 clients at once do not fit ({FULL}); trying 3"])
-        self.assertEqual(sim.plan, Plan(3, 1))
+        self.assertEqual(sim.spec.plan, Plan(3, 1))
         self.assertEqual([r["round"] for r in records], [1, 2])
         chex.assert_trees_all_close(jax.device_get(state), toy.reference("fedavg")[2], atol=1e-5, rtol=1e-5)
 
@@ -279,7 +284,7 @@ class SmallerChunksTest(chex.TestCase):
             temp_size_in_bytes=100, argument_size_in_bytes=50, output_size_in_bytes=30, alias_size_in_bytes=20
         )
         compiled = SimpleNamespace(memory_analysis=lambda: analysis)
-        found = client_loop.too_large(compiled, limit, beside)
+        found = dispatch.too_large_reason(compiled, limit, beside)
         if expected is None:
             self.assertIsNone(found)
         else:

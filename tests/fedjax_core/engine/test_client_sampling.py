@@ -32,7 +32,7 @@ class SampleTest(chex.TestCase):
     def test_every_client_and_every_pair_is_as_likely(self, population, size):
         draws = 4000
         keys = jax.random.split(jax.random.key(0), draws)
-        ids = np.asarray(jax.jit(jax.vmap(lambda k: client_sampling.sample(k, population, size)))(keys))
+        ids = np.asarray(jax.jit(jax.vmap(lambda k: client_sampling.sample_fixed(k, population, size)))(keys))
         there = np.zeros((draws, population))
         np.put_along_axis(there, ids, 1, axis=1)
         np.testing.assert_array_equal(there.sum(1), size)  # without replacement
@@ -49,7 +49,7 @@ class SampleTest(chex.TestCase):
 
     @parameterized.parameters((1, 1), (7, 7), (30, 29), (30, 6), (30, 5), (30, 1), (10**9, 10))
     def test_distinct_clients_of_the_population(self, population, size):
-        sample = jax.jit(lambda key: client_sampling.sample(key, population, size))
+        sample = jax.jit(lambda key: client_sampling.sample_fixed(key, population, size))
         draws = [np.asarray(sample(jax.random.key(i))) for i in range(10)]
         for ids in draws:
             self.assertEqual(ids.dtype, np.int32)
@@ -60,24 +60,26 @@ class SampleTest(chex.TestCase):
 
     def test_a_small_cohort_of_a_huge_population(self):
         """No array of the population's size is made."""
-        jaxpr = jax.make_jaxpr(lambda key: client_sampling.sample(key, 10**9, 10))(jax.random.key(0))
+        jaxpr = jax.make_jaxpr(lambda key: client_sampling.sample_fixed(key, 10**9, 10))(jax.random.key(0))
         self.assertNotIn("1000000000]", str(jaxpr))
 
 
 class DropoutTest(chex.TestCase):
     def test_frequency(self):
-        there = client_sampling.stays(jax.random.key(0), jnp.arange(10000), 0.3)
+        there = client_sampling.draw_stays(jax.random.key(0), jnp.arange(10000), 0.3)
         self.assertAlmostEqual(float(there.mean()), 0.7, delta=0.02)
-        self.assertTrue(bool(client_sampling.stays(jax.random.key(0), jnp.arange(1000), 0.0).all()))
+        self.assertTrue(bool(client_sampling.draw_stays(jax.random.key(0), jnp.arange(1000), 0.0).all()))
 
     def test_is_drawn_by_id_not_by_place(self):
         ids = jnp.asarray([4, 90, 17, 5])
         key = jax.random.key(1)
         order = np.array([2, 0, 3, 1])
-        np.testing.assert_array_equal(client_sampling.stays(key, ids, 0.5)[order], client_sampling.stays(key, ids[order], 0.5))
-        everyone = client_sampling.stays(key, jnp.arange(100), 0.5)
-        np.testing.assert_array_equal(client_sampling.stays(key, ids, 0.5), everyone[ids])
-        self.assertFalse(np.array_equal(everyone, client_sampling.stays(jax.random.key(2), jnp.arange(100), 0.5)))
+        np.testing.assert_array_equal(
+            client_sampling.draw_stays(key, ids, 0.5)[order], client_sampling.draw_stays(key, ids[order], 0.5)
+        )
+        everyone = client_sampling.draw_stays(key, jnp.arange(100), 0.5)
+        np.testing.assert_array_equal(client_sampling.draw_stays(key, ids, 0.5), everyone[ids])
+        self.assertFalse(np.array_equal(everyone, client_sampling.draw_stays(jax.random.key(2), jnp.arange(100), 0.5)))
 
 
 class MembersTest(chex.TestCase):
@@ -89,6 +91,6 @@ class MembersTest(chex.TestCase):
         group = np.sort(rng.permutation(population)[: rng.integers(1, population)])
         ids = rng.permutation(population)[:size].astype(np.int32)
         places = min(size, len(group)) + more
-        found = np.asarray(client_sampling.members(jnp.asarray(ids), jnp.isin(ids, group), population, places)).tolist()
+        found = np.asarray(client_sampling.select_members(jnp.asarray(ids), jnp.isin(ids, group), population, places)).tolist()
         expected = [int(i) for i in ids if i in group]
         self.assertEqual(found, expected + [population] * (places - len(expected)))

@@ -45,14 +45,14 @@ def breaking(task):
 def made():
     groups = simulator.one_group(breaking, toy.task(), toy.CLIENTS)
     settings = {"evaluation": simulator.Evaluation(("own",)), "dispatch": 3, "plan": client_loop.Plan(1, 1)}
-    return simulator.Simulation(groups, toy.data(), **settings)
+    return simulator.Simulation(simulator.build_spec(groups, toy.data(), **settings))
 
 
 def start(what, who):
     """Before a round in which `what` breaks at `who`."""
     sim = made()
     state = sim.init(0)
-    return sim, state._replace(server=state.server | sim.put({"what": np.int32(what), "who": np.int32(who)}))
+    return sim, state._replace(server=state.server | sim.compiled.put({"what": np.int32(what), "who": np.int32(who)}))
 
 
 class FaultsTest(chex.TestCase):
@@ -81,9 +81,9 @@ class FaultsTest(chex.TestCase):
         sim.evaluate(state)
 
     def test_some_of_many_are_counted(self):
-        seen = divergence.Seen(np.array([1, 0, 1, 1, 0]), np.zeros((5, 1)))
+        seen = divergence.ClientChecks(np.array([1, 0, 1, 1, 0]), np.zeros((5, 1)))
         with self.assertRaisesRegex(simulator.Diverged, r"the training loss of 3 of 4 clients \(3, 6, 9\) is not finite"):
-            divergence.refuse(np.array([9, -1, 3, 6, 4]), seen, False, 1)
+            divergence.raise_if_diverged(np.array([9, -1, 3, 6, 4]), seen, False, 1)
 
     def test_a_score_says_whose_model_is_not_finite(self):
         sim, state = start(0, ALL)
@@ -106,7 +106,7 @@ class FaultsTest(chex.TestCase):
         y = np.array(y, np.float32).reshape(len(y), -1)
         self.assertIn(advice, divergence.advice_for(y))
         with self.assertRaises(simulator.Diverged) as raised:
-            divergence.refuse(np.array([0]), divergence.Seen(np.array([1]), np.zeros((1, 1))), False, 1, y)
+            divergence.raise_if_diverged(np.array([0]), divergence.ClientChecks(np.array([1]), np.zeros((1, 1))), False, 1, y)
         self.assertIn(advice, str(raised.exception))
         self.assertEqual("lower learning rate" in str(raised.exception), advice == divergence.ADVICE)
 
@@ -132,12 +132,12 @@ class FaultsTest(chex.TestCase):
         ([1.0, 5000.0], {}),
     )
     def test_outliers(self, sizes, expected):
-        seen = divergence.Seen(np.zeros(len(sizes) + 1), np.array([[9e9], *([size] for size in sizes)]))
-        self.assertEqual(divergence.outliers(np.arange(-1, len(sizes)), seen), expected)
+        seen = divergence.ClientChecks(np.zeros(len(sizes) + 1), np.array([[9e9], *([size] for size in sizes)]))
+        self.assertEqual(divergence.find_outliers(np.arange(-1, len(sizes)), seen), expected)
 
     def test_nothing_is_counted_of_who_is_absent(self):
         out = ClientOutput({"w": jnp.full(2, jnp.nan)}, {"d": jnp.full(2, jnp.inf)}, {"loss": (jnp.nan, 1.0)})
         for there, expected in ((True, LOSS | UPLINK | STATE), (False, 0)):
-            seen = divergence.of_client(out, [out.uplink], {"w": jnp.zeros(2)}, jnp.bool(there))
+            seen = divergence.check_client(out, [out.uplink], {"w": jnp.zeros(2)}, jnp.bool(there))
             self.assertEqual(int(seen.faults), expected)
-        self.assertEqual(jax.tree.map(jnp.shape, seen), divergence.Seen((), (1,)))
+        self.assertEqual(jax.tree.map(jnp.shape, seen), divergence.ClientChecks((), (1,)))

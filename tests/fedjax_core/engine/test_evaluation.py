@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Net
+from fedjax_core.engine import evaluation
 from fedjax_core.engine.simulator import Evaluation, Group
 from methods.fedavg import fedavg
 from methods.local import local
@@ -58,7 +59,9 @@ class EvaluationTest(chex.TestCase):
         expected = {"test/global/accuracy": accuracy, "test/global/loss": loss}
         tested = [i for i in range(N) if self.TEST[i]]
         scores = [naive_score(MODEL, net, x[self.TEST[i]], y[self.TEST[i]]) for i in tested]
-        self.close(sim.evaluate(state), expected | statistics("test/global/own", scores, [len(self.TEST[i]) for i in tested]))
+        self.close(
+            sim.evaluate(state).metrics, expected | statistics("test/global/own", scores, [len(self.TEST[i]) for i in tested])
+        )
         scores, weights = [], []
         for i in naive.cohort(0, 0, N, 5):
             if self.TEST[i]:
@@ -83,7 +86,7 @@ class EvaluationTest(chex.TestCase):
         weights = {i: len(self.TEST[i]) for i in own}
         expected = statistics("test/personal/own", list(own.values()), list(weights.values()))
         expected |= statistics("test/personal/all", whole, [len(y)] * N)
-        self.close(sim.evaluate(state), expected)
+        self.close(sim.evaluate(state).metrics, expected)
         there = [i for i in naive.cohort(1, 2, N, 5, 0.3) if i in own]
         self.assertTrue(there)
         found = {name: value for name, value in records[2].items() if name.startswith("test/")}
@@ -94,15 +97,15 @@ class EvaluationTest(chex.TestCase):
         """It would be the same for all: scope "global" has it."""
         _, _, after = toy.reference("fedavg")
         every = simulate(functools.partial(fedavg, optimizer=SGD), evaluation=Evaluation(("global", "all")))
-        scores = every.evaluate(every.put(after))
+        scores = every.evaluate(every.compiled.put(after)).metrics
         self.assertEqual(set(scores), {"test/global/accuracy", "test/global/loss"})
 
     def test_scopes_do_not_hide_one_another(self):
         """A method with both predictors has all scores of both, but for that of the global one on all rows."""
         predict = {name: lambda sent, client, x: {"logits": jnp.zeros((len(x), 3))} for name in ("global", "personal")}
         sim = simulate(functools.partial(tally, predict=predict), evaluation=Evaluation(("global", "own", "all")))
-        scores = sim.evaluate(sim.init(0))
-        self.assertEqual(set(sim.test_scores()), set(scores))
+        scores = sim.evaluate(sim.init(0)).metrics
+        self.assertEqual(set(evaluation.list_test_scores(sim.spec)), set(scores))
         found = {name.rpartition("/accuracy")[0] for name in scores if "accuracy" in name}
         self.assertEqual(found, {"test/global", "test/global/own", "test/personal/own", "test/personal/all"})
 
@@ -117,7 +120,7 @@ class EvaluationTest(chex.TestCase):
         own = {f"precision_{label}": functools.partial(of_class, label=label) for label in (0, 1)}
         group = Group("all", functools.partial(tally, predict=predict), dataclasses.replace(toy.task(), scores=own), np.arange(N))
         sim = simulate(None, [group], evaluation=Evaluation(("global",)))
-        found = sim.evaluate(sim.init(0))
+        found = sim.evaluate(sim.init(0)).metrics
         self.assertEqual(set(found), {"test/global/accuracy", "test/global/loss", "test/global/precision_1"})
         self.assertEqual(found["test/global/precision_1"], found["test/global/accuracy"])
 
@@ -129,7 +132,7 @@ class EvaluationTest(chex.TestCase):
 
     def test_at_most_so_many_clients(self):
         sim = simulate(tally, evaluation=Evaluation(("own",), clients=3))
-        chosen = sim.scored_clients()
+        chosen = sim.spec.scored_clients()
         self.assertLen(set(chosen.tolist()), 3)
         scores = sim.client_scores(sim.init(0))["own"]["personal"]["accuracy"]
         np.testing.assert_array_equal(scores[1], [len(toy.data().test_index[i]) for i in chosen])
@@ -140,7 +143,7 @@ class EvaluationTest(chex.TestCase):
         for where in ("device", "host"):
             sim = simulate(None, of, evaluation=Evaluation(("own",), clients=1), data_on=where)
             self.addCleanup(sim.close)
-            found.append(sim.evaluate(sim.init(0)))
+            found.append(sim.evaluate(sim.init(0)).metrics)
         chex.assert_trees_all_equal(*found)
 
     def test_personalise_is_scored_and_dropped(self):

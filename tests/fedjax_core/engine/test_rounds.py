@@ -10,6 +10,8 @@ from absl.testing import parameterized
 
 from fedjax_core.algorithm import Algorithm, ClientOutput, Reduce
 from fedjax_core.engine import rounds
+from fedjax_core.engine.divergence import ClientChecks
+from fedjax_core.reporting.summary import summarise
 from fedjax_core.training import aggregators, local_training
 from methods.fedavg import fedavg
 from methods.local import local
@@ -78,8 +80,10 @@ class RoundTest(chex.TestCase):
 
         sim = simulate(None, two_groups(build), cohort=6, dropout=0.3)
         state = sim.init(3)
-        drawn = sim.programs.draw(sim.held, state.key, state.round)
-        server, _, record = jax.jit(functools.partial(rounds.train, sim.federation, scored=False))(sim.held, state, drawn, [(), ()])
+        drawn = sim.compiled.programs.draw_cohorts(sim.compiled.device_arrays, state.key, state.round)
+        server, _, record = jax.jit(functools.partial(rounds.run_cohort, sim.spec, scored=False))(
+            sim.compiled.device_arrays, state, drawn, [(), ()]
+        )
         there = naive.cohort(3, 0, N, 6, 0.3)
         self.assertLess(len(there), 6)
         self.assertTrue({0, 1, 2, 5} & set(there) and {3, 4, 6, 7} & set(there))
@@ -137,16 +141,16 @@ class RoundTest(chex.TestCase):
             chex.assert_trees_all_close(tuple(state.server.net), naive.mean(ends, sizes), atol=2e-6)
 
     def test_what_is_known_of_the_traffic(self):
-        mixed = simulate(None, toy.groups(functools.partial(local, optimizer=SGD), mixed=True)).shapes
+        mixed = simulate(None, toy.groups(functools.partial(local, optimizer=SGD), mixed=True)).spec.shapes
         self.assertEqual((mixed.down, mixed.up), (0.0, 0.0))
         sim = simulate(tally)
-        self.assertEqual((sim.shapes.down, sim.shapes.up), (4, 4))
+        self.assertEqual((sim.spec.shapes.down, sim.spec.shapes.up), (4, 4))
 
         def heavier(task):
             return tally(task, broadcast=lambda server, i: {"mine": server["seen"][0], "more": jnp.zeros(9)})
 
         first, second = two_groups(tally, (0, 1), (2, 3, 4, 5, 6, 7))
-        shapes = simulate(None, [first, second._replace(build=heavier)]).shapes
+        shapes = simulate(None, [first, second._replace(build=heavier)]).spec.shapes
         self.assertEqual((shapes.down, shapes.up), ((2 * 4 + 6 * 40) / 8, 4))
 
 
@@ -160,13 +164,41 @@ class FirstTest(chex.TestCase):
 
         sim = simulate(None, two_groups(functools.partial(tally, prepare=prepare)), hold=hold)
         state = sim.init(5)
-        rows = [store.rows for store in sim.kept.stores] if hold == "host" else state.clients
+        rows = [store.rows for store in sim.offloaded_states.stores] if hold == "host" else state.clients
         for i in range(N):
             mine = of_client(sim, state._replace(clients=tuple(rows)), i)
             self.assertEqual((mine["rounds"], mine["sent"]), (100 + len(toy.data().train_index[i]), 10 * i))
             np.testing.assert_allclose(mine["draw"], jax.random.uniform(jax.random.fold_in(naive.stream(5, 1), i)))
         state, _ = sim.rounds(state, 1)
-        rows = [store.rows for store in sim.kept.stores] if hold == "host" else state.clients
+        rows = [store.rows for store in sim.offloaded_states.stores] if hold == "host" else state.clients
         for i in range(N):
             mine = of_client(sim, state._replace(clients=tuple(rows)), i)
             self.assertEqual(mine["rounds"], 100 + len(toy.data().train_index[i]) + (i in naive.cohort(5, 0, N, 5)))
+
+
+NOBODY = {
+    "ids": np.array([-1, -1]),
+    "checks": ClientChecks(jnp.zeros(2, jnp.int32), jnp.zeros((2, 1))),
+    "server_diverged": np.False_,
+    "cohort": np.int32(0),
+    "train": {"loss": (np.float32(0), np.float32(0)), "accuracy": (np.float32(0), np.float32(0))},
+    "server": {"clipped": (np.float32(0), np.float32(0)), "left_out": (np.float32(0), np.float32(1))},
+}
+SOME = NOBODY | {"ids": np.array([4, -1]), "cohort": np.int32(1), "train": {"loss": (np.float32(3), np.float32(6))}}
+
+
+def test_a_round_that_nobody_comes_to_has_no_means():
+    record = rounds.flatten_record(NOBODY, 2)
+    assert record == {"round": 2, "cohort": 0, "train/examples": 0.0, "server/left_out": 0.0}
+    entry = summarise([rounds.flatten_record(SOME, 1), record])["metrics"]["train/loss"]
+    assert (entry["last"], entry["last_round"], entry["mean_last_k"]) == (0.5, 1, 0.5)
+
+
+def test_sums_are_divided_by_their_weights():
+    assert rounds.flatten_record(SOME, 1) == {
+        "round": 1,
+        "cohort": 1,
+        "train/loss": 0.5,
+        "train/examples": 6.0,
+        "server/left_out": 0.0,
+    }

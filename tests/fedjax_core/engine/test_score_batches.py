@@ -12,7 +12,7 @@ from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import client_loop, evaluation
 from fedjax_core.engine.score_batches import CONVOLUTION_COSTS, COSTS, Cost, choose_batch, has_convolution
-from fedjax_core.engine.simulator import Evaluation, Simulation, one_group
+from fedjax_core.engine.simulator import Evaluation, Simulation, build_spec, one_group
 from fedjax_core.task import of_model
 from methods.local import local
 from tests import toy
@@ -34,7 +34,7 @@ def simulate(sizes, build=None, plan=client_loop.Plan(1, 1), **evaluation):  # n
     of = divided(sizes)
     task = of_model(toy.model(), classes=toy.CLASSES, population=of.clients, shape=(toy.INPUTS,))
     build = functools.partial(local, optimizer=SGD) if build is None else build
-    return Simulation(one_group(build, task, of.clients), of, plan=plan, evaluation=Evaluation(**evaluation))
+    return Simulation(build_spec(one_group(build, task, of.clients), of, plan=plan, evaluation=Evaluation(**evaluation)))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_simulation_of_a_convolutional_network_takes_small_batches():
     data = federated_data.from_index(sources.Dataset("made", examples, examples, ("a", "b", "c")), *[[np.arange(100)] * 2] * 2)
     task = of_model(nn.build("cnn", toy.CLASSES, (8, 8, 1)), classes=toy.CLASSES, population=2, shape=(8, 8, 1))
     groups = one_group(functools.partial(local, optimizer=SGD), task, 2)
-    assert Simulation(groups, data, plan=client_loop.Plan(1, 1)).federation.batches.own <= 16
+    assert Simulation(build_spec(groups, data, plan=client_loop.Plan(1, 1))).spec.batches.own <= 16
 
 
 def test_chosen_batches_cost_little_more_than_the_rows():
@@ -101,8 +101,8 @@ def test_scores_do_not_depend_on_the_batch_and_a_given_one_is_kept():
     found = []
     for batch in (None, 7, 256):
         sim = simulate(SIZES, scopes=("own", "all"), batch=batch)
-        assert batch is None or set(sim.federation.batches) == {batch}
-        found.append(sim.evaluate(sim.init(0)))
+        assert batch is None or set(sim.spec.batches) == {batch}
+        found.append(sim.evaluate(sim.init(0)).metrics)
         assert set(found[-1]) == set(found[0])
     for other in found[1:]:
         for name, value in other.items():
@@ -112,7 +112,7 @@ def test_scores_do_not_depend_on_the_batch_and_a_given_one_is_kept():
 def test_devices_have_equally_many_rows_to_score():
     """By ids the first of two would have 184 rows, the other 224."""
     sim = simulate(SIZES, plan=client_loop.Plan(1, 2), scopes=("own",))
-    (block,) = evaluation.client_blocks(sim.planned, 0)
+    (block,) = evaluation.client_blocks(sim.compiled, 0)
     loads = np.array(SIZES)[block].reshape(2, -1).sum(1)
     assert sorted(block.tolist()) == list(range(len(SIZES)))
     assert loads.max() / loads.mean() < 1.02
@@ -125,9 +125,9 @@ def test_an_evaluation_in_pieces_is_the_same_to_the_bit(monkeypatch, devices):
     """Whatever pieces it is cut into; somebody hears of each and may end it."""
     sim, told = simulate(SIZES, plan=client_loop.Plan(1, devices), scopes=("global", "own", "all")), []
     state = sim.init(0)
-    whole = [sim.evaluate(state) for _ in range(2)][-1]
+    whole = [sim.evaluate(state).metrics for _ in range(2)][-1]
     monkeypatch.setattr(evaluation, "PIECE_SECONDS", 0.0)
-    pieces, _ = sim.evaluated(state, lambda *piece: told.append(piece))
+    pieces, _ = sim.evaluate(state, lambda *piece: told.append(piece))
     assert pieces == whole
     assert told == [("clients", done, 12) for done in range(devices, 13, devices)]
 
@@ -136,6 +136,6 @@ def test_an_evaluation_in_pieces_is_the_same_to_the_bit(monkeypatch, devices):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sim.evaluated(state, stop)
-    assert sim.evaluate(state) == whole
-    assert all(program._cache_size() == 1 for program in sim.programs.of_clients)
+        sim.evaluate(state, stop)
+    assert sim.evaluate(state).metrics == whole
+    assert all(program._cache_size() == 1 for program in sim.compiled.programs.score_clients)

@@ -13,8 +13,8 @@ from fedjax_core.algorithm import PER_ROW, TARGETS, Examples
 from fedjax_core.data import federated_data, sources
 from fedjax_core.data.client_validation_split import hold_out
 from fedjax_core.data.held_out_clients import set_apart
-from fedjax_core.engine import client_loop, evaluation, planned
-from fedjax_core.engine.simulator import Evaluation, Simulation, one_group
+from fedjax_core.engine import client_loop, dispatch, evaluation
+from fedjax_core.engine.simulator import Evaluation, Simulation, build_spec, one_group
 from fedjax_core.nn import build
 from fedjax_core.task import of_model
 from fedjax_core.training import local_training, metrics
@@ -73,23 +73,23 @@ def simulated(kind, method=None, data_=None, **settings):
     build_ = method or functools.partial(fedavg, optimizer=local_training.sgd(0.1), epochs=2, batch=4)
     of = data(kind) if data_ is None else data_
     task = of_model(toy.model(), classes=toy.CLASSES, population=of.clients, shape=(toy.INPUTS,))
-    return Simulation(one_group(build_, task, of.clients), of, **settings)
+    return Simulation(build_spec(one_group(build_, task, of.clients), of, **settings))
 
 
 def test_clients_are_scored_in_blocks_where_labels_make_much_of_each(monkeypatch):
     sim = simulated("labels", evaluation=Evaluation(("own",)), plan=client_loop.Plan(1, 1))
-    state, sizes, program = sim.init(0), [], sim.programs.of_clients[0]
+    state, sizes, program = sim.init(0), [], sim.compiled.programs.score_clients[0]
     whole = sim.client_scores(state)
 
     def spied(held, state, initial, ids, *rest):
         sizes.append(len(ids))
         return program(held, state, initial, ids, *rest)
 
-    sim.planned = dataclasses.replace(sim.planned, programs=sim.programs._replace(of_clients=[spied]))
+    sim.compiled = dataclasses.replace(sim.compiled, programs=sim.compiled.programs._replace(score_clients=[spied]))
     monkeypatch.setattr(evaluation, "PIECE_SECONDS", float("inf"))
-    monkeypatch.setattr(planned, "BLOCK_BYTES", 6 * 3 * 2 * metrics.LOGIT_BINS * 4 * toy.CLASSES)  # a predictor, three scopes
+    monkeypatch.setattr(dispatch, "BLOCK_BYTES", 6 * 3 * 2 * metrics.LOGIT_BINS * 4 * toy.CLASSES)  # a predictor, three scopes
     jax.tree.map(np.testing.assert_array_equal, sim.client_scores(state), whole)
-    assert sizes == [6] * -(-sim.population // 6)
+    assert sizes == [6] * -(-sim.spec.population // 6)
 
 
 def test_fedavg_on_numbers_is_a_naive_loop():
@@ -97,7 +97,7 @@ def test_fedavg_on_numbers_is_a_naive_loop():
     method = functools.partial(fedavg, optimizer=local_training.sgd(0.1), epochs=1, batch=16)
     of = data("numbers")
     task = of_model(toy.model(statistics=False), classes=toy.CLASSES, population=8, shape=(toy.INPUTS,))
-    sim = Simulation(one_group(method, task, 8), of, evaluation=Evaluation(("global",)))
+    sim = Simulation(build_spec(one_group(method, task, 8), of, evaluation=Evaluation(("global",))))
     state = sim.init(0)
     w = {name: {k: np.asarray(v, np.float64) for k, v in entry.items()} for name, entry in state.server.net.params.items()}
     for _ in range(2):
@@ -119,14 +119,14 @@ def test_fedavg_on_numbers_is_a_naive_loop():
         for leaf, value in entry.items():
             np.testing.assert_allclose(state.server.net.params[name][leaf], value, atol=2e-6)
     f = np.tanh(of.test.x @ w["body"]["kernel"] + w["body"]["bias"]) @ w["head"]["kernel"] + w["head"]["bias"]
-    assert sim.evaluate(state)["test/global/mean_squared_error"] == pytest.approx(((f - of.test.y) ** 2).mean(), rel=1e-4)
+    assert sim.evaluate(state).metrics["test/global/mean_squared_error"] == pytest.approx(((f - of.test.y) ** 2).mean(), rel=1e-4)
 
 
 def test_all_scopes_have_the_scores_of_labels():
     of = set_apart(data("labels"), 2, 0)
     sim = simulated("labels", data_=of, evaluation=Evaluation(("global", "own", "post_local", "all")))
     state, records = sim.rounds(sim.init(0), 1, scored=True)
-    scores, by_client = sim.evaluated(state)
+    scores, by_client = sim.evaluate(state)
     assert "train/accuracy" not in records[0]
     assert "test/global/post_local/average_precision/mean" in records[0]
     for name in ("global/average_precision", "global/micro_average_precision", "global/own/average_precision/mean"):
@@ -139,7 +139,7 @@ def test_all_scopes_have_the_scores_of_labels():
 
 def test_labels_that_stream_have_the_same_scores():
     made = [simulated("labels", data_on=place, evaluation=Evaluation(batch=8)) for place in ("device", "host")]
-    here, streamed = (sim.evaluate(sim.init(0)) for sim in made)
+    here, streamed = (sim.evaluate(sim.init(0)).metrics for sim in made)
     assert here == pytest.approx(streamed, abs=1e-6)
     assert 0 < here["test/global/average_precision"] <= 1
 
@@ -149,13 +149,17 @@ def test_validation_rows_are_scored_and_can_be_selected_by():
         sources.Dataset("toy", data("numbers").train, data("numbers").test, tuple("abc")), [np.arange(20), np.arange(20, 42)]
     )
     sim = simulated("numbers", data_=hold_out(of, 0.25, 0))
-    scores = sim.evaluate(sim.init(0))
-    assert {name for name in sim.validation_scores() if name.startswith("validation/global/") and name.count("/") == 2} == {
+    scores = sim.evaluate(sim.init(0)).metrics
+    assert {
+        name
+        for name in evaluation.list_validation_scores(sim.spec)
+        if name.startswith("validation/global/") and name.count("/") == 2
+    } == {
         "validation/global/r2",
         "validation/global/mean_squared_error",
         "validation/global/loss",
     }
-    assert set(sim.validation_scores()) <= set(scores)
+    assert set(evaluation.list_validation_scores(sim.spec)) <= set(scores)
 
 
 @pytest.mark.parametrize("name", ["lstm(embedding=4, width=5, project=3)", "causal(width=8, layers=1, heads=2, hidden=8)"])
@@ -170,9 +174,9 @@ def test_next_tokens_are_learnt(name):
     of = federated_data.federate(dataset, {"name": "iid"}, 2, 0)
     model = build(place, 4, (8,), None, None, **options)
     method = functools.partial(fedavg, optimizer=local_training.adam(0.03), epochs=5, batch=4)
-    sim = Simulation(one_group(method, of_model(model, classes=4, population=2, shape=(8,)), 2), of)
+    sim = Simulation(build_spec(one_group(method, of_model(model, classes=4, population=2, shape=(8,)), 2), of))
     state, records = sim.rounds(sim.init(0), 6)
-    scores = sim.evaluate(state)
+    scores = sim.evaluate(state).metrics
     assert scores["test/global/accuracy"] > 0.9
     assert scores["test/global/perplexity"] == pytest.approx(np.exp(scores["test/global/loss"]), rel=1e-5)
     assert records[-1]["train/loss"] < records[0]["train/loss"]
@@ -194,7 +198,7 @@ def test_a_network_that_gives_something_else_is_refused():
     of = federated_data.federate(dataset, {"name": "iid"}, 2, 0)
     task = of_model(build("mlp", 4, (4,), widths=(3,)), classes=4, population=2)
     with pytest.raises(ValueError, match=r"network 'mlp' gives \[4\] for a row, tokens need \[4, 4\]; 'lstm' and 'causal'"):
-        Simulation(one_group(functools.partial(fedavg, optimizer=local_training.sgd(0.1)), task, 2), of)
+        Simulation(build_spec(one_group(functools.partial(fedavg, optimizer=local_training.sgd(0.1)), task, 2), of))
     with pytest.raises(ValueError, match="model 'lstm' reads token ids"):
         build("lstm", 4, (8, 8, 1))
 
@@ -207,4 +211,4 @@ def test_a_network_of_next_tokens_is_refused_for_classes(name):
     with pytest.raises(
         ValueError, match=rf"network '{name}' gives \[6, 3\] for a row, the next token of each place; classes need \[3\]"
     ):
-        Simulation(one_group(functools.partial(fedavg, optimizer=local_training.sgd(0.1)), task, 2), of)
+        Simulation(build_spec(one_group(functools.partial(fedavg, optimizer=local_training.sgd(0.1)), task, 2), of))

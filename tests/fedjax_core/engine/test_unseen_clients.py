@@ -11,8 +11,8 @@ import pytest
 
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import held_out_clients as data_unseen
-from fedjax_core.engine import client_loop, unseen_clients
-from fedjax_core.engine.simulator import Evaluation, Simulation, one_group
+from fedjax_core.engine import client_loop, evaluation, unseen_clients
+from fedjax_core.engine.simulator import Evaluation, Simulation, build_spec, one_group
 from fedjax_core.reporting import reporter
 from fedjax_core.training import local_training
 from fedjax_core.training.local_batch_norm import local_statistics
@@ -60,7 +60,9 @@ def simulate(method, **settings):
     """Minibatches are whole clients, so that a loop need not know how they are drawn."""
     task = dataclasses.replace(toy.task(statistics=False), population=data().clients)
     build = functools.partial(method, optimizer=local_training.sgd(RATE), batch=64)
-    return Simulation(one_group(build, task, data().clients), data(), cohort=4, plan=client_loop.Plan(1, 1), dispatch=2, **settings)
+    return Simulation(
+        build_spec(one_group(build, task, data().clients), data(), cohort=4, plan=client_loop.Plan(1, 1), dispatch=2, **settings)
+    )
 
 
 def stepped(net, rows, rate, trained=lambda params: params):
@@ -99,17 +101,17 @@ def test_scores_of_fedavg_and_of_its_fine_tuning_are_those_of_a_loop():
     sim = simulate(functools.partial(fedavg_ft, epochs=2, finetune_epochs=2, finetune_rate=0.5))
     state, _ = sim.rounds(sim.init(0), 2)
     w = jax.device_get(state.server.net)
-    found, each = sim.evaluated(state)
+    found, each = sim.evaluate(state)
     assert each is not None
-    assert set(sim.test_scores()) == {name for name in found if name.startswith("test/")}
+    assert set(evaluation.list_test_scores(sim.spec)) == {name for name in found if name.startswith("test/")}
     np.testing.assert_allclose(statistics(found, "global"), wanted(accuracies([w] * NUMBER)), atol=1e-6)
     tuned = [stepped(w, rows, 0.5 * RATE) for rows in newcomers().train_index]
     np.testing.assert_allclose(statistics(found, "personal"), wanted(accuracies(tuned)), atol=1e-6)
     assert accuracies(tuned) != accuracies([w] * NUMBER)
-    assert each.ids.tolist() == list(range(sim.population + NUMBER)), "unseen clients follow the population"
+    assert each.ids.tolist() == list(range(sim.spec.population + NUMBER)), "unseen clients follow the population"
     assert each.rows[-NUMBER:].tolist() == [len(rows) for rows in newcomers().test_index]
     np.testing.assert_allclose(each.scores["test/personal/unseen/accuracy"][-NUMBER:], accuracies(tuned), atol=1e-6)
-    for scope, others in (("unseen", slice(sim.population)), ("own", slice(sim.population, None))):
+    for scope, others in (("unseen", slice(sim.spec.population)), ("own", slice(sim.spec.population, None))):
         assert np.isnan(each.scores[f"test/global/{scope}/accuracy"][others]).all()
     for model in ("global", "personal"):
         gap = found[f"test/{model}/own/accuracy/mean"] - found[f"test/{model}/unseen/accuracy/mean"]
@@ -124,10 +126,10 @@ def test_scores_of_fedavg_and_of_its_fine_tuning_are_those_of_a_loop():
     rows = np.concatenate(newcomers().train_index)
     x, y = data().train.x.copy(), data().train.y.copy()
     x[rows], y[rows] = -x[rows], (y[rows] + 1) % toy.CLASSES
-    sim.planned.arrays._held = sim.put(sim.host._replace(train=Examples(x, y)))
+    sim.compiled.feed._on_device = sim.compiled.put(sim.spec.host_arrays._replace(train=Examples(x, y)))
     other, _ = sim.rounds(sim.init(0), 2)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(other), jax.device_get(state))
-    changed = sim.evaluate(other)
+    changed = sim.evaluate(other).metrics
     assert {name for name in found if found[name] != changed[name]} <= {
         n for n in found if n.startswith("test/personal/unseen/")
     } | {"test/personal/gap/accuracy"}
@@ -147,7 +149,7 @@ def test_scores_of_fedper_are_those_of_a_loop():
         for _ in range(2):
             net = body._replace(params=body.params | {"head": stepped(net, rows, RATE).params["head"]})
         nets.append(net)
-    np.testing.assert_allclose(statistics(sim.evaluate(state), "personal"), wanted(accuracies(nets)), atol=1e-6)
+    np.testing.assert_allclose(statistics(sim.evaluate(state).metrics, "personal"), wanted(accuracies(nets)), atol=1e-6)
 
 
 def test_a_newcomer_is_no_attacker_whoever_of_the_population_is():
@@ -156,14 +158,14 @@ def test_a_newcomer_is_no_attacker_whoever_of_the_population_is():
     for who in (0, 1):
         links = [attacks.link("not_finite", attacks.not_finite(), [who])]
         sim = simulate(functools.partial(fedper, epochs=1), links=links, leave_out=True)
-        found.append(sim.unseen_scores(sim.init(0)))
+        found.append(evaluation.score_unseen(sim.compiled, sim.init(0)))
     jax.tree.map(np.testing.assert_array_equal, *found)
 
 
 def test_without_scores_of_seen_clients_there_is_no_gap_and_no_name_of_one():
     sim = simulate(functools.partial(fedavg, epochs=1), evaluation=Evaluation(("global", "unseen")))
-    names = set(sim.evaluate(sim.init(0)))
-    assert set(sim.test_scores()) == names
+    names = set(sim.evaluate(sim.init(0)).metrics)
+    assert set(evaluation.list_test_scores(sim.spec)) == names
     assert "test/global/unseen/accuracy/mean" in names
     assert not [name for name in names if "gap" in name]
 
@@ -173,8 +175,8 @@ def test_two_architectures_on_two_devices_with_states_on_the_host_agree_with_one
     found = []
     for settings in ({}, {"plan": (2, 2), "hold": "host"}):
         sim = toy.simulate("fedhpl_mixed", data=beside(), **settings)
-        found.append(sim.unseen_scores(sim.init(0)))
-        assert [unseen_clients.members(sim.federation, g, NUMBER).tolist() for g in (0, 1)] == [[0, 2], [1]]
+        found.append(evaluation.score_unseen(sim.compiled, sim.init(0)))
+        assert [unseen_clients.members(sim.spec, g, NUMBER).tolist() for g in (0, 1)] == [[0, 2], [1]]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *found)
     assert found[0]["personal"]["accuracy"][1].tolist() == [len(rows) for rows in newcomers().test_index]
 
@@ -185,8 +187,8 @@ def test_every_method_has_models_for_a_newcomer_or_says_why_not(name):
     refused = name in SERVED_BY_NOTHING
     build = lambda scopes: toy.simulate(name, data=beside(), evaluation=Evaluation(scopes))
     sim = build(("global",))
-    assert bool(sim.unserved) == refused
-    assert ("unseen" in sim.evaluation.scopes) == (not refused)
+    assert bool(sim.spec.unseen_skip_reason) == refused
+    assert ("unseen" in sim.spec.evaluation.scopes) == (not refused)
     if refused:
         with pytest.raises(
             ValueError, match=r"evaluation.scopes has 'unseen', but Local |evaluation.scopes has 'unseen', but \w*Fed\w+"
@@ -197,37 +199,37 @@ def test_every_method_has_models_for_a_newcomer_or_says_why_not(name):
 
 
 def traced(sim):
-    state = jax.eval_shape(sim.programs.init, sim.host, jax.random.key_data(jax.random.key(0)))
-    of = jax.ShapeDtypeStruct((sim.plan.chunk * sim.plan.devices,), jnp.int32)
-    for program in sim.programs.of_unseen:
-        found = jax.eval_shape(program, sim.host, state.server, state.round, state.key, of, (state.round, state.round))
+    state = jax.eval_shape(sim.compiled.programs.init_state, sim.spec.host_arrays, jax.random.key_data(jax.random.key(0)))
+    of = jax.ShapeDtypeStruct((sim.spec.plan.chunk * sim.spec.plan.devices,), jnp.int32)
+    for program in sim.compiled.programs.score_unseen:
+        found = jax.eval_shape(program, sim.spec.host_arrays, state.server, state.round, state.key, of, (state.round, state.round))
         assert found
         assert all({"accuracy", "loss"} <= set(scores) for scores in found.values())
 
 
 def test_statistics_that_stay_with_clients_are_a_newcomer_s_own():
     build = local_statistics(functools.partial(fedavg, optimizer=local_training.sgd(RATE), batch=64))
-    sim = Simulation(one_group(build, toy.task(), toy.CLIENTS), beside(), plan=client_loop.Plan(1, 1))
+    sim = Simulation(build_spec(one_group(build, toy.task(), toy.CLIENTS), beside(), plan=client_loop.Plan(1, 1)))
     state = sim.init(0)
     for place, rows in enumerate(newcomers().train_index):
-        held = sim.held
-        algorithm = sim.federation.algorithm(0, held, state.round)
+        held = sim.compiled.device_arrays
+        algorithm = sim.spec.algorithm(0, held, state.round)
         client = unseen_clients.ClientData(held.train, held.unseen_index[place], held.unseen_size[place])
-        _, (_, (_, stats)) = unseen_clients.holdings(
-            sim.federation, 0, algorithm, state.server, state.key, state.round, jnp.int32(place), client
+        _, (_, (_, stats)) = unseen_clients.make_holdings(
+            sim.spec, 0, algorithm, state.server, state.key, state.round, jnp.int32(place), client
         )
         np.testing.assert_allclose(stats["mean"], 0.1 * data().train.x[rows].mean(0), atol=1e-6)
 
 
 def test_what_a_newcomer_begins_with_has_its_own_statistics_too():
     build = local_statistics(functools.partial(ditto, optimizer=local_training.sgd(RATE), batch=64))
-    traced(Simulation(one_group(build, toy.task(), toy.CLIENTS), beside(), plan=client_loop.Plan(1, 1)))
+    traced(Simulation(build_spec(one_group(build, toy.task(), toy.CLIENTS), beside(), plan=client_loop.Plan(1, 1))))
 
 
 def test_without_unseen_clients_all_is_as_it_was():
     sim = toy.reference("fedavg")[0]
-    assert sim.host[-4:] == ((), (), (), ())
-    assert sim.evaluation == Evaluation()
-    assert not sim.unserved
+    assert sim.spec.host_arrays[-4:] == ((), (), (), ())
+    assert sim.spec.evaluation == Evaluation()
+    assert not sim.spec.unseen_skip_reason
     with pytest.raises(ValueError, match=r"no client is unseen; set data.unseen_clients, such as 0.2"):
         toy.simulate("fedavg", evaluation=Evaluation(("unseen",)))

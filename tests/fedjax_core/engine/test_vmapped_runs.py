@@ -57,7 +57,7 @@ def test_a_lane_that_diverges_ends_alone():
     lanes, states = three(sim)
     fine = sim.rounds(sim.init(0), 2)
     broken = jax.tree.map(lambda x: x * np.inf if x.dtype == np.float32 else x, states[1].server)
-    states[1] = states[1]._replace(server=lanes.each[1].put(broken))
+    states[1] = states[1]._replace(server=lanes.each[1].compiled.put(broken))
     with pytest.raises(Diverged) as alone:
         sim.rounds(jax.tree.map(np.copy, states[1]), 2)
     first, second, third = lanes.rounds(wanted(lanes, states, (2, 2, 2)))
@@ -73,11 +73,11 @@ def test_where_so_many_do_not_fit_fewer_train_at_once(monkeypatch, caplog):
     lanes, states = three(sim)
     tried = []
 
-    def excess(program, arguments):
+    def too_large(compiled, program, arguments):
         tried.append(len(arguments[2]))
         return "it needs 2.0 GiB of 1.0 GiB" if tried[-1] > 2 else None
 
-    monkeypatch.setattr(lanes._of, "excess", excess)
+    monkeypatch.setattr(module.dispatch, "out_of_memory_reason", too_large)
     found = lanes.rounds(wanted(lanes, states, (2, 2, 2)))
     assert tried == [3, 2]
     assert "3 lanes at once do not fit (it needs 2.0 GiB of 1.0 GiB); trying 2" in caplog.text
@@ -87,17 +87,17 @@ def test_where_so_many_do_not_fit_fewer_train_at_once(monkeypatch, caplog):
 
 def test_a_lane_with_another_plan_goes_alone(monkeypatch):
     lanes, states = three(toy.CASES["fedavg"].reference[0])
-    lanes.each[1].use(lanes.each[1].plan._replace(chunk=2))
+    lanes.each[1].use_plan(lanes.each[1].spec.plan._replace(chunk=2))
     monkeypatch.setattr(lanes, "_at_once", lambda some: {id(one.simulation): "together" for one in some})
     monkeypatch.setattr(lanes.each[1], "rounds", lambda state, n, scored: "alone")
     assert lanes._together(wanted(lanes, states, (2, 2, 2))) == ["together", "alone", "together"]
-    assert lanes.each[0].plan.chunk == 1
+    assert lanes.each[0].spec.plan.chunk == 1
 
 
 def test_what_fails_alone_ends_alone(monkeypatch, caplog):
     """A lane that has a plan of its own; a program that has fitted before is not tried with fewer, for its states are gone."""
     lanes, states = three(toy.CASES["fedavg"].reference[0])
-    lanes.each[1].use(lanes.each[1].plan._replace(chunk=2))
+    lanes.each[1].use_plan(lanes.each[1].spec.plan._replace(chunk=2))
     error = MemoryError("no room for it alone")
 
     def fails(*asked):
@@ -121,12 +121,14 @@ def test_lanes_have_their_data_in_common_when_they_are_needed():
     sim = toy.CASES["fedavg"].simulate()
     lanes = Lanes(sim, 2, numbered=True)
     lanes.traced()
-    assert all(not one.planned.arrays.placed for one in (sim, *lanes.each))
-    first, second = (one.held for one in lanes.each)
-    assert jax.tree.leaves(first.train)[0] is jax.tree.leaves(second.train)[0] is jax.tree.leaves(sim.held.train)[0]
+    assert all(not one.compiled.feed.is_on_device for one in (sim, *lanes.each))
+    first, second = (one.compiled.device_arrays for one in lanes.each)
+    assert (
+        jax.tree.leaves(first.train)[0] is jax.tree.leaves(second.train)[0] is jax.tree.leaves(sim.compiled.device_arrays.train)[0]
+    )
     assert (int(first.lane), int(second.lane)) == (0, 1)
     lanes.release()
-    assert all(not one.planned.arrays.placed for one in (sim, *lanes.each))
+    assert all(not one.compiled.feed.is_on_device for one in (sim, *lanes.each))
 
 
 def test_what_has_no_lanes_says_why(monkeypatch):

@@ -94,10 +94,10 @@ def test_an_encoder_chooses_and_its_run_tells_its_answers(config, tmp_path, monk
     loaded = experiment.load(run)
     monkeypatch.setattr(experiment, "load", lambda run, data=None, trust=False: loaded)  # once
     _, sim, state = loaded
-    assert sim.data.clients == 4
-    task = sim.groups[0].task
+    assert sim.spec.data.clients == 4
+    task = sim.spec.bound_groups[0].task
     assert sorted(state.server.net.params) == ["adapter"]
-    chex.assert_trees_all_equal(jax.device_get(sim.held.tasks[0][0]), task.frozen)
+    chex.assert_trees_all_equal(jax.device_get(sim.compiled.device_arrays.tasks[0][0]), task.frozen)
     for name, score in (("rouge", ""), ("rouge(of='pairs')", "_pairs"), ("rouge(of='logic')", "")):
         assert analyze.number(name)(run, None) == pytest.approx(scores[f"test/personal/all/rouge1{score}/mean"], abs=1e-5)
     assert analyze.number("rouge(model='global')")(run, None) == pytest.approx(scores["test/global/rouge1"], abs=1e-5)
@@ -118,14 +118,14 @@ def test_runs_on_one_folder_share_its_weights(config, monkeypatch):
     monkeypatch.setattr(experiment, "load", load)
     loaded = analyze.Loaded()
     first = loaded(Path("fedit"))[0]
-    on_device = weakref.ref(jax.tree.leaves(first.held.tasks)[0])
+    on_device = weakref.ref(jax.tree.leaves(first.compiled.device_arrays.tasks)[0])
     assert on_device() is not None
     second = loaded(Path("fedoa"))[0]
     assert on_device() is None
-    assert second.held.tasks
+    assert second.compiled.device_arrays.tasks
     assert loaded(Path("fedit"))[0] is first
-    assert not second.planned.arrays.placed
-    leaves = [jax.tree.leaves(sim.groups[0].task.frozen) for sim in (first, second)]
+    assert not second.compiled.feed.is_on_device
+    leaves = [jax.tree.leaves(sim.spec.bound_groups[0].task.frozen) for sim in (first, second)]
     assert len(leaves[0]) > 10
     assert all(a is b for a, b in zip(*leaves, strict=True))
     del loaded, first, second, leaves
@@ -153,14 +153,14 @@ def test_a_language_model_writes(config, tmp_path, monkeypatch):
     for loss in ("train/loss", "train/personal_loss"):
         assert records[1][loss] < records[0][loss]
     assert 0 < records[1]["train/distance"] < np.inf
-    scores = sim.evaluate(state)
+    scores = sim.evaluate(state).metrics
     assert 0 <= scores["test/global/accuracy"] <= 1
     assert scores["test/personal/all/loss/mean"] != scores["test/global/loss"]
     assert not any("rouge1" in name for name in scores)
-    made, task, net = experiment.prepared(asked), sim.groups[0].task, state.server.net
+    made, task, net = experiment.prepared(asked), sim.spec.bound_groups[0].task, state.server.net
     adapter = experiment.resolve(asked).adapter
     generate = jax.jit(functools.partial(made.model.generate, limit=3))
-    x = jax.tree.map(lambda leaf: leaf[:2], sim.data.test.x)
+    x = jax.tree.map(lambda leaf: leaf[:2], sim.spec.data.test.x)
     own = generate(language.parameters(made, adapter, task.frozen, net), x["tokens"], x["mask"])
     chex.assert_trees_all_equal(own, generate(task.model.whole(net).params, x["tokens"], x["mask"]))
     assert {"test/global/accuracy_pairs", "test/global/accuracy_proofs"} <= set(scores)
@@ -180,9 +180,9 @@ def test_clients_are_tested_on_their_own_sets(config):
     made.data.source = made.data.source.replace("leave_out", "examples=4, test_examples=2, tested='own', leave_out")
     made.evaluation.scopes = ("own",)
     sim = experiment.build(made)
-    assert sim.data.label_table.sum(1).tolist() == [4] * 4
-    assert sim.data.test_label_table.sum(1).tolist() == [2] * 4
-    scores = sim.evaluate(sim.init(0))
+    assert sim.spec.data.label_table.sum(1).tolist() == [4] * 4
+    assert sim.spec.data.test_label_table.sum(1).tolist() == [2] * 4
+    scores = sim.evaluate(sim.init(0)).metrics
     each = [scores[f"test/global/own/rouge1_{task}/mean"] for task in ("mood", "facts")]
     np.testing.assert_allclose(sum(each) / 2, scores["test/global/own/rouge1/mean"], rtol=1e-5)
 
@@ -199,7 +199,7 @@ def test_answers_in_words(config, monkeypatch, model):
     found = language.answers(prepared, params, range(5), batch=2, longest=6)
     assert len(found) == 5
     if model == "bert":
-        x = jax.tree.map(lambda a: a[:5], sim.data.test.x)
+        x = jax.tree.map(lambda a: a[:5], sim.spec.data.test.x)
         chosen = np.argmax(view.predict("global", view.holds["global"], x)["logits"], -1)
         assert found == [prepared.divided.test[i].options[k] for i, k in enumerate(chosen)]
         chooser = language._chooser(prepared.model, len(prepared.options["tokens"]), prepared.spec.temperature)
@@ -242,12 +242,12 @@ def test_a_real_encoder_trains_an_adapter(tmp_path):
     state, (record,) = sim.rounds(begun, 1)
     assert all(np.isfinite(value) for value in record.values())
     chex.assert_tree_all_finite(jax.device_get((state.server, state.clients)))
-    assert sim.shapes.up == 6 * 2 * (384 * 2 + 2 * 384) * 4, "six layers' queries and values"
+    assert sim.spec.shapes.up == 6 * 2 * (384 * 2 + 2 * 384) * 4, "six layers' queries and values"
     moved = [
         np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, jax.device_get((begun.clients, state.clients))), strict=True)
     ]
     assert max(moved) > 1e-3
-    held, frozen = jax.device_get((sim.held.tasks[0][0], sim.groups[0].task.frozen))
+    held, frozen = jax.device_get((sim.compiled.device_arrays.tasks[0][0], sim.spec.bound_groups[0].task.frozen))
     assert held.params["head"]["options"].shape == (6, 384)
     chex.assert_trees_all_equal(held, frozen)
 
@@ -289,8 +289,8 @@ def test_weights_reach_the_devices_part_by_part(config, tmp_path, monkeypatch):
     asked = config("llama", name="fedit", batch=4)
     asked.plan.update(devices=4, model=2)
     sim = experiment.build(asked)
-    assert sim.plan == (1, 4, 2)
-    frozen, held = sim.groups[0].task.frozen, sim.held.tasks[0][0]
+    assert sim.spec.plan == (1, 4, 2)
+    frozen, held = sim.spec.bound_groups[0].task.frozen, sim.compiled.device_arrays.tasks[0][0]
     assert {type(leaf) for leaf in jax.tree.leaves(frozen)} == {Deferred}
     chex.assert_trees_all_equal(*jax.device_get((held.params, LOAD(tmp_path / "llama")[1])))
     up = held.params["layers"]["mlp"]["up"]["kernel"]
@@ -300,7 +300,7 @@ def test_weights_reach_the_devices_part_by_part(config, tmp_path, monkeypatch):
 def test_shapes_alone_need_no_weights(config, monkeypatch):
     monkeypatch.setattr(load_pretrained, "load", None)
     sim = experiment.build(config("llama", name="fedit", batch=4), shapes_only=True)
-    assert all(0 in leaf.strides or not leaf.ndim for leaf in jax.tree.leaves(sim.groups[0].task.frozen))
+    assert all(0 in leaf.strides or not leaf.ndim for leaf in jax.tree.leaves(sim.spec.bound_groups[0].task.frozen))
 
 
 def test_the_score_is_that_of_the_chosen_option():

@@ -94,7 +94,9 @@ def test_rows_of_padding_count_for_nothing():
 
 def fitted(task: Task, data: federated_data.FederatedData, rate: float, rounds: int):
     build = functools.partial(fedavg, optimizer=local_training.sgd(rate), epochs=2, batch=4)
-    sim = simulator.Simulation(simulator.one_group(build, task, data.clients), data, plan=client_loop.Plan(2, 1))
+    sim = simulator.Simulation(
+        simulator.build_spec(simulator.one_group(build, task, data.clients), data, plan=client_loop.Plan(2, 1))
+    )
     state = sim.init(0)
     state, records = sim.rounds(state, rounds)
     return sim, state, [record["train/loss"] for record in records]
@@ -105,9 +107,9 @@ def test_a_federation_trains_an_adapter_of_it():
     model, arrays, data = frozen()
     task = adapters.adapted(model, arrays, adapters.lora(rank=2, dropout=0.0), classes=data.classes, population=data.clients)
     sim, state, losses = fitted(task, data, 0.02, 4)
-    assert sim.shapes.up == 2 * 2 * (12 * 2) * 4
+    assert sim.spec.shapes.up == 2 * 2 * (12 * 2) * 4
     assert losses[-1] < 0.95 * losses[0]
-    assert 0 <= sim.evaluate(state)["test/global/accuracy"] <= 1
+    assert 0 <= sim.evaluate(state).metrics["test/global/accuracy"] <= 1
 
 
 @functools.cache
@@ -157,9 +159,9 @@ def test_a_federation_trains_an_adapter_of_a_writer():
     net = Net(writer()[0], {})
     task = adapters.adapted(generation.make_writer(WRITER), net, kind, classes=data.classes, population=data.clients)
     sim, state, losses = fitted(task, data, 0.1, 3)
-    assert sim.shapes.up == ((16 * 2 + 2 * 16) + (16 * 2 + 2 * 8)) * 4
+    assert sim.spec.shapes.up == ((16 * 2 + 2 * 16) + (16 * 2 + 2 * 8)) * 4
     assert losses[-1] < losses[0]
-    assert sim.evaluate(state)["test/global/loss"] > 0
+    assert sim.evaluate(state).metrics["test/global/loss"] > 0
 
 
 def test_seven_billion_numbers_are_held_once():
@@ -322,7 +324,7 @@ def test_a_federation_on_cut_batches_is_the_same():
     for widths in ((), (16,)):
         task = adapted(length_bucketing.with_length_buckets(model, widths), arrays)
         sim, state, losses = fitted(task, data, 0.02, 2)
-        scores.append((state.server.net, losses, sim.evaluate(state)))
+        scores.append((state.server.net, losses, sim.evaluate(state).metrics))
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-4, rtol=1e-3), *scores)
 
 

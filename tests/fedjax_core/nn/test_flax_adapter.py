@@ -139,7 +139,7 @@ def test_a_config_names_a_module_of_a_file(tmp_path):
     sim = experiment.build(config)
     state, records = sim.rounds(sim.init(0), 1)
     assert np.isfinite(records[0]["train/loss"])
-    assert 0 <= sim.evaluate(state)["test/global/accuracy"] <= 1
+    assert 0 <= sim.evaluate(state).metrics["test/global/accuracy"] <= 1
     for other in (fedper, fedproto, fedrcl, fedrod):
         asked = other.get_config("smoke")
         asked.models = config.models

@@ -35,7 +35,7 @@ def drawn(case: str | Case) -> tuple[simulator.Simulation, simulator.State]:
     sim = case.simulate(evaluation=Evaluation(("global", "own")))
     rng = np.random.default_rng(0)
     noisy = lambda x: x + rng.normal(size=x.shape).astype(x.dtype) if x.dtype == np.float32 else x
-    return sim, sim.put(jax.tree.map(noisy, jax.device_get(sim.init(0))))
+    return sim, sim.compiled.put(jax.tree.map(noisy, jax.device_get(sim.init(0))))
 
 
 class ViewTest(chex.TestCase):
@@ -58,8 +58,8 @@ class ViewTest(chex.TestCase):
         view = sim.view(state, 7)
         c, classes = analysis.class_knowledge(sim, view, silu=False)
         smooth, _ = analysis.class_knowledge(sim, view)
-        rows = sim.data.train_index[7]
-        x, y = sim.data.train.x[rows], sim.data.train.y[rows]
+        rows = sim.spec.data.train_index[7]
+        x, y = sim.spec.data.train.x[rows], sim.spec.data.train.y[rows]
         self.assertEqual(classes.tolist(), sorted(set(y.tolist())))
         logits = analysis.outputs(view, "global", x)["logits"]
         for vector, j in zip(c, classes, strict=True):
@@ -95,7 +95,7 @@ class ViewTest(chex.TestCase):
 
                 return found._replace(predict=predict)
 
-            self.assertEqual({len(index) for index in sim.data.test_index}, {3, 4})
+            self.assertEqual({len(index) for index in sim.spec.data.test_index}, {3, 4})
             with mock.patch.object(sim, "view", view):
                 analysis.class_accuracies(sim, state)
             if name == "local":
@@ -107,7 +107,7 @@ class ViewTest(chex.TestCase):
         sim, state = drawn("fedavg")
         correct, total = analysis.class_accuracies(sim, state, scope="all")
         np.testing.assert_array_equal(total, np.full((8, 3), 10))
-        self.assertAlmostEqual(correct[3].sum() / 30, sim.evaluate(state)["test/global/accuracy"], places=6)
+        self.assertAlmostEqual(correct[3].sum() / 30, sim.evaluate(state).metrics["test/global/accuracy"], places=6)
 
     def test_what_is_not_there_is_named(self):
         sim, state = drawn("fedavg")
@@ -126,9 +126,9 @@ class FeaturesTest(chex.TestCase):
         sim, state = drawn("fedavg")
         points = analysis.features(sim, state, part="train", clients=[1, 4], most=3)
         self.assertEqual(points.clients.tolist(), [1] * 3 + [4] * 3)
-        rows = [sim.data.train_index[i][np.linspace(0, n - 1, 3).round().astype(int)] for i, n in ((1, 4), (4, 6))]
-        np.testing.assert_array_equal(points.classes, sim.data.train.y[np.concatenate(rows)])
-        wanted, _ = toy.model().features(state.server.net, sim.data.train.x[rows[1]])
+        rows = [sim.spec.data.train_index[i][np.linspace(0, n - 1, 3).round().astype(int)] for i, n in ((1, 4), (4, 6))]
+        np.testing.assert_array_equal(points.classes, sim.spec.data.train.y[np.concatenate(rows)])
+        wanted, _ = toy.model().features(state.server.net, sim.spec.data.train.x[rows[1]])
         np.testing.assert_allclose(points.features[3:], wanted, atol=1e-6)
 
     def test_lengths_that_differ_are_refused(self):
@@ -139,8 +139,8 @@ class FeaturesTest(chex.TestCase):
 
     def test_clients_without_test_examples_are_refused(self):
         sim, state = drawn("fedavg")
-        none = (np.zeros(0, np.int32),) * sim.data.clients
-        with mock.patch.object(sim, "data", dataclasses.replace(sim.data, test_index=none)):
+        none = (np.zeros(0, np.int32),) * sim.spec.data.clients
+        with mock.patch.object(sim, "data", dataclasses.replace(sim.spec.data, test_index=none)):
             with self.assertRaisesRegex(ValueError, "no client has test examples of its own, so there are no features to show"):
                 analysis.features(sim, state)
             with self.assertRaisesRegex(ValueError, "none of clients 1, 2 has test examples"):
@@ -174,8 +174,8 @@ class RefitTest(chex.TestCase):
         sim, state = drawn("fedavg")
         probe = analysis.probe(sim, state)
         self.assertEqual(probe.shape, (8,))
-        only = sim.data.train.y[sim.data.train_index[2]]
-        own = sim.data.test.y[sim.data.test_index[2]]
+        only = sim.spec.data.train.y[sim.spec.data.train_index[2]]
+        own = sim.spec.data.test.y[sim.spec.data.test_index[2]]
         self.assertLen(only, 1)
         self.assertAlmostEqual(probe[2], np.mean(own == only[0]), places=6)
         self.assertTrue(((probe >= 0) & (probe <= 1)).all())
@@ -184,7 +184,7 @@ class RefitTest(chex.TestCase):
         """At D = 0, d = 0 the layer is the identity; where it ends, the loss has no slope."""
         sim, state = drawn("fedavg")
         view = sim.view(state, 0)
-        made = analysis.outputs(view, "global", sim.data.test.x)
+        made = analysis.outputs(view, "global", sim.spec.data.test.x)
         head = linear_probe._head(view, "global", made["features"], made["logits"])
         width = made["features"].shape[1]
         scale = made["features"].mean(0), made["features"].std(0)
@@ -193,7 +193,7 @@ class RefitTest(chex.TestCase):
         logits = matched(theta, frozen, made["features"])
         np.testing.assert_allclose(logits, made["logits"], atol=1e-5)
 
-        y = sim.data.test.y
+        y = sim.spec.data.test.y
         best = linear_probe._optimum(matched, theta, frozen, made["features"], y, np.ones(len(y), bool), 1.0)
 
         def loss(theta):
@@ -207,10 +207,10 @@ class RefitTest(chex.TestCase):
     def test_heads_are_found_wherever_they_are(self):
         """FedPFT's in a net; FedCAC's clients hold no net; a personal classifier of FedPFT's lies beside the prompts."""
         personal = functools.partial(fedpft, optimizer=local_training.sgd(0.1), prompts=2, batch=toy.BATCH, classifier="personal")
-        own = simulator.Simulation(toy.groups(personal), toy.data(), plan=client_loop.Plan(1, 1))
+        own = simulator.Simulation(simulator.build_spec(toy.groups(personal), toy.data(), plan=client_loop.Plan(1, 1)))
         for sim, state in (drawn("fedpft"), drawn("fedcac"), (own, own.init(0))):
             view = sim.view(state, 4)
-            made = analysis.outputs(view, "personal", sim.data.test.x)
+            made = analysis.outputs(view, "personal", sim.spec.data.test.x)
             head = linear_probe._head(view, "personal", made["features"], made["logits"])
             wanted = made["features"] @ np.asarray(head["kernel"]) + np.asarray(head["bias"])
             np.testing.assert_allclose(wanted, made["logits"], atol=1e-5)
@@ -224,7 +224,7 @@ class RefitTest(chex.TestCase):
 
         doubled = lambda made: made | {"logits": 2 * made["logits"] + 1}
         build = functools.partial(twice, optimizer=local_training.sgd(0.1))
-        sim = simulator.Simulation(toy.groups(build), toy.data(), plan=client_loop.Plan(1, 1))
+        sim = simulator.Simulation(simulator.build_spec(toy.groups(build), toy.data(), plan=client_loop.Plan(1, 1)))
         with self.assertRaisesRegex(ValueError, "none of the nets that client 0 holds has a head"):
             analysis.match(sim, sim.init(0))
 
@@ -233,15 +233,15 @@ class LandscapeTest(chex.TestCase):
     def test_its_centre_is_the_model_and_it_moves_along_the_directions(self):
         sim, state = drawn("fedavg")
         found = analysis.landscape(sim, state, points=3, span=0.5)
-        scores = sim.evaluate(state)
+        scores = sim.evaluate(state).metrics
         self.assertAlmostEqual(found.loss[1, 1], scores["test/global/loss"], places=5)
         self.assertAlmostEqual(found.accuracy[1, 1], scores["test/global/accuracy"], places=5)
         centre = state.server.net
         across, down = ([jax.tree.map(lambda w, k=k: jnp.full_like(w, k), centre.params)] for k in (1.0, -2.0))
         found = analysis.landscape(sim, state, points=3, span=0.5, directions=(across, down))
         moved = Net(jax.tree.map(lambda w: w + 0.5 * 1.0 - 0.5 * -2.0, centre.params), centre.stats)
-        logits = toy.model().apply(moved, sim.data.test.x)[0]["logits"]
-        self.assertAlmostEqual(found.accuracy[0, 2], float(np.mean(logits.argmax(-1) == sim.data.test.y)), places=6)
+        logits = toy.model().apply(moved, sim.spec.data.test.x)[0]["logits"]
+        self.assertAlmostEqual(found.accuracy[0, 2], float(np.mean(logits.argmax(-1) == sim.spec.data.test.y)), places=6)
 
     def test_filters_have_the_norm_of_the_models(self):
         params = {"k": jnp.arange(24.0).reshape(2, 3, 4), "b": jnp.ones(4)}
@@ -276,18 +276,18 @@ class PlaneTest(chex.TestCase):
 
     def test_the_loss_around_a_global_model(self):
         sim, state = drawn("fedoa")
-        x = sim.data.test.x[:8]
+        x = sim.spec.data.test.x[:8]
         nets = [trained_network(sim.view(state, i), "personal", x) for i in range(3)]
         chex.assert_trees_all_equal(nets[1], jax.tree.map(lambda leaf: leaf[1], state.clients[0]))
         found, where = analysis.surroundings(sim, state, nets, points=3)
-        scores = sim.evaluate(state)
+        scores = sim.evaluate(state).metrics
         self.assertAlmostEqual(found.loss[1, 1], scores["test/global/loss"], places=5)
         reach = 1.25 * np.abs(where.places).max()
         np.testing.assert_allclose(found.steps, [-reach, 0, reach])
         centre = state.server.net
         corner = jax.tree.map(lambda w, a, b: w + reach * a - reach * b, centre.params, *where.directions)
-        logits = toy.model().apply(Net(corner, centre.stats), sim.data.test.x)[0]["logits"]
-        self.assertAlmostEqual(found.accuracy[0, 2], float(np.mean(logits.argmax(-1) == sim.data.test.y)), places=6)
+        logits = toy.model().apply(Net(corner, centre.stats), sim.spec.data.test.x)[0]["logits"]
+        self.assertAlmostEqual(found.accuracy[0, 2], float(np.mean(logits.argmax(-1) == sim.spec.data.test.y)), places=6)
 
 
 class FrozenTest(chex.TestCase):
@@ -300,22 +300,22 @@ class FrozenTest(chex.TestCase):
 
     def test_no_program_has_it_as_a_constant(self):
         sim, state = drawn(ADAPTED)
-        on_device = weakref.ref(jax.tree.leaves(sim.held.tasks)[0])
-        kernel = sim.groups[0].task.frozen.params["body"]["kernel"]
+        on_device = weakref.ref(jax.tree.leaves(sim.compiled.device_arrays.tasks)[0])
+        kernel = sim.spec.bound_groups[0].task.frozen.params["body"]["kernel"]
         self.assertGreater(kernel.nbytes, 100)
         with self.assertRaisesRegex(UserWarning, "constants"):
             jax.jit(lambda x: x @ jnp.asarray(kernel))(jnp.ones((1, len(kernel))))
         found = analysis.landscape(sim, state, "global", points=3)
-        self.assertAlmostEqual(found.loss[1, 1], sim.evaluate(state)["test/global/loss"], places=5)
+        self.assertAlmostEqual(found.loss[1, 1], sim.evaluate(state).metrics["test/global/loss"], places=5)
         self.assertIsNotNone(on_device())
         sim.release()
         self.assertIsNone(on_device(), "no analysis keeps it")
 
     def test_clients_share_programs(self):
         sim, state = drawn(ADAPTED)
-        on_device = weakref.ref(jax.tree.leaves(sim.held.tasks)[0])
+        on_device = weakref.ref(jax.tree.leaves(sim.compiled.device_arrays.tasks)[0])
         before = _compute_logits._cache_size(), linear_probe._optimum._cache_size()
-        x = sim.data.test.x[:8]
+        x = sim.spec.data.test.x[:8]
         nets = [trained_network(sim.view(state, i), "personal", x) for i in range(3)]
         self.assertEqual(
             [float(net.params["head"]["bias"][0]) for net in nets], state.clients[0].params["head"]["bias"][:3, 0].tolist()
@@ -330,10 +330,10 @@ class AttentionTest(chex.TestCase):
     def test_weights_are_those_of_the_clients_own_prompts(self):
         sim, state = drawn("fedpft_con")
         found, labels = analysis.attention(sim, state, client=4, most=3)
-        rows = sim.data.test_index[4]
+        rows = sim.spec.data.test_index[4]
         rows = rows[np.linspace(0, len(rows) - 1, 3).round().astype(int)]
-        np.testing.assert_array_equal(labels, sim.data.test.y[rows])
-        f = analysis.outputs(sim.view(state, 4), "personal", sim.data.test.x[rows])["extractor"]
+        np.testing.assert_array_equal(labels, sim.spec.data.test.y[rows])
+        f = analysis.outputs(sim.view(state, 4), "personal", sim.spec.data.test.x[rows])["extractor"]
         client = jax.tree.map(lambda leaf: leaf[4], state.clients[0])
         tau = state.server.transform
         for name, prompts in (("attention", client.prompts), ("contrast_attention", client.contrast.prompts)):
@@ -346,7 +346,7 @@ class AttentionTest(chex.TestCase):
         with self.assertRaisesRegex(ValueError, "no output 'attention'; it has features, logits"):
             analysis.attention(*drawn("fedavg"))
         sim, state = drawn("fedpft")
-        empty = dataclasses.replace(sim.data, test_index=(np.zeros(0, np.int32), *sim.data.test_index[1:]))
+        empty = dataclasses.replace(sim.spec.data, test_index=(np.zeros(0, np.int32), *sim.spec.data.test_index[1:]))
         with mock.patch.object(sim, "data", empty), self.assertRaisesRegex(ValueError, "client 0 has no test examples"):
             analysis.attention(sim, state)
 
@@ -367,8 +367,8 @@ class CommunicationTest(chex.TestCase):
         for name in ("fedavg", "scaffold", "local", "fedhe_mixed"):
             sim = toy.simulate(name)
             rows = analysis.communication(sim)
-            for way, wanted in (("down", sim.shapes.down), ("up", sim.shapes.up)):
-                groups = len(sim.groups)
+            for way, wanted in (("down", sim.spec.shapes.down), ("up", sim.spec.shapes.up)):
+                groups = len(sim.spec.bound_groups)
                 self.assertEqual(sum(row["bytes"] for row in rows if row["way"] == way), wanted * groups, name)
         rows = analysis.communication(toy.simulate("fedhe_mixed"))
         logits, known = (row for row in rows if (row["group"], row["way"]) == ("narrow", "down"))

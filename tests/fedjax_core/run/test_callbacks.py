@@ -218,7 +218,7 @@ def test_a_callback_reads_the_state_and_changes_nothing(alone, tmp_path):
     for number, record, view, scores in reader.found:
         state = sim.rounds(sim.init(0), number)[0]
         chex.assert_trees_all_close(view.holds, sim.view(state, 3).holds, atol=1e-6)
-        x = sim.data.test.x[:5]
+        x = sim.spec.data.test.x[:5]
         assert view.predict("global", view.holds["global"], x)["logits"].shape == (5, toy.CLASSES)
         for model, each in scores["own"].items():
             assert each["accuracy"].shape == reader.look.scored_clients().shape

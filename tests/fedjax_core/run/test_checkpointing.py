@@ -28,9 +28,9 @@ def test_several_processes_take_up_the_chunk_alone(monkeypatch, tmp_path):
 
     def use(plan):
         took.append(plan)
-        simulation.plan = plan
+        simulation.spec.plan = plan
 
-    simulation.use = use
+    simulation.use_plan = use
     with WorkDir.open(tmp_path / "run", {}) as workdir:
         workdir.record("plan", Plan(3, 4)._asdict())
         checkpointing.take_up_plan(simulation, workdir, False, reporter)

@@ -39,10 +39,10 @@ def test_a_table_has_the_gap_of_the_methods_that_have_one(tmp_path):
     assert not [name for name in metrics["local"] if "unseen" in name or "gap" in name]
 
     _, sim, state = experiment.load(runs["fedper"])
-    assert sim.evaluate(state)["test/personal/unseen/accuracy/mean"] == pytest.approx(unseen)
+    assert sim.evaluate(state).metrics["test/personal/unseen/accuracy/mean"] == pytest.approx(unseen)
     recorded = read_json(runs["fedper"] / "run.json")
-    assert sim.data.unseen is not None
-    assert recorded["unseen"]["clients"] == sim.data.unseen.ids.tolist()
+    assert sim.spec.data.unseen is not None
+    assert recorded["unseen"]["clients"] == sim.spec.data.unseen.ids.tolist()
     assert np.shape(recorded["unseen"]["label_table"]) == (2, 10)
     assert np.shape(recorded["partition"]["label_table"]) == (4, 10)
 
@@ -71,9 +71,9 @@ def test_inputs_are_scaled_without_the_rows_of_unseen_clients(monkeypatch):
     made, seen = config(fedper), []
     monkeypatch.setattr(input_normalization, "of_inputs", lambda normalise, examples, file, rows, offset: seen.append(rows))
     sim = experiment.build(made)
-    assert sim.data.unseen is not None
+    assert sim.spec.data.unseen is not None
     (rows,) = seen
-    assert len(rows) == 200 - sim.data.unseen.label_table.sum()
+    assert len(rows) == 200 - sim.spec.data.unseen.label_table.sum()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_core import nn
 from fedjax_core.algorithm import Net
-from fedjax_core.engine import client_loop, federation, simulator
+from fedjax_core.engine import client_loop, simulation_spec, simulator
 from fedjax_core.storage import export_model
 from fedjax_core.storage.safetensors_files import write_tensors
 from fedjax_core.task import of_model
@@ -147,7 +147,7 @@ X = toy.data().test.x[:4]
 
 def simulate(build, mixed=False):
     build = functools.partial(build, optimizer=local_training.sgd(0.1))
-    return simulator.Simulation(toy.groups(build, mixed), toy.data(), plan=client_loop.Plan(1, 1), cohort=5)
+    return simulator.Simulation(simulator.build_spec(toy.groups(build, mixed), toy.data(), plan=client_loop.Plan(1, 1), cohort=5))
 
 
 def held(build):
@@ -195,7 +195,7 @@ def test_the_network_of_two_parts(local):
     state = sim.init(0)
     moved = jax.tree.map(lambda x: x + jnp.arange(len(x), dtype=x.dtype).reshape(-1, *(1,) * (x.ndim - 1)), state.clients[0])
     found = export_model.network(sim.view(state._replace(clients=(moved,)), 2), "personal", X)
-    first = sim.groups[0].task.model.init(federation.key(state.key, "init", 0))
+    first = sim.spec.bound_groups[0].task.model.init(simulation_spec.stream_key(state.key, "init", 0))
     equal(found.params, {"body": first.params["body"], "head": jax.tree.map(lambda x: x + 2, first.params["head"])})
     equal(found.stats, jax.tree.map(lambda x: x + 2 * local, first.stats))
 

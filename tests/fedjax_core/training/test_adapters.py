@@ -158,11 +158,11 @@ def test_a_round_over_many_clients_makes_no_copy_of_the_base():
 def test_the_base_neither_changes_nor_is_kept_nor_travels():
     sim, _, after = toy.reference("fedoa_lora")
     frozen = toy.task_adapted().frozen
-    chex.assert_trees_all_equal(jax.device_get(sim.held.tasks[0][0]), jax.device_get(frozen))
+    chex.assert_trees_all_equal(jax.device_get(sim.compiled.device_arrays.tasks[0][0]), jax.device_get(frozen))
     adapter = 4 * (5 * 2 + 2 * 6) + 4 * (6 * 3 + 3)
     assert nbytes(after.server) == adapter
     assert nbytes(after.clients) == toy.CLIENTS * adapter
-    assert sim.shapes.up == sim.shapes.down == adapter
+    assert sim.spec.shapes.up == sim.spec.shapes.down == adapter
 
 
 def wide(clients: int) -> simulator.Simulation:
@@ -187,7 +187,9 @@ def wide(clients: int) -> simulator.Simulation:
     dataset = sources.Dataset("wide", examples, Examples(examples.x[:2], examples.y[:2]), ("a", "b"))
     data = federated_data.from_index(dataset, list(np.arange(n).reshape(clients, 2)), [np.arange(2)] * clients)
     build = functools.partial(fedoa, optimizer=local_training.sgd(0.1, momentum=0.5), batch=2, epochs=1)
-    return simulator.Simulation(simulator.one_group(build, task, clients), data, plan=client_loop.Plan(clients, 1))
+    return simulator.Simulation(
+        simulator.build_spec(simulator.one_group(build, task, clients), data, plan=client_loop.Plan(clients, 1))
+    )
 
 
 def test_a_round_of_a_method_takes_one_base_however_many_clients():
@@ -195,9 +197,9 @@ def test_a_round_of_a_method_takes_one_base_however_many_clients():
     takes, base = {}, 4 * (1024 * 2048 + 2048 * 2)
     for clients in (6, 30):
         sim = wide(clients)
-        held, key = sim.host, jax.random.key_data(jax.random.key(0))
-        state = jax.eval_shape(sim.programs.init, held, key)
-        taken = sim.programs.many.lower(held, state, np.int32(1)).compile().memory_analysis()
+        held, key = sim.spec.host_arrays, jax.random.key_data(jax.random.key(0))
+        state = jax.eval_shape(sim.compiled.programs.init_state, held, key)
+        taken = sim.compiled.programs.run_rounds.lower(held, state, np.int32(1)).compile().memory_analysis()
         takes[clients] = taken.argument_size_in_bytes + taken.temp_size_in_bytes + taken.output_size_in_bytes
     adapter, rows = 4 * (1024 + 2048), 2 * 4 * 1024
     assert base < takes[6] < 1.5 * base

@@ -16,7 +16,7 @@ from fedjax_core import experiment
 from fedjax_core.algorithm import ClientData, Examples
 from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import client_loop
-from fedjax_core.engine.simulator import Evaluation, Simulation, one_group
+from fedjax_core.engine.simulator import Evaluation, Simulation, build_spec, one_group
 from fedjax_core.task import of_model
 from fedjax_core.training import local_training
 from fedjax_core.training.few_shot import Episode, Episodes, prototypical
@@ -221,7 +221,7 @@ def simulate(build, *, plan=(1, 1), scopes=("global",), **settings):
     task = of_model(MODEL, classes=toy.CLASSES, population=toy.CLIENTS)
     settings = {"cohort": None, "episodes": DRAWN, "dispatch": 2} | settings
     groups = one_group(build, task, toy.CLIENTS)
-    return Simulation(groups, toy.data(), plan=client_loop.Plan(*plan), evaluation=Evaluation(scopes), **settings)
+    return Simulation(build_spec(groups, toy.data(), plan=client_loop.Plan(*plan), evaluation=Evaluation(scopes), **settings))
 
 
 class EngineTest(chex.TestCase):
@@ -236,15 +236,15 @@ class EngineTest(chex.TestCase):
         chex.assert_trees_all_close(tuple(state.server.net), wanted, atol=3e-6)
         x, y = toy.data().test
         accuracy = naive_accuracy(jax.device_get(state.server.net), x, y, DRAWN.fixed(y))
-        self.assertAlmostEqual(sim.evaluate(state)["test/global/accuracy"], accuracy, places=5)
-        self.assertEqual(set(sim.evaluate(state)), {"test/global/accuracy", "test/global/loss"})
+        self.assertAlmostEqual(sim.evaluate(state).metrics["test/global/accuracy"], accuracy, places=5)
+        self.assertEqual(set(sim.evaluate(state).metrics), {"test/global/accuracy", "test/global/loss"})
 
     def test_plans_and_places_agree(self):
         ends = []
         for settings in ({}, {"plan": (3, 2), "hold": "host"}):
             sim = simulate(functools.partial(scaffold, optimizer=local_training.sgd(LR), batch=BATCH), cohort=5, **settings)
             state, _ = sim.rounds(sim.init(0), 2)
-            ends.append((jax.device_get(state.server), sim.evaluate(state)))
+            ends.append((jax.device_get(state.server), sim.evaluate(state).metrics))
         chex.assert_trees_all_close(*ends, atol=1e-5, rtol=1e-5)
 
     def test_personal_models_are_scored_on_all_test_episodes(self):
@@ -312,7 +312,7 @@ def test_any_method_by_its_config():
     for config in (few_shot("scaffold"), few_shot("fedskc", knowledge=dict(of="features"))):
         sim = experiment.build(config, data)
         state, records = sim.rounds(sim.init(0), 2)
-        assert sim.evaluate(state)["test/global/accuracy"] > 0.4
+        assert sim.evaluate(state).metrics["test/global/accuracy"] > 0.4
         assert state.server.net.params["head"]["kernel"].shape == (16, 1)  # nobody reads it
     assert records[-1]["train/lcl"] > 0
     assert state.server.knowledge.shape == (10, 16)
@@ -374,8 +374,8 @@ def test_real_images_of_unseen_classes_are_told_apart(shared_data):
     config.cohort.fraction = 1.0
     sim = experiment.build(config, federated_data.federate(tiny, {"name": "dirichlet", "alpha": 0.5}, 3, 0))
     state = sim.init(0)
-    before = sim.evaluate(state)["test/global/accuracy"]
+    before = sim.evaluate(state).metrics["test/global/accuracy"]
     state, records = sim.rounds(state, 8)
-    after = sim.evaluate(state)["test/global/accuracy"]
+    after = sim.evaluate(state).metrics["test/global/accuracy"]
     assert records[-1]["train/loss"] < records[0]["train/loss"]
     assert after > max(0.33, before + 0.03)  # by chance 0.2; random kernels tell some

@@ -28,7 +28,7 @@ PARAMS, STATS = (5 * 6 + 6) + (6 * 3 + 3), 5
 
 def simulate(build, statistics=True, **settings):
     settings = {"cohort": 5, "dispatch": 2, "plan": client_loop.Plan(1, 1)} | settings
-    return simulator.Simulation(toy.groups(build, statistics=statistics), toy.data(), **settings)
+    return simulator.Simulation(simulator.build_spec(toy.groups(build, statistics=statistics), toy.data(), **settings))
 
 
 @functools.cache
@@ -79,11 +79,11 @@ class LocalStatisticsTest(chex.TestCase):
     def test_the_personal_predictor_reads_the_clients_own(self):
         sim, before, after = kept()
         w, stats, _ = oracle(2)
-        scores = sim.client_scores(sim.put(after))["own"]
+        scores = sim.client_scores(sim.compiled.put(after))["own"]
         self.assertEqual(set(scores), {"personal"})
         found = scores["personal"]["accuracy"][0] / scores["personal"]["accuracy"][1]
         np.testing.assert_allclose(found, [accuracies(Net(w, stats[i]), i) for i in range(toy.CLIENTS)], atol=1e-6)
-        _, records = sim.rounds(sim.put(before), 2, scored=True)
+        _, records = sim.rounds(sim.compiled.put(before), 2, scored=True)
         _, _, ends = oracle(2)
         expected = np.mean([accuracies(net, i) for i, net in ends.items()])
         self.assertAlmostEqual(records[-1]["test/personal/post_local/accuracy/mean"], expected, places=6)
@@ -97,7 +97,7 @@ class LocalStatisticsTest(chex.TestCase):
         (pfedsd, PARAMS, PARAMS),
     )
     def test_statistics_never_travel(self, method, down, up):
-        shapes = simulate(local_statistics(functools.partial(method, **SETTINGS))).shapes
+        shapes = simulate(local_statistics(functools.partial(method, **SETTINGS))).spec.shapes
         self.assertEqual((shapes.down, shapes.up), (4 * down, 4 * up))
         self.assertNotIn((STATS,), [x.shape for x in jax.tree.leaves(shapes.groups[0].server)])
 

@@ -56,7 +56,9 @@ def test_transforms_that_change_nothing_leave_rounds_as_they_were(name, links):
     chex.assert_trees_all_close(bare(jax.device_get(state.server)), expected.server, atol=1e-6, rtol=1e-5)
     assert record["server/left_out"] == 0
     assert record.get("server/stacked", 5) == 5
-    assert (sim.shapes.down, sim.shapes.up) == (plain.shapes.down, plain.shapes.up), "what wraps a method is not sent"
+    assert (sim.spec.shapes.down, sim.spec.shapes.up) == (plain.spec.shapes.down, plain.spec.shapes.up), (
+        "what wraps a method is not sent"
+    )
 
 
 def sends(what, who=3):
@@ -118,10 +120,10 @@ def test_a_transform_keeps_something_with_clients_and_at_the_server():
     sim = toy.simulate("fedavg", links=links, cohort=8)
     state, records = sim.rounds(sim.init(0), 3)
     assert [r["server/before"] for r in records] == [r["server/memory"] for r in records] == [0, 1, 2]
-    assert sim.shapes.up == 3
+    assert sim.spec.shapes.up == 3
     held = sim.view(state, 0).holds["global"]
     np.testing.assert_array_equal(held[0].params["head"]["bias"], bare(state.server).net.params["head"]["bias"])
-    assert sim.evaluate(state)["test/global/accuracy"] > 0.3
+    assert sim.evaluate(state).metrics["test/global/accuracy"] > 0.3
 
 
 def one_part(collect, made):
@@ -190,7 +192,9 @@ def cohort(name):
     """Clients of the first round."""
     sim = toy.simulate(name)
     state = sim.init(0)
-    return sorted(np.asarray(sim.programs.draw(sim.held, state.key, state.round)[0][0].ids).tolist())
+    return sorted(
+        np.asarray(sim.compiled.programs.draw_cohorts(sim.compiled.device_arrays, state.key, state.round)[0][0].ids).tolist()
+    )
 
 
 @pytest.mark.parametrize(

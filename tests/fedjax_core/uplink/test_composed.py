@@ -53,7 +53,7 @@ def test_a_run_with_all_of_them_says_so_in_its_files(tmp_path):
     assert done.summary["facts"]["bytes_down"] == 2 * numbers
     assert done.summary["facts"]["bytes_up"] < numbers
     _, simulation, state = experiment.load(str(tmp_path / "run"), data=toy.data())
-    assert simulation.evaluate(state)["test/global/backdoor"] == pytest.approx(last["test/global/backdoor"])
+    assert simulation.evaluate(state).metrics["test/global/backdoor"] == pytest.approx(last["test/global/backdoor"])
 
 
 def test_an_option_that_is_off_leaves_the_program_as_it_was():
@@ -65,8 +65,10 @@ def test_an_option_that_is_off_leaves_the_program_as_it_was():
             for section in ("adversary", "compression", "aggregation"):
                 del settings[section]
         sim = experiment.build(settings, toy.data())
-        state = jax.eval_shape(sim.programs.init, sim.host, jax.random.key_data(jax.random.key(0)))
-        texts.append(sim.programs.many.lower(sim.host, state, jax.ShapeDtypeStruct((), np.int32)).as_text())
+        state = jax.eval_shape(sim.compiled.programs.init_state, sim.spec.host_arrays, jax.random.key_data(jax.random.key(0)))
+        texts.append(
+            sim.compiled.programs.run_rounds.lower(sim.spec.host_arrays, state, jax.ShapeDtypeStruct((), np.int32)).as_text()
+        )
     assert texts[0] == texts[1]
     assert texts[0] != texts[2]
 

@@ -121,9 +121,9 @@ def test_a_round_sends_packed_arrays_up_and_down():
     )
     found, _ = everything.rounds(everything.init(0), 2)
     chex.assert_trees_all_close(jax.device_get(bare(found.server)), state.server, atol=5e-3)
-    numbers = plain.shapes.up / 4
-    assert everything.shapes.down == plain.shapes.down / 2
-    assert everything.shapes.up == numbers * (4 + 2)
+    numbers = plain.spec.shapes.up / 4
+    assert everything.spec.shapes.down == plain.spec.shapes.down / 2
+    assert everything.spec.shapes.up == numbers * (4 + 2)
 
 
 def test_class_means_are_not_sent_in_part():

@@ -92,16 +92,16 @@ def test_rounds_have_it_and_a_restored_state_goes_on_with_it():
     state = sim.init(0)
     begin = flat(state)
     state, records = sim.rounds(state, 2)
-    saved = sim.snapshot(state)
+    saved = sim.to_host(state)
     moved = [np.std(flat(state) - begin)]
     state, more = sim.rounds(state, 4)
     moved.append(np.std(flat(state) - begin))
-    again, same = sim.rounds(sim.restore(saved), 4)
+    again, same = sim.rounds(sim.from_host(saved), 4)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(again), jax.device_get(state))
     assert [record["server/privacy/deviation"] for record in same] == [record["server/privacy/deviation"] for record in more]
     for found, record in zip(moved, (records[-1], more[-1]), strict=True):
         assert abs(found / record["server/privacy/deviation_of_sums"] - 1) < 0.35
-    assert sim.programs.many._cache_size() == 1, "one program over all rounds"
+    assert sim.compiled.programs.run_rounds._cache_size() == 1, "one program over all rounds"
 
 
 def flat(state):
@@ -111,7 +111,12 @@ def flat(state):
 def test_cohorts_come_in_turn():
     sim = toy.simulate("fedavg_uniform", cohort=3, sampling="cyclic")
     drawn = [
-        np.asarray(sim.programs.draw(sim.held, jax.random.key_data(jax.random.key(5)), np.int32(r))[0][0].ids) for r in range(9)
+        np.asarray(
+            sim.compiled.programs.draw_cohorts(sim.compiled.device_arrays, jax.random.key_data(jax.random.key(5)), np.int32(r))[0][
+                0
+            ].ids
+        )
+        for r in range(9)
     ]
     in_order = list(itertools.chain(*(sorted(ids[ids < toy.CLIENTS].tolist()) for ids in drawn)))
     assert len(in_order) == 27

@@ -9,7 +9,7 @@ import jax
 from configs import fedavg
 from fedjax_core import experiment
 from fedjax_core.commands.plans import capacity_plan, device_targets
-from fedjax_core.engine import chips
+from fedjax_core.engine.sharding.data_placement import DEVICE_SPECS
 from fedjax_core.experiment import mock_data
 
 
@@ -44,7 +44,7 @@ ABOUT = {
     "lanes": 1,
     "alone": "",
     "rows": {"all": 400, "mean": 10.0, "most": 20},
-    "chip": chips.CHIPS["TPU v5 lite"]._asdict(),
+    "chip": DEVICE_SPECS["TPU v5 lite"]._asdict(),
     "bytes": {"rows of data": 300.0, "frozen and public arrays": 0.0, "client states": 200.0, "server state": 10.0},
 }
 

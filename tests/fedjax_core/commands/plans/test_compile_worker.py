@@ -38,13 +38,13 @@ def test_what_is_lowered_is_what_runs():
 
 
 def bounds(sim):
-    return sim.put((np.int32(0), np.int32(1)))
+    return sim.compiled.put((np.int32(0), np.int32(1)))
 
 
 def of_server(sim, state, rows):
-    given = sim.held, state.server, state.round
-    sums = sim.programs.begin_server[rows](*given)
-    return sim.programs.of_server[rows].lower(*given, sums, bounds(sim)).as_text()
+    given = sim.compiled.device_arrays, state.server, state.round
+    sums = sim.compiled.programs.init_server_sums[rows](*given)
+    return sim.compiled.programs.score_server[rows].lower(*given, sums, bounds(sim)).as_text()
 
 
 def test_streamed_rows_have_the_room_that_a_run_gives_them():
@@ -141,8 +141,8 @@ def test_a_language_model_is_planned_without_its_folder():
     of = fedoa_config.get_config("paper")
     of.plan.devices, of.method.batch = 1, 4
     sim = experiment.build(of, shapes_only=True, kind=mock_data.kind(experiment.resolve(of)))
-    assert sum(leaf.size for leaf in jax.tree.leaves(sim.groups[0].task.frozen)) == 6_738_415_616
-    assert sim.data.train.x["tokens"].shape == (6000, 512)
+    assert sum(leaf.size for leaf in jax.tree.leaves(sim.spec.bound_groups[0].task.frozen)) == 6_738_415_616
+    assert sim.spec.data.train.x["tokens"].shape == (6000, 512)
     of.models = ("pretrained(folder='mine', limit=512)",)
     with pytest.raises(OSError, match=r"mine/config\.json"):
         mock_data.kind(experiment.resolve(of)).federated(experiment.resolve(of))
@@ -178,8 +178,8 @@ def test_cohorts_by_poisson_are_planned_with_all_their_places():
     of.plan.chunk, of.plan.devices = 100, 1
     kind = mock_data.kind(experiment.resolve(of))
     sim = experiment.build(of, shapes_only=True, kind=kind, devices=jax.devices()[:1])
-    assert sim.cohort == 4 < sim.places == sim.plan.chunk
-    assert compile_worker.describe_simulation(sim)["places"] == sim.places
+    assert sim.spec.cohort == 4 < sim.spec.cohort_slots == sim.spec.plan.chunk
+    assert compile_worker.describe_simulation(sim)["places"] == sim.spec.cohort_slots
 
 
 def test_several_processes_are_those_of_the_topology(monkeypatch):

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.engine.simulator import Simulation
+from fedjax_core.engine.simulator import Simulation, build_spec
 from methods.scaffold import scaffold
 from tests import naive, toy
 from tests.fedjax_core.engine.tallied import SGD, N, simulate, tally
@@ -25,20 +25,20 @@ class HostTest(chex.TestCase):
         build = functools.partial(scaffold, optimizer=SGD, batch=toy.BATCH)
         task = dataclasses.replace(toy.task(200), population=population)
         sim = Simulation(
-            simulator.one_group(build, task, population), data, cohort=cohort, plan=client_loop.Plan(1, 1), hold="host"
+            build_spec(simulator.one_group(build, task, population), data, cohort=cohort, plan=client_loop.Plan(1, 1), hold="host")
         )
         state = sim.init(0)
         expected = set()
         for _ in range(3):
-            ((drawn, _),) = sim.programs.draw(sim.held, state.key, state.round)
+            ((drawn, _),) = sim.compiled.programs.draw_cohorts(sim.compiled.device_arrays, state.key, state.round)
             expected |= set(np.asarray(drawn.ids).tolist())
             state, _ = sim.rounds(state, 1)
-        (store,) = sim.kept.stores
+        (store,) = sim.offloaded_states.stores
         self.assertEqual(set(np.flatnonzero(store.touched).tolist()), expected)
         self.assertBetween(len(expected), 2 * cohort, 3 * cohort)
         kept = sum(x.nbytes for x in jax.tree.leaves(store.packed()))
         self.assertLess(kept, 3 * cohort * 10_000)
-        self.assertEqual(sim.touched(), [len(expected)])
+        self.assertEqual(sim.offloaded_states.touched(), [len(expected)])
         # the server's control is the mean over the whole population, of which all others' are zero
         mean = jax.tree.map(lambda x: x[store.touched].sum(0) / population, store.rows)
         chex.assert_trees_all_close(jax.device_get(state.server.c), mean, atol=1e-8)
@@ -48,4 +48,4 @@ class HostTest(chex.TestCase):
         sim.rounds(sim.init(3), 1)
         there = naive.cohort(3, 0, N, 5, 0.5)
         self.assertBetween(len(there), 1, 4)
-        np.testing.assert_array_equal(np.flatnonzero(sim.kept.stores[0].touched), sorted(there))
+        np.testing.assert_array_equal(np.flatnonzero(sim.offloaded_states.stores[0].touched), sorted(there))

@@ -11,10 +11,11 @@ import pytest
 from fedjax_core.algorithm import Cohort
 from fedjax_core.engine import client_loop
 from fedjax_core.engine.client_state.disk_store import DiskStore
-from fedjax_core.engine.client_state.host_store import HostStore, OnHost
-from fedjax_core.engine.client_state.multi_process import between
+from fedjax_core.engine.client_state.host_store import HostStore
+from fedjax_core.engine.client_state.manager import OffloadedStates, make_exchange
+from fedjax_core.engine.client_state.multi_process import StateShards
 from fedjax_core.engine.client_state.offload import Exchange
-from fedjax_core.engine.shares import Shares
+from fedjax_core.engine.sharding import mesh as meshes
 from fedjax_core.run import checkpointing
 from fedjax_core.storage import client_state_files
 from fedjax_core.storage.checkpoints import Checkpoints
@@ -53,23 +54,25 @@ def workers() -> set[threading.Thread]:
 def test_rounds_see_what_the_rounds_before_have_left(store, shared):
     before = workers()
     kept, truth = store(N, LIKE), {}
-    mesh = client_loop.mesh(client_loop.Plan(1, 3 if shared else 1))
-    exchange = between(OnHost((), [kept], [Shares(mesh)] if shared else None), draw, client_loop.spread(mesh))
+    mesh = meshes.make_mesh(client_loop.Plan(1, 3 if shared else 1))
+    exchange = make_exchange(
+        OffloadedStates((), [kept], [StateShards(mesh)] if shared else None), draw, meshes.client_sharded(mesh)
+    )
     for number in range(5):
-        coming = exchange.take(KEY, number)
-        assert coming.places[0].tolist() == COHORTS[number][0]
+        coming = exchange.get(KEY, number)
+        assert coming.slots[0].tolist() == COHORTS[number][0]
         for at, place in enumerate(COHORTS[number][0]):
             if place < N:
                 assert bool(coming.touched[0][at]) == (place in truth)
                 if place in truth:
-                    assert int(coming.rows[0]["n"][at]) == truth[place]
-                    assert coming.rows[0]["w"][at].tolist() == [truth[place], -truth[place]]
-        exchange.begin(KEY, number + 1, exchange.drawn(KEY, number + 1))
+                    assert int(coming.states[0]["n"][at]) == truth[place]
+                    assert coming.states[0]["w"][at].tolist() == [truth[place], -truth[place]]
+        exchange.prefetch(KEY, number + 1, exchange.draw(KEY, number + 1))
         new = jnp.arange(3, dtype=jnp.int32) + 10 * (number + 1)
         left = {"w": jnp.stack([new, -new], 1).astype(jnp.float32), "n": new, "none": jnp.zeros((3, 0), jnp.int8)}
-        exchange.give(coming, [jax.device_put(left, client_loop.spread(mesh))])
+        exchange.put_async(coming, [jax.device_put(left, meshes.client_sharded(mesh))])
         truth |= {p: int(n) for p, n, there in zip(COHORTS[number][0], new, COHORTS[number][1], strict=True) if there}
-    exchange.settle()
+    exchange.flush()
     assert {place: int(kept.rows["n"][place]) for place in np.flatnonzero(kept.touched)} == truth
     again = store(N, LIKE)
     again.unpack(kept.packed())
@@ -80,10 +83,10 @@ def test_rounds_see_what_the_rounds_before_have_left(store, shared):
 
 def test_states_that_are_patched_lie_as_those_that_were_read():
     """Else the round that takes them is compiled a second time."""
-    mesh = client_loop.mesh(client_loop.Plan(1, 8, 2))
+    mesh = meshes.make_mesh(client_loop.Plan(1, 8, 2))
     lies = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("clients", "model"))
-    exchange = between(OnHost((), [HostStore(N, LIKE)], None), draw, [{"w": lies}])
-    rows = {"w": jax.device_put(jnp.zeros((4, 2)), client_loop.replicated(mesh))}
+    exchange = make_exchange(OffloadedStates((), [HostStore(N, LIKE)], None), draw, [{"w": lies}])
+    rows = {"w": jax.device_put(jnp.zeros((4, 2)), meshes.replicated(mesh))}
     assert exchange._patch[0](rows, rows, np.arange(4, dtype=np.int32), np.ones(4, bool))["w"].sharding == lies
 
 
@@ -97,12 +100,12 @@ def test_a_state_that_cannot_be_written_ends_the_round_after_in_one_line(monkeyp
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("fedjax_core.engine.client_state.disk_store.os.pwrite", full)
-    coming = exchange.take(KEY, 0)
-    exchange.begin(KEY, 1, exchange.drawn(KEY, 1))
-    exchange.give(coming, coming.rows)
+    coming = exchange.get(KEY, 0)
+    exchange.prefetch(KEY, 1, exchange.draw(KEY, 1))
+    exchange.put_async(coming, coming.states)
     assert exchange._writes[0].exception() is not None  # it is over
     with pytest.raises(OSError, match=r"cannot keep client states in .*: No space left on device"):
-        exchange.take(KEY, 1)
+        exchange.get(KEY, 1)
     with pytest.raises(OSError, match="No space left"):
         exchange.close()
     assert workers() <= before
@@ -112,10 +115,10 @@ def test_a_run_that_stops_and_goes_on_has_the_same_states(tmp_path):
     """Bit for bit; five of eight clients a round, so that most are in two rounds running. Checkpoints write what changed."""
     sim, *_ = toy.CASES["scaffold"].elsewhere
     state, whole = sim.rounds(sim.init(0), 3)
-    wanted = sim.snapshot(state)
+    wanted = sim.to_host(state)
     state, first = sim.rounds(sim.init(0), 1)
-    state, rest = sim.rounds(sim.restore(jax.tree.map(np.copy, sim.snapshot(state))), 2)
-    chex.assert_trees_all_equal(sim.snapshot(state), wanted)
+    state, rest = sim.rounds(sim.from_host(jax.tree.map(np.copy, sim.to_host(state))), 2)
+    chex.assert_trees_all_equal(sim.to_host(state), wanted)
     assert first + rest == whole
 
     store = Checkpoints(tmp_path, keep=1)
@@ -124,18 +127,18 @@ def test_a_run_that_stops_and_goes_on_has_the_same_states(tmp_path):
     state, _ = sim.rounds(state, 1)
     checkpointing.save(sim, store, state, 2, 1)
     number = lambda done: [len(part["0/places"]) for part in store.parts(done)]
-    assert number(2) == [sum(sim.touched())]  # what changed is more than what is left, and pays for it
+    assert number(2) == [sum(sim.offloaded_states.touched())]  # what changed is more than what is left, and pays for it
     state = checkpointing.restored(sim, store, 2)
     state, _ = sim.rounds(state, 1)
-    chex.assert_trees_all_equal(sim.snapshot(state), wanted)
+    chex.assert_trees_all_equal(sim.to_host(state), wanted)
     checkpointing.save(sim, store, state, 3, 2)
-    touched = sum(sim.touched())
+    touched = sum(sim.offloaded_states.touched())
     state = checkpointing.restored(sim, store, 3)
-    chex.assert_trees_all_equal(sim.snapshot(state), wanted)
+    chex.assert_trees_all_equal(sim.to_host(state), wanted)
     selected = Checkpoints(tmp_path / "selected", keep=1)
     checkpointing.save_beside(sim, selected, state, 3, store)  # nothing is written again
     assert client_state_files.shares(tmp_path / "00000003", tmp_path / "selected" / "00000003")
-    chex.assert_trees_all_equal(sim.snapshot(checkpointing.restored(sim, selected, 3)), wanted)
+    chex.assert_trees_all_equal(sim.to_host(checkpointing.restored(sim, selected, 3)), wanted)
     checkpointing.save_beside(sim, selected, state, 3, Checkpoints(tmp_path / "none"))
     assert [len(part["0/places"]) for part in selected.parts(3)] == [touched]
     (digests,) = (tmp_path / "selected").glob("00000003*/digests.json")
@@ -152,7 +155,7 @@ def test_states_stay_on_or_off_the_devices(tmp_path):
     for file, text in (("config.json", '{"plan": {"hold": "device"}}'), ("run.json", '{"placement": {"hold": "device"}}')):
         (tmp_path / file).write_text(text)
         with pytest.raises(
-            ValueError, match=rf"plan.hold='{sim.hold}': .* holds a run with plan.hold='device'; resume it with that"
+            ValueError, match=rf"plan.hold='{sim.spec.hold}': .* holds a run with plan.hold='device'; resume it with that"
         ):
             checkpointing.same_hold(sim, tmp_path)
     (tmp_path / "run.json").write_text('{"placement": {"hold": "host"}}')

@@ -6,6 +6,7 @@ import pytest
 from fedjax_core.data import row_readers
 from fedjax_core.engine import client_loop
 from fedjax_core.engine.sharding import data_placement
+from fedjax_core.engine.sharding import mesh as meshes
 from tests import toy
 
 
@@ -14,6 +15,6 @@ def test_each_device_of_a_cpu_has_a_copy(monkeypatch, devices, where):
     data = toy.data()
     needed = sum(leaf.nbytes for leaf in jax.tree.leaves((data.train, data.test)))
     monkeypatch.setattr(row_readers, "machine_memory", lambda: 8 * needed)
-    found = data_placement.choose(None, data, client_loop.mesh(client_loop.Plan(1, devices)))
+    found = data_placement.choose_placement(None, data, meshes.make_mesh(client_loop.Plan(1, devices)))
     assert found.where == where
     assert found.why.endswith(f"a device has {row_readers.format_bytes(8 * needed / devices)}")

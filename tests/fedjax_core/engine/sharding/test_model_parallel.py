@@ -16,8 +16,9 @@ from jax.sharding import PartitionSpec
 from fedjax_core import nn
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated_data, sources
-from fedjax_core.engine import client_loop, simulator
+from fedjax_core.engine import simulator
 from fedjax_core.engine.client_loop import Plan
+from fedjax_core.engine.sharding import mesh as meshes
 from fedjax_core.engine.sharding import model_parallel
 from fedjax_core.language import generation
 from fedjax_core.language.models import llama
@@ -82,14 +83,16 @@ def simulate(name: str, model: int, **settings) -> simulator.Simulation:
     """All clients, on four devices or on eight; in the latter two at once if there is room for no more parts of them."""
     build, task = CASES[name]()
     plan = Plan(2, 8, model) if model > 1 else Plan(1, 4)
-    return simulator.Simulation(simulator.one_group(build, task, CLIENTS), data(), plan=plan, dispatch=1, **settings)
+    return simulator.Simulation(
+        simulator.build_spec(simulator.one_group(build, task, CLIENTS), data(), plan=plan, dispatch=1, **settings)
+    )
 
 
 @functools.cache
 def begun(name: str):
     """The checkpoint before round 1 of an undivided network."""
     sim = simulate(name, 1)
-    return sim.snapshot(sim.init(0))
+    return sim.to_host(sim.init(0))
 
 
 def biggest(tree) -> jax.Array:
@@ -98,7 +101,7 @@ def biggest(tree) -> jax.Array:
 
 def ends(sim: simulator.Simulation, compiled, held, state) -> tuple[list, Any]:
     """(state, metrics) on the host after each of three rounds, and the last state on the devices."""
-    found, one = [], sim.put(np.int32(1))
+    found, one = [], sim.compiled.put(np.int32(1))
     for _ in range(3):
         state, record = compiled(held, state, one)
         found.append(jax.tree.map(np.copy, jax.device_get((state, record["train"]))))
@@ -131,18 +134,20 @@ def test_numbers_do_not_depend_on_it_and_memory_falls(name):
     found, sizes, moved = [], [], []
     for model in (models := (1, 2, 4)):
         sim = simulate(name, model)
-        state = sim.restore(begun(name))
-        compiled = sim.programs.many.lower(sim.held, state, sim.put(np.int32(1))).compile()
+        state = sim.from_host(begun(name))
+        compiled = sim.compiled.programs.run_rounds.lower(
+            sim.compiled.device_arrays, state, sim.compiled.put(np.int32(1))
+        ).compile()
         analysis: Any = compiled.memory_analysis()
         sizes.append(analysis.argument_size_in_bytes)
-        big = biggest((sim.held.tasks, state.server))
+        big = biggest((sim.compiled.device_arrays.tasks, state.server))
         assert big.addressable_shards[0].data.size == big.size // model
-        mine, after = ends(sim, compiled, sim.held, state)
+        mine, after = ends(sim, compiled, sim.compiled.device_arrays, state)
         assert biggest(after.server).sharding.is_fully_replicated == (model == 1)
         found.append(mine)
         if model == 1:
-            beside = sim.restore(mapped(lambda x: np.nextafter(x, np.float32(9)), begun(name)))
-            moved, _ = ends(sim, compiled, sim.held, beside)
+            beside = sim.from_host(mapped(lambda x: np.nextafter(x, np.float32(9)), begun(name)))
+            moved, _ = ends(sim, compiled, sim.compiled.device_arrays, beside)
     rounding = [max(1e-5, apart(*pair)) for pair in zip(moved, found[0], strict=True)]
     rows = sum(leaf.nbytes for leaf in jax.tree.leaves((data().train, data().test)))
     for mine, model, size in zip(found[1:], models[1:], sizes[1:], strict=True):
@@ -156,11 +161,11 @@ def test_in_float64_they_agree_over_rounds(name, model):
     """So what is apart in float32 is rounding: a distance of features that are nearly equal turns by it, however small it is."""
     sims, found = [simulate(name, each) for each in (1, model)], []
     wide = functools.partial(mapped, lambda x: x.astype(np.float64))
-    start, held = wide(begun(name)), [wide(sim.held) for sim in sims]
+    start, held = wide(begun(name)), [wide(sim.compiled.device_arrays) for sim in sims]
     with doubled():
         for sim, mine in zip(sims, held, strict=True):
-            mine, state = client_loop.place(mine, sim.mesh, sim.planned.lies.held), sim.restore(start)
-            compiled = sim.programs.many.lower(mine, state, sim.put(np.int32(1))).compile()
+            mine, state = meshes.put(mine, sim.spec.mesh, sim.compiled.layout.arrays), sim.from_host(start)
+            compiled = sim.compiled.programs.run_rounds.lower(mine, state, sim.compiled.put(np.int32(1))).compile()
             found.append(ends(sim, compiled, mine, state)[0])
     assert {leaf.dtype for leaf in jax.tree.leaves(found[0]) if leaf.dtype.kind == "f"} == {np.dtype("float64")}
     chex.assert_trees_all_close(found[1], found[0], atol=1e-10, rtol=1e-10)
@@ -173,31 +178,31 @@ def test_a_divided_network_begins_as_a_whole_one():
 def test_states_of_clients_and_moments_are_divided_off_the_devices_too():
     kept = simulate("fedoa", 4, hold="host")
     assert kept.divided
-    rows = jax.tree.leaves(kept.planned.lies.rows)
+    rows = jax.tree.leaves(kept.compiled.layout.client_rows)
     assert {"clients"} == {sharding.spec[0] for sharding in rows}
     assert any("model" in sharding.spec for sharding in rows)
 
 
 def test_a_network_without_rules_stays_whole_which_is_said_once(caplog):
-    model_parallel._tell.cache_clear()
+    model_parallel._warn_once.cache_clear()
     build = functools.partial(fedavg, optimizer=local_training.sgd(0.1), batch=toy.BATCH)
     for _ in range(2):
-        sim = simulator.Simulation(toy.groups(build), toy.data(), plan=Plan(1, 8, 2))
+        sim = simulator.Simulation(simulator.build_spec(toy.groups(build), toy.data(), plan=Plan(1, 8, 2)))
     said = [record.getMessage() for record in caplog.records]
     assert said == ["plan.model=2: the network 'toy6' does not say how it is divided (model_axes), so each device holds all of it"]
-    assert not any("model" in sharding.spec for sharding in jax.tree.leaves(sim.planned.lies.state.server))
-    assert not sim.divided
+    assert not any("model" in sharding.spec for sharding in jax.tree.leaves(sim.compiled.layout.state.server))
+    assert not sim.compiled.layout.is_model_parallel
 
 
 def test_arrays_that_cannot_be_divided_are_named(caplog):
     """Two rules' arrays of three and five columns; and rules that no array's path ends with."""
-    model_parallel._tell.cache_clear()
+    model_parallel._warn_once.cache_clear()
     shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)
     tree = {"params": {"even": {"kernel": shape(2, 8)}, "odd": {"kernel": shape(2, 3)}, "head": {"kernel": shape(2**18, 5)}}}
     for _ in range(2):
-        model_parallel._kept_whole("net", (tree,), (("kernel", -1),), 4)
-        model_parallel._kept_whole("net", (tree,), (("weight", -1),), 4)
-        model_parallel._kept_whole("net", (tree["params"]["even"],), (("kernel", -1),), 4)
+        model_parallel._warn_of_replicated("net", (tree,), (("kernel", -1),), 4)
+        model_parallel._warn_of_replicated("net", (tree,), (("weight", -1),), 4)
+        model_parallel._warn_of_replicated("net", (tree["params"]["even"],), (("kernel", -1),), 4)
     uneven, none = [record.getMessage() for record in caplog.records]
     assert uneven.startswith("plan.model=4 does not divide evenly params/head/kernel [262144, 5], params/odd/kernel [2, 3]: ")
     assert uneven.endswith("each device holds their 5.0 MB whole")
@@ -209,7 +214,7 @@ def test_rules_hold_for_whatever_is_nested_like_the_network():
     axes = (("kernel", -1), ("out/kernel", -2), ("cube/kernel", -3))
     assert axis_of("0/mu/params/out/kernel", axes) == -2
     assert axis_of("out_kernel", axes) is None
-    on = client_loop.mesh(Plan(1, 8, 4))
+    on = meshes.make_mesh(Plan(1, 8, 4))
     shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)
     tree = {"mu": {"in": {"kernel": shape(3, 8)}, "out": {"kernel": shape(5, 8, 3)}}, "in": {"kernel": shape(8, 6)}}
     tree |= {"cube": {"kernel": shape(8, 8)}, "count": 3, "bias": shape(8)}
@@ -232,10 +237,10 @@ def test_an_adapter_follows_its_kernels():
 def test_devices_meet_twice_in_each_layer_of_a_transformer():
     """Once behind attention and once behind the MLP; forwards nothing is gathered or laid out anew."""
     model = llama.build(PLAIN | {"vocab_size": 24, "num_key_value_heads": 4})
-    shapes, on = jax.eval_shape(model.init, jax.random.key(0)), client_loop.mesh(Plan(1, 4, 4))
+    shapes, on = jax.eval_shape(model.init, jax.random.key(0)), meshes.make_mesh(Plan(1, 4, 4))
     lies = model_parallel.shardings(shapes, model.model_axes, on)
     tokens, mask = (jax.ShapeDtypeStruct((3, 7), dtype) for dtype in (jnp.int32, jnp.bool))
-    hidden = jax.jit(model.hidden, in_shardings=(lies, *[client_loop.replicated(on)] * 2))
+    hidden = jax.jit(model.hidden, in_shardings=(lies, *[meshes.replicated(on)] * 2))
     found = re.findall(r" (all-[a-z-]+|collective-[a-z]+|reduce-scatter)\(", hidden.lower(shapes, tokens, mask).compile().as_text())
     assert found == ["all-reduce"] * 3  # of the embedding, and two of the loop's body
 
@@ -261,9 +266,9 @@ def test_weights_are_read_into_their_parts():
     later = llama.from_tensors(config, read, later=True)
     assert all(isinstance(leaf, Deferred) for leaf in jax.tree.leaves(later))
     assert not counts
-    on = client_loop.mesh(Plan(1, 8, 4))
+    on = meshes.make_mesh(Plan(1, 8, 4))
     model = generation.make_writer(llama.build(config))
-    placed = client_loop.place(later, on, model_parallel.shardings(later, model.model_axes, on))
+    placed = meshes.put(later, on, model_parallel.shardings(later, model.model_axes, on))
     assert sum(counts) == sum(array.nbytes for array in plain.values())
     assert max(counts) == max(array.nbytes for array in plain.values()) // 4
     chex.assert_trees_all_equal(jax.device_get(placed), jax.device_get(llama.from_tensors(config, plain)))

@@ -404,5 +404,7 @@ def test_an_augmentation_of_ones_own(tmp_path):
     with pytest.raises(ValueError, match=r"mine\.py:darker': factor='x' must be a finite number"):
         pipeline.parse(f"{tmp_path}/mine.py:darker(factor='x')")
     cut = pipeline.augment_batch(pipeline.parse(f"{tmp_path}/mine.py:cut(rows=2)"))
-    with pytest.raises(ValueError, match=r"augmentation made float32\[5, 5, 3\] of an image float32\[7, 5, 3\]: it must keep shape"):
+    with pytest.raises(
+        ValueError, match=r"augmentation made float32\[5, 5, 3\] of an image float32\[7, 5, 3\]: it must keep shape"
+    ):
         cut(jax.random.key(0), jnp.asarray(x)[None])

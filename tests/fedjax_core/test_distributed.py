@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from fedjax_core.commands import processes
+from fedjax_core import distributed
 
 
 class ConfigException(Exception):
@@ -25,11 +25,11 @@ def test_what_a_cluster_does_not_say_is_one_line(monkeypatch, raised, said):
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
     with pytest.raises(ValueError, match="give --coordinator") as found:
-        processes.join(None, None, None)
-    assert said + processes.ADVICE in str(found.value)
+        distributed.join_processes(None, None, None)
+    assert said + distributed.ADVICE in str(found.value)
     assert "\n" not in str(found.value)
     with pytest.raises(type(raised)):
-        processes.join("localhost:1", 2, 0)  # which asks no cluster
+        distributed.join_processes("localhost:1", 2, 0)  # which asks no cluster
 
 
 @pytest.mark.parametrize(
@@ -42,9 +42,9 @@ def test_what_a_cluster_does_not_say_is_one_line(monkeypatch, raised, said):
 )
 def test_a_process_that_is_lost_is_said_in_words(monkeypatch, said, lost):
     error = jax.errors.JaxRuntimeError(said)
-    assert processes.lost_partner(error) == ""  # of one process nobody is lost
+    assert distributed.explain_lost_process(error) == ""  # of one process nobody is lost
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    line = processes.lost_partner(error)
+    line = distributed.explain_lost_process(error)
     assert line.startswith("another process of this run has ended, or is out of reach; ") == lost
     assert "\n" not in line
-    assert processes.lost_partner(ValueError(said)) == ""
+    assert distributed.explain_lost_process(ValueError(said)) == ""

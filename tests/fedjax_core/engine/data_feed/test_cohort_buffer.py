@@ -1,4 +1,4 @@
-"""A slab has room for the rows of any round's clients, and not for many more."""
+"""A cohort buffer holds the examples of any round's clients, and not many more."""
 
 import types
 from typing import Any
@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core.engine import client_loop, slab_room
-from fedjax_core.engine.federation import Group
+from fedjax_core.engine import client_loop
+from fedjax_core.engine.data_feed import cohort_buffer
+from fedjax_core.engine.simulation_spec import Group
 
 DRAWN = 300
 
@@ -30,16 +31,16 @@ def test_no_cohort_has_more_rows_and_the_room_is_no_multiple_of_them(kind, rate)
         "long tail": np.minimum(1 + rng.pareto(1.5, n) * 20, 10_000).astype(int),
         "one has most": np.where(np.arange(n) == 7, 10_000, 10),
     }[kind]
-    draw, found = slab_room.Draw(sizes, cohort, rate), list(cohorts(sizes, cohort, rate))
+    bound, found = cohort_buffer.SizeBound(sizes, cohort, rate), list(cohorts(sizes, cohort, rate))
     totals, largest = [of.sum() for of in found], [of[:10].sum() for of in found]
-    assert max(totals) <= draw.total() <= np.sort(sizes)[-cohort:].sum()
-    assert max(largest) <= draw.largest(10) <= draw.total()
+    assert max(totals) <= bound.total() <= np.sort(sizes)[-cohort:].sum()
+    assert max(largest) <= bound.largest(10) <= bound.total()
     if kind == "alike" and rate is None:
-        assert draw.total() == cohort * 30
+        assert bound.total() == cohort * 30
     if kind == "long tail":
-        assert draw.total() < np.sort(sizes)[-cohort:].sum() / 2
+        assert bound.total() < np.sort(sizes)[-cohort:].sum() / 2
     if kind == "one has most":
-        assert draw.total() < 10_000 + 2 * cohort * 10
+        assert bound.total() < 10_000 + 2 * cohort * 10
 
 
 def test_each_of_several_devices_has_room_for_its_part():
@@ -49,10 +50,12 @@ def test_each_of_several_devices_has_room_for_its_part():
         plan = client_loop.Plan(chunk, 8)
         nothing: Any = None
         groups = [Group("all", nothing, nothing, np.arange(4000))]
-        fed: Any = types.SimpleNamespace(plan=plan, cohort=cohort, rate=None, groups=groups, plan_of=lambda g, plan=plan: plan)
-        room = slab_room.of_rounds(fed, sizes, dealt=True)
-        assert room <= slab_room.of_rounds(fed, sizes, dealt=False) == 1 + slab_room.Draw(sizes, cohort).largest(12)
+        spec: Any = types.SimpleNamespace(
+            plan=plan, cohort_slots=cohort, rate=None, groups=groups, plan_of=lambda g, plan=plan: plan
+        )
+        room, bound = cohort_buffer.round_capacity(spec, sizes, is_dealt=True), cohort_buffer.SizeBound(sizes, cohort)
+        assert room <= cohort_buffer.round_capacity(spec, sizes, is_dealt=False) == 1 + bound.largest(12)
         for of in cohorts(sizes, cohort, None):
             parts = of[np.asarray(client_loop.arrange(jnp.asarray(of), plan, True))].reshape(8, -1).sum(1)
             assert 1 + parts.max() <= room
-        assert room < slab_room.Draw(sizes, cohort).total() if chunk > 1 else slab_room.Draw(sizes, cohort).total() / 2
+        assert room < bound.total() if chunk > 1 else bound.total() / 2

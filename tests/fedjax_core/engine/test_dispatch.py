@@ -26,7 +26,7 @@ class StartTest(chex.TestCase):
         with jax.log_compiles(), self.assertLogs("jax", "WARNING") as logs:
             sim.rounds(state, 1)
         found = [match[1] for record in logs.records if (match := re.match(r"Compiling jit\((\w+)\)", record.getMessage()))]
-        self.assertEqual(found, ["_copied", "many"])
+        self.assertEqual(found, ["_copy", "run_rounds"])
 
 
 ROWS = 997  # a size that nothing else has
@@ -75,7 +75,9 @@ class ConstantsTest(chex.TestCase):
         for build, given in [(self.build, task), (baked, dataclasses.replace(task, frozen=(), public=()))]:
             sim = simulate(None, simulator.one_group(build, given, N))
             state = sim.init(0)
-            texts.append(sim.programs.many.lower(sim.held, state, sim.put(np.int32(1))).as_text())
+            texts.append(
+                sim.compiled.programs.run_rounds.lower(sim.compiled.device_arrays, state, sim.compiled.put(np.int32(1))).as_text()
+            )
             state, _ = sim.rounds(state, 2)
             ends.append(jax.device_get(state.server.net))
         chex.assert_trees_all_close(*ends, atol=1e-6)
@@ -85,12 +87,16 @@ class ConstantsTest(chex.TestCase):
 
     def test_nor_are_the_data(self):
         sim, before, _ = toy.reference("fedavg")
-        text = sim.programs.many.lower(sim.held, sim.put(before), sim.put(np.int32(1))).as_text()
+        text = sim.compiled.programs.run_rounds.lower(
+            sim.compiled.device_arrays, sim.compiled.put(before), sim.compiled.put(np.int32(1))
+        ).as_text()
         rows = len(toy.data().train.y)
         self.assertIsNone(re.search(rf"constant dense<\S*> : tensor<{rows}x", text))
         self.assertIn(f"tensor<{rows}x{toy.INPUTS}xf32>", text)
 
     def test_nor_is_who_has_which_network(self):
         sim = simulate(None, two_groups(tally))
-        text = sim.programs.many.lower(sim.held, sim.init(0), sim.put(np.int32(1))).as_text()
+        text = sim.compiled.programs.run_rounds.lower(
+            sim.compiled.device_arrays, sim.init(0), sim.compiled.put(np.int32(1))
+        ).as_text()
         self.assertIsNone(re.search(r"constant dense<\[[0-7, ]+\]> : tensor<\d+xi32>", text))
