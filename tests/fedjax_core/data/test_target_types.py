@@ -75,7 +75,7 @@ def test_rows_are_divided_by_their_number_alone():
 @pytest.mark.parametrize("options", [{"partition": {"name": "dirichlet", "alpha": 1.0}}, {"long_tail": 10.0}])
 def test_what_reads_classes_is_refused(options):
     given = {"partition": {"name": "iid"}} | options
-    with pytest.raises(ValueError, match=r"needs classes, the data have numbers: real numbers, \[n, D\] floats; "):
+    with pytest.raises(ValueError, match=r"needs classes, the data have numbers: real numbers, \[rows, D\] floats; "):
         federated_data.federate(made("numbers"), given.pop("partition"), 2, 0, **given)
 
 

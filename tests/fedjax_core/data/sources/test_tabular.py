@@ -187,9 +187,7 @@ class NAType:
 @pytest.mark.parametrize("nothing", [None, float("nan"), np.float32("nan"), NAType()])
 def test_whatever_a_library_has_for_nothing(nothing):
     table = {"x": [0.0, nothing, 4.0, 5.0], "y": [0, 1, 0, 1], "who": ["a", "b", "b", "a"]}
-    with pytest.raises(
-        ValueError, match=r"train: row 1 of column 'x' is missing .*, missing='mean' puts the training examples' mean"
-    ):
+    with pytest.raises(ValueError, match=r"train: row 1 of column 'x' is missing .*, missing='mean' puts the training rows' mean"):
         sources.from_table(table, table, x="x", y="y", clients="who")
     mine = sources.from_table(table, table, x="x", y="y", clients="who", missing="mean")
     assert mine.train.x[:, 0].tolist() == [0, 3, 4, 5]
