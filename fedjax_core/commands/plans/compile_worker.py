@@ -22,7 +22,8 @@ from fedjax_core import experiment, own_packages
 from fedjax_core.commands.plans import device_targets, flop_count, hlo_analysis
 from fedjax_core.data import row_readers
 from fedjax_core.data.ragged_index import RowLists
-from fedjax_core.engine import aot, chips, client_loop
+from fedjax_core.engine import aot, dispatch
+from fedjax_core.engine.sharding import data_placement
 from fedjax_core.engine.simulator import Simulation
 from fedjax_core.engine.vmapped_runs import Lanes, reason
 from fedjax_core.experiment import build_simulator, mock_data
@@ -50,11 +51,11 @@ def describe_simulation(sim: Simulation, lanes: int = 1) -> dict[str, Any]:
     alone = reason(sim) if lanes > 1 else ""
     lanes = 1 if alone else lanes
     first = sim.spec.mesh.devices.flat[0]
-    chip, sizes = chips.of(first), RowLists.of(sim.spec.data.train_index).size
+    chip, sizes = data_placement.device_spec(first), RowLists.of(sim.spec.data.train_index).size
     if chip is not None and first not in jax.devices():
         limit = chip.memory
     else:
-        limit = client_loop.memory_limit(sim.spec.mesh) or (
+        limit = data_placement.memory_limit(sim.spec.mesh) or (
             chip.memory if chip else int(row_readers.machine_memory() / sim.spec.mesh.devices.size)
         )
     return {
@@ -122,7 +123,7 @@ def analyze_program(traced: Any, sim: Simulation, active_share: float = 1.0) -> 
     try:
         compiled, hlo_text = _compile(lowered, sim)
     except jax.errors.JaxRuntimeError as error:
-        if not client_loop.out_of_memory(error):
+        if not dispatch.is_out_of_memory(error):
             raise
         match = _OVER.search(str(error))
         need = float(match[1] or match[3]) * _GIB[match[2] or match[4]] if match else None
