@@ -15,7 +15,7 @@ import numpy as np
 
 from fedjax_core.algorithm import Algorithm, Array
 from fedjax_core.engine.simulator import Build
-from fedjax_core.experiment.lookup import optimizer
+from fedjax_core.experiment.lookup import find_optimizer
 from fedjax_core.experiment.resolve_config import Asked, Config, algorithm
 from fedjax_core.task import Task
 
@@ -136,7 +136,7 @@ def by_lane(config: Config, values: Values) -> Callable[[Asked], Build]:
             mine = {field: Number(each, task.lane) for field, each in values.items()}
             options = {field.removeprefix(METHOD): number for field, number in mine.items() if field.startswith(METHOD)}
             rates = {field.removeprefix(OPTIMIZER): number for field, number in mine.items() if field.startswith(OPTIMIZER)}
-            chosen = optimizer(config, rates) if rates else asked.optimizer
+            chosen = find_optimizer(asked.said, rates) if rates else asked.optimizer
             return asked.method.function(task, optimizer=chosen, **asked.method.options | options)
 
         return functools.update_wrapper(built, alone.func)  # pyright: ignore[reportFunctionMemberAccess]

@@ -19,7 +19,7 @@ from fedjax_core.experiment.adversaries import attackers
 from fedjax_core.experiment.build_model import begun_from
 from fedjax_core.experiment.build_simulator import build
 from fedjax_core.experiment.protection import of_asked
-from fedjax_core.experiment.resolve_config import Asked, Config, resolve
+from fedjax_core.experiment.resolve_config import Asked, Config, complete_config, resolve
 from fedjax_core.experiment.run_header import opening_lines
 from fedjax_core.experiment.schema import Incomplete
 from fedjax_core.privacy import Spent
@@ -68,13 +68,13 @@ def execute(
     with code_fingerprint.contained():
         config = python_overrides.into(config, **replaced)
         asked = resolve(config)
-        of_config = lookup.callbacks(asked.said["callbacks"])  # refused before data are read
+        of_config = lookup.find_callbacks(asked.said["callbacks"])  # refused before data are read
         noise = recorded_noise(config, workdir, fresh)
         simulation = build(config, data, noise=noise, asked=asked)
         told = settings(config, simulation, noise, asked, data is not None)
         told |= {"callbacks": of_config + tuple(callbacks), "fresh": fresh}
         try:
-            return run(simulation, workdir, config.to_dict(), **told, progress=progress, console=console)
+            return run(simulation, workdir, asked.config, **told, progress=progress, console=console)
         finally:
             simulation.release()  # the next run's base has the room, whenever this one's objects are collected
 
@@ -91,23 +91,14 @@ def settings(
     asked = resolve(config) if asked is None else asked
     private = of_asked(asked, simulation.population, known=noise)
     return {
-        "seed": config.seed,
-        "rounds": config.rounds,
-        "every": config.evaluation.every,
-        "targets": tuple(config.evaluation.targets),
-        "last_k": config.evaluation.last_k,
-        "select": config.evaluation.get("select"),
-        "patience": config.evaluation.get("patience"),
-        "until": config.evaluation.get("until"),
-        "checkpoint_seconds": config.checkpoint.seconds,
-        "keep": config.checkpoint.keep,
-        "record": {"convolution": nn.describe()} | _adversary(asked, simulation.population) | _private(private) | _weights(config),
+        **asked.run._asdict(),
+        "seed": asked.seed,
+        "record": {"convolution": nn.describe()} | _adversary(asked, simulation.population) | _private(private) | _weights(asked),
         "private": private,
-        "opening": functools.partial(opening_lines, asked, config, simulation, private, given_data=given_data),
-        "chosen_plan": chosen_plan(config),
-        "profile": config.profile,
+        "opening": functools.partial(opening_lines, asked, simulation, private, given_data=given_data),
+        "chosen_plan": asked.has_plan,
         "callbacks": tuple(asked.said["callbacks"]),
-        "names_code": trusted.names_code(config.to_dict()),
+        "names_code": trusted.names_code(asked),
     }
 
 
@@ -119,14 +110,9 @@ def recorded_noise(config: Config, workdir: str | os.PathLike, fresh: bool = Fal
     found = None
     if jax.process_index() == 0:
         with contextlib.suppress(OSError, ValueError):
-            if not is_begun_anew(workdir, config.to_dict(), fresh):
+            if not is_begun_anew(workdir, complete_config(config), fresh):
                 found = read_json(Path(workdir) / RUN, _CHOSEN).get("privacy")
     return distributed.said(found)
-
-
-def chosen_plan(config: Config) -> bool:
-    """Whether a config says how clients are mapped, in part at least."""
-    return any(config.plan.get(field) is not None for field in ("chunk", "devices", "model"))
 
 
 def load(
@@ -201,9 +187,9 @@ def _private(private: Spent | None) -> dict[str, Any]:
     return {} if private is None else {"privacy": private.facts()}
 
 
-def _weights(config: Config) -> dict[str, Any]:
+def _weights(asked: Asked) -> dict[str, Any]:
     """What files of weights hold, for run.json."""
-    found = code_fingerprint.digests(begun_from(config))
+    found = code_fingerprint.digests(begun_from(asked))
     return {"weights": {str(file): digest[:16] for file, digest in found.items()}} if found else {}
 
 

@@ -17,8 +17,8 @@ from fedjax_core.experiment.build_model import drawn_by_seed
 from fedjax_core.experiment.build_simulator import build
 from fedjax_core.experiment.build_task import dataset
 from fedjax_core.experiment.numbers import METHOD, OPTIMIZER, Differs, Values, by_lane
-from fedjax_core.experiment.resolve_config import Config, check
-from fedjax_core.experiment.run_experiment import chosen_plan, execute, recorded_noise, settings
+from fedjax_core.experiment.resolve_config import Config, check, complete_config, resolve
+from fedjax_core.experiment.run_experiment import execute, recorded_noise, settings
 from fedjax_core.run import Finished, Interrupted, Outcome, Stop, recorded_plan, run_in_lanes, steps
 from fedjax_core.storage.json_files import plain
 
@@ -137,11 +137,11 @@ def _by_plan(
 ) -> dict[Plan | None, list[int]]:
     """Places of runs by the plan that their directories have; None: the one that is chosen now."""
     config = runs[places[0]].config
-    if len(places) == 1 or chosen_plan(config):
+    if len(places) == 1 or resolve(config).has_plan:
         return {None: places}
     found: dict[Plan | None, list[int]] = {}
     for i in places:
-        found.setdefault(recorded_plan(runs[i].workdir, runs[i].config.to_dict(), runs[i].fresh), []).append(i)
+        found.setdefault(recorded_plan(runs[i].workdir, complete_config(runs[i].config), runs[i].fresh), []).append(i)
     if None in found and len(found) > 1 and (now := build(config, data, noise=noise).plan) in found:
         found[None] = sorted(found[None] + found.pop(now))
     found = dict(sorted(found.items(), key=lambda one: one[1]))
@@ -165,7 +165,7 @@ def _in_lanes(runs: Sequence[Run], lanes: Lanes, progress: bool | None, noise: M
             for one, lane in zip(runs, lanes.each, strict=True):
                 told = settings(one.config, lane, noise) | {"progress": progress, "console": one.console, "stop": stop}
                 told["fresh"] = one.fresh
-                going.append(steps(lane, one.workdir, one.config.to_dict(), **told))
+                going.append(steps(lane, one.workdir, complete_config(one.config), **told))
             return run_in_lanes(going, lanes)
     finally:
         lanes.release()
@@ -188,7 +188,11 @@ def lanes_of(config: Config) -> int:
 def common(config: Config) -> str:
     """What lanes of one program must have in common, as far as configs tell."""
     fields = plain(config.to_dict())
-    if not drawn_by_seed(config):
+    try:
+        drawn = drawn_by_seed(resolve(config))
+    except Exception:  # which `_wrong` reports
+        drawn = False
+    if not drawn:
         del fields["seed"]
     for field in _numbers(config):
         part, _, option = field.partition(".")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fedjax_core import option_types, outside, registry
+from fedjax_core import option_types, registry
 from fedjax_core.data import poisoning
 from fedjax_core.experiment.lookup import NORMALISATIONS
 from fedjax_core.privacy import Privacy, missing_settings
@@ -75,7 +75,7 @@ def private(said: Mapping[str, Any], texts: bool, weights: str | None = None) ->
     spec = said["privacy.mechanism"]
     if spec is None:
         return None, privacy_asked(said, None)
-    if outside.PLACE.fullmatch(registry.parse(spec, "privacy.mechanism")[0]):
+    if registry.IMPORT_PATH.fullmatch(registry.parse(spec, "privacy.mechanism")[0]):
         names = ", ".join(dp_mechanisms.MECHANISMS)
         raise ValueError(f"privacy.mechanism={spec!r}: only those whose privacy can be accounted for are allowed: {names}")
     found = registry.find("mechanism", spec, dp_mechanisms.MECHANISMS, given=dp_mechanisms.GIVEN, field="privacy.mechanism")

@@ -13,7 +13,6 @@ import numpy as np
 
 from fedjax_core import distributed
 from fedjax_core.data import digest as contents
-from fedjax_core.data import partition
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine import client_loop
 from fedjax_core.engine.simulator import Simulation, State
@@ -41,7 +40,6 @@ _HOLD = {"plan?": ({"hold?": (str, type(None))}, type(None))}  # of a config, wh
 
 def opened(directory: str | Path, config: Mapping[str, Any], fresh: bool = False) -> WorkDir:
     """The directory, by process 0 first; begun anew where `is_begun_anew`."""
-    config = partition.with_clients(config)
     if jax.process_index() == 0:
         begin_anew = functools.partial(is_begun_anew, directory, config, fresh)
         workdir = WorkDir.open(directory, config, may_differ=MAY_DIFFER, should_begin_anew=begin_anew)
@@ -66,7 +64,7 @@ def is_begun_anew(directory: str | os.PathLike, config: Mapping[str, Any], fresh
     if not _is_free(folder):
         return False
     try:
-        return bool(compare_configs(read_json(folder / CONFIG, dict), partition.with_clients(config), MAY_DIFFER)[1])
+        return bool(compare_configs(read_json(folder / CONFIG, dict), config, MAY_DIFFER)[1])
     except ValueError:
         return True
 

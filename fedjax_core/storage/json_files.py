@@ -160,6 +160,21 @@ def plain(value: Any, where: str = "") -> Any:
     raise TypeError(f"{where or 'the value'} is a {type(value).__name__}, which JSON cannot hold: {value!r:.80}")
 
 
+def flatten(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns nested fields by dotted name, without those that are None.
+
+    >>> flatten({"a": {"b": 1, "c": None}, "d": 2})
+    {'a.b': 1, 'd': 2}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        elif value is not None:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
 def _finite_or_not(value: Any, levels: int = _DEEPEST) -> Any:
     """`plain` undone for the floats that are not finite.
 

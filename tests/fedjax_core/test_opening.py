@@ -17,7 +17,7 @@ def opened(config, **options) -> dict[str, str]:
     """Returns the first lines of a config's run by what stands before them, those that go on joined."""
     asked = experiment.resolve(config)
     simulation = experiment.build(config, asked=asked)
-    lines = opening_lines(asked, config, simulation, of_asked(asked, simulation.population), **options)
+    lines = opening_lines(asked, simulation, of_asked(asked, simulation.population), **options)
     assert all(len(line) <= COLUMNS for line in lines)
     found: dict[str, str] = {}
     label = ""
@@ -91,7 +91,7 @@ def test_batches_beyond_all_data_and_evaluations_that_never_come_are_said(caplog
     )
     assert found["scores"] == "evaluation.every=1000 is more than rounds=5: only the last round is scored"
     config.evaluation.scopes = ()
-    assert config_warnings.of_evaluation(experiment.resolve(config))[0].startswith(
+    assert config_warnings.check_evaluation(experiment.resolve(config))[0].startswith(
         "evaluation.scopes=() scores no model in any round"
     )
 

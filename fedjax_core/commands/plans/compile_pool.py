@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_core import code_fingerprint, experiment, registry
-from fedjax_core.commands import shipped
 from fedjax_core.commands.plans import device_targets
 from fedjax_core.data import memory
 from fedjax_core.experiment.mock_data import Counts
 from fedjax_core.language import mock_instructions as language
+from fedjax_core.own_packages import HOME
 from fedjax_core.storage.json_files import plain, read_json, write_json
 
 KEPT = os.path.join("~", ".cache", "fedjax_core", "plan")
@@ -104,7 +104,7 @@ def _further(job: Job, found: dict[str, Any], place: Path) -> dict[str, Any]:
     asked = {"config": job.config, "counts": job.counts._asdict(), "target": list(job.target), "parts": list(job.parts)}
     asked |= {"done": found.get("programs", {}), "seconds": job.seconds, "out": str(place), "cores": here}
     environment = dict(os.environ) | ({} if here else device_targets.ENVIRONMENT)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(shipped.HOME), os.environ.get("PYTHONPATH", "")]))
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HOME), os.environ.get("PYTHONPATH", "")]))
     if not found:
         place.unlink(missing_ok=True)
     command, text = [sys.executable, "-m", "fedjax_core.commands.plans.compile_worker"], json.dumps(plain(asked))
@@ -202,5 +202,5 @@ def sources(config: dict[str, Any]) -> Sequence[Path]:
     of_texts = [one.found() for one in asked.networks if one.found.function is language.Spec]
     found |= {file.resolve() for file in map(language.described_in, of_texts) if file.is_file()}
     for package in ("fedjax_core", "methods"):
-        found |= {file for file in (shipped.HOME / package).rglob("*.py") if "reporting" not in file.parts}
+        found |= {file for file in (HOME / package).rglob("*.py") if "reporting" not in file.parts}
     return sorted(found)

@@ -14,7 +14,6 @@ from fedjax_core import code_fingerprint, experiment, option_types, registry
 from fedjax_core.commands.tables import places, score_checks
 from fedjax_core.commands.tables.comparability import check_rows_comparable
 from fedjax_core.commands.tables.definition import Definition, check, targets_of
-from fedjax_core.data import partition
 from fedjax_core.experiment.schema import MAY_LACK_GROUPS
 from fedjax_core.reporting import reporter
 from fedjax_core.run import MAY_DIFFER
@@ -108,7 +107,7 @@ def cell(
             score_checks.check(measure, config, asked)
     except Exception as error:  # get_config is the user's code too
         raise ValueError(f"{where}: {reporter.one_line(error)}") from error
-    own = code_fingerprint.digests([*code_fingerprint.files(named), *experiment.begun_from(config)])
+    own = code_fingerprint.digests([*code_fingerprint.files(named), *experiment.begun_from(asked)])
     name = f"{places.slug(row.label)}--{places.slug(column.label)}--seed{seed}--{_hash(config, list(own.values()))}"
     return Cell(row.label, column.label, seed, config, name, trial, own)
 
@@ -196,7 +195,7 @@ def _hash(config: Any, files: Sequence[str]) -> str:
         "evaluation.batch",
     }  # these say where it ends, and what scores
     left_out = set(MAY_DIFFER) - of_scores
-    fields = partition.with_clients(plain(config.to_dict()))
+    fields = plain(experiment.complete_config(config))
     if fields.get("evaluation", {}).get("batch", 0) is None:
         fields["evaluation"]["batch"] = BATCH_BEFORE
     fields = given(fields)
