@@ -87,7 +87,7 @@ def export(
     outputs = data.classes if net is None else net.params["head"]["kernel"].shape[-1]
     names = [*data.class_names, *(f"public {c}" for c in range(outputs - data.classes))]  # which FedMD predicts too
     description = {
-        "model": experiment.spelled(network),
+        "model": experiment.spell_network(network),
         "classes": len(names),
         "class_names": names,
         "input_shape": list(data.train.x.shape[1:]),

@@ -4,8 +4,7 @@
 `load` reads a run.
 """
 
-from fedjax_core.experiment.build_model import beginning, begun_from, scaling_of, spelled
-from fedjax_core.experiment.build_model import network_of as network
+from fedjax_core.experiment.build_model import begun_from, build_network, scaling_of, spell_network
 from fedjax_core.experiment.build_simulator import build
 from fedjax_core.experiment.build_task import dataset, name_inputs, prepared
 from fedjax_core.experiment.input_normalization import scale, scaling
@@ -28,9 +27,9 @@ __all__ = [
     "Config",
     "Run",
     "alike",
-    "beginning",
     "begun_from",
     "build",
+    "build_network",
     "builder",
     "check",
     "complete_config",
@@ -44,13 +43,12 @@ __all__ = [
     "method",
     "name_inputs",
     "names",
-    "network",
     "prepared",
     "resolve",
     "scale",
     "scaling",
     "scaling_of",
-    "spelled",
+    "spell_network",
     "switch",
     "use_all_cores",
 ]

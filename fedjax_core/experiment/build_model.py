@@ -74,7 +74,7 @@ def build_model(
     return nn.build(found.name, classes, shape, mean, std, statistics, limit=limit, **options)
 
 
-def network_of(
+def build_network(
     spec: str,
     data: federated_data.FederatedData,
     statistics: str = "average",
@@ -99,25 +99,25 @@ def scaling_of(network: Network, normalise: str, data: federated_data.FederatedD
     return input_normalization.find_scaling(normalise, data.train, network.file, seen_rows(data), data.x_offset)
 
 
-def begun_from(asked: Asked) -> list[Path]:
+def begun_from(resolved: Asked) -> list[Path]:
     """Returns the files of weights that exist, each once."""
-    return sorted({Path(network.file) for network in asked.networks if network.file and Path(network.file).is_file()})
+    return sorted({Path(network.file) for network in resolved.networks if network.file and Path(network.file).is_file()})
 
 
-def spelled(network: Network) -> str:
+def spell_network(network: Network) -> str:
     """Returns the spec of a network; of one that begins from a file with the options that the file sets."""
     if not read_options(network):
         return network.found.spec
     return spell(network.found.name, all_options(network))
 
 
-def drawn_by_seed(asked: Asked) -> bool:
+def drawn_by_seed(resolved: Asked) -> bool:
     """Returns whether frozen arrays are drawn by the seed, so that runs of other seeds have other arrays."""
-    begins_random = any(one.file is None and one.found.function is not language.Spec for one in asked.networks)
-    return begins_random and (asked.said["adapter"] is not None or asked.train != "all")
+    begins_random = any(one.file is None and one.found.function is not language.Spec for one in resolved.networks)
+    return begins_random and (resolved.said["adapter"] is not None or resolved.train != "all")
 
 
-def beginning(
+def read_frozen_arrays(
     model: Model, file: str | None, train: str, seed: int, image: tuple[int, int] | None, shapes_only: bool = False
 ) -> Net:
     """Returns the frozen arrays of a network: those of its file, or random ones.

@@ -36,7 +36,7 @@ def build(
     noise: Mapping[str, Any] | None = None,
     accounted: bool = True,
     by_lane: Callable[[Asked], Build] | None = None,
-    asked: Asked | None = None,
+    resolved: Asked | None = None,
 ) -> Simulation:
     """Builds the simulation of a config. It is checked but not compiled; nothing is on a device yet.
 
@@ -50,52 +50,52 @@ def build(
       noise: what run.json records of a run's privacy, so that its noise is not calibrated again; None: nothing.
       accounted: whether privacy is accounted for; False for a run that is only read.
       by_lane: makes the method, in place of its options in the config (`numbers.py`).
-      asked: the config, resolved, which is then not read; None: it is resolved here.
+      resolved: what `resolve` returns for the config, which is then not read; None: it is resolved here.
 
     Raises:
       ValueError, TypeError: something that the config names does not exist or is not possible; the message names it.
       FileNotFoundError: the data do not exist; the message says where to get and put them.
     """
-    asked = resolve(python_overrides.into(config, method, model, loss, scores)) if asked is None else asked
-    pipeline = build_task.pipeline_of(asked) if kind is None else kind
-    data = build_task.hold_out_examples(asked, pipeline.federated(asked) if data is None else data)
-    _check_targets(asked, targets_of(data.train.y))
-    _check_clients(asked, data, accounted)
-    poisons, attacks = adversaries.attacked(asked, data.clients)
+    resolved = resolve(python_overrides.into(config, method, model, loss, scores)) if resolved is None else resolved
+    pipeline = build_task.pipeline_of(resolved) if kind is None else kind
+    data = build_task.hold_out_examples(resolved, pipeline.federated(resolved) if data is None else data)
+    _check_targets(resolved, targets_of(data.train.y))
+    _check_clients(resolved, data, accounted)
+    poisons, attacks = adversaries.attacked(resolved, data.clients)
     trigger = next((poison.trigger for poison in poisons if poison.trigger is not None), None)
-    make = algorithm(asked) if by_lane is None else by_lane(asked)
-    groups = _build_groups(asked, pipeline, data, make, trigger, shapes_only)
-    if asked.adversary is not None and any(group.build(group.task).pooled for group in groups):
-        attack = option_types.short(asked.said["adversary.attack"])
+    make = algorithm(resolved) if by_lane is None else by_lane(resolved)
+    groups = _build_groups(resolved, pipeline, data, make, trigger, shapes_only)
+    if resolved.adversary is not None and any(group.build(group.task).pooled for group in groups):
+        attack = option_types.short(resolved.said["adversary.attack"])
         raise ValueError(f"adversary.attack={attack}: a pooled method has no clients that could attack")
-    attackers = adversaries.attackers(asked, data.clients)
-    spent = protection.of_asked(asked, data.clients, accounted and not shapes_only, noise)
+    attackers = adversaries.attackers(resolved, data.clients)
+    spent = protection.of_asked(resolved, data.clients, accounted and not shapes_only, noise)
     if shapes_only:
         data = poisoning.counted(data, poisons, attackers)
     else:
-        fresh = {network.found.spec for network in asked.networks if not network.file}
+        fresh = {network.found.spec for network in resolved.networks if not network.file}
         models = {spec: group.task.model for group in groups if (spec := group.name.partition(": ")[2]) in fresh}
-        config_warnings.warn(asked, data, len(attackers), models)
-        data = poisoning.poisoned(data, poisons, attackers, asked.data.seed)
+        config_warnings.warn(resolved, data, len(attackers), models)
+        data = poisoning.poisoned(data, poisons, attackers, resolved.data.seed)
     return Simulation(
         groups,
         data,
-        cohort=asked.cohort,
-        dropout=asked.dropout,
-        plan=_choose_plan(asked, data.clients, devices),
-        evaluation=asked.evaluation,
-        hold=asked.hold,
-        data_on=asked.data_on,
-        episodes=asked.episodes,
+        cohort=resolved.cohort,
+        dropout=resolved.dropout,
+        plan=_choose_plan(resolved, data.clients, devices),
+        evaluation=resolved.evaluation,
+        hold=resolved.hold,
+        data_on=resolved.data_on,
+        episodes=resolved.episodes,
         devices=devices,
-        links=order([*asked.links, *attacks, *protection.links(asked, spent, data.clients)]),
-        leave_out=asked.leave_out,
-        sampling=asked.sampling,
+        links=order([*resolved.links, *attacks, *protection.links(resolved, spent, data.clients)]),
+        leave_out=resolved.leave_out,
+        sampling=resolved.sampling,
     )
 
 
 def _build_groups(
-    asked: Asked,
+    resolved: Asked,
     pipeline: build_task.DataPipeline,
     data: federated_data.FederatedData,
     make: Callable,
@@ -105,74 +105,74 @@ def _build_groups(
     """Returns a group of clients for each different network.
 
     Args:
-      asked: the config, resolved.
+      resolved: the config.
       pipeline: from the data to a task.
       data: divided over the clients.
       make: task -> Algorithm.
       trigger: of a backdoor attack, which is scored, or None.
       shapes_only: see `build`.
     """
-    make = local_statistics(make) if asked.statistics == "local" else make
-    scores = dict(asked.scores)
+    make = local_statistics(make) if resolved.statistics == "local" else make
+    scores = dict(resolved.scores)
     if trigger is not None:
         if "backdoor" in scores:
             raise ValueError("evaluation.scores has 'backdoor', the score of adversary.attack; give yours another name")
         make, scores = backdoor.watched(make, trigger), scores | {"backdoor": backdoor.score(trigger)}
     loss = None  # cross-entropy
-    if asked.loss is not None and asked.loss.function is not losses.cross_entropy:
-        loss = bind_options(asked.loss)
-    public, clients, groups = pipeline.public(asked, data), np.arange(data.clients), []
+    if resolved.loss is not None and resolved.loss.function is not losses.cross_entropy:
+        loss = bind_options(resolved.loss)
+    public, clients, groups = pipeline.public(resolved, data), np.arange(data.clients), []
     members: dict[tuple[str, str | None], list[int]] = {}
-    for index, network in enumerate(asked.networks):
+    for index, network in enumerate(resolved.networks):
         members.setdefault((network.found.spec, network.file), []).append(index)
     for (spec, _), indices in members.items():
-        network = asked.networks[indices[0]]
-        task = pipeline.task(asked, network._replace(file=None) if shapes_only else network, data, public, shapes_only)
+        network = resolved.networks[indices[0]]
+        task = pipeline.task(resolved, network._replace(file=None) if shapes_only else network, data, public, shapes_only)
         if scores or loss is not None:
             task = dataclasses.replace(_with_scores(task, scores), loss=loss)
-        has_network = np.isin(clients % len(asked.networks), indices)
+        has_network = np.isin(clients % len(resolved.networks), indices)
         groups.append(Group(f"{indices[0]}: {spec}", make, task, clients[has_network]))
     return groups
 
 
-def _check_clients(asked: Asked, data: federated_data.FederatedData, accounted: bool) -> None:
+def _check_clients(resolved: Asked, data: federated_data.FederatedData, accounted: bool) -> None:
     """Raises ValueError where there are too few clients for the config, or no unseen ones."""
-    updates = asked.said["evaluation.newcomer_updates"]
+    updates = resolved.said["evaluation.newcomer_updates"]
     if accounted and updates is not None and data.unseen is None:
         raise ValueError(
             f"evaluation.newcomer_updates={updates} is for unseen clients, and no client is unseen; "
             "set data.unseen_clients, such as 0.2, or leave it out"
         )
-    if not 1 <= len(asked.networks) <= data.clients:
-        models = tuple(network.found.spec for network in asked.networks)
+    if not 1 <= len(resolved.networks) <= data.clients:
+        models = tuple(network.found.spec for network in resolved.networks)
         raise ValueError(f"models={models} must be at least one, and no more than the {data.clients} clients")
-    if (size := asked.said["cohort.size"]) is not None and size > data.clients:
+    if (size := resolved.said["cohort.size"]) is not None and size > data.clients:
         raise ValueError(f"cohort.size={size} must be at most the number of clients that train, {data.clients}")
 
 
-def _check_targets(asked: Asked, targets: str) -> None:
+def _check_targets(resolved: Asked, targets: str) -> None:
     """Raises ValueError for options that are for other targets than those of the data (a key of `TARGETS`)."""
-    loss = asked.loss
+    loss = resolved.loss
     if loss is not None and targets not in (fits := LOSS_TARGETS.get(loss.name, (targets,))):
         raise ValueError(f"loss={loss.spec!r} is for {' or '.join(fits)}, the data have {targets}: {TARGETS[targets]}")
-    _check_scores(asked, targets)
-    for field, is_set in (("task", asked.episodes is not None), ("public", asked.public is not None)):
+    _check_scores(resolved, targets)
+    for field, is_set in (("task", resolved.episodes is not None), ("public", resolved.public is not None)):
         if is_set and targets != "classes":
-            value = asked.said[field]
+            value = resolved.said[field]
             raise ValueError(f"{field}={value!r} needs classes, the data have {targets}: {TARGETS[targets]}")
 
 
-def _check_scores(asked: Asked, targets: str) -> None:
+def _check_scores(resolved: Asked, targets: str) -> None:
     """Raises ValueError for a score that is for other data, or whose name is taken."""
-    if taken := [name for name in asked.scores if name in scored.NAMES[targets]]:
+    if taken := [name for name in resolved.scores if name in scored.NAMES[targets]]:
         raise ValueError(f"evaluation.scores has {taken[0]!r}, which is scored of {targets} already; give yours another name")
-    for name, score in asked.scores.items():
+    for name, score in resolved.scores.items():
         function = scored.unwrap(score)
         if targets not in (fits := getattr(function, "targets", (targets,))):
             raise ValueError(f"evaluation.scores has {name!r}, which is for {' or '.join(fits)}, the data have {targets}")
         has_fixed_classes = getattr(function, "has_fixed_classes", False)
-        if has_fixed_classes and (asked.is_for_texts or asked.episodes is not None):
-            why = "instructions have none" if asked.is_for_texts else "an episode's are its own"
+        if has_fixed_classes and (resolved.is_for_texts or resolved.episodes is not None):
+            why = "instructions have none" if resolved.is_for_texts else "an episode's are its own"
             raise ValueError(f"evaluation.scores has {name!r}, which is for classes that all examples share; {why}")
 
 
@@ -187,9 +187,9 @@ def _with_scores(task: Task, scores: Mapping[str, Callable]) -> Task:
     return dataclasses.replace(task, scores={**task.scores, **scores})
 
 
-def _choose_plan(asked: Asked, population: int, devices: Sequence[Any] | None) -> client_loop.Plan | None:
-    if asked.chunk is None and asked.devices is None and asked.model == 1:
+def _choose_plan(resolved: Asked, population: int, devices: Sequence[Any] | None) -> client_loop.Plan | None:
+    if resolved.chunk is None and resolved.devices is None and resolved.model == 1:
         return None
-    size = cohorts.number(asked.cohort, population)
-    size = cohorts.places(size, population) if asked.sampling == "poisson" else size
-    return client_loop.choose(size, chunk=asked.chunk, devices=asked.devices, model=asked.model, among=devices)
+    size = cohorts.number(resolved.cohort, population)
+    size = cohorts.places(size, population) if resolved.sampling == "poisson" else size
+    return client_loop.choose(size, chunk=resolved.chunk, devices=resolved.devices, model=resolved.model, among=devices)

@@ -49,27 +49,27 @@ class DataPipeline(NamedTuple):
 
 def dataset(config: Config) -> FederatedData:
     """Returns the data of a config, divided over its clients."""
-    asked = resolve(config)
-    return hold_out_examples(asked, pipeline_of(asked).federated(asked))
+    resolved = resolve(config)
+    return hold_out_examples(resolved, pipeline_of(resolved).federated(resolved))
 
 
-def hold_out_examples(asked: Asked, data: FederatedData) -> FederatedData:
+def hold_out_examples(resolved: Asked, data: FederatedData) -> FederatedData:
     """Returns data with unseen clients and validation examples, if the config wants some and the data have none, and without
     offsets too large for float32 (`federated_data.centre`)."""
-    if asked.data.unseen is not None and data.unseen is None:
-        data = set_apart(data, asked.data.unseen, asked.data.seed)
-    part = asked.data.validation
+    if resolved.data.unseen is not None and data.unseen is None:
+        data = set_apart(data, resolved.data.unseen, resolved.data.seed)
+    part = resolved.data.validation
     if part is not None and not RowLists.of(data.validation_index).total:
-        data = hold_out(data, part, asked.data.seed)
+        data = hold_out(data, part, resolved.data.seed)
     return federated_data.centre(data)
 
 
 def name_inputs(config: Config) -> str:
     """Returns a string of the fields that choose the inputs and targets: configs that share it have the same examples."""
-    asked = resolve(config)
-    if pipeline_of(asked) is ARRAYS:  # clients, partition and seed only divide them
-        return json.dumps([asked.said[f"data.{name}"] for name in ("source", "dir", "size", "examples")])
-    fields = {field: value for field, value in asked.said.items() if field.startswith("data.") or field == "models"}
+    resolved = resolve(config)
+    if pipeline_of(resolved) is ARRAYS:  # clients, partition and seed only divide them
+        return json.dumps([resolved.said[f"data.{name}"] for name in ("source", "dir", "size", "examples")])
+    fields = {field: value for field, value in resolved.said.items() if field.startswith("data.") or field == "models"}
     return json.dumps(plain(fields), sort_keys=True)
 
 
@@ -79,74 +79,74 @@ def prepared(config: Config) -> language.Prepared:
     Raises:
       ValueError: the config has none, or has options that are for images.
     """
-    asked = resolve(config)
-    if not asked.is_for_texts:
-        raise ValueError(f"data.source={asked.data.source.spec!r} has no texts; instructions(leave_out=...) has")
-    return _read_texts(asked)
+    resolved = resolve(config)
+    if not resolved.is_for_texts:
+        raise ValueError(f"data.source={resolved.data.source.spec!r} has no texts; instructions(leave_out=...) has")
+    return _read_texts(resolved)
 
 
-def pipeline_of(asked: Asked) -> DataPipeline:
+def pipeline_of(resolved: Asked) -> DataPipeline:
     """Returns the pipeline of the data that a config names."""
-    return TEXTS if asked.is_for_texts else ARRAYS
+    return TEXTS if resolved.is_for_texts else ARRAYS
 
 
 # arrays
 
 
-def _read_arrays(asked: Asked) -> FederatedData:
-    data = asked.data
+def _read_arrays(resolved: Asked) -> FederatedData:
+    data = resolved.data
     whole = smaller(sources.read(data.source, data.directory, data.examples), data.size, data.examples)
     return federated_data.federate(whole, data.partition, data.clients, data.seed, **data.tests)
 
 
-def read_public(asked: Asked, data: FederatedData) -> Examples | tuple[()]:
+def read_public(resolved: Asked, data: FederatedData) -> Examples | tuple[()]:
     """Returns the labelled public set, adapted to the shape of the data's examples; empty if the config has none.
 
     Raises:
       ValueError: its examples cannot be adapted, or its images are on another scale.
     """
-    if asked.public is None:
+    if resolved.public is None:
         return ()
-    source, number = asked.public
-    whole, like = sources.read(source, asked.data.directory, number), data.train
+    source, number = resolved.public
+    whole, like = sources.read(source, resolved.data.directory, number), data.train
     examples = smaller(whole, examples=number).train
     if like.x.dtype == np.float32 and examples.x.dtype != np.uint8:
         offset = 0.0 if data.x_offset is None or examples.x.shape[1:] != like.x.shape[1:] else data.x_offset
         examples = examples._replace(x=(examples.x - offset).astype(np.float32))
     examples = adapted(examples, like)
-    check_scales("train_x", like.x, f"public={asked.said['public']!r}", examples.x)
+    check_scales("train_x", like.x, f"public={resolved.said['public']!r}", examples.x)
     return examples
 
 
 def _classification_task(
-    asked: Asked, network: Network, data: FederatedData, public: Examples | tuple[()], shapes_only: bool
+    resolved: Asked, network: Network, data: FederatedData, public: Examples | tuple[()], shapes_only: bool
 ) -> Task:
-    """Returns the task to predict from arrays, with a network of which `asked.train` is trained."""
+    """Returns the task to predict from arrays, with a network of which `resolved.train` is trained."""
 
     def wrap(model: Model) -> Model:
-        model = model if asked.augment is None else pipeline.augmented(model, asked.augment)
-        return model if asked.episodes is None else few_shot.prototypical(model, data.classes)
+        model = model if resolved.augment is None else pipeline.augmented(model, resolved.augment)
+        return model if resolved.episodes is None else few_shot.prototypical(model, data.classes)
 
-    if asked.augment is not None and not shapes_only:
-        input_normalization.check_colours(asked.said["augment"], data.train)
+    if resolved.augment is not None and not shapes_only:
+        input_normalization.check_colours(resolved.said["augment"], data.train)
     outputs = data.classes + (int(public.y.max()) + 1 if isinstance(public, Examples) else 0)
-    outputs = 1 if asked.episodes is not None else outputs
-    scaling = build_model.scaling_of(network, asked.normalise, data)
+    outputs = 1 if resolved.episodes is not None else outputs
+    scaling = build_model.scaling_of(network, resolved.normalise, data)
     if not shapes_only:
-        _warn_of_inputs(asked, network, data, scaling)
-    model = build_model.build_model(network, data, asked.statistics, outputs, scaling)
+        _warn_of_inputs(resolved, network, data, scaling)
+    model = build_model.build_model(network, data, resolved.statistics, outputs, scaling)
     shape = tuple(data.train.x.shape[1:])
     settings: dict[str, Any] = {"classes": data.classes, "population": data.clients, "shape": shape, "public": public}
-    if network.file is None and asked.adapter is None and asked.train == "all":
+    if network.file is None and resolved.adapter is None and resolved.train == "all":
         return of_model(wrap(model), **settings)
     image = nn.image_size(shape, **(build_model.read_options(network) | network.around))
-    arrays = build_model.beginning(model, network.file, asked.train, asked.seed, image, shapes_only)
-    if asked.adapter is None:
-        return part_of(model, arrays, asked.train, **settings).wrapped(wrap)
-    return adapters.adapted(model, arrays, asked.adapter, PARTS[asked.train] or (), **settings).wrapped(wrap)
+    arrays = build_model.read_frozen_arrays(model, network.file, resolved.train, resolved.seed, image, shapes_only)
+    if resolved.adapter is None:
+        return part_of(model, arrays, resolved.train, **settings).wrapped(wrap)
+    return adapters.adapted(model, arrays, resolved.adapter, PARTS[resolved.train] or (), **settings).wrapped(wrap)
 
 
-def _warn_of_inputs(asked: Asked, network: Network, data: FederatedData, scaling: input_normalization.Scaling | None) -> None:
+def _warn_of_inputs(resolved: Asked, network: Network, data: FederatedData, scaling: input_normalization.Scaling | None) -> None:
     """Warns of inputs in an unexpected form, once for all networks that have the same weights.
 
     Raises:
@@ -154,13 +154,13 @@ def _warn_of_inputs(asked: Asked, network: Network, data: FederatedData, scaling
     """
     if scaling is None:
         return
-    lines = input_normalization.check_inputs(asked.normalise, network.file, scaling, data.train, seen_rows(data))
+    lines = input_normalization.check_inputs(resolved.normalise, network.file, scaling, data.train, seen_rows(data))
     if build_model.reads_tokens(network, data) is None:
         lines.append(
             f"model {network.found.name!r} gets integers as numbers, normalised; if they are token ids its class must say "
             "reads_tokens = True (False where they are none)"
         )
-    is_first = next(other for other in asked.networks if other.file == network.file) == network
+    is_first = next(other for other in resolved.networks if other.file == network.file) == network
     for line in lines if is_first else ():
         log.warning("%s", line)
 
@@ -168,16 +168,16 @@ def _warn_of_inputs(asked: Asked, network: Network, data: FederatedData, scaling
 # texts
 
 
-def _read_texts(asked: Asked) -> language.Prepared:
-    data, (network,) = asked.data, asked.networks
+def _read_texts(resolved: Asked) -> language.Prepared:
+    data, (network,) = resolved.data, resolved.networks
     return language.prepare(data.source(), data.directory, data.clients or DEFAULT_CLIENTS, data.seed, network.found())
 
 
-def _instruction_task(asked: Asked, network: Network, data: Any, public: Any, shapes_only: bool) -> Task:
+def _instruction_task(resolved: Asked, network: Network, data: Any, public: Any, shapes_only: bool) -> Task:
     """Returns the task to answer instructions."""
     del network, data, public
-    return language.task(_read_texts(asked), asked.adapter, shapes_only)
+    return language.task(_read_texts(resolved), resolved.adapter, shapes_only)
 
 
 ARRAYS = DataPipeline(_read_arrays, _classification_task, read_public)
-TEXTS = DataPipeline(lambda asked: _read_texts(asked).data, _instruction_task, read_public)
+TEXTS = DataPipeline(lambda resolved: _read_texts(resolved).data, _instruction_task, read_public)

@@ -18,32 +18,32 @@ SCALED = ("diabetes",)  # sources that scale targets by statistics of all traini
 log = logging.getLogger("fedjax_core")
 
 
-def warn(asked: Asked, data: FederatedData, attackers: int, fresh: Mapping[str, Model]) -> None:
+def warn(resolved: Asked, data: FederatedData, attackers: int, fresh: Mapping[str, Model]) -> None:
     """Logs the warnings of the functions below.
 
     Args:
-      asked: the config, resolved.
+      resolved: the config.
       data: divided over its clients.
       attackers: number of clients that attack.
       fresh: networks that begin from no file, by spec.
     """
-    size = cohorts.number(asked.cohort, data.clients)
-    returning = max(1, round(size * (1 - asked.dropout)))
+    size = cohorts.number(resolved.cohort, data.clients)
+    returning = max(1, round(size * (1 - resolved.dropout)))
     lines = [
-        *check_attack(asked, returning, data.clients, attackers),
-        *check_rule(asked.rule, returning),
-        *check_statistics(asked.statistics, fresh),
-        *check_source(asked),
-        *check_batch(asked, data),
-        *check_offset(asked, data.x_offset is not None or data.y_offset is not None),
+        *check_attack(resolved, returning, data.clients, attackers),
+        *check_rule(resolved.rule, returning),
+        *check_statistics(resolved.statistics, fresh),
+        *check_source(resolved),
+        *check_batch(resolved, data),
+        *check_offset(resolved, data.x_offset is not None or data.y_offset is not None),
     ]
     for line in lines:
         log.warning("%s", line)
 
 
-def check_batch(asked: Asked, data: FederatedData) -> list[str]:
+def check_batch(resolved: Asked, data: FederatedData) -> list[str]:
     """Returns a warning where a minibatch is larger than all clients' data together."""
-    batch, rows = asked.method.options.get("batch"), RowLists.of(data.train_index)
+    batch, rows = resolved.method.options.get("batch"), RowLists.of(data.train_index)
     if not isinstance(batch, int) or batch <= rows.total:
         return []
     largest = int(rows.size.max())
@@ -51,20 +51,20 @@ def check_batch(asked: Asked, data: FederatedData) -> list[str]:
     return [f"{what}: each takes one step an epoch, on all that it has"]
 
 
-def check_evaluation(asked: Asked) -> list[str]:
+def check_evaluation(resolved: Asked) -> list[str]:
     """Returns a warning where nothing is scored, or the last round only."""
-    every, rounds = asked.run.every, asked.run.rounds
-    if not asked.evaluation.scopes:
+    every, rounds = resolved.run.every, resolved.run.rounds
+    if not resolved.evaluation.scopes:
         return ["evaluation.scopes=() scores no model in any round; ('global',) scores the server's on the test set"]
     if every <= rounds:
         return []
     return [f"evaluation.every={every} is more than rounds={rounds}: only the last round is scored"]
 
 
-def check_attack(asked: Asked, returning: int, population: int, attackers: int) -> list[str]:
+def check_attack(resolved: Asked, returning: int, population: int, attackers: int) -> list[str]:
     """Returns a warning of ALIE whose own choice of z is at most 0: it then sends the mean of the honest clients, or better."""
     m = round(returning * attackers / population)
-    specs = [] if asked.adversary is None else asked.adversary.attacks
+    specs = [] if resolved.adversary is None else resolved.adversary.attacks
     chooses_z = any(attack.function is attacks.alie and attack.options.get("z") is None for attack in specs)
     if not chooses_z or (z := float(attacks.largest_z(returning, m))) > 1e-6:
         return []
@@ -72,23 +72,23 @@ def check_attack(asked: Asked, returning: int, population: int, attackers: int) 
     return [f"adversary.attack: {what}; give it one, such as alie(z=1.0)"]
 
 
-def check_source(asked: Asked) -> list[str]:
+def check_source(resolved: Asked) -> list[str]:
     """Returns a warning of privacy with data whose vocabulary or scale is read from all clients' examples."""
-    source = asked.data.source
+    source = resolved.data.source
     takes = registry.parameters(source.function)[0]
     counts = "words" in takes and source.options.get("words", takes["words"].default) is not None
-    if asked.mechanism is None or not (counts or source.name in SCALED):
+    if resolved.mechanism is None or not (counts or source.name in SCALED):
         return []
     what = "its vocabulary" if counts else "the mean and deviation of its targets"
     return [f"data.source={source.spec!r}: {what} is read from all clients' training examples, which epsilon does not cover"]
 
 
-def check_offset(asked: Asked, has_offset: bool) -> list[str]:
+def check_offset(resolved: Asked, has_offset: bool) -> list[str]:
     """Returns a warning of privacy with data from which a median over all clients' examples was subtracted."""
-    if asked.mechanism is None or not has_offset:
+    if resolved.mechanism is None or not has_offset:
         return []
     what = "the offset of columns far from 0 is read from all clients' training examples"
-    return [f"data.source={asked.data.source.spec!r}: {what}, which epsilon does not cover"]
+    return [f"data.source={resolved.data.source.spec!r}: {what}, which epsilon does not cover"]
 
 
 def check_rule(rule: Sequence[registry.Found], returning: int) -> list[str]:

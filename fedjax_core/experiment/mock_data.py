@@ -46,30 +46,30 @@ class Counts(NamedTuple):
     answer: int | None = None
 
 
-def kind(asked: Asked, counts: Counts = Counts()) -> build_task.DataPipeline:  # noqa: B008
+def kind(resolved: Asked, counts: Counts = Counts()) -> build_task.DataPipeline:  # noqa: B008
     """Returns a data pipeline of a config that reads no file, for `build_simulator.build`."""
-    if asked.is_for_texts:
+    if resolved.is_for_texts:
         prepared: list[language.Prepared] = []
 
-        def read_texts(asked: Asked) -> federated_data.FederatedData:
+        def read_texts(resolved: Asked) -> federated_data.FederatedData:
             given = {"rows": counts.rows, "test_rows": counts.test_rows, "answer": counts.answer}
             sizes = texts.Sizes(**{name: value for name, value in given.items() if value is not None})
-            clients = asked.data.clients or DEFAULT_CLIENTS
-            prepared[:] = [texts.prepared(asked.data.source(), clients, asked.networks[0].found(), sizes)]
+            clients = resolved.data.clients or DEFAULT_CLIENTS
+            prepared[:] = [texts.prepared(resolved.data.source(), clients, resolved.networks[0].found(), sizes)]
             return prepared[0].data
 
-        def make_task(asked: Asked, network: Network, data: Any, public: Any, shapes_only: bool):
+        def make_task(resolved: Asked, network: Network, data: Any, public: Any, shapes_only: bool):
             del network, data, public, shapes_only
-            return language.task(prepared[0], asked.adapter, shapes_only=True)
+            return language.task(prepared[0], resolved.adapter, shapes_only=True)
 
-        return build_task.DataPipeline(read_texts, make_task, lambda asked, data: ())
-    return build_task.DataPipeline(lambda asked: _make_arrays(asked, counts), build_task.ARRAYS.task, _make_public)
+        return build_task.DataPipeline(read_texts, make_task, lambda resolved, data: ())
+    return build_task.DataPipeline(lambda resolved: _make_arrays(resolved, counts), build_task.ARRAYS.task, _make_public)
 
 
-def _make_arrays(asked: Asked, counts: Counts) -> federated_data.FederatedData:
-    data = asked.data
+def _make_arrays(resolved: Asked, counts: Counts) -> federated_data.FederatedData:
+    data = resolved.data
     if _is_generated(data.source) and not any(value is not None for value in counts):
-        return build_task.ARRAYS.federated(asked)
+        return build_task.ARRAYS.federated(resolved)
     size = dataset_sizes.smaller(_size(data.source, counts), data.size, data.examples)
     domains = (data.clients or DEFAULT_CLIENTS) if data.partition.name == "by_domain" else 1
     return federated_data.federate(
@@ -104,12 +104,12 @@ def _size(source: Found, counts: Counts) -> dataset_sizes.Size:
     return dataset_sizes.Size(**given)
 
 
-def _make_public(asked: Asked, data: federated_data.FederatedData) -> Examples | tuple[()]:
-    if asked.public is None:
+def _make_public(resolved: Asked, data: federated_data.FederatedData) -> Examples | tuple[()]:
+    if resolved.public is None:
         return ()
-    source, number = asked.public
+    source, number = resolved.public
     if _is_generated(source):
-        return build_task.ARRAYS.public(asked, data)
+        return build_task.ARRAYS.public(resolved, data)
     like = data.train
     size = dataset_sizes.smaller(_size(source, Counts()), None, number)
     examples = dataset_sizes.stand_in(size, source.name).train

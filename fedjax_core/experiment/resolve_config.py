@@ -229,9 +229,9 @@ def complete_config(config: Config) -> dict[str, Any]:
     return {**fields, "data": {**data, "clients": partition.clients_of(data["partition"], None)}}
 
 
-def algorithm(asked: Asked) -> Callable:
+def algorithm(resolved: Asked) -> Callable:
     """Returns the method with its optimizer and options bound: task -> Algorithm."""
-    return functools.partial(asked.method.function, optimizer=asked.optimizer, **asked.method.options)
+    return functools.partial(resolved.method.function, optimizer=resolved.optimizer, **resolved.method.options)
 
 
 def _client_weights(method: Found) -> str | None:
@@ -251,16 +251,16 @@ def _check_local_epochs(method: Found) -> None:
         raise ValueError(f"{found} trains nothing; {'it' if len(numbers) == 1 else 'one of them'} must be at least 1")
 
 
-def _check_combination(asked: Asked) -> None:
+def _check_combination(resolved: Asked) -> None:
     """Raises ValueError for texts with options of images, or the other way round; and for episodes with validation examples or
     unseen clients."""
-    fields, for_texts = asked.said, asked.is_for_texts
-    if asked.episodes is not None and asked.data.validation is not None:
-        raise ValueError(f"data.validation={asked.data.validation} is of plain examples; task={fields['task']!r} has none")
-    if asked.data.unseen is not None and (for_texts or asked.episodes is not None):
+    fields, for_texts = resolved.said, resolved.is_for_texts
+    if resolved.episodes is not None and resolved.data.validation is not None:
+        raise ValueError(f"data.validation={resolved.data.validation} is of plain examples; task={fields['task']!r} has none")
+    if resolved.data.unseen is not None and (for_texts or resolved.episodes is not None):
         why = "instructions have unseen tasks" if for_texts else "episodes are of unseen classes, and of no client"
-        raise ValueError(f"data.unseen_clients={asked.data.unseen} is for clients with labelled examples of their own; {why}")
-    for network in asked.networks:
+        raise ValueError(f"data.unseen_clients={resolved.data.unseen} is for clients with labelled examples of their own; {why}")
+    for network in resolved.networks:
         spec, reads_texts = network.found.spec, network.found.function is language.Spec
         if for_texts and not reads_texts:
             wanted = f"('{language.MODEL}(folder=...)',)"
@@ -275,6 +275,6 @@ def _check_combination(asked: Asked) -> None:
     for name, only in FOR_IMAGES.items():
         if fields[name] != only:
             raise ValueError(f"{name}={fields[name]!r} is for images; with instructions it must be {only!r}")
-    if asked.data.partition.spec != language.PARTITION or len(asked.networks) != 1:
+    if resolved.data.partition.spec != language.PARTITION or len(resolved.networks) != 1:
         wanted = f"instructions need data.partition={language.PARTITION!r} and one model"
-        raise ValueError(f"data.partition={asked.data.partition.spec!r}, models={tuple(fields['models'])}: {wanted}")
+        raise ValueError(f"data.partition={resolved.data.partition.spec!r}, models={tuple(fields['models'])}: {wanted}")

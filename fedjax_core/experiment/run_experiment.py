@@ -70,7 +70,7 @@ def execute(
         asked = resolve(config)
         of_config = lookup.find_callbacks(asked.said["callbacks"])  # refused before data are read
         noise = recorded_noise(config, workdir, fresh)
-        simulation = build(config, data, noise=noise, asked=asked)
+        simulation = build(config, data, noise=noise, resolved=asked)
         told = settings(config, simulation, noise, asked, data is not None)
         told |= {"callbacks": of_config + tuple(callbacks), "fresh": fresh}
         try:

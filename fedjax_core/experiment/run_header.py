@@ -22,37 +22,37 @@ LABEL = 9  # columns of the label of a line, as in the closing table
 TRAINING_OPTIONS = ("epochs", "batch")  # options of methods that the line "training" has
 
 
-def opening_lines(asked: Asked, simulation: Simulation, private: Spent | None = None, *, given_data: bool = False) -> list[str]:
+def opening_lines(resolved: Asked, simulation: Simulation, private: Spent | None = None, *, given_data: bool = False) -> list[str]:
     """Returns the first lines of a run, of at most `COLUMNS` characters each.
 
     Args:
-      asked: the config, resolved.
+      resolved: the config.
       simulation: built from it.
       private: what rounds cost in privacy; None: nothing.
       given_data: whether the data were given, so that the config does not say how they were divided.
     """
-    fields, data = asked.said, simulation.data
+    fields, data = resolved.said, simulation.data
     sizes = f"{len(data.train.y):,} to train on, {len(data.test.y):,} to test on"
     shape = "x".join(map(str, getattr(data.train.x, "shape", ())[1:])) or "texts"
     targets = f"{data.classes} {simulation.targets}"
-    is_sampled = asked.cohort is not None and simulation.cohort < simulation.population
+    is_sampled = resolved.cohort is not None and simulation.cohort < simulation.population
     cohort = f"{simulation.cohort} in a round" if is_sampled else "all in every round"
-    sampling = "" if asked.sampling == "fixed" else f", {asked.sampling} cohorts"
+    sampling = "" if resolved.sampling == "fixed" else f", {resolved.sampling} cohorts"
     partition = "" if given_data else f" by {fields['data.partition']}"
     clients = f"{simulation.population}{partition}, {cohort}{sampling}"
-    scored = f"{asked.run.rounds} rounds, scored every {asked.run.every}"
-    training = [_with_options(fields["optimizer.name"], options_of(fields, "optimizer")), *_training_options(asked)]
+    scored = f"{resolved.run.rounds} rounds, scored every {resolved.run.every}"
+    training = [_with_options(fields["optimizer.name"], options_of(fields, "optimizer")), *_training_options(resolved)]
     lines = {
-        "method": _with_options(asked.method.spec, _method_options(asked)),
-        "network": "; ".join(_network(group, simulation.population) for group in simulation.groups) + _weights(asked),
+        "method": _with_options(resolved.method.spec, _method_options(resolved)),
+        "network": "; ".join(_network(group, simulation.population) for group in simulation.groups) + _weights(resolved),
         "data": f"{data.name}, rows of {shape}, {targets}: {sizes}",
         "clients": "1, which holds all data" if simulation.population == 1 else clients,
         "training": ", ".join(training) + f"; {scored}",
         "devices": _devices(simulation),
-        "attack": _attack(asked),
-        "uplink": _uplink(asked),
+        "attack": _attack(resolved),
+        "uplink": _uplink(resolved),
         "noise": _noise(simulation, private),
-        "scores": "; ".join(config_warnings.check_evaluation(asked)),
+        "scores": "; ".join(config_warnings.check_evaluation(resolved)),
     }
     return [line for label, text in lines.items() if text for line in _wrapped(label, text)]
 
@@ -66,12 +66,12 @@ def _with_options(name: str, options: Mapping[str, Any]) -> str:
     return f"{name} ({', '.join(f'{key}={value!r}' for key, value in options.items())})" if options else name
 
 
-def _method_options(asked: Asked) -> dict[str, Any]:
+def _method_options(resolved: Asked) -> dict[str, Any]:
     """Returns the method's options that the config sets, but for `TRAINING_OPTIONS`; if they are many, only those that differ
     from the defaults."""
-    takes = registry.parameters(asked.method.function)[0]
-    options = {key: value for key, value in asked.method.options.items() if key not in TRAINING_OPTIONS}
-    if len(_with_options(asked.method.spec, _flatten(options))) > 2 * (COLUMNS - LABEL):
+    takes = registry.parameters(resolved.method.function)[0]
+    options = {key: value for key, value in resolved.method.options.items() if key not in TRAINING_OPTIONS}
+    if len(_with_options(resolved.method.spec, _flatten(options))) > 2 * (COLUMNS - LABEL):
         options = {key: value for key, value in options.items() if key not in takes or takes[key].default != value}
     return _flatten(options)
 
@@ -82,10 +82,10 @@ def _flatten(options: Mapping[str, Any]) -> dict[str, Any]:
     return flatten({key: {"on": False} if is_off[key] else value for key, value in options.items()})
 
 
-def _training_options(asked: Asked) -> list[str]:
-    takes = registry.parameters(asked.method.function)[0]
+def _training_options(resolved: Asked) -> list[str]:
+    takes = registry.parameters(resolved.method.function)[0]
     defaults = {name: takes[name].default for name in TRAINING_OPTIONS if name in takes}
-    options = without_none({name: asked.method.options.get(name, defaults.get(name)) for name in TRAINING_OPTIONS})
+    options = without_none({name: resolved.method.options.get(name, defaults.get(name)) for name in TRAINING_OPTIONS})
     return [f"{name}={value}" for name, value in options.items()]
 
 
@@ -107,8 +107,8 @@ def _count(tree: PyTree) -> int:
     return sum(math.prod(getattr(leaf, "shape", ())) for leaf in jax.tree.leaves(tree))
 
 
-def _weights(asked: Asked) -> str:
-    texts = {"from": asked.said["weights"], "adapter": asked.said["adapter"], "train": asked.train}
+def _weights(resolved: Asked) -> str:
+    texts = {"from": resolved.said["weights"], "adapter": resolved.said["adapter"], "train": resolved.train}
     return "".join(f"; {key} {value}" for key, value in texts.items() if value not in (None, "all"))
 
 
@@ -121,20 +121,20 @@ def _devices(simulation: Simulation) -> str:
     return f"{plan.devices} ({kind}){processes}{held}; {clients} at once{'' if plan.devices == 1 else ' on each'}"
 
 
-def _attack(asked: Asked) -> str:
-    if asked.adversary is None:
+def _attack(resolved: Asked) -> str:
+    if resolved.adversary is None:
         return ""
-    return f"{asked.said['adversary.attack']} by {100 * asked.adversary.fraction:g} % of the clients"
+    return f"{resolved.said['adversary.attack']} by {100 * resolved.adversary.fraction:g} % of the clients"
 
 
-def _uplink(asked: Asked) -> str:
+def _uplink(resolved: Asked) -> str:
     """Returns the transforms of the uplink but for attacks and privacy, which have lines of their own."""
     fields = {"rule": "aggregation.rule", "compressed by": "compression.uplink", "sent down as": "compression.downlink"}
-    parts = [f"{word} {asked.said[field]}" for word, field in fields.items() if asked.said[field] is not None]
-    if asked.leave_out:
+    parts = [f"{word} {resolved.said[field]}" for word, field in fields.items() if resolved.said[field] is not None]
+    if resolved.leave_out:
         parts.append("who sends NaN is left out")
-    if asked.dropout:
-        parts.append(f"{100 * asked.dropout:g} % of the cohort do not come back")
+    if resolved.dropout:
+        parts.append(f"{100 * resolved.dropout:g} % of the cohort do not come back")
     return "; ".join(parts)
 
 

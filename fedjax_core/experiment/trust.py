@@ -31,7 +31,7 @@ def imports_of(folder: Path, config: Mapping[str, Any], recorded: Mapping[str, A
         yield
 
 
-def names_code(asked: Asked) -> bool:
+def names_code(resolved: Asked) -> bool:
     """Returns whether a config, its callbacks included, names code that is neither built in nor installed."""
-    callbacks = find_callbacks(asked.said["callbacks"])
-    return asked.imports_code or any(registry.is_imported(callback.origin) for callback in callbacks)
+    callbacks = find_callbacks(resolved.said["callbacks"])
+    return resolved.imports_code or any(registry.is_imported(callback.origin) for callback in callbacks)

@@ -381,8 +381,8 @@ def test_a_config_is_resolved_once_and_what_is_built_reads_no_name_again(tmp_pat
         counted = mock.Mock(side_effect=resolve)
         for module in modules:
             stack.enter_context(mock.patch.object(module, "resolve", counted))
-        for name in ("parse", "lookup"):
-            stack.enter_context(mock.patch.object(registry, name, noted(getattr(registry, name))))
+        for function in (registry.parse, registry.lookup):
+            stack.enter_context(mock.patch.object(registry, function.__name__, noted(function)))
         experiment.execute(wanted, str(tmp_path), progress=False)
     assert counted.call_count == 1
     assert {"flip", "smoothed", "median", "sign_flip", "float16", "partition"} <= set(inside)

@@ -16,7 +16,7 @@ PRIVATE = {"mechanism": "gaussian", "clip": 1.0, "delta": 1e-3}
 def opened(config, **options) -> dict[str, str]:
     """Returns the first lines of a config's run by what stands before them, those that go on joined."""
     asked = experiment.resolve(config)
-    simulation = experiment.build(config, asked=asked)
+    simulation = experiment.build(config, resolved=asked)
     lines = opening_lines(asked, simulation, of_asked(asked, simulation.population), **options)
     assert all(len(line) <= COLUMNS for line in lines)
     found: dict[str, str] = {}
