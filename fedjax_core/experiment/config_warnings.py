@@ -47,7 +47,7 @@ def check_batch(resolved: Asked, data: FederatedData) -> list[str]:
     if not isinstance(batch, int) or batch <= rows.total:
         return []
     largest = int(rows.size.max())
-    what = f"method.batch={batch} is more than the {rows.total} training rows of all clients, of whom one has at most {largest}"
+    what = f"method.batch={batch} is more than the {rows.total} training examples of all clients, of whom one has at most {largest}"
     return [f"{what}: each takes one step an epoch, on all that it has"]
 
 

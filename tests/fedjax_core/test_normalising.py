@@ -90,7 +90,7 @@ def test_integers_are_numbers_in_a_network_from_outside(caplog):
     x = RNG.integers(1, 50, (40, 3))
     sim = built(divided(x), f"{__name__}:Numbers")
     assert np.abs(logits(sim, x.astype(np.int32))).max() < 10
-    assert f"model '{__name__}:Numbers' is given integers as numbers" in caplog.text
+    assert f"model '{__name__}:Numbers' gets integers as numbers" in caplog.text
     caplog.clear()
     built(divided(x), f"{__name__}:Denies")
     built(divided(x.astype(np.float32)), f"{__name__}:Numbers")
@@ -217,7 +217,7 @@ def test_what_was_taken_off_is_not_private():
     asked = experiment.resolve(fedavg.get_config("smoke"))
     private = asked._replace(mechanism=asked.method)
     (line,) = config_warnings.check_offset(private, True)
-    assert "found in all clients' training rows; epsilon says nothing of that" in line
+    assert "read from all clients' training examples, which epsilon does not cover" in line
     assert config_warnings.check_offset(asked, True) == config_warnings.check_offset(private, False) == []
 
 
@@ -256,10 +256,10 @@ def test_the_public_set_is_as_the_data(tmp_path, monkeypatch):
     config.public = "digits"
     asked = experiment.resolve(config)
     data = build_task.hold_out_examples(asked, divided(SECONDS + 1e9))
-    monkeypatch.setattr(build_task, "_loaded", lambda *given: sources.from_arrays(SECONDS + 1e9 + 7, Y, SECONDS + 1e9, Y))
+    monkeypatch.setattr(sources, "read", lambda *given: sources.from_arrays(SECONDS + 1e9 + 7, Y, SECONDS + 1e9, Y))
     found = build_task.read_public(asked, data)
     assert isinstance(found, Examples)
     np.testing.assert_array_equal(found.x, data.train.x + 7)
-    monkeypatch.setattr(build_task, "_loaded", lambda *given: sources.from_arrays(PIXELS * 255, Y, PIXELS * 255, Y))
+    monkeypatch.setattr(sources, "read", lambda *given: sources.from_arrays(PIXELS * 255, Y, PIXELS * 255, Y))
     with pytest.raises(ValueError, match=r"public='digits' in .*: must be on one scale"):
         build_task.read_public(asked, build_task.hold_out_examples(asked, divided(PIXELS)))

@@ -135,13 +135,15 @@ def test_privacy_of_data_that_were_counted_before_is_said():
 
     assert said("digits") == []
     (line,) = said("diabetes")
-    assert line.startswith("data.source='diabetes': the mean and deviation of its targets is found in all clients' training rows")
+    assert line.startswith(
+        "data.source='diabetes': the mean and deviation of its targets is read from all clients' training examples"
+    )
     (line,) = said("stackoverflow")
-    assert "which words it tells apart" in line
+    assert "its vocabulary" in line
     table = "jsonl(path='rows.jsonl', x='text', y='label', clients='user'{})"
     assert said(table.format("")) == []
     (line,) = said(table.format(", words=50, length=8"))
-    assert "which words" in line
+    assert "its vocabulary" in line
     assert config_warnings.check_source(experiment.resolve(config(data__source="diabetes"))) == []
 
 
