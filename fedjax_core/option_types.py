@@ -1,4 +1,5 @@
-"""Checks values of options against the annotations of their parameters: types, finite numbers, ranges.
+"""Checks values of options against the annotations of their parameters: types, finite numbers,
+ranges.
 
   def build(*, lr: Positive, epochs: AtLeastZero = 1, mu: Fraction | None = None,
             weights: Annotated[str, one_of("a", "b")] = "a")
@@ -71,7 +72,8 @@ def short(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """Returns a string with unprintable characters, such as terminal escapes and line ends, escaped as Python does.
+    """Returns a string with unprintable characters, such as terminal escapes and line ends, escaped
+    as Python does.
 
     >>> printable("cat\\x1b[31m\\n")
     'cat\\\\x1b[31m\\\\n'
@@ -80,7 +82,8 @@ def printable(text: str) -> str:
 
 
 def without_escapes(text: str) -> str:
-    """Returns a string of one or several lines with control characters, which a terminal would obey, escaped as Python does.
+    """Returns a string of one or several lines with control characters, which a terminal would
+    obey, escaped as Python does.
 
     >>> without_escapes("cat\\x1b[31m\\n\\tdog")
     'cat\\\\x1b[31m\\n\\tdog'

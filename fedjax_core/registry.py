@@ -1,14 +1,17 @@
 """Resolves names in configs to functions and classes, and checks their options.
 
-A name is built in ("fedavg"), is announced by an installed package (an entry point), or says where it is defined:
+A name is built in ("fedavg"), is announced by an installed package (an entry point), or says where
+it is defined:
 
-  "package.module:name(option=1)"        a function or class of an importable module, or of one in the working directory
-  "path/to/file.py:name(option=1)"       of a file
+  "package.module:name(option=1)"        a function or class of an importable module, or of one in
+  the working directory "path/to/file.py:name(option=1)"       of a file
 
-Options are checked against the signature: their names, and their values against the annotations (`option_types.py`).
-Resolving a name imports what it names, so a config is as trustworthy as the code that it points to.
+Options are checked against the signature: their names, and their values against the annotations
+(`option_types.py`). Resolving a name imports what it names, so a config is as trustworthy as the
+code that it points to.
 
-A package announces its own functions in its pyproject.toml; configs then name them like built-in ones:
+A package announces its own functions in its pyproject.toml; configs then name them like built-in
+ones:
 
   [project.entry-points."fedjax_core.methods"]
   feddyn = "my_package.feddyn:feddyn"
@@ -171,18 +174,21 @@ def find(
     """Resolves a spec and checks its options.
 
     Args:
-      what: its kind, one of `ENTRY_POINT_GROUPS`, or another one, of which only built-in names exist.
+      what: its kind, one of `ENTRY_POINT_GROUPS`, or another one, of which only built-in names
+        exist.
       spec: "name(option=value, ...)", see the module.
       builtin: by name.
       given: names of the arguments that the caller passes by name.
-      placed: the arguments that the caller passes by position, first; the function may have other names for them.
+      placed: the arguments that the caller passes by position, first; the function may have other
+        names for them.
       prefixes: names of `builtin` that may be followed by a colon and more, such as "tfds:mnist".
       field: of the config, with which messages about a malformed spec begin.
       options: in addition to the spec's own.
 
     Raises:
       ValueError: there is no such name, or an option has a value that is not allowed.
-      TypeError: there is no such option, or a required one is missing; or the function does not take `placed`.
+      TypeError: there is no such option, or a required one is missing; or the function does not
+        take `placed`.
     """
     name, own = parse(spec, field)
     if repeated := own.keys() & (options or {}).keys():
@@ -199,7 +205,8 @@ def find(
 
 
 def lookup(what: str, name: str, builtin: Mapping[str, Callable], prefixes: Container[str] = ()) -> tuple[Callable, str]:
-    """Returns (the function or class that a name without options stands for, its origin); see `find`."""
+    """Returns (the function or class that a name without options stands for, its origin); see
+    `find`."""
     first = name.partition(":")[0]
     if name in builtin or (first in builtin and first in prefixes):
         return builtin[name if name in builtin else first], BUILT_IN
@@ -219,7 +226,8 @@ def lookup(what: str, name: str, builtin: Mapping[str, Callable], prefixes: Cont
 
 @contextlib.contextmanager
 def noting() -> Iterator[list[tuple[Callable, str]]]:
-    """Yields a list that receives what is looked up meanwhile and is not built in, each with its origin."""
+    """Yields a list that receives what is looked up meanwhile and is not built in, each with its
+    origin."""
     record: list[tuple[Callable, str]] = []
     _RECORDS.append(record)
     try:
@@ -266,7 +274,8 @@ def load_entry_point(what: str, name: str) -> tuple[Callable, str]:
 
 
 def register_in_process(what: str, name: str, function: Callable) -> str:
-    """Registers a function for as long as this process runs, and returns the name by which a config finds it.
+    """Registers a function for as long as this process runs, and returns the name by which a config
+    finds it.
 
     A later function of the same kind and name replaces it.
     """
@@ -277,7 +286,8 @@ def register_in_process(what: str, name: str, function: Callable) -> str:
 
 @contextlib.contextmanager
 def refuse_imports(why: str) -> Iterator[None]:
-    """Refuses meanwhile to import modules and files by name; entry points of installed packages are still loaded.
+    """Refuses meanwhile to import modules and files by name; entry points of installed packages are
+    still loaded.
 
     Args:
       why: the end of the error's message.
@@ -290,10 +300,12 @@ def refuse_imports(why: str) -> Iterator[None]:
 
 
 def import_member(what: str, name: str) -> tuple[Callable, str]:
-    """Returns (a function or class of a module or a file, the module or file), from a name of the form `IMPORT_PATH`.
+    """Returns (a function or class of a module or a file, the module or file), from a name of the
+    form `IMPORT_PATH`.
 
     Raises:
-      ValueError: there is no such module, file or member; importing it failed; or imports are refused (`refuse_imports`).
+      ValueError: there is no such module, file or member; importing it failed; or imports are
+        refused (`refuse_imports`).
     """
     module, _, own = name.rpartition(":")
     if module == GIVEN:
@@ -313,7 +325,8 @@ def import_member(what: str, name: str) -> tuple[Callable, str]:
 
 
 def is_imported(origin: str) -> bool:
-    """Returns whether an origin is a module or a file that a config names: not built in, installed or given in Python."""
+    """Returns whether an origin is a module or a file that a config names: not built in, installed
+    or given in Python."""
     return IMPORT_PATH.fullmatch(f"{origin}:name") is not None
 
 
@@ -343,7 +356,8 @@ def _import_module(what: str, name: str, module: str) -> types.ModuleType:
 
 
 def _import_file(what: str, name: str, file: str) -> types.ModuleType:
-    """Returns a file as a module, which is read again only if it changed: its classes stay the same ones."""
+    """Returns a file as a module, which is read again only if it changed: its classes stay the same
+    ones."""
     path = Path(file).expanduser().resolve()
     if not path.is_file():
         raise ValueError(f"{what} {name!r}: there is no file {str(path)!r}")
@@ -389,10 +403,12 @@ def check(
       given: names of arguments that the caller passes itself.
       options: what the user wrote, by name.
       prefix: what precedes an option's name where its value is refused; None: "`what`: ".
-      brought: whether it is not built in: a missing argument may then be one of `given` under another name.
+      brought: whether it is not built in: a missing argument may then be one of `given` under
+        another name.
 
     Raises:
-      TypeError: an option that `function` does not take, one that it needs and that is missing, or one of `given`.
+      TypeError: an option that `function` does not take, one that it needs and that is missing, or
+        one of `given`.
       ValueError: an option whose value its annotation does not allow.
     """
     takes, takes_any = parameters(function)
@@ -411,7 +427,8 @@ def check(
 
 
 def by_place(what: str, function: Callable, placed: Sequence[str]) -> tuple[str, ...]:
-    """Returns a function's own names for the arguments `placed`, which its caller passes by position.
+    """Returns a function's own names for the arguments `placed`, which its caller passes by
+    position.
 
     Args:
       what: what the error message calls the function.
@@ -419,7 +436,8 @@ def by_place(what: str, function: Callable, placed: Sequence[str]) -> tuple[str,
       placed: the caller's names of the arguments, in order.
 
     Raises:
-      TypeError: it does not take so many; or one of them would be taken for an option, which has a default and another name.
+      TypeError: it does not take so many; or one of them would be taken for an option, which has a
+        default and another name.
     """
     if not placed or (signature := _read_signature(function)) is None:
         return tuple(placed)
@@ -446,7 +464,8 @@ def parameters(function: Callable) -> tuple[dict[str, inspect.Parameter], bool]:
 
 
 def _read_signature(function: Callable) -> list[inspect.Parameter] | None:
-    """Returns a function's parameters; None for one that is built into Python without a signature."""
+    """Returns a function's parameters; None for one that is built into Python without a
+    signature."""
     if isinstance(function, type) and not hasattr(function, "_fields"):
         function = functools.partial(function.__init__, None)  # self; flax's metaclass hides the signature
     try:
@@ -465,7 +484,8 @@ def _read_parameters(function: Callable) -> tuple[dict[str, inspect.Parameter], 
 
 
 def call(what: str, function: Callable, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Calls `function` with those of `given` that it takes, and with all of `options`, checked by `check`."""
+    """Calls `function` with those of `given` that it takes, and with all of `options`, checked by
+    `check`."""
     check(what, function, given, options)
     named, _ = parameters(function)
     return function(**{name: given[name] for name in named if name in given}, **options)
@@ -477,7 +497,8 @@ def options(what: str, default: T, *given: Mapping[str, Any] | None) -> T:
     A later mapping overrides an earlier one; a value of None leaves an option as it is.
 
     Raises:
-      ValueError: there is no such option, or its value is not what the NamedTuple's annotation allows.
+      ValueError: there is no such option, or its value is not what the NamedTuple's annotation
+        allows.
     """
     replaced: dict[str, Any] = {}
     named, _ = parameters(type(default))

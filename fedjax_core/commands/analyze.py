@@ -5,7 +5,8 @@
   fedjax-core analyse runs/fedpft --what=attention,probe,tsne --features=extractor
   fedjax-core analyse runs/fedit runs/perada runs/fedoa --what=plane --out=analysis
 
-What is read from a run is its directory alone; several runs share a figure where that says something.
+What is read from a run is its directory alone; several runs share a figure where that says
+something.
 """
 
 import argparse
@@ -120,7 +121,8 @@ def _parse_labels(text: str) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Parses, analyses. Returns 0; 1 for an error, reported in one line; 2 for a wrong command line; 130 if interrupted."""
+    """Parses, analyses. Returns 0; 1 for an error, reported in one line; 2 for a wrong command
+    line; 130 if interrupted."""
     console.show_warnings()
     try:
         given = _parser().parse_args(arguments)

@@ -1,7 +1,9 @@
-"""Parses command lines with a config: its name or file, changes of its fields, and another method than its own.
+"""Parses command lines with a config: its name or file, changes of its fields, and another method
+than its own.
 
-Configs ("fedavg") and definitions of tables ("fedskc/table1") that come with the package have bare names. A user's folder may
-have packages `methods` and `configs` too; commands import ours (`own_packages.py`), and find the user's files by path.
+Configs ("fedavg") and definitions of tables ("fedskc/table1") that come with the package have bare
+names. A user's folder may have packages `methods` and `configs` too; commands import ours
+(`own_packages.py`), and find the user's files by path.
 """
 
 import ast
@@ -58,7 +60,8 @@ def list_bundled(what: str) -> list[str]:
 
 
 def find_file(what: str, text: str) -> str:
-    """Returns the file of a config or a table: a path, if `text` ends in .py, or the file that has this bare name.
+    """Returns the file of a config or a table: a path, if `text` ends in .py, or the file that has
+    this bare name.
 
     Args:
       what: "config" or "table".
@@ -81,7 +84,8 @@ def find_file(what: str, text: str) -> str:
 
 
 def _add_package_of(path: Path) -> None:
-    """Lets a user's file import its neighbours, where its folder is a package `configs` of the user's own.
+    """Lets a user's file import its neighbours, where its folder is a package `configs` of the
+    user's own.
 
     Our modules come first; a warning names those of the user's that they hide.
     """
@@ -97,7 +101,8 @@ def _add_package_of(path: Path) -> None:
 
 
 def parse_flags(arguments: Sequence[str], command: str, flags_of: Callable[[Sequence[str]], Any]) -> tuple[Any, dict[str, Any]]:
-    """Parses a command line with a config. Options of the method that the config does not have are flags too.
+    """Parses a command line with a config. Options of the method that the config does not have are
+    flags too.
 
     Args:
       arguments: without the program's name.
@@ -105,8 +110,8 @@ def parse_flags(arguments: Sequence[str], command: str, flags_of: Callable[[Sequ
       flags_of: line -> the command's flags, "config" among them, not yet parsed.
 
     Returns:
-      (the flags, fields of the method for `experiment.switch`: another method's, or options that the config does not have;
-      {} if there are none).
+      (the flags, fields of the method for `experiment.switch`: another method's, or options that
+      the config does not have; {} if there are none).
 
     Raises:
       ValueError: there is no such config, or not one; it lacks a field.
@@ -135,7 +140,8 @@ def parse_flags(arguments: Sequence[str], command: str, flags_of: Callable[[Sequ
 
 
 def _take_nones(line: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns a line without the flags that set a field to None, which absl takes for a string, and these fields."""
+    """Returns a line without the flags that set a field to None, which absl takes for a string, and
+    these fields."""
     last: dict[str, str] = {}
     for word in line:
         name, equals, value = word.partition("=")
@@ -212,8 +218,8 @@ def split_config(arguments: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _take_method(line: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Returns (the line without its flags of config.method, their fields) where they name a method, which may be another one than
-    the config's, with other options; else (the line, {})."""
+    """Returns (the line without its flags of config.method, their fields) where they name a method,
+    which may be another one than the config's, with other options; else (the line, {})."""
     parts = _split_flags(line)
     fields = _nest_fields(part for part in parts if part.field)
     return (_join_words(part for part in parts if not part.field), fields) if "name" in fields else (list(line), {})
@@ -280,8 +286,8 @@ def _literal(text: str) -> Any:
 
 
 def describe_flag_error(error: Exception, arguments: Sequence[str]) -> Exception | str:
-    """Returns a readable message for an error of absl or ml_collections about flags; for one of the config's own code, where it was
-    raised."""
+    """Returns a readable message for an error of absl or ml_collections about flags; for one of the
+    config's own code, where it was raised."""
     raised, where = code_fingerprint.first_raised_in(error)
     if where:
         text = " ".join(str(raised).split())

@@ -1,12 +1,14 @@
-"""Writes a model of a run into one file, for `fedjax-core predict` and for other programs (safetensors).
+"""Writes a model of a run into one file, for `fedjax-core predict` and for other programs
+(safetensors).
 
   fedjax-core export runs/fedavg --out=model.safetensors                 the global model
   fedjax-core export runs/local --out=model.safetensors --client=3       a client's own model
   fedjax-core export runs/fedavg --out=vit/model.safetensors --layout=transformers
 
-Layouts: own, which `fedjax-core predict` reads; timm and transformers, for ViTs and ResNets (the latter with a config.json beside).
-A model that is more than one network, such as FedRoD's with two heads, is saved as what its method predicts with (own layout only).
-The data must still be where the run found them; the run's directory is only read.
+Layouts: own, which `fedjax-core predict` reads; timm and transformers, for ViTs and ResNets (the
+latter with a config.json beside). A model that is more than one network, such as FedRoD's with two
+heads, is saved as what its method predicts with (own layout only). The data must still be where the
+run found them; the run's directory is only read.
 """
 
 import argparse
@@ -45,17 +47,20 @@ def export(
       out: the file.
       client: whose model; None: the global one.
       model: of the client's models, where it has several.
-      done: the round after which; None: the selected one, if the run selects one, else that of the last checkpoint.
+      done: the round after which; None: the selected one, if the run selects one, else that of the
+        last checkpoint.
       layout: of the tensors, one of `pretrained_weights.WRITTEN`.
-      trust: whether code that the run's config names may be imported, though it was not begun here (`experiment.load`).
+      trust: whether code that the run's config names may be imported, though it was not begun here
+        (`experiment.load`).
 
     Returns:
-      The description in the file: `storage.export_model.FIELDS`, "offset", "limit", "input_dtype", "method", "predictor", "client",
-      "round", "config" and what `storage.export_model.with_use` says; of a model that is not one network also
-      `storage.export_predictor.FIELDS`.
+      The description in the file: `storage.export_model.FIELDS`, "offset", "limit", "input_dtype",
+      "method", "predictor", "client", "round", "config" and what `storage.export_model.with_use`
+      says; of a model that is not one network also `storage.export_predictor.FIELDS`.
 
     Raises:
-      ValueError: there is no such model, or it is not one network and has no such layout; no such checkpoint; other data.
+      ValueError: there is no such model, or it is not one network and has no such layout; no such
+        checkpoint; other data.
       OSError: there is no run, its data are not there, or the file cannot be written.
     """
     registry.choose("layout", layout, pretrained_weights.WRITTEN)
@@ -151,7 +156,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Parses, exports. Returns 0; 1 for an error, reported in one line; 2 for a wrong command line; 130 if interrupted."""
+    """Parses, exports. Returns 0; 1 for an error, reported in one line; 2 for a wrong command line;
+    130 if interrupted."""
     console.show_warnings()
     try:
         given = _parser().parse_args(arguments)

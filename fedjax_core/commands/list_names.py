@@ -1,4 +1,5 @@
-"""Shows the fields of a config, and what they may name: methods, models, data sources and the rest, with options and defaults.
+"""Shows the fields of a config, and what they may name: methods, models, data sources and the rest,
+with options and defaults.
 
 fedjax-core list                        the kinds there are
 fedjax-core list methods                one kind, a line each
@@ -107,7 +108,8 @@ class Field(NamedTuple):
 
 
 def read_fields() -> list[Field]:
-    """Returns the fields that all configs have, in the order of `configs/base.py`, without options of the method."""
+    """Returns the fields that all configs have, in the order of `configs/base.py`, without options
+    of the method."""
     config = own_packages.import_bundled("configs.base").get_config("small")
     comments = _read_comments((FOLDERS["config"] / "base.py").read_text(encoding="utf-8"))
     fields = []
@@ -142,7 +144,8 @@ def describe_fields(part: str = "") -> str:
 
 
 def _read_comments(code: str) -> dict[str, str]:
-    """Returns the comments above and behind each assignment of a field of `config` in `get_config`, joined, by field."""
+    """Returns the comments above and behind each assignment of a field of `config` in `get_config`,
+    joined, by field."""
     lines = code.splitlines()
     comments = {
         token.start[0]: token.string.lstrip("# ")
@@ -166,7 +169,8 @@ def _read_comments(code: str) -> dict[str, str]:
 
 
 def read_defaults(kind: str, name: str, builder: Callable) -> dict[str, Any]:
-    """Returns the defaults of a builder's options; `inspect.Parameter.empty` for one that is required.
+    """Returns the defaults of a builder's options; `inspect.Parameter.empty` for one that is
+    required.
 
     Args:
       kind: one of `SECTIONS`.
@@ -223,7 +227,8 @@ def find_builders(kind: str) -> dict[str, Callable]:
 
 
 def describe_kind(kind: str) -> str:
-    """Returns a line for each name of a kind: its spec, the first line of its docstring, and the package that it comes from."""
+    """Returns a line for each name of a kind: its spec, the first line of its docstring, and the
+    package that it comes from."""
     if kind == FIELDS_KIND:
         return describe_fields()
     if kind in FILES:

@@ -93,8 +93,8 @@ def run_command(module: str, arguments: Sequence[str]) -> int:
       arguments: the command line without the program's name.
 
     Returns:
-      The exit status: the command's own; 1 for an unexpected error, reported in one line that names the file with the traceback;
-      130 after an interruption.
+      The exit status: the command's own; 1 for an unexpected error, reported in one line that names
+      the file with the traceback; 130 after an interruption.
     """
     try:
         with _exit_if_interrupted():
@@ -116,7 +116,8 @@ def run_command(module: str, arguments: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _exit_if_interrupted() -> Iterator[None]:
-    """Lets Ctrl-C end the process at once while modules are imported: an exception would be raised inside of what is imported."""
+    """Lets Ctrl-C end the process at once while modules are imported: an exception would be raised
+    inside of what is imported."""
     is_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT) if is_main_thread else None
     if before is not signal.default_int_handler:  # it is ignored, or somebody else's
@@ -163,7 +164,8 @@ def _keep_traceback(error: BaseException, arguments: Sequence[str]) -> str:
 
 
 def _write_traceback(text: str, folder: Path | None) -> Path:
-    """Writes to error.txt in the directory of a run or a table; None: to a temporary file. Returns the file."""
+    """Writes to error.txt in the directory of a run or a table; None: to a temporary file. Returns
+    the file."""
     data = text.encode(errors="replace")
     if folder is not None:
         write_bytes(folder / TRACEBACK, data)

@@ -1,13 +1,15 @@
-"""Says whether a run fits devices that need not be here, what they would exchange, and how long a round takes at least.
+"""Says whether a run fits devices that need not be here, what they would exchange, and how long a
+round takes at least.
 
   fedjax-core plan fedavg_cifar10:paper --topology=v5e:2x2,v5e:16x16,v5p:8x16x16
   fedjax-core plan fedoa:paper --topology=v5e:2x2 --config.method.batch=4 --json=plan.json
   fedjax-core plan mine/config.py --rows=50000 --shape=32,32,3 --classes=10
   python -m fedjax_core.commands.plan --config=configs/fedavg.py
 
-The config is named as for `fedjax-core run`. Neither data nor weights are read, and nothing runs. Programs are compiled, at most
---limit seconds each, and what was found is kept for the next time. Topologies of TPUs need no TPU, but the package libtpu:
-pip install 'fedjax-core[plan]'. Without --topology the plan is for the devices that are here.
+The config is named as for `fedjax-core run`. Neither data nor weights are read, and nothing runs.
+Programs are compiled, at most --limit seconds each, and what was found is kept for the next time.
+Topologies of TPUs need no TPU, but the package libtpu: pip install 'fedjax-core[plan]'. Without
+--topology the plan is for the devices that are here.
 """
 
 import os
@@ -69,8 +71,8 @@ def main(arguments: Sequence[str]) -> int:
       arguments: the command line without the program's name.
 
     Returns:
-      The exit status: 0; 1 if something does not fit, or for an error, reported in one line; 2 for a wrong command line; 130 after
-      an interruption.
+      The exit status: 0; 1 if something does not fit, or for an error, reported in one line; 2 for
+      a wrong command line; 130 after an interruption.
     """
     if config_line.HELP & set(arguments):
         sys.stdout.write(usage())

@@ -3,9 +3,9 @@
   fedjax-core predict model.safetensors photos/ --out=predictions.csv
   fedjax-core predict model.safetensors images.npy
 
-Images are read from a folder (and the folders in it), converted to the model's colours and resized to its size; or from an array
-[n, H, W, C] in a .npy or .npz file, which must have the model's size. Images of 16 bits are scaled by their depth.
-`fedjax_core.commands.export` saves models.
+Images are read from a folder (and the folders in it), converted to the model's colours and resized
+to its size; or from an array [n, H, W, C] in a .npy or .npz file, which must have the model's size.
+Images of 16 bits are scaled by their depth. `fedjax_core.commands.export` saves models.
 """
 
 import argparse
@@ -59,14 +59,16 @@ def predict(
       examples: a folder of images, one image, or a .npy or .npz file.
       array: its name in the .npz file; None: the only one, or "x".
       batch: examples at once.
-      trust: whether modules and files that the model names, a method or a network of somebody else's, may be imported.
+      trust: whether modules and files that the model names, a method or a network of somebody
+        else's, may be imported.
 
     Returns:
-      Rows with the keys `COLUMNS`: the file (of an array "NAME[row]"), its class's name, and that class's probability.
+      Rows with the keys `COLUMNS`: the file (of an array "NAME[row]"), its class's name, and that
+      class's probability.
 
     Raises:
-      ValueError: the model's file is damaged, or its numbers cannot be computed with; there is nothing to classify; or it is not
-        what the model was trained on.
+      ValueError: the model's file is damaged, or its numbers cannot be computed with; there is
+        nothing to classify; or it is not what the model was trained on.
       OSError: something cannot be read.
     """
     if batch < 1:
@@ -91,10 +93,12 @@ def predict(
 
 
 def _load_model(path: str | os.PathLike, trust: bool) -> tuple[Callable[[PyTree, PyTree], dict[str, Any]], PyTree, dict[str, Any]]:
-    """(arrays, x) -> outputs, its arrays, and the description; whether it is one network or what a method predicts with.
+    """(arrays, x) -> outputs, its arrays, and the description; whether it is one network or what a
+    method predicts with.
 
     Raises:
-      ValueError: as `predict`; weights, mean or deviation are no numbers to compute with (`storage/weight_checks.py`).
+      ValueError: as `predict`; weights, mean or deviation are no numbers to compute with
+        (`storage/weight_checks.py`).
     """
     arrays, metadata = read_tensors(path)
     description = export_model.described_in(metadata, path)
@@ -177,7 +181,8 @@ def _read_image(file: Path, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _read_array(path: Path, shape: tuple[int, ...], floats: bool, name: str | None, description: Mapping[str, Any]) -> np.ndarray:
-    """Returns the examples in a file, checked: uint8, or float32 minus the offset of the description."""
+    """Returns the examples in a file, checked: uint8, or float32 minus the offset of the
+    description."""
     try:
         with explained("read", path), open(path, "rb") as file:
             x = np.load(file, allow_pickle=False)
@@ -231,7 +236,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Parses, predicts. Returns 0; 1 for an error, reported in one line; 2 for a wrong command line; 130 if interrupted."""
+    """Parses, predicts. Returns 0; 1 for an error, reported in one line; 2 for a wrong command
+    line; 130 if interrupted."""
     console.show_warnings()
     try:
         given = _parser().parse_args(arguments)

@@ -6,11 +6,12 @@
   fedjax-core run fedavg --workdir=runs/fedavg --seeds=0,1,2 --config.plan.lanes=3
   python -m methods.main --config=configs/fedavg.py --workdir=runs/fedavg
 
-A config is named by its bare name (`fedjax-core list configs`) or by a file of your own, a variant stands behind a colon.
-Its fields are flags, --config.FIELD=VALUE; `fedjax-core list fields` shows them, and what they may hold.
-The same command again resumes an interrupted run. With --fresh it begins anew: what the directory holds of a run is deleted. A
-directory without a checkpoint is free. On several processes give each --distributed where a cluster has started them,
-else --coordinator, --processes and --process. With --seeds there is a run of each, in WORKDIR/seed0 and so on, that
+A config is named by its bare name (`fedjax-core list configs`) or by a file of your own, a variant
+stands behind a colon. Its fields are flags, --config.FIELD=VALUE; `fedjax-core list fields` shows
+them, and what they may hold. The same command again resumes an interrupted run. With --fresh it
+begins anew: what the directory holds of a run is deleted. A directory without a checkpoint is free.
+On several processes give each --distributed where a cluster has started them, else --coordinator,
+--processes and --process. With --seeds there is a run of each, in WORKDIR/seed0 and so on, that
 --config.seed resumes alone. config.plan.lanes of them train at once, in one program.
 """
 
@@ -107,7 +108,8 @@ def main(arguments: Sequence[str]) -> int:
       arguments: the command line without the program's name.
 
     Returns:
-      The exit status: 0; 1 for an error, reported in one line; 2 for a wrong command line; 130 after an interruption.
+      The exit status: 0; 1 for an error, reported in one line; 2 for a wrong command line; 130
+      after an interruption.
     """
     if HELP & set(arguments):
         sys.stdout.write(usage())

@@ -5,8 +5,8 @@
   fedjax-core table fedskc/all_methods --workdir=runs/fedskc --set="/cifar-10-*:data.source=tfds:cifar10"
   fedjax-core table --table=mine/table.py --workdir=runs/mine
 
-A table is named by its bare name (`fedjax-core list tables`) or by a file of your own. The same command
-again goes on where it was stopped, and runs what has changed in the definition.
+A table is named by its bare name (`fedjax-core list tables`) or by a file of your own. The same
+command again goes on where it was stopped, and runs what has changed in the definition.
 """
 
 import argparse
@@ -46,8 +46,8 @@ def main(arguments: Sequence[str]) -> int:
       arguments: the command line without the program's name.
 
     Returns:
-      The exit status: 0; 1 if runs failed or the tables could not be written; 2 for a wrong command line or definition; 130 after
-      an interruption.
+      The exit status: 0; 1 if runs failed or the tables could not be written; 2 for a wrong command
+      line or definition; 130 after an interruption.
     """
     console.show_warnings()
     try:

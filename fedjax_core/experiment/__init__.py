@@ -1,7 +1,7 @@
 """From a config to a simulation, and to a run: what the command lines and the notebooks share.
 
-`resolve` finds and checks all that a config names, `build` makes a simulation of it, `execute` runs it in a work directory, and
-`load` reads a run.
+`resolve` finds and checks all that a config names, `build` makes a simulation of it, `execute` runs
+it in a work directory, and `load` reads a run.
 """
 
 from fedjax_core.experiment.build_model import begun_from, build_network, scaling_of, spell_network

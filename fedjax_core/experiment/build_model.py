@@ -26,17 +26,20 @@ def read_options(network: Network) -> dict[str, Any]:
 
 
 def all_options(network: Network) -> dict[str, Any]:
-    """Returns the options of a network: those of its file, its own, and those of its input wrappers."""
+    """Returns the options of a network: those of its file, its own, and those of its input
+    wrappers."""
     return read_options(network) | network.found.options | network.around
 
 
 def reads_tokens(network: Network, data: federated_data.FederatedData) -> bool | None:
     """Returns whether a network gets the inputs as they are, as token ids.
 
-    Integers other than uint8 are token ids where the network asks for them, or where each position of a text predicts the next.
+    Integers other than uint8 are token ids where the network asks for them, or where each position
+    of a text predicts the next.
 
     Returns:
-      True or False; None for integers where a network that is not built in takes numbers as well and does not say.
+      True or False; None for integers where a network that is not built in takes numbers as well
+      and does not say.
     """
     x = data.train.x
     if not np.issubdtype(x.dtype, np.integer) or x.dtype == np.uint8:
@@ -93,7 +96,8 @@ def build_network(
 
 
 def scaling_of(network: Network, normalise: str, data: federated_data.FederatedData) -> input_normalization.Scaling | None:
-    """Returns the mean and deviation by which a network's inputs are normalised; None for token ids, which are not."""
+    """Returns the mean and deviation by which a network's inputs are normalised; None for token
+    ids, which are not."""
     if reads_tokens(network, data):
         return None
     return input_normalization.find_scaling(normalise, data.train, network.file, seen_rows(data), data.x_offset)
@@ -105,14 +109,16 @@ def begun_from(resolved: Asked) -> list[Path]:
 
 
 def spell_network(network: Network) -> str:
-    """Returns the spec of a network; of one that begins from a file with the options that the file sets."""
+    """Returns the spec of a network; of one that begins from a file with the options that the file
+    sets."""
     if not read_options(network):
         return network.found.spec
     return spell(network.found.name, all_options(network))
 
 
 def drawn_by_seed(resolved: Asked) -> bool:
-    """Returns whether frozen arrays are drawn by the seed, so that runs of other seeds have other arrays."""
+    """Returns whether frozen arrays are drawn by the seed, so that runs of other seeds have other
+    arrays."""
     begins_random = any(one.file is None and one.found.function is not language.Spec for one in resolved.networks)
     return begins_random and (resolved.said["adapter"] is not None or resolved.train != "all")
 

@@ -1,4 +1,5 @@
-"""Builds the simulation of a config: reads and divides its data, builds its networks, and makes tasks of both."""
+"""Builds the simulation of a config: reads and divides its data, builds its networks, and makes
+tasks of both."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -38,22 +39,27 @@ def build(
     by_lane: Callable[[Asked], Build] | None = None,
     resolved: Asked | None = None,
 ) -> Simulation:
-    """Builds the simulation of a config. It is checked but not compiled; nothing is on a device yet.
+    """Builds the simulation of a config. It is checked but not compiled; nothing is on a device
+    yet.
 
     Args:
       config: see `configs/base.py`.
       data: in place of the config's, such as mock data of the same shape.
       method, model, loss, scores: in place of the config's, see `python_overrides.into`.
-      shapes_only: nothing will run: frozen arrays are zeros without memory, and files of weights are not read.
+      shapes_only: nothing will run: frozen arrays are zeros without memory, and files of weights
+        are not read.
       devices: in place of those that jax sees, such as those of a topology to compile for.
       kind: in place of the config's own data pipeline (`mock_data.py`).
-      noise: what run.json records of a run's privacy, so that its noise is not calibrated again; None: nothing.
+      noise: what run.json records of a run's privacy, so that its noise is not calibrated again;
+        None: nothing.
       accounted: whether privacy is accounted for; False for a run that is only read.
       by_lane: makes the method, in place of its options in the config (`numbers.py`).
-      resolved: what `resolve` returns for the config, which is then not read; None: it is resolved here.
+      resolved: what `resolve` returns for the config, which is then not read; None: it is resolved
+        here.
 
     Raises:
-      ValueError, TypeError: something that the config names does not exist or is not possible; the message names it.
+      ValueError, TypeError: something that the config names does not exist or is not possible; the
+        message names it.
       FileNotFoundError: the data do not exist; the message says where to get and put them.
     """
     resolved = resolve(python_overrides.into(config, method, model, loss, scores)) if resolved is None else resolved
@@ -151,7 +157,8 @@ def _check_clients(resolved: Asked, data: federated_data.FederatedData, accounte
 
 
 def _check_targets(resolved: Asked, targets: str) -> None:
-    """Raises ValueError for options that are for other targets than those of the data (a key of `TARGETS`)."""
+    """Raises ValueError for options that are for other targets than those of the data (a key of
+    `TARGETS`)."""
     loss = resolved.loss
     if loss is not None and targets not in (fits := LOSS_TARGETS.get(loss.name, (targets,))):
         raise ValueError(f"loss={loss.spec!r} is for {' or '.join(fits)}, the data have {targets}: {TARGETS[targets]}")

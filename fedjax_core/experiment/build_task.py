@@ -1,4 +1,5 @@
-"""Reads the data of a config and builds the tasks of its networks, for arrays (images and others) and for texts.
+"""Reads the data of a config and builds the tasks of its networks, for arrays (images and others)
+and for texts.
 
 A `DataPipeline` is the way from a source to a task; `pipeline_of` chooses it.
 """
@@ -38,8 +39,10 @@ class DataPipeline(NamedTuple):
 
     Attributes:
       federated: (config) -> the data, divided over the clients.
-      task: (config, network, data, public examples, shapes_only) -> the task of the clients that have the network.
-      public: (config, data) -> the public set, with examples like those of the data; `()` without one.
+      task: (config, network, data, public examples, shapes_only) -> the task of the clients that
+        have the network.
+      public: (config, data) -> the public set, with examples like those of the data; `()` without
+        one.
     """
 
     federated: Callable[[Asked], FederatedData]
@@ -54,8 +57,8 @@ def dataset(config: Config) -> FederatedData:
 
 
 def hold_out_examples(resolved: Asked, data: FederatedData) -> FederatedData:
-    """Returns data with unseen clients and validation examples, if the config wants some and the data have none, and without
-    offsets too large for float32 (`federated_data.centre`)."""
+    """Returns data with unseen clients and validation examples, if the config wants some and the
+    data have none, and without offsets too large for float32 (`federated_data.centre`)."""
     if resolved.data.unseen is not None and data.unseen is None:
         data = set_apart(data, resolved.data.unseen, resolved.data.seed)
     part = resolved.data.validation
@@ -65,7 +68,8 @@ def hold_out_examples(resolved: Asked, data: FederatedData) -> FederatedData:
 
 
 def name_inputs(config: Config) -> str:
-    """Returns a string of the fields that choose the inputs and targets: configs that share it have the same examples."""
+    """Returns a string of the fields that choose the inputs and targets: configs that share it have
+    the same examples."""
     resolved = resolve(config)
     if pipeline_of(resolved) is ARRAYS:  # clients, partition and seed only divide them
         return json.dumps([resolved.said[f"data.{name}"] for name in ("source", "dir", "size", "examples")])
@@ -100,7 +104,8 @@ def _read_arrays(resolved: Asked) -> FederatedData:
 
 
 def read_public(resolved: Asked, data: FederatedData) -> Examples | tuple[()]:
-    """Returns the labelled public set, adapted to the shape of the data's examples; empty if the config has none.
+    """Returns the labelled public set, adapted to the shape of the data's examples; empty if the
+    config has none.
 
     Raises:
       ValueError: its examples cannot be adapted, or its images are on another scale.
@@ -121,7 +126,8 @@ def read_public(resolved: Asked, data: FederatedData) -> Examples | tuple[()]:
 def _classification_task(
     resolved: Asked, network: Network, data: FederatedData, public: Examples | tuple[()], shapes_only: bool
 ) -> Task:
-    """Returns the task to predict from arrays, with a network of which `resolved.train` is trained."""
+    """Returns the task to predict from arrays, with a network of which `resolved.train` is
+    trained."""
 
     def wrap(model: Model) -> Model:
         model = model if resolved.augment is None else pipeline.augmented(model, resolved.augment)

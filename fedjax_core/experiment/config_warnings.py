@@ -62,7 +62,8 @@ def check_evaluation(resolved: Asked) -> list[str]:
 
 
 def check_attack(resolved: Asked, returning: int, population: int, attackers: int) -> list[str]:
-    """Returns a warning of ALIE whose own choice of z is at most 0: it then sends the mean of the honest clients, or better."""
+    """Returns a warning of ALIE whose own choice of z is at most 0: it then sends the mean of the
+    honest clients, or better."""
     m = round(returning * attackers / population)
     specs = [] if resolved.adversary is None else resolved.adversary.attacks
     chooses_z = any(attack.function is attacks.alie and attack.options.get("z") is None for attack in specs)
@@ -73,7 +74,8 @@ def check_attack(resolved: Asked, returning: int, population: int, attackers: in
 
 
 def check_source(resolved: Asked) -> list[str]:
-    """Returns a warning of privacy with data whose vocabulary or scale is read from all clients' examples."""
+    """Returns a warning of privacy with data whose vocabulary or scale is read from all clients'
+    examples."""
     source = resolved.data.source
     takes = registry.parameters(source.function)[0]
     counts = "words" in takes and source.options.get("words", takes["words"].default) is not None
@@ -84,7 +86,8 @@ def check_source(resolved: Asked) -> list[str]:
 
 
 def check_offset(resolved: Asked, has_offset: bool) -> list[str]:
-    """Returns a warning of privacy with data from which a median over all clients' examples was subtracted."""
+    """Returns a warning of privacy with data from which a median over all clients' examples was
+    subtracted."""
     if resolved.mechanism is None or not has_offset:
         return []
     what = "the offset of columns far from 0 is read from all clients' training examples"
@@ -92,7 +95,8 @@ def check_offset(resolved: Asked, has_offset: bool) -> list[str]:
 
 
 def check_rule(rule: Sequence[registry.Found], returning: int) -> list[str]:
-    """Returns a warning of each rule whose `attackers` is less than one client of those that return."""
+    """Returns a warning of each rule whose `attackers` is less than one client of those that
+    return."""
     lines = []
     for found in rule:
         takes = registry.parameters(found.function)[0]
@@ -106,7 +110,8 @@ def check_rule(rule: Sequence[registry.Found], returning: int) -> list[str]:
 
 
 def check_statistics(mode: str, fresh: Mapping[str, Model]) -> list[str]:
-    """Returns a warning of frozen batch normalisation in networks that begin from no file: it never normalises."""
+    """Returns a warning of frozen batch normalisation in networks that begin from no file: it never
+    normalises."""
     if mode != "freeze":
         return []
     running = {spec: jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)).stats) for spec, model in fresh.items()}

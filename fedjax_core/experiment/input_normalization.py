@@ -1,4 +1,5 @@
-"""Finds the mean and deviation by which a network's inputs are normalised, and checks the inputs against them."""
+"""Finds the mean and deviation by which a network's inputs are normalised, and checks the inputs
+against them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -45,7 +46,8 @@ def scaling(
     rows: np.ndarray | None = None,
     offset: np.ndarray | None = None,
 ) -> Scaling:
-    """Returns how inputs that are no token ids are normalised: as the network's file of weights says, else by `config.normalise`.
+    """Returns how inputs that are no token ids are normalised: as the network's file of weights
+    says, else by `config.normalise`.
 
     Args:
       config: with `normalise`.
@@ -86,10 +88,12 @@ def _check_channels(scaling: Scaling, channels: int, origin: str) -> None:
 
 
 def robust_scale(examples: Examples, rows: np.ndarray | None = None) -> Scaling:
-    """Returns median and interquartile range of each channel, which a few outliers do not move, with a limit for clipping.
+    """Returns median and interquartile range of each channel, which a few outliers do not move,
+    with a limit for clipping.
 
-    The range is divided by 1.349, so that it is the deviation of a normal distribution. Both are estimated from at most 4 million
-    numbers of evenly spaced examples; those of uint8 pixels are in units of 255.
+    The range is divided by 1.349, so that it is the deviation of a normal distribution. Both are
+    estimated from at most 4 million numbers of evenly spaced examples; those of uint8 pixels are in
+    units of 255.
     """
     x = np.asarray(examples.x)
     x, rows = (x[:1], None) if x.strides[0] == 0 else (x, rows)
@@ -99,7 +103,8 @@ def robust_scale(examples: Examples, rows: np.ndarray | None = None) -> Scaling:
 
 
 def scale(examples: Examples, rows: np.ndarray | None = None) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Returns mean and standard deviation of each channel (the last axis), in units of 255 for uint8 pixels.
+    """Returns mean and standard deviation of each channel (the last axis), in units of 255 for
+    uint8 pixels.
 
     Args:
       examples: of training.
@@ -128,7 +133,8 @@ def scale(examples: Examples, rows: np.ndarray | None = None) -> tuple[tuple[flo
 
 
 def _scale_by_blocks(shape: tuple[int, ...], number: int, block_of: Callable) -> tuple[np.ndarray, np.ndarray]:
-    """Returns mean and deviation [C] of `number` examples of an array in a file, with a thousand in memory at a time."""
+    """Returns mean and deviation [C] of `number` examples of an array in a file, with a thousand in
+    memory at a time."""
     sums, first = np.zeros((2, shape[-1])), block_of(0, 1).reshape(-1, shape[-1])[0].astype(np.float64)
     for start in range(0, number, 1000):
         block = block_of(start, 1000).reshape(-1, shape[-1]) - first  # of a constant exactly 0
@@ -138,7 +144,8 @@ def _scale_by_blocks(shape: tuple[int, ...], number: int, block_of: Callable) ->
 
 
 def check_colours(augment: str, examples: Examples) -> None:
-    """Raises ValueError for inputs outside [0, 1] with an augmentation of colours: it would clip them, in training only."""
+    """Raises ValueError for inputs outside [0, 1] with an augmentation of colours: it would clip
+    them, in training only."""
     x = np.asarray(examples.x)
     if x.dtype == np.uint8 or "colour_jitter" not in (registry.parse(part)[0] for part in augment.split("|")):
         return
@@ -155,7 +162,8 @@ def check_colours(augment: str, examples: Examples) -> None:
 def check_inputs(
     normalise: str, file: str | None, scaling: Scaling, examples: Examples, rows: np.ndarray | None = None
 ) -> list[str]:
-    """Returns warnings of inputs that the normalisation leaves too large or makes indistinguishable; [] if all is well.
+    """Returns warnings of inputs that the normalisation leaves too large or makes
+    indistinguishable; [] if all is well.
 
     Args:
       normalise: one of `NORMALISATIONS`.
@@ -165,7 +173,8 @@ def check_inputs(
       rows: indices of the examples that count; None: all.
 
     Raises:
-      ValueError: the inputs are images of floats or integers in another range than the normalisation is for, such as 0 ... 255.
+      ValueError: the inputs are images of floats or integers in another range than the
+        normalisation is for, such as 0 ... 255.
     """
     x = np.asarray(examples.x)
     if x.dtype == np.uint8 or x.strides[0] == 0:
@@ -187,7 +196,8 @@ def check_inputs(
 
 
 def _check_outliers(origin: str, scaling: Scaling, sample: np.ndarray, x: np.ndarray, rows: np.ndarray | None) -> list[str]:
-    """Returns a warning of channels whose deviation a few outliers stretch, so that all other examples become alike."""
+    """Returns a warning of channels whose deviation a few outliers stretch, so that all other
+    examples become alike."""
     spread = find_centre_and_spread(sample)[1]
     far = np.flatnonzero((spread > 0) & (np.asarray(scaling.std) > STRETCHED * spread))
     if not len(far):

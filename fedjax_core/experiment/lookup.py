@@ -1,7 +1,8 @@
-"""Finds what a config names: method, optimizer, data, models, loss and scores, with their options checked.
+"""Finds what a config names: method, optimizer, data, models, loss and scores, with their options
+checked.
 
-No data are read. `resolve_config.py` calls these functions. Each takes one spec, or the fields of a config by dotted name as
-`schema.read_fields` returns them.
+No data are read. `resolve_config.py` calls these functions. Each takes one spec, or the fields of a
+config by dotted name as `schema.read_fields` returns them.
 """
 
 import functools
@@ -64,8 +65,10 @@ class Data(NamedTuple):
       partition: a scheme.
       clients: N; None: as many as the data have, for a partition that counts them itself.
       seed: of all draws that divide the data.
-      tests: further arguments of `federated_data.federate`: long_tail, test_split, test_examples, those that are set.
-      validation: what is held back of each client's training examples, a fraction or a number, or None.
+      tests: further arguments of `federated_data.federate`: long_tail, test_split, test_examples,
+        those that are set.
+      validation: what is held back of each client's training examples, a fraction or a number, or
+        None.
       unseen: which clients never train, a fraction or a number, or None.
     """
 
@@ -125,7 +128,8 @@ def names() -> dict[str, str]:
 
 
 def method(name: str) -> Callable:
-    """Returns the builder of a method: the function `name` of `methods/<name>.py`, or one that is not built in (`registry.py`).
+    """Returns the builder of a method: the function `name` of `methods/<name>.py`, or one that is
+    not built in (`registry.py`).
 
     Raises:
       ValueError: there is no such method.
@@ -145,8 +149,8 @@ def builder(name: str) -> Callable:
 def load_config(name: str) -> Config:
     """Returns a config that comes with the package, as the command line names it.
 
-    It is found whatever the current folder holds, also where `from configs import fedavg` finds a package
-    `configs` of the user's own.
+    It is found whatever the current folder holds, also where `from configs import fedavg` finds a
+    package `configs` of the user's own.
 
     >>> load_config("fedavg:smoke").method.name
     'fedavg'
@@ -181,7 +185,8 @@ def find_method(fields: Mapping[str, Any]) -> Found:
 
 
 def find_optimizer(fields: Mapping[str, Any], numbers: Mapping[str, Any] | None = None) -> local_training.Optimizer:
-    """Builds the optimizer: one of `OPTIMIZERS`, one of optax's, or a similar function that is not built in.
+    """Builds the optimizer: one of `OPTIMIZERS`, one of optax's, or a similar function that is not
+    built in.
 
     Args:
       fields: of the config, whose options are checked.
@@ -237,7 +242,8 @@ def find_data(fields: Mapping[str, Any]) -> Data:
 
 
 def find_public(spec: str | None) -> tuple[Found, int | None] | None:
-    """Returns the source of the public set, and how many of its examples are used (None: all); None where there is no such set."""
+    """Returns the source of the public set, and how many of its examples are used (None: all); None
+    where there is no such set."""
     if spec is None:
         return None
     name, options = registry.parse(spec, "public")
@@ -275,10 +281,12 @@ def find_network(spec: str, file: str | None = None) -> Network:
 
 
 def find_scores(specs: Sequence[str]) -> dict[str, Callable]:
-    """Returns further scores by name: the option `name`, or else the function's or class's own name.
+    """Returns further scores by name: the option `name`, or else the function's or class's own
+    name.
 
     Raises:
-      ValueError: there is no such score; two would have one name, or one has a name that is not allowed.
+      ValueError: there is no such score; two would have one name, or one has a name that is not
+        allowed.
       TypeError: a score is not called as (outputs, x, y, mask), or has no such option.
     """
     scores, spec_of = {}, {}

@@ -1,7 +1,9 @@
-"""Mock data of the size of a config's data sets, to count, to trace and to compile without reading a file.
+"""Mock data of the size of a config's data sets, to count, to trace and to compile without reading
+a file.
 
-Published sets have a known size (`data/sources/dataset_sizes.py`); that of others is an argument. Labels cycle through the classes,
-so that partitions by class give each client about as many examples as they would of the real, nearly balanced set.
+Published sets have a known size (`data/sources/dataset_sizes.py`); that of others is an argument.
+Labels cycle through the classes, so that partitions by class give each client about as many
+examples as they would of the real, nearly balanced set.
 """
 
 from typing import Any, NamedTuple

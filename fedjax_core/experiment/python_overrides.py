@@ -1,8 +1,10 @@
-"""Changes what a config names: to another method, or to Python objects (a method, models, a loss, scores).
+"""Changes what a config names: to another method, or to Python objects (a method, models, a loss,
+scores).
 
-Objects are written into the config by name, so that such a run resumes, is analysed and is exported like any other: a function or
-class of a module as "module:name(option=...)", which a later process finds again; anything else, such as a lambda, as
-"given:name", which a later process must be given again.
+Objects are written into the config by name, so that such a run resumes, is analysed and is exported
+like any other: a function or class of a module as "module:name(option=...)", which a later process
+finds again; anything else, such as a lambda, as "given:name", which a later process must be given
+again.
 """
 
 import functools
@@ -26,16 +28,17 @@ _FIELDS = {"method": "method.name", "model": "models", "loss": "loss", "score": 
 def switch(config: Config, method_of: Mapping[str, Any]) -> str:
     """Changes the method of a config, in place.
 
-    Of the old method's options, those of `PROTOCOL` that the new one has are kept and all others are dropped: a coefficient of one
-    method says nothing about another's of the same name.
+    Of the old method's options, those of `PROTOCOL` that the new one has are kept and all others
+    are dropped: a coefficient of one method says nothing about another's of the same name.
 
     Args:
       config: with a method; it may be locked.
-      method_of: "name" of the new method, and options of it. If it is the config's own method, or there is no name, these change
-        its options.
+      method_of: "name" of the new method, and options of it. If it is the config's own method, or
+        there is no name, these change its options.
 
     Returns:
-      A line that says what was kept and what was dropped; empty where it is the config's own method.
+      A line that says what was kept and what was dropped; empty where it is the config's own
+      method.
 
     Raises:
       ValueError: there is no such method.
@@ -88,17 +91,18 @@ def into(
 
     Args:
       config: see `configs/base.py`.
-      method: (task, optimizer=..., ...) -> Algorithm. It has those of `config.method`'s options that `switch` keeps, and of its own
-        those that `functools.partial` binds.
-      model: a network, or a sequence of them for client i mod their number: a function or class that makes a module of Flax NNX or
-        Linen (`nn/flax_adapter.py`), a Linen module, or a `Model`.
+      method: (task, optimizer=..., ...) -> Algorithm. It has those of `config.method`'s options
+        that `switch` keeps, and of its own those that `functools.partial` binds.
+      model: a network, or a sequence of them for client i mod their number: a function or class
+        that makes a module of Flax NNX or Linen (`nn/flax_adapter.py`), a Linen module, or a
+        `Model`.
       loss: of labels, (logits [B, K], y [B], mask [B]) -> the mean over the examples in `mask`.
-      scores: (outputs, x, y, mask [B]) -> (sum, weight), or objects with `finalize` (`training/scores.py`); one, a sequence, or by
-        name.
+      scores: (outputs, x, y, mask [B]) -> (sum, weight), or objects with `finalize`
+        (`training/scores.py`); one, a sequence, or by name.
 
     Raises:
-      TypeError: a method, loss or score is no function, such as a name, which belongs in the config; a model is an NNX module:
-        its initial values could not be drawn by the run's seed.
+      TypeError: a method, loss or score is no function, such as a name, which belongs in the
+        config; a model is an NNX module: its initial values could not be drawn by the run's seed.
       ValueError: two different networks, or scores, would have one name.
     """
     if method is None and model is None and loss is None and scores is None:
@@ -128,7 +132,8 @@ def _specs_of(what: str, given: Sequence[tuple[str | None, Any, Callable]]) -> t
 
     Args:
       what: the kind.
-      given: for each the name that it must have or None, the object, and the function that stands for it.
+      given: for each the name that it must have or None, the object, and the function that stands
+        for it.
 
     Raises:
       ValueError: two different ones would have one name.
@@ -147,7 +152,8 @@ def _specs_of(what: str, given: Sequence[tuple[str | None, Any, Callable]]) -> t
 
 
 def named(what: str, given: Callable, name: str | None = None) -> str:
-    """Returns the spec that finds a function or class again: by its module, or as one that is registered in this process.
+    """Returns the spec that finds a function or class again: by its module, or as one that is
+    registered in this process.
 
     Args:
       what: its kind, one of `registry.ENTRY_POINT_GROUPS`.
@@ -181,7 +187,8 @@ def _is_found_by(what: str, spec: str, function: Callable, options: dict[str, An
 
 
 def _model_builder(model: Any) -> Callable:
-    """Returns a function that makes a network; of a network that is an object already, one that returns it."""
+    """Returns a function that makes a network; of a network that is an object already, one that
+    returns it."""
     if isinstance(model, nnx.Module):
         problem = f"the model {type(model).__name__} is made already, with values that no seed of a run drew"
         raise TypeError(f"{problem}; give its class, or a function (classes, input_shape, rngs) -> module")

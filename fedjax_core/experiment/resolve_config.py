@@ -1,4 +1,5 @@
-"""Resolves a config: reads its fields, finds what they name, and checks that they go together. No data are read.
+"""Resolves a config: reads its fields, finds what they name, and checks that they go together. No
+data are read.
 
 `resolve(config)` is the only reader of a config. `build` and `execute` read what it returns.
 """
@@ -64,7 +65,8 @@ class Asked(NamedTuple):
       optimizer: round -> optax transformation.
       data: source and partition.
       networks: client i has network i mod their number.
-      public: the source of the public set, and how many of its examples are used (None: all); None: no such set.
+      public: the source of the public set, and how many of its examples are used (None: all); None:
+        no such set.
       episodes: how they are drawn; None where plain examples are classified.
       adapter: what is trained beside a frozen network, or None.
       train: which part of the networks is trained, one of `PARTS`.
@@ -86,7 +88,8 @@ class Asked(NamedTuple):
       mechanism: of differential privacy, or None; it takes what `privacy` says.
       privacy: how much, or None.
       run: settings of the run.
-      imports_code: whether the config names code that is neither built in nor installed; callbacks do not count.
+      imports_code: whether the config names code that is neither built in nor installed; callbacks
+        do not count.
       config: the fields, nested, as config.json holds them (`complete_config`).
       said: the fields by dotted name, checked (`schema.read_fields`).
     """
@@ -140,8 +143,8 @@ def resolve(config: Config) -> Asked:
     """Returns a config, resolved and checked.
 
     Raises:
-      ValueError, TypeError: a name or an option does not exist, a value is not allowed, or a field is missing; the message names
-        the field.
+      ValueError, TypeError: a name or an option does not exist, a value is not allowed, or a field
+        is missing; the message names the field.
     """
     fields = schema.read_fields(config)
     with registry.noting() as imported:
@@ -218,7 +221,8 @@ def check(config: Config) -> None:
 
 
 def complete_config(config: Config) -> dict[str, Any]:
-    """Returns a config's fields, nested, as config.json holds them: with the number of clients that its partition has.
+    """Returns a config's fields, nested, as config.json holds them: with the number of clients that
+    its partition has.
 
     A config that lacks fields, such as one of an older run, is returned as it is.
     """
@@ -252,8 +256,8 @@ def _check_local_epochs(method: Found) -> None:
 
 
 def _check_combination(resolved: Asked) -> None:
-    """Raises ValueError for texts with options of images, or the other way round; and for episodes with validation examples or
-    unseen clients."""
+    """Raises ValueError for texts with options of images, or the other way round; and for episodes
+    with validation examples or unseen clients."""
     fields, for_texts = resolved.said, resolved.is_for_texts
     if resolved.episodes is not None and resolved.data.validation is not None:
         raise ValueError(f"data.validation={resolved.data.validation} is of plain examples; task={fields['task']!r} has none")

@@ -1,4 +1,5 @@
-"""Writes the first lines of a run: what is trained, on which data, by which clients and how. They fit a terminal."""
+"""Writes the first lines of a run: what is trained, on which data, by which clients and how. They
+fit a terminal."""
 
 import math
 import textwrap
@@ -29,7 +30,8 @@ def opening_lines(resolved: Asked, simulation: Simulation, private: Spent | None
       resolved: the config.
       simulation: built from it.
       private: what rounds cost in privacy; None: nothing.
-      given_data: whether the data were given, so that the config does not say how they were divided.
+      given_data: whether the data were given, so that the config does not say how they were
+        divided.
     """
     fields, data = resolved.said, simulation.data
     sizes = f"{len(data.train.y):,} to train on, {len(data.test.y):,} to test on"
@@ -67,8 +69,8 @@ def _with_options(name: str, options: Mapping[str, Any]) -> str:
 
 
 def _method_options(resolved: Asked) -> dict[str, Any]:
-    """Returns the method's options that the config sets, but for `TRAINING_OPTIONS`; if they are many, only those that differ
-    from the defaults."""
+    """Returns the method's options that the config sets, but for `TRAINING_OPTIONS`; if they are
+    many, only those that differ from the defaults."""
     takes = registry.parameters(resolved.method.function)[0]
     options = {key: value for key, value in resolved.method.options.items() if key not in TRAINING_OPTIONS}
     if len(_with_options(resolved.method.spec, _flatten(options))) > 2 * (COLUMNS - LABEL):
@@ -90,7 +92,8 @@ def _training_options(resolved: Asked) -> list[str]:
 
 
 def _network(group: Group, population: int) -> str:
-    """Returns a network's name, the number of its parameters, and how many clients have it where there are other networks."""
+    """Returns a network's name, the number of its parameters, and how many clients have it where
+    there are other networks."""
     trained, frozen = count_trained(group), _count(group.task.frozen)
     name = group.name.partition(": ")[2] or group.name
     parts = f"{trained:,} parameters" if not frozen else f"{trained:,} parameters trained beside {frozen:,} frozen"
@@ -128,7 +131,8 @@ def _attack(resolved: Asked) -> str:
 
 
 def _uplink(resolved: Asked) -> str:
-    """Returns the transforms of the uplink but for attacks and privacy, which have lines of their own."""
+    """Returns the transforms of the uplink but for attacks and privacy, which have lines of their
+    own."""
     fields = {"rule": "aggregation.rule", "compressed by": "compression.uplink", "sent down as": "compression.downlink"}
     parts = [f"{word} {resolved.said[field]}" for word, field in fields.items() if resolved.said[field] is not None]
     if resolved.leave_out:
@@ -139,7 +143,8 @@ def _uplink(resolved: Asked) -> str:
 
 
 def _noise(simulation: Simulation, private: Spent | None) -> str:
-    """Returns a warning where the noise of privacy is longer than the mean of clipped deltas can be, with a remedy; else "".
+    """Returns a warning where the noise of privacy is longer than the mean of clipped deltas can
+    be, with a remedy; else "".
 
     Noise that is correlated over rounds is not considered: it cancels in their sum.
     """
@@ -159,7 +164,8 @@ def _noise(simulation: Simulation, private: Spent | None) -> str:
 
 
 def noise_to_signal(noise: float, numbers: int, cohort: int, local: bool = False) -> tuple[int, float]:
-    """Returns (the cohort with which both are as long; the length of a round's noise over that of the mean of clipped deltas).
+    """Returns (the cohort with which both are as long; the length of a round's noise over that of
+    the mean of clipped deltas).
 
     Args:
       noise: its deviation over the clip.

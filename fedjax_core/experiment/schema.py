@@ -1,4 +1,5 @@
-"""Reads the fields of a config, and checks their types and ranges. `configs/base.py` documents each field.
+"""Reads the fields of a config, and checks their types and ranges. `configs/base.py` documents each
+field.
 
 What a field names is found by `lookup.py`.
 """
@@ -24,7 +25,8 @@ Pixels = Annotated[int, option_types.Limit("in [1, 4096]", lambda v: 1 <= v <= 4
 
 
 def or_none(wanted: Any) -> Any:
-    """Returns the annotation with None; outside of annotations type checkers know no `|` of an alias."""
+    """Returns the annotation with None; outside of annotations type checkers know no `|` of an
+    alias."""
     return wanted | None
 
 
@@ -152,11 +154,12 @@ def _has(config: Any, field: str) -> bool:
 def read_fields(config: Config) -> dict[str, Any]:
     """Returns all fields of a config by dotted name, each of an allowed type and in its range.
 
-    Options of the method and of the optimizer that are not None are fields too, such as "method.mu"; they are not checked here.
+    Options of the method and of the optimizer that are not None are fields too, such as
+    "method.mu"; they are not checked here.
 
     Raises:
-      ValueError: a field is not allowed; the message has its name, its value and what is allowed. Or the config lacks a field
-        (`Incomplete`).
+      ValueError: a field is not allowed; the message has its name, its value and what is allowed.
+        Or the config lacks a field (`Incomplete`).
     """
     check_complete(config)
     fields = {}

@@ -1,4 +1,5 @@
-"""Whether code that the config of a directory names may be imported: a run of somebody else must not choose what runs here."""
+"""Whether code that the config of a directory names may be imported: a run of somebody else must
+not choose what runs here."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,8 @@ from fedjax_core.storage.workdir import BEGUN_HERE, CONFIG
 
 @contextlib.contextmanager
 def imports_of(folder: Path, config: Mapping[str, Any], recorded: Mapping[str, Any], trust: bool) -> Iterator[None]:
-    """Refuses meanwhile to import what a directory's config names, unless it is trusted, or was begun here.
+    """Refuses meanwhile to import what a directory's config names, unless it is trusted, or was
+    begun here.
 
     Args:
       folder: of the run.
@@ -32,6 +34,7 @@ def imports_of(folder: Path, config: Mapping[str, Any], recorded: Mapping[str, A
 
 
 def names_code(resolved: Asked) -> bool:
-    """Returns whether a config, its callbacks included, names code that is neither built in nor installed."""
+    """Returns whether a config, its callbacks included, names code that is neither built in nor
+    installed."""
     callbacks = find_callbacks(resolved.said["callbacks"])
     return resolved.imports_code or any(registry.is_imported(callback.origin) for callback in callbacks)
