@@ -53,7 +53,7 @@ def check_batch(resolved: Asked, data: FederatedData) -> list[str]:
 
 def check_evaluation(resolved: Asked) -> list[str]:
     """Returns a warning where nothing is scored, or the last round only."""
-    every, rounds = resolved.run.every, resolved.run.rounds
+    every, rounds = resolved.run.eval_every, resolved.run.rounds
     if not resolved.evaluation.scopes:
         return ["evaluation.scopes=() scores no model in any round; ('global',) scores the server's on the test set"]
     if every <= rounds:

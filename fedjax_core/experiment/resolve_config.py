@@ -28,31 +28,31 @@ NOT_LOCAL = ("finetune_epochs", "server_epochs")  # options of methods: epochs o
 FOR_IMAGES = {"augment": None, "public": None, "weights": None, "task": "classification", "train": "all"}
 
 
-class RunSettings(NamedTuple):
-    """Settings of a run, by the names of `fedjax_core.run.steps`' arguments.
+class RunOptions(NamedTuple):
+    """Fields of a config about the loop of its run.
 
     Attributes:
       rounds: in all.
-      every: rounds between evaluations.
+      eval_every: rounds between evaluations.
       targets: accuracies whose first rounds are reported.
       last_k: evaluations whose mean is reported.
       select: the validation score by which the best round is kept, or None.
       patience: evaluations without a better one after which the run ends, or None.
       until: the score at which the run ends, such as "test/global/accuracy >= 0.97", or None.
       checkpoint_seconds: between checkpoints.
-      keep: how many checkpoints are kept.
+      keep_checkpoints: how many are kept.
       profile: whether a trace is written.
     """
 
     rounds: int
-    every: int
+    eval_every: int
     targets: tuple[float, ...]
     last_k: int
     select: str | None
     patience: int | None
     until: str | None
     checkpoint_seconds: float
-    keep: int
+    keep_checkpoints: int
     profile: bool
 
 
@@ -123,7 +123,7 @@ class Asked(NamedTuple):
     sampling: str
     mechanism: Found | None
     privacy: Privacy | None
-    run: RunSettings
+    run: RunOptions
     imports_code: bool
     config: Mapping[str, Any]
     said: Mapping[str, Any]
@@ -197,16 +197,16 @@ def _resolve(fields: Mapping[str, Any]) -> Asked:
         sampling=fields["cohort.sampling"] or "fixed",
         mechanism=mechanism,
         privacy=privacy,
-        run=RunSettings(
+        run=RunOptions(
             rounds=fields["rounds"],
-            every=fields["evaluation.every"],
+            eval_every=fields["evaluation.every"],
             targets=tuple(fields["evaluation.targets"]),
             last_k=fields["evaluation.last_k"],
             select=fields["evaluation.select"],
             patience=fields["evaluation.patience"],
             until=fields["evaluation.until"],
             checkpoint_seconds=fields["checkpoint.seconds"],
-            keep=fields["checkpoint.keep"],
+            keep_checkpoints=fields["checkpoint.keep"],
             profile=fields["profile"],
         ),
         imports_code=False,

@@ -91,8 +91,17 @@ def settings(
     asked = resolve(config) if asked is None else asked
     private = of_asked(asked, simulation.population, known=noise)
     return {
-        **asked.run._asdict(),
         "seed": asked.seed,
+        "rounds": asked.run.rounds,
+        "every": asked.run.eval_every,
+        "targets": asked.run.targets,
+        "last_k": asked.run.last_k,
+        "select": asked.run.select,
+        "patience": asked.run.patience,
+        "until": asked.run.until,
+        "checkpoint_seconds": asked.run.checkpoint_seconds,
+        "keep": asked.run.keep_checkpoints,
+        "profile": asked.run.profile,
         "record": {"convolution": nn.describe()} | _adversary(asked, simulation.population) | _private(private) | _weights(asked),
         "private": private,
         "opening": functools.partial(opening_lines, asked, simulation, private, given_data=given_data),

@@ -42,7 +42,7 @@ def opening_lines(resolved: Asked, simulation: Simulation, private: Spent | None
     sampling = "" if resolved.sampling == "fixed" else f", {resolved.sampling} cohorts"
     partition = "" if given_data else f" by {fields['data.partition']}"
     clients = f"{simulation.population}{partition}, {cohort}{sampling}"
-    scored = f"{resolved.run.rounds} rounds, scored every {resolved.run.every}"
+    scored = f"{resolved.run.rounds} rounds, scored every {resolved.run.eval_every}"
     training = [_with_options(fields["optimizer.name"], options_of(fields, "optimizer")), *_training_options(resolved)]
     lines = {
         "method": _with_options(resolved.method.spec, _method_options(resolved)),
