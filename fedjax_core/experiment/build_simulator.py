@@ -11,7 +11,7 @@ from fedjax_core.algorithm import TARGETS, targets_of
 from fedjax_core.data import federated_data, poisoning
 from fedjax_core.engine import client_loop
 from fedjax_core.engine import client_sampling as cohorts
-from fedjax_core.engine.simulator import Build, Group, Simulation
+from fedjax_core.engine.simulator import Group, Simulation
 from fedjax_core.experiment import adversaries, build_task, config_warnings, protection, python_overrides
 from fedjax_core.experiment.lookup import OF_TARGETS, trained
 from fedjax_core.experiment.resolve_config import Asked, Config, algorithm, resolve
@@ -34,7 +34,6 @@ def build(
     kind: build_task.Kind | None = None,
     noise: Mapping[str, Any] | None = None,
     accounted: bool = True,
-    by_lane: Callable[[Asked], Build] | None = None,
     asked: Asked | None = None,
 ) -> Simulation:
     """The simulation that a config describes.
@@ -49,7 +48,6 @@ def build(
       noise: what run.json says of a run's privacy, so that its noise is not found anew; None: nothing.
       accounted: False: no accountant is asked, as for a run that is only read.
       asked: what `resolve` made of the config with what is given in its place, which is then not read; None: nothing yet.
-      by_lane: makes the method, in place of its options in the config alone (`numbers.py`).
 
     Returns:
       The simulation, checked but not compiled; nothing is on a device yet.
@@ -77,7 +75,7 @@ def build(
     places: dict[tuple[str, str | None], list[int]] = {}
     for i, one in enumerate(networks):
         places.setdefault((one.found.spec, one.file), []).append(i)
-    make = algorithm(asked) if by_lane is None else by_lane(asked)
+    make = algorithm(asked)
     make = local_statistics(make) if asked.statistics == "local" else make
     poisons, links = adversaries.attacked(asked, data.clients)
     trigger = next((one.trigger for one in poisons if one.trigger is not None), None)

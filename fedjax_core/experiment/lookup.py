@@ -95,20 +95,15 @@ def method(config: Config) -> Found:
     return found
 
 
-def optimizer(config: Config, numbers: Mapping[str, Any] | None = None) -> local_training.Optimizer:
-    """The optimiser that a config names: one of `OPTIMIZERS`; from outside one like them, or one of optax's.
-
-    Args:
-      config: whose options are checked.
-      numbers: options in place of the config's, that are not (`numbers.Number`).
-    """
+def optimizer(config: Config) -> local_training.Optimizer:
+    """The optimiser that a config names: one of `OPTIMIZERS`; from outside one like them, or one of optax's."""
     options = without_none(config.optimizer.to_dict())
     name = options.pop("name")
     takes = registry.parameters(registry.lookup("optimizer", registry.parse(name, "optimizer.name")[0], OPTIMIZERS)[0])[0]
     rate = "learning_rate" if "lr" not in takes and "learning_rate" in takes else "lr"
-    renamed = lambda given: {rate if option == "lr" else option: value for option, value in given.items()}
-    found = registry.find("optimizer", name, OPTIMIZERS, field="optimizer.name", options=renamed(options))
-    made: Any = found() if numbers is None else found.function(**found.options | renamed(numbers))
+    options = {rate if option == "lr" else option: value for option, value in options.items()}
+    found = registry.find("optimizer", name, OPTIMIZERS, field="optimizer.name", options=options)
+    made: Any = found()
     if isinstance(made, optax.GradientTransformation):
         return lambda round: made  # noqa: A006
     if callable(made):
