@@ -23,7 +23,7 @@ from fedjax_core.experiment.resolve_config import Asked, Config, resolve
 from fedjax_core.experiment.run_header import opening_lines
 from fedjax_core.experiment.schema import Incomplete
 from fedjax_core.run import Finished, RunSettings, check_inputs, digest_inputs, is_begun_anew, restored, run
-from fedjax_core.run.early_stopping import SELECTED, summarised
+from fedjax_core.run.early_stopping import SELECTED, find_selected_round
 from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import CHECKPOINTS, CONFIG, DATA, RECORDED, RUN
@@ -70,9 +70,9 @@ def execute(
         config = python_overrides.into(config, **replaced)
         asked = resolve(config)
         constructors = lookup.callbacks(asked.said["callbacks"])  # checked before data are read
-        noise = recorded_noise(config, workdir, fresh)
+        noise = read_recorded_privacy(config, workdir, fresh)
         simulation = build(config, data, noise=noise, asked=asked)
-        of_run = settings(
+        of_run = make_run_settings(
             config,
             simulation,
             noise,
@@ -89,7 +89,7 @@ def execute(
             simulation.release()  # makes room for the next run, whenever objects are collected
 
 
-def settings(
+def make_run_settings(
     config: Config,
     simulation: Simulation,
     noise: Mapping[str, Any] | None = None,
@@ -125,7 +125,7 @@ def settings(
         "run_facts": facts | _weights(config),
         "privacy": privacy,
         "header": functools.partial(opening_lines, asked, config, simulation, privacy, given_data=given_data),
-        "is_plan_chosen": chosen_plan(config),
+        "is_plan_chosen": is_plan_chosen(config),
         "profile": config.profile,
         "callbacks": tuple(asked.said["callbacks"]),
         "names_code": trusted.names_code(config.to_dict()),
@@ -133,7 +133,7 @@ def settings(
     return RunSettings(**of_config | more)
 
 
-def recorded_noise(config: Config, workdir: str | os.PathLike, fresh: bool = False) -> dict[str, Any] | None:
+def read_recorded_privacy(config: Config, workdir: str | os.PathLike, fresh: bool = False) -> dict[str, Any] | None:
     """Returns what the directory's run.json records of the privacy; process 0 reads it.
 
     None: the directory holds no run to resume, or the config has no privacy. A file that cannot be
@@ -149,7 +149,7 @@ def recorded_noise(config: Config, workdir: str | os.PathLike, fresh: bool = Fal
     return distributed.said(recorded)
 
 
-def chosen_plan(config: Config) -> bool:
+def is_plan_chosen(config: Config) -> bool:
     """Returns whether a config says how clients are mapped, in part at least."""
     return any(config.plan.get(field) is not None for field in ("chunk", "devices", "model"))
 
@@ -205,7 +205,7 @@ def _loaded(
     if chosen is not None and done in (None, chosen):
         checkpoints, done = selected, chosen
     elif done is None and config.evaluation.get("select"):
-        done = summarised(folder, checkpoints)
+        done = find_selected_round(folder, checkpoints)
     done = checkpoints.latest() if done is None else done
     if done is None:
         raise ValueError(f"{folder} has no checkpoint yet; let the run go on until it has one")

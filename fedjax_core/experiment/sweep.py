@@ -13,7 +13,7 @@ from fedjax_core.experiment.build_model import drawn_by_seed
 from fedjax_core.experiment.build_simulator import build
 from fedjax_core.experiment.build_task import dataset
 from fedjax_core.experiment.resolve_config import Config, check
-from fedjax_core.experiment.run_experiment import chosen_plan, execute, recorded_noise, settings
+from fedjax_core.experiment.run_experiment import execute, is_plan_chosen, make_run_settings, read_recorded_privacy
 from fedjax_core.run import Finished, Interrupted, Outcome, SeedRun, recorded_plan, run_seeds
 from fedjax_core.storage.json_files import plain
 
@@ -122,8 +122,8 @@ def _split_by_record(runs: Sequence[Run], group: list[int], say: Say) -> list[_B
     new: list[int] = []
     for i in group:
         config, workdir, _, fresh = runs[i]
-        noise = recorded_noise(config, workdir, fresh)
-        plan = None if chosen_plan(config) else recorded_plan(workdir, config.to_dict(), fresh)
+        noise = read_recorded_privacy(config, workdir, fresh)
+        plan = None if is_plan_chosen(config) else recorded_plan(workdir, config.to_dict(), fresh)
         if noise is None and plan is None:
             new.append(i)
         else:
@@ -176,7 +176,7 @@ def _run_together(runs: Sequence[Run], vmapped: Lanes, progress: bool | None, no
     seed_runs = []
     try:
         for run, replica in zip(runs, vmapped.each, strict=True):
-            of_run = settings(run.config, replica, noise, progress=progress, console=run.console, fresh=run.fresh)
+            of_run = make_run_settings(run.config, replica, noise, progress=progress, console=run.console, fresh=run.fresh)
             seed_runs.append(SeedRun(replica, run.workdir, run.config.to_dict(), of_run))
         return run_seeds(seed_runs, vmapped)
     finally:

@@ -13,8 +13,8 @@ from fedjax_core.run.checkpointing import (
     restored,
 )
 from fedjax_core.run.loop import Outcome, SeedRun, run, run_seeds
-from fedjax_core.run.signals import Stop
-from fedjax_core.run.training_run import Finished, Interrupted, RunSettings
+from fedjax_core.run.settings import Finished, Interrupted, RunSettings
+from fedjax_core.run.signals import StopRequest
 
 __all__ = [
     "MAY_DIFFER",
@@ -26,7 +26,7 @@ __all__ = [
     "RunSettings",
     "SeedRun",
     "Started",
-    "Stop",
+    "StopRequest",
     "check_inputs",
     "digest_inputs",
     "is_begun_anew",

@@ -91,7 +91,7 @@ class Callbacks:
     """All callbacks of one run.
 
     Attributes:
-      asked: which callback asked to stop, and why; "" while none has.
+      stop_reason: which callback asked to stop, and why; "" while none has.
       failed: the error of the first callback that raised; None while none has.
     """
 
@@ -118,7 +118,7 @@ class Callbacks:
                 )
         self._callbacks = tuple(made) if writer else ()
         self._has_ended = False
-        self.asked, self.failed = "", None
+        self.stop_reason, self.failed = "", None
 
     def _call(self, callback: Any, method: str, argument: Any) -> None:
         function, name = getattr(callback, method, None), type(callback).__name__
@@ -138,7 +138,7 @@ class Callbacks:
         if method not in ("round", "evaluation") or answer is None or answer is False:
             return
         if isinstance(answer, str) or answer is True:
-            self.asked = self.asked or (name if answer is True else f"{name}: {answer}")
+            self.stop_reason = self.stop_reason or (name if answer is True else f"{name}: {answer}")
         else:
             self.failed = CallbackFailed(
                 f"callback {name}: {method}() returned {answer!r:.80}; allowed are None, True, or a string that says why to stop"
@@ -158,7 +158,7 @@ class Callbacks:
     def rounds(self, records: Sequence[Mapping[str, Any]], evaluated: bool) -> None:
         """Calls `round` with each record, and `evaluation` with the last one if it was evaluated.
 
-        Sets `asked` and `failed`.
+        Sets `stop_reason` and `failed`.
         """
         calls = [("round", record) for record in records]
         calls += [("evaluation", record) for record in records[-1:] if evaluated]

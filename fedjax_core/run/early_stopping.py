@@ -90,7 +90,7 @@ class BestRound:
         checkpointing.save_beside(self._simulator, self._selected, state, self.round, self._all)
 
 
-def summarised(folder: Path, checkpoints: Checkpoints) -> int | None:
+def find_selected_round(folder: Path, checkpoints: Checkpoints) -> int | None:
     """Returns the selected round of a run that went back and has not kept its state; None if no
     round is selected yet.
 
@@ -112,7 +112,7 @@ def summarised(folder: Path, checkpoints: Checkpoints) -> int | None:
     return selected["round"]
 
 
-class Bound(NamedTuple):
+class ScoreBound(NamedTuple):
     """A score to reach.
 
     Attributes:
@@ -130,15 +130,15 @@ class Bound(NamedTuple):
         return score >= self.value if self.is_lower_bound else score <= self.value
 
 
-def parse(text: str) -> Bound | None:
+def parse(text: str) -> ScoreBound | None:
     """Parses `config.evaluation.until`; None if the text has another form.
 
     >>> parse("test/global/accuracy >= 0.97")
-    Bound(score='test/global/accuracy', is_lower_bound=True, value=0.97)
+    ScoreBound(score='test/global/accuracy', is_lower_bound=True, value=0.97)
     """
     match = re.fullmatch(FORM, text)
     try:
-        return match and Bound(match[1], match[2] == ">=", float(match[3]))
+        return match and ScoreBound(match[1], match[2] == ">=", float(match[3]))
     except ValueError:  # such as "1.2.3"
         return None
 

@@ -11,15 +11,10 @@ from typing import Any, NamedTuple
 
 from fedjax_core.engine.simulator import Simulation
 from fedjax_core.engine.vmapped_runs import Lanes, Result
-from fedjax_core.run.signals import Stop, lenient_console
-from fedjax_core.run.training_run import (
-    Finished,
-    Interrupted,
-    RunSettings,
-    TrainingRun,
-    measure_time,
-    open_run,
-)
+from fedjax_core.run.resource_use import measure_time
+from fedjax_core.run.settings import Finished, Interrupted, RunSettings
+from fedjax_core.run.signals import StopRequest, lenient_console
+from fedjax_core.run.training_run import TrainingRun, open_run
 
 Outcome = Finished | Exception | Interrupted  # of one of several runs: what it returned or raised
 
@@ -104,7 +99,7 @@ def run_seeds(runs: Sequence[SeedRun], vmapped: Lanes) -> list[Outcome]:
         if i in outcomes:
             training.pop(i, None)
 
-    with lenient_console(), Stop() as stop:
+    with lenient_console(), StopRequest() as stop:
         try:
             for i, seed_run in enumerate(runs):
                 with step_of(i):

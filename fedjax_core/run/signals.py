@@ -39,16 +39,16 @@ def interrupted() -> contextlib.AbstractContextManager[None]:
     return handle_signals(interrupt)
 
 
-class Stop:
+class StopRequest:
     """Turns the first SIGINT, SIGTERM or SIGHUP into a request. A second one acts at once, except
     SIGHUP, which a closing terminal may send twice.
 
     Attributes:
-      asked: whether a signal came.
+      is_requested: whether a signal came.
     """
 
     def __init__(self):
-        self.asked = False
+        self.is_requested = False
         self._handling = handle_signals(self._ask)
 
     def __enter__(self) -> Self:
@@ -57,9 +57,9 @@ class Stop:
 
     def _ask(self, number: int, frame: object) -> None:
         del frame
-        if self.asked and number in (signal.SIGINT, signal.SIGTERM):
+        if self.is_requested and number in (signal.SIGINT, signal.SIGTERM):
             raise KeyboardInterrupt
-        self.asked = True
+        self.is_requested = True
 
     def __exit__(self, *_: object) -> None:
         self._handling.__exit__(None, None, None)

@@ -4,13 +4,10 @@
 """
 
 import contextlib
-import dataclasses
-import resource
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import jax
 
@@ -18,13 +15,14 @@ from fedjax_core import distributed
 from fedjax_core.data import federated_data
 from fedjax_core.engine.evaluation_step import ByClient
 from fedjax_core.engine.simulator import Diverged, Simulation, State
-from fedjax_core.privacy import Spent
 from fedjax_core.reporting import client_scores
 from fedjax_core.reporting import reporter as report
 from fedjax_core.run import checkpointing
 from fedjax_core.run.callbacks import CallbackFailed, Callbacks, Ended, Started
 from fedjax_core.run.early_stopping import SELECTED, BestRound, TargetScore
-from fedjax_core.run.signals import Stop
+from fedjax_core.run.resource_use import measure_time, peak_memory
+from fedjax_core.run.settings import Finished, Interrupted, RunSettings
+from fedjax_core.run.signals import StopRequest
 from fedjax_core.run.state_reader import Look
 from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json, read_jsonl
@@ -34,97 +32,10 @@ from fedjax_core.storage.workdir import BEGUN_HERE, CHECKPOINTS, CONFIG, METRICS
 PROFILE = "profile"
 DISPATCH_SECONDS = 2.0  # the longest that Ctrl-C waits for rounds
 PROGRESS_SECONDS = 5.0  # of an evaluation, before it reports its progress
-Result = TypeVar("Result")
-
-
-class Interrupted(KeyboardInterrupt):
-    """A signal asked the run to stop, and the run left a checkpoint."""
 
 
 class _EvaluationStopped(Exception):
     """A signal came in a long evaluation."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunSettings:
-    """How a run trains, what it reports and what it keeps.
-
-    Attributes:
-      seed: of initialisation, sampling and training.
-      rounds: T.
-      eval_every: rounds between evaluations.
-      targets: accuracies; the summary has the first round that reached each.
-      last_k: the summary's means are over this many last evaluations.
-      select: the validation score that selects the best round; None: no round is selected.
-      patience: the run ends after this many evaluations without a better one; None: it does not.
-      until: the run ends when it reaches a score, "test/global/accuracy >= 0.97"; None: it does not.
-      checkpoint_seconds: the least time between checkpoints; the end of a run always has one.
-      keep_checkpoints: how many checkpoints are kept.
-      run_facts: more entries of run.json, such as convolution forms; they must be equal on resume.
-      is_plan_chosen: whether the user set the simulator's plan, which then replaces the directory's.
-      profile: writes a jax.profiler trace of one round into `profile/`: the second one, because the first one compiles.
-      callbacks: objects or specs, see `callbacks.py`.
-      progress, console: see `reporter.Reporter`.
-      privacy: what rounds cost; every record and the summary then have epsilon.
-      header: returns the first lines that the run says; None: none.
-      fresh: deletes the run that the directory holds. Without it, that happens where the directory has no checkpoint, and its
-        config, data or settings differ.
-      names_code: whether the config names code that is not installed; the directory is then signed (`storage/signature.py`).
-    """
-
-    seed: int
-    rounds: int
-    eval_every: int
-    targets: tuple[float, ...] = ()
-    last_k: int = 10
-    select: str | None = None
-    patience: int | None = None
-    until: str | None = None
-    checkpoint_seconds: float = 30.0
-    keep_checkpoints: int = 3
-    run_facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    is_plan_chosen: bool = False
-    profile: bool = False
-    callbacks: Sequence[Any] = ()
-    progress: bool | None = None
-    console: Callable[[str], None] | None = None
-    privacy: Spent | None = None
-    header: Callable[[], Sequence[str]] | None = None
-    fresh: bool = False
-    names_code: bool = False
-
-    def __post_init__(self):
-        """Raises ValueError for a number below 1."""
-        for field, value in {
-            "rounds": self.rounds,
-            "evaluation.every": self.eval_every,
-            "evaluation.last_k": self.last_k,
-            "checkpoint.keep": self.keep_checkpoints,
-        }.items():
-            if value < 1:
-                raise ValueError(f"{field}={value} must be at least 1")
-
-
-class Finished(NamedTuple):
-    """What a run returns.
-
-    Attributes:
-      state: after the last round.
-      summary: of all records (`report.summarise`), also in summary.json.
-      plots: paths of the figures.
-      history: each score over the rounds: `axes.plot(*history["test/global/accuracy"])`.
-      stopped: whether a signal came during the last rounds; the caller must then start no other run.
-      asked: the callback that ended the run before its last round, and why; "" if none did. The same call resumes the run.
-      selected: the best round by a validation score, which `experiment.load` restores; None without a selection.
-    """
-
-    state: State
-    summary: dict[str, Any]
-    plots: list
-    history: dict[str, report.Series]
-    stopped: bool
-    asked: str = ""
-    selected: int | None = None
 
 
 class TrainingRun:
@@ -149,7 +60,7 @@ class TrainingRun:
         target: TargetScore,
         reporter: report.Reporter,
         callbacks: Callbacks,
-        stop: Stop,
+        stop: StopRequest,
     ):
         self.simulator, self.workdir, self.settings = simulator, workdir, settings
         self.state, self.done = state, done
@@ -243,8 +154,8 @@ class TrainingRun:
           Interrupted: a signal came.
         """
         is_due = time.monotonic() - self._saved_at >= self.settings.checkpoint_seconds
-        has_failed, is_asked = self._callbacks.failed is not None, bool(self._callbacks.asked)
-        facts = distributed.seen([self._stop.asked, has_failed, is_asked, is_due, self._max_rounds])
+        has_failed, is_asked = self._callbacks.failed is not None, bool(self._callbacks.stop_reason)
+        facts = distributed.seen([self._stop.is_requested, has_failed, is_asked, is_due, self._max_rounds])
         self._is_stopped = bool(facts[:, 0].any())
         has_failed, self._is_ended_by_callback, is_due = (bool(fact) for fact in facts[0, 1:4])
         self._max_rounds = int(facts[0, 4])
@@ -265,10 +176,10 @@ class TrainingRun:
         """
         settings, reporter, callbacks = self.settings, self._reporter, self._callbacks
         early = self.early_stop_reason if self.done < settings.rounds else ""
-        asked = distributed.said(callbacks.asked) if self.done < settings.rounds and not early else ""
+        asked = distributed.said(callbacks.stop_reason) if self.done < settings.rounds and not early else ""
         if early:
             reporter.note(ended=early)
-        reporter.note(**{report.ENDED: _peak_memory(self.simulator)})  # the mark of a run that ended without an error
+        reporter.note(**{report.ENDED: peak_memory(self.simulator)})  # the mark of a run that ended without an error
         if settings.privacy is not None:
             reporter.note(privacy=settings.privacy.facts() | {"epsilon": settings.privacy.epsilon(self.done)})
         summary, drawn, history = reporter.close(), [], {}
@@ -337,7 +248,7 @@ class TrainingRun:
             self._best.keep(self.state)
         if distributed.said(self._callbacks.failed is not None):
             self._raise_callback_failed()
-        self._is_ended_by_callback = distributed.said(bool(self._callbacks.asked))
+        self._is_ended_by_callback = distributed.said(bool(self._callbacks.stop_reason))
 
     def last_checkpoint(self) -> str:
         """Names the last checkpoint, for an error."""
@@ -374,7 +285,7 @@ class TrainingRun:
                 progress = f"{done} of {total} {what}, {report.readable_time(spent)}"
                 self._reporter.say(f"evaluation after round {round_num}: {progress}")
                 next_report = 2 * spent
-            if distributed.anywhere(self._stop.asked and spent >= DISPATCH_SECONDS):
+            if distributed.anywhere(self._stop.is_requested and spent >= DISPATCH_SECONDS):
                 raise _EvaluationStopped
 
         return self.simulator.evaluated(self.state, watch)
@@ -397,7 +308,7 @@ def open_run(
     directory: str,
     config: Mapping[str, Any],
     settings: RunSettings,
-    stop: Stop | None = None,
+    stop: StopRequest | None = None,
 ) -> Iterator[TrainingRun]:
     """Opens a run: its directory, its state from there or new, and its callbacks. An error inside ends the callbacks.
 
@@ -439,7 +350,7 @@ def open_run(
         if settings.names_code and workdir.writer:
             _sign(workdir)
         checkpointing.record_placement(simulator, workdir, reporter)
-        with reporter, Stop() if stop is None else contextlib.nullcontext(stop) as stop:
+        with reporter, StopRequest() if stop is None else contextlib.nullcontext(stop) as stop:
             reporter.note(bytes_down=simulator.shapes.down, bytes_up=simulator.shapes.up)
             run = TrainingRun(
                 simulator,
@@ -464,7 +375,7 @@ def open_run(
             except BaseException as error:
                 if isinstance(error, Diverged):
                     error = Diverged(f"{error} ({run.last_checkpoint()})")
-                    error.stopped = stop.asked
+                    error.stopped = stop.is_requested
                 status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
                 callbacks.end(Ended(status, run.done, str(error), {}))
                 if isinstance(error, Diverged):
@@ -499,48 +410,6 @@ def _restore_or_init(
     return simulator.init(settings.seed), 0
 
 
-def measure_time(work: Callable[[], Result], trace: Path | None = None) -> tuple[Result, float, float]:
-    """Returns the result of `work`, the seconds that it took, and how many of them compiled programs.
-
-    Args:
-      work: rounds of training.
-      trace: the folder of a profiler's trace; None: nothing is traced.
-    """
-    compile_seconds, start = _CompileTime.seconds, time.monotonic()
-    with contextlib.nullcontext() if trace is None else _profile(trace):
-        result = work()
-    return result, time.monotonic() - start, _CompileTime.seconds - compile_seconds
-
-
-def _profile(folder: Path) -> contextlib.AbstractContextManager:
-    """A trace without Python calls: their hooks, set in all threads, have ended processes (SIGSEGV), and a round is one call."""
-    options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0
-    return jax.profiler.trace(folder, profiler_options=options)
-
-
-class _CompileTime:
-    """Seconds that this process has spent tracing and compiling."""
-
-    seconds = 0.0
-
-    @classmethod
-    def add(cls, event: str, duration_secs: float, **kwargs: Any) -> None:
-        del kwargs
-        if event.startswith("/jax/core/compile/"):
-            cls.seconds += duration_secs
-
-
-jax.monitoring.register_event_duration_secs_listener(_CompileTime.add)
-
-
 def _rounds_per_dispatch(seconds: float) -> int:
     """How many rounds of so many seconds fit `DISPATCH_SECONDS`; at least one."""
     return min(max(int(DISPATCH_SECONDS / seconds), 1), 2**30)
-
-
-def _peak_memory(simulator: Simulation) -> int:
-    """Bytes of the device, or of this process where the device does not report them."""
-    stats = simulator.mesh.local_devices[0].memory_stats() or {}
-    scale = 1 if sys.platform == "darwin" else 1024
-    return stats.get("peak_bytes_in_use") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale

@@ -1,4 +1,4 @@
-"""Four seeds of a job in one process, one after another and in lanes of one program, in turns.
+"""Four seeds of a job in one process, one after another and in one program, in turns.
 
 python -m tests.benchmarks --scale=lanes --repeats=9
 """

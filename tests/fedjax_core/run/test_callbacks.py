@@ -184,7 +184,7 @@ def test_an_answer_is_none_true_or_a_text():
     for answer, asked in ((None, ""), (False, ""), (True, "Listener"), ("why", "Listener: why")):
         hooks = Callbacks([Listener(round1=answer)])
         hooks.rounds([{"round": 1}], False)
-        assert (hooks.asked, hooks.failed) == (asked, None)
+        assert (hooks.stop_reason, hooks.failed) == (asked, None)
     hooks = Callbacks([Listener(round1=0.3)])
     hooks.rounds([{"round": 1}], False)
     assert "round() returned 0.3; allowed are None, True, or a string" in str(hooks.failed)

@@ -15,7 +15,7 @@ from fedjax_core.commands import export
 from fedjax_core.engine import simulator
 from fedjax_core.reporting import client_scores
 from fedjax_core.reporting.summary import summarise
-from fedjax_core.run.early_stopping import BestRound, Bound, TargetScore, parse
+from fedjax_core.run.early_stopping import BestRound, ScoreBound, TargetScore, parse
 from fedjax_core.storage.json_files import read_jsonl
 
 BY, ACCURACY = "validation/global/accuracy", "test/global/accuracy"
@@ -215,8 +215,8 @@ def test_a_selection_needs_validation_rows(tmp_path):
 
 
 def test_forms_of_a_target_score():
-    assert parse("test/global/accuracy>=.5") == Bound(ACCURACY, True, 0.5)
-    assert parse(" validation/global/loss <= 1e-1 ") == Bound("validation/global/loss", False, 0.1)
+    assert parse("test/global/accuracy>=.5") == ScoreBound(ACCURACY, True, 0.5)
+    assert parse(" validation/global/loss <= 1e-1 ") == ScoreBound("validation/global/loss", False, 0.1)
     for text in ("", "0.97", "test/global/accuracy", "test/global/accuracy > 0.9", "train/loss <= 0.1", "test/x >= 1.2.3"):
         assert parse(text) is None, text
     made = config(until="accuracy >= 0.9")

@@ -88,9 +88,9 @@ def test_processes_whose_clocks_differ_do_the_same(monkeypatch, draw):
 
     def of_process(number: int) -> tuple[list[int], list[int]]:
         here.number, here.clock, dispatched, saved = number, 0.0, [], []
-        callbacks: Any = SimpleNamespace(failed=None, asked="", rounds=lambda *given: None)
+        callbacks: Any = SimpleNamespace(failed=None, stop_reason="", rounds=lambda *given: None)
         quiet: Any = SimpleNamespace(
-            reason="", exhausted_reason="", asked=False, writer=True, log=lambda *given: None, update=lambda records: None
+            reason="", exhausted_reason="", is_requested=False, writer=True, log=lambda *given: None, update=lambda records: None
         )
         settings = RunSettings(seed=0, rounds=60, eval_every=20, checkpoint_seconds=2.0)
         parts: Any = dict.fromkeys(("best", "target", "reporter", "stop"), quiet)
