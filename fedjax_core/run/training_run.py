@@ -184,14 +184,9 @@ class TrainingRun:
             reporter.note(privacy=settings.privacy.facts() | {"epsilon": settings.privacy.epsilon(self.done)})
         summary, drawn, history = reporter.close(), [], {}
         if self.workdir.writer:
-            from fedjax_core.reporting import (
-                plots,
-            )  # matplotlib, which must not delay the first round
+            from fedjax_core.reporting import plots  # matplotlib must not delay the first round
 
-            drawn, history = (
-                plots.run_plots(self.workdir.path),
-                report.history(read_jsonl(self.workdir.path / METRICS)),
-            )
+            drawn, history = plots.run_plots(self.workdir.path), report.history(read_jsonl(self.workdir.path / METRICS))
             reporter.say(report.table(summary))
             if settings.privacy is not None:
                 reporter.say(settings.privacy.words(self.done))
