@@ -14,7 +14,7 @@ from fedjax_core.experiment.build_simulator import build
 from fedjax_core.experiment.build_task import dataset
 from fedjax_core.experiment.resolve_config import Config, check
 from fedjax_core.experiment.run_experiment import execute, is_plan_chosen, make_run_settings, read_recorded_privacy
-from fedjax_core.run import Finished, Interrupted, Outcome, SeedRun, recorded_plan, run_seeds
+from fedjax_core.run import Finished, Interrupted, Outcome, recorded_plan, run_seeds
 from fedjax_core.storage.json_files import plain
 
 Say = Callable[[str], None]
@@ -177,7 +177,7 @@ def _run_together(runs: Sequence[Run], vmapped: Lanes, progress: bool | None, no
     try:
         for run, replica in zip(runs, vmapped.each, strict=True):
             of_run = make_run_settings(run.config, replica, noise, progress=progress, console=run.console, fresh=run.fresh)
-            seed_runs.append(SeedRun(replica, run.workdir, run.config.to_dict(), of_run))
+            seed_runs.append((replica, run.workdir, run.config.to_dict(), of_run))
         return run_seeds(seed_runs, vmapped)
     finally:
         vmapped.release()

@@ -12,7 +12,7 @@ from fedjax_core.run.checkpointing import (
     recorded_plan,
     restored,
 )
-from fedjax_core.run.loop import Outcome, SeedRun, run, run_seeds
+from fedjax_core.run.loop import Outcome, run, run_seeds
 from fedjax_core.run.settings import Finished, Interrupted, RunSettings
 from fedjax_core.run.signals import StopRequest
 
@@ -24,7 +24,6 @@ __all__ = [
     "Interrupted",
     "Outcome",
     "RunSettings",
-    "SeedRun",
     "Started",
     "StopRequest",
     "check_inputs",

@@ -7,7 +7,7 @@ attached.
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedjax_core.engine.simulator import Simulation
 from fedjax_core.engine.vmapped_runs import Lanes, Result
@@ -17,6 +17,7 @@ from fedjax_core.run.signals import StopRequest, lenient_console
 from fedjax_core.run.training_run import TrainingRun, open_run
 
 Outcome = Finished | Exception | Interrupted  # of one of several runs: what it returned or raised
+RunArguments = tuple[Simulation, str, Mapping[str, Any], RunSettings]  # what `run` takes
 
 
 def run(simulator: Simulation, directory: str, config: Mapping[str, Any], settings: RunSettings) -> Finished:
@@ -49,21 +50,7 @@ def run(simulator: Simulation, directory: str, config: Mapping[str, Any], settin
         return training.finish()
 
 
-class SeedRun(NamedTuple):
-    """One of several runs that differ in their seed: the arguments of `run`.
-
-    Attributes:
-      simulator: one of `Lanes.each`.
-      directory, config, settings: of this run.
-    """
-
-    simulator: Simulation
-    directory: str
-    config: Mapping[str, Any]
-    settings: RunSettings
-
-
-def run_seeds(runs: Sequence[SeedRun], vmapped: Lanes) -> list[Outcome]:
+def run_seeds(runs: Sequence[RunArguments], vmapped: Lanes) -> list[Outcome]:
     """Trains runs that differ in their seed together, as `run` does each.
 
     Each has its own records, evaluations and checkpoints. One that ends or fails leaves the others
@@ -71,7 +58,7 @@ def run_seeds(runs: Sequence[SeedRun], vmapped: Lanes) -> list[Outcome]:
     alone to rounding.
 
     Args:
-      runs: with the simulators of `vmapped`.
+      runs: the arguments of `run` for each; their simulators are those of `vmapped`.
       vmapped: does the rounds of all of them.
 
     Returns:
@@ -101,9 +88,9 @@ def run_seeds(runs: Sequence[SeedRun], vmapped: Lanes) -> list[Outcome]:
 
     with lenient_console(), StopRequest() as stop:
         try:
-            for i, seed_run in enumerate(runs):
+            for i, arguments in enumerate(runs):
                 with step_of(i):
-                    training[i] = open_runs[i].enter_context(open_run(*seed_run, stop))
+                    training[i] = open_runs[i].enter_context(open_run(*arguments, stop))
             while training:
                 n = min(seed.next_stop() - seed.done for seed in training.values())
                 groups: dict[bool, list[int]] = {}

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,6 +39,7 @@ class _EvaluationStopped(Exception):
     """A signal came in a long evaluation."""
 
 
+@dataclasses.dataclass
 class TrainingRun:
     """A run that trains: the steps of the loop.
 
@@ -45,31 +47,27 @@ class TrainingRun:
       simulator, workdir, settings: of the run.
       state: after the last round.
       done: rounds done.
+      checkpoints, best, target, reporter, callbacks, stop: what the steps write to and ask.
     """
 
-    def __init__(
-        self,
-        simulator: Simulation,
-        workdir: WorkDir,
-        settings: RunSettings,
-        state: State,
-        done: int,
-        *,
-        checkpoints: Checkpoints,
-        best: BestRound,
-        target: TargetScore,
-        reporter: report.Reporter,
-        callbacks: Callbacks,
-        stop: StopRequest,
-    ):
-        self.simulator, self.workdir, self.settings = simulator, workdir, settings
-        self.state, self.done = state, done
-        self._checkpoints, self._best, self._target = checkpoints, best, target
-        self._reporter, self._callbacks, self._stop = reporter, callbacks, stop
-        self._saved_round, self._saved_at = done, time.monotonic()
-        self._profiled_round = min(done + 1, settings.rounds - 1) if settings.profile else None
+    simulator: Simulation
+    workdir: WorkDir
+    settings: RunSettings
+    state: State
+    done: int
+    checkpoints: Checkpoints
+    best: BestRound
+    target: TargetScore
+    reporter: report.Reporter
+    callbacks: Callbacks
+    stop: StopRequest
+
+    def __post_init__(self):
+        self._saved_round, self._saved_at = self.done, time.monotonic()
+        self._profiled_round = min(self.done + 1, self.settings.rounds - 1) if self.settings.profile else None
         self._max_rounds = 1  # of a dispatch; one at first, because its time is unknown
         self._is_new_best = self._is_ended_by_callback = self._is_stopped = False
+        self._unscored: dict[str, Any] | None = None
 
     # The steps of the loop, in its order.
 
@@ -86,7 +84,7 @@ class TrainingRun:
     @property
     def early_stop_reason(self) -> str:
         """Why the run ends before its last round; "" if it does not."""
-        return self._target.reason or self._best.exhausted_reason
+        return self.target.reason or self.best.exhausted_reason
 
     def next_stop(self) -> int:
         """The next evaluated round, or an earlier one: after a profiled round, or after rounds of `DISPATCH_SECONDS`."""
@@ -133,7 +131,7 @@ class TrainingRun:
             scores, by_client = self._evaluate_after(records[-1]["round"])
         except _EvaluationStopped:
             self._log_records(records)
-            self._callbacks.rounds(records[:-1], False)
+            self.callbacks.rounds(records[:-1], False)
             self._save()
             raise self._interrupted_in_evaluation() from None
         records[-1] |= scores
@@ -154,15 +152,15 @@ class TrainingRun:
           Interrupted: a signal came.
         """
         is_due = time.monotonic() - self._saved_at >= self.settings.checkpoint_seconds
-        has_failed, is_asked = self._callbacks.failed is not None, bool(self._callbacks.stop_reason)
-        facts = distributed.seen([self._stop.is_requested, has_failed, is_asked, is_due, self._max_rounds])
+        has_failed, is_asked = self.callbacks.failed is not None, bool(self.callbacks.stop_reason)
+        facts = distributed.seen([self.stop.is_requested, has_failed, is_asked, is_due, self._max_rounds])
         self._is_stopped = bool(facts[:, 0].any())
         has_failed, self._is_ended_by_callback, is_due = (bool(fact) for fact in facts[0, 1:4])
         self._max_rounds = int(facts[0, 4])
         if self.is_over or self._is_stopped or has_failed or is_due or self._is_new_best:
             self._save()
         if self._is_new_best:  # after the checkpoint, so that a resumed run never begins before its selected round
-            self._best.keep(self.state)
+            self.best.keep(self.state)
         if has_failed:
             self._raise_callback_failed()
         if self._is_stopped and self.done < self.settings.rounds:
@@ -174,7 +172,7 @@ class TrainingRun:
         Raises:
           CallbackFailed: a callback raised at the end.
         """
-        settings, reporter, callbacks = self.settings, self._reporter, self._callbacks
+        settings, reporter, callbacks = self.settings, self.reporter, self.callbacks
         early = self.early_stop_reason if self.done < settings.rounds else ""
         asked = distributed.said(callbacks.stop_reason) if self.done < settings.rounds and not early else ""
         if early:
@@ -198,23 +196,23 @@ class TrainingRun:
         callbacks.end(Ended("stopped" if asked else "finished", self.done, asked, summary))
         if callbacks.failed is not None:
             raise CallbackFailed(f"{callbacks.failed} (the run itself is complete)") from callbacks.failed.__cause__
-        return Finished(self.state, summary, drawn, history, self._is_stopped, asked, self._best.round or None)
+        return Finished(self.state, summary, drawn, history, self._is_stopped, asked, self.best.round or None)
 
     # How a run begins again.
 
     def resume(self) -> None:
         """Cuts the records to the restored round, and gives the others to early stopping. Does nothing for a new run."""
-        self._reporter.resume(self.done)
+        self.reporter.resume(self.done)
         records = read_jsonl(self.workdir.path / METRICS) if self.workdir.writer and self.done else []
         self._unscored = distributed.said(self._unscored_record(records))
-        self._best.resume(records, self.done)
-        self._target.resume(records)
-        if distributed.said(self._best.is_missing):
-            if self._best.round == self.done:  # killed between its checkpoint and this, or has gone back to this round
-                self._best.keep(self.state)
-            elif not distributed.said(self._best.round in self._checkpoints.rounds()):
-                what = f"round {self._best.round} is the best one so far, and its state is gone"
-                self._reporter.say(f"{what}: that of a later round, given up since, had taken its place")
+        self.best.resume(records, self.done)
+        self.target.resume(records)
+        if distributed.said(self.best.is_missing):
+            if self.best.round == self.done:  # killed between its checkpoint and this, or has gone back to this round
+                self.best.keep(self.state)
+            elif not distributed.said(self.best.round in self.checkpoints.rounds()):
+                what = f"round {self.best.round} is the best one so far, and its state is gone"
+                self.reporter.say(f"{what}: that of a later round, given up since, had taken its place")
 
     def _unscored_record(self, records: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         """The last record, if its round must be evaluated and was not; else None."""
@@ -237,13 +235,13 @@ class TrainingRun:
             scores, by_client = self._evaluate_after(self.done)
         except _EvaluationStopped:
             raise self._interrupted_in_evaluation() from None
-        self._reporter.add_scores(scores)
+        self.reporter.add_scores(scores)
         self._update([self._unscored | scores], True, by_client)
         if self._is_new_best:
-            self._best.keep(self.state)
-        if distributed.said(self._callbacks.failed is not None):
+            self.best.keep(self.state)
+        if distributed.said(self.callbacks.failed is not None):
             self._raise_callback_failed()
-        self._is_ended_by_callback = distributed.said(bool(self._callbacks.stop_reason))
+        self._is_ended_by_callback = distributed.said(bool(self.callbacks.stop_reason))
 
     def last_checkpoint(self) -> str:
         """Names the last checkpoint, for an error."""
@@ -254,13 +252,13 @@ class TrainingRun:
     def _log_records(self, records: list[dict[str, Any]]) -> None:
         self.done = int(records[-1]["round"])
         checkpointing.record_plan(self.simulator, self.workdir)
-        self._reporter.log(*records)
+        self.reporter.log(*records)
 
     def _update(self, records: Sequence[dict[str, Any]], is_evaluated: bool, by_client: ByClient | None) -> None:
         """Passes records on to callbacks and early stopping, and writes the scores of single clients."""
-        self._callbacks.rounds(records, is_evaluated)
-        self._is_new_best = self._best.update(records)
-        self._target.update(records)
+        self.callbacks.rounds(records, is_evaluated)
+        self._is_new_best = self.best.update(records)
+        self.target.update(records)
         if by_client is not None and self.workdir.writer:
             for name in (client_scores.LAST, client_scores.SELECTED) if self._is_new_best else (client_scores.LAST,):
                 client_scores.write(self.workdir.path / name, self.done, by_client, self.simulator.data.names_of_all)
@@ -278,22 +276,22 @@ class TrainingRun:
             spent = time.monotonic() - start
             if spent >= next_report:
                 progress = f"{done} of {total} {what}, {report.readable_time(spent)}"
-                self._reporter.say(f"evaluation after round {round_num}: {progress}")
+                self.reporter.say(f"evaluation after round {round_num}: {progress}")
                 next_report = 2 * spent
-            if distributed.anywhere(self._stop.is_requested and spent >= DISPATCH_SECONDS):
+            if distributed.anywhere(self.stop.is_requested and spent >= DISPATCH_SECONDS):
                 raise _EvaluationStopped
 
         return self.simulator.evaluated(self.state, watch)
 
     def _save(self) -> None:
-        checkpointing.save(self.simulator, self._checkpoints, self.state, self.done, self._saved_round)
+        checkpointing.save(self.simulator, self.checkpoints, self.state, self.done, self._saved_round)
         self._saved_round, self._saved_at = self.done, time.monotonic()
 
     def _interrupted_in_evaluation(self) -> Interrupted:
         return Interrupted(f"in the evaluation after round {self.done}; the same command resumes with it")
 
     def _raise_callback_failed(self) -> None:
-        error = self._callbacks.failed or CallbackFailed("a callback failed in process 0")
+        error = self.callbacks.failed or CallbackFailed("a callback failed in process 0")
         raise CallbackFailed(f"{error} ({self.last_checkpoint()})") from error.__cause__
 
 
@@ -347,18 +345,10 @@ def open_run(
         checkpointing.record_placement(simulator, workdir, reporter)
         with reporter, StopRequest() if stop is None else contextlib.nullcontext(stop) as stop:
             reporter.note(bytes_down=simulator.shapes.down, bytes_up=simulator.shapes.up)
-            run = TrainingRun(
-                simulator,
-                workdir,
-                settings,
-                *_restore_or_init(simulator, directory, settings, checkpoints, reporter),
-                checkpoints=checkpoints,
-                best=best,
-                target=target,
-                reporter=reporter,
-                callbacks=callbacks,
-                stop=stop,
-            )
+            state_and_done = _restore_or_init(simulator, directory, settings, checkpoints, reporter)
+            parts = checkpoints, best, target, reporter, callbacks, stop
+            run = TrainingRun(simulator, workdir, settings, *state_and_done, *parts)
+            del state_and_done  # rounds consume the state
             if settings.privacy is not None:
                 reporter.say(settings.privacy.words(run.done))
             run.resume()

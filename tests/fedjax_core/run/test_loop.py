@@ -16,7 +16,7 @@ import pytest
 from configs import fedavg
 from fedjax_core import distributed, experiment
 from fedjax_core.engine.simulator import Diverged
-from fedjax_core.run import Interrupted, RunSettings, SeedRun, checkpointing, loop, training_run
+from fedjax_core.run import Interrupted, RunSettings, checkpointing, loop, training_run
 from fedjax_core.run.training_run import TrainingRun
 from fedjax_core.storage.json_files import read_json, read_jsonl, write_json
 
@@ -93,8 +93,8 @@ def test_processes_whose_clocks_differ_do_the_same(monkeypatch, draw):
             reason="", exhausted_reason="", is_requested=False, writer=True, log=lambda *given: None, update=lambda records: None
         )
         settings = RunSettings(seed=0, rounds=60, eval_every=20, checkpoint_seconds=2.0)
-        parts: Any = dict.fromkeys(("best", "target", "reporter", "stop"), quiet)
-        run = TrainingRun(quiet, quiet, settings, quiet, 0, checkpoints=SimpleNamespace(saved=saved), callbacks=callbacks, **parts)  # pyright: ignore[reportArgumentType]
+        checkpoints: Any = SimpleNamespace(saved=saved)
+        run = TrainingRun(quiet, quiet, settings, quiet, 0, checkpoints, quiet, quiet, quiet, callbacks, quiet)
         for stop_round in run.round_boundaries():
             n, pace = stop_round - run.done, (cold, warm)[number][run.done]
             dispatched.append(n)
@@ -209,7 +209,7 @@ def seeds(monkeypatch, heard: dict[str, Any], runs: dict[str, tuple], run_rounds
             raise
 
     monkeypatch.setattr(loop, "open_run", open_run)
-    seed_runs: Any = [SeedRun(name, *given, None) for name, given in runs.items()]  # pyright: ignore[reportArgumentType]
+    seed_runs: Any = [(name, *given, None) for name, given in runs.items()]
     vmapped: Any = SimpleNamespace(run_rounds=run_rounds)
     return loop.run_seeds(seed_runs, vmapped)
 
