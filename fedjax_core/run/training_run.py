@@ -39,7 +39,7 @@ class _EvaluationStopped(Exception):
     """A signal came in a long evaluation."""
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False, repr=False)
 class TrainingRun:
     """A run that trains: the steps of the loop.
 

@@ -55,7 +55,7 @@ def same(place: Path, alone: Path) -> None:
         np.testing.assert_allclose(list(one.values()), list(other.values()), rtol=1e-4, atol=1e-5)
 
 
-def test_seeds_in_one_program(tmp_path, monkeypatch, data):
+def test_seeds_in_one_program(tmp_path, data):
     """Two seeds begin together. A run that diverges has the error that it has alone. Then one seed goes on alone, the other with a
     new one."""
 
@@ -64,7 +64,8 @@ def test_seeds_in_one_program(tmp_path, monkeypatch, data):
 
     broken = experiment.Run(made(2, 2, lr=1e30), str(tmp_path / "broken"), silent)
     said: list[str] = []
-    assert [one.summary["rounds"] for one in experiment.execute_all(runs("01", 2), False, data=data, say=said.append)] == [2, 2]
+    fine = experiment.execute_all(runs("01", 2), False, data=data, say=said.append)
+    assert [isinstance(one, Finished) and one.summary["rounds"] for one in fine] == [2, 2]
     diverged, _ = experiment.execute_all([broken, runs("0", 2)[0]], False, data=data, say=said.append)
     assert not said
     with pytest.raises(Diverged) as alone:
@@ -180,7 +181,7 @@ def test_the_command_runs_seeds(tmp_path, monkeypatch, capsys):
     assert "seed 1  " in said
     alone = [line[0], f"--workdir={tmp_path / 'runs' / 'seed1'}", "--config.seed=1", "--compilation_cache="]
     assert command.main(alone) == 0
-    assert "plan.lanes=3: this is one run, so it goes alone; --seeds=0,1,2 has several, which are lanes" in capsys.readouterr().err
+    assert "plan.lanes=3 is for several seeds, such as --seeds=0,1,2; this is one run" in capsys.readouterr().err
     assert [len(records(tmp_path / "runs" / f"seed{seed}")) for seed in (0, 1)] == [2, 4]
     assert command.main([*line[:2], "--seeds=0,0"]) == 2
     assert "--seeds=0,0 must have each seed once" in capsys.readouterr().err
