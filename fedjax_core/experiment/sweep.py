@@ -91,7 +91,7 @@ def _run_in_turn(runs: Sequence[Run], progress: bool | None, data: FederatedData
         if len(group) == 1:
             yield {group[0]: _execute(runs[group[0]], progress, data)}
             continue
-        errors = {i: error for i in group if (error := _find_error(runs[i].config)) is not None}
+        errors: dict[int, Outcome] = {i: error for i in group if (error := _find_error(runs[i].config)) is not None}
         yield errors
         group = [i for i in group if i not in errors]
         try:

@@ -56,11 +56,11 @@ class Arrays:
         """What lies on the plan's devices all the time: data, unless they are streamed, and what is frozen or public."""
         if self._held is not None:
             return self._held
-        if self._lender is not None:
-            self._held = self._lender.held
+        if self._lender is None:
+            self._held = held = client_loop.place(self.rest._replace(tasks=self._tasks), self._mesh, self._lies)
         else:
-            self._held = client_loop.place(self.rest._replace(tasks=self._tasks), self._mesh, self._lies)
-        return self._held
+            self._held = held = self._lender.held
+        return held
 
     @property
     def rest(self) -> Held:
