@@ -150,7 +150,7 @@ def get_config(variant: str = "small") -> Any:
     config.plan.chunk = placeholder(int)  # clients at once on a device; None: one on CPUs, else all of a round, or as many as fit
     config.plan.devices = placeholder(int)  # over which the clients are spread; None: all, but no more than a round has clients
     config.plan.model = placeholder(int)  # devices that hold a network together, each a part of it; None: each holds all
-    config.plan.lanes = placeholder(int)  # of several runs (--seeds, tables), so many train at once, in one program; None: one
+    config.plan.lanes = placeholder(int)  # seeds of one config that train at once, in one program (--seeds, tables); None: one
     config.plan.data = placeholder(str)  # rows of data: "device", "host", "disk"; None: where they fit, which is said
     config.plan.hold = "device"  # client states: "device", or "host", "disk" for large populations
 

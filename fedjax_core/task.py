@@ -131,7 +131,6 @@ class Task:
       public: Examples that everybody holds (FedMD's public set); `()` if none.
       shape: of one example's x; None if it is not told (few methods ask).
       round: index of the current round, from 0; a traced scalar inside a round.
-      lane: which of the runs that share a program this is, a traced scalar (`engine/vmapped_runs.py`); `()` of a run alone.
       groups: all clients by architecture, in the engine's order; empty outside of a simulation.
       group: the place of this network's clients among them.
       scores: by name, what is scored beside accuracy and loss: (outputs, x, y, mask [B]) -> (sum, weight), or
@@ -151,7 +150,6 @@ class Task:
     public: PyTree = ()
     shape: tuple[int, ...] | None = None
     round: Array | int = 0
-    lane: Array | tuple[()] = ()
     groups: tuple[Peers, ...] = ()
     group: int = 0
     scores: Mapping[str, Callable[..., PyTree]] = dataclasses.field(default_factory=dict, hash=False)
@@ -179,9 +177,9 @@ class Task:
         """What `bind` takes back."""
         return self.frozen, self.public
 
-    def bind(self, held: tuple[PyTree, PyTree], round: Array | int, lane: Array | tuple[()] = ()) -> "Task":  # noqa: A002
-        """The same task over other (traced) arrays, at a given round, in a lane."""
-        return dataclasses.replace(self, frozen=held[0], public=held[1], round=round, lane=lane)
+    def bind(self, held: tuple[PyTree, PyTree], round: Array | int) -> "Task":  # noqa: A002
+        """The same task over other (traced) arrays, at a given round."""
+        return dataclasses.replace(self, frozen=held[0], public=held[1], round=round)
 
     def wrapped(self, wrap: Callable[[Model], Model]) -> "Task":
         """The same task over the wrapped network, such as one whose inputs are augmented."""

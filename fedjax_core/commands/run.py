@@ -135,7 +135,7 @@ def main(arguments: Sequence[str]) -> int:
             return _run_seeds(given.config, given.workdir, seeds, given.fresh)
         if (lanes := experiment.lanes_of(given.config)) > 1:
             experiment.check(given.config)
-            reporter.say(f"plan.lanes={lanes}: this is one run, so it goes alone; --seeds=0,1,2 has several, which are lanes")
+            reporter.say(f"plan.lanes={lanes} is for several seeds, such as --seeds=0,1,2; this is one run")
         experiment.execute(given.config, given.workdir, fresh=given.fresh)
     except KeyboardInterrupt as error:
         return reporter.fail(error if str(error) else "interrupted before a checkpoint was due", 130)

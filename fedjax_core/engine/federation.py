@@ -116,7 +116,6 @@ class Held(NamedTuple):
         them, [V]; `()` without such.
       unseen_index, unseen_size: each unseen client's rows of `train`, as `index`, and [U]; unseen_test_index, unseen_test_size: of
         `test`; `()` without such clients.
-      lane: [] which of the runs that share a program this is; `()` where they have no numbers of their own (`vmapped_runs.py`).
     """
 
     tasks: tuple[PyTree, ...]
@@ -135,7 +134,6 @@ class Held(NamedTuple):
     unseen_size: Any = ()
     unseen_test_index: Any = ()
     unseen_test_size: Any = ()
-    lane: Any = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -158,7 +156,7 @@ class Federation:
       center: where targets are numbers, [D] the mean of the training rows'.
       score_bytes: per group, bytes of a client's sums of scores with `finalize`, of one model.
       batches: rows that are scored at once; they follow from the plan.
-      by_size: whether clients train by size whatever the plan, as in lanes: so those of all lanes that train at once are alike.
+      by_size: whether clients train by size whatever the plan, as under `vmap` over seeds: so clients that train at once are alike.
     """
 
     groups: tuple[Group, ...]
@@ -180,7 +178,7 @@ class Federation:
 
     def algorithm(self, g: int, held: Held, round: Array | int) -> Algorithm:  # noqa: A002
         """Group g's method at a round."""
-        return self.groups[g].build(self.groups[g].task.bind(held.tasks[g], round, held.lane))
+        return self.groups[g].build(self.groups[g].task.bind(held.tasks[g], round))
 
     def plan_of(self, g: int) -> client_loop.Plan:
         """The plan for one group: no larger a chunk than its part of the cohort can fill."""

@@ -133,7 +133,7 @@ class Simulation:
         self.population, self.cohort, self.places, self.unserved = fed.population, of.cohort, fed.cohort, of.unserved
         self.dropout, self.evaluation, self.episodes, self.dispatch = fed.dropout, fed.evaluation, episodes, dispatch
         self.hold, self.targets = hold, targets_of(self.data.train.y)
-        self._devices, self._lane, self._outliers = devices, None, set()
+        self._devices, self._outliers = devices, set()
         self.planned = self._under(fed.plan)
 
     def _under(self, plan: client_loop.Plan, kept: host_store.OnHost | None = None) -> Planned:
@@ -145,7 +145,7 @@ class Simulation:
         fed = dataclasses.replace(of.fed, plan=plan, mesh=mesh, batches=batches)
         lies = model_parallel.layout(fed, host, self.shapes)
         made = programs.compiled(fed, lies)
-        arrays = Arrays(fed, host, of.tasks, of.readers, lies.held, made.draw, self._lane)
+        arrays = Arrays(fed, host, of.tasks, of.readers, lies.held, made.draw)
         clients = ClientStates(fed, lies, [group.client for group in self.shapes.groups], host.places, self.hold, kept)
         return Planned(fed, lies, made, arrays, clients, self.cohort)
 
@@ -154,16 +154,12 @@ class Simulation:
         self.release()
         self.planned = self._under(plan, self.planned.states.kept)
 
-    def in_lane(self, lane: int | None) -> "Simulation":
-        """The same simulation as one of several runs (`vmapped_runs.py`), with
-        programs and data in common. It puts nothing on a device.
-
-        Args:
-          lane: which one, where the method has numbers by lane; None: it has not.
-        """
+    def in_lane(self) -> "Simulation":
+        """Returns a replica for one of several seeds (`vmapped_runs.py`), which shares programs and data. It puts nothing on a
+        device."""
         other = copy.copy(self)
-        other._lane, other._outliers = lane, set()
-        other.planned = dataclasses.replace(self.planned, arrays=self.planned.arrays.in_lane(lane), fits=set())
+        other._outliers = set()
+        other.planned = dataclasses.replace(self.planned, arrays=self.planned.arrays.in_lane(), fits=set())
         return other
 
     @property

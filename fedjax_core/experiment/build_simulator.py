@@ -12,7 +12,7 @@ from fedjax_core.algorithm import TARGETS, targets_of
 from fedjax_core.data import federated_data, poisoning
 from fedjax_core.engine import client_loop
 from fedjax_core.engine import client_sampling as cohorts
-from fedjax_core.engine.simulator import Build, Group, Simulation
+from fedjax_core.engine.simulator import Group, Simulation
 from fedjax_core.experiment import adversaries, build_task, config_warnings, protection, python_overrides
 from fedjax_core.experiment.lookup import LOSS_TARGETS, bind_options
 from fedjax_core.experiment.resolve_config import Asked, algorithm, resolve
@@ -36,7 +36,6 @@ def build(
     kind: build_task.DataPipeline | None = None,
     noise: Mapping[str, Any] | None = None,
     accounted: bool = True,
-    by_lane: Callable[[Asked], Build] | None = None,
     resolved: Asked | None = None,
 ) -> Simulation:
     """Builds the simulation of a config. It is checked but not compiled; nothing is on a device
@@ -53,7 +52,6 @@ def build(
       noise: what run.json records of a run's privacy, so that its noise is not calibrated again;
         None: nothing.
       accounted: whether privacy is accounted for; False for a run that is only read.
-      by_lane: makes the method, in place of its options in the config (`numbers.py`).
       resolved: what `resolve` returns for the config, which is then not read; None: it is resolved
         here.
 
@@ -69,8 +67,7 @@ def build(
     _check_clients(resolved, data, accounted)
     poisons, attacks = adversaries.attacked(resolved, data.clients)
     trigger = next((poison.trigger for poison in poisons if poison.trigger is not None), None)
-    make = algorithm(resolved) if by_lane is None else by_lane(resolved)
-    groups = _build_groups(resolved, pipeline, data, make, trigger, shapes_only)
+    groups = _build_groups(resolved, pipeline, data, algorithm(resolved), trigger, shapes_only)
     if resolved.adversary is not None and any(group.build(group.task).pooled for group in groups):
         attack = option_types.short(resolved.said["adversary.attack"])
         raise ValueError(f"adversary.attack={attack}: a pooled method has no clients that could attack")

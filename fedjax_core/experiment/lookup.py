@@ -184,24 +184,16 @@ def find_method(fields: Mapping[str, Any]) -> Found:
     return found
 
 
-def find_optimizer(fields: Mapping[str, Any], numbers: Mapping[str, Any] | None = None) -> local_training.Optimizer:
+def find_optimizer(fields: Mapping[str, Any]) -> local_training.Optimizer:
     """Builds the optimizer: one of `OPTIMIZERS`, one of optax's, or a similar function that is not
-    built in.
-
-    Args:
-      fields: of the config, whose options are checked.
-      numbers: options in place of the config's, which are not checked (`numbers.Number`).
-    """
+    built in."""
     name, options = fields["optimizer.name"], options_of(fields, "optimizer")
     function, _ = registry.lookup("optimizer", registry.parse(name, "optimizer.name")[0], OPTIMIZERS)
     takes, _ = registry.parameters(function)
     rate = "learning_rate" if "lr" not in takes and "learning_rate" in takes else "lr"  # as optax calls it
-
-    def rename_rate(options: Mapping[str, Any]) -> dict[str, Any]:
-        return {rate if option == "lr" else option: value for option, value in options.items()}
-
-    found = registry.find("optimizer", name, OPTIMIZERS, field="optimizer.name", options=rename_rate(options))
-    optimizer: Any = found() if numbers is None else found.function(**found.options | rename_rate(numbers))
+    options = {rate if option == "lr" else option: value for option, value in options.items()}
+    found = registry.find("optimizer", name, OPTIMIZERS, field="optimizer.name", options=options)
+    optimizer: Any = found()
     if isinstance(optimizer, optax.GradientTransformation):
         return lambda round: optimizer  # noqa: A006
     if callable(optimizer):

@@ -90,7 +90,7 @@ def programs(sim: Simulation, parts: tuple[str, ...], lanes: int = 1) -> dict[st
     """As `aot.programs`; rounds are those of so many lanes at once."""
     found = aot.programs(sim, parts)
     if lanes > 1:
-        of_lanes = Lanes(sim, lanes, numbered=False)
+        of_lanes = Lanes(sim, lanes)
         rounds = {aot.ROUND: of_lanes.traced, aot.SCORED_ROUND: functools.partial(of_lanes.traced, True)}
         found |= {name: traced for name, traced in rounds.items() if name in found}
     return found

@@ -4,7 +4,6 @@ import copy
 from typing import Any
 
 import jax
-import numpy as np
 
 from fedjax_core.algorithm import PyTree
 from fedjax_core.data.row_readers import Reader
@@ -29,7 +28,6 @@ class Arrays:
         readers: dict[str, Reader],
         lies: Any,
         draw: Any,
-        lane: int | None = None,
     ):
         """Puts nothing on a device.
 
@@ -40,18 +38,17 @@ class Arrays:
           readers: of the data, where rows are streamed; else none.
           lies: shardings of `Held`.
           draw: `rounds.draw`, compiled.
-          lane: which of several runs it is, where the method has numbers by lane.
         """
-        self.host, self._tasks, self._lies, self._mesh, self._lane = host, tasks, lies, fed.mesh, lane
+        self.host, self._tasks, self._lies, self._mesh = host, tasks, lies, fed.mesh
         everything = fed.episodes is not None or "all" in fed.evaluation.scopes  # the whole test set, for each client
         self.supply = Streamed(fed, host, readers, draw, everything) if readers else Resident(host)
         self._held: Held | None = None
         self._lender: Arrays | None = None
 
-    def in_lane(self, lane: int | None) -> "Arrays":
-        """The same arrays for one of several runs, lent by these: they lie on the devices once."""
+    def in_lane(self) -> "Arrays":
+        """Returns the same arrays for one of several seeds, lent by these: they are on the devices once."""
         other = copy.copy(self)
-        other._lane, other._held, other._lender = lane, None, self
+        other._held, other._lender = None, self
         return other
 
     @property
@@ -61,18 +58,14 @@ class Arrays:
             return self._held
         if self._lender is None:
             self._held = held = client_loop.place(self.rest._replace(tasks=self._tasks), self._mesh, self._lies)
-            return held
-        held = self._lender.held
-        if self._lane is not None:
-            held = held._replace(lane=client_loop.place(np.int32(self._lane), self._mesh))
-        self._held = held
+        else:
+            self._held = held = self._lender.held
         return held
 
     @property
     def rest(self) -> Held:
         """The same on the host, with stand-ins for arrays that are deferred."""
-        rest = self.supply.rest
-        return rest if self._lane is None else rest._replace(lane=np.int32(self._lane))
+        return self.supply.rest
 
     @property
     def placed(self) -> bool:
