@@ -196,7 +196,7 @@ def get_config(variant: str = "small") -> Any:
     config.plan.devices = placeholder(int)
     # Devices that share one network, each a part of it; None: each has a whole network
     config.plan.model = placeholder(int)
-    # Runs (--seeds, tables) that train at once in one program; None: one
+    # Seeds of one config that train at once in one program (--seeds, tables); None: one
     config.plan.lanes = placeholder(int)
     # Where examples are kept: "device", "host" or "disk"; None: where they fit, which is logged
     config.plan.data = placeholder(str)

@@ -4,8 +4,8 @@ import itertools
 import re
 from typing import Any
 
-from fedjax_core import outside
-from fedjax_core.commands import fields, list_names
+from fedjax_core import registry
+from fedjax_core.commands import list_names
 
 FIELDS = """# Settings
 
@@ -23,7 +23,7 @@ have [a page of their own](../methods.md). `fedjax-core list KIND NAME` shows ea
 
 def settings() -> str:
     """The page of fields: a table for each part of a config."""
-    found = fields.fields()
+    found = list_names.read_fields()
     parts = [("The run", [field for field in found if "." not in field.name])]
     inner = itertools.groupby((field for field in found if "." in field.name), lambda field: field.name.partition(".")[0])
     parts += [(f"config.{part}", list(group)) for part, group in inner]
@@ -33,8 +33,8 @@ def settings() -> str:
     return "\n".join(lines)
 
 
-def _row(field: fields.Field) -> str:
-    said = f"{field.said.rstrip('.')}. Allowed: {field.allowed}." if field.allowed else field.said
+def _row(field: list_names.Field) -> str:
+    said = f"{field.comment.rstrip('.')}. Allowed: {field.allowed}." if field.allowed else field.comment
     return f"| `{field.name}` | {_code(repr(field.default))} | {_cell(said)} |"
 
 
@@ -51,14 +51,14 @@ def _cell(text: str) -> str:
 def choices() -> str:
     """The page of what fields may name: all kinds but methods, each thing with its options and its docstring."""
     lines = [CHOICES]
-    for kind, entry in list_names.KINDS.items():
-        names = list(entry.found())
+    for kind, section in list_names.SECTIONS.items():
+        names = list(section.builders())
         if kind == "methods" or not names:
             continue
-        yours = "Yours: `package.module:name` or `path/to/file.py:name`." if entry.what in outside.GROUPS else ""
-        lines += [f"## {kind.capitalize()}: config.{entry.field}", "", *([yours, ""] if yours else ())]
+        yours = "Yours: `package.module:name` or `path/to/file.py:name`." if section.what in registry.ENTRY_POINT_GROUPS else ""
+        lines += [f"## {kind.capitalize()}: config.{section.field}", "", *([yours, ""] if yours else ())]
         for name in names:
-            lines += [f"### {name}", "", "~~~text", list_names.detailed(kind, name), "~~~", ""]
+            lines += [f"### {name}", "", "~~~text", list_names.describe_name(kind, name), "~~~", ""]
     return "\n".join(lines)
 
 

@@ -1,8 +1,10 @@
-"""Which values an option may have, as the annotation of its parameter says: types, finite numbers, ranges.
+"""Checks values of options against the annotations of their parameters: types, finite numbers,
+ranges.
 
-  def build(*, lr: Positive, epochs: AtLeastZero = 1, mu: Fraction | None = None, weights: Annotated[str, one_of("a", "b")] = "a")
+  def build(*, lr: Positive, epochs: AtLeastZero = 1, mu: Fraction | None = None,
+            weights: Annotated[str, one_of("a", "b")] = "a")
 
-Annotations that say nothing about plain values (`Any`, a type of a library) allow everything.
+Annotations that are no types of plain values (`Any`, a type of a library) allow everything.
 """
 
 import collections.abc
@@ -17,18 +19,20 @@ import typing
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal
 
-LONGEST = 120  # signs of a value in a message
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # and those of the direction of writing
-LARGEST = 3.4e38  # about that of float32, in which programs compute
+LONGEST = 120  # characters of a value in a message
+_CONTROLS = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+)  # control characters, and those of text direction
+LARGEST = 3.4e38  # of float32, in which programs compute
 
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """Beside a type in `Annotated`: which of its values are allowed.
+    """A restriction of a type's values, for `Annotated`.
 
     Attributes:
-      says: what a value must be.
-      holds: value of that type -> bool.
+      says: what a value must be, in words.
+      holds: value of that type -> whether it is allowed.
     """
 
     says: str
@@ -36,12 +40,12 @@ class Limit:
 
 
 def one_of(*names: str) -> Limit:
-    """One of these texts."""
+    """Returns the limit to some strings."""
     return Limit(f"one of {', '.join(map(repr, names))}", lambda value: value in names)
 
 
 def is_part(value: float) -> bool:
-    """Whether a number is a part of something: a fraction in (0, 1), or how many, a whole number of at least 1."""
+    """Returns whether a number is a fraction in (0, 1), or an int of at least 1."""
     return 0 < value < 1 or (isinstance(value, numbers.Integral) and value >= 1)
 
 
@@ -58,17 +62,18 @@ Seed = Annotated[int, Limit("in [0, 2**32)", lambda v: 0 <= v < 2**32)]
 
 
 def short(value: Any) -> str:
-    """A value as messages show it: on one line, and not longer than `LONGEST`."""
+    """Returns a value as messages show it: on one line, of at most `LONGEST` characters."""
     try:
         text = repr(value)
     except Exception as error:  # an int of thousands of digits, or whatever an object's own repr does
         text = f"<{type(value).__name__} without a repr: {error}>"
     text = " ".join(text.split())
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 20]}... ({len(text)} signs)"
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 20]}... ({len(text)} characters)"
 
 
 def printable(text: str) -> str:
-    """Returns a text with signs that do not print, such as terminal escapes and line ends, as Python writes them.
+    """Returns a string with unprintable characters, such as terminal escapes and line ends, escaped
+    as Python does.
 
     >>> printable("cat\\x1b[31m\\n")
     'cat\\\\x1b[31m\\\\n'
@@ -77,16 +82,17 @@ def printable(text: str) -> str:
 
 
 def without_escapes(text: str) -> str:
-    """Returns a text of one or several lines without what a terminal would obey: control characters are written as Python does.
+    """Returns a string of one or several lines with control characters, which a terminal would
+    obey, escaped as Python does.
 
     >>> without_escapes("cat\\x1b[31m\\n\\tdog")
     'cat\\\\x1b[31m\\n\\tdog'
     """
-    return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
+    return _CONTROLS.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
-    """The end of an error message: " Did you mean 'x'?", or nothing if no allowed name is close."""
+    """Returns the end of an error message, " Did you mean 'x'?"; "" if no allowed name is close."""
     close = difflib.get_close_matches(name, list(allowed), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
 
@@ -95,7 +101,7 @@ def check(field: str, value: Any, wanted: Any) -> Any:
     """Returns the value if the annotation `wanted` allows it.
 
     Raises:
-      ValueError: it does not; the message has the field, the value and what is allowed.
+      ValueError: it does not; the message names the field, the value and what is allowed.
     """
     problem = must_be(value, wanted)
     if problem:
@@ -104,7 +110,7 @@ def check(field: str, value: Any, wanted: Any) -> Any:
 
 
 def check_each(function: Callable, **given: Any) -> None:
-    """Checks arguments of a function by its annotations, one after the other: for those that call it without a config.
+    """Checks arguments of a function against its annotations, for callers without a config.
 
     Raises:
       ValueError: as `check`, for the first that is not allowed.
@@ -115,44 +121,44 @@ def check_each(function: Callable, **given: Any) -> None:
 
 
 def must_be(value: Any, wanted: Any) -> str | None:
-    """What a value must be by an annotation, in words; None if it is that."""
+    """Returns what a value must be by an annotation, in words; None if it is allowed."""
     origin, inside = typing.get_origin(wanted), typing.get_args(wanted)
     if origin is Annotated:
         base, *limits = inside
         if must_be(value, base):
-            return _words(wanted)
+            return _describe(wanted)
         return next((limit.says for limit in limits if isinstance(limit, Limit) and not limit.holds(value)), None)
     if origin in (typing.Union, types.UnionType):
-        found = [must_be(value, each) for each in inside]
-        return None if None in found else " or ".join(dict.fromkeys(map(str, found)))
+        problems = [must_be(value, each) for each in inside]
+        return None if None in problems else " or ".join(dict.fromkeys(map(str, problems)))
     if origin is Literal:
-        return None if any(type(value) is type(each) and value == each for each in inside) else _words(wanted)
+        return None if any(type(value) is type(each) and value == each for each in inside) else _describe(wanted)
     if origin in (tuple, list, collections.abc.Sequence, collections.abc.Iterable):
-        return _of_sequence(value, inside, exact=origin is tuple and inside[-1] is not ...)
+        return _describe_sequence(value, inside, exact=origin is tuple and inside[-1] is not ...)
     if origin is collections.abc.Callable or wanted is collections.abc.Callable:
         return None if callable(value) else "a function"
-    return _of_plain(value, origin or wanted)
+    return _describe_plain(value, origin or wanted)
 
 
-def _of_sequence(value: Any, inside: tuple[Any, ...], exact: bool) -> str | None:
+def _describe_sequence(value: Any, inside: tuple[Any, ...], exact: bool) -> str | None:
     if not isinstance(value, list | tuple) or (exact and len(value) != len(inside)):
         each = inside if exact else inside[:1]
-        return f"a tuple of {len(inside)}: {', '.join(map(_words, each))}" if exact else f"a tuple, each {_words(each[0])}"
+        return f"a tuple of {len(inside)}: {', '.join(map(_describe, each))}" if exact else f"a tuple, each {_describe(each[0])}"
     wanted = inside if exact else inside[:1] * len(value)
-    problem = next((found for one, of in zip(value, wanted, strict=True) if (found := must_be(one, of))), None)
+    problem = next((text for each, kind in zip(value, wanted, strict=True) if (text := must_be(each, kind))), None)
     return problem and f"a tuple, each {problem}"
 
 
-def _of_plain(value: Any, wanted: Any) -> str | None:
-    truth = isinstance(value, bool)
+def _describe_plain(value: Any, wanted: Any) -> str | None:
+    is_bool = isinstance(value, bool)
     if wanted is float:
-        fits = isinstance(value, numbers.Real) and not truth and _finite(value)
+        fits = isinstance(value, numbers.Real) and not is_bool and _is_finite(value)
         if fits and abs(float(value)) >= (2**63 if isinstance(value, numbers.Integral) else LARGEST):
-            return "a number of 32 bits: a float below 3.4e+38, or a whole number below 2**63"
+            return "a number of 32 bits: a float below 3.4e+38, or an int below 2**63"
     elif wanted is int:
-        fits = isinstance(value, numbers.Integral) and not truth and -(2**63) <= int(value) < 2**63
+        fits = isinstance(value, numbers.Integral) and not is_bool and -(2**63) <= int(value) < 2**63
     elif wanted is bool:
-        fits = truth
+        fits = is_bool
     elif wanted is str:
         fits = isinstance(value, str)
     elif wanted in (None, type(None)):
@@ -163,33 +169,33 @@ def _of_plain(value: Any, wanted: Any) -> str | None:
         fits = not isinstance(value, int | float | str | bytes | list | tuple | dict) or isinstance(value, wanted)
     else:
         fits = True
-    return None if fits else _words(wanted)
+    return None if fits else _describe(wanted)
 
 
-def _finite(value: Any) -> bool:
+def _is_finite(value: Any) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number beyond floats
+    except OverflowError:  # an int beyond floats
         return False
 
 
-def _words(wanted: Any) -> str:
-    """What an annotation asks for, for the parts of a tuple and for plain types."""
-    known = {
+def _describe(wanted: Any) -> str:
+    """Returns what an annotation allows, in words."""
+    names = {
         float: "a finite number",
-        int: "a whole number",
+        int: "an int",
         bool: "True or False",
-        str: "a text",
+        str: "a string",
         None: "None",
         type(None): "None",
     }
     if typing.get_origin(wanted) is Annotated:
         base, *limits = typing.get_args(wanted)
-        return ", ".join([_words(base), *(limit.says for limit in limits if isinstance(limit, Limit))])
+        return ", ".join([_describe(base), *(limit.says for limit in limits if isinstance(limit, Limit))])
     if typing.get_origin(wanted) is Literal:
         return f"one of {', '.join(map(repr, typing.get_args(wanted)))}"
     if typing.get_origin(wanted) in (typing.Union, types.UnionType):
-        return " or ".join(map(_words, typing.get_args(wanted)))
+        return " or ".join(map(_describe, typing.get_args(wanted)))
     if wanted in (dict, collections.abc.Mapping):
         return "a mapping of options"
-    return known.get(wanted) or getattr(wanted, "__name__", str(wanted))
+    return names.get(wanted) or getattr(wanted, "__name__", str(wanted))

@@ -140,8 +140,6 @@ class Task:
       public: Examples that all clients share (FedMD's public set); `()` if none.
       shape: of one example's x; None if unknown (few methods need it).
       round_num: index of the current round, from 0; a traced scalar inside a round.
-      lane: index of the run among those that share a program, a traced scalar
-        (`engine/vmapped_runs.py`); `()` for a single run.
       groups: all clients by architecture, in the engine's order; empty outside of a simulation.
       group: index of this network's clients in `groups`.
       scores: further metrics by name: (outputs, x, y, mask [B]) -> (sum, weight), or an object with
@@ -158,7 +156,6 @@ class Task:
     public: PyTree = ()
     shape: tuple[int, ...] | None = None
     round_num: Array | int = 0
-    lane: Array | tuple[()] = ()
     groups: tuple[Peers, ...] = ()
     group: int = 0
     scores: Mapping[str, Callable[..., PyTree]] = dataclasses.field(default_factory=dict, hash=False)
@@ -187,9 +184,9 @@ class Task:
         """(frozen, public), which `bind` takes."""
         return self.frozen, self.public
 
-    def bind(self, held: tuple[PyTree, PyTree], round_num: Array | int, lane: Array | tuple[()] = ()) -> "Task":
-        """Returns the task with other (traced) arrays, round and lane."""
-        return dataclasses.replace(self, frozen=held[0], public=held[1], round_num=round_num, lane=lane)
+    def bind(self, held: tuple[PyTree, PyTree], round_num: Array | int) -> "Task":
+        """Returns the task with other (traced) arrays and round."""
+        return dataclasses.replace(self, frozen=held[0], public=held[1], round_num=round_num)
 
     def wrapped(self, wrap: Callable[[Model], Model]) -> "Task":
         """Returns the task with a wrapped network, such as one whose inputs are augmented."""

@@ -6,7 +6,7 @@ python -m methods.main --config=configs/fedavg.py:smoke --workdir=runs/smoke --c
 
 import sys
 
-from fedjax_core.commands import ending
+from fedjax_core.commands.main import run_and_exit
 
 if __name__ == "__main__":
-    ending.end("fedjax_core.commands.run", sys.argv[1:])
+    run_and_exit("fedjax_core.commands.run", sys.argv[1:])

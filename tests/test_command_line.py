@@ -104,7 +104,7 @@ def test_help_lists_the_methods(launcher):
         (["extra"], 2, ["--config", "--workdir", "--help"]),
         (["--config.optimizer.lrr=1"], 2, ["--config.optimizer.lrr", "did you mean lr?"]),
         (["--config.optimiser.lr=1"], 2, ["--config.optimiser.lr", "did you mean optimizer?"]),
-        (["--config.rounds=many"], 2, ["--config.rounds='many' must be a whole number"]),
+        (["--config.rounds=many"], 2, ["--config.rounds='many' must be an int"]),
         (["--config.optimizer.lr=big"], 2, ["--config.optimizer.lr='big' must be a number"]),
         (["--coordinator=localhost:1"], 2, ["--processes", "--process"]),
         (["--coordinator=localhost:1", "--processes=2", "--process=2"], 2, ["--process=2 of --processes=2", "[0, 1]"]),

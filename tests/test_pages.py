@@ -11,7 +11,7 @@ import pytest
 
 from docs import gallery, listed, results
 from fedjax_core import experiment
-from fedjax_core.commands import fields, list_names, main, shipped
+from fedjax_core.commands import config_flags, list_names, main
 from tests import quick
 
 ROOT = Path(__file__).parents[1]
@@ -46,7 +46,7 @@ def test_commands_name_what_is_there():
     for command, name in re.findall(r"fedjax-core (\w+) ?([\w/]*)", TEXT):
         assert command in {*main.COMMANDS, "COMMAND"}, command
         if command in ("run", "table") and name and name != "NAME" and not name.startswith("runs"):
-            assert name in shipped.names({"run": "config", "table": "table"}[command]), name
+            assert name in config_flags.list_bundled({"run": "config", "table": "table"}[command]), name
     for path in re.findall(r"(?:configs|methods|tests|docs|colab)/[\w/]+\.(?:py|md)\b", TEXT):
         assert (ROOT / path).exists(), path
 
@@ -85,12 +85,12 @@ def test_the_gallery_says_which_method_lacks_plain_words(tmp_path, monkeypatch):
 def test_the_pages_of_settings_have_everything_once():
     page = listed.settings()
     assert re.findall(r"^\| `([\w.]+)` \|", page, re.MULTILINE) == [
-        field.name for field in sorted(fields.fields(), key=lambda field: "." in field.name)
+        field.name for field in sorted(list_names.read_fields(), key=lambda field: "." in field.name)
     ]
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in page.splitlines() if line.startswith("|")} == {4}
     page = listed.choices()
-    for kind, entry in list_names.KINDS.items():
-        for name in entry.found():
+    for kind, entry in list_names.SECTIONS.items():
+        for name in entry.builders():
             assert page.count(f"\n### {name}\n\n~~~text\n{name}") == (kind != "methods"), name
     assert page.count("\n~~~\n") == page.count("\n~~~text\n")
 
@@ -101,7 +101,7 @@ def test_results_name_commands_and_files_that_are_there(file):
     for command, name in re.findall(r"`?fedjax-core (table|plan|analyse|run) ([\w/]+)", text):
         assert command in main.COMMANDS, command
         if command == "table":
-            assert name in shipped.names("table"), name
+            assert name in config_flags.list_bundled("table"), name
     for path in set(re.findall(r"(?<![\w/])(?:configs|methods|tests|docs)/[\w/]+\.(?:py|md|sh)\b", text)) - {"configs/X.py"}:
         assert (ROOT / path).exists(), path
 

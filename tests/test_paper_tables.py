@@ -168,7 +168,7 @@ def entries(spec: str, source: str) -> dict[str, int]:
     data = data_of(source)
     key = spec, data.train.x.shape[1:], data.classes
     if key not in ENTRIES:
-        params = jax.eval_shape(experiment.network(spec, data).init, jax.random.key(0)).params
+        params = jax.eval_shape(experiment.build_network(spec, data).init, jax.random.key(0)).params
         ENTRIES[key] = {name: sum(leaf.size for leaf in jax.tree.leaves(entry)) for name, entry in params.items()}
     return ENTRIES[key]
 

@@ -14,7 +14,6 @@ import pytest
 from configs.tables.fedhpl import all_methods
 from fedjax_core import experiment
 from fedjax_core.commands import tables
-from fedjax_core.data import partition
 
 ROOT = Path(__file__).parents[1] / "configs"
 FILE = ROOT / "tables" / "settings.toml"
@@ -41,7 +40,7 @@ def flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 def settings(config: Any) -> dict[str, Any]:
     """All that a config says, and what its method takes by default."""
-    said = partition.with_clients(config.to_dict())
+    said = experiment.complete_config(config)
     parameters = inspect.signature(experiment.method(said["method"]["name"])).parameters
     defaults = {name: p.default for name, p in parameters.items() if isinstance(p.default, bool | int | float | str)}
     return flat({"method": defaults}) | flat(said)

@@ -5,7 +5,8 @@
   fedjax-core analyse runs/fedpft --what=attention,probe,tsne --features=extractor
   fedjax-core analyse runs/fedit runs/perada runs/fedoa --what=plane --out=analysis
 
-What is read from a run is its directory alone; several runs share a figure where that says something.
+What is read from a run is its directory alone; several runs share a figure where that says
+something.
 """
 
 import argparse
@@ -16,11 +17,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedjax_core import experiment, registry
-from fedjax_core.commands import ending
 from fedjax_core.commands.analyses import figures, tables
 from fedjax_core.commands.analyses.context import TRUST, Asked, Loaded
 from fedjax_core.commands.analyses.figures import ATTENDED, EMBEDDED, SCOPES
 from fedjax_core.commands.analyses.scalar_metrics import NUMBERS, is_size, number, size
+from fedjax_core.commands.main import run_and_exit
 from fedjax_core.reporting import console, reporter
 from fedjax_core.storage.workdir import CONFIG, METRICS
 
@@ -49,7 +50,7 @@ FORMATS = ("png", "pdf", "svg")
 
 
 def analyse(what: Sequence[str], asked: Asked) -> list[Path]:
-    """Does the analyses `what`, names in `WHAT`.
+    """Runs the analyses `what`, names in `WHAT`.
 
     Returns:
       The figures (each with a CSV of its name beside it) and tables written.
@@ -107,20 +108,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _ids(text: str) -> list[int]:
-    """Clients' ids, as "0,3"."""
+def _parse_ids(text: str) -> list[int]:
+    """Returns client ids, given as "0,3"."""
     if not re.fullmatch(r"\d+(,\d+)*", text):
         raise ValueError(f"--clients={text} must be ids of clients with commas between, such as 0,3")
     return [int(part) for part in text.split(",")]
 
 
-def _labels(text: str) -> list[str]:
-    """Names with commas between; one that has a comma stands in double quotes."""
+def _parse_labels(text: str) -> list[str]:
+    """Returns names separated by commas; one that contains a comma is in double quotes."""
     return next(csv.reader([text], skipinitialspace=True))
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Parses, analyses; the exit status is 0, 1 for an error told in one line, 2 for a wrong command line, 130 if interrupted."""
+    """Parses, analyses. Returns 0; 1 for an error, reported in one line; 2 for a wrong command
+    line; 130 if interrupted."""
     console.show_warnings()
     try:
         given = _parser().parse_args(arguments)
@@ -128,8 +130,8 @@ def main(arguments: Sequence[str]) -> int:
         runs = [Path(run).expanduser() for run in given.runs]
         if given.out is None and len(runs) > 1:
             raise ValueError("several runs need --out=DIR, where their common files go")
-        chosen = None if given.clients is None else _ids(given.clients)
-        labels = None if given.labels is None else _labels(given.labels)
+        chosen = None if given.clients is None else _parse_ids(given.clients)
+        labels = None if given.labels is None else _parse_labels(given.labels)
         formats = [registry.choose("--format", kind, FORMATS) for kind in given.format.split(",")]
         if given.beams < 1:
             raise ValueError(f"--beams={given.beams} must be at least 1")
@@ -154,4 +156,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    ending.end("fedjax_core.commands.analyze", sys.argv[1:])
+    run_and_exit("fedjax_core.commands.analyze", sys.argv[1:])

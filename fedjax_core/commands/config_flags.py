@@ -1,35 +1,46 @@
-"""Command lines with a config: its name or file, changes of its fields, and another method than its own."""
+"""Parses command lines with a config: its name or file, changes of its fields, and another method
+than its own.
+
+Configs ("fedavg") and definitions of tables ("fedskc/table1") that come with the package have bare
+names. A user's folder may have packages `methods` and `configs` too; commands import ours
+(`own_packages.py`), and find the user's files by path.
+"""
 
 import ast
 import contextlib
 import functools
 import logging
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from fedjax_core import code_fingerprint, option_types
-from fedjax_core.commands import shipped
+from fedjax_core import code_fingerprint, option_types, own_packages, registry
 from fedjax_core.experiment import schema
+from fedjax_core.own_packages import HOME
 
 MORE = "--help tells more"
 HELP = {"--help", "-h", "-help", "--helpshort", "--helpfull"}
-LONGEST = 400  # characters of what a config's own code raises
+LONGEST = 400  # characters of an error that a config's own code raises
+FOLDERS = {"config": HOME / "configs", "table": HOME / "configs" / "tables"}
+NOT_LISTED = {"base", "__init__"}
 SWITCHES = {"distributed", "nodistributed", "fresh", "nofresh"}  # flags of the commands that take no value
+log = logging.getLogger(__name__)
 _METHOD = re.compile(r"--?config\.method\.(.+)")
 _FIELD = re.compile(r"--?config\.([\w.]+)")
 _FLAG = re.compile(r"--?[^\W\d]")  # not a number below 0
 
 
-class _Word(NamedTuple):
-    """A part of a line.
+class _Flag(NamedTuple):
+    """A part of a command line.
 
     Attributes:
-      words: as they stand there: one, or a flag of the method and the value behind it.
-      field: of such a flag, below config.method; () of everything else.
-      value: of such a flag.
+      words: of the line: one, or a flag of the method and the value after it.
+      field: of a flag of the method, below config.method; () of everything else.
+      value: of a flag of the method.
     """
 
     words: list[str]
@@ -37,65 +48,124 @@ class _Word(NamedTuple):
     value: Any
 
 
-def read(arguments: Sequence[str], command: str, flags_of: Callable[[Sequence[str]], Any]) -> tuple[Any, dict[str, Any]]:
-    """Parses a command line with a config. Options of the method that the config does not list are flags too.
+def list_bundled(what: str) -> list[str]:
+    """Returns the bare names of configs or tables, sorted.
+
+    Args:
+      what: "config" or "table".
+    """
+    folder = FOLDERS[what]
+    files = folder.glob("*.py") if what == "config" else folder.rglob("*.py")
+    return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in files if file.stem not in NOT_LISTED)
+
+
+def find_file(what: str, text: str) -> str:
+    """Returns the file of a config or a table: a path, if `text` ends in .py, or the file that has
+    this bare name.
+
+    Args:
+      what: "config" or "table".
+      text: such as "fedavg", "fedskc/table1", "mine/fedavg.py".
+
+    Raises:
+      ValueError: there is none.
+    """
+    if not text.endswith(".py"):
+        name = text.replace(os.sep, "/")
+        if name not in (known := list_bundled(what)):
+            hint = registry.did_you_mean(name, known)
+            advice = f"fedjax-core list {what}s shows all, a file of your own ends in .py"
+            raise ValueError(f"there is no {what} {text!r}; {advice}.{hint}")
+        return str(FOLDERS[what] / f"{name}.py")
+    if not os.path.isfile(text):
+        raise ValueError(f"there is no {what} file {text!r}")
+    _add_package_of(Path(text).resolve())
+    return text
+
+
+def _add_package_of(path: Path) -> None:
+    """Lets a user's file import its neighbours, where its folder is a package `configs` of the
+    user's own.
+
+    Our modules come first; a warning names those of the user's that they hide.
+    """
+    folder = next((folder for folder in path.parents if folder.name == "configs"), None)
+    if folder is None or folder == FOLDERS["config"].resolve():
+        return
+    own_packages.add_folder("configs", folder)
+    imports = re.findall(r"\bfrom configs import (.+)|\bconfigs\.(\w+)", path.read_text(errors="replace"))
+    for name in sorted({name for names in imports for name in re.findall(r"\w+", " ".join(names))}):
+        ours, theirs = FOLDERS["config"] / f"{name}.py", folder / f"{name}.py"
+        if ours.is_file() and theirs.is_file() and ours.read_bytes() != theirs.read_bytes():
+            log.warning("%s: 'configs.%s' is the library's own, not %s; give yours another name to import it", path, name, theirs)
+
+
+def parse_flags(arguments: Sequence[str], command: str, flags_of: Callable[[Sequence[str]], Any]) -> tuple[Any, dict[str, Any]]:
+    """Parses a command line with a config. Options of the method that the config does not have are
+    flags too.
 
     Args:
       arguments: without the program's name.
       command: its name.
-      flags_of: line -> the command's flags with "config", not yet parsed.
+      flags_of: line -> the command's flags, "config" among them, not yet parsed.
 
     Returns:
-      (the flags, what the line says of the method for `experiment.switch`: of another one, or options that the config does not
-      list; {} if nothing).
+      (the flags, fields of the method for `experiment.switch`: another method's, or options that
+      the config does not have; {} if there are none).
 
     Raises:
       ValueError: there is no such config, or not one; it lacks a field.
       Exception: as `flags_of` and its flags raise it.
     """
-    with _silent():
-        line, other = line_of(arguments, command)
-        line, nones = _without_none(line)
+    with _without_absl_warnings():
+        line, method_of = _make_line(arguments, command)
+        line, nones = _take_nones(line)
         try:
-            given = _parsed(flags_of, line)
+            flags = _parse(flags_of, line)
         except (AttributeError, KeyError):  # a field that the config does not have
-            parts = _parts(line)
-            config = _parsed(flags_of, _words(part for part in parts if not part.field)).config
-            schema.check_complete(config, parted(arguments)[0])
-            more = [part for part in parts if part.field and not _lists(config.method, part.field)]
+            parts = _split_flags(line)
+            config = _parse(flags_of, _join_words(part for part in parts if not part.field)).config
+            schema.check_complete(config, split_config(arguments)[0])
+            more = [part for part in parts if part.field and not _has_field(config.method, part.field)]
             if not more:
                 raise
-            given, other = _parsed(flags_of, _words(part for part in parts if part not in more)), _said(more)
-    schema.check_complete(given.config, parted(arguments)[0])
+            flags = _parse(flags_of, _join_words(part for part in parts if part not in more))
+            method_of = _nest_fields(more)
+    schema.check_complete(flags.config, split_config(arguments)[0])
     for field in nones:
         *above, last = field.split(".")
-        with given.config.unlocked(), given.config.ignore_type():
-            functools.reduce(lambda at, name: at[name], above, given.config)[last] = None
-    return given, other
+        with flags.config.unlocked(), flags.config.ignore_type():
+            functools.reduce(lambda group, name: group[name], above, flags.config)[last] = None
+    return flags, method_of
 
 
-def _without_none(line: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns a line without the flags that set a field to None where it may be that, which absl takes for a text, and these
-    fields."""
+def _take_nones(line: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns a line without the flags that set a field to None, which absl takes for a string, and
+    these fields."""
     last: dict[str, str] = {}
     for word in line:
         name, equals, value = word.partition("=")
-        if equals and (found := _FIELD.fullmatch(name)):
-            last[found[1]] = value
-    free = {field for field in last if _may_be_none(field)}
-    nones = [field for field, value in last.items() if value == "None" and field in free]
-    drops = lambda word: (found := _FIELD.match(word)) and found[1] in free and (found[1] in nones or word.endswith("=None"))
-    return [word for word in line if not drops(word)], nones
+        if equals and (match := _FIELD.fullmatch(name)):
+            last[match[1]] = value
+    optional = {field for field in last if _may_be_none(field)}
+    nones = [field for field, value in last.items() if value == "None" and field in optional]
+
+    def is_taken(word: str) -> bool:
+        match = _FIELD.match(word)
+        return match is not None and match[1] in optional and (match[1] in nones or word.endswith("=None"))
+
+    return [word for word in line if not is_taken(word)], nones
 
 
 def _may_be_none(field: str) -> bool:
-    of_optimizer = field.startswith("optimizer.") and field not in schema.FIELDS  # which then has its own default
-    return of_optimizer or (field in schema.FIELDS and option_types.must_be(None, schema.FIELDS[field]) is None)
+    if field not in schema.FIELDS:
+        return field.startswith("optimizer.")  # an option, which then has its default
+    return option_types.must_be(None, schema.FIELDS[field]) is None
 
 
 @contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Inside, absl warns of nothing: what it warns of is an error here."""
+def _without_absl_warnings() -> Iterator[None]:
+    """Silences absl: what it warns of is an error here."""
     log = logging.getLogger("absl")
     before = log.level
     log.setLevel(logging.ERROR)
@@ -105,102 +175,102 @@ def _silent() -> Iterator[None]:
         log.setLevel(before)
 
 
-def line_of(arguments: Sequence[str], command: str) -> tuple[list[str], dict[str, Any]]:
-    """What `flags` reads of a command line: the config's file first, since what follows changes it.
+def _make_line(arguments: Sequence[str], command: str) -> tuple[list[str], dict[str, Any]]:
+    """Returns the line that absl parses: the config's file first, since what follows changes it.
 
     Args:
       arguments: without the program's name.
       command: its name.
 
     Returns:
-      (the line, what it says of another method, for `experiment.switch`; {} if it names none).
+      (the line, fields of another method for `experiment.switch`; {} if it names none).
 
     Raises:
       ValueError: there is no such config, or not one.
     """
-    asked, rest = parted(arguments)
-    name, colon, variant = asked.partition(":")
-    return other_method([command, f"--config={shipped.file('config', name)}{colon}{variant}", *rest])
+    config, rest = split_config(arguments)
+    name, colon, variant = config.partition(":")
+    return _take_method([command, f"--config={find_file('config', name)}{colon}{variant}", *rest])
 
 
-def parted(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """The config that is named, by --config or without dashes, and the arguments but for it.
+def split_config(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """Returns the config that is named, by --config or without dashes, and the other arguments.
 
     Raises:
       ValueError: there is none, or more than one.
     """
-    words, found, rest = list(arguments), [], []
+    words, configs, rest = list(arguments), [], []
     while words:
         word = words.pop(0)
         name, equals, value = word.partition("=")
         if name in ("--config", "-config"):
-            found.append(value if equals or not words else words.pop(0))
+            configs.append(value if equals or not words else words.pop(0))
         elif not word.startswith("-"):
-            found.append(word)
+            configs.append(word)
         else:
             rest.append(word)
             if not equals and name.lstrip("-") not in SWITCHES and words and not words[0].startswith("-"):
                 rest.append(words.pop(0))
-    if len(found) != 1 or not found[0]:
-        named = f"found {', '.join(map(repr, found))}" if found else "found no config"
-        raise ValueError(f"give --config=configs/X.py, or a bare name such as fedavg, once, and --workdir=DIR; {named}; {MORE}")
-    return found[0], rest
+    if len(configs) != 1 or not configs[0]:
+        found = f"found {', '.join(map(repr, configs))}" if configs else "found no config"
+        raise ValueError(f"give --config=configs/X.py, or a bare name such as fedavg, once, and --workdir=DIR; {found}; {MORE}")
+    return configs[0], rest
 
 
-def other_method(line: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """(the line without its flags of config.method, what they say) where they name a method, which may be another one than the
-    config's, with other options; else the line as it is."""
-    parts = _parts(line)
-    said = _said(part for part in parts if part.field)
-    return (_words(part for part in parts if not part.field), said) if "name" in said else (list(line), {})
+def _take_method(line: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """Returns (the line without its flags of config.method, their fields) where they name a method,
+    which may be another one than the config's, with other options; else (the line, {})."""
+    parts = _split_flags(line)
+    fields = _nest_fields(part for part in parts if part.field)
+    return (_join_words(part for part in parts if not part.field), fields) if "name" in fields else (list(line), {})
 
 
-def seeds(text: str) -> list[int]:
-    """What --seeds says: whole numbers with commas between.
+def parse_seeds(text: str) -> list[int]:
+    """Returns the seeds of --seeds: integers, separated by commas.
 
     Raises:
-      ValueError: something between is not one.
+      ValueError: one is no integer.
     """
     try:
         return [int(seed) for seed in text.split(",")]
     except ValueError:
-        raise ValueError(f"--seeds={text}: {text!r} must be whole numbers with commas between, such as 0,1,2") from None
+        raise ValueError(f"--seeds={text}: {text!r} must be integers separated by commas, such as 0,1,2") from None
 
 
-def _parsed(flags_of: Callable[[Sequence[str]], Any], line: Sequence[str]) -> Any:
-    given = flags_of(line)
-    given(line)
-    return given
+def _parse(flags_of: Callable[[Sequence[str]], Any], line: Sequence[str]) -> Any:
+    flags = flags_of(line)
+    flags(line)
+    return flags
 
 
-def _parts(line: Sequence[str]) -> list[_Word]:
+def _split_flags(line: Sequence[str]) -> list[_Flag]:
     words, parts = list(line), []
     while words:
         taken = [words.pop(0)]
         name, equals, value = taken[0].partition("=")
         field = _METHOD.fullmatch(name)
-        if field and not equals:  # the next word, or none where it is said of something that holds or not
+        if field and not equals:  # the next word, or none for a switch
             taken += [words.pop(0)] if words and not _FLAG.match(words[0]) else []
             value = taken[1] if len(taken) > 1 else "True"
-        parts.append(_Word(taken, tuple(field[1].split(".")) if field else (), _literal(value)))
+        parts.append(_Flag(taken, tuple(field[1].split(".")) if field else (), _literal(value)))
     return parts
 
 
-def _words(parts: Iterable[_Word]) -> list[str]:
+def _join_words(parts: Iterable[_Flag]) -> list[str]:
     return [word for part in parts for word in part.words]
 
 
-def _said(parts: Iterable[_Word]) -> dict[str, Any]:
-    """The fields below config.method, as nested mappings."""
-    said: dict[str, Any] = {}
+def _nest_fields(parts: Iterable[_Flag]) -> dict[str, Any]:
+    """Returns the fields below config.method, as nested mappings."""
+    fields: dict[str, Any] = {}
     for _, (*above, last), value in parts:
-        place = functools.reduce(lambda at, key: at.setdefault(key, {}), above, said)
-        place[last] = value
-    return said
+        group = functools.reduce(lambda group, key: group.setdefault(key, {}), above, fields)
+        group[last] = value
+    return fields
 
 
-def _lists(options: Any, field: Sequence[str]) -> bool:
-    """Whether a config has the field."""
+def _has_field(options: Any, field: Sequence[str]) -> bool:
+    """Returns whether a config has the field."""
     for name in field:
         if not isinstance(options, ConfigDict) or name not in options:
             return False
@@ -215,18 +285,18 @@ def _literal(text: str) -> Any:
         return text
 
 
-def misused(error: Exception, arguments: Sequence[str]) -> Exception | str:
-    """Returns what absl and ml_collections say about flags, as one would say it; of an error in the config's own code where it was
-    raised."""
+def describe_flag_error(error: Exception, arguments: Sequence[str]) -> Exception | str:
+    """Returns a readable message for an error of absl or ml_collections about flags; for one of the
+    config's own code, where it was raised."""
     raised, where = code_fingerprint.first_raised_in(error)
     if where:
         text = " ".join(str(raised).split())
         return f"{type(raised).__name__} in {where}: {text if len(text) <= LONGEST else f'{text[:LONGEST]} ...'}"
     text = str(error)
     if re.fullmatch(r"module \S+ has no attribute 'get_config'", text):
-        return f"{parted(arguments)[0]} has no function get_config(variant) that returns a config"
-    if isinstance(error, IndexError) and (place := re.search(r"\(in: ([\w.]+)\[\d+\]\)", text)):
-        return f"{place[1]} is given as a whole, such as --config.{place[1]}=\"('one', 'another')\", not by place"
+        return f"{split_config(arguments)[0]} has no function get_config(variant) that returns a config"
+    if isinstance(error, IndexError) and (index := re.search(r"\(in: ([\w.]+)\[\d+\]\)", text)):
+        return f"{index[1]} is given as a whole, such as --config.{index[1]}=\"('one', 'another')\", not by index"
     if isinstance(error, (AttributeError, KeyError)):
         field = next(iter(re.findall(r"\w+", text)), "")
         given = next((flag for flag in (a.partition("=")[0] for a in arguments) if field in flag.split(".")[1:]), None)
@@ -236,16 +306,16 @@ def misused(error: Exception, arguments: Sequence[str]) -> Exception | str:
         flag, _, trace = text.partition(": ")
         return f"{flag}: {trace.strip().splitlines()[-1].partition(': ')[2]}"
     if group := re.fullmatch(r"flag (--config\.(\w+))=(.*): Failed to parse .* as a ConfigDict.*", text, re.S):
-        return _of_group(*group.groups())
+        return _describe_group(*group.groups())
     if number := re.fullmatch(
         r"(flag --\S+?)=.*: (?:invalid literal for int|could not convert string to float).*: (.+)", text, re.S
     ):
-        return f"{number[1]}={number[2]} must be a {'whole ' if 'literal' in text else ''}number"
+        return f"{number[1]}={number[2]} must be {'an integer' if 'literal' in text else 'a number'}"
     return error
 
 
-def _of_group(flag: str, group: str, value: str) -> str:
-    """Returns what to say where a group of fields is given one value."""
+def _describe_group(flag: str, group: str, value: str) -> str:
+    """Returns the message for a flag that gives one value to a group of fields."""
     inside = [field for field in schema.FIELDS if field.startswith(f"{group}.")]
     number = _literal(value)
     meant = {("cohort", int): "cohort.size", ("cohort", float): "cohort.fraction"}.get((group, type(number)))

@@ -1,12 +1,14 @@
-"""Writes a model of a run into one file, for `fedjax-core predict` and for other programs (safetensors).
+"""Writes a model of a run into one file, for `fedjax-core predict` and for other programs
+(safetensors).
 
   fedjax-core export runs/fedavg --out=model.safetensors                 the global model
   fedjax-core export runs/local --out=model.safetensors --client=3       a client's own model
   fedjax-core export runs/fedavg --out=vit/model.safetensors --layout=transformers
 
-Layouts: own, which `fedjax-core predict` reads; timm and transformers, for ViTs and ResNets (the latter with a config.json beside).
-A model that is more than one network, such as FedRoD's with two heads, is saved as what its method predicts with (own layout only).
-The data must still be where the run found them; the run's directory is only read.
+Layouts: own, which `fedjax-core predict` reads; timm and transformers, for ViTs and ResNets (the
+latter with a config.json beside). A model that is more than one network, such as FedRoD's with two
+heads, is saved as what its method predicts with (own layout only). The data must still be where the
+run found them; the run's directory is only read.
 """
 
 import argparse
@@ -19,9 +21,10 @@ import numpy as np
 
 from fedjax_core import experiment, registry
 from fedjax_core.algorithm import TARGETS
-from fedjax_core.commands import ending
 from fedjax_core.commands.analyses.context import TRUST
+from fedjax_core.commands.main import run_and_exit
 from fedjax_core.engine.simulator import View
+from fedjax_core.experiment.schema import options_of
 from fedjax_core.reporting import console, reporter
 from fedjax_core.storage import export_model as files
 from fedjax_core.storage import export_predictor, pretrained_weights
@@ -43,18 +46,21 @@ def export(
       run: the run's directory.
       out: the file.
       client: whose model; None: the global one.
-      model: which of the client's models, where it has several.
-      done: after how many rounds; None: the selected one, if the run selects one, else the last that has a checkpoint.
+      model: of the client's models, where it has several.
+      done: the round after which; None: the selected one, if the run selects one, else that of the
+        last checkpoint.
       layout: of the tensors, one of `pretrained_weights.WRITTEN`.
-      trust: whether code that the run's config names may be imported, though it was not begun here (`experiment.load`).
+      trust: whether code that the run's config names may be imported, though it was not begun here
+        (`experiment.load`).
 
     Returns:
-      The description in the file: `storage.export_model.FIELDS`, "offset", "limit", "input_dtype", "method", "predictor", "client",
-      "round", "config" and what `storage.export_model.with_use` says; of a model that is not one network also
-      `storage.export_predictor.FIELDS`.
+      The description in the file: `storage.export_model.FIELDS`, "offset", "limit", "input_dtype",
+      "method", "predictor", "client", "round", "config" and what `storage.export_model.with_use`
+      says; of a model that is not one network also `storage.export_predictor.FIELDS`.
 
     Raises:
-      ValueError: there is no such model, or it is not one network and has no such layout; no such checkpoint; other data.
+      ValueError: there is no such model, or it is not one network and has no such layout; no such
+        checkpoint; other data.
       OSError: there is no run, its data are not there, or the file cannot be written.
     """
     registry.choose("layout", layout, pretrained_weights.WRITTEN)
@@ -62,32 +68,31 @@ def export(
     config, simulation, state = experiment.load(run, done, trust=trust)
     asked = experiment.resolve(config)
     if asked.episodes is not None:
-        raise ValueError(f"{run} was trained on {config.task}: its network has no classes of its own, and cannot be exported")
-    if simulation.spec.targets != "classes":
-        what = f"{run} was trained on {simulation.spec.targets}: {TARGETS[simulation.spec.targets]}"
-        raise ValueError(f"{what}; what is exported classifies, so use experiment.load in Python")
+        raise ValueError(
+            f"{run} was trained on {asked.said['task']}: its network has no classes of its own, and cannot be exported"
+        )
+    if simulation.targets != "classes":
+        what = f"{run} was trained on {simulation.targets}: {TARGETS[simulation.targets]}"
+        raise ValueError(f"{what}; an exported model classifies, so use experiment.load in Python")
     view = simulation.view(state, client or 0)
-    name = _chosen(config.method.name, view, client, model)
-    data = simulation.spec.data
+    name = _choose_model(asked.said["method.name"], view, client, model)
+    data = simulation.data
     some, net = np.asarray(data.test.x[:32]), None
     try:
         net = files.network(view, name, some)
     except files.NotOneNetwork:
-        if layout != "own" or config.public is not None:
+        if layout != "own" or asked.public is not None:
             raise
-    number = view.client % len(config.models)
-    spec, file = config.models[number], experiment.weight_files(config)[number]
-    clean = data if asked.adversary is None else experiment.dataset(config)  # without what attackers made of their rows
-    mean, std, limit = experiment.scaling_of(asked.networks[number], asked.normalise, clean) or (None, None, None)
+    network = asked.networks[view.client % len(asked.networks)]
+    clean = data if asked.adversary is None else experiment.dataset(config)  # without poisoned examples
+    mean, std, limit = experiment.scaling_of(network, asked.normalise, clean) or (None, None, None)
     if mean is None and layout == "own":
-        what = f"{run} was trained on {data.train.x.dtype} inputs, which are taken as they are"
-        raise ValueError(
-            f"{what}; a saved model needs inputs that are normalised, and no token ids, so use experiment.load in Python"
-        )
+        what = f"{run} was trained on {data.train.x.dtype} inputs, which are not normalised"
+        raise ValueError(f"{what}; a saved model needs normalised inputs, and no token ids, so use experiment.load in Python")
     outputs = data.classes if net is None else net.params["head"]["kernel"].shape[-1]
-    names = [*data.class_names, *(f"public {c}" for c in range(outputs - data.classes))]  # FedMD's tells those apart too
+    names = [*data.class_names, *(f"public {c}" for c in range(outputs - data.classes))]  # which FedMD predicts too
     description = {
-        "model": experiment.spelled(spec, file),
+        "model": experiment.spell_network(network),
         "classes": len(names),
         "class_names": names,
         "input_shape": list(data.train.x.shape[1:]),
@@ -96,8 +101,8 @@ def export(
         "std": std,
         "offset": None if clean.x_offset is None else clean.x_offset.tolist(),
         "limit": limit,
-        "statistics": config.statistics,
-        "method": config.method.name,
+        "statistics": asked.statistics,
+        "method": asked.said["method.name"],
         "predictor": name,
         "client": client,
         "round": int(state.round),
@@ -106,8 +111,8 @@ def export(
     description = files.with_use(description, layout)
     os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
     if net is None:
-        method = {option: value for option, value in config.method.to_dict().items() if value is not None and option != "name"}
-        description |= {"options": method, "population": data.clients, "train": config.train, "adapter": config.adapter}
+        description |= {"options": options_of(asked.said, "method"), "population": data.clients}
+        description |= {"train": asked.train, "adapter": asked.said["adapter"]}
         export_predictor.save_predictor(out, view, name, some, description, experiment.method, experiment.builder)
         return description
     if layout == "own":
@@ -122,8 +127,8 @@ def export(
     return description
 
 
-def _chosen(method: str, view: View, client: int | None, model: str | None) -> str:
-    """The name of the model that is meant."""
+def _choose_model(method: str, view: View, client: int | None, model: str | None) -> str:
+    """Returns the name of the model to export."""
     own = [name for name in view.holds if name != "global"]
     if client is None:
         if model not in (None, "global"):
@@ -151,7 +156,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Parses, exports; the exit status is 0, 1 for an error told in one line, 2 for a wrong command line, 130 if interrupted."""
+    """Parses, exports. Returns 0; 1 for an error, reported in one line; 2 for a wrong command line;
+    130 if interrupted."""
     console.show_warnings()
     try:
         given = _parser().parse_args(arguments)
@@ -159,11 +165,11 @@ def main(arguments: Sequence[str]) -> int:
         return reporter.fail(error, 2)
     try:
         experiment.keep_programs(experiment.PROGRAMS)
-        said = export(
-            given.run, given.out, client=given.client, model=given.model, done=given.done, layout=given.layout, trust=given.trust
-        )
+        options = {name: getattr(given, name) for name in ("client", "model", "done", "layout", "trust")}
+        description = export(given.run, given.out, **options)
         reporter.say(
-            f"{given.out}: the {said['predictor']} model of {said['method']}, {said['model']}, after round {said['round']}"
+            f"{given.out}: the {description['predictor']} model of {description['method']}, {description['model']}, "
+            f"after round {description['round']}"
         )
     except KeyboardInterrupt:
         return reporter.fail("interrupted", 130)
@@ -173,4 +179,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    ending.end("fedjax_core.commands.export", sys.argv[1:])
+    run_and_exit("fedjax_core.commands.export", sys.argv[1:])

@@ -1,4 +1,5 @@
-"""Shows the fields of a config, and what they may name: methods, models, data sources and the rest, with options and defaults.
+"""Shows the fields of a config, and what they may name: methods, models, data sources and the rest,
+with options and defaults.
 
 fedjax-core list                        the kinds there are
 fedjax-core list methods                one kind, a line each
@@ -10,16 +11,22 @@ import argparse
 import ast
 import dataclasses
 import inspect
+import io
 import re
 import sys
+import textwrap
+import tokenize
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from flax import nnx
 
-from fedjax_core import experiment, nn, outside, registry
-from fedjax_core.commands import ending, fields, shipped
+from fedjax_core import experiment, nn, option_types, own_packages, registry
+from fedjax_core.commands.config_flags import FOLDERS, find_file, list_bundled
+from fedjax_core.commands.main import run_and_exit
 from fedjax_core.data import partition, poisoning, sources
+from fedjax_core.experiment.schema import FIELDS
 from fedjax_core.language import instruction_task as language
 from fedjax_core.nn.from_nnx import FIXED
 from fedjax_core.reporting import loggers, reporter
@@ -27,26 +34,27 @@ from fedjax_core.training import adapters
 from fedjax_core.training.augment import pipeline
 from fedjax_core.uplink import attacks, compression, dp_mechanisms, robust_aggregation
 
-OF_A_MODEL = {"resize": None, "frame": 0}  # options that every network of images has
-SAID_OF_THEM = """Of any network of images:
+INPUT_OPTIONS = {"resize": None, "frame": 0}  # options that every network of images has
+INPUT_OPTIONS_TEXT = """Of any network of images:
   resize: pixels, height and width or one number for both, to which images are scaled first; None: their own.
   frame: width of a frame of learnable pixels around them."""
-ELSEWHERE = re.compile(r"[Aa]rguments as (?:those\s+of|in)\s+`(\w+)`")  # in a docstring, of another one of its kind
+REFERENCE = re.compile(r"[Aa]rguments as (?:those\s+of|in)\s+`(\w+)`")  # to the docstring of another of its kind
+INDENT = " " * 4
 
 
-class Kind(NamedTuple):
-    """Something that configs name.
+class RegistrySection(NamedTuple):
+    """A kind of things that configs name.
 
     Attributes:
-      what: it is, as packages announce it (`outside.GROUPS`) and messages call it.
-      field: of a config, where it stands.
-      found: () -> {name: what builds it}.
-      hidden: arguments that the builder gets from the run.
+      what: the kind, as `registry.ENTRY_POINT_GROUPS` and messages call it.
+      field: of a config, that holds the name.
+      builders: () -> {name: builder}, of those built in.
+      hidden: arguments that the run passes to the builder.
     """
 
     what: str
     field: str
-    found: Callable[[], Mapping[str, Callable]]
+    builders: Callable[[], Mapping[str, Callable]]
     hidden: Collection[str] = ()
 
 
@@ -62,152 +70,220 @@ def _sources() -> dict[str, Callable]:
     return sources.READERS | {language.SOURCE: language.Source}
 
 
-KINDS = {
-    "methods": Kind("method", "method.name", _methods, ("task", "optimizer")),
-    "models": Kind("model", "models", _models, ("rngs", "dtype", "blocks", "block")),
-    "sources": Kind("data set", "data.source", _sources, sources.GIVEN),
-    "partitions": Kind("partition", "data.partition", lambda: partition.SCHEMES, partition.GIVEN),
-    "optimizers": Kind("optimizer", "optimizer.name", lambda: experiment.OPTIMIZERS),
-    "augmentations": Kind("augmentation", "augment", lambda: pipeline.OPS),
-    "adapters": Kind("adapter", "adapter", lambda: adapters.ADAPTERS),
-    "losses": Kind("loss", "loss", lambda: experiment.LOSSES, ("logits", "y", "mask")),
-    "rules": Kind("rule", "aggregation.rule", lambda: robust_aggregation.RULES),
-    "attacks": Kind("attack", "adversary.attack", lambda: attacks.SENT | attacks.CRAFTED | poisoning.POISONS),
-    "compressors": Kind("compressor", "compression.uplink", lambda: compression.COMPRESSORS),
-    "mechanisms": Kind("mechanism", "privacy.mechanism", lambda: dp_mechanisms.MECHANISMS, dp_mechanisms.GIVEN),
-    "tasks": Kind("task", "task", lambda: experiment.TASKS),
-    "scores": Kind("score", "evaluation.scores", lambda: experiment.SCORES, ("outputs", "x", "y", "mask")),
-    "callbacks": Kind("callback", "callbacks", lambda: loggers.CALLBACKS),
+SECTIONS = {
+    "methods": RegistrySection("method", "method.name", _methods, ("task", "optimizer")),
+    "models": RegistrySection("model", "models", _models, ("rngs", "dtype", "blocks", "block")),
+    "sources": RegistrySection("data set", "data.source", _sources, sources.GIVEN),
+    "partitions": RegistrySection("partition", "data.partition", lambda: partition.SCHEMES, partition.GIVEN),
+    "optimizers": RegistrySection("optimizer", "optimizer.name", lambda: experiment.OPTIMIZERS),
+    "augmentations": RegistrySection("augmentation", "augment", lambda: pipeline.OPS),
+    "adapters": RegistrySection("adapter", "adapter", lambda: adapters.ADAPTERS),
+    "losses": RegistrySection("loss", "loss", lambda: experiment.LOSSES, ("logits", "y", "mask")),
+    "rules": RegistrySection("rule", "aggregation.rule", lambda: robust_aggregation.RULES),
+    "attacks": RegistrySection("attack", "adversary.attack", lambda: attacks.SENT | attacks.CRAFTED | poisoning.POISONS),
+    "compressors": RegistrySection("compressor", "compression.uplink", lambda: compression.COMPRESSORS),
+    "mechanisms": RegistrySection("mechanism", "privacy.mechanism", lambda: dp_mechanisms.MECHANISMS, dp_mechanisms.GIVEN),
+    "tasks": RegistrySection("task", "task", lambda: experiment.TASKS),
+    "scores": RegistrySection("score", "evaluation.scores", lambda: experiment.SCORES, ("outputs", "x", "y", "mask")),
+    "callbacks": RegistrySection("callback", "callbacks", lambda: loggers.CALLBACKS),
 }
-FILES = {"configs": "config", "tables": "table"}  # found by bare name; see `shipped`
-OF_CONFIGS = "fields"
+FILES = {"configs": "config", "tables": "table"}  # found by bare name; see `config_flags.list_bundled`
+FIELDS_KIND = "fields"
 
 
-def options(kind: str, name: str, builder: Callable) -> dict[str, Any]:
-    """What may stand in brackets behind a name, with the defaults.
+class Field(NamedTuple):
+    """A field of a config.
+
+    Attributes:
+      name: dotted.
+      default: in `configs/base.py`, variant "small".
+      comment: what it is for.
+      allowed: its values, in words; "" where the code that it names checks them.
+    """
+
+    name: str
+    default: Any
+    comment: str
+    allowed: str
+
+
+def read_fields() -> list[Field]:
+    """Returns the fields that all configs have, in the order of `configs/base.py`, without options
+    of the method."""
+    config = own_packages.import_bundled("configs.base").get_config("small")
+    comments = _read_comments((FOLDERS["config"] / "base.py").read_text(encoding="utf-8"))
+    fields = []
+    for name, comment in comments.items():
+        default: Any = config
+        for part in name.split("."):
+            default = default[part]
+        allowed = (option_types.must_be(object(), FIELDS[name]) if name in FIELDS else None) or ""
+        fields.append(Field(name, default, comment, re.sub(r" or None$", "; or None", allowed)))
+    return fields
+
+
+def describe_fields(part: str = "") -> str:
+    """Returns a text on all fields, on those of a group such as "data", or on one.
+
+    Raises:
+      ValueError: there is no such field.
+    """
+    fields = read_fields()
+    part = part.removeprefix("config.")
+    chosen = [field for field in fields if not part or field.name == part or field.name.startswith(f"{part}.")]
+    if not chosen:
+        groups = dict.fromkeys(field.name.partition(".")[0] for field in fields if "." in field.name)
+        registry.choose("field", part, [*groups, *(field.name for field in fields)])
+    lines = []
+    for field in chosen:
+        lines.append(f"{field.name} = {field.default!r}")
+        texts = field.comment, field.allowed and f"allowed: {field.allowed}"
+        lines += [line for text in texts for line in textwrap.wrap(text, 120, initial_indent=INDENT, subsequent_indent=INDENT)]
+    more = "method.* are a method's own: fedjax-core list methods NAME"
+    return "\n".join([*lines, *([] if part else ["", more])])
+
+
+def _read_comments(code: str) -> dict[str, str]:
+    """Returns the comments above and behind each assignment of a field of `config` in `get_config`,
+    joined, by field."""
+    lines = code.splitlines()
+    comments = {
+        token.start[0]: token.string.lstrip("# ")
+        for token in tokenize.generate_tokens(io.StringIO(code).readline)
+        if token.type == tokenize.COMMENT
+    }
+    body = next(node for node in ast.parse(code).body if isinstance(node, ast.FunctionDef) and node.name == "get_config").body
+    of_fields = {}
+    for node in body:
+        if not (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).startswith("config.")):
+            continue
+        if ast.unparse(node.value) == "ConfigDict()":
+            continue
+        above, line = [], node.lineno - 1
+        while lines[line - 1].lstrip().startswith("#"):
+            above.insert(0, comments[line])
+            line -= 1
+        behind = [comments[line] for line in range(node.lineno, (node.end_lineno or node.lineno) + 1) if line in comments]
+        of_fields[ast.unparse(node.targets[0]).removeprefix("config.")] = " ".join([*above, *behind])
+    return of_fields
+
+
+def read_defaults(kind: str, name: str, builder: Callable) -> dict[str, Any]:
+    """Returns the defaults of a builder's options; `inspect.Parameter.empty` for one that is
+    required.
 
     Args:
-      kind: one of `KINDS`.
-      name: of the thing.
-      builder: of the thing.
-
-    Returns:
-      Default by option; `inspect.Parameter.empty` for one that must be given.
+      kind: one of `SECTIONS`.
+      name: of the builder.
+      builder: it.
     """
-    network = isinstance(builder, type) and kind == "models" and not hasattr(builder, "_fields")
-    hidden = {*FIXED.get(name, ()), *(() if kind == "models" and not network else KINDS[kind].hidden)}
-    parameters = inspect.signature(builder.__init__ if network else builder).parameters.values()
-    named = [p for p in parameters if p.kind is p.KEYWORD_ONLY or (not network and p.kind is p.POSITIONAL_OR_KEYWORD)]
-    return {p.name: p.default for p in named if p.name not in hidden} | (OF_A_MODEL if network else {})
+    is_network = isinstance(builder, type) and kind == "models" and not hasattr(builder, "_fields")
+    hidden = {*FIXED.get(name, ()), *(() if kind == "models" and not is_network else SECTIONS[kind].hidden)}
+    parameters = inspect.signature(builder.__init__ if is_network else builder).parameters.values()
+    named = [p for p in parameters if p.kind is p.KEYWORD_ONLY or (not is_network and p.kind is p.POSITIONAL_OR_KEYWORD)]
+    return {p.name: p.default for p in named if p.name not in hidden} | (INPUT_OPTIONS if is_network else {})
 
 
-def spelled(name: str, given: Mapping[str, Any]) -> str:
-    """As a config may write it: name(option=default, ...)."""
-    texts = [key if value is inspect.Parameter.empty else f"{key}={_literal(value)}" for key, value in given.items()]
+def spell_defaults(name: str, defaults: Mapping[str, Any]) -> str:
+    """Returns the spec of a name with its options: name(required, option=default, ...)."""
+    texts = [key if value is inspect.Parameter.empty else f"{key}={_spell_value(value)}" for key, value in defaults.items()]
     return f"{name}({', '.join(texts)})" if texts else name
 
 
-def _literal(value: Any) -> str:
-    """A default: a value as Python writes it, a function by its name."""
+def _spell_value(value: Any) -> str:
+    """Returns a default as text, a function by its name."""
     return getattr(value, "__name__", None) or repr(value)
 
 
-def about(kind: str, name: str, builder: Callable) -> str:
-    """The docstring: of a method its module's, which has the paper."""
-    of = sys.modules[builder.__module__] if kind == "methods" else builder
-    return inspect.cleandoc(of.__doc__ or "") if not _made_up(of) else ""
+def read_docstring(kind: str, builder: Callable) -> str:
+    """Returns the docstring of a builder; of a method that of its module, which cites the paper."""
+    owner = sys.modules[builder.__module__] if kind == "methods" else builder
+    text = inspect.cleandoc(owner.__doc__ or "")
+    is_record = dataclasses.is_dataclass(owner) or hasattr(owner, "_fields")
+    is_generated = is_record and text.startswith(f"{getattr(owner, '__name__', '')}(")
+    return "" if is_generated else text
 
 
-def _made_up(of: Any) -> bool:
-    """Whether its docstring is one that Python wrote."""
-    text = str(of.__doc__)
-    return (dataclasses.is_dataclass(of) or hasattr(of, "_fields")) and text.startswith(f"{getattr(of, '__name__', '')}(")
-
-
-def kinds() -> str:
-    """The kinds that there are, with their number and the config's field."""
-    counts = {OF_CONFIGS: (len(fields.fields()), "config.*")}
-    counts |= {kind: (len(_all(kind)), f"config.{entry.field}") for kind, entry in KINDS.items()}
+def describe_kinds() -> str:
+    """Returns a text on the kinds, with the number of names and the config's field of each."""
+    counts = {FIELDS_KIND: (len(read_fields()), "config.*")}
+    counts |= {kind: (len(find_builders(kind)), f"config.{section.field}") for kind, section in SECTIONS.items()}
     counts |= {
-        kind: (len(shipped.names(what)), f"fedjax-core {'run' if what == 'config' else what} NAME") for kind, what in FILES.items()
+        kind: (len(list_bundled(what)), f"fedjax-core {'run' if what == 'config' else what} NAME") for kind, what in FILES.items()
     }
     lines = [f"  {kind:14} {number:4}  {field}" for kind, (number, field) in counts.items()]
     return "\n".join(["fedjax-core list KIND [NAME], with KIND one of", "", *lines])
 
 
-def _all(kind: str) -> dict[str, Callable]:
-    """What there is of a kind by name: built in, then what installed packages announce.
+def find_builders(kind: str) -> dict[str, Callable]:
+    """Returns the builders of a kind by name: those built in, then those of installed packages.
 
     Raises:
       ValueError: a package announces something that cannot be loaded.
     """
-    entry = KINDS[kind]
-    brought = {name: outside.load(entry.what, name)[0] for name in outside.announced(entry.what)}
-    return {**entry.found(), **brought}
+    section = SECTIONS[kind]
+    points = registry.find_entry_points(section.what)
+    return {**section.builders(), **{name: registry.load_entry_point(section.what, name)[0] for name in points}}
 
 
-def listed(kind: str) -> str:
-    """A line for each thing of a kind: how it is written, the first line of what is said of it, and which package brings it."""
-    if kind == OF_CONFIGS:
-        return fields.listed()
+def describe_kind(kind: str) -> str:
+    """Returns a line for each name of a kind: its spec, the first line of its docstring, and the
+    package that it comes from."""
+    if kind == FIELDS_KIND:
+        return describe_fields()
     if kind in FILES:
-        return "\n".join(shipped.names(FILES[kind]))
-    lines, brought = [], outside.announced(KINDS[kind].what)
-    for name, builder in _all(kind).items():
-        first = about(kind, name, builder).partition("\n")[0]
-        if name in brought:
-            first += f" [{outside.load(KINDS[kind].what, name)[1]}]"
-        written = name if kind == "methods" else spelled(name, options(kind, name, builder))
-        lines.append(f"{written:16}  {first}".rstrip() if len(written) <= 16 else f"{written}\n{'':16}  {first}".rstrip())
+        return "\n".join(list_bundled(FILES[kind]))
+    lines, points = [], registry.find_entry_points(SECTIONS[kind].what)
+    for name, builder in find_builders(kind).items():
+        summary = read_docstring(kind, builder).partition("\n")[0]
+        if name in points:
+            summary += f" [{registry.load_entry_point(SECTIONS[kind].what, name)[1]}]"
+        spec = name if kind == "methods" else spell_defaults(name, read_defaults(kind, name, builder))
+        lines.append(f"{spec:16}  {summary}".rstrip() if len(spec) <= 16 else f"{spec}\n{'':16}  {summary}".rstrip())
     return "\n".join(lines)
 
 
-def detailed(kind: str, name: str) -> str:
-    """One thing: how it is written with all of its options, and all that is said of it.
+def describe_name(kind: str, name: str) -> str:
+    """Returns a text on one name: its spec with all options, and its docstrings.
 
     Raises:
-      ValueError: there is none of this name.
+      ValueError: there is no such name.
     """
-    if kind == OF_CONFIGS:
-        return fields.listed(name)
+    if kind == FIELDS_KIND:
+        return describe_fields(name)
     if kind in FILES:
-        return _head_of(shipped.file(FILES[kind], name))
-    found = _all(kind)
-    builder = found[registry.choose(KINDS[kind].what, name, found)]
-    texts = [spelled(name, options(kind, name, builder)), about(kind, name, builder)]
+        file = find_file(FILES[kind], name)
+        return ast.get_docstring(ast.parse(Path(file).read_text(encoding="utf-8"))) or file
+    builders = find_builders(kind)
+    builder = builders[registry.choose(SECTIONS[kind].what, name, builders)]
+    texts = [spell_defaults(name, read_defaults(kind, name, builder)), read_docstring(kind, builder)]
     if kind == "methods":
         texts.append(inspect.cleandoc(builder.__doc__ or ""))
     if isinstance(builder, type) and builder.__init__.__doc__ not in (object.__init__.__doc__, nnx.Module.__init__.__doc__):
         texts.append(inspect.cleandoc(builder.__init__.__doc__ or ""))
     if name in nn.MODULES:
-        texts.append(SAID_OF_THEM)
-    if (other := ELSEWHERE.search(texts[1])) and other[1] in found:
-        texts.append(f"{other[1]}: {about(kind, other[1], found[other[1]])}")
+        texts.append(INPUT_OPTIONS_TEXT)
+    if (other := REFERENCE.search(texts[1])) and other[1] in builders:
+        texts.append(f"{other[1]}: {read_docstring(kind, builders[other[1]])}")
     return "\n\n".join(text for text in texts if text)
-
-
-def _head_of(file: str) -> str:
-    """The docstring of a file."""
-    with open(file, encoding="utf-8") as opened:
-        return ast.get_docstring(ast.parse(opened.read())) or file
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = reporter.Parser("fedjax-core list", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", nargs="?", help=f"one of {', '.join([OF_CONFIGS, *KINDS, *FILES])}")
+    parser.add_argument("kind", nargs="?", help=f"one of {', '.join([FIELDS_KIND, *SECTIONS, *FILES])}")
     parser.add_argument("name", nargs="?", help="one of the kind")
     return parser
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Parses, prints; the exit status is 0, or 2 for a wrong command line."""
+    """Parses, prints. Returns 0, or 2 for a wrong command line."""
     try:
         given = _parser().parse_args(arguments)
         if given.kind is None:
-            text = kinds()
+            text = describe_kinds()
         else:
-            registry.choose("kind", given.kind, [OF_CONFIGS, *KINDS, *FILES])
-            text = listed(given.kind) if given.name is None else detailed(given.kind, given.name)
+            registry.choose("kind", given.kind, [FIELDS_KIND, *SECTIONS, *FILES])
+            text = describe_kind(given.kind) if given.name is None else describe_name(given.kind, given.name)
     except ValueError as error:
         return reporter.fail(error, 2)
     sys.stdout.write(f"{text}\n")
@@ -215,4 +291,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    ending.end("fedjax_core.commands.list_names", sys.argv[1:])
+    run_and_exit("fedjax_core.commands.list_names", sys.argv[1:])

@@ -1,13 +1,15 @@
-"""Says whether a run fits devices that need not be here, what they would exchange, and how long a round takes at least.
+"""Says whether a run fits devices that need not be here, what they would exchange, and how long a
+round takes at least.
 
   fedjax-core plan fedavg_cifar10:paper --topology=v5e:2x2,v5e:16x16,v5p:8x16x16
   fedjax-core plan fedoa:paper --topology=v5e:2x2 --config.method.batch=4 --json=plan.json
   fedjax-core plan mine/config.py --rows=50000 --shape=32,32,3 --classes=10
   python -m fedjax_core.commands.plan --config=configs/fedavg.py
 
-The config is named as for `fedjax-core run`. Neither data nor weights are read, and nothing runs. Programs are compiled, at most
---limit seconds each, and what was found is kept for the next time. Topologies of TPUs need no TPU, but the package libtpu:
-pip install 'fedjax-core[plan]'. Without --topology the plan is for the devices that are here.
+The config is named as for `fedjax-core run`. Neither data nor weights are read, and nothing runs.
+Programs are compiled, at most --limit seconds each, and what was found is kept for the next time.
+Topologies of TPUs need no TPU, but the package libtpu: pip install 'fedjax-core[plan]'. Without
+--topology the plan is for the devices that are here.
 """
 
 import os
@@ -20,7 +22,7 @@ from ml_collections import config_flags
 
 from fedjax_core import experiment
 from fedjax_core.commands import config_flags as config_line
-from fedjax_core.commands import ending
+from fedjax_core.commands.main import run_and_exit
 from fedjax_core.commands.plans import capacity_plan, compile_pool, device_targets, plan_report
 from fedjax_core.engine.aot import PARTS
 from fedjax_core.experiment.mock_data import Counts
@@ -33,7 +35,7 @@ LONGEST = 600  # seconds of one program
 
 
 def _flags(arguments: Sequence[str]) -> Any:
-    """What the command takes, not yet parsed."""
+    """Returns the flags of the command, not yet parsed."""
     values = flags.FlagValues()
     at: dict[str, Any] = {"flag_values": values}
     listed = list(arguments)
@@ -58,44 +60,44 @@ def _flags(arguments: Sequence[str]) -> Any:
 
 
 def usage() -> str:
-    """What --help says."""
+    """Returns the text of --help."""
     return f"{__doc__}\nFlags:\n{_flags([]).get_help(include_special_flags=False)}\n"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Parses, compiles, tells.
+    """Parses, compiles, reports.
 
     Args:
       arguments: the command line without the program's name.
 
     Returns:
-      The exit status: 0; 1 if something does not fit, or for an error, told in one line; 2 for a wrong command line; 130 after an
-      interruption.
+      The exit status: 0; 1 if something does not fit, or for an error, reported in one line; 2 for
+      a wrong command line; 130 after an interruption.
     """
     if config_line.HELP & set(arguments):
         sys.stdout.write(usage())
         return 0
     console.show_warnings()
     try:
-        given, other = config_line.read(arguments, "plan", _flags)
-        wanted = device_targets.parse(given.topology)
+        given, method_of = config_line.parse_flags(arguments, "plan", _flags)
+        targets = device_targets.parse(given.topology)
         if unknown := set(given.programs) - set(PARTS):
             raise ValueError(f"--programs has {sorted(unknown)[0]!r}; it may have {', '.join(PARTS)}")
-        counts = _counts(given)
+        counts = _read_counts(given)
     except (flags.Error, ValueError, LookupError, AttributeError, TypeError, OSError, ImportError, SyntaxError) as error:
-        return reporter.fail(config_line.misused(error, arguments), 2)
+        return reporter.fail(config_line.describe_flag_error(error, arguments), 2)
     try:
-        if other and (said := experiment.switch(given.config, other)):
-            reporter.say(said)
+        if method_of and (message := experiment.switch(given.config, method_of)):
+            reporter.say(message)
         if given.clients is not None:
             given.config.data.clients = given.clients
         experiment.check(given.config)
-        if why := device_targets.check(wanted):
+        if why := device_targets.check(targets):
             raise ValueError(why)
         with signals.interrupted():
             plan = capacity_plan.planned(
                 given.config.to_dict(),
-                wanted,
+                targets,
                 parts=tuple(part for part in PARTS if part in given.programs),
                 counts=counts,
                 tries=given.search,
@@ -114,15 +116,15 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if capacity_plan.fits(plan) else 1
 
 
-def _counts(given: Any) -> Counts:
-    """What is said of the data."""
+def _read_counts(given: Any) -> Counts:
+    """Returns the size of the data that the flags give."""
     shape = None
     if given.shape is not None:
         if not given.shape or not all(axis.strip().isdigit() and int(axis) for axis in given.shape):
-            raise ValueError(f"--shape={','.join(given.shape)} must be whole numbers with commas between, such as 32,32,3")
+            raise ValueError(f"--shape={','.join(given.shape)} must be integers separated by commas, such as 32,32,3")
         shape = tuple(int(axis) for axis in given.shape)
     return Counts(given.rows, given.test_rows, shape, given.classes, given.users, given.targets, given.dtype, given.answer)
 
 
 if __name__ == "__main__":
-    ending.end("fedjax_core.commands.plan", sys.argv[1:])
+    run_and_exit("fedjax_core.commands.plan", sys.argv[1:])

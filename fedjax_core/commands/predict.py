@@ -3,9 +3,9 @@
   fedjax-core predict model.safetensors photos/ --out=predictions.csv
   fedjax-core predict model.safetensors images.npy
 
-Images are read from a folder (and the folders in it), converted to the model's colours and resized to its size; or from an array
-[n, H, W, C] in a .npy or .npz file, which must have the model's size. Images of 16 bits are scaled by their depth.
-`fedjax_core.commands.export` saves models.
+Images are read from a folder (and the folders in it), converted to the model's colours and resized
+to its size; or from an array [n, H, W, C] in a .npy or .npz file, which must have the model's size.
+Images of 16 bits are scaled by their depth. `fedjax_core.commands.export` saves models.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import numpy as np
 from fedjax_core import experiment, registry
 from fedjax_core.algorithm import PyTree
 from fedjax_core.atomic_files import explained, write_csv
-from fedjax_core.commands import ending
+from fedjax_core.commands.main import run_and_exit
 from fedjax_core.data.input_range import ENOUGH, LIKE, sample_channels
 from fedjax_core.data.sources.file_checks import load_array
 from fedjax_core.data.sources.image_folder import IMAGE_ENDINGS, convert, to_bytes
@@ -48,30 +48,32 @@ def predict(
     batch: int = 256,
     trust: bool = False,
 ) -> list[dict[str, Any]]:
-    """The likeliest class of each example.
+    """Returns the most probable class of each example.
 
     Args:
       path: of a saved model.
       examples: a folder of images, one image, or a .npy or .npz file.
       array: its name in the .npz file; None: the only one, or "x".
       batch: examples at once.
-      trust: whether modules and files that the model names, a method or a network of somebody else's, may be imported.
+      trust: whether modules and files that the model names, a method or a network of somebody
+        else's, may be imported.
 
     Returns:
-      Rows with the keys `COLUMNS`: the file (of an array "NAME[row]"), its class's name, and that class's probability.
+      Rows with the keys `COLUMNS`: the file (of an array "NAME[row]"), its class's name, and that
+      class's probability.
 
     Raises:
-      ValueError: the model's file is damaged, or its numbers cannot be computed with; there is nothing to classify; or it is not
-        what the model was trained on.
+      ValueError: the model's file is damaged, or its numbers cannot be computed with; there is
+        nothing to classify; or it is not what the model was trained on.
       OSError: something cannot be read.
     """
     if batch < 1:
         raise ValueError(f"batch={batch} must be at least 1")
-    model, arrays, description = _loaded(os.path.expanduser(path), trust)
+    model, arrays, description = _load_model(os.path.expanduser(path), trust)
     examples = Path(examples).expanduser()
     if array is not None and (examples.is_dir() or examples.suffix.lower() != ".npz"):
         raise ValueError(f"array={array!r} names one of the arrays in a .npz file, and {examples} is none; leave it out")
-    names, read = _source(examples, description, array)
+    names, read = _open_examples(examples, description, array)
     size = min(batch, len(names))
     apply = jax.jit(lambda arrays, x: jax.nn.softmax(model(arrays, x)["logits"]))
     table = []
@@ -86,64 +88,64 @@ def predict(
     return table
 
 
-def _loaded(path: str | os.PathLike, trust: bool) -> tuple[Callable[[PyTree, PyTree], dict[str, Any]], PyTree, dict[str, Any]]:
-    """(arrays, x) -> outputs, its arrays, and the description; whether it is one network or what a method predicts with.
+def _load_model(path: str | os.PathLike, trust: bool) -> tuple[Callable[[PyTree, PyTree], dict[str, Any]], PyTree, dict[str, Any]]:
+    """(arrays, x) -> outputs, its arrays, and the description; whether it is one network or what a
+    method predicts with.
 
     Raises:
-      ValueError: as `predict`; weights, mean or deviation are no numbers to compute with (`storage/weight_checks.py`).
+      ValueError: as `predict`; weights, mean or deviation are no numbers to compute with
+        (`storage/weight_checks.py`).
     """
     arrays, metadata = read_tensors(path)
     description = export_model.described_in(metadata, path)
     check_weights(arrays, path)
-    found = (experiment.method, experiment.builder) if trust else (_installed(experiment.method), _installed(experiment.builder))
+    find_method, find_model = experiment.method, experiment.builder
+    if not trust:
+        find_method, find_model = _installed(find_method), _installed(find_model)
     if description.get("holds") == export_predictor.HOLDS:
-        apply, tree, description = export_predictor.load_predictor(path, *found)
+        apply, tree, description = export_predictor.load_predictor(path, find_method, find_model)
     else:
-        model, tree, description = export_model.load_model(path, found[1])
+        model, tree, description = export_model.load_model(path, find_model)
         apply = lambda net, x: model.apply(net, x)[0]
     check_scaling(description, path)
     return apply, tree, description
 
 
 def _installed(find: Callable[[str], Callable[..., Any]]) -> Callable[[str], Callable[..., Any]]:
-    """Finds what is installed alone: a file must not choose what code is imported."""
+    """Returns `find` for installed names only: a file must not choose what code is imported."""
 
-    def found(name: str) -> Callable[..., Any]:
+    def find_installed(name: str) -> Callable[..., Any]:
         if ":" in name:
             raise ValueError(f"the model is of {name}, code from outside; --trust (in Python trust=True) lets this file import it")
         return find(name)
 
-    return found
+    return find_installed
 
 
-def _source(path: Path, description: dict[str, Any], array: str | None) -> Source:
+def _open_examples(path: Path, description: dict[str, Any], array: str | None) -> Source:
     shape, floats = tuple(description["input_shape"]), description.get("input_dtype", "uint8") != "uint8"
     if path.exists() and not path.is_dir():
         _check_regular(path)
     if path.suffix.lower() in (".npy", ".npz") and not path.is_dir():
-        x = _array(path, shape, floats, array, description)
+        x = _read_array(path, shape, floats, array, description)
         return [f"{path.name}[{row}]" for row in range(len(x))], lambda start, stop: x[start:stop]
     if not path.exists():
         raise FileNotFoundError(f"there is no {path}")
     if floats or len(shape) != 3 or shape[2] not in (1, 3):
         what = f"{'float' if floats else 'uint8'} examples of shape {list(shape)}"
         raise ValueError(f"the model was trained on {what}, not on image files; give such an array (.npy or .npz)")
-    files = _images(path)
+    files = _list_images(path)
     names = [file.relative_to(path if path.is_dir() else path.parent).as_posix() for file in files]
-    return names, lambda start, stop: np.stack([_pixels(file, shape) for file in files[start:stop]])
+    return names, lambda start, stop: np.stack([_read_image(file, shape) for file in files[start:stop]])
 
 
-def _images(path: Path) -> list[Path]:
-    """The image files below a folder, in order; or the one that it is."""
+def _list_images(path: Path) -> list[Path]:
+    """Returns the image files below a folder, sorted; of an image file itself."""
     if not path.is_dir():
         return [path]
     with explained("read", path):
-        below = sorted(path.rglob("*"))
-    files = [
-        file
-        for file in below
-        if file.suffix.lower() in IMAGE_ENDINGS and not any(part.startswith(".") for part in file.relative_to(path).parts)
-    ]
+        files = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in IMAGE_ENDINGS]
+    files = [file for file in files if not any(part.startswith(".") for part in file.relative_to(path).parts)]
     if not files:
         raise ValueError(f"{path}: no images; looked for files ending in {', '.join(IMAGE_ENDINGS)}")
     for file in files:
@@ -152,12 +154,12 @@ def _images(path: Path) -> list[Path]:
 
 
 def _check_regular(file: Path) -> None:
-    if not file.is_file():  # to read a pipe would wait for ever
+    if not file.is_file():  # reading a pipe would wait for ever
         raise ValueError(f"{file}: is no regular file (a folder, a pipe, or a link to nothing); take it out")
 
 
-def _pixels(file: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """[H, W, C] uint8."""
+def _read_image(file: Path, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns an image, resized to `shape`: [H, W, C] uint8."""
     from PIL import Image
 
     height, width, channels = shape
@@ -174,8 +176,9 @@ def _pixels(file: Path, shape: tuple[int, ...]) -> np.ndarray:
     return np.asarray(image).reshape(shape)
 
 
-def _array(path: Path, shape: tuple[int, ...], floats: bool, name: str | None, description: Mapping[str, Any]) -> np.ndarray:
-    """The examples in a file, checked: uint8, or float32 without the offset that the description says."""
+def _read_array(path: Path, shape: tuple[int, ...], floats: bool, name: str | None, description: Mapping[str, Any]) -> np.ndarray:
+    """Returns the examples in a file, checked: uint8, or float32 minus the offset of the
+    description."""
     try:
         with explained("read", path), open(path, "rb") as file:
             if zipfile.is_zipfile(file):
@@ -211,7 +214,7 @@ def _array(path: Path, shape: tuple[int, ...], floats: bool, name: str | None, d
 
 
 def _warn_of_scale(path: Path, x: np.ndarray, description: Mapping[str, Any]) -> None:
-    """Warns of numbers whose deviations are far larger than those that the model was trained on."""
+    """Warns of inputs whose deviation is much larger than that of the training set."""
     sample = sample_channels(x)
     if len(sample) >= ENOUGH and (ratio := float(np.median(sample.std(0) / np.asarray(description["std"])))) > LIKE:
         log.warning(
@@ -233,7 +236,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Parses, predicts; the exit status is 0, 1 for an error told in one line, 2 for a wrong command line, 130 if interrupted."""
+    """Parses, predicts. Returns 0; 1 for an error, reported in one line; 2 for a wrong command
+    line; 130 if interrupted."""
     console.show_warnings()
     try:
         given = _parser().parse_args(arguments)
@@ -252,4 +256,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    ending.end("fedjax_core.commands.predict", sys.argv[1:])
+    run_and_exit("fedjax_core.commands.predict", sys.argv[1:])

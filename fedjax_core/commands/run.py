@@ -6,11 +6,12 @@
   fedjax-core run fedavg --workdir=runs/fedavg --seeds=0,1,2 --config.plan.lanes=3
   python -m methods.main --config=configs/fedavg.py --workdir=runs/fedavg
 
-A config is named by its bare name (`fedjax-core list configs`) or by a file of your own, a variant stands behind a colon.
-Its fields are flags, --config.FIELD=VALUE; `fedjax-core list fields` shows them, and what they may hold.
-The same command again resumes an interrupted run. With --fresh it begins anew: what the directory holds of a run is deleted. A
-directory without a checkpoint is free. On several processes give each --distributed where a cluster has started them,
-else --coordinator, --processes and --process. With --seeds there is a run of each, in WORKDIR/seed0 and so on, that
+A config is named by its bare name (`fedjax-core list configs`) or by a file of your own, a variant
+stands behind a colon. Its fields are flags, --config.FIELD=VALUE; `fedjax-core list fields` shows
+them, and what they may hold. The same command again resumes an interrupted run. With --fresh it
+begins anew: what the directory holds of a run is deleted. A directory without a checkpoint is free.
+On several processes give each --distributed where a cluster has started them, else --coordinator,
+--processes and --process. With --seeds there is a run of each, in WORKDIR/seed0 and so on, that
 --config.seed resumes alone. config.plan.lanes of them train at once, in one program.
 """
 
@@ -25,15 +26,15 @@ from ml_collections import config_flags
 
 from fedjax_core import distributed, experiment, option_types
 from fedjax_core.commands import config_flags as config_line
-from fedjax_core.commands import ending
 from fedjax_core.commands.config_flags import HELP, MORE
+from fedjax_core.commands.main import run_and_exit
 from fedjax_core.reporting import console, reporter
 
 KNOWN = (ValueError, TypeError, OSError, FloatingPointError)  # errors that say what is wrong in one line
 
 
 def _flags(arguments: Sequence[str]) -> Any:
-    """What the command takes, not yet parsed."""
+    """Returns the flags of the command, not yet parsed."""
     values = flags.FlagValues()
     at: dict[str, Any] = {"flag_values": values}
     listed = list(arguments)
@@ -50,54 +51,52 @@ def _flags(arguments: Sequence[str]) -> Any:
 
 
 def usage() -> str:
-    """What --help says: how to call it, which methods there are, and the flags."""
-    listed = experiment.names()
-    width = max(map(len, listed))
-    methods = "\n".join(f"  {name:{width}}  {text}" for name, text in listed.items())
+    """Returns the text of --help: usage, methods, and flags."""
+    summaries = experiment.names()
+    width = max(map(len, summaries))
+    methods = "\n".join(f"  {name:{width}}  {text}" for name, text in summaries.items())
     return f"{__doc__}\nMethods (config.method.name):\n{methods}\n\nFlags:\n{_flags([]).get_help(include_special_flags=False)}\n"
 
 
-def _seeds(text: str) -> list[int]:
-    """Each once, and one that configs may have.
+def _parse_seeds(text: str) -> list[int]:
+    """Returns the seeds of --seeds, each once.
 
     Raises:
-      ValueError: they are not.
+      ValueError: one is no seed, or occurs twice.
     """
-    seeds = config_line.seeds(text)
+    seeds = config_line.parse_seeds(text)
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"--seeds={text} must have each seed once")
     return [option_types.check("--seeds", seed, option_types.Seed) for seed in seeds]
 
 
-def _several(config: Any, workdir: str, seeds: Sequence[int], fresh: bool) -> int:
-    """A run of each seed in a directory of its own: the exit status.
+def _run_seeds(config: Any, workdir: str, seeds: Sequence[int], fresh: bool) -> int:
+    """Runs each seed in a directory of its own, and returns the exit status.
 
     Raises:
-      Exception: one that `main` does not know, of the first run that had one.
-      KeyboardInterrupt: some were interrupted; none was with a line that says of which round.
+      Exception: an unexpected one (not of `KNOWN`), of the first run that had one.
+      KeyboardInterrupt: some runs were interrupted; the message says after which rounds.
     """
-    runs, label = [], experiment.lanes_of(config) > 1
+    runs, has_labels = [], experiment.lanes_of(config) > 1
     for seed in seeds:
-        mine = config.copy_and_resolve_references()
-        mine.seed = seed
-        console = functools.partial(_labelled, f"seed {seed}") if label else None
-        runs.append(experiment.Run(mine, str(Path(workdir) / f"seed{seed}"), console, fresh))
-    ended = experiment.execute_all(runs, say=reporter.say)
-    failed = {seed: outcome for seed, outcome in zip(seeds, ended, strict=True) if isinstance(outcome, Exception)}
+        of_seed = config.copy_and_resolve_references()
+        of_seed.seed = seed
+        console = functools.partial(_say_labelled, f"seed {seed}") if has_labels else None
+        runs.append(experiment.Run(of_seed, str(Path(workdir) / f"seed{seed}"), console, fresh))
+    outcomes = dict(zip(seeds, experiment.execute_all(runs, say=reporter.say), strict=True))
+    failed = {seed: outcome for seed, outcome in outcomes.items() if isinstance(outcome, Exception)}
     for seed, error in failed.items():
         reporter.fail(f"seed {seed}: {reporter.one_line(error)}", 1)
     for error in failed.values():
         if not isinstance(error, KNOWN):
             raise error
-    stopped = [
-        f"seed {seed} {outcome}" for seed, outcome in zip(seeds, ended, strict=True) if isinstance(outcome, KeyboardInterrupt)
-    ]
+    stopped = [f"seed {seed} {outcome}" for seed, outcome in outcomes.items() if isinstance(outcome, KeyboardInterrupt)]
     if stopped:
         raise KeyboardInterrupt("; ".join(stopped))
     return 1 if failed else 0
 
 
-def _labelled(label: str, text: str) -> None:
+def _say_labelled(label: str, text: str) -> None:
     reporter.say("\n".join(f"{label}  {line}" for line in text.splitlines()))
 
 
@@ -108,33 +107,34 @@ def main(arguments: Sequence[str]) -> int:
       arguments: the command line without the program's name.
 
     Returns:
-      The exit status: 0; 1 for an error, told in one line; 2 for a wrong command line; 130 after an interruption.
+      The exit status: 0; 1 for an error, reported in one line; 2 for a wrong command line; 130
+      after an interruption.
     """
     if HELP & set(arguments):
         sys.stdout.write(usage())
         return 0
     console.show_warnings()
     try:
-        given, other = config_line.read(arguments, "run", _flags)
+        given, method_of = config_line.parse_flags(arguments, "run", _flags)
         if given.workdir is None:
             raise ValueError(f"give --workdir=DIR, the directory of the run; {MORE}")
-        seeds = None if given.seeds is None else _seeds(given.seeds)
+        seeds = None if given.seeds is None else _parse_seeds(given.seeds)
         distributed.check_process_flags(given.distributed, given.coordinator, given.processes, given.process)
     except (flags.Error, ValueError, LookupError, AttributeError, TypeError, OSError, ImportError, SyntaxError) as error:
-        return reporter.fail(config_line.misused(error, arguments), 2)
+        return reporter.fail(config_line.describe_flag_error(error, arguments), 2)
     try:
-        if other and (said := experiment.switch(given.config, other)):
-            reporter.say(said)
+        if method_of and (message := experiment.switch(given.config, method_of)):
+            reporter.say(message)
         experiment.keep_programs(given.compilation_cache)
         if given.distributed or given.coordinator:
             distributed.join_processes(given.coordinator, given.processes, given.process)
         else:
             experiment.use_all_cores()
         if seeds is not None:
-            return _several(given.config, given.workdir, seeds, given.fresh)
+            return _run_seeds(given.config, given.workdir, seeds, given.fresh)
         if (lanes := experiment.lanes_of(given.config)) > 1:
             experiment.check(given.config)
-            reporter.say(f"plan.lanes={lanes}: this is one run, so it goes alone; --seeds=0,1,2 has several, which are lanes")
+            reporter.say(f"plan.lanes={lanes} is for several seeds, such as --seeds=0,1,2; this is one run")
         experiment.execute(given.config, given.workdir, fresh=given.fresh)
     except KeyboardInterrupt as error:
         return reporter.fail(error if str(error) else "interrupted before a checkpoint was due", 130)
@@ -148,4 +148,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    ending.end("fedjax_core.commands.run", sys.argv[1:])
+    run_and_exit("fedjax_core.commands.run", sys.argv[1:])

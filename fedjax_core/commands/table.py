@@ -5,8 +5,8 @@
   fedjax-core table fedskc/all_methods --workdir=runs/fedskc --set="/cifar-10-*:data.source=tfds:cifar10"
   fedjax-core table --table=mine/table.py --workdir=runs/mine
 
-A table is named by its bare name (`fedjax-core list tables`) or by a file of your own. The same command
-again goes on where it was stopped, and runs what has changed in the definition.
+A table is named by its bare name (`fedjax-core list tables`) or by a file of your own. The same
+command again goes on where it was stopped, and runs what has changed in the definition.
 """
 
 import argparse
@@ -14,7 +14,8 @@ import sys
 from collections.abc import Sequence
 
 from fedjax_core import experiment
-from fedjax_core.commands import config_flags, ending, shipped, tables
+from fedjax_core.commands import config_flags, tables
+from fedjax_core.commands.main import run_and_exit
 from fedjax_core.reporting import console, reporter
 
 
@@ -45,16 +46,16 @@ def main(arguments: Sequence[str]) -> int:
       arguments: the command line without the program's name.
 
     Returns:
-      The exit status: 0; 1 if runs failed or the tables could not be written; 2 for a wrong command line or definition; 130 after
-      an interruption.
+      The exit status: 0; 1 if runs failed or the tables could not be written; 2 for a wrong command
+      line or definition; 130 after an interruption.
     """
     console.show_warnings()
     try:
         given = _parser().parse_args(arguments)
-        seeds = None if given.seeds is None else config_flags.seeds(given.seeds)
+        seeds = None if given.seeds is None else config_flags.parse_seeds(given.seeds)
         if (given.table is None) == (given.name is None):
             raise ValueError("give one table, by name (fedjax-core list tables) or as --table=FILE.py; --help tells more")
-        definition = shipped.file("table", given.table if given.name is None else given.name)
+        definition = config_flags.find_file("table", given.table if given.name is None else given.name)
         table = tables.changed(tables.read(definition, given.variant), given.set)
         every = tables.cells(table, given.variant, seeds)
         only = tables.names(every, given.only)
@@ -74,4 +75,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    ending.end("fedjax_core.commands.table", sys.argv[1:])
+    run_and_exit("fedjax_core.commands.table", sys.argv[1:])

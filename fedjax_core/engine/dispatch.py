@@ -149,9 +149,9 @@ class CompiledPlan:
         work = np.append(work, 0).astype(np.int32)
         return [block[client_loop.arrange_on_host(work[block], plan)] for block in ids.reshape(-1, size)]
 
-    def as_replica(self, lane: int | None) -> "CompiledPlan":
+    def as_replica(self) -> "CompiledPlan":
         """Returns the same for one of several runs, with programs and arrays in common."""
-        return dataclasses.replace(self, feed=self.feed.as_replica(lane), fits=set())
+        return dataclasses.replace(self, feed=self.feed.as_replica(), fits=set())
 
     def close(self) -> None:
         """Stops preparing coming rounds; client states of past rounds are written."""
@@ -165,7 +165,6 @@ def compile_for_plan(
     spec: SimulationSpec,
     plan: meshes.Plan,
     offloaded: OffloadedStates | None = None,
-    lane: int | None = None,
 ) -> CompiledPlan:
     """Returns the simulation under a plan.
 
@@ -173,7 +172,6 @@ def compile_for_plan(
       spec: the simulation.
       plan: the plan.
       offloaded: client states that were offloaded under another plan.
-      lane: the run's number, where the method has numbers by run.
     """
     mesh = meshes.make_mesh(plan, spec.devices)
     platform = mesh.devices.flat[0].platform
@@ -182,7 +180,7 @@ def compile_for_plan(
     spec = dataclasses.replace(spec, plan=plan, mesh=mesh, batches=batches)
     layout = make_layout(spec)
     programs = jit_programs(spec, layout)
-    feed = DataFeed(spec, layout.arrays, programs.draw_cohorts, lane)
+    feed = DataFeed(spec, layout.arrays, programs.draw_cohorts)
     return CompiledPlan(spec, layout, programs, feed, ClientStates(spec, layout, offloaded))
 
 

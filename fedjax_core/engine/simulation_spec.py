@@ -222,7 +222,7 @@ class SimulationSpec:
 
     def algorithm(self, g: int, arrays: DeviceArrays, round_num: Array | int) -> Algorithm:
         """Returns group g's method at a round."""
-        return self.groups[g].build(self.groups[g].task.bind(arrays.tasks[g], round_num, arrays.lane))
+        return self.groups[g].build(self.groups[g].task.bind(arrays.tasks[g], round_num))
 
     def abstract_algorithm(self, g: int) -> Algorithm:
         """Returns group g's method before round 1, on host arrays: for its names and optional functions."""

@@ -340,16 +340,12 @@ class Simulation:
     def use_plan(self, plan: meshes.Plan) -> None:
         """Compiles for another plan, with the same client states; the data move to its devices when first needed."""
         self.release()
-        lane = self.compiled.feed.lane
-        self.compiled = dispatch.compile_for_plan(self.spec, plan, self.offloaded_states, lane)
+        self.compiled = dispatch.compile_for_plan(self.spec, plan, self.offloaded_states)
 
-    def as_replica(self, lane: int | None = None) -> "Simulation":
-        """Returns the same simulation as one of several runs (`vmapped_runs.py`), with programs and data in common.
-
-        `lane`: the run's number, where the method has numbers by run.
-        """
+    def as_replica(self) -> "Simulation":
+        """Returns a replica for one of several seeds (`vmapped_runs.py`), which shares programs and data."""
         replica = copy.copy(self)
-        replica.compiled, replica._known_outliers = self.compiled.as_replica(lane), set()
+        replica.compiled, replica._known_outliers = self.compiled.as_replica(), set()
         return replica
 
     def close(self) -> None:

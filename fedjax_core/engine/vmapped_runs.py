@@ -1,19 +1,19 @@
-"""Lanes: runs of one simulation that differ in their seeds, or in numbers of the method, whose rounds are one program.
+"""Several seeds of one simulation, whose rounds are one program.
 
-    lanes = Lanes(simulation, 3, numbered=False)
-    states = [lane.init(seed) for seed, lane in enumerate(lanes.each)]
-    found = lanes.rounds([Wanted(lane, state, 10) for lane, state in zip(lanes.each, states)])
+    vmapped = Lanes(simulator, 3)
+    states = [replica.init(seed) for seed, replica in enumerate(vmapped.each)]
+    results = vmapped.run_rounds(list(zip(vmapped.each, states)), 10)
 
-The program is that of a simulation alone under `vmap`, over a leading axis of the states. Each lane has its own keys and draws its
-own cohort, so draws are those of the run alone, and numbers are so to rounding. Data and what is frozen are shared. Between rounds
-each lane is an ordinary simulation with an ordinary state: it is scored, saved and looked at by itself.
+The program is the round of one simulator under `vmap`, over a leading axis of the states. Each seed
+has its own keys and draws its own cohorts, so draws are those of the run alone, and numbers agree to
+rounding. Data and frozen arrays are shared. Between rounds each replica is an ordinary simulator with
+an ordinary state: it is evaluated and saved by itself.
 """
 
 import dataclasses
 import functools
 import logging
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,184 +30,175 @@ from fedjax_core.engine.simulator import Simulation
 
 log = logging.getLogger("fedjax_core")
 
-
-class Wanted(NamedTuple):
-    """Rounds of one lane; see `Simulation.rounds`.
-
-    Attributes:
-      simulation: the lane.
-      state: is consumed.
-      n: how many.
-      scored: whether the last of them scores clients right after local training.
-    """
-
-    simulation: Simulation
-    state: State
-    n: int
-    scored: bool = False
+Result = tuple[State, list[dict[str, float]]] | Exception  # of one seed: as `rounds`, or its error
+Seed = tuple[Simulation, State]  # a replica and its state, which is consumed
 
 
-Found = tuple[State, list[dict[str, float]]] | Exception  # of one lane: as `Simulation.rounds`, or what it raises
-
-
-def reason(simulation: Simulation) -> str:
-    """Why a simulation cannot have lanes; "" if it can."""
+def reason(simulator: Simulation) -> str:
+    """Returns why the seeds of a simulator cannot share a program; "" if they can."""
     if jax.process_count() > 1:
         return f"there are {jax.process_count()} processes"
-    if simulation.spec.hold != "device":
-        return f"plan.hold={simulation.spec.hold!r} keeps client states off the devices"
-    if simulation.spec.placed.where != "device":
-        return f"rows of data are on the {simulation.spec.placed.where}"
-    if simulation.spec.plan.model > 1:
-        return f"plan.model={simulation.spec.plan.model} divides each network over devices"
+    if simulator.spec.hold != "device":
+        return f"plan.hold={simulator.spec.hold!r} keeps client states off the devices"
+    if simulator.spec.placed.where != "device":
+        return f"the data are on the {simulator.spec.placed.where}"
+    if simulator.spec.plan.model > 1:
+        return f"plan.model={simulator.spec.plan.model} shards each network over devices"
     return ""
 
 
-def of_lanes(spec: SimulationSpec, held: DeviceArrays, lanes: PyTree, states: Sequence[State], n: Array, scored: bool):
-    """`rounds.run_rounds` of several states, in each lane: (states, records with leaves [L, ...]).
+def run_rounds_vmapped(spec: SimulationSpec, arrays: DeviceArrays, states: Sequence[State], n: Array, scored: bool):
+    """Does `rounds.run_rounds` of several states. Returns (states, records with leaves [seeds, ...]).
 
     Args:
-      spec: what all lanes have in common.
-      held: likewise.
-      lanes: [L] their numbers, or `()` where they have no numbers of their own.
-      states: L of them.
+      spec: shared.
+      arrays: shared.
+      states: of the seeds.
       n: rounds of each.
       scored: one round, that scores its clients.
     """
-
-    def one(lane: PyTree, state: State):
-        return rounds.run_rounds(spec, held._replace(lane=lane), state, n, scored)
-
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
-    stacked, records = jax.vmap(one)(lanes, stacked)
-    return tuple(jax.tree.map(lambda x, at=at: x[at], stacked) for at in range(len(states))), records
+    stacked, records = jax.vmap(lambda state: rounds.run_rounds(spec, arrays, state, n, scored))(stacked)
+    return tuple(_take(stacked, index) for index in range(len(states))), records
 
 
 class Lanes:
-    """Several lanes.
+    """Replicas of a simulator, one for each seed, whose rounds are one program.
 
     Attributes:
-      each: the lanes, as simulations with programs and data in common.
-      at_once: how many of them a program has at most; fewer if so many turn out not to fit.
+      each: the replicas, which share programs and data.
+      at_once: how many seeds the program has at most; fewer if so many do not fit.
     """
 
-    def __init__(self, simulation: Simulation, number: int, *, numbered: bool):
+    def __init__(self, simulator: Simulation, number: int):
         """Compiles nothing, and puts nothing on a device.
 
         Args:
-          simulation: with no `reason` against it.
-          number: of lanes.
-          numbered: whether they have numbers of their own: the method is then built with `Task.lane`.
+          simulator: without a `reason` against it.
+          number: of seeds.
         """
-        self._of, self._numbered = simulation, numbered
-        self.each = [simulation.as_replica(at if numbered else None) for at in range(number)]
+        self._simulator = simulator
+        self.each = [simulator.as_replica() for _ in range(number)]
         self.at_once = number
-        self._place = {id(lane): at for at, lane in enumerate(self.each)}
         self._fits: set[tuple[int, bool]] = set()
-        spec, everywhere = dataclasses.replace(simulation.spec, by_size=True), replicated(simulation.spec.mesh)
+        spec = dataclasses.replace(simulator.spec, by_size=True)
         self._programs = {
-            scored: jax.jit(functools.partial(of_lanes, spec, scored=scored), out_shardings=everywhere, donate_argnums=2)
+            scored: jax.jit(
+                functools.partial(run_rounds_vmapped, spec, scored=scored),
+                out_shardings=replicated(simulator.spec.mesh),
+                donate_argnums=1,
+            )
             for scored in (False, True)
         }
 
     def release(self) -> None:
-        """Takes what all lanes read off the devices."""
-        for one in (self._of, *self.each):
-            one.release()
+        """Takes the shared arrays off the devices."""
+        for simulator in (self._simulator, *self.each):
+            simulator.release()
 
     def traced(self, scored: bool = False) -> Traced:
-        """The round of all lanes, with nothing on a device; raises what the method does."""
-        held, state = aot.between_rounds(self._of)
-        whole = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=replicated(self._of.spec.mesh))
-        numbers = whole(len(self.each)) if self._numbered else ()
-        return self._programs[scored].trace(held, numbers, (state,) * len(self.each), whole())
+        """Traces the round of all seeds, with nothing on a device."""
+        arrays, state = aot.between_rounds(self._simulator)
+        n = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(self._simulator.spec.mesh))
+        return self._programs[scored].trace(arrays, (state,) * len(self.each), n)
 
-    def rounds(self, wanted: Sequence[Wanted]) -> list[Found]:
-        """Does what lanes want. One that wants fewer rounds than others is done with first; one that fails is done with there.
+    def run_rounds(self, seeds: Sequence[Seed], n: int, scored: bool = False) -> list[Result]:
+        """Does n rounds of each seed. One that fails ends there; the others go on.
 
         Args:
-          wanted: by different lanes.
+          seeds: different replicas, with their states.
+          n: rounds.
+          scored: whether the last round scores clients right after local training.
 
         Returns:
-          As many, in their order.
+          A result of each, in their order.
 
         Raises:
-          Exception: the program of several lanes failed.
+          Exception: the program of several seeds failed.
         """
-        states, records = [one.state for one in wanted], [[] for _ in wanted]
-        failed: dict[int, Exception] = {}
-        while left := [i for i, one in enumerate(wanted) if i not in failed and len(records[i]) < one.n]:
-            plain = [i for i in left if len(records[i]) < wanted[i].n - wanted[i].scored]
-            some, scored = (plain, False) if plain else (left, True)
-            count = 1 if scored else min(self._of.spec.dispatch, *(wanted[i].n - len(records[i]) - wanted[i].scored for i in plain))
-            done = self._together([wanted[i]._replace(state=states[i], n=count, scored=scored) for i in some])
-            for i, found in zip(some, done, strict=True):
-                if isinstance(found, Exception):
-                    failed[i] = found
-                else:
-                    states[i], records[i] = found[0], records[i] + found[1]
-        return [failed[i] if i in failed else (states[i], records[i]) for i in range(len(wanted))]
+        results: list[Result] = [(state, []) for _, state in seeds]
+        for dispatched, is_scored in _dispatches(n, scored, self._simulator.spec.dispatch):
+            going = [(i, *result) for i, result in enumerate(results) if not isinstance(result, Exception)]
+            together = [(seeds[i][0], state) for i, state, _ in going]
+            for (i, _, records), result in zip(going, self._dispatch(together, dispatched, is_scored), strict=True):
+                results[i] = result if isinstance(result, Exception) else (result[0], records + result[1])
+        return results
 
-    def _together(self, wanted: list[Wanted]) -> list[Found]:
-        """The same number of rounds of several lanes."""
-        found: dict[int, Found] = {}
-        mine = [one for one in wanted if one.simulation.spec is self._of.spec]
-        while len(mine) > 1:
-            some = mine[: self.at_once]
-            if len(some) == 1:
-                break
+    def _dispatch(self, seeds: list[Seed], n: int, scored: bool) -> list[Result]:
+        """Does the rounds of one dispatch, in programs of at most `at_once` seeds.
+
+        A seed whose plan has changed, or that is left over, goes alone.
+        """
+        results: dict[int, Result] = {}
+        shared = self._simulator.spec
+        waiting = [i for i, (replica, _) in enumerate(seeds) if replica.spec is shared]
+        while len(waiting) > 1 and self.at_once > 1:
+            batch = waiting[: self.at_once]
             try:
-                found |= self._at_once(some)
+                results |= zip(batch, self._run_batch([seeds[i] for i in batch], n, scored), strict=True)
             except (jax.errors.JaxRuntimeError, MemoryError) as error:
                 if not (isinstance(error, MemoryError) or dispatch.is_out_of_memory(error)):
                     raise
-                if (self._places(len(some)), some[0].scored) in self._fits:
-                    raise  # the program did fit, so the states were not copied
-                self.at_once = -(-len(some) // 2)
-                log.warning("%d lanes at once do not fit (%s); trying %d", len(some), str(error).splitlines()[0], self.at_once)
+                if (self._size(len(batch)), scored) in self._fits:
+                    raise  # the program has fitted before, so the states were donated
+                self.at_once = -(-len(batch) // 2)
+                log.warning(
+                    "%d seeds at once do not fit (%s); trying %d",
+                    len(batch),
+                    str(error).splitlines()[0],
+                    self.at_once,
+                )
                 continue
-            mine = mine[len(some) :]
-        for one in wanted:  # whose plan is another one by now, and the last that is left
-            if id(one.simulation) not in found:
+            waiting = waiting[len(batch) :]
+        for i, (replica, state) in enumerate(seeds):
+            if i not in results:
                 try:
-                    found[id(one.simulation)] = one.simulation.rounds(one.state, one.n, one.scored)
-                except Exception as error:  # of this lane alone: the others go on
-                    found[id(one.simulation)] = error
-        return [found[id(one.simulation)] for one in wanted]
+                    results[i] = replica.rounds(state, n, scored)
+                except Exception as error:  # of this seed alone
+                    results[i] = error
+        return [results[i] for i in range(len(seeds))]
 
-    def _at_once(self, some: list[Wanted]) -> dict[int, Found]:
-        """As `_together`, in one program, whose empty places repeat the first lane."""
-        size = self._places(len(some))
-        spare = [jax.tree.map(jnp.copy, some[0].state) for _ in range(size - len(some))]
-        numbers = self._numbers(
-            [self._place[id(one.simulation)] for one in some] + [self._place[id(some[0].simulation)]] * len(spare)
-        )
-        n, scored = some[0].n, some[0].scored
-        states, program = (*(one.state for one in some), *spare), self._programs[scored]
+    def _run_batch(self, seeds: list[Seed], n: int, scored: bool) -> list[Result]:
+        """Does the rounds of several seeds in one program, whose spare places repeat the first seed."""
+        size = self._size(len(seeds))
+        spare = [jax.tree.map(jnp.copy, seeds[0][1]) for _ in range(size - len(seeds))]
+        states, program = (*(state for _, state in seeds), *spare), self._programs[scored]
+        compiled = self._simulator.compiled
+        arrays, number = compiled.device_arrays, compiled.put(np.int32(n))
         if (size, scored) not in self._fits:
-            arguments = self._of.compiled.device_arrays, numbers, states, self._of.compiled.put(np.int32(n))
-            if (why := dispatch.out_of_memory_reason(self._of.compiled, program, arguments)) is not None:
+            if (why := dispatch.out_of_memory_reason(compiled, program, (arrays, states, number))) is not None:
                 raise MemoryError(why)
-            states = jax.tree.map(jnp.copy, states)  # they must survive a failure
-        states, raw = program(self._of.compiled.device_arrays, numbers, states, self._of.compiled.put(np.int32(n)))
-        raw, found = jax.device_get(raw), {}
+            states = jax.tree.map(jnp.copy, states)  # the originals must survive a failure
+        states, raw = program(arrays, states, number)
+        raw = jax.device_get(raw)
         self._fits.add((size, scored))
-        for at, one in enumerate(some):
-            of_lane = jax.tree.map(lambda x, at=at: x[at], raw)
-            each = [of_lane] if scored else [jax.tree.map(lambda x, i=i: x[i], of_lane) for i in range(n)]
+        results: list[Result] = []
+        for index, (replica, _) in enumerate(seeds):
+            of_seed = _take(raw, index)
+            by_round = [of_seed] if scored else [_take(of_seed, i) for i in range(n)]
             try:
-                found[id(one.simulation)] = states[at], one.simulation.flatten_records(states[at], each)
+                results.append((states[index], replica.flatten_records(states[index], by_round)))
             except Diverged as error:
-                found[id(one.simulation)] = error
-        return found
+                results.append(error)
+        return results
 
-    def _places(self, number: int) -> int:
-        """Places of the program of so many lanes: as many as there were, or a half, a quarter of them. Few programs are compiled,
-        whenever lanes end."""
+    def _size(self, number: int) -> int:
+        """How many places the program of so many seeds has: `at_once`, or a half, a quarter ... of it.
+
+        So few programs are compiled, whenever seeds end.
+        """
         size = self.at_once
         while size // 2 >= max(number, 2):
             size //= 2
         return size
 
-    def _numbers(self, places: Sequence[int]) -> Any:
-        return self._of.compiled.put(np.asarray(places, np.int32)) if self._numbered else ()
+
+def _dispatches(n: int, scored: bool, most: int) -> list[tuple[int, bool]]:
+    """How n rounds are dispatched: (number, whether it is the scored round) of each dispatch."""
+    plain = n - scored
+    numbers = [min(most, plain - begin) for begin in range(0, plain, most)]
+    return [(number, False) for number in numbers] + [(1, True)] * scored
+
+
+def _take(tree: PyTree, index: int) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[index], tree)

@@ -1,4 +1,4 @@
-"""The networks that a config names: built for its data, and what they begin from."""
+"""Builds the networks of a config for its data, and reads the arrays that they begin from."""
 
 import functools
 from pathlib import Path
@@ -12,58 +12,78 @@ from fedjax_core.algorithm import Net, targets_of
 from fedjax_core.data import federated_data
 from fedjax_core.data.held_out_clients import seen_rows
 from fedjax_core.experiment import input_normalization
-from fedjax_core.experiment.lookup import Network, files, network
-from fedjax_core.experiment.resolve_config import Config
+from fedjax_core.experiment.lookup import Network, find_network
+from fedjax_core.experiment.resolve_config import Asked
 from fedjax_core.language import instruction_task as language
-from fedjax_core.registry import BUILT_IN
+from fedjax_core.registry import BUILT_IN, spell
 from fedjax_core.storage import pretrained_weights
 from fedjax_core.task import PARTS, Model
 
 
-def of_file(one: Network) -> dict[str, Any]:
-    """Options that go with a network's file of weights."""
-    return dict(pretrained_weights.options(one.file) if one.file else {})
+def read_options(network: Network) -> dict[str, Any]:
+    """Returns the options that a network's file of weights sets."""
+    return dict(pretrained_weights.options(network.file) if network.file else {})
 
 
-def reads_tokens(one: Network, data: federated_data.FederatedData) -> bool | None:
-    """Returns whether a network is given the inputs as they are, as token ids.
+def all_options(network: Network) -> dict[str, Any]:
+    """Returns the options of a network: those of its file, its own, and those of its input
+    wrappers."""
+    return read_options(network) | network.found.options | network.around
 
-    Integers other than uint8 are token ids where the network asks for such, or where each place of a text is to tell the next.
+
+def reads_tokens(network: Network, data: federated_data.FederatedData) -> bool | None:
+    """Returns whether a network gets the inputs as they are, as token ids.
+
+    Integers other than uint8 are token ids where the network asks for them, or where each position
+    of a text predicts the next.
 
     Returns:
-      True or False; None for integers, where a network from outside takes numbers as well and does not say.
+      True or False; None for integers where a network that is not built in takes numbers as well
+      and does not say.
     """
     x = data.train.x
     if not np.issubdtype(x.dtype, np.integer) or x.dtype == np.uint8:
         return False
     if targets_of(data.train.y) == "tokens":
         return True
-    if one.found.origin == BUILT_IN:
-        return one.found.name in nn.TEXTS
-    options = of_file(one) | one.found.options | one.around
-    return nn.flax_adapter.reads_tokens(one.found.function, one.found.name, data.classes, tuple(x.shape[1:]), options)
+    found = network.found
+    if found.origin == BUILT_IN:
+        return found.name in nn.TEXTS
+    shape = tuple(x.shape[1:])
+    return nn.flax_adapter.reads_tokens(found.function, found.name, data.classes, shape, all_options(network))
 
 
-def model(
-    one: Network, data: federated_data.FederatedData, statistics: str, classes: int, scaled: input_normalization.Scaling | None
+def build_model(
+    network: Network,
+    data: federated_data.FederatedData,
+    statistics: str,
+    classes: int,
+    scaling: input_normalization.Scaling | None,
 ) -> Model:
-    """The network for the data, with so many outputs, whose inputs are scaled; None: they are token ids."""
-    mean, std, limit = scaled or (None, None, None)
-    options = of_file(one) | one.found.options | one.around
-    shape = data.train.x.shape[1:]
-    if one.found.origin != BUILT_IN:
+    """Builds a network for the data.
+
+    Args:
+      network: of the config.
+      data: to be classified.
+      statistics: one of `resolve_config.STATISTICS`.
+      classes: outputs of the head.
+      scaling: by which inputs are normalised; None: they are token ids.
+    """
+    mean, std, limit = scaling or (None, None, None)
+    found, shape, options = network.found, data.train.x.shape[1:], all_options(network)
+    if found.origin != BUILT_IN:
         normalise = functools.partial(nn.normalise, mean=mean, std=std, dtype=None, limit=limit)
-        return nn.flax_adapter.build(one.found.function, one.found.name, classes, shape, options, normalise, statistics)
-    return nn.build(one.found.name, classes, shape, mean, std, statistics, limit=limit, **options)
+        return nn.flax_adapter.build(found.function, found.name, classes, shape, options, normalise, statistics)
+    return nn.build(found.name, classes, shape, mean, std, statistics, limit=limit, **options)
 
 
-def network_of(
+def build_network(
     spec: str,
     data: federated_data.FederatedData,
     statistics: str = "average",
     classes: int | None = None,
 ) -> Model:
-    """A model for the data.
+    """Builds a model by its spec.
 
     Args:
       spec: name and options, as in `config.models`.
@@ -71,60 +91,50 @@ def network_of(
       statistics: as in configs.
       classes: outputs of the head; None: as many as the data have.
     """
-    one = network(spec)
-    return model(one, data, statistics, classes or data.classes, scaling_of(one, "data", data))
+    network = find_network(spec)
+    return build_model(network, data, statistics, classes or data.classes, scaling_of(network, "data", data))
 
 
-def scaling_of(one: Network, normalise: str, data: federated_data.FederatedData) -> input_normalization.Scaling | None:
-    """Returns by what a network's inputs are normalised; None: they are token ids, which it is given as they are."""
-    if reads_tokens(one, data):
+def scaling_of(network: Network, normalise: str, data: federated_data.FederatedData) -> input_normalization.Scaling | None:
+    """Returns the mean and deviation by which a network's inputs are normalised; None for token
+    ids, which are not."""
+    if reads_tokens(network, data):
         return None
-    return input_normalization.of_inputs(normalise, data.train, one.file, seen_rows(data), data.x_offset)
+    return input_normalization.find_scaling(normalise, data.train, network.file, seen_rows(data), data.x_offset)
 
 
-def weight_files(config: Config) -> tuple[str | None, ...]:
-    """The file that each of `config.models` begins from, or None.
-
-    Raises:
-      ValueError: there are not as many as models.
-    """
-    return files(config.models, config.weights)
+def begun_from(resolved: Asked) -> list[Path]:
+    """Returns the files of weights that exist, each once."""
+    return sorted({Path(network.file) for network in resolved.networks if network.file and Path(network.file).is_file()})
 
 
-def begun_from(config: Config) -> list[Path]:
-    """The files of `weight_files` that are there, each once."""
-    return sorted({Path(file) for file in weight_files(config) if file and Path(file).is_file()})
+def spell_network(network: Network) -> str:
+    """Returns the spec of a network; of one that begins from a file with the options that the file
+    sets."""
+    if not read_options(network):
+        return network.found.spec
+    return spell(network.found.name, all_options(network))
 
 
-def spelled(spec: str, file: str | None) -> str:
-    """The spec of a network that begins from a file: with the options that go with it, where the spec does not say them."""
-    own = pretrained_weights.options(file) if file else {}
-    if not own:
-        return spec
-    one = network(spec)
-    options = own | one.found.options | one.around
-    return f"{one.found.name}({', '.join(f'{option}={value!r}' for option, value in options.items())})"
+def drawn_by_seed(resolved: Asked) -> bool:
+    """Returns whether frozen arrays are drawn by the seed, so that runs of other seeds have other
+    arrays."""
+    begins_random = any(one.file is None and one.found.function is not language.Spec for one in resolved.networks)
+    return begins_random and (resolved.said["adapter"] is not None or resolved.train != "all")
 
 
-def drawn_by_seed(config: Config) -> bool:
-    """Whether some of what is frozen is drawn by the seed, so that runs of other seeds have other arrays."""
-    pairs = zip(config.models, weight_files(config), strict=True)
-    begins_anew = any(file is None and network(spec).found.function is not language.Spec for spec, file in pairs)
-    return begins_anew and (config.adapter is not None or config.train != "all")
-
-
-def beginning(
+def read_frozen_arrays(
     model: Model, file: str | None, train: str, seed: int, image: tuple[int, int] | None, shapes_only: bool = False
 ) -> Net:
-    """The arrays that a network begins from: those of its file; or if but a part is trained, random ones for the rest.
+    """Returns the frozen arrays of a network: those of its file, or random ones.
 
     Args:
       model: the network.
       file: with its weights, or None.
-      train: what is trained, one of `PARTS`.
-      seed: of what is random.
+      train: what is trained, one of `PARTS`; without a file it is left out.
+      seed: of random arrays.
       image: height and width of the images that it sees; None: they are no images.
-      shapes_only: zeros in place of random ones.
+      shapes_only: zeros in place of random arrays.
     """
     if file is not None:
         return pretrained_weights.backbone(file, model.name, jax.eval_shape(model.init, jax.random.key(0)), image=image)

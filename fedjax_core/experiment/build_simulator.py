@@ -1,4 +1,5 @@
-"""From what a config asks for to a simulation: data are read and divided, networks built, tasks made of both."""
+"""Builds the simulation of a config: reads and divides its data, builds its networks, and makes
+tasks of both."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -11,12 +12,13 @@ from fedjax_core.algorithm import TARGETS, targets_of
 from fedjax_core.data import federated_data, poisoning
 from fedjax_core.engine import client_loop
 from fedjax_core.engine import client_sampling as cohorts
-from fedjax_core.engine.simulator import Build, Group, Simulation, build_spec
+from fedjax_core.engine.simulator import Group, Simulation, build_spec
 from fedjax_core.experiment import build_task, config_warnings, python_overrides, uplink_options
-from fedjax_core.experiment.lookup import OF_TARGETS, trained
-from fedjax_core.experiment.resolve_config import Asked, Config, algorithm, resolve
+from fedjax_core.experiment.lookup import LOSS_TARGETS, bind_options
+from fedjax_core.experiment.resolve_config import Asked, algorithm, resolve
+from fedjax_core.experiment.schema import Config
 from fedjax_core.task import Task
-from fedjax_core.training import metrics
+from fedjax_core.training import losses, metrics
 from fedjax_core.training.local_batch_norm import local_statistics
 from fedjax_core.uplink import order
 
@@ -31,146 +33,173 @@ def build(
     scores: python_overrides.Scores | None = None,
     shapes_only: bool = False,
     devices: Sequence[Any] | None = None,
-    kind: build_task.Kind | None = None,
+    kind: build_task.DataPipeline | None = None,
     noise: Mapping[str, Any] | None = None,
     accounted: bool = True,
-    by_lane: Callable[[Asked], Build] | None = None,
-    asked: Asked | None = None,
+    resolved: Asked | None = None,
 ) -> Simulation:
-    """The simulation that a config describes.
+    """Builds the simulation of a config. It is checked but not compiled; nothing is on a device
+    yet.
 
     Args:
       config: see `configs/base.py`.
       data: in place of the config's, such as mock data of the same shape.
       method, model, loss, scores: in place of the config's, see `python_overrides.into`.
-      shapes_only: nothing will run: what is frozen is zeros that take no memory, and files of weights are not looked for.
-      devices: in place of those that jax sees, such as a topology's to compile for.
-      kind: in place of the way that the config's data are read (`stand_in.py`).
-      noise: what run.json says of a run's privacy, so that its noise is not found anew; None: nothing.
-      accounted: False: no accountant is asked, as for a run that is only read.
-      asked: what `resolve` made of the config with what is given in its place, which is then not read; None: nothing yet.
-      by_lane: makes the method, in place of its options in the config alone (`numbers.py`).
-
-    Returns:
-      The simulation, checked but not compiled; nothing is on a device yet.
+      shapes_only: nothing will run: frozen arrays are zeros without memory, and files of weights
+        are not read.
+      devices: in place of those that jax sees, such as those of a topology to compile for.
+      kind: in place of the config's own data pipeline (`mock_data.py`).
+      noise: what run.json records of a run's privacy, so that its noise is not calibrated again;
+        None: nothing.
+      accounted: whether privacy is accounted for; False for a run that is only read.
+      resolved: what `resolve` returns for the config, which is then not read; None: it is resolved
+        here.
 
     Raises:
-      ValueError, TypeError: the config asks for something that is not there or not possible; the message names it.
-      FileNotFoundError: the data are not there; the message says where to get and put them.
+      ValueError, TypeError: something that the config names does not exist or is not possible; the
+        message names it.
+      FileNotFoundError: the data do not exist; the message says where to get and put them.
     """
-    asked = resolve(python_overrides.into(config, method, model, loss, scores)) if asked is None else asked
-    kind = build_task.of(asked) if kind is None else kind
-    data = build_task.parted(asked, kind.federated(asked) if data is None else data)
-    _fits(asked, targets_of(data.train.y))
-    updates = asked.said["evaluation.newcomer_updates"]
+    resolved = resolve(python_overrides.into(config, method, model, loss, scores)) if resolved is None else resolved
+    pipeline = build_task.pipeline_of(resolved) if kind is None else kind
+    data = build_task.hold_out_examples(resolved, pipeline.federated(resolved) if data is None else data)
+    _check_targets(resolved, targets_of(data.train.y))
+    _check_clients(resolved, data, accounted)
+    adversary = resolved.adversary
+    attackers = [] if adversary is None else adversary.client_ids(data.clients, resolved.data.seed)
+    poisons, attacks = uplink_options.build_attacks(adversary, attackers)
+    trigger = next((poison.trigger for poison in poisons if poison.trigger is not None), None)
+    groups = _build_groups(resolved, pipeline, data, algorithm(resolved), trigger, shapes_only)
+    if resolved.adversary is not None and any(group.build(group.task).pooled for group in groups):
+        attack = option_types.short(resolved.said["adversary.attack"])
+        raise ValueError(f"adversary.attack={attack}: a pooled method has no clients that could attack")
+    spent = uplink_options.account_privacy(
+        resolved.privacy, resolved.cohort, data.clients, resolved.sampling, accounted and not shapes_only, noise
+    )
+    cohort_size = cohorts.number(resolved.cohort, data.clients)
+    mechanism = uplink_options.build_mechanism(resolved.mechanism, spent, cohort_size, resolved.dropout)
+    if shapes_only:
+        data = poisoning.counted(data, poisons, attackers)
+    else:
+        fresh = {network.found.spec for network in resolved.networks if not network.file}
+        models = {spec: group.task.model for group in groups if (spec := group.name.partition(": ")[2]) in fresh}
+        config_warnings.warn(resolved, data, len(attackers), models)
+        data = poisoning.poisoned(data, poisons, attackers, resolved.data.seed)
+    spec = build_spec(
+        groups,
+        data,
+        cohort=resolved.cohort,
+        dropout=resolved.dropout,
+        plan=_choose_plan(resolved, data.clients, devices),
+        evaluation=resolved.evaluation,
+        hold=resolved.hold,
+        data_on=resolved.data_on,
+        episodes=resolved.episodes,
+        devices=devices,
+        links=order([*resolved.links, *attacks, *mechanism]),
+        leave_out=resolved.leave_out,
+        sampling=resolved.sampling,
+    )
+    return Simulation(spec)
+
+
+def _build_groups(
+    resolved: Asked,
+    pipeline: build_task.DataPipeline,
+    data: federated_data.FederatedData,
+    make: Callable,
+    trigger: Any,
+    shapes_only: bool,
+) -> list[Group]:
+    """Returns a group of clients for each different network.
+
+    Args:
+      resolved: the config.
+      pipeline: from the data to a task.
+      data: divided over the clients.
+      make: task -> Algorithm.
+      trigger: of a backdoor attack, which is scored, or None.
+      shapes_only: see `build`.
+    """
+    make = local_statistics(make) if resolved.statistics == "local" else make
+    scores = dict(resolved.scores)
+    if trigger is not None:
+        if "backdoor" in scores:
+            raise ValueError("evaluation.scores has 'backdoor', the score of adversary.attack; give yours another name")
+        make, scores = metrics.with_triggered_outputs(make, trigger), scores | {"backdoor": metrics.backdoor_score(trigger)}
+    loss = None  # cross-entropy
+    if resolved.loss is not None and resolved.loss.function is not losses.cross_entropy:
+        loss = bind_options(resolved.loss)
+    public, clients, groups = pipeline.public(resolved, data), np.arange(data.clients), []
+    members: dict[tuple[str, str | None], list[int]] = {}
+    for index, network in enumerate(resolved.networks):
+        members.setdefault((network.found.spec, network.file), []).append(index)
+    for (spec, _), indices in members.items():
+        network = resolved.networks[indices[0]]
+        task = pipeline.task(resolved, network._replace(file=None) if shapes_only else network, data, public, shapes_only)
+        if scores or loss is not None:
+            task = dataclasses.replace(_with_scores(task, scores), loss=loss)
+        has_network = np.isin(clients % len(resolved.networks), indices)
+        groups.append(Group(f"{indices[0]}: {spec}", make, task, clients[has_network]))
+    return groups
+
+
+def _check_clients(resolved: Asked, data: federated_data.FederatedData, accounted: bool) -> None:
+    """Raises ValueError where there are too few clients for the config, or no unseen ones."""
+    updates = resolved.said["evaluation.newcomer_updates"]
     if accounted and updates is not None and data.unseen is None:
         raise ValueError(
             f"evaluation.newcomer_updates={updates} is for unseen clients, and no client is unseen; "
             "set data.unseen_clients, such as 0.2, or leave it out"
         )
-    clients, networks = np.arange(data.clients), asked.networks
-    if not 1 <= len(networks) <= len(clients):
-        models = tuple(one.found.spec for one in networks)
-        raise ValueError(f"models={models} must be at least one, and no more than the {len(clients)} clients")
-    if (size := asked.said["cohort.size"]) is not None and size > len(clients):
-        raise ValueError(f"cohort.size={size} must be at most the number of clients that train, {len(clients)}")
-    places: dict[tuple[str, str | None], list[int]] = {}
-    for i, one in enumerate(networks):
-        places.setdefault((one.found.spec, one.file), []).append(i)
-    make = algorithm(asked) if by_lane is None else by_lane(asked)
-    make = local_statistics(make) if asked.statistics == "local" else make
-    attackers = () if asked.adversary is None else asked.adversary.client_ids(data.clients, asked.data.seed)
-    poisons, links = uplink_options.build_attacks(asked.adversary, attackers)
-    trigger = next((one.trigger for one in poisons if one.trigger is not None), None)
-    make = make if trigger is None else metrics.with_triggered_outputs(make, trigger)
-    if trigger is not None and "backdoor" in asked.scores:
-        raise ValueError("evaluation.scores has 'backdoor', the score of adversary.attack; give yours another name")
-    scores_of_all = asked.scores | ({} if trigger is None else {"backdoor": metrics.backdoor_score(trigger)})
-    loss_of_labels = trained(asked.loss)
-    groups, fresh, everybodys = [], {}, kind.public(asked, data)
-    for (spec, _), mine in places.items():
-        one = networks[mine[0]]
-        task = kind.task(asked, one._replace(file=None) if shapes_only else one, data, everybodys, shapes_only)
-        if scores_of_all or loss_of_labels is not None:
-            task = dataclasses.replace(_with_scores(task, scores_of_all), loss=loss_of_labels)
-        fresh |= {} if one.file else {spec: task.model}
-        groups.append(Group(f"{mine[0]}: {spec}", make, task, clients[np.isin(clients % len(networks), mine)]))
-    if asked.adversary is not None and any(group.build(group.task).pooled for group in groups):
-        attack = option_types.short(asked.said["adversary.attack"])
-        raise ValueError(f"adversary.attack={attack}: a pooled method has no clients that could attack")
-    seed = asked.data.seed
-    calibrate = accounted and not shapes_only
-    spent = uplink_options.account_privacy(asked.privacy, asked.cohort, data.clients, asked.sampling, calibrate, noise)
-    cohort_size = cohorts.number(asked.cohort, data.clients)
-    links += uplink_options.build_mechanism(asked.mechanism, spent, cohort_size, asked.dropout)
-    if not shapes_only:
-        config_warnings.say(asked, data, len(attackers), fresh)
-    return Simulation(
-        build_spec(
-            groups,
-            poisoning.counted(data, poisons, attackers) if shapes_only else poisoning.poisoned(data, poisons, attackers, seed),
-            cohort=asked.cohort,
-            dropout=asked.dropout,
-            plan=_plan(asked, data.clients, devices),
-            evaluation=asked.evaluation,
-            hold=asked.hold,
-            data_on=asked.data_on,
-            episodes=asked.episodes,
-            devices=devices,
-            links=order([*asked.links, *links]),
-            leave_out=asked.leave_out,
-            sampling=asked.sampling,
-        )
-    )
+    if not 1 <= len(resolved.networks) <= data.clients:
+        models = tuple(network.found.spec for network in resolved.networks)
+        raise ValueError(f"models={models} must be at least one, and no more than the {data.clients} clients")
+    if (size := resolved.said["cohort.size"]) is not None and size > data.clients:
+        raise ValueError(f"cohort.size={size} must be at most the number of clients that train, {data.clients}")
 
 
-def _fits(asked: Asked, kind: str) -> None:
-    """Raises ValueError for what is for other targets than the data have."""
-    loss = asked.loss
-    if loss is not None and kind not in (fits := OF_TARGETS.get(loss.name, (kind,))):
-        raise ValueError(f"loss={loss.spec!r} is for {' or '.join(fits)}, the data have {kind}: {TARGETS[kind]}")
-    _scores_fit(asked, kind)
-    if kind == "classes":
-        return
-    for field, is_set in (("task", asked.episodes is not None), ("public", asked.public is not None)):
-        if is_set:
-            raise ValueError(f"{field}={asked.said[field]!r} needs classes, the data have {kind}: {TARGETS[kind]}")
+def _check_targets(resolved: Asked, targets: str) -> None:
+    """Raises ValueError for options that are for other targets than those of the data (a key of
+    `TARGETS`)."""
+    loss = resolved.loss
+    if loss is not None and targets not in (fits := LOSS_TARGETS.get(loss.name, (targets,))):
+        raise ValueError(f"loss={loss.spec!r} is for {' or '.join(fits)}, the data have {targets}: {TARGETS[targets]}")
+    _check_scores(resolved, targets)
+    for field, is_set in (("task", resolved.episodes is not None), ("public", resolved.public is not None)):
+        if is_set and targets != "classes":
+            value = resolved.said[field]
+            raise ValueError(f"{field}={value!r} needs classes, the data have {targets}: {TARGETS[targets]}")
 
 
-def _scores_fit(asked: Asked, kind: str) -> None:
-    """Raises ValueError for a score that is for other data, or whose name is taken.
-
-    Args:
-      asked: what the config asks for.
-      kind: of the targets.
-    """
-    if taken := [name for name in asked.scores if name in metrics.METRIC_NAMES[kind]]:
-        raise ValueError(f"evaluation.scores has {taken[0]!r}, which is scored of {kind} already; give yours another name")
-    texts = build_task.of(asked) is build_task.TEXTS
-    for name, score in asked.scores.items():
-        of = metrics.unwrap_score(score)
-        if kind not in (fits := getattr(of, "targets", (kind,))):
-            raise ValueError(f"evaluation.scores has {name!r}, which is for {' or '.join(fits)}, the data have {kind}")
-        if getattr(of, "has_fixed_classes", False) and (texts or asked.episodes is not None):
-            why = "instructions have none" if texts else "an episode's are its own"
-            raise ValueError(f"evaluation.scores has {name!r}, which is for classes that all rows have in common; {why}")
+def _check_scores(resolved: Asked, targets: str) -> None:
+    """Raises ValueError for a score that is for other data, or whose name is taken."""
+    if taken := [name for name in resolved.scores if name in metrics.METRIC_NAMES[targets]]:
+        raise ValueError(f"evaluation.scores has {taken[0]!r}, which is scored of {targets} already; give yours another name")
+    for name, score in resolved.scores.items():
+        function = metrics.unwrap_score(score)
+        if targets not in (fits := getattr(function, "targets", (targets,))):
+            raise ValueError(f"evaluation.scores has {name!r}, which is for {' or '.join(fits)}, the data have {targets}")
+        has_fixed_classes = getattr(function, "has_fixed_classes", False)
+        if has_fixed_classes and (resolved.is_for_texts or resolved.episodes is not None):
+            why = "instructions have none" if resolved.is_for_texts else "an episode's are its own"
+            raise ValueError(f"evaluation.scores has {name!r}, which is for classes that all examples share; {why}")
 
 
-def _with_scores(task: Task, scores_of_all: Mapping[str, Callable]) -> Task:
+def _with_scores(task: Task, scores: Mapping[str, Callable]) -> Task:
     """Returns the task with more scores.
 
     Raises:
       ValueError: it has one of that name.
     """
-    if taken := [name for name in scores_of_all if name in task.scores]:
+    if taken := [name for name in scores if name in task.scores]:
         raise ValueError(f"evaluation.scores has {taken[0]!r}, which these data are scored by already; give yours another name")
-    return dataclasses.replace(task, scores={**task.scores, **scores_of_all})
+    return dataclasses.replace(task, scores={**task.scores, **scores})
 
 
-def _plan(asked: Asked, population: int, devices: Sequence[Any] | None) -> client_loop.Plan | None:
-    if asked.chunk is None and asked.devices is None and asked.model == 1:
+def _choose_plan(resolved: Asked, population: int, devices: Sequence[Any] | None) -> client_loop.Plan | None:
+    if resolved.chunk is None and resolved.devices is None and resolved.model == 1:
         return None
-    cohort = population if asked.cohort is None else asked.cohort
-    number = cohorts.number(cohort, population)
-    number = cohorts.places(number, population) if asked.sampling == "poisson" else number
-    return client_loop.choose(number, chunk=asked.chunk, devices=asked.devices, model=asked.model, among=devices)
+    size = cohorts.number(resolved.cohort, population)
+    size = cohorts.places(size, population) if resolved.sampling == "poisson" else size
+    return client_loop.choose(size, chunk=resolved.chunk, devices=resolved.devices, model=resolved.model, among=devices)

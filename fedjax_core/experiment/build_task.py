@@ -1,4 +1,8 @@
-"""Kinds of data: rows of images or of other arrays, and texts; the way of each from its source to a network's task."""
+"""Reads the data of a config and builds the tasks of its networks, for arrays (images and others)
+and for texts.
+
+A `DataPipeline` is the way from a source to a task; `pipeline_of` chooses it.
+"""
 
 import json
 import logging
@@ -19,9 +23,9 @@ from fedjax_core.data.sources.dataset import check_scales
 from fedjax_core.data.subsample import adapted, smaller
 from fedjax_core.experiment import build_model, input_normalization
 from fedjax_core.experiment.lookup import Network
-from fedjax_core.experiment.resolve_config import Asked, Config, resolve
+from fedjax_core.experiment.resolve_config import Asked, resolve
+from fedjax_core.experiment.schema import Config
 from fedjax_core.language import instruction_task as language
-from fedjax_core.registry import Found
 from fedjax_core.storage.json_files import plain
 from fedjax_core.task import PARTS, Model, Task, of_model, part_of
 from fedjax_core.training import adapters, few_shot
@@ -30,139 +34,139 @@ from fedjax_core.training.augment import pipeline
 log = logging.getLogger("fedjax_core")
 
 
-class Kind(NamedTuple):
-    """A kind of data: the way from its source to a network's task.
+class DataPipeline(NamedTuple):
+    """The way from a kind of data's source to a network's task.
 
     Attributes:
-      federated: (asked) -> the data, divided over the clients.
-      task: (asked, network, data, public examples, shapes_only) -> the task of the clients that have the network.
-      public: (asked, data) -> the set that everybody holds, with rows like those of the data; `()` without one.
+      federated: (config) -> the data, divided over the clients.
+      task: (config, network, data, public examples, shapes_only) -> the task of the clients that
+        have the network.
+      public: (config, data) -> the public set, with examples like those of the data; `()` without
+        one.
     """
 
-    federated: Callable[[Asked], federated_data.FederatedData]
+    federated: Callable[[Asked], FederatedData]
     task: Callable[..., Task]
     public: Callable[[Asked, FederatedData], Examples | tuple[()]]
 
 
-def dataset(config: Config) -> federated_data.FederatedData:
-    """The config's data, divided over its clients."""
-    asked = resolve(config)
-    return parted(asked, of(asked).federated(asked))
+def dataset(config: Config) -> FederatedData:
+    """Returns the data of a config, divided over its clients."""
+    resolved = resolve(config)
+    return hold_out_examples(resolved, pipeline_of(resolved).federated(resolved))
 
 
-def parted(asked: Asked, data: federated_data.FederatedData) -> federated_data.FederatedData:
-    """Returns data with unseen clients and validation rows, if the config wants some and the data have none, and without what lies
-    too far from 0 for float32 (`federated_data.centre`)."""
-    if asked.data.unseen is not None and data.unseen is None:
-        data = set_apart(data, asked.data.unseen, asked.data.seed)
-    part = asked.data.validation
+def hold_out_examples(resolved: Asked, data: FederatedData) -> FederatedData:
+    """Returns data with unseen clients and validation examples, if the config wants some and the
+    data have none, and without offsets too large for float32 (`federated_data.centre`)."""
+    if resolved.data.unseen is not None and data.unseen is None:
+        data = set_apart(data, resolved.data.unseen, resolved.data.seed)
+    part = resolved.data.validation
     if part is not None and not RowLists.of(data.validation_index).total:
-        data = hold_out(data, part, asked.data.seed)
+        data = hold_out(data, part, resolved.data.seed)
     return federated_data.centre(data)
 
 
 def name_inputs(config: Config) -> str:
-    """Returns what of a config says which inputs and targets there are, as text: configs that share it have the same rows."""
-    asked = resolve(config)
-    fields = config.data.to_dict()
-    if of(asked) is ROWS:  # clients, partition and seed say whose they are
-        return json.dumps([fields.get(name) for name in ("source", "dir", "size", "examples")])
-    return json.dumps([plain(fields), list(config.models)], sort_keys=True)
+    """Returns a string of the fields that choose the inputs and targets: configs that share it have
+    the same examples."""
+    resolved = resolve(config)
+    if pipeline_of(resolved) is ARRAYS:  # clients, partition and seed only divide them
+        return json.dumps([resolved.said[f"data.{name}"] for name in ("source", "dir", "size", "examples")])
+    fields = {field: value for field, value in resolved.said.items() if field.startswith("data.") or field == "models"}
+    return json.dumps(plain(fields), sort_keys=True)
 
 
 def prepared(config: Config) -> language.Prepared:
-    """Instructions, read for the config's one model.
+    """Reads the instructions of a config, for its model.
 
     Raises:
-      ValueError: the config has none, or asks for what is for images alone.
+      ValueError: the config has none, or has options that are for images.
     """
-    asked = resolve(config)
-    if of(asked) is not TEXTS:
-        raise ValueError(f"data.source={asked.data.source.spec!r} has no texts; instructions(leave_out=...) has")
-    return _read(asked)
+    resolved = resolve(config)
+    if not resolved.is_for_texts:
+        raise ValueError(f"data.source={resolved.data.source.spec!r} has no texts; instructions(leave_out=...) has")
+    return _read_texts(resolved)
 
 
-def of(asked: Asked) -> Kind:
-    """The kind of the data that a config asks for."""
-    return TEXTS if asked.data.source.function is language.Source else ROWS
+def pipeline_of(resolved: Asked) -> DataPipeline:
+    """Returns the pipeline of the data that a config names."""
+    return TEXTS if resolved.is_for_texts else ARRAYS
 
 
-# rows of images, or of other arrays
+# arrays
 
 
-def _loaded(source: Found, directory: str | None, examples: int | None = None) -> sources.Dataset:
-    return sources.read(source, directory, examples)
-
-
-def _divided(asked: Asked) -> federated_data.FederatedData:
-    data = asked.data
-    whole = smaller(_loaded(data.source, data.directory, data.examples), data.size, data.examples)
+def _read_arrays(resolved: Asked) -> FederatedData:
+    data = resolved.data
+    whole = smaller(sources.read(data.source, data.directory, data.examples), data.size, data.examples)
     return federated_data.federate(whole, data.partition, data.clients, data.seed, **data.tests)
 
 
-def public(asked: Asked, data: federated_data.FederatedData) -> Examples | tuple[()]:
-    """Returns the labelled set that everybody holds, as examples like those of the data; empty if none is asked for.
+def read_public(resolved: Asked, data: FederatedData) -> Examples | tuple[()]:
+    """Returns the labelled public set, adapted to the shape of the data's examples; empty if the
+    config has none.
 
     Raises:
-      ValueError: its examples cannot become such, or its images are on another scale.
+      ValueError: its examples cannot be adapted, or its images are on another scale.
     """
-    if asked.public is None:
+    if resolved.public is None:
         return ()
-    source, number = asked.public
-    examples, like = smaller(_loaded(source, asked.data.directory, number), examples=number).train, data.train
+    source, number = resolved.public
+    whole, like = sources.read(source, resolved.data.directory, number), data.train
+    examples = smaller(whole, examples=number).train
     if like.x.dtype == np.float32 and examples.x.dtype != np.uint8:
         offset = 0.0 if data.x_offset is None or examples.x.shape[1:] != like.x.shape[1:] else data.x_offset
         examples = examples._replace(x=(examples.x - offset).astype(np.float32))
     examples = adapted(examples, like)
-    check_scales("train_x", like.x, f"public={asked.said['public']!r}", examples.x)
+    check_scales("train_x", like.x, f"public={resolved.said['public']!r}", examples.x)
     return examples
 
 
-def _classified(
-    asked: Asked, one: Network, data: federated_data.FederatedData, everybodys: Examples | tuple[()], shapes_only: bool
+def _classification_task(
+    resolved: Asked, network: Network, data: FederatedData, public: Examples | tuple[()], shapes_only: bool
 ) -> Task:
-    """The task to classify rows: a network for them, and what of it is trained."""
+    """Returns the task to predict from arrays, with a network of which `resolved.train` is
+    trained."""
 
-    def wrapped(model: Model) -> Model:
-        model = model if asked.augment is None else pipeline.augmented(model, asked.augment)
-        return model if asked.episodes is None else few_shot.prototypical(model, data.classes)
+    def wrap(model: Model) -> Model:
+        model = model if resolved.augment is None else pipeline.augmented(model, resolved.augment)
+        return model if resolved.episodes is None else few_shot.prototypical(model, data.classes)
 
-    if asked.augment is not None and not shapes_only:
-        input_normalization.check_colours(asked.said["augment"], data.train)
-    outputs = data.classes + (int(everybodys.y.max()) + 1 if isinstance(everybodys, Examples) else 0)
-    outputs = 1 if asked.episodes is not None else outputs
-    scaled = build_model.scaling_of(one, asked.normalise, data)
+    if resolved.augment is not None and not shapes_only:
+        input_normalization.check_colours(resolved.said["augment"], data.train)
+    outputs = data.classes + (int(public.y.max()) + 1 if isinstance(public, Examples) else 0)
+    outputs = 1 if resolved.episodes is not None else outputs
+    scaling = build_model.scaling_of(network, resolved.normalise, data)
     if not shapes_only:
-        _warn_of_inputs(asked, one, data, scaled)
-    model = build_model.model(one, data, asked.statistics, outputs, scaled)
+        _warn_of_inputs(resolved, network, data, scaling)
+    model = build_model.build_model(network, data, resolved.statistics, outputs, scaling)
     shape = tuple(data.train.x.shape[1:])
-    settings: dict[str, Any] = {"classes": data.classes, "population": data.clients, "shape": shape, "public": everybodys}
-    if one.file is None and asked.adapter is None and asked.train == "all":
-        return of_model(wrapped(model), **settings)
-    image = nn.image_size(shape, **(build_model.of_file(one) | one.around))
-    arrays = build_model.beginning(model, one.file, asked.train, asked.seed, image, shapes_only)
-    if asked.adapter is not None:
-        return adapters.adapted(model, arrays, asked.adapter, PARTS[asked.train] or (), **settings).wrapped(wrapped)
-    return part_of(model, arrays, asked.train, **settings).wrapped(wrapped)
+    settings: dict[str, Any] = {"classes": data.classes, "population": data.clients, "shape": shape, "public": public}
+    if network.file is None and resolved.adapter is None and resolved.train == "all":
+        return of_model(wrap(model), **settings)
+    image = nn.image_size(shape, **(build_model.read_options(network) | network.around))
+    arrays = build_model.read_frozen_arrays(model, network.file, resolved.train, resolved.seed, image, shapes_only)
+    if resolved.adapter is None:
+        return part_of(model, arrays, resolved.train, **settings).wrapped(wrap)
+    return adapters.adapted(model, arrays, resolved.adapter, PARTS[resolved.train] or (), **settings).wrapped(wrap)
 
 
-def _warn_of_inputs(
-    asked: Asked, one: Network, data: federated_data.FederatedData, scaled: input_normalization.Scaling | None
-) -> None:
-    """Warns of inputs that reach a network in an unexpected form, once for all networks alike.
+def _warn_of_inputs(resolved: Asked, network: Network, data: FederatedData, scaling: input_normalization.Scaling | None) -> None:
+    """Warns of inputs in an unexpected form, once for all networks that have the same weights.
 
     Raises:
       ValueError: as `input_normalization.check_inputs`.
     """
-    if scaled is None:
+    if scaling is None:
         return
-    lines = input_normalization.check_inputs(asked.normalise, one.file, scaled, data.train, seen_rows(data))
-    if build_model.reads_tokens(one, data) is None:
+    lines = input_normalization.check_inputs(resolved.normalise, network.file, scaling, data.train, seen_rows(data))
+    if build_model.reads_tokens(network, data) is None:
         lines.append(
-            f"model {one.found.name!r} is given integers as numbers, normalised; where they are token ids its class must say "
+            f"model {network.found.name!r} gets integers as numbers, normalised; if they are token ids its class must say "
             "reads_tokens = True (False where they are none)"
         )
-    is_first = next(other for other in asked.networks if other.file == one.file) == one
+    is_first = next(other for other in resolved.networks if other.file == network.file) == network
     for line in lines if is_first else ():
         log.warning("%s", line)
 
@@ -170,16 +174,16 @@ def _warn_of_inputs(
 # texts
 
 
-def _read(asked: Asked) -> language.Prepared:
-    data, (one,) = asked.data, asked.networks
-    return language.prepare(data.source(), data.directory, data.clients or DEFAULT_CLIENTS, data.seed, one.found())
+def _read_texts(resolved: Asked) -> language.Prepared:
+    data, (network,) = resolved.data, resolved.networks
+    return language.prepare(data.source(), data.directory, data.clients or DEFAULT_CLIENTS, data.seed, network.found())
 
 
-def _answered(asked: Asked, one: Network, data: Any, everybodys: Any, shapes_only: bool) -> Task:
-    """The task to answer instructions."""
-    del one, data, everybodys
-    return language.task(_read(asked), asked.adapter, shapes_only)
+def _instruction_task(resolved: Asked, network: Network, data: Any, public: Any, shapes_only: bool) -> Task:
+    """Returns the task to answer instructions."""
+    del network, data, public
+    return language.task(_read_texts(resolved), resolved.adapter, shapes_only)
 
 
-ROWS = Kind(_divided, _classified, public)
-TEXTS = Kind(lambda asked: _read(asked).data, _answered, public)
+ARRAYS = DataPipeline(_read_arrays, _classification_task, read_public)
+TEXTS = DataPipeline(lambda resolved: _read_texts(resolved).data, _instruction_task, read_public)

@@ -1,4 +1,5 @@
-"""Mean and deviation by which a network's inputs are normalised."""
+"""Finds the mean and deviation by which a network's inputs are normalised, and checks the inputs
+against them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,24 +13,25 @@ from fedjax_core.data.input_range import find_centre_and_spread, sample_channels
 from fedjax_core.data.row_readers import in_file
 from fedjax_core.data.sources.dataset import is_images
 from fedjax_core.experiment.lookup import NORMALISATIONS, ROBUST
-from fedjax_core.experiment.resolve_config import Config, resolve
+from fedjax_core.experiment.resolve_config import resolve
+from fedjax_core.experiment.schema import Config
 from fedjax_core.storage import pretrained_weights
 
-NEARLY = 1e-3  # how far pixels may lie outside [0, 1], as after a resizing
-ROBUST_LIMIT = 10.0  # deviations at which inputs are cut by robust statistics
-ROBUST_SAMPLE = 2**22  # numbers that robust statistics are found from
-FAR = 10.0  # deviations that pixels may lie from the mean, and columns on average
+NEARLY = 1e-3  # how far pixels may be outside [0, 1], as after a resizing
+ROBUST_LIMIT = 10.0  # deviations at which robust normalisation clips
+ROBUST_SAMPLE = 2**22  # numbers from which robust statistics are estimated
+FAR = 10.0  # largest distance of pixels from the mean, and of columns on average, in deviations
 STRETCHED = 100.0  # how many times larger than the robust one a deviation may be
 ADVICE = "pass bytes (uint8), or floats in [0, 1]: x / 255 for 8 bits, x / 65535 for 16 bits"
 
 
 class Scaling(NamedTuple):
-    """By what inputs are normalised.
+    """How inputs are normalised.
 
     Attributes:
       mean: of each channel, or of all.
-      std: deviation, likewise.
-      limit: deviations at which normalised inputs are cut; None: nowhere.
+      std: standard deviation, likewise.
+      limit: deviations at which normalised inputs are clipped; None: nowhere.
     """
 
     mean: Sequence[float]
@@ -44,54 +46,54 @@ def scaling(
     rows: np.ndarray | None = None,
     offset: np.ndarray | None = None,
 ) -> Scaling:
-    """Returns by what inputs that are no token ids are normalised: as a network's file says, else as `config.normalise` asks.
+    """Returns how inputs that are no token ids are normalised: as the network's file of weights
+    says, else by `config.normalise`.
 
     Args:
       config: with `normalise`.
       examples: of training.
       file: that a network begins from, or None.
-      rows: whose statistics are taken; None: all.
-      offset: what was taken off the examples already (`FederatedData.x_offset`), or None.
+      rows: indices of the examples that count; None: all.
+      offset: subtracted from the examples already (`FederatedData.x_offset`), or None.
 
     Raises:
       ValueError: an unknown normalisation, or one for other channels.
     """
-    return of_inputs(resolve(config).normalise, examples, file, rows, offset)
+    return find_scaling(resolve(config).normalise, examples, file, rows, offset)
 
 
-def of_inputs(
+def find_scaling(
     normalise: str,
     examples: Examples,
     file: str | None,
     rows: np.ndarray | None = None,
     offset: np.ndarray | None = None,
 ) -> Scaling:
-    """As `scaling`, of a normalisation by its name."""
+    """Returns what `scaling` does, for a normalisation by its name."""
     channels = examples.x.shape[-1] if examples.x.ndim > 1 else 1
     own = None if file is None else pretrained_weights.scaling(file)
     if own is not None and file is not None:
-        found = Scaling(*own, pretrained_weights.input_limit(file))
-    elif (named := NORMALISATIONS[normalise]) is not None:
-        return _for_channels(Scaling(*named), channels, f"normalise={normalise!r}")
-    else:
-        return robust_scale(examples, rows) if normalise == ROBUST else Scaling(*scale(examples, rows))
-    found = _for_channels(found, channels, f"weights={file!r}")
-    if offset is None:
-        return found
-    return found._replace(mean=tuple((np.asarray(found.mean) - offset).tolist()))
+        scaling = Scaling(*own, pretrained_weights.input_limit(file))
+        _check_channels(scaling, channels, f"weights={file!r}")
+        return scaling if offset is None else scaling._replace(mean=tuple((np.asarray(scaling.mean) - offset).tolist()))
+    if (constants := NORMALISATIONS[normalise]) is not None:
+        _check_channels(Scaling(*constants), channels, f"normalise={normalise!r}")
+        return Scaling(*constants)
+    return robust_scale(examples, rows) if normalise == ROBUST else Scaling(*scale(examples, rows))
 
 
-def _for_channels(found: Scaling, channels: int, origin: str) -> Scaling:
-    if len(found.mean) not in (1, channels):
-        raise ValueError(f"{origin} is for images of {len(found.mean)} channels, these have {channels}")
-    return found
+def _check_channels(scaling: Scaling, channels: int, origin: str) -> None:
+    if len(scaling.mean) not in (1, channels):
+        raise ValueError(f"{origin} is for images of {len(scaling.mean)} channels, these have {channels}")
 
 
 def robust_scale(examples: Examples, rows: np.ndarray | None = None) -> Scaling:
-    """Returns median and interquartile range of each channel, which a few wild rows do not move, and where those are cut.
+    """Returns median and interquartile range of each channel, which a few outliers do not move,
+    with a limit for clipping.
 
-    The range is divided by 1.349, so that it is the deviation of a normal distribution. Both are found from 4 million numbers at
-    most, of evenly spaced rows; of uint8 pixels they are in units of 255.
+    The range is divided by 1.349, so that it is the deviation of a normal distribution. Both are
+    estimated from at most 4 million numbers of evenly spaced examples; those of uint8 pixels are in
+    units of 255.
     """
     x = np.asarray(examples.x)
     x, rows = (x[:1], None) if x.strides[0] == 0 else (x, rows)
@@ -101,13 +103,19 @@ def robust_scale(examples: Examples, rows: np.ndarray | None = None) -> Scaling:
 
 
 def scale(examples: Examples, rows: np.ndarray | None = None) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel (the last axis) over some rows, or all, of uint8 pixels in units of 255."""
+    """Returns mean and standard deviation of each channel (the last axis), in units of 255 for
+    uint8 pixels.
+
+    Args:
+      examples: of training.
+      rows: indices of the examples that count; None: all.
+    """
     x = np.asarray(examples.x)
-    if x.strides[0] == 0:  # one row many times, as in `stand_in.py`
+    if x.strides[0] == 0:  # one example many times, as in `mock_data.py`
         x, rows = x[:1], None
     axes, number = tuple(range(x.ndim - 1)), len(x) if rows is None else len(rows)
     block_of = lambda start, size: x[start : start + size] if rows is None else x[rows[start : start + size]]
-    if x.dtype == np.uint8:  # sums of whole numbers, block by block: several times faster, and exact
+    if x.dtype == np.uint8:  # integer sums, block by block: several times faster, and exact
         sums = np.zeros((2, math.prod(x.shape[1:])), np.uint64)
         for start in range(0, number, 64):
             wide = block_of(start, 64).reshape(-1, sums.shape[1]).astype(np.uint32)
@@ -117,15 +125,16 @@ def scale(examples: Examples, rows: np.ndarray | None = None) -> tuple[tuple[flo
         mean = np.array(total) / number / 255
         std = np.array([(q * number - s * s) ** 0.5 for s, q in zip(total, squares, strict=True)]) / number / 255
     elif in_file(x):
-        mean, std = _of_file_blocks(x.shape, number, block_of)
+        mean, std = _scale_by_blocks(x.shape, number, block_of)
     else:
         x = x if rows is None else x[rows]
         mean, std = x.mean(axes, dtype=np.float64), x.std(axes, dtype=np.float64)
     return tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
 
 
-def _of_file_blocks(shape: tuple[int, ...], number: int, block_of: Callable) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation [C] of so many rows of an array in a file, a thousand rows in memory at a time."""
+def _scale_by_blocks(shape: tuple[int, ...], number: int, block_of: Callable) -> tuple[np.ndarray, np.ndarray]:
+    """Returns mean and deviation [C] of `number` examples of an array in a file, with a thousand in
+    memory at a time."""
     sums, first = np.zeros((2, shape[-1])), block_of(0, 1).reshape(-1, shape[-1])[0].astype(np.float64)
     for start in range(0, number, 1000):
         block = block_of(start, 1000).reshape(-1, shape[-1]) - first  # of a constant exactly 0
@@ -135,8 +144,8 @@ def _of_file_blocks(shape: tuple[int, ...], number: int, block_of: Callable) -> 
 
 
 def check_colours(augment: str, examples: Examples) -> None:
-    """Raises ValueError for inputs outside [0, 1] whose colours an augmentation is to change: it would cut them there, in training
-    alone."""
+    """Raises ValueError for inputs outside [0, 1] with an augmentation of colours: it would clip
+    them, in training only."""
     x = np.asarray(examples.x)
     if x.dtype == np.uint8 or "colour_jitter" not in (registry.parse(part)[0] for part in augment.split("|")):
         return
@@ -150,18 +159,22 @@ def check_colours(augment: str, examples: Examples) -> None:
         )
 
 
-def check_inputs(normalise: str, file: str | None, found: Scaling, examples: Examples, rows: np.ndarray | None = None) -> list[str]:
-    """Returns lines that warn of inputs that the normalisation leaves too large, or squeezes together; [] if all is well.
+def check_inputs(
+    normalise: str, file: str | None, scaling: Scaling, examples: Examples, rows: np.ndarray | None = None
+) -> list[str]:
+    """Returns warnings of inputs that the normalisation leaves too large or makes
+    indistinguishable; [] if all is well.
 
     Args:
       normalise: one of `NORMALISATIONS`.
-      file: whose own mean and deviation are taken, or None.
-      found: mean and deviation.
+      file: of weights, whose own mean and deviation are taken, or None.
+      scaling: mean and deviation.
       examples: of training.
-      rows: that count; None: all.
+      rows: indices of the examples that count; None: all.
 
     Raises:
-      ValueError: the inputs are images of floats or integers in another range than the normalisation is for, such as 0 ... 255.
+      ValueError: the inputs are images of floats or integers in another range than the
+        normalisation is for, such as 0 ... 255.
     """
     x = np.asarray(examples.x)
     if x.dtype == np.uint8 or x.strides[0] == 0:
@@ -169,34 +182,36 @@ def check_inputs(normalise: str, file: str | None, found: Scaling, examples: Exa
     sample = sample_channels(x, rows)
     origin = f"normalise={normalise!r}" if file is None or pretrained_weights.scaling(file) is None else f"weights={file!r}"
     if NORMALISATIONS[normalise] is None and origin.startswith("normalise"):
-        return _squeezed(origin, found, sample, x, rows) if normalise != ROBUST else []
-    away = np.abs(sample - np.asarray(found.mean)) / np.asarray(found.std)
+        return _check_outliers(origin, scaling, sample, x, rows) if normalise != ROBUST else []
+    distance = np.abs(sample - np.asarray(scaling.mean)) / np.asarray(scaling.std)
     low, high = sample.min(), sample.max()
-    if is_images(x) and away.max() > FAR:
+    if is_images(x) and distance.max() > FAR:
         raise ValueError(f"{origin} is for pixels in [0, 1], these {x.dtype} are in [{low:.4g}, {high:.4g}]: {ADVICE}")
-    far = np.flatnonzero(away.mean(0) > FAR)
+    far = np.flatnonzero(distance.mean(0) > FAR)
     if is_images(x) or not len(far):
         return []
     column = sample[:, far[0]]
-    said = f"{_columns(x, far)} {x.dtype} in [{column.min():.4g}, {column.max():.4g}], which it leaves on average"
-    return [f"{origin}: {said} {away[:, far[0]].mean():.4g} from 0: scale them first, or take normalise='data'"]
+    what = f"{_describe_columns(x, far)} {x.dtype} in [{column.min():.4g}, {column.max():.4g}], which it leaves on average"
+    return [f"{origin}: {what} {distance[:, far[0]].mean():.4g} from 0: scale them first, or take normalise='data'"]
 
 
-def _squeezed(origin: str, found: Scaling, sample: np.ndarray, x: np.ndarray, rows: np.ndarray | None) -> list[str]:
-    """Returns a line on channels whose deviation a few wild rows stretch, so that all others become alike."""
+def _check_outliers(origin: str, scaling: Scaling, sample: np.ndarray, x: np.ndarray, rows: np.ndarray | None) -> list[str]:
+    """Returns a warning of channels whose deviation a few outliers stretch, so that all other
+    examples become alike."""
     spread = find_centre_and_spread(sample)[1]
-    far = np.flatnonzero((spread > 0) & (np.asarray(found.std) > STRETCHED * spread))
+    far = np.flatnonzero((spread > 0) & (np.asarray(scaling.std) > STRETCHED * spread))
     if not len(far):
         return []
     column = (x if rows is None else x[rows])[..., far[0]]
     low, high = np.quantile(sample[:, far[0]], (0.25, 0.75))
+    what = f"{_describe_columns(x, far)} in [{column.min():.4g}, {column.max():.4g}]"
     return [
-        f"{origin}: {_columns(x, far)} in [{column.min():.4g}, {column.max():.4g}], and half of it in [{low:.4g}, {high:.4g}]: "
+        f"{origin}: {what}, and half of it in [{low:.4g}, {high:.4g}]: "
         "a few rows stretch the deviation, so that all others become alike; take them out, or normalise='robust'"
     ]
 
 
-def _columns(x: np.ndarray, columns: np.ndarray) -> str:
-    """Returns how a line begins that is about some channels."""
+def _describe_columns(x: np.ndarray, columns: np.ndarray) -> str:
+    """Returns the beginning of a warning of some channels."""
     what = "column" if x.ndim == 2 else "channel"
     return f"{what} {columns[0]} of x is" if len(columns) == 1 else f"{len(columns)} {what}s of x are such; {what} {columns[0]} is"

@@ -1,32 +1,47 @@
-"""What a config names, found by name and checked: method, optimiser, data, networks, losses and scores. No data are read."""
+"""Finds what a config names: method, optimizer, data, models, loss and scores, with their options
+checked.
+
+No data are read. `resolve_config.py` calls these functions. Each takes one spec, or the fields of a
+config by dotted name as `schema.read_fields` returns them.
+"""
 
 import functools
 import os
+import pkgutil
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import optax
 
-from fedjax_core import nn, option_types, registry
+from fedjax_core import nn, option_types, own_packages, registry
 from fedjax_core.data import partition, sources
-from fedjax_core.experiment.method_registry import METHODS, Config, without_none
+from fedjax_core.experiment.schema import Config, options_of, without_none
 from fedjax_core.language import instruction_task as language
-from fedjax_core.registry import Found
-from fedjax_core.run.callbacks import find as callback
+from fedjax_core.registry import Found, spell
+from fedjax_core.run.callbacks import find as find_callback
 from fedjax_core.training import local_training, losses
 from fedjax_core.training.scores import SCORES
 
 OPTIMIZERS = {"sgd": local_training.sgd, "adam": local_training.adam}
 LOSSES = {
-    **{"cross_entropy": losses.cross_entropy, "smoothed": losses.smoothed, "focal": losses.focal},
-    **{"sigmoid_cross_entropy": losses.sigmoid_cross_entropy},
-    **{"squared_error": losses.squared_error, "absolute_error": losses.absolute_error},
+    "cross_entropy": losses.cross_entropy,
+    "smoothed": losses.smoothed,
+    "focal": losses.focal,
+    "sigmoid_cross_entropy": losses.sigmoid_cross_entropy,
+    "squared_error": losses.squared_error,
+    "absolute_error": losses.absolute_error,
 }
-OF_TARGETS = dict.fromkeys(("cross_entropy", "smoothed", "focal"), ("classes", "tokens"))  # what each loss is for
-OF_TARGETS |= {"sigmoid_cross_entropy": ("labels",), "squared_error": ("numbers",), "absolute_error": ("numbers",)}
+LOSS_TARGETS = {  # the kinds of targets that each loss is for
+    "cross_entropy": ("classes", "tokens"),
+    "smoothed": ("classes", "tokens"),
+    "focal": ("classes", "tokens"),
+    "sigmoid_cross_entropy": ("labels",),
+    "squared_error": ("numbers",),
+    "absolute_error": ("numbers",),
+}
 ROBUST = "robust"
-NORMALISATIONS = {  # mean and deviation by channel, where the data's own are not taken
+NORMALISATIONS = {  # mean and deviation by channel; None: those of the data
     "data": None,
     ROBUST: None,
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
@@ -34,22 +49,26 @@ NORMALISATIONS = {  # mean and deviation by channel, where the data's own are no
     "unit": ((0.0,), (1.0,)),
 }
 MODELS: dict[str, Callable] = nn.MODULES | {language.MODEL: language.Spec}
-GAP = "gap"  # which stands in the names of scores for the difference between two kinds of clients
-OF_MODELS = ("classes", "input_shape", "rngs", "dtype", "blocks", "block")
+MODEL_ARGUMENTS = ("classes", "input_shape", "rngs", "dtype", "blocks", "block")  # that `nn.build` passes
+SCORE_ARGUMENTS = ("outputs", "x", "y", "mask")
+GAP = "gap"  # in the names of scores: the difference between two kinds of clients
+NOT_CONFIGS = ("__init__", "base")  # files of configs/ that are no experiments
 
 
 class Data(NamedTuple):
-    """Where the data come from, and who gets which.
+    """Where the data come from, and how they are divided.
 
     Attributes:
-      source: a reader, or of texts `language.Source`.
-      directory: where data sets lie, or None.
+      source: a reader, or for texts `language.Source`.
+      directory: of the data sets, or None.
       size, examples: see `data.subsample`.
       partition: a scheme.
-      clients: N; None: all that the data have, for a partition that counts them itself.
+      clients: N; None: as many as the data have, for a partition that counts them itself.
       seed: of all draws that divide the data.
-      tests: what `federated_data.federate` is told beside: long_tail, test_split, test_examples, those that are given.
-      validation: what is held back of each client's training rows, a fraction or a number, or None.
+      tests: further arguments of `federated_data.federate`: long_tail, test_split, test_examples,
+        those that are set.
+      validation: what is held back of each client's training examples, a fraction or a number, or
+        None.
       unseen: which clients never train, a fraction or a number, or None.
     """
 
@@ -66,12 +85,12 @@ class Data(NamedTuple):
 
 
 class Network(NamedTuple):
-    """One of the models.
+    """A model of a config.
 
     Attributes:
-      found: a module, or of texts `language.Spec`.
-      around: what stands before it: resize, frame.
-      file: with the weights that it begins from, or None.
+      found: a module, or for texts `language.Spec`.
+      around: options of its input wrappers: resize, frame.
+      file: the weights that it begins from, or None.
     """
 
     found: Found
@@ -79,185 +98,234 @@ class Network(NamedTuple):
     file: str | None
 
 
-def method(config: Config) -> Found:
-    """The method's builder, with its options.
+class _Methods(Mapping[str, Callable]):
+    """The builders in `methods/` by name, each imported when it is needed."""
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in _list_modules(str(own_packages.HOME / "methods")) if name != "main")
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __getitem__(self, name: str) -> Callable:
+        if name not in iter(self):
+            raise KeyError(name)
+        return getattr(own_packages.import_bundled(f"methods.{name}"), name)
+
+
+@functools.cache
+def _list_modules(folder: str) -> tuple[str, ...]:
+    return tuple(module.name for module in pkgutil.iter_modules([folder]))
+
+
+METHODS = _Methods()
+
+
+def names() -> dict[str, str]:
+    """Returns the first line of each method's docstring, by the method's name."""
+    docstrings = {name: own_packages.import_bundled(f"methods.{name}").__doc__ for name in METHODS}
+    return {name: (text or "").partition("\n")[0] for name, text in docstrings.items()}
+
+
+def method(name: str) -> Callable:
+    """Returns the builder of a method: the function `name` of `methods/<name>.py`, or one that is
+    not built in (`registry.py`).
 
     Raises:
-      TypeError: it does not take a task by place and `optimizer` by name, or has no such option.
+      ValueError: there is no such method.
     """
-    options = without_none(config.method.to_dict())
-    spec, given, placed = options.pop("name"), ("optimizer",), ("task",)
-    found = registry.find("method", spec, METHODS, given=given, placed=placed, field="method.name", options=options)
-    takes, others = registry.parameters(found.function)
-    if "optimizer" not in takes and not others:
-        called = "a method is called as method(task, optimizer=..., ...), with config.optimizer as it is made"
-        raise TypeError(f"method {found.name!r} must take optimizer=: {called}; it takes: {', '.join(takes)}.")
+    return registry.lookup("method", name, METHODS)[0]
+
+
+def builder(name: str) -> Callable:
+    """Returns the builder of a model (`nn/flax_adapter.py`).
+
+    Raises:
+      ValueError: there is no such model.
+    """
+    return registry.lookup("model", name, MODELS)[0]
+
+
+def load_config(name: str) -> Config:
+    """Returns a config that comes with the package, as the command line names it.
+
+    It is found whatever the current folder holds, also where `from configs import fedavg` finds a
+    package `configs` of the user's own.
+
+    >>> load_config("fedavg:smoke").method.name
+    'fedavg'
+
+    Args:
+      name: such as "fedavg", or with a variant "fedavg:smoke".
+
+    Raises:
+      ValueError: there is no such config, or no such variant of it.
+    """
+    stem, colon, variant = name.partition(":")
+    files = (own_packages.HOME / "configs").glob("*.py")
+    registry.choose("config", stem, sorted(file.stem for file in files if file.stem not in NOT_CONFIGS))
+    with own_packages.ours():
+        get_config = own_packages.import_bundled(f"configs.{stem}").get_config
+        return get_config(variant) if colon else get_config()
+
+
+def find_method(fields: Mapping[str, Any]) -> Found:
+    """Returns the method's builder, with its options.
+
+    Raises:
+      TypeError: it does not take a task first and `optimizer` by name, or has no such option.
+    """
+    spec, options = fields["method.name"], options_of(fields, "method")
+    found = registry.find("method", spec, METHODS, given=("optimizer",), placed=("task",), field="method.name", options=options)
+    takes, takes_any = registry.parameters(found.function)
+    if "optimizer" not in takes and not takes_any:
+        signature = "a method is called as method(task, optimizer=..., ...), with the optimizer that config.optimizer names"
+        raise TypeError(f"method {found.name!r} must take optimizer=: {signature}; it takes: {', '.join(takes)}.")
     return found
 
 
-def optimizer(config: Config, numbers: Mapping[str, Any] | None = None) -> local_training.Optimizer:
-    """The optimiser that a config names: one of `OPTIMIZERS`; from outside one like them, or one of optax's.
-
-    Args:
-      config: whose options are checked.
-      numbers: options in place of the config's, that are not (`numbers.Number`).
-    """
-    options = without_none(config.optimizer.to_dict())
-    name = options.pop("name")
-    takes = registry.parameters(registry.lookup("optimizer", registry.parse(name, "optimizer.name")[0], OPTIMIZERS)[0])[0]
-    rate = "learning_rate" if "lr" not in takes and "learning_rate" in takes else "lr"
-    renamed = lambda given: {rate if option == "lr" else option: value for option, value in given.items()}
-    found = registry.find("optimizer", name, OPTIMIZERS, field="optimizer.name", options=renamed(options))
-    made: Any = found() if numbers is None else found.function(**found.options | renamed(numbers))
-    if isinstance(made, optax.GradientTransformation):
-        return lambda round: made  # noqa: A006
-    if callable(made):
-        return cast(local_training.Optimizer, made)
-    wants = "an optax.GradientTransformation, or a function of the round that gives one"
-    raise TypeError(f"optimizer {found.name!r} must return {wants}, it returned {option_types.short(made)}")
+def find_optimizer(fields: Mapping[str, Any]) -> local_training.Optimizer:
+    """Builds the optimizer: one of `OPTIMIZERS`, one of optax's, or a similar function that is not
+    built in."""
+    name, options = fields["optimizer.name"], options_of(fields, "optimizer")
+    function, _ = registry.lookup("optimizer", registry.parse(name, "optimizer.name")[0], OPTIMIZERS)
+    takes, _ = registry.parameters(function)
+    rate = "learning_rate" if "lr" not in takes and "learning_rate" in takes else "lr"  # as optax calls it
+    options = {rate if option == "lr" else option: value for option, value in options.items()}
+    found = registry.find("optimizer", name, OPTIMIZERS, field="optimizer.name", options=options)
+    optimizer: Any = found()
+    if isinstance(optimizer, optax.GradientTransformation):
+        return lambda round: optimizer  # noqa: A006
+    if callable(optimizer):
+        return cast(local_training.Optimizer, optimizer)
+    wanted = "an optax.GradientTransformation, or a function of the round that gives one"
+    raise TypeError(f"optimizer {found.name!r} must return {wanted}, it returned {option_types.short(optimizer)}")
 
 
-def _reader(spec: str, field: str) -> Found:
+def _find_source(spec: str, field: str) -> Found:
     if registry.parse(spec, field)[0] == language.SOURCE:
         return registry.find("data set", spec, {language.SOURCE: language.Source}, field=field)
     found = sources.find(spec, field=field)
-    if found.origin == registry.BUILT_IN and isinstance(of := found.options.get("of"), str):
-        _reader(of, field)  # the set that it is made of
+    if found.origin == registry.BUILT_IN and isinstance(inner := found.options.get("of"), str):
+        _find_source(inner, field)  # which it is made of
     return found
 
 
-def data(said: Mapping[str, Any]) -> Data:
-    """The data's source and division."""
-    source = _reader(said["data.source"], "data.source")
-    scheme = registry.find("partition", said["data.partition"], partition.SCHEMES, given=partition.GIVEN, field="data.partition")
-    split, rows = said["data.test_split"], said["data.test_examples"]
-    if (split == "matched") != (rows is not None):
-        raise ValueError(f"data.test_split={split!r}, data.test_examples={rows}: 'matched' needs a number, the others take none")
-    tests = without_none({"long_tail": said["data.long_tail"], "test_split": split, "test_examples": rows})
-    where = (said["data.dir"], said["data.size"], said["data.examples"])
-    kept = said["data.validation"], said["data.unseen_clients"]
-    clients = partition.clients_of(scheme.name, said["data.clients"])
-    return Data(source, *where, scheme, clients, said["data.seed"], tests, *kept)
+def find_data(fields: Mapping[str, Any]) -> Data:
+    """Returns the data's source and partition."""
+    split, examples = fields["data.test_split"], fields["data.test_examples"]
+    source = _find_source(fields["data.source"], "data.source")
+    scheme = registry.find("partition", fields["data.partition"], partition.SCHEMES, given=partition.GIVEN, field="data.partition")
+    if (split == "matched") != (examples is not None):
+        values = f"data.test_split={split!r}, data.test_examples={examples}"
+        raise ValueError(f"{values}: 'matched' needs a number, the others take none")
+    return Data(
+        source=source,
+        directory=fields["data.dir"],
+        size=fields["data.size"],
+        examples=fields["data.examples"],
+        partition=scheme,
+        clients=partition.clients_of(scheme.name, fields["data.clients"]),
+        seed=fields["data.seed"],
+        tests=without_none({"long_tail": fields["data.long_tail"], "test_split": split, "test_examples": examples}),
+        validation=fields["data.validation"],
+        unseen=fields["data.unseen_clients"],
+    )
 
 
-def public(spec: str | None) -> tuple[Found, int | None] | None:
-    """The source of a set that everybody holds, and how many examples of it."""
+def find_public(spec: str | None) -> tuple[Found, int | None] | None:
+    """Returns the source of the public set, and how many of its examples are used (None: all); None
+    where there is no such set."""
     if spec is None:
         return None
     name, options = registry.parse(spec, "public")
     number = option_types.check("public: examples", options.pop("examples", None), option_types.AtLeastOne | None)
     try:
-        return _reader(_written(name, options), "public"), number
+        return _find_source(spell(name, options), "public"), number
     except (ValueError, TypeError) as error:
         raise type(error)(f"public: {error}") from None
 
 
-def networks(said: Mapping[str, Any]) -> tuple[Network, ...]:
-    """The models, each with the file that it begins from."""
-    models = said["models"]
-    return tuple(network(spec, file) for spec, file in zip(models, files(models, said["weights"]), strict=True))
-
-
-def files(models: Sequence[str], given: str | Sequence[str | None] | None) -> tuple[str | None, ...]:
-    """The file that each of some models begins from, or None; a "~" in front is the user's home.
+def find_networks(fields: Mapping[str, Any]) -> tuple[Network, ...]:
+    """Returns the models, each with the file of weights that it begins from.
 
     Raises:
-      ValueError: there are not as many as models.
+      ValueError: there are not as many files as models.
     """
-    found = (given,) * len(models) if given is None or isinstance(given, str) else tuple(given)
-    found = tuple(None if file is None else os.path.expanduser(file) for file in found)
-    if len(found) != len(models):
-        raise ValueError(f"weights={found} must be one file, or one (or None) for each of the {len(models)} models")
-    return found
+    models, weights = fields["models"], fields["weights"]
+    files = (weights,) * len(models) if weights is None or isinstance(weights, str) else tuple(weights)
+    files = tuple(None if file is None else os.path.expanduser(file) for file in files)
+    if len(files) != len(models):
+        raise ValueError(f"weights={files} must be one file, or one (or None) for each of the {len(models)} models")
+    return tuple(find_network(spec, file) for spec, file in zip(models, files, strict=True))
 
 
-def network(spec: str, file: str | None = None) -> Network:
-    """A model by its spec, with its options checked."""
+def find_network(spec: str, file: str | None = None) -> Network:
+    """Returns a model by its spec, with its options checked."""
     name, options = registry.parse(spec, "models")
     function, origin = registry.lookup("model", name, MODELS)
-    of_images = function is not language.Spec
-    around = {key: options.pop(key) for key in ("resize", "frame") if key in options and of_images}
+    is_for_texts = function is language.Spec
+    around = {} if is_for_texts else {key: options.pop(key) for key in ("resize", "frame") if key in options}
     registry.check(f"model {name!r}", nn.image_size, ("input_shape",), around)
-    registry.check(f"model {name!r}", function, (*OF_MODELS, *nn.FIXED.get(name, ())) if of_images else (), options)
+    given = () if is_for_texts else (*MODEL_ARGUMENTS, *nn.FIXED.get(name, ()))
+    registry.check(f"model {name!r}", function, given, options)
     return Network(Found("model", spec, name, options, function, origin), around, file)
 
 
-def builder(name: str) -> Callable:
-    """The builder of a network from outside (`nn/flax_adapter.py`).
+def find_scores(specs: Sequence[str]) -> dict[str, Callable]:
+    """Returns further scores by name: the option `name`, or else the function's or class's own
+    name.
 
     Raises:
-      ValueError: there is none of that name.
-    """
-    return registry.lookup("model", name, MODELS)[0]
-
-
-def scores(specs: Sequence[str]) -> dict[str, Callable]:
-    """What is scored beside, by its name in the records: the option `name`, or else the function's or class's own name.
-
-    Raises:
-      ValueError: there is no such score; two would be recorded under one name, or one under a name that no score can have.
+      ValueError: there is no such score; two would have one name, or one has a name that is not
+        allowed.
       TypeError: a score is not called as (outputs, x, y, mask), or has no such option.
     """
-    scored, spec_of = {}, {}
+    scores, spec_of = {}, {}
     for spec in specs:
-        name, score = _named_score(spec)
+        name, score = _find_score(spec)
         if name in spec_of:
+            place, options = registry.parse(spec)
             both = " and ".join(map(option_types.short, (spec_of[name], spec)))
             raise ValueError(
                 f"evaluation.scores: {both} would both be recorded as {name!r}; give one of them a name of its own, such as "
-                f"{_with_option(spec, 'name', f'{name}_2')!r}"
+                f"{spell(place, options | {'name': f'{name}_2'})!r}"
             )
-        scored[name], spec_of[name] = score, spec
-    return scored
+        scores[name], spec_of[name] = score, spec
+    return scores
 
 
-def _named_score(spec: str) -> tuple[str, Callable]:
-    """Returns the name of a score in the records, and the score: of a class an object of it."""
+def _find_score(spec: str) -> tuple[str, Callable]:
+    """Returns a score's name in the records, and the score; of a class an object of it."""
     field = "evaluation.scores"
     place, options = registry.parse(spec, field)
     function, _ = registry.lookup("score", place, SCORES)
     name, is_class = place.rpartition(":")[2], isinstance(function, type)
     if "name" in options and "name" not in registry.parameters(function)[0]:
         name = option_types.check(f"{field}: name of {place!r}", options.pop("name"), str)
-        spec = _written(place, options)
+        spec = spell(place, options)
     if not re.fullmatch(r"[^\W\d]\w*", name) or name == GAP:
         raise ValueError(f"{field}: a score cannot be recorded as {name!r}; a name has letters, digits and _, and is not {GAP!r}")
-    placed = ("outputs", "x", "y", "mask")
-    found = registry.find("score", spec, SCORES, placed=() if is_class else placed, field=field)
+    found = registry.find("score", spec, SCORES, placed=() if is_class else SCORE_ARGUMENTS, field=field)
     if not is_class:
-        return name, _score(found)
+        return name, bind_options(found)
     score = found()
     if not callable(score):
-        raise TypeError(f"score {place!r} is a class, whose objects must have __call__({', '.join(placed)})")
-    registry.by_place(f"score {place!r}", score, placed)
+        raise TypeError(f"score {place!r} is a class, whose objects must have __call__({', '.join(SCORE_ARGUMENTS)})")
+    registry.by_place(f"score {place!r}", score, SCORE_ARGUMENTS)
     return name, score
 
 
-def _with_option(spec: str, option: str, value: str) -> str:
-    """Returns a spec with another value of an option."""
-    place, options = registry.parse(spec)
-    return _written(place, options | {option: value})
-
-
-def _written(place: str, options: Mapping[str, Any]) -> str:
-    """Returns the spec of a name with options."""
-    return f"{place}({', '.join(f'{key}={value!r}' for key, value in options.items())})"
-
-
-def _score(found: Found) -> Callable:
+def bind_options(found: Found) -> Callable:
+    """Returns a resolved function with its options bound."""
     return functools.partial(found.function, **found.options) if found.options else found.function
 
 
-def loss(spec: str | None) -> Found | None:
-    """The loss of labels; None: the one that fits the targets."""
+def find_loss(spec: str | None) -> Found | None:
+    """Returns the loss of labels; None: the one that fits the targets."""
     return None if spec is None else registry.find("loss", spec, LOSSES, placed=("logits", "y", "mask"), field="loss")
 
 
-def trained(found: Found | None) -> Callable | None:
-    """What a loss trains in place of cross-entropy; None: nothing."""
-    return None if found is None or found.function is losses.cross_entropy else _score(found)
-
-
-def callbacks(specs: Sequence[str]) -> tuple[Found, ...]:
-    """What a run tells what happens."""
-    return tuple(callback(spec) for spec in specs)
+def find_callbacks(specs: Sequence[str]) -> tuple[Found, ...]:
+    """Returns the callbacks of a run."""
+    return tuple(find_callback(spec) for spec in specs)

@@ -1,7 +1,9 @@
-"""A config's simulation without its data and weights: sets of the same size in their place, to count, to trace and to compile.
+"""Mock data of the size of a config's data sets, to count, to trace and to compile without reading
+a file.
 
-Published sets have a known size (`data/sources/dataset_sizes.py`), others are given one. Labels come in turn, so that partitions
-by class give each client about as many rows as they would of the real, nearly balanced set.
+Published sets have a known size (`data/sources/dataset_sizes.py`); that of others is an argument.
+Labels cycle through the classes, so that partitions by class give each client about as many
+examples as they would of the real, nearly balanced set.
 """
 
 from typing import Any, NamedTuple
@@ -20,20 +22,19 @@ from fedjax_core.language import instruction_task as language
 from fedjax_core.language import mock_instructions as texts
 from fedjax_core.registry import Found, choose
 
-WANTED = "--rows, --test_rows, --shape and --classes (and --users, the natural clients; --targets; --dtype)"
-READ = "the files are not read"
+FLAGS = "--rows, --test_rows, --shape and --classes (and --users, the natural clients; --targets; --dtype)"
 
 
 class Counts(NamedTuple):
-    """What is given of a data set in place of what is known of it; None: nothing.
+    """The size of a data set, in place of the known one; None: the known one.
 
     Attributes:
-      rows, test_rows: of the training set and of the test set.
-      shape: of a row.
+      rows, test_rows: examples of the training set and of the test set.
+      shape: of an example.
       classes: K.
       users: natural clients.
       targets: one of `algorithm.TARGETS`.
-      dtype: of a row.
+      dtype: of an example.
       answer: tokens of the longest answer, where a language model writes.
     """
 
@@ -47,39 +48,39 @@ class Counts(NamedTuple):
     answer: int | None = None
 
 
-def kind(asked: Asked, counts: Counts = Counts()) -> build_task.Kind:  # noqa: B008
-    """The way from a config's source to its task that reads no file; for `build_simulator.build`."""
-    if asked.data.source.function is language.Source:
-        made: list[language.Prepared] = []
+def kind(resolved: Asked, counts: Counts = Counts()) -> build_task.DataPipeline:  # noqa: B008
+    """Returns a data pipeline of a config that reads no file, for `build_simulator.build`."""
+    if resolved.is_for_texts:
+        prepared: list[language.Prepared] = []
 
-        def whole(asked: Asked) -> federated_data.FederatedData:
+        def read_texts(resolved: Asked) -> federated_data.FederatedData:
             given = {"rows": counts.rows, "test_rows": counts.test_rows, "answer": counts.answer}
             sizes = texts.Sizes(**{name: value for name, value in given.items() if value is not None})
-            clients = asked.data.clients or DEFAULT_CLIENTS
-            made[:] = [texts.prepared(asked.data.source(), clients, asked.networks[0].found(), sizes)]
-            return made[0].data
+            clients = resolved.data.clients or DEFAULT_CLIENTS
+            prepared[:] = [texts.prepared(resolved.data.source(), clients, resolved.networks[0].found(), sizes)]
+            return prepared[0].data
 
-        def answered(asked: Asked, one: Network, data: Any, everybodys: Any, shapes_only: bool):
-            del one, data, everybodys, shapes_only
-            return language.task(made[0], asked.adapter, shapes_only=True)
+        def make_task(resolved: Asked, network: Network, data: Any, public: Any, shapes_only: bool):
+            del network, data, public, shapes_only
+            return language.task(prepared[0], resolved.adapter, shapes_only=True)
 
-        return build_task.Kind(whole, answered, lambda asked, data: ())
-    return build_task.Kind(lambda asked: _divided(asked, counts), build_task.ROWS.task, _public)
+        return build_task.DataPipeline(read_texts, make_task, lambda resolved, data: ())
+    return build_task.DataPipeline(lambda resolved: _make_arrays(resolved, counts), build_task.ARRAYS.task, _make_public)
 
 
-def _divided(asked: Asked, counts: Counts) -> federated_data.FederatedData:
-    data = asked.data
-    if _made(data.source) and not any(value is not None for value in counts):
-        return build_task.ROWS.federated(asked)
-    of = dataset_sizes.smaller(_size(data.source, counts), data.size, data.examples)
+def _make_arrays(resolved: Asked, counts: Counts) -> federated_data.FederatedData:
+    data = resolved.data
+    if _is_generated(data.source) and not any(value is not None for value in counts):
+        return build_task.ARRAYS.federated(resolved)
+    size = dataset_sizes.smaller(_size(data.source, counts), data.size, data.examples)
     domains = (data.clients or DEFAULT_CLIENTS) if data.partition.name == "by_domain" else 1
     return federated_data.federate(
-        dataset_sizes.stand_in(of, data.source.name, domains), data.partition, data.clients, data.seed, **data.tests
+        dataset_sizes.stand_in(size, data.source.name, domains), data.partition, data.clients, data.seed, **data.tests
     )
 
 
-def _made(source: Found) -> bool:
-    """Whether a source needs no file, nor does the one that it is made of."""
+def _is_generated(source: Found) -> bool:
+    """Returns whether neither a source nor the one that it is made of reads a file."""
     name, inner = source.name, source.options.get("of")
     if isinstance(inner, str):
         return inner.partition("(")[0] in dataset_sizes.MADE
@@ -87,33 +88,33 @@ def _made(source: Found) -> bool:
 
 
 def _size(source: Found, counts: Counts) -> dataset_sizes.Size:
-    """Of a source's data set, as known and as given.
+    """Returns the size of a source's data set: the known one, with what is given replaced.
 
     Raises:
-      ValueError: it is neither.
+      ValueError: it is not known, and not given.
     """
     if counts.targets is not None:
         choose("--targets", counts.targets, TARGETS)
     given = {name: value for name, value in counts._asdict().items() if value is not None and name != "answer"}
-    of = dataset_sizes.size(source.name, source.options)
-    if of is not None:
-        return of._replace(**given)
+    known = dataset_sizes.size(source.name, source.options)
+    if known is not None:
+        return known._replace(**given)
     if missing := [name for name in ("rows", "shape", "classes") if name not in given]:
-        what = f"data.source={source.spec!r}: {READ}, and how large the set is is not known"
-        raise ValueError(f"{what}; give {WANTED}; --{missing[0]} is missing")
+        what = f"data.source={source.spec!r}: the size of the set is not known, and its files are not read"
+        raise ValueError(f"{what}; give {FLAGS}; --{missing[0]} is missing")
     given.setdefault("test_rows", max(1, given["rows"] // 5))
     return dataset_sizes.Size(**given)
 
 
-def _public(asked: Asked, data: federated_data.FederatedData) -> Examples | tuple[()]:
-    if asked.public is None:
+def _make_public(resolved: Asked, data: federated_data.FederatedData) -> Examples | tuple[()]:
+    if resolved.public is None:
         return ()
-    source, number = asked.public
-    if _made(source):
-        return build_task.ROWS.public(asked, data)
+    source, number = resolved.public
+    if _is_generated(source):
+        return build_task.ARRAYS.public(resolved, data)
     like = data.train
-    of = dataset_sizes.smaller(_size(source, Counts()), None, number)
-    examples = dataset_sizes.stand_in(of, source.name).train
-    if examples.x.dtype != like.x.dtype or len(of.shape) != like.x.ndim - 1:
+    size = dataset_sizes.smaller(_size(source, Counts()), None, number)
+    examples = dataset_sizes.stand_in(size, source.name).train
+    if examples.x.dtype != like.x.dtype or len(size.shape) != like.x.ndim - 1:
         return adapted(examples, like)
-    return Examples(np.broadcast_to(np.zeros((), like.x.dtype), (of.rows, *like.x.shape[1:])), examples.y)
+    return Examples(np.broadcast_to(np.zeros((), like.x.dtype), (size.rows, *like.x.shape[1:])), examples.y)

@@ -1,8 +1,10 @@
-"""What is given in Python in place of what a config names: a method, networks, a loss, scores.
+"""Changes what a config names: to another method, or to Python objects (a method, models, a loss,
+scores).
 
-It is written into the config by its name, so that such a run resumes, is analysed and is exported like any other: a function or
-class of a module as "module:name(option=...)", which a later process finds again; anything else, such as a lambda, as
-"given:name", which a later process must be given again.
+Objects are written into the config by name, so that such a run resumes, is analysed and is exported
+like any other: a function or class of a module as "module:name(option=...)", which a later process
+finds again; anything else, such as a lambda, as "given:name", which a later process must be given
+again.
 """
 
 import functools
@@ -12,18 +14,70 @@ from typing import Any
 
 from flax import linen, nnx
 
-from fedjax_core import option_types, outside, registry
-from fedjax_core.experiment.method_registry import Config, switch
+from fedjax_core import option_types, registry
+from fedjax_core.experiment.lookup import method as find_method
+from fedjax_core.experiment.schema import Config, without_none
 from fedjax_core.task import Model
 
 log = logging.getLogger("fedjax_core")
 Scores = Callable | Sequence[Callable] | Mapping[str, Callable]
-_FIELDS = {
-    "method": "method.name",
-    "model": "models",
-    "loss": "loss",
-    "score": "evaluation.scores",
-}  # where names stand in a config
+PROTOCOL = ("epochs", "batch", "weights")  # options of any method's training, which a config keeps with another method
+_FIELDS = {"method": "method.name", "model": "models", "loss": "loss", "score": "evaluation.scores"}  # that hold names
+
+
+def switch(config: Config, method_of: Mapping[str, Any]) -> str:
+    """Changes the method of a config, in place.
+
+    Of the old method's options, those of `PROTOCOL` that the new one has are kept and all others
+    are dropped: a coefficient of one method says nothing about another's of the same name.
+
+    Args:
+      config: with a method; it may be locked.
+      method_of: "name" of the new method, and options of it. If it is the config's own method, or
+        there is no name, these change its options.
+
+    Returns:
+      A line that says what was kept and what was dropped; empty where it is the config's own
+      method.
+
+    Raises:
+      ValueError: there is no such method.
+    """
+    method_of = {"name": config.method.name, **method_of}
+    name, own = registry.parse(method_of["name"], "method.name")
+    function, before = find_method(name), config.method.to_dict()
+    old = before.pop("name")
+    if is_same := _is_method(old, function):
+        kept = {key: value for key, value in before.items() if key not in own}
+    else:
+        takes, takes_any = registry.parameters(function)
+        kept = {key: before[key] for key in before if key in PROTOCOL and key not in own and (key in takes or takes_any)}
+    with config.unlocked():
+        config.method = _merge(kept, method_of)
+    if is_same:
+        return ""
+    settings = {key: value for key, value in kept.items() if key not in method_of}
+    dropped = {key: value for key, value in before.items() if key not in {*kept, *own, *method_of}}
+    parts = [
+        f"{word} {', '.join(f'{key}={value!r}' for key, value in options.items())}"
+        for word, options in (("kept", without_none(settings)), ("dropped", without_none(dropped)))
+        if options
+    ]
+    return f"method {name} in place of {old}: {'; '.join([*parts, 'its other options are its defaults'])}"
+
+
+def _is_method(name: str, function: Callable) -> bool:
+    """Returns whether a name stands for this builder."""
+    try:
+        return find_method(registry.parse(name)[0]) is function
+    except ValueError:  # such as one that an earlier process was given
+        return False
+
+
+def _merge(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns options updated with others; options that are mappings are merged."""
+    both = {key for key in before if isinstance(before[key], Mapping) and isinstance(more.get(key), Mapping)}
+    return {**before, **more, **{key: _merge(before[key], more[key]) for key in both}}
 
 
 def into(
@@ -33,22 +87,22 @@ def into(
     loss: Callable | None = None,
     scores: Scores | None = None,
 ) -> Config:
-    """A copy of a config with what is given in place of what it names; the config itself if nothing is.
+    """Returns a copy of a config that names the objects given; the config itself if none is given.
 
     Args:
       config: see `configs/base.py`.
-      method: (task, optimizer=..., ...) -> Algorithm. Of `config.method`'s options it has those that `method_registry.switch`
-        keeps, of its
-        own those that are bound by `functools.partial`.
-      model: a network, or a sequence of them for client i mod their number: what builds a module of Flax NNX or Linen
-        (`nn/flax_adapter.py`), a Linen module, or a `Model`.
-      loss: of labels, (logits [B, K], y [B], mask [B]) -> the mean over the rows in `mask`.
-      scores: (outputs, x, y, mask [B]) -> (sum, weight), or objects with `finalize` (`training/scores.py`); one, a sequence, or by
-        name.
+      method: (task, optimizer=..., ...) -> Algorithm. It has those of `config.method`'s options
+        that `switch` keeps, and of its own those that `functools.partial` binds.
+      model: a network, or a sequence of them for client i mod their number: a function or class
+        that makes a module of Flax NNX or Linen (`nn/flax_adapter.py`), a Linen module, or a
+        `Model`.
+      loss: of labels, (logits [B, K], y [B], mask [B]) -> the mean over the examples in `mask`.
+      scores: (outputs, x, y, mask [B]) -> (sum, weight), or objects with `finalize`
+        (`training/scores.py`); one, a sequence, or by name.
 
     Raises:
-      TypeError: a method, loss or score is no function, such as a name, which stands in the config; a network is a module of NNX
-        that is made already: its initial values could not be drawn by the run's seed.
+      TypeError: a method, loss or score is no function, such as a name, which belongs in the
+        config; a model is an NNX module: its initial values could not be drawn by the run's seed.
       ValueError: two different networks, or scores, would have one name.
     """
     if method is None and model is None and loss is None and scores is None:
@@ -59,92 +113,91 @@ def into(
             bound = method.keywords if isinstance(method, functools.partial) else {}
             for option in set(bound) & set(config.method):
                 del config.method[option]
-            if said := switch(config, {"name": named("method", method)}):
-                log.warning("%s", said)
+            if message := switch(config, {"name": named("method", method)}):
+                log.warning("%s", message)
         if model is not None:
-            several = model if isinstance(model, list | tuple) and not isinstance(model, Model) else (model,)
-            config.models = _several("model", [(None, one, _builder(one)) for one in several])
+            models = model if isinstance(model, list | tuple) and not isinstance(model, Model) else (model,)
+            config.models = _specs_of("model", [(None, each, _model_builder(each)) for each in models])
         if loss is not None:
             config.loss = named("loss", loss)
         if scores is not None:
             several = (scores,) if callable(scores) or isinstance(scores, str) else scores
-            several = several.items() if isinstance(several, Mapping) else ((None, score) for score in several)
-            config.evaluation.scores = _several("score", [(name, score, score) for name, score in several])
+            pairs = several.items() if isinstance(several, Mapping) else ((None, score) for score in several)
+            config.evaluation.scores = _specs_of("score", [(name, score, score) for name, score in pairs])
     return config
 
 
-def _several(what: str, given: Sequence[tuple[str | None, Any, Callable]]) -> tuple[str, ...]:
-    """The specs of several things of a kind.
+def _specs_of(what: str, given: Sequence[tuple[str | None, Any, Callable]]) -> tuple[str, ...]:
+    """Returns the specs of several objects of a kind.
 
     Args:
-      what: they are.
-      given: of each the name that it must have or None, what was given, and what it is called as.
+      what: the kind.
+      given: for each the name that it must have or None, the object, and the function that stands
+        for it.
 
     Raises:
       ValueError: two different ones would have one name.
     """
-    found: dict[str, Any] = {}
+    objects: dict[str, Any] = {}
     specs = []
-    for name, one, function in given:
+    for name, each, function in given:
         spec = named(what, function, name)
-        if spec.startswith("given:") and found.setdefault(spec, one) is not one:
-            own = spec.removeprefix("given:")
+        if spec.startswith("given:") and objects.setdefault(spec, each) is not each:
             raise ValueError(
-                f"two different {what}s are given that are both called {own!r}; give one of them another name, such as by `def` in "
-                "place of lambda"
+                f"two different {what}s are given that are both called {spec.removeprefix('given:')!r}; give one of them another "
+                "name, such as by `def` in place of lambda"
             )
         specs.append(spec)
     return tuple(specs)
 
 
 def named(what: str, given: Callable, name: str | None = None) -> str:
-    """The spec that finds a function or class again: by its module, or else as one that was given (`outside.give`).
+    """Returns the spec that finds a function or class again: by its module, or as one that is
+    registered in this process.
 
     Args:
-      what: it is, one of `outside.GROUPS`.
-      given: it, or a `functools.partial` of it with named options.
+      what: its kind, one of `registry.ENTRY_POINT_GROUPS`.
+      given: the function, or a `functools.partial` of it with named options.
       name: that it must have; None: its own.
 
     Raises:
       TypeError: it cannot be called.
     """
     if not callable(given):
-        where = f"; names stand in config.{_FIELDS[what]}" if isinstance(given, str) else ""
-        raise TypeError(
-            f"{what}{'' if name is None else f' {name!r}'}={option_types.short(given)} must be a function or a class{where}"
-        )
+        called = "" if name is None else f" {name!r}"
+        hint = f"; names belong in config.{_FIELDS[what]}" if isinstance(given, str) else ""
+        raise TypeError(f"{what}{called}={option_types.short(given)} must be a function or a class{hint}")
     function, options = given, {}
     while isinstance(function, functools.partial) and not function.args:
         function, options = function.func, function.keywords | options
     own = getattr(function, "__qualname__", type(function).__name__)
-    spec = f"{getattr(function, '__module__', '')}:{own}"
-    if options:
-        spec += f"({', '.join(f'{key}={value!r}' for key, value in options.items())})"
-    if name in (None, own) and _finds(what, spec, function, options):
+    spec = registry.spell(f"{getattr(function, '__module__', '')}:{own}", options)
+    if name in (None, own) and _is_found_by(what, spec, function, options):
         return spec
-    return outside.give(what, name or own.rpartition(".")[2].strip("<>"), given)
+    return registry.register_in_process(what, name or own.rpartition(".")[2].strip("<>"), given)
 
 
-def _finds(what: str, spec: str, function: Callable, options: dict[str, Any]) -> bool:
-    """Whether a spec, read from a file, stands for this function with these options."""
+def _is_found_by(what: str, spec: str, function: Callable, options: dict[str, Any]) -> bool:
+    """Returns whether a spec, read from a file, stands for this function with these options."""
     try:
-        place, read = registry.parse(spec)
-        return registry.lookup(what, place, {})[0] is function and read == options
+        place, parsed = registry.parse(spec)
+        return registry.lookup(what, place, {})[0] is function and parsed == options
     except ValueError:
         return False
 
 
-def _builder(network: Any) -> Callable:
-    """What makes a network, of a network that is made already."""
-    if isinstance(network, nnx.Module):
-        what = f"the model {type(network).__name__} is made already, with values that no seed of a run drew"
-        raise TypeError(f"{what}; give its class, or a function (classes, input_shape, rngs) -> module")
-    if not isinstance(network, Model | linen.Module):
-        return network
-    made = functools.partial(_itself, network)
-    made.__qualname__ = network.name if isinstance(network, Model) else type(network).__name__  # pyright: ignore[reportAttributeAccessIssue]
-    return made
+def _model_builder(model: Any) -> Callable:
+    """Returns a function that makes a network; of a network that is an object already, one that
+    returns it."""
+    if isinstance(model, nnx.Module):
+        problem = f"the model {type(model).__name__} is made already, with values that no seed of a run drew"
+        raise TypeError(f"{problem}; give its class, or a function (classes, input_shape, rngs) -> module")
+    if not isinstance(model, Model | linen.Module):
+        return model
+    build = functools.partial(_return, model)
+    build.__qualname__ = model.name if isinstance(model, Model) else type(model).__name__  # pyright: ignore[reportAttributeAccessIssue]
+    return build
 
 
-def _itself(network: Any) -> Any:
-    return network
+def _return(value: Any) -> Any:
+    return value

@@ -1,7 +1,7 @@
-"""From a config to what it asks for: every name found, every setting checked; what is wrong is said in one line. No data are read.
+"""Resolves a config: reads its fields, finds what they name, and checks that they go together. No
+data are read.
 
-`resolve(config)` is the one place that reads a config's names (`lookup.py`, `uplink_options.py`); `build` reads what it returns
-and nothing else.
+`resolve(config)` is the only reader of a config. `build` and `execute` read what it returns.
 """
 
 import functools
@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fedjax_core import registry
+from fedjax_core.data import partition
 from fedjax_core.engine.simulator import Evaluation
 from fedjax_core.experiment import lookup, schema, uplink_options
 from fedjax_core.experiment.lookup import NORMALISATIONS
-from fedjax_core.experiment.method_registry import Config
+from fedjax_core.experiment.schema import Config
 from fedjax_core.language import instruction_task as language
 from fedjax_core.privacy import Privacy
 from fedjax_core.registry import Found
@@ -23,41 +24,74 @@ from fedjax_core.uplink import Link
 
 STATISTICS = ("average", "local", "freeze")
 TASKS = {"classification": lambda: None, "episodes": few_shot.Episodes}
-NOT_LOCAL = ("finetune_epochs", "server_epochs")  # options of methods: epochs that train nothing that a round keeps of clients
+NOT_LOCAL = ("finetune_epochs", "server_epochs")  # options of methods: epochs of no client's local training
 FOR_IMAGES = {"augment": None, "public": None, "weights": None, "task": "classification", "train": "all"}
 
 
+class RunOptions(NamedTuple):
+    """Fields of a config about the loop of its run.
+
+    Attributes:
+      rounds: in all.
+      eval_every: rounds between evaluations.
+      targets: accuracies whose first rounds are reported.
+      last_k: evaluations whose mean is reported.
+      select: the validation score by which the best round is kept, or None.
+      patience: evaluations without a better one after which the run ends, or None.
+      until: the score at which the run ends, such as "test/global/accuracy >= 0.97", or None.
+      checkpoint_seconds: between checkpoints.
+      keep_checkpoints: how many are kept.
+      profile: whether a trace is written.
+    """
+
+    rounds: int
+    eval_every: int
+    targets: tuple[float, ...]
+    last_k: int
+    select: str | None
+    patience: int | None
+    until: str | None
+    checkpoint_seconds: float
+    keep_checkpoints: int
+    profile: bool
+
+
 class Asked(NamedTuple):
-    """What a config asks for.
+    """A config, resolved and checked.
 
     Attributes:
       seed: of initialisation, sampling and training.
       method: its builder, with its options.
-      optimizer: made.
-      data: its source and its division.
+      optimizer: round -> optax transformation.
+      data: source and partition.
       networks: client i has network i mod their number.
-      public: the source of a set that everybody holds, and how many examples of it; None: no such set.
+      public: the source of the public set, and how many of its examples are used (None: all); None:
+        no such set.
       episodes: how they are drawn; None where plain examples are classified.
       adapter: what is trained beside a frozen network, or None.
-      train: which part of networks is trained, one of `PARTS`.
+      train: which part of the networks is trained, one of `PARTS`.
       normalise: one of `NORMALISATIONS`.
       statistics: one of `STATISTICS`.
-      augment: of a training image, or None.
-      scores: by name, what is scored beside accuracy and loss.
+      augment: of training images, or None.
+      scores: beside accuracy and loss, by name.
       loss: of labels, or None.
-      cohort: how many clients take part, or their fraction; None: all.
-      dropout: probability that a sampled client does not come back.
+      cohort: number of clients in a round, or their fraction; None: all.
+      dropout: probability that a sampled client does not return.
       evaluation: what is scored.
-      chunk, devices, model, hold: how a round is spread, see `client_loop.choose`.
-      data_on: where the data lie, see `data_placement.choose_placement`.
+      chunk, devices, model, hold: how a round is mapped to devices, see `client_loop.choose`.
+      data_on: where the data are stored, see `data_placement.choose_placement`.
       adversary: who attacks and how, or None.
       links: what uplinks pass through beside attacks, see `uplink`.
-      rule: that takes the place of the mean, behind what stands before it; among `links` it is made.
-      leave_out: whether clients that send something not finite are left out.
+      rule: the robust rule in place of the mean, after its pre-aggregators; also among `links`.
+      leave_out: whether clients that send NaN or Inf are left out.
       sampling: of cohorts, "fixed", "poisson" or "cyclic".
       mechanism: of differential privacy, or None; it takes what `privacy` says.
       privacy: how much, or None.
-      said: the fields, checked, for messages.
+      run: settings of the run.
+      imports_code: whether the config names code that is neither built in nor installed; callbacks
+        do not count.
+      config: the fields, nested, as config.json holds them (`complete_config`).
+      said: the fields by dotted name, checked (`schema.read_fields`).
     """
 
     seed: int
@@ -89,78 +123,128 @@ class Asked(NamedTuple):
     sampling: str
     mechanism: Found | None
     privacy: Privacy | None
+    run: RunOptions
+    imports_code: bool
+    config: Mapping[str, Any]
     said: Mapping[str, Any]
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether the config says how clients are mapped to devices, at least in part."""
+        return any(self.said[f"plan.{field}"] is not None for field in ("chunk", "devices", "model"))
+
+    @property
+    def is_for_texts(self) -> bool:
+        """Whether the data are instructions, which language models answer."""
+        return self.data.source.function is language.Source
 
 
 def resolve(config: Config) -> Asked:
-    """What a config asks for, checked.
+    """Returns a config, resolved and checked.
 
     Raises:
-      ValueError, TypeError: a name or an option that there is not, a value that is not allowed, or a field that is missing; the
-        message names the field.
+      ValueError, TypeError: a name or an option does not exist, a value is not allowed, or a field
+        is missing; the message names the field.
     """
-    said = schema.check(config)
-    data = lookup.data(said)
-    cohort = said["cohort.fraction"] if said["cohort.size"] is None else said["cohort.size"]
-    method = lookup.method(config)
-    asked = Asked(
-        said["seed"],
-        method,
-        lookup.optimizer(config),
-        data,
-        lookup.networks(said),
-        lookup.public(said["public"]),
-        registry.find("task", said["task"], TASKS, field="task")(),
-        None if said["adapter"] is None else registry.find("adapter", said["adapter"], adapters.ADAPTERS, field="adapter")(),
-        registry.choose("train", said["train"], PARTS),
-        registry.choose("normalise", said["normalise"], NORMALISATIONS),
-        registry.choose("statistics", said["statistics"], STATISTICS),
-        None if said["augment"] is None else pipeline.of_training(said["augment"]),
-        lookup.scores(said["evaluation.scores"] or ()),
-        lookup.loss(said["loss"]),
-        cohort,
-        said["dropout"],
-        Evaluation(
-            tuple(said["evaluation.scopes"]),
-            said["evaluation.batch"],
-            said["evaluation.clients"],
-            said["evaluation.newcomer_updates"] or 1,
+    fields = schema.read_fields(config)
+    with registry.noting() as imported:
+        resolved = _resolve(fields)
+    imports_code = any(registry.is_imported(origin) for _, origin in imported)
+    resolved = resolved._replace(imports_code=imports_code, config=complete_config(config))
+    _check_local_epochs(resolved.method)
+    _check_combination(resolved)
+    return resolved
+
+
+def _resolve(fields: Mapping[str, Any]) -> Asked:
+    data, method = lookup.find_data(fields), lookup.find_method(fields)
+    for_texts = data.source.function is language.Source
+    mechanism, privacy = uplink_options.private(fields, for_texts, _client_weights(method))
+    task, adapter, augment = fields["task"], fields["adapter"], fields["augment"]
+    fraction = None if fields["cohort.fraction"] is None else float(fields["cohort.fraction"])  # 1 is all clients
+    return Asked(
+        seed=fields["seed"],
+        method=method,
+        optimizer=lookup.find_optimizer(fields),
+        data=data,
+        networks=lookup.find_networks(fields),
+        public=lookup.find_public(fields["public"]),
+        episodes=registry.find("task", task, TASKS, field="task")(),
+        adapter=None if adapter is None else registry.find("adapter", adapter, adapters.ADAPTERS, field="adapter")(),
+        train=registry.choose("train", fields["train"], PARTS),
+        normalise=registry.choose("normalise", fields["normalise"], NORMALISATIONS),
+        statistics=registry.choose("statistics", fields["statistics"], STATISTICS),
+        augment=None if augment is None else pipeline.of_training(augment),
+        scores=lookup.find_scores(fields["evaluation.scores"] or ()),
+        loss=lookup.find_loss(fields["loss"]),
+        cohort=fraction if fields["cohort.size"] is None else fields["cohort.size"],
+        dropout=fields["dropout"],
+        evaluation=Evaluation(
+            tuple(fields["evaluation.scopes"]),
+            fields["evaluation.batch"],
+            fields["evaluation.clients"],
+            fields["evaluation.newcomer_updates"] or 1,
         ),
-        said["plan.chunk"],
-        said["plan.devices"],
-        said["plan.model"] or 1,
-        said["plan.hold"],
-        said["plan.data"],
-        uplink_options.adversary(said),
-        uplink_options.links(said),
-        uplink_options.rule(said),
-        uplink_options.leaves_out(said),
-        said["cohort.sampling"] or "fixed",
-        *uplink_options.private(said, data.source.function is language.Source, _weights(method)),
-        said,
+        chunk=fields["plan.chunk"],
+        devices=fields["plan.devices"],
+        model=fields["plan.model"] or 1,
+        hold=fields["plan.hold"],
+        data_on=fields["plan.data"],
+        adversary=uplink_options.adversary(fields),
+        links=uplink_options.links(fields),
+        rule=uplink_options.rule(fields),
+        leave_out=uplink_options.leaves_out(fields),
+        sampling=fields["cohort.sampling"] or "fixed",
+        mechanism=mechanism,
+        privacy=privacy,
+        run=RunOptions(
+            rounds=fields["rounds"],
+            eval_every=fields["evaluation.every"],
+            targets=tuple(fields["evaluation.targets"]),
+            last_k=fields["evaluation.last_k"],
+            select=fields["evaluation.select"],
+            patience=fields["evaluation.patience"],
+            until=fields["evaluation.until"],
+            checkpoint_seconds=fields["checkpoint.seconds"],
+            keep_checkpoints=fields["checkpoint.keep"],
+            profile=fields["profile"],
+        ),
+        imports_code=False,
+        config={},
+        said=fields,
     )
-    _check_trains(asked.method)
-    _go_together(asked, said)
-    return asked
 
 
 def check(config: Config) -> None:
-    """Raises what `resolve` does, and where a run could not find its callbacks."""
-    lookup.callbacks(resolve(config).said["callbacks"])
+    """Raises what `resolve` does, and an error where a callback of the config does not exist."""
+    lookup.find_callbacks(resolve(config).said["callbacks"])
 
 
-def algorithm(asked: Asked) -> Callable:
-    """The method with its optimiser and options: task -> Algorithm."""
-    return functools.partial(asked.method.function, optimizer=asked.optimizer, **asked.method.options)
+def complete_config(config: Config) -> dict[str, Any]:
+    """Returns a config's fields, nested, as config.json holds them: with the number of clients that
+    its partition has.
+
+    A config that lacks fields, such as one of an older run, is returned as it is.
+    """
+    fields = config.to_dict()
+    data = fields.get("data")
+    if not isinstance(data, Mapping) or not isinstance(data.get("partition"), str) or data.get("clients", 0) is not None:
+        return fields
+    return {**fields, "data": {**data, "clients": partition.clients_of(data["partition"], None)}}
 
 
-def _weights(method: Found) -> str | None:
-    """Returns how a method weighs clients, by its option of that name."""
+def algorithm(resolved: Asked) -> Callable:
+    """Returns the method with its optimizer and options bound: task -> Algorithm."""
+    return functools.partial(resolved.method.function, optimizer=resolved.optimizer, **resolved.method.options)
+
+
+def _client_weights(method: Found) -> str | None:
+    """Returns how a method weights clients, by its option of that name."""
     takes = registry.parameters(method.function)[0]
     return method.options.get("weights", takes["weights"].default) if "weights" in takes else None
 
 
-def _check_trains(method: Found) -> None:
+def _check_local_epochs(method: Found) -> None:
     """Raises ValueError where a method's numbers of local epochs are all 0."""
     takes = registry.parameters(method.function)[0]
     names = [name for name in takes if name.endswith("epochs") and name not in NOT_LOCAL]
@@ -171,30 +255,30 @@ def _check_trains(method: Found) -> None:
         raise ValueError(f"{found} trains nothing; {'it' if len(numbers) == 1 else 'one of them'} must be at least 1")
 
 
-def _go_together(asked: Asked, said: Mapping[str, Any]) -> None:
-    """Raises ValueError for texts with what is for images, or the other way round, and for episodes with validation rows or
-    unseen clients."""
-    if asked.episodes is not None and asked.data.validation is not None:
-        raise ValueError(f"data.validation={asked.data.validation} is of plain examples; task={said['task']!r} has none")
-    texts = asked.data.source.function is language.Source
-    if asked.data.unseen is not None and (texts or asked.episodes is not None):
-        what = "instructions have tasks that nobody trains on" if texts else "episodes are of unseen classes, and of no client"
-        raise ValueError(f"data.unseen_clients={asked.data.unseen} is for clients with labelled rows of their own; {what}")
-    for one in asked.networks:
-        reads = one.found.function is language.Spec
-        if texts and not reads:
-            raise ValueError(f"model {one.found.spec!r} cannot read instructions; models must be ('{language.MODEL}(folder=...)',)")
-        if reads and not texts:
-            raise ValueError(
-                f"model {one.found.spec!r} reads texts; data.source={said['data.source']!r} has none, instructions has"
-            )
-        if reads:
-            language.check(one.found())
-    if not texts:
+def _check_combination(resolved: Asked) -> None:
+    """Raises ValueError for texts with options of images, or the other way round; and for episodes
+    with validation examples or unseen clients."""
+    fields, for_texts = resolved.said, resolved.is_for_texts
+    if resolved.episodes is not None and resolved.data.validation is not None:
+        raise ValueError(f"data.validation={resolved.data.validation} is of plain examples; task={fields['task']!r} has none")
+    if resolved.data.unseen is not None and (for_texts or resolved.episodes is not None):
+        why = "instructions have unseen tasks" if for_texts else "episodes are of unseen classes, and of no client"
+        raise ValueError(f"data.unseen_clients={resolved.data.unseen} is for clients with labelled examples of their own; {why}")
+    for network in resolved.networks:
+        spec, reads_texts = network.found.spec, network.found.function is language.Spec
+        if for_texts and not reads_texts:
+            wanted = f"('{language.MODEL}(folder=...)',)"
+            raise ValueError(f"model {spec!r} cannot read instructions; models must be {wanted}")
+        if reads_texts and not for_texts:
+            source = fields["data.source"]
+            raise ValueError(f"model {spec!r} reads texts; data.source={source!r} has none, instructions has")
+        if reads_texts:
+            language.check(network.found())
+    if not for_texts:
         return
     for name, only in FOR_IMAGES.items():
-        if said[name] != only:
-            raise ValueError(f"{name}={said[name]!r} is for images; with instructions it must be {only!r}")
-    if asked.data.partition.spec != language.PARTITION or len(asked.networks) != 1:
-        wants = f"instructions need data.partition={language.PARTITION!r} and one model"
-        raise ValueError(f"data.partition={asked.data.partition.spec!r}, models={tuple(said['models'])}: {wants}")
+        if fields[name] != only:
+            raise ValueError(f"{name}={fields[name]!r} is for images; with instructions it must be {only!r}")
+    if resolved.data.partition.spec != language.PARTITION or len(resolved.networks) != 1:
+        wanted = f"instructions need data.partition={language.PARTITION!r} and one model"
+        raise ValueError(f"data.partition={resolved.data.partition.spec!r}, models={tuple(fields['models'])}: {wanted}")

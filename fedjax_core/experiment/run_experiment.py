@@ -1,4 +1,4 @@
-"""A run of a config in a work directory: executed, resumed, loaded again."""
+"""Runs a config in a work directory, resumes it, or loads its state."""
 
 import contextlib
 import functools
@@ -17,13 +17,12 @@ from fedjax_core.experiment import lookup, python_overrides
 from fedjax_core.experiment import trust as trusted
 from fedjax_core.experiment.build_model import begun_from
 from fedjax_core.experiment.build_simulator import build
-from fedjax_core.experiment.resolve_config import Asked, Config, resolve
+from fedjax_core.experiment.resolve_config import Asked, Config, complete_config, resolve
 from fedjax_core.experiment.run_header import opening_lines
 from fedjax_core.experiment.schema import Incomplete
 from fedjax_core.experiment.uplink_options import account_privacy
-from fedjax_core.privacy import Spent
-from fedjax_core.run import Finished, check_inputs, digest_inputs, is_begun_anew, restored, run
-from fedjax_core.run.selection import SELECTED, summarised
+from fedjax_core.run import Finished, RunSettings, check_inputs, digest_inputs, is_begun_anew, restored, run
+from fedjax_core.run.early_stopping import SELECTED, find_selected_round
 from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import CHECKPOINTS, CONFIG, DATA, RECORDED, RUN
@@ -48,17 +47,19 @@ def execute(
 
     Args:
       config: see `configs/base.py`.
-      workdir: a new directory, or one that holds this run, or one that has no checkpoint yet, in which this run begins then.
-      progress: True: a bar; False: no bar and no lines; None: a bar on a terminal or in a notebook, lines elsewhere, and where a
-        console is given.
+      workdir: a new directory, or one that holds this run, or one without a checkpoint, in which
+        this run then begins.
+      progress: True: a bar; False: neither a bar nor lines; None: a bar on a terminal or in a
+        notebook, lines elsewhere and where a console is given.
       data: in place of the config's, which they must be if the run is resumed.
-      console: takes what is said (label table, scores at the end); None: standard error.
-      callbacks: told what happens, beside those that the config names: see `fedjax_core/run/callbacks.py`.
-      fresh: deletes what the directory holds of a run, whichever it is, and begins there.
+      console: takes lines of text (label table, scores at the end); None: standard error.
+      callbacks: beside those of the config: see `fedjax_core/run/callbacks.py`.
+      fresh: deletes the run that the directory holds, whichever it is, and begins there.
       **replaced: method, model, loss, scores in place of the config's, see `python_overrides.into`.
 
     Returns:
-      The final state, the summary, the plots and the history; see `fedjax_core.run.steps`, also for what it raises.
+      The final state, the summary, the plots and the history; see `fedjax_core.run.run`, also for
+      what it raises.
 
     Raises:
       CodeExited: the user's own code, such as a loss, called `sys.exit()`.
@@ -67,68 +68,75 @@ def execute(
     with code_fingerprint.contained():
         config = python_overrides.into(config, **replaced)
         asked = resolve(config)
-        of_config = lookup.callbacks(asked.said["callbacks"])  # refused before data are read
-        noise = recorded_noise(config, workdir, fresh)
-        simulation = build(config, data, noise=noise, asked=asked)
-        told = settings(config, simulation, noise, asked, data is not None)
-        told |= {"callbacks": of_config + tuple(callbacks), "fresh": fresh}
+        constructors = lookup.find_callbacks(asked.said["callbacks"])  # checked before data are read
+        noise = read_recorded_privacy(config, workdir, fresh)
+        simulation = build(config, data, noise=noise, resolved=asked)
+        of_run = make_run_settings(
+            config,
+            simulation,
+            noise,
+            asked,
+            data is not None,
+            callbacks=constructors + tuple(callbacks),
+            fresh=fresh,
+            progress=progress,
+            console=console,
+        )
         try:
-            return run(simulation, workdir, config.to_dict(), **told, progress=progress, console=console)
+            return run(simulation, workdir, asked.config, of_run)
         finally:
-            simulation.release()  # the next run's base has the room, whenever this one's objects are collected
+            simulation.release()  # makes room for the next run, whenever objects are collected
 
 
-def settings(
+def make_run_settings(
     config: Config,
     simulation: Simulation,
     noise: Mapping[str, Any] | None = None,
     asked: Asked | None = None,
     given_data: bool = False,
-) -> dict[str, Any]:
-    """What a run is told of its config; see `fedjax_core.run.steps`. `noise`, `asked`: as `build` takes them; `given_data`: whether
-    the data are others than the config's."""
+    **more: Any,
+) -> RunSettings:
+    """Returns the settings of a config's run.
+
+    Args:
+      config: of the run.
+      simulation: of the run.
+      noise: what run.json records of the privacy, as `build` takes it.
+      asked: the config, resolved; None: not yet.
+      given_data: whether the data are others than the config's.
+      **more: fields of `RunSettings` that the config has not, or in place of the config's.
+    """
     asked = resolve(config) if asked is None else asked
-    private = account_privacy(asked.privacy, asked.cohort, simulation.spec.population, asked.sampling, recorded=noise)
-    return {
-        "seed": config.seed,
-        "rounds": config.rounds,
-        "every": config.evaluation.every,
-        "targets": tuple(config.evaluation.targets),
-        "last_k": config.evaluation.last_k,
-        "select": config.evaluation.get("select"),
-        "patience": config.evaluation.get("patience"),
-        "until": config.evaluation.get("until"),
-        "checkpoint_seconds": config.checkpoint.seconds,
-        "keep": config.checkpoint.keep,
-        "record": {"convolution": nn.describe()}
-        | _adversary(asked, simulation.spec.population)
-        | _private(private)
-        | _weights(config),
-        "private": private,
-        "opening": functools.partial(opening_lines, asked, config, simulation, private, given_data=given_data),
-        "chosen_plan": chosen_plan(config),
-        "profile": config.profile,
+    privacy = account_privacy(asked.privacy, asked.cohort, simulation.spec.population, asked.sampling, recorded=noise)
+    facts = {"convolution": nn.describe()} | _adversary(asked, simulation.population)
+    facts |= {} if privacy is None else {"privacy": privacy.facts()}
+    of_config: dict[str, Any] = {
+        **asked.run._asdict(),
+        "seed": asked.seed,
+        "run_facts": facts | _weights(asked),
+        "privacy": privacy,
+        "header": functools.partial(opening_lines, asked, simulation, privacy, given_data=given_data),
+        "is_plan_chosen": asked.has_plan,
         "callbacks": tuple(asked.said["callbacks"]),
-        "names_code": trusted.names_code(config.to_dict()),
+        "names_code": trusted.names_code(asked),
     }
+    return RunSettings(**of_config | more)
 
 
-def recorded_noise(config: Config, workdir: str | os.PathLike, fresh: bool = False) -> dict[str, Any] | None:
-    """What the directory's run.json says of privacy, which process 0 reads; None: it holds no run that goes on, or the config
-    has no privacy. Of what cannot be read the run itself says so."""
+def read_recorded_privacy(config: Config, workdir: str | os.PathLike, fresh: bool = False) -> dict[str, Any] | None:
+    """Returns what the directory's run.json records of the privacy; process 0 reads it.
+
+    None: the directory holds no run to resume, or the config has no privacy. A file that cannot be
+    read is an error of the run itself.
+    """
     if config.get("privacy", {}).get("mechanism") is None:
         return None
-    found = None
+    recorded = None
     if jax.process_index() == 0:
         with contextlib.suppress(OSError, ValueError):
-            if not is_begun_anew(workdir, config.to_dict(), fresh):
-                found = read_json(Path(workdir) / RUN, _CHOSEN).get("privacy")
-    return distributed.said(found)
-
-
-def chosen_plan(config: Config) -> bool:
-    """Whether a config says how clients are mapped, in part at least."""
-    return any(config.plan.get(field) is not None for field in ("chunk", "devices", "model"))
+            if not is_begun_anew(workdir, complete_config(config), fresh):
+                recorded = read_json(Path(workdir) / RUN, _CHOSEN).get("privacy")
+    return distributed.said(recorded)
 
 
 def load(
@@ -139,23 +147,26 @@ def load(
     trust: bool = False,
     **replaced: Any,
 ) -> tuple[Config, Simulation, State]:
-    """A run as its directory holds it, to score or to analyse; the directory is only read.
+    """Builds the simulation of a run and restores its state. The directory is only read.
 
     Args:
       workdir: of a run, finished or not.
-      done: the round after which; None: the selected one, if the run selects one, else the last that has a checkpoint.
+      done: the round to restore; None: the selected one, if the run selects one, else the last one
+        that has a checkpoint.
       data: in place of the config's, for a run that was given its data.
-      trust: whether modules and files that the directory's config names may be imported, though nothing says that this user began
-        the run (`storage/signature.py`).
-      **replaced: method, model, loss, scores, for a run that was given them and whose config says "given:...".
+      trust: whether modules and files that the directory's config names may be imported, although
+        no signature shows that this user began the run (`storage/signature.py`).
+      **replaced: method, model, loss, scores, for a run that was given them and whose config has
+        "given:...".
 
     Returns:
       (config, simulation, state).
 
     Raises:
-      ValueError: the directory has no such checkpoint, or that of the selected round is gone, or its data are not the config's any
-        more; or a file of it has another form; or its config names code that must not be imported.
-      OSError: it holds no run, or it cannot be read.
+      ValueError: the directory has no such checkpoint, or no longer that of the selected round, or
+        its data are no longer the config's; or a file has another form; or its config names code
+        that must not be imported.
+      OSError: the directory holds no run, or cannot be read.
     """
     folder = Path(workdir).expanduser()
     said, recorded = read_json(folder / CONFIG, _NEEDED), read_json(folder / RUN, _CHOSEN)
@@ -171,7 +182,7 @@ def _loaded(
     data: federated_data.FederatedData | None,
     replaced: Mapping[str, Any],
 ) -> tuple[Config, Simulation, State]:
-    """`load` of a directory whose config.json and run.json are read."""
+    """Does `load`, after config.json and run.json have been read."""
     config: Config = python_overrides.into(ConfigDict(tuples(said)), **replaced)
     checkpoints = Checkpoints(folder / CHECKPOINTS, beside=folder / SELECTED)
     selected = Checkpoints(folder / SELECTED, beside=folder / CHECKPOINTS)
@@ -179,7 +190,7 @@ def _loaded(
     if chosen is not None and done in (None, chosen):
         checkpoints, done = selected, chosen
     elif done is None and config.evaluation.get("select"):
-        done = summarised(folder, checkpoints)
+        done = find_selected_round(folder, checkpoints)
     done = checkpoints.latest() if done is None else done
     if done is None:
         raise ValueError(f"{folder} has no checkpoint yet; let the run go on until it has one")
@@ -198,34 +209,28 @@ def _loaded(
     return config, simulation, restored(simulation, checkpoints, done)
 
 
-def _private(private: Spent | None) -> dict[str, Any]:
-    """How much noise there is, and what epsilon is told of, for run.json."""
-    return {} if private is None else {"privacy": private.facts()}
-
-
-def _weights(config: Config) -> dict[str, Any]:
-    """What files of weights hold, for run.json."""
-    found = code_fingerprint.digests(begun_from(config))
-    return {"weights": {str(file): digest[:16] for file, digest in found.items()}} if found else {}
+def _weights(asked: Asked) -> dict[str, Any]:
+    """Returns the digests of weight files, for run.json."""
+    digests = code_fingerprint.digests(begun_from(asked))
+    return {"weights": {str(file): digest[:16] for file, digest in digests.items()}} if digests else {}
 
 
 def _adversary(asked: Asked, population: int) -> dict[str, Any]:
-    """Who attacks, for run.json."""
-    if asked.adversary is None:
-        return {}
-    clients = asked.adversary.client_ids(population, asked.data.seed).tolist()
-    return {"adversary": {"attack": asked.said["adversary.attack"], "clients": clients}}
+    """Returns who attacks, for run.json."""
+    clients = [] if asked.adversary is None else asked.adversary.client_ids(population, asked.data.seed).tolist()
+    return {"adversary": {"attack": asked.said["adversary.attack"], "clients": clients}} if clients else {}
 
 
 def tuples(value: Any) -> Any:
-    """JSON's lists as the tuples that configs have."""
+    """Turns the lists of JSON into the tuples of configs."""
     if isinstance(value, dict):
         return {key: tuples(item) for key, item in value.items()}
     return tuple(tuples(item) for item in value) if isinstance(value, list) else value
 
 
 def keep_programs(directory: str) -> None:
-    """Keeps compiled programs in a directory, for this process and the next ones; '' for nowhere. A start has many small ones."""
+    """Caches compiled programs in a directory, also small ones, of which a start has many; '' for
+    nowhere."""
     if directory:
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser(directory))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
@@ -233,7 +238,8 @@ def keep_programs(directory: str) -> None:
 
 
 def use_all_cores() -> None:
-    """On a CPU gives jax one device per core, over which clients are spread. Call it before anything touches a device."""
+    """Gives jax one CPU device per core, over which clients are spread. Call it before anything
+    touches a device."""
     if (
         "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
         and jax.config.values["jax_num_cpu_devices"] < 1

@@ -1,4 +1,8 @@
-"""What the fields of a config may hold, beside the names that `asked` finds: `configs/base.py` says what each is for."""
+"""Reads the fields of a config, and checks their types and ranges. `configs/base.py` documents each
+field.
+
+What a field names is found by `lookup.py`.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -15,12 +19,14 @@ from fedjax_core.privacy.budget import ALONE
 from fedjax_core.run import early_stopping
 from fedjax_core.uplink import compression
 
+Config = Any  # an ml_collections.ConfigDict as configs/base.py makes it; type checkers do not know its fields
 Below = Annotated[float, option_types.Limit("in (0, 1)", lambda v: 0 < v < 1)]
 Pixels = Annotated[int, option_types.Limit("in [1, 4096]", lambda v: 1 <= v <= 4096)]
 
 
 def or_none(wanted: Any) -> Any:
-    """The annotation, or None; type checkers know no `|` of an alias outside of annotations."""
+    """Returns the annotation with None; outside of annotations type checkers know no `|` of an
+    alias."""
     return wanted | None
 
 
@@ -97,52 +103,47 @@ FIELDS: dict[str, Any] = {
     "privacy.accountant": or_none(Annotated[str, one_of(*ACCOUNTANTS)]),
     "method.name": str,
 }
-MAY_LACK: dict[str, Any] = {
-    "evaluation.scores": None,
+DEFAULTS: dict[str, Any] = {  # of fields that an older config may lack
+    **{f"evaluation.{name}": None for name in ("scores", "newcomer_updates", "select", "patience", "until")},
     "callbacks": (),
     "loss": None,
-    "plan.data": None,
-    "plan.model": None,
-    "plan.lanes": None,
-    "data.validation": None,
-    "data.unseen_clients": None,
-    "evaluation.newcomer_updates": None,
-    "evaluation.select": None,
-    "evaluation.patience": None,
-    "evaluation.until": None,
-    "adversary.attack": None,
-    "adversary.fraction": None,
-    "compression.uplink": None,
-    "compression.downlink": None,
-    "aggregation.rule": None,
-    "aggregation.not_finite": None,
+    **{f"plan.{name}": None for name in ("data", "model", "lanes")},
+    **{f"data.{name}": None for name in ("validation", "unseen_clients")},
+    **{f"adversary.{name}": None for name in ("attack", "fraction")},
+    **{f"compression.{name}": None for name in ("uplink", "downlink")},
+    **{f"aggregation.{name}": None for name in ("rule", "not_finite")},
     "cohort.sampling": None,
     **{f"privacy.{name}": None for name in ("mechanism", *ALONE)},
-}  # in configs that were written before there was such a field
-MAY_LACK_GROUPS = {field.partition(".")[0] for field in MAY_LACK if "." in field} - {
-    field.partition(".")[0] for field in FIELDS if field not in MAY_LACK
-}  # of which such configs have none
+}
+MAY_LACK_GROUPS = {field.partition(".")[0] for field in DEFAULTS if "." in field} - {
+    field.partition(".")[0] for field in FIELDS if field not in DEFAULTS
+}  # groups that an older config may lack as a whole
+WITH_OPTIONS = ("method", "optimizer")  # groups that hold options beside their fields
 
 
 class Incomplete(ValueError):
-    """What should be a config is none, or lacks fields."""
+    """An object that should be a config is none, or lacks fields."""
 
 
 def check_complete(config: Any, name: str = "the config") -> None:
-    """Raises Incomplete unless a config, which messages call by its name, has all fields that it may not lack."""
-    begin = "begin with one that has all, such as configs.fedavg.get_config(), and change that"
+    """Checks that a config has all fields but those of `DEFAULTS`.
+
+    Raises:
+      Incomplete: it does not, or is no config; the message calls it `name`.
+    """
+    advice = "begin with one that has all, such as configs.fedavg.get_config(), and change that"
     if config is None:
         raise Incomplete(f"{name} is None; get_config() must return a config")
     if not isinstance(config, ConfigDict):
-        raise Incomplete(f"{name} is a {type(config).__name__}, it must be an ml_collections.ConfigDict; {begin}")
-    missing = [field for field in FIELDS if field not in MAY_LACK and not _has(config, field)]
+        raise Incomplete(f"{name} is a {type(config).__name__}, it must be an ml_collections.ConfigDict; {advice}")
+    missing = [field for field in FIELDS if field not in DEFAULTS and not _has(config, field)]
     if missing:
         more = f", nor {len(missing) - 1} others" if len(missing) > 1 else ""
-        raise Incomplete(f"{name} has no field {missing[0]!r}{more}; {begin}")
+        raise Incomplete(f"{name} has no field {missing[0]!r}{more}; {advice}")
 
 
 def _has(config: Any, field: str) -> bool:
-    """Whether a config has a field of this dotted name."""
+    """Returns whether a config has a field of this dotted name."""
     for name in field.split("."):
         if not isinstance(config, Mapping | ConfigDict) or name not in config:
             return False
@@ -150,19 +151,36 @@ def _has(config: Any, field: str) -> bool:
     return True
 
 
-def check(config: Any) -> dict[str, Any]:
-    """All fields by dotted name, each of an allowed type and in its range.
+def read_fields(config: Config) -> dict[str, Any]:
+    """Returns all fields of a config by dotted name, each of an allowed type and in its range.
+
+    Options of the method and of the optimizer that are not None are fields too, such as
+    "method.mu"; they are not checked here.
 
     Raises:
-      ValueError: one is not; the message has the field, its value and what is allowed. The config lacks a field (`Incomplete`).
+      ValueError: a field is not allowed; the message has its name, its value and what is allowed.
+        Or the config lacks a field (`Incomplete`).
     """
     check_complete(config)
-    found = {}
+    fields = {}
     for field, wanted in FIELDS.items():
         *above, last = field.split(".")
-        place = config
+        group = config
         for name in above:
-            place = place.get(name, {}) if field in MAY_LACK else getattr(place, name)
-        value = place.get(last, MAY_LACK[field]) if field in MAY_LACK else getattr(place, last)
-        found[field] = option_types.check(field, value, wanted)
-    return found
+            group = group.get(name, {}) if field in DEFAULTS else getattr(group, name)
+        value = group.get(last, DEFAULTS[field]) if field in DEFAULTS else getattr(group, last)
+        fields[field] = option_types.check(field, value, wanted)
+    for group in WITH_OPTIONS:
+        fields |= {f"{group}.{name}": value for name, value in without_none(getattr(config, group).to_dict()).items()}
+    return fields
+
+
+def options_of(fields: Mapping[str, Any], group: str) -> dict[str, Any]:
+    """Returns the options of a group of `WITH_OPTIONS` by name: its fields but for `name`."""
+    options = {field.removeprefix(f"{group}."): value for field, value in fields.items() if field.startswith(f"{group}.")}
+    return {name: value for name, value in options.items() if name != "name"}
+
+
+def without_none(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options that are not None."""
+    return {name: value for name, value in options.items() if value is not None}

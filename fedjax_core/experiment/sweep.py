@@ -1,8 +1,5 @@
-"""Several runs, each in a directory of its own: those that differ in their seed and in numbers alone train together, in lanes.
-
-What must be the same for all lanes of a program splits them by itself: settings that are no numbers, by the configs; numbers that a
-method or an optimiser looks at in Python, or hands to what takes plain ones alone, by building it and tracing its programs.
-"""
+"""Several runs, each in a directory of its own. Seeds of one config train together in one program,
+if `plan.lanes` says so; all other runs go one after another."""
 
 import json
 import os
@@ -10,44 +7,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_core.data.federated_data import FederatedData
-from fedjax_core.engine import aot
 from fedjax_core.engine.client_loop import Plan
 from fedjax_core.engine.vmapped_runs import Lanes, reason
 from fedjax_core.experiment.build_model import drawn_by_seed
 from fedjax_core.experiment.build_simulator import build
 from fedjax_core.experiment.build_task import dataset
-from fedjax_core.experiment.numbers import METHOD, OPTIMIZER, Differs, Values, by_lane
-from fedjax_core.experiment.resolve_config import Config, check
-from fedjax_core.experiment.run_experiment import chosen_plan, execute, recorded_noise, settings
-from fedjax_core.run import Finished, Interrupted, Outcome, Stop, recorded_plan, run_in_lanes, steps
+from fedjax_core.experiment.resolve_config import Config, check, complete_config, resolve
+from fedjax_core.experiment.run_experiment import execute, make_run_settings, read_recorded_privacy
+from fedjax_core.run import Finished, Interrupted, Outcome, recorded_plan, run_seeds
 from fedjax_core.storage.json_files import plain
 
 Say = Callable[[str], None]
 
 
-class Recorded(NamedTuple):
-    """What directories of runs have, and one program has in common for all its lanes.
-
-    Attributes:
-      noise: what run.json says of privacy, so that noise is not found anew; None: nothing.
-      plan: how clients are mapped; None: `client_loop.choose`.
-    """
-
-    noise: Mapping[str, Any] | None = None
-    plan: Plan | None = None
-
-
-NEW = Recorded()
-
-
 class Run(NamedTuple):
-    """One of several.
+    """One of several runs.
 
     Attributes:
       config: see `configs/base.py`.
       workdir: a new directory, or one that holds this run.
-      console: takes what is said; None: standard error.
-      fresh: deletes what the directory holds of a run, and begins there.
+      console: takes lines of text; None: standard error.
+      fresh: deletes the run that the directory holds, and begins there.
     """
 
     config: Config
@@ -56,59 +36,76 @@ class Run(NamedTuple):
     fresh: bool = False
 
 
+class _Batch(NamedTuple):
+    """Runs that train together.
+
+    Attributes:
+      indices: of the runs.
+      noise: the privacy that their directories record; None: they record none.
+      plan: the plan that their directories record; None: `client_loop.choose`.
+    """
+
+    indices: list[int]
+    noise: Mapping[str, Any] | None = None
+    plan: Plan | None = None
+
+
 def execute_all(
-    runs: Sequence[Run], progress: bool | None = None, *, data: FederatedData | None = None, say: Say = lambda text: None
+    runs: Sequence[Run],
+    progress: bool | None = None,
+    *,
+    data: FederatedData | None = None,
+    say: Say = lambda text: None,
 ) -> list[Outcome]:
-    """Runs configs in their directories, or resumes them there: `plan.lanes` of them at once, as far as one program can have them.
+    """Runs configs in their directories, or resumes them there.
+
+    `plan.lanes` seeds of one config train at once, in one program. All else goes one after another.
 
     Args:
       runs: in the order in which they begin.
-      progress: see `execute`; where lanes have lines, each is told by its own console. Give False where bars of several would write
-        over each other.
+      progress: see `execute`. Give False where the bars of several runs would overwrite each other.
       data: in place of the configs', which they must be.
-      say: is told what does not go in lanes, and why.
+      say: takes a line about runs that cannot train together, and why.
 
     Returns:
-      As many outcomes, in their order: what `execute` returns or raises. After an interruption those that had not begun are
-      interrupted, too.
+      An outcome of each run, in their order: what `execute` returns or raises. After an
+      interruption, runs that had not begun are interrupted too.
     """
-    runs = [one._replace(workdir=os.path.expanduser(one.workdir)) for one in runs]
-    ended: dict[int, Outcome] = {}
-    for found in _each(runs, progress, data, say):
-        ended |= found
-        if any(isinstance(one, Interrupted) or (isinstance(one, Finished) and one.stopped) for one in found.values()):
+    runs = [run._replace(workdir=os.path.expanduser(run.workdir)) for run in runs]
+    outcomes: dict[int, Outcome] = {}
+    for new in _run_in_turn(runs, progress, data, say):
+        outcomes |= new
+        if any(map(_is_interrupted, new.values())):
             break
-    return [ended.get(i, Interrupted("before it began; the same command begins with it")) for i in range(len(runs))]
+    not_begun = Interrupted("before it began; the same command begins with it")
+    return [outcomes.get(i, not_begun) for i in range(len(runs))]
 
 
-def _each(runs: Sequence[Run], progress: bool | None, data: FederatedData | None, say: Say) -> Iterator[dict[int, Outcome]]:
-    """Outcomes by place, of one run after the other, or of the lanes of one program after those of another."""
-    for each in alike([one.config for one in runs]):
-        asked = each if len(each) > 1 else []
-        wrong: dict[int, Outcome] = {i: error for i in asked if (error := _wrong(runs[i].config)) is not None}
-        if wrong:
-            yield wrong
-        if not (each := [i for i in each if i not in wrong]):
+def _is_interrupted(outcome: Outcome) -> bool:
+    return isinstance(outcome, Interrupted) or (isinstance(outcome, Finished) and outcome.stopped)
+
+
+def _run_in_turn(runs: Sequence[Run], progress: bool | None, data: FederatedData | None, say: Say) -> Iterator[dict[int, Outcome]]:
+    """Yields the outcomes, by index, of one run or of runs that trained together."""
+    for group in alike([run.config for run in runs]):
+        if len(group) == 1:
+            yield {group[0]: _execute(runs[group[0]], progress, data)}
             continue
+        errors: dict[int, Outcome] = {i: error for i in group if (error := _find_error(runs[i].config)) is not None}
+        yield errors
+        group = [i for i in group if i not in errors]
         try:
-            of_data = dataset(runs[each[0]].config) if data is None and len(each) > 1 else data
-            recorded = _recorded(runs, each, of_data, say)
+            group_data = dataset(runs[group[0]].config) if data is None and group else data
+            batches = _split_by_record(runs, group, say)
         except Exception as error:
-            yield dict.fromkeys(each, error)
+            yield dict.fromkeys(group, error)
             continue
-        for there, places in recorded:
-            for some, lanes in _split([runs[i].config for i in places], of_data, say, there):
-                mine = [places[i] for i in some]
-                if isinstance(lanes, Exception):
-                    yield dict.fromkeys(mine, lanes)
-                elif lanes is not None:
-                    yield dict(zip(mine, _in_lanes([runs[i] for i in mine], lanes, progress, there.noise), strict=True))
-                else:
-                    yield from ({i: _alone(runs[i], progress, of_data)} for i in mine)
+        for batch in batches:
+            yield from _run_batch(runs, batch, progress, group_data, say)
 
 
-def _wrong(config: Config) -> Exception | None:
-    """What is wrong with a config: of lanes the first one's alone is built."""
+def _find_error(config: Config) -> Exception | None:
+    """Returns what is wrong with a config; of runs that train together only the first is built."""
     try:
         check(config)
     except Exception as error:
@@ -116,186 +113,101 @@ def _wrong(config: Config) -> Exception | None:
     return None
 
 
-def _recorded(runs: Sequence[Run], places: list[int], data: FederatedData | None, say: Say) -> list[tuple[Recorded, list[int]]]:
-    """Places of runs by what their directories have and they take up again; new ones go with some that have it."""
-    if len(places) == 1:
-        return [(NEW, places)]
-    noises: dict[str, tuple[Mapping[str, Any] | None, list[int]]] = {}
-    for i in places:
-        noise = recorded_noise(runs[i].config, runs[i].workdir, runs[i].fresh)
-        noises.setdefault(json.dumps(noise, sort_keys=True), (noise, []))[1].append(i)
-    _, new = noises.pop("null", (None, []))
-    groups = [(noise, sorted(mine + (new if n == 0 else []))) for n, (noise, mine) in enumerate(noises.values())] or [(None, new)]
-    if len(groups) > 1:
-        say(f"{len(places)} runs are {len(groups)} groups of lanes: their directories have other privacy")
-    found = [(noise, plan, mine) for noise, each in groups for plan, mine in _by_plan(runs, each, data, say, noise).items()]
-    return [(Recorded(noise, plan), mine) for noise, plan, mine in sorted(found, key=lambda one: one[2])]
+def _split_by_record(runs: Sequence[Run], group: list[int], say: Say) -> list[_Batch]:
+    """Batches of runs whose directories record the same privacy and plan. New runs join the first.
+
+    Privacy may differ in its last digits, and plans by the memory that there was.
+    """
+    batches: dict[str, _Batch] = {}
+    new: list[int] = []
+    for i in group:
+        config, workdir, _, fresh = runs[i]
+        noise = read_recorded_privacy(config, workdir, fresh)
+        plan = None if resolve(config).has_plan else recorded_plan(workdir, complete_config(config), fresh)
+        if noise is None and plan is None:
+            new.append(i)
+        else:
+            key = json.dumps([noise, plan], sort_keys=True)
+            batches.setdefault(key, _Batch([], noise, plan)).indices.append(i)
+    if len(batches) > 1:
+        plans = ", ".join(str(batch.plan) for batch in batches.values())
+        say(f"{len(group)} runs train in {len(batches)} programs: their directories have other plans or privacy ({plans})")
+    first, *others = batches.values() or [_Batch([])]
+    return [first._replace(indices=sorted(first.indices + new)), *others]
 
 
-def _by_plan(
-    runs: Sequence[Run], places: list[int], data: FederatedData | None, say: Say, noise: Mapping[str, Any] | None
-) -> dict[Plan | None, list[int]]:
-    """Places of runs by the plan that their directories have; None: the one that is chosen now."""
-    config = runs[places[0]].config
-    if len(places) == 1 or chosen_plan(config):
-        return {None: places}
-    found: dict[Plan | None, list[int]] = {}
-    for i in places:
-        found.setdefault(recorded_plan(runs[i].workdir, runs[i].config.to_dict(), runs[i].fresh), []).append(i)
-    if None in found and len(found) > 1 and (now := build(config, data, noise=noise).plan) in found:
-        found[None] = sorted(found[None] + found.pop(now))
-    found = dict(sorted(found.items(), key=lambda one: one[1]))
-    if len(found) > 1:
-        plans = ", ".join("a new one" if plan is None else str(plan) for plan in found)
-        say(f"{len(places)} runs are {len(found)} groups of lanes: their directories have other plans ({plans})")
-    return found
+def _run_batch(
+    runs: Sequence[Run], batch: _Batch, progress: bool | None, data: FederatedData | None, say: Say
+) -> Iterator[dict[int, Outcome]]:
+    """Runs a batch, at most `plan.lanes` at once. Yields outcomes by index."""
+    most, why = lanes_of(runs[batch.indices[0]].config) if batch.indices else 1, ""
+    for begin in range(0, len(batch.indices), most):
+        indices = batch.indices[begin : begin + most]
+        configs, vmapped = [runs[i].config for i in indices], None
+        if len(indices) > 1 and not why:
+            try:
+                simulator = build(configs[0], data, noise=batch.noise)
+                if batch.plan is not None and batch.plan != simulator.plan:
+                    simulator.use(batch.plan)
+            except Exception as error:
+                yield dict.fromkeys(indices, error)
+                continue
+            why = reason(simulator) or ("profile=True traces one" if configs[0].profile else "")
+            if why:
+                say(f"plan.lanes={most}: runs go one after another, because {why}")
+            else:
+                vmapped = Lanes(simulator, len(indices))
+        if vmapped is None:
+            yield from ({i: _execute(runs[i], progress, data)} for i in indices)
+        else:
+            together = [runs[i] for i in indices]
+            outcomes = _run_together(together, vmapped, progress, batch.noise)
+            yield dict(zip(indices, outcomes, strict=True))
 
 
-def _alone(one: Run, progress: bool | None, data: FederatedData | None) -> Outcome:
+def _execute(run: Run, progress: bool | None, data: FederatedData | None) -> Outcome:
     try:
-        return execute(one.config, one.workdir, progress, data=data, console=one.console, fresh=one.fresh)
+        return execute(run.config, run.workdir, progress, data=data, console=run.console, fresh=run.fresh)
     except (Exception, Interrupted) as error:
         return error
 
 
-def _in_lanes(runs: Sequence[Run], lanes: Lanes, progress: bool | None, noise: Mapping[str, Any] | None) -> list[Outcome]:
-    going = []
+def _run_together(runs: Sequence[Run], vmapped: Lanes, progress: bool | None, noise: Mapping[str, Any] | None) -> list[Outcome]:
+    seed_runs = []
     try:
-        with Stop() as stop:
-            for one, lane in zip(runs, lanes.each, strict=True):
-                told = settings(one.config, lane, noise) | {"progress": progress, "console": one.console, "stop": stop}
-                told["fresh"] = one.fresh
-                going.append(steps(lane, one.workdir, one.config.to_dict(), **told))
-            return run_in_lanes(going, lanes)
+        for run, replica in zip(runs, vmapped.each, strict=True):
+            of_run = make_run_settings(run.config, replica, noise, progress=progress, console=run.console, fresh=run.fresh)
+            seed_runs.append((replica, run.workdir, complete_config(run.config), of_run))
+        return run_seeds(seed_runs, vmapped)
     finally:
-        lanes.release()
+        vmapped.release()
 
 
 def alike(configs: Sequence[Config]) -> list[list[int]]:
-    """Places of configs that differ in their seed and in numbers alone, in the order of the first of each; alone where
-    `plan.lanes` does not say more than one."""
-    found: dict[str, list[int]] = {}
+    """Groups configs that differ in their seed alone, if `plan.lanes` is more than one.
+
+    Returns:
+      Lists of indices, in the order of the first of each.
+    """
+    groups: dict[str, list[int]] = {}
     for i, config in enumerate(configs):
-        found.setdefault(common(config) if lanes_of(config) > 1 else str(i), []).append(i)
-    return list(found.values())
+        key = _without_seed(config) if lanes_of(config) > 1 else str(i)
+        groups.setdefault(key, []).append(i)
+    return list(groups.values())
 
 
 def lanes_of(config: Config) -> int:
-    """How many lanes a config asks for."""
+    """Returns how many seeds of a config train at once."""
     return config.plan.get("lanes") or 1
 
 
-def common(config: Config) -> str:
-    """What lanes of one program must have in common, as far as configs tell."""
+def _without_seed(config: Config) -> str:
+    """What seeds that share a program have in common."""
     fields = plain(config.to_dict())
-    if not drawn_by_seed(config):
+    try:
+        drawn = drawn_by_seed(resolve(config))
+    except Exception:  # which `check` reports for each run
+        drawn = False
+    if not drawn:
         del fields["seed"]
-    for field in _numbers(config):
-        part, _, option = field.partition(".")
-        fields[part][option] = "its own"
     return json.dumps(fields, sort_keys=True)
-
-
-def _numbers(config: Config) -> dict[str, float]:
-    """By dotted field, what a config has of numbers that lanes may have of their own."""
-    parts = {METHOD: config.method, OPTIMIZER: config.optimizer}
-    return {f"{part}{name}": value for part, of in parts.items() for name, value in of.items() if isinstance(value, float)}
-
-
-def differing(configs: Sequence[Config]) -> Values:
-    """The numbers in which configs that are `alike` differ."""
-    each = [_numbers(config) for config in configs]
-    values = {field: tuple(one[field] for one in each) for field in each[0]}
-    return {field: found for field, found in values.items() if len(set(found)) > 1}
-
-
-def _split(
-    configs: Sequence[Config], data: FederatedData | None, say: Say, recorded: Recorded = NEW
-) -> Iterator[tuple[list[int], Any]]:
-    """(places of configs, their `Lanes`) of `alike` configs; None in place of lanes: one after the other; or why none can be.
-
-    Args:
-      configs: at least one.
-      data: see `execute_all`.
-      say: likewise.
-      recorded: of all of them.
-    """
-    if len(configs) == 1:
-        yield [0], None
-        return
-    most = lanes_of(configs[0])
-    for group, lanes in _groups(configs, list(range(len(configs))), data, say, recorded):
-        why = lanes if isinstance(lanes, str) else ""
-        if why:
-            say(f"plan.lanes={most}: runs go one after the other, for {why}")
-        for begin in range(0, len(group), most):
-            some = group[begin : begin + most]
-            if len(some) == 1 or why:
-                yield some, None
-                continue
-            if lanes is None or some != group:
-                try:
-                    lanes = _made([configs[i] for i in some], data, recorded)
-                except Exception as error:
-                    yield some, error
-                    continue
-            if isinstance(lanes, str):
-                why = lanes
-                say(f"plan.lanes={most}: runs go one after the other, for {why}")
-            yield some, None if why else lanes
-
-
-def _groups(
-    configs: Sequence[Config], places: list[int], data: FederatedData | None, say: Say, recorded: Recorded
-) -> Iterator[tuple[list[int], Any]]:
-    """(places of what one program can have; its lanes, or why it has none, where that is known already)."""
-    mine = [configs[i] for i in places]
-    values = differing(mine)
-    if len(places) == 1 or not values:
-        yield places, None
-        return
-    try:
-        tried = _tried(mine, data, values, recorded)
-    except Differs as error:
-        found, why = error.found, str(error)
-    except Exception as error:
-        bad = [field for field, each in values.items() if _fails(mine, data, {field: each}, recorded)] or list(values)
-        found = tuple(zip(*(values[field] for field in bad), strict=True))
-        why = f"{', '.join(bad)} must be plain: {' '.join(str(error).split())[:160]}"
-    else:
-        yield places, tried
-        return
-    groups: dict[Any, list[int]] = {}
-    for place, label in zip(places, found, strict=True):
-        groups.setdefault(label, []).append(place)
-    say(f"{len(places)} runs that differ in {', '.join(values)} are {len(groups)} groups of lanes ({why})")
-    for group in groups.values():
-        yield from _groups(configs, group, data, say, recorded)
-
-
-def _fails(configs: Sequence[Config], data: FederatedData | None, values: Values, recorded: Recorded) -> bool:
-    try:
-        _tried(configs, data, values, recorded)
-    except Exception:
-        return True
-    return False
-
-
-def _made(configs: Sequence[Config], data: FederatedData | None, recorded: Recorded, values: Values | None = None) -> Lanes | str:
-    """Lanes of configs, with nothing on a device; or why they go one after the other."""
-    values = differing(configs) if values is None else values
-    made = build(configs[0], data, noise=recorded.noise, by_lane=by_lane(configs[0], values) if values else None)
-    if recorded.plan is not None and recorded.plan != made.spec.plan:
-        made.use_plan(recorded.plan)
-    why = reason(made) or ("profile=True traces one" if configs[0].profile else "")
-    return why or Lanes(made, len(configs), numbered=bool(values))
-
-
-def _tried(configs: Sequence[Config], data: FederatedData | None, values: Values, recorded: Recorded) -> Lanes | str:
-    """As `_made`, with programs that are traced: raises what that does."""
-    lanes = _made(configs, data, recorded, values)
-    if isinstance(lanes, Lanes):
-        lanes.traced()
-        for traced in aot.programs(lanes.each[0], (aot.START, aot.EVALUATION)).values():
-            traced()
-    return lanes

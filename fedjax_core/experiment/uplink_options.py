@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_core import option_types, outside, registry
+from fedjax_core import option_types, registry
 from fedjax_core.data import poisoning
 from fedjax_core.engine import client_sampling
 from fedjax_core.experiment.lookup import NORMALISATIONS
@@ -112,7 +112,7 @@ def private(fields: Mapping[str, Any], texts: bool, weights: str | None = None) 
     if text is None:
         return None, build_privacy_config(fields, None)
     given = f"privacy.mechanism={text!r}"
-    if outside.PLACE.fullmatch(registry.parse(text, "privacy.mechanism")[0]):
+    if registry.IMPORT_PATH.fullmatch(registry.parse(text, "privacy.mechanism")[0]):
         names = ", ".join(dp_mechanisms.MECHANISMS)
         raise ValueError(f"{given}: only mechanisms with an accountant are allowed: {names}")
     spec = registry.find("mechanism", text, dp_mechanisms.MECHANISMS, given=dp_mechanisms.GIVEN, field="privacy.mechanism")

@@ -1,10 +1,20 @@
-"""A run: rounds, scores, checkpoints, callbacks and records in one directory, from wherever it was left."""
+"""A run: rounds, evaluations, checkpoints, callbacks and records in one directory, which resumes it.
+
+`loop.py` has the loop of rounds.
+"""
 
 from fedjax_core.run.callbacks import CallbackFailed, Ended, Started
-from fedjax_core.run.checkpointing import MAY_DIFFER, check_inputs, digest_inputs, is_begun_anew, recorded_plan, restored
-from fedjax_core.run.driving import Outcome, run, run_in_lanes
-from fedjax_core.run.loop import Finished, Interrupted, steps
-from fedjax_core.run.signals import Stop
+from fedjax_core.run.checkpointing import (
+    MAY_DIFFER,
+    check_inputs,
+    digest_inputs,
+    is_begun_anew,
+    recorded_plan,
+    restored,
+)
+from fedjax_core.run.loop import Outcome, run, run_seeds
+from fedjax_core.run.settings import Finished, Interrupted, RunSettings
+from fedjax_core.run.signals import StopRequest
 
 __all__ = [
     "MAY_DIFFER",
@@ -13,14 +23,14 @@ __all__ = [
     "Finished",
     "Interrupted",
     "Outcome",
+    "RunSettings",
     "Started",
-    "Stop",
+    "StopRequest",
     "check_inputs",
     "digest_inputs",
     "is_begun_anew",
     "recorded_plan",
     "restored",
     "run",
-    "run_in_lanes",
-    "steps",
+    "run_seeds",
 ]

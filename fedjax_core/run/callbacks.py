@@ -1,27 +1,30 @@
-"""Callbacks: objects that a run tells what happens, and that may ask it to stop.
+"""Callbacks: objects that a run informs of its progress, and that may ask it to stop.
 
-A callback has any of these methods, and is called in process 0 only:
+A callback has any of these methods, which are called in process 0 only:
 
     start(started: Started)                   before the first round of this start
-    round(record) -> None | bool | str        after each round, with its flat record (names in `reporter.py`)
-    evaluation(record) -> None | bool | str   after `round`, where the record has scores of an evaluation
-    end(ended: Ended)                         at the end, however it comes
+    round(record) -> None | bool | str        after each round, with its flat record (`reporter.py`)
+    evaluation(record) -> None | bool | str   after `round`, if the round was evaluated
+    end(ended: Ended)                         at the end, also after an error
 
-True, or a text that says why, asks the run to stop: it does so after the rounds that were computed together (at most two seconds'
-worth), leaves a checkpoint, and the same command goes on from there. A callback reads the state by `started.look`: a client's
-models, scores by client. It changes no number: each is given copies of its own.
+True, or a string that gives the reason, asks the run to stop. It stops after the rounds of the
+current dispatch (at most two seconds) and leaves a checkpoint; the same command resumes it. A
+callback reads the state by `started.look`: a client's models, scores by client. It changes no
+number, because it gets copies.
 
     class Patience:
         def __init__(self, rounds: int = 10):
-            self.rounds, self.best, self.at = rounds, 0.0, 0
+            self.rounds, self.best, self.best_round = rounds, 0.0, 0
 
         def evaluation(self, record):
             if record["test/global/accuracy"] > self.best:
-                self.best, self.at = record["test/global/accuracy"], record["round"]
-            return record["round"] - self.at >= self.rounds and f"no better accuracy in {self.rounds} rounds"
+                self.best, self.best_round = record["test/global/accuracy"], record["round"]
+            if record["round"] - self.best_round >= self.rounds:
+                return f"no better accuracy in {self.rounds} rounds"
 
-Given as `run(..., callbacks=[Patience(20)])`, or in a config as `callbacks = ("my_package.stopping:Patience(rounds=20)",)`; loggers
-are in `fedjax_core/reporting/loggers.py`.
+Pass one as `experiment.execute(..., callbacks=[Patience(20)])`, or name it in a config:
+`callbacks = ("my_package.stopping:Patience(rounds=20)",)`. Loggers are in
+`fedjax_core/reporting/loggers.py`.
 """
 
 import copy
@@ -37,15 +40,15 @@ METHODS = ("start", "round", "evaluation", "end")
 
 
 class Started(NamedTuple):
-    """What a callback is told at the start.
+    """What a callback gets at the start.
 
     Attributes:
       directory: of the run.
       config: as plain values.
-      rounds: how many the run has in all.
-      done: how many of them were done before this start.
-      look: what the run's state is at any time between rounds, to read only (`state_reader.py`): a client's models, scores by
-        client.
+      rounds: of the whole run.
+      done: rounds done before this start.
+      look: reads the run's state at any time between rounds (`state_reader.py`): a client's models,
+        scores by client.
     """
 
     directory: Path
@@ -56,13 +59,13 @@ class Started(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """What a callback is told at the end.
+    """What a callback gets at the end.
 
     Attributes:
-      status: "finished"; "stopped", after a signal or by a callback: to be gone on with; or "failed".
-      done: rounds that were done.
-      why: what stopped it, or the error; "" if it is finished.
-      summary: as in summary.json; empty unless it is finished or a callback stopped it.
+      status: "finished"; "stopped", by a signal or a callback, to be resumed; or "failed".
+      done: rounds done.
+      why: what stopped the run, or the error; "" if it is finished.
+      summary: as in summary.json; empty unless the run is finished or a callback stopped it.
     """
 
     status: str
@@ -72,10 +75,10 @@ class Ended(NamedTuple):
 
 
 def find(spec: str) -> registry.Found:
-    """What makes a callback, by its spec.
+    """Returns the constructor of a callback, by its spec.
 
     Raises:
-      ValueError, TypeError: there is none of that name, or an option is not what it may be.
+      ValueError, TypeError: the name or an option does not exist, or a value is not allowed.
     """
     return registry.find("callback", spec, loggers.CALLBACKS, field="callbacks")
 
@@ -88,76 +91,87 @@ class Callbacks:
     """All callbacks of one run.
 
     Attributes:
-      asked: who asked to stop, and why; "" while nobody has.
-      failed: which of them raised, and what; None while none has.
+      stop_reason: which callback asked to stop, and why; "" while none has.
+      failed: the error of the first callback that raised; None while none has.
     """
 
     def __init__(self, callbacks: Sequence[Any], writer: bool = True):
-        """Finds those that are given by name.
+        """Makes those that are specs.
 
         Args:
-          callbacks: objects, or specs of such: "wandb(project='x')", "package.module:name(option=...)"; or what `find` found.
+          callbacks: objects, specs ("wandb(project='x')", "package.module:name(option=...)"), or
+            what `find` returns.
           writer: whether this process calls them.
 
         Raises:
-          TypeError: one of them has none of the methods, or an option that there is not.
-          ValueError: there is none of that name, or it cannot be made.
+          TypeError: one of them has none of the methods, or gets an unknown option.
+          ValueError: a name is unknown, or a callback cannot be made.
         """
-        found = [find(given) if isinstance(given, str) else given for given in callbacks]
-        callbacks = [given() if isinstance(given, registry.Found) else given for given in found]
-        for place, callback in enumerate(callbacks):
-            if not any(callable(getattr(callback, name, None)) for name in METHODS) or isinstance(callback, type):
+        resolved = [find(given) if isinstance(given, str) else given for given in callbacks]
+        made = [given() if isinstance(given, registry.Found) else given for given in resolved]
+        for index, callback in enumerate(made):
+            has_method = any(callable(getattr(callback, name, None)) for name in METHODS)
+            if not has_method or isinstance(callback, type):
                 raise TypeError(
-                    f"callbacks[{place}]={callback!r:.80} is no object with one of the methods {', '.join(METHODS)}; "
-                    "see fedjax_core/run/callbacks.py"
+                    f"callbacks[{index}]={callback!r:.80} is no object with one of the methods "
+                    f"{', '.join(METHODS)}; see fedjax_core/run/callbacks.py"
                 )
-        self._callbacks = tuple(callbacks) if writer else ()
-        self.asked, self.failed = "", None
+        self._callbacks = tuple(made) if writer else ()
+        self._has_ended = False
+        self.stop_reason, self.failed = "", None
 
-    def _tell(self, callback: Any, method: str, argument: Any) -> None:
-        function, name = getattr(callback, method, None), named(callback)
+    def _call(self, callback: Any, method: str, argument: Any) -> None:
+        function, name = getattr(callback, method, None), type(callback).__name__
         if function is None:
             return
         try:
-            answer = function(copy.deepcopy(argument))  # what it changes there is nobody else's
+            answer = function(copy.deepcopy(argument))  # a callback may change what it gets
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # somebody else's code: whatever it raises, sys.exit() too, the run ends with its name
-            said = f"{type(error).__name__}: {error}"
-            where = code_fingerprint.raised_in(error)
-            place = f" (in {where})" if where and where not in said else ""
-            self.failed = CallbackFailed(f"callback {name} failed in {method}(): {said}{place}")
+        except BaseException as error:  # user code may raise anything, as by sys.exit()
+            message = f"{type(error).__name__}: {error}"
+            line = code_fingerprint.raised_in(error)
+            place = f" (in {line})" if line and line not in message else ""
+            self.failed = CallbackFailed(f"callback {name} failed in {method}(): {message}{place}")
             self.failed.__cause__ = error
             return
         if method not in ("round", "evaluation") or answer is None or answer is False:
             return
         if isinstance(answer, str) or answer is True:
-            self.asked = self.asked or (name if answer is True else f"{name}: {answer}")
+            self.stop_reason = self.stop_reason or (name if answer is True else f"{name}: {answer}")
         else:
-            text = f"callback {name}: {method}() gave {answer!r:.80}; it may give None, True, or a text that says why to stop"
-            self.failed = CallbackFailed(text)
+            self.failed = CallbackFailed(
+                f"callback {name}: {method}() returned {answer!r:.80}; allowed are None, True, or a string that says why to stop"
+            )
 
     def start(self, started: Started) -> None:
-        """Raises CallbackFailed if one of them raised: nothing has been computed yet."""
+        """Calls `start`.
+
+        Raises:
+          CallbackFailed: a callback raised; no round has begun.
+        """
         for callback in self._callbacks:
-            self._tell(callback, "start", started)
+            self._call(callback, "start", started)
             if self.failed is not None:
                 raise self.failed
 
     def rounds(self, records: Sequence[Mapping[str, Any]], evaluated: bool) -> None:
-        """After the rounds of `records`, the last of which was evaluated or not; see `asked` and `failed`."""
-        told = [("round", record) for record in records] + [("evaluation", record) for record in records[-1:] if evaluated]
-        for method, record in told:
+        """Calls `round` with each record, and `evaluation` with the last one if it was evaluated.
+
+        Sets `stop_reason` and `failed`.
+        """
+        calls = [("round", record) for record in records]
+        calls += [("evaluation", record) for record in records[-1:] if evaluated]
+        for method, record in calls:
             for callback in self._callbacks:
                 if self.failed is None:
-                    self._tell(callback, method, record)
+                    self._call(callback, method, record)
 
     def end(self, ended: Ended) -> None:
-        """Tells all of them, even if one has raised; what they raise now is in `failed`."""
+        """Calls `end` of all callbacks, also if one raises, which sets `failed`. A second call does
+        nothing."""
+        if self._has_ended:
+            return
+        self._has_ended = True
         for callback in self._callbacks:
-            self._tell(callback, "end", ended)
-
-
-def named(callback: Any) -> str:
-    """What messages call it."""
-    return type(callback).__name__
+            self._call(callback, "end", ended)

@@ -17,7 +17,6 @@ import numpy as np
 from fedjax_core import distributed
 from fedjax_core.atomic_files import digest_bytes
 from fedjax_core.data import digest as contents
-from fedjax_core.data import partition
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine import client_loop
 from fedjax_core.engine.simulator import Simulation, State
@@ -35,10 +34,7 @@ _HOLD = {"plan?": ({"hold?": (str, type(None))}, type(None))}  # schema of a con
 
 
 def opened(directory: str | Path, config: Mapping[str, Any], fresh: bool = False) -> WorkDir:
-    """Opens the directory of a run, on process 0 first; an earlier run is deleted if
-    `is_begun_anew`.
-    """
-    config = partition.with_clients(config)
+    """The directory, by process 0 first; begun anew where `is_begun_anew`."""
     if jax.process_index() == 0:
         should_restart = functools.partial(is_begun_anew, directory, config, fresh)
         workdir = WorkDir.open(directory, config, may_differ=MAY_DIFFER, should_restart=should_restart)
@@ -63,7 +59,7 @@ def is_begun_anew(directory: str | os.PathLike, config: Mapping[str, Any], fresh
     if not _is_disposable(folder):
         return False
     try:
-        return bool(compare_configs(read_json(folder / CONFIG, dict), partition.with_clients(config), MAY_DIFFER)[1])
+        return bool(compare_configs(read_json(folder / CONFIG, dict), config, MAY_DIFFER)[1])
     except ValueError:
         return True
 

@@ -1,84 +1,189 @@
-"""A score at which a run may end: `config.evaluation.until`, such as "test/global/accuracy >= 0.97"."""
+"""Early stopping: patience with a score on validation examples, whose best round is kept, and a
+score at which a run ends (`config.evaluation.until`).
 
+Both follow the evaluations alone, so a resumed run ends in the same round.
+"""
+
+import math
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_core import distributed, registry
-from fedjax_core.reporting.score_labels import is_accuracy
+from fedjax_core.engine.simulator import Simulation, State
+from fedjax_core.reporting.reporter import SUMMARY
+from fedjax_core.reporting.score_labels import is_accuracy, merit
+from fedjax_core.run import checkpointing
+from fedjax_core.storage.checkpoints import Checkpoints
+from fedjax_core.storage.json_files import read_json
+from fedjax_core.storage.workdir import CHECKPOINTS
 
+SELECTED = "selected"  # the folder of the best round's state
 FORM = r"\s*((?:test|validation)/\S+?)\s*(>=|<=)\s*([-+]?[\d.]+(?:e[-+]?\d+)?)\s*"
 
 
-class Bound(NamedTuple):
-    """What is to be reached.
+class BestRound:
+    """The best evaluated round by a validation score; its state is kept.
+
+    Attributes:
+      by: the score. The highest is the best, of a loss the lowest, of equal ones the first; NaN is
+        the worst. None: no round is selected.
+      round: the best one; 0 before the first evaluation.
+      evaluations_since: after it.
+    """
+
+    def __init__(self, by: str | None, patience: int | None, directory: Path, simulator: Simulation):
+        """Checks that evaluations have the score.
+
+        Raises:
+          ValueError: they do not; or there is a patience without a score.
+        """
+        if by is not None:
+            if not simulator.validated:
+                raise ValueError(f"evaluation.select={by!r} needs validation rows; set data.validation, such as 0.2")
+            registry.choose("evaluation.select", by, simulator.validation_scores())
+        elif patience is not None:
+            raise ValueError(f"evaluation.patience={patience} needs evaluation.select, such as 'validation/global/accuracy'")
+        self.by, self.round, self.evaluations_since = by, 0, 0
+        self._patience, self._merit, self._simulator = patience, -math.inf, simulator
+        self._selected = Checkpoints(directory / SELECTED, keep=1)
+        self._all = Checkpoints(directory / CHECKPOINTS)
+
+    @property
+    def exhausted_reason(self) -> str:
+        """Why the patience is at its end; "" if it is not."""
+        if self._patience is None or self.evaluations_since < self._patience:
+            return ""
+        return f"no better {self.by} in {self._patience} evaluations after round {self.round}"
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the state of the best round is not kept."""
+        return self.by is not None and self.round > 0 and self._selected.latest() != self.round
+
+    def resume(self, records: Sequence[Mapping[str, Any]], done: int) -> None:
+        """Takes the records of earlier starts, which process 0 has.
+
+        If the run has gone back to the round `done`, a kept state of a later round is deleted:
+        nothing would replace it.
+        """
+        self._selected.cut(done)
+        self.update(records)
+        agreed = distributed.said([self.round, self._merit, self.evaluations_since])
+        self.round, self._merit, self.evaluations_since = agreed
+
+    def update(self, records: Sequence[Mapping[str, Any]]) -> bool:
+        """Takes the records of more rounds. Returns whether the last of them is the best one."""
+        for record in records:
+            if self.by is None or self.by not in record:
+                continue
+            new = merit(self.by, float(record[self.by]))
+            if new > self._merit or not self.round:
+                self.round, self._merit, self.evaluations_since = record["round"], new, 0
+            else:
+                self.evaluations_since += 1
+        return bool(records) and self.round == records[-1]["round"]
+
+    def keep(self, state: State) -> None:
+        """Keeps the state after the best round, of which the run has a checkpoint."""
+        checkpointing.save_beside(self._simulator, self._selected, state, self.round, self._all)
+
+
+def find_selected_round(folder: Path, checkpoints: Checkpoints) -> int | None:
+    """Returns the selected round of a run that went back and has not kept its state; None if no
+    round is selected yet.
+
+    Args:
+      folder: of the run.
+      checkpoints: of the run, which may still have that round.
+
+    Raises:
+      ValueError: they do not have it.
+    """
+    summary = folder / SUMMARY
+    if not summary.exists():
+        return None
+    selected = read_json(summary, {"selected?": {"round": int}}).get("selected")
+    if selected is None:
+        return None
+    if selected["round"] not in (rounds := checkpoints.rounds()):
+        raise ValueError(f"{folder} has no state of round {selected['round']}, which is selected; done= may be one of {rounds}")
+    return selected["round"]
+
+
+class ScoreBound(NamedTuple):
+    """A score to reach.
 
     Attributes:
       score: its name.
-      above: whether it must be at least `value`; False: at most.
-      value: as a score is recorded, 0.97 for 97 %.
+      is_lower_bound: whether the score must be at least `value`; False: at most.
+      value: as scores are recorded, 0.97 for 97 %.
     """
 
     score: str
-    above: bool
+    is_lower_bound: bool
     value: float
 
-    def holds(self, found: float) -> bool:
-        """Whether a score of this value is enough; NaN never is."""
-        return found >= self.value if self.above else found <= self.value
+    def is_met_by(self, score: float) -> bool:
+        """Whether a score is enough; NaN is not."""
+        return score >= self.value if self.is_lower_bound else score <= self.value
 
 
-def parse(text: str) -> Bound | None:
-    """What a text asks for; None if it has another form.
+def parse(text: str) -> ScoreBound | None:
+    """Parses `config.evaluation.until`; None if the text has another form.
 
     >>> parse("test/global/accuracy >= 0.97")
-    Bound(score='test/global/accuracy', above=True, value=0.97)
+    ScoreBound(score='test/global/accuracy', is_lower_bound=True, value=0.97)
     """
-    found = re.fullmatch(FORM, text)
+    match = re.fullmatch(FORM, text)
     try:
-        return found and Bound(found[1], found[2] == ">=", float(found[3]))
+        return match and ScoreBound(match[1], match[2] == ">=", float(match[3]))
     except ValueError:  # such as "1.2.3"
         return None
 
 
-class Goal:
-    """Whether a run has reached what it was to reach. The decision follows evaluations alone, so a run that is resumed ends in the
-    same round.
+class TargetScore:
+    """A score at which a run ends.
 
     Attributes:
-      text: as the config has it; None: there is no goal.
-      reached: the first evaluated round in which the score was there; 0 before.
+      text: as the config has it; None: the run does not end by a score.
+      reached_round: the first evaluated round with that score; 0 before.
     """
 
-    def __init__(self, text: str | None, there: Sequence[str]):
-        """Checks that there will be such a score.
+    def __init__(self, text: str | None, scores: Sequence[str]):
+        """Checks that evaluations have the score.
 
         Args:
           text: `evaluation.until`.
-          there: the scores that evaluations have.
+          scores: of evaluations.
 
         Raises:
-          ValueError: the text has another form, or no evaluation has its score.
+          ValueError: the text has another form, or names no score of evaluations.
         """
-        self.text, self.reached = text, 0
+        self.text, self.reached_round = text, 0
         self._bound = None if text is None else parse(text)
         if text is not None and self._bound is None:
             raise ValueError(f"evaluation.until={text!r} must be of the form 'test/global/accuracy >= 0.97'")
         if self._bound is not None:
-            registry.choose("score in evaluation.until", self._bound.score, there)
+            registry.choose("score in evaluation.until", self._bound.score, scores)
             if is_accuracy(self._bound.score) and not 0 <= self._bound.value <= 1:
-                raise ValueError(f"evaluation.until={text!r}: accuracies lie in [0, 1], 97 % is 0.97")
+                raise ValueError(f"evaluation.until={text!r}: accuracies must be in [0, 1], 97 % is 0.97")
 
-    def take_up(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Goes on after the records of earlier starts, which process 0 has."""
-        self.see(records)
-        self.reached = distributed.said(self.reached)
+    @property
+    def reason(self) -> str:
+        """Why the run ends; "" while the score is not reached."""
+        return f"{self.text} in round {self.reached_round}" if self.reached_round else ""
 
-    def see(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Takes the records of more rounds, in order."""
-        bound = self._bound
-        if bound is None:
+    def resume(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Takes the records of earlier starts, which process 0 has."""
+        self.update(records)
+        self.reached_round = distributed.said(self.reached_round)
+
+    def update(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Takes the records of more rounds, in their order."""
+        if self._bound is None or self.reached_round:
             return
-        for record in records:
-            if not self.reached and bound.score in record and bound.holds(float(record[bound.score])):
-                self.reached = record["round"]
+        score = self._bound.score
+        reached = (r for r in records if score in r and self._bound.is_met_by(float(r[score])))
+        self.reached_round = next(reached, {"round": 0})["round"]

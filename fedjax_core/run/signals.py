@@ -1,63 +1,72 @@
-"""What reaches a run from outside: signals that ask it to stop, and a console that may be gone."""
+"""Signals that ask a run to stop, and a console that may be closed."""
 
 import contextlib
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 @contextlib.contextmanager
-def told_to(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Inside, in the main thread, SIGINT, SIGTERM and SIGHUP come to a handler. Where SIGHUP is ignored, as under nohup, it stays
-    so."""
-    mine = SIGNALS if threading.current_thread() is threading.main_thread() else ()
-    ignored = {s for s in mine if s not in (signal.SIGINT, signal.SIGTERM) and signal.getsignal(s) is signal.SIG_IGN}
-    before = {s: signal.signal(s, handler) for s in mine if s not in ignored}
+def handle_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Calls a handler for SIGINT, SIGTERM and SIGHUP, in the main thread.
+
+    SIGHUP stays ignored where it is, as under nohup.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {}
+    for number in SIGNALS if is_main else ():
+        if number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, handler)
     try:
         yield
     finally:
-        for s, earlier in before.items():
-            signal.signal(s, signal.SIG_DFL if earlier is None else earlier)
+        for number, earlier in before.items():
+            signal.signal(number, signal.SIG_DFL if earlier is None else earlier)
 
 
 def interrupted() -> contextlib.AbstractContextManager[None]:
-    """Inside, each of these signals is what Ctrl-C is: an exception, so that processes that were started end too."""
+    """Turns each of these signals into what Ctrl-C is, an exception: processes that were started
+    end as well."""
 
-    def leave(number: int, frame: object) -> None:
+    def interrupt(number: int, frame: object) -> None:
         del frame
         raise KeyboardInterrupt(signal.Signals(number).name)
 
-    return told_to(leave)
+    return handle_signals(interrupt)
 
 
-class Stop:
-    """Turns the first SIGINT, SIGTERM or SIGHUP into a request; a second one acts at once, but for SIGHUP's, which a closing
-    terminal may send twice. Where SIGHUP is ignored, as under nohup, it stays so."""
+class StopRequest:
+    """Turns the first SIGINT, SIGTERM or SIGHUP into a request. A second one acts at once, except
+    SIGHUP, which a closing terminal may send twice.
+
+    Attributes:
+      is_requested: whether a signal came.
+    """
 
     def __init__(self):
-        self.asked = False
-        self._told = told_to(self._ask)
+        self.is_requested = False
+        self._handling = handle_signals(self._ask)
 
-    def __enter__(self):
-        self._told.__enter__()
+    def __enter__(self) -> Self:
+        self._handling.__enter__()
         return self
 
-    def _ask(self, number, frame):
+    def _ask(self, number: int, frame: object) -> None:
         del frame
-        if self.asked and number in (signal.SIGINT, signal.SIGTERM):
+        if self.is_requested and number in (signal.SIGINT, signal.SIGTERM):
             raise KeyboardInterrupt
-        self.asked = True
+        self.is_requested = True
 
-    def __exit__(self, *_):
-        self._told.__exit__(None, None, None)
+    def __exit__(self, *_: object) -> None:
+        self._handling.__exit__(None, None, None)
 
 
-class _Lenient:
-    """A stream that goes silent when nobody can read it any more."""
+class _LenientStream:
+    """A stream that drops its text when nobody can read it any more."""
 
     def __init__(self, stream: Any):
         self._stream = stream
@@ -81,10 +90,10 @@ class _Lenient:
 
 
 @contextlib.contextmanager
-def lenient_console():
-    """Inside, a closed standard error loses what is said, and ends nothing: a run goes on when its terminal is gone."""
+def lenient_console() -> Iterator[None]:
+    """Lets a run go on when its terminal is gone: a closed standard error drops its text."""
     before = sys.stderr
-    sys.stderr = _Lenient(before)
+    sys.stderr = _LenientStream(before)
     try:
         yield
     finally:

@@ -240,6 +240,21 @@ def plain(value: Any, name: str = "") -> Any:
     raise TypeError(f"{name or 'the value'} is a {type(value).__name__}, which JSON cannot hold: {value!r:.80}")
 
 
+def flatten(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns nested fields by dotted name, without those that are None.
+
+    >>> flatten({"a": {"b": 1, "c": None}, "d": 2})
+    {'a.b': 1, 'd': 2}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        elif value is not None:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
 def _restore_floats(value: Any, levels: int = _MAX_DEPTH) -> Any:
     """Returns a parsed value with the strings of `_NOT_FINITE` as floats.
 

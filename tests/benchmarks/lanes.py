@@ -1,4 +1,4 @@
-"""Four seeds of a job in one process, one after another and in lanes of one program, in turns.
+"""Four seeds of a job in one process, one after another and in one program, in turns.
 
 python -m tests.benchmarks --scale=lanes --repeats=9
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 from configs import fedavg, scaffold
 from fedjax_core import experiment
-from fedjax_core.engine.vmapped_runs import Lanes, Wanted
+from fedjax_core.engine.vmapped_runs import Lanes
 from tests.benchmarks.turns import Contender, measure, table
 
 SEEDS, ROUNDS = 4, 10
@@ -31,8 +31,8 @@ class Together(Contender):
     lanes: Any = None
 
     def after(self, state: list[Any]) -> list[Any]:
-        wanted = [Wanted(lane, one, self.rounds) for lane, one in zip(self.lanes.each, state, strict=True)]
-        return [found[0] for found in self.lanes.rounds(wanted)]
+        seeds = list(zip(self.lanes.each, state, strict=True))
+        return [result[0] for result in self.lanes.run_rounds(seeds, self.rounds)]
 
 
 def seeds(repeats: int) -> str:
@@ -44,8 +44,8 @@ def seeds(repeats: int) -> str:
         for devices in (None, 1):
             config.plan.devices = devices
             sim = experiment.build(config, data)
-            lanes = Lanes(experiment.build(config, data), SEEDS, numbered=False)
-            places = f"{sim.spec.plan.devices} devices"
+            lanes = Lanes(experiment.build(config, data), SEEDS)
+            places = f"{sim.plan.devices} devices"
             contenders.append(Alone(f"one after another, {places}", sim, ROUNDS, state=[sim.init(s) for s in range(SEEDS)]))
             states = [lane.init(s) for s, lane in enumerate(lanes.each)]
             contenders.append(Together(f"{SEEDS} lanes, {places}", lanes.each[0], ROUNDS, state=states, lanes=lanes))

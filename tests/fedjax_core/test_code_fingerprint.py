@@ -9,8 +9,8 @@ from pathlib import Path
 import optax
 import pytest
 
-from fedjax_core import code_fingerprint, outside
-from fedjax_core.commands import ending
+from fedjax_core import code_fingerprint, registry
+from fedjax_core.commands import main
 from methods.fedavg import fedavg
 
 CODE = {
@@ -46,12 +46,12 @@ def names(folder, found):
 
 
 def test_a_file_and_what_it_imports_wherever_it_does(folder):
-    named = outside.member("loss", f"{folder}/mine.py:loss")
+    named = registry.import_member("loss", f"{folder}/mine.py:loss")
     assert names(folder, code_fingerprint.files([named])) == set(CODE) - {"own_never.py"}
 
 
 def test_a_module_of_a_package(folder):
-    named = outside.member("loss", "own_package.deep:thing")
+    named = registry.import_member("loss", "own_package.deep:thing")
     assert names(folder, code_fingerprint.files([named])) == {name for name in CODE if name.startswith("own_package/")}
 
 
@@ -59,7 +59,7 @@ def test_what_is_installed_or_ships_with_us_is_not_the_users(folder):
     (folder / "alone.py").write_text(
         "from configs import fedavg\nfrom methods import fedavg as too\nimport jax, json\n\ndef f():\n    pass\n"
     )
-    alone = outside.member("loss", f"{folder}/alone.py:f")
+    alone = registry.import_member("loss", f"{folder}/alone.py:f")
     built_in = [(optax.sgd, "optax"), (math.exp, "math"), (fedavg, "methods.fedavg")]
     assert code_fingerprint.files([*built_in, alone]) == [Path(folder / "alone.py").resolve()]
 
@@ -70,7 +70,7 @@ def test_the_file_that_is_named_counts_whatever_made_what_it_holds(folder, made)
         "def make(x):\n    return lambda y: x * y\n\nclass Made:\n    def __call__(self):\n        pass\n"
     )
     (folder / "mine.py").write_text(f"import functools\nfrom own_never import Made, make\n\nloss = {made}\n")
-    named = outside.member("loss", f"{folder}/mine.py:loss")
+    named = registry.import_member("loss", f"{folder}/mine.py:loss")
     assert names(folder, code_fingerprint.files([named])) == {"mine.py", "own_never.py"}
     assert {place.file.name for place in code_fingerprint.behind([named])} >= {"mine.py", "own_never.py"}
 
@@ -78,7 +78,7 @@ def test_the_file_that_is_named_counts_whatever_made_what_it_holds(folder, made)
 def test_modules_of_a_package_are_found_before_they_are_imported(folder):
     code = "def loss():\n    from own_package.below.inner import late\n    import own_package.nowhere\n    late()\n"
     (folder / "mine.py").write_text(code)
-    named = outside.member("loss", f"{folder}/mine.py:loss")
+    named = registry.import_member("loss", f"{folder}/mine.py:loss")
     expected = {"mine.py", *(name for name in CODE if name.startswith("own_package/"))} - {"own_package/deep.py"}
     assert names(folder, code_fingerprint.files([named])) == expected
     assert not [name for name in sys.modules if name.startswith("own_package")]
@@ -89,12 +89,15 @@ def test_modules_of_a_package_are_found_before_they_are_imported(folder):
 def test_a_file_that_is_no_python_imports_nothing(folder):
     (folder / "own_never.py").write_text("print 'two'\n")
     (folder / "mine.py").write_text("if 0:\n    import own_never\n\ndef loss():\n    pass\n")
-    assert names(folder, code_fingerprint.files([outside.member("loss", f"{folder}/mine.py:loss")])) == {"mine.py", "own_never.py"}
+    assert names(folder, code_fingerprint.files([registry.import_member("loss", f"{folder}/mine.py:loss")])) == {
+        "mine.py",
+        "own_never.py",
+    }
 
 
 def test_what_changes_is_read_again(folder):
     (folder / "mine.py").write_text("import own_late\n\ndef loss():\n    pass\n")
-    named = outside.member("loss", f"{folder}/mine.py:loss")
+    named = registry.import_member("loss", f"{folder}/mine.py:loss")
     assert names(folder, code_fingerprint.files([named])) == {"mine.py", "own_late.py"}
     (folder / "own_late.py").write_text("import own_never\n")
     assert names(folder, code_fingerprint.files([named])) == {"mine.py", "own_late.py", "own_never.py"}
@@ -143,7 +146,7 @@ def test_what_a_loss_raises_is_one_line_with_its_file_and_function(tmp_path, mon
     flags = [f"--config.loss={file}:loss", f"--workdir={tmp_path / 'run'}", "--compilation_cache="]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # ml_collections loads files the old way
-        assert ending.command("fedjax_core.commands.run", ["fedavg:smoke", *flags]) == 1
+        assert main.run_command("fedjax_core.commands.run", ["fedavg:smoke", *flags]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert said.replace("{file}", str(file)) in line
@@ -153,7 +156,7 @@ def test_what_a_loss_raises_is_one_line_with_its_file_and_function(tmp_path, mon
 def test_a_table_that_exits_is_one_line_with_its_file(tmp_path, capsys, code):
     file = tmp_path / "mine.py"
     file.write_text(code)
-    assert ending.command("fedjax_core.commands.table", [f"--table={file}", f"--workdir={tmp_path / 'runs'}"]) == 1
+    assert main.run_command("fedjax_core.commands.table", [f"--table={file}", f"--workdir={tmp_path / 'runs'}"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: sys.exit(0) was called in ")
     assert f"{file}, line 2" in line
@@ -167,7 +170,7 @@ def test_code_that_exits_when_it_is_imported_can_be_mended(tmp_path):
             pytest.raises(code_fingerprint.CodeExited, match=r"^sys\.exit\('not yet'\) was called in .*mine\.py, line 2$"),
             code_fingerprint.contained(),
         ):
-            outside.member("loss", f"{file}:loss")
+            registry.import_member("loss", f"{file}:loss")
 
 
 def test_interruptions_errors_and_exits_of_ours_pass(capsys):
@@ -175,6 +178,6 @@ def test_interruptions_errors_and_exits_of_ours_pass(capsys):
         with pytest.raises(type(error)), code_fingerprint.contained():
             raise error
     with pytest.raises(SystemExit) as ended:
-        ending.command("fedjax_core.commands.table", ["--help"])
+        main.run_command("fedjax_core.commands.table", ["--help"])
     assert ended.value.code == 0
     assert "usage:" in capsys.readouterr().out

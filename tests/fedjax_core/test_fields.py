@@ -116,7 +116,7 @@ def with_fields(config, **changes):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"models": (1,)}, "models=(1,) must be a tuple, each a text"),
+        ({"models": (1,)}, "models=(1,) must be a tuple, each a string"),
         ({"optimizer__momentum": -0.5}, "optimizer.momentum=-0.5 must be in [0, 1)"),
         ({"optimizer__momentum": float("nan")}, "optimizer.momentum=nan must be a finite number, in [0, 1)"),
         ({"optimizer__momentum": 1.5}, "optimizer.momentum=1.5 must be in [0, 1)"),

@@ -11,7 +11,7 @@ import pytest
 from flax import linen, nnx
 
 from configs import fedavg
-from fedjax_core import experiment, outside
+from fedjax_core import experiment, registry
 from fedjax_core.commands import export, predict
 from fedjax_core.experiment import python_overrides
 from fedjax_core.storage import export_model as files
@@ -128,7 +128,7 @@ def test_what_has_no_module_is_given_again(tmp_path, monkeypatch):
     assert recorded["models"] == ["given:Plain"]
     assert (recorded["loss"], recorded["evaluation"]["scores"]) == ("given:lambda", ["given:sure"])
     experiment.load(tmp_path / "run")  # in this process it is known
-    monkeypatch.setattr(outside, "_GIVEN", {})
+    monkeypatch.setattr(registry, "_REGISTERED", {})
     with pytest.raises(
         ValueError, match=r"model 'given:Plain' was given in Python; give it again: experiment.load\(..., model=...\)"
     ):
@@ -203,20 +203,20 @@ def test_what_is_brought_may_call_its_arguments_as_it_likes():
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ({"loss": "focal"}, "loss='focal' must be a function or a class; names stand in config.loss"),
-        ({"scores": ["sure"]}, "score='sure' must be a function or a class; names stand in config.evaluation.scores"),
+        ({"loss": "focal"}, "loss='focal' must be a function or a class; names belong in config.loss"),
+        ({"scores": ["sure"]}, "score='sure' must be a function or a class; names belong in config.evaluation.scores"),
         ({"scores": "sure"}, "score='sure' must be a function"),
         ({"scores": (name for name in ["sure"])}, "score='sure' must be a function"),
         ({"scores": {"mine": 3}}, "score 'mine'=3 must be a function or a class$"),
-        ({"model": "mlp"}, "model='mlp' must be a function or a class; names stand in config.models"),
+        ({"model": "mlp"}, "model='mlp' must be a function or a class; names belong in config.models"),
         ({"method": 1.5}, "method=1.5 must be a function or a class$"),
         (
             {"method": lambda task: None},
             r"method 'given:lambda' must take optimizer=: a method is called as method\(task, optimizer=",
         ),
-        ({"method": lambda *, optimizer: None}, r"method 'given:lambda' is called with \(task\) by place"),
-        ({"loss": lambda logits, y: 0}, r"loss 'given:lambda' is called with \(logits, y, mask\) by place"),
-        ({"scores": lambda outputs: 0}, r"score 'given:lambda' is called with \(outputs, x, y, mask\) by place"),
+        ({"method": lambda *, optimizer: None}, r"method 'given:lambda' is called with \(task\) by position"),
+        ({"loss": lambda logits, y: 0}, r"loss 'given:lambda' is called with \(logits, y, mask\) by position"),
+        ({"scores": lambda outputs: 0}, r"score 'given:lambda' is called with \(outputs, x, y, mask\) by position"),
     ],
 )
 def test_what_cannot_be_given(what, message):

@@ -90,7 +90,7 @@ def test_integers_are_numbers_in_a_network_from_outside(caplog):
     x = RNG.integers(1, 50, (40, 3))
     sim = built(divided(x), f"{__name__}:Numbers")
     assert np.abs(logits(sim, x.astype(np.int32))).max() < 10
-    assert f"model '{__name__}:Numbers' is given integers as numbers" in caplog.text
+    assert f"model '{__name__}:Numbers' gets integers as numbers" in caplog.text
     caplog.clear()
     built(divided(x), f"{__name__}:Denies")
     built(divided(x.astype(np.float32)), f"{__name__}:Numbers")
@@ -216,9 +216,9 @@ def test_columns_far_from_zero_keep_their_digits(caplog):
 def test_what_was_taken_off_is_not_private():
     asked = experiment.resolve(fedavg.get_config("smoke"))
     private = asked._replace(mechanism=asked.method)
-    (line,) = config_warnings.of_offset(private, True)
-    assert "found in all clients' training rows; epsilon says nothing of that" in line
-    assert config_warnings.of_offset(asked, True) == config_warnings.of_offset(private, False) == []
+    (line,) = config_warnings.check_offset(private, True)
+    assert "read from all clients' training examples, which epsilon does not cover" in line
+    assert config_warnings.check_offset(asked, True) == config_warnings.check_offset(private, False) == []
 
 
 def test_targets_far_from_zero_keep_their_digits():
@@ -233,8 +233,8 @@ def test_what_was_taken_off_stays_with_the_data():
     """Whatever divides them anew."""
     config = fedavg.get_config("smoke")
     asked = experiment.resolve(config)
-    data = build_task.parted(asked, divided(SECONDS + 1e9))
-    again = build_task.parted(asked, federated_data.pooled(data))
+    data = build_task.hold_out_examples(asked, divided(SECONDS + 1e9))
+    again = build_task.hold_out_examples(asked, federated_data.pooled(data))
     assert again.x_offset is data.x_offset
     np.testing.assert_array_equal(again.train.x, data.train.x)
 
@@ -246,7 +246,7 @@ def test_the_mean_of_a_file_is_of_inputs_as_they_are(tmp_path):
     description = {"model": "mlp(widths=(4,))", "classes": 2, "class_names": ["a", "b"], "input_shape": [1]}
     description |= {"mean": [2.5], "std": [17.0], "offset": [1.7e9 + 20], "statistics": "average", "limit": 8.0}
     export_model.save_model(path, model.init(jax.random.key(0)), description)
-    found = input_normalization.of_inputs("data", Examples(SECONDS, Y), str(path), None, offset)
+    found = input_normalization.find_scaling("data", Examples(SECONDS, Y), str(path), None, offset)
     assert (tuple(found.mean), tuple(found.std), found.limit) == ((22.5,), (17.0,), 8.0)
 
 
@@ -255,11 +255,11 @@ def test_the_public_set_is_as_the_data(tmp_path, monkeypatch):
     config = fedavg.get_config("smoke")
     config.public = "digits"
     asked = experiment.resolve(config)
-    data = build_task.parted(asked, divided(SECONDS + 1e9))
-    monkeypatch.setattr(build_task, "_loaded", lambda *given: sources.from_arrays(SECONDS + 1e9 + 7, Y, SECONDS + 1e9, Y))
-    found = build_task.public(asked, data)
+    data = build_task.hold_out_examples(asked, divided(SECONDS + 1e9))
+    monkeypatch.setattr(sources, "read", lambda *given: sources.from_arrays(SECONDS + 1e9 + 7, Y, SECONDS + 1e9, Y))
+    found = build_task.read_public(asked, data)
     assert isinstance(found, Examples)
     np.testing.assert_array_equal(found.x, data.train.x + 7)
-    monkeypatch.setattr(build_task, "_loaded", lambda *given: sources.from_arrays(PIXELS * 255, Y, PIXELS * 255, Y))
+    monkeypatch.setattr(sources, "read", lambda *given: sources.from_arrays(PIXELS * 255, Y, PIXELS * 255, Y))
     with pytest.raises(ValueError, match=r"public='digits' in .*: must be on one scale"):
-        build_task.public(asked, build_task.parted(asked, divided(PIXELS)))
+        build_task.read_public(asked, build_task.hold_out_examples(asked, divided(PIXELS)))

@@ -16,9 +16,10 @@ PRIVATE = {"mechanism": "gaussian", "clip": 1.0, "delta": 1e-3}
 def opened(config, **options) -> dict[str, str]:
     """Returns the first lines of a config's run by what stands before them, those that go on joined."""
     asked = experiment.resolve(config)
-    simulation = experiment.build(config, asked=asked)
-    private = account_privacy(asked.privacy, asked.cohort, simulation.spec.population, asked.sampling)
-    lines = opening_lines(asked, config, simulation, private, **options)
+    simulation = experiment.build(config, resolved=asked)
+    lines = opening_lines(
+        asked, simulation, account_privacy(asked.privacy, asked.cohort, simulation.spec.population, asked.sampling), **options
+    )
     assert all(len(line) <= COLUMNS for line in lines)
     found: dict[str, str] = {}
     label = ""
@@ -34,7 +35,7 @@ def test_a_run_says_first_what_is_trained_on_what_and_by_whom():
     assert opened(config) == {
         "method": "fedavg (weights='samples')",
         "network": "mlp: 55,210 parameters",
-        "data": "digits, rows of 8x8x1, 10 classes: 1,437 to train on, 360 to test on",
+        "data": "digits, examples of 8x8x1, 10 classes: 1,437 to train on, 360 to test on",
         "clients": "20 by dirichlet(alpha=0.5), 8 in a round",
         "training": "sgd (lr=0.1), epochs=5, batch=32; 5 rounds, scored every 5",
         "devices": "2 (cpu); 4 clients at once on each",
@@ -88,11 +89,11 @@ def test_batches_beyond_all_data_and_evaluations_that_never_come_are_said(caplog
     found = opened(config)
     (line,) = [line for line in caplog.messages if line.startswith("method.batch=100000")]
     assert line.endswith(
-        "1437 training rows of all clients, of whom one has at most 128: each takes one step an epoch, on all that it has"
+        "1437 training examples of all clients, of whom one has at most 128: each takes one step an epoch, on all that it has"
     )
     assert found["scores"] == "evaluation.every=1000 is more than rounds=5: only the last round is scored"
     config.evaluation.scopes = ()
-    assert config_warnings.of_evaluation(experiment.resolve(config))[0].startswith(
+    assert config_warnings.check_evaluation(experiment.resolve(config))[0].startswith(
         "evaluation.scopes=() scores no model in any round"
     )
 

@@ -18,9 +18,9 @@ INF, NAN = float("inf"), float("nan")
     [
         (float, (1, 0.5, np.float32(2)), (True, "1", None, INF, NAN, 10**400, (1,)), "a finite number"),
         (float, (2**62, 1e38), (2**70, -(2**63), 1e39), "a number of 32 bits"),
-        (int, (3, -1, np.int64(2)), (1.0, True, "1", 2**70, None), "a whole number"),
+        (int, (3, -1, np.int64(2)), (1.0, True, "1", 2**70, None), "an int"),
         (bool, (True, False), (1, 0, None, "True"), "True or False"),
-        (str, ("", "x"), (1, None, ("x",)), "a text"),
+        (str, ("", "x"), (1, None, ("x",)), "a string"),
         (Positive, (0.1, 3), (0, -1.0), "positive"),
         (Positive, (), ("x", INF), "a finite number, positive"),
         (Fraction | None, (None, 0, 1.0), (1.1, -0.1), r"in \[0, 1\] or None"),

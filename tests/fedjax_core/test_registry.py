@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from fedjax_core import outside, registry
+from fedjax_core import registry
 from fedjax_core.option_types import AtLeastOne
 
 
@@ -97,7 +97,7 @@ def test_find_checks_names_and_values():
         "dye": "colour 'dye' needs the option 'depth'",
         "dye(depth=1, deep=2)": "colour 'dye' has no option 'deep'",
         "dye(depth=0)": "colour 'dye': depth=0 must be at least 1",
-        "dye(depth='x')": "colour 'dye': depth='x' must be a whole number, at least 1",
+        "dye(depth='x')": "colour 'dye': depth='x' must be an int, at least 1",
         "dye(depth=1, tone=1e999)": "colour 'dye': tone=inf must be a finite number",
     }.items():
         with pytest.raises((ValueError, TypeError), match=message):
@@ -134,9 +134,9 @@ def brought(tmp_path, monkeypatch):
     (information / "entry_points.txt").write_text("[fedjax_core.methods]\nindigo = dyes_of_mine:dye\nlost = dyes_of_mine:no\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    outside.announced.cache_clear()
+    registry.find_entry_points.cache_clear()
     yield tmp_path
-    outside.announced.cache_clear()
+    registry.find_entry_points.cache_clear()
     sys.modules.pop("dyes_of_mine", None)
 
 
@@ -151,7 +151,7 @@ def brought(tmp_path, monkeypatch):
 def test_names_from_outside(brought, spec, origin):
     found = registry.find("method", spec, {"fedavg": paint})
     assert (found(), found.origin) == ((2, 0.5, math.pi), origin)
-    with pytest.raises(ValueError, match=r"depth='x' must be a whole number"):
+    with pytest.raises(ValueError, match=r"depth='x' must be an int"):
         registry.find("method", spec.replace("2", "'x'"), {})
 
 
@@ -185,10 +185,10 @@ def test_a_folder_may_look_like_a_call(brought):
 
 def test_a_file_is_read_once_until_it_changes(brought):
     file = brought / "dyes (1)" / "own.py"
-    first, again = (outside.member("method", f"{file}:Dyed")[0] for _ in range(2))
+    first, again = (registry.import_member("method", f"{file}:Dyed")[0] for _ in range(2))
     assert first is again
     file.write_text(MODULE + "# changed\n")
-    assert outside.member("method", f"{file}:Dyed")[0] is not first
+    assert registry.import_member("method", f"{file}:Dyed")[0] is not first
 
 
 def test_a_signature_is_read_once_and_keeps_nothing_alive(monkeypatch):
@@ -201,7 +201,7 @@ def test_a_signature_is_read_once_and_keeps_nothing_alive(monkeypatch):
         registry.check("dye", dye, (), {"depth": 2})
         registry.parameters(dye)[0].clear()
     assert len(read) == 1
-    with pytest.raises(ValueError, match="dye: depth='deep' must be a whole number"):
+    with pytest.raises(ValueError, match="dye: depth='deep' must be an int"):
         registry.check("dye", dye, (), {"depth": "deep"})
     alive = weakref.ref(dye)
     del dye
@@ -239,6 +239,6 @@ def test_what_is_passed_by_place_has_any_names():
     ],
 )
 def test_what_does_not_take_what_is_passed_by_place(function, takes):
-    message = rf"loss 'mine' is called with \(logits, y, mask\) by place; what it takes by place: {takes}\.$"
+    message = rf"loss 'mine' is called with \(logits, y, mask\) by position; it takes by position: {takes}\.$"
     with pytest.raises(TypeError, match=message):
         registry.find("loss", "mine", {"mine": function}, placed=("logits", "y", "mask"))

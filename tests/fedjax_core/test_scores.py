@@ -137,7 +137,7 @@ def test_a_score_is_for_some_targets():
 def test_episodes_have_classes_of_their_own():
     made = config("macro_f1", task="episodes(way=2, shot=1, query=3)", evaluation__scopes=("global",))
     made.data.source, made.models = "unseen(of='digits', classes=(7, 8, 9))", ("cnn(widths=(2,))",)
-    with pytest.raises(ValueError, match="'macro_f1', which is for classes that all rows have in common; an episode's are its own"):
+    with pytest.raises(ValueError, match="'macro_f1', which is for classes that all examples share; an episode's are its own"):
         experiment.build(made)
     made.evaluation.scores = ("expected_calibration_error",)
     assert evaluation.list_test_scores(experiment.build(made).spec)[-1] == "test/global/expected_calibration_error"

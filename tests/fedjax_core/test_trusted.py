@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from configs import fedavg
-from fedjax_core import experiment, outside
+from fedjax_core import experiment, registry
 from fedjax_core.commands import analyze, export
 from fedjax_core.storage import signature as origin
 from fedjax_core.storage.json_files import read_json
@@ -98,8 +98,8 @@ def test_a_run_with_own_code_is_read_where_it_was_begun_and_elsewhere_with_trust
 
     def is_read(run, *flags):
         (tmp_path / "model.safetensors").unlink(missing_ok=True)
-        for name in [name for name in outside.sys.modules if name.startswith("fedjax_core_file_")]:
-            del outside.sys.modules[name]
+        for name in [name for name in registry.sys.modules if name.startswith("fedjax_core_file_")]:
+            del registry.sys.modules[name]
         mark.unlink()
         commands = [
             (export, [f"--out={tmp_path / 'model.safetensors'}"]),

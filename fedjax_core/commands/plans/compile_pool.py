@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_core import code_fingerprint, experiment, registry
-from fedjax_core.commands import shipped
 from fedjax_core.commands.plans import device_targets
 from fedjax_core.data import row_readers
 from fedjax_core.experiment.mock_data import Counts
 from fedjax_core.language import mock_instructions as language
+from fedjax_core.own_packages import HOME
 from fedjax_core.storage.json_files import plain, read_json, write_json
 
 KEPT = os.path.join("~", ".cache", "fedjax_core", "plan")
@@ -106,7 +106,7 @@ def _compile_next(job: Job, report: dict[str, Any], file: Path) -> dict[str, Any
     request = {"config": job.config, "counts": job.counts._asdict(), "target": list(job.target), "parts": list(job.parts)}
     request |= {"done": report.get("programs", {}), "seconds": job.seconds, "out": str(file), "cores": is_local}
     environment = dict(os.environ) | ({} if is_local else device_targets.ENVIRONMENT)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(shipped.HOME), os.environ.get("PYTHONPATH", "")]))
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HOME), os.environ.get("PYTHONPATH", "")]))
     if not report:
         file.unlink(missing_ok=True)
     command, text = [sys.executable, "-m", "fedjax_core.commands.plans.compile_worker"], json.dumps(plain(request))
@@ -209,5 +209,5 @@ def source_files(config: dict[str, Any]) -> Sequence[Path]:
     of_texts = [network.found() for network in resolved.networks if network.found.function is language.Spec]
     files |= {file.resolve() for file in map(language.described_in, of_texts) if file.is_file()}
     for package in ("fedjax_core", "methods"):
-        files |= {file for file in (shipped.HOME / package).rglob("*.py") if "reporting" not in file.parts}
+        files |= {file for file in (HOME / package).rglob("*.py") if "reporting" not in file.parts}
     return sorted(files)

@@ -95,7 +95,7 @@ def trace_programs(sim: Simulation, parts: tuple[str, ...], lanes: int = 1) -> d
     """Returns `aot.programs`, with rounds of so many lanes at once."""
     traced_programs = aot.programs(sim, parts)
     if lanes > 1:
-        several = Lanes(sim, lanes, numbered=False)
+        several = Lanes(sim, lanes)
         rounds = {aot.ROUND: several.traced, aot.SCORED_ROUND: functools.partial(several.traced, True)}
         traced_programs |= {name: traced for name, traced in rounds.items() if name in traced_programs}
     return traced_programs

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from fedjax_core import experiment, registry
 from fedjax_core.commands.tables import measures
-from fedjax_core.data.partition import with_clients
-from fedjax_core.storage.json_files import plain
+from fedjax_core.engine import client_sampling
+from fedjax_core.storage.json_files import flatten, plain
 
 FIELDS = {  # by kind of difference, the fields of a config that make it; groups end with a dot
     "cohort": ("cohort.", "dropout"),
@@ -120,7 +120,7 @@ def _compare_rows(table: Any, configs: Configs, column: str, kind: str) -> str:
 
 def _settings_of(kind: str, config: Any, space: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a kind by the name that they are shown with; "" where none is needed."""
-    fields = _flatten(with_clients(plain(config.to_dict())))
+    fields = flatten(plain(experiment.complete_config(config)))
     if kind == "cohort":
         setting = {"": _cohort_of(fields), "cohort.sampling": fields.get("cohort.sampling")}
         return setting | {"dropout": fields.get("dropout") or None}
@@ -161,7 +161,7 @@ def _cohort_of(fields: Mapping[str, Any]) -> str:
     if fields.get("data.unseen_clients") is not None or clients is None:
         many = f"{size} of the" if size else f"{100 * (fraction or 1):g} % of the"
         return f"{many} clients a round"
-    number = size or max(1, round((fraction or 1) * clients))
+    number = size or client_sampling.number(None if fraction is None else float(fraction), clients)
     return f"{number} of {clients} clients a round"
 
 
@@ -188,16 +188,6 @@ def _method_options(config: Any) -> dict[str, Any]:
     takes, _ = registry.parameters(experiment.method(name))
     defaults = {key: parameter.default for key, parameter in takes.items() if parameter.default is not parameter.empty}
     return defaults | own | given
-
-
-def _flatten(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in fields.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{name}.")
-        elif value is not None:
-            flat[f"{prefix}{name}"] = value
-    return flat
 
 
 def _show(name: str, value: Any) -> str:

@@ -16,7 +16,6 @@ from fedjax_core.commands.tables.definition import Definition, column_targets, p
 from fedjax_core.commands.tables.score_checks import is_of_unseen
 from fedjax_core.commands.tables.table_cells import Cell
 from fedjax_core.commands.tables.trials import SearchProgress
-from fedjax_core.data import partition
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.reporting import metrics_log, reporter, score_labels
 from fedjax_core.reporting.rounds_to_target import crossing
@@ -240,7 +239,7 @@ def _names_the_same_code(workdir: Path, cell: Cell) -> bool:
     """Returns whether a run's directory has the config of its cell, whose code this command has imported anyhow."""
     if not (workdir / CONFIG).exists():
         return False
-    config = partition.with_clients(cell.config.to_dict())
+    config = experiment.complete_config(cell.config)
     return not compare_configs(read_json(workdir / CONFIG, dict), config, MAY_DIFFER)[1]
 
 

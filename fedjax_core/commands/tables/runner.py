@@ -224,14 +224,14 @@ class TableRunner:
         self._held.clear()
 
     def _run_first(self, jobs: Sequence[Job]) -> str | None:
-        """Runs the first job and those in lanes beside it; returns why one failed, None if none did."""
+        """Runs the first job and the seeds that train with it; returns why one failed, None if none did."""
         batch = self._batch(jobs)
         number = f"{self._runs_over + 1}/{self._runs_over + len(jobs)}"
         for job in batch:
-            self._say(f"{number}  {job.cell}{self._pace.describe_remaining(jobs) if job is batch[0] else '  (in lanes)'}")
+            self._say(f"{number}  {job.cell}{self._pace.describe_remaining(jobs) if job is batch[0] else '  (together)'}")
         began, why, stopped, interrupted = time.monotonic(), None, "", None
         with RunBeat(self._folder, jobs, number, self._pace, None if self._bar else self._say):
-            outcomes = self._run_alone(batch[0].cell) if len(batch) == 1 else self._in_lanes([job.cell for job in batch])
+            outcomes = self._run_alone(batch[0].cell) if len(batch) == 1 else self._together([job.cell for job in batch])
         for job, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, BlockingIOError) and job.cell.trial is not None:
                 self._held.add((job.cell.name, job.cell.config.rounds))
@@ -258,17 +258,17 @@ class TableRunner:
         return why
 
     def _batch(self, jobs: Sequence[Job]) -> list[Job]:
-        """The first of the jobs, and others that `plan.lanes` lets train beside it: cells, or trials of its search."""
-        most = 1 if self._counts else experiment.lanes_of(jobs[0].cell.config)
+        """The first of the jobs, and its other seeds that `plan.lanes` lets train beside it."""
+        cell = jobs[0].cell
+        most = 1 if self._counts else experiment.lanes_of(cell.config)
         if most == 1:
             return [jobs[0]]
-        of = lambda cell: None if cell.trial is None else (cell.row, cell.column)
         first: dict[str, Job] = {}  # of a trial: the rung that it waits for, not those after it
         for job in jobs:
-            if of(job.cell) == of(jobs[0].cell):
+            if (job.cell.row, job.cell.column, job.cell.trial) == (cell.row, cell.column, cell.trial):
                 first.setdefault(job.cell.name, job)
-        mine = list(first.values())
-        return [mine[i] for i in experiment.alike([job.cell.config for job in mine])[0][:most]]
+        seeds = list(first.values())
+        return [seeds[i] for i in experiment.alike([job.cell.config for job in seeds])[0][:most]]
 
     def _run_alone(self, cell: Cell) -> list[bool | Exception]:
         """Runs a cell or a trial; returns why it failed, or whether a signal came meanwhile."""
@@ -289,8 +289,8 @@ class TableRunner:
         except Exception as error:  # a failure must not end the others'
             return [error]
 
-    def _in_lanes(self, some: Sequence[Cell]) -> list[bool | BaseException]:
-        """Runs cells or trials in lanes: of each why it failed, or whether a signal came meanwhile."""
+    def _together(self, some: Sequence[Cell]) -> list[bool | BaseException]:
+        """Runs seeds of a cell or a trial together: of each why it failed, or whether a signal came meanwhile."""
         try:
             for one in some:
                 code_fingerprint.check_same(one.own)

@@ -14,7 +14,6 @@ from fedjax_core import code_fingerprint, experiment, option_types, registry
 from fedjax_core.commands.tables import definition, score_checks
 from fedjax_core.commands.tables.comparability import check_rows_comparable
 from fedjax_core.commands.tables.definition import Definition, check_definition, column_targets
-from fedjax_core.data import partition
 from fedjax_core.experiment.schema import MAY_LACK_GROUPS
 from fedjax_core.reporting import reporter
 from fedjax_core.run import MAY_DIFFER
@@ -113,7 +112,7 @@ def build_cell(
             score_checks.check(measure, config, resolved)
     except Exception as error:  # get_config is the user's code too
         raise ValueError(f"{where}: {reporter.one_line(error)}") from error
-    own = code_fingerprint.digests([*code_fingerprint.files(lookups), *experiment.begun_from(config)])
+    own = code_fingerprint.digests([*code_fingerprint.files(lookups), *experiment.begun_from(resolved)])
     name = (
         f"{definition.slugify(row.label)}--{definition.slugify(column.label)}--seed{seed}--{_hash_run(config, list(own.values()))}"
     )
@@ -205,7 +204,7 @@ def _hash_run(config: Any, files: Sequence[str]) -> str:
         "evaluation.batch",
     }  # where it ends, and what is scored
     left_out = set(MAY_DIFFER) - of_result
-    fields = partition.with_clients(plain(config.to_dict()))
+    fields = plain(experiment.complete_config(config))
     if fields.get("evaluation", {}).get("batch", 0) is None:
         fields["evaluation"]["batch"] = BATCH_BEFORE
     fields = given(fields)

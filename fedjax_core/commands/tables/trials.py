@@ -8,7 +8,7 @@ from fedjax_core.commands.tables.progress import Job
 from fedjax_core.commands.tables.search import Study, StudyStatus, Trial, add_proposed_trial, compute_status
 from fedjax_core.commands.tables.table_cells import Cell
 from fedjax_core.reporting import metrics_log, reporter
-from fedjax_core.run.selection import SELECTED
+from fedjax_core.run.early_stopping import SELECTED
 from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import CHECKPOINTS, METRICS, lock_directory

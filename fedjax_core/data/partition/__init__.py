@@ -95,16 +95,6 @@ def clients_of(spec: str, clients: int | None) -> int | None:
     return DEFAULT_CLIENTS if clients is None and registry.parse(spec)[0] not in COUNTS_ITSELF else clients
 
 
-def with_clients(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a config's fields with the number of clients that its partition has (`clients_of`);
-    others as they are.
-    """
-    data = config.get("data")
-    if not isinstance(data, Mapping) or not isinstance(data.get("partition"), str) or data.get("clients", 0) is not None:
-        return dict(config)
-    return {**config, "data": {**data, "clients": clients_of(data["partition"], None)}}
-
-
 def divide(
     scheme: registry.Found, columns: Mapping[str, np.ndarray | None], clients: int | None, seed: int
 ) -> tuple[Lists, Lists | None]:

@@ -57,7 +57,6 @@ class DeviceArrays(NamedTuple):
       validation_index, validation_size: each client's validation examples of `train`; validation_rows: [V] those of
         all clients; `()` without such.
       unseen_index, unseen_size, unseen_test_index, unseen_test_size: of the unseen clients; `()` without such.
-      lane: [] which of the runs that share a program this is; `()` where they do not differ by a number.
     """
 
     tasks: tuple[PyTree, ...]
@@ -76,7 +75,6 @@ class DeviceArrays(NamedTuple):
     unseen_size: Any = ()
     unseen_test_index: Any = ()
     unseen_test_size: Any = ()
-    lane: Any = ()
 
 
 def make_host_arrays(

@@ -37,21 +37,19 @@ class DataFeed:
 
     Attributes:
       streamed: parts of the data that are streamed: none; "train"; "train" and "test", unless the whole test set stays.
-      lane: the run's number, where the method has numbers by run.
     """
 
-    def __init__(self, spec: SimulationSpec, shardings: Any, draw: Any, lane: int | None = None):
+    def __init__(self, spec: SimulationSpec, shardings: Any, draw: Any):
         """Puts nothing on a device.
 
         Args:
           spec: with its plan and readers.
           shardings: of `DeviceArrays`.
           draw: `rounds.draw_cohorts`, compiled.
-          lane: the run's number, where the method has numbers by run.
         """
         needs_whole_test = spec.episodes is not None or "all" in spec.evaluation.scopes
         parts = ("train",) if needs_whole_test else ("train", "test")
-        self.streamed, self.lane = frozenset(parts if spec.readers else ()), lane
+        self.streamed = frozenset(parts if spec.readers else ())
         self._spec, self._shardings, self._draw = spec, shardings, draw
         self._on_device: DeviceArrays | None = None
         self._lender: DataFeed | None = None
@@ -60,18 +58,17 @@ class DataFeed:
         self._drawn: tuple[int, Any] | None = None  # a round and its draw, dispatched
         self._prefetcher = Prefetcher(self._make_round)
 
-    def as_replica(self, lane: int | None) -> "DataFeed":
+    def as_replica(self) -> "DataFeed":
         """Returns the feed of one of several runs, for resident data; the arrays are on the devices once."""
         replica = copy.copy(self)
-        replica.lane, replica._on_device, replica._lender = lane, None, self
+        replica._on_device, replica._lender = None, self
         return replica
 
     @property
     def on_host(self) -> DeviceArrays:
         """What is on the devices all the time, on the host, with zeros in place of deferred arrays."""
         removed: dict[str, Any] = {name: () for name, part in PART.items() if part in self.streamed}
-        arrays = self._spec.host_arrays._replace(**removed | dict.fromkeys(self.streamed, ()))
-        return arrays if self.lane is None else arrays._replace(lane=np.int32(self.lane))
+        return self._spec.host_arrays._replace(**removed | dict.fromkeys(self.streamed, ()))
 
     @property
     def on_device(self) -> DeviceArrays:
@@ -81,8 +78,7 @@ class DataFeed:
                 arrays = self.on_host._replace(tasks=self._spec.tasks)
                 self._on_device = meshes.put(arrays, self._spec.mesh, self._shardings)
             else:
-                lane = () if self.lane is None else self._put(np.int32(self.lane))
-                self._on_device = self._lender.on_device._replace(lane=lane)
+                self._on_device = self._lender.on_device
         return self._on_device
 
     @property

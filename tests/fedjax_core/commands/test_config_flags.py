@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from fedjax_core.commands import config_flags, ending, run
+from fedjax_core.commands import config_flags, main, run
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from fedjax_core.commands import config_flags, ending, run
     ],
 )
 def test_the_config_is_found_wherever_it_stands(words, rest):
-    assert config_flags.parted(words) == ("fedavg", rest)
+    assert config_flags.split_config(words) == ("fedavg", rest)
 
 
 @pytest.mark.parametrize(
@@ -35,13 +35,13 @@ def test_the_config_is_found_wherever_it_stands(words, rest):
 )
 def test_another_method_is_taken_out_of_the_line(words, rest, said):
     said = {"name": "fedbn", "others": True} if said is None else said
-    assert config_flags.other_method(["run", *words]) == (["run", *rest], said)
+    assert config_flags._take_method(["run", *words]) == (["run", *rest], said)
 
 
 def reading(arguments):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # ml_collections loads files the old way
-        return config_flags.read(arguments, "run", run._flags)
+        return config_flags.parse_flags(arguments, "run", run._flags)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def command(capsys, *arguments: str) -> tuple[int, str]:
     sys.modules.pop("config_config", None)  # into which ml_collections loads one file after another
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # ml_collections loads files the old way
-        status = ending.command("fedjax_core.commands.run", arguments)
+        status = main.run_command("fedjax_core.commands.run", arguments)
     found = capsys.readouterr()
     assert found.out == ""
     assert found.err.count("\n") == 1
@@ -142,7 +142,7 @@ COHORT = "cohort is a group of fields, such as cohort.fraction, cohort.size, coh
         ("--config.cohort=0.5", f"{COHORT}; did you mean --config.cohort.fraction=0.5?"),
         ("--config.optimizer=adam", "did you mean --config.optimizer.name=adam?"),
         ("--config.evaluation=3", "--config.evaluation=3: evaluation is a group of fields, such as evaluation.every, "),
-        ("--config.models[0]=cnn", "models is given as a whole, such as --config.models=\"('one', 'another')\", not by place"),
+        ("--config.models[0]=cnn", "models is given as a whole, such as --config.models=\"('one', 'another')\", not by index"),
     ],
 )
 def test_a_group_and_a_place_of_a_tuple_are_named(flag, said, capsys):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_core.commands import ending
+from fedjax_core.commands import main
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
 UNFORESEEN = [
@@ -33,7 +33,7 @@ def command(monkeypatch):
         module = types.ModuleType("made_up_command")
         module.main = act  # pyright: ignore[reportAttributeAccessIssue]
         monkeypatch.setitem(sys.modules, "made_up_command", module)
-        return ending.command("made_up_command", arguments)
+        return main.run_command("made_up_command", arguments)
 
     return run
 
@@ -87,7 +87,7 @@ def test_a_work_directory_without_a_value_is_not_the_current_folder(command, tmp
 
 def test_a_module_that_cannot_be_imported_is_one_line(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert ending.command("fedjax_core.commands.nothing", []) == 1
+    assert main.run_command("fedjax_core.commands.nothing", []) == 1
     assert capsys.readouterr().err.startswith("error: ModuleNotFoundError: No module named")
 
 
@@ -103,7 +103,7 @@ def test_an_interruption_during_imports_ends_at_once(tmp_path):
         "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n    import json\nexcept BaseException:\n    pass\n"
     )
     heard = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"  # the tests themselves may ignore it
-    code = heard + "from fedjax_core.commands import ending\nwith ending._interruptible():\n    import slow\nprint('went on')"
+    code = heard + "from fedjax_core.commands import main\nwith main._exit_if_interrupted():\n    import slow\nprint('went on')"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr == "stopped: interrupted before it began\n"

@@ -4,7 +4,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import base
-from fedjax_core.commands import fields, list_names
+from fedjax_core.commands import list_names
 from fedjax_core.experiment.schema import FIELDS
 
 
@@ -14,18 +14,18 @@ def names(config, above=""):
 
 
 def test_every_field_stands_there_and_says_what_it_is_for():
-    found = {field.name: field for field in fields.fields()}
+    found = {field.name: field for field in list_names.read_fields()}
     assert set(found) == set(names(base.get_config("small")))
     assert set(FIELDS) - {"method.name"} <= set(found)
-    assert not [field.name for field in found.values() if len(field.said) < 5]
-    assert not [field for field in found.values() if "#" in field.said or "get_config" in field.said]
+    assert not [field.name for field in found.values() if len(field.comment) < 5]
+    assert not [field for field in found.values() if "#" in field.comment or "get_config" in field.comment]
 
 
 def test_one_field_with_what_is_above_and_behind_it():
-    text = fields.listed("config.privacy.cohort")
+    text = list_names.describe_fields("config.privacy.cohort")
     assert text.startswith("privacy.cohort = None\n    Clients a round of the deployment: noise")
-    assert text.endswith("allowed: a whole number, at least 1; or None")
-    assert fields.listed("data.seed").startswith("data.seed = 0\n    of the division")
+    assert text.endswith("allowed: an int, at least 1; or None")
+    assert list_names.describe_fields("data.seed").startswith("data.seed = 0\n    of the division")
 
 
 def test_a_part_and_all_of_them(capsys):
@@ -39,4 +39,4 @@ def test_a_part_and_all_of_them(capsys):
     assert list_names.main(["fields", "checkpoit"]) == 2
     assert "Did you mean 'checkpoint'?" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"unknown field 'data\.sed'"):
-        fields.listed("data.sed")
+        list_names.describe_fields("data.sed")

@@ -1,5 +1,6 @@
 """The installed command: its parts by name, and what `list` shows."""
 
+import importlib.util
 import inspect
 import re
 from importlib import metadata
@@ -8,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import fedjax_core
-from fedjax_core import outside, own_packages
-from fedjax_core.commands import list_names, main, shipped
+from fedjax_core import own_packages, registry
+from fedjax_core.commands import config_flags, list_names, main
 
 ROOT = Path(__file__).parents[3]
 
@@ -32,15 +33,20 @@ def test_the_commands_are_listed(capsys):
     assert err == "error: there is no command 'tabel'; there are run, table, analyse, predict, plan, export, list\n"
 
 
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_a_command_has_a_module(name):
+    assert importlib.util.find_spec(main.MODULES.get(name, f"fedjax_core.commands.{name}")) is not None
+
+
 def test_configs_and_tables_have_bare_names():
-    assert shipped.file("config", "fedavg") == str(ROOT / "configs" / "fedavg.py")
-    assert shipped.file("table", "fedskc/table1") == str(ROOT / "configs" / "tables" / "fedskc" / "table1.py")
-    assert "base" not in shipped.names("config")
-    assert {"first", "fedskc/table1", "fedhpl/own"} <= set(shipped.names("table"))
+    assert config_flags.find_file("config", "fedavg") == str(ROOT / "configs" / "fedavg.py")
+    assert config_flags.find_file("table", "fedskc/table1") == str(ROOT / "configs" / "tables" / "fedskc" / "table1.py")
+    assert "base" not in config_flags.list_bundled("config")
+    assert {"first", "fedskc/table1", "fedhpl/own"} <= set(config_flags.list_bundled("table"))
     with pytest.raises(ValueError, match=r"there is no config 'fedav'.* Did you mean 'fedavg'\?"):
-        shipped.file("config", "fedav")
+        config_flags.find_file("config", "fedav")
     with pytest.raises(ValueError, match=r"there is no table file 'mine/x.py'"):
-        shipped.file("table", "mine/x.py")
+        config_flags.find_file("table", "mine/x.py")
 
 
 def test_names_of_ours_are_not_a_users_packages(tmp_path, monkeypatch):
@@ -64,11 +70,13 @@ def test_names_of_ours_are_not_a_users_packages(tmp_path, monkeypatch):
     assert fedavg.get_config("smoke").method.name == "fedavg"
 
 
-@pytest.mark.parametrize("kind", [*list_names.KINDS, *list_names.FILES])
+@pytest.mark.parametrize("kind", [*list_names.SECTIONS, *list_names.FILES])
 def test_all_of_a_kind_are_listed(capsys, kind):
     status, out, _ = ended(capsys, "list", kind)
     assert status == 0
-    names = list_names.KINDS[kind].found() if kind in list_names.KINDS else shipped.names(list_names.FILES[kind])
+    names = (
+        list_names.SECTIONS[kind].builders() if kind in list_names.SECTIONS else config_flags.list_bundled(list_names.FILES[kind])
+    )
     assert len(names) > 1
     lines = out.splitlines()
     assert all(any(line.partition("(")[0].split()[:1] == [name] for line in lines) for name in names)
@@ -83,21 +91,21 @@ def test_options_stand_with_their_defaults(capsys):
     assert status == 0
     assert out.startswith("fedprox(mu")
     assert "Li" in out
-    assert list_names.options("sources", "unseen", list_names.KINDS["sources"].found()["unseen"]) == dict.fromkeys(
+    assert list_names.read_defaults("sources", "unseen", list_names.SECTIONS["sources"].builders()["unseen"]) == dict.fromkeys(
         ("of", "classes"), inspect.Parameter.empty
     )
 
 
 @pytest.mark.parametrize("kind", ["methods", "models", "sources", "partitions", "optimizers", "scores", "callbacks"])
 def test_the_docstrings_say_what_options_mean(kind):
-    for name, builder in list_names.KINDS[kind].found().items():
-        said = list_names.detailed(kind, name)
-        for option in list_names.options(kind, name, builder):
+    for name, builder in list_names.SECTIONS[kind].builders().items():
+        said = list_names.describe_name(kind, name)
+        for option in list_names.read_defaults(kind, name, builder):
             assert re.search(rf"^ *(\w+, )*{option}(, \w+)*: ", said, re.MULTILINE), (name, option)
 
 
 def test_every_kind_that_packages_announce_is_listed(capsys):
-    assert {kind.what for kind in list_names.KINDS.values()} >= set(outside.GROUPS)
+    assert {kind.what for kind in list_names.SECTIONS.values()} >= set(registry.ENTRY_POINT_GROUPS)
     out = ended(capsys, "list", "callbacks", "wandb")[1]
     assert out.startswith(
         "wandb(project='fedjax', name='', mode='', directory='')\n\nRecords as metrics of a run of Weights & Biases"
@@ -106,7 +114,7 @@ def test_every_kind_that_packages_announce_is_listed(capsys):
 
 
 def test_what_is_not_there_is_one_line(capsys):
-    kinds = ", ".join([list_names.OF_CONFIGS, *list_names.KINDS, *list_names.FILES])
+    kinds = ", ".join([list_names.FIELDS_KIND, *list_names.SECTIONS, *list_names.FILES])
     said = f"error: unknown kind 'method'; allowed: {kinds}. Did you mean 'methods'?\n"
     assert ended(capsys, "list", "method") == (2, "", said)
     status, _, err = ended(capsys, "list", "models", "resnet9")
@@ -119,8 +127,8 @@ def brought(task, optimizer, *, strength: float = 0.5):
 
 
 def test_what_packages_announce_is_listed(capsys, monkeypatch):
-    point = metadata.EntryPoint("feddyn", f"{__name__}:brought", outside.GROUPS["method"])
-    monkeypatch.setattr(outside, "announced", lambda what: {"feddyn": point} if what == "method" else {})
+    point = metadata.EntryPoint("feddyn", f"{__name__}:brought", registry.ENTRY_POINT_GROUPS["method"])
+    monkeypatch.setattr(registry, "find_entry_points", lambda what: {"feddyn": point} if what == "method" else {})
     line = next(line for line in ended(capsys, "list", "methods")[1].splitlines() if line.startswith("feddyn "))
     assert line.endswith(f"[{__name__}:brought of a package]")
     assert ended(capsys, "list", "methods", "feddyn")[1].startswith("feddyn(strength=0.5)\n")

@@ -61,7 +61,7 @@ def planning(arguments):
         ([], 2, "give --config"),
         (["fedavg:smoke", "--topology=v5e"], 2, "CHIP:SIZE"),
         (["fedavg:smoke", "--programs=rounds"], 2, "'rounds'"),
-        (["fedavg:smoke", "--shape=3,x"], 2, "whole numbers"),
+        (["fedavg:smoke", "--shape=3,x"], 2, "integers separated by commas"),
         (["fedavg:smoke", "--config.lrr=1"], 2, "no field"),
         (["fedavg:smoke", "--config.method.lrr=1"], 1, "no option 'lrr'"),
         (["fedavg:smoke", "--config.models=('mlpp',)"], 1, "mlp"),

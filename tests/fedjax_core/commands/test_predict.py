@@ -238,7 +238,7 @@ def test_what_cannot_be_exported(which, flags, said, request, tmp_path, capfd):
 
 def test_a_model_of_inputs_that_are_taken_as_they_are_is_not_exported(fedavg, tmp_path, monkeypatch):
     monkeypatch.setattr(experiment, "scaling_of", lambda *given: None)  # as for token ids
-    with pytest.raises(ValueError, match=r"inputs, which are taken as they are; a saved model needs inputs that are normalised"):
+    with pytest.raises(ValueError, match=r"inputs, which are not normalised; a saved model needs normalised inputs"):
         export.export(fedavg, tmp_path / "model.safetensors")
 
 

@@ -1,4 +1,4 @@
-"""Lanes give what their runs give alone: the same draws, numbers to rounding, and nothing of one reaches another."""
+"""Seeds in one program give what their runs give alone: the same draws, numbers to rounding, and nothing of one reaches another."""
 
 from typing import Any
 
@@ -8,19 +8,15 @@ import pytest
 
 from fedjax_core.engine import vmapped_runs as module
 from fedjax_core.engine.simulator import Diverged
-from fedjax_core.engine.vmapped_runs import Lanes, Wanted, reason
+from fedjax_core.engine.vmapped_runs import Lanes, reason
 from tests import toy
 
 SEEDS = (0, 1, 2)
 
 
 def three(sim: Any) -> tuple[Lanes, list[Any]]:
-    lanes = Lanes(sim, len(SEEDS), numbered=False)
-    return lanes, [lane.init(seed) for lane, seed in zip(lanes.each, SEEDS, strict=True)]
-
-
-def wanted(lanes: Lanes, states: list[Any], numbers: tuple[int, ...], scored: bool = False) -> list[Wanted]:
-    return [Wanted(*one, scored) for one in zip(lanes.each, states, numbers, strict=True)]
+    vmapped = Lanes(sim, len(SEEDS))
+    return vmapped, [(replica, replica.init(seed)) for seed, replica in zip(SEEDS, vmapped.each, strict=True)]
 
 
 def same(found: Any, alone: Any) -> None:
@@ -35,32 +31,40 @@ def same(found: Any, alone: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "scored"), [("scaffold", False), ("fedper", True)])
-def test_lanes_are_their_runs_alone(name, scored):
-    """Of which the first wants fewer rounds, and the others may score their clients after training."""
+def test_seeds_are_their_runs_alone(name, scored):
+    """Two rounds, of which the last may score its clients after training; then a third, of which one seed has no partner."""
     sim, *_ = toy.CASES[name].reference
     alone = [sim.rounds(sim.init(seed), 3, scored) for seed in SEEDS]
-    lanes, states = three(sim)
-    some = wanted(lanes, states, (2, 3, 3), scored)
-    some[0] = some[0]._replace(scored=False)
-    first, *others = lanes.rounds(some)
-    for found, one in zip(others, alone[1:], strict=True):
-        same(found, one)
-    assert not isinstance(first, Exception)
-    assert jax.device_get(first[0].round) == 2
-    (last,) = lanes.rounds([Wanted(lanes.each[0], first[0], 1, scored)])  # alone, as it is the only one left
-    assert not isinstance(last, Exception)
-    same((last[0], first[1] + last[1]), alone[0])
+    vmapped, seeds = three(sim)
+    first, *others = seeds
+    plain = vmapped.run_rounds(seeds, 2)
+    for result in plain:
+        assert not isinstance(result, Exception)
+    (state, records), *rest = plain
+    (last,) = vmapped.run_rounds([(first[0], state)], 1, scored)  # alone, as it is the only one left
+    results = vmapped.run_rounds([(one[0], result[0]) for one, result in zip(others, rest, strict=True)], 1, scored)
+    for before, after, expected in zip([records, *(r[1] for r in rest)], [last, *results], alone, strict=True):
+        assert not isinstance(after, Exception)
+        same((after[0], before + after[1]), expected)
 
 
-def test_a_lane_that_diverges_ends_alone():
+def test_rounds_are_dispatched_as_those_of_a_run_alone(monkeypatch):
+    """At most `dispatch` at once; a scored round has a dispatch of its own."""
+    assert module._dispatches(5, False, 2) == [(2, False), (2, False), (1, False)]
+    assert module._dispatches(5, True, 2) == [(2, False), (2, False), (1, True)]
+    assert module._dispatches(1, True, 10) == [(1, True)]
+
+
+def test_a_seed_that_diverges_ends_alone():
     sim, *_ = toy.CASES["fedavg"].reference
-    lanes, states = three(sim)
+    vmapped, seeds = three(sim)
     fine = sim.rounds(sim.init(0), 2)
-    broken = jax.tree.map(lambda x: x * np.inf if x.dtype == np.float32 else x, states[1].server)
-    states[1] = states[1]._replace(server=lanes.each[1].compiled.put(broken))
+    replica, state = seeds[1]
+    broken = jax.tree.map(lambda x: x * np.inf if x.dtype == np.float32 else x, state.server)
+    seeds[1] = replica, state._replace(server=replica.put(broken))
     with pytest.raises(Diverged) as alone:
-        sim.rounds(jax.tree.map(np.copy, states[1]), 2)
-    first, second, third = lanes.rounds(wanted(lanes, states, (2, 2, 2)))
+        sim.rounds(jax.tree.map(np.copy, seeds[1][1]), 2)
+    first, second, third = vmapped.run_rounds(seeds, 2)
     assert isinstance(second, Diverged)
     assert str(second) == str(alone.value)
     same(first, fine)
@@ -70,71 +74,68 @@ def test_a_lane_that_diverges_ends_alone():
 
 def test_where_so_many_do_not_fit_fewer_train_at_once(monkeypatch, caplog):
     sim, *_ = toy.CASES["fedavg"].reference
-    lanes, states = three(sim)
+    vmapped, seeds = three(sim)
     tried = []
 
-    def too_large(compiled, program, arguments):
-        tried.append(len(arguments[2]))
+    def excess(program, arguments):
+        tried.append(len(arguments[1]))
         return "it needs 2.0 GiB of 1.0 GiB" if tried[-1] > 2 else None
 
-    monkeypatch.setattr(module.dispatch, "out_of_memory_reason", too_large)
-    found = lanes.rounds(wanted(lanes, states, (2, 2, 2)))
+    monkeypatch.setattr(vmapped._simulator, "excess", excess)
+    results = vmapped.run_rounds(seeds, 2)
     assert tried == [3, 2]
-    assert "3 lanes at once do not fit (it needs 2.0 GiB of 1.0 GiB); trying 2" in caplog.text
-    for seed, one in zip(SEEDS, found, strict=True):
-        same(one, sim.rounds(sim.init(seed), 2))
+    assert "3 seeds at once do not fit (it needs 2.0 GiB of 1.0 GiB); trying 2" in caplog.text
+    for seed, result in zip(SEEDS, results, strict=True):
+        same(result, sim.rounds(sim.init(seed), 2))
 
 
-def test_a_lane_with_another_plan_goes_alone(monkeypatch):
-    lanes, states = three(toy.CASES["fedavg"].reference[0])
-    lanes.each[1].use_plan(lanes.each[1].spec.plan._replace(chunk=2))
-    monkeypatch.setattr(lanes, "_at_once", lambda some: {id(one.simulation): "together" for one in some})
-    monkeypatch.setattr(lanes.each[1], "rounds", lambda state, n, scored: "alone")
-    assert lanes._together(wanted(lanes, states, (2, 2, 2))) == ["together", "alone", "together"]
-    assert lanes.each[0].spec.plan.chunk == 1
+def test_a_seed_with_another_plan_goes_alone(monkeypatch):
+    vmapped, seeds = three(toy.CASES["fedavg"].reference[0])
+    vmapped.each[1].use(vmapped.each[1].plan._replace(chunk=2))
+    monkeypatch.setattr(vmapped, "_run_batch", lambda batch, n, scored: ["together"] * len(batch))
+    monkeypatch.setattr(vmapped.each[1], "rounds", lambda state, n, scored: "alone")
+    assert vmapped._dispatch(seeds, 2, False) == ["together", "alone", "together"]
+    assert vmapped.each[0].plan.chunk == 1
 
 
 def test_what_fails_alone_ends_alone(monkeypatch, caplog):
-    """A lane that has a plan of its own; a program that has fitted before is not tried with fewer, for its states are gone."""
-    lanes, states = three(toy.CASES["fedavg"].reference[0])
-    lanes.each[1].use_plan(lanes.each[1].spec.plan._replace(chunk=2))
+    """A seed that has a plan of its own; a program that has fitted before is not tried with fewer, for its states are gone."""
+    vmapped, seeds = three(toy.CASES["fedavg"].reference[0])
+    vmapped.each[1].use(vmapped.each[1].plan._replace(chunk=2))
     error = MemoryError("no room for it alone")
 
     def fails(*asked):
         raise error
 
-    monkeypatch.setattr(lanes, "_at_once", lambda some: {id(one.simulation): (one.state, [{}] * one.n) for one in some})
-    monkeypatch.setattr(lanes.each[1], "rounds", fails)
-    first, second, third = lanes.rounds(wanted(lanes, states, (1, 2, 2)))
+    monkeypatch.setattr(vmapped, "_run_batch", lambda batch, n, scored: [(state, [{}] * n) for _, state in batch])
+    monkeypatch.setattr(vmapped.each[1], "rounds", fails)
+    first, second, third = vmapped.run_rounds(seeds, 2)
     assert second is error
     assert not isinstance(first, Exception)
     assert not isinstance(third, Exception)
-    assert [len(records) for _, records in (first, third)] == [1, 2]
-    monkeypatch.setattr(lanes, "_at_once", fails)
-    lanes._fits.add((3, False))
+    assert [len(records) for _, records in (first, third)] == [2, 2]
+    monkeypatch.setattr(vmapped, "_run_batch", fails)
+    vmapped._fits.add((3, False))
     with pytest.raises(MemoryError, match="no room"):
-        lanes.rounds(wanted(lanes, states, (2, 0, 2)))
+        vmapped.run_rounds([seeds[0], seeds[2]], 2)
     assert not caplog.text
 
 
-def test_lanes_have_their_data_in_common_when_they_are_needed():
+def test_seeds_share_their_data_when_they_are_needed():
     sim = toy.CASES["fedavg"].simulate()
-    lanes = Lanes(sim, 2, numbered=True)
-    lanes.traced()
-    assert all(not one.compiled.feed.is_on_device for one in (sim, *lanes.each))
-    first, second = (one.compiled.device_arrays for one in lanes.each)
-    assert (
-        jax.tree.leaves(first.train)[0] is jax.tree.leaves(second.train)[0] is jax.tree.leaves(sim.compiled.device_arrays.train)[0]
-    )
-    assert (int(first.lane), int(second.lane)) == (0, 1)
-    lanes.release()
-    assert all(not one.compiled.feed.is_on_device for one in (sim, *lanes.each))
+    vmapped = Lanes(sim, 2)
+    vmapped.traced()
+    assert all(not one.planned.arrays.placed for one in (sim, *vmapped.each))
+    first, second = (one.held for one in vmapped.each)
+    assert jax.tree.leaves(first.train)[0] is jax.tree.leaves(second.train)[0] is jax.tree.leaves(sim.held.train)[0]
+    vmapped.release()
+    assert all(not one.planned.arrays.placed for one in (sim, *vmapped.each))
 
 
-def test_what_has_no_lanes_says_why(monkeypatch):
+def test_what_cannot_share_a_program_says_why(monkeypatch):
     assert reason(toy.CASES["fedavg"].reference[0]) == ""
     assert "plan.hold='disk'" in reason(toy.CASES["fedavg"].elsewhere[0])
     streamed = toy.CASES["fedavg"].simulate(data_on="host")
-    assert reason(streamed) == "rows of data are on the host"
+    assert reason(streamed) == "the data are on the host"
     monkeypatch.setattr(module.jax, "process_count", lambda: 2)
     assert reason(streamed) == "there are 2 processes"

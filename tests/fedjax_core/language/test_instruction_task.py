@@ -333,8 +333,8 @@ def test_what_does_not_go_together_is_refused(config):
     for spec, message in (
         ("long='drop'", "model 'pretrained': long='drop' must be one of 'refuse', 'cut'"),
         ("limit=0", "limit=0 must be at least 1"),
-        ("limit=None", "limit=None must be a whole number, at least 1"),
-        ("limit=9.5", "limit=9.5 must be a whole number, at least 1"),
+        ("limit=None", "limit=None must be an int, at least 1"),
+        ("limit=9.5", "limit=9.5 must be an int, at least 1"),
         ("dtype='float16'", "dtype='float16' must be one of 'float32', 'bfloat16'"),
         ("temperature=0", "temperature=0 must be positive"),
         ("temperature='low'", "temperature='low' must be a finite number, positive"),
@@ -345,7 +345,7 @@ def test_what_does_not_go_together_is_refused(config):
             experiment.resolve(asked)
     for option, message in (
         ("examples=0, prepared=True", "data set 'instructions': examples=0 must be at least 1 or None"),
-        ("test_examples=True", "test_examples=True must be a whole number, at least 1 or None"),
+        ("test_examples=True", "test_examples=True must be an int, at least 1 or None"),
         ("tested='all'", "tested='all' must be one of 'left_out', 'own'"),
     ):
         asked = made()

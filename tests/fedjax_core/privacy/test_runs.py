@@ -8,7 +8,6 @@ import pytest
 
 from configs import fedavg
 from fedjax_core import experiment
-from fedjax_core.data import partition
 from fedjax_core.experiment import run_experiment
 from fedjax_core.privacy import Participation, Release, budget, compute_epsilon
 from fedjax_core.storage.json_files import read_json, read_jsonl, write_json
@@ -84,7 +83,7 @@ def test_a_resumed_run_has_the_noise_that_is_recorded(tmp_path: Path, monkeypatc
     def resumed(**other: Any) -> budget.Spent:
         there = Participation(2, 5, 1)
         of_noise = {"rounds": 2, "min_separation": 5, "participations": 1, "noise_multiplier": first.noise} | other
-        written = partition.with_clients(config.to_dict())
+        written = experiment.complete_config(config)
         write_json(tmp_path / "config.json", written)
         write_json(tmp_path / "run.json", {"partition": {"hash": ""}, "privacy": of_noise})
         experiment.execute(config, str(tmp_path))

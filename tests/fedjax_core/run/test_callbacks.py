@@ -1,5 +1,6 @@
 """Callbacks: what they are told, and how they stop a run. One compiled round for all."""
 
+import dataclasses
 import functools
 
 import chex
@@ -13,7 +14,7 @@ from fedjax_core.run.state_reader import Look
 from fedjax_core.storage.checkpoints import Checkpoints
 from tests import toy
 
-SETTINGS = {"seed": 0, "rounds": 4, "every": 2, "progress": False}
+SETTINGS = runs.RunSettings(seed=0, rounds=4, eval_every=2, progress=False)
 
 
 class Listener:
@@ -51,7 +52,8 @@ def simulation():
 
 def go(directory, *callbacks):
     said = []
-    done = runs.run(simulation(), str(directory), {}, callbacks=callbacks, console=said.append, **SETTINGS)
+    settings = dataclasses.replace(SETTINGS, callbacks=callbacks, console=said.append)
+    done = runs.run(simulation(), str(directory), {}, settings)
     return done, "\n".join(said)
 
 
@@ -106,10 +108,11 @@ def test_one_that_fails_ends_the_run_by_name_and_leaves_a_checkpoint(tmp_path):
     assert listener.heard[-1] == other.heard[-1] == ("failed", 1)
     with pytest.raises(runs.CallbackFailed, match=r"failed in start\(\)"):
         go(tmp_path / "run", Listener(start1=ValueError("no server")))
-    with pytest.raises(
-        runs.CallbackFailed, match=r"failed in finished|failed in end\(\): OSError: gone \(the run itself is complete\)"
-    ):
-        go(tmp_path / "run", Listener(finished4=OSError("gone")))
+    fails_at_the_end = Listener(finished4=OSError("gone"))
+    with pytest.raises(runs.CallbackFailed, match=r"failed in end\(\): OSError: gone \(the run itself is complete\)"):
+        go(tmp_path / "run", fails_at_the_end)
+    assert fails_at_the_end.heard.count(("finished", 4)) == 1
+    assert ("failed", 4) not in fails_at_the_end.heard
     assert Checkpoints(tmp_path / "run" / "checkpoints").latest() == 4
 
 
@@ -133,8 +136,9 @@ class Meddler(Listener):
 def test_what_a_callback_changes_is_its_own(alone, tmp_path):
     """A score that it makes up does not end the run, nor reach the files or another callback."""
     config, listener = {"method": {"lr": 0.1}}, Listener()
-    settings = SETTINGS | {"until": "test/global/accuracy >= 1.0", "console": lambda text: None}
-    done = runs.run(simulation(), str(tmp_path / "run"), config, callbacks=[Meddler(), listener], **settings)
+    until, callbacks = "test/global/accuracy >= 1.0", [Meddler(), listener]
+    settings = dataclasses.replace(SETTINGS, until=until, console=lambda text: None, callbacks=callbacks)
+    done = runs.run(simulation(), str(tmp_path / "run"), config, settings)
     assert listener.heard == alone[0].heard
     assert listener.ended.summary["metrics"] == done.summary["metrics"] == alone[1].summary["metrics"]
     assert config == {"method": {"lr": 0.1}}
@@ -180,10 +184,10 @@ def test_an_answer_is_none_true_or_a_text():
     for answer, asked in ((None, ""), (False, ""), (True, "Listener"), ("why", "Listener: why")):
         hooks = Callbacks([Listener(round1=answer)])
         hooks.rounds([{"round": 1}], False)
-        assert (hooks.asked, hooks.failed) == (asked, None)
+        assert (hooks.stop_reason, hooks.failed) == (asked, None)
     hooks = Callbacks([Listener(round1=0.3)])
     hooks.rounds([{"round": 1}], False)
-    assert "round() gave 0.3; it may give None, True, or a text" in str(hooks.failed)
+    assert "round() returned 0.3; allowed are None, True, or a string" in str(hooks.failed)
 
 
 def test_other_processes_call_none():

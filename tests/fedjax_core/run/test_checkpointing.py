@@ -100,7 +100,8 @@ def test_a_run_goes_on_with_another_distance_between_its_evaluations(tmp_path):
 
     def scored(rounds, every):
         config = {"rounds": rounds, "evaluation": {"every": every}}
-        done = runs.run(simulation, str(tmp_path), config, seed=0, rounds=rounds, every=every, **known)
+        settings = runs.RunSettings(seed=0, rounds=rounds, eval_every=every, **known)
+        done = runs.run(simulation, str(tmp_path), config, settings)
         return done.history["test/global/accuracy"].rounds.tolist()
 
     assert scored(4, 2) == [2, 4]

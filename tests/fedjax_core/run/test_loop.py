@@ -1,5 +1,6 @@
-"""Where time goes: the trace of one round; callbacks that a config names; processes whose clocks differ."""
+"""The loop of a run: the trace of one round, processes whose clocks differ, interrupted evaluations, several seeds."""
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -13,9 +14,10 @@ import numpy as np
 import pytest
 
 from configs import fedavg
-from fedjax_core import experiment
+from fedjax_core import distributed, experiment
 from fedjax_core.engine.simulator import Diverged
-from fedjax_core.run import Interrupted, loop
+from fedjax_core.run import Interrupted, RunSettings, checkpointing, loop, training_run
+from fedjax_core.run.training_run import TrainingRun
 from fedjax_core.storage.json_files import read_json, read_jsonl, write_json
 
 ROOT = Path(__file__).parents[3]
@@ -73,7 +75,7 @@ class Process(threading.local):
 def test_processes_whose_clocks_differ_do_the_same(monkeypatch, draw):
     """The first is cold, the second warm, and no round takes as long as another: both dispatch the same rounds at once, and write
     checkpoints after the same ones, those that the first alone would choose."""
-    cold, warm = np.random.default_rng(draw).lognormal((-1.5, -4.0), 1.0, (200, 2)).T * loop.DISPATCH_SECONDS
+    cold, warm = np.random.default_rng(draw).lognormal((-1.5, -4.0), 1.0, (200, 2)).T * training_run.DISPATCH_SECONDS
     cold[0] += 30.0
     here, meeting, told = Process(), threading.Barrier(2), [None, None]
 
@@ -84,37 +86,32 @@ def test_processes_whose_clocks_differ_do_the_same(monkeypatch, draw):
         meeting.wait(30)
         return every
 
-    class Going(loop._Going):
-        def _rounds(self, n, evaluated, tracing):
-            pace = (cold, warm)[here.number][self.done]
-            here.clock += n * pace
-            self.done += n
-            self.dispatched.append(n)  # pyright: ignore[reportAttributeAccessIssue]
-            yield from ()
-            return pace, [], None
-
     def of_process(number: int) -> tuple[list[int], list[int]]:
         here.number, here.clock, dispatched, saved = number, 0.0, [], []
-        nothing: Any = SimpleNamespace(
-            **dict.fromkeys(("log", "rounds", "see"), lambda *given: None),
-            **{"failed": None, "asked": "", "reached": 0, "exhausted": False, "writer": True},
+        callbacks: Any = SimpleNamespace(failed=None, stop_reason="", rounds=lambda *given: None)
+        quiet: Any = SimpleNamespace(
+            reason="", exhausted_reason="", is_requested=False, writer=True, log=lambda *given: None, update=lambda records: None
         )
+        settings = RunSettings(seed=0, rounds=60, eval_every=20, checkpoint_seconds=2.0)
         checkpoints: Any = SimpleNamespace(saved=saved)
-        going = Going(nothing, nothing, checkpoints, nothing, nothing, nothing, nothing, nothing, 0)
-        going.dispatched = dispatched  # pyright: ignore[reportAttributeAccessIssue]
-        assert not list(going.on(SimpleNamespace(asked=False), 60, 20, 2.0, None))  # pyright: ignore[reportArgumentType]
+        run = TrainingRun(quiet, quiet, settings, quiet, 0, checkpoints, quiet, quiet, quiet, callbacks, quiet)
+        for stop_round in run.round_boundaries():
+            n, pace = stop_round - run.done, (cold, warm)[number][run.done]
+            dispatched.append(n)
+            here.clock += n * pace
+            records: list[Any] = [{"round": run.done + i} for i in range(1, n + 1)]
+            run.log(run.accept_rounds((quiet, records), n * pace, 0.0))
+            run.checkpoint_if_due()
         return dispatched, saved
 
-    monkeypatch.setattr(loop.directories, "record_plan", lambda *given: None)
-    monkeypatch.setattr(
-        loop.directories, "save", lambda simulation, checkpoints, state, done, before: checkpoints.saved.append(done)
-    )
-    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: here.clock))
+    monkeypatch.setattr(checkpointing, "record_plan", lambda *given: None)
+    monkeypatch.setattr(checkpointing, "save", lambda sim, checkpoints, state, done, before: checkpoints.saved.append(done))
+    monkeypatch.setattr(training_run, "time", SimpleNamespace(monotonic=lambda: here.clock))
     with monkeypatch.context() as each_by_itself:
-        each_by_itself.setattr(loop.distributed, "seen", lambda numbers: np.asarray(numbers, np.int64)[None])
+        each_by_itself.setattr(distributed, "seen", lambda numbers: np.asarray(numbers, np.int64)[None])
         alone = [of_process(number) for number in range(2)]
     assert alone[0] != alone[1]
-    monkeypatch.setattr(loop.distributed, "seen", seen)
+    monkeypatch.setattr(distributed, "seen", seen)
     with ThreadPoolExecutor(2) as processes:
         first, second = processes.map(of_process, range(2))
     assert first == second == alone[0]
@@ -145,8 +142,8 @@ class Scored:
 @pytest.mark.parametrize("last", [False, True], ids=["in between", "of the last round"])
 def test_an_evaluation_that_takes_long_says_so_and_can_be_stopped(tmp_path: Path, monkeypatch, last):
     """The same command goes on with it: nothing is lost, and nothing differs from a run that was left alone."""
-    monkeypatch.setattr(loop, "DISPATCH_SECONDS", 0.0)
-    monkeypatch.setattr(loop, "PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(training_run, "DISPATCH_SECONDS", 0.0)
+    monkeypatch.setattr(training_run, "PROGRESS_SECONDS", 0.0)
     config = fedavg.get_config("smoke")
     config.rounds, config.evaluation.every = 2 if last else 4, 2
     config.callbacks = (f"{__name__}:Scored",)
@@ -172,3 +169,80 @@ def test_an_evaluation_that_takes_long_says_so_and_can_be_stopped(tmp_path: Path
     assert (tmp_path / "stopped" / "clients.csv").read_text() == (tmp_path / "alone" / "clients.csv").read_text()
     for series in zip(finished.history["test/global/accuracy"], alone.history["test/global/accuracy"], strict=True):
         np.testing.assert_array_equal(*series)
+
+
+class FakeRun:
+    """A run of `run_seeds` that pauses at a round, and writes down what it gets."""
+
+    simulator, state = None, None
+
+    def __init__(self, heard: dict[str, Any], name: str, stops: tuple[int, ...]):
+        self.heard, self.name, self.stops, self.done = heard, name, stops, 0
+
+    is_over = property(lambda self: self.done == self.stops[-1])
+    is_eval_round = scores_clients_in = lambda self, round_num: False
+
+    def next_stop(self):
+        return min(stop for stop in self.stops if stop > self.done)
+
+    def accept_rounds(self, result, seconds, compile_seconds):
+        self.heard.setdefault(self.name, []).append((result, seconds, compile_seconds))
+        self.done += result
+        return [{"round": self.done}]
+
+    log = lambda self, records, by_client: None
+    checkpoint_if_due = lambda self: None
+    finish = lambda self: self.name
+
+
+def seeds(monkeypatch, heard: dict[str, Any], runs: dict[str, tuple], run_rounds: Any) -> Any:
+    """What `run_seeds` returns of fake runs: by name their stops, and the error by which they close."""
+
+    @contextlib.contextmanager
+    def open_run(name, stops, closing, settings, stop):
+        try:
+            yield FakeRun(heard, name, stops)
+        except BaseException as error:
+            heard[name] = error
+            if closing is not None:
+                raise closing from None
+            raise
+
+    monkeypatch.setattr(loop, "open_run", open_run)
+    seed_runs: Any = [(name, *given, None) for name, given in runs.items()]
+    vmapped: Any = SimpleNamespace(run_rounds=run_rounds)
+    return loop.run_seeds(seed_runs, vmapped)
+
+
+def test_a_second_signal_ends_each_seed_as_it_would_alone(monkeypatch):
+    """Also the seed after one that fails as it ends."""
+    heard: dict[str, Any] = {}
+
+    def run_rounds(*given):
+        raise KeyboardInterrupt
+
+    runs = {"a": ((1,), None), "b": ((1,), OSError("no space left")), "c": ((1,), None)}
+    with pytest.raises(KeyboardInterrupt):
+        seeds(monkeypatch, heard, runs, run_rounds)
+    assert {name: type(error) for name, error in heard.items()} == dict.fromkeys("abc", KeyboardInterrupt)
+
+
+def test_seeds_train_together_to_the_next_stop_of_any(monkeypatch):
+    heard: dict[str, Any] = {}
+    monkeypatch.setattr(loop, "measure_time", lambda work: (work(), 20.0, 10.0))
+    runs = {"a": ((1,), None), "b": ((3, 10), None), "c": ((10,), None)}
+    outcomes = seeds(monkeypatch, heard, runs, lambda together, n, scored: [n] * len(together))
+    assert outcomes == ["a", "b", "c"]
+    rounds = {name: [n for n, *_ in calls] for name, calls in heard.items()}
+    assert rounds == {"a": [1], "b": [1, 2, 7], "c": [1, 2, 7]}
+    assert heard["a"] == [(1, 20.0, 10.0)]
+
+
+def test_a_seed_that_fails_lets_the_others_go_on(monkeypatch):
+    heard: dict[str, Any] = {}
+    error = ValueError("of one seed")
+    results = lambda together, n, scored: [error, n] if len(together) == 2 else [n]
+    outcomes = seeds(monkeypatch, heard, {"a": ((2,), None), "b": ((1, 2), None)}, results)
+    assert outcomes == [error, "b"]
+    assert heard["a"] is error
+    assert [n for n, *_ in heard["b"]] == [1, 1]

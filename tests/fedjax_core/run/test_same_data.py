@@ -189,4 +189,4 @@ def test_a_tilde_is_the_users_home(begun, tmp_path, monkeypatch):
     assert not (tmp_path / "~").exists()
     config = small()
     config.weights = "~/none.safetensors"
-    assert experiment.weight_files(config) == (f"{tmp_path}/none.safetensors",)
+    assert [network.file for network in experiment.resolve(config).networks] == [f"{tmp_path}/none.safetensors"]

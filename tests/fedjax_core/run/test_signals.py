@@ -7,17 +7,17 @@ import sys
 import pytest
 
 from fedjax_core.reporting.reporter import say
-from fedjax_core.run.signals import SIGNALS, Stop, interrupted, lenient_console
+from fedjax_core.run.signals import SIGNALS, StopRequest, interrupted, lenient_console
 
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_is_a_request(number):
     outside = signal.signal(number, signal.default_int_handler)  # the tests themselves may run under nohup
     try:
-        with Stop() as stop:
-            assert not stop.asked
+        with StopRequest() as stop:
+            assert not stop.is_requested
             os.kill(os.getpid(), number)
-            assert stop.asked
+            assert stop.is_requested
             if number == getattr(signal, "SIGHUP", None):
                 os.kill(os.getpid(), number)  # a closing terminal may send two
             else:
@@ -32,9 +32,9 @@ def test_a_signal_is_a_request(number):
 def test_nohup_is_heeded():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with Stop() as stop:
+        with StopRequest() as stop:
             os.kill(os.getpid(), signal.SIGHUP)
-            assert not stop.asked
+            assert not stop.is_requested
     finally:
         signal.signal(signal.SIGHUP, before)
 

@@ -85,7 +85,7 @@ def test_inputs_are_scaled_without_the_rows_of_unseen_clients(monkeypatch):
         ),
         ({"data.unseen_clients": -1}, "data.unseen_clients=-1 must be a fraction"),
         ({"cohort.size": 5}, "cohort.size=5 must be at most the number of clients that train, 4"),
-        ({"task": "episodes(way=2, shot=1, query=1)"}, "data.unseen_clients=2 is for clients with labelled rows of their own"),
+        ({"task": "episodes(way=2, shot=1, query=1)"}, "data.unseen_clients=2 is for clients with labelled examples of their own"),
         ({"evaluation.newcomer_updates": 0}, "evaluation.newcomer_updates=0"),
         (
             {"evaluation.newcomer_updates": 3, "data.unseen_clients": None},

@@ -158,7 +158,7 @@ class DrawTest(chex.TestCase):
 
     @parameterized.parameters(("way", 1), ("shot", 0), ("query", 2.5), ("tests", 0), ("way", True))
     def test_numbers_out_of_range(self, name, value):
-        with self.assertRaisesRegex(ValueError, f"episodes: {name}={value} must be an int of at least"):
+        with self.assertRaisesRegex(ValueError, f"episodes: {name}={value} must be an int, at least"):
             Episodes(**{name: value})
 
 
@@ -297,7 +297,7 @@ def few_shot(method, **options):
         ("episode", ValueError, "unknown task 'episode'; allowed: classification, episodes. Did you mean 'episodes'"),
         ("episodes(ways=3)", TypeError, "task 'episodes' has no option 'ways'; it takes: way, shot, query, tests"),
         ("classification(way=3)", TypeError, "task 'classification' has no option 'way'"),
-        ("episodes(shot=0)", ValueError, "shot=0 must be an int of at least 1"),
+        ("episodes(shot=0)", ValueError, "shot=0 must be an int, at least 1"),
     ],
 )
 def test_the_task_of_a_config_is_checked(task, error, message):

@@ -107,23 +107,23 @@ def test_statistics_that_stay_as_they_began_are_said(caplog):
     experiment.build(settings)
     (line,) = [line for line in caplog.messages if line.startswith("statistics='freeze'")]
     assert "batch normalisation of resnet8, which has no weights, keeps mean 0 and variance 1" in line
-    assert config_warnings.of_statistics("average", {"resnet8": nn.build("resnet8", 2, (8, 8, 1))}) == []
+    assert config_warnings.check_statistics("average", {"resnet8": nn.build("resnet8", 2, (8, 8, 1))}) == []
 
 
 def test_settings_that_do_nothing_are_said():
     """Ten clients of whom two attack; four of whom a fifth is none."""
     settings = config(adversary__attack="alie", adversary__fraction=0.2)
-    said = lambda n, m: config_warnings.of_attack(experiment.resolve(settings), n, n, m)
+    said = lambda n, m: config_warnings.check_attack(experiment.resolve(settings), n, n, m)
     (line,) = said(10, 2)
     assert "of 10 clients a round 2 attack, for which alie takes z = 0, which is no attack; give it one" in line
     assert said(50, 24) == []
     settings.adversary.attack = "alie(z=1.0)"
     assert said(10, 2) == []
-    of_rule = lambda text, mask: config_warnings.of_rule(robust_aggregation.find_rules(text), mask)
+    of_rule = lambda text, there: config_warnings.check_rule(robust_aggregation.found(text), there)
     (line,) = of_rule("mixing(attackers=0.3) | krum", 4)
     assert line.startswith("aggregation.rule='mixing(attackers=0.3) | krum': ")
     assert line.endswith("attackers=0.2 of the 4 clients of a round is less than one, so krum withstands none")
-    assert of_rule("mixing | krum(attackers=0.0)", 5) == of_rule("median", 1) == config_warnings.of_rule((), 1) == []
+    assert of_rule("mixing | krum(attackers=0.0)", 5) == of_rule("median", 1) == config_warnings.check_rule((), 1) == []
 
 
 def test_privacy_of_data_that_were_counted_before_is_said():
@@ -133,18 +133,20 @@ def test_privacy_of_data_that_were_counted_before_is_said():
 
     def said(source):
         settings.data.source = source
-        return config_warnings.of_source(experiment.resolve(settings))
+        return config_warnings.check_source(experiment.resolve(settings))
 
     assert said("digits") == []
     (line,) = said("diabetes")
-    assert line.startswith("data.source='diabetes': the mean and deviation of its targets is found in all clients' training rows")
+    assert line.startswith(
+        "data.source='diabetes': the mean and deviation of its targets is read from all clients' training examples"
+    )
     (line,) = said("stackoverflow")
-    assert "which words it tells apart" in line
+    assert "its vocabulary" in line
     table = "jsonl(path='rows.jsonl', x='text', y='label', clients='user'{})"
     assert said(table.format("")) == []
     (line,) = said(table.format(", words=50, length=8"))
-    assert "which words" in line
-    assert config_warnings.of_source(experiment.resolve(config(data__source="diabetes"))) == []
+    assert "its vocabulary" in line
+    assert config_warnings.check_source(experiment.resolve(config(data__source="diabetes"))) == []
 
 
 class Composed(Case):

@@ -111,7 +111,7 @@ def test_lanes_are_planned_together():
     assert about["lanes"] == 1
     assert about["bytes"] == compile_worker.describe_simulation(streamed)["bytes"]
     target["about"] = ABOUT | {"alone": about["alone"]}
-    assert "Runs go one after the other, not in lanes: rows of data are on the host." in plan_report.text({"targets": [target]})
+    assert "Runs go one after the other, not in lanes: the data are on the host." in plan_report.text({"targets": [target]})
 
 
 def test_networks_of_another_backend_take_its_form_of_convolutions():

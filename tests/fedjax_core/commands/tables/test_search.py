@@ -176,8 +176,8 @@ def test_a_trial_whose_callback_failed_has_failed_though_it_is_complete(tmp_path
     assert [text for text in said if text.startswith("failed: A / IID / trial 0 / seed 0: callback mine failed")]
 
 
-def test_halving_in_lanes_does_each_rung_once(tmp_path, fake_search, monkeypatch):
-    """Two trials at a time: the same runs as one after the other, though trial 0 goes on in every rung."""
+def test_halving_with_seeds_together_does_each_rung_once(tmp_path, fake_search, monkeypatch):
+    """Two seeds of a trial at a time: the same runs as one after another, though trial 0 goes on in every rung."""
 
     def execute_all(runs, progress, *, data, say):
         assert progress is False, "no two bars at once"
@@ -185,15 +185,15 @@ def test_halving_in_lanes_does_each_rung_once(tmp_path, fake_search, monkeypatch
         return [experiment.execute(one.config, one.workdir, False, data=data, console=one.console) for one in runs]
 
     def act(name, config):
-        assert len(fake_search.done) <= 9, "a run is done again and again"
+        assert len(fake_search.done) <= 18, "a run is done again and again"
 
     fake_search.together, fake_search.act = [], act
     monkeypatch.setattr(experiment, "execute_all", execute_all)
-    table = definition({"halving": 2, "trials": 4}, changes={"plan.lanes": 2})
+    table = definition({"halving": 2, "trials": 4, "seeds": (0, 1)}, changes={"plan.lanes": 2}, seeds=(0,))
     outcome, _ = run(tmp_path, table, only=["a"], progress=True)
     assert not outcome.failures
-    assert sorted(done[2] for done in fake_search.done) == [1, 1, 1, 1, 2, 2, 2, 4, 4]
-    assert fake_search.together == [[1, 1], [1, 1], [2, 2], [4, 4]]
+    assert sorted(done[2] for done in fake_search.done) == [*[1] * 8, *[2] * 6, *[4] * 4]
+    assert fake_search.together == [[1, 1]] * 4 + [[2, 2]] * 3 + [[4, 4]] * 2
 
 
 def test_a_longer_run_that_is_there_serves_every_rung(tmp_path, fake_search):

@@ -129,9 +129,9 @@ def test_a_partition_of_ones_own(tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("dirichlet", {"alpha": 1.0, "min_size": "x"}, "partition.min_size='x' must be a whole number, at least 0"),
+        ("dirichlet", {"alpha": 1.0, "min_size": "x"}, "partition.min_size='x' must be an int, at least 0"),
         ("dirichlet", {"alpha": 1.0, "min_share": 2}, "partition.min_share=2 must be in"),
-        ("shards", {"shards_per_client": 2.5}, "partition.shards_per_client=2.5 must be a whole number"),
+        ("shards", {"shards_per_client": 2.5}, "partition.shards_per_client=2.5 must be an int"),
         ("dirichlet_clients", {"alpha": 1.0, "train_examples": 0}, "train_examples=0 must be at least 1"),
     ],
 )

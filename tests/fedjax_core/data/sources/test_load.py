@@ -63,8 +63,8 @@ def test_unknown_names_and_options_are_explained():
     [
         ("blank(shape=8)", "data set 'blank': shape=8 must be a tuple"),
         ("rotated(of='digits', degrees=30)", "data set 'rotated': degrees=30 must be a tuple, each a finite number"),
-        ("only(of=3, classes=(1,))", "data set 'only': of=3 must be a text"),
-        ("only(of='digits', classes=('a',))", r"data set 'only': classes=\('a',\) must be a tuple, each a whole number"),
+        ("only(of=3, classes=(1,))", "data set 'only': of=3 must be a string"),
+        ("only(of='digits', classes=('a',))", r"data set 'only': classes=\('a',\) must be a tuple, each an int"),
         ("resplit(of='digits', test_fraction='x')", "test_fraction='x' must be a finite number"),
         ("resplit(of='digits', test_fraction=1.0)", "test_fraction=1.0 must be between 0 and 1"),
         ("npz(path='a', channels=2)", "channels=2 must be one of 1, 3"),
@@ -112,7 +112,7 @@ def test_a_source_of_ones_own(tmp_path):
     assert sources.load(mine, returns="tuple").test.y.tolist() == [0, 1]
     few = sources.load(f"{tmp_path}/mine.py:fewer(of='digits')", tmp_path)
     assert (few.name, len(few.train.y), len(few.test.y)) == (tmp_path.name, 10, 360)
-    with pytest.raises(ValueError, match=r"data set '.*mine\.py:waves': length='x' must be a whole number"):
+    with pytest.raises(ValueError, match=r"data set '.*mine\.py:waves': length='x' must be an int"):
         sources.find(f"{mine}(length='x')")
     with pytest.raises(ValueError, match=r"data set '.*mine\.py:waves': train_y has values from -1 to 1"):
         sources.load(mine, returns="wrong labels")

@@ -370,7 +370,7 @@ def test_training_on_views_ignores_padding():
         ("resized_crop(scale=(0.0, 1.0))", ValueError, "'resized_crop': scale=(0.0, 1.0) must be a tuple, each positive"),
         ("resized_crop(scale=(0.5, 1.5))", ValueError, "resized_crop: scale=(0.5, 1.5) must be 0 < lowest <= highest <= 1"),
         ("resized_crop(scale=0.5)", ValueError, "augmentation 'resized_crop': scale=0.5 must be a tuple of 2"),
-        ("crop(padding='x')", ValueError, "augmentation 'crop': padding='x' must be a whole number"),
+        ("crop(padding='x')", ValueError, "augmentation 'crop': padding='x' must be an int"),
         ("resized_crop(ratio=(2.0, 1.0))", ValueError, "resized_crop: ratio=(2.0, 1.0) must be 0 < lowest <= highest"),
         ("colour_jitter(hue=0.6)", ValueError, "augmentation colour_jitter: hue=0.6 must be in [0, 0.5]"),
         ("colour_jitter(contrast=-1)", ValueError, "augmentation 'colour_jitter': contrast=-1 must be at least 0"),
