@@ -121,7 +121,7 @@ def into(
         if loss is not None:
             config.loss = named("loss", loss)
         if scores is not None:
-            several = (scores,) if callable(scores) or isinstance(scores, str) else scores
+            several: Any = (scores,) if callable(scores) or isinstance(scores, str) else scores
             pairs = several.items() if isinstance(several, Mapping) else ((None, score) for score in several)
             config.evaluation.scores = _specs_of("score", [(name, score, score) for name, score in pairs])
     return config

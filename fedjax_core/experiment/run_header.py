@@ -47,7 +47,7 @@ def opening_lines(resolved: Asked, simulation: Simulation, private: Spent | None
     lines = {
         "method": _with_options(resolved.method.spec, _method_options(resolved)),
         "network": "; ".join(_network(group, simulation.population) for group in simulation.groups) + _weights(resolved),
-        "data": f"{data.name}, examples of {shape}, {targets}: {sizes}",
+        "data": f"{data.name}, {shape}, {targets}: {sizes}",
         "clients": "1, which holds all data" if simulation.population == 1 else clients,
         "training": ", ".join(training) + f"; {scored}",
         "devices": _devices(simulation),

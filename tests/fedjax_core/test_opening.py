@@ -35,7 +35,7 @@ def test_a_run_says_first_what_is_trained_on_what_and_by_whom():
     assert opened(config) == {
         "method": "fedavg (weights='samples')",
         "network": "mlp: 55,210 parameters",
-        "data": "digits, examples of 8x8x1, 10 classes: 1,437 to train on, 360 to test on",
+        "data": "digits, 8x8x1, 10 classes: 1,437 to train on, 360 to test on",
         "clients": "20 by dirichlet(alpha=0.5), 8 in a round",
         "training": "sgd (lr=0.1), epochs=5, batch=32; 5 rounds, scored every 5",
         "devices": "2 (cpu); 4 clients at once on each",

@@ -69,7 +69,7 @@ def test_methods_that_cannot_serve_a_newcomer_are_refused_if_it_was_asked_for(tm
 def test_inputs_are_scaled_without_the_rows_of_unseen_clients(monkeypatch):
     """Other images of theirs give the same network."""
     made, seen = config(fedper), []
-    monkeypatch.setattr(input_normalization, "of_inputs", lambda normalise, examples, file, rows, offset: seen.append(rows))
+    monkeypatch.setattr(input_normalization, "find_scaling", lambda normalise, examples, file, rows, offset: seen.append(rows))
     sim = experiment.build(made)
     assert sim.spec.data.unseen is not None
     (rows,) = seen
