@@ -71,12 +71,12 @@ def export(
         raise ValueError(
             f"{run} was trained on {asked.said['task']}: its network has no classes of its own, and cannot be exported"
         )
-    if simulation.targets != "classes":
-        what = f"{run} was trained on {simulation.targets}: {TARGETS[simulation.targets]}"
+    if simulation.spec.targets != "classes":
+        what = f"{run} was trained on {simulation.spec.targets}: {TARGETS[simulation.spec.targets]}"
         raise ValueError(f"{what}; an exported model classifies, so use experiment.load in Python")
     view = simulation.view(state, client or 0)
     name = _choose_model(asked.said["method.name"], view, client, model)
-    data = simulation.data
+    data = simulation.spec.data
     some, net = np.asarray(data.test.x[:32]), None
     try:
         net = files.network(view, name, some)

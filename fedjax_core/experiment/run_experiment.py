@@ -108,7 +108,7 @@ def make_run_settings(
     """
     asked = resolve(config) if asked is None else asked
     privacy = account_privacy(asked.privacy, asked.cohort, simulation.spec.population, asked.sampling, recorded=noise)
-    facts = {"convolution": nn.describe()} | _adversary(asked, simulation.population)
+    facts = {"convolution": nn.describe()} | _adversary(asked, simulation.spec.population)
     facts |= {} if privacy is None else {"privacy": privacy.facts()}
     of_config: dict[str, Any] = {
         **asked.run._asdict(),

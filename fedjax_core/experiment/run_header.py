@@ -33,22 +33,23 @@ def opening_lines(resolved: Asked, simulation: Simulation, private: Spent | None
       given_data: whether the data were given, so that the config does not say how they were
         divided.
     """
-    fields, data = resolved.said, simulation.data
+    fields, data = resolved.said, simulation.spec.data
     sizes = f"{len(data.train.y):,} to train on, {len(data.test.y):,} to test on"
     shape = "x".join(map(str, getattr(data.train.x, "shape", ())[1:])) or "texts"
-    targets = f"{data.classes} {simulation.targets}"
-    is_sampled = resolved.cohort is not None and simulation.cohort < simulation.population
-    cohort = f"{simulation.cohort} in a round" if is_sampled else "all in every round"
+    targets = f"{data.classes} {simulation.spec.targets}"
+    is_sampled = resolved.cohort is not None and simulation.spec.cohort < simulation.spec.population
+    cohort = f"{simulation.spec.cohort} in a round" if is_sampled else "all in every round"
     sampling = "" if resolved.sampling == "fixed" else f", {resolved.sampling} cohorts"
     partition = "" if given_data else f" by {fields['data.partition']}"
-    clients = f"{simulation.population}{partition}, {cohort}{sampling}"
+    clients = f"{simulation.spec.population}{partition}, {cohort}{sampling}"
     scored = f"{resolved.run.rounds} rounds, scored every {resolved.run.eval_every}"
     training = [_with_options(fields["optimizer.name"], options_of(fields, "optimizer")), *_training_options(resolved)]
     lines = {
         "method": _with_options(resolved.method.spec, _method_options(resolved)),
-        "network": "; ".join(_network(group, simulation.population) for group in simulation.groups) + _weights(resolved),
+        "network": "; ".join(_network(group, simulation.spec.population) for group in simulation.spec.bound_groups)
+        + _weights(resolved),
         "data": f"{data.name}, {shape}, {targets}: {sizes}",
-        "clients": "1, which holds all data" if simulation.population == 1 else clients,
+        "clients": "1, which holds all data" if simulation.spec.population == 1 else clients,
         "training": ", ".join(training) + f"; {scored}",
         "devices": _devices(simulation),
         "attack": _attack(resolved),
@@ -150,7 +151,7 @@ def _noise(simulation: Simulation, private: Spent | None) -> str:
     """
     if private is None or private.strategy is not None:
         return ""
-    numbers = max(count_trained(group) for group in simulation.groups)
+    numbers = max(count_trained(group) for group in simulation.spec.bound_groups)
     if private.release.sampling != "local":
         needed, ratio = noise_to_signal(private.noise, numbers, private.release.cohort)
         helps = f"privacy.cohort of {needed:,} or more clients (and a privacy.population to draw them from)"

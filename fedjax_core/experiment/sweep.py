@@ -147,8 +147,8 @@ def _run_batch(
         if len(indices) > 1 and not why:
             try:
                 simulator = build(configs[0], data, noise=batch.noise)
-                if batch.plan is not None and batch.plan != simulator.plan:
-                    simulator.use(batch.plan)
+                if batch.plan is not None and batch.plan != simulator.spec.plan:
+                    simulator.use_plan(batch.plan)
             except Exception as error:
                 yield dict.fromkeys(indices, error)
                 continue

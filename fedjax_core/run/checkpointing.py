@@ -296,10 +296,16 @@ def restored(simulation: Simulation, checkpoints: Checkpoints, done: int) -> Sta
     touched = None if numbers is not None else checkpoints.record(done)["touched"]
     saved, record = checkpoints.restore(done, simulation.abstract_snapshot(touched))
     state = simulation.from_host(saved, lambda wanted: zip(numbers or (), checkpoints.parts(done, wanted), strict=True))
-    if numbers is not None and (actual := simulation.touched()) != (expected := record.get("touched", actual)):
+    if numbers is not None and (actual := _count_touched(simulation)) != (expected := record.get("touched", actual)):
         reason = f"its parts have states of {sum(actual)} clients, {sum(expected)} were written: one is missing"
         raise checkpoints.unusable(done, reason)
     return state
+
+
+def _count_touched(simulation: Simulation) -> list[int]:
+    """Returns the number of offloaded client states per group; [] if they are on the devices."""
+    offloaded = simulation.offloaded_states
+    return [] if offloaded is None else offloaded.touched()
 
 
 def save(simulation: Simulation, checkpoints: Checkpoints, state: State, done: int, before: int) -> None:
@@ -310,7 +316,7 @@ def save(simulation: Simulation, checkpoints: Checkpoints, state: State, done: i
     writes the states that it holds.
     """
     offloaded = simulation.offloaded_states
-    record: dict[str, Any] = {"touched": simulation.touched()}
+    record: dict[str, Any] = {"touched": _count_touched(simulation)}
     if offloaded is None:
         checkpoints.save(done, simulation.to_host(state, with_offloaded=False), record)
         return
@@ -339,7 +345,7 @@ def save_beside(simulation: Simulation, checkpoints: Checkpoints, state: State, 
     """Writes a checkpoint of round `done`, with links to the client states of that round's
     checkpoint in `of`, if there is one.
     """
-    offloaded, record = simulation.offloaded_states, {"touched": simulation.touched()}
+    offloaded, record = simulation.offloaded_states, {"touched": _count_touched(simulation)}
     if offloaded is None:
         checkpoints.save(done, simulation.to_host(state, with_offloaded=False), record)
         return

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_core import distributed, registry
+from fedjax_core.engine import evaluation
 from fedjax_core.engine.simulator import Simulation, State
 from fedjax_core.reporting.reporter import SUMMARY
 from fedjax_core.reporting.score_labels import is_accuracy, merit
@@ -40,9 +41,9 @@ class BestRound:
           ValueError: they do not; or there is a patience without a score.
         """
         if by is not None:
-            if not simulator.validated:
+            if not simulator.spec.has_validation:
                 raise ValueError(f"evaluation.select={by!r} needs validation rows; set data.validation, such as 0.2")
-            registry.choose("evaluation.select", by, simulator.validation_scores())
+            registry.choose("evaluation.select", by, evaluation.list_validation_scores(simulator.spec))
         elif patience is not None:
             raise ValueError(f"evaluation.patience={patience} needs evaluation.select, such as 'validation/global/accuracy'")
         self.by, self.round, self.evaluations_since = by, 0, 0

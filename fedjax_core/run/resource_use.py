@@ -52,6 +52,6 @@ jax.monitoring.register_event_duration_secs_listener(_CompileTime.add)
 
 def peak_memory(simulator: Simulation) -> int:
     """Returns the most bytes in use: of the device, or of this process where the device does not report them."""
-    stats = simulator.mesh.local_devices[0].memory_stats() or {}
+    stats = simulator.spec.mesh.local_devices[0].memory_stats() or {}
     scale = 1 if sys.platform == "darwin" else 1024
     return stats.get("peak_bytes_in_use") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale

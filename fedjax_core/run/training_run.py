@@ -14,6 +14,7 @@ import jax
 
 from fedjax_core import distributed
 from fedjax_core.data import federated_data
+from fedjax_core.engine import evaluation
 from fedjax_core.engine.evaluation_step import ByClient
 from fedjax_core.engine.simulator import Diverged, Simulation, State
 from fedjax_core.reporting import client_scores
@@ -100,7 +101,7 @@ class TrainingRun:
 
     def scores_clients_in(self, round_num: int) -> bool:
         """Whether a round scores its clients right after their training (the scope "post_local")."""
-        return self.is_eval_round(round_num) and "post_local" in self.simulator.evaluation.scopes
+        return self.is_eval_round(round_num) and "post_local" in self.simulator.spec.evaluation.scopes
 
     def run_rounds(self, stop_round: int) -> list[dict[str, Any]]:
         """Trains to a round. Returns a record of each round."""
@@ -216,7 +217,7 @@ class TrainingRun:
 
     def _unscored_record(self, records: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         """The last record, if its round must be evaluated and was not; else None."""
-        names = {*self.simulator.test_scores(), *self.simulator.validation_scores()}
+        names = {*evaluation.list_test_scores(self.simulator.spec), *evaluation.list_validation_scores(self.simulator.spec)}
         if not records or not names or not self.is_eval_round(self.done):
             return None
         return None if names & records[-1].keys() else records[-1]
@@ -261,7 +262,7 @@ class TrainingRun:
         self.target.update(records)
         if by_client is not None and self.workdir.writer:
             for name in (client_scores.LAST, client_scores.SELECTED) if self._is_new_best else (client_scores.LAST,):
-                client_scores.write(self.workdir.path / name, self.done, by_client, self.simulator.data.names_of_all)
+                client_scores.write(self.workdir.path / name, self.done, by_client, self.simulator.spec.data.names_of_all)
 
     def _evaluate_after(self, round_num: int) -> tuple[dict[str, float], ByClient | None]:
         """Evaluates the state after a round. A long evaluation reports its progress.
@@ -281,7 +282,7 @@ class TrainingRun:
             if distributed.anywhere(self.stop.is_requested and spent >= DISPATCH_SECONDS):
                 raise _EvaluationStopped
 
-        return self.simulator.evaluated(self.state, watch)
+        return self.simulator.evaluate(self.state, watch)
 
     def _save(self) -> None:
         checkpointing.save(self.simulator, self.checkpoints, self.state, self.done, self._saved_round)
@@ -317,7 +318,9 @@ def open_run(
       OSError: the directory cannot be written.
     """
     best = BestRound(settings.select, settings.patience, Path(directory), simulator)
-    target = TargetScore(settings.until, [*simulator.test_scores(), *simulator.validation_scores()])
+    target = TargetScore(
+        settings.until, [*evaluation.list_test_scores(simulator.spec), *evaluation.list_validation_scores(simulator.spec)]
+    )
     callbacks = Callbacks(settings.callbacks, writer=jax.process_index() == 0)
     checkpoints = Checkpoints(Path(directory) / CHECKPOINTS, settings.keep_checkpoints, beside=Path(directory) / SELECTED)
     latest = None if settings.fresh else distributed.said(checkpoints.latest())
@@ -344,7 +347,7 @@ def open_run(
             _sign(workdir)
         checkpointing.record_placement(simulator, workdir, reporter)
         with reporter, StopRequest() if stop is None else contextlib.nullcontext(stop) as stop:
-            reporter.note(bytes_down=simulator.shapes.down, bytes_up=simulator.shapes.up)
+            reporter.note(bytes_down=simulator.spec.shapes.down, bytes_up=simulator.spec.shapes.up)
             state_and_done = _restore_or_init(simulator, directory, settings, checkpoints, reporter)
             parts = checkpoints, best, target, reporter, callbacks, stop
             run = TrainingRun(simulator, workdir, settings, *state_and_done, *parts)
@@ -389,9 +392,9 @@ def _restore_or_init(
     if latest is not None:
         reporter.say(f"resuming {directory} after round {latest}")
         return checkpointing.restored(simulator, checkpoints, latest), latest
-    reporter.say(federated_data.summary(simulator.data))
-    if simulator.unserved:
-        reporter.say(f"unseen clients are not scored: {simulator.unserved}")
+    reporter.say(federated_data.summary(simulator.spec.data))
+    if simulator.spec.unseen_skip_reason:
+        reporter.say(f"unseen clients are not scored: {simulator.spec.unseen_skip_reason}")
     return simulator.init(settings.seed), 0
 
 

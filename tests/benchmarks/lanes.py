@@ -45,7 +45,7 @@ def seeds(repeats: int) -> str:
             config.plan.devices = devices
             sim = experiment.build(config, data)
             lanes = Lanes(experiment.build(config, data), SEEDS)
-            places = f"{sim.plan.devices} devices"
+            places = f"{sim.spec.plan.devices} devices"
             contenders.append(Alone(f"one after another, {places}", sim, ROUNDS, state=[sim.init(s) for s in range(SEEDS)]))
             states = [lane.init(s) for s, lane in enumerate(lanes.each)]
             contenders.append(Together(f"{SEEDS} lanes, {places}", lanes.each[0], ROUNDS, state=states, lanes=lanes))

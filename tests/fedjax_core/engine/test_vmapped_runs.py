@@ -61,7 +61,7 @@ def test_a_seed_that_diverges_ends_alone():
     fine = sim.rounds(sim.init(0), 2)
     replica, state = seeds[1]
     broken = jax.tree.map(lambda x: x * np.inf if x.dtype == np.float32 else x, state.server)
-    seeds[1] = replica, state._replace(server=replica.put(broken))
+    seeds[1] = replica, state._replace(server=replica.compiled.put(broken))
     with pytest.raises(Diverged) as alone:
         sim.rounds(jax.tree.map(np.copy, seeds[1][1]), 2)
     first, second, third = vmapped.run_rounds(seeds, 2)
@@ -127,7 +127,9 @@ def test_seeds_share_their_data_when_they_are_needed():
     vmapped.traced()
     assert all(not one.planned.arrays.placed for one in (sim, *vmapped.each))
     first, second = (one.held for one in vmapped.each)
-    assert jax.tree.leaves(first.train)[0] is jax.tree.leaves(second.train)[0] is jax.tree.leaves(sim.held.train)[0]
+    assert (
+        jax.tree.leaves(first.train)[0] is jax.tree.leaves(second.train)[0] is jax.tree.leaves(sim.compiled.device_arrays.train)[0]
+    )
     vmapped.release()
     assert all(not one.planned.arrays.placed for one in (sim, *vmapped.each))
 

@@ -12,7 +12,7 @@ import pytest
 from configs import fedavg, fedper
 from fedjax_core import experiment
 from fedjax_core.commands import export
-from fedjax_core.engine import simulator
+from fedjax_core.engine import evaluation, simulator
 from fedjax_core.reporting import client_scores
 from fedjax_core.reporting.summary import summarise
 from fedjax_core.run.early_stopping import BestRound, ScoreBound, TargetScore, parse
@@ -38,10 +38,10 @@ def run(directory, made, **options):
 def test_scores_are_those_of_the_validation_rows(module):
     sim = experiment.build(config(module))
     state, _ = sim.rounds(sim.init(0), 1)
-    found = sim.evaluate(state)
-    assert set(sim.validation_scores()) == {name for name in found if name.startswith("validation/")}
-    assert set(sim.test_scores()) == {name for name in found if name.startswith("test/")}
-    data = sim.data
+    found = sim.evaluate(state).metrics
+    assert set(evaluation.list_validation_scores(sim.spec)) == {name for name in found if name.startswith("validation/")}
+    assert set(evaluation.list_test_scores(sim.spec)) == {name for name in found if name.startswith("test/")}
+    data = sim.spec.data
 
     def of(client, name, rows):
         view = sim.view(state, client)
@@ -54,7 +54,7 @@ def test_scores_are_those_of_the_validation_rows(module):
         np.testing.assert_allclose(
             [found["validation/global/accuracy"], found["validation/global/loss"]], of(0, "global", everybodys), atol=1e-5
         )
-    for name in sim.federation.algorithm(0, sim.host, 0).predict:
+    for name in sim.spec.algorithm(0, sim.spec.host_arrays, 0).predict:
         each = np.array([of(i, name, data.validation_index[i]) for i in range(data.clients)])
         kinds = [f"validation/{name}/own/{kind}/{s}" for kind in ("accuracy", "loss") for s in ("mean", "lowest")]
         wanted = [each[:, 0].mean(), each[:, 0].min(), each[:, 1].mean(), each[:, 1].min()]
@@ -66,10 +66,10 @@ def test_without_validation_rows_all_programs_are_as_they_were():
     made = config()
     made.data.validation = None
     sim = experiment.build(made)
-    assert sim.host.validation_rows == ()
-    assert not sim.validated
-    assert sim.validation_scores() == []
-    names = sim.evaluate(sim.init(0))
+    assert sim.spec.host_arrays.validation_rows == ()
+    assert not sim.spec.has_validation
+    assert evaluation.list_validation_scores(sim.spec) == []
+    names = sim.evaluate(sim.init(0)).metrics
     assert not [name for name in names if name.startswith("validation/")]
 
 
@@ -85,12 +85,12 @@ def test_the_summary_the_state_and_an_export_are_of_the_selected_round(tmp_path)
     assert entry["selected"] == best["test/global/accuracy"]
     _, sim, state = experiment.load(tmp_path / "run")
     assert int(state.round) == best["round"]
-    assert sim.evaluate(state)["validation/global/loss"] == pytest.approx(best["validation/global/loss"], abs=1e-6)
+    assert sim.evaluate(state).metrics["validation/global/loss"] == pytest.approx(best["validation/global/loss"], abs=1e-6)
     assert int(experiment.load(tmp_path / "run", 5)[2].round) == 5
     for name, record in ((client_scores.LAST, records[-1]), (client_scores.SELECTED, best)):  # the values that the means are of
         number, each = client_scores.read(tmp_path / "run" / name)
         assert (number, each.ids.tolist()) == (record["round"], list(range(6)))
-        assert each.rows.tolist() == [len(index) for index in sim.data.test_index]
+        assert each.rows.tolist() == [len(index) for index in sim.spec.data.test_index]
         for score in ("test/global/own/accuracy", "validation/global/own/loss"):
             assert np.nanmean(each.scores[score]) == pytest.approx(record[f"{score}/mean"], abs=1e-6)
     assert {name: entry["round"] for name, entry in done.summary["clients"].items()} == {"last": 5, "selected": best["round"]}
