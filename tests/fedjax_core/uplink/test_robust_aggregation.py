@@ -143,7 +143,7 @@ def test_nobody_gives_zero():
     for name in ("median", "trimmed_mean", "krum", "multi_krum", "bulyan", "geometric_median", "norm_bound", "mixing | median"):
         np.testing.assert_array_equal(applied(name, rows, mask), np.zeros(D), name)
     clipping, centre = robust_aggregation.parse("centred_clipping").reduce, jnp.arange(D, dtype=jnp.float32)
-    found, memory, _ = clipping.combine((rows, mask.astype(np.float32)), centre, None)
+    found, memory, _ = clipping.finalize((rows, mask.astype(np.float32)), centre, None)
     np.testing.assert_array_equal(found, np.zeros(D), "the last round's step is not taken again")
     np.testing.assert_array_equal(memory, centre)
 
