@@ -75,7 +75,7 @@ def build_attacks(adversary: Adversary | None, client_ids: Sequence[int] | np.nd
     """
     poisons, triggers, transforms = [], [], []
     for spec in [] if adversary is None else adversary.attacks:
-        attack = spec()
+        attack: Any = spec()
         if isinstance(attack, poisoning.Poison):
             poisons.append(attack)
             triggers += [spec.spec] if attack.trigger is not None else []

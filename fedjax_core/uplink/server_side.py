@@ -111,7 +111,7 @@ def _attack_stack(
 
     vectors, weights = deltas
     vectors = None if vectors is None else attack(vectors, weights, 0)
-    class_vectors = tuple(attack_classes(*pair, part) for part, pair in enumerate(class_means, 1))
+    class_vectors = tuple(attack_classes(v, w, part) for part, (v, w) in enumerate(class_means, 1))
     class_weights = tuple(weights for _, weights in class_means)
     reduce_key = wrapped.reduce_key(key)
     keys = jax.vmap(lambda i: jax.random.fold_in(reduce_key, i))(counted.ids)
