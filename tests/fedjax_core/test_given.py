@@ -94,7 +94,7 @@ def test_all_at_once_runs_resumes_loads_exports_and_predicts(tmp_path):
     assert read.loss == f"{__name__}:twice"
     file = tmp_path / "m.safetensors"
     export.export(tmp_path / "whole", file)
-    with pytest.raises(ValueError, match=r"the network is .*:Small, code from outside; in Python load_model"):
+    with pytest.raises(ValueError, match=r"the network .*:Small is not part of this library; load it in Python by load_model"):
         files.load_model(file)
     model, net, description = files.load_model(file, lambda name: Small)
     assert description["model"] == f"{__name__}:Small(width=5)"

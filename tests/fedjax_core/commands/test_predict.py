@@ -206,7 +206,7 @@ def test_other_layouts(fedavg, tmp_path, capfd):
     for place, layout, said in (
         (fedavg, "timm", "layout timm has no place for params.dense1.bias"),
         (vit, "torch", "unknown layout 'torch'; allowed: own, timm, transformers"),
-        (vit, "transformers", "config.json lies where transformers looks for a model's configuration; choose another folder"),
+        (vit, "transformers", "config.json is where transformers looks for a model's configuration; choose another folder"),
     ):
         assert export.main([str(place), f"--out={vit / 'm'}", f"--layout={layout}"]) == 1
         assert said in capfd.readouterr().err
@@ -434,7 +434,7 @@ def test_mistakes_about_the_model(saved, photos, tmp_path, capfd):
     np.save(tmp_path / "x.npy", np.zeros((2, 3), np.uint8))
     floats = floats_model(tmp_path / "m", (3,))
     for arguments, status, said in [
-        ([broken, photos], 1, "is no safetensors file, or is damaged"),
+        ([broken, photos], 1, "is not a safetensors file, or is damaged"),
         ([tmp_path / "none", photos], 1, "cannot read"),
         ([floats, photos], 1, "the model was trained on float examples of shape [3], not on image files"),
         ([floats, tmp_path / "x.npy"], 1, "is of uint8; the model takes floats"),

@@ -99,15 +99,15 @@ def test_the_loaded_model_computes_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("metadata", "said"),
     [
-        ({}, "is no model that this program saved"),
-        ({"description": "{"}, "is no model that this program saved"),
+        ({}, "is not a model saved by this program"),
+        ({"description": "{"}, "is not a model saved by this program"),
         ({"description": "[]"}, "lacks model, classes, input_shape, mean, std, statistics, class_names"),
         ({"description": json.dumps({k: v for k, v in DESCRIPTION.items() if k != "std"})}, "lacks std; a saved model needs"),
         ({"description": json.dumps(DESCRIPTION | {"classes": 4})}, "has 3 class_names for 4 classes"),
         ({"description": json.dumps(DESCRIPTION | {"model": "resnet9"})}, "unknown model 'resnet9'; did you mean 'resnet"),
         ({"description": json.dumps(DESCRIPTION | {"model": "__import__('os')"})}, "is not of the form name(key=value, ...)"),
         ({"description": json.dumps(DESCRIPTION)}, "missing, in the model ["),
-        ({"description": "[" * 100_000}, "is no model that this program saved"),
+        ({"description": "[" * 100_000}, "is not a model saved by this program"),
         ({"description": json.dumps(DESCRIPTION | {"model": 3})}, "x.safetensors is an int (3), expected a string"),
         ({"description": json.dumps(DESCRIPTION | {"classes": "3"})}, "is a string ('3'), expected an int"),
         ({"description": json.dumps(DESCRIPTION | {"class_names": 3})}, "class_names of the description of"),

@@ -362,7 +362,7 @@ def test_our_own_files(tmp_path):
     close(wider.params["positions"], position_embeddings.interpolate(net.params["positions"], (4, 3), "own", (2, 3)))
     with pytest.raises(ValueError, match=r"params.prompts has no place in vit$"):
         pretrained_weights.backbone(path, "vit", shapes(small(3, (8, 12, 3))))
-    with pytest.raises(ValueError, match=r"m \(own\): the 9 patches of the network are no grid of 2 x 2"):
+    with pytest.raises(ValueError, match=r"m \(own\): the 9 patches of the network are not a grid of 2 x 2"):
         pretrained_weights.backbone(path, "vit", shapes(small(3, (12, 12, 3), prompts=3)), image=(8, 8))
     with pytest.raises(ValueError, match=r"layout timm has no place for params\.prompts; layout own has"):
         pretrained_weights.write(path, net, "timm")
@@ -425,7 +425,7 @@ def test_what_has_no_place_is_not_written(tmp_path):
 
 def test_a_configuration_of_something_else_stays(tmp_path):
     (tmp_path / "config.json").write_text('{"rounds": 3}')
-    with pytest.raises(ValueError, match=r"config.json lies where transformers looks"):
+    with pytest.raises(ValueError, match=r"config.json is where transformers looks"):
         pretrained_weights.write_config(
             tmp_path / "config.json", filled(vit()), {"model": "vit", "class_names": [], "input_shape": [32, 32, 3]}
         )
@@ -445,7 +445,7 @@ ZERO = functools.partial(np.zeros, dtype=np.float32)
         ),
         ({"pos_embed": ZERO((1, 17, 8))}, r"pos_embed is \[1, 17, 8\], tiny needs \[1, 17, 16\]"),
         ({"pos_embed": ZERO((17, 16))}, r"pos_embed is \[17, 16\], tiny needs \[1, 17, 16\]"),
-        ({"pos_embed": ZERO((1, 19, 16))}, r"the 18 patches of its network are no grid of 4 x 4"),
+        ({"pos_embed": ZERO((1, 19, 16))}, r"the 18 patches of its network are not a grid of 4 x 4"),
         ({"norm.bias": np.zeros(16, np.int32)}, "norm.bias is of int32, tiny needs floating-point numbers"),
         ({"dist_token": ZERO((1, 1, 16))}, r"dist_token has no place in tiny$"),
         (
@@ -480,10 +480,10 @@ def test_files_of_no_layout(tmp_path):
     np.savez(tmp_path / "objects.npz", a=np.array([{}], object))
     (tmp_path / "cut.npz").write_bytes((tmp_path / "objects.npz").read_bytes()[:40])
     for name in ("pytorch_model.bin", "objects.npz", "cut.npz"):
-        with pytest.raises(ValueError, match=rf"{name} is no .npz file of plain arrays, or is damaged; pickles"):
+        with pytest.raises(ValueError, match=rf"{name} is not a .npz file of plain arrays, or is damaged; pickles"):
             pretrained_weights.read_weights(tmp_path / name)
     (tmp_path / "old.pth").write_bytes(b"\x80\x02}q\x00.")
-    with pytest.raises(ValueError, match="is no safetensors file"):
+    with pytest.raises(ValueError, match="is not a safetensors file"):
         pretrained_weights.read_weights(tmp_path / "old.pth")
     with pytest.raises(FileNotFoundError):
         pretrained_weights.read_weights(tmp_path / "none")
@@ -530,7 +530,7 @@ def test_an_npz_that_claims_64_terabytes_is_told(tmp_path):
     header = {"descr": "<f4", "fortran_order": False, "shape": (2**44,)}
     with zipfile.ZipFile(tmp_path / "m.npz", "w") as archive, archive.open("embedding/kernel.npy", "w") as file:
         np.lib.format.write_array_header_1_0(file, header)
-    with pytest.raises(ValueError, match=r"m\.npz is no \.npz file of plain arrays, or is damaged"):
+    with pytest.raises(ValueError, match=r"m\.npz is not a \.npz file of plain arrays, or is damaged"):
         pretrained_weights.read_weights(tmp_path / "m.npz")
 
 

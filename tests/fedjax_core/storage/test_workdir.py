@@ -208,9 +208,9 @@ def test_forbidden_directories(tmp_path):
     """Root may write anywhere, so the checks run as nobody."""
     code = """
     import os, sys, tempfile
-    from fedjax_core.storage.environment import environment
+    from fedjax_core.storage.environment import describe_environment
     from fedjax_core.storage.workdir import WorkDir
-    environment()
+    describe_environment()
     base = tempfile.mkdtemp()
     os.chmod(base, 0o755)
     if os.geteuid() == 0:
