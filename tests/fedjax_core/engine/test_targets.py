@@ -63,7 +63,7 @@ def test_a_method_trains_on_numbers_or_is_refused_by_name(name):
     if case.mixed:
         return  # one network is enough
     if "numbers" in declared(name):
-        assert case.simulate(data=data("numbers")).targets == "numbers"
+        assert case.simulate(data=data("numbers")).spec.targets == "numbers"
         return
     with pytest.raises(ValueError, match=rf"^{case.method.func.__name__} needs classes, the data have numbers: real numbers"):
         case.simulate(data=data("numbers"))
