@@ -79,6 +79,8 @@ def _top_level(name: str) -> str:
 
 def _pop_modules(packages: Collection[str]) -> dict[str, ModuleType]:
     """Removes the modules of packages from `sys.modules`, and returns them."""
+    if not packages:
+        return {}
     names = [name for name in sys.modules if _top_level(name) in packages]
     return {name: sys.modules.pop(name) for name in names}
 
