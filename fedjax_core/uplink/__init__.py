@@ -17,7 +17,7 @@ An uplink passes these files, in order:
    5  uplink/client_side.py          the client's side: method, `send` of each transform, `map`
    6  uplink/layout.py               the uplink's parts, as trees and as vectors (flatten.py)
    7  uplink/dp_mechanisms.py, attacks.py, compression.py   what `send` does
-   8  engine/round.py                contributions are summed or stacked over the client axis
+   8  engine/rounds.py               contributions are summed or stacked over the client axis
    9  uplink/server_side.py          the server's side: attacks on the stack, the reduction, method
   10  uplink/sharded_aggregation.py  the reduction, sharded over devices
   11  uplink/robust_aggregation.py, dp_mechanisms.py, dp_matrix_mechanism.py   what `finalize` does
