@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedjax_core.option_types import printable
+from fedjax_core.option_types import escape_unprintable
 
 if TYPE_CHECKING:  # commands import this file before anything heavy
     import numpy as np
@@ -28,7 +28,7 @@ TEMPORARY = ".writing-"  # prefix of files that are being written
 
 
 @contextlib.contextmanager
-def explained(action: str, path: str | os.PathLike) -> Iterator[None]:
+def reword_os_errors(action: str, path: str | os.PathLike) -> Iterator[None]:
     """Rewords an OSError raised inside as one line, `cannot <action> <path>: <reason>`, with the
     same errno.
 
@@ -103,7 +103,7 @@ def read_bytes(path: str | os.PathLike) -> bytes:
     Raises:
       OSError: the file is missing, unreadable or not regular; one line that names the path.
     """
-    with explained("read", path), open_regular(path) as file:
+    with reword_os_errors("read", path), open_regular(path) as file:
         return file.read()
 
 
@@ -125,7 +125,7 @@ def write_bytes(path: str | os.PathLike, data: bytes) -> None:
 
 def write_blocks(path: str | os.PathLike, blocks: Iterable[bytes]) -> None:
     """Writes a file as `write_bytes` does, from blocks that are produced one at a time."""
-    with explained("write", path):
+    with reword_os_errors("write", path):
         if _is_written_into(path):
             with open(path, "wb") as file:
                 file.writelines(blocks)
@@ -175,17 +175,17 @@ def write_csv(path: str | os.PathLike, rows: Iterable[Mapping[str, Any]], column
     rows = list(rows)
     columns = list(dict.fromkeys([*columns, *(key for row in rows for key in row)]))
     lines = [columns, *([row.get(column, "") for column in columns] for row in rows)]
-    write_bytes(path, b"".join(map(csv_line, lines)))
+    write_bytes(path, b"".join(map(encode_csv_line, lines)))
 
 
-def csv_line(cells: Iterable[Any]) -> bytes:
+def encode_csv_line(cells: Iterable[Any]) -> bytes:
     """Returns one line of a CSV file, with every string made safe by `safe_cell`."""
     text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerow([safe_cell(cell) for cell in cells])
+    csv.writer(text, lineterminator="\n").writerow([escape_cell(cell) for cell in cells])
     return text.getvalue().encode()
 
 
-def safe_cell(cell: Any) -> Any:
+def escape_cell(cell: Any) -> Any:
     """Returns a CSV cell that no spreadsheet evaluates and no terminal interprets.
 
     Non-printing characters, such as line ends and terminal escapes, are escaped as in Python. A
@@ -197,7 +197,7 @@ def safe_cell(cell: Any) -> Any:
     """
     if not isinstance(cell, str):
         return cell
-    cell = printable(cell)
+    cell = escape_unprintable(cell)
     return f"'{cell}" if cell.startswith(_FORMULAS) and not _NUMBERS.fullmatch(cell) else cell
 
 

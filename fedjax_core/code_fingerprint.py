@@ -39,7 +39,7 @@ class SourceFile(NamedTuple):
     package: str
 
 
-def behind(named: Iterable[Named]) -> set[SourceFile]:
+def find_sources(named: Iterable[Named]) -> set[SourceFile]:
     """Returns the files that functions and classes come from.
 
     These are the file that a config names and those that define the object, also below decorators
@@ -60,7 +60,7 @@ def behind(named: Iterable[Named]) -> set[SourceFile]:
     return {source for source in sources if source.file.is_file()}
 
 
-def files(named: Iterable[Named]) -> list[Path]:
+def find_own_files(named: Iterable[Named]) -> list[Path]:
     """Returns the user's own files behind functions and classes, and those that they import,
     sorted.
 
@@ -68,7 +68,7 @@ def files(named: Iterable[Named]) -> list[Path]:
     found.
     """
     shipped = tuple(HOME / name for name in ("fedjax_core", "methods"))
-    roots = frozenset(source for source in behind(named) if _is_own(source.file, shipped))
+    roots = frozenset(source for source in find_sources(named) if _is_own(source.file, shipped))
     stamps = _cache.get(roots)
     if stamps is None or any(_stamp(file) != stamp for file, stamp in stamps.items()):
         sources = _follow_imports(roots, (*shipped, HOME / "configs"))
@@ -86,7 +86,7 @@ def _stamp(file: Path) -> Any:
         return None
 
 
-def digests(paths: Iterable[Path]) -> dict[Path, str]:
+def hash_files(paths: Iterable[Path]) -> dict[Path, str]:
     """Returns the SHA-256 of each file."""
     return {file: _digest(file, _stamp(file)) for file in paths}
 
@@ -98,10 +98,10 @@ def _digest(file: Path, stamp: Any) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def check_same(before: Mapping[Path, str]) -> None:
+def check_unchanged(before: Mapping[Path, str]) -> None:
     """Raises ValueError if a file has changed since its `digests` were taken."""
     for file, digest in before.items():
-        if not file.is_file() or digests([file])[file] != digest:
+        if not file.is_file() or hash_files([file])[file] != digest:
             raise ValueError(f"{file} has changed since this command began; the same command again takes it as it is now")
 
 
@@ -180,14 +180,14 @@ def _find_module(name: str, shipped: tuple[Path, ...]) -> Iterator[SourceFile]:
         spec = importlib.machinery.PathFinder.find_spec(path, folders)
 
 
-def raised_in(error: BaseException) -> str:
+def describe_origin(error: BaseException) -> str:
     """Returns where the user's own code raised an error or its cause, such as "loss of mine.py,
     line 7"; "" if nowhere.
     """
-    return first_raised_in(error)[1]
+    return find_own_error(error)[1]
 
 
-def first_raised_in(error: BaseException) -> tuple[BaseException, str]:
+def find_own_error(error: BaseException) -> tuple[BaseException, str]:
     """Returns the first of an error and its causes that the user's own code raised, and where; else
     (error, "").
     """
@@ -216,7 +216,7 @@ def _describe_line(file: Path, function: str, line: int) -> str:
 
 
 @contextlib.contextmanager
-def contained() -> Iterator[None]:
+def contain_exits() -> Iterator[None]:
     """Turns an exit of the user's own code, or another BaseException that is no interruption, into
     an error.
 
@@ -228,7 +228,7 @@ def contained() -> Iterator[None]:
     except (Exception, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        where = raised_in(error)
+        where = describe_origin(error)
         if isinstance(error, SystemExit) and not where:  # such as argparse's, after --help
             raise
         what = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"

@@ -80,7 +80,7 @@ def explain_lost_process(error: BaseException) -> str:
     )
 
 
-def said(value: Any) -> Any:
+def broadcast_from_process_0(value: Any) -> Any:
     """Returns the JSON value of process 0, whatever the others have."""
     if jax.process_count() == 1:
         return value
@@ -90,25 +90,25 @@ def said(value: Any) -> Any:
     return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(sent), np.uint8).tobytes())
 
 
-def seen(numbers: Sequence[int]) -> np.ndarray:
+def allgather(numbers: Sequence[int]) -> np.ndarray:
     """Returns [processes, n] the numbers of every process, in their order."""
     own = np.asarray(numbers, np.int32)
     return own[None] if jax.process_count() == 1 else np.asarray(multihost_utils.process_allgather(own))
 
 
-def anywhere(fact: bool) -> bool:
+def any_process(fact: bool) -> bool:
     """Returns whether it is true in any process."""
-    return bool(seen([fact]).any())
+    return bool(allgather([fact]).any())
 
 
-def alike(what: str, digest: str) -> None:
+def assert_equal_across_processes(what: str, digest: str) -> None:
     """Raises ValueError in all processes if one has another digest than process 0.
 
     Args:
       what: for the message, such as "the data".
       digest: hexadecimal, of what must be the same.
     """
-    digests = seen([int(digest[i : i + 7], 16) for i in range(0, 28, 7)])
+    digests = allgather([int(digest[i : i + 7], 16) for i in range(0, 28, 7)])
     if len(others := np.flatnonzero((digests != digests[0]).any(1))):
         raise ValueError(f"{what} of process {others[0]} are not those of process 0; all processes need the same config and files")
 
@@ -128,7 +128,7 @@ def all_or_none(what: str, step: Callable[[], Result]) -> Result:
         result, failure = step(), None
     except BaseException as error:
         failure = error
-    failed = np.flatnonzero(seen([failure is not None]))
+    failed = np.flatnonzero(allgather([failure is not None]))
     if failure is not None:
         raise failure
     if len(failed):
@@ -136,7 +136,7 @@ def all_or_none(what: str, step: Callable[[], Result]) -> Result:
     return result
 
 
-def wait(where: str) -> None:
+def barrier(where: str) -> None:
     """Waits until all processes are there."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(where)

@@ -9,7 +9,7 @@ import numpy as np
 Index = tuple[slice, ...]
 
 
-class Deferred:
+class LazyArray:
     """An array whose shape is known and that is read part by part.
 
     jax accepts it where shapes are enough, such as `jax.eval_shape`, and refuses it elsewhere. `numpy.asarray` and
@@ -58,7 +58,7 @@ class Deferred:
         return jax.make_array_from_callback(self.shape, sharding, part)
 
 
-def stand_ins(tree: Any) -> Any:
+def with_zeros_for_lazy(tree: Any) -> Any:
     """Returns the tree with zeros, which take no memory, in place of deferred arrays: for its shapes."""
-    zeros = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape) if isinstance(leaf, Deferred) else leaf
+    zeros = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape) if isinstance(leaf, LazyArray) else leaf
     return jax.tree.map(zeros, tree)

@@ -61,7 +61,7 @@ Width = Annotated[int, Limit("in [1, 2**20]", lambda v: 1 <= v <= 2**20)]
 Seed = Annotated[int, Limit("in [0, 2**32)", lambda v: 0 <= v < 2**32)]
 
 
-def short(value: Any) -> str:
+def shorten(value: Any) -> str:
     """Returns a value as messages show it: on one line, of at most `LONGEST` characters."""
     try:
         text = repr(value)
@@ -71,7 +71,7 @@ def short(value: Any) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 20]}... ({len(text)} characters)"
 
 
-def printable(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """Returns a string with unprintable characters, such as terminal escapes and line ends, escaped
     as Python does.
 
@@ -81,7 +81,7 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def without_escapes(text: str) -> str:
+def escape_controls(text: str) -> str:
     """Returns a string of one or several lines with control characters, which a terminal would
     obey, escaped as Python does.
 
@@ -97,19 +97,19 @@ def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
-def check(field: str, value: Any, wanted: Any) -> Any:
+def check_value(field: str, value: Any, wanted: Any) -> Any:
     """Returns the value if the annotation `wanted` allows it.
 
     Raises:
       ValueError: it does not; the message names the field, the value and what is allowed.
     """
-    problem = must_be(value, wanted)
+    problem = describe_mismatch(value, wanted)
     if problem:
-        raise ValueError(f"{field}={short(value)} must be {problem}")
+        raise ValueError(f"{field}={shorten(value)} must be {problem}")
     return value
 
 
-def check_each(function: Callable, **given: Any) -> None:
+def check_arguments(function: Callable, **given: Any) -> None:
     """Checks arguments of a function against its annotations, for callers without a config.
 
     Raises:
@@ -117,19 +117,19 @@ def check_each(function: Callable, **given: Any) -> None:
     """
     named = inspect.signature(function).parameters
     for name, value in given.items():
-        check(name, value, named[name].annotation)
+        check_value(name, value, named[name].annotation)
 
 
-def must_be(value: Any, wanted: Any) -> str | None:
+def describe_mismatch(value: Any, wanted: Any) -> str | None:
     """Returns what a value must be by an annotation, in words; None if it is allowed."""
     origin, inside = typing.get_origin(wanted), typing.get_args(wanted)
     if origin is Annotated:
         base, *limits = inside
-        if must_be(value, base):
+        if describe_mismatch(value, base):
             return _describe(wanted)
         return next((limit.says for limit in limits if isinstance(limit, Limit) and not limit.holds(value)), None)
     if origin in (typing.Union, types.UnionType):
-        problems = [must_be(value, each) for each in inside]
+        problems = [describe_mismatch(value, each) for each in inside]
         return None if None in problems else " or ".join(dict.fromkeys(map(str, problems)))
     if origin is Literal:
         return None if any(type(value) is type(each) and value == each for each in inside) else _describe(wanted)
@@ -145,7 +145,7 @@ def _describe_sequence(value: Any, inside: tuple[Any, ...], exact: bool) -> str 
         each = inside if exact else inside[:1]
         return f"a tuple of {len(inside)}: {', '.join(map(_describe, each))}" if exact else f"a tuple, each {_describe(each[0])}"
     wanted = inside if exact else inside[:1] * len(value)
-    problem = next((text for each, kind in zip(value, wanted, strict=True) if (text := must_be(each, kind))), None)
+    problem = next((text for each, kind in zip(value, wanted, strict=True) if (text := describe_mismatch(each, kind))), None)
     return problem and f"a tuple, each {problem}"
 
 

@@ -23,7 +23,7 @@ _ours: dict[str, ModuleType] = {}  # bundled modules that a user's package hides
 _lock = threading.RLock()
 
 
-def take_ours() -> None:
+def import_bundled_packages() -> None:
     """Imports the bundled `methods` and `configs` in place of other packages of these names.
 
     They also find the modules of such packages in the current folder, after their own. The current
@@ -34,12 +34,12 @@ def take_ours() -> None:
             for other in [module for module in sys.modules if module.partition(".")[0] == name]:
                 del sys.modules[other]
             _import_package(name)
-        add_folder(name, Path.cwd() / name)
+        extend_package(name, Path.cwd() / name)
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())
 
 
-def add_folder(name: str, folder: Path) -> None:
+def extend_package(name: str, folder: Path) -> None:
     """Lets a bundled package find the modules of a folder, after its own."""
     package = sys.modules.get(name)
     if package is None or not folder.is_dir() or folder.resolve() == (HOME / name).resolve():
@@ -50,12 +50,12 @@ def add_folder(name: str, folder: Path) -> None:
 
 def import_bundled(name: str) -> ModuleType:
     """Imports a bundled module, such as "methods.fedavg", even if a user's package has its name."""
-    with ours():
+    with use_bundled_packages():
         return importlib.import_module(name)
 
 
 @contextlib.contextmanager
-def ours() -> Iterator[None]:
+def use_bundled_packages() -> Iterator[None]:
     """Makes `methods` and `configs` name the bundled packages for a while, then restores the
     user's.
     """

@@ -66,7 +66,7 @@ _REGISTERED: dict[tuple[str, str], Callable] = {}
 _refusal: contextvars.ContextVar[str | None] = contextvars.ContextVar("why nothing is imported", default=None)
 
 
-class Found(NamedTuple):
+class ResolvedSpec(NamedTuple):
     """A spec of a config, resolved.
 
     Attributes:
@@ -87,13 +87,13 @@ class Found(NamedTuple):
 
     def __call__(self, **given: Any) -> Any:
         """Calls the function with the options, and with those of `given` that it takes."""
-        return call(f"{self.what} {self.name!r}", self.function, given, self.options)
+        return call_checked(f"{self.what} {self.name!r}", self.function, given, self.options)
 
 
 # specs
 
 
-def choose(what: str, name: str, allowed: Iterable[str]) -> str:
+def check_choice(what: str, name: str, allowed: Iterable[str]) -> str:
     """Returns `name` if it is allowed.
 
     Raises:
@@ -102,11 +102,11 @@ def choose(what: str, name: str, allowed: Iterable[str]) -> str:
     names = list(allowed)
     if name not in names:
         hint = did_you_mean(str(name), names)
-        raise ValueError(f"unknown {what} {option_types.short(name)}; allowed: {', '.join(names)}.{hint}")
+        raise ValueError(f"unknown {what} {option_types.shorten(name)}; allowed: {', '.join(names)}.{hint}")
     return name
 
 
-def parse(text: str, field: str = "") -> tuple[str, dict[str, Any]]:
+def parse_spec(text: str, field: str = "") -> tuple[str, dict[str, Any]]:
     """Parses a spec into its name and its keyword arguments.
 
     Args:
@@ -128,7 +128,7 @@ def parse(text: str, field: str = "") -> tuple[str, dict[str, Any]]:
     start = f"{field}: " if field else ""
     if not isinstance(text, str) or len(text) > LONGEST:
         limit = "must be a string" if not isinstance(text, str) else f"must have at most {LONGEST} characters"
-        raise ValueError(f"{start}{option_types.short(text)} {limit}, such as 'name(option=1)'")
+        raise ValueError(f"{start}{option_types.shorten(text)} {limit}, such as 'name(option=1)'")
     is_call = text.rstrip().endswith(")") and _CALL.match(text)  # an option may hold a file too
     file, colon, rest = (text, "", "") if is_call else text.partition(".py:")  # a folder may have brackets in its name
     name, bracket, rest = rest.partition("(") if colon else text.partition("(")
@@ -145,9 +145,9 @@ def parse(text: str, field: str = "") -> tuple[str, dict[str, Any]]:
         options = [(str(keyword.arg), ast.literal_eval(keyword.value)) for keyword in node.keywords]
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         form = "is not of the form name(key=value, ...), its values Python literals"
-        raise ValueError(f"{start}{option_types.short(text)} {form}") from None
+        raise ValueError(f"{start}{option_types.shorten(text)} {form}") from None
     if repeated := [key for i, (key, _) in enumerate(options) if key in dict(options[:i])]:
-        raise ValueError(f"{start}{option_types.short(text)} has the option {repeated[0]!r} twice")
+        raise ValueError(f"{start}{option_types.shorten(text)} has the option {repeated[0]!r} twice")
     return name, dict(options)
 
 
@@ -160,7 +160,7 @@ def spell(name: str, options: Mapping[str, Any]) -> str:
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in options.items())})" if options else name
 
 
-def find(
+def resolve_spec(
     what: str,
     spec: str,
     builtin: Mapping[str, Callable],
@@ -170,7 +170,7 @@ def find(
     prefixes: Container[str] = (),
     field: str = "",
     options: Mapping[str, Any] | None = None,
-) -> Found:
+) -> ResolvedSpec:
     """Resolves a spec and checks its options.
 
     Args:
@@ -190,21 +190,21 @@ def find(
       TypeError: there is no such option, or a required one is missing; or the function does not
         take `placed`.
     """
-    name, own = parse(spec, field)
+    name, own = parse_spec(spec, field)
     if repeated := own.keys() & (options or {}).keys():
-        raise ValueError(f"{what} {option_types.short(spec)} has the option {min(repeated)!r}, which is also given beside it")
-    function, origin = lookup(what, name, builtin, prefixes)
-    resolved = Found(what, spec, name, own | dict(options or {}), function, origin)
-    given = (*given, *by_place(f"{what} {name!r}", function, placed))
+        raise ValueError(f"{what} {option_types.shorten(spec)} has the option {min(repeated)!r}, which is also given beside it")
+    function, origin = find_builder(what, name, builtin, prefixes)
+    resolved = ResolvedSpec(what, spec, name, own | dict(options or {}), function, origin)
+    given = (*given, *positional_names(f"{what} {name!r}", function, placed))
     prefix = f"{what}." if options else None
-    check(f"{what} {name!r}", function, given, resolved.options, prefix, brought=origin != BUILT_IN)
+    check_call(f"{what} {name!r}", function, given, resolved.options, prefix, brought=origin != BUILT_IN)
     return resolved
 
 
 # functions by name
 
 
-def lookup(what: str, name: str, builtin: Mapping[str, Callable], prefixes: Container[str] = ()) -> tuple[Callable, str]:
+def find_builder(what: str, name: str, builtin: Mapping[str, Callable], prefixes: Container[str] = ()) -> tuple[Callable, str]:
     """Returns (the function or class that a name without options stands for, its origin); see
     `find`."""
     first = name.partition(":")[0]
@@ -221,11 +221,11 @@ def lookup(what: str, name: str, builtin: Mapping[str, Callable], prefixes: Cont
         searched = f" Looked in those built in and in entry points of the group {ENTRY_POINT_GROUPS[what]!r}; "
         searched += "others are named 'package.module:name' or 'path/to/file.py:name'."
     hint = did_you_mean(name, names)
-    raise ValueError(f"unknown {what} {option_types.short(name)}; allowed: {', '.join(names)}.{hint}{searched}")
+    raise ValueError(f"unknown {what} {option_types.shorten(name)}; allowed: {', '.join(names)}.{hint}{searched}")
 
 
 @contextlib.contextmanager
-def noting() -> Iterator[list[tuple[Callable, str]]]:
+def record_lookups() -> Iterator[list[tuple[Callable, str]]]:
     """Yields a list that receives what is looked up meanwhile and is not built in, each with its
     origin."""
     record: list[tuple[Callable, str]] = []
@@ -320,7 +320,7 @@ def import_member(what: str, name: str) -> tuple[Callable, str]:
         raise ValueError(f"{what} {name!r}: {module} has no {own!r}; it has: {', '.join(defined) or 'nothing'}.{hint}")
     member = getattr(holder, own)
     if not callable(member):
-        raise ValueError(f"{what} {name!r}: {own} of {module} is {option_types.short(member)}, not a function or class")
+        raise ValueError(f"{what} {name!r}: {own} of {module} is {option_types.shorten(member)}, not a function or class")
     return member, module
 
 
@@ -334,7 +334,7 @@ def _find_registered(what: str, name: str, own: str) -> Callable:
     if what not in PYTHON_ARGUMENTS:
         kinds = ", ".join(f"{kind}s" for kind in PYTHON_ARGUMENTS if kind != "loss")
         also = "; data are given as data=..." if what == "data set" else ""
-        raise ValueError(f"{what} {option_types.short(name)}: 'given:' stands for {kinds} and losses given in Python{also}.")
+        raise ValueError(f"{what} {option_types.shorten(name)}: 'given:' stands for {kinds} and losses given in Python{also}.")
     if (what, own) not in _REGISTERED:
         again = f"experiment.load(..., {PYTHON_ARGUMENTS[what]}=...)"
         raise ValueError(f"{what} {name!r} was given in Python; give it again: {again}")
@@ -386,7 +386,7 @@ def _one_line(error: Exception) -> str:
 # signatures
 
 
-def check(
+def check_call(
     what: str,
     function: Callable,
     given: Iterable[str],
@@ -411,12 +411,12 @@ def check(
         one of `given`.
       ValueError: an option whose value its annotation does not allow.
     """
-    takes, takes_any = parameters(function)
+    takes, takes_any = read_parameters(function)
     given = tuple(given)
     settable = [name for name in takes if name not in given]
     for name, value in options.items():
         if name in settable:
-            option_types.check(f"{what}: {name}" if prefix is None else f"{prefix}{name}", value, takes[name].annotation)
+            option_types.check_value(f"{what}: {name}" if prefix is None else f"{prefix}{name}", value, takes[name].annotation)
         elif not takes_any or name in given:
             listed = ", ".join(settable) or "none"
             raise TypeError(f"{what} has no option {name!r}; it takes: {listed}.{did_you_mean(name, settable)}")
@@ -426,7 +426,7 @@ def check(
             raise TypeError(f"{what} needs the option {name!r}; it takes: {', '.join(settable)}.{hint}")
 
 
-def by_place(what: str, function: Callable, placed: Sequence[str]) -> tuple[str, ...]:
+def positional_names(what: str, function: Callable, placed: Sequence[str]) -> tuple[str, ...]:
     """Returns a function's own names for the arguments `placed`, which its caller passes by
     position.
 
@@ -450,7 +450,7 @@ def by_place(what: str, function: Callable, placed: Sequence[str]) -> tuple[str,
     return tuple(p.name for p in taken)
 
 
-def parameters(function: Callable) -> tuple[dict[str, inspect.Parameter], bool]:
+def read_parameters(function: Callable) -> tuple[dict[str, inspect.Parameter], bool]:
     """Returns (named parameters, whether it has `**kwargs`); of a class those of its `__init__`.
 
     The signature of a function or class is read once.
@@ -483,15 +483,15 @@ def _read_parameters(function: Callable) -> tuple[dict[str, inspect.Parameter], 
     return named, any(p.kind is p.VAR_KEYWORD for p in signature)
 
 
-def call(what: str, function: Callable, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+def call_checked(what: str, function: Callable, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """Calls `function` with those of `given` that it takes, and with all of `options`, checked by
     `check`."""
-    check(what, function, given, options)
-    named, _ = parameters(function)
+    check_call(what, function, given, options)
+    named, _ = read_parameters(function)
     return function(**{name: given[name] for name in named if name in given}, **options)
 
 
-def options(what: str, default: T, *given: Mapping[str, Any] | None) -> T:
+def replace_options(what: str, default: T, *given: Mapping[str, Any] | None) -> T:
     """Returns a NamedTuple of options with those that are given replaced.
 
     A later mapping overrides an earlier one; a value of None leaves an option as it is.
@@ -501,10 +501,10 @@ def options(what: str, default: T, *given: Mapping[str, Any] | None) -> T:
         allows.
     """
     replaced: dict[str, Any] = {}
-    named, _ = parameters(type(default))
+    named, _ = read_parameters(type(default))
     for mapping in given:
         for name, value in (mapping or {}).items():
-            choose(f"option of {what}", name, default._fields)
+            check_choice(f"option of {what}", name, default._fields)
             if value is not None:
-                replaced[name] = option_types.check(f"{what}.{name}", value, named[name].annotation)
+                replaced[name] = option_types.check_value(f"{what}.{name}", value, named[name].annotation)
     return default._replace(**replaced)

@@ -12,7 +12,7 @@ from jax.core import Tracer
 from fedjax_core.algorithm import Array, Net, PyTree
 
 # Hint in errors about a network without a head.
-TO_ADD = "give its module a method body(x) that returns features [B, D], and a linear `head` for them"
+HEAD_HINT = "give its module a method body(x) that returns features [B, D], and a linear `head` for them"
 Axes = tuple[tuple[str, int], ...]  # (end of an array's path, axis from its end), such as ("mlp/up/kernel", -1)
 
 
@@ -81,7 +81,7 @@ def check_tokens(tokens: PyTree, vocabulary: int, model: str, mask: PyTree | Non
     raise ValueError(f"{where}token id {wrong}: {model} embeds {vocabulary} tokens, ids 0 to {vocabulary - 1}")
 
 
-def axis_of(path: str, axes: Axes) -> int | None:
+def find_model_axis(path: str, axes: Axes) -> int | None:
     """Returns the axis of an array, from its end, by the longest of `axes` that its path ends with; None: none.
 
     >>> axis_of("params/layers/mlp/up/kernel", (("kernel", -1), ("mlp/up/kernel", -2)))
@@ -97,7 +97,7 @@ def feature_size(model: Model) -> int:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Peers:
+class PeerGroup:
     """Clients with one architecture, as known to every method.
 
     Attributes:
@@ -156,7 +156,7 @@ class Task:
     public: PyTree = ()
     shape: tuple[int, ...] | None = None
     round_num: Array | int = 0
-    groups: tuple[Peers, ...] = ()
+    groups: tuple[PeerGroup, ...] = ()
     group: int = 0
     scores: Mapping[str, Callable[..., PyTree]] = dataclasses.field(default_factory=dict, hash=False)
     loss: Callable[[Array, Array, Array], Array] | None = None
@@ -167,9 +167,9 @@ class Task:
         return self.network(self.frozen)
 
     @property
-    def peers(self) -> tuple[Peers, ...]:
+    def peers(self) -> tuple[PeerGroup, ...]:
         """`groups`; outside of a simulation, one group of all clients."""
-        return self.groups or (Peers(lambda: self.model, np.arange(self.population)),)
+        return self.groups or (PeerGroup(lambda: self.model, np.arange(self.population)),)
 
     @property
     def feature_sizes(self) -> np.ndarray:
@@ -218,7 +218,7 @@ def require_common_feature_size(task: Task, method: str) -> int:
     return feature_size(task.model)
 
 
-def of_model(model: Model, *, classes: int, population: int, public: PyTree = (), shape: tuple[int, ...] | None = None) -> Task:
+def make_task(model: Model, *, classes: int, population: int, public: PyTree = (), shape: tuple[int, ...] | None = None) -> Task:
     """Builds a task that trains the whole network.
 
     Args:
@@ -231,10 +231,10 @@ def of_model(model: Model, *, classes: int, population: int, public: PyTree = ()
     return Task(lambda frozen: model, classes, population, public=public, shape=shape)
 
 
-PARTS: dict[str, tuple[str, ...] | None] = {"all": None, "prompts": ("prompts", "head"), "head": ("head",)}
+TRAINABLE_PARTS: dict[str, tuple[str, ...] | None] = {"all": None, "prompts": ("prompts", "head"), "head": ("head",)}
 
 
-def part_of(
+def make_partial_task(
     model: Model,
     arrays: Net,
     trained: str | Sequence[str],
@@ -263,13 +263,13 @@ def part_of(
     Raises:
       ValueError: the network has no such entry, or `arrays` lack a frozen entry or the statistics.
     """
-    entries = PARTS.get(trained) if isinstance(trained, str) else tuple(trained)
-    if isinstance(trained, str) and trained not in PARTS:
-        raise ValueError(f"train={trained!r} is not one of {', '.join(map(repr, PARTS))}")
+    entries = TRAINABLE_PARTS.get(trained) if isinstance(trained, str) else tuple(trained)
+    if isinstance(trained, str) and trained not in TRAINABLE_PARTS:
+        raise ValueError(f"train={trained!r} is not one of {', '.join(map(repr, TRAINABLE_PARTS))}")
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     for name in entries or ():
         if name not in shapes.params:
-            hint = f"; {TO_ADD}" if name == "head" else ""
+            hint = f"; {HEAD_HINT}" if name == "head" else ""
             raise ValueError(f"train={trained!r}: {model.name} has no entry {name!r}, only {', '.join(shapes.params)}{hint}")
     chosen = tuple(shapes.params) if entries is None else entries
     if missing := [name for name in shapes.params if name not in chosen and name not in arrays.params]:

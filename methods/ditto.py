@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Net
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_arguments
 from fedjax_core.task import Task
 from fedjax_core.training import local_training
 from fedjax_core.training.metrics import Pair
@@ -106,7 +106,7 @@ def ditto(
     Returns:
       The algorithm; a client keeps its personal model.
     """
-    check_each(ditto, lam=lam, epochs=epochs, personal_epochs=personal_epochs)
+    check_arguments(ditto, lam=lam, epochs=epochs, personal_epochs=personal_epochs)
     v_epochs = epochs if personal_epochs is None else personal_epochs
     loss = local_training.supervised_loss(task)
 

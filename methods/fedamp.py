@@ -37,7 +37,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import TARGETS, Algorithm, Array, ClientOutput, PyTree
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, NonNegative, Positive, check_each
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, NonNegative, Positive, check_arguments
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training
 
@@ -73,7 +73,7 @@ def fedamp(
     Returns:
       The algorithm; a client keeps its model, the server a model per client.
     """
-    check_each(fedamp, alpha=alpha, sigma=sigma, rho=rho, own_weight=own_weight)
+    check_arguments(fedamp, alpha=alpha, sigma=sigma, rho=rho, own_weight=own_weight)
     if attention not in ATTENTION:
         raise ValueError(f"attention={attention!r} is not one of {', '.join(map(repr, ATTENTION))}")
     model = task.model

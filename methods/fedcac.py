@@ -39,7 +39,7 @@ import numpy as np
 import optax
 
 from fedjax_core.algorithm import TARGETS, Algorithm, Array, ClientOutput, Net, PyTree
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive, check_each
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive, check_arguments
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training
 
@@ -80,7 +80,7 @@ def fedcac(
     Returns:
       The algorithm; a client keeps its batch statistics, the server a model and a mask per client.
     """
-    check_each(fedcac, tau=tau, beta=beta)
+    check_arguments(fedcac, tau=tau, beta=beta)
     model, weigh = task.model, jax.vmap(aggregators.make_weight_fn(weights))
     train = local_training.fit(local_training.supervised_loss(task), optimizer(task.round_num), epochs=epochs, batch=batch)
 

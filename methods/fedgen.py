@@ -51,7 +51,7 @@ import optax
 from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
 from fedjax_core.nn.projection_head import apply_linear, init_linear
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_arguments
 from fedjax_core.task import Task, require_common_feature_size
 from fedjax_core.training import aggregators, local_training, losses
 
@@ -190,8 +190,8 @@ def fedgen(
     """
     given = {"alpha": alpha, "beta": beta, "decay": decay, "diversity": diversity, "weight_decay": weight_decay}
     given |= {"generator_lr": generator_lr, "generator_steps": generator_steps, "generator_decay": generator_decay}
-    recipe = registry.options("fedgen", VARIANTS[registry.choose("variant", variant, VARIANTS)], given)
-    check_each(fedgen, noise=noise, hidden=hidden, generator_batch=generator_batch, batch=batch)
+    recipe = registry.replace_options("fedgen", VARIANTS[registry.check_choice("variant", variant, VARIANTS)], given)
+    check_arguments(fedgen, noise=noise, hidden=hidden, generator_batch=generator_batch, batch=batch)
     model, classes, mixed = task.model, task.classes, variant == "mixed"
     d = require_common_feature_size(task, "fedgen")
     decayed_weight = jnp.float32(recipe.decay) ** task.round_num
@@ -267,7 +267,7 @@ def fedgen(
                 logits = jnp.einsum("c,cbk->bk", share, logits)
                 teacher = losses.cross_entropy(logits, y, jnp.ones(len(y), bool))
             else:
-                rows = jax.vmap(losses.cross_entropy_rows, (0, None))(logits, y)
+                rows = jax.vmap(losses.cross_entropy_per_example, (0, None))(logits, y)
                 teacher = jnp.mean(jnp.sum(w[:, y] * rows, 0))
             value = teacher + recipe.diversity * diversity_loss(eps, z) if recipe.diversity else teacher
             return value, stats

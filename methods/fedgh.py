@@ -30,7 +30,7 @@ import optax
 
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net
 from fedjax_core.nn.projection_head import with_projection
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_arguments
 from fedjax_core.task import Task, require_common_feature_size
 from fedjax_core.training import aggregators, local_training, losses
 from methods.fedproto import mean_features
@@ -67,13 +67,13 @@ def fedgh(
     Raises:
       ValueError: the numbers of features differ, or an argument is out of range.
     """
-    check_each(fedgh, projection=projection, server_lr=server_lr)
+    check_arguments(fedgh, projection=projection, server_lr=server_lr)
     if projection is None:
         require_common_feature_size(task, "fedgh")
     classes = task.classes
     model = task.model if projection is None else with_projection(task.model, classes, projection, hidden=False)
     train = local_training.fit(
-        local_training.cross_entropy(model, local_training.label_loss(task)), optimizer(task.round_num), epochs=epochs, batch=batch
+        local_training.model_loss(model, local_training.label_loss(task)), optimizer(task.round_num), epochs=epochs, batch=batch
     )
 
     def with_head(head, w_i):

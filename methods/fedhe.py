@@ -28,7 +28,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_arguments
 from fedjax_core.task import Task, require_class_logits
 from fedjax_core.training import aggregators, local_training, losses
 
@@ -58,7 +58,7 @@ def fedhe(
     Returns:
       The algorithm; a client keeps its model and sends K * (K + 1) numbers.
     """
-    check_each(fedhe, alpha=alpha)
+    check_arguments(fedhe, alpha=alpha)
     require_class_logits(task, "fedhe")
     model, classes = task.model, task.classes
 

@@ -39,8 +39,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, PyTree
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
-from fedjax_core.task import Peers, Task
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_arguments
+from fedjax_core.task import PeerGroup, Task
 from fedjax_core.training import aggregators, local_training, losses
 
 CHOICES = {"weighting": ("dims", "uniform"), "logits": ("correct", "all"), "denominator": ("uploaded", "local")}
@@ -108,7 +108,7 @@ def fedhpl(
     Raises:
       ValueError: an argument is out of range, or a network has no entry to be averaged.
     """
-    check_each(fedhpl, gamma=gamma, temperature=temperature)
+    check_arguments(fedhpl, gamma=gamma, temperature=temperature)
     for name, value in (("weighting", weighting), ("denominator", denominator), ("logits", logits)):
         if value not in CHOICES[name]:
             raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, CHOICES[name]))}")
@@ -200,7 +200,7 @@ def fedhpl(
     )
 
 
-def _form(entry: str, peers: Peers) -> tuple[tuple, PyTree]:
+def _form(entry: str, peers: PeerGroup) -> tuple[tuple, PyTree]:
     """Returns the key of clients among which an entry is averaged (entry, width, shapes), and its shapes."""
     params = peers.shapes.params
     if entry not in params:

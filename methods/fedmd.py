@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Examples
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, check_each
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, check_arguments
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training, losses
 
@@ -109,7 +109,7 @@ def fedmd(
     if not 1 <= number <= total:
         raise ValueError(f"align={align} must be between 1 and the {total} public examples")
     settings = {"digest_epochs": digest_epochs, "digest_batch": digest_batch}
-    check_each(fedmd, **settings, public_epochs=public_epochs, private_epochs=private_epochs)
+    check_arguments(fedmd, **settings, public_epochs=public_epochs, private_epochs=private_epochs)
 
     def fit(loss, epochs, batch=batch, round=task.round_num):  # noqa: A002
         return local_training.fit(loss, optimizer(round), epochs=epochs, batch=batch)

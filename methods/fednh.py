@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive, check_each
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive, check_arguments
 from fedjax_core.task import Task, feature_size
 from fedjax_core.training import aggregators, local_training, losses
 
@@ -70,20 +70,20 @@ def fednh(
     Returns:
       The algorithm; a client sends K * (D + 1) numbers beside its delta.
     """
-    check_each(fednh, rho=rho, scale=scale)
+    check_arguments(fednh, rho=rho, scale=scale)
     model, classes = task.model, task.classes
 
     def apply(net, prototypes, x, key=None, train=False, mask=None):
         body = {name: entry for name, entry in net.params.items() if name != "scale"}
         z, stats = model.features(Net(body, net.stats), x, key, train, mask)
-        z = losses.unit(z)
+        z = losses.normalize(z)
         return {"logits": net.params["scale"] * (z @ prototypes.T), "features": z}, stats
 
     def server_init(key):
         net = model.init(key)
         body = {name: entry for name, entry in net.params.items() if name != "head"}
         spread = jax.nn.initializers.orthogonal()(jax.random.fold_in(key, 1), (classes, feature_size(model)))
-        return Server(net._replace(params=body | {"scale": jnp.asarray(scale, jnp.float32)}), losses.unit(spread))
+        return Server(net._replace(params=body | {"scale": jnp.asarray(scale, jnp.float32)}), losses.normalize(spread))
 
     def client_update(sent, client, data, key):
         def loss(net, batch, key):
@@ -97,12 +97,12 @@ def fednh(
             return apply(trained.net, sent.prototypes, rows.x, mask=rows.mask)[0]["features"]
 
         means, counts = local_training.class_means(features, data, classes=classes, batch=batch)
-        uplink = optax.tree.sub(trained.net, sent.net), (losses.unit(means), counts)
+        uplink = optax.tree.sub(trained.net, sent.net), (losses.normalize(means), counts)
         return ClientOutput(client, uplink, trained.sums, local=(sent._replace(net=trained.net), client))
 
     def server_update(server, collected, cohort, key):
         delta, (means, counts) = collected
-        updated = losses.unit(rho * server.prototypes + (1 - rho) * losses.unit(means))
+        updated = losses.normalize(rho * server.prototypes + (1 - rho) * losses.normalize(means))
         prototypes = jnp.where(counts[:, None] > 0, updated, server.prototypes)
         return Server(optax.tree.add(server.net, delta), prototypes), {}
 

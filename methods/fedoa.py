@@ -58,10 +58,10 @@ import optax
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Net, PyTree
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, NonNegative, check_each
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, NonNegative, check_arguments
 from fedjax_core.task import Model, Task
 from fedjax_core.training import adapters, local_training, losses
-from fedjax_core.training.metrics import Pair, mean_of
+from fedjax_core.training.metrics import Pair, mean_pair
 from methods.ditto import with_personal_model
 from methods.fedavg import fedavg
 from methods.fedopt import fedopt
@@ -97,7 +97,7 @@ def _pearson(e: Array, g: Array, tolerance: float) -> Array:
 
 def _cosine(e: Array, g: Array, tolerance: float) -> Array:
     del tolerance  # smooth where both are equal
-    return 1 - jnp.sum(losses.unit(e) * losses.unit(g), -1)
+    return 1 - jnp.sum(losses.normalize(e) * losses.normalize(g), -1)
 
 
 DISTANCES: dict[str, Callable[[Array, Array, float], Array]] = {
@@ -126,7 +126,7 @@ def make_feature_fn(model: Model, features: str) -> Callable[..., tuple[Array, d
             return outputs["features"].astype(jnp.float32), outputs, stats
         outputs, stats = model.apply(net, x, *args, **options, intermediates=True)
         layers = outputs["intermediates"]
-        found = layers[registry.choose(f"features of {model.name}", features, ["features", *layers])]
+        found = layers[registry.check_choice(f"features of {model.name}", features, ["features", *layers])]
         return found.astype(jnp.float32).reshape(len(found), -1), outputs, stats
 
     return feature_fn
@@ -140,7 +140,7 @@ def compute_features(model: Model, net: Net, data: ClientData, batch: int, featu
 
 def feature_distance(f: Array, g: Array, data: ClientData) -> Pair:
     """Returns the mean Euclidean distance of one client's features by two networks (Figure 2)."""
-    return mean_of(losses.safe_norms(f - g), jnp.arange(len(f)) < data.size)
+    return mean_pair(losses.safe_norms(f - g), jnp.arange(len(f)) < data.size)
 
 
 def fedoa(
@@ -183,12 +183,12 @@ def fedoa(
     Returns:
       The algorithm; a client keeps its personal adapter and sends the delta of the global one.
     """
-    options = registry.options("reading", Reading(), VARIANTS[registry.choose("variant", variant, VARIANTS)], reading)
-    check_each(fedoa, lam=lam, epochs=epochs, personal_epochs=personal_epochs)
+    options = registry.replace_options("reading", Reading(), VARIANTS[registry.check_choice("variant", variant, VARIANTS)], reading)
+    check_arguments(fedoa, lam=lam, epochs=epochs, personal_epochs=personal_epochs)
     personal_epochs = epochs if personal_epochs is None else personal_epochs
-    registry.choose("distance", distance, DISTANCES)
-    registry.choose("reading.reduction", options.reduction, REDUCTIONS)
-    registry.choose("reading.update", options.update, UPDATES)
+    registry.check_choice("distance", distance, DISTANCES)
+    registry.check_choice("reading.reduction", options.reduction, REDUCTIONS)
+    registry.check_choice("reading.update", options.update, UPDATES)
     if options.reduction == "frobenius" and distance != "l2":
         raise ValueError(f"distance={distance!r} has no reading.reduction='frobenius'; distance='l2' has")
     model = task.model

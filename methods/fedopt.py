@@ -37,7 +37,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import Algorithm, Array, Net, PyTree
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, BelowOne, Fraction, Positive, check_each
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, BelowOne, Fraction, Positive, check_arguments
 from fedjax_core.task import Task
 from fedjax_core.training import local_training
 from methods.fedavg import fedavg
@@ -102,7 +102,7 @@ def fedopt(
     """
     if server not in SERVERS:
         raise ValueError(f"server={server!r} is not one of {', '.join(map(repr, SERVERS))}")
-    check_each(fedopt, server_lr=server_lr, b1=b1, b2=b2, tau=tau)
+    check_arguments(fedopt, server_lr=server_lr, b1=b1, b2=b2, tau=tau)
     lr = SERVERS[server][0] if server_lr is None else server_lr
     b1 = SERVERS[server][1] if b1 is None else b1
     seconds = {

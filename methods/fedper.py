@@ -71,7 +71,7 @@ def fedper(
         train = local_training.fit(local_training.supervised_loss(task), optimizer(task.round_num), epochs=epochs, batch=batch)
 
     def client_update(w_b, w_p, data, key):
-        net = local_training.join(w_p, w_b)
+        net = local_training.join_params(w_p, w_b)
         trained = train(net, data, key)
         (old_b, _), (new_b, new_p) = (
             param_partition.split_net(net, is_personal),
@@ -81,14 +81,14 @@ def fedper(
 
     def personalise(w_b, w_p, data, key):
         assert finetune is not None
-        return param_partition.split_net(finetune(local_training.join(w_p, w_b), data, key).net, is_personal)
+        return param_partition.split_net(finetune(local_training.join_params(w_p, w_b), data, key).net, is_personal)
 
     return Algorithm(
         server_init=lambda key: param_partition.split_net(model.init(key), is_personal)[0],
         client_update=client_update,
         server_update=lambda w_b, delta, cohort, key: (optax.apply_updates(w_b, delta), {}),
         collect=aggregators.mean(aggregators.make_weight_fn(weights)),
-        predict={"personal": lambda w_b, w_p, x: model.apply(local_training.join(w_p, w_b), x)[0]},
+        predict={"personal": lambda w_b, w_p, x: model.apply(local_training.join_params(w_p, w_b), x)[0]},
         client_init=lambda key, server, client_id: param_partition.split_net(model.init(key), is_personal)[1],
         personalise=None if finetune is None else personalise,
         targets=tuple(TARGETS) if plain else ("classes",),

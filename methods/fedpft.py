@@ -59,7 +59,7 @@ import optax
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Examples, Net, PyTree
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive, check_each
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive, check_arguments
 from fedjax_core.task import Task, feature_size
 from fedjax_core.training import aggregators, local_training, losses
 from fedjax_core.training.augment import pipeline
@@ -234,20 +234,20 @@ def fedpft(
       The algorithm; a client keeps its prompts, and with the contrast its momentum copies and
       queue.
     """
-    con = registry.options("contrast", Contrast(), contrast)
+    con = registry.replace_options("contrast", Contrast(), contrast)
     if con.augment:
         pipeline.parse(con.augment)  # checked also without a contrast
-    registry.choose("classifier", classifier, CLASSIFIERS)
-    registry.choose("statistics of phase 1", statistics, STATISTICS)
-    check_each(fedpft, prompts=prompts, prompt_scale=prompt_scale, transform_rate=transform_rate, heads=heads)
-    check_each(fedpft, transform_epochs=transform_epochs, model_epochs=model_epochs)
+    registry.check_choice("classifier", classifier, CLASSIFIERS)
+    registry.check_choice("statistics of phase 1", statistics, STATISTICS)
+    check_arguments(fedpft, prompts=prompts, prompt_scale=prompt_scale, transform_rate=transform_rate, heads=heads)
+    check_arguments(fedpft, transform_epochs=transform_epochs, model_epochs=model_epochs)
     if con.on and con.queue < batch:
         raise ValueError(f"contrast.queue={con.queue} must be at least batch={batch}")
     model, own_head = task.model, classifier == "personal"
     d = feature_size(model)
     if d % heads:
         raise ValueError(f"heads={heads} must divide the {d} features of the network")
-    views = pipeline.augmented(model, con.augment) if con.on and con.augment else model
+    views = pipeline.with_augmentation(model, con.augment) if con.on and con.augment else model
     mean = aggregators.mean(aggregators.make_weight_fn(weights))
 
     def make_optimizer(round):  # noqa: A002
@@ -262,7 +262,7 @@ def fedpft(
         return Net(net.params | {"head": None}, net.stats) if own_head else net
 
     def project(h_rho, f):
-        return losses.unit(f @ h_rho["kernel"] + h_rho["bias"][None])
+        return losses.normalize(f @ h_rho["kernel"] + h_rho["bias"][None])
 
     def join_net(sent, client):
         """Joins all parts into one network for `fit`, with the untrained parts as statistics."""
@@ -393,7 +393,7 @@ def fedpft(
         )
         moco = ()
         if con.on:
-            queue = losses.unit(jax.random.normal(jax.random.fold_in(client_key, _QUEUE), (con.queue, con.size)))
+            queue = losses.normalize(jax.random.normal(jax.random.fold_in(client_key, _QUEUE), (con.queue, con.size)))
             copy = Net(extractor(server.net), server.net.stats)
             tau = server.transform if con.momentum_transform else ()
             moco = Moco(p_rho, copy, server.projection, tau, queue, jnp.zeros((), jnp.int32))

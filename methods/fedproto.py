@@ -32,7 +32,7 @@ from typing import Annotated, Any, NamedTuple
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Net
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each, one_of
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_arguments, one_of
 from fedjax_core.task import Model, Task, feature_size, require_common_feature_size
 from fedjax_core.training import aggregators, local_training, losses
 
@@ -122,7 +122,7 @@ def fedproto(
       ValueError: lam is negative, another argument out of range, the numbers of features differ, or
         there is no epoch to take the features of.
     """
-    check_each(fedproto, lam=lam, features=features)
+    check_arguments(fedproto, lam=lam, features=features)
     if features == "training" and epochs < 1:
         raise ValueError(f"epochs={epochs} must be at least 1 with features='training', which are of the last epoch")
     require_common_feature_size(task, "fedproto")

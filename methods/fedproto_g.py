@@ -23,7 +23,7 @@ from typing import NamedTuple
 import optax
 
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_arguments
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training
 from methods.fedproto import Prototypes, init_prototypes, mean_features, prototype_loss, update_prototypes
@@ -61,7 +61,7 @@ def fedproto_g(
     Returns:
       The algorithm.
     """
-    check_each(fedproto_g, lam=lam)
+    check_arguments(fedproto_g, lam=lam)
     model = task.model
 
     def client_update(sent, client, data, key):

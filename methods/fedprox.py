@@ -23,7 +23,7 @@ the cross-entropy.
 import optax
 
 from fedjax_core.algorithm import Algorithm
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_arguments
 from fedjax_core.task import Task
 from fedjax_core.training import local_training
 from methods.fedavg import fedavg
@@ -51,7 +51,7 @@ def fedprox(
     Returns:
       The algorithm.
     """
-    check_each(fedprox, mu=mu)
+    check_arguments(fedprox, mu=mu)
 
     def near(round):  # noqa: A002
         return optax.chain(local_training.add_proximal_term(mu), optimizer(round))  # the gradient of h_k, (2)

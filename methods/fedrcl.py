@@ -37,7 +37,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Algorithm, Array
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_arguments
 from fedjax_core.task import Model, Task
 from fedjax_core.training import local_training, losses
 from methods.fedavg import fedavg
@@ -58,7 +58,7 @@ def contrastive_terms(features: Array, y: Array, mask: Array, tau: float, lam: f
     Returns:
       Two scalars.
     """
-    u = losses.unit(features)
+    u = losses.normalize(features)
     s = u @ u.T
     itself = jnp.eye(len(y), dtype=bool)
     pair = mask[:, None] & mask[None]
@@ -116,7 +116,7 @@ def fedrcl(
     Returns:
       The algorithm.
     """
-    check_each(fedrcl, tau=tau, contrast=contrast, beta=beta)
+    check_arguments(fedrcl, tau=tau, contrast=contrast, beta=beta)
     if not lam >= -1:
         raise ValueError(f"lam={lam} must be at least -1, the smallest cosine")
     loss = relaxed_contrastive_loss(

@@ -29,7 +29,7 @@ import jax
 import optax
 
 from fedjax_core.algorithm import TARGETS, Algorithm
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, check_each
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, check_arguments
 from fedjax_core.task import Task
 from fedjax_core.training import local_training
 from methods.fedper import fedper
@@ -64,7 +64,7 @@ def fedrep(
     Returns:
       The algorithm; a client keeps its head.
     """
-    check_each(fedrep, head_epochs=head_epochs, body_epochs=body_epochs, finetune_epochs=finetune_epochs)
+    check_arguments(fedrep, head_epochs=head_epochs, body_epochs=body_epochs, finetune_epochs=finetune_epochs)
     is_head, loss = local_training.entries_filter(*personal), local_training.supervised_loss(task)
 
     def phase(epochs, trainable):

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_arguments
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training, losses
 
@@ -57,7 +57,7 @@ def fedrod(
     Returns:
       The algorithm; a client keeps its personal head, {"kernel", "bias"} as the network's own.
     """
-    check_each(fedrod, gamma=gamma)
+    check_arguments(fedrod, gamma=gamma)
     model = task.model
 
     def personal(h_m, z):

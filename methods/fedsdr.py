@@ -30,7 +30,7 @@ import jax.numpy as jnp
 
 from fedjax_core import registry
 from fedjax_core.algorithm import PER_ROW, Algorithm, Array
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_arguments
 from fedjax_core.task import Task
 from fedjax_core.training import local_training, losses
 from methods.ditto import with_personal_model
@@ -70,8 +70,8 @@ def fedsdr(
     Returns:
       The algorithm; a client keeps its personal adapter.
     """
-    reading = VARIANTS[registry.choose("variant", variant, VARIANTS)]
-    check_each(fedsdr, lam=lam)
+    reading = VARIANTS[registry.check_choice("variant", variant, VARIANTS)]
+    check_arguments(fedsdr, lam=lam)
     model = task.model
 
     def loss(net, batch, key):

@@ -68,7 +68,7 @@ import optax
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Cohort, Net, PyTree
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive, check_each
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive, check_arguments
 from fedjax_core.task import Task, feature_size, require_class_logits
 from fedjax_core.training import aggregators, local_training, losses
 
@@ -195,7 +195,7 @@ def contrastive_loss(
     positive = jnp.where(has, jnp.take_along_axis(jnp.where(known[None], s, 0), y[:, None], 1)[:, 0], 0)
     if own:
         mine = jax.lax.stop_gradient(logits)
-        positive = jnp.where(has, positive, jnp.sum(losses.unit(logits) * losses.unit(mine), 1) / tau)
+        positive = jnp.where(has, positive, jnp.sum(losses.normalize(logits) * losses.normalize(mine), 1) / tau)
         has = jnp.ones_like(has)
     terms = s
     if twice or own:  # the denominator holds every row's positive
@@ -274,12 +274,12 @@ def fedskc(
     Returns:
       The algorithm; a client sends its delta and K * (D + 1) numbers, and keeps nothing.
     """
-    preset = VARIANTS[registry.choose("variant", variant, VARIANTS)]
+    preset = VARIANTS[registry.check_choice("variant", variant, VARIANTS)]
     local = _options("lcl", Lcl(), preset, lcl)
     know = _options("knowledge", Knowledge(), preset, knowledge)
     discrepancy = _options("gda", Gda(), preset, gda)
     review_options = _options("gpr", Gpr(), preset, gpr)
-    check_each(fedskc, epochs=epochs)
+    check_arguments(fedskc, epochs=epochs)
     weight_fn, by_discrepancy = (
         aggregators.make_weight_fn(weights),
         aggregators.discrepancy_weights(*discrepancy[1:]),
@@ -389,9 +389,9 @@ class _Epoch(NamedTuple):
 
 def _options(name: str, default: Any, preset: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any] | None) -> Any:
     """Returns `default`, overridden by the variant's options and by those given."""
-    found = registry.options(name, default, preset.get(name), given)
+    found = registry.replace_options(name, default, preset.get(name), given)
     for key, choices in _CHOICES.items():
         part, _, option = key.partition(".")
         if part == name:
-            registry.choose(key, getattr(found, option), choices)
+            registry.check_choice(key, getattr(found, option), choices)
     return found

@@ -36,7 +36,7 @@ import optax
 
 from fedjax_core.algorithm import Algorithm, Array, Net, PyTree
 from fedjax_core.nn.projection_head import apply_linear, init_linear
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_arguments
 from fedjax_core.task import Task, require_common_feature_size
 from fedjax_core.training import aggregators, local_training, losses
 from methods.fedproto import Prototypes, fedproto, init_prototypes
@@ -110,7 +110,7 @@ def fedtgp(
     Raises:
       ValueError: the numbers of features differ, or an argument is out of range.
     """
-    check_each(fedtgp, lam=lam, margin=margin, server_lr=server_lr)
+    check_arguments(fedtgp, lam=lam, margin=margin, server_lr=server_lr)
     classes, d = task.classes, require_common_feature_size(task, "fedtgp")
     learn = lambda loss: local_training.fit(loss, optax.sgd(server_lr), epochs=server_epochs, batch=server_batch)
 

@@ -27,7 +27,7 @@ import optax
 
 from fedjax_core.algorithm import PER_ROW, Algorithm, Array, ClientOutput, Net
 from fedjax_core.nn.projection_head import with_projection
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_arguments
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training, losses
 
@@ -44,7 +44,7 @@ class Client(NamedTuple):
 
 def contrastive_loss(z: Array, near: Array, far: Array, mask: Array, tau: float) -> Array:
     """Returns the mean of -log(e^(cos(z, near)/tau) / (e^(cos(z, near)/tau) + e^(cos(z, far)/tau)))."""
-    z, near, far = losses.unit(z), losses.unit(near), losses.unit(far)
+    z, near, far = losses.normalize(z), losses.normalize(near), losses.normalize(far)
     return losses.masked_mean(jax.nn.softplus(jnp.sum(z * (far - near), -1) / tau), mask)
 
 
@@ -74,7 +74,7 @@ def moon(
     Returns:
       The algorithm; a client keeps the model that it last trained.
     """
-    check_each(moon, mu=mu, tau=tau, projection=projection)
+    check_arguments(moon, mu=mu, tau=tau, projection=projection)
     model = with_projection(task.model, task.classes, projection)
     collect = aggregators.mean(aggregators.make_weight_fn(weights))
 

@@ -34,7 +34,7 @@ import optax
 
 from fedjax_core import registry
 from fedjax_core.algorithm import PER_ROW, Algorithm, ClientData, Examples
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_arguments
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training, losses
 from methods.ditto import with_personal_model
@@ -98,9 +98,9 @@ def perada(
       ValueError: an argument is out of range, there are no public examples to distil on, or (when
         built into a round) the server has no batch statistics to distil with.
     """
-    reading = VARIANTS[registry.choose("variant", variant, VARIANTS)]
-    kd = registry.options("distil", Distillation(), distil)
-    check_each(perada, lam=lam)
+    reading = VARIANTS[registry.check_choice("variant", variant, VARIANTS)]
+    kd = registry.replace_options("distil", Distillation(), distil)
+    check_arguments(perada, lam=lam)
     if kd.on and not jax.tree.leaves(task.public):
         raise ValueError("distil.on=True needs public examples, task.public is empty; name a set in config.public")
     model, pull = task.model, 0.0 if variant == "released" else 2 * lam

@@ -39,7 +39,7 @@ from flax import nnx
 
 from fedjax_core.algorithm import PER_ROW, Algorithm, Array, ClientOutput, Net, PyTree
 from fedjax_core.nn.layers import BatchNorm
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, Positive, PositiveFraction, check_each
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, Positive, PositiveFraction, check_arguments
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training
 
@@ -75,7 +75,7 @@ def pfedgate(
     """
     if task.shape is None:
         raise ValueError("task.shape=None: pfedgate must know the shape of an example; pass of_model(..., shape=...)")
-    check_each(pfedgate, sparsity=sparsity, blocks=blocks, clip=clip)
+    check_arguments(pfedgate, sparsity=sparsity, blocks=blocks, clip=clip)
     model, shape = task.model, task.shape
     cut = cut_into_blocks(jax.eval_shape(model.init, jax.random.key(0)).params, blocks)
     least = min(max(1 / blocks, 0.1), sparsity)

@@ -41,7 +41,7 @@ import optax
 
 from fedjax_core import registry
 from fedjax_core.algorithm import PER_ROW, Algorithm, Array, ClientOutput, Net, PyTree
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_arguments
 from fedjax_core.task import Task
 from fedjax_core.training import local_training
 from fedjax_core.training.param_partition import record_training
@@ -103,8 +103,8 @@ def pfedme(
     Returns:
       The algorithm; a client keeps theta, with which it is scored, and sends the delta of w_i.
     """
-    registry.choose("variant", variant, VARIANTS)
-    check_each(pfedme, lam=lam, inner_steps=inner_steps, outer_lr=outer_lr, beta=beta)
+    registry.check_choice("variant", variant, VARIANTS)
+    check_arguments(pfedme, lam=lam, inner_steps=inner_steps, outer_lr=outer_lr, beta=beta)
     model, released = task.model, variant == "released"
     ce, inner = local_training.supervised_loss(task), optax.with_extra_args_support(optimizer(task.round_num))
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights, review=_towards(beta))

@@ -34,7 +34,7 @@ import optax
 
 from fedjax_core.algorithm import PER_ROW, Algorithm, Array, ClientOutput, PyTree
 from fedjax_core.nn.projection_head import apply_linear, init_linear
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_arguments
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training
 
@@ -97,7 +97,7 @@ def pfedpg(
     shape = jax.tree.map(lambda leaf: leaf.shape, params.get("prompts"))
     if not (isinstance(shape, tuple) and len(shape) == 2):
         raise ValueError(f"params['prompts'] of {model.name} is {shape}; pfedpg needs prompts [n, D]: vit(prompts=10, deep=False)")
-    check_each(pfedpg, heads=heads, inner=inner, server_lr=server_lr)
+    check_arguments(pfedpg, heads=heads, inner=inner, server_lr=server_lr)
     if inner % heads:
         raise ValueError(f"heads={heads} must divide inner={inner}")
     loss, trained = local_training.supervised_loss(task), local_training.entries_filter("prompts", "head")

@@ -32,7 +32,7 @@ import numpy as np
 import optax
 
 from fedjax_core.algorithm import PER_ROW, Algorithm, ClientOutput, Net
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, BelowOne, Positive, check_each
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, BelowOne, Positive, check_arguments
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training
 
@@ -73,7 +73,7 @@ def pfedpt(
     """
     if task.shape is None:
         raise ValueError("task.shape=None: pfedpt must know the shape of an example to frame it; pass of_model(..., shape=...)")
-    check_each(pfedpt, prompt_epochs=prompt_epochs, prompt_lr=prompt_lr, prompt_momentum=prompt_momentum)
+    check_arguments(pfedpt, prompt_epochs=prompt_epochs, prompt_lr=prompt_lr, prompt_momentum=prompt_momentum)
     model, place = task.model, frame_indices(task.shape, pad)
     empty = np.zeros(task.shape, np.float32)
     network, view = model.unaugmented or (model, lambda x, key, train: x)

@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_arguments
 from fedjax_core.task import Task
 from fedjax_core.training import local_training, losses
 from methods.fedavg import fedavg
@@ -70,7 +70,7 @@ def pfedsd(
     Returns:
       The algorithm; a client keeps its previous model.
     """
-    check_each(pfedsd, lam=lam, temperature=temperature)
+    check_arguments(pfedsd, lam=lam, temperature=temperature)
     model = task.model
 
     def parent(loss=None):

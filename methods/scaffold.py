@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import TARGETS, Algorithm, ClientOutput, Net, PyTree
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, Positive, check_each
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, Positive, check_arguments
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training
 
@@ -61,7 +61,7 @@ def scaffold(
     Returns:
       The algorithm; a client keeps its control variate.
     """
-    check_each(scaffold, server_lr=server_lr)
+    check_arguments(scaffold, server_lr=server_lr)
     model = task.model
     loss = local_training.supervised_loss(task)
 
@@ -88,7 +88,7 @@ def scaffold(
         server_init,
         client_update,
         server_update,
-        collect=(aggregators.mean(aggregators.uniform), aggregators.mean(aggregators.uniform)),
+        collect=(aggregators.mean(aggregators.weight_uniformly), aggregators.mean(aggregators.weight_uniformly)),
         predict={"global": lambda sent, c_i, x: model.apply(sent.net, x)[0]},
         client_init=lambda key, server, client_id: optax.tree.zeros_like(server.net.params),
         targets=tuple(TARGETS),

@@ -88,7 +88,7 @@ def test_help_lists_the_methods(launcher):
     ended = launcher.run("--help")
     assert ended.status == 0
     assert ended.err == ""
-    for name, line in experiment.names().items():
+    for name, line in experiment.method_summaries().items():
         assert re.search(rf"^  {name} +{re.escape(line)}$", ended.out, re.MULTILINE), name
     for flag in ("--config", "--workdir", "--coordinator"):
         assert flag in ended.out

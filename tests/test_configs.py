@@ -119,7 +119,7 @@ def build(config):
         mock.patch.dict(sources.READERS, READERS),
         mock.patch.object(instruction_data, "read", instances),
         mock.patch.object(load_pretrained, "load_tokenizer", return_value=Words()),
-        mock.patch.object(language, "described", llama_7b),
+        mock.patch.object(language, "build_model", llama_7b),
         mock.patch.object(nn, "build", traced_once),
     ):
         return experiment.build(config, shapes_only=True)
@@ -207,7 +207,7 @@ def test_unknown_variants_are_refused(name):
 
 
 def test_every_method_has_a_config_and_a_row_in_the_readme():
-    methods = experiment.names()
+    methods = experiment.method_summaries()
     configured = {get(name, variant).method["name"] for name in NAMES for variant in base.VARIANTS}
     assert configured == set(methods)
     rows = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE))

@@ -62,12 +62,12 @@ def test_what_files_say_of_the_documents_is_there():
         for page in re.findall(r"docs/pages/[\w/]+\.md", text):
             assert (ROOT / page).exists(), (file, page)
     (number,) = re.findall(r"This library has (\d+) methods", (ROOT / "README.md").read_text())
-    assert int(number) == len(experiment.names())
+    assert int(number) == len(experiment.method_summaries())
 
 
 def test_the_gallery_has_every_method_once():
     table = gallery.rows((ROOT / "README.md").read_text())
-    assert set(table) == set(experiment.names())
+    assert set(table) == set(experiment.method_summaries())
     page = gallery.page()
     for name in table:
         assert page.count(f"`configs/{name}.py`") == 1

@@ -26,20 +26,26 @@ DEFINITIONS = sorted((Path(__file__).parents[1] / "configs" / "tables").rglob("[
 @pytest.mark.parametrize("file", [path for path in DEFINITIONS if "def get_table" in path.read_text()], ids=lambda path: path.stem)
 def test_every_table_is_well_defined(file, variant):
     """Every cell of its first seed: those of the others differ in the seed alone."""
-    table = tables.read(str(file), variant)
+    table = tables.read_definition(str(file), variant)
     assert len(set(table.seeds)) == len(table.seeds) > 0
-    cells = tables.cells(table, variant, table.seeds[:1])
+    cells = tables.build_cells(table, variant, table.seeds[:1])
     assert len(cells) == len({cell.name for cell in cells}) == len(table.rows) * len(table.columns)
 
 
 def test_tables_of_one_paper_share_their_runs():
     first, third = (
-        {cell.name for cell in tables.cells(tables.read(f"configs/tables/fedskc/table{n}.py", "paper"), "paper", [0])}
+        {
+            cell.name
+            for cell in tables.build_cells(tables.read_definition(f"configs/tables/fedskc/table{n}.py", "paper"), "paper", [0])
+        }
         for n in (1, 3)
     )
     assert third < first
     large, small, both = (
-        {cell.name for cell in tables.cells(tables.read(f"configs/tables/fedpft/table{n}.py", "paper"), "paper", [0])}
+        {
+            cell.name
+            for cell in tables.build_cells(tables.read_definition(f"configs/tables/fedpft/table{n}.py", "paper"), "paper", [0])
+        }
         for n in (2, 8, 9)
     )
     assert {name for name in both if not name.startswith("fedavg-linear")} < large | small
@@ -47,7 +53,7 @@ def test_tables_of_one_paper_share_their_runs():
 
 def test_epochs_of_fedpft():
     """4 + 1, but 3 + 2 of FedPFT+Con at alpha 0.1; the others have five as well."""
-    for cell in tables.cells(tables.read("configs/tables/fedpft/table8.py", "paper"), "paper", [0]):
+    for cell in tables.build_cells(tables.read_definition("configs/tables/fedpft/table8.py", "paper"), "paper", [0]):
         method = cell.config.method
         if cell.row.startswith("FedPFT"):
             early = (cell.row, cell.column) == ("FedPFT+Con", "CIFAR-10, alpha 0.1")
@@ -73,8 +79,8 @@ def test_a_row_of_the_paper_that_is_too_short_is_refused():
 def test_pacs_is_a_domain_per_client(shared_data):
     """As the paper has it, 4 clients with 1000 + 500 images, of the file that we have."""
     of_file = ["/pacs:data.source=npz(path='pacs64.npz', test_fraction=0.32)", f"data.dir={shared_data}"]
-    table = tables.changed(tables.read("configs/tables/fedpft/table10.py", "paper"), of_file)
-    (cell,) = tables.choose(tables.cells(table, "paper", [0]), ["FedPFT/PACS"])
+    table = tables.apply_settings(tables.read_definition("configs/tables/fedpft/table10.py", "paper"), of_file)
+    (cell,) = tables.select_cells(tables.build_cells(table, "paper", [0]), ["FedPFT/PACS"])
     data = experiment.dataset(cell.config)
     assert data.label_table.sum(1).tolist() == [1000] * 4
     assert data.test_label_table.sum(1).tolist() == [500] * 4
@@ -85,8 +91,8 @@ def test_pacs_is_a_domain_per_client(shared_data):
 @pytest.mark.parametrize(("number", "clients", "rows"), [(2, 6, 1000), (7, 30, 200)])
 def test_protocol_of_fedoa(number, clients, rows):
     """At full size, without the files: a data set per client or a fifth of one, everybody tested on what was left out."""
-    table = tables.read(f"configs/tables/fedoa/table{number}.py", "paper")
-    cells = tables.cells(table, "paper", [0])
+    table = tables.read_definition(f"configs/tables/fedoa/table{number}.py", "paper")
+    cells = tables.build_cells(table, "paper", [0])
     assert {cell.config.data.source.partition("leave_out='")[2].rstrip("')") for cell in cells} == set(test_configs.TASKS)
     for cell in cells:
         method = cell.config.method
@@ -94,7 +100,7 @@ def test_protocol_of_fedoa(number, clients, rows):
         assert cell.config.rounds * method.epochs == (10 if together else 40), cell
         assert method.get("lam", 0.5) == 0.5
         assert (cell.config.optimizer.lr, cell.config.optimizer.anneal, method.batch) == (3e-4, "linear", 32)
-    (cell,) = tables.choose(cells, ["fedoa/sentiment"])
+    (cell,) = tables.select_cells(cells, ["fedoa/sentiment"])
     simulation = test_configs.build(cell.config)
     data = simulation.spec.data
     assert [len(index) for index in data.train_index] == [rows] * clients
@@ -104,7 +110,9 @@ def test_protocol_of_fedoa(number, clients, rows):
 
 
 def test_tables_of_fedoa_share_their_runs():
-    names = lambda n: {cell.name for cell in tables.cells(tables.read(f"configs/tables/fedoa/{n}.py", "paper"), "paper", [0])}
+    names = lambda n: {
+        cell.name for cell in tables.build_cells(tables.read_definition(f"configs/tables/fedoa/{n}.py", "paper"), "paper", [0])
+    }
     assert {name for name in names("all_methods") if not name.startswith(("local", "pfedme-released"))} < names("table2")
     assert not names("table2") & names("table6"), "own tests are others"
 
@@ -112,8 +120,8 @@ def test_tables_of_fedoa_share_their_runs():
 def test_domains_of_fedoa(shared_data):
     """Its Table 8 in small, on the file that we have: three clients, three domains, tested on the fourth."""
     of_file = [f"data.dir={shared_data}"]
-    table = tables.changed(tables.read("configs/tables/fedoa/table8.py", "small"), of_file)
-    (cell,) = tables.choose(tables.cells(table, "small", [0]), ["FedOA/Photo"])
+    table = tables.apply_settings(tables.read_definition("configs/tables/fedoa/table8.py", "small"), of_file)
+    (cell,) = tables.select_cells(tables.build_cells(table, "small", [0]), ["FedOA/Photo"])
     data = experiment.dataset(cell.config)
     assert data.label_table.sum() == 3000
     assert data.test_label_table.sum(1).tolist() == [1670] * 3
@@ -124,8 +132,8 @@ def test_domains_of_fedoa(shared_data):
 def test_the_table_of_digits_has_every_method_once_on_digits():
     """Each cell's names and settings are found and checked; other targets and data have configs, and no row."""
     of_digits = digits.get_table("small")
-    configs = {cell.row: cell.config for cell in tables.cells(of_digits, "small")}
-    assert experiment.names().keys() - configs.keys() == set()
+    configs = {cell.row: cell.config for cell in tables.build_cells(of_digits, "small")}
+    assert experiment.method_summaries().keys() - configs.keys() == set()
     for row, config in configs.items():
         assert "digits" in experiment.resolve(config).data.source.spec, row
     plain = [row for row in configs if row in digits.NAMES]
@@ -136,7 +144,7 @@ def test_the_table_of_digits_has_every_method_once_on_digits():
 def test_epsilons_of_the_mechanisms_differ_in_noise_that_is_felt():
     """Independent noise on the mean is several times as long as a delta may be at epsilon 1, and about as long at 8; what has no
     noise has the same cohorts and clip."""
-    cells = {(cell.row, cell.column): cell.config for cell in tables.cells(mechanisms.get_table("small"), "small")}
+    cells = {(cell.row, cell.column): cell.config for cell in tables.build_cells(mechanisms.get_table("small"), "small")}
     long = {}
     for column in ("epsilon 1", "epsilon 8"):
         config = cells["Gaussian, in turn", column]
@@ -202,9 +210,9 @@ OURS = {  # where the printed number is not of the network alone, or is not righ
 @pytest.mark.parametrize("name", ["table5", "table6", "table7", "table8", "parameters"])
 def test_parameters_of_fedhpl_are_the_published_ones(name):
     """To the last printed digit, by built networks of full size."""
-    table = tables.read(f"configs/tables/fedhpl/{name}.py", "small")
+    table = tables.read_definition(f"configs/tables/fedhpl/{name}.py", "small")
     compared = 0
-    for cell in tables.cells(table, "small"):
+    for cell in tables.build_cells(table, "small"):
         each = counts(cell.config)
         for measure in table.measures:
             what, _, option = measure.scores[0].removeprefix("analysis:").partition("(")
@@ -224,12 +232,14 @@ def test_parameters_of_fedhpl_are_the_published_ones(name):
 
 def test_uplinks_of_fedhpl_and_of_its_baselines_are_the_published_ones(tmp_path):
     """Nothing is trained, and no run is left; any network with 512 features sends as much."""
-    table = tables.changed(tables.read("configs/tables/fedhpl/table9.py", "small"), ["models=('cnn(widths=(2,), dense=512)',)"])
+    table = tables.apply_settings(
+        tables.read_definition("configs/tables/fedhpl/table9.py", "small"), ["models=('cnn(widths=(2,), dense=512)',)"]
+    )
     chosen = ["fedhpl", *(f"{row}/cifar-10-svhn" for row in ("fedgen", "fedgh", "fedproto", "fedtgp", "fedhe"))]
     outcome, said = run(tmp_path, table, only=chosen)
     assert not outcome.failures, said
     assert not (tmp_path / "runs").exists()
-    for cell in tables.choose(tables.cells(table, "smoke"), chosen):
+    for cell in tables.select_cells(tables.build_cells(table, "smoke"), chosen):
         paper = table.paper[cell.row][cell.column]
         values = outcome.results[cell.name].values
         labels = 10 if cell.row == "FedGen" else 0  # how many of each, where the paper has all of them

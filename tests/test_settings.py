@@ -41,7 +41,7 @@ def flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 def settings(config: Any) -> dict[str, Any]:
     """All that a config says, and what its method takes by default."""
     said = experiment.complete_config(config)
-    parameters = inspect.signature(experiment.method(said["method"]["name"])).parameters
+    parameters = inspect.signature(experiment.method_builder(said["method"]["name"])).parameters
     defaults = {name: p.default for name, p in parameters.items() if isinstance(p.default, bool | int | float | str)}
     return flat({"method": defaults}) | flat(said)
 
@@ -83,7 +83,9 @@ def test_paper_variants(file, name):
 
 def trained() -> dict[str, Any]:
     """The papers' tables in their paper variants, but for those of nothing but counts."""
-    read = {name: tables.read(str(path), "paper") for name, path in TABLES.items() if "def get_table" in path.read_text()}
+    read = {
+        name: tables.read_definition(str(path), "paper") for name, path in TABLES.items() if "def get_table" in path.read_text()
+    }
     scores = {name: [score for measure in table.measures for score in measure.scores] for name, table in read.items()}
     return {name: table for name, table in read.items() if not all(map(COUNTS.match, scores[name]))}
 
@@ -95,7 +97,7 @@ def test_rows_of_tables(file):
     for name, table in trained().items():
         paper, table_name = name.split("/")
         here = file[paper]
-        for cell in tables.cells(table, "paper", [0]):
+        for cell in tables.build_cells(table, "paper", [0]):
             where = f"{table_name} / {cell.row} / {cell.column}"
             if cell.row not in here["rows"]:
                 wrong.append(f"{paper}: {where}: settings.toml lacks the row")
@@ -123,7 +125,7 @@ def test_every_number_has_a_source(file):
 
     walk(file, "")
     assert set(file) == {"methods", "configs", *PAPERS}
-    assert set(file["methods"]) == set(experiment.names())
+    assert set(file["methods"]) == set(experiment.method_summaries())
     assert set(file["configs"]) == set(CONFIGS)
 
 

@@ -18,7 +18,7 @@ from fedjax_core import nn
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.task import of_model
+from fedjax_core.task import make_task
 from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 
@@ -118,9 +118,9 @@ def engine(small, x, y):
     dataset = sources.Dataset("random", Examples(x, y), Examples(x[:10], y[:10]), tuple("0123456789"))
     index = np.arange(len(y)).reshape(CLIENTS, -1)
     data = federated_data.from_index(dataset, list(index), [np.zeros(0, int)] * CLIENTS)
-    task = of_model(nn.build(small.model, 10, small.shape, **small.options), classes=10, population=CLIENTS)
+    task = make_task(nn.build(small.model, 10, small.shape, **small.options), classes=10, population=CLIENTS)
     build = functools.partial(fedavg, optimizer=local_training.sgd(RATE), epochs=1, batch=small.batch)
-    sim = simulator.Simulation(
+    sim = simulator.Simulator(
         simulator.build_spec(
             simulator.one_group(build, task, CLIENTS), data, cohort=COHORT, plan=client_loop.Plan(1, 1), dispatch=50
         )

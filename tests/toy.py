@@ -164,11 +164,11 @@ def update_client(algorithm: Algorithm, sent: Any, client: Any, i: int = 0) -> C
     return jax.device_get(jax.jit(algorithm.client_update)(sent, client, client_data(i), jax.random.key(5)))
 
 
-def simulate(name: str, **settings) -> simulator.Simulation:
+def simulate(name: str, **settings) -> simulator.Simulator:
     """A simulation of one of METHODS; settings as of `Case.simulate`."""
     return CASES[name].simulate(**settings)
 
 
-def reference(name: str) -> tuple[simulator.Simulation, Any, Any]:
+def reference(name: str) -> tuple[simulator.Simulator, Any, Any]:
     """(simulation, host copy of the state before, and after two rounds) one client after another; compiled once for all tests."""
     return CASES[name].reference

@@ -69,7 +69,7 @@ def feddyn(task: Task, *, optimizer: local_training.Optimizer, alpha: float = 0.
         server_init,
         client_update,
         server_update,
-        collect=aggregators.mean(aggregators.uniform),
+        collect=aggregators.mean(aggregators.weight_uniformly),
         predict={"global": lambda sent, g, x: model.apply(sent.net, x)[0]},
         client_init=lambda key, server, client: optax.tree.zeros_like(server.net.params),
     )

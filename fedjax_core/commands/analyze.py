@@ -18,16 +18,16 @@ from pathlib import Path
 
 from fedjax_core import experiment, registry
 from fedjax_core.commands.analyses import figures, tables
-from fedjax_core.commands.analyses.context import TRUST, Asked, Loaded
+from fedjax_core.commands.analyses.context import TRUST, AnalysisContext, RunLoader
 from fedjax_core.commands.analyses.figures import ATTENDED, EMBEDDED, SCOPES
-from fedjax_core.commands.analyses.scalar_metrics import NUMBERS, is_size, number, size
+from fedjax_core.commands.analyses.scalar_metrics import NUMBERS, compute_size, is_size, make_metric
 from fedjax_core.commands.main import run_and_exit
 from fedjax_core.reporting import console, reporter
 from fedjax_core.storage.workdir import CONFIG, METRICS
 
-__all__ = ["NUMBERS", "Asked", "Loaded", "analyse", "is_size", "main", "number", "size"]
+__all__ = ["NUMBERS", "AnalysisContext", "RunLoader", "analyse", "compute_size", "is_size", "main", "make_metric"]
 
-WHAT: dict[str, Callable[[Asked, Loaded], list[Path]]] = {
+WHAT: dict[str, Callable[[AnalysisContext, RunLoader], list[Path]]] = {
     function.__name__: function
     for function in (
         *(
@@ -49,7 +49,7 @@ WHAT: dict[str, Callable[[Asked, Loaded], list[Path]]] = {
 FORMATS = ("png", "pdf", "svg")
 
 
-def analyse(what: Sequence[str], asked: Asked) -> list[Path]:
+def analyse(what: Sequence[str], asked: AnalysisContext) -> list[Path]:
     """Runs the analyses `what`, names in `WHAT`.
 
     Returns:
@@ -59,12 +59,12 @@ def analyse(what: Sequence[str], asked: Asked) -> list[Path]:
       ValueError: an unknown name, or a run that cannot give what is asked.
       OSError: a run cannot be read, or the files cannot be written.
     """
-    functions = [WHAT[registry.choose("analysis", name, WHAT)] for name in what]
+    functions = [WHAT[registry.check_choice("analysis", name, WHAT)] for name in what]
     for run in asked.runs:
         if not any((run / name).exists() for name in (CONFIG, METRICS)):
             raise ValueError(f"{run} holds no run: there is neither {CONFIG} nor {METRICS}")
     asked.out.mkdir(parents=True, exist_ok=True)
-    loaded = Loaded(asked.trust)
+    loaded = RunLoader(asked.trust)
     return [file for function in functions for file in function(asked, loaded)]
 
 
@@ -123,28 +123,28 @@ def _parse_labels(text: str) -> list[str]:
 def main(arguments: Sequence[str]) -> int:
     """Parses, analyses. Returns 0; 1 for an error, reported in one line; 2 for a wrong command
     line; 130 if interrupted."""
-    console.show_warnings()
+    console.send_warnings_to_stderr()
     try:
         given = _parser().parse_args(arguments)
-        what = [registry.choose("analysis", name, WHAT) for name in given.what.split(",")]
+        what = [registry.check_choice("analysis", name, WHAT) for name in given.what.split(",")]
         runs = [Path(run).expanduser() for run in given.runs]
         if given.out is None and len(runs) > 1:
             raise ValueError("several runs need --out=DIR, where their common files go")
         chosen = None if given.clients is None else _parse_ids(given.clients)
         labels = None if given.labels is None else _parse_labels(given.labels)
-        formats = [registry.choose("--format", kind, FORMATS) for kind in given.format.split(",")]
+        formats = [registry.check_choice("--format", kind, FORMATS) for kind in given.format.split(",")]
         if given.beams < 1:
             raise ValueError(f"--beams={given.beams} must be at least 1")
         out = runs[0] / "analysis" if given.out is None else Path(given.out).expanduser()
         scores = [name for name in given.score.split(",") if name]
         shown = (scores, given.model, given.features, chosen, given.rows, given.centroids)
-        asked = Asked(
+        asked = AnalysisContext(
             runs, out, *shown, given.scope, given.span, given.points, given.seed, given.beams, labels, formats, given.trust
         )
     except ValueError as error:
         return reporter.fail(error, 2)
     try:
-        experiment.keep_programs(given.compilation_cache)
+        experiment.cache_compiled_programs(given.compilation_cache)
         experiment.use_all_cores()
         for file in analyse(what, asked):
             reporter.say(file.read_text().rstrip() if file.suffix == ".md" else str(file))

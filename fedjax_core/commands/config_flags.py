@@ -92,7 +92,7 @@ def _add_package_of(path: Path) -> None:
     folder = next((folder for folder in path.parents if folder.name == "configs"), None)
     if folder is None or folder == FOLDERS["config"].resolve():
         return
-    own_packages.add_folder("configs", folder)
+    own_packages.extend_package("configs", folder)
     imports = re.findall(r"\bfrom configs import (.+)|\bconfigs\.(\w+)", path.read_text(errors="replace"))
     for name in sorted({name for names in imports for name in re.findall(r"\w+", " ".join(names))}):
         ours, theirs = FOLDERS["config"] / f"{name}.py", folder / f"{name}.py"
@@ -160,7 +160,7 @@ def _take_nones(line: Sequence[str]) -> tuple[list[str], list[str]]:
 def _may_be_none(field: str) -> bool:
     if field not in schema.FIELDS:
         return field.startswith("optimizer.")  # an option, which then has its default
-    return option_types.must_be(None, schema.FIELDS[field]) is None
+    return option_types.describe_mismatch(None, schema.FIELDS[field]) is None
 
 
 @contextlib.contextmanager
@@ -288,7 +288,7 @@ def _literal(text: str) -> Any:
 def describe_flag_error(error: Exception, arguments: Sequence[str]) -> Exception | str:
     """Returns a readable message for an error of absl or ml_collections about flags; for one of the
     config's own code, where it was raised."""
-    raised, where = code_fingerprint.first_raised_in(error)
+    raised, where = code_fingerprint.find_own_error(error)
     if where:
         text = " ".join(str(raised).split())
         return f"{type(raised).__name__} in {where}: {text if len(text) <= LONGEST else f'{text[:LONGEST]} ...'}"

@@ -23,7 +23,7 @@ from fedjax_core import experiment, registry
 from fedjax_core.algorithm import TARGETS
 from fedjax_core.commands.analyses.context import TRUST
 from fedjax_core.commands.main import run_and_exit
-from fedjax_core.engine.simulator import View
+from fedjax_core.engine.simulator import ClientView
 from fedjax_core.experiment.schema import options_of
 from fedjax_core.reporting import console, reporter
 from fedjax_core.storage import export_model as files
@@ -63,7 +63,7 @@ def export(
         checkpoint; other data.
       OSError: there is no run, its data are not there, or the file cannot be written.
     """
-    registry.choose("layout", layout, pretrained_weights.WRITTEN)
+    registry.check_choice("layout", layout, pretrained_weights.WRITTEN)
     out = os.path.expanduser(out)
     config, simulation, state = experiment.load(run, done, trust=trust)
     asked = experiment.resolve(config)
@@ -79,7 +79,7 @@ def export(
     data = simulation.spec.data
     some, net = np.asarray(data.test.x[:32]), None
     try:
-        net = files.network(view, name, some)
+        net = files.find_network(view, name, some)
     except files.NotOneNetwork:
         if layout != "own" or asked.public is not None:
             raise
@@ -108,26 +108,26 @@ def export(
         "round": int(state.round),
         "config": config.to_dict(),
     }
-    description = files.with_use(description, layout)
+    description = files.add_usage(description, layout)
     os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
     if net is None:
         description |= {"options": options_of(asked.said, "method"), "population": data.clients}
         description |= {"train": asked.train, "adapter": asked.said["adapter"]}
-        export_predictor.save_predictor(out, view, name, some, description, experiment.method, experiment.builder)
+        export_predictor.save_predictor(out, view, name, some, description, experiment.method_builder, experiment.model_builder)
         return description
     if layout == "own":
-        files.save_model(out, net, description, experiment.builder)
+        files.save_model(out, net, description, experiment.model_builder)
         return description
     beside = os.path.join(os.path.dirname(out), "config.json")
     if layout == "transformers":
         pretrained_weights.check_config(beside)
-    pretrained_weights.write(out, net, layout, description)
+    pretrained_weights.write_weights(out, net, layout, description)
     if layout == "transformers":
         pretrained_weights.write_config(beside, net, description)
     return description
 
 
-def _choose_model(method: str, view: View, client: int | None, model: str | None) -> str:
+def _choose_model(method: str, view: ClientView, client: int | None, model: str | None) -> str:
     """Returns the name of the model to export."""
     own = [name for name in view.holds if name != "global"]
     if client is None:
@@ -158,13 +158,13 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     """Parses, exports. Returns 0; 1 for an error, reported in one line; 2 for a wrong command line;
     130 if interrupted."""
-    console.show_warnings()
+    console.send_warnings_to_stderr()
     try:
         given = _parser().parse_args(arguments)
     except ValueError as error:
         return reporter.fail(error, 2)
     try:
-        experiment.keep_programs(experiment.PROGRAMS)
+        experiment.cache_compiled_programs(experiment.PROGRAMS)
         options = {name: getattr(given, name) for name in ("client", "model", "done", "layout", "trust")}
         description = export(given.run, given.out, **options)
         reporter.say(

@@ -28,7 +28,7 @@ from fedjax_core.commands.main import run_and_exit
 from fedjax_core.data import partition, poisoning, sources
 from fedjax_core.experiment.schema import FIELDS
 from fedjax_core.language import instruction_task as language
-from fedjax_core.nn.from_nnx import FIXED
+from fedjax_core.nn.from_nnx import FIXED_OPTIONS
 from fedjax_core.reporting import loggers, reporter
 from fedjax_core.training import adapters
 from fedjax_core.training.augment import pipeline
@@ -59,7 +59,7 @@ class RegistrySection(NamedTuple):
 
 
 def _methods() -> dict[str, Callable]:
-    return {name: experiment.method(name) for name in experiment.names()}
+    return {name: experiment.method_builder(name) for name in experiment.method_summaries()}
 
 
 def _models() -> dict[str, Callable]:
@@ -117,7 +117,7 @@ def read_fields() -> list[Field]:
         default: Any = config
         for part in name.split("."):
             default = default[part]
-        allowed = (option_types.must_be(object(), FIELDS[name]) if name in FIELDS else None) or ""
+        allowed = (option_types.describe_mismatch(object(), FIELDS[name]) if name in FIELDS else None) or ""
         fields.append(Field(name, default, comment, re.sub(r" or None$", "; or None", allowed)))
     return fields
 
@@ -133,7 +133,7 @@ def describe_fields(part: str = "") -> str:
     chosen = [field for field in fields if not part or field.name == part or field.name.startswith(f"{part}.")]
     if not chosen:
         groups = dict.fromkeys(field.name.partition(".")[0] for field in fields if "." in field.name)
-        registry.choose("field", part, [*groups, *(field.name for field in fields)])
+        registry.check_choice("field", part, [*groups, *(field.name for field in fields)])
     lines = []
     for field in chosen:
         lines.append(f"{field.name} = {field.default!r}")
@@ -178,7 +178,7 @@ def read_defaults(kind: str, name: str, builder: Callable) -> dict[str, Any]:
       builder: it.
     """
     is_network = isinstance(builder, type) and kind == "models" and not hasattr(builder, "_fields")
-    hidden = {*FIXED.get(name, ()), *(() if kind == "models" and not is_network else SECTIONS[kind].hidden)}
+    hidden = {*FIXED_OPTIONS.get(name, ()), *(() if kind == "models" and not is_network else SECTIONS[kind].hidden)}
     parameters = inspect.signature(builder.__init__ if is_network else builder).parameters.values()
     named = [p for p in parameters if p.kind is p.KEYWORD_ONLY or (not is_network and p.kind is p.POSITIONAL_OR_KEYWORD)]
     return {p.name: p.default for p in named if p.name not in hidden} | (INPUT_OPTIONS if is_network else {})
@@ -255,7 +255,7 @@ def describe_name(kind: str, name: str) -> str:
         file = find_file(FILES[kind], name)
         return ast.get_docstring(ast.parse(Path(file).read_text(encoding="utf-8"))) or file
     builders = find_builders(kind)
-    builder = builders[registry.choose(SECTIONS[kind].what, name, builders)]
+    builder = builders[registry.check_choice(SECTIONS[kind].what, name, builders)]
     texts = [spell_defaults(name, read_defaults(kind, name, builder)), read_docstring(kind, builder)]
     if kind == "methods":
         texts.append(inspect.cleandoc(builder.__doc__ or ""))
@@ -282,7 +282,7 @@ def main(arguments: Sequence[str]) -> int:
         if given.kind is None:
             text = describe_kinds()
         else:
-            registry.choose("kind", given.kind, [FIELDS_KIND, *SECTIONS, *FILES])
+            registry.check_choice("kind", given.kind, [FIELDS_KIND, *SECTIONS, *FILES])
             text = describe_kind(given.kind) if given.name is None else describe_name(given.kind, given.name)
     except ValueError as error:
         return reporter.fail(error, 2)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from fedjax_core.atomic_files import write_bytes
-from fedjax_core.option_types import without_escapes
+from fedjax_core.option_types import escape_controls
 
 # Nothing heavy is imported above, so that --help is quick and an interruption of the imports below ends in one line.
 
@@ -139,7 +139,7 @@ def _exit_if_interrupted() -> Iterator[None]:
 def write_error(line: str) -> None:
     """Writes a line to standard error, if it is still open."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"{without_escapes(line)}\n")
+        sys.stderr.write(f"{escape_controls(line)}\n")
         sys.stderr.flush()
 
 

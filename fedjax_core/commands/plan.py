@@ -45,7 +45,7 @@ def _flags(arguments: Sequence[str]) -> Any:
     flags.DEFINE_integer("search", SEARCHED, "rounds that are compiled to find the largest chunk; 0: none", lower_bound=0, **at)
     flags.DEFINE_integer("limit", LONGEST, "seconds that one program may take to compile", lower_bound=1, **at)
     flags.DEFINE_string("json", None, "a file for the plan as JSON", **at)
-    flags.DEFINE_string("kept", compile_pool.KEPT, "where results are kept; '' for nowhere", **at)
+    flags.DEFINE_string("kept", compile_pool.CACHE_DIR, "where results are kept; '' for nowhere", **at)
     flags.DEFINE_boolean("fresh", False, "compile what is kept, too", **at)
     flags.DEFINE_integer("rows", None, "training rows of a set whose files alone tell", lower_bound=1, **at)
     flags.DEFINE_integer("test_rows", None, "its test rows", lower_bound=1, **at)
@@ -77,25 +77,25 @@ def main(arguments: Sequence[str]) -> int:
     if config_line.HELP & set(arguments):
         sys.stdout.write(usage())
         return 0
-    console.show_warnings()
+    console.send_warnings_to_stderr()
     try:
         given, method_of = config_line.parse_flags(arguments, "plan", _flags)
-        targets = device_targets.parse(given.topology)
+        targets = device_targets.parse_targets(given.topology)
         if unknown := set(given.programs) - set(PARTS):
             raise ValueError(f"--programs has {sorted(unknown)[0]!r}; it may have {', '.join(PARTS)}")
         counts = _read_counts(given)
     except (flags.Error, ValueError, LookupError, AttributeError, TypeError, OSError, ImportError, SyntaxError) as error:
         return reporter.fail(config_line.describe_flag_error(error, arguments), 2)
     try:
-        if method_of and (message := experiment.switch(given.config, method_of)):
+        if method_of and (message := experiment.switch_method(given.config, method_of)):
             reporter.say(message)
         if given.clients is not None:
             given.config.data.clients = given.clients
-        experiment.check(given.config)
-        if why := device_targets.check(targets):
+        experiment.check_config(given.config)
+        if why := device_targets.explain_unavailable(targets):
             raise ValueError(why)
-        with signals.interrupted():
-            plan = capacity_plan.planned(
+        with signals.raise_on_signal():
+            plan = capacity_plan.make_plan(
                 given.config.to_dict(),
                 targets,
                 parts=tuple(part for part in PARTS if part in given.programs),
@@ -106,14 +106,14 @@ def main(arguments: Sequence[str]) -> int:
                 fresh=given.fresh,
                 say=reporter.say,
             )
-        sys.stdout.write(f"{plan_report.text(plan)}\n")
+        sys.stdout.write(f"{plan_report.render_plan(plan)}\n")
         if given.json:
             write_json(os.path.expanduser(given.json), plan)
     except KeyboardInterrupt:
         return reporter.fail("interrupted; what was compiled is kept", 130)
     except (ValueError, TypeError, OSError) as error:
         return reporter.fail(error, 1)
-    return 0 if capacity_plan.fits(plan) else 1
+    return 0 if capacity_plan.plan_fits(plan) else 1
 
 
 def _read_counts(given: Any) -> Counts:

@@ -24,9 +24,9 @@ import numpy as np
 
 from fedjax_core import experiment, registry
 from fedjax_core.algorithm import PyTree
-from fedjax_core.atomic_files import explained, write_csv
+from fedjax_core.atomic_files import reword_os_errors, write_csv
 from fedjax_core.commands.main import run_and_exit
-from fedjax_core.data.input_range import ENOUGH, LIKE, sample_channels
+from fedjax_core.data.input_range import MAX_SCALE_RATIO, MIN_SAMPLE, sample_channels
 from fedjax_core.data.sources.file_checks import load_array
 from fedjax_core.data.sources.image_folder import IMAGE_ENDINGS, convert, to_bytes
 from fedjax_core.data.sources.numpy_files import read_member
@@ -97,9 +97,9 @@ def _load_model(path: str | os.PathLike, trust: bool) -> tuple[Callable[[PyTree,
         (`storage/weight_checks.py`).
     """
     arrays, metadata = read_tensors(path)
-    description = export_model.described_in(metadata, path)
+    description = export_model.read_description(metadata, path)
     check_weights(arrays, path)
-    find_method, find_model = experiment.method, experiment.builder
+    find_method, find_model = experiment.method_builder, experiment.model_builder
     if not trust:
         find_method, find_model = _installed(find_method), _installed(find_model)
     if description.get("holds") == export_predictor.HOLDS:
@@ -143,7 +143,7 @@ def _list_images(path: Path) -> list[Path]:
     """Returns the image files below a folder, sorted; of an image file itself."""
     if not path.is_dir():
         return [path]
-    with explained("read", path):
+    with reword_os_errors("read", path):
         files = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in IMAGE_ENDINGS]
     files = [file for file in files if not any(part.startswith(".") for part in file.relative_to(path).parts)]
     if not files:
@@ -163,7 +163,7 @@ def _read_image(file: Path, shape: tuple[int, ...]) -> np.ndarray:
     from PIL import Image
 
     height, width, channels = shape
-    with explained("read", file):
+    with reword_os_errors("read", file):
         data = file.read_bytes()
     try:
         image = Image.open(io.BytesIO(data))
@@ -180,12 +180,12 @@ def _read_array(path: Path, shape: tuple[int, ...], floats: bool, name: str | No
     """Returns the examples in a file, checked: uint8, or float32 minus the offset of the
     description."""
     try:
-        with explained("read", path), open(path, "rb") as file:
+        with reword_os_errors("read", path), open(path, "rb") as file:
             if zipfile.is_zipfile(file):
                 with zipfile.ZipFile(file) as archive:
                     members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
                     name = name or (next(iter(members)) if len(members) == 1 else "x")
-                    x = read_member(archive, members[registry.choose("array", name, members)], repr(name))
+                    x = read_member(archive, members[registry.check_choice("array", name, members)], repr(name))
             else:
                 file.seek(0)
                 x = load_array(file, os.fstat(file.fileno()).st_size, "it")
@@ -216,7 +216,7 @@ def _read_array(path: Path, shape: tuple[int, ...], floats: bool, name: str | No
 def _warn_of_scale(path: Path, x: np.ndarray, description: Mapping[str, Any]) -> None:
     """Warns of inputs whose deviation is much larger than that of the training set."""
     sample = sample_channels(x)
-    if len(sample) >= ENOUGH and (ratio := float(np.median(sample.std(0) / np.asarray(description["std"])))) > LIKE:
+    if len(sample) >= MIN_SAMPLE and (ratio := float(np.median(sample.std(0) / np.asarray(description["std"])))) > MAX_SCALE_RATIO:
         log.warning(
             "%s is in [%.4g, %.4g], whose deviation is %.3g times that of what the model was trained on: must be on one scale, "
             "such as pixels in [0, 1]",
@@ -238,13 +238,13 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     """Parses, predicts. Returns 0; 1 for an error, reported in one line; 2 for a wrong command
     line; 130 if interrupted."""
-    console.show_warnings()
+    console.send_warnings_to_stderr()
     try:
         given = _parser().parse_args(arguments)
     except ValueError as error:
         return reporter.fail(error, 2)
     try:
-        experiment.keep_programs(experiment.PROGRAMS)
+        experiment.cache_compiled_programs(experiment.PROGRAMS)
         table = predict(given.model, given.examples, array=given.array, batch=given.batch, trust=given.trust)
         write_csv(os.path.expanduser(given.out), table, COLUMNS)
         reporter.say(f"{given.out}: {len(table)} predictions")

@@ -52,7 +52,7 @@ def _flags(arguments: Sequence[str]) -> Any:
 
 def usage() -> str:
     """Returns the text of --help: usage, methods, and flags."""
-    summaries = experiment.names()
+    summaries = experiment.method_summaries()
     width = max(map(len, summaries))
     methods = "\n".join(f"  {name:{width}}  {text}" for name, text in summaries.items())
     return f"{__doc__}\nMethods (config.method.name):\n{methods}\n\nFlags:\n{_flags([]).get_help(include_special_flags=False)}\n"
@@ -67,7 +67,7 @@ def _parse_seeds(text: str) -> list[int]:
     seeds = config_line.parse_seeds(text)
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"--seeds={text} must have each seed once")
-    return [option_types.check("--seeds", seed, option_types.Seed) for seed in seeds]
+    return [option_types.check_value("--seeds", seed, option_types.Seed) for seed in seeds]
 
 
 def _run_seeds(config: Any, workdir: str, seeds: Sequence[int], fresh: bool) -> int:
@@ -77,7 +77,7 @@ def _run_seeds(config: Any, workdir: str, seeds: Sequence[int], fresh: bool) -> 
       Exception: an unexpected one (not of `KNOWN`), of the first run that had one.
       KeyboardInterrupt: some runs were interrupted; the message says after which rounds.
     """
-    runs, has_labels = [], experiment.lanes_of(config) > 1
+    runs, has_labels = [], experiment.seeds_at_once(config) > 1
     for seed in seeds:
         of_seed = config.copy_and_resolve_references()
         of_seed.seed = seed
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str]) -> int:
     if HELP & set(arguments):
         sys.stdout.write(usage())
         return 0
-    console.show_warnings()
+    console.send_warnings_to_stderr()
     try:
         given, method_of = config_line.parse_flags(arguments, "run", _flags)
         if given.workdir is None:
@@ -123,17 +123,17 @@ def main(arguments: Sequence[str]) -> int:
     except (flags.Error, ValueError, LookupError, AttributeError, TypeError, OSError, ImportError, SyntaxError) as error:
         return reporter.fail(config_line.describe_flag_error(error, arguments), 2)
     try:
-        if method_of and (message := experiment.switch(given.config, method_of)):
+        if method_of and (message := experiment.switch_method(given.config, method_of)):
             reporter.say(message)
-        experiment.keep_programs(given.compilation_cache)
+        experiment.cache_compiled_programs(given.compilation_cache)
         if given.distributed or given.coordinator:
             distributed.join_processes(given.coordinator, given.processes, given.process)
         else:
             experiment.use_all_cores()
         if seeds is not None:
             return _run_seeds(given.config, given.workdir, seeds, given.fresh)
-        if (lanes := experiment.lanes_of(given.config)) > 1:
-            experiment.check(given.config)
+        if (lanes := experiment.seeds_at_once(given.config)) > 1:
+            experiment.check_config(given.config)
             reporter.say(f"plan.lanes={lanes} is for several seeds, such as --seeds=0,1,2; this is one run")
         experiment.execute(given.config, given.workdir, fresh=given.fresh)
     except KeyboardInterrupt as error:

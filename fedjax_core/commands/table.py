@@ -49,22 +49,22 @@ def main(arguments: Sequence[str]) -> int:
       The exit status: 0; 1 if runs failed or the tables could not be written; 2 for a wrong command
       line or definition; 130 after an interruption.
     """
-    console.show_warnings()
+    console.send_warnings_to_stderr()
     try:
         given = _parser().parse_args(arguments)
         seeds = None if given.seeds is None else config_flags.parse_seeds(given.seeds)
         if (given.table is None) == (given.name is None):
             raise ValueError("give one table, by name (fedjax-core list tables) or as --table=FILE.py; --help tells more")
         definition = config_flags.find_file("table", given.table if given.name is None else given.name)
-        table = tables.changed(tables.read(definition, given.variant), given.set)
-        every = tables.cells(table, given.variant, seeds)
-        only = tables.names(every, given.only)
-        tables.choose(every, only)
-        tables.plan(table, given.variant)
+        table = tables.apply_settings(tables.read_definition(definition, given.variant), given.set)
+        every = tables.build_cells(table, given.variant, seeds)
+        only = tables.split_cell_selectors(every, given.only)
+        tables.select_cells(every, only)
+        tables.plan_searches(table, given.variant)
     except (ValueError, TypeError) as error:
         return reporter.fail(error, 2)
     try:
-        experiment.keep_programs(given.compilation_cache)
+        experiment.cache_compiled_programs(given.compilation_cache)
         experiment.use_all_cores()
         outcome = tables.run(table, given.workdir, given.variant, only=only, seeds=seeds)
     except KeyboardInterrupt as error:

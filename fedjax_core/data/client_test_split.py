@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedjax_core.data import apportion
-from fedjax_core.data.ragged_index import RowLists
+from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.data.sources import Dataset
-from fedjax_core.data.target_types import number, stratify
+from fedjax_core.data.target_types import num_strata, stratify
 
 _CELLS = 2**22  # of tables that are worked on at once
 
 
-def split_proportionally(dataset: Dataset, train_index: Sequence[np.ndarray], seed: int) -> RowLists:
+def split_proportionally(dataset: Dataset, train_index: Sequence[np.ndarray], seed: int) -> RaggedIndex:
     """Divides each class's test examples over the clients in proportion to their training examples
     of it; where targets are no classes, all test examples in proportion to all training examples.
     """
@@ -27,7 +27,7 @@ def split_proportionally(dataset: Dataset, train_index: Sequence[np.ndarray], se
         whose.append(np.repeat(np.arange(len(table)), apportion.apportion(len(rows), table[:, c])))
     rows, owners = np.concatenate(dealt), np.concatenate(whose)
     size = np.bincount(owners, minlength=len(table))
-    return RowLists(rows[np.lexsort((rows, owners))], np.cumsum(size) - size, size)
+    return RaggedIndex(rows[np.lexsort((rows, owners))], np.cumsum(size) - size, size)
 
 
 def sample_matched(dataset: Dataset, train_index: Sequence[np.ndarray], test_examples: int, seed: int) -> Sequence[np.ndarray]:
@@ -70,7 +70,7 @@ def _too_many(client: int, counts: np.ndarray, wanted: np.ndarray, available: np
 
 def _together(
     table: np.ndarray, of_class: Sequence[np.ndarray], available: np.ndarray, test_examples: int, rng: np.random.Generator
-) -> RowLists:
+) -> RaggedIndex:
     """Draws as `sample_matched`, without a step for each client. Examples of a class are chosen by
     Floyd's algorithm, one for each client at a time.
     """
@@ -95,9 +95,9 @@ def _together(
         parts.append(rows[np.lexsort((rows, whose))].astype(np.int32))
         sizes.append(np.bincount(whose, minlength=len(counts)))
     size = np.concatenate(sizes)
-    return RowLists(np.concatenate(parts), np.cumsum(size) - size, size)
+    return RaggedIndex(np.concatenate(parts), np.cumsum(size) - size, size)
 
 
 def _table(dataset: Dataset, train_index: Sequence[np.ndarray]) -> np.ndarray:
     """Returns the training examples of each class [N, K]; [N, 1] where targets are no classes."""
-    return RowLists.of(train_index).counts(stratify(dataset.train.y), number(dataset.train.y, len(dataset.class_names)))
+    return RaggedIndex.of(train_index).counts(stratify(dataset.train.y), num_strata(dataset.train.y, len(dataset.class_names)))

@@ -9,12 +9,12 @@ import numpy as np
 from fedjax_core import option_types
 from fedjax_core.data import apportion
 from fedjax_core.data.federated_data import FederatedData, replace_index
-from fedjax_core.data.ragged_index import RowLists
-from fedjax_core.data.target_types import number as strata_number
+from fedjax_core.data.ragged_index import RaggedIndex
+from fedjax_core.data.target_types import num_strata as strata_number
 from fedjax_core.data.target_types import stratify
 
 
-def hold_out(data: FederatedData, part: float | int, seed: int) -> FederatedData:
+def hold_out_validation(data: FederatedData, part: float | int, seed: int) -> FederatedData:
     """Moves some of each client's training examples into `validation_index`, its classes in
     proportion as far as possible.
 
@@ -33,10 +33,10 @@ def hold_out(data: FederatedData, part: float | int, seed: int) -> FederatedData
       ValueError: the data have validation examples already, `part` is out of range, or a client
         would have nothing left to train on.
     """
-    if RowLists.of(data.validation_index).total:
+    if RaggedIndex.of(data.validation_index).total:
         raise ValueError(f"data.validation={part}: these data have validation examples already")
-    option_types.check("data.validation", part, option_types.Part)
-    lists, labels, classes = RowLists.of(data.train_index), stratify(data.train.y), strata_number(data.train.y, data.classes)
+    option_types.check_value("data.validation", part, option_types.Part)
+    lists, labels, classes = RaggedIndex.of(data.train_index), stratify(data.train.y), strata_number(data.train.y, data.classes)
     given, which = lists.distinct()
     used = np.zeros(len(labels), bool)
     used[given.joined()] = True
@@ -70,7 +70,7 @@ Lists = Sequence[np.ndarray]
 
 
 def _one_by_one(
-    lists: RowLists, numbers: np.ndarray, all_labels: np.ndarray, classes: int, rng: np.random.Generator
+    lists: RaggedIndex, numbers: np.ndarray, all_labels: np.ndarray, classes: int, rng: np.random.Generator
 ) -> tuple[Lists, Lists]:
     """Returns the (kept, held) examples of each client, of which `numbers` are held; `all_labels`
     is [n].
@@ -88,7 +88,7 @@ def _one_by_one(
 
 
 def _together(
-    lists: RowLists, numbers: np.ndarray, all_labels: np.ndarray, classes: int, rng: np.random.Generator
+    lists: RaggedIndex, numbers: np.ndarray, all_labels: np.ndarray, classes: int, rng: np.random.Generator
 ) -> tuple[Lists, Lists]:
     """Divides as `_one_by_one`, without a step for each client: of its examples in a random order,
     class by class, equally spaced ones are held, from a random one on.
@@ -105,11 +105,13 @@ def _together(
         chosen[order] = ((place + 1) * number[whose] + begin) // size[whose] > before
         kept.append(rows[~chosen])
         held.append(rows[chosen])
-    lists_of = lambda rows, size: RowLists(np.concatenate(rows), np.cumsum(size) - size, size)
+    lists_of = lambda rows, size: RaggedIndex(np.concatenate(rows), np.cumsum(size) - size, size)
     return lists_of(kept, lists.size - numbers), lists_of(held, numbers)
 
 
-def _in_common(lists: RowLists, numbers: np.ndarray, all_labels: np.ndarray, classes: int, rng: np.random.Generator) -> RowLists:
+def _in_common(
+    lists: RaggedIndex, numbers: np.ndarray, all_labels: np.ndarray, classes: int, rng: np.random.Generator
+) -> RaggedIndex:
     """Returns the examples that each client holds where clients share examples. Each example has a
     random rank, the same for everybody, and of each class a client holds those with the lowest. So
     clients hold the same examples as far as they go, and few are lost to the others.
@@ -133,23 +135,23 @@ def _in_common(lists: RowLists, numbers: np.ndarray, all_labels: np.ndarray, cla
         following = following[np.lexsort((rank[rows[following]], whose[following]))]
         owners = whose[following]
         held[following[np.arange(len(owners)) - np.searchsorted(owners, owners) < missing[owners]]] = True
-        parts.append(RowLists.dealt(rows[held], whose[held], len(size)).rows)
-    return RowLists(np.concatenate(parts), np.cumsum(numbers) - numbers, numbers)
+        parts.append(RaggedIndex.dealt(rows[held], whose[held], len(size)).rows)
+    return RaggedIndex(np.concatenate(parts), np.cumsum(numbers) - numbers, numbers)
 
 
-def _without(lists: RowLists, taken: np.ndarray, rows: int) -> RowLists:
+def _without(lists: RaggedIndex, taken: np.ndarray, rows: int) -> RaggedIndex:
     """Returns the lists, of indices below `rows`, without those that are taken."""
     free = np.ones(rows, bool)
     free[taken] = False
     return _filtered(lists, lambda rows, whose: free[rows])
 
 
-def _each_once(lists: RowLists) -> RowLists:
+def _each_once(lists: RaggedIndex) -> RaggedIndex:
     """Returns the sorted lists without repeats."""
     return _filtered(lists, lambda rows, whose: np.append(True, (np.diff(rows) != 0) | (np.diff(whose) != 0))[: len(rows)])
 
 
-def _filtered(lists: RowLists, wanted: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> RowLists:
+def _filtered(lists: RaggedIndex, wanted: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> RaggedIndex:
     """Keeps the examples for which `wanted(examples [R], clients [R])` is true, a block of clients
     at a time.
     """
@@ -160,4 +162,4 @@ def _filtered(lists: RowLists, wanted: Callable[[np.ndarray, np.ndarray], np.nda
         chosen = wanted(rows, whose)
         parts.append(rows[chosen])
         sizes[block] = np.bincount(whose[chosen], minlength=len(size))
-    return RowLists(np.concatenate(parts), np.cumsum(sizes) - sizes, sizes)
+    return RaggedIndex(np.concatenate(parts), np.cumsum(sizes) - sizes, sizes)

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedjax_core.algorithm import Examples
 from fedjax_core.data.federated_data import FederatedData
-from fedjax_core.data.row_readers import Reader, in_file
+from fedjax_core.data.row_readers import ExampleReader, locate_in_file
 
 # Directories of runs keep digests: with other numbers here, or another order of what is hashed,
 # PREFIX must be another one.
@@ -29,7 +29,7 @@ _BLOCK = 2**24  # bytes that are hashed at once
 Named = tuple[str, Any, int]  # an array's name, the array [n, ...], and how many of its examples count
 
 
-class Contents(NamedTuple):
+class ContentDigest(NamedTuple):
     """What was found of a data set.
 
     Attributes:
@@ -42,7 +42,7 @@ class Contents(NamedTuple):
     sampled: dict[str, str]
 
 
-def digest_data(data: FederatedData) -> Contents:
+def digest_data(data: FederatedData) -> ContentDigest:
     """Returns the digest of all inputs and targets, and of what was taken off them; without
     examples that attackers' poisons made.
 
@@ -55,7 +55,7 @@ def digest_data(data: FederatedData) -> Contents:
     return _digest([*_arrays("train", data.train, train), *_arrays("test", data.test, len(data.test.y)), *taken_off])
 
 
-def digest_examples(name: str, examples: Examples) -> Contents:
+def digest_examples(name: str, examples: Examples) -> ContentDigest:
     """Returns the digest of one set of examples, which is called `name`.
 
     Raises:
@@ -70,7 +70,7 @@ def _arrays(part: str, examples: Examples, rows: int) -> list[Named]:
     return [*((f"{part}/x/{name}".rstrip("/"), leaf, rows) for name, leaf in x), (f"{part}/y", examples.y, rows)]
 
 
-def _digest(arrays: list[Named]) -> Contents:
+def _digest(arrays: list[Named]) -> ContentDigest:
     digest, sampled = hashlib.sha256(), {}
     for name, array, number in arrays:
         array = jax.device_get(array) if isinstance(array, jax.Array) else array
@@ -83,7 +83,7 @@ def _digest(arrays: list[Named]) -> Contents:
             sampled[name] = f"{read} of {number} rows"
         for block in _read(array, spans, row_bytes):
             digest.update(np.ascontiguousarray(block, dtype).reshape(-1).view(np.uint8).data)
-    return Contents(PREFIX + digest.hexdigest(), sampled)
+    return ContentDigest(PREFIX + digest.hexdigest(), sampled)
 
 
 def _sample(number: int, row_bytes: int) -> list[tuple[int, int]]:
@@ -104,8 +104,8 @@ def _read(array: Any, spans: list[tuple[int, int]], row_bytes: int) -> Iterator[
     A memory-mapped file is read by its file: one that was cut is an error and no crash. One that is
     deleted, as that of `plan.data=disk` is at once, is read through the mapping.
     """
-    place = in_file(array)
-    reader = Reader(array) if place is not None and place[0].exists() else None
+    place = locate_in_file(array)
+    reader = ExampleReader(array) if place is not None and place[0].exists() else None
     length = max(1, _BLOCK // max(1, row_bytes))
     for first, last in spans:
         for start in range(first, last, length):

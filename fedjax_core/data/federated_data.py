@@ -15,10 +15,10 @@ from fedjax_core.data import client_test_split, partition
 from fedjax_core.data.input_range import find_offset
 from fedjax_core.data.partition.natural_clients import natural
 from fedjax_core.data.partition.sampling import check_index
-from fedjax_core.data.ragged_index import RowLists
+from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.data.sources import Dataset
-from fedjax_core.data.target_types import columns, label_table, need_classes, stratify
-from fedjax_core.option_types import printable
+from fedjax_core.data.target_types import label_table, label_table_columns, require_classes, stratify
+from fedjax_core.option_types import escape_unprintable
 
 LONGEST_NAME = 20  # signs of a client's name on the screen
 READABLE = 50  # clients that a label table on the screen may have
@@ -26,7 +26,7 @@ TEST_SPLITS = ("proportional", "matched", "all", "partition")
 log = logging.getLogger("fedjax_core")
 
 
-class Newcomers(NamedTuple):
+class UnseenClients(NamedTuple):
     """Clients that have data and never train (`unseen.py`).
 
     Attributes:
@@ -83,7 +83,7 @@ class FederatedData:
     partition_hash: str
     label_table: np.ndarray
     test_label_table: np.ndarray
-    unseen: Newcomers | None = None
+    unseen: UnseenClients | None = None
     client_names: tuple[str, ...] = ()
     poisoned_rows: int = 0
     x_offset: np.ndarray | None = None
@@ -97,7 +97,7 @@ class FederatedData:
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns of the label tables."""
-        return columns(self.train.y, self.class_names)
+        return label_table_columns(self.train.y, self.class_names)
 
     @property
     def clients(self) -> int:
@@ -112,7 +112,7 @@ class FederatedData:
 
 def federate(
     dataset: Dataset,
-    partition: str | Mapping[str, Any] | registry.Found,
+    partition: str | Mapping[str, Any] | registry.ResolvedSpec,
     clients: int | None = None,
     seed: int = 0,
     *,
@@ -155,7 +155,7 @@ def federate(
     scheme = _scheme(partition)
     _check_labels(dataset)
     if test_split is not None:
-        registry.choose("test split", test_split, TEST_SPLITS)
+        registry.check_choice("test split", test_split, TEST_SPLITS)
     if (test_split == "matched") != (test_examples is not None):
         raise ValueError(f"test_split={test_split!r} with test_examples={test_examples}: 'matched' needs it, the others do not.")
     train_index, own = _divide(dataset, scheme, clients, seed, long_tail)
@@ -168,7 +168,7 @@ def federate(
     elif test_split == "matched":
         test_index = client_test_split.sample_matched(dataset, train_index, test_examples or 0, seed)
     elif test_split == "all":
-        test_index = RowLists.same(np.arange(len(dataset.test.y), dtype=np.int32), len(train_index))
+        test_index = RaggedIndex.same(np.arange(len(dataset.test.y), dtype=np.int32), len(train_index))
     else:
         test_index = client_test_split.split_proportionally(dataset, train_index, seed)
     names = _client_names(dataset, train_index) if scheme.function is natural else ()
@@ -180,7 +180,7 @@ def _client_names(dataset: Dataset, train_index: Sequence[np.ndarray]) -> tuple[
     numbers from 0.
     """
     assert dataset.train_clients is not None
-    lists = RowLists.of(train_index)
+    lists = RaggedIndex.of(train_index)
     ids = np.asarray(dataset.train_clients)[lists.rows[lists.start]]
     if dataset.client_names:
         return tuple(dataset.client_names[i] for i in ids)
@@ -230,7 +230,7 @@ def replace_index(
     train_index: Sequence[np.ndarray],
     test_index: Sequence[np.ndarray],
     validation_index: Sequence[np.ndarray],
-    unseen: Newcomers | None = None,
+    unseen: UnseenClients | None = None,
     client_names: tuple[str, ...] | None = None,
 ) -> FederatedData:
     """Returns the same data with other index lists, and the same unseen clients and names unless
@@ -242,7 +242,7 @@ def replace_index(
     return dataclasses.replace(divided, x_offset=data.x_offset, y_offset=data.y_offset)
 
 
-def centre(data: FederatedData) -> FederatedData:
+def center_features(data: FederatedData) -> FederatedData:
     """Returns the same data with float64 inputs and targets as float32; of a channel far from 0 its
     median is taken off first.
 
@@ -268,7 +268,7 @@ def centre(data: FederatedData) -> FederatedData:
     return dataclasses.replace(data, train=train, test=test, **changed)
 
 
-def pooled(data: FederatedData) -> FederatedData:
+def pool_clients(data: FederatedData) -> FederatedData:
     """Returns the same data with one client that has all training examples, and the whole test set.
 
     Examples are in increasing order, each once: where a partition uses every example, the result
@@ -278,16 +278,16 @@ def pooled(data: FederatedData) -> FederatedData:
     return replace_index(data, [_union(data.train_index)], [whole_test], [_union(data.validation_index)], client_names=())
 
 
-def summary(data: FederatedData, max_clients: int = 20, max_classes: int = 12) -> str:
+def format_summary(data: FederatedData, max_clients: int = 20, max_classes: int = 12) -> str:
     """Returns the label table as a string, cut to the first clients and classes, with sizes and the
     partition hash; of more than `READABLE` clients what it adds up to.
     """
     kind = targets_of(data.train.y)
-    sizes, tests = (RowLists.of(index).size for index in (data.train_index, data.test_index))
+    sizes, tests = (RaggedIndex.of(index).size for index in (data.train_index, data.test_index))
     held = (data.label_table > 0).sum(1)
     rows, columns = min(data.clients, max_clients), min(len(data.columns), max_classes)
-    titles = [printable(name)[:8] for name in data.columns[:columns]]
-    names = [printable(name)[:LONGEST_NAME] for name in data.client_names[:rows]] or [str(i) for i in range(rows)]
+    titles = [escape_unprintable(name)[:8] for name in data.columns[:columns]]
+    names = [escape_unprintable(name)[:LONGEST_NAME] for name in data.client_names[:rows]] or [str(i) for i in range(rows)]
     across = max(6, *map(len, names))
     widths = [max(len(title), len(str(data.label_table[:, c].max()))) for c, title in enumerate(titles)]
     more = f" ... {len(data.columns) - columns} more" if columns < len(data.columns) else ""
@@ -298,7 +298,7 @@ def summary(data: FederatedData, max_clients: int = 20, max_classes: int = 12) -
         return f"{client:>{across}} {size:>7} {test:>6} | {counts}"
 
     lines = [
-        f"{printable(data.name)}: {len(data.train.y)} training and {len(data.test.y)} test examples, {data.classes} {kind}, "
+        f"{escape_unprintable(data.name)}: {len(data.train.y)} training and {len(data.test.y)} test examples, {data.classes} {kind}, "
         f"{data.clients} clients, partition {data.partition_hash[:12]}",
         f"training examples per client: smallest {sizes.min()}, median {np.median(sizes):g}, largest {sizes.max()}{each}",
     ]
@@ -314,9 +314,9 @@ def summary(data: FederatedData, max_clients: int = 20, max_classes: int = 12) -
         if rows < data.clients:
             lines.append(f"... {data.clients - rows} more clients")
     if data.unseen is not None:
-        whose = [printable(name)[:LONGEST_NAME] for name in data.unseen.names] or list(map(str, data.unseen.ids))
+        whose = [escape_unprintable(name)[:LONGEST_NAME] for name in data.unseen.names] or list(map(str, data.unseen.ids))
         known = ", ".join(whose[:max_clients]) + (", ..." if len(whose) > max_clients else "")
-        both = [RowLists.of(index).total for index in (data.unseen.train_index, data.unseen.test_index)]
+        both = [RaggedIndex.of(index).total for index in (data.unseen.train_index, data.unseen.test_index)]
         who = f"{len(data.unseen.ids)} more clients (of the partition {known})"
         lines.append(f"unseen: {who}, {both[0]} training and {both[1]} test examples")
     return "\n".join(lines)
@@ -342,36 +342,36 @@ def _check_labels(dataset: Dataset) -> None:
             raise ValueError(f"{part}: labels from {y.min()} to {y.max()}: must lie in [0, {classes}), as there are names.")
 
 
-def _scheme(asked: str | Mapping[str, Any] | registry.Found) -> registry.Found:
+def _scheme(asked: str | Mapping[str, Any] | registry.ResolvedSpec) -> registry.ResolvedSpec:
     """Returns the partition of a spec."""
-    if isinstance(asked, registry.Found):
+    if isinstance(asked, registry.ResolvedSpec):
         return asked
     options: dict[str, Any] = dict(asked) if isinstance(asked, Mapping) else {"name": asked}
     if "name" not in options:
         raise ValueError(f"partition {options}: needs a name, such as {{'name': 'dirichlet', 'alpha': 0.5}}.")
     name = options.pop("name")
-    return registry.find("partition", name, partition.SCHEMES, given=partition.GIVEN, options=options, field="partition")
+    return registry.resolve_spec("partition", name, partition.SCHEMES, given=partition.GIVEN, options=options, field="partition")
 
 
-def _divide(dataset: Dataset, scheme: registry.Found, clients: int | None, seed: int, long_tail: float | None):
+def _divide(dataset: Dataset, scheme: registry.ResolvedSpec, clients: int | None, seed: int, long_tail: float | None):
     """Returns the partition's index lists into the whole training set."""
-    takes = registry.parameters(scheme.function)[0]
+    takes = registry.read_parameters(scheme.function)[0]
     if scheme.name not in partition.WITHOUT_CLASSES and {"labels", "test_labels"} & set(takes):
-        need_classes(
+        require_classes(
             f"partition {scheme.name!r}", dataset.train.y, f"one of {', '.join(partition.WITHOUT_CLASSES)} divides any targets"
         )
     columns = {"labels": stratify(dataset.train.y), "domains": dataset.train_domains, "ids": dataset.train_clients}
     kept = None
     if long_tail is not None:
-        need_classes(f"long_tail={long_tail}", dataset.train.y, "leave it out")
+        require_classes(f"long_tail={long_tail}", dataset.train.y, "leave it out")
         kept = partition.long_tail(dataset.train.y, seed, rho=long_tail)
         columns = {key: None if values is None else values[kept] for key, values in columns.items()}
     columns |= {"test_labels": stratify(dataset.test.y), "test_domains": dataset.test_domains, "test_ids": dataset.test_clients}
     train, test = partition.divide(scheme, columns, clients, seed)
     if kept is None:
         return train, test
-    train = RowLists.of(train)
-    return RowLists(kept[train.rows], train.start, train.size), test
+    train = RaggedIndex.of(train)
+    return RaggedIndex(kept[train.rows], train.start, train.size), test
 
 
 def _given(what: str, lists: Sequence[Any], limit: int) -> Sequence[np.ndarray]:
@@ -380,7 +380,7 @@ def _given(what: str, lists: Sequence[Any], limit: int) -> Sequence[np.ndarray]:
     Raises:
       ValueError: one is not integers, or out of range.
     """
-    if not isinstance(lists, RowLists):
+    if not isinstance(lists, RaggedIndex):
         return [check_index(f"{what}[{i}]", rows, limit) for i, rows in enumerate(lists)]
     once, back = lists.distinct()
     rows = once.joined()
@@ -388,21 +388,21 @@ def _given(what: str, lists: Sequence[Any], limit: int) -> Sequence[np.ndarray]:
         raise ValueError(f"{what} has example indices from {rows.min()} to {rows.max()}: must lie in [0, {limit}).")
     ascending, ends = np.diff(rows) >= 0, np.cumsum(once.size)
     ascending[ends[(ends > 0) & (ends < len(rows))] - 1] = True  # from one list to the next
-    return lists if ascending.all() else RowLists.cut(rows, once.size).chosen(back)
+    return lists if ascending.all() else RaggedIndex.cut(rows, once.size).chosen(back)
 
 
-def _none(clients: int) -> RowLists:
-    return RowLists.same(np.zeros(0, np.int32), clients)
+def _none(clients: int) -> RaggedIndex:
+    return RaggedIndex.same(np.zeros(0, np.int32), clients)
 
 
 def _union(index: Sequence[np.ndarray]) -> np.ndarray:
-    return np.unique(RowLists.of(index).joined()).astype(np.int32)
+    return np.unique(RaggedIndex.of(index).joined()).astype(np.int32)
 
 
 def _hash(*parts: Sequence[np.ndarray]) -> str:
     """Returns the sha256 of all lists, each with its length in front; the same on every machine."""
     digest = hashlib.sha256()
-    for index in map(RowLists.of, parts):
+    for index in map(RaggedIndex.of, parts):
         digest.update(np.concatenate([[len(index)], index.size]).astype("<i8").tobytes())
         if index.total <= len(index.rows):
             digest.update(np.ascontiguousarray(index.joined(), "<i4").data)
@@ -417,10 +417,10 @@ def _build(
     train_index,
     test_index,
     validation_index,
-    unseen: Newcomers | None = None,
+    unseen: UnseenClients | None = None,
     client_names: tuple[str, ...] = (),
 ) -> FederatedData:
-    train_index, test_index, validation_index = map(RowLists.of, (train_index, test_index, validation_index))
+    train_index, test_index, validation_index = map(RaggedIndex.of, (train_index, test_index, validation_index))
     classes = len(dataset.class_names)
     beside = () if unseen is None else ([unseen.ids], unseen.train_index, unseen.test_index)
     return FederatedData(

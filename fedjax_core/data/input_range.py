@@ -8,8 +8,8 @@ SAMPLE = 2**20  # numbers that are looked at
 NORMAL_IQR = 1.349  # interquartile range of a normal distribution, in standard deviations
 LOSS = 1e-3  # of a channel's spread, that rounding to float32 may take away
 FLOAT32_STEP = 2.0**-24  # largest relative error of rounding to float32
-LIKE = 30.0  # how many times larger deviations of one part may be than those of another
-ENOUGH = 10  # numbers of a channel, of which a deviation says something
+MAX_SCALE_RATIO = 30.0  # how many times larger deviations of one part may be than those of another
+MIN_SAMPLE = 10  # numbers of a channel, of which a deviation says something
 
 
 def sample_channels(x: np.ndarray, rows: np.ndarray | None = None, most: int = SAMPLE) -> np.ndarray:
@@ -73,7 +73,7 @@ def ratio_of_deviations(x: np.ndarray, other: np.ndarray) -> float | None:
       The ratio; None for too few numbers, or numbers that are all alike.
     """
     samples = [sample_channels(part) for part in (x, other)]
-    if min(map(len, samples)) < ENOUGH:
+    if min(map(len, samples)) < MIN_SAMPLE:
         return None
     deviations = [sample.std(0) for sample in samples]
     is_varied = (deviations[0] > 0) & (deviations[1] > 0)
@@ -82,4 +82,4 @@ def ratio_of_deviations(x: np.ndarray, other: np.ndarray) -> float | None:
 
 def is_alike(ratio: float | None) -> bool:
     """Returns whether a ratio of deviations is such as two parts of one data set may have."""
-    return ratio is None or 1 / LIKE <= ratio <= LIKE
+    return ratio is None or 1 / MAX_SCALE_RATIO <= ratio <= MAX_SCALE_RATIO

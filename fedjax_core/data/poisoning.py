@@ -14,8 +14,8 @@ import numpy as np
 from fedjax_core import option_types
 from fedjax_core.algorithm import Examples
 from fedjax_core.data.federated_data import FederatedData, replace_index
-from fedjax_core.data.row_readers import in_file
-from fedjax_core.data.target_types import need_classes
+from fedjax_core.data.row_readers import locate_in_file
+from fedjax_core.data.target_types import require_classes
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, PositiveFraction
 
 
@@ -116,7 +116,7 @@ def backdoor(
 POISONS: dict[str, Callable[..., Poison]] = {"label_flip": label_flip, "backdoor": backdoor}
 
 
-def counted(data: FederatedData, poisons: Sequence[Poison], clients: Sequence[int] | np.ndarray) -> FederatedData:
+def mock_poisoned(data: FederatedData, poisons: Sequence[Poison], clients: Sequence[int] | np.ndarray) -> FederatedData:
     """Returns data of the size of `poisoned` ones, all examples the first one: to count, not to
     train on.
     """
@@ -129,7 +129,7 @@ def counted(data: FederatedData, poisons: Sequence[Poison], clients: Sequence[in
     return replace_index(dataclasses.replace(data, train=train), index, data.test_index, data.validation_index)
 
 
-def poisoned(data: FederatedData, poisons: Sequence[Poison], clients: Sequence[int] | np.ndarray, seed: int) -> FederatedData:
+def poison_clients(data: FederatedData, poisons: Sequence[Poison], clients: Sequence[int] | np.ndarray, seed: int) -> FederatedData:
     """Returns the data whose `clients` train on poisoned examples.
 
     Args:
@@ -159,8 +159,8 @@ def poisoned(data: FederatedData, poisons: Sequence[Poison], clients: Sequence[i
 
 
 def _need_array(data: FederatedData) -> None:
-    need_classes("adversary.attack with poisoned examples", data.train.y, "attacks on what is sent need none")
-    if not isinstance(data.train.x, np.ndarray) or in_file(data.train.x):
+    require_classes("adversary.attack with poisoned examples", data.train.y, "attacks on what is sent need none")
+    if not isinstance(data.train.x, np.ndarray) or locate_in_file(data.train.x):
         raise ValueError(
             "adversary.attack: poisoned examples are written behind the others, so the data must be one array in memory"
         )

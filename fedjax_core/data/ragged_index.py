@@ -10,7 +10,7 @@ import numpy as np
 _BLOCK = 2**22  # example indices that are worked on at once
 
 
-class RowLists(Sequence[np.ndarray]):
+class RaggedIndex(Sequence[np.ndarray]):
     """N lists of example indices, read like a tuple of arrays. A client costs eight bytes beside
     its examples, however long the longest is.
 
@@ -36,7 +36,7 @@ class RowLists(Sequence[np.ndarray]):
         self._followed: np.ndarray | None = None
 
     @classmethod
-    def of(cls, lists: Iterable[Sequence[int] | np.ndarray]) -> "RowLists":
+    def of(cls, lists: Iterable[Sequence[int] | np.ndarray]) -> "RaggedIndex":
         """Concatenates lists. An object that is given several times is stored once."""
         if isinstance(lists, cls):
             return lists
@@ -50,24 +50,24 @@ class RowLists(Sequence[np.ndarray]):
         return cls(np.concatenate([np.zeros(0, np.int32), *parts]), start, size)
 
     @classmethod
-    def cut(cls, rows: np.ndarray, sizes: np.ndarray) -> "RowLists":
+    def cut(cls, rows: np.ndarray, sizes: np.ndarray) -> "RaggedIndex":
         """Cuts examples into lists of these sizes, in their order; each list is sorted."""
         return cls.dealt(rows, np.repeat(np.arange(len(sizes)), sizes), len(sizes))
 
     @classmethod
-    def dealt(cls, rows: np.ndarray, whose: np.ndarray, clients: int) -> "RowLists":
+    def dealt(cls, rows: np.ndarray, whose: np.ndarray, clients: int) -> "RaggedIndex":
         """Groups examples [R] by their client [R]; each list is sorted."""
         sizes = np.bincount(whose, minlength=clients)
         return cls(rows[np.lexsort((rows, whose))], np.cumsum(sizes) - sizes, sizes)
 
     @classmethod
-    def cut_evenly(cls, rows: np.ndarray, clients: int) -> "RowLists":
+    def cut_evenly(cls, rows: np.ndarray, clients: int) -> "RaggedIndex":
         """Cuts examples into lists of one size, in their order; each is sorted already."""
         size = len(rows) // clients
         return cls(rows, np.arange(clients) * size, np.full(clients, size))
 
     @classmethod
-    def same(cls, rows: np.ndarray, clients: int) -> "RowLists":
+    def same(cls, rows: np.ndarray, clients: int) -> "RaggedIndex":
         """Returns the same list for every client."""
         return cls(rows, np.zeros(clients, np.int32), np.full(clients, len(rows), np.int32))
 
@@ -98,9 +98,9 @@ class RowLists(Sequence[np.ndarray]):
             self.rows = self._followed[: len(self.rows)]
         return self._followed
 
-    def chosen(self, clients: np.ndarray) -> "RowLists":
+    def chosen(self, clients: np.ndarray) -> "RaggedIndex":
         """Returns the lists of some clients; `rows` stays whole."""
-        return RowLists(self.rows, self.start[clients], self.size[clients])
+        return RaggedIndex(self.rows, self.start[clients], self.size[clients])
 
     def joined(self, clients: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Returns the examples of some clients, one list after another; int32."""
@@ -110,7 +110,7 @@ class RowLists(Sequence[np.ndarray]):
             return self.rows[start[0] : start[0] + ends[-1]]
         return self.rows[np.arange(ends[-1] if len(ends) else 0) + np.repeat(start - ends + size, size)]
 
-    def distinct(self) -> tuple["RowLists", np.ndarray]:
+    def distinct(self) -> tuple["RaggedIndex", np.ndarray]:
         """Returns each shared list once, and the index [N] of each client's list."""
         _, first, back = np.unique(self.start * np.int64(2**31) + self.size, return_index=True, return_inverse=True)
         return self.chosen(first), back

@@ -17,7 +17,7 @@ _BLOCK = 2**26  # bytes that are written at once
 _ALIGNED = 64  # bytes; a CPU's devices copy arrays that begin elsewhere, each of them
 
 
-class Reader:
+class ExampleReader:
     """Examples of a pytree of arrays [n, ...]. A memory-mapped array is read by its file: what was
     read does not stay in memory, and a file that was cut is an error and no crash. Several threads
     may read.
@@ -35,7 +35,7 @@ class Reader:
         """
         self.like = arrays
         leaves, self._structure = jax.tree.flatten(arrays)
-        self._leaves = [leaf if (place := in_file(leaf)) is None else _File(leaf, *place) for leaf in leaves]
+        self._leaves = [leaf if (place := locate_in_file(leaf)) is None else _File(leaf, *place) for leaf in leaves]
         self.row_bytes = sum(leaf.dtype.itemsize * math.prod(leaf.shape[1:]) for leaf in leaves)
 
     def slab(self, rows: np.ndarray, capacity: int) -> Any:
@@ -94,7 +94,7 @@ class _File:
                 at, left = at + number, left[number:]
 
 
-def in_file(array: np.ndarray) -> tuple[Path, int] | None:
+def locate_in_file(array: np.ndarray) -> tuple[Path, int] | None:
     """Returns (file, offset in bytes) of a memory-mapped array, or of whole examples of one; None
     of others.
     """
@@ -109,12 +109,12 @@ def in_file(array: np.ndarray) -> tuple[Path, int] | None:
     return Path(root.filename), int(root.offset) + within
 
 
-def in_memory(arrays: Any) -> Reader:
+def open_in_memory(arrays: Any) -> ExampleReader:
     """Opens a reader of arrays in memory; those in files are read."""
-    return Reader(jax.tree.map(lambda leaf: np.asarray(leaf) if in_file(leaf) is None else np.array(leaf), arrays))
+    return ExampleReader(jax.tree.map(lambda leaf: np.asarray(leaf) if locate_in_file(leaf) is None else np.array(leaf), arrays))
 
 
-def on_disk(arrays: Any) -> Reader:
+def open_on_disk(arrays: Any) -> ExampleReader:
     """Opens a reader of arrays in files; those in memory are written to temporary files, which go
     with the process, or with the last that reads them.
 
@@ -123,8 +123,8 @@ def on_disk(arrays: Any) -> Reader:
     """
     with tempfile.TemporaryDirectory(prefix="fedjax-rows-", ignore_cleanup_errors=True) as folder:
         leaves, structure = jax.tree.flatten(arrays)
-        kept = [_written(leaf, Path(folder) / str(at)) if in_file(leaf) is None else leaf for at, leaf in enumerate(leaves)]
-        return Reader(structure.unflatten(kept))  # which has the files open, so their names may go
+        kept = [_written(leaf, Path(folder) / str(at)) if locate_in_file(leaf) is None else leaf for at, leaf in enumerate(leaves)]
+        return ExampleReader(structure.unflatten(kept))  # which has the files open, so their names may go
 
 
 def _written(array: np.ndarray, path: Path) -> np.ndarray:

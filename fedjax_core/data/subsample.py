@@ -12,7 +12,7 @@ from fedjax_core.data.sources.file_checks import stratified_mask
 from fedjax_core.data.target_types import stratify
 
 
-def smaller(dataset: Dataset, size: int | None = None, examples: int | None = None, field: str = "data.") -> Dataset:
+def subsample(dataset: Dataset, size: int | None = None, examples: int | None = None, field: str = "data.") -> Dataset:
     """Resizes images, and keeps some of the training examples.
 
     Args:
@@ -51,7 +51,7 @@ def smaller(dataset: Dataset, size: int | None = None, examples: int | None = No
     )
 
 
-def adapted(examples: Examples, like: Examples) -> Examples:
+def match_image_shape(examples: Examples, like: Examples) -> Examples:
     """Converts images to the size and channels of `like`: resized as in `smaller`; grey from
     colours by their mean.
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_core.algorithm import TARGETS, targets_of
-from fedjax_core.data.ragged_index import RowLists
+from fedjax_core.data.ragged_index import RaggedIndex
 
 ROWS = ("rows",)  # the one column of a label table where nothing else can be counted
 
@@ -16,26 +16,26 @@ def stratify(y: np.ndarray) -> np.ndarray:
     return np.asarray(y) if targets_of(y) == "classes" else np.zeros(len(y), np.int32)
 
 
-def number(y: np.ndarray, classes: int) -> int:
+def num_strata(y: np.ndarray, classes: int) -> int:
     """Returns the number of strata."""
     return classes if targets_of(y) == "classes" else 1
 
 
-def columns(y: Any, class_names: Sequence[str]) -> tuple[str, ...]:
+def label_table_columns(y: Any, class_names: Sequence[str]) -> tuple[str, ...]:
     """Returns the names of a label table's columns: classes, labels, or all examples."""
     return tuple(class_names) if targets_of(y) in ("classes", "labels") else ROWS
 
 
-def label_table(y: np.ndarray, lists: RowLists, classes: int) -> np.ndarray:
+def label_table(y: np.ndarray, lists: RaggedIndex, classes: int) -> np.ndarray:
     """Counts the examples of each class, or with each label, [N, K]; of other targets all examples,
     [N, 1].
     """
     if targets_of(y) == "labels":
         return np.stack([lists.counts(column, 2)[:, 1] for column in np.asarray(y).T], 1)
-    return lists.counts(stratify(y), number(y, classes))
+    return lists.counts(stratify(y), num_strata(y, classes))
 
 
-def need_classes(what: str, y: np.ndarray, instead: str) -> None:
+def require_classes(what: str, y: np.ndarray, instead: str) -> None:
     """Raises ValueError where `what` reads classes and there are none; says what to use instead."""
     if (kind := targets_of(y)) != "classes":
         raise ValueError(f"{what} needs classes, the data have {kind}: {TARGETS[kind]}; {instead}")

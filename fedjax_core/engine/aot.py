@@ -13,14 +13,14 @@ from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.dispatch import CompiledPlan
 from fedjax_core.engine.sharding.mesh import client_sharded, replicated
 from fedjax_core.engine.simulation_spec import State
-from fedjax_core.engine.simulator import Simulation
+from fedjax_core.engine.simulator import Simulator
 
 START, ROUND, EVALUATION = PARTS = ("start", "round", "evaluation")
 SCORED_ROUND = f"{EVALUATION}: scored round"
 Traces = dict[str, Callable[[], Traced]]
 
 
-def programs(simulation: Simulation, parts: tuple[str, ...] = PARTS) -> Traces:
+def trace_programs(simulation: Simulator, parts: tuple[str, ...] = PARTS) -> Traces:
     """Returns what a run dispatches, by name ("round", "evaluation: server" ...), each traced when it is called.
 
     Args:
@@ -35,12 +35,12 @@ def programs(simulation: Simulation, parts: tuple[str, ...] = PARTS) -> Traces:
     return traces
 
 
-def between_rounds(simulation: Simulation) -> tuple[DeviceArrays, State]:
+def resident_shapes(simulation: Simulator) -> tuple[DeviceArrays, State]:
     """Returns what is on the devices all the time, as shapes with their shardings."""
     return _resident_shapes(simulation.compiled)
 
 
-def lowered(traced: Traced) -> Lowered:
+def lower(traced: Traced) -> Lowered:
     """Returns the program as its devices' compiler takes it."""
     return traced.lower()
 

@@ -15,7 +15,7 @@ from fedjax_core.engine import contracts, evaluation_step
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.simulation_spec import SimulationSpec
 from fedjax_core.training import metrics
-from fedjax_core.training.batching import Batch, take
+from fedjax_core.training.batching import Batch, gather_batch
 
 ROWS, PADDING = 6, 2
 MOST_NUMBERS = 2**22  # of rows that are drawn
@@ -79,7 +79,7 @@ def _outputs(spec: SimulationSpec, g: int, arrays: DeviceArrays, rows: int) -> t
         if spec.episodes is not None:
             return evaluation_step.whole_test_batches(spec, arrays, 1)[1](jnp.int32(0))
         examples = arrays.test if len(jax.tree.leaves(arrays.test.y)[0]) else arrays.train
-        return take(examples, jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool))
+        return gather_batch(examples, jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool))
 
     def predict_all(arrays: DeviceArrays, local: PyTree, x: PyTree) -> dict[str, PyTree]:
         predictors = spec.algorithm(g, arrays, 0).predict
@@ -129,7 +129,7 @@ def _try(name: str, score: Callable, like: tuple[Inputs, Inputs], classes: int) 
         )
     is_finite = all(np.isfinite(leaf).all() for leaf in as_numbers(found))
     if not is_finite and targets_of(more[2]) != "numbers":  # of which a network may give positive ones alone
-        raise ValueError(f"{what} is not finite for logits drawn at random: {option_types.short(as_numbers(found))}")
+        raise ValueError(f"{what} is not finite for logits drawn at random: {option_types.shorten(as_numbers(found))}")
     if metrics.finalizer(score) is not None and is_finite:
         _try_finalize(what, metrics.unwrap_score(score), sums)
 
@@ -147,7 +147,7 @@ def _try_finalize(what: str, score: Any, sums: PyTree) -> None:
         found = np.asarray(value)
         if found.shape != leading or found.dtype.kind not in "fiu":
             wants = "[E] numbers of sums [E, ...]" if leading else "a number"
-            raise TypeError(f"{what}: finalize must return {wants}, it returned {option_types.short(value)}")
+            raise TypeError(f"{what}: finalize must return {wants}, it returned {option_types.shorten(value)}")
 
 
 def _draw(rng: np.random.Generator, like: Any) -> np.ndarray:

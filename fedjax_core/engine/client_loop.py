@@ -20,7 +20,7 @@ from fedjax_core.algorithm import Array, PyTree
 from fedjax_core.engine.sharding.mesh import AXIS, Plan
 
 
-def choose(
+def choose_plan(
     cohort: int,
     *,
     chunk: int | None = None,

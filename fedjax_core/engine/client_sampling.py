@@ -18,7 +18,7 @@ SAMPLINGS = ("fixed", "poisson", "cyclic")
 OVERFLOW = 1e-20
 
 
-def number(cohort: int | float | None, population: int) -> int:
+def resolve_cohort_size(cohort: int | float | None, population: int) -> int:
     """Returns C: an int is a number of clients, a float in (0, 1] a fraction of them (rounded, at least one).
 
     Raises:
@@ -39,7 +39,7 @@ def number(cohort: int | float | None, population: int) -> int:
     )
 
 
-def check(sampling: str, size: int, population: int) -> None:
+def check_sampling(sampling: str, size: int, population: int) -> None:
     """Raises ValueError for an unknown sampling, or a cycle too long for int32."""
     if sampling not in SAMPLINGS:
         raise ValueError(f"sampling={sampling!r} is not one of {', '.join(map(repr, SAMPLINGS))}")
@@ -68,7 +68,7 @@ def sample_fixed(key: Array, population: int, size: int) -> Array:
     return jax.lax.fori_loop(0, size, draw, jnp.full((size,), -1, jnp.int32))
 
 
-def places(expected: int, population: int) -> int:
+def poisson_slots(expected: int, population: int) -> int:
     """Returns the slots for a Poisson cohort of `expected` clients, by Chernoff's bound on a binomial's upper tail.
 
     Example:

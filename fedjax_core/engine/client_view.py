@@ -11,12 +11,12 @@ from fedjax_core.engine.client_state import host_store
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.simulation_spec import SimulationSpec, State, stream_key
 from fedjax_core.task import Task
-from fedjax_core.uplink import bare
+from fedjax_core.uplink import unwrap
 
 Holdings = tuple[PyTree, PyTree]  # (sent, client state)
 
 
-class View(NamedTuple):
+class ClientView(NamedTuple):
     """One client at one moment.
 
     Attributes:
@@ -59,7 +59,7 @@ def make_holdings(
     else:
         shared = arrays, state.server, state.round, state.key
         plain, personal = evaluation_step.make_holdings(spec, algorithm, shared, i, client, size)
-    return (bare(plain[0]), bare(plain[1])), (bare(personal[0]), bare(personal[1]))
+    return (unwrap(plain[0]), unwrap(plain[1])), (unwrap(personal[0]), unwrap(personal[1]))
 
 
 def predict(spec: SimulationSpec, g: int, arrays: DeviceArrays, round_num: Array, name: str, holds: Holdings, x: PyTree):

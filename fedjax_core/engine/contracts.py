@@ -27,9 +27,9 @@ from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.sharding.data_placement import PLACES
 from fedjax_core.engine.simulation_spec import SCOPES, Evaluation, Group, GroupShapes, Shapes, SimulationSpec
-from fedjax_core.task import TO_ADD, check_tokens
+from fedjax_core.task import HEAD_HINT, check_tokens
 from fedjax_core.training import metrics
-from fedjax_core.training.few_shot import Episodes
+from fedjax_core.training.few_shot import EpisodeSampler
 from fedjax_core.training.metrics import finalizer
 
 
@@ -40,7 +40,7 @@ def validate_settings(
     hold: str,
     evaluation: Evaluation,
     dispatch: int,
-    episodes: Episodes | None,
+    episodes: EpisodeSampler | None,
 ) -> None:
     """Raises ValueError for a setting that is out of range."""
     everyone = np.sort(np.concatenate([np.asarray(g.clients) for g in groups]))
@@ -204,7 +204,7 @@ def explain_missing_head(groups: Sequence[Group]) -> Iterator[None]:
         if not without:
             raise
         raise ValueError(
-            f"the method needs features or the head of network {without[0]!r}, which has no such parts: {TO_ADD}"
+            f"the method needs features or the head of network {without[0]!r}, which has no such parts: {HEAD_HINT}"
         ) from None
 
 

@@ -253,7 +253,7 @@ def _run_first_rounds(compiled: CompiledPlan, state: State, num_rounds: int, sco
     number = compiled.put(np.int32(num_rounds))
     if compiled.spec.plan.chunk > 1:
         reason = out_of_memory_reason(compiled, program, (arrays, state, number))
-        if distributed.anywhere(reason is not None):
+        if distributed.any_process(reason is not None):
             raise MemoryError(reason or "the round does not fit the memory of a device of another process")
     state, record = program(arrays, _copy(state), number)
     record = jax.device_get(record)

@@ -36,7 +36,7 @@ class EvaluationResult(NamedTuple):
     """
 
     metrics: dict[str, float]
-    by_client: evaluation_step.ByClient | None
+    by_client: evaluation_step.ClientScores | None
 
 
 def ignore_progress(what: str, done: int, total: int) -> None:
@@ -62,7 +62,7 @@ def evaluate(compiled: CompiledPlan, state: State, watch: Watch = ignore_progres
         metrics |= _evaluate_server(compiled, state, round_num, watch)
     if {"own", "all"} & set(scopes):
         ids = spec.scored_clients()
-        by_client = evaluation_step.ByClient(ids, spec.host_arrays.test_size[ids], {})
+        by_client = evaluation_step.ClientScores(ids, spec.host_arrays.test_size[ids], {})
         for scope, models in score_clients(compiled, state, watch).items():
             divergence.raise_if_scores_diverged(models, ids, SCORED_EXAMPLES[scope], round_num, y)
             for model, score in models.items():
@@ -79,7 +79,7 @@ def evaluate(compiled: CompiledPlan, state: State, watch: Watch = ignore_progres
             metrics |= evaluation_step.client_statistics(f"test/{model}/unseen", score)
             values |= _client_values(f"test/{model}/unseen", score)
         rows = spec.host_arrays.unseen_test_size
-        unseen = evaluation_step.ByClient(spec.population + np.arange(len(rows)), rows, values)
+        unseen = evaluation_step.ClientScores(spec.population + np.arange(len(rows)), rows, values)
         by_client = unseen if by_client is None else evaluation_step.concatenate_clients(by_client, unseen)
         metrics |= unseen_clients.participation_gaps(metrics, list(models), metric_definitions.METRIC_NAMES[spec.targets][0])
     own_scores = {name for group in spec.groups for name in group.task.scores}
@@ -164,7 +164,7 @@ def _pieces(compiled: CompiledPlan, name: str, number: int, tell: Callable[[int]
     first, pace = 0, compiled.pace
     while first < number:
         most = PIECE_SECONDS / max(pace[name], 1e-9) if name in pace else 1
-        last = distributed.said(min(number, first + max(1, int(min(most, number)))))
+        last = distributed.broadcast_from_process_0(min(number, first + max(1, int(min(most, number)))))
         start = time.monotonic()
         yield compiled.put((np.int32(first), np.int32(last)))
         pace[name] = (time.monotonic() - start) / (last - first)

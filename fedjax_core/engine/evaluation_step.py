@@ -15,7 +15,7 @@ from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.sharding.mesh import Plan
 from fedjax_core.engine.simulation_spec import SimulationSpec, State, stream_key
 from fedjax_core.training import local_training, metrics
-from fedjax_core.training.few_shot import assemble
+from fedjax_core.training.few_shot import make_episode_batch
 
 ROWS = ("test", "validation", "streamed")  # that the server's model is scored on
 STATISTICS = ("mean", "weighted", "lowest", "highest")
@@ -23,7 +23,7 @@ Batches = tuple[Any, Callable[[Array], local_training.Batch]]  # how many there 
 Models = dict[str, Callable[[PyTree], dict[str, Array]]]  # by name: x -> outputs
 
 
-class ByClient(NamedTuple):
+class ClientScores(NamedTuple):
     """Scores of single clients, of one evaluation.
 
     Attributes:
@@ -88,7 +88,7 @@ def _server_batches(spec: SimulationSpec, arrays: DeviceArrays, server: PyTree, 
         def score_streamed(shared, entry):
             (arrays, server, round_num, examples, number), (i, first) = shared, entry
             offsets = jnp.arange(b)
-            x, y, mask, _ = local_training.take(examples, i * b + offsets, first + offsets < number)
+            x, y, mask, _ = local_training.gather_batch(examples, i * b + offsets, first + offsets < number)
             return score(arrays, server, round_num, x, y, mask)
 
         return score_streamed, (arrays, server, round_num, examples, number), (jnp.arange(len(first)), first)
@@ -201,7 +201,7 @@ def divide_by_weights(scores: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> di
     }
 
 
-def concatenate_clients(first: ByClient, second: ByClient) -> ByClient:
+def concatenate_clients(first: ClientScores, second: ClientScores) -> ClientScores:
     """Joins two sets of clients; the second's ids are higher. A score that one of them lacks is NaN there."""
 
     def join(name: str) -> np.ndarray:
@@ -209,7 +209,7 @@ def concatenate_clients(first: ByClient, second: ByClient) -> ByClient:
         return np.concatenate([*parts])
 
     ids, rows = (np.concatenate(pair) for pair in zip(first[:2], second[:2], strict=True))
-    return ByClient(ids, rows, {name: join(name) for name in dict.fromkeys([*first.scores, *second.scores])})
+    return ClientScores(ids, rows, {name: join(name) for name in dict.fromkeys([*first.scores, *second.scores])})
 
 
 def sort_by_client(blocks: list[dict[str, PyTree]], ids: list[np.ndarray]) -> dict[str, PyTree]:
@@ -248,7 +248,7 @@ def _batches(examples: Examples, index: Array, size: Array | int, b: int) -> Bat
 
     def batch(i):
         offsets = i * b + jnp.arange(b)
-        return local_training.take(examples, index[offsets], offsets < size)
+        return local_training.gather_batch(examples, index[offsets], offsets < size)
 
     return -(-size // b), batch
 
@@ -266,7 +266,7 @@ def whole_test_batches(spec: SimulationSpec, arrays: DeviceArrays, batch: int) -
         return _batches(arrays.test, jnp.arange(n, dtype=jnp.int32), n, batch)
     support, query = arrays.tests
     real = jnp.ones(support.shape[1:], bool), jnp.ones(query.shape[1:], bool)
-    return len(support), lambda i: assemble(arrays.test, support[i], query[i], *real)
+    return len(support), lambda i: make_episode_batch(arrays.test, support[i], query[i], *real)
 
 
 def _score_batches(spec: SimulationSpec, g: int, models: Models, batches: Batches):

@@ -181,7 +181,7 @@ def run_cohort(
     algorithm = spec.algorithm(0, arrays, state.round)
     collected = collect(algorithm.collect, contributions)
     everyone = Cohort(*(jnp.concatenate(leaves) for leaves in zip(*(cohort for cohort, _ in drawn), strict=True)))
-    with sharded_aggregation.over(spec.mesh, AXIS):
+    with sharded_aggregation.shard_coordinates(spec.mesh, AXIS):
         server_key = stream_key(state.key, "server", state.round)
         result = algorithm.server_update(state.server, collected, everyone, server_key)
     server, server_metrics = contracts.check_server_output(result)

@@ -11,12 +11,12 @@ from jax.sharding import Mesh
 from fedjax_core import lazy_array
 from fedjax_core.algorithm import Algorithm, Array, ClientData, PyTree, targets_of
 from fedjax_core.data.federated_data import FederatedData
-from fedjax_core.data.row_readers import Reader
+from fedjax_core.data.row_readers import ExampleReader
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.sharding.data_placement import Placed
 from fedjax_core.engine.sharding.mesh import Plan
-from fedjax_core.task import Peers, Task
-from fedjax_core.training.few_shot import Episodes
+from fedjax_core.task import PeerGroup, Task
+from fedjax_core.training.few_shot import EpisodeSampler
 
 Build = Callable[[Task], Algorithm]
 STREAMS = {
@@ -173,7 +173,7 @@ class SimulationSpec:
     tasks: tuple[PyTree, ...]
     data: FederatedData
     placed: Placed
-    readers: dict[str, Reader]
+    readers: dict[str, ExampleReader]
     host_arrays: DeviceArrays
     cohort: int
     cohort_slots: int
@@ -181,7 +181,7 @@ class SimulationSpec:
     is_cyclic: bool
     dropout: float
     evaluation: Evaluation
-    episodes: Episodes | None
+    episodes: EpisodeSampler | None
     hold: str
     dispatch: int
     center: np.ndarray | float
@@ -257,11 +257,11 @@ def one_group(build: Build, task: Task, population: int) -> list[Group]:
 
 def with_peer_groups(groups: Sequence[Group]) -> list[Group]:
     """Returns the groups, each of whose tasks knows them all."""
-    peers = tuple(Peers(lambda task=group.task: task.model, np.asarray(group.clients)) for group in groups)
+    peers = tuple(PeerGroup(lambda task=group.task: task.model, np.asarray(group.clients)) for group in groups)
     return [group._replace(task=dataclasses.replace(group.task, groups=peers, group=g)) for g, group in enumerate(groups)]
 
 
 def with_abstract_frozen_params(groups: Sequence[Group]) -> list[Group]:
     """Returns the groups with zeros in place of deferred frozen arrays, which programs take as arguments."""
-    tasks = [dataclasses.replace(group.task, frozen=lazy_array.stand_ins(group.task.frozen)) for group in groups]
+    tasks = [dataclasses.replace(group.task, frozen=lazy_array.with_zeros_for_lazy(group.task.frozen)) for group in groups]
     return [group._replace(task=task) for group, task in zip(groups, tasks, strict=True)]

@@ -24,7 +24,7 @@ import numpy as np
 
 from fedjax_core import distributed
 from fedjax_core.algorithm import PyTree, targets_of
-from fedjax_core.data.federated_data import FederatedData, pooled
+from fedjax_core.data.federated_data import FederatedData, pool_clients
 from fedjax_core.engine import (
     check_own_scores,
     client_loop,
@@ -37,7 +37,7 @@ from fedjax_core.engine import (
     unseen_clients,
 )
 from fedjax_core.engine.client_state import manager
-from fedjax_core.engine.client_view import Holdings, View
+from fedjax_core.engine.client_view import ClientView, Holdings
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays, make_host_arrays
 from fedjax_core.engine.dispatch import CompiledPlan
 from fedjax_core.engine.divergence import Diverged
@@ -54,11 +54,11 @@ from fedjax_core.engine.simulation_spec import (
     with_abstract_frozen_params,
     with_peer_groups,
 )
-from fedjax_core.training.few_shot import Episodes
-from fedjax_core.uplink import Link, wrapped
+from fedjax_core.training.few_shot import EpisodeSampler
+from fedjax_core.uplink import UplinkTransform, wrap_builder
 
-__all__ = ["Build", "Diverged", "Evaluation", "EvaluationResult", "Group", "Simulation", "SimulationSpec", "State"]
-__all__ += ["View", "build_spec", "one_group"]
+__all__ = ["Build", "Diverged", "Evaluation", "EvaluationResult", "Group", "SimulationSpec", "Simulator", "State"]
+__all__ += ["ClientView", "build_spec", "one_group"]
 Result = TypeVar("Result")
 ReadParts = Callable[..., Iterable[tuple[int, Mapping[str, np.ndarray]]]]
 log = logging.getLogger("fedjax_core")
@@ -74,10 +74,10 @@ def build_spec(
     evaluation: Evaluation = Evaluation(),  # noqa: B008
     hold: str = "device",
     dispatch: int = 10,
-    episodes: Episodes | None = None,
+    episodes: EpisodeSampler | None = None,
     data_on: str | None = None,
     devices: Sequence[Any] | None = None,
-    links: Sequence[Link] = (),
+    links: Sequence[UplinkTransform] = (),
     leave_out: bool = False,
     sampling: str = "fixed",
 ) -> SimulationSpec:
@@ -114,7 +114,7 @@ def build_spec(
                 raise ValueError(
                     "a pooled method has no clients that send something; it goes without attacks, rules, compression, privacy"
                 )
-            data, cohort, dropout = pooled(data), None, 0.0
+            data, cohort, dropout = pool_clients(data), None, 0.0
             task = dataclasses.replace(groups[0].task, population=1)
             groups = with_peer_groups([groups[0]._replace(clients=np.arange(1), task=task)])
         population = data.clients
@@ -123,11 +123,11 @@ def build_spec(
         contracts.validate_tokens(groups, data)
         skip_reason, has_unseen = unseen_clients.find_skip_reason(groups), data.unseen is not None and len(data.unseen.ids) > 0
         evaluation = unseen_clients.add_unseen_scope(evaluation, skip_reason, has_unseen)
-        size = client_sampling.number(cohort, population)
-        client_sampling.check(sampling, size, population)
+        size = client_sampling.resolve_cohort_size(cohort, population)
+        client_sampling.check_sampling(sampling, size, population)
         is_poisson = sampling == "poisson"
-        slots = client_sampling.places(size, population) if is_poisson else size
-        plan = client_loop.choose(slots, among=devices, **({} if plan is None else plan._asdict()))
+        slots = client_sampling.poisson_slots(size, population) if is_poisson else size
+        plan = client_loop.choose_plan(slots, among=devices, **({} if plan is None else plan._asdict()))
         mesh = meshes.make_mesh(plan, devices)
         is_numeric = targets_of(data.train.y) == "numbers"
         center = np.asarray(data.train.y).mean(0, dtype=np.float64) if is_numeric else 0.0
@@ -164,13 +164,13 @@ def build_spec(
         return dataclasses.replace(spec, score_bytes=check_own_scores.check_scores(spec))
 
 
-def _wrap_uplinks(spec: SimulationSpec, links: Sequence[Link], leave_out: bool) -> tuple[Group, ...]:
+def _wrap_uplinks(spec: SimulationSpec, links: Sequence[UplinkTransform], leave_out: bool) -> tuple[Group, ...]:
     """Returns the groups, whose methods' uplinks go through transforms."""
     pairs = zip(spec.groups, spec.shapes.groups, strict=True)
-    return tuple(group._replace(build=wrapped(group.build, links, shapes.out.uplink, leave_out)) for group, shapes in pairs)
+    return tuple(group._replace(build=wrap_builder(group.build, links, shapes.out.uplink, leave_out)) for group, shapes in pairs)
 
 
-class Simulation:
+class Simulator:
     """One method on one federated data set.
 
     Attributes:
@@ -257,7 +257,7 @@ class Simulation:
         """
         return self._retry_on_oom(lambda compiled: evaluation.score_clients(compiled, state))
 
-    def view(self, state: State, client: int, *, trained: bool = False) -> View:
+    def view(self, state: State, client: int, *, trained: bool = False) -> ClientView:
         """Returns what one client holds, and its models: for analyses, outside of rounds.
 
         Args:
@@ -285,7 +285,7 @@ class Simulation:
             arrays = compiled.device_arrays if arrays is None else arrays
             return compiled.programs.predict[g](arrays, state.round, name, holds, x)
 
-        return View(client, task, holds, predict)
+        return ClientView(client, task, holds, predict)
 
     @property
     def offloaded_states(self) -> manager.OffloadedStates | None:
@@ -342,7 +342,7 @@ class Simulation:
         self.release()
         self.compiled = dispatch.compile_for_plan(self.spec, plan, self.offloaded_states)
 
-    def as_replica(self) -> "Simulation":
+    def as_replica(self) -> "Simulator":
         """Returns a replica for one of several seeds (`vmapped_runs.py`), which shares programs and data."""
         replica = copy.copy(self)
         replica.compiled, replica._known_outliers = self.compiled.as_replica(), set()

@@ -11,7 +11,7 @@ from fedjax_core.engine import client_loop, evaluation_step
 from fedjax_core.engine.data_feed import cohort_buffer
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.simulation_spec import Evaluation, Group, SimulationSpec, stream_key
-from fedjax_core.uplink.wrapped_method import Sent
+from fedjax_core.uplink.wrapped_method import WrappedBroadcast
 
 
 def find_skip_reason(groups: Sequence[Group]) -> str:
@@ -104,7 +104,7 @@ def make_holdings(
     """
     i = spec.population + index
     sent = algorithm.broadcast(server, jnp.int32(spec.groups[g].clients[0]))
-    if isinstance(sent, Sent):
+    if isinstance(sent, WrappedBroadcast):
         sent = sent._replace(id=i)
     client = algorithm.client_init(stream_key(key_data, "init", 0), server, i)
     plain = sent, client

@@ -26,15 +26,15 @@ from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.divergence import Diverged
 from fedjax_core.engine.sharding.mesh import replicated
 from fedjax_core.engine.simulation_spec import SimulationSpec, State
-from fedjax_core.engine.simulator import Simulation
+from fedjax_core.engine.simulator import Simulator
 
 log = logging.getLogger("fedjax_core")
 
 Result = tuple[State, list[dict[str, float]]] | Exception  # of one seed: as `rounds`, or its error
-Seed = tuple[Simulation, State]  # a replica and its state, which is consumed
+Seed = tuple[Simulator, State]  # a replica and its state, which is consumed
 
 
-def reason(simulator: Simulation) -> str:
+def find_vmap_obstacle(simulator: Simulator) -> str:
     """Returns why the seeds of a simulator cannot share a program; "" if they can."""
     if jax.process_count() > 1:
         return f"there are {jax.process_count()} processes"
@@ -62,7 +62,7 @@ def run_rounds_vmapped(spec: SimulationSpec, arrays: DeviceArrays, states: Seque
     return tuple(_take(stacked, index) for index in range(len(states))), records
 
 
-class Lanes:
+class VmappedSeeds:
     """Replicas of a simulator, one for each seed, whose rounds are one program.
 
     Attributes:
@@ -70,7 +70,7 @@ class Lanes:
       at_once: how many seeds the program has at most; fewer if so many do not fit.
     """
 
-    def __init__(self, simulator: Simulation, number: int):
+    def __init__(self, simulator: Simulator, number: int):
         """Compiles nothing, and puts nothing on a device.
 
         Args:
@@ -98,7 +98,7 @@ class Lanes:
 
     def traced(self, scored: bool = False) -> Traced:
         """Traces the round of all seeds, with nothing on a device."""
-        arrays, state = aot.between_rounds(self._simulator)
+        arrays, state = aot.resident_shapes(self._simulator)
         n = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(self._simulator.spec.mesh))
         return self._programs[scored].trace(arrays, (state,) * len(self.each), n)
 

@@ -4,16 +4,25 @@
 it in a work directory, and `load` reads a run.
 """
 
-from fedjax_core.experiment.build_model import begun_from, build_network, scaling_of, spell_network
+from fedjax_core.experiment.build_model import build_network, existing_weight_files, scaling_of, spell_network
 from fedjax_core.experiment.build_simulator import build
-from fedjax_core.experiment.build_task import dataset, name_inputs, prepared
+from fedjax_core.experiment.build_task import dataset, name_inputs, read_instructions
 from fedjax_core.experiment.input_normalization import scale, scaling
-from fedjax_core.experiment.lookup import LOSSES, NORMALISATIONS, OPTIMIZERS, SCORES, builder, load_config, method, names
-from fedjax_core.experiment.python_overrides import switch
-from fedjax_core.experiment.resolve_config import STATISTICS, TASKS, Asked, check, complete_config, resolve
-from fedjax_core.experiment.run_experiment import PROGRAMS, execute, keep_programs, load, use_all_cores
+from fedjax_core.experiment.lookup import (
+    LOSSES,
+    NORMALISATIONS,
+    OPTIMIZERS,
+    SCORES,
+    load_config,
+    method_builder,
+    method_summaries,
+    model_builder,
+)
+from fedjax_core.experiment.python_overrides import switch_method
+from fedjax_core.experiment.resolve_config import STATISTICS, TASKS, ResolvedConfig, check_config, complete_config, resolve
+from fedjax_core.experiment.run_experiment import PROGRAMS, cache_compiled_programs, execute, load, use_all_cores
 from fedjax_core.experiment.schema import Config
-from fedjax_core.experiment.sweep import Run, alike, execute_all, lanes_of
+from fedjax_core.experiment.sweep import Run, execute_all, group_seeds, seeds_at_once
 
 __all__ = [
     "LOSSES",
@@ -23,32 +32,32 @@ __all__ = [
     "SCORES",
     "STATISTICS",
     "TASKS",
-    "Asked",
     "Config",
+    "ResolvedConfig",
     "Run",
-    "alike",
-    "begun_from",
     "build",
     "build_network",
-    "builder",
-    "check",
+    "cache_compiled_programs",
+    "check_config",
     "complete_config",
     "dataset",
     "execute",
     "execute_all",
-    "keep_programs",
-    "lanes_of",
+    "existing_weight_files",
+    "group_seeds",
     "load",
     "load_config",
-    "method",
+    "method_builder",
+    "method_summaries",
+    "model_builder",
     "name_inputs",
-    "names",
-    "prepared",
+    "read_instructions",
     "resolve",
     "scale",
     "scaling",
     "scaling_of",
+    "seeds_at_once",
     "spell_network",
-    "switch",
+    "switch_method",
     "use_all_cores",
 ]

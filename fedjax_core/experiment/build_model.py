@@ -10,19 +10,19 @@ import numpy as np
 from fedjax_core import nn
 from fedjax_core.algorithm import Net, targets_of
 from fedjax_core.data import federated_data
-from fedjax_core.data.held_out_clients import seen_rows
+from fedjax_core.data.held_out_clients import find_seen_examples
 from fedjax_core.experiment import input_normalization
 from fedjax_core.experiment.lookup import Network, find_network
-from fedjax_core.experiment.resolve_config import Asked
+from fedjax_core.experiment.resolve_config import ResolvedConfig
 from fedjax_core.language import instruction_task as language
 from fedjax_core.registry import BUILT_IN, spell
 from fedjax_core.storage import pretrained_weights
-from fedjax_core.task import PARTS, Model
+from fedjax_core.task import TRAINABLE_PARTS, Model
 
 
 def read_options(network: Network) -> dict[str, Any]:
     """Returns the options that a network's file of weights sets."""
-    return dict(pretrained_weights.options(network.file) if network.file else {})
+    return dict(pretrained_weights.read_options(network.file) if network.file else {})
 
 
 def all_options(network: Network) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def reads_tokens(network: Network, data: federated_data.FederatedData) -> bool |
         return True
     found = network.found
     if found.origin == BUILT_IN:
-        return found.name in nn.TEXTS
+        return found.name in nn.TEXT_MODULES
     shape = tuple(x.shape[1:])
     return nn.flax_adapter.reads_tokens(found.function, found.name, data.classes, shape, all_options(network))
 
@@ -72,7 +72,7 @@ def build_model(
     mean, std, limit = scaling or (None, None, None)
     found, shape, options = network.found, data.train.x.shape[1:], all_options(network)
     if found.origin != BUILT_IN:
-        normalise = functools.partial(nn.normalise, mean=mean, std=std, dtype=None, limit=limit)
+        normalise = functools.partial(nn.normalize_inputs, mean=mean, std=std, dtype=None, limit=limit)
         return nn.flax_adapter.build(found.function, found.name, classes, shape, options, normalise, statistics)
     return nn.build(found.name, classes, shape, mean, std, statistics, limit=limit, **options)
 
@@ -100,10 +100,10 @@ def scaling_of(network: Network, normalise: str, data: federated_data.FederatedD
     ids, which are not."""
     if reads_tokens(network, data):
         return None
-    return input_normalization.find_scaling(normalise, data.train, network.file, seen_rows(data), data.x_offset)
+    return input_normalization.find_scaling(normalise, data.train, network.file, find_seen_examples(data), data.x_offset)
 
 
-def begun_from(resolved: Asked) -> list[Path]:
+def existing_weight_files(resolved: ResolvedConfig) -> list[Path]:
     """Returns the files of weights that exist, each once."""
     return sorted({Path(network.file) for network in resolved.networks if network.file and Path(network.file).is_file()})
 
@@ -116,7 +116,7 @@ def spell_network(network: Network) -> str:
     return spell(network.found.name, all_options(network))
 
 
-def drawn_by_seed(resolved: Asked) -> bool:
+def has_random_frozen_arrays(resolved: ResolvedConfig) -> bool:
     """Returns whether frozen arrays are drawn by the seed, so that runs of other seeds have other
     arrays."""
     begins_random = any(one.file is None and one.found.function is not language.Spec for one in resolved.networks)
@@ -137,10 +137,10 @@ def read_frozen_arrays(
       shapes_only: zeros in place of random arrays.
     """
     if file is not None:
-        return pretrained_weights.backbone(file, model.name, jax.eval_shape(model.init, jax.random.key(0)), image=image)
+        return pretrained_weights.read_backbone(file, model.name, jax.eval_shape(model.init, jax.random.key(0)), image=image)
     if shapes_only:
         zero = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
         net = jax.tree.map(zero, jax.eval_shape(model.init, jax.random.key(0)))
     else:
         net = jax.device_get(jax.jit(model.init)(jax.random.key(seed)))
-    return net._replace(params={name: entry for name, entry in net.params.items() if name not in (PARTS[train] or ())})
+    return net._replace(params={name: entry for name, entry in net.params.items() if name not in (TRAINABLE_PARTS[train] or ())})

@@ -12,15 +12,15 @@ from fedjax_core.algorithm import TARGETS, targets_of
 from fedjax_core.data import federated_data, poisoning
 from fedjax_core.engine import client_loop
 from fedjax_core.engine import client_sampling as cohorts
-from fedjax_core.engine.simulator import Group, Simulation, build_spec
+from fedjax_core.engine.simulator import Group, Simulator, build_spec
 from fedjax_core.experiment import build_task, config_warnings, python_overrides, uplink_options
 from fedjax_core.experiment.lookup import LOSS_TARGETS, bind_options
-from fedjax_core.experiment.resolve_config import Asked, algorithm, resolve
+from fedjax_core.experiment.resolve_config import ResolvedConfig, algorithm, resolve
 from fedjax_core.experiment.schema import Config
 from fedjax_core.task import Task
 from fedjax_core.training import losses, metrics
-from fedjax_core.training.local_batch_norm import local_statistics
-from fedjax_core.uplink import order
+from fedjax_core.training.local_batch_norm import with_local_statistics
+from fedjax_core.uplink import order_transforms
 
 
 def build(
@@ -36,8 +36,8 @@ def build(
     kind: build_task.DataPipeline | None = None,
     noise: Mapping[str, Any] | None = None,
     accounted: bool = True,
-    resolved: Asked | None = None,
-) -> Simulation:
+    resolved: ResolvedConfig | None = None,
+) -> Simulator:
     """Builds the simulation of a config. It is checked but not compiled; nothing is on a device
     yet.
 
@@ -60,7 +60,7 @@ def build(
         message names it.
       FileNotFoundError: the data do not exist; the message says where to get and put them.
     """
-    resolved = resolve(python_overrides.into(config, method, model, loss, scores)) if resolved is None else resolved
+    resolved = resolve(python_overrides.apply_overrides(config, method, model, loss, scores)) if resolved is None else resolved
     pipeline = build_task.pipeline_of(resolved) if kind is None else kind
     data = build_task.hold_out_examples(resolved, pipeline.federated(resolved) if data is None else data)
     _check_targets(resolved, targets_of(data.train.y))
@@ -71,20 +71,20 @@ def build(
     trigger = next((poison.trigger for poison in poisons if poison.trigger is not None), None)
     groups = _build_groups(resolved, pipeline, data, algorithm(resolved), trigger, shapes_only)
     if resolved.adversary is not None and any(group.build(group.task).pooled for group in groups):
-        attack = option_types.short(resolved.said["adversary.attack"])
+        attack = option_types.shorten(resolved.said["adversary.attack"])
         raise ValueError(f"adversary.attack={attack}: a pooled method has no clients that could attack")
     spent = uplink_options.account_privacy(
         resolved.privacy, resolved.cohort, data.clients, resolved.sampling, accounted and not shapes_only, noise
     )
-    cohort_size = cohorts.number(resolved.cohort, data.clients)
+    cohort_size = cohorts.resolve_cohort_size(resolved.cohort, data.clients)
     mechanism = uplink_options.build_mechanism(resolved.mechanism, spent, cohort_size, resolved.dropout)
     if shapes_only:
-        data = poisoning.counted(data, poisons, attackers)
+        data = poisoning.mock_poisoned(data, poisons, attackers)
     else:
         fresh = {network.found.spec for network in resolved.networks if not network.file}
         models = {spec: group.task.model for group in groups if (spec := group.name.partition(": ")[2]) in fresh}
         config_warnings.warn(resolved, data, len(attackers), models)
-        data = poisoning.poisoned(data, poisons, attackers, resolved.data.seed)
+        data = poisoning.poison_clients(data, poisons, attackers, resolved.data.seed)
     spec = build_spec(
         groups,
         data,
@@ -96,15 +96,15 @@ def build(
         data_on=resolved.data_on,
         episodes=resolved.episodes,
         devices=devices,
-        links=order([*resolved.links, *attacks, *mechanism]),
+        links=order_transforms([*resolved.links, *attacks, *mechanism]),
         leave_out=resolved.leave_out,
         sampling=resolved.sampling,
     )
-    return Simulation(spec)
+    return Simulator(spec)
 
 
 def _build_groups(
-    resolved: Asked,
+    resolved: ResolvedConfig,
     pipeline: build_task.DataPipeline,
     data: federated_data.FederatedData,
     make: Callable,
@@ -121,7 +121,7 @@ def _build_groups(
       trigger: of a backdoor attack, which is scored, or None.
       shapes_only: see `build`.
     """
-    make = local_statistics(make) if resolved.statistics == "local" else make
+    make = with_local_statistics(make) if resolved.statistics == "local" else make
     scores = dict(resolved.scores)
     if trigger is not None:
         if "backdoor" in scores:
@@ -144,7 +144,7 @@ def _build_groups(
     return groups
 
 
-def _check_clients(resolved: Asked, data: federated_data.FederatedData, accounted: bool) -> None:
+def _check_clients(resolved: ResolvedConfig, data: federated_data.FederatedData, accounted: bool) -> None:
     """Raises ValueError where there are too few clients for the config, or no unseen ones."""
     updates = resolved.said["evaluation.newcomer_updates"]
     if accounted and updates is not None and data.unseen is None:
@@ -159,7 +159,7 @@ def _check_clients(resolved: Asked, data: federated_data.FederatedData, accounte
         raise ValueError(f"cohort.size={size} must be at most the number of clients that train, {data.clients}")
 
 
-def _check_targets(resolved: Asked, targets: str) -> None:
+def _check_targets(resolved: ResolvedConfig, targets: str) -> None:
     """Raises ValueError for options that are for other targets than those of the data (a key of
     `TARGETS`)."""
     loss = resolved.loss
@@ -172,7 +172,7 @@ def _check_targets(resolved: Asked, targets: str) -> None:
             raise ValueError(f"{field}={value!r} needs classes, the data have {targets}: {TARGETS[targets]}")
 
 
-def _check_scores(resolved: Asked, targets: str) -> None:
+def _check_scores(resolved: ResolvedConfig, targets: str) -> None:
     """Raises ValueError for a score that is for other data, or whose name is taken."""
     if taken := [name for name in resolved.scores if name in metrics.METRIC_NAMES[targets]]:
         raise ValueError(f"evaluation.scores has {taken[0]!r}, which is scored of {targets} already; give yours another name")
@@ -197,9 +197,9 @@ def _with_scores(task: Task, scores: Mapping[str, Callable]) -> Task:
     return dataclasses.replace(task, scores={**task.scores, **scores})
 
 
-def _choose_plan(resolved: Asked, population: int, devices: Sequence[Any] | None) -> client_loop.Plan | None:
+def _choose_plan(resolved: ResolvedConfig, population: int, devices: Sequence[Any] | None) -> client_loop.Plan | None:
     if resolved.chunk is None and resolved.devices is None and resolved.model == 1:
         return None
-    size = cohorts.number(resolved.cohort, population)
-    size = cohorts.places(size, population) if resolved.sampling == "poisson" else size
-    return client_loop.choose(size, chunk=resolved.chunk, devices=resolved.devices, model=resolved.model, among=devices)
+    size = cohorts.resolve_cohort_size(resolved.cohort, population)
+    size = cohorts.poisson_slots(size, population) if resolved.sampling == "poisson" else size
+    return client_loop.choose_plan(size, chunk=resolved.chunk, devices=resolved.devices, model=resolved.model, among=devices)

@@ -14,20 +14,20 @@ import numpy as np
 from fedjax_core import nn
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated_data, sources
-from fedjax_core.data.client_validation_split import hold_out
+from fedjax_core.data.client_validation_split import hold_out_validation
 from fedjax_core.data.federated_data import FederatedData
-from fedjax_core.data.held_out_clients import seen_rows, set_apart
+from fedjax_core.data.held_out_clients import find_seen_examples, hold_out_clients
 from fedjax_core.data.partition import DEFAULT_CLIENTS
-from fedjax_core.data.ragged_index import RowLists
+from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.data.sources.dataset import check_scales
-from fedjax_core.data.subsample import adapted, smaller
+from fedjax_core.data.subsample import match_image_shape, subsample
 from fedjax_core.experiment import build_model, input_normalization
 from fedjax_core.experiment.lookup import Network
-from fedjax_core.experiment.resolve_config import Asked, resolve
+from fedjax_core.experiment.resolve_config import ResolvedConfig, resolve
 from fedjax_core.experiment.schema import Config
 from fedjax_core.language import instruction_task as language
-from fedjax_core.storage.json_files import plain
-from fedjax_core.task import PARTS, Model, Task, of_model, part_of
+from fedjax_core.storage.json_files import to_json_values
+from fedjax_core.task import TRAINABLE_PARTS, Model, Task, make_partial_task, make_task
 from fedjax_core.training import adapters, few_shot
 from fedjax_core.training.augment import pipeline
 
@@ -45,9 +45,9 @@ class DataPipeline(NamedTuple):
         one.
     """
 
-    federated: Callable[[Asked], FederatedData]
+    federated: Callable[[ResolvedConfig], FederatedData]
     task: Callable[..., Task]
-    public: Callable[[Asked, FederatedData], Examples | tuple[()]]
+    public: Callable[[ResolvedConfig, FederatedData], Examples | tuple[()]]
 
 
 def dataset(config: Config) -> FederatedData:
@@ -56,15 +56,15 @@ def dataset(config: Config) -> FederatedData:
     return hold_out_examples(resolved, pipeline_of(resolved).federated(resolved))
 
 
-def hold_out_examples(resolved: Asked, data: FederatedData) -> FederatedData:
+def hold_out_examples(resolved: ResolvedConfig, data: FederatedData) -> FederatedData:
     """Returns data with unseen clients and validation examples, if the config wants some and the
     data have none, and without offsets too large for float32 (`federated_data.centre`)."""
     if resolved.data.unseen is not None and data.unseen is None:
-        data = set_apart(data, resolved.data.unseen, resolved.data.seed)
+        data = hold_out_clients(data, resolved.data.unseen, resolved.data.seed)
     part = resolved.data.validation
-    if part is not None and not RowLists.of(data.validation_index).total:
-        data = hold_out(data, part, resolved.data.seed)
-    return federated_data.centre(data)
+    if part is not None and not RaggedIndex.of(data.validation_index).total:
+        data = hold_out_validation(data, part, resolved.data.seed)
+    return federated_data.center_features(data)
 
 
 def name_inputs(config: Config) -> str:
@@ -74,10 +74,10 @@ def name_inputs(config: Config) -> str:
     if pipeline_of(resolved) is ARRAYS:  # clients, partition and seed only divide them
         return json.dumps([resolved.said[f"data.{name}"] for name in ("source", "dir", "size", "examples")])
     fields = {field: value for field, value in resolved.said.items() if field.startswith("data.") or field == "models"}
-    return json.dumps(plain(fields), sort_keys=True)
+    return json.dumps(to_json_values(fields), sort_keys=True)
 
 
-def prepared(config: Config) -> language.Prepared:
+def read_instructions(config: Config) -> language.PreparedTask:
     """Reads the instructions of a config, for its model.
 
     Raises:
@@ -89,7 +89,7 @@ def prepared(config: Config) -> language.Prepared:
     return _read_texts(resolved)
 
 
-def pipeline_of(resolved: Asked) -> DataPipeline:
+def pipeline_of(resolved: ResolvedConfig) -> DataPipeline:
     """Returns the pipeline of the data that a config names."""
     return TEXTS if resolved.is_for_texts else ARRAYS
 
@@ -97,13 +97,13 @@ def pipeline_of(resolved: Asked) -> DataPipeline:
 # arrays
 
 
-def _read_arrays(resolved: Asked) -> FederatedData:
+def _read_arrays(resolved: ResolvedConfig) -> FederatedData:
     data = resolved.data
-    whole = smaller(sources.read(data.source, data.directory, data.examples), data.size, data.examples)
+    whole = subsample(sources.read_dataset(data.source, data.directory, data.examples), data.size, data.examples)
     return federated_data.federate(whole, data.partition, data.clients, data.seed, **data.tests)
 
 
-def read_public(resolved: Asked, data: FederatedData) -> Examples | tuple[()]:
+def read_public(resolved: ResolvedConfig, data: FederatedData) -> Examples | tuple[()]:
     """Returns the labelled public set, adapted to the shape of the data's examples; empty if the
     config has none.
 
@@ -113,25 +113,25 @@ def read_public(resolved: Asked, data: FederatedData) -> Examples | tuple[()]:
     if resolved.public is None:
         return ()
     source, number = resolved.public
-    whole, like = sources.read(source, resolved.data.directory, number), data.train
-    examples = smaller(whole, examples=number).train
+    whole, like = sources.read_dataset(source, resolved.data.directory, number), data.train
+    examples = subsample(whole, examples=number).train
     if like.x.dtype == np.float32 and examples.x.dtype != np.uint8:
         offset = 0.0 if data.x_offset is None or examples.x.shape[1:] != like.x.shape[1:] else data.x_offset
         examples = examples._replace(x=(examples.x - offset).astype(np.float32))
-    examples = adapted(examples, like)
+    examples = match_image_shape(examples, like)
     check_scales("train_x", like.x, f"public={resolved.said['public']!r}", examples.x)
     return examples
 
 
 def _classification_task(
-    resolved: Asked, network: Network, data: FederatedData, public: Examples | tuple[()], shapes_only: bool
+    resolved: ResolvedConfig, network: Network, data: FederatedData, public: Examples | tuple[()], shapes_only: bool
 ) -> Task:
     """Returns the task to predict from arrays, with a network of which `resolved.train` is
     trained."""
 
     def wrap(model: Model) -> Model:
-        model = model if resolved.augment is None else pipeline.augmented(model, resolved.augment)
-        return model if resolved.episodes is None else few_shot.prototypical(model, data.classes)
+        model = model if resolved.augment is None else pipeline.with_augmentation(model, resolved.augment)
+        return model if resolved.episodes is None else few_shot.prototypical_model(model, data.classes)
 
     if resolved.augment is not None and not shapes_only:
         input_normalization.check_colours(resolved.said["augment"], data.train)
@@ -144,15 +144,17 @@ def _classification_task(
     shape = tuple(data.train.x.shape[1:])
     settings: dict[str, Any] = {"classes": data.classes, "population": data.clients, "shape": shape, "public": public}
     if network.file is None and resolved.adapter is None and resolved.train == "all":
-        return of_model(wrap(model), **settings)
+        return make_task(wrap(model), **settings)
     image = nn.image_size(shape, **(build_model.read_options(network) | network.around))
     arrays = build_model.read_frozen_arrays(model, network.file, resolved.train, resolved.seed, image, shapes_only)
     if resolved.adapter is None:
-        return part_of(model, arrays, resolved.train, **settings).wrapped(wrap)
-    return adapters.adapted(model, arrays, resolved.adapter, PARTS[resolved.train] or (), **settings).wrapped(wrap)
+        return make_partial_task(model, arrays, resolved.train, **settings).wrapped(wrap)
+    return adapters.adapter_task(model, arrays, resolved.adapter, TRAINABLE_PARTS[resolved.train] or (), **settings).wrapped(wrap)
 
 
-def _warn_of_inputs(resolved: Asked, network: Network, data: FederatedData, scaling: input_normalization.Scaling | None) -> None:
+def _warn_of_inputs(
+    resolved: ResolvedConfig, network: Network, data: FederatedData, scaling: input_normalization.Scaling | None
+) -> None:
     """Warns of inputs in an unexpected form, once for all networks that have the same weights.
 
     Raises:
@@ -160,7 +162,7 @@ def _warn_of_inputs(resolved: Asked, network: Network, data: FederatedData, scal
     """
     if scaling is None:
         return
-    lines = input_normalization.check_inputs(resolved.normalise, network.file, scaling, data.train, seen_rows(data))
+    lines = input_normalization.check_inputs(resolved.normalise, network.file, scaling, data.train, find_seen_examples(data))
     if build_model.reads_tokens(network, data) is None:
         lines.append(
             f"model {network.found.name!r} gets integers as numbers, normalised; if they are token ids its class must say "
@@ -174,15 +176,15 @@ def _warn_of_inputs(resolved: Asked, network: Network, data: FederatedData, scal
 # texts
 
 
-def _read_texts(resolved: Asked) -> language.Prepared:
+def _read_texts(resolved: ResolvedConfig) -> language.PreparedTask:
     data, (network,) = resolved.data, resolved.networks
-    return language.prepare(data.source(), data.directory, data.clients or DEFAULT_CLIENTS, data.seed, network.found())
+    return language.prepare_data(data.source(), data.directory, data.clients or DEFAULT_CLIENTS, data.seed, network.found())
 
 
-def _instruction_task(resolved: Asked, network: Network, data: Any, public: Any, shapes_only: bool) -> Task:
+def _instruction_task(resolved: ResolvedConfig, network: Network, data: Any, public: Any, shapes_only: bool) -> Task:
     """Returns the task to answer instructions."""
     del network, data, public
-    return language.task(_read_texts(resolved), resolved.adapter, shapes_only)
+    return language.build_task(_read_texts(resolved), resolved.adapter, shapes_only)
 
 
 ARRAYS = DataPipeline(_read_arrays, _classification_task, read_public)

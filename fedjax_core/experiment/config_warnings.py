@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from fedjax_core import option_types, registry
 from fedjax_core.data.federated_data import FederatedData
-from fedjax_core.data.ragged_index import RowLists
+from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.engine import client_sampling as cohorts
-from fedjax_core.experiment.resolve_config import Asked
+from fedjax_core.experiment.resolve_config import ResolvedConfig
 from fedjax_core.task import Model
 from fedjax_core.uplink import attacks, robust_aggregation
 
@@ -18,7 +18,7 @@ SCALED = ("diabetes",)  # sources that scale targets by statistics of all traini
 log = logging.getLogger("fedjax_core")
 
 
-def warn(resolved: Asked, data: FederatedData, attackers: int, fresh: Mapping[str, Model]) -> None:
+def warn(resolved: ResolvedConfig, data: FederatedData, attackers: int, fresh: Mapping[str, Model]) -> None:
     """Logs the warnings of the functions below.
 
     Args:
@@ -27,7 +27,7 @@ def warn(resolved: Asked, data: FederatedData, attackers: int, fresh: Mapping[st
       attackers: number of clients that attack.
       fresh: networks that begin from no file, by spec.
     """
-    size = cohorts.number(resolved.cohort, data.clients)
+    size = cohorts.resolve_cohort_size(resolved.cohort, data.clients)
     returning = max(1, round(size * (1 - resolved.dropout)))
     lines = [
         *check_attack(resolved, returning, data.clients, attackers),
@@ -41,9 +41,9 @@ def warn(resolved: Asked, data: FederatedData, attackers: int, fresh: Mapping[st
         log.warning("%s", line)
 
 
-def check_batch(resolved: Asked, data: FederatedData) -> list[str]:
+def check_batch(resolved: ResolvedConfig, data: FederatedData) -> list[str]:
     """Returns a warning where a minibatch is larger than all clients' data together."""
-    batch, rows = resolved.method.options.get("batch"), RowLists.of(data.train_index)
+    batch, rows = resolved.method.options.get("batch"), RaggedIndex.of(data.train_index)
     if not isinstance(batch, int) or batch <= rows.total:
         return []
     largest = int(rows.size.max())
@@ -51,7 +51,7 @@ def check_batch(resolved: Asked, data: FederatedData) -> list[str]:
     return [f"{what}: each takes one step an epoch, on all that it has"]
 
 
-def check_evaluation(resolved: Asked) -> list[str]:
+def check_evaluation(resolved: ResolvedConfig) -> list[str]:
     """Returns a warning where nothing is scored, or the last round only."""
     every, rounds = resolved.run.eval_every, resolved.run.rounds
     if not resolved.evaluation.scopes:
@@ -61,7 +61,7 @@ def check_evaluation(resolved: Asked) -> list[str]:
     return [f"evaluation.every={every} is more than rounds={rounds}: only the last round is scored"]
 
 
-def check_attack(resolved: Asked, returning: int, population: int, attackers: int) -> list[str]:
+def check_attack(resolved: ResolvedConfig, returning: int, population: int, attackers: int) -> list[str]:
     """Returns a warning of ALIE whose own choice of z is at most 0: it then sends the mean of the
     honest clients, or better."""
     m = round(returning * attackers / population)
@@ -73,11 +73,11 @@ def check_attack(resolved: Asked, returning: int, population: int, attackers: in
     return [f"adversary.attack: {what}; give it one, such as alie(z=1.0)"]
 
 
-def check_source(resolved: Asked) -> list[str]:
+def check_source(resolved: ResolvedConfig) -> list[str]:
     """Returns a warning of privacy with data whose vocabulary or scale is read from all clients'
     examples."""
     source = resolved.data.source
-    takes = registry.parameters(source.function)[0]
+    takes = registry.read_parameters(source.function)[0]
     counts = "words" in takes and source.options.get("words", takes["words"].default) is not None
     if resolved.mechanism is None or not (counts or source.name in SCALED):
         return []
@@ -85,7 +85,7 @@ def check_source(resolved: Asked) -> list[str]:
     return [f"data.source={source.spec!r}: {what} is read from all clients' training examples, which epsilon does not cover"]
 
 
-def check_offset(resolved: Asked, has_offset: bool) -> list[str]:
+def check_offset(resolved: ResolvedConfig, has_offset: bool) -> list[str]:
     """Returns a warning of privacy with data from which a median over all clients' examples was
     subtracted."""
     if resolved.mechanism is None or not has_offset:
@@ -94,18 +94,18 @@ def check_offset(resolved: Asked, has_offset: bool) -> list[str]:
     return [f"data.source={resolved.data.source.spec!r}: {what}, which epsilon does not cover"]
 
 
-def check_rule(rule: Sequence[registry.Found], returning: int) -> list[str]:
+def check_rule(rule: Sequence[registry.ResolvedSpec], returning: int) -> list[str]:
     """Returns a warning of each rule whose `attackers` is less than one client of those that
     return."""
     lines = []
     for found in rule:
-        takes = registry.parameters(found.function)[0]
+        takes = registry.read_parameters(found.function)[0]
         if found.origin != registry.BUILT_IN or "attackers" not in takes:
             continue
         share = found.options.get("attackers", takes["attackers"].default)
-        if share > 0 and int(robust_aggregation.counts(jnp.ones(returning, bool), share)[1]) == 0:
+        if share > 0 and int(robust_aggregation.count_attackers(jnp.ones(returning, bool), share)[1]) == 0:
             what = f"attackers={share:g} of the {returning} clients of a round is less than one, so {found.name} withstands none"
-            lines.append(f"aggregation.rule={option_types.short(' | '.join(one.spec for one in rule))}: {what}")
+            lines.append(f"aggregation.rule={option_types.shorten(' | '.join(one.spec for one in rule))}: {what}")
     return lines
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_core import registry
 from fedjax_core.algorithm import Examples
 from fedjax_core.data.input_range import find_centre_and_spread, sample_channels
-from fedjax_core.data.row_readers import in_file
+from fedjax_core.data.row_readers import locate_in_file
 from fedjax_core.data.sources.dataset import is_images
 from fedjax_core.experiment.lookup import NORMALISATIONS, ROBUST
 from fedjax_core.experiment.resolve_config import resolve
@@ -71,9 +71,9 @@ def find_scaling(
 ) -> Scaling:
     """Returns what `scaling` does, for a normalisation by its name."""
     channels = examples.x.shape[-1] if examples.x.ndim > 1 else 1
-    own = None if file is None else pretrained_weights.scaling(file)
+    own = None if file is None else pretrained_weights.read_scaling(file)
     if own is not None and file is not None:
-        scaling = Scaling(*own, pretrained_weights.input_limit(file))
+        scaling = Scaling(*own, pretrained_weights.read_input_limit(file))
         _check_channels(scaling, channels, f"weights={file!r}")
         return scaling if offset is None else scaling._replace(mean=tuple((np.asarray(scaling.mean) - offset).tolist()))
     if (constants := NORMALISATIONS[normalise]) is not None:
@@ -124,7 +124,7 @@ def scale(examples: Examples, rows: np.ndarray | None = None) -> tuple[tuple[flo
         number = number * math.prod(x.shape[1:-1])
         mean = np.array(total) / number / 255
         std = np.array([(q * number - s * s) ** 0.5 for s, q in zip(total, squares, strict=True)]) / number / 255
-    elif in_file(x):
+    elif locate_in_file(x):
         mean, std = _scale_by_blocks(x.shape, number, block_of)
     else:
         x = x if rows is None else x[rows]
@@ -147,7 +147,7 @@ def check_colours(augment: str, examples: Examples) -> None:
     """Raises ValueError for inputs outside [0, 1] with an augmentation of colours: it would clip
     them, in training only."""
     x = np.asarray(examples.x)
-    if x.dtype == np.uint8 or "colour_jitter" not in (registry.parse(part)[0] for part in augment.split("|")):
+    if x.dtype == np.uint8 or "colour_jitter" not in (registry.parse_spec(part)[0] for part in augment.split("|")):
         return
     x = x[:1] if x.strides[0] == 0 else x
     blocks = [x[start : start + 1000] for start in range(0, len(x), 1000)]
@@ -180,7 +180,7 @@ def check_inputs(
     if x.dtype == np.uint8 or x.strides[0] == 0:
         return []
     sample = sample_channels(x, rows)
-    origin = f"normalise={normalise!r}" if file is None or pretrained_weights.scaling(file) is None else f"weights={file!r}"
+    origin = f"normalise={normalise!r}" if file is None or pretrained_weights.read_scaling(file) is None else f"weights={file!r}"
     if NORMALISATIONS[normalise] is None and origin.startswith("normalise"):
         return _check_outliers(origin, scaling, sample, x, rows) if normalise != ROBUST else []
     distance = np.abs(sample - np.asarray(scaling.mean)) / np.asarray(scaling.std)

@@ -18,16 +18,16 @@ from fedjax_core import nn, option_types, own_packages, registry
 from fedjax_core.data import partition, sources
 from fedjax_core.experiment.schema import Config, options_of, without_none
 from fedjax_core.language import instruction_task as language
-from fedjax_core.registry import Found, spell
-from fedjax_core.run.callbacks import find as find_callback
+from fedjax_core.registry import ResolvedSpec, spell
+from fedjax_core.run.callbacks import find_callback as find_callback
 from fedjax_core.training import local_training, losses
 from fedjax_core.training.scores import SCORES
 
 OPTIMIZERS = {"sgd": local_training.sgd, "adam": local_training.adam}
 LOSSES = {
     "cross_entropy": losses.cross_entropy,
-    "smoothed": losses.smoothed,
-    "focal": losses.focal,
+    "smoothed": losses.smoothed_cross_entropy,
+    "focal": losses.focal_loss,
     "sigmoid_cross_entropy": losses.sigmoid_cross_entropy,
     "squared_error": losses.squared_error,
     "absolute_error": losses.absolute_error,
@@ -72,11 +72,11 @@ class Data(NamedTuple):
       unseen: which clients never train, a fraction or a number, or None.
     """
 
-    source: Found
+    source: ResolvedSpec
     directory: str | None
     size: int | None
     examples: int | None
-    partition: Found
+    partition: ResolvedSpec
     clients: int | None
     seed: int
     tests: dict[str, Any]
@@ -93,7 +93,7 @@ class Network(NamedTuple):
       file: the weights that it begins from, or None.
     """
 
-    found: Found
+    found: ResolvedSpec
     around: dict[str, Any]
     file: str | None
 
@@ -121,29 +121,29 @@ def _list_modules(folder: str) -> tuple[str, ...]:
 METHODS = _Methods()
 
 
-def names() -> dict[str, str]:
+def method_summaries() -> dict[str, str]:
     """Returns the first line of each method's docstring, by the method's name."""
     docstrings = {name: own_packages.import_bundled(f"methods.{name}").__doc__ for name in METHODS}
     return {name: (text or "").partition("\n")[0] for name, text in docstrings.items()}
 
 
-def method(name: str) -> Callable:
+def method_builder(name: str) -> Callable:
     """Returns the builder of a method: the function `name` of `methods/<name>.py`, or one that is
     not built in (`registry.py`).
 
     Raises:
       ValueError: there is no such method.
     """
-    return registry.lookup("method", name, METHODS)[0]
+    return registry.find_builder("method", name, METHODS)[0]
 
 
-def builder(name: str) -> Callable:
+def model_builder(name: str) -> Callable:
     """Returns the builder of a model (`nn/flax_adapter.py`).
 
     Raises:
       ValueError: there is no such model.
     """
-    return registry.lookup("model", name, MODELS)[0]
+    return registry.find_builder("model", name, MODELS)[0]
 
 
 def load_config(name: str) -> Config:
@@ -163,21 +163,23 @@ def load_config(name: str) -> Config:
     """
     stem, colon, variant = name.partition(":")
     files = (own_packages.HOME / "configs").glob("*.py")
-    registry.choose("config", stem, sorted(file.stem for file in files if file.stem not in NOT_CONFIGS))
-    with own_packages.ours():
+    registry.check_choice("config", stem, sorted(file.stem for file in files if file.stem not in NOT_CONFIGS))
+    with own_packages.use_bundled_packages():
         get_config = own_packages.import_bundled(f"configs.{stem}").get_config
         return get_config(variant) if colon else get_config()
 
 
-def find_method(fields: Mapping[str, Any]) -> Found:
+def find_method(fields: Mapping[str, Any]) -> ResolvedSpec:
     """Returns the method's builder, with its options.
 
     Raises:
       TypeError: it does not take a task first and `optimizer` by name, or has no such option.
     """
     spec, options = fields["method.name"], options_of(fields, "method")
-    found = registry.find("method", spec, METHODS, given=("optimizer",), placed=("task",), field="method.name", options=options)
-    takes, takes_any = registry.parameters(found.function)
+    found = registry.resolve_spec(
+        "method", spec, METHODS, given=("optimizer",), placed=("task",), field="method.name", options=options
+    )
+    takes, takes_any = registry.read_parameters(found.function)
     if "optimizer" not in takes and not takes_any:
         signature = "a method is called as method(task, optimizer=..., ...), with the optimizer that config.optimizer names"
         raise TypeError(f"method {found.name!r} must take optimizer=: {signature}; it takes: {', '.join(takes)}.")
@@ -188,24 +190,24 @@ def find_optimizer(fields: Mapping[str, Any]) -> local_training.Optimizer:
     """Builds the optimizer: one of `OPTIMIZERS`, one of optax's, or a similar function that is not
     built in."""
     name, options = fields["optimizer.name"], options_of(fields, "optimizer")
-    function, _ = registry.lookup("optimizer", registry.parse(name, "optimizer.name")[0], OPTIMIZERS)
-    takes, _ = registry.parameters(function)
+    function, _ = registry.find_builder("optimizer", registry.parse_spec(name, "optimizer.name")[0], OPTIMIZERS)
+    takes, _ = registry.read_parameters(function)
     rate = "learning_rate" if "lr" not in takes and "learning_rate" in takes else "lr"  # as optax calls it
     options = {rate if option == "lr" else option: value for option, value in options.items()}
-    found = registry.find("optimizer", name, OPTIMIZERS, field="optimizer.name", options=options)
+    found = registry.resolve_spec("optimizer", name, OPTIMIZERS, field="optimizer.name", options=options)
     optimizer: Any = found()
     if isinstance(optimizer, optax.GradientTransformation):
         return lambda round: optimizer  # noqa: A006
     if callable(optimizer):
         return cast(local_training.Optimizer, optimizer)
     wanted = "an optax.GradientTransformation, or a function of the round that gives one"
-    raise TypeError(f"optimizer {found.name!r} must return {wanted}, it returned {option_types.short(optimizer)}")
+    raise TypeError(f"optimizer {found.name!r} must return {wanted}, it returned {option_types.shorten(optimizer)}")
 
 
-def _find_source(spec: str, field: str) -> Found:
-    if registry.parse(spec, field)[0] == language.SOURCE:
-        return registry.find("data set", spec, {language.SOURCE: language.Source}, field=field)
-    found = sources.find(spec, field=field)
+def _find_source(spec: str, field: str) -> ResolvedSpec:
+    if registry.parse_spec(spec, field)[0] == language.SOURCE:
+        return registry.resolve_spec("data set", spec, {language.SOURCE: language.Source}, field=field)
+    found = sources.find_reader(spec, field=field)
     if found.origin == registry.BUILT_IN and isinstance(inner := found.options.get("of"), str):
         _find_source(inner, field)  # which it is made of
     return found
@@ -215,7 +217,9 @@ def find_data(fields: Mapping[str, Any]) -> Data:
     """Returns the data's source and partition."""
     split, examples = fields["data.test_split"], fields["data.test_examples"]
     source = _find_source(fields["data.source"], "data.source")
-    scheme = registry.find("partition", fields["data.partition"], partition.SCHEMES, given=partition.GIVEN, field="data.partition")
+    scheme = registry.resolve_spec(
+        "partition", fields["data.partition"], partition.SCHEMES, given=partition.GIVEN, field="data.partition"
+    )
     if (split == "matched") != (examples is not None):
         values = f"data.test_split={split!r}, data.test_examples={examples}"
         raise ValueError(f"{values}: 'matched' needs a number, the others take none")
@@ -225,7 +229,7 @@ def find_data(fields: Mapping[str, Any]) -> Data:
         size=fields["data.size"],
         examples=fields["data.examples"],
         partition=scheme,
-        clients=partition.clients_of(scheme.name, fields["data.clients"]),
+        clients=partition.resolve_num_clients(scheme.name, fields["data.clients"]),
         seed=fields["data.seed"],
         tests=without_none({"long_tail": fields["data.long_tail"], "test_split": split, "test_examples": examples}),
         validation=fields["data.validation"],
@@ -233,13 +237,13 @@ def find_data(fields: Mapping[str, Any]) -> Data:
     )
 
 
-def find_public(spec: str | None) -> tuple[Found, int | None] | None:
+def find_public(spec: str | None) -> tuple[ResolvedSpec, int | None] | None:
     """Returns the source of the public set, and how many of its examples are used (None: all); None
     where there is no such set."""
     if spec is None:
         return None
-    name, options = registry.parse(spec, "public")
-    number = option_types.check("public: examples", options.pop("examples", None), option_types.AtLeastOne | None)
+    name, options = registry.parse_spec(spec, "public")
+    number = option_types.check_value("public: examples", options.pop("examples", None), option_types.AtLeastOne | None)
     try:
         return _find_source(spell(name, options), "public"), number
     except (ValueError, TypeError) as error:
@@ -262,14 +266,14 @@ def find_networks(fields: Mapping[str, Any]) -> tuple[Network, ...]:
 
 def find_network(spec: str, file: str | None = None) -> Network:
     """Returns a model by its spec, with its options checked."""
-    name, options = registry.parse(spec, "models")
-    function, origin = registry.lookup("model", name, MODELS)
+    name, options = registry.parse_spec(spec, "models")
+    function, origin = registry.find_builder("model", name, MODELS)
     is_for_texts = function is language.Spec
     around = {} if is_for_texts else {key: options.pop(key) for key in ("resize", "frame") if key in options}
-    registry.check(f"model {name!r}", nn.image_size, ("input_shape",), around)
-    given = () if is_for_texts else (*MODEL_ARGUMENTS, *nn.FIXED.get(name, ()))
-    registry.check(f"model {name!r}", function, given, options)
-    return Network(Found("model", spec, name, options, function, origin), around, file)
+    registry.check_call(f"model {name!r}", nn.image_size, ("input_shape",), around)
+    given = () if is_for_texts else (*MODEL_ARGUMENTS, *nn.FIXED_OPTIONS.get(name, ()))
+    registry.check_call(f"model {name!r}", function, given, options)
+    return Network(ResolvedSpec("model", spec, name, options, function, origin), around, file)
 
 
 def find_scores(specs: Sequence[str]) -> dict[str, Callable]:
@@ -285,8 +289,8 @@ def find_scores(specs: Sequence[str]) -> dict[str, Callable]:
     for spec in specs:
         name, score = _find_score(spec)
         if name in spec_of:
-            place, options = registry.parse(spec)
-            both = " and ".join(map(option_types.short, (spec_of[name], spec)))
+            place, options = registry.parse_spec(spec)
+            both = " and ".join(map(option_types.shorten, (spec_of[name], spec)))
             raise ValueError(
                 f"evaluation.scores: {both} would both be recorded as {name!r}; give one of them a name of its own, such as "
                 f"{spell(place, options | {'name': f'{name}_2'})!r}"
@@ -298,34 +302,34 @@ def find_scores(specs: Sequence[str]) -> dict[str, Callable]:
 def _find_score(spec: str) -> tuple[str, Callable]:
     """Returns a score's name in the records, and the score; of a class an object of it."""
     field = "evaluation.scores"
-    place, options = registry.parse(spec, field)
-    function, _ = registry.lookup("score", place, SCORES)
+    place, options = registry.parse_spec(spec, field)
+    function, _ = registry.find_builder("score", place, SCORES)
     name, is_class = place.rpartition(":")[2], isinstance(function, type)
-    if "name" in options and "name" not in registry.parameters(function)[0]:
-        name = option_types.check(f"{field}: name of {place!r}", options.pop("name"), str)
+    if "name" in options and "name" not in registry.read_parameters(function)[0]:
+        name = option_types.check_value(f"{field}: name of {place!r}", options.pop("name"), str)
         spec = spell(place, options)
     if not re.fullmatch(r"[^\W\d]\w*", name) or name == GAP:
         raise ValueError(f"{field}: a score cannot be recorded as {name!r}; a name has letters, digits and _, and is not {GAP!r}")
-    found = registry.find("score", spec, SCORES, placed=() if is_class else SCORE_ARGUMENTS, field=field)
+    found = registry.resolve_spec("score", spec, SCORES, placed=() if is_class else SCORE_ARGUMENTS, field=field)
     if not is_class:
         return name, bind_options(found)
     score = found()
     if not callable(score):
         raise TypeError(f"score {place!r} is a class, whose objects must have __call__({', '.join(SCORE_ARGUMENTS)})")
-    registry.by_place(f"score {place!r}", score, SCORE_ARGUMENTS)
+    registry.positional_names(f"score {place!r}", score, SCORE_ARGUMENTS)
     return name, score
 
 
-def bind_options(found: Found) -> Callable:
+def bind_options(found: ResolvedSpec) -> Callable:
     """Returns a resolved function with its options bound."""
     return functools.partial(found.function, **found.options) if found.options else found.function
 
 
-def find_loss(spec: str | None) -> Found | None:
+def find_loss(spec: str | None) -> ResolvedSpec | None:
     """Returns the loss of labels; None: the one that fits the targets."""
-    return None if spec is None else registry.find("loss", spec, LOSSES, placed=("logits", "y", "mask"), field="loss")
+    return None if spec is None else registry.resolve_spec("loss", spec, LOSSES, placed=("logits", "y", "mask"), field="loss")
 
 
-def find_callbacks(specs: Sequence[str]) -> tuple[Found, ...]:
+def find_callbacks(specs: Sequence[str]) -> tuple[ResolvedSpec, ...]:
     """Returns the callbacks of a run."""
     return tuple(find_callback(spec) for spec in specs)

@@ -15,7 +15,7 @@ from typing import Any
 from flax import linen, nnx
 
 from fedjax_core import option_types, registry
-from fedjax_core.experiment.lookup import method as find_method
+from fedjax_core.experiment.lookup import method_builder as find_method
 from fedjax_core.experiment.schema import Config, without_none
 from fedjax_core.task import Model
 
@@ -25,7 +25,7 @@ PROTOCOL = ("epochs", "batch", "weights")  # options of any method's training, w
 _FIELDS = {"method": "method.name", "model": "models", "loss": "loss", "score": "evaluation.scores"}  # that hold names
 
 
-def switch(config: Config, method_of: Mapping[str, Any]) -> str:
+def switch_method(config: Config, method_of: Mapping[str, Any]) -> str:
     """Changes the method of a config, in place.
 
     Of the old method's options, those of `PROTOCOL` that the new one has are kept and all others
@@ -44,13 +44,13 @@ def switch(config: Config, method_of: Mapping[str, Any]) -> str:
       ValueError: there is no such method.
     """
     method_of = {"name": config.method.name, **method_of}
-    name, own = registry.parse(method_of["name"], "method.name")
+    name, own = registry.parse_spec(method_of["name"], "method.name")
     function, before = find_method(name), config.method.to_dict()
     old = before.pop("name")
     if is_same := _is_method(old, function):
         kept = {key: value for key, value in before.items() if key not in own}
     else:
-        takes, takes_any = registry.parameters(function)
+        takes, takes_any = registry.read_parameters(function)
         kept = {key: before[key] for key in before if key in PROTOCOL and key not in own and (key in takes or takes_any)}
     with config.unlocked():
         config.method = _merge(kept, method_of)
@@ -69,7 +69,7 @@ def switch(config: Config, method_of: Mapping[str, Any]) -> str:
 def _is_method(name: str, function: Callable) -> bool:
     """Returns whether a name stands for this builder."""
     try:
-        return find_method(registry.parse(name)[0]) is function
+        return find_method(registry.parse_spec(name)[0]) is function
     except ValueError:  # such as one that an earlier process was given
         return False
 
@@ -80,7 +80,7 @@ def _merge(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]
     return {**before, **more, **{key: _merge(before[key], more[key]) for key in both}}
 
 
-def into(
+def apply_overrides(
     config: Config,
     method: Callable | None = None,
     model: Any = None,
@@ -113,13 +113,13 @@ def into(
             bound = method.keywords if isinstance(method, functools.partial) else {}
             for option in set(bound) & set(config.method):
                 del config.method[option]
-            if message := switch(config, {"name": named("method", method)}):
+            if message := switch_method(config, {"name": spec_of("method", method)}):
                 log.warning("%s", message)
         if model is not None:
             models = model if isinstance(model, list | tuple) and not isinstance(model, Model) else (model,)
             config.models = _specs_of("model", [(None, each, _model_builder(each)) for each in models])
         if loss is not None:
-            config.loss = named("loss", loss)
+            config.loss = spec_of("loss", loss)
         if scores is not None:
             several: Any = (scores,) if callable(scores) or isinstance(scores, str) else scores
             pairs = several.items() if isinstance(several, Mapping) else ((None, score) for score in several)
@@ -141,7 +141,7 @@ def _specs_of(what: str, given: Sequence[tuple[str | None, Any, Callable]]) -> t
     objects: dict[str, Any] = {}
     specs = []
     for name, each, function in given:
-        spec = named(what, function, name)
+        spec = spec_of(what, function, name)
         if spec.startswith("given:") and objects.setdefault(spec, each) is not each:
             raise ValueError(
                 f"two different {what}s are given that are both called {spec.removeprefix('given:')!r}; give one of them another "
@@ -151,7 +151,7 @@ def _specs_of(what: str, given: Sequence[tuple[str | None, Any, Callable]]) -> t
     return tuple(specs)
 
 
-def named(what: str, given: Callable, name: str | None = None) -> str:
+def spec_of(what: str, given: Callable, name: str | None = None) -> str:
     """Returns the spec that finds a function or class again: by its module, or as one that is
     registered in this process.
 
@@ -166,7 +166,7 @@ def named(what: str, given: Callable, name: str | None = None) -> str:
     if not callable(given):
         called = "" if name is None else f" {name!r}"
         hint = f"; names belong in config.{_FIELDS[what]}" if isinstance(given, str) else ""
-        raise TypeError(f"{what}{called}={option_types.short(given)} must be a function or a class{hint}")
+        raise TypeError(f"{what}{called}={option_types.shorten(given)} must be a function or a class{hint}")
     function, options = given, {}
     while isinstance(function, functools.partial) and not function.args:
         function, options = function.func, function.keywords | options
@@ -180,8 +180,8 @@ def named(what: str, given: Callable, name: str | None = None) -> str:
 def _is_found_by(what: str, spec: str, function: Callable, options: dict[str, Any]) -> bool:
     """Returns whether a spec, read from a file, stands for this function with these options."""
     try:
-        place, parsed = registry.parse(spec)
-        return registry.lookup(what, place, {})[0] is function and parsed == options
+        place, parsed = registry.parse_spec(spec)
+        return registry.find_builder(what, place, {})[0] is function and parsed == options
     except ValueError:
         return False
 

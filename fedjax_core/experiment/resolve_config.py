@@ -15,15 +15,15 @@ from fedjax_core.experiment import lookup, schema, uplink_options
 from fedjax_core.experiment.lookup import NORMALISATIONS
 from fedjax_core.experiment.schema import Config
 from fedjax_core.language import instruction_task as language
-from fedjax_core.privacy import Privacy
-from fedjax_core.registry import Found
-from fedjax_core.task import PARTS
+from fedjax_core.privacy import PrivacyConfig
+from fedjax_core.registry import ResolvedSpec
+from fedjax_core.task import TRAINABLE_PARTS
 from fedjax_core.training import adapters, few_shot, local_training
 from fedjax_core.training.augment import pipeline
-from fedjax_core.uplink import Link
+from fedjax_core.uplink import UplinkTransform
 
 STATISTICS = ("average", "local", "freeze")
-TASKS = {"classification": lambda: None, "episodes": few_shot.Episodes}
+TASKS = {"classification": lambda: None, "episodes": few_shot.EpisodeSampler}
 NOT_LOCAL = ("finetune_epochs", "server_epochs")  # options of methods: epochs of no client's local training
 FOR_IMAGES = {"augment": None, "public": None, "weights": None, "task": "classification", "train": "all"}
 
@@ -56,7 +56,7 @@ class RunOptions(NamedTuple):
     profile: bool
 
 
-class Asked(NamedTuple):
+class ResolvedConfig(NamedTuple):
     """A config, resolved and checked.
 
     Attributes:
@@ -95,19 +95,19 @@ class Asked(NamedTuple):
     """
 
     seed: int
-    method: Found
+    method: ResolvedSpec
     optimizer: local_training.Optimizer
     data: lookup.Data
     networks: tuple[lookup.Network, ...]
-    public: tuple[Found, int | None] | None
-    episodes: few_shot.Episodes | None
-    adapter: adapters.Kind | None
+    public: tuple[ResolvedSpec, int | None] | None
+    episodes: few_shot.EpisodeSampler | None
+    adapter: adapters.AdapterConfig | None
     train: str
     normalise: str
     statistics: str
     augment: pipeline.Augment | None
     scores: dict[str, Callable]
-    loss: Found | None
+    loss: ResolvedSpec | None
     cohort: int | float | None
     dropout: float
     evaluation: Evaluation
@@ -117,12 +117,12 @@ class Asked(NamedTuple):
     hold: str
     data_on: str | None
     adversary: uplink_options.Adversary | None
-    links: tuple[Link, ...]
-    rule: tuple[Found, ...]
+    links: tuple[UplinkTransform, ...]
+    rule: tuple[ResolvedSpec, ...]
     leave_out: bool
     sampling: str
-    mechanism: Found | None
-    privacy: Privacy | None
+    mechanism: ResolvedSpec | None
+    privacy: PrivacyConfig | None
     run: RunOptions
     imports_code: bool
     config: Mapping[str, Any]
@@ -139,7 +139,7 @@ class Asked(NamedTuple):
         return self.data.source.function is language.Source
 
 
-def resolve(config: Config) -> Asked:
+def resolve(config: Config) -> ResolvedConfig:
     """Returns a config, resolved and checked.
 
     Raises:
@@ -147,7 +147,7 @@ def resolve(config: Config) -> Asked:
         is missing; the message names the field.
     """
     fields = schema.read_fields(config)
-    with registry.noting() as imported:
+    with registry.record_lookups() as imported:
         resolved = _resolve(fields)
     imports_code = any(registry.is_imported(origin) for _, origin in imported)
     resolved = resolved._replace(imports_code=imports_code, config=complete_config(config))
@@ -156,25 +156,25 @@ def resolve(config: Config) -> Asked:
     return resolved
 
 
-def _resolve(fields: Mapping[str, Any]) -> Asked:
+def _resolve(fields: Mapping[str, Any]) -> ResolvedConfig:
     data, method = lookup.find_data(fields), lookup.find_method(fields)
     for_texts = data.source.function is language.Source
-    mechanism, privacy = uplink_options.private(fields, for_texts, _client_weights(method))
+    mechanism, privacy = uplink_options.parse_privacy(fields, for_texts, _client_weights(method))
     task, adapter, augment = fields["task"], fields["adapter"], fields["augment"]
     fraction = None if fields["cohort.fraction"] is None else float(fields["cohort.fraction"])  # 1 is all clients
-    return Asked(
+    return ResolvedConfig(
         seed=fields["seed"],
         method=method,
         optimizer=lookup.find_optimizer(fields),
         data=data,
         networks=lookup.find_networks(fields),
         public=lookup.find_public(fields["public"]),
-        episodes=registry.find("task", task, TASKS, field="task")(),
-        adapter=None if adapter is None else registry.find("adapter", adapter, adapters.ADAPTERS, field="adapter")(),
-        train=registry.choose("train", fields["train"], PARTS),
-        normalise=registry.choose("normalise", fields["normalise"], NORMALISATIONS),
-        statistics=registry.choose("statistics", fields["statistics"], STATISTICS),
-        augment=None if augment is None else pipeline.of_training(augment),
+        episodes=registry.resolve_spec("task", task, TASKS, field="task")(),
+        adapter=None if adapter is None else registry.resolve_spec("adapter", adapter, adapters.ADAPTERS, field="adapter")(),
+        train=registry.check_choice("train", fields["train"], TRAINABLE_PARTS),
+        normalise=registry.check_choice("normalise", fields["normalise"], NORMALISATIONS),
+        statistics=registry.check_choice("statistics", fields["statistics"], STATISTICS),
+        augment=None if augment is None else pipeline.parse_for_training(augment),
         scores=lookup.find_scores(fields["evaluation.scores"] or ()),
         loss=lookup.find_loss(fields["loss"]),
         cohort=fraction if fields["cohort.size"] is None else fields["cohort.size"],
@@ -190,10 +190,10 @@ def _resolve(fields: Mapping[str, Any]) -> Asked:
         model=fields["plan.model"] or 1,
         hold=fields["plan.hold"],
         data_on=fields["plan.data"],
-        adversary=uplink_options.adversary(fields),
-        links=uplink_options.links(fields),
-        rule=uplink_options.rule(fields),
-        leave_out=uplink_options.leaves_out(fields),
+        adversary=uplink_options.parse_adversary(fields),
+        links=uplink_options.parse_transforms(fields),
+        rule=uplink_options.find_rules(fields),
+        leave_out=uplink_options.should_leave_out(fields),
         sampling=fields["cohort.sampling"] or "fixed",
         mechanism=mechanism,
         privacy=privacy,
@@ -215,7 +215,7 @@ def _resolve(fields: Mapping[str, Any]) -> Asked:
     )
 
 
-def check(config: Config) -> None:
+def check_config(config: Config) -> None:
     """Raises what `resolve` does, and an error where a callback of the config does not exist."""
     lookup.find_callbacks(resolve(config).said["callbacks"])
 
@@ -230,23 +230,23 @@ def complete_config(config: Config) -> dict[str, Any]:
     data = fields.get("data")
     if not isinstance(data, Mapping) or not isinstance(data.get("partition"), str) or data.get("clients", 0) is not None:
         return fields
-    return {**fields, "data": {**data, "clients": partition.clients_of(data["partition"], None)}}
+    return {**fields, "data": {**data, "clients": partition.resolve_num_clients(data["partition"], None)}}
 
 
-def algorithm(resolved: Asked) -> Callable:
+def algorithm(resolved: ResolvedConfig) -> Callable:
     """Returns the method with its optimizer and options bound: task -> Algorithm."""
     return functools.partial(resolved.method.function, optimizer=resolved.optimizer, **resolved.method.options)
 
 
-def _client_weights(method: Found) -> str | None:
+def _client_weights(method: ResolvedSpec) -> str | None:
     """Returns how a method weights clients, by its option of that name."""
-    takes = registry.parameters(method.function)[0]
+    takes = registry.read_parameters(method.function)[0]
     return method.options.get("weights", takes["weights"].default) if "weights" in takes else None
 
 
-def _check_local_epochs(method: Found) -> None:
+def _check_local_epochs(method: ResolvedSpec) -> None:
     """Raises ValueError where a method's numbers of local epochs are all 0."""
-    takes = registry.parameters(method.function)[0]
+    takes = registry.read_parameters(method.function)[0]
     names = [name for name in takes if name.endswith("epochs") and name not in NOT_LOCAL]
     epochs = {name: method.options.get(name, takes[name].default) for name in names}
     numbers = {name: number for name, number in epochs.items() if isinstance(number, int)}
@@ -255,7 +255,7 @@ def _check_local_epochs(method: Found) -> None:
         raise ValueError(f"{found} trains nothing; {'it' if len(numbers) == 1 else 'one of them'} must be at least 1")
 
 
-def _check_combination(resolved: Asked) -> None:
+def _check_combination(resolved: ResolvedConfig) -> None:
     """Raises ValueError for texts with options of images, or the other way round; and for episodes
     with validation examples or unseen clients."""
     fields, for_texts = resolved.said, resolved.is_for_texts
@@ -273,7 +273,7 @@ def _check_combination(resolved: Asked) -> None:
             source = fields["data.source"]
             raise ValueError(f"model {spec!r} reads texts; data.source={source!r} has none, instructions has")
         if reads_texts:
-            language.check(network.found())
+            language.check_spec(network.found())
     if not for_texts:
         return
     for name, only in FOR_IMAGES.items():

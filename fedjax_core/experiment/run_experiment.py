@@ -12,16 +12,16 @@ from ml_collections import ConfigDict
 
 from fedjax_core import code_fingerprint, distributed, nn
 from fedjax_core.data import federated_data
-from fedjax_core.engine.simulator import Simulation, State
+from fedjax_core.engine.simulator import Simulator, State
 from fedjax_core.experiment import lookup, python_overrides
 from fedjax_core.experiment import trust as trusted
-from fedjax_core.experiment.build_model import begun_from
+from fedjax_core.experiment.build_model import existing_weight_files
 from fedjax_core.experiment.build_simulator import build
-from fedjax_core.experiment.resolve_config import Asked, Config, complete_config, resolve
+from fedjax_core.experiment.resolve_config import Config, ResolvedConfig, complete_config, resolve
 from fedjax_core.experiment.run_header import opening_lines
-from fedjax_core.experiment.schema import Incomplete
+from fedjax_core.experiment.schema import IncompleteConfig
 from fedjax_core.experiment.uplink_options import account_privacy
-from fedjax_core.run import Finished, RunSettings, check_inputs, digest_inputs, is_begun_anew, restored, run
+from fedjax_core.run import Finished, RunSettings, check_inputs, digest_inputs, restore_state, run, starts_afresh
 from fedjax_core.run.early_stopping import SELECTED, find_selected_round
 from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json
@@ -65,8 +65,8 @@ def execute(
       CodeExited: the user's own code, such as a loss, called `sys.exit()`.
     """
     workdir = os.path.expanduser(workdir)
-    with code_fingerprint.contained():
-        config = python_overrides.into(config, **replaced)
+    with code_fingerprint.contain_exits():
+        config = python_overrides.apply_overrides(config, **replaced)
         asked = resolve(config)
         constructors = lookup.find_callbacks(asked.said["callbacks"])  # checked before data are read
         noise = read_recorded_privacy(config, workdir, fresh)
@@ -90,9 +90,9 @@ def execute(
 
 def make_run_settings(
     config: Config,
-    simulation: Simulation,
+    simulation: Simulator,
     noise: Mapping[str, Any] | None = None,
-    asked: Asked | None = None,
+    asked: ResolvedConfig | None = None,
     given_data: bool = False,
     **more: Any,
 ) -> RunSettings:
@@ -108,7 +108,7 @@ def make_run_settings(
     """
     asked = resolve(config) if asked is None else asked
     privacy = account_privacy(asked.privacy, asked.cohort, simulation.spec.population, asked.sampling, recorded=noise)
-    facts = {"convolution": nn.describe()} | _adversary(asked, simulation.spec.population)
+    facts = {"convolution": nn.describe_conv()} | _adversary(asked, simulation.spec.population)
     facts |= {} if privacy is None else {"privacy": privacy.facts()}
     of_config: dict[str, Any] = {
         **asked.run._asdict(),
@@ -134,9 +134,9 @@ def read_recorded_privacy(config: Config, workdir: str | os.PathLike, fresh: boo
     recorded = None
     if jax.process_index() == 0:
         with contextlib.suppress(OSError, ValueError):
-            if not is_begun_anew(workdir, complete_config(config), fresh):
+            if not starts_afresh(workdir, complete_config(config), fresh):
                 recorded = read_json(Path(workdir) / RUN, _CHOSEN).get("privacy")
-    return distributed.said(recorded)
+    return distributed.broadcast_from_process_0(recorded)
 
 
 def load(
@@ -146,7 +146,7 @@ def load(
     *,
     trust: bool = False,
     **replaced: Any,
-) -> tuple[Config, Simulation, State]:
+) -> tuple[Config, Simulator, State]:
     """Builds the simulation of a run and restores its state. The directory is only read.
 
     Args:
@@ -170,7 +170,7 @@ def load(
     """
     folder = Path(workdir).expanduser()
     said, recorded = read_json(folder / CONFIG, _NEEDED), read_json(folder / RUN, _CHOSEN)
-    with trusted.imports_of(folder, said, recorded, trust):
+    with trusted.guard_imports(folder, said, recorded, trust):
         return _loaded(folder, said, recorded, done, data, replaced)
 
 
@@ -181,9 +181,9 @@ def _loaded(
     done: int | None,
     data: federated_data.FederatedData | None,
     replaced: Mapping[str, Any],
-) -> tuple[Config, Simulation, State]:
+) -> tuple[Config, Simulator, State]:
     """Does `load`, after config.json and run.json have been read."""
-    config: Config = python_overrides.into(ConfigDict(tuples(said)), **replaced)
+    config: Config = python_overrides.apply_overrides(ConfigDict(lists_to_tuples(said)), **replaced)
     checkpoints = Checkpoints(folder / CHECKPOINTS, beside=folder / SELECTED)
     selected = Checkpoints(folder / SELECTED, beside=folder / CHECKPOINTS)
     chosen = selected.latest() if config.evaluation.get("select") else None
@@ -201,34 +201,34 @@ def _loaded(
     before = recorded["partition"]["hash"]
     try:
         simulation = build(config, data, noise=recorded.get("privacy"), accounted=False)
-    except Incomplete as error:
+    except IncompleteConfig as error:
         raise ValueError(f"{folder / CONFIG}: {error}; another version of the code wrote it") from None
     if before != (now := simulation.spec.data.partition_hash):
         raise ValueError(f"{folder} was run on other data: its partition hash is {before[:12]}, now it is {now[:12]}")
     check_inputs(folder, recorded.get(DATA, {}), digest_inputs(simulation) if DATA in recorded else {})
-    return config, simulation, restored(simulation, checkpoints, done)
+    return config, simulation, restore_state(simulation, checkpoints, done)
 
 
-def _weights(asked: Asked) -> dict[str, Any]:
+def _weights(asked: ResolvedConfig) -> dict[str, Any]:
     """Returns the digests of weight files, for run.json."""
-    digests = code_fingerprint.digests(begun_from(asked))
+    digests = code_fingerprint.hash_files(existing_weight_files(asked))
     return {"weights": {str(file): digest[:16] for file, digest in digests.items()}} if digests else {}
 
 
-def _adversary(asked: Asked, population: int) -> dict[str, Any]:
+def _adversary(asked: ResolvedConfig, population: int) -> dict[str, Any]:
     """Returns who attacks, for run.json."""
     clients = [] if asked.adversary is None else asked.adversary.client_ids(population, asked.data.seed).tolist()
     return {"adversary": {"attack": asked.said["adversary.attack"], "clients": clients}} if clients else {}
 
 
-def tuples(value: Any) -> Any:
+def lists_to_tuples(value: Any) -> Any:
     """Turns the lists of JSON into the tuples of configs."""
     if isinstance(value, dict):
-        return {key: tuples(item) for key, item in value.items()}
-    return tuple(tuples(item) for item in value) if isinstance(value, list) else value
+        return {key: lists_to_tuples(item) for key, item in value.items()}
+    return tuple(lists_to_tuples(item) for item in value) if isinstance(value, list) else value
 
 
-def keep_programs(directory: str) -> None:
+def cache_compiled_programs(directory: str) -> None:
     """Caches compiled programs in a directory, also small ones, of which a start has many; '' for
     nowhere."""
     if directory:

@@ -11,11 +11,11 @@ import jax
 from fedjax_core import registry
 from fedjax_core.algorithm import PyTree
 from fedjax_core.engine.simulation_spec import Group
-from fedjax_core.engine.simulator import Simulation
+from fedjax_core.engine.simulator import Simulator
 from fedjax_core.experiment import config_warnings
-from fedjax_core.experiment.resolve_config import Asked
+from fedjax_core.experiment.resolve_config import ResolvedConfig
 from fedjax_core.experiment.schema import options_of, without_none
-from fedjax_core.privacy import Spent
+from fedjax_core.privacy import PrivacyLedger
 from fedjax_core.storage.json_files import flatten
 
 COLUMNS = 80
@@ -23,7 +23,9 @@ LABEL = 9  # columns of the label of a line, as in the closing table
 TRAINING_OPTIONS = ("epochs", "batch")  # options of methods that the line "training" has
 
 
-def opening_lines(resolved: Asked, simulation: Simulation, private: Spent | None = None, *, given_data: bool = False) -> list[str]:
+def opening_lines(
+    resolved: ResolvedConfig, simulation: Simulator, private: PrivacyLedger | None = None, *, given_data: bool = False
+) -> list[str]:
     """Returns the first lines of a run, of at most `COLUMNS` characters each.
 
     Args:
@@ -69,10 +71,10 @@ def _with_options(name: str, options: Mapping[str, Any]) -> str:
     return f"{name} ({', '.join(f'{key}={value!r}' for key, value in options.items())})" if options else name
 
 
-def _method_options(resolved: Asked) -> dict[str, Any]:
+def _method_options(resolved: ResolvedConfig) -> dict[str, Any]:
     """Returns the method's options that the config sets, but for `TRAINING_OPTIONS`; if they are
     many, only those that differ from the defaults."""
-    takes = registry.parameters(resolved.method.function)[0]
+    takes = registry.read_parameters(resolved.method.function)[0]
     options = {key: value for key, value in resolved.method.options.items() if key not in TRAINING_OPTIONS}
     if len(_with_options(resolved.method.spec, _flatten(options))) > 2 * (COLUMNS - LABEL):
         options = {key: value for key, value in options.items() if key not in takes or takes[key].default != value}
@@ -85,8 +87,8 @@ def _flatten(options: Mapping[str, Any]) -> dict[str, Any]:
     return flatten({key: {"on": False} if is_off[key] else value for key, value in options.items()})
 
 
-def _training_options(resolved: Asked) -> list[str]:
-    takes = registry.parameters(resolved.method.function)[0]
+def _training_options(resolved: ResolvedConfig) -> list[str]:
+    takes = registry.read_parameters(resolved.method.function)[0]
     defaults = {name: takes[name].default for name in TRAINING_OPTIONS if name in takes}
     options = without_none({name: resolved.method.options.get(name, defaults.get(name)) for name in TRAINING_OPTIONS})
     return [f"{name}={value}" for name, value in options.items()]
@@ -111,12 +113,12 @@ def _count(tree: PyTree) -> int:
     return sum(math.prod(getattr(leaf, "shape", ())) for leaf in jax.tree.leaves(tree))
 
 
-def _weights(resolved: Asked) -> str:
+def _weights(resolved: ResolvedConfig) -> str:
     texts = {"from": resolved.said["weights"], "adapter": resolved.said["adapter"], "train": resolved.train}
     return "".join(f"; {key} {value}" for key, value in texts.items() if value not in (None, "all"))
 
 
-def _devices(simulation: Simulation) -> str:
+def _devices(simulation: Simulator) -> str:
     plan, first = simulation.spec.plan, simulation.spec.mesh.devices.flat[0]
     kind = getattr(first, "device_kind", first.platform)
     processes = f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""
@@ -125,13 +127,13 @@ def _devices(simulation: Simulation) -> str:
     return f"{plan.devices} ({kind}){processes}{held}; {clients} at once{'' if plan.devices == 1 else ' on each'}"
 
 
-def _attack(resolved: Asked) -> str:
+def _attack(resolved: ResolvedConfig) -> str:
     if resolved.adversary is None:
         return ""
     return f"{resolved.said['adversary.attack']} by {100 * resolved.adversary.fraction:g} % of the clients"
 
 
-def _uplink(resolved: Asked) -> str:
+def _uplink(resolved: ResolvedConfig) -> str:
     """Returns the transforms of the uplink but for attacks and privacy, which have lines of their
     own."""
     fields = {"rule": "aggregation.rule", "compressed by": "compression.uplink", "sent down as": "compression.downlink"}
@@ -143,7 +145,7 @@ def _uplink(resolved: Asked) -> str:
     return "; ".join(parts)
 
 
-def _noise(simulation: Simulation, private: Spent | None) -> str:
+def _noise(simulation: Simulator, private: PrivacyLedger | None) -> str:
     """Returns a warning where the noise of privacy is longer than the mean of clipped deltas can
     be, with a remedy; else "".
 

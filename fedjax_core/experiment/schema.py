@@ -15,7 +15,7 @@ from fedjax_core.engine.sharding.data_placement import PLACES
 from fedjax_core.engine.simulation_spec import SCOPES
 from fedjax_core.option_types import AtLeastOne, BelowOne, Fraction, Part, PositiveFraction, Seed, one_of
 from fedjax_core.privacy import ACCOUNTANTS
-from fedjax_core.privacy.budget import ALONE
+from fedjax_core.privacy.budget import SETTINGS
 from fedjax_core.run import early_stopping
 from fedjax_core.uplink import compression
 
@@ -69,7 +69,10 @@ FIELDS: dict[str, Any] = {
     "evaluation.patience": or_none(AtLeastOne),
     "evaluation.until": or_none(
         Annotated[
-            str, option_types.Limit("of the form 'test/global/accuracy >= 0.97'", lambda v: early_stopping.parse(v) is not None)
+            str,
+            option_types.Limit(
+                "of the form 'test/global/accuracy >= 0.97'", lambda v: early_stopping.parse_target_score(v) is not None
+            ),
         ]
     ),
     "evaluation.targets": Sequence[Fraction],
@@ -87,7 +90,7 @@ FIELDS: dict[str, Any] = {
     "adversary.attack": str | None,
     "adversary.fraction": or_none(PositiveFraction),
     "compression.uplink": str | None,
-    "compression.downlink": or_none(Annotated[str, one_of(*compression.DOWN)]),
+    "compression.downlink": or_none(Annotated[str, one_of(*compression.DOWNLINK_DTYPES)]),
     "aggregation.rule": str | None,
     "aggregation.not_finite": or_none(Annotated[str, one_of("leave_out", "end")]),
     "cohort.sampling": or_none(Annotated[str, one_of(*SAMPLINGS)]),
@@ -113,15 +116,15 @@ DEFAULTS: dict[str, Any] = {  # of fields that an older config may lack
     **{f"compression.{name}": None for name in ("uplink", "downlink")},
     **{f"aggregation.{name}": None for name in ("rule", "not_finite")},
     "cohort.sampling": None,
-    **{f"privacy.{name}": None for name in ("mechanism", *ALONE)},
+    **{f"privacy.{name}": None for name in ("mechanism", *SETTINGS)},
 }
-MAY_LACK_GROUPS = {field.partition(".")[0] for field in DEFAULTS if "." in field} - {
+OPTIONAL_GROUPS = {field.partition(".")[0] for field in DEFAULTS if "." in field} - {
     field.partition(".")[0] for field in FIELDS if field not in DEFAULTS
 }  # groups that an older config may lack as a whole
 WITH_OPTIONS = ("method", "optimizer")  # groups that hold options beside their fields
 
 
-class Incomplete(ValueError):
+class IncompleteConfig(ValueError):
     """An object that should be a config is none, or lacks fields."""
 
 
@@ -133,13 +136,13 @@ def check_complete(config: Any, name: str = "the config") -> None:
     """
     advice = "begin with one that has all, such as configs.fedavg.get_config(), and change that"
     if config is None:
-        raise Incomplete(f"{name} is None; get_config() must return a config")
+        raise IncompleteConfig(f"{name} is None; get_config() must return a config")
     if not isinstance(config, ConfigDict):
-        raise Incomplete(f"{name} is a {type(config).__name__}, it must be an ml_collections.ConfigDict; {advice}")
+        raise IncompleteConfig(f"{name} is a {type(config).__name__}, it must be an ml_collections.ConfigDict; {advice}")
     missing = [field for field in FIELDS if field not in DEFAULTS and not _has(config, field)]
     if missing:
         more = f", nor {len(missing) - 1} others" if len(missing) > 1 else ""
-        raise Incomplete(f"{name} has no field {missing[0]!r}{more}; {advice}")
+        raise IncompleteConfig(f"{name} has no field {missing[0]!r}{more}; {advice}")
 
 
 def _has(config: Any, field: str) -> bool:
@@ -169,7 +172,7 @@ def read_fields(config: Config) -> dict[str, Any]:
         for name in above:
             group = group.get(name, {}) if field in DEFAULTS else getattr(group, name)
         value = group.get(last, DEFAULTS[field]) if field in DEFAULTS else getattr(group, last)
-        fields[field] = option_types.check(field, value, wanted)
+        fields[field] = option_types.check_value(field, value, wanted)
     for group in WITH_OPTIONS:
         fields |= {f"{group}.{name}": value for name, value in without_none(getattr(config, group).to_dict()).items()}
     return fields

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine.client_loop import Plan
-from fedjax_core.engine.vmapped_runs import Lanes, reason
-from fedjax_core.experiment.build_model import drawn_by_seed
+from fedjax_core.engine.vmapped_runs import VmappedSeeds, find_vmap_obstacle
+from fedjax_core.experiment.build_model import has_random_frozen_arrays
 from fedjax_core.experiment.build_simulator import build
 from fedjax_core.experiment.build_task import dataset
-from fedjax_core.experiment.resolve_config import Config, check, complete_config, resolve
+from fedjax_core.experiment.resolve_config import Config, check_config, complete_config, resolve
 from fedjax_core.experiment.run_experiment import execute, make_run_settings, read_recorded_privacy
-from fedjax_core.run import Finished, Interrupted, Outcome, recorded_plan, run_seeds
-from fedjax_core.storage.json_files import plain
+from fedjax_core.run import Finished, Interrupted, Outcome, read_recorded_plan, run_seeds
+from fedjax_core.storage.json_files import to_json_values
 
 Say = Callable[[str], None]
 
@@ -87,7 +87,7 @@ def _is_interrupted(outcome: Outcome) -> bool:
 
 def _run_in_turn(runs: Sequence[Run], progress: bool | None, data: FederatedData | None, say: Say) -> Iterator[dict[int, Outcome]]:
     """Yields the outcomes, by index, of one run or of runs that trained together."""
-    for group in alike([run.config for run in runs]):
+    for group in group_seeds([run.config for run in runs]):
         if len(group) == 1:
             yield {group[0]: _execute(runs[group[0]], progress, data)}
             continue
@@ -107,7 +107,7 @@ def _run_in_turn(runs: Sequence[Run], progress: bool | None, data: FederatedData
 def _find_error(config: Config) -> Exception | None:
     """Returns what is wrong with a config; of runs that train together only the first is built."""
     try:
-        check(config)
+        check_config(config)
     except Exception as error:
         return error
     return None
@@ -123,7 +123,7 @@ def _split_by_record(runs: Sequence[Run], group: list[int], say: Say) -> list[_B
     for i in group:
         config, workdir, _, fresh = runs[i]
         noise = read_recorded_privacy(config, workdir, fresh)
-        plan = None if resolve(config).has_plan else recorded_plan(workdir, complete_config(config), fresh)
+        plan = None if resolve(config).has_plan else read_recorded_plan(workdir, complete_config(config), fresh)
         if noise is None and plan is None:
             new.append(i)
         else:
@@ -140,7 +140,7 @@ def _run_batch(
     runs: Sequence[Run], batch: _Batch, progress: bool | None, data: FederatedData | None, say: Say
 ) -> Iterator[dict[int, Outcome]]:
     """Runs a batch, at most `plan.lanes` at once. Yields outcomes by index."""
-    most, why = lanes_of(runs[batch.indices[0]].config) if batch.indices else 1, ""
+    most, why = seeds_at_once(runs[batch.indices[0]].config) if batch.indices else 1, ""
     for begin in range(0, len(batch.indices), most):
         indices = batch.indices[begin : begin + most]
         configs, vmapped = [runs[i].config for i in indices], None
@@ -152,11 +152,11 @@ def _run_batch(
             except Exception as error:
                 yield dict.fromkeys(indices, error)
                 continue
-            why = reason(simulator) or ("profile=True traces one" if configs[0].profile else "")
+            why = find_vmap_obstacle(simulator) or ("profile=True traces one" if configs[0].profile else "")
             if why:
                 say(f"plan.lanes={most}: runs go one after another, because {why}")
             else:
-                vmapped = Lanes(simulator, len(indices))
+                vmapped = VmappedSeeds(simulator, len(indices))
         if vmapped is None:
             yield from ({i: _execute(runs[i], progress, data)} for i in indices)
         else:
@@ -172,7 +172,9 @@ def _execute(run: Run, progress: bool | None, data: FederatedData | None) -> Out
         return error
 
 
-def _run_together(runs: Sequence[Run], vmapped: Lanes, progress: bool | None, noise: Mapping[str, Any] | None) -> list[Outcome]:
+def _run_together(
+    runs: Sequence[Run], vmapped: VmappedSeeds, progress: bool | None, noise: Mapping[str, Any] | None
+) -> list[Outcome]:
     seed_runs = []
     try:
         for run, replica in zip(runs, vmapped.each, strict=True):
@@ -183,7 +185,7 @@ def _run_together(runs: Sequence[Run], vmapped: Lanes, progress: bool | None, no
         vmapped.release()
 
 
-def alike(configs: Sequence[Config]) -> list[list[int]]:
+def group_seeds(configs: Sequence[Config]) -> list[list[int]]:
     """Groups configs that differ in their seed alone, if `plan.lanes` is more than one.
 
     Returns:
@@ -191,21 +193,21 @@ def alike(configs: Sequence[Config]) -> list[list[int]]:
     """
     groups: dict[str, list[int]] = {}
     for i, config in enumerate(configs):
-        key = _without_seed(config) if lanes_of(config) > 1 else str(i)
+        key = _without_seed(config) if seeds_at_once(config) > 1 else str(i)
         groups.setdefault(key, []).append(i)
     return list(groups.values())
 
 
-def lanes_of(config: Config) -> int:
+def seeds_at_once(config: Config) -> int:
     """Returns how many seeds of a config train at once."""
     return config.plan.get("lanes") or 1
 
 
 def _without_seed(config: Config) -> str:
     """What seeds that share a program have in common."""
-    fields = plain(config.to_dict())
+    fields = to_json_values(config.to_dict())
     try:
-        drawn = drawn_by_seed(resolve(config))
+        drawn = has_random_frozen_arrays(resolve(config))
     except Exception:  # which `check` reports for each run
         drawn = False
     if not drawn:

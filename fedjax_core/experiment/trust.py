@@ -8,13 +8,13 @@ from typing import Any
 
 from fedjax_core import registry
 from fedjax_core.experiment.lookup import find_callbacks
-from fedjax_core.experiment.resolve_config import Asked
+from fedjax_core.experiment.resolve_config import ResolvedConfig
 from fedjax_core.storage import signature as origin
 from fedjax_core.storage.workdir import BEGUN_HERE, CONFIG
 
 
 @contextlib.contextmanager
-def imports_of(folder: Path, config: Mapping[str, Any], recorded: Mapping[str, Any], trust: bool) -> Iterator[None]:
+def guard_imports(folder: Path, config: Mapping[str, Any], recorded: Mapping[str, Any], trust: bool) -> Iterator[None]:
     """Refuses meanwhile to import what a directory's config names, unless it is trusted, or was
     begun here.
 
@@ -33,7 +33,7 @@ def imports_of(folder: Path, config: Mapping[str, Any], recorded: Mapping[str, A
         yield
 
 
-def names_code(resolved: Asked) -> bool:
+def names_code(resolved: ResolvedConfig) -> bool:
     """Returns whether a config, its callbacks included, names code that is neither built in nor
     installed."""
     callbacks = find_callbacks(resolved.said["callbacks"])

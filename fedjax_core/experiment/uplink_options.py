@@ -9,9 +9,17 @@ from fedjax_core import option_types, registry
 from fedjax_core.data import poisoning
 from fedjax_core.engine import client_sampling
 from fedjax_core.experiment.lookup import NORMALISATIONS
-from fedjax_core.privacy import Privacy, Spent, build_privacy_config, missing_settings
-from fedjax_core.registry import Found
-from fedjax_core.uplink import Link, attacks, compression, dp_matrix_mechanism, dp_mechanisms, order, robust_aggregation
+from fedjax_core.privacy import PrivacyConfig, PrivacyLedger, build_privacy_config, missing_settings
+from fedjax_core.registry import ResolvedSpec
+from fedjax_core.uplink import (
+    UplinkTransform,
+    attacks,
+    compression,
+    dp_matrix_mechanism,
+    dp_mechanisms,
+    order_transforms,
+    robust_aggregation,
+)
 
 
 class Adversary(NamedTuple):
@@ -22,7 +30,7 @@ class Adversary(NamedTuple):
       fraction: of the clients.
     """
 
-    attacks: list[Found]
+    attacks: list[ResolvedSpec]
     fraction: float
 
     def client_ids(self, population: int, seed: int) -> np.ndarray:
@@ -30,17 +38,17 @@ class Adversary(NamedTuple):
         return attacks.draw_attackers(population, self.fraction, seed)
 
 
-def links(fields: Mapping[str, Any]) -> tuple[Link, ...]:
+def parse_transforms(fields: Mapping[str, Any]) -> tuple[UplinkTransform, ...]:
     """Returns the config's compression and rule, in the order of a message."""
     parsers = {
-        "compression.uplink": compression.parse,
+        "compression.uplink": compression.parse_compressor,
         "compression.downlink": compression.compress_broadcast,
-        "aggregation.rule": robust_aggregation.parse,
+        "aggregation.rule": robust_aggregation.parse_rule,
     }
-    return order([parse(fields[name]) for name, parse in parsers.items() if fields[name] is not None])
+    return order_transforms([parse(fields[name]) for name, parse in parsers.items() if fields[name] is not None])
 
 
-def leaves_out(fields: Mapping[str, Any]) -> bool:
+def should_leave_out(fields: Mapping[str, Any]) -> bool:
     """Whether clients with non-finite results are left out; by default, with a rule or privacy."""
     not_finite = fields["aggregation.not_finite"]
     if not_finite is None:
@@ -48,21 +56,23 @@ def leaves_out(fields: Mapping[str, Any]) -> bool:
     return not_finite == "leave_out"
 
 
-def adversary(fields: Mapping[str, Any]) -> Adversary | None:
+def parse_adversary(fields: Mapping[str, Any]) -> Adversary | None:
     """Returns who attacks, and how; None without attack."""
     attack, fraction = fields["adversary.attack"], fields["adversary.fraction"]
-    given = f"adversary.attack={option_types.short(attack)}"
+    given = f"adversary.attack={option_types.shorten(attack)}"
     if (attack is None) != (fraction is None):
         raise ValueError(f"{given}, adversary.fraction={fraction}: set both, such as 'sign_flip' and 0.2, or neither")
     if attack is None:
         return None
     specs = attacks.find_attacks(attack, poisoning.POISONS)
-    if any(spec.function is attacks.not_finite for spec in specs) and not leaves_out(fields):
+    if any(spec.function is attacks.not_finite for spec in specs) and not should_leave_out(fields):
         raise ValueError(f"{given} ends the run at once; set aggregation.not_finite='leave_out', or a rule")
     return Adversary(specs, fraction)
 
 
-def build_attacks(adversary: Adversary | None, client_ids: Sequence[int] | np.ndarray) -> tuple[list[poisoning.Poison], list[Link]]:
+def build_attacks(
+    adversary: Adversary | None, client_ids: Sequence[int] | np.ndarray
+) -> tuple[list[poisoning.Poison], list[UplinkTransform]]:
     """Returns how attackers change their data, and how they change their uplinks.
 
     Args:
@@ -80,24 +90,26 @@ def build_attacks(adversary: Adversary | None, client_ids: Sequence[int] | np.nd
             poisons.append(attack)
             triggers += [spec.spec] if attack.trigger is not None else []
         elif callable(attack) or isinstance(attack, attacks.Crafted):
-            transforms.append(attacks.link(spec.name, attack, client_ids))
+            transforms.append(attacks.make_attack(spec.name, attack, client_ids))
         else:
             expected = (
                 "a function (array, key) -> array, a fedjax_core.uplink.attacks.Crafted or a fedjax_core.data.poisoning.Poison"
             )
-            raise TypeError(f"attack {spec.name!r} must return {expected}, it returned {option_types.short(attack)}")
+            raise TypeError(f"attack {spec.name!r} must return {expected}, it returned {option_types.shorten(attack)}")
     if len(triggers) > 1:
         raise ValueError(f"adversary.attack has two backdoors, {' and '.join(triggers[:2])}; only one can be scored: give one")
     return poisons, transforms
 
 
-def rule(fields: Mapping[str, Any]) -> tuple[Found, ...]:
+def find_rules(fields: Mapping[str, Any]) -> tuple[ResolvedSpec, ...]:
     """Returns the specifications of the rule and those before it; () without a rule."""
     text = fields["aggregation.rule"]
     return () if text is None else tuple(robust_aggregation.find_rules(text))
 
 
-def private(fields: Mapping[str, Any], texts: bool, weights: str | None = None) -> tuple[Found | None, Privacy | None]:
+def parse_privacy(
+    fields: Mapping[str, Any], texts: bool, weights: str | None = None
+) -> tuple[ResolvedSpec | None, PrivacyConfig | None]:
     """Returns the mechanism and its settings.
 
     Args:
@@ -112,10 +124,10 @@ def private(fields: Mapping[str, Any], texts: bool, weights: str | None = None) 
     if text is None:
         return None, build_privacy_config(fields, None)
     given = f"privacy.mechanism={text!r}"
-    if registry.IMPORT_PATH.fullmatch(registry.parse(text, "privacy.mechanism")[0]):
+    if registry.IMPORT_PATH.fullmatch(registry.parse_spec(text, "privacy.mechanism")[0]):
         names = ", ".join(dp_mechanisms.MECHANISMS)
         raise ValueError(f"{given}: only mechanisms with an accountant are allowed: {names}")
-    spec = registry.find("mechanism", text, dp_mechanisms.MECHANISMS, given=dp_mechanisms.GIVEN, field="privacy.mechanism")
+    spec = registry.resolve_spec("mechanism", text, dp_mechanisms.MECHANISMS, given=dp_mechanisms.GIVEN, field="privacy.mechanism")
     aggregation, normalise = fields["aggregation.rule"], fields["normalise"]
     if aggregation not in (None, "mean") and not spec.name.startswith("local"):
         raise ValueError(
@@ -137,13 +149,13 @@ def private(fields: Mapping[str, Any], texts: bool, weights: str | None = None) 
 
 
 def account_privacy(
-    privacy: Privacy | None,
+    privacy: PrivacyConfig | None,
     cohort: int | float | None,
     population: int,
     sampling: str,
     calibrate: bool = True,
     recorded: Mapping[str, Any] | None = None,
-) -> Spent | None:
+) -> PrivacyLedger | None:
     """Returns what rounds cost in privacy; None without privacy.
 
     Args:
@@ -155,11 +167,13 @@ def account_privacy(
     """
     if privacy is None:
         return None
-    cohort_size = client_sampling.number(cohort, population)
+    cohort_size = client_sampling.resolve_cohort_size(cohort, population)
     return privacy.make_ledger(cohort_size, population, sampling, calibrate, recorded)
 
 
-def build_mechanism(mechanism: Found | None, spent: Spent | None, cohort_size: int, dropout: float) -> list[Link]:
+def build_mechanism(
+    mechanism: ResolvedSpec | None, spent: PrivacyLedger | None, cohort_size: int, dropout: float
+) -> list[UplinkTransform]:
     """Returns the transform that makes the noise; none without privacy.
 
     Sums are divided by the number of clients that are expected to return: dropouts are drawn, so it

@@ -38,7 +38,7 @@ from fedjax_core.algorithm import Examples
 from fedjax_core.data import apportion, federated_data, partition
 from fedjax_core.data.sources import Dataset
 from fedjax_core.data.sources.file_checks import SPLIT_SEED
-from fedjax_core.storage.json_files import check
+from fedjax_core.storage.json_files import check_schema
 
 ALPACA = "### Instruction:\n{instruction}\n\n### Response:\n"
 OPTIONS = "OPTIONS:"
@@ -97,7 +97,7 @@ def read(path: str | Path, split: str | None = None) -> list[Instance]:
             continue
         try:
             row = json.loads(line)
-            check(row, dict, f"line {number} of {path}")
+            check_schema(row, dict, f"line {number} of {path}")
             if split is None or row["split"] == split:
                 instances.append(_instance(row))
         except json.JSONDecodeError as error:
@@ -194,8 +194,8 @@ def leave_task_out(
       ValueError: there is no such task, nothing is left to train or to test, or clients is no such
         multiple.
     """
-    registry.choose("task to leave out", task, sorted({instance.task for instance in [*train, *test]}))
-    registry.choose("tested", tested, TESTED)
+    registry.check_choice("task to leave out", task, sorted({instance.task for instance in [*train, *test]}))
+    registry.check_choice("tested", tested, TESTED)
     train_instances = [instance for instance in train if instance.task != task]
     test_instances = [instance for instance in test if (instance.task == task) == (tested == "left_out")]
     if not train_instances or not test_instances:
@@ -238,7 +238,7 @@ def build_option_data(
       ValueError: an answer is not among its options, a text is longer than the limit and `long` is
         "refuse", or the limit has no room for text.
     """
-    registry.choose("long", long, LONG)
+    registry.check_choice("long", long, LONG)
     both = [*divided.train, *divided.test]
     for instance in both:
         if instance.answer.strip() not in instance.options:
@@ -383,7 +383,7 @@ def _make_cutter(tokenizer: Tokenizer, limit: int, long: str, template: str):
     """Makes (prompt, tokens taken, data set) -> a prompt that fits: what comes before the
     instruction, then the prompt's tail.
     """
-    registry.choose("long", long, LONG)
+    registry.check_choice("long", long, LONG)
     before = tokenizer.encode([template.partition("{instruction}")[0]])[0]
 
     def fit(prompt: list[int], taken: int, dataset: str) -> list[int]:
@@ -419,7 +419,7 @@ def pad_sequences(
     Returns:
       (tokens [n, T] int32, mask [n, T] bool).
     """
-    registry.choose("side", side, ("left", "right"))
+    registry.check_choice("side", side, ("left", "right"))
     width = -(-max([1, *map(len, sequences)]) // multiple) * multiple
     width = width if widest is None else min(width, widest)
     tokens, mask = np.zeros((len(sequences), width), np.int32), np.zeros((len(sequences), width), bool)

@@ -41,9 +41,9 @@ from fedjax_core.language import (
 from fedjax_core.language.models.transformer import DTYPES, Encoder, LanguageModel
 from fedjax_core.option_types import AtLeastOne, Positive, one_of
 from fedjax_core.storage.json_files import read_json
-from fedjax_core.task import Task, check_tokens, part_of
+from fedjax_core.task import Task, check_tokens, make_partial_task
 from fedjax_core.training import adapters, metrics
-from fedjax_core.training.metrics import Pair, mean_of
+from fedjax_core.training.metrics import Pair, mean_pair
 
 SOURCE, MODEL, PARTITION = "instructions", "pretrained", "by_domain"
 WRITTEN = 80  # tokens of an answer at most
@@ -94,7 +94,7 @@ class Spec(NamedTuple):
     temperature: Positive = option_scoring.TEMPERATURE
 
 
-class Prepared(NamedTuple):
+class PreparedTask(NamedTuple):
     """What a source and a model make together.
 
     Attributes:
@@ -120,14 +120,14 @@ class Prepared(NamedTuple):
     widths: tuple[int, ...]
 
 
-def check(spec: Spec) -> None:
+def check_spec(spec: Spec) -> None:
     """Raises ValueError for a model that has not one place that it is read from."""
     if (spec.folder is None) == (spec.package is None):
         raise ValueError(f"model {MODEL!r} has folder={spec.folder!r}, package={spec.package!r}; it must have one of them")
 
 
 @functools.lru_cache(maxsize=2)
-def prepare(source: Source, data_dir: str | None, clients: int, seed: int, spec: Spec) -> Prepared:
+def prepare_data(source: Source, data_dir: str | None, clients: int, seed: int, spec: Spec) -> PreparedTask:
     """Reads and tokenizes data once.
 
     Args:
@@ -142,12 +142,12 @@ def prepare(source: Source, data_dir: str | None, clients: int, seed: int, spec:
       OSError: a file is not there.
       ImportError: a package is missing; the message says how to get it.
     """
-    check(spec)
+    check_spec(spec)
     root = Path(data_dir or os.environ.get(sources.DATA_VARIABLE) or Path.home() / "fedjax_data").expanduser() / source.folder
     train, test = _read(source, root)
     divided = instruction_data.leave_task_out(train, test, source.leave_out, clients, seed, source.tested)
     folder = Path(spec.folder).expanduser() if spec.folder is not None else load_pretrained.find_package_folder(str(spec.package))
-    model, tokenizer = described(folder, spec), load_pretrained.load_tokenizer(folder)
+    model, tokenizer = build_model(folder, spec), load_pretrained.load_tokenizer(folder)
     if spec.limit > model.context:
         raise ValueError(f"limit={spec.limit} is too much for {model.name}: it takes at most {model.context} tokens")
     names = [row.dataset if source.tested == "left_out" else row.task for row in divided.test]
@@ -156,13 +156,13 @@ def prepare(source: Source, data_dir: str | None, clients: int, seed: int, spec:
     if isinstance(model, Encoder):
         data, options = instruction_data.build_option_data(divided, tokenizer, spec.limit, long=spec.long)
         data_with_kinds = _beside(data, rouge1=_rouges(data, divided), kind=kind)
-        return Prepared(data_with_kinds, model, options, spec, folder, divided, kinds, _widths(data, divided, kind))
+        return PreparedTask(data_with_kinds, model, options, spec, folder, divided, kinds, _widths(data, divided, kind))
     if not model.stop:
         raise ValueError(f"{folder}: its config.json has no eos_token_id, with which an answer ends")
     if model.vocabulary is not None:
         check_tokens(model.stop[0], model.vocabulary, model.name, where=f"{folder}: eos_token_id: ")
     data = instruction_data.build_generation_data(divided, tokenizer, spec.limit, model.stop[0], long=spec.long)
-    return Prepared(_beside(data, kind=kind), model, None, spec, folder, divided, kinds, _widths(data, divided, kind))
+    return PreparedTask(_beside(data, kind=kind), model, None, spec, folder, divided, kinds, _widths(data, divided, kind))
 
 
 def _widths(data: federated_data.FederatedData, divided: instruction_data.LeaveOneOutSplit, kind: np.ndarray) -> tuple[int, ...]:
@@ -183,10 +183,10 @@ def _read(source: Source, root: Path) -> tuple[list[instruction_data.Instance], 
     return instances[0], instances[1]
 
 
-def described(folder: Path, spec: Spec, config: dict[str, Any] | None = None) -> Encoder | LanguageModel:
+def build_model(folder: Path, spec: Spec, config: dict[str, Any] | None = None) -> Encoder | LanguageModel:
     """Returns the model that a folder's config.json describes, or the one given in its place."""
     description: Any = read_json(folder / load_pretrained.CONFIG) if config is None else config
-    family = registry.choose(
+    family = registry.check_choice(
         f"model_type in {folder / load_pretrained.CONFIG}", description.get("model_type"), load_pretrained.FAMILIES
     )
     return load_pretrained.FAMILIES[family].build(description, spec.dtype, spec.remat)
@@ -201,7 +201,7 @@ def _rouges(data: federated_data.FederatedData, divided: instruction_data.LeaveO
     """Computes ROUGE-1 of each option with the answer, [n_test, K]."""
     rows = np.zeros(data.test.x["options"].shape, np.float32)
     for i, row in enumerate(divided.test):
-        rows[i, : len(row.options)] = rouge.rouge1(row.options, [row.answer] * len(row.options))
+        rows[i, : len(row.options)] = rouge.compute_rouge1(row.options, [row.answer] * len(row.options))
     return rows
 
 
@@ -209,7 +209,7 @@ def rouge1(outputs: dict[str, Array], x: PyTree, y: Array, mask: Array) -> Pair:
     """Computes the mean ROUGE-1 of the chosen options."""
     del y
     chosen = jnp.argmax(outputs["logits"], -1)
-    return mean_of(jnp.take_along_axis(x["rouge1"], chosen[:, None], 1)[:, 0], mask)
+    return mean_pair(jnp.take_along_axis(x["rouge1"], chosen[:, None], 1)[:, 0], mask)
 
 
 def accuracy(outputs: dict[str, Array], x: PyTree, y: Array, mask: Array) -> Pair:
@@ -236,7 +236,7 @@ def _shared(key: Hashable, make: Callable[[], PyTree]) -> PyTree:
     return structure.unflatten(values)
 
 
-def _arrays(prepared: Prepared) -> Net:
+def _arrays(prepared: PreparedTask) -> Net:
     """Returns the weights, read later, which all tasks on one folder share, and of an encoder the
     options' embeddings under them.
     """
@@ -257,7 +257,7 @@ def _arrays(prepared: Prepared) -> Net:
     return Net(base | {"head": _shared((*key, tokens.shape, digest), embed_options)}, {})
 
 
-def task(prepared: Prepared, adapter: adapters.Kind | None, shapes_only: bool = False) -> Task:
+def build_task(prepared: PreparedTask, adapter: adapters.AdapterConfig | None, shapes_only: bool = False) -> Task:
     """Builds the model's task on its data. Tasks on one folder share its weights.
 
     Args:
@@ -284,9 +284,9 @@ def task(prepared: Prepared, adapter: adapters.Kind | None, shapes_only: bool = 
     settings: dict[str, Any] = {"classes": prepared.data.classes, "population": prepared.data.clients}
     if adapter is None:
         trained = [name for name in arrays.params if name != "head" or not is_encoder]
-        built = part_of(model, arrays, trained, **settings)
+        built = make_partial_task(model, arrays, trained, **settings)
     else:
-        built = adapters.adapted(model, arrays, adapter, **settings)
+        built = adapters.adapter_task(model, arrays, adapter, **settings)
     own: dict[str, Any] = {"rouge1": rouge1} if is_encoder else {}
     scores = dict(own)
     for i, kind in enumerate(prepared.kinds if len(prepared.kinds) > 1 else ()):
@@ -305,8 +305,8 @@ def _chooser(model: Encoder, options: int, temperature: float) -> Callable[[PyTr
     return jax.jit(lambda params, x: jnp.argmax(scored.apply(Net(params, {}), x)[0]["logits"], -1))
 
 
-def answers(
-    prepared: Prepared, params: PyTree, rows: Sequence[int], batch: int = 32, longest: int = WRITTEN, beams: int = 1
+def generate_answers(
+    prepared: PreparedTask, params: PyTree, rows: Sequence[int], batch: int = 32, longest: int = WRITTEN, beams: int = 1
 ) -> list[str]:
     """Generates a model's answers as strings.
 
@@ -341,7 +341,7 @@ def answers(
     return tokenizer.decode(generation.generate_completions(write, tokens, batch, widest=widest))
 
 
-def parameters(prepared: Prepared, adapter: adapters.Kind | None, frozen: Net, net: Net) -> PyTree:
+def generation_params(prepared: PreparedTask, adapter: adapters.AdapterConfig | None, frozen: Net, net: Net) -> PyTree:
     """Returns the parameters that `generate` takes of one network: its adapter beside the frozen
     kernels, unmerged, so that no base is copied.
 
@@ -353,4 +353,4 @@ def parameters(prepared: Prepared, adapter: adapters.Kind | None, frozen: Net, n
     """
     if adapter is None:
         return frozen.params | net.params
-    return adapters.adapter(adapter, frozen.params, prepared.model.name).wrap(frozen.params, net.params[adapters.ENTRY], None)
+    return adapters.make_adapter(adapter, frozen.params, prepared.model.name).wrap(frozen.params, net.params[adapters.ENTRY], None)

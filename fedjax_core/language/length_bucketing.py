@@ -64,7 +64,7 @@ def with_length_buckets(model: Model, widths: Sequence[int], side: str = "right"
             cut = lambda leaf: leaf[:, first : first + width]
 
             def run(net, x, key, mask):
-                net = net._replace(params=adapters.drawn_for(net.params, t, first))
+                net = net._replace(params=adapters.with_dropout_window(net.params, t, first))
                 return call(net, x | {name: cut(x[name]) for name in ("tokens", "mask")}, key, mask)
 
             return run

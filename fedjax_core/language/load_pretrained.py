@@ -21,7 +21,7 @@ from fedjax_core import registry
 from fedjax_core.algorithm import PyTree
 from fedjax_core.language.models import bert, llama
 from fedjax_core.language.models.transformer import Encoder, LanguageModel
-from fedjax_core.option_types import short
+from fedjax_core.option_types import shorten
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.safetensors_files import read_tensors
 
@@ -50,7 +50,7 @@ def load(
     """
     where, nested = Path(folder), (dict, type(None))
     config = read_json(where / CONFIG, {"model_type": str, "rope_parameters?": nested, "rope_scaling?": nested})
-    family = FAMILIES[registry.choose(f"model_type in {where / CONFIG}", config.get("model_type"), FAMILIES)]
+    family = FAMILIES[registry.check_choice(f"model_type in {where / CONFIG}", config.get("model_type"), FAMILIES)]
     params = family.from_tensors(config, read_folder_tensors(where), dtype, later)
     return family.build(config, dtype, remat), params
 
@@ -161,7 +161,7 @@ class Tokenizer:
             if row and max(row) >= size:
                 token = self._tokenizer.id_to_token(max(row))
                 raise ValueError(
-                    f"{self._path} makes the token {token!r} of the text {short(text)}; its id is {max(row)}, "
+                    f"{self._path} makes the token {token!r} of the text {shorten(text)}; its id is {max(row)}, "
                     f"and the model embeds vocab_size={size} tokens, ids 0 to {size - 1}: resize its embedding "
                     "for the tokens that were added, or take the tokenizer of these weights"
                 )

@@ -12,7 +12,7 @@ from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated_data
 from fedjax_core.data.sources import Dataset
 from fedjax_core.language import instruction_data, load_pretrained
-from fedjax_core.language.instruction_task import Prepared, Source, Spec, check, described
+from fedjax_core.language.instruction_task import PreparedTask, Source, Spec, build_model, check_spec
 from fedjax_core.language.models.transformer import Encoder
 
 _LLAMA = {"model_type": "llama", "vocab_size": 32_000, "max_position_embeddings": 2048, "eos_token_id": 2}
@@ -42,7 +42,7 @@ class Sizes(NamedTuple):
     answer: int = 16
 
 
-def prepared(of: Source, clients: int, own: Spec, sizes: Sizes) -> Prepared:
+def mock_prepared(of: Source, clients: int, own: Spec, sizes: Sizes) -> PreparedTask:
     """Makes what `prepare` would of texts that are all as long as the model reads.
 
     Args:
@@ -54,10 +54,10 @@ def prepared(of: Source, clients: int, own: Spec, sizes: Sizes) -> Prepared:
     Raises:
       ValueError, OSError: as `prepare`.
     """
-    check(own)
-    file = described_in(own)
+    check_spec(own)
+    file = describe_model(own)
     folder = file.parent
-    model = described(folder, own, None if file.is_file() else KNOWN.get(folder.name))
+    model = build_model(folder, own, None if file.is_file() else KNOWN.get(folder.name))
     rows = sizes.rows or 1000 * clients
     encoder = isinstance(model, Encoder)
 
@@ -77,10 +77,10 @@ def prepared(of: Source, clients: int, own: Spec, sizes: Sizes) -> Prepared:
     tokens = np.broadcast_to(np.zeros((), np.int32), (sizes.answer, own.limit))
     options = {"tokens": tokens, "mask": tokens == 0} if encoder else None
     divided = instruction_data.LeaveOneOutSplit([], [], tuple(train), tuple(test), names)
-    return Prepared(data, model, options, own, folder, divided, (of.leave_out,), ())
+    return PreparedTask(data, model, options, own, folder, divided, (of.leave_out,), ())
 
 
-def described_in(own: Spec) -> Path:
+def describe_model(own: Spec) -> Path:
     """Returns the config.json of a model, or a published one where there is none.
 
     Raises:

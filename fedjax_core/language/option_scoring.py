@@ -21,7 +21,7 @@ import numpy as np
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.language.length_bucketing import drop_padding
 from fedjax_core.language.models.transformer import Encoder, name_layers
-from fedjax_core.nn.kernels.attention import MINUS
+from fedjax_core.nn.kernels.attention import MASKED_SCORE
 from fedjax_core.task import Model
 from fedjax_core.training import losses
 
@@ -32,7 +32,7 @@ def embed_batch(encoder: Encoder, params: PyTree, tokens: Array, mask: Array) ->
     """Returns the mean of the real tokens' hidden states, of length 1: [B, T], [B, T] bool -> [B,
     D] float32; zeros for an empty row.
     """
-    return losses.unit(_mean(encoder.hidden(params, tokens, mask), mask))
+    return losses.normalize(_mean(encoder.hidden(params, tokens, mask), mask))
 
 
 def _mean(hidden: Array, mask: Array) -> Array:
@@ -111,10 +111,10 @@ def make_option_scorer(encoder: Encoder, options: int, temperature: float = TEMP
         read = (lambda hidden: _mean(hidden, asked["mask"])) if intermediates else None
         hidden = encoder.hidden(net.params, asked["tokens"], asked["mask"], read=read)
         hidden, layers = hidden if intermediates else (hidden, None)
-        embeddings = losses.unit(_mean(hidden, asked["mask"]))
+        embeddings = losses.normalize(_mean(hidden, asked["mask"]))
         listed = jax.lax.stop_gradient(net.params["head"]["options"])[jnp.maximum(x["options"], 0)]  # [B, K, D]
         scores = jnp.einsum("bd,bkd->bk", embeddings, listed) / temperature
-        outputs: dict[str, Any] = {"logits": jnp.where(x["options"] >= 0, scores, MINUS), "features": embeddings}
+        outputs: dict[str, Any] = {"logits": jnp.where(x["options"] >= 0, scores, MASKED_SCORE), "features": embeddings}
         return (outputs if layers is None else outputs | {"intermediates": name_layers(layers)}), net.stats
 
     return Model(

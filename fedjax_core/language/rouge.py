@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 
-def rouge1(texts: Sequence[str], answers: Sequence[str]) -> list[float]:
+def compute_rouge1(texts: Sequence[str], answers: Sequence[str]) -> list[float]:
     """Computes ROUGE-1 F of each text with its answer, as the package `rouge-score` defines words;
     without stemming. No words: 0.
 

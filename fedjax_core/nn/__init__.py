@@ -1,20 +1,29 @@
 """Networks: layers that are fast inside loops over clients, and modules as pure functions."""
 
 from fedjax_core.nn import flax_adapter
-from fedjax_core.nn.from_nnx import FIXED, MODULES, TEXTS, build, count, from_module, image_size, normalise
+from fedjax_core.nn.from_nnx import (
+    FIXED_OPTIONS,
+    MODULES,
+    TEXT_MODULES,
+    build,
+    count_parameters,
+    from_module,
+    image_size,
+    normalize_inputs,
+)
 from fedjax_core.nn.kernels import use_kernels
-from fedjax_core.nn.kernels.conv import describe
+from fedjax_core.nn.kernels.conv import describe_conv
 
 __all__ = [
-    "FIXED",
+    "FIXED_OPTIONS",
     "MODULES",
-    "TEXTS",
+    "TEXT_MODULES",
     "build",
-    "count",
-    "describe",
+    "count_parameters",
+    "describe_conv",
     "flax_adapter",
     "from_module",
     "image_size",
-    "normalise",
+    "normalize_inputs",
     "use_kernels",
 ]

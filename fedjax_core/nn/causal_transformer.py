@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fedjax_core.nn.kernels.attention import attend, heads
+from fedjax_core.nn.kernels.attention import attend, split_heads
 from fedjax_core.nn.layers import dropout
 from fedjax_core.option_types import AtLeastOne, BelowOne, Width
 from fedjax_core.task import check_tokens
@@ -37,7 +37,7 @@ class Layer(nnx.Module):
     def __call__(self, x: Array, rate: float, keys: list[Array | None], train: bool) -> Array:
         """Maps [B, T, D] to [B, T, D]."""
         b, t, _ = x.shape
-        q, k, v = (heads(part, self.number) for part in jnp.split(self.qkv(x), 3, -1))
+        q, k, v = (split_heads(part, self.number) for part in jnp.split(self.qkv(x), 3, -1))
         earlier = jnp.broadcast_to(np.tri(t, dtype=bool)[None], (b, t, t))
         seen = attend(q, k, v, earlier)
         x = self.norm1(x + dropout(self.out(seen.reshape(x.shape)), rate, keys[0], train))

@@ -32,7 +32,7 @@ from flax import errors, nnx
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Array, Net, PyTree
-from fedjax_core.task import TO_ADD, Axes, Model
+from fedjax_core.task import HEAD_HINT, Axes, Model
 
 Prepare = Callable[[Array], Array]
 READS_TOKENS = "reads_tokens"  # attribute of a module's class
@@ -123,7 +123,9 @@ def _make(
     """Returns a function rngs -> module, and a module whose arrays may be abstract."""
 
     def make(rngs: nnx.Rngs) -> Any:
-        return registry.call(f"model {name!r}", builder, {"classes": classes, "input_shape": input_shape, "rngs": rngs}, options)
+        return registry.call_checked(
+            f"model {name!r}", builder, {"classes": classes, "input_shape": input_shape, "rngs": rngs}, options
+        )
 
     return make, nnx.eval_shape(lambda: make(nnx.Rngs(0))) if _is_nnx(builder) else make(nnx.Rngs(0))
 
@@ -163,7 +165,7 @@ def _model(name: str, init: Callable, run: Callable, head: Callable | None, prep
     """Builds a Model of `run`: (net, x, key, train, mask) -> (features or, without a head, logits; stats)."""
 
     def lacks(*_: Any, **__: Any):
-        raise ValueError(f"model {name!r} gives logits alone, and the method wants its features or its head: {TO_ADD}")
+        raise ValueError(f"model {name!r} gives logits alone, and the method wants its features or its head: {HEAD_HINT}")
 
     def masked(x: Array, mask: Array | None) -> Array:
         x = prepare(x)

@@ -79,7 +79,7 @@ def from_module(
 
     def run(net, x, key, train, mask):
         module = nnx.merge(graphdef, no_head | net.params, net.stats)
-        x, found = normalise(x, mean, std, dtype, limit), x.dtype
+        x, found = normalize_inputs(x, mean, std, dtype, limit), x.dtype
         if images and not jnp.issubdtype(x.dtype, jnp.floating):
             raise ValueError(f"images must be uint8 or floats, {name} was given {found}{list(x.shape[1:])} and no mean to subtract")
         if mask is not None:
@@ -113,7 +113,7 @@ def from_module(
     return Model(init, apply, features, head, name, model_axes=tuple(getattr(abstract, "model_axes", {}).items()))
 
 
-def normalise(
+def normalize_inputs(
     x: Array, mean: Scale | None, std: Scale | None, dtype: jax.typing.DTypeLike | None, limit: float | None = None
 ) -> Array:
     """Normalizes inputs, see `from_module`."""
@@ -131,8 +131,8 @@ def normalise(
     return scaled.astype(dtype or jnp.float32)
 
 
-TEXTS: dict[str, type[nnx.Module]] = {"lstm": LSTM, "causal": Causal}  # models of token ids [T]
-MODULES: dict[str, type[nnx.Module]] = {"mlp": MLP, "cnn": CNN, "vit": ViT} | TEXTS
+TEXT_MODULES: dict[str, type[nnx.Module]] = {"lstm": LSTM, "causal": Causal}  # models of token ids [T]
+MODULES: dict[str, type[nnx.Module]] = {"mlp": MLP, "cnn": CNN, "vit": ViT} | TEXT_MODULES
 RESNETS = {
     "resnet8": {"blocks": (1, 1, 1)},
     "resnet10": {"blocks": (1, 1, 1, 1)},
@@ -145,7 +145,7 @@ VITS = {
     "vit_b16": {"patch": 16, "width": 768, "depth": 12, "heads": 12},
     "vit_l16": {"patch": 16, "width": 1024, "depth": 24, "heads": 16},
 }
-FIXED = RESNETS | VITS
+FIXED_OPTIONS = RESNETS | VITS
 MODULES |= dict.fromkeys(RESNETS, ResNet) | dict.fromkeys(VITS, ViT)
 
 
@@ -184,7 +184,7 @@ def build(
     """
     module = MODULES[_known("model", name, MODULES)]
     own = {p.name for p in inspect.signature(module.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY}
-    fixed = FIXED.get(name, {})
+    fixed = FIXED_OPTIONS.get(name, {})
     allowed = own - {"rngs", "dtype", "blocks", "block", *fixed}
     for option in options:
         _known(f"option of {name}", option, allowed | {"resize", "frame"})
@@ -201,17 +201,17 @@ def build(
         size = image_size(shape, resize=resize)
         assert size is not None
         image, shape = (*size, shape[2]), (size[0] + 2 * frame, size[1] + 2 * frame, shape[2])
-    if name in TEXTS and (len(shape) != 1 or mean is not None):
+    if name in TEXT_MODULES and (len(shape) != 1 or mean is not None):
         what = f"model {name!r} reads token ids [T], and these examples have the shape {list(shape)}"
         raise ValueError(what if len(shape) != 1 else f"{what} and are no whole numbers that are taken as they are (mean=None)")
-    images = name not in ("mlp", *TEXTS)
+    images = name not in ("mlp", *TEXT_MODULES)
     if images and len(shape) != 3:
         what = f"model {name!r} reads images [H, W, C], and these examples have the shape {list(shape)}"
         raise ValueError(f"{what}; 'mlp' reads rows of numbers, and so may a network of yours")
     make = functools.partial(module, classes, shape, dtype=dtype, **fixed, **options)
     model = from_module(lambda rngs: make(rngs=rngs), name, mean, std, stats_mode, dtype, images, limit)
     model = with_frame(model, image, frame) if frame else model
-    model = model._replace(vocabulary=classes) if name in TEXTS else model
+    model = model._replace(vocabulary=classes) if name in TEXT_MODULES else model
     return model if resize is None else with_resizing(model, (image[0], image[1]))
 
 
@@ -238,6 +238,6 @@ def _known(what: str, word: str, allowed: Any) -> str:
     raise ValueError(f"unknown {what} {word!r}; {hint}use one of {', '.join(sorted(allowed))}")
 
 
-def count(tree: PyTree) -> int:
+def count_parameters(tree: PyTree) -> int:
     """Counts the numbers in a tree of arrays or shapes, such as `jax.eval_shape(model.init, key).params`."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from fedjax_core.nn.kernels.conv import Padding, conv, describe
+from fedjax_core.nn.kernels.conv import Padding, conv, describe_conv
 
 Array = jax.Array
 EPSILON = 1e-5
@@ -44,7 +44,7 @@ class Conv(nnx.Module):
         init = init or nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
         self.kernel = nnx.Param(init(rngs.params(), (kernel, kernel, channels, features), jnp.float32))
         self.bias = nnx.Param(jnp.zeros(features)) if bias else None
-        self.stride, self.padding, self.form = stride, padding, describe(form)["form"]
+        self.stride, self.padding, self.form = stride, padding, describe_conv(form)["form"]
 
     def __call__(self, x: Array) -> Array:
         """Maps [B, H, W, channels] to [B, H', W', features]."""

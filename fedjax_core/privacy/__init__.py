@@ -7,7 +7,7 @@ not part of it.
 """
 
 from fedjax_core.privacy.accounting import ACCOUNTANTS, Release, calibrate_noise, compute_epsilon
-from fedjax_core.privacy.budget import Privacy, Spent, build_privacy_config, missing_settings
+from fedjax_core.privacy.budget import PrivacyConfig, PrivacyLedger, build_privacy_config, missing_settings
 from fedjax_core.privacy.matrix_factorization import STRATEGIES, Strategy
 from fedjax_core.privacy.participation import Participation, cyclic_participation
 
@@ -15,9 +15,9 @@ __all__ = [
     "ACCOUNTANTS",
     "STRATEGIES",
     "Participation",
-    "Privacy",
+    "PrivacyConfig",
+    "PrivacyLedger",
     "Release",
-    "Spent",
     "Strategy",
     "build_privacy_config",
     "calibrate_noise",

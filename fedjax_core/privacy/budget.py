@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fedjax_core.privacy.accounting import Release, calibrate_noise, choose_accountant, compute_epsilon
-from fedjax_core.privacy.matrix_factorization import STRATEGIES, Strategy, recorded
+from fedjax_core.privacy.matrix_factorization import STRATEGIES, Strategy, restore_strategy
 from fedjax_core.privacy.participation import Participation, cyclic_participation, weaken
 
 PARTICIPATION_FIELDS = ("min_separation", "participations")  # of config.privacy, for cohorts that take turns
-ALONE = ("clip", "noise", "epsilon", "delta", "cohort", "population", "accountant", *PARTICIPATION_FIELDS)
+SETTINGS = ("clip", "noise", "epsilon", "delta", "cohort", "population", "accountant", *PARTICIPATION_FIELDS)
 STEPS_PER_OCTAVE = 16  # PLD computes epsilon at so many numbers of rounds between powers of two
 
 
-class Privacy(NamedTuple):
+class PrivacyConfig(NamedTuple):
     """Settings of a config, checked as far as possible without data.
 
     Attributes:
@@ -49,7 +49,7 @@ class Privacy(NamedTuple):
         sampling: str,
         calibrate: bool = True,
         recorded_facts: Mapping[str, Any] | None = None,
-    ) -> "Spent":
+    ) -> "PrivacyLedger":
         """Returns the ledger of a run, with its noise calibrated.
 
         Args:
@@ -73,7 +73,7 @@ class Privacy(NamedTuple):
             participation = weaken(actual, self.min_separation, self.participations)
             times = participation.times
             if self.name in STRATEGIES:
-                strategy = recorded(self.name, participation, facts)
+                strategy = restore_strategy(self.name, participation, facts)
                 strategy = strategy or STRATEGIES[self.name](participation, **self.options)
                 times = 1
         if not calibrate:
@@ -84,7 +84,7 @@ class Privacy(NamedTuple):
         else:
             noise = self.noise
             accountant = choose_accountant(release, self.accountant, noise, times, self.delta)
-        ledger = Spent(
+        ledger = PrivacyLedger(
             release=release,
             noise=noise,
             clip=self.clip,
@@ -133,7 +133,7 @@ class Privacy(NamedTuple):
         return calibrate_noise(release, self.epsilon, self.delta, times, accountant), accountant
 
 
-class Spent(NamedTuple):
+class PrivacyLedger(NamedTuple):
     """What rounds cost.
 
     Attributes:
@@ -235,7 +235,7 @@ def missing_settings(fields: Mapping[str, Any], name: str) -> list[str]:
     return [text for names, text in needed.items() if all(fields[f"privacy.{field}"] is None for field in names)]
 
 
-def build_privacy_config(fields: Mapping[str, Any], name: str | None, options: Mapping[str, Any] = {}) -> Privacy | None:
+def build_privacy_config(fields: Mapping[str, Any], name: str | None, options: Mapping[str, Any] = {}) -> PrivacyConfig | None:
     """Returns the privacy settings of a config; None if privacy is off.
 
     Args:
@@ -246,7 +246,7 @@ def build_privacy_config(fields: Mapping[str, Any], name: str | None, options: M
     Raises:
       ValueError: a field is missing, or is given where it has no effect.
     """
-    values: dict[str, Any] = {field: fields[f"privacy.{field}"] for field in ALONE}
+    values: dict[str, Any] = {field: fields[f"privacy.{field}"] for field in SETTINGS}
     given = [field for field, value in values.items() if value is not None]
     if name is None:
         if given:
@@ -278,4 +278,4 @@ def build_privacy_config(fields: Mapping[str, Any], name: str | None, options: M
         if values[field] is not None and (sampling != "cyclic" or is_local):
             raise ValueError(f"privacy.{field}={values[field]} is for a central mechanism with cohort.sampling='cyclic'")
     values["delta"] = values["delta"] or 0.0
-    return Privacy(name=name, rounds=fields["rounds"], options=options, **values)
+    return PrivacyConfig(name=name, rounds=fields["rounds"], options=options, **values)

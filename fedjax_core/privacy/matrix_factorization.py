@@ -202,7 +202,7 @@ def blt(participation: Participation, *, buffers: Buffers = 3) -> Strategy:
     return Strategy("blt", participation, decays=_round(theta), scales=_round(_blt_scales(theta, hat)))
 
 
-def recorded(name: str, participation: Participation, facts: Mapping[str, Any]) -> Strategy | None:
+def restore_strategy(name: str, participation: Participation, facts: Mapping[str, Any]) -> Strategy | None:
     """Returns the strategy whose numbers are in run.json, which is not optimised again.
 
     Args:

@@ -28,24 +28,24 @@ LEVEL = 0.95
 AT_ONCE = 2**22  # numbers of one row drawn at a time
 
 
-def mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def unweighted_mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Returns the unweighted mean over clients."""
     del weights
     return values.mean(-1)
 
 
-def weighted(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def weighted_mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Returns the weighted mean over clients."""
     return (values * weights).sum(-1) / weights.sum(-1)
 
 
-def resampled(
+def resample_means(
     by_seed: np.ndarray,
     by_client: Sequence[np.ndarray] | None = None,
     weights: Sequence[np.ndarray] | None = None,
     *,
     known: np.ndarray | None = None,
-    statistic: Statistic = mean,
+    statistic: Statistic = unweighted_mean,
     same_clients: bool = True,
     number: int = RESAMPLES,
     seed: int = 0,
@@ -110,13 +110,13 @@ def _resample_clients(
     return np.concatenate(parts, -1) if parts else np.zeros((len(values), 0))
 
 
-def interval(draws: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
+def percentile_interval(draws: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
     """Returns the percentile interval of draws [..., number]: (low, high), each [...]."""
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=-1)
     return low, high
 
 
-def ranks(values: np.ndarray, larger: bool = True) -> np.ndarray:
+def rank_rows(values: np.ndarray, larger: bool = True) -> np.ndarray:
     """Returns the ranks of rows from 1, the best; ties share their mean rank.
 
     Args:

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_core.atomic_files import csv_line, explained, open_text, write_blocks
-from fedjax_core.engine.evaluation_step import ByClient
+from fedjax_core.atomic_files import encode_csv_line, open_text, reword_os_errors, write_blocks
+from fedjax_core.engine.evaluation_step import ClientScores
 from fedjax_core.reporting.score_labels import is_headline
 
 LAST, SELECTED = "clients.csv", "clients_selected.csv"  # of the last evaluation, and of the selected round
@@ -28,7 +28,7 @@ _NAMED = ["round", "client", "name", "test_rows"]  # where clients have names
 _BLOCK = 2**16  # lines written or read at a time
 
 
-def write(file: Path, done: int, scores: ByClient, names: Sequence[str] = ()) -> None:
+def write_client_scores(file: Path, done: int, scores: ClientScores, names: Sequence[str] = ()) -> None:
     """Writes a file of scores atomically.
 
     Args:
@@ -43,19 +43,19 @@ def write(file: Path, done: int, scores: ByClient, names: Sequence[str] = ()) ->
     write_blocks(file, _format_blocks(done, scores, names))
 
 
-def _format_blocks(done: int, scores: ByClient, names: Sequence[str]) -> Iterator[bytes]:
-    yield csv_line([*(_NAMED if names else _HEADS), *scores.scores])
+def _format_blocks(done: int, scores: ClientScores, names: Sequence[str]) -> Iterator[bytes]:
+    yield encode_csv_line([*(_NAMED if names else _HEADS), *scores.scores])
     cell = lambda value: "" if value != value else repr(value)
     for begin in range(0, len(scores.ids), _BLOCK):
         block = slice(begin, begin + _BLOCK)
         numbers: list[Iterable[str]] = [map(str, column[block].tolist()) for column in (scores.ids, scores.rows)]
         if names:
-            numbers.insert(1, (csv_line([names[i]]).decode().rstrip("\n") for i in scores.ids[block].tolist()))
+            numbers.insert(1, (encode_csv_line([names[i]]).decode().rstrip("\n") for i in scores.ids[block].tolist()))
         values = [map(cell, column[block].astype(np.float64).tolist()) for column in scores.scores.values()]
         yield "".join(f"{done},{','.join(cells)}\n" for cells in zip(*numbers, *values, strict=True)).encode()
 
 
-def read(file: str | os.PathLike) -> tuple[int, ByClient]:
+def read_client_scores(file: str | os.PathLike) -> tuple[int, ClientScores]:
     """Reads a file of `write`: (number of rounds done, scores).
 
     Raises:
@@ -63,7 +63,7 @@ def read(file: str | os.PathLike) -> tuple[int, ByClient]:
       ValueError: the file is malformed; one line.
     """
     try:
-        with explained("read", file), open_text(file) as opened:
+        with reword_os_errors("read", file), open_text(file) as opened:
             lines = csv.reader(opened)
             heads = next(lines, [])
             named = heads[: len(_NAMED)] == _NAMED
@@ -79,7 +79,7 @@ def read(file: str | os.PathLike) -> tuple[int, ByClient]:
         raise ValueError(
             f"{os.fspath(file)} is not a file of clients' scores of one round; it must begin with {','.join(_HEADS)}"
         ) from None
-    return int(done), ByClient(ids, own, scores)
+    return int(done), ClientScores(ids, own, scores)
 
 
 def _without_name(row: Sequence[str]) -> list[str]:
@@ -96,7 +96,7 @@ def _parse_columns(rows: Sequence[Sequence[str]]) -> tuple[np.ndarray, ...]:
     return rounds, ids, own, values
 
 
-def worst_tenth(values: np.ndarray) -> np.ndarray:
+def mean_of_worst_tenth(values: np.ndarray) -> np.ndarray:
     """Returns the mean over the lowest tenth of the clients, rounded up: the lowest three of 25.
 
     Args:
@@ -109,7 +109,7 @@ def worst_tenth(values: np.ndarray) -> np.ndarray:
     return np.partition(values, number - 1, -1)[..., :number].mean(-1)
 
 
-def decile(number: int) -> Callable[[np.ndarray], np.ndarray]:
+def make_decile(number: int) -> Callable[[np.ndarray], np.ndarray]:
     """Returns a function of values [..., E] that gives decile `number` over clients [...],
     interpolated linearly.
     """
@@ -134,7 +134,7 @@ def summarize_spread(folder: Path, rounds: int, selected: int | None = None) -> 
     for moment, name in {"last": LAST, "selected": SELECTED}.items():
         if not (folder / name).exists():
             continue
-        done, scores = read(folder / name)
+        done, scores = read_client_scores(folder / name)
         if done <= rounds if moment == "last" else done == selected:
             finite = {name: values[np.isfinite(values)] for name, values in scores.scores.items() if is_headline(name)}
             entries = {name: _summarize(values) for name, values in finite.items() if len(values)}
@@ -143,5 +143,5 @@ def summarize_spread(folder: Path, rounds: int, selected: int | None = None) -> 
 
 
 def _summarize(values: np.ndarray) -> dict[str, Any]:
-    deciles = [float(decile(i)(values)) for i in range(1, 10)]
-    return {"mean": float(values.mean()), "worst_tenth": float(worst_tenth(values)), "deciles": deciles}
+    deciles = [float(make_decile(i)(values)) for i in range(1, 10)]
+    return {"mean": float(values.mean()), "worst_tenth": float(mean_of_worst_tenth(values)), "deciles": deciles}

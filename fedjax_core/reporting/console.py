@@ -8,7 +8,7 @@ import warnings
 from typing import NoReturn
 
 from fedjax_core import code_fingerprint
-from fedjax_core.option_types import without_escapes
+from fedjax_core.option_types import escape_controls
 
 with warnings.catch_warnings():  # without ipywidgets a notebook gets the bar of text, and a warning that it could be nicer
     warnings.simplefilter("ignore")
@@ -22,7 +22,7 @@ def say(text: str) -> None:
     Terminal escapes, such as in the name of a class, are escaped as in Python.
     """
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        tqdm.write(without_escapes(text), file=sys.stderr)
+        tqdm.write(escape_controls(text), file=sys.stderr)
 
 
 def fail(error: BaseException | str, status: int) -> int:
@@ -44,10 +44,10 @@ class _SafeFormatter(logging.Formatter):
     """Escapes terminal escapes in log records, such as in the name of a class."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return without_escapes(super().format(record))
+        return escape_controls(super().format(record))
 
 
-def show_warnings() -> None:
+def send_warnings_to_stderr() -> None:
     """Sends the warnings of a command to standard error, one line each."""
     handler = logging.StreamHandler()
     handler.setFormatter(_SafeFormatter("%(message)s"))
@@ -69,7 +69,7 @@ def one_line(error: BaseException | str) -> str:
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror + (f": {error.filename}" if error.filename else "")
     line = " ".join(text.split()) or type(error).__name__
-    where = code_fingerprint.raised_in(error) if isinstance(error, BaseException) else ""
+    where = code_fingerprint.describe_origin(error) if isinstance(error, BaseException) else ""
     return line if not where or where in line else f"{line} (in {where})"
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_core.atomic_files import csv_line, explained, open_text, write_blocks
+from fedjax_core.atomic_files import encode_csv_line, open_text, reword_os_errors, write_blocks
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import RECORDED, RUN
 
@@ -61,7 +61,7 @@ def write_label_table(
     Raises:
       OSError: the file cannot be written.
     """
-    lines = itertools.chain([csv_line([*(_NAMED if names else _HEADS), *class_names])], _blocks(clients, names))
+    lines = itertools.chain([encode_csv_line([*(_NAMED if names else _HEADS), *class_names])], _blocks(clients, names))
     write_blocks(folder / FILE, lines)
 
 
@@ -74,7 +74,7 @@ def _blocks(clients: Sequence[tuple[np.ndarray, Tables]], names: Sequence[str]) 
                 numbers = np.arange(begin, min(begin + _BLOCK, len(ids))) + first
                 if names:
                     rows = zip(numbers.tolist(), ids[block].tolist(), table[block].tolist(), strict=True)
-                    yield b"".join(csv_line([number, i, names[number], part, *row]) for number, i, row in rows)
+                    yield b"".join(encode_csv_line([number, i, names[number], part, *row]) for number, i, row in rows)
                     continue
                 yield _join_columns(
                     [_format_ints(np.stack([numbers, ids[block]], 1)), _repeat(part, len(numbers)), _format_ints(table[block])]
@@ -106,7 +106,7 @@ def _join_columns(columns: Sequence[tuple[np.ndarray, np.ndarray]]) -> bytes:
     return characters[mask].tobytes()
 
 
-def partition_of(folder: str | os.PathLike) -> dict[str, Any]:
+def read_partition(folder: str | os.PathLike) -> dict[str, Any]:
     """Returns a run's record of its partition, with the population's "label_table" of training
     examples if there is one.
 
@@ -120,7 +120,7 @@ def partition_of(folder: str | os.PathLike) -> dict[str, Any]:
     records = read_json(folder / RUN, RECORDED) if (folder / RUN).exists() else {}
     record = dict(records.get("partition", {}))
     if {"whole", "number"} <= record.keys() and (folder / record["whole"]).exists():
-        with explained("read", folder / record["whole"]), open_text(folder / record["whole"]) as opened:
+        with reword_os_errors("read", folder / record["whole"]), open_text(folder / record["whole"]) as opened:
             number = record["number"]
             rows = csv.reader(opened)
             heads = next(rows)

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_core.atomic_files import explained, read_bytes, write_text
-from fedjax_core.storage.json_files import plain
+from fedjax_core.atomic_files import read_bytes, reword_os_errors, write_text
+from fedjax_core.storage.json_files import to_json_values
 from fedjax_core.storage.workdir import flatten_config
 
 MAX_PARAM_LENGTH = 500  # characters of a parameter's value in MLflow
@@ -47,7 +47,7 @@ class WeightsAndBiases:
         run_id = _read_id(id_file)
         self._run = self._package.init(
             **{name: value for name, value in settings.items() if value},
-            config=plain(started.config),
+            config=to_json_values(started.config),
             id=run_id or None,
             resume="allow" if run_id else None,
         )
@@ -90,7 +90,7 @@ class MLflow:
             known = client.get_experiment_by_name(self._experiment)
             experiment_id = known.experiment_id if known else client.create_experiment(self._experiment)
             self._id = client.create_run(experiment_id, run_name=self._name or started.directory.name).info.run_id
-            for field, value in flatten_config(plain(started.config)).items():
+            for field, value in flatten_config(to_json_values(started.config)).items():
                 if value != {}:
                     client.log_param(self._id, field, str(value)[:MAX_PARAM_LENGTH])
             write_text(id_file, self._id)
@@ -136,7 +136,7 @@ class TensorBoardWriter:
         from tensorboardX.summary import scalar
 
         self._path, self._event, self._scalar = directory, Event, scalar
-        with explained("write", directory):
+        with reword_os_errors("write", directory):
             directory.mkdir(exist_ok=True)
             number = len(list(directory.glob("events.out.tfevents.*")))
             self._file = RecordWriter(str(directory / f"events.out.tfevents.{time.time():.0f}.{number}"))
@@ -150,7 +150,7 @@ class TensorBoardWriter:
         self._file.write(self._event(wall_time=time.time(), **event).SerializeToString())
 
     def add(self, record: Mapping[str, Any]) -> None:
-        with explained("write", self._path):
+        with reword_os_errors("write", self._path):
             for name, value in record.items():
                 if name != "round" and isinstance(value, (int, float)):
                     self._write(step=record["round"], summary=self._scalar(name, value))
@@ -159,6 +159,6 @@ class TensorBoardWriter:
                 self._flushed = time.monotonic()
 
     def close(self) -> None:
-        with explained("write", self._path):
+        with reword_os_errors("write", self._path):
             self._file.flush()
             self._file.close()

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_core.atomic_files import read_bytes, write_text
-from fedjax_core.storage.json_files import json_lines, read_jsonl
+from fedjax_core.storage.json_files import format_json_lines, read_jsonl
 from fedjax_core.storage.workdir import METRICS
 
 CSV = "metrics.csv"
 
 
-def read(path: str | os.PathLike) -> list[dict[str, Any]]:
+def read_records(path: str | os.PathLike) -> list[dict[str, Any]]:
     """Reads the records of a metrics.jsonl.
 
     Raises:
@@ -33,7 +33,7 @@ def read(path: str | os.PathLike) -> list[dict[str, Any]]:
     return records
 
 
-def kept(folder: Path, done: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def restore_records(folder: Path, done: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Cuts metrics.jsonl to rounds 1 ... `done`, and returns them.
 
     Missing records are restored from metrics.csv, with a message.
@@ -48,16 +48,16 @@ def kept(folder: Path, done: int, say: Callable[[str], None]) -> list[dict[str, 
       ValueError: the files together lack a round, or metrics.jsonl is malformed.
     """
     file = folder / METRICS
-    records = read(file) if file.exists() else []
+    records = read_records(file) if file.exists() else []
     complete, present = _complete_records(folder, records, done), sum(record["round"] <= done for record in records)
     if present < done:
         say(f"{file} had {present} of {done} rounds; the others are taken from {CSV}")
     if present < done or present < len(records):
-        write_text(file, json_lines(complete))
+        write_text(file, format_json_lines(complete))
     return complete
 
 
-def whole(folder: Path, done: int) -> list[dict[str, Any]]:
+def read_complete_records(folder: Path, done: int) -> list[dict[str, Any]]:
     """Returns the records of rounds 1 ... `done` without changing a file, for a process that does
     not hold the run's lock.
 
@@ -70,7 +70,7 @@ def whole(folder: Path, done: int) -> list[dict[str, Any]]:
       ValueError: the files together lack a round, or metrics.jsonl is malformed.
     """
     file = folder / METRICS
-    return _complete_records(folder, read(file) if file.exists() else [], done)
+    return _complete_records(folder, read_records(file) if file.exists() else [], done)
 
 
 def _complete_records(folder: Path, records: Sequence[dict[str, Any]], done: int) -> list[dict[str, Any]]:

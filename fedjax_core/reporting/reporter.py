@@ -28,10 +28,10 @@ from fedjax_core.atomic_files import write_csv, write_text
 from fedjax_core.reporting import client_scores
 from fedjax_core.reporting.console import Parser, fail, one_line, readable_size, readable_time, say
 from fedjax_core.reporting.loggers import TensorBoardWriter
-from fedjax_core.reporting.metrics_log import CSV, kept, read
+from fedjax_core.reporting.metrics_log import CSV, read_records, restore_records
 from fedjax_core.reporting.score_labels import is_accuracy, is_headline
 from fedjax_core.reporting.summary import Series, format_score, history, summarise, table
-from fedjax_core.storage.json_files import JsonLines, json_lines, plain, write_json
+from fedjax_core.storage.json_files import JsonLinesFile, format_json_lines, to_json_values, write_json
 from fedjax_core.storage.workdir import METRICS, WorkDir
 
 with warnings.catch_warnings():  # without ipywidgets a notebook gets a text bar and a warning
@@ -103,7 +103,7 @@ class Reporter:
         self._wants_bar, self._wants_lines = wants_bar and self._writer, progress is None and not wants_bar and self._writer
         self._wants_events = tensorboard
         self._opened = False
-        self._lines: JsonLines | None = None
+        self._lines: JsonLinesFile | None = None
         self._events: TensorBoardWriter | None = None
         self._bar: Any = None
         self._facts: dict[str, Any] = {}
@@ -123,13 +123,13 @@ class Reporter:
         """
         if not self._writer:
             return
-        kept(self.path, from_round, self.say)
+        restore_records(self.path, from_round, self.say)
         self._open(from_round)
 
     def _open(self, from_round: int) -> None:
         self._round = from_round
         self._started = time.monotonic(), from_round
-        self._lines = JsonLines(self.path / METRICS)
+        self._lines = JsonLinesFile(self.path / METRICS)
         self._opened = True
         if self._wants_bar:
             self._bar = tqdm(total=self.total_rounds, initial=from_round, unit="round", dynamic_ncols=True)
@@ -148,7 +148,7 @@ class Reporter:
             return
         if self._lines is None:
             metrics = self.path / METRICS
-            self._open(max((record["round"] for record in read(metrics)), default=0) if metrics.exists() else 0)
+            self._open(max((record["round"] for record in read_records(metrics)), default=0) if metrics.exists() else 0)
         assert self._lines is not None
         rows = [{name: value.item() if hasattr(value, "item") else value for name, value in r.items()} for r in records]
         last = self._round
@@ -178,16 +178,16 @@ class Reporter:
         if not self._writer:
             return
         file = self.path / METRICS
-        *before, last = read(file)
+        *before, last = read_records(file)
         if self._lines is not None:
             self._lines.close()
-        write_text(file, json_lines([*before, last | plain(scores)]))
-        self._lines = JsonLines(file)
+        write_text(file, format_json_lines([*before, last | to_json_values(scores)]))
+        self._lines = JsonLinesFile(file)
         if self._wants_events and self._events is None:
             self._events = TensorBoardWriter(self.path / TENSORBOARD, self._round)
         if self._events is not None:
-            self._events.add({"round": last["round"]} | plain(scores))
-        self._show(last | plain(scores))
+            self._events.add({"round": last["round"]} | to_json_values(scores))
+        self._show(last | to_json_values(scores))
 
     def note(self, **facts: Any) -> None:
         """Adds facts to the summary and the closing table.
@@ -196,7 +196,7 @@ class Reporter:
           **facts: JSON values; the table shows `bytes_down`, `bytes_up` (per client and round),
             `compile_seconds` and `peak_memory_bytes`.
         """
-        self._facts |= plain(facts)
+        self._facts |= to_json_values(facts)
 
     def say(self, text: str) -> None:
         """Prints a line of text above the bar."""
@@ -237,7 +237,7 @@ class Reporter:
         if not self._writer:
             return {}
         metrics = self.path / METRICS
-        records = read(metrics) if metrics.exists() else []
+        records = read_records(metrics) if metrics.exists() else []
         summary = summarise(records, self.targets, self.last_k, self.select)
         summary |= {"total_rounds": self.total_rounds, "facts": self._facts}
         summary |= client_scores.summarize_spread(self.path, summary["rounds"], summary.get("selected", {}).get("round"))

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 
-def crossing(rounds: Sequence[int], values: Sequence[float], target: float, larger: bool = True) -> float:
+def interpolate_crossing(rounds: Sequence[int], values: Sequence[float], target: float, larger: bool = True) -> float:
     """Returns the round in which the best score so far crosses a target, interpolated linearly
     between evaluations.
 

@@ -58,7 +58,7 @@ def is_requested(name: str) -> bool:
     return not ASKED_FOR.isdisjoint(name.split("/"))
 
 
-def better(name: str) -> str:
+def better_direction(name: str) -> str:
     """Returns which value of a score is better: "larger" for accuracies and ROUGE, "smaller" for
     losses, else "neither".
 
@@ -70,7 +70,7 @@ def better(name: str) -> str:
     return "smaller" if is_loss(name) else "neither"
 
 
-def merit(name: str, value: float) -> float:
+def selection_key(name: str, value: float) -> float:
     """Returns the key that is largest for a score's best value: a loss negated, else the value;
     -inf for NaN.
 
@@ -80,7 +80,7 @@ def merit(name: str, value: float) -> float:
     return -math.inf if math.isnan(value) else -value if is_loss(name) else value
 
 
-def spoken(name: str) -> str:
+def describe_score(name: str) -> str:
     """Returns a score's name in words; a name that is not the engine's stays as it is.
 
     >>> spoken("test/global/accuracy")
@@ -111,7 +111,7 @@ def spoken(name: str) -> str:
     return f"{model}, {ROWS[parts[2]].replace('test', parts[0])}{STATISTICS[parts[4]]}"
 
 
-def axis(name: str) -> str:
+def axis_label(name: str) -> str:
     """Returns the label of an axis of a score's values.
 
     >>> axis("test/global/own/accuracy/mean"), axis("test/global/loss"), axis("train/loss"), axis("test/personal/own/rouge1/mean")
@@ -120,8 +120,8 @@ def axis(name: str) -> str:
     ('test average precision', 'test mean squared error')
     """
     parts = name.split("/")
-    if spoken(name) == name or parts[0] not in ("test", "validation"):
-        return spoken(name)
+    if describe_score(name) == name or parts[0] not in ("test", "validation"):
+        return describe_score(name)
     if is_gap(name):
         return "participation gap"
     score = parts[-1] if len(parts) == 3 else parts[3]

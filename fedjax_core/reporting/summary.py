@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_core.reporting.console import readable_size, readable_time
-from fedjax_core.reporting.score_labels import is_accuracy, is_gap, is_headline, is_loss, is_r2, is_requested, merit
+from fedjax_core.reporting.score_labels import is_accuracy, is_gap, is_headline, is_loss, is_r2, is_requested, selection_key
 
 _COUNTS = {"round", "seconds", "compile_seconds", "cohort"}  # not scores
 
@@ -62,7 +62,7 @@ def summarise(
             "k": len(tail),
         }
         if is_headline(name):
-            best = max(range(len(values)), key=lambda i: merit(name, values[i]))
+            best = max(range(len(values)), key=lambda i: selection_key(name, values[i]))
             entry["best"], entry["best_round"] = values[best], rounds[best]
             entry["best_is"] = "best over rounds" + (", selected on test data" if name.startswith("test/") else "")
         if is_accuracy(name):
@@ -77,7 +77,7 @@ def summarise(
 def _add_selected(records: Sequence[Mapping[str, Any]], select: str, summary: dict[str, Any]) -> None:
     """Adds the selected round, and every score in it."""
     evaluated = [record for record in records if is_score(record.get(select))]
-    best = max(evaluated, key=lambda record: merit(select, record[select]))
+    best = max(evaluated, key=lambda record: selection_key(select, record[select]))
     summary["selected"] = {"by": select, "round": best["round"], "value": float(best[select])}
     for name, entry in summary["metrics"].items():
         if is_score(best.get(name)):
@@ -206,7 +206,7 @@ def _describe_costs(summary: Mapping[str, Any]) -> list[str]:
         parts[0] += f" in {readable_time(training)}"
     for what in ("rounds", "clients", "examples"):
         if f"{what}_per_second" in speed:
-            parts.append(f"{significant(speed[f'{what}_per_second'])} {what}/s")
+            parts.append(f"{format_significant(speed[f'{what}_per_second'])} {what}/s")
     if compiling is not None:
         parts.append(f"and {readable_time(compiling)} of compiling beside")
     lines = [f"speed    {', '.join(parts)}"]
@@ -226,6 +226,6 @@ def format_score(name: str, value: float) -> str:
     return f"{100 * value:.1f} %" if is_accuracy(name) else f"{value:.4g}"
 
 
-def significant(value: float) -> str:
+def format_significant(value: float) -> str:
     """Returns a number with three digits, or with all digits before the point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -8,9 +8,9 @@ from fedjax_core.run.checkpointing import (
     MAY_DIFFER,
     check_inputs,
     digest_inputs,
-    is_begun_anew,
-    recorded_plan,
-    restored,
+    read_recorded_plan,
+    restore_state,
+    starts_afresh,
 )
 from fedjax_core.run.loop import Outcome, run, run_seeds
 from fedjax_core.run.settings import Finished, Interrupted, RunSettings
@@ -28,9 +28,9 @@ __all__ = [
     "StopRequest",
     "check_inputs",
     "digest_inputs",
-    "is_begun_anew",
-    "recorded_plan",
-    "restored",
+    "read_recorded_plan",
+    "restore_state",
     "run",
     "run_seeds",
+    "starts_afresh",
 ]

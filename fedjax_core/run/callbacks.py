@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 
 from fedjax_core import code_fingerprint, registry
 from fedjax_core.reporting import loggers
-from fedjax_core.run.state_reader import Look
+from fedjax_core.run.state_reader import StateReader
 
 METHODS = ("start", "round", "evaluation", "end")
 
@@ -55,7 +55,7 @@ class Started(NamedTuple):
     config: Mapping[str, Any]
     rounds: int
     done: int
-    look: Look | None = None
+    look: StateReader | None = None
 
 
 class Ended(NamedTuple):
@@ -74,13 +74,13 @@ class Ended(NamedTuple):
     summary: Mapping[str, Any]
 
 
-def find(spec: str) -> registry.Found:
+def find_callback(spec: str) -> registry.ResolvedSpec:
     """Returns the constructor of a callback, by its spec.
 
     Raises:
       ValueError, TypeError: the name or an option does not exist, or a value is not allowed.
     """
-    return registry.find("callback", spec, loggers.CALLBACKS, field="callbacks")
+    return registry.resolve_spec("callback", spec, loggers.CALLBACKS, field="callbacks")
 
 
 class CallbackFailed(RuntimeError):
@@ -107,8 +107,8 @@ class Callbacks:
           TypeError: one of them has none of the methods, or gets an unknown option.
           ValueError: a name is unknown, or a callback cannot be made.
         """
-        resolved = [find(given) if isinstance(given, str) else given for given in callbacks]
-        made = [given() if isinstance(given, registry.Found) else given for given in resolved]
+        resolved = [find_callback(given) if isinstance(given, str) else given for given in callbacks]
+        made = [given() if isinstance(given, registry.ResolvedSpec) else given for given in resolved]
         for index, callback in enumerate(made):
             has_method = any(callable(getattr(callback, name, None)) for name in METHODS)
             if not has_method or isinstance(callback, type):
@@ -130,7 +130,7 @@ class Callbacks:
             raise
         except BaseException as error:  # user code may raise anything, as by sys.exit()
             message = f"{type(error).__name__}: {error}"
-            line = code_fingerprint.raised_in(error)
+            line = code_fingerprint.describe_origin(error)
             place = f" (in {line})" if line and line not in message else ""
             self.failed = CallbackFailed(f"callback {name} failed in {method}(): {message}{place}")
             self.failed.__cause__ = error

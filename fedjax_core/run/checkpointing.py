@@ -19,7 +19,7 @@ from fedjax_core.atomic_files import digest_bytes
 from fedjax_core.data import digest as contents
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine import client_loop
-from fedjax_core.engine.simulator import Simulation, State
+from fedjax_core.engine.simulator import Simulator, State
 from fedjax_core.reporting import label_tables, reporter
 from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.client_state_files import choose_parts_to_rewrite
@@ -33,18 +33,18 @@ MAY_DIFFER = (  # fields of a config that a resumed run may change
 _HOLD = {"plan?": ({"hold?": (str, type(None))}, type(None))}  # schema of a config for `same_hold`
 
 
-def opened(directory: str | Path, config: Mapping[str, Any], fresh: bool = False) -> WorkDir:
+def open_workdir(directory: str | Path, config: Mapping[str, Any], fresh: bool = False) -> WorkDir:
     """The directory, by process 0 first; begun anew where `is_begun_anew`."""
     if jax.process_index() == 0:
-        should_restart = functools.partial(is_begun_anew, directory, config, fresh)
+        should_restart = functools.partial(starts_afresh, directory, config, fresh)
         workdir = WorkDir.open(directory, config, may_differ=MAY_DIFFER, should_restart=should_restart)
-        distributed.wait("run directory")
+        distributed.barrier("run directory")
         return workdir
-    distributed.wait("run directory")
+    distributed.barrier("run directory")
     return WorkDir.open(directory, config, may_differ=MAY_DIFFER)
 
 
-def is_begun_anew(directory: str | os.PathLike, config: Mapping[str, Any], fresh: bool = False) -> bool:
+def starts_afresh(directory: str | os.PathLike, config: Mapping[str, Any], fresh: bool = False) -> bool:
     """Returns whether a run starts from nothing rather than from the directory.
 
     It does so if `fresh`; if there is no run; and if the run has neither a checkpoint nor a
@@ -76,7 +76,7 @@ def _is_disposable(folder: Path) -> bool:
         return False
 
 
-def take_up_records(simulation: Simulation, workdir: WorkDir, record: Mapping[str, Any]) -> None:
+def check_records(simulation: Simulator, workdir: WorkDir, record: Mapping[str, Any]) -> None:
     """Compares data and settings with the directory's. If they differ and nothing would be lost,
     the run starts from nothing.
 
@@ -88,7 +88,7 @@ def take_up_records(simulation: Simulation, workdir: WorkDir, record: Mapping[st
         _check_data(simulation, workdir, inputs)
         check_settings(workdir, record)
     except ValueError:
-        if not distributed.said(_is_disposable(workdir.path)):
+        if not distributed.broadcast_from_process_0(_is_disposable(workdir.path)):
             raise
         workdir.begin_anew()
         _check_data(simulation, workdir, inputs)
@@ -97,14 +97,14 @@ def take_up_records(simulation: Simulation, workdir: WorkDir, record: Mapping[st
         workdir.record(DATA, inputs)
 
 
-def _check_data(simulation: Simulation, workdir: WorkDir, inputs: Mapping[str, Any]) -> None:
+def _check_data(simulation: Simulator, workdir: WorkDir, inputs: Mapping[str, Any]) -> None:
     """Raises ValueError if the directory, or another process, has other data; `inputs`: from
     `digest_inputs`.
     """
     data = simulation.spec.data
-    distributed.alike("the data", data.partition_hash)
+    distributed.assert_equal_across_processes("the data", data.partition_hash)
     for digest in filter(None, (inputs["digest"], inputs.get("public"))):
-        distributed.alike("the data", digest.removeprefix(contents.PREFIX))
+        distributed.assert_equal_across_processes("the data", digest.removeprefix(contents.PREFIX))
     recorded = _read_record(workdir, "partition")
     if recorded is not None and recorded["hash"] != data.partition_hash:
         old, new = recorded["hash"][:12], data.partition_hash[:12]
@@ -114,7 +114,7 @@ def _check_data(simulation: Simulation, workdir: WorkDir, inputs: Mapping[str, A
         _record_data(data, workdir)
 
 
-def digest_inputs(simulation: Simulation) -> dict[str, Any]:
+def digest_inputs(simulation: Simulator) -> dict[str, Any]:
     """Returns the digests of inputs, targets and public examples for run.json; of large arrays a
     sample is read.
 
@@ -217,14 +217,14 @@ def _shorten_lists(value: Any, kind: type = object) -> Any:
 def _read_record(workdir: WorkDir, name: str) -> Any:
     """Returns a record of run.json, read by process 0; if it cannot be read, all processes raise."""
     read = lambda: workdir.recorded(name) if workdir.writer else None
-    return distributed.said(distributed.all_or_none(f"read what {RUN} says of the {name}", read))
+    return distributed.broadcast_from_process_0(distributed.all_or_none(f"read what {RUN} says of the {name}", read))
 
 
 def _plan(recorded: Mapping[str, int]) -> client_loop.Plan:
     return client_loop.Plan(recorded["chunk"], recorded["devices"], recorded.get("model", 1))
 
 
-def take_up_plan(simulation: Simulation, workdir: WorkDir, chosen: bool, reporter: reporter.Reporter) -> None:
+def restore_plan(simulation: Simulator, workdir: WorkDir, chosen: bool, reporter: reporter.Reporter) -> None:
     """Applies the directory's plan, unless the user has chosen one or there are too few devices.
 
     Several processes apply its chunk only and use all their devices: the first of these might leave
@@ -238,7 +238,9 @@ def take_up_plan(simulation: Simulation, workdir: WorkDir, chosen: bool, reporte
     processes = jax.process_count()
     if processes > 1 and not chosen and plan != simulation.spec.plan:
         current = simulation.spec.plan
-        adapted = client_loop.choose(simulation.spec.cohort_slots, chunk=plan.chunk, devices=current.devices, model=current.model)
+        adapted = client_loop.choose_plan(
+            simulation.spec.cohort_slots, chunk=plan.chunk, devices=current.devices, model=current.model
+        )
         if adapted != current:
             simulation.use_plan(adapted)
     if plan == simulation.spec.plan:
@@ -251,13 +253,13 @@ def take_up_plan(simulation: Simulation, workdir: WorkDir, chosen: bool, reporte
         simulation.use_plan(plan)
 
 
-def recorded_plan(directory: str | Path, config: Mapping[str, Any], fresh: bool = False) -> client_loop.Plan | None:
+def read_recorded_plan(directory: str | Path, config: Mapping[str, Any], fresh: bool = False) -> client_loop.Plan | None:
     """Returns the plan that a run in a directory would resume with, unless the user chooses one.
 
     None if there is none, it needs more devices, or it cannot be read: the run itself reports that.
     """
     try:
-        if is_begun_anew(directory, config, fresh):
+        if starts_afresh(directory, config, fresh):
             return None
         recorded = read_json(Path(directory) / RUN, RECORDED).get("plan")
     except (OSError, ValueError):
@@ -265,13 +267,13 @@ def recorded_plan(directory: str | Path, config: Mapping[str, Any], fresh: bool 
     return None if recorded is None or recorded["devices"] > jax.device_count() else _plan(recorded)
 
 
-def record_plan(simulation: Simulation, workdir: WorkDir) -> None:
+def record_plan(simulation: Simulator, workdir: WorkDir) -> None:
     """Records the plan if it has changed."""
     if workdir.writer and workdir.recorded("plan") != simulation.spec.plan._asdict():
         workdir.record("plan", simulation.spec.plan._asdict())
 
 
-def record_placement(simulation: Simulation, workdir: WorkDir, reporter: reporter.Reporter) -> None:
+def record_placement(simulation: Simulator, workdir: WorkDir, reporter: reporter.Reporter) -> None:
     """Records where data and client states are stored, and reports data that are not on the
     devices.
     """
@@ -285,7 +287,7 @@ def record_placement(simulation: Simulation, workdir: WorkDir, reporter: reporte
         )
 
 
-def restored(simulation: Simulation, checkpoints: Checkpoints, done: int) -> State:
+def restore_state(simulation: Simulator, checkpoints: Checkpoints, done: int) -> State:
     """Returns the state of a simulation after round `done`, from the checkpoint of its run.
 
     Raises:
@@ -302,13 +304,13 @@ def restored(simulation: Simulation, checkpoints: Checkpoints, done: int) -> Sta
     return state
 
 
-def _count_touched(simulation: Simulation) -> list[int]:
+def _count_touched(simulation: Simulator) -> list[int]:
     """Returns the number of offloaded client states per group; [] if they are on the devices."""
     offloaded = simulation.offloaded_states
     return [] if offloaded is None else offloaded.touched()
 
 
-def save(simulation: Simulation, checkpoints: Checkpoints, state: State, done: int, before: int) -> None:
+def save_checkpoint(simulation: Simulator, checkpoints: Checkpoints, state: State, done: int, before: int) -> None:
     """Writes the checkpoint of round `done`.
 
     Of client states off the devices it writes those that changed since the checkpoint of round
@@ -321,7 +323,7 @@ def save(simulation: Simulation, checkpoints: Checkpoints, state: State, done: i
         checkpoints.save(done, simulation.to_host(state, with_offloaded=False), record)
         return
     read = lambda: _read_parts_record(checkpoints, before) if checkpoints.writer else None
-    earlier = distributed.said(distributed.all_or_none("read the checkpoint before this one", read))
+    earlier = distributed.broadcast_from_process_0(distributed.all_or_none("read the checkpoint before this one", read))
     live = {} if earlier is None else offloaded.live()
     rewritten, record["paid"], linked = None, 0, {}  # everything is written
     if earlier is not None and live.keys() <= set(earlier["numbers"]):
@@ -341,7 +343,7 @@ def _read_parts_record(checkpoints: Checkpoints, done: int) -> dict[str, Any] | 
     return None if numbers is None else {"numbers": numbers, "paid": checkpoints.record(done).get("paid", 0)}
 
 
-def save_beside(simulation: Simulation, checkpoints: Checkpoints, state: State, done: int, of: Checkpoints) -> None:
+def save_selected(simulation: Simulator, checkpoints: Checkpoints, state: State, done: int, of: Checkpoints) -> None:
     """Writes a checkpoint of round `done`, with links to the client states of that round's
     checkpoint in `of`, if there is one.
     """
@@ -350,13 +352,13 @@ def save_beside(simulation: Simulation, checkpoints: Checkpoints, state: State, 
         checkpoints.save(done, simulation.to_host(state, with_offloaded=False), record)
         return
     read = lambda: of.part_numbers(done) is not None if of.writer else None
-    is_saved = distributed.said(distributed.all_or_none("read the checkpoint of this round", read))
+    is_saved = distributed.broadcast_from_process_0(distributed.all_or_none("read the checkpoint of this round", read))
     parts = () if is_saved else offloaded.parts(offloaded.pieces(None))
     earlier_round = done if is_saved else None
     checkpoints.save(done, simulation.to_host(state, with_offloaded=False), record, parts, earlier_round, earlier_in=of)
 
 
-def same_hold(simulation: Simulation, directory: str | Path) -> None:
+def check_same_hold(simulation: Simulator, directory: str | Path) -> None:
     """Checks that the run in a directory keeps client states where this one does, because
     checkpoints differ.
 
@@ -372,7 +374,7 @@ def same_hold(simulation: Simulation, directory: str | Path) -> None:
         records, config = [read_json(file, schema) if file.exists() else {} for file, schema in schemas.items()]
         return records.get("placement", {}).get("hold") or (config.get("plan") or {}).get("hold")
 
-    hold = distributed.said(distributed.all_or_none(f"read {directory}", read))
+    hold = distributed.broadcast_from_process_0(distributed.all_or_none(f"read {directory}", read))
     if hold is not None and (hold == "device") != (simulation.spec.hold == "device"):
         raise ValueError(
             f"plan.hold={simulation.spec.hold!r}: {directory} holds a run with plan.hold={hold!r}; resume it with that"

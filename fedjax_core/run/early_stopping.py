@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from fedjax_core import distributed, registry
 from fedjax_core.engine import evaluation
-from fedjax_core.engine.simulator import Simulation, State
+from fedjax_core.engine.simulator import Simulator, State
 from fedjax_core.reporting.reporter import SUMMARY
-from fedjax_core.reporting.score_labels import is_accuracy, merit
+from fedjax_core.reporting.score_labels import is_accuracy, selection_key
 from fedjax_core.run import checkpointing
 from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json
@@ -34,7 +34,7 @@ class BestRound:
       evaluations_since: after it.
     """
 
-    def __init__(self, by: str | None, patience: int | None, directory: Path, simulator: Simulation):
+    def __init__(self, by: str | None, patience: int | None, directory: Path, simulator: Simulator):
         """Checks that evaluations have the score.
 
         Raises:
@@ -43,7 +43,7 @@ class BestRound:
         if by is not None:
             if not simulator.spec.has_validation:
                 raise ValueError(f"evaluation.select={by!r} needs validation rows; set data.validation, such as 0.2")
-            registry.choose("evaluation.select", by, evaluation.list_validation_scores(simulator.spec))
+            registry.check_choice("evaluation.select", by, evaluation.list_validation_scores(simulator.spec))
         elif patience is not None:
             raise ValueError(f"evaluation.patience={patience} needs evaluation.select, such as 'validation/global/accuracy'")
         self.by, self.round, self.evaluations_since = by, 0, 0
@@ -71,7 +71,7 @@ class BestRound:
         """
         self._selected.cut(done)
         self.update(records)
-        agreed = distributed.said([self.round, self._merit, self.evaluations_since])
+        agreed = distributed.broadcast_from_process_0([self.round, self._merit, self.evaluations_since])
         self.round, self._merit, self.evaluations_since = agreed
 
     def update(self, records: Sequence[Mapping[str, Any]]) -> bool:
@@ -79,7 +79,7 @@ class BestRound:
         for record in records:
             if self.by is None or self.by not in record:
                 continue
-            new = merit(self.by, float(record[self.by]))
+            new = selection_key(self.by, float(record[self.by]))
             if new > self._merit or not self.round:
                 self.round, self._merit, self.evaluations_since = record["round"], new, 0
             else:
@@ -88,7 +88,7 @@ class BestRound:
 
     def keep(self, state: State) -> None:
         """Keeps the state after the best round, of which the run has a checkpoint."""
-        checkpointing.save_beside(self._simulator, self._selected, state, self.round, self._all)
+        checkpointing.save_selected(self._simulator, self._selected, state, self.round, self._all)
 
 
 def find_selected_round(folder: Path, checkpoints: Checkpoints) -> int | None:
@@ -131,7 +131,7 @@ class ScoreBound(NamedTuple):
         return score >= self.value if self.is_lower_bound else score <= self.value
 
 
-def parse(text: str) -> ScoreBound | None:
+def parse_target_score(text: str) -> ScoreBound | None:
     """Parses `config.evaluation.until`; None if the text has another form.
 
     >>> parse("test/global/accuracy >= 0.97")
@@ -163,11 +163,11 @@ class TargetScore:
           ValueError: the text has another form, or names no score of evaluations.
         """
         self.text, self.reached_round = text, 0
-        self._bound = None if text is None else parse(text)
+        self._bound = None if text is None else parse_target_score(text)
         if text is not None and self._bound is None:
             raise ValueError(f"evaluation.until={text!r} must be of the form 'test/global/accuracy >= 0.97'")
         if self._bound is not None:
-            registry.choose("score in evaluation.until", self._bound.score, scores)
+            registry.check_choice("score in evaluation.until", self._bound.score, scores)
             if is_accuracy(self._bound.score) and not 0 <= self._bound.value <= 1:
                 raise ValueError(f"evaluation.until={text!r}: accuracies must be in [0, 1], 97 % is 0.97")
 
@@ -179,7 +179,7 @@ class TargetScore:
     def resume(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Takes the records of earlier starts, which process 0 has."""
         self.update(records)
-        self.reached_round = distributed.said(self.reached_round)
+        self.reached_round = distributed.broadcast_from_process_0(self.reached_round)
 
     def update(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Takes the records of more rounds, in their order."""

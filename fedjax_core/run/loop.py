@@ -9,18 +9,18 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedjax_core.engine.simulator import Simulation
-from fedjax_core.engine.vmapped_runs import Lanes, Result
+from fedjax_core.engine.simulator import Simulator
+from fedjax_core.engine.vmapped_runs import Result, VmappedSeeds
 from fedjax_core.run.resource_use import measure_time
 from fedjax_core.run.settings import Finished, Interrupted, RunSettings
 from fedjax_core.run.signals import StopRequest, lenient_console
 from fedjax_core.run.training_run import TrainingRun, open_run
 
 Outcome = Finished | Exception | Interrupted  # of one of several runs: what it returned or raised
-RunArguments = tuple[Simulation, str, Mapping[str, Any], RunSettings]  # what `run` takes
+RunArguments = tuple[Simulator, str, Mapping[str, Any], RunSettings]  # what `run` takes
 
 
-def run(simulator: Simulation, directory: str, config: Mapping[str, Any], settings: RunSettings) -> Finished:
+def run(simulator: Simulator, directory: str, config: Mapping[str, Any], settings: RunSettings) -> Finished:
     """Trains a run to its last round, from the last checkpoint of its directory if it has one.
 
     A run that is killed at any moment and called again ends bit for bit as if it had not been: the
@@ -50,7 +50,7 @@ def run(simulator: Simulation, directory: str, config: Mapping[str, Any], settin
         return training.finish()
 
 
-def run_seeds(runs: Sequence[RunArguments], vmapped: Lanes) -> list[Outcome]:
+def run_seeds(runs: Sequence[RunArguments], vmapped: VmappedSeeds) -> list[Outcome]:
     """Trains runs that differ in their seed together, as `run` does each.
 
     Each has its own records, evaluations and checkpoints. One that ends or fails leaves the others
@@ -116,7 +116,7 @@ def run_seeds(runs: Sequence[RunArguments], vmapped: Lanes) -> list[Outcome]:
     return [outcomes[i] for i in range(len(runs))]
 
 
-def _run_rounds(vmapped: Lanes, seeds: Sequence[TrainingRun], n: int, scored: bool) -> Sequence[Result]:
+def _run_rounds(vmapped: VmappedSeeds, seeds: Sequence[TrainingRun], n: int, scored: bool) -> Sequence[Result]:
     """Does n rounds of each. An error of the whole program is an error of each."""
     try:
         return vmapped.run_rounds([(seed.simulator, seed.state) for seed in seeds], n, scored)

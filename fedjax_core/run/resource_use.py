@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from fedjax_core.engine.simulator import Simulation
+from fedjax_core.engine.simulator import Simulator
 
 Result = TypeVar("Result")
 
@@ -50,7 +50,7 @@ class _CompileTime:
 jax.monitoring.register_event_duration_secs_listener(_CompileTime.add)
 
 
-def peak_memory(simulator: Simulation) -> int:
+def peak_memory(simulator: Simulator) -> int:
     """Returns the most bytes in use: of the device, or of this process where the device does not report them."""
     stats = simulator.spec.mesh.local_devices[0].memory_stats() or {}
     scale = 1 if sys.platform == "darwin" else 1024

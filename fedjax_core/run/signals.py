@@ -28,7 +28,7 @@ def handle_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL if earlier is None else earlier)
 
 
-def interrupted() -> contextlib.AbstractContextManager[None]:
+def raise_on_signal() -> contextlib.AbstractContextManager[None]:
     """Turns each of these signals into what Ctrl-C is, an exception: processes that were started
     end as well."""
 

@@ -7,18 +7,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_core.engine.client_view import View
-from fedjax_core.engine.simulator import Simulation, State
+from fedjax_core.engine.client_view import ClientView
+from fedjax_core.engine.simulator import Simulator, State
 
 
-class Look:
+class StateReader:
     """The read-only state of a run between rounds.
 
     A callback has it from `Started.look`, and may use it in `start`, `round` and `evaluation`. It
     shows the newest state: if several rounds were computed together, that after the last of them.
     """
 
-    def __init__(self, simulation: Simulation, newest: Callable[[], tuple[State, int]]):
+    def __init__(self, simulation: Simulator, newest: Callable[[], tuple[State, int]]):
         """Stores where to read.
 
         Args:
@@ -37,7 +37,7 @@ class Look:
         """Number of clients N, without unseen ones."""
         return self._simulation.spec.population
 
-    def view(self, client: int) -> View:
+    def view(self, client: int) -> ClientView:
         """Returns the state and models of one client: `client_view.predict(name, view.holds[name],
         x)`.
 

@@ -15,8 +15,8 @@ import jax
 from fedjax_core import distributed
 from fedjax_core.data import federated_data
 from fedjax_core.engine import evaluation
-from fedjax_core.engine.evaluation_step import ByClient
-from fedjax_core.engine.simulator import Diverged, Simulation, State
+from fedjax_core.engine.evaluation_step import ClientScores
+from fedjax_core.engine.simulator import Diverged, Simulator, State
 from fedjax_core.reporting import client_scores
 from fedjax_core.reporting import reporter as report
 from fedjax_core.run import checkpointing
@@ -25,7 +25,7 @@ from fedjax_core.run.early_stopping import SELECTED, BestRound, TargetScore
 from fedjax_core.run.resource_use import measure_time, peak_memory
 from fedjax_core.run.settings import Finished, Interrupted, RunSettings
 from fedjax_core.run.signals import StopRequest
-from fedjax_core.run.state_reader import Look
+from fedjax_core.run.state_reader import StateReader
 from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json, read_jsonl
 from fedjax_core.storage.signature import sign_config
@@ -51,7 +51,7 @@ class TrainingRun:
       checkpoints, best, target, reporter, callbacks, stop: what the steps write to and ask.
     """
 
-    simulator: Simulation
+    simulator: Simulator
     workdir: WorkDir
     settings: RunSettings
     state: State
@@ -121,7 +121,7 @@ class TrainingRun:
         self._max_rounds = _rounds_per_dispatch(max(seconds - compile_seconds, 1e-6) / n)
         return records
 
-    def evaluate(self, records: list[dict[str, Any]]) -> ByClient | None:
+    def evaluate(self, records: list[dict[str, Any]]) -> ClientScores | None:
         """Adds the scores of an evaluation to the last record. Returns the scores of single clients, if there are any.
 
         Raises:
@@ -138,7 +138,7 @@ class TrainingRun:
         records[-1] |= scores
         return by_client
 
-    def log(self, records: list[dict[str, Any]], by_client: ByClient | None = None) -> None:
+    def log(self, records: list[dict[str, Any]], by_client: ClientScores | None = None) -> None:
         """Writes records to the run's files, and passes them on to callbacks and early stopping."""
         self._log_records(records)
         self._update(records, self.is_eval_round(self.done), by_client)
@@ -154,7 +154,7 @@ class TrainingRun:
         """
         is_due = time.monotonic() - self._saved_at >= self.settings.checkpoint_seconds
         has_failed, is_asked = self.callbacks.failed is not None, bool(self.callbacks.stop_reason)
-        facts = distributed.seen([self.stop.is_requested, has_failed, is_asked, is_due, self._max_rounds])
+        facts = distributed.allgather([self.stop.is_requested, has_failed, is_asked, is_due, self._max_rounds])
         self._is_stopped = bool(facts[:, 0].any())
         has_failed, self._is_ended_by_callback, is_due = (bool(fact) for fact in facts[0, 1:4])
         self._max_rounds = int(facts[0, 4])
@@ -175,7 +175,7 @@ class TrainingRun:
         """
         settings, reporter, callbacks = self.settings, self.reporter, self.callbacks
         early = self.early_stop_reason if self.done < settings.rounds else ""
-        asked = distributed.said(callbacks.stop_reason) if self.done < settings.rounds and not early else ""
+        asked = distributed.broadcast_from_process_0(callbacks.stop_reason) if self.done < settings.rounds and not early else ""
         if early:
             reporter.note(ended=early)
         reporter.note(**{report.ENDED: peak_memory(self.simulator)})  # the mark of a run that ended without an error
@@ -205,13 +205,13 @@ class TrainingRun:
         """Cuts the records to the restored round, and gives the others to early stopping. Does nothing for a new run."""
         self.reporter.resume(self.done)
         records = read_jsonl(self.workdir.path / METRICS) if self.workdir.writer and self.done else []
-        self._unscored = distributed.said(self._unscored_record(records))
+        self._unscored = distributed.broadcast_from_process_0(self._unscored_record(records))
         self.best.resume(records, self.done)
         self.target.resume(records)
-        if distributed.said(self.best.is_missing):
+        if distributed.broadcast_from_process_0(self.best.is_missing):
             if self.best.round == self.done:  # killed between its checkpoint and this, or has gone back to this round
                 self.best.keep(self.state)
-            elif not distributed.said(self.best.round in self.checkpoints.rounds()):
+            elif not distributed.broadcast_from_process_0(self.best.round in self.checkpoints.rounds()):
                 what = f"round {self.best.round} is the best one so far, and its state is gone"
                 self.reporter.say(f"{what}: that of a later round, given up since, had taken its place")
 
@@ -240,9 +240,9 @@ class TrainingRun:
         self._update([self._unscored | scores], True, by_client)
         if self._is_new_best:
             self.best.keep(self.state)
-        if distributed.said(self.callbacks.failed is not None):
+        if distributed.broadcast_from_process_0(self.callbacks.failed is not None):
             self._raise_callback_failed()
-        self._is_ended_by_callback = distributed.said(bool(self.callbacks.stop_reason))
+        self._is_ended_by_callback = distributed.broadcast_from_process_0(bool(self.callbacks.stop_reason))
 
     def last_checkpoint(self) -> str:
         """Names the last checkpoint, for an error."""
@@ -255,16 +255,18 @@ class TrainingRun:
         checkpointing.record_plan(self.simulator, self.workdir)
         self.reporter.log(*records)
 
-    def _update(self, records: Sequence[dict[str, Any]], is_evaluated: bool, by_client: ByClient | None) -> None:
+    def _update(self, records: Sequence[dict[str, Any]], is_evaluated: bool, by_client: ClientScores | None) -> None:
         """Passes records on to callbacks and early stopping, and writes the scores of single clients."""
         self.callbacks.rounds(records, is_evaluated)
         self._is_new_best = self.best.update(records)
         self.target.update(records)
         if by_client is not None and self.workdir.writer:
             for name in (client_scores.LAST, client_scores.SELECTED) if self._is_new_best else (client_scores.LAST,):
-                client_scores.write(self.workdir.path / name, self.done, by_client, self.simulator.spec.data.names_of_all)
+                client_scores.write_client_scores(
+                    self.workdir.path / name, self.done, by_client, self.simulator.spec.data.names_of_all
+                )
 
-    def _evaluate_after(self, round_num: int) -> tuple[dict[str, float], ByClient | None]:
+    def _evaluate_after(self, round_num: int) -> tuple[dict[str, float], ClientScores | None]:
         """Evaluates the state after a round. A long evaluation reports its progress.
 
         Raises:
@@ -279,13 +281,13 @@ class TrainingRun:
                 progress = f"{done} of {total} {what}, {report.readable_time(spent)}"
                 self.reporter.say(f"evaluation after round {round_num}: {progress}")
                 next_report = 2 * spent
-            if distributed.anywhere(self.stop.is_requested and spent >= DISPATCH_SECONDS):
+            if distributed.any_process(self.stop.is_requested and spent >= DISPATCH_SECONDS):
                 raise _EvaluationStopped
 
         return self.simulator.evaluate(self.state, watch)
 
     def _save(self) -> None:
-        checkpointing.save(self.simulator, self.checkpoints, self.state, self.done, self._saved_round)
+        checkpointing.save_checkpoint(self.simulator, self.checkpoints, self.state, self.done, self._saved_round)
         self._saved_round, self._saved_at = self.done, time.monotonic()
 
     def _interrupted_in_evaluation(self) -> Interrupted:
@@ -298,7 +300,7 @@ class TrainingRun:
 
 @contextlib.contextmanager
 def open_run(
-    simulator: Simulation,
+    simulator: Simulator,
     directory: str,
     config: Mapping[str, Any],
     settings: RunSettings,
@@ -323,12 +325,12 @@ def open_run(
     )
     callbacks = Callbacks(settings.callbacks, writer=jax.process_index() == 0)
     checkpoints = Checkpoints(Path(directory) / CHECKPOINTS, settings.keep_checkpoints, beside=Path(directory) / SELECTED)
-    latest = None if settings.fresh else distributed.said(checkpoints.latest())
+    latest = None if settings.fresh else distributed.broadcast_from_process_0(checkpoints.latest())
     if latest is not None and latest > settings.rounds:  # before anything in the directory changes
         raise ValueError(f"rounds={settings.rounds}, but {directory} holds a run of {latest} rounds already")
     if latest is not None:
-        checkpointing.same_hold(simulator, directory)
-    with checkpointing.opened(directory, config, settings.fresh) as workdir:
+        checkpointing.check_same_hold(simulator, directory)
+    with checkpointing.open_workdir(directory, config, settings.fresh) as workdir:
         reporter = report.Reporter(
             workdir,
             settings.rounds,
@@ -338,10 +340,10 @@ def open_run(
             select=settings.select,
             console=settings.console,
         )
-        checkpointing.take_up_records(simulator, workdir, settings.run_facts)
+        checkpointing.check_records(simulator, workdir, settings.run_facts)
         if workdir.begun_anew:
             reporter.say(f"{directory} is begun anew: what it held of another run is deleted")
-        checkpointing.take_up_plan(simulator, workdir, settings.is_plan_chosen, reporter)
+        checkpointing.restore_plan(simulator, workdir, settings.is_plan_chosen, reporter)
         workdir.take_over()
         if settings.names_code and workdir.writer:
             _sign(workdir)
@@ -356,7 +358,7 @@ def open_run(
                 reporter.say(settings.privacy.words(run.done))
             run.resume()
             try:
-                look = Look(simulator, lambda: (run.state, run.done))
+                look = StateReader(simulator, lambda: (run.state, run.done))
                 callbacks.start(Started(workdir.path, dict(config), settings.rounds, run.done, look))
                 run.complete_evaluation()
                 yield run
@@ -379,20 +381,20 @@ def _sign(workdir: WorkDir) -> None:
 
 
 def _restore_or_init(
-    simulator: Simulation,
+    simulator: Simulator,
     directory: str,
     settings: RunSettings,
     checkpoints: Checkpoints,
     reporter: report.Reporter,
 ) -> tuple[State, int]:
     """Returns the state of the last checkpoint, or a new one, and the rounds done; says which of the two."""
-    latest = distributed.said(checkpoints.latest())
+    latest = distributed.broadcast_from_process_0(checkpoints.latest())
     for line in () if settings.header is None else settings.header():
         reporter.say(line)
     if latest is not None:
         reporter.say(f"resuming {directory} after round {latest}")
-        return checkpointing.restored(simulator, checkpoints, latest), latest
-    reporter.say(federated_data.summary(simulator.spec.data))
+        return checkpointing.restore_state(simulator, checkpoints, latest), latest
+    reporter.say(federated_data.format_summary(simulator.spec.data))
     if simulator.spec.unseen_skip_reason:
         reporter.say(f"unseen clients are not scored: {simulator.spec.unseen_skip_reason}")
     return simulator.init(settings.seed), 0

@@ -37,8 +37,8 @@ from fedjax_core.atomic_files import (
     check_regular,
     digest_array,
     digest_bytes,
-    explained,
     read_bytes,
+    reword_os_errors,
     sync_directory,
     write_text,
 )
@@ -53,7 +53,7 @@ from fedjax_core.storage.checkpoint_arrays import (
     write_arrays,
 )
 from fedjax_core.storage.client_state_files import DamagedPart
-from fedjax_core.storage.json_files import json_text, plain, read_json, write_json
+from fedjax_core.storage.json_files import format_json, read_json, to_json_values, write_json
 
 _log = logging.getLogger("fedjax_core")
 
@@ -143,7 +143,7 @@ class Checkpoints:
             return 0
         together = distributed.all_or_none if has_parts else lambda _, step: step()
         pending, first = None, 0
-        with explained(f"write the checkpoint of round {round_num} (earlier ones are intact) in", self.directory):
+        with reword_os_errors(f"write the checkpoint of round {round_num} (earlier ones are intact) in", self.directory):
             try:
                 earlier = (earlier_in or self, earlier_round, dropped) if has_parts else None
                 begin = lambda: self._begin(round_num, state, record, earlier) if self.writer else None
@@ -165,7 +165,7 @@ class Checkpoints:
         """
         if not self.writer or (self.latest() or 0) <= after:
             return
-        with explained("write", self.directory):
+        with reword_os_errors("write", self.directory):
             self._sweep()  # otherwise a replaced checkpoint would take the place of a deleted one
         for round_num, checkpoint in self._list_complete().items():
             if round_num > after:
@@ -186,7 +186,7 @@ class Checkpoints:
         """
         leaves = [to_host(name, leaf) for name, leaf in named_leaves(state)]
         arrays = {_number(index): array for index, (_, array) in enumerate(leaves) if array is not None}
-        texts = {_LEAVES: json_text([entry for entry, _ in leaves]), _RECORD: json_text(plain(record or {}, "record"))}
+        texts = {_LEAVES: format_json([entry for entry, _ in leaves]), _RECORD: format_json(to_json_values(record or {}, "record"))}
         digests = {
             "files": {file: digest_bytes(text.encode()) for file, text in texts.items()},
             "arrays": {number: digest_array(array) for number, array in arrays.items()},
@@ -219,12 +219,12 @@ class Checkpoints:
         """Writes this process's parts, registers those of all processes, and returns the number of
         the first.
         """
-        name, first = distributed.said(None if pending is None else [pending.temporary.name, pending.first])
+        name, first = distributed.broadcast_from_process_0(None if pending is None else [pending.temporary.name, pending.first])
         is_single = jax.process_count() == 1
         process = None if is_single else jax.process_index()
         write = lambda: client_state_files.write_parts(self.directory / name, parts, first, process)
         count = distributed.all_or_none("write its parts", write)
-        counts = distributed.seen([count])[:, 0].tolist()
+        counts = distributed.allgather([count])[:, 0].tolist()
         if pending is not None and pending.parts is not None:
             files = sorted((first + i, process) for process, count in enumerate(counts) for i in range(count))
             pending.parts.extend(client_state_files.part_name(i, None if is_single else process) for i, process in files)
@@ -251,7 +251,7 @@ class Checkpoints:
         else the first.
         """
         *older, newest = checkpoints
-        unshared = [i for i, checkpoint in enumerate(older) if not client_state_files.shares(newest, checkpoint)]
+        unshared = [i for i, checkpoint in enumerate(older) if not client_state_files.has_shared_part(newest, checkpoint)]
         return checkpoints[unshared[-1] : unshared[-1] + 2] if unshared else checkpoints[:1]
 
     def restore(self, round_num: int, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
@@ -360,7 +360,7 @@ class Checkpoints:
         """
         others = {} if self._beside is None else Checkpoints(self._beside)._list_complete()
         is_damaged = {
-            other: bool(damaged) and client_state_files.shares(checkpoint, path, damaged) for other, path in others.items()
+            other: bool(damaged) and client_state_files.has_shared_part(checkpoint, path, damaged) for other, path in others.items()
         }
         affected = ", ".join(str(other) for other in sorted(others) if is_damaged[other])
         intact = ", ".join(str(other) for other in sorted(others) if not is_damaged[other])
@@ -371,7 +371,9 @@ class Checkpoints:
         """Describes how to go back to an older checkpoint."""
         complete = self._list_complete()
         others = sorted(other for other in complete if other != round_num)
-        affected = [other for other in others if damaged and client_state_files.shares(checkpoint, complete[other], damaged)]
+        affected = [
+            other for other in others if damaged and client_state_files.has_shared_part(checkpoint, complete[other], damaged)
+        ]
         text = f"round {', '.join(map(str, affected))} has the same file; " if affected else ""
         without = " without it" if affected else ""
         older = [other for other in others if other < round_num and other not in affected]
@@ -400,7 +402,7 @@ class Checkpoints:
         if not self.directory.exists():
             return {}
         newest: dict[int, tuple[int, Path]] = {}
-        with explained("read", self.directory):
+        with reword_os_errors("read", self.directory):
             for path in self.directory.iterdir():
                 if match := _COMPLETE.fullmatch(path.name):
                     round_num, version = int(match[1]), (_replacements(path), path)
@@ -494,7 +496,7 @@ def _read_verified_arrays(
       OSError: they cannot be read.
     """
     paths = {_number(index): entry["path"] for index, entry in enumerate(entries) if entry["stored"]}
-    with explained("read", checkpoint):
+    with reword_os_errors("read", checkpoint):
         for file in (checkpoint / _ARRAYS).rglob("*"):
             if not file.is_dir():
                 check_regular(file)

@@ -153,7 +153,7 @@ def read_parts(
         yield arrays
 
 
-def shares(one: Path, other: Path, name: str | None = None) -> bool:
+def has_shared_part(one: Path, other: Path, name: str | None = None) -> bool:
     """Returns whether two checkpoints share a part, or the part `name`, as one file on the disk."""
     return any(_is_same_file(one / PARTS / part, other / PARTS / part) for part in ([name] if name else _list_parts(one)))
 

@@ -28,9 +28,9 @@ import numpy as np
 
 from fedjax_core import nn, registry
 from fedjax_core.algorithm import Array, Net, PyTree
-from fedjax_core.engine.simulator import View
-from fedjax_core.nn.kernels.attention import MINUS
-from fedjax_core.storage.json_files import check, plain
+from fedjax_core.engine.simulator import ClientView
+from fedjax_core.nn.kernels.attention import MASKED_SCORE
+from fedjax_core.storage.json_files import check_schema, to_json_values
 from fedjax_core.storage.safetensors_files import read_tensors, write_tensors
 from fedjax_core.task import Model, Task
 from fedjax_core.training import local_training
@@ -84,14 +84,14 @@ def save_model(
       ValueError: a field is missing, or the arrays do not match the described model.
       OSError: the file cannot be written.
     """
-    description = plain(description)
+    description = to_json_values(description)
     model = build_described_model(description, "the description", builders)
     arrays = named_arrays(net)
     check_shapes(_model_shapes(model), arrays, f"the network to be saved in {path}", model.name)
     write_tensors(path, arrays, {"description": json.dumps(description, allow_nan=False)})
 
 
-def with_use(description: Mapping[str, Any], layout: str = "own") -> dict[str, Any]:
+def add_usage(description: Mapping[str, Any], layout: str = "own") -> dict[str, Any]:
     """Returns a description with fields that tell other programs how to use the network, unless it
     has them.
 
@@ -132,7 +132,7 @@ def load_model(path: str | os.PathLike, builders: Builders = refuse_foreign_netw
       OSError: it cannot be read.
     """
     arrays, metadata = read_tensors(path)
-    description = described_in(metadata, path)
+    description = read_description(metadata, path)
     model = build_described_model(description, str(path), builders)
     if description.get("holds", "network") != "network":
         raise ValueError(f"{path} holds what {description.get('method')} predicts with, not one network: load_predictor reads it")
@@ -141,14 +141,14 @@ def load_model(path: str | os.PathLike, builders: Builders = refuse_foreign_netw
     return model, restore_tree(like, arrays, str(path)), description
 
 
-def network(view: View, name: str, x: PyTree) -> Net:
+def find_network(view: ClientView, name: str, x: PyTree) -> Net:
     """Returns the network of a client's model (or "global") with its frozen arrays, as
     `trained_network`.
     """
-    return view.task.model.whole(trained_network(view, name, x))
+    return view.task.model.whole(find_trained_network(view, name, x))
 
 
-def trained_network(view: View, name: str, x: PyTree) -> Net:
+def find_trained_network(view: ClientView, name: str, x: PyTree) -> Net:
     """Returns the trained arrays of the one network of a client's model (or "global").
 
     It is the `Net` of the architecture's structure, in the state that the model predicts with,
@@ -165,11 +165,11 @@ def trained_network(view: View, name: str, x: PyTree) -> Net:
       ValueError: the method has no such model.
       NotOneNetwork: it is not one network.
     """
-    registry.choose("model of this method", name, view.holds)
+    registry.check_choice("model of this method", name, view.holds)
     held = view.holds[name]
     model = view.task.model
     expected = np.asarray(view.predict(name, held, x)["logits"], np.float64)
-    mask = expected > MINUS / 2  # without options that a question does not have
+    mask = expected > MASKED_SCORE / 2  # without options that a question does not have
     scale, nets, distances = max(np.abs(expected[mask]).max(), 1e-30), _find_networks(view.task, held), []
     for net in nets:
         logits = np.asarray(_compute_logits(view.task.network, view.task.frozen, net, x), np.float64)
@@ -215,7 +215,7 @@ def _find_networks(task: Task, held: tuple[PyTree, PyTree]) -> list[Net]:
         nets += [net._replace(stats=client[1]) for net in nets]
     structure = lambda net: jax.tree.structure(net, is_leaf=lambda leaf: leaf is None)
     parts = [net for net in nets if structure(net) == jax.tree.structure(like)]  # leaves may be split over nets
-    nets += [local_training.join(a, b) for a in parts for b in parts if not _same_shapes(a, like)]
+    nets += [local_training.join_params(a, b) for a in parts for b in parts if not _same_shapes(a, like)]
     return [net for net in nets if _same_shapes(net, like)]
 
 
@@ -232,7 +232,7 @@ def _equal(a: Net, b: Net) -> bool:
     return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
-def described_in(metadata: Mapping[str, str], where: str | os.PathLike) -> dict[str, Any]:
+def read_description(metadata: Mapping[str, str], where: str | os.PathLike) -> dict[str, Any]:
     """Returns the description in a file's metadata.
 
     Raises:
@@ -254,17 +254,17 @@ def build_described_model(description: Mapping[str, Any], where: str, builders: 
     """
     if missing := [field for field in FIELDS if field not in description]:
         raise ValueError(f"{where} lacks {', '.join(missing)}; a saved model needs {', '.join(FIELDS)}")
-    check(description, _FORM, f"the description of {where}")
+    check_schema(description, _FORM, f"the description of {where}")
     if len(description["class_names"]) != description["classes"]:
         raise ValueError(f"{where} has {len(description['class_names'])} class_names for {description['classes']} classes")
     limit = description.get("limit")
-    name, options = registry.parse(description["model"])
+    name, options = registry.parse_spec(description["model"])
     classes, shape, mean, std, statistics = (
         description[field] for field in ("classes", "input_shape", "mean", "std", "statistics")
     )
     if name in nn.MODULES or (builders is refuse_foreign_network and ":" not in name):
         return nn.build(name, classes, shape, mean, std, statistics, limit=limit, **options)
-    scaled = functools.partial(nn.normalise, mean=mean, std=std, dtype=None, limit=limit)
+    scaled = functools.partial(nn.normalize_inputs, mean=mean, std=std, dtype=None, limit=limit)
     return nn.flax_adapter.build(builders(name), name, classes, tuple(shape), options, scaled, statistics)
 
 

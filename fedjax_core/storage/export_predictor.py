@@ -23,22 +23,22 @@ import numpy as np
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, Net, PyTree
-from fedjax_core.engine.client_view import View
+from fedjax_core.engine.client_view import ClientView
 from fedjax_core.storage.export_model import (
     EXACT,
     Builders,
     build_described_model,
     check_shapes,
-    described_in,
     named_arrays,
+    read_description,
     refuse_foreign_network,
     restore_tree,
 )
-from fedjax_core.storage.json_files import check, plain
+from fedjax_core.storage.json_files import check_schema, to_json_values
 from fedjax_core.storage.safetensors_files import read_tensors, write_tensors
-from fedjax_core.task import PARTS, Task, of_model, part_of
+from fedjax_core.task import TRAINABLE_PARTS, Task, make_partial_task, make_task
 from fedjax_core.training import adapters, local_training
-from fedjax_core.training.local_batch_norm import local_statistics
+from fedjax_core.training.local_batch_norm import with_local_statistics
 
 HOLDS = "predictor"  # field "holds" of a description
 FIELDS = ("method", "options", "predictor", "population", "round", "train", "adapter")
@@ -65,7 +65,7 @@ class Predictor(NamedTuple):
 
 def save_predictor(
     path: str | os.PathLike,
-    view: View,
+    view: ClientView,
     name: str,
     x: PyTree,
     description: Mapping[str, Any],
@@ -89,7 +89,7 @@ def save_predictor(
         then.
       OSError: the file cannot be written.
     """
-    description = plain({**description, "predictor": name, "holds": HOLDS})
+    description = to_json_values({**description, "predictor": name, "holds": HOLDS})
     held = view.holds[name]
     is_partial = description.get("train") != "all" or description.get("adapter") is not None
     arrays = named_arrays({"held": held, "frozen": view.task.frozen if is_partial else ()})
@@ -117,7 +117,7 @@ def load_predictor(path: str | os.PathLike, methods: Methods, builders: Builders
       OSError: it cannot be read.
     """
     arrays, metadata = read_tensors(path)
-    description = described_in(metadata, path)
+    description = read_description(metadata, path)
     if description.get("holds") != HOLDS:
         raise ValueError(f"{path} holds one network: load_model reads it")
     return _build_predictor(description, arrays, methods, builders, str(path))
@@ -134,24 +134,24 @@ def _build_predictor(
     network = build_described_model(description, where, builders)
     if missing := [field for field in FIELDS if field not in description]:
         raise ValueError(f"{where} lacks {', '.join(missing)}; a saved predictor needs {', '.join(FIELDS)}")
-    check(description, _FORM, f"the description of {where}")
-    registry.choose("train", description["train"], PARTS)
+    check_schema(description, _FORM, f"the description of {where}")
+    registry.check_choice("train", description["train"], TRAINABLE_PARTS)
     shape = tuple(description["input_shape"])
     settings = {"classes": description["classes"], "population": description["population"], "shape": shape}
     frozen = _unflatten({name: arrays[name] for name in arrays if name.startswith("frozen.")}).get("frozen", {})
     untrained = Net(frozen.get("params", {}), frozen.get("stats", {})) if frozen else ()
-    task = of_model(network, **settings)
+    task = make_task(network, **settings)
     if isinstance(untrained, Net):
-        entries, adapter = PARTS[description["train"]] or (), description["adapter"]
+        entries, adapter = TRAINABLE_PARTS[description["train"]] or (), description["adapter"]
         if adapter is None:
-            task = part_of(network, untrained, description["train"], **settings)
+            task = make_partial_task(network, untrained, description["train"], **settings)
         else:
-            task = adapters.adapted(network, untrained, adapters.parse(adapter), entries, **settings)
+            task = adapters.adapter_task(network, untrained, adapters.parse(adapter), entries, **settings)
     builder, options = methods(description["method"]), _lists_to_tuples(description["options"])
     what = f"method {description['method']!r}"
-    registry.check(what, builder, ("optimizer", *registry.by_place(what, builder, ("task",))), options)
+    registry.check_call(what, builder, ("optimizer", *registry.positional_names(what, builder, ("task",))), options)
     build = functools.partial(builder, optimizer=local_training.sgd(1.0), **options)
-    build = local_statistics(build) if description["statistics"] == "local" else build
+    build = with_local_statistics(build) if description["statistics"] == "local" else build
     build_algorithm = functools.partial(_algorithm, build, task, description["round"])
     like = jax.eval_shape(lambda frozen: {"held": _initial_states(build_algorithm(frozen)), "frozen": frozen}, untrained)
     check_shapes(like, arrays, where, f"{description['method']} of {network.name}")

@@ -15,13 +15,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_core.atomic_files import check_regular, explained, read_bytes, write_text
+from fedjax_core.atomic_files import check_regular, read_bytes, reword_os_errors, write_text
 
 _MAX_DEPTH = 100  # nested lists and objects
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-class Positive:
+class PositiveInt:
     """The schema of an int of at least 1."""
 
 
@@ -33,7 +33,7 @@ _TYPE_NAMES: dict[Any, str] = {
     float: "a number",
     bool: "true or false",
     type(None): "null",
-    Positive: "an int of at least 1",
+    PositiveInt: "an int of at least 1",
 }
 
 
@@ -44,12 +44,12 @@ def write_json(path: str | os.PathLike, value: Any) -> None:
       path: the file; its directory must exist.
       value: see `plain`.
     """
-    write_text(path, json_text(value))
+    write_text(path, format_json(value))
 
 
-def json_text(value: Any) -> str:
+def format_json(value: Any) -> str:
     """Returns the text that `write_json` writes."""
-    return _layout(plain(value), "") + "\n"
+    return _layout(to_json_values(value), "") + "\n"
 
 
 def read_json(path: str | os.PathLike, schema: Any = None) -> Any:
@@ -94,11 +94,11 @@ def _parse(data: bytes, name: str, schema: Any, remedy: str) -> Any:
     except ValueError as error:
         raise ValueError(f"{name} is not JSON ({error}); {remedy}") from None
     if schema is not None:
-        check(raw, schema, name, f"; {remedy}")
+        check_schema(raw, schema, name, f"; {remedy}")
     return value
 
 
-def check(value: Any, schema: Any, name: str, end: str = "", field: str = "") -> None:
+def check_schema(value: Any, schema: Any, name: str, end: str = "", field: str = "") -> None:
     """Checks a JSON value against a schema.
 
     Args:
@@ -122,14 +122,14 @@ def check(value: Any, schema: Any, name: str, end: str = "", field: str = "") ->
         raise ValueError(_mismatch(value, _TYPE_NAMES[_type_of(schema)], name, end, field))
     if isinstance(schema, list):
         for index, item in enumerate(value):
-            check(item, schema[0], name, end, f"{field}[{index}]")
+            check_schema(item, schema[0], name, end, f"{field}[{index}]")
     if isinstance(schema, dict):
         for key, inner in schema.items():
             required = key is not str and not key.endswith("?")
             keys = value if key is str else [key.removesuffix("?")]
             for child in keys:
                 if child in value:
-                    check(value[child], inner, name, end, f"{field}.{child}" if field else child)
+                    check_schema(value[child], inner, name, end, f"{field}.{child}" if field else child)
                 elif required:
                     parent = f"{field} of {name}" if field else name
                     raise ValueError(f"{parent} has no {child}, expected {_TYPE_NAMES[_type_of(inner)]}{end}")
@@ -147,7 +147,7 @@ def _is_instance(value: Any, kind: type) -> bool:
         return kind is bool
     if kind is float:
         return isinstance(value, (int, float)) or (isinstance(value, str) and value in _NOT_FINITE)
-    if kind is Positive:
+    if kind is PositiveInt:
         return isinstance(value, int) and value >= 1
     return isinstance(value, kind)
 
@@ -160,12 +160,12 @@ def _mismatch(value: Any, expected: str, name: str, end: str, field: str) -> str
     return f"{field} of {name} is {actual}, expected {expected}{end}" if field else f"{name} is {actual}, expected {expected}{end}"
 
 
-def json_lines(records: Iterable[Mapping[str, Any]]) -> str:
+def format_json_lines(records: Iterable[Mapping[str, Any]]) -> str:
     """Returns records as JSON, one per line, each line terminated."""
-    return "".join(compact(plain(record)) + "\n" for record in records)
+    return "".join(dump_compact(to_json_values(record)) + "\n" for record in records)
 
 
-class JsonLines:
+class JsonLinesFile:
     """An append-only file of JSON lines. Lines are on the disk when `append` returns.
 
     Opening the file cuts a line that an earlier process left unfinished. An append that fails, such
@@ -175,7 +175,7 @@ class JsonLines:
     def __init__(self, path: str | os.PathLike) -> None:
         """Opens or creates the file; its directory must exist."""
         self.path = Path(path)
-        with explained("write", path):
+        with reword_os_errors("write", path):
             check_regular(path)
             self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 (open until close)
             self._file.seek(0)
@@ -189,8 +189,8 @@ class JsonLines:
           OSError: the lines cannot be written; earlier lines are intact. One line that names the
             file.
         """
-        data = json_lines(records).encode()
-        with explained("write", self.path):
+        data = format_json_lines(records).encode()
+        with reword_os_errors("write", self.path):
             end = os.fstat(self._file.fileno()).st_size
             try:
                 rest = memoryview(data)
@@ -206,7 +206,7 @@ class JsonLines:
         self._file.close()
 
 
-def plain(value: Any, name: str = "") -> Any:
+def to_json_values(value: Any, name: str = "") -> Any:
     """Returns a copy of a value made of JSON types: dicts with string keys, lists, strings,
     numbers, booleans, None.
 
@@ -230,11 +230,11 @@ def plain(value: Any, name: str = "") -> Any:
             return value
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
-        return {str(key): plain(item, f"{name}.{key}" if name else str(key)) for key, item in value.items()}
+        return {str(key): to_json_values(item, f"{name}.{key}" if name else str(key)) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item, f"{name}[{index}]") for index, item in enumerate(value)]
+        return [to_json_values(item, f"{name}[{index}]") for index, item in enumerate(value)]
     if isinstance(value, (np.ndarray, np.generic, jax.Array)):
-        return plain(np.asarray(value).tolist(), name)
+        return to_json_values(np.asarray(value).tolist(), name)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     raise TypeError(f"{name or 'the value'} is a {type(value).__name__}, which JSON cannot hold: {value!r:.80}")
@@ -272,7 +272,7 @@ def _restore_floats(value: Any, levels: int = _MAX_DEPTH) -> Any:
     return value
 
 
-def compact(value: Any) -> str:
+def dump_compact(value: Any) -> str:
     """Returns JSON on one line."""
     return json.dumps(value, allow_nan=False, ensure_ascii=False)
 
@@ -281,8 +281,8 @@ def _layout(value: Any, indent: str) -> str:
     """Returns JSON with sorted keys, one field per line, and lists of scalars on one line."""
     deeper = indent + "  "
     if isinstance(value, dict) and value:
-        lines = (f"{deeper}{compact(key)}: {_layout(value[key], deeper)}" for key in sorted(value))
+        lines = (f"{deeper}{dump_compact(key)}: {_layout(value[key], deeper)}" for key in sorted(value))
         return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
     if isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value):
         return "[\n" + ",\n".join(deeper + _layout(item, deeper) for item in value) + f"\n{indent}]"
-    return compact(value)
+    return dump_compact(value)

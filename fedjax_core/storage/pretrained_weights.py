@@ -35,11 +35,11 @@ import numpy as np
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Net
-from fedjax_core.atomic_files import explained, open_regular, write_bytes
+from fedjax_core.atomic_files import open_regular, reword_os_errors, write_bytes
 from fedjax_core.nn import image_size
 from fedjax_core.storage import position_embeddings, weight_layouts
 from fedjax_core.storage.export_model import named_arrays
-from fedjax_core.storage.json_files import check, plain, read_json
+from fedjax_core.storage.json_files import check_schema, read_json, to_json_values
 from fedjax_core.storage.safetensors_files import read_tensors, write_tensors
 from fedjax_core.storage.weight_checks import check_scaling, check_weights
 
@@ -75,7 +75,7 @@ def read_weights(path: str | os.PathLike, *, checked: bool = True) -> tuple[dict
     return {name: a.view(jnp.bfloat16) if a.dtype == np.dtype("V2") else a for name, a in arrays.items()}, {}
 
 
-def options(path: str | os.PathLike) -> dict[str, Any]:
+def read_options(path: str | os.PathLike) -> dict[str, Any]:
     """Returns options of the network that a file needs.
 
     For a ViT in transformers' layout that is the epsilon of norms: from the description if we wrote
@@ -93,13 +93,13 @@ def options(path: str | os.PathLike) -> dict[str, Any]:
     if weight_layouts.detect_layout(arrays, path) != "transformers" or not any(name.endswith(vit) for name in arrays):
         return {}
     if spec := _parse_description(metadata, path).get("model"):
-        return {"epsilon": registry.parse(spec)[1].get("epsilon", _EPSILON)}
+        return {"epsilon": registry.parse_spec(spec)[1].get("epsilon", _EPSILON)}
     file = Path(path).parent / "config.json"
     config = read_json(file, {"layer_norm_eps?": float}) if file.is_file() else {}
     return {"epsilon": float(config.get("layer_norm_eps", 1e-12))}
 
 
-def scaling(path: str | os.PathLike) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+def read_scaling(path: str | os.PathLike) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Returns the mean and deviation by channel for input normalisation, from a file that we wrote;
     None for others.
 
@@ -117,7 +117,7 @@ def scaling(path: str | os.PathLike) -> tuple[tuple[float, ...], tuple[float, ..
     return tuple(mean.tolist()), tuple(std.tolist())
 
 
-def input_limit(path: str | os.PathLike) -> float | None:
+def read_input_limit(path: str | os.PathLike) -> float | None:
     """Returns the deviations at which normalised inputs are clipped, from a file that we wrote;
     None: nowhere.
     """
@@ -130,7 +130,7 @@ def _read_description(path: str | os.PathLike) -> dict[str, Any]:
     return {} if _is_npz(path) else _parse_description(read_weights(path, checked=False)[1], path)
 
 
-def backbone(path: str | os.PathLike, name: str, like: Net, *, image: tuple[int, int] | None = None) -> Net:
+def read_backbone(path: str | os.PathLike, name: str, like: Net, *, image: tuple[int, int] | None = None) -> Net:
     """Reads the weights of a file for a network.
 
     Args:
@@ -174,7 +174,7 @@ def backbone(path: str | os.PathLike, name: str, like: Net, *, image: tuple[int,
     return whole._replace(params={entry: tree for entry, tree in whole.params.items() if jax.tree.leaves(tree)})
 
 
-def write(path: str | os.PathLike, net: Net, layout: str, description: Mapping[str, Any] | None = None) -> None:
+def write_weights(path: str | os.PathLike, net: Net, layout: str, description: Mapping[str, Any] | None = None) -> None:
     """Writes the weights of a network in another program's layout, atomically.
 
     Args:
@@ -187,7 +187,7 @@ def write(path: str | os.PathLike, net: Net, layout: str, description: Mapping[s
       ValueError: the layout is another one, or has no tensor for a leaf.
       OSError: the file cannot be written.
     """
-    registry.choose("layout", layout, WRITTEN[1:])
+    registry.check_choice("layout", layout, WRITTEN[1:])
     leaves, arrays = named_arrays(net), {}
     for key, tensor in weight_layouts.map_written_tensors(net, layout).items():
         part = np.asarray(leaves[tensor.leaf])[tensor.at]
@@ -197,7 +197,7 @@ def write(path: str | os.PathLike, net: Net, layout: str, description: Mapping[s
         arrays[key.replace("running_mean", "num_batches_tracked")] = np.zeros((), np.int64)
     metadata = {"format": "pt"}  # transformers requires it
     if description is not None:
-        metadata["description"] = json.dumps(plain(description), allow_nan=False)
+        metadata["description"] = json.dumps(to_json_values(description), allow_nan=False)
     write_tensors(path, arrays, metadata)
 
 
@@ -222,7 +222,7 @@ def write_config(path: str | os.PathLike, net: Net, description: Mapping[str, An
     """
     weight_layouts.map_written_tensors(net, "transformers")
     check_config(path)
-    options = registry.parse(description["model"])[1]
+    options = registry.parse_spec(description["model"])[1]
     leaves = named_arrays(net)
     shape = lambda leaf: leaves[f"params.{leaf}"].shape
     labels = {str(i): label for i, label in enumerate(description["class_names"])}
@@ -289,7 +289,7 @@ def _trained_image_size(description: Mapping[str, Any]) -> tuple[int, ...]:
     unknown.
     """
     try:
-        return image_size(description.get("input_shape", ()), **registry.parse(description.get("model", "none"))[1]) or ()
+        return image_size(description.get("input_shape", ()), **registry.parse_spec(description.get("model", "none"))[1]) or ()
     except (TypeError, ValueError):
         return ()
 
@@ -309,7 +309,7 @@ def _has_other_grid(like: Net, tensor: weight_layouts.LeafSlice, image: tuple[in
 
 def _is_npz(path: str | os.PathLike) -> bool:
     """Returns whether a file is a zip archive, as a .npz is."""
-    with explained("read", path), open_regular(path) as file:
+    with reword_os_errors("read", path), open_regular(path) as file:
         return file.read(2) == b"PK"
 
 
@@ -328,5 +328,5 @@ def _parse_description(metadata: Mapping[str, str], path: str | os.PathLike) -> 
     numbers = (float, [float], type(None))
     schema = {"model?": str, "input_shape?": [int], "mean?": numbers, "std?": numbers}
     schema |= {"offset?": ([float], type(None)), "limit?": (float, type(None))}
-    check(description, schema, f"the description of {path}")
+    check_schema(description, schema, f"the description of {path}")
     return description

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from fedjax_core.algorithm import Array
-from fedjax_core.atomic_files import digest_array, digest_bytes, explained, write_bytes
-from fedjax_core.storage.json_files import check
+from fedjax_core.atomic_files import digest_array, digest_bytes, reword_os_errors, write_bytes
+from fedjax_core.storage.json_files import check_schema
 
 _DTYPES = {
     **{f"{kind}{bits}": f"{name}{bits}" for kind, name in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)},
@@ -72,14 +72,14 @@ def read_tensors(
         digest must match.
       OSError: the file cannot be read.
     """
-    with explained("read", path):
+    with reword_os_errors("read", path):
         data = np.memmap(path, np.uint8, "r") if os.path.getsize(path) else np.empty(0, np.uint8)
     size = int.from_bytes(data[:8].tobytes(), "little")
     if len(data) < 8 or size > min(_MAX_HEADER, len(data) - 8):
         raise ValueError(f"{path} is not a safetensors file, or is truncated")
     try:
         header = json.loads(data[8 : 8 + size].tobytes())
-        check(header, {str: dict, "__metadata__?": {str: str}}, "its header")
+        check_schema(header, {str: dict, "__metadata__?": {str: str}}, "its header")
         metadata = header.pop("__metadata__", {})
         arrays = _view_arrays(header, data[8 + size :])
         if _DIGESTS in metadata:
@@ -100,7 +100,7 @@ def _view_arrays(header: dict[str, Any], data: np.ndarray) -> dict[str, np.ndarr
       ValueError: an entry is malformed, or its offsets do not match its shape.
       OverflowError: a shape is too large.
     """
-    check(header, {str: {"dtype": str, "shape": [int], "data_offsets": [int]}}, "its header")
+    check_schema(header, {str: {"dtype": str, "shape": [int], "data_offsets": [int]}}, "its header")
     arrays, end = {}, 0
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         shape, offsets = tuple(entry["shape"]), entry["data_offsets"]
@@ -135,7 +135,7 @@ def _verify(arrays: Mapping[str, np.ndarray], names: Collection[str], metadata: 
     """
     try:
         expected = json.loads(metadata[_DIGESTS])
-        check(expected, {"tensors": {str: str}, "metadata": {str: str}}, f"its entry {_DIGESTS}")
+        check_schema(expected, {"tensors": {str: str}, "metadata": {str: str}}, f"its entry {_DIGESTS}")
     except (ValueError, RecursionError) as error:
         raise _DigestMismatch(error) from None
     actual = {"metadata": _digest_metadata(metadata), "tensors": {name: digest_array(arrays[name]) for name in names}}

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_core.atomic_files import read_bytes
-from fedjax_core.storage.json_files import plain
+from fedjax_core.storage.json_files import to_json_values
 
 _LENGTH = 32  # bytes of a key
 
 
-def key_file() -> Path:
+def key_path() -> Path:
     """Returns the path of the user's key: $XDG_DATA_HOME/fedjax_core/key, by default in
     ~/.local/share.
     """
@@ -46,13 +46,13 @@ def is_signed_here(config: Mapping[str, Any], signature: str) -> bool:
 
 
 def _sign(config: Mapping[str, Any], key: bytes) -> str:
-    text = json.dumps(plain(config), sort_keys=True)
+    text = json.dumps(to_json_values(config), sort_keys=True)
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 
 def _read_key() -> bytes | None:
     try:
-        key = read_bytes(key_file())
+        key = read_bytes(key_path())
     except OSError:
         return None
     return key if len(key) == _LENGTH else None
@@ -60,7 +60,7 @@ def _read_key() -> bytes | None:
 
 def _make_key() -> bytes | None:
     """Creates a key that only the user may read, unless one exists by now; returns the key."""
-    path = key_file()
+    path = key_path()
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent)  # readable by its owner only

@@ -21,9 +21,9 @@ from typing import Any, Self
 
 import jax
 
-from fedjax_core.atomic_files import TEMPORARY, explained
+from fedjax_core.atomic_files import TEMPORARY, reword_os_errors
 from fedjax_core.storage.environment import describe_environment
-from fedjax_core.storage.json_files import Positive, compact, plain, read_json, write_json
+from fedjax_core.storage.json_files import PositiveInt, dump_compact, read_json, to_json_values, write_json
 
 _log = logging.getLogger("fedjax_core")
 
@@ -44,7 +44,7 @@ RECORDED = {  # the schema of run.json
         "client_names?": [str],
         "label_table?": [[int]],
         "test_label_table?": [[int]],
-        "number?": Positive,
+        "number?": PositiveInt,
         "whole?": str,
     },
     f"{DATA}?": {"digest": str, "sampled?": {str: str}, "public?": str},
@@ -52,7 +52,7 @@ RECORDED = {  # the schema of run.json
         **{"clients?": [int], "client_names?": [str], "number?": int},
         **{"label_table?": [[int]], "test_label_table?": [[int]]},
     },
-    "plan?": {"chunk": Positive, "devices": Positive, "model?": Positive},
+    "plan?": {"chunk": PositiveInt, "devices": PositiveInt, "model?": PositiveInt},
     f"{BEGUN_HERE}?": {"signature": str},
     "placement?": {"data?": str, "hold?": (str, type(None))},
 }
@@ -71,10 +71,10 @@ def diff_configs(recorded: Mapping[str, Any], requested: Mapping[str, Any]) -> d
     """Returns the fields in which two configs differ: {dotted name: "<value> in the directory,
     <value> asked"}.
     """
-    recorded, requested = flatten_config(plain(recorded)), flatten_config(plain(requested))
+    recorded, requested = flatten_config(to_json_values(recorded)), flatten_config(to_json_values(requested))
 
     def show(fields: Mapping[str, Any], name: str) -> str:
-        return compact(fields[name]) if fields.get(name) is not None else "absent"  # as a field newer than the directory
+        return dump_compact(fields[name]) if fields.get(name) is not None else "absent"  # as a field newer than the directory
 
     pairs = {name: (show(recorded, name), show(requested, name)) for name in sorted(recorded.keys() | requested.keys())}
     return {name: f"{old} in the directory, {new} asked" for name, (old, new) in pairs.items() if old != new}
@@ -217,7 +217,7 @@ class WorkDir:
           OSError: another process runs there, or the directory cannot be created, read or written.
         """
         path = Path(path)
-        requested = plain(config)
+        requested = to_json_values(config)
         writer = jax.process_index() == 0 if writer is None else writer
         if not writer:
             resumed = (path / CONFIG).exists()
@@ -225,12 +225,12 @@ class WorkDir:
                 cls._check_config(path, requested, may_differ)
             return cls(path, requested, resumed=resumed, writer=False, lock=None)
 
-        with explained("make the run directory", path):
+        with reword_os_errors("make the run directory", path):
             if path.exists() and not path.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, "it is a file; give a directory")
             path.mkdir(parents=True, exist_ok=True)
         cls._refuse_foreign(path)
-        with explained("run in", path):
+        with reword_os_errors("run in", path):
             lock = lock_directory(path)
         try:
             for leftover in path.glob(f"{TEMPORARY}*"):
@@ -275,7 +275,7 @@ class WorkDir:
         if not self.writer:
             return
         for path in (self.path / name for name in WRITTEN):
-            with explained("delete", path):
+            with reword_os_errors("delete", path):
                 if path.is_symlink() and path.is_dir():
                     for child in list(path.iterdir()):
                         _delete(child)
@@ -300,7 +300,7 @@ class WorkDir:
     @staticmethod
     def _refuse_foreign(path: Path) -> None:
         """Raises ValueError for a directory that is neither empty nor a run."""
-        with explained("read", path):
+        with reword_os_errors("read", path):
             names = {name for name in os.listdir(path) if not name.startswith(TEMPORARY)}
         is_run = {CONFIG, ENVIRONMENT} <= names
         is_unfinished = _LOCK in names and names <= {_LOCK, ENVIRONMENT}  # killed before its config was written
@@ -340,7 +340,7 @@ class WorkDir:
           value: JSON values (`plain`). A process that does not write ignores it.
         """
         if self.writer:
-            self._cached_records = self._read_records() | {name: plain(value, name)}
+            self._cached_records = self._read_records() | {name: to_json_values(value, name)}
             write_json(self.path / RUN, self._cached_records)
 
     def recorded(self, name: str) -> dict[str, Any] | None:

@@ -39,7 +39,7 @@ class Case:
         mixed: bool | None = None,
         statistics: bool = True,
         **settings: Any,
-    ) -> simulator.Simulation:
+    ) -> simulator.Simulator:
         """Builds a simulation.
 
         Args:
@@ -53,10 +53,10 @@ class Case:
         made = groups(build, self.mixed if mixed is None else mixed, statistics, self.task)
         settings = {"cohort": COHORT, "dispatch": 2} | settings
         data = settings.pop("data", toy_federation.data())
-        return simulator.Simulation(simulator.build_spec(made, data, plan=client_loop.Plan(*plan), **settings))
+        return simulator.Simulator(simulator.build_spec(made, data, plan=client_loop.Plan(*plan), **settings))
 
     @functools.cached_property
-    def reference(self) -> tuple[simulator.Simulation, simulator.State, simulator.State]:
+    def reference(self) -> tuple[simulator.Simulator, simulator.State, simulator.State]:
         """(simulation, state before, state after two rounds, on the host), one client at a time on one device."""
         sim = self.simulate()
         state = sim.init(0)
@@ -65,7 +65,7 @@ class Case:
         return sim, before, jax.device_get(state)
 
     @functools.cached_property
-    def elsewhere(self) -> tuple[simulator.Simulation, simulator.State, list[PyTree]]:
+    def elsewhere(self) -> tuple[simulator.Simulator, simulator.State, list[PyTree]]:
         """(simulation, state after two rounds, (client states, touched) of each group) under another plan.
 
         Data are on the host and client states on the disk; two clients are trained at once on each
@@ -77,7 +77,7 @@ class Case:
         assert sim.offloaded_states is not None
         return sim, state, [jax.tree.map(np.copy, (store.rows, store.touched)) for store in sim.offloaded_states.stores]
 
-    def _begun(self, sim: simulator.Simulation) -> simulator.State:
+    def _begun(self, sim: simulator.Simulator) -> simulator.State:
         """Returns the reference's initial state with client states off the device; prepared anew if the method does so."""
         if any(sim.spec.algorithm(g, sim.spec.host_arrays, 0).prepare is not None for g in range(len(sim.spec.bound_groups))):
             return sim.init(0)
@@ -131,7 +131,7 @@ def groups(
     ]
 
 
-def add_padding(sim: simulator.Simulation) -> None:
+def add_padding(sim: simulator.Simulator) -> None:
     """Pads every client with three more examples."""
     index = sim.spec.host_arrays.index
     more = dataclasses.replace(index, rows=np.pad(index.rows, (0, 3)), most=index.most + 3, filler=1)

@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated_data, sources
 from fedjax_core.nn.projection_head import with_projection
-from fedjax_core.task import Model, Task, of_model, part_of
+from fedjax_core.task import Model, Task, make_partial_task, make_task
 from fedjax_core.training import adapters
 
 CLIENTS, CLASSES, INPUTS = 8, 3, 5
@@ -69,7 +69,7 @@ def data() -> federated_data.FederatedData:
 
 def task(hidden: int = 6, statistics: bool = True) -> Task:
     """Builds the plain task."""
-    return of_model(model(hidden, statistics), classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
+    return make_task(model(hidden, statistics), classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
 
 
 def task_with_public(hidden: int = 6, statistics: bool = True) -> Task:
@@ -78,7 +78,7 @@ def task_with_public(hidden: int = 6, statistics: bool = True) -> Task:
     y = (np.arange(PUBLIC) % 2).astype(np.int32)
     x = (rng.normal(size=(PUBLIC, INPUTS)) - np.eye(2, INPUTS)[y] * 2).astype(np.float32)
     both = model(hidden, statistics, CLASSES + 2)
-    return of_model(both, classes=CLASSES, population=CLIENTS, public=Examples(x, y), shape=(INPUTS,))
+    return make_task(both, classes=CLASSES, population=CLIENTS, public=Examples(x, y), shape=(INPUTS,))
 
 
 def prompted(hidden: int = 6, statistics: bool = True) -> Model:
@@ -105,25 +105,25 @@ def prompted(hidden: int = 6, statistics: bool = True) -> Model:
 def task_with_prompts(hidden: int = 6, statistics: bool = True) -> Task:
     """Builds a task with prompts, without statistics: a batch's own mean would cancel a prompt that all share."""
     del statistics
-    return of_model(prompted(hidden, False), classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
+    return make_task(prompted(hidden, False), classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
 
 
 def task_in_part(hidden: int = 6, statistics: bool = True) -> Task:
     """Builds a task of prompts and head over a frozen body, whose running mean is not zero."""
     net = model(hidden, statistics).init(jax.random.key(3))
     frozen = Net({"body": net.params["body"]}, jax.tree.map(lambda x: x + 0.5, net.stats))
-    return part_of(prompted(hidden, statistics), frozen, "prompts", classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
+    return make_partial_task(prompted(hidden, statistics), frozen, "prompts", classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
 
 
 def task_alike(hidden: int = 6, statistics: bool = True) -> Task:
     """Builds a task with six features for either network: those of the wide one are projected."""
     made = model(hidden, statistics)
     made = made if hidden == 6 else with_projection(made, CLASSES, 6, hidden=False)
-    return of_model(made, classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
+    return make_task(made, classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
 
 
 def task_adapted(hidden: int = 6, statistics: bool = True, dropout: float = 0.2) -> Task:
     """Builds a task of LoRA with dropout over a frozen body, and the head."""
     net, kind = model(hidden, statistics).init(jax.random.key(3)), adapters.lora(rank=2, dropout=dropout, targets=("body",))
     settings = {"classes": CLASSES, "population": CLIENTS, "shape": (INPUTS,)}
-    return adapters.adapted(model(hidden, statistics), net, kind, "head", **settings)
+    return adapters.adapter_task(model(hidden, statistics), net, kind, "head", **settings)

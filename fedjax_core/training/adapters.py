@@ -29,7 +29,7 @@ import numpy as np
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Array, Net, PyTree
-from fedjax_core.task import PARTS, Axes, Model, Task, axis_of
+from fedjax_core.task import TRAINABLE_PARTS, Axes, Model, Task, find_model_axis
 
 STACKED = ("layers", "blocks")  # entries of params whose leaves have a leading axis [depth]
 PACKED = {"qkv": ("query", "key", "value")}  # kernels [in, parts, ...], by name
@@ -37,7 +37,7 @@ JOINED = {"out": 2}  # kernels with several input axes, and how many
 ENTRY, _STREAM, _DROPOUT = "adapter", 0x6C6F7261, 0x64726F70
 
 
-class Kind(NamedTuple):
+class AdapterConfig(NamedTuple):
     """Configuration of an adapter, scale * f(dropout(x) a) b; f is ReLU in a bottleneck, else the identity."""
 
     rank: int
@@ -47,25 +47,27 @@ class Kind(NamedTuple):
     bottleneck: bool = False
 
 
-def lora(rank: int = 8, alpha: float = 16.0, dropout: float = 0.05, targets: Sequence[str] = ("query", "value")) -> Kind:
+def lora(rank: int = 8, alpha: float = 16.0, dropout: float = 0.05, targets: Sequence[str] = ("query", "value")) -> AdapterConfig:
     """Returns low-rank updates; raises ValueError for an option out of range."""
-    kind = _checked(Kind(rank, alpha, dropout, _named(targets)), "alpha")
+    kind = _checked(AdapterConfig(rank, alpha, dropout, _named(targets)), "alpha")
     return kind._replace(scale=alpha / rank)
 
 
-def bottleneck(rank: int = 8, scale: float = 1.0, dropout: float = 0.0, targets: Sequence[str] = ("query", "value")) -> Kind:
+def bottleneck(
+    rank: int = 8, scale: float = 1.0, dropout: float = 0.0, targets: Sequence[str] = ("query", "value")
+) -> AdapterConfig:
     """Returns parallel two-layer perceptrons, which cannot be merged; ValueError for an option out of range."""
-    return _checked(Kind(rank, scale, dropout, _named(targets), True), "scale")
+    return _checked(AdapterConfig(rank, scale, dropout, _named(targets), True), "scale")
 
 
-ADAPTERS: dict[str, Callable[..., Kind]] = {"lora": lora, "bottleneck": bottleneck}
+ADAPTERS: dict[str, Callable[..., AdapterConfig]] = {"lora": lora, "bottleneck": bottleneck}
 
 
 def _named(targets: Sequence[str]) -> tuple[str, ...]:
     return (targets,) if isinstance(targets, str) else tuple(targets)
 
 
-def _checked(kind: Kind, scale: str) -> Kind:
+def _checked(kind: AdapterConfig, scale: str) -> AdapterConfig:
     if not (kind.rank >= 1 and kind.scale > 0 and 0 <= kind.dropout < 1 and kind.targets):
         raise ValueError(
             f"adapter: rank={kind.rank} must be at least 1, {scale}={kind.scale} positive, dropout={kind.dropout} in [0, 1), "
@@ -74,15 +76,15 @@ def _checked(kind: Kind, scale: str) -> Kind:
     return kind
 
 
-def parse(spec: str) -> Kind:
+def parse(spec: str) -> AdapterConfig:
     """Parses the adapter of a config, such as "lora(rank=4)".
 
     Raises:
       ValueError, TypeError: the adapter or its option is unknown.
     """
-    name, options = registry.parse(spec)
-    registry.choose("adapter", name, ADAPTERS)
-    return registry.call(f"adapter {name!r}", ADAPTERS[name], {}, options)
+    name, options = registry.parse_spec(spec)
+    registry.check_choice("adapter", name, ADAPTERS)
+    return registry.call_checked(f"adapter {name!r}", ADAPTERS[name], {}, options)
 
 
 @functools.partial(
@@ -104,7 +106,7 @@ class Kernel:
     base: Array
     updates: dict[str, dict[str, Array]]
     parts: tuple[str, ...]
-    kind: Kind
+    kind: AdapterConfig
     dropout_window: tuple[int, int] | None = None
 
     def __rmatmul__(self, x: Array) -> Array:
@@ -124,7 +126,7 @@ class Kernel:
         return self.kind.scale * ((jax.nn.relu(low) if self.kind.bottleneck else low) @ own["b"])
 
 
-def drawn_for(params: PyTree, places: int, first: int) -> PyTree:
+def with_dropout_window(params: PyTree, places: int, first: int) -> PyTree:
     """Makes adapters draw dropout for `places` positions of a text, of which they see those from `first` on."""
     replace = lambda leaf: dataclasses.replace(leaf, dropout_window=(places, first)) if isinstance(leaf, Kernel) else leaf
     return jax.tree.map(replace, params, is_leaf=lambda leaf: isinstance(leaf, Kernel))
@@ -173,7 +175,7 @@ def find_sites(shapes: PyTree, targets: Sequence[str], name: str = "the network"
             all_sites += [Site(names, part, parts, stack, inputs, outputs) for part in parts]
     names = list(dict.fromkeys(site.part or site.path[-2] for site in all_sites))
     for target in targets:
-        registry.choose(f"adapter target of {name}", target, names)
+        registry.check_choice(f"adapter target of {name}", target, names)
     return [site for site in all_sites if (site.part or site.path[-2]) in targets]
 
 
@@ -192,7 +194,7 @@ class Adapter(NamedTuple):
     merge: Callable[[PyTree, PyTree], PyTree]
 
 
-def adapter(kind: Kind, shapes: PyTree, name: str = "the network") -> Adapter:
+def make_adapter(kind: AdapterConfig, shapes: PyTree, name: str = "the network") -> Adapter:
     """Builds an adapter for a network.
 
     Args:
@@ -246,7 +248,7 @@ def _axes(where: Sequence[Site], shapes: PyTree, of_model: Axes) -> Axes:
     """Returns the sharded axes of an adapter: "a" beside a kernel sharded by inputs, "b" by outputs."""
     axes = []
     for site in where:
-        axis, number = axis_of("/".join(site.path), of_model), len(_get(shapes, site.path).shape) - len(site.stack)
+        axis, number = find_model_axis("/".join(site.path), of_model), len(_get(shapes, site.path).shape) - len(site.stack)
         if axis is not None and -axis <= number:
             inputs = number + axis < (JOINED.get(site.path[-2], 1) if number > 2 else 1)
             axes.append(("/".join((ENTRY, *site.place, "a" if inputs else "b")), -2 if inputs else -1))
@@ -271,10 +273,10 @@ def _put(tree: PyTree, path: Sequence[str], value: Any) -> PyTree:
     return tree | {name: _put(tree.get(name, {}), rest, value) if rest else value}
 
 
-def adapted(
+def adapter_task(
     model: Model,
     arrays: Net,
-    kind: Kind,
+    kind: AdapterConfig,
     trained: str | Sequence[str] = (),
     *,
     classes: int,
@@ -306,14 +308,14 @@ def adapted(
       ValueError: the network has no such target or entry, `arrays` lack a frozen entry, or the
         network does not use its kernels as x @ kernel.
     """
-    entries = (PARTS.get(trained) or (trained,)) if isinstance(trained, str) else tuple(trained)
+    entries = (TRAINABLE_PARTS.get(trained) or (trained,)) if isinstance(trained, str) else tuple(trained)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     for name in entries:
-        registry.choose(f"entry to train of {model.name}", name, shapes.params)
+        registry.check_choice(f"entry to train of {model.name}", name, shapes.params)
     if missing := [name for name in shapes.params if name not in arrays.params and name not in entries]:
         raise ValueError(f"adapter: {model.name} needs frozen arrays for {', '.join(missing)}")
     frozen_shapes = {name: entry for name, entry in shapes.params.items() if name not in entries}
-    own = adapter(kind, frozen_shapes, model.name)
+    own = make_adapter(kind, frozen_shapes, model.name)
     axes = model.model_axes + _axes(find_sites(frozen_shapes, kind.targets), frozen_shapes, model.model_axes)
 
     def network(frozen: Net) -> Model:

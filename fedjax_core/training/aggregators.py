@@ -27,12 +27,12 @@ def weight_by_examples(client: Cohort) -> Array:
     return client.examples.astype(jnp.float32)
 
 
-def uniform(client: Cohort) -> Array:
+def weight_uniformly(client: Cohort) -> Array:
     """Returns 1 for a client that took part, else 0."""
     return (client.examples > 0).astype(jnp.float32)
 
 
-WEIGHT_FNS = {"samples": weight_by_examples, "uniform": uniform}
+WEIGHT_FNS = {"samples": weight_by_examples, "uniform": weight_uniformly}
 
 
 def make_weight_fn(name: str) -> Callable[[Cohort], Array]:

@@ -25,7 +25,7 @@ class Batch(NamedTuple):
     extra: PyTree = ()
 
 
-def take(arrays: PyTree, index: Array, mask: Array) -> Batch:
+def gather_batch(arrays: PyTree, index: Array, mask: Array) -> Batch:
     """Gathers the minibatch at `index` [B] from the Examples `arrays`."""
     x, y = jax.tree.map(lambda a: a[index], arrays)
     return Batch(x, y, mask)
@@ -53,7 +53,7 @@ def sequential_batches(data: ClientData, batch: int) -> tuple[int, Callable[[Arr
 
     def minibatch(i):
         slots = i * size + jnp.arange(size)
-        return take(data.arrays, index[slots], slots < data.size)
+        return gather_batch(data.arrays, index[slots], slots < data.size)
 
     return size, minibatch
 

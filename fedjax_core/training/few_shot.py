@@ -55,7 +55,7 @@ class Episode(NamedTuple):
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class Episodes:
+class EpisodeSampler:
     """Sampler of episodes: `ClientData.draw` in training, `fixed` in tests.
 
     Attributes:
@@ -102,7 +102,7 @@ class Episodes:
         def gather(i):
             return index[jnp.minimum(start + i, len(slots) - 1)]
 
-        return assemble(data.arrays, gather(shots), gather(queries), shots < support, queries < number)
+        return make_episode_batch(data.arrays, gather(shots), gather(queries), shots < support, queries < number)
 
     def fixed(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Draws the test episodes of examples with classes `y`, with a fixed seed.
@@ -127,7 +127,7 @@ class Episodes:
         return index[..., : self.shot], index[..., self.shot :]
 
 
-def assemble(arrays: Examples, support: Array, query: Array, held: Array, query_mask: Array) -> local_training.Batch:
+def make_episode_batch(arrays: Examples, support: Array, query: Array, held: Array, query_mask: Array) -> local_training.Batch:
     """Gathers an episode.
 
     Args:
@@ -153,7 +153,7 @@ def squared_distances(query: Array, prototypes: Array) -> Array:
     return jnp.sum((query[:, None] - prototypes[None]) ** 2, -1)
 
 
-def prototypical(model: Model, classes: int) -> Model:
+def prototypical_model(model: Model, classes: int) -> Model:
     """Makes a prototypical network of a model.
 
     Args:

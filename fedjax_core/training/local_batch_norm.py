@@ -33,7 +33,7 @@ def _plus(delta: Array | None, value: Array) -> Array:
     return value if delta is None else value + delta
 
 
-def local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task], Algorithm]:
+def with_local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task], Algorithm]:
     """Returns the method with batch statistics that clients keep and never send.
 
     Client states become (the method's own, statistics). A predictor "global" has no statistics, so

@@ -26,16 +26,16 @@ from fedjax_core.training.batching import (
     Batch,
     class_means,
     class_sums,
+    gather_batch,
     loop_over_batches,
     map_examples,
     num_steps,
     sequential_batches,
     sum_over_batches,
-    take,
     uplinks_as_examples,
 )
 from fedjax_core.training.optimizers import Optimizer, adam, add_proximal_term, scale_by_anneal, sgd, track_mean_gradient
-from fedjax_core.training.param_partition import entries_filter, join, part_filter, record_training, split_params
+from fedjax_core.training.param_partition import entries_filter, join_params, part_filter, record_training, split_params
 
 __all__ = [
     "Aux",
@@ -47,16 +47,17 @@ __all__ = [
     "add_proximal_term",
     "class_means",
     "class_sums",
-    "cross_entropy",
     "entries_filter",
     "finetune",
     "fit",
     "full_batch_step",
-    "join",
+    "gather_batch",
+    "join_params",
     "label_loss",
     "loss_and_metrics",
     "loss_metrics",
     "map_examples",
+    "model_loss",
     "num_steps",
     "part_filter",
     "scale_by_anneal",
@@ -64,7 +65,6 @@ __all__ = [
     "split_params",
     "sum_over_batches",
     "supervised_loss",
-    "take",
     "track_mean_gradient",
     "uplinks_as_examples",
 ]
@@ -118,10 +118,10 @@ def _checked_loss(loss: losses.LabelLoss, logits: Array, y: Array, mask: Array) 
 
 def supervised_loss(task: Task) -> LossFn:
     """Returns the plain loss of the task's network and targets; for the metrics see `loss_metrics`."""
-    return cross_entropy(task.model, label_loss(task))
+    return model_loss(task.model, label_loss(task))
 
 
-def cross_entropy(model: Model, label_loss: losses.LabelLoss = losses.cross_entropy) -> LossFn:
+def model_loss(model: Model, label_loss: losses.LabelLoss = losses.cross_entropy) -> LossFn:
     """Returns the loss of a model: by default the mean cross-entropy; for the metrics see `loss_metrics`."""
 
     def loss(net: Net, batch: Batch, key: Array) -> tuple[Array, Aux]:
@@ -211,11 +211,11 @@ def fit(
         index = jnp.pad(data.index, (0, len(slots) - capacity))
 
         def compute_inputs(trained, stats, e):
-            return () if epoch_inputs is None else (epoch_inputs(Net(join(trained, frozen), stats), data, e),)
+            return () if epoch_inputs is None else (epoch_inputs(Net(join_params(trained, frozen), stats), data, e),)
 
         def gradient(trained, stats, minibatch, key, *inputs):
             def loss_of_trained(trained):
-                return loss(Net(join(trained, frozen), stats), minibatch, key, *inputs)
+                return loss(Net(join_params(trained, frozen), stats), minibatch, key, *inputs)
 
             return jax.grad(loss_of_trained, has_aux=True)(trained)
 
@@ -231,7 +231,7 @@ def fit(
                 return data.draw(data, jax.random.fold_in(order, i))
             start = i * b
             chosen = jax.lax.dynamic_slice_in_dim(order, start, b)
-            gathered = take(data.arrays, index[chosen], start + jnp.arange(b) < data.size)
+            gathered = gather_batch(data.arrays, index[chosen], start + jnp.arange(b) < data.size)
             return gathered._replace(extra=jax.tree.map(lambda a: a[chosen], extra))
 
         def step(i, carry, e, order, key, inputs):
@@ -255,7 +255,7 @@ def fit(
         carry = epoch(0, carry) if epochs == 1 else jax.lax.fori_loop(0, epochs, epoch, carry)
         initial, (trained, stats, state, sums) = trained, carry
         record_training(initial, trained, trains=epochs > 0)
-        return FitResult(Net(join(trained, frozen), stats), state, sums)
+        return FitResult(Net(join_params(trained, frozen), stats), state, sums)
 
     return run
 

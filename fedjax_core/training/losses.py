@@ -34,13 +34,13 @@ def masked_mean(values: Array, mask: Array) -> Array:
     return jnp.sum(jnp.where(mask, values, 0)) / jnp.maximum(jnp.sum(mask), 1)
 
 
-def cross_entropy_rows(logits: Array, y: Array) -> Array:
+def cross_entropy_per_example(logits: Array, y: Array) -> Array:
     """Returns -log softmax(logits)[y]: [B, K], [B] -> [B], or for tokens [B, T, V], [B, T] -> [B, T]."""
     picked = jnp.take_along_axis(logits, y[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(logits, axis=-1) - picked
 
 
-def counted(y: Array, mask: Array) -> Array:
+def target_mask(y: Array, mask: Array) -> Array:
     """Returns the mask of targets that count: `mask` [B]; for sequences [B, T], tokens that are not negative."""
     return mask if y.ndim == 1 else mask[:, None] & (y >= 0)
 
@@ -50,7 +50,7 @@ def cross_entropy(logits: Array, y: Array, mask: Array) -> Array:
 
     For sequences, [B, T, V] with [B, T], the mean is over all tokens whose target is not negative.
     """
-    return masked_mean(cross_entropy_rows(logits, jnp.maximum(y, 0)), counted(y, mask))
+    return masked_mean(cross_entropy_per_example(logits, jnp.maximum(y, 0)), target_mask(y, mask))
 
 
 def sigmoid_cross_entropy(logits: Array, y: Array, mask: Array) -> Array:
@@ -73,28 +73,28 @@ def target_loss(outputs: Array, y: Array, mask: Array) -> Array:
     return fits.get(targets_of(y), cross_entropy)(outputs, y, mask)
 
 
-def smoothed(logits: Array, y: Array, mask: Array, epsilon: Fraction = 0.1) -> Array:
+def smoothed_cross_entropy(logits: Array, y: Array, mask: Array, epsilon: Fraction = 0.1) -> Array:
     """Returns the cross-entropy with smoothed labels (Szegedy et al. 2016, Section 7).
 
     The label has 1 - epsilon, and epsilon is spread evenly over all classes whose logit is not
     below `ABSENT_LOGIT`. Other arguments as in `cross_entropy`.
     """
-    hard = cross_entropy_rows(logits, jnp.maximum(y, 0))
+    hard = cross_entropy_per_example(logits, jnp.maximum(y, 0))
     is_present = logits > ABSENT_LOGIT
     mean = jnp.sum(jnp.where(is_present, logits, 0), -1) / jnp.maximum(jnp.sum(is_present, -1), 1)
     uniform = jax.nn.logsumexp(logits, axis=-1) - mean
-    return masked_mean((1 - epsilon) * hard + epsilon * uniform, counted(y, mask))
+    return masked_mean((1 - epsilon) * hard + epsilon * uniform, target_mask(y, mask))
 
 
-def focal(logits: Array, y: Array, mask: Array, gamma: NonNegative = 2.0) -> Array:
+def focal_loss(logits: Array, y: Array, mask: Array, gamma: NonNegative = 2.0) -> Array:
     """Returns the focal loss (1 - p)^gamma (-log p) of the label's probability p (Lin et al. 2017, Eq. 4).
 
     With gamma 0 it is `cross_entropy`.
     """
-    ce = cross_entropy_rows(logits, jnp.maximum(y, 0))
+    ce = cross_entropy_per_example(logits, jnp.maximum(y, 0))
     is_positive = ce > 0  # at 0 a power below 1 has no derivative, and 0 times it is NaN
     factor = jnp.where(is_positive, (-jnp.expm1(-jnp.where(is_positive, ce, 1))) ** gamma, 0.0**gamma)
-    return masked_mean(factor * ce, counted(y, mask))
+    return masked_mean(factor * ce, target_mask(y, mask))
 
 
 def squared_error(logits: Array, y: Array, mask: Array) -> Array:
@@ -131,14 +131,14 @@ def euclidean_distances(a: Array, b: Array, tolerance: float) -> Array:
     return jnp.where(far, jnp.sqrt(jnp.where(far, square, 1)), 0)
 
 
-def unit(x: Array) -> Array:
+def normalize(x: Array) -> Array:
     """Scales `x` [..., D] to norm 1 along the last axis; zeros stay zeros, with a zero gradient."""
     return jnp.where(jnp.sum(x * x, -1, keepdims=True) > TINY, x / safe_norms(x)[..., None], 0)
 
 
 def cosine_similarities(a: Array, b: Array) -> Array:
     """Returns the cosines [B, K] between the rows of `a` [B, D] and of `b` [K, D]; 0 for rows of zeros."""
-    return unit(a) @ unit(b).T
+    return normalize(a) @ normalize(b).T
 
 
 def distillation_per_example(logits: Array, teacher: Array, temperature: float = 1.0) -> Array:

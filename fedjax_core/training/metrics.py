@@ -47,7 +47,7 @@ MIN_RELATIVE_VARIANCE = 1e-5  # of the mean square; a smaller variance is roundi
 TRIGGERED = "triggered"  # output: logits of the examples with a backdoor's trigger
 
 
-def mean_of(values: Array, mask: Array) -> Pair:
+def mean_pair(values: Array, mask: Array) -> Pair:
     """Returns the pair of the mean of `values` [B] over `mask` [B].
 
     Masked entries may be anything, NaN too. Booleans and ints are summed in float32, since a sum of
@@ -65,7 +65,7 @@ def accuracy(logits: Array, y: Array, mask: Array) -> Pair:
       y: [B], or [B, T] for tokens; negative tokens do not count.
       mask: [B].
     """
-    return mean_of((jnp.argmax(logits, -1) == y).astype(jnp.float32), losses.counted(y, mask))
+    return mean_pair((jnp.argmax(logits, -1) == y).astype(jnp.float32), losses.target_mask(y, mask))
 
 
 def pair_value(pair: Pair) -> Array:
@@ -91,15 +91,15 @@ def metric_sums(outputs: Array, y: Array, mask: Array, center: np.ndarray | floa
     if kind == "labels":
         loss = jnp.mean(losses.sigmoid_cross_entropy_per_label(outputs32, y), -1)
         counts, number = _count_by_logit(outputs32, y, mask), jnp.sum(mask, dtype=jnp.float32)
-        return {"average_precision": (counts, number), "loss": mean_of(loss, mask)}
+        return {"average_precision": (counts, number), "loss": mean_pair(loss, mask)}
     if kind == "numbers":
         loss = jnp.mean((outputs32 - y) ** 2, -1)
         masked_sum = lambda values: jnp.sum(jnp.where(mask[:, None], values, 0), 0)
         centered = y - jnp.broadcast_to(jnp.asarray(center, y.dtype), y.shape)
         moments = jnp.stack([masked_sum(centered), masked_sum(centered * centered), masked_sum((outputs32 - y) ** 2)])
-        return {"r2": (moments, jnp.sum(mask, dtype=jnp.float32)), "loss": mean_of(loss, mask)}
-    loss = losses.cross_entropy_rows(outputs32, jnp.maximum(y, 0))
-    return {"accuracy": accuracy(outputs, y, mask), "loss": mean_of(loss, losses.counted(y, mask))}
+        return {"r2": (moments, jnp.sum(mask, dtype=jnp.float32)), "loss": mean_pair(loss, mask)}
+    loss = losses.cross_entropy_per_example(outputs32, jnp.maximum(y, 0))
+    return {"accuracy": accuracy(outputs, y, mask), "loss": mean_pair(loss, losses.target_mask(y, mask))}
 
 
 def metric_sums_bytes(y: Array | np.ndarray) -> int:
@@ -244,6 +244,6 @@ def backdoor_score(trigger: Trigger) -> Callable[..., Pair]:
     def backdoor(outputs: dict[str, Array], x: PyTree, y: Array, mask: Array) -> Pair:
         del x
         is_fooled = jnp.argmax(outputs[TRIGGERED], -1) == trigger.target
-        return mean_of(is_fooled, mask & (y != trigger.target))
+        return mean_pair(is_fooled, mask & (y != trigger.target))
 
     return backdoor

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 import jax
 
 from fedjax_core.algorithm import Array, Net, PyTree
-from fedjax_core.task import TO_ADD
+from fedjax_core.task import HEAD_HINT
 
 Selection = Callable[[Net], Net]  # net -> a Net of bools, True for the personal leaves
 
@@ -39,7 +39,7 @@ def split_params(params: PyTree, trainable: Callable[[tuple], bool] | None) -> t
     return trained, frozen
 
 
-def join(trained: PyTree, frozen: PyTree) -> PyTree:
+def join_params(trained: PyTree, frozen: PyTree) -> PyTree:
     """Joins what `split_params` or `split_net` has split."""
     return jax.tree.map(lambda t, f: f if t is None else t, trained, frozen, is_leaf=lambda x: x is None)
 
@@ -69,7 +69,7 @@ def part_filter(name: str, params: PyTree | None = None) -> Callable[[tuple], bo
     if name not in PARTS:
         raise ValueError(f"finetune_part={name!r} is not one of {', '.join(map(repr, PARTS))}")
     if name != "all" and params is not None and "head" not in params:
-        raise ValueError(f"finetune_part={name!r}: the network has no entry 'head', only {', '.join(params)}; {TO_ADD}")
+        raise ValueError(f"finetune_part={name!r}: the network has no entry 'head', only {', '.join(params)}; {HEAD_HINT}")
     return PARTS[name]
 
 
@@ -83,7 +83,7 @@ def personal_entries(*names: str) -> Selection:
     def select(net: Net) -> Net:
         for name in names:
             if name not in net.params:
-                hint = f"; {TO_ADD}" if name == "head" else ""
+                hint = f"; {HEAD_HINT}" if name == "head" else ""
                 raise ValueError(f"personal={name!r} is not an entry of the network; it has {', '.join(net.params)}{hint}")
         return Net(*(_select(lambda path: path[0] in names, tree) for tree in net))
 

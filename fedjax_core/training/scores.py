@@ -155,7 +155,7 @@ class CalibrationError:
         y = outputs.get("targets", y)
         confidence = jnp.exp(jnp.max(jax.nn.log_softmax(outputs["logits"].astype(jnp.float32)), -1))
         right = jnp.argmax(outputs["logits"], -1) == y
-        counted = losses.counted(y, mask)
+        counted = losses.target_mask(y, mask)
         bins = jnp.clip(jnp.ceil(confidence * self.bins) - 1, 0, self.bins - 1).astype(jnp.int32)
         sums = jnp.stack([jnp.ones_like(confidence), confidence, right.astype(jnp.float32)])
         sums = jnp.where(counted[None], sums, 0).reshape(3, -1)

@@ -61,26 +61,26 @@ central privacy exclude each other: each replaces the mean, and the result of a 
 sensitivity.
 """
 
-from fedjax_core.uplink.apply_transforms import bare, wrap, wrapped
+from fedjax_core.uplink.apply_transforms import unwrap, wrap_builder, wrap_method
 from fedjax_core.uplink.transform import (
     KIND_ORDER,
     ClientContext,
-    Link,
     TransformOutput,
+    UplinkTransform,
     UplinkValue,
     VectorReduce,
-    order,
+    order_transforms,
 )
 
 __all__ = [
     "KIND_ORDER",
     "ClientContext",
-    "Link",
     "TransformOutput",
+    "UplinkTransform",
     "UplinkValue",
     "VectorReduce",
-    "bare",
-    "order",
-    "wrap",
-    "wrapped",
+    "order_transforms",
+    "unwrap",
+    "wrap_builder",
+    "wrap_method",
 ]

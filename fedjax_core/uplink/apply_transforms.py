@@ -8,9 +8,9 @@ from fedjax_core.algorithm import Algorithm, Array, PyTree, Reduce
 from fedjax_core.task import Task
 from fedjax_core.uplink import client_side, server_side
 from fedjax_core.uplink.layout import UplinkLayout
-from fedjax_core.uplink.transform import Link, VectorReduce, order
+from fedjax_core.uplink.transform import UplinkTransform, VectorReduce, order_transforms
 from fedjax_core.uplink.wrapped_method import (
-    Sent,
+    WrappedBroadcast,
     WrappedClient,
     WrappedMethod,
     WrappedServer,
@@ -18,12 +18,12 @@ from fedjax_core.uplink.wrapped_method import (
 )
 
 
-def wrapped(
-    build: Callable[[Task], Algorithm], transforms: Sequence[Link], shapes: PyTree, leave_out: bool = False
+def wrap_builder(
+    build: Callable[[Task], Algorithm], transforms: Sequence[UplinkTransform], shapes: PyTree, leave_out: bool = False
 ) -> Callable[[Task], Algorithm]:
     """Returns a method's builder whose methods are wrapped by `wrap`."""
     name = _builder_name(build)
-    return functools.update_wrapper(lambda task: wrap(build(task), transforms, shapes, leave_out, name), build)
+    return functools.update_wrapper(lambda task: wrap_method(build(task), transforms, shapes, leave_out, name), build)
 
 
 def _builder_name(build: Any) -> str:
@@ -32,9 +32,9 @@ def _builder_name(build: Any) -> str:
     return getattr(build, "__name__", "the method")
 
 
-def wrap(
+def wrap_method(
     method: Algorithm,
-    transforms: Sequence[Link],
+    transforms: Sequence[UplinkTransform],
     shapes: PyTree,
     leave_out: bool = False,
     name: str = "the method",
@@ -58,7 +58,7 @@ def wrap(
     parts = _describe(method, transforms, shapes, leave_out, name)
 
     def wrap_predictor(predict: Callable) -> Callable:
-        return lambda sent, client, x: predict(bare(sent), bare(client), x)
+        return lambda sent, client, x: predict(unwrap(sent), unwrap(client), x)
 
     return method._replace(
         broadcast=functools.partial(client_side.broadcast, parts),
@@ -74,9 +74,11 @@ def wrap(
     )
 
 
-def _describe(method: Algorithm, transforms: Sequence[Link], shapes: PyTree, leave_out: bool, name: str) -> WrappedMethod:
+def _describe(
+    method: Algorithm, transforms: Sequence[UplinkTransform], shapes: PyTree, leave_out: bool, name: str
+) -> WrappedMethod:
     """Validates that the transforms support the method and each other; see `wrap`."""
-    transforms = order(transforms)
+    transforms = order_transforms(transforms)
     layout = UplinkLayout(method.collect, shapes, name, transforms)
     for transform in transforms:
         transform.check(name, layout.shapes)
@@ -122,6 +124,6 @@ def init_client(parts: WrappedMethod, key: Array, server: WrappedServer, client_
     return WrappedClient(parts.method.client_init(key, server.inner, client_id), kept)
 
 
-def bare(wrapped: PyTree) -> PyTree:
+def unwrap(wrapped: PyTree) -> PyTree:
     """Returns the method's own state or broadcast, without what wrapping has added."""
-    return wrapped.inner if isinstance(wrapped, (WrappedServer, WrappedClient, Sent)) else wrapped
+    return wrapped.inner if isinstance(wrapped, (WrappedServer, WrappedClient, WrappedBroadcast)) else wrapped

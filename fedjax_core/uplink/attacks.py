@@ -24,9 +24,9 @@ import numpy as np
 from fedjax_core import option_types, registry
 from fedjax_core.algorithm import Array
 from fedjax_core.option_types import Positive, one_of
-from fedjax_core.registry import Found
+from fedjax_core.registry import ResolvedSpec
 from fedjax_core.uplink.flatten import check_shape, masked_mean
-from fedjax_core.uplink.transform import ClientContext, Link, TransformOutput, UplinkValue
+from fedjax_core.uplink.transform import ClientContext, TransformOutput, UplinkTransform, UplinkValue
 
 Attack = Callable[[Array, Array], Array]
 _NUMBER = option_types.Limit("a number", lambda v: abs(v) < option_types.LARGEST)
@@ -147,7 +147,7 @@ def draw_attackers(population: int, fraction: float, seed: int) -> np.ndarray:
     return np.sort(rng.permutation(population)[:number]).astype(np.int32)
 
 
-def link(name: str, attack: Attack | Crafted, ids: Sequence[int] | np.ndarray) -> Link:
+def make_attack(name: str, attack: Attack | Crafted, ids: Sequence[int] | np.ndarray) -> UplinkTransform:
     """Returns the transform of an attack by the clients `ids`."""
     attacker_ids = np.sort(np.asarray(ids, np.int32))
 
@@ -164,7 +164,7 @@ def link(name: str, attack: Attack | Crafted, ids: Sequence[int] | np.ndarray) -
             crafted = check_shape(crafted, vectors.shape[1:], f"attack {name!r}")
             return jnp.where(attacking[:, None], crafted[None], vectors)
 
-        return Link("attack", name, attack_stack=attack_stack)
+        return UplinkTransform("attack", name, attack_stack=attack_stack)
 
     def send(value: UplinkValue, context: ClientContext, client_state: Any) -> TransformOutput:
         del client_state
@@ -178,10 +178,10 @@ def link(name: str, attack: Attack | Crafted, ids: Sequence[int] | np.ndarray) -
         deltas, class_values = structure.unflatten(changed)
         return TransformOutput(value._replace(deltas=deltas).with_class_values(class_values))
 
-    return Link("attack", name, send=send)
+    return UplinkTransform("attack", name, send=send)
 
 
-def find_attacks(spec: str, poisons: dict[str, Callable[..., Any]]) -> list[Found]:
+def find_attacks(spec: str, poisons: dict[str, Callable[..., Any]]) -> list[ResolvedSpec]:
     """Returns the attacks of a config in their order, with validated options.
 
     Args:
@@ -192,4 +192,4 @@ def find_attacks(spec: str, poisons: dict[str, Callable[..., Any]]) -> list[Foun
       ValueError, TypeError: an unknown name, option or value.
     """
     known = SENT | CRAFTED | poisons
-    return [registry.find("attack", part.strip(), known, field="adversary.attack") for part in spec.split("|")]
+    return [registry.resolve_spec("attack", part.strip(), known, field="adversary.attack") for part in spec.split("|")]

@@ -9,7 +9,7 @@ from fedjax_core.algorithm import Array, ClientData, ClientOutput, Cohort, PyTre
 from fedjax_core.finite_checks import became_nonfinite, is_finite
 from fedjax_core.uplink.transform import ClientContext, UplinkValue
 from fedjax_core.uplink.wrapped_method import (
-    Sent,
+    WrappedBroadcast,
     WrappedClient,
     WrappedMethod,
     WrappedServer,
@@ -36,10 +36,10 @@ class _Message(NamedTuple):
     was_finite: Array
 
 
-def broadcast(wrapped: WrappedMethod, server: WrappedServer, client_id: Array) -> Sent:
+def broadcast(wrapped: WrappedMethod, server: WrappedServer, client_id: Array) -> WrappedBroadcast:
     """Returns the method's broadcast as the client receives it."""
     received, _ = _transmit_broadcast(wrapped, wrapped.method.broadcast(server.inner, client_id))
-    return Sent(received, client_id, server.memory)
+    return WrappedBroadcast(received, client_id, server.memory)
 
 
 def _transmit_broadcast(wrapped: WrappedMethod, sent: PyTree) -> tuple[PyTree, PyTree]:
@@ -51,7 +51,9 @@ def _transmit_broadcast(wrapped: WrappedMethod, sent: PyTree) -> tuple[PyTree, P
     return sent, wire
 
 
-def update_client(wrapped: WrappedMethod, sent: Sent, client: WrappedClient, data: ClientData, key: Array) -> ClientOutput:
+def update_client(
+    wrapped: WrappedMethod, sent: WrappedBroadcast, client: WrappedClient, data: ClientData, key: Array
+) -> ClientOutput:
     """Trains one client by the method, and passes its uplink through the transforms."""
     out = wrapped.method.client_update(sent.inner, client.inner, data, key)
     message = _send_uplink(wrapped, out.uplink, sent, client, data.size, key)
@@ -89,7 +91,9 @@ def update_client(wrapped: WrappedMethod, sent: Sent, client: WrappedClient, dat
     return ClientOutput(state, wrapped_uplink, metrics, local, wire)
 
 
-def _send_uplink(wrapped: WrappedMethod, uplink: PyTree, sent: Sent, client: WrappedClient, size: Array, key: Array) -> _Message:
+def _send_uplink(
+    wrapped: WrappedMethod, uplink: PyTree, sent: WrappedBroadcast, client: WrappedClient, size: Array, key: Array
+) -> _Message:
     """Passes one client's uplink through each transform's `send`."""
     value, metrics, wire = wrapped.layout.extract(uplink), {}, None
     kept, was_finite = [], jnp.bool(True)
@@ -108,7 +112,9 @@ def _send_uplink(wrapped: WrappedMethod, uplink: PyTree, sent: Sent, client: Wra
     return _Message(value, tuple(kept), metrics, wire, was_finite)
 
 
-def _map_uplink(wrapped: WrappedMethod, message: _Message, is_counted: Array, size: Array, sent: Sent, key: Array) -> WrappedUplink:
+def _map_uplink(
+    wrapped: WrappedMethod, message: _Message, is_counted: Array, size: Array, sent: WrappedBroadcast, key: Array
+) -> WrappedUplink:
     """Returns one client's contributions to the reduction of vectors.
 
     Where the stack is attacked, these are vectors with weights: the server maps them afterwards.
@@ -129,22 +135,22 @@ def _poison(x: Array, is_kept: Array) -> Array:
     return jnp.where(is_kept, x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 
-def prepare(wrapped: WrappedMethod, sent: Sent, client: WrappedClient, data: ClientData, key: Array) -> WrappedClient:
+def prepare(wrapped: WrappedMethod, sent: WrappedBroadcast, client: WrappedClient, data: ClientData, key: Array) -> WrappedClient:
     """Runs the method's `prepare` on its own client state."""
     assert wrapped.method.prepare is not None
     return client._replace(inner=wrapped.method.prepare(sent.inner, client.inner, data, key))
 
 
 def personalise(
-    wrapped: WrappedMethod, sent: Sent, client: WrappedClient, data: ClientData, key: Array
-) -> tuple[Sent, WrappedClient]:
+    wrapped: WrappedMethod, sent: WrappedBroadcast, client: WrappedClient, data: ClientData, key: Array
+) -> tuple[WrappedBroadcast, WrappedClient]:
     """Runs the method's `personalise` on its own broadcast and client state."""
     assert wrapped.method.personalise is not None
     inner_sent, inner = wrapped.method.personalise(sent.inner, client.inner, data, key)
     return sent._replace(inner=inner_sent), client._replace(inner=inner)
 
 
-def init_unseen_client(wrapped: WrappedMethod, sent: Sent, client: WrappedClient) -> WrappedClient:
+def init_unseen_client(wrapped: WrappedMethod, sent: WrappedBroadcast, client: WrappedClient) -> WrappedClient:
     """Runs the method's `newcomer` on its own client state."""
     assert callable(wrapped.method.newcomer)
     return client._replace(inner=wrapped.method.newcomer(sent.inner, client.inner))

@@ -27,7 +27,7 @@ from fedjax_core import option_types, registry
 from fedjax_core.algorithm import Array, PyTree
 from fedjax_core.option_types import AtLeastOne, Positive, PositiveFraction
 from fedjax_core.uplink.flatten import check_shape, flatten, unflatten
-from fedjax_core.uplink.transform import ClientContext, Link, TransformOutput, UplinkValue, VectorReduce
+from fedjax_core.uplink.transform import ClientContext, TransformOutput, UplinkTransform, UplinkValue, VectorReduce
 
 Bits = Annotated[int, option_types.Limit("in [2, 8]", lambda v: 2 <= v <= 8)]
 _POWER_SGD_SEED = 0x7067  # of the first factors
@@ -252,10 +252,10 @@ COMPRESSORS: dict[str, Callable[..., Any]] = {
     "power_sgd": power_sgd,
     "sign": sign,
 }
-DOWN = ("float16", "bfloat16")  # for what is sent to clients, which has neither key nor state
+DOWNLINK_DTYPES = ("float16", "bfloat16")  # for what is sent to clients, which has neither key nor state
 
 
-def parse(text: str) -> Link:
+def parse_compressor(text: str) -> UplinkTransform:
     """Returns a compression of uplinks by name.
 
     Args:
@@ -264,25 +264,25 @@ def parse(text: str) -> Link:
     Raises:
       ValueError, TypeError: an unknown name, option or value.
     """
-    spec = registry.find("compressor", text, COMPRESSORS, field="compression.uplink")
+    spec = registry.resolve_spec("compressor", text, COMPRESSORS, field="compression.uplink")
     if not isinstance(compressor := spec(), Compressor):
         expected = "a fedjax_core.uplink.compression.Compressor"
-        raise TypeError(f"compressor {spec.name!r} must return {expected}, it returned {option_types.short(compressor)}")
+        raise TypeError(f"compressor {spec.name!r} must return {expected}, it returned {option_types.shorten(compressor)}")
     return make_transform(spec.name, compressor)
 
 
-def compress_broadcast(name: str) -> Link:
+def compress_broadcast(name: str) -> UplinkTransform:
     """Returns a compression of what clients are sent, one of `DOWN`."""
-    dtype = jnp.dtype(registry.choose("compression.downlink", name, DOWN))
+    dtype = jnp.dtype(registry.check_choice("compression.downlink", name, DOWNLINK_DTYPES))
 
     def broadcast(sent: PyTree) -> tuple[PyTree, PyTree]:
         wire = jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, sent)
         return jax.tree.map(lambda x, old: x.astype(old.dtype), wire, sent), wire
 
-    return Link("compression", name, broadcast=broadcast)
+    return UplinkTransform("compression", name, broadcast=broadcast)
 
 
-def make_transform(name: str, compressor: Compressor) -> Link:
+def make_transform(name: str, compressor: Compressor) -> UplinkTransform:
     """Returns the transform of a compressor."""
 
     def split(value: UplinkValue) -> list[Array]:
@@ -335,7 +335,7 @@ def make_transform(name: str, compressor: Compressor) -> Link:
                 "means, of which the rest would count as zero; quantise and bfloat16 support both"
             )
 
-    return Link(
+    return UplinkTransform(
         "compression",
         name,
         send=send,

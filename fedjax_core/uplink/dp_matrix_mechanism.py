@@ -23,7 +23,7 @@ from fedjax_core.algorithm import Array
 from fedjax_core.privacy.matrix_factorization import Strategy, honaker_variances, num_levels
 from fedjax_core.uplink.dp_mechanisms import make_central, map_clipped
 from fedjax_core.uplink.flatten import flat_size
-from fedjax_core.uplink.transform import Link, VectorReduce
+from fedjax_core.uplink.transform import UplinkTransform, VectorReduce
 
 
 class Noise(NamedTuple):
@@ -92,7 +92,7 @@ def _make_tree_stream(rounds: int) -> NoiseStream:
     return NoiseStream(num_levels(rounds), step)
 
 
-def make_mechanism(clip: float, noise: float, cohort: float, real: float, strategy: Strategy) -> Link:
+def make_mechanism(clip: float, noise: float, cohort: float, real: float, strategy: Strategy) -> UplinkTransform:
     """Returns the mechanism: `dp_mechanisms.gaussian` with correlated noise.
 
     Args:

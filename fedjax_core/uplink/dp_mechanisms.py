@@ -29,7 +29,7 @@ from fedjax_core.algorithm import Array
 from fedjax_core.option_types import Positive
 from fedjax_core.privacy.matrix_factorization import STRATEGIES
 from fedjax_core.uplink.flatten import flatten, has_statistics, unflatten
-from fedjax_core.uplink.transform import ClientContext, Link, TransformOutput, UplinkValue, VectorReduce
+from fedjax_core.uplink.transform import ClientContext, TransformOutput, UplinkTransform, UplinkValue, VectorReduce
 
 GIVEN = ("clip", "noise", "cohort", "real", "participation")  # arguments beside the options of a spec
 Quantile = Annotated[float, option_types.Limit("in (0, 1)", lambda v: 0 < v < 1)]
@@ -59,7 +59,7 @@ def clip_vector(vector: Array, clip: Array | float, order: int = 2) -> tuple[Arr
     return jnp.where(is_longer, clipped, vector), is_longer | ~is_finite
 
 
-def gaussian(clip: Positive, noise: Positive, cohort: float, real: float) -> Link:
+def gaussian(clip: Positive, noise: Positive, cohort: float, real: float) -> UplinkTransform:
     """Central, with a fixed clip.
 
     McMahan, Ramage, Talwar, Zhang. Learning Differentially Private Recurrent Language Models. ICLR
@@ -89,7 +89,7 @@ def adaptive(
     quantile: Quantile = 0.5,
     rate: Positive = 0.2,
     deviation: Positive | None = None,
-) -> Link:
+) -> UplinkTransform:
     """Central, with a clip that follows a quantile of the clients' norms.
 
     Andrew, Thakkar, McMahan, Ramaswamy. Differentially Private Learning with Adaptive Clipping.
@@ -136,13 +136,13 @@ def adaptive(
     return mechanism._replace(init_memory=lambda shapes: jnp.float32(clip))
 
 
-def local_gaussian(clip: Positive, noise: Positive, cohort: float, real: float) -> Link:
+def local_gaussian(clip: Positive, noise: Positive, cohort: float, real: float) -> UplinkTransform:
     """Local: each client clips its delta to the Euclidean norm `clip`, and adds Gaussian noise of
     deviation `noise` * `clip`."""
     return _make_local("local_gaussian", clip, noise, jax.random.normal, 2)
 
 
-def local_laplace(clip: Positive, noise: Positive, cohort: float, real: float) -> Link:
+def local_laplace(clip: Positive, noise: Positive, cohort: float, real: float) -> UplinkTransform:
     """Local: each client clips its delta to the sum of magnitudes `clip`, and adds Laplace noise of
     scale `noise` * `clip`."""
     return _make_local("local_laplace", clip, noise, jax.random.laplace, 1)
@@ -160,9 +160,9 @@ def map_clipped(clip: float) -> Callable[[Array, Array, Any], Any]:
     return map_client
 
 
-def make_central(name: str, reduce: VectorReduce, cohort: float) -> Link:
+def make_central(name: str, reduce: VectorReduce, cohort: float) -> UplinkTransform:
     """Returns the transform of a mechanism whose noise is the server's."""
-    return Link(
+    return UplinkTransform(
         "privacy",
         name,
         reduce=reduce,
@@ -172,7 +172,7 @@ def make_central(name: str, reduce: VectorReduce, cohort: float) -> Link:
     )
 
 
-def _make_local(name: str, clip: float, noise: float, draw: Callable, order: int) -> Link:
+def _make_local(name: str, clip: float, noise: float, draw: Callable, order: int) -> UplinkTransform:
     def send(value: UplinkValue, context: ClientContext, client_state: Any) -> TransformOutput:
         vector, is_longer = clip_vector(flatten(value.deltas), clip, order)
         vector = vector + noise * clip * draw(context.key, vector.shape, vector.dtype)
@@ -181,7 +181,7 @@ def _make_local(name: str, clip: float, noise: float, draw: Callable, order: int
         return TransformOutput(value, client_state, {"privacy/clipped": (is_present * is_longer, is_present)})
 
     kind = "local privacy"
-    return Link(kind, name, send=send, check=_check_bounded(kind, name), requires_uniform_weights=True)
+    return UplinkTransform(kind, name, send=send, check=_check_bounded(kind, name), requires_uniform_weights=True)
 
 
 def _check_bounded(kind: str, name: str) -> Callable[[str, UplinkValue], None]:

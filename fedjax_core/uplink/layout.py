@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from fedjax_core.algorithm import Array, Cohort, PyTree, Reduce
 from fedjax_core.training import aggregators
 from fedjax_core.uplink.flatten import flatten, unflatten
-from fedjax_core.uplink.transform import Link, UplinkValue
+from fedjax_core.uplink.transform import UplinkTransform, UplinkValue
 
 
 class UplinkLayout:
@@ -19,7 +19,7 @@ class UplinkLayout:
       collect: the method's `collect`, with leaves for pairs (part, whether the client counts).
     """
 
-    def __init__(self, collect: PyTree, shapes: PyTree, method: str, transforms: Sequence[Link]):
+    def __init__(self, collect: PyTree, shapes: PyTree, method: str, transforms: Sequence[UplinkTransform]):
         """Validates the method's uplink.
 
         Args:
@@ -53,9 +53,9 @@ class UplinkLayout:
         self.shapes: UplinkValue = self.extract(shapes)
         self.collect = self._structure.unflatten([_with_count(reduce) for reduce in self._reduces])
 
-    def check_uniform_weights(self, transform: Link) -> None:
+    def check_uniform_weights(self, transform: UplinkTransform) -> None:
         """Raises ValueError if the method weights clients."""
-        if self._weight_fn not in (None, aggregators.uniform):
+        if self._weight_fn not in (None, aggregators.weight_uniformly):
             raise ValueError(
                 f"{transform.label} needs uniform client weights; {self._method} weights clients by "
                 "their numbers of examples, so that the contribution of one client has no bound; "

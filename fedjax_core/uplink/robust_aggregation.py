@@ -28,13 +28,13 @@ from fedjax_core.algorithm import Array
 from fedjax_core.option_types import AtLeastOne, Positive
 from fedjax_core.uplink.flatten import check_shape, flat_size, masked_mean
 from fedjax_core.uplink.sharded_aggregation import row_norms, sum_over_devices
-from fedjax_core.uplink.transform import Link, VectorReduce
+from fedjax_core.uplink.transform import UplinkTransform, VectorReduce
 
 Rule = Callable[[Array, Array], Array]
 Attackers = Annotated[float, option_types.Limit("a fraction in [0, 0.5)", lambda v: 0 <= v < 0.5)]
 
 
-def counts(mask: Array, attackers: float) -> tuple[Array, Array]:
+def count_attackers(mask: Array, attackers: float) -> tuple[Array, Array]:
     """Returns n and f."""
     n = jnp.sum(mask)
     return n, jnp.floor(attackers * n + 1e-4).astype(n.dtype)  # 0.3 of 10 is 3, also in float32
@@ -43,9 +43,9 @@ def counts(mask: Array, attackers: float) -> tuple[Array, Array]:
 # Coordinate-wise rules.
 
 
-def mean() -> Link:
+def mean() -> UplinkTransform:
     """The method's own weighted mean."""
-    return Link("rule", "mean")
+    return UplinkTransform("rule", "mean")
 
 
 def median() -> Rule:
@@ -70,7 +70,7 @@ def trimmed_mean(attackers: Attackers = 0.2) -> Rule:
     """Coordinate-wise mean without the f largest and f smallest values: Yin et al., Def. 2."""
 
     def rule(vectors, mask):
-        n, f = counts(mask, attackers)
+        n, f = count_attackers(mask, attackers)
         rank = jnp.arange(len(vectors))
         return masked_mean(_sort_present(vectors, mask), (rank >= f) & (rank < n - f))
 
@@ -139,7 +139,7 @@ def krum(attackers: Attackers = 0.2) -> Rule:
     """
 
     def rule(vectors, mask):
-        scores = krum_scores(squared_distances(vectors, mask), mask, counts(mask, attackers)[1])
+        scores = krum_scores(squared_distances(vectors, mask), mask, count_attackers(mask, attackers)[1])
         return jnp.where(jnp.any(mask), vectors[jnp.argmin(scores)], 0)
 
     return rule
@@ -149,7 +149,7 @@ def multi_krum(attackers: Attackers = 0.2) -> Rule:
     """Mean of the n - f vectors with the lowest scores of Krum: Blanchard et al., NeurIPS 2017."""
 
     def rule(vectors, mask):
-        n, f = counts(mask, attackers)
+        n, f = count_attackers(mask, attackers)
         scores = krum_scores(squared_distances(vectors, mask), mask, f)
         rank = jnp.argsort(jnp.argsort(scores, stable=True), stable=True)
         return masked_mean(vectors, mask & (rank < n - f))
@@ -197,7 +197,7 @@ def bulyan(attackers: Attackers = 0.2) -> Rule:
     """
 
     def rule(vectors, mask):
-        n, f = counts(mask, attackers)
+        n, f = count_attackers(mask, attackers)
         f = jnp.minimum(f, jnp.maximum(n - 3, 0) // 4)
         distances, num_selected = squared_distances(vectors, mask), n - 2 * f
 
@@ -245,7 +245,7 @@ def mixing(attackers: Attackers = 0.2) -> Rule:
     """
 
     def rule(vectors, mask):
-        n, f = counts(mask, attackers)
+        n, f = count_attackers(mask, attackers)
         weights = _nearest_mask(squared_distances(vectors, mask), mask, n - f)
         totals = jnp.matmul(weights, vectors, precision=jax.lax.Precision.HIGHEST)
         mixed = totals / jnp.maximum(jnp.sum(weights, 1), 1)[:, None]
@@ -283,7 +283,7 @@ def geometric_median(iterations: AtLeastOne = 8, smoothing: Positive = 1e-6) -> 
     return rule
 
 
-def centred_clipping(radius: Positive = 1.0, iterations: AtLeastOne = 1) -> Link:
+def centred_clipping(radius: Positive = 1.0, iterations: AtLeastOne = 1) -> UplinkTransform:
     """A center plus the mean of the differences to it, each clipped to norm `radius`.
 
     Karimireddy, He, Jaggi. Learning from History for Byzantine Robust Optimization. ICML 2021,
@@ -306,10 +306,12 @@ def centred_clipping(radius: Positive = 1.0, iterations: AtLeastOne = 1) -> Link
         return jnp.where(jnp.any(mask), center, 0), center if has_memory else memory, {}
 
     reduce = VectorReduce(_keep_vector, "stack", finalize, shardable=True)
-    return Link("rule", "centred_clipping", reduce=reduce, init_memory=lambda shapes: jnp.zeros(flat_size(shapes.deltas)))
+    return UplinkTransform(
+        "rule", "centred_clipping", reduce=reduce, init_memory=lambda shapes: jnp.zeros(flat_size(shapes.deltas))
+    )
 
 
-def norm_bound(bound: Positive = 1.0) -> Link:
+def norm_bound(bound: Positive = 1.0) -> UplinkTransform:
     """The method's weighted mean of vectors scaled to norm `bound` or less, streamed.
 
     Sun, Kairouz, Suresh, McMahan. Can You Really Backdoor Federated Learning? 2019.
@@ -332,7 +334,7 @@ def norm_bound(bound: Positive = 1.0) -> Link:
         if shapes.class_means:
             raise ValueError(f"rule 'norm_bound' is for deltas; {method} sends class means, whose norms have a meaning")
 
-    return Link("rule", "norm_bound", reduce=VectorReduce(map_bounded, "add", finalize), check=check)
+    return UplinkTransform("rule", "norm_bound", reduce=VectorReduce(map_bounded, "add", finalize), check=check)
 
 
 RULES: dict[str, Callable[..., Any]] = {
@@ -350,12 +352,12 @@ RULES: dict[str, Callable[..., Any]] = {
 PRECEDING = ("mixing",)  # built-in rules that return vectors, for another rule
 
 
-def find_rules(text: str) -> list[registry.Found]:
+def find_rules(text: str) -> list[registry.ResolvedSpec]:
     """Returns the specifications of a rule and those before it; see `parse`."""
-    return [registry.find("rule", part.strip(), RULES, field="aggregation.rule") for part in text.split("|")]
+    return [registry.resolve_spec("rule", part.strip(), RULES, field="aggregation.rule") for part in text.split("|")]
 
 
-def parse(text: str) -> Link:
+def parse_rule(text: str) -> UplinkTransform:
     """Returns a rule by name, with the rules before it.
 
     Args:
@@ -372,16 +374,16 @@ def parse(text: str) -> Link:
       ('rule', 'median')
     """
     *preceding, last = find_rules(text)
-    field = f"aggregation.rule={option_types.short(text)}"
+    field = f"aggregation.rule={option_types.shorten(text)}"
     if last.name in PRECEDING:
         raise ValueError(f"{field}: {last.name} returns a vector for every client; add a rule after it, '| krum'")
     transform = last()
-    if not isinstance(transform, Link):
+    if not isinstance(transform, UplinkTransform):
         is_builtin = last.origin == registry.BUILT_IN
-        transform = Link("rule", last.name, reduce=_reduce_by(transform, f"rule {last.name!r}", is_builtin))
+        transform = UplinkTransform("rule", last.name, reduce=_reduce_by(transform, f"rule {last.name!r}", is_builtin))
     steps = [(spec.name, spec()) for spec in preceding]
     for name, step in steps:
-        if isinstance(step, Link):
+        if isinstance(step, UplinkTransform):
             raise ValueError(f"{field}: {name} cannot precede another rule; {', '.join(PRECEDING)} can")
     if not steps:
         return transform

@@ -23,7 +23,7 @@ _axis: contextvars.ContextVar[str | None] = contextvars.ContextVar("axis", defau
 
 
 @contextlib.contextmanager
-def over(mesh: Mesh, axis: str) -> Iterator[None]:
+def shard_coordinates(mesh: Mesh, axis: str) -> Iterator[None]:
     """Reductions traced inside shard their coordinates along an axis of the mesh."""
     with _set(_mesh, (mesh, axis) if mesh.shape[axis] > 1 else None):
         yield

@@ -99,7 +99,7 @@ class VectorReduce(NamedTuple):
     shardable: bool = False
 
 
-class Link(NamedTuple):
+class UplinkTransform(NamedTuple):
     """A transform of uplinks; see the package's docstring.
 
     Attributes:
@@ -143,7 +143,7 @@ class Link(NamedTuple):
         return hiding and (self.send is not None or self.reduce is not None)
 
 
-def order(transforms: Sequence[Link]) -> tuple[Link, ...]:
+def order_transforms(transforms: Sequence[UplinkTransform]) -> tuple[UplinkTransform, ...]:
     """Returns the transforms sorted by `KIND_ORDER`; those of one kind keep their order.
 
     Raises:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_core.algorithm import Algorithm, Array, PyTree
 from fedjax_core.uplink.layout import UplinkLayout
-from fedjax_core.uplink.transform import ClientContext, Link, VectorReduce
+from fedjax_core.uplink.transform import ClientContext, UplinkTransform, VectorReduce
 
 _STREAM = 0x6C696E6B  # separates the transforms' draws from the method's, which use the same key
 
@@ -35,7 +35,7 @@ class WrappedClient(NamedTuple):
     kept: tuple[PyTree, ...]
 
 
-class Sent(NamedTuple):
+class WrappedBroadcast(NamedTuple):
     """Attributes:
     inner: the method's broadcast, as the client receives it.
     id: [] of the client.
@@ -82,7 +82,7 @@ class WrappedMethod(NamedTuple):
     """
 
     method: Algorithm
-    transforms: tuple[Link, ...]
+    transforms: tuple[UplinkTransform, ...]
     layout: UplinkLayout
     leave_out: bool
     reduce: VectorReduce

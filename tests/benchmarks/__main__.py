@@ -144,13 +144,13 @@ def main(arguments: Sequence[str]) -> None:
     if chosen.scale:
         ours.set_up()
         for name in chosen.scale.split(","):
-            print(scale.WHAT[registry.choose("scale", name, scale.WHAT)](chosen.repeats), end="\n\n", flush=True)  # noqa: T201
+            print(scale.WHAT[registry.check_choice("scale", name, scale.WHAT)](chosen.repeats), end="\n\n", flush=True)  # noqa: T201
         return
     peers = [peer for peer in chosen.peers.split(",") if peer]
     for peer in peers:
-        registry.choose("peer", peer, PEERS)
-    workloads = [WORKLOADS[registry.choose("workload", name, WORKLOADS)] for name in chosen.workloads.split(",")]
-    variants = [registry.parse(f"ours{text}")[1] for text in chosen.ours or [""]]
+        registry.check_choice("peer", peer, PEERS)
+    workloads = [WORKLOADS[registry.check_choice("workload", name, WORKLOADS)] for name in chosen.workloads.split(",")]
+    variants = [registry.parse_spec(f"ours{text}")[1] for text in chosen.ours or [""]]
     wanted = ("a,c" if "torch" in peers else "") if chosen.equality is None else chosen.equality
     git = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()

@@ -12,12 +12,12 @@ import numpy as np
 
 from configs.tables.pfl_research import cifar10
 from fedjax_core import experiment
-from fedjax_core.commands.tables.table_cells import cells
+from fedjax_core.commands.tables.table_cells import build_cells
 
 
 def write(file: Path, source: str, directory: str) -> None:
     """Images as they are stored, labels, and each client's rows: x, y, index, x_test, y_test."""
-    config = cells(cifar10.get_table("paper"), "paper")[0].config
+    config = build_cells(cifar10.get_table("paper"), "paper")[0].config
     config.data.source, config.data.dir = source, directory
     data = experiment.dataset(config)
     arrays: dict[str, Any] = {"x": data.train.x, "y": data.train.y, "x_test": data.test.x, "y_test": data.test.y}

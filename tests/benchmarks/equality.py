@@ -18,7 +18,7 @@ import numpy as np
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated_data
 from fedjax_core.engine import simulator
-from fedjax_core.task import Model, of_model
+from fedjax_core.task import Model, make_task
 from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 from tests.benchmarks import ours
@@ -45,14 +45,14 @@ def batches(workload: Workload, data: federated_data.FederatedData) -> dict[int,
         return value, local_training.Aux(net.stats, {})
 
     model = Model(init, lambda *_, **__: ({}, ()), lambda *_, **__: (None, ()), lambda *_: None, "spy")
-    task = of_model(model, classes=workload.classes, population=workload.population)
+    task = make_task(model, classes=workload.classes, population=workload.population)
 
     def build(task):
         return fedavg(task, optimizer=local_training.sgd(1.0), epochs=workload.epochs, batch=workload.batch, loss=loss)._replace(
             predict={}
         )
 
-    spy = simulator.Simulation(
+    spy = simulator.Simulator(
         simulator.build_spec(simulator.one_group(build, task, workload.population), spied, cohort=workload.cohort)
     )
     state, _ = spy.rounds(spy.init(seed=0), 1)

@@ -27,7 +27,7 @@ from fedjax_core.algorithm import Examples, PyTree
 from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.engine import evaluation as evaluating
-from fedjax_core.task import Model, of_model
+from fedjax_core.task import Model, make_task
 from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 from methods.local import local
@@ -75,7 +75,7 @@ def make_data(shape: tuple[int, ...], total: int) -> federated_data.FederatedDat
     dataset = sources.Dataset("random", examples, examples, tuple("0123456789"))
     own = np.split(np.arange(rows), np.cumsum([*sizes, *new_sizes])[:-1])
     seen, new = own[:CLIENTS], own[CLIENTS:]
-    unseen = federated_data.Newcomers(np.arange(UNSEEN), [one[:2] for one in new], new, *[np.zeros((UNSEEN, CLASSES), int)] * 2)
+    unseen = federated_data.UnseenClients(np.arange(UNSEEN), [one[:2] for one in new], new, *[np.zeros((UNSEEN, CLASSES), int)] * 2)
     data = federated_data.from_index(dataset, [one[:2] for one in seen], seen)
     return dataclasses.replace(data, validation_index=seen, unseen=unseen)
 
@@ -85,14 +85,14 @@ def make_cases(network: str, batch: int | None, scale: float) -> tuple[list[Case
     kind, shape, options, part = NETWORKS[network]
     data = make_data(shape, int(3000 * scale * part))
     model = nn.build(kind, CLASSES, shape, **options)
-    task = of_model(model, classes=CLASSES, population=CLIENTS)
+    task = make_task(model, classes=CLASSES, population=CLIENTS)
     cases = []
     for method, scopes, scored in ((fedavg, ("global", "own", "unseen"), None), (local, ("all",), SCORED)):
         build = functools.partial(method, optimizer=local_training.sgd(0.1))
         evaluation = simulator.Evaluation(scopes, batch, scored)
-        sim = simulator.Simulation(
+        sim = simulator.Simulator(
             simulator.build_spec(
-                simulator.one_group(build, task, CLIENTS), data, plan=client_loop.choose(CLIENTS), evaluation=evaluation
+                simulator.one_group(build, task, CLIENTS), data, plan=client_loop.choose_plan(CLIENTS), evaluation=evaluation
             )
         )
         state = sim.init(0)

@@ -10,7 +10,7 @@ from typing import Any
 
 from configs import fedavg, scaffold
 from fedjax_core import experiment
-from fedjax_core.engine.vmapped_runs import Lanes
+from fedjax_core.engine.vmapped_runs import VmappedSeeds
 from tests.benchmarks.turns import Contender, measure, table
 
 SEEDS, ROUNDS = 4, 10
@@ -44,7 +44,7 @@ def seeds(repeats: int) -> str:
         for devices in (None, 1):
             config.plan.devices = devices
             sim = experiment.build(config, data)
-            lanes = Lanes(experiment.build(config, data), SEEDS)
+            lanes = VmappedSeeds(experiment.build(config, data), SEEDS)
             places = f"{sim.spec.plan.devices} devices"
             contenders.append(Alone(f"one after another, {places}", sim, ROUNDS, state=[sim.init(s) for s in range(SEEDS)]))
             states = [lane.init(s) for s, lane in enumerate(lanes.each)]

@@ -20,7 +20,7 @@ from fedjax_core import experiment, nn
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.task import Model, Task, of_model
+from fedjax_core.task import Model, Task, make_task
 from fedjax_core.training import local_training
 from tests.benchmarks import protocol
 from tests.benchmarks.workloads import WORKLOADS, Workload
@@ -52,7 +52,7 @@ def task_of(workload: Workload, *, dtype: str = "float32", conv_form: str | None
     if conv_form and workload.model != "mlp":
         options["conv_form"] = conv_form
     model = nn.build(workload.model, workload.classes, workload.shape, dtype=compute, **options)
-    return of_model(model, classes=workload.classes, population=workload.population)
+    return make_task(model, classes=workload.classes, population=workload.population)
 
 
 def federation(workload: Workload) -> federated_data.FederatedData:
@@ -72,15 +72,15 @@ def build(
     dtype: str = "float32",
     conv_form: str | None = None,
     task: Task | None = None,
-) -> simulator.Simulation:
+) -> simulator.Simulator:
     """The workload as a simulation."""
     task = task_of(workload, dtype=dtype, conv_form=conv_form) if task is None else task
-    return simulator.Simulation(
+    return simulator.Simulator(
         simulator.build_spec(
             simulator.one_group(method(workload), task, workload.population),
             federation(workload),
             cohort=workload.cohort,
-            plan=client_loop.choose(workload.cohort, chunk=chunk, devices=devices),
+            plan=client_loop.choose_plan(workload.cohort, chunk=chunk, devices=devices),
             hold=workload.hold,
         )
     )
@@ -90,7 +90,7 @@ def method(workload: Workload, **more: Any) -> Any:
     """The workload's method with its options, and more of them."""
     arguments = {**(workload.arguments or {"epochs": workload.epochs}), **more}
     return functools.partial(
-        experiment.method(workload.method), optimizer=local_training.sgd(workload.lr), batch=workload.batch, **arguments
+        experiment.method_builder(workload.method), optimizer=local_training.sgd(workload.lr), batch=workload.batch, **arguments
     )
 
 

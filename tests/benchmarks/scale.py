@@ -23,10 +23,10 @@ import numpy as np
 from fedjax_core import experiment, nn
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated_data, sources
-from fedjax_core.data.ragged_index import RowLists
+from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.engine.data_feed.streaming import PREFETCH_DEPTH
-from fedjax_core.task import of_model
+from fedjax_core.task import make_task
 from fedjax_core.training import local_training
 from tests.benchmarks import lanes, ours, uplinks
 from tests.benchmarks.turns import Contender, measure, table
@@ -38,12 +38,12 @@ CAP = 40_000_000  # bytes that streamed rows may take on a device; the data have
 
 def _simulated(data: federated_data.FederatedData, widths: tuple[int, ...], cohort: int, method: str, epochs: int, **options: Any):
     model = nn.build("mlp", CLASSES, SHAPE, None, None, widths=widths)
-    task = of_model(model, classes=CLASSES, population=data.clients)
-    make = functools.partial(experiment.method(method), optimizer=local_training.sgd(0.05), batch=20, epochs=epochs)
+    task = make_task(model, classes=CLASSES, population=data.clients)
+    make = functools.partial(experiment.method_builder(method), optimizer=local_training.sgd(0.05), batch=20, epochs=epochs)
     groups = simulator.one_group(make, task, data.clients)
     evaluation = simulator.Evaluation(scopes=("global",))
-    return simulator.Simulation(
-        simulator.build_spec(groups, data, cohort=cohort, plan=client_loop.choose(cohort), evaluation=evaluation, **options)
+    return simulator.Simulator(
+        simulator.build_spec(groups, data, cohort=cohort, plan=client_loop.choose_plan(cohort), evaluation=evaluation, **options)
     )
 
 
@@ -60,8 +60,8 @@ def populations(hold: str, repeats: int) -> str:
     for population in POPULATIONS:
         start = time.perf_counter()
         first = (np.arange(population) * each % rows).astype(np.int32)
-        lists = RowLists(np.arange(rows), first, np.full(population, each, np.int32))
-        data = federated_data.from_index(_dataset(x, y), lists, RowLists.same(np.zeros(0, np.int32), population))
+        lists = RaggedIndex(np.arange(rows), first, np.full(population, each, np.int32))
+        data = federated_data.from_index(_dataset(x, y), lists, RaggedIndex.same(np.zeros(0, np.int32), population))
         sim = _simulated(data, (64, 64), 100, "scaffold", 2, hold=hold)
         contenders.append(Contender(f"{population:,} clients", sim, 2, setting_up=time.perf_counter() - start))
     measure(contenders, repeats)
@@ -80,8 +80,8 @@ def rows(repeats: int, cores: str = "all cores compute") -> str:
         np.save(file, rng.standard_normal((clients * each, *SHAPE), np.float32))
         x, y = np.load(file, mmap_mode="r"), rng.integers(0, CLASSES, clients * each).astype(np.int32)
         assert x.nbytes >= 10 * CAP
-        index = RowLists(np.arange(len(x)), np.arange(clients) * each, np.full(clients, each))
-        data = federated_data.from_index(_dataset(x, y), index, RowLists.same(np.zeros(0, np.int32), clients))
+        index = RaggedIndex(np.arange(len(x)), np.arange(clients) * each, np.full(clients, each))
+        data = federated_data.from_index(_dataset(x, y), index, RaggedIndex.same(np.zeros(0, np.int32), clients))
         seconds = _reading(file, cohort * each * x[0].nbytes)
         for widths, epochs, rounds in (((200, 200), 40, 2), ((200, 200), 10, 2), ((200, 200), 1, 10), ((8,), 1, 40)):
             before, contenders = os.getloadavg()[0], []

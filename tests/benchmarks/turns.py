@@ -28,7 +28,7 @@ class Contender:
     """
 
     name: str
-    simulation: simulator.Simulation
+    simulation: simulator.Simulator
     rounds: int
     before: Callable[[], None] = lambda: None
     setting_up: float = 0.0

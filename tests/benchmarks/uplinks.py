@@ -9,9 +9,9 @@ import os
 import time
 from collections.abc import Mapping
 
-from fedjax_core.engine.simulator import Simulation, build_spec, one_group
+from fedjax_core.engine.simulator import Simulator, build_spec, one_group
 from fedjax_core.privacy import cyclic_participation, matrix_factorization
-from fedjax_core.uplink import Link, compression, dp_matrix_mechanism, dp_mechanisms, robust_aggregation
+from fedjax_core.uplink import UplinkTransform, compression, dp_matrix_mechanism, dp_mechanisms, robust_aggregation
 from tests.benchmarks import ours
 from tests.benchmarks.turns import Contender, measure, table
 from tests.benchmarks.workloads import WORKLOADS, Workload
@@ -26,7 +26,7 @@ OF_RESNET8 = ("median", "trimmed_mean", "krum", "bulyan")  # of a network that c
 COMPRESSORS = ("bfloat16", "quantise(bits=4)", "top_k", "random_k", "power_sgd", "sign")
 
 
-def links() -> dict[str, Link | None]:
+def links() -> dict[str, UplinkTransform | None]:
     """What is compared with plain FedAvg, the first."""
     cohort = WORKLOADS["a"].cohort
     turns = cyclic_participation(1000, cohort, WORKLOADS["a"].population)
@@ -37,18 +37,20 @@ def links() -> dict[str, Link | None]:
         matrix_factorization.blt(turns, buffers=3),
     ):
         noise[strategy.name] = dp_matrix_mechanism.make_mechanism(1.0, 1.0, cohort, cohort, strategy)
-    parsed = {text: robust_aggregation.parse(text) for text in RULES} | {text: compression.parse(text) for text in COMPRESSORS}
+    parsed = {text: robust_aggregation.parse_rule(text) for text in RULES} | {
+        text: compression.parse_compressor(text) for text in COMPRESSORS
+    }
     return {"FedAvg": None, **parsed, **noise}
 
 
-def simulated(workload: Workload, link: Link | None) -> Simulation:
+def simulated(workload: Workload, link: UplinkTransform | None) -> Simulator:
     """A workload's round, all clients of one weight."""
     plain = ours.build(workload)
     build = ours.method(workload, weights="uniform")
     groups = one_group(build, ours.task_of(workload), workload.population)
     data = ours.federation(workload)
     given = {} if link is None else {"links": [link], "leave_out": link.kind in ("rule", "privacy")}
-    return Simulation(build_spec(groups, data, cohort=workload.cohort, plan=plain.plan, **given))
+    return Simulator(build_spec(groups, data, cohort=workload.cohort, plan=plain.plan, **given))
 
 
 def costs(repeats: int) -> str:
@@ -62,10 +64,10 @@ def costs_resnet8(repeats: int) -> str:
     """As `costs`, of rules on a ResNet-8: 100 of 100 clients, one batch of 50 each."""
     title = "ResNet-8 (3x3 stem), 32x32x3, 100 of 100 clients x 50, batch 50"
     workload = dataclasses.replace(WORKLOADS["b4"], population=100, cohort=100, examples=50, batch=50, title=title)
-    return _costs(workload, {"FedAvg": None} | {rule: robust_aggregation.parse(rule) for rule in OF_RESNET8}, 1, repeats)
+    return _costs(workload, {"FedAvg": None} | {rule: robust_aggregation.parse_rule(rule) for rule in OF_RESNET8}, 1, repeats)
 
 
-def _costs(workload: Workload, compared: Mapping[str, Link | None], rounds: int, repeats: int) -> str:
+def _costs(workload: Workload, compared: Mapping[str, UplinkTransform | None], rounds: int, repeats: int) -> str:
     before, contenders = os.getloadavg()[0], []
     for name, link in compared.items():
         start = time.perf_counter()

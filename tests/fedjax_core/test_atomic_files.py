@@ -11,7 +11,7 @@ import pytest
 from fedjax_core.atomic_files import read_bytes, write_blocks, write_csv, write_text
 from fedjax_core.reporting import client_scores, metrics_log
 from fedjax_core.storage.checkpoints import Checkpoints
-from fedjax_core.storage.json_files import JsonLines, read_json, read_jsonl
+from fedjax_core.storage.json_files import JsonLinesFile, read_json, read_jsonl
 
 
 def test_files_are_replaced_and_as_readable_as_others(tmp_path):
@@ -113,7 +113,7 @@ def test_what_is_no_file_is_not_read(tmp_path, what):
         else:
             (os.mkfifo if what == "a pipe" else os.mkdir)(tmp_path / name)
     checkpoints = Checkpoints(tmp_path / "checkpoints")
-    for read in (read_bytes, read_json, read_jsonl, metrics_log.read, client_scores.read, JsonLines):
+    for read in (read_bytes, read_json, read_jsonl, metrics_log.read_records, client_scores.read_client_scores, JsonLinesFile):
         with pytest.raises(OSError, match=f"cannot (read|write) {tmp_path}/x: it is (no regular file|a directory)"):
             read(tmp_path / "x")
     with pytest.raises(OSError, match=f"cannot be used .cannot read {tmp_path}/checkpoints/00000001/leaves.json: it is"):

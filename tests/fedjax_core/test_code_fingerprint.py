@@ -47,12 +47,12 @@ def names(folder, found):
 
 def test_a_file_and_what_it_imports_wherever_it_does(folder):
     named = registry.import_member("loss", f"{folder}/mine.py:loss")
-    assert names(folder, code_fingerprint.files([named])) == set(CODE) - {"own_never.py"}
+    assert names(folder, code_fingerprint.find_own_files([named])) == set(CODE) - {"own_never.py"}
 
 
 def test_a_module_of_a_package(folder):
     named = registry.import_member("loss", "own_package.deep:thing")
-    assert names(folder, code_fingerprint.files([named])) == {name for name in CODE if name.startswith("own_package/")}
+    assert names(folder, code_fingerprint.find_own_files([named])) == {name for name in CODE if name.startswith("own_package/")}
 
 
 def test_what_is_installed_or_ships_with_us_is_not_the_users(folder):
@@ -61,7 +61,7 @@ def test_what_is_installed_or_ships_with_us_is_not_the_users(folder):
     )
     alone = registry.import_member("loss", f"{folder}/alone.py:f")
     built_in = [(optax.sgd, "optax"), (math.exp, "math"), (fedavg, "methods.fedavg")]
-    assert code_fingerprint.files([*built_in, alone]) == [Path(folder / "alone.py").resolve()]
+    assert code_fingerprint.find_own_files([*built_in, alone]) == [Path(folder / "alone.py").resolve()]
 
 
 @pytest.mark.parametrize("made", ["make(2.0)", "Made()", "functools.partial(make, 2.0)", "functools.cache(make)"])
@@ -71,8 +71,8 @@ def test_the_file_that_is_named_counts_whatever_made_what_it_holds(folder, made)
     )
     (folder / "mine.py").write_text(f"import functools\nfrom own_never import Made, make\n\nloss = {made}\n")
     named = registry.import_member("loss", f"{folder}/mine.py:loss")
-    assert names(folder, code_fingerprint.files([named])) == {"mine.py", "own_never.py"}
-    assert {place.file.name for place in code_fingerprint.behind([named])} >= {"mine.py", "own_never.py"}
+    assert names(folder, code_fingerprint.find_own_files([named])) == {"mine.py", "own_never.py"}
+    assert {place.file.name for place in code_fingerprint.find_sources([named])} >= {"mine.py", "own_never.py"}
 
 
 def test_modules_of_a_package_are_found_before_they_are_imported(folder):
@@ -80,16 +80,16 @@ def test_modules_of_a_package_are_found_before_they_are_imported(folder):
     (folder / "mine.py").write_text(code)
     named = registry.import_member("loss", f"{folder}/mine.py:loss")
     expected = {"mine.py", *(name for name in CODE if name.startswith("own_package/"))} - {"own_package/deep.py"}
-    assert names(folder, code_fingerprint.files([named])) == expected
+    assert names(folder, code_fingerprint.find_own_files([named])) == expected
     assert not [name for name in sys.modules if name.startswith("own_package")]
     importlib.import_module("own_package.below.inner")
-    assert names(folder, code_fingerprint.files([named])) == expected
+    assert names(folder, code_fingerprint.find_own_files([named])) == expected
 
 
 def test_a_file_that_is_no_python_imports_nothing(folder):
     (folder / "own_never.py").write_text("print 'two'\n")
     (folder / "mine.py").write_text("if 0:\n    import own_never\n\ndef loss():\n    pass\n")
-    assert names(folder, code_fingerprint.files([registry.import_member("loss", f"{folder}/mine.py:loss")])) == {
+    assert names(folder, code_fingerprint.find_own_files([registry.import_member("loss", f"{folder}/mine.py:loss")])) == {
         "mine.py",
         "own_never.py",
     }
@@ -98,20 +98,20 @@ def test_a_file_that_is_no_python_imports_nothing(folder):
 def test_what_changes_is_read_again(folder):
     (folder / "mine.py").write_text("import own_late\n\ndef loss():\n    pass\n")
     named = registry.import_member("loss", f"{folder}/mine.py:loss")
-    assert names(folder, code_fingerprint.files([named])) == {"mine.py", "own_late.py"}
+    assert names(folder, code_fingerprint.find_own_files([named])) == {"mine.py", "own_late.py"}
     (folder / "own_late.py").write_text("import own_never\n")
-    assert names(folder, code_fingerprint.files([named])) == {"mine.py", "own_late.py", "own_never.py"}
+    assert names(folder, code_fingerprint.find_own_files([named])) == {"mine.py", "own_late.py", "own_never.py"}
 
 
 def test_a_change_since_is_an_error(folder):
-    before = code_fingerprint.digests([folder / "own_late.py"])
-    code_fingerprint.check_same(before)
+    before = code_fingerprint.hash_files([folder / "own_late.py"])
+    code_fingerprint.check_unchanged(before)
     (folder / "own_late.py").write_text("x = 1\n")
     with pytest.raises(ValueError, match=r"own_late\.py has changed since this command began"):
-        code_fingerprint.check_same(before)
+        code_fingerprint.check_unchanged(before)
     (folder / "own_late.py").unlink()
     with pytest.raises(ValueError, match=r"own_late\.py has changed"):
-        code_fingerprint.check_same(before)
+        code_fingerprint.check_unchanged(before)
 
 
 LOSS = """import sys
@@ -168,14 +168,14 @@ def test_code_that_exits_when_it_is_imported_can_be_mended(tmp_path):
     for _ in range(2):  # no half of it is kept
         with (
             pytest.raises(code_fingerprint.CodeExited, match=r"^sys\.exit\('not yet'\) was called in .*mine\.py, line 2$"),
-            code_fingerprint.contained(),
+            code_fingerprint.contain_exits(),
         ):
             registry.import_member("loss", f"{file}:loss")
 
 
 def test_interruptions_errors_and_exits_of_ours_pass(capsys):
     for error in (KeyboardInterrupt(), ValueError("mine")):
-        with pytest.raises(type(error)), code_fingerprint.contained():
+        with pytest.raises(type(error)), code_fingerprint.contain_exits():
             raise error
     with pytest.raises(SystemExit) as ended:
         main.run_command("fedjax_core.commands.table", ["--help"])

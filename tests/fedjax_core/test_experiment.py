@@ -145,7 +145,7 @@ class ErrorsTest(chex.TestCase):
     def test_of_what_a_source_is_made_of(self):
         with self.assertRaisesRegex(ValueError, r"data set 'digit'.*[Dd]id you mean 'digits'\?"):
             experiment.resolve(config(data__source="resplit(of='digit', test_fraction=0.2)"))
-        with registry.noting() as found:
+        with registry.record_lookups() as found:
             experiment.resolve(config(data__source=f"""resplit(of='{__file__}:rows(path="a")', test_fraction=0.2)"""))
         self.assertEqual([(function.__name__, origin) for function, origin in found], [("rows", __file__)])
 
@@ -159,26 +159,26 @@ class ErrorsTest(chex.TestCase):
 class SwitchTest(chex.TestCase):
     def test_another_method_keeps_how_it_trains(self):
         settings = config(dict(name="fedprox", epochs=3, batch=4, mu=0.5)).lock()
-        said = experiment.switch(settings, {"name": "moon", "tau": 0.1})
+        said = experiment.switch_method(settings, {"name": "moon", "tau": 0.1})
         self.assertEqual(
             said, "method moon in place of fedprox: kept batch=4, epochs=3; dropped mu=0.5; its other options are its defaults"
         )
         self.assertEqual(settings.method.to_dict(), dict(name="moon", epochs=3, batch=4, tau=0.1))  # no mu of another method
-        self.assertIn("kept batch=4; dropped tau=0.1;", experiment.switch(settings, {"name": "scaffold", "epochs": 2}))
+        self.assertIn("kept batch=4; dropped tau=0.1;", experiment.switch_method(settings, {"name": "scaffold", "epochs": 2}))
         self.assertEqual(experiment.resolve(settings).method.options, dict(epochs=2, batch=4))
         self.assertTrue(settings.is_locked)
-        experiment.switch(settings, {"name": "fedavg", "mu": 0.1})
+        experiment.switch_method(settings, {"name": "fedavg", "mu": 0.1})
         with self.assertRaisesRegex(TypeError, "method 'fedavg' has no option 'mu'"):
             experiment.resolve(settings)
 
     def test_the_same_method_keeps_all(self):
         settings = config(dict(name="fedpft", batch=4, heads=2, contrast=dict(on=False, queue=8)))
-        self.assertEqual(experiment.switch(settings, {"name": "fedpft", "contrast": {"on": True}}), "")
+        self.assertEqual(experiment.switch_method(settings, {"name": "fedpft", "contrast": {"on": True}}), "")
         self.assertEqual(settings.method.to_dict(), dict(name="fedpft", batch=4, heads=2, contrast=dict(on=True, queue=8)))
-        experiment.switch(settings, {"prompts": 3})  # of the config's own
+        experiment.switch_method(settings, {"prompts": 3})  # of the config's own
         self.assertEqual((settings.method.name, settings.method.prompts), ("fedpft", 3))
         del settings.method.prompts
-        experiment.switch(settings, {"name": "methods.fedpft:fedpft(heads=1)"})
+        experiment.switch_method(settings, {"name": "methods.fedpft:fedpft(heads=1)"})
         self.assertEqual(experiment.resolve(settings).method.options, dict(batch=4, heads=1, contrast=dict(on=True, queue=8)))
 
 
@@ -228,7 +228,7 @@ class BuildTest(chex.TestCase):
         self.assertEqual(tuple(sim.spec.evaluation), (("own",), 5, 4, 1))
         self.assertEqual(build(cohort__fraction=0.5).cohort, 4)
         self.assertEqual(build(cohort__fraction=None).cohort, 8)
-        self.assertEqual(build(plan__devices=None).spec.plan, client_loop.choose(3))
+        self.assertEqual(build(plan__devices=None).spec.plan, client_loop.choose_plan(3))
         self.assertEqual(build(plan__devices=None, plan__model=2).spec.plan, client_loop.Plan(1, 6, 2))
         with self.assertRaisesRegex(ValueError, "plan.model=3 does not divide the 4 devices"):
             build(plan__devices=4, plan__model=3)
@@ -268,12 +268,12 @@ class BuildTest(chex.TestCase):
         self.assertEqual(build(dict(name="centralized", epochs=1, batch=4)).population, 1)
 
     def test_methods_are_listed_with_their_first_lines(self):
-        names = experiment.names()
+        names = experiment.method_summaries()
         self.assertContainsSubset({"fedavg", "scaffold", "local", "centralized", "fedhe"}, names)
         self.assertNotIn("experiment", names)
         for name, text in names.items():
             self.assertRegex(text, r"^\w.+\.$", name)
-            self.assertTrue(callable(experiment.method(name)))
+            self.assertTrue(callable(experiment.method_builder(name)))
 
 
 class ScaleTest(chex.TestCase):
@@ -333,10 +333,10 @@ class ProgramsTest(chex.TestCase):
         before = {name: jax.config.values[name] for name in (*names, "jax_persistent_cache_min_entry_size_bytes")}
         try:
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
-            experiment.keep_programs("")
+            experiment.cache_compiled_programs("")
             self.assertEqual([jax.config.values[name] for name in names], [before[names[0]], 1.0])
             with tempfile.TemporaryDirectory() as folder:
-                experiment.keep_programs(folder)
+                experiment.cache_compiled_programs(folder)
             self.assertEqual(jax.config.values["jax_persistent_cache_min_compile_time_secs"], 0)
             self.assertEqual(jax.config.values["jax_persistent_cache_min_entry_size_bytes"], -1)
         finally:
@@ -385,7 +385,7 @@ def test_a_config_is_resolved_once_and_what_is_built_reads_no_name_again(tmp_pat
         counted = mock.Mock(side_effect=resolve)
         for module in modules:
             stack.enter_context(mock.patch.object(module, "resolve", counted))
-        for function in (registry.parse, registry.lookup):
+        for function in (registry.parse_spec, registry.find_builder):
             stack.enter_context(mock.patch.object(registry, function.__name__, noted(function)))
         experiment.execute(wanted, str(tmp_path), progress=False)
     assert counted.call_count == 1
@@ -398,7 +398,7 @@ def test_a_config_is_resolved_once_and_what_is_built_reads_no_name_again(tmp_pat
 def test_what_a_run_would_refuse_is_refused_before_data_are_read():
     for field, value in (("callbacks", ("wand",)), ("augment", "flip | normalise(mean=0.5, std=0.5)")):
         with pytest.raises(ValueError, match=f"unknown callback 'wand'|^{field}="):
-            experiment.check(config(**{field: value}))
+            experiment.check_config(config(**{field: value}))
 
 
 def test_a_finished_run_is_read_without_its_callbacks(tmp_path):

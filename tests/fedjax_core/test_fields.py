@@ -75,9 +75,11 @@ def digits():
 
 
 @settings(derandomize=True, deadline=None, max_examples=200, database=None)
-@given(st.sampled_from(sorted(experiment.names())), st.data())
+@given(st.sampled_from(sorted(experiment.method_summaries())), st.data())
 def test_every_option_of_every_method(name, data):
-    takes = [option for option in registry.parameters(experiment.method(name))[0] if option not in ("task", "optimizer")]
+    takes = [
+        option for option in registry.read_parameters(experiment.method_builder(name))[0] if option not in ("task", "optimizer")
+    ]
     option, value = data.draw(st.sampled_from(takes)), data.draw(st.sampled_from([v for v in HOSTILE if v is not None]))
     config = asked(name, **{option: value})
     config.models = NEEDS.get(name, ("mlp(widths=(4,))",))
@@ -155,7 +157,7 @@ def test_a_method_that_trains_in_some_phase_is_allowed(method):
 def test_fedskc_refuses_an_infinite_temperature():
     """Its options stand in mappings, which are checked when it is made, before any data are divided."""
     with pytest.raises(ValueError, match=r"^lcl\.tau=inf must be a finite number, positive$"):
-        experiment.method("fedskc")(None, optimizer=None, lcl={"tau": INF})
+        experiment.method_builder("fedskc")(None, optimizer=None, lcl={"tau": INF})
 
 
 @pytest.mark.parametrize(

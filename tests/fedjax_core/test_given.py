@@ -140,12 +140,12 @@ def test_what_has_no_module_is_given_again(tmp_path, monkeypatch):
 
 def test_nothing_given_changes_nothing():
     made = config()
-    assert python_overrides.into(made) is made
+    assert python_overrides.apply_overrides(made) is made
 
 
 def test_a_network_with_values_is_refused():
     with pytest.raises(TypeError, match="the model Small is made already"):
-        python_overrides.into(config(), model=Small(10, (8, 8, 1), rngs=nnx.Rngs(0)))
+        python_overrides.apply_overrides(config(), model=Small(10, (8, 8, 1), rngs=nnx.Rngs(0)))
 
 
 def test_no_score_takes_the_place_of_another():
@@ -154,22 +154,22 @@ def test_no_score_takes_the_place_of_another():
     with pytest.raises(ValueError, match=r"evaluation.scores: '.*test_given:certain' and '.*test_given.py:certain' would both"):
         experiment.resolve(asked)
     with pytest.raises(ValueError, match="two different scores are given that are both called 'lambda'"):
-        python_overrides.into(config(), scores=[lambda *row: certain(*row), lambda *row: certain(*row)])
+        python_overrides.apply_overrides(config(), scores=[lambda *row: certain(*row), lambda *row: certain(*row)])
     with pytest.raises(ValueError, match="two different models are given that are both called 'Plain'"):
-        python_overrides.into(config(), model=[Plain(), Plain(classes=3)])
+        python_overrides.apply_overrides(config(), model=[Plain(), Plain(classes=3)])
     linear = Plain()
-    assert python_overrides.into(config(), model=[linear, linear]).models == ("given:Plain",) * 2
+    assert python_overrides.apply_overrides(config(), model=[linear, linear]).models == ("given:Plain",) * 2
     with pytest.raises(ValueError, match=r"evaluation\.scores has 'accuracy', which is scored of classes already"):
         experiment.build(config(), scores={"accuracy": certain}, shapes_only=True)
 
 
 def test_another_method_in_python_says_what_it_leaves(caplog):
     asked = config()
-    made = python_overrides.into(asked, method=scaffold)
+    made = python_overrides.apply_overrides(asked, method=scaffold)
     assert made.method.to_dict() == {"name": "methods.scaffold:scaffold", "epochs": 5, "batch": 32}
     assert "method methods.scaffold:scaffold in place of fedavg: kept batch=32, epochs=5; dropped weights='samples'" in caplog.text
     caplog.clear()
-    assert python_overrides.into(made, method=functools.partial(scaffold, epochs=2)).method.to_dict() == {
+    assert python_overrides.apply_overrides(made, method=functools.partial(scaffold, epochs=2)).method.to_dict() == {
         "name": "methods.scaffold:scaffold(epochs=2)",
         "batch": 32,
     }

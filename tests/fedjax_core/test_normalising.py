@@ -234,7 +234,7 @@ def test_what_was_taken_off_stays_with_the_data():
     config = fedavg.get_config("smoke")
     asked = experiment.resolve(config)
     data = build_task.hold_out_examples(asked, divided(SECONDS + 1e9))
-    again = build_task.hold_out_examples(asked, federated_data.pooled(data))
+    again = build_task.hold_out_examples(asked, federated_data.pool_clients(data))
     assert again.x_offset is data.x_offset
     np.testing.assert_array_equal(again.train.x, data.train.x)
 
@@ -256,10 +256,10 @@ def test_the_public_set_is_as_the_data(tmp_path, monkeypatch):
     config.public = "digits"
     asked = experiment.resolve(config)
     data = build_task.hold_out_examples(asked, divided(SECONDS + 1e9))
-    monkeypatch.setattr(sources, "read", lambda *given: sources.from_arrays(SECONDS + 1e9 + 7, Y, SECONDS + 1e9, Y))
+    monkeypatch.setattr(sources, "read_dataset", lambda *given: sources.from_arrays(SECONDS + 1e9 + 7, Y, SECONDS + 1e9, Y))
     found = build_task.read_public(asked, data)
     assert isinstance(found, Examples)
     np.testing.assert_array_equal(found.x, data.train.x + 7)
-    monkeypatch.setattr(sources, "read", lambda *given: sources.from_arrays(PIXELS * 255, Y, PIXELS * 255, Y))
+    monkeypatch.setattr(sources, "read_dataset", lambda *given: sources.from_arrays(PIXELS * 255, Y, PIXELS * 255, Y))
     with pytest.raises(ValueError, match=r"public='digits' in .*: must be on one scale"):
         build_task.read_public(asked, build_task.hold_out_examples(asked, divided(PIXELS)))

@@ -38,10 +38,10 @@ INF, NAN = float("inf"), float("nan")
 )
 def test_check(wanted, allowed, refused, words):
     for value in allowed:
-        assert option_types.check("field", value, wanted) is value
+        assert option_types.check_value("field", value, wanted) is value
     for value in refused:
         with pytest.raises(ValueError, match=rf"^field=.* must be {words}"):
-            option_types.check("field", value, wanted)
+            option_types.check_value("field", value, wanted)
 
 
 def test_values_are_shown_on_one_short_line():
@@ -50,6 +50,6 @@ def test_values_are_shown_on_one_short_line():
             raise RuntimeError("no\nname")
 
     for value in ("x" * 10_000, 10**5000, "a\nb", Odd(), np.zeros((3, 100))):
-        text = option_types.short(value)
+        text = option_types.shorten(value)
         assert "\n" not in text
         assert len(text) < 2 * option_types.LONGEST

@@ -25,7 +25,7 @@ from fedjax_core.option_types import AtLeastOne
     ],
 )
 def test_parse(text, expected):
-    assert registry.parse(text) == expected
+    assert registry.parse_spec(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -33,15 +33,15 @@ def test_parse(text, expected):
 )
 def test_parse_takes_literals_only(text):
     with pytest.raises(ValueError, match="is not of the form name"):
-        registry.parse(text)
+        registry.parse_spec(text)
 
 
 def test_choose():
-    assert registry.choose("colour", "red", ["red", "green"]) == "red"
+    assert registry.check_choice("colour", "red", ["red", "green"]) == "red"
     with pytest.raises(ValueError, match=r"unknown colour 'gren'; allowed: red, green\. Did you mean 'green'\?"):
-        registry.choose("colour", "gren", ["red", "green"])
+        registry.check_choice("colour", "gren", ["red", "green"])
     with pytest.raises(ValueError, match=r"allowed: red, green\.$"):
-        registry.choose("colour", "xyz", ["red", "green"])
+        registry.check_choice("colour", "xyz", ["red", "green"])
 
 
 def paint(colour, *, coats=1, thickness):
@@ -49,7 +49,7 @@ def paint(colour, *, coats=1, thickness):
 
 
 def test_call_passes_what_is_given_and_what_is_chosen():
-    assert registry.call("paint", paint, {"colour": "red", "unused": 0}, {"thickness": 2}) == ("red", 1, 2)
+    assert registry.call_checked("paint", paint, {"colour": "red", "unused": 0}, {"thickness": 2}) == ("red", 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -62,27 +62,27 @@ def test_call_passes_what_is_given_and_what_is_chosen():
 )
 def test_call_refuses(options, message):
     with pytest.raises(TypeError, match=message):
-        registry.call("paint", paint, {"colour": "blue"}, options)
+        registry.call_checked("paint", paint, {"colour": "blue"}, options)
 
 
 def test_a_function_without_options():
     with pytest.raises(TypeError, match=r"nothing has no option 'x'; it takes: none\."):
-        registry.check("nothing", lambda: 0, (), {"x": 1})
+        registry.check_call("nothing", lambda: 0, (), {"x": 1})
 
 
 @pytest.mark.parametrize("spec", [f"f(a={'(' * 5000})", f"f(a={'-' * 15000}1)", "f(" * 50_000, "x" * 100_000, 1, None, ("f",)])
 def test_whatever_stands_there_ends_in_one_line(spec):
     with pytest.raises(ValueError, match=r"^models: ") as caught:
-        registry.parse(spec, "models")
+        registry.parse_spec(spec, "models")
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
 
 
 def test_an_option_stands_once():
     with pytest.raises(ValueError, match=r"'dirichlet\(alpha=0.5, alpha=0.6\)' has the option 'alpha' twice"):
-        registry.parse("dirichlet(alpha=0.5, alpha=0.6)")
+        registry.parse_spec("dirichlet(alpha=0.5, alpha=0.6)")
     with pytest.raises(ValueError, match="has the option 'coats', which is also given beside it"):
-        registry.find("brush", "paint(coats=2)", {"paint": paint}, options={"coats": 3})
+        registry.resolve_spec("brush", "paint(coats=2)", {"paint": paint}, options={"coats": 3})
 
 
 def dye(*, depth: AtLeastOne, tone: float = 0.5, wash: bool = False):
@@ -90,7 +90,7 @@ def dye(*, depth: AtLeastOne, tone: float = 0.5, wash: bool = False):
 
 
 def test_find_checks_names_and_values():
-    found = registry.find("colour", "dye(depth=2)", {"dye": dye}, options={"wash": True})
+    found = registry.resolve_spec("colour", "dye(depth=2)", {"dye": dye}, options={"wash": True})
     assert (found.origin, found.options, found()) == (registry.BUILT_IN, {"depth": 2, "wash": True}, (2, 0.5, True))
     for spec, message in {
         "dy(depth=1)": r"unknown colour 'dy'; allowed: dye\. Did you mean 'dye'\?",
@@ -101,14 +101,14 @@ def test_find_checks_names_and_values():
         "dye(depth=1, tone=1e999)": "colour 'dye': tone=inf must be a finite number",
     }.items():
         with pytest.raises((ValueError, TypeError), match=message):
-            registry.find("colour", spec, {"dye": dye})
+            registry.resolve_spec("colour", spec, {"dye": dye})
 
 
 def test_a_prefix_may_be_followed_by_more():
     readers = {"tfds": dye, "digits": paint}
-    assert registry.lookup("data set", "tfds:mnist/x", readers, ("tfds",)) == (dye, registry.BUILT_IN)
+    assert registry.find_builder("data set", "tfds:mnist/x", readers, ("tfds",)) == (dye, registry.BUILT_IN)
     with pytest.raises(ValueError, match="data set 'digits:x'"):
-        registry.lookup("data set", "digits:x", readers, ("tfds",))
+        registry.find_builder("data set", "digits:x", readers, ("tfds",))
 
 
 MODULE = """
@@ -149,10 +149,10 @@ def brought(tmp_path, monkeypatch):
     ],
 )
 def test_names_from_outside(brought, spec, origin):
-    found = registry.find("method", spec, {"fedavg": paint})
+    found = registry.resolve_spec("method", spec, {"fedavg": paint})
     assert (found(), found.origin) == ((2, 0.5, math.pi), origin)
     with pytest.raises(ValueError, match=r"depth='x' must be an int"):
-        registry.find("method", spec.replace("2", "'x'"), {})
+        registry.resolve_spec("method", spec.replace("2", "'x'"), {})
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_names_from_outside(brought, spec, origin):
 )
 def test_what_is_not_outside(brought, spec, message):
     with pytest.raises(ValueError, match=message) as caught:
-        registry.find("method", spec, {"fedavg": paint})
+        registry.resolve_spec("method", spec, {"fedavg": paint})
     assert "\n" not in str(caught.value)
 
 
@@ -180,7 +180,7 @@ def test_a_folder_may_look_like_a_call(brought):
     folder = brought / "runs(seed=1)"
     folder.mkdir()
     (folder / "own.py").write_text(MODULE)
-    assert registry.find("method", "runs(seed=1)/own.py:Dyed", {}).origin == "runs(seed=1)/own.py"
+    assert registry.resolve_spec("method", "runs(seed=1)/own.py:Dyed", {}).origin == "runs(seed=1)/own.py"
 
 
 def test_a_file_is_read_once_until_it_changes(brought):
@@ -198,11 +198,11 @@ def test_a_signature_is_read_once_and_keeps_nothing_alive(monkeypatch):
     read, signature = [], inspect.signature
     monkeypatch.setattr(inspect, "signature", lambda function, **how: read.append(None) or signature(function, **how))
     for _ in range(2):
-        registry.check("dye", dye, (), {"depth": 2})
-        registry.parameters(dye)[0].clear()
+        registry.check_call("dye", dye, (), {"depth": 2})
+        registry.read_parameters(dye)[0].clear()
     assert len(read) == 1
     with pytest.raises(ValueError, match="dye: depth='deep' must be an int"):
-        registry.check("dye", dye, (), {"depth": "deep"})
+        registry.check_call("dye", dye, (), {"depth": "deep"})
     alive = weakref.ref(dye)
     del dye
     gc.collect()
@@ -217,16 +217,16 @@ def test_what_is_passed_by_place_has_any_names():
         return logits, y, mask, gamma
 
     names = ("logits", "y", "mask")
-    assert registry.by_place("loss", any_names, names) == ("z", "targets", "real")
-    assert registry.by_place("loss", with_defaults, names) == names
-    assert registry.by_place("loss", lambda *rows: rows, names) == ()
-    assert registry.by_place("loss", lambda z, *rest: rest, names) == ("z",)
-    assert registry.by_place("loss", max, names) == names  # has no signature
-    assert registry.by_place("loss", lambda a, b, c, /: a, names) == ("a", "b", "c")
-    found = registry.find("loss", "any(gamma=1.0)", {"any": any_names}, placed=names)
+    assert registry.positional_names("loss", any_names, names) == ("z", "targets", "real")
+    assert registry.positional_names("loss", with_defaults, names) == names
+    assert registry.positional_names("loss", lambda *rows: rows, names) == ()
+    assert registry.positional_names("loss", lambda z, *rest: rest, names) == ("z",)
+    assert registry.positional_names("loss", max, names) == names  # has no signature
+    assert registry.positional_names("loss", lambda a, b, c, /: a, names) == ("a", "b", "c")
+    found = registry.resolve_spec("loss", "any(gamma=1.0)", {"any": any_names}, placed=names)
     assert found.options == {"gamma": 1.0}
     with pytest.raises(TypeError, match="loss 'any' has no option 'real'; it takes: gamma"):
-        registry.find("loss", "any(real=1)", {"any": any_names}, placed=names)
+        registry.resolve_spec("loss", "any(real=1)", {"any": any_names}, placed=names)
 
 
 @pytest.mark.parametrize(
@@ -241,4 +241,4 @@ def test_what_is_passed_by_place_has_any_names():
 def test_what_does_not_take_what_is_passed_by_place(function, takes):
     message = rf"loss 'mine' is called with \(logits, y, mask\) by position; it takes by position: {takes}\.$"
     with pytest.raises(TypeError, match=message):
-        registry.find("loss", "mine", {"mine": function}, placed=("logits", "y", "mask"))
+        registry.resolve_spec("loss", "mine", {"mine": function}, placed=("logits", "y", "mask"))

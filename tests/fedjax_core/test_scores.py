@@ -182,18 +182,18 @@ def test_a_table_and_a_search_know_the_scores(mine):
     made = config("macro_f1", f"{mine}:FBeta(name='f2')", data__validation=0.2)
     asked = experiment.resolve(made)
     for score in ("test/global/macro_f1", "test/global/own/f2/weighted", "validation/global/f2"):
-        score_checks.check(Measure("x", (score,)), made, asked)
-    score_checks.check_searched(("validation/global/macro_f1", "validation/global/own/f2/mean"), asked)
+        score_checks.check_scores(Measure("x", (score,)), made, asked)
+    score_checks.check_search_scores(("validation/global/macro_f1", "validation/global/own/f2/mean"), asked)
     with pytest.raises(ValueError, match=r"unknown score in 'test/global/macro_f2' of measure 'x' 'macro_f2'.*'macro_f1'"):
-        score_checks.check(Measure("x", ("test/global/macro_f2",)), made, asked)
+        score_checks.check_scores(Measure("x", ("test/global/macro_f2",)), made, asked)
 
 
 def test_which_value_is_the_better_one():
     names = ("macro_f1", "balanced_accuracy", "auroc", "expected_calibration_error", "my_loss", "error_15", "f2", "errors")
-    found = {name: score_labels.better(f"test/global/own/{name}/mean") for name in names}
+    found = {name: score_labels.better_direction(f"test/global/own/{name}/mean") for name in names}
     assert found == dict.fromkeys(names[:3], "larger") | dict.fromkeys(names[3:6], "smaller") | dict.fromkeys(names[6:], "neither")
-    assert score_labels.axis("test/global/macro_f1") == "test macro f1"
-    assert score_labels.better("train/my_loss") == "neither"  # what methods report is as it was
+    assert score_labels.axis_label("test/global/macro_f1") == "test macro f1"
+    assert score_labels.better_direction("train/my_loss") == "neither"  # what methods report is as it was
     summary = reporter.summarise([{"round": 1, "test/global/auroc": 0.5, "test/global/mine": 2.0, "server/norm": 1.0}])
     rows = reporter.table(summary).splitlines()
     assert [row.split()[:3] for row in rows[1:3]] == [["test/global/auroc", "50.0", "%"], ["test/global/mine", "2", "2"]]

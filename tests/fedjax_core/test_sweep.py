@@ -16,7 +16,7 @@ from fedjax_core.commands import run as command
 from fedjax_core.commands import tables
 from fedjax_core.engine.simulator import Diverged
 from fedjax_core.experiment import sweep
-from fedjax_core.privacy.matrix_factorization import Participation, recorded
+from fedjax_core.privacy.matrix_factorization import Participation, restore_strategy
 from fedjax_core.run import Finished
 from fedjax_core.storage.json_files import read_json, read_jsonl, write_json
 
@@ -94,7 +94,7 @@ def test_where_seeds_cannot_share_a_program_nothing_is_on_the_devices(tmp_path, 
 
     monkeypatch.setattr(sweep, "build", built)
     monkeypatch.setattr(sweep, "execute", execute)
-    monkeypatch.setattr(sweep, "reason", lambda simulation: "they are elsewhere")
+    monkeypatch.setattr(sweep, "find_vmap_obstacle", lambda simulation: "they are elsewhere")
     said: list[str] = []
     runs = [experiment.Run(made(seed), str(seed)) for seed in range(3)]
     assert experiment.execute_all(runs, False, data=data, say=said.append) == ["0", "1", "2"]
@@ -148,7 +148,7 @@ def test_seeds_have_the_noise_that_is_recorded(tmp_path, data):
     assert [one for one in begun if not isinstance(one, Finished)] == []
     found = noise(0) | {"coefficients": [1.0, noise(0)["coefficients"][1] * (1 + 2e-6)]}
     turns = Participation(2, found["min_separation"], found["participations"])
-    found["sensitivity"] = recorded("banded", turns, found).sensitivity()
+    found["sensitivity"] = restore_strategy("banded", turns, found).sensitivity()
     for seed in (0, 1):
         write_json(tmp_path / str(seed) / "run.json", read_json(tmp_path / str(seed) / "run.json") | {"privacy": found})
     said: list[str] = []
@@ -160,14 +160,19 @@ def test_seeds_have_the_noise_that_is_recorded(tmp_path, data):
 def test_configs_that_are_alike():
     other = made(4)
     other.method.batch = 16
-    assert experiment.alike([made(0), made(1), other, made(2), made(3, rounds=5), made(0, lr=0.3)]) == [[0, 1, 3], [2], [4], [5]]
+    assert experiment.group_seeds([made(0), made(1), other, made(2), made(3, rounds=5), made(0, lr=0.3)]) == [
+        [0, 1, 3],
+        [2],
+        [4],
+        [5],
+    ]
     alone = [made(0), made(1)]
     for config in alone:
         config.plan.lanes = None
-    assert experiment.alike(alone) == [[0], [1]]
+    assert experiment.group_seeds(alone) == [[0], [1]]
     for config in (drawn := [made(0), made(1)]):
         config.train = "head"  # the rest is drawn by the seed
-    assert experiment.alike(drawn) == [[0], [1]]
+    assert experiment.group_seeds(drawn) == [[0], [1]]
 
 
 def test_the_command_runs_seeds(tmp_path, monkeypatch, capsys):
@@ -204,7 +209,7 @@ def test_a_table_trains_seeds_together(tmp_path):
     begun = [line for line in said if line[1:3] == "/4"]
     assert [line.split("  ")[1] for line in begun] == [f"{row} / IID / seed {seed}" for row in "AB" for seed in (0, 1)]
     assert [line.endswith("  (together)") for line in begun] == [False, True] * 2
-    alone = tables.cells(table, "smoke")
+    alone = tables.build_cells(table, "smoke")
     assert {place.name for place in (tmp_path / "runs").iterdir()} == {one.name for one in alone}
     said.clear()
     tables.run(table, str(tmp_path), "smoke", progress=False, say=said.append)

@@ -13,9 +13,9 @@ from fedjax_core import nn
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated_data
 from fedjax_core.data.sources import Dataset
-from fedjax_core.engine.simulator import Simulation, build_spec, one_group
+from fedjax_core.engine.simulator import Simulator, build_spec, one_group
 from fedjax_core.language.models import bert, llama
-from fedjax_core.task import Peers, Task, feature_size, of_model, part_of
+from fedjax_core.task import PeerGroup, Task, feature_size, make_partial_task, make_task
 from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 from tests import toy
@@ -33,7 +33,7 @@ def test_a_bound_task_reads_the_given_arrays():
 
 def test_of_model_freezes_nothing():
     model, public = toy.model(), Examples(np.zeros(2), np.zeros(2))
-    task = of_model(model, classes=3, population=8, public=public)
+    task = make_task(model, classes=3, population=8, public=public)
     assert task.model is model
     assert task.held == ((), public)
     assert task.bind(task.held, 1).model is model
@@ -60,12 +60,12 @@ def test_a_simulation_is_refused_ids_that_its_network_does_not_embed(model, part
     examples = [Examples(x[name], np.array([[1, 2, 3, 4]] * 2, np.int32)) for name in x]
     data = federated_data.from_index(Dataset("letters", *examples, tuple("abcde")), [[0], [1]])
     settings = {"classes": 5, "population": 2, "shape": (4,)}
-    whole = of_model(model, **settings)
+    whole = make_task(model, **settings)
     arrays = jax.device_get(model.init(jax.random.key(0)))
-    for task in (whole, part_of(model, arrays, "head", **settings)):
+    for task in (whole, make_partial_task(model, arrays, "head", **settings)):
         groups = one_group(functools.partial(fedavg, optimizer=local_training.sgd(0.1)), task, 2)
         with pytest.raises(ValueError, match=f"{part}: token id 7: network '{model.name}' embeds 5"):
-            Simulation(build_spec(groups, data))
+            Simulator(build_spec(groups, data))
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
@@ -99,7 +99,7 @@ def begun():
 
 def test_a_part_is_the_whole_with_the_rest_in_evaluation_mode():
     arrays = begun()
-    task = part_of(WHOLE, arrays, "prompts", **SETTINGS)
+    task = make_partial_task(WHOLE, arrays, "prompts", **SETTINGS)
     net = task.model.init(jax.random.key(0))
     chex.assert_trees_all_equal(net, Net({name: arrays.params[name] for name in ("prompts", "head")}, {}))
     moved = jax.tree.map(lambda x: x + 0.1, net)
@@ -118,13 +118,13 @@ def test_what_the_arrays_lack_is_drawn():
     arrays = begun()
     body = arrays._replace(params={"body": arrays.params["body"]})
     fresh = WHOLE.init(jax.random.key(7)).params
-    net = part_of(WHOLE, body, ("head", "prompts"), **SETTINGS).model.init(jax.random.key(7))
+    net = make_partial_task(WHOLE, body, ("head", "prompts"), **SETTINGS).model.init(jax.random.key(7))
     chex.assert_trees_all_equal(net.params, {name: fresh[name] for name in ("head", "prompts")})
 
 
 def test_all_of_a_network_may_begin_from_arrays():
     arrays = begun()
-    task = part_of(WHOLE, arrays, "all", **SETTINGS)
+    task = make_partial_task(WHOLE, arrays, "all", **SETTINGS)
     net = task.model.init(jax.random.key(0))
     chex.assert_trees_all_equal(net, arrays)
     assert task.model.whole(net) is net
@@ -132,12 +132,12 @@ def test_all_of_a_network_may_begin_from_arrays():
     chex.assert_trees_all_close(trained, plain, atol=1e-6)
     assert np.abs(trained[1]["mean"] - net.stats["mean"]).max() > 1e-3
     chex.assert_trees_all_equal(
-        part_of(WHOLE, Net({}), "all", **SETTINGS).model.init(jax.random.key(0)), WHOLE.init(jax.random.key(0))
+        make_partial_task(WHOLE, Net({}), "all", **SETTINGS).model.init(jax.random.key(0)), WHOLE.init(jax.random.key(0))
     )
 
 
 def test_frozen_arrays_are_those_that_are_bound():
-    task = part_of(WHOLE, begun(), "head", **SETTINGS)
+    task = make_partial_task(WHOLE, begun(), "head", **SETTINGS)
     other = task.bind((jax.tree.map(lambda x: x * 2, task.frozen), ()), 0)
     net = task.model.init(jax.random.key(0))
     assert np.abs(other.model.apply(net, X)[0]["logits"] - task.model.apply(net, X)[0]["logits"]).max() > 1e-3
@@ -158,18 +158,18 @@ def test_refused(trained, params, message):
     arrays = begun()
     arrays = arrays if params is None else arrays._replace(params={name: arrays.params[name] for name in params})
     with pytest.raises(ValueError, match=message):
-        part_of(WHOLE, arrays, trained, **SETTINGS)
+        make_partial_task(WHOLE, arrays, trained, **SETTINGS)
     with pytest.raises(ValueError, match="train='head': prompted6 needs frozen statistics"):
-        part_of(WHOLE, Net(begun().params), "head", **SETTINGS)
+        make_partial_task(WHOLE, Net(begun().params), "head", **SETTINGS)
     plain = toy.model(6)
     with pytest.raises(ValueError, match="train='prompts': toy6 has no entry 'prompts'"):
-        part_of(plain, plain.init(jax.random.key(0)), "prompts", **SETTINGS)
+        make_partial_task(plain, plain.init(jax.random.key(0)), "prompts", **SETTINGS)
 
 
 def test_peers_are_everybody_or_those_who_are_told():
-    task = of_model(toy.model(6), **SETTINGS)
+    task = make_task(toy.model(6), **SETTINGS)
     assert task.feature_sizes.tolist() == [6] * 8
-    narrow, wide = Peers(lambda: toy.model(6), (0, 2, 3, 4, 5, 6)), Peers(lambda: toy.model(7), (1, 7))
+    narrow, wide = PeerGroup(lambda: toy.model(6), (0, 2, 3, 4, 5, 6)), PeerGroup(lambda: toy.model(7), (1, 7))
     told = dataclasses.replace(task, groups=(narrow, wide))
     assert told.feature_sizes.tolist() == [6, 7, 6, 6, 6, 6, 6, 7]
     assert wide.shapes.params["head"]["kernel"].shape == (7, 3)

@@ -91,7 +91,7 @@ def test_a_run_with_own_code_is_read_where_it_was_begun_and_elsewhere_with_trust
     (tmp_path / "own.py").write_text(EVIL.format(mark=str(mark)))
     config.loss = f"{tmp_path}/own.py:loss"
     experiment.execute(config, str(folder), progress=False, console=lambda text: None)
-    key = origin.key_file()
+    key = origin.key_path()
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     moved = Path(shutil.copytree(folder, tmp_path / "moved"))
     assert export.export(moved, tmp_path / "model.safetensors")["method"] == "fedavg"
@@ -117,7 +117,7 @@ def test_a_run_with_own_code_is_read_where_it_was_begun_and_elsewhere_with_trust
     assert is_read(moved, "--trust")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "elsewhere"))
     assert not is_read(folder)
-    assert not origin.key_file().exists()  # to read makes none
+    assert not origin.key_path().exists()  # to read makes none
     config.rounds = 2
     experiment.execute(config, str(folder), progress=False, console=lambda text: None)  # whoever runs it vouches for it
     assert is_read(folder)
@@ -137,5 +137,5 @@ def test_a_signature_is_of_what_is_signed_under_one_key(tmp_path, monkeypatch):
     assert signature == origin.sign_config(config)
     assert origin.is_signed_here({**config, "models": ["a", "b"]}, signature or "")
     assert not origin.is_signed_here({**config, "seed": 1}, signature or "")
-    origin.key_file().unlink()
+    origin.key_path().unlink()
     assert origin.sign_config(config) != signature

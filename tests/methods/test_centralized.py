@@ -20,7 +20,7 @@ UNION = np.unique(np.concatenate(toy.data().train_index))
 
 def simulate(build, data, statistics=True):
     groups = simulator.one_group(build, toy.task(statistics=statistics), data.clients)
-    return simulator.Simulation(simulator.build_spec(groups, data, plan=client_loop.Plan(1, 1), dispatch=3))
+    return simulator.Simulator(simulator.build_spec(groups, data, plan=client_loop.Plan(1, 1), dispatch=3))
 
 
 class CentralizedTest(chex.TestCase):
@@ -63,7 +63,7 @@ class CentralizedTest(chex.TestCase):
     def test_everyone_takes_part_once(self):
         """A pooled method has one client, of whatever cohort was asked for, who holds every row and never drops out."""
         build = functools.partial(centralized, optimizer=local_training.sgd(0.1), batch=toy.BATCH)
-        sim = simulator.Simulation(
+        sim = simulator.Simulator(
             simulator.build_spec(toy.groups(build), toy.data(), cohort=3, dropout=0.9, plan=client_loop.Plan(1, 1))
         )
         self.assertEqual((sim.spec.population, sim.spec.cohort, sim.spec.dropout), (1, 1, 0.0))

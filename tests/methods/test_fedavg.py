@@ -40,7 +40,7 @@ def oracle(seed, rounds, *, weights, lr, momentum, cohort=5, epochs=2, batch=toy
 def simulate(data, *, statistics=True, cohort=None, population=None, dropout=0.0, **arguments):
     task = toy.task(statistics=statistics)
     groups = simulator.one_group(functools.partial(fedavg, **arguments), task, population or data.clients)
-    return simulator.Simulation(
+    return simulator.Simulator(
         simulator.build_spec(groups, data, cohort=cohort, dropout=dropout, plan=client_loop.Plan(1, 1), dispatch=3)
     )
 
@@ -111,7 +111,7 @@ class FedAvgTest(chex.TestCase):
         """With a loss that is zero everywhere nothing is learnt."""
 
         def nothing(net, batch, key):
-            value, aux = local_training.cross_entropy(MODEL)(net, batch, key)
+            value, aux = local_training.model_loss(MODEL)(net, batch, key)
             return 0.0 * value, aux
 
         algorithm = fedavg(toy.task(), optimizer=local_training.sgd(0.1), loss=nothing, batch=toy.BATCH)

@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_core.algorithm import Net
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.task import Model
-from fedjax_core.training.local_batch_norm import local_statistics
+from fedjax_core.training.local_batch_norm import with_local_statistics
 from methods.fedavg import fedavg
 from methods.fedbn import fedbn
 from tests import naive, toy
@@ -50,7 +50,7 @@ MODEL = normalised()
 def simulate(wrap=lambda build: build):
     task = dataclasses.replace(toy.task(), network=lambda frozen: MODEL)
     groups = simulator.one_group(wrap(made(fedbn, epochs=2)), task, toy.CLIENTS)
-    return simulator.Simulation(simulator.build_spec(groups, toy.data(), cohort=5, dispatch=2, plan=client_loop.Plan(1, 1)))
+    return simulator.Simulator(simulator.build_spec(groups, toy.data(), cohort=5, dispatch=2, plan=client_loop.Plan(1, 1)))
 
 
 @functools.cache
@@ -76,7 +76,7 @@ class FedBNTest(chex.TestCase):
         self.assertGreater(np.std(state.clients[0].params["first"]["scale"], 0).max(), 1e-3)
 
     def test_local_statistics_change_nothing(self):
-        sim = simulate(local_statistics)
+        sim = simulate(with_local_statistics)
         state, _ = sim.rounds(sim.init(0), 2)
         chex.assert_trees_all_equal(jax.device_get(state.server.params), after()[1].server.params)
         chex.assert_trees_all_equal(jax.device_get(state.clients[0][0]), after()[1].clients[0])

@@ -10,7 +10,7 @@ from absl.testing import parameterized
 
 from fedjax_core.algorithm import Cohort
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.nn import count
+from fedjax_core.nn import count_parameters
 from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 from methods.fedgen import Sent, diversity_loss, fedgen, generate, init_generator
@@ -195,7 +195,7 @@ class FedGenTest(chex.TestCase):
     def test_sharing_the_head_alone_as_in_the_loops(self):
         """LG-FedAvg: FedPer with everything but the head personal."""
         build = functools.partial(toy.METHODS["fedgen"], optimizer=local_training.sgd(0.1, momentum=0.5), alpha=0.0)
-        sim = simulator.Simulation(
+        sim = simulator.Simulator(
             simulator.build_spec(toy.groups(build), toy.data(), plan=client_loop.Plan(1, 1), cohort=5, dispatch=2)
         )
         state, _ = sim.rounds(sim.init(0), 2)
@@ -262,7 +262,10 @@ class FedGenTest(chex.TestCase):
 
     def test_numbers(self):
         """Of the generator with 10 and with 100 classes (FedHPL, Table 9: 0.507 and 0.551 of 2^20)."""
-        numbers = [count(jax.eval_shape(lambda k=k: init_generator(jax.random.key(0), k, 512, 512, 512)).params) for k in (10, 100)]
+        numbers = [
+            count_parameters(jax.eval_shape(lambda k=k: init_generator(jax.random.key(0), k, 512, 512, 512)).params)
+            for k in (10, 100)
+        ]
         self.assertEqual(numbers, [531_456, 577_536])
         self.assertEqual([round(n / 2**20, 3) for n in numbers], [0.507, 0.551])
         self.assertEqual([uplink_numbers(fedgen, k) for k in (10, 100)], [5_130 + 10, 51_300 + 100])  # head, and label counts
@@ -276,7 +279,7 @@ class FedGenTest(chex.TestCase):
     def test_features_of_different_number_are_refused(self):
         make = functools.partial(fedgen, optimizer=local_training.sgd(0.1), batch=toy.BATCH)
         with self.assertRaisesRegex(ValueError, "toy6 has 6, toy7 has 7; fedgen exchanges features"):
-            simulator.Simulation(simulator.build_spec(toy.groups(make, mixed=True), toy.data(), plan=client_loop.Plan(1, 1)))
+            simulator.Simulator(simulator.build_spec(toy.groups(make, mixed=True), toy.data(), plan=client_loop.Plan(1, 1)))
 
     @parameterized.parameters(
         (dict(variant="released"), "unknown variant 'released'; allowed: mixed, official"),

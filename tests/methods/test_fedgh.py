@@ -12,7 +12,7 @@ from fedjax_core import nn
 from fedjax_core.algorithm import Cohort
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.nn.projection_head import with_projection
-from fedjax_core.task import of_model
+from fedjax_core.task import make_task
 from fedjax_core.training import local_training
 from methods.fedgh import fedgh
 from tests import naive, toy
@@ -105,7 +105,7 @@ class FedGHTest(chex.TestCase):
         chex.assert_trees_all_close(found[0], naive.plus(head, gradient, -0.3), atol=1e-6)
 
     def test_with_one_class_the_head_never_moves(self):
-        task = of_model(toy.model(outputs=1), classes=1, population=toy.CLIENTS)
+        task = make_task(toy.model(outputs=1), classes=1, population=toy.CLIENTS)
         algorithm = fedgh(task, optimizer=local_training.sgd(0.1), server_lr=0.3)
         head, cohort = algorithm.server_init(jax.random.key(0)), Cohort(jnp.array([0, 1]), jnp.array([3, 3]))
         collected = jnp.ones((2, 1, 6)), jnp.ones((2, 1))
@@ -124,13 +124,13 @@ class FedGHTest(chex.TestCase):
         """FedHPL, Table 7, in units of 2^20."""
         for classes, expected in zip((10, 100), millions, strict=True):
             model = with_projection(nn.build(name, classes, (32, 32, 3)), classes, 512, hidden=False)
-            numbers = nn.count(jax.eval_shape(model.init, jax.random.key(0)).params)
+            numbers = nn.count_parameters(jax.eval_shape(model.init, jax.random.key(0)).params)
             self.assertEqual(round(numbers / 2**20, 3), expected)
 
     def test_features_of_different_number_are_refused(self):
         make = functools.partial(fedgh, optimizer=local_training.sgd(0.1), batch=toy.BATCH)
         with self.assertRaisesRegex(ValueError, "toy6 has 6, toy7 has 7; fedgh exchanges features"):
-            simulator.Simulation(simulator.build_spec(toy.groups(make, mixed=True), toy.data(), plan=client_loop.Plan(1, 1)))
+            simulator.Simulator(simulator.build_spec(toy.groups(make, mixed=True), toy.data(), plan=client_loop.Plan(1, 1)))
 
     @parameterized.parameters(
         (dict(server_lr=-0.1), "server_lr=-0.1 must be at least 0"),

@@ -55,7 +55,7 @@ def oracle(seed, rounds, models, *, alpha, cohort=5, dropout=0.0):
 
 def simulate(alpha, **settings):
     build = functools.partial(fedhe, optimizer=local_training.sgd(0.1, momentum=0.5), alpha=alpha, epochs=2, batch=toy.BATCH)
-    return simulator.Simulation(
+    return simulator.Simulator(
         simulator.build_spec(
             toy.groups(build, mixed=True), toy.data(), plan=client_loop.Plan(1, 1), dispatch=4, cohort=5, **settings
         )

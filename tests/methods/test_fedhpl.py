@@ -13,9 +13,9 @@ from absl.testing import parameterized
 from fedjax_core import nn
 from fedjax_core.algorithm import ClientData, Cohort, Examples, Net
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.task import part_of
+from fedjax_core.task import make_partial_task
 from fedjax_core.training import local_training, metrics
-from fedjax_core.uplink import bare
+from fedjax_core.uplink import unwrap
 from methods.fedavg import fedavg
 from methods.fedbabu import fedbabu
 from methods.fedhpl import Sent, fedhpl
@@ -104,7 +104,7 @@ def build(**options):
 def simulate(make, groups, seed=0, rounds=2, **settings):
     """After some rounds; `groups` is (width, clients) by group."""
     groups = [simulator.Group(f"{n}: {d}", make, toy.task_in_part(d), np.array(ids)) for n, (d, ids) in enumerate(groups)]
-    sim = simulator.Simulation(
+    sim = simulator.Simulator(
         simulator.build_spec(groups, toy.data(), **{"plan": client_loop.Plan(1, 1), "cohort": 5, "dispatch": 4} | settings)
     )
     state, records = sim.rounds(sim.init(seed), rounds)
@@ -192,7 +192,7 @@ def updates(make=fedhpl, **options):
 def alone(make, groups=None, **settings):
     """A simulation of the toy federation over prompts and heads."""
     groups = groups or simulator.one_group(make, toy.task_in_part(), N)
-    return simulator.Simulation(
+    return simulator.Simulator(
         simulator.build_spec(groups, settings.pop("data", toy.data()), plan=client_loop.Plan(1, 1), **settings)
     )
 
@@ -262,7 +262,7 @@ class ClientTest(chex.TestCase):
             sim = alone(make, toy.groups(make, True, task=toy.task_in_part), data=data, leave_out=True)
             state, (record,) = sim.rounds(sim.init(0), 1)
             self.assertEqual(record["server/left_out"], 1)
-            teachers.append(jax.device_get(bare(state.server)).teacher)
+            teachers.append(jax.device_get(unwrap(state.server)).teacher)
         chex.assert_trees_all_close(*teachers, atol=1e-5)
 
     def test_what_travels(self):
@@ -320,11 +320,9 @@ class FrozenTest(chex.TestCase):
         body = jax.eval_shape(whole.init, jax.random.key(0)).params
         body.pop("head")
         zeros = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), body)
-        task = part_of(whole, Net(zeros), "head", classes=K, population=N)
+        task = make_partial_task(whole, Net(zeros), "head", classes=K, population=N)
         make = functools.partial(local, optimizer=SGD, batch=toy.BATCH)
-        sim = simulator.Simulation(
-            simulator.build_spec(simulator.one_group(make, task, N), toy.data(), plan=client_loop.Plan(4, 1))
-        )
+        sim = simulator.Simulator(simulator.build_spec(simulator.one_group(make, task, N), toy.data(), plan=client_loop.Plan(4, 1)))
         state = jax.eval_shape(sim.compiled.programs.init_state, sim.compiled.device_arrays, jax.random.key_data(jax.random.key(0)))
         found = (
             sim.compiled.programs.run_rounds.lower(sim.compiled.device_arrays, state, jax.ShapeDtypeStruct((), jnp.int32))
@@ -367,7 +365,7 @@ class FrozenTest(chex.TestCase):
         zeros = lambda init: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(init, jax.random.key(0)))
         net = zeros(whole.init)
         body = net._replace(params={entry: tree for entry, tree in net.params.items() if entry not in ("prompts", "head")})
-        task = part_of(whole, body, "prompts", classes=K, population=clients)
+        task = make_partial_task(whole, body, "prompts", classes=K, population=clients)
         mine = jax.tree.map(lambda x: jnp.stack([x] * clients), zeros(task.model.init))
 
         def gradient(frozen, net, x):

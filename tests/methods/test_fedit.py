@@ -16,7 +16,7 @@ from tests.methods.test_fedper import SGD, ended, made, simulate
 def adapted(data=None, **arguments):
     """Two rounds on an adapter without dropout."""
     groups = simulator.one_group(made(fedit, **arguments), toy.task_adapted(dropout=0.0), (data or toy.data()).clients)
-    sim = simulator.Simulation(simulator.build_spec(groups, data or toy.data(), plan=client_loop.Plan(1, 1), dispatch=2))
+    sim = simulator.Simulator(simulator.build_spec(groups, data or toy.data(), plan=client_loop.Plan(1, 1), dispatch=2))
     state, _ = sim.rounds(sim.init(0), 2)
     return sim, jax.device_get(state)
 

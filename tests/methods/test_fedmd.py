@@ -9,7 +9,7 @@ import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core.algorithm import Examples
-from fedjax_core.task import of_model
+from fedjax_core.task import make_task
 from fedjax_core.training import local_training
 from methods.fedmd import Server, draw_stratified, fedmd
 from methods.local import local
@@ -84,7 +84,7 @@ def draws(rounds):
 def alone(**arguments):
     """FedMD on the network without statistics, of one client; and a task for it."""
     model = toy.model(6, False, O)
-    task = of_model(model, classes=K, population=1, public=PUBLIC, shape=(toy.INPUTS,))
+    task = make_task(model, classes=K, population=1, public=PUBLIC, shape=(toy.INPUTS,))
     settings = dict(optimizer=local_training.sgd(0.1, momentum=0.5), digest_batch=P, epochs=2, batch=toy.BATCH)
     return model, task, fedmd(task, **settings | arguments)
 
@@ -166,7 +166,7 @@ class FedMDTest(chex.TestCase):
         for classes, number in ((10, 21), (100, 111)):
             model = toy.model(outputs=classes + 10)
             public = Examples(jnp.zeros((50, toy.INPUTS)), jnp.arange(50) % 10)
-            task = of_model(model, classes=classes, population=8, public=public)
+            task = make_task(model, classes=classes, population=8, public=public)
             algorithm = fedmd(task, optimizer=local_training.sgd(0.1))
             key = jax.random.key(0)
             sent, net = jax.eval_shape(algorithm.server_init, key), jax.eval_shape(model.init, key)
@@ -186,6 +186,6 @@ class FedMDTest(chex.TestCase):
     def test_tasks_that_do_not_fit(self):
         with self.assertRaisesRegex(ValueError, r"task.public=\(\): fedmd needs a public labelled set"):
             fedmd(toy.task(), optimizer=local_training.sgd(0.1))
-        task = of_model(toy.model(), classes=K, population=8, public=toy.task_with_public().public)
+        task = make_task(toy.model(), classes=K, population=8, public=toy.task_with_public().public)
         with self.assertRaisesRegex(ValueError, "the network has 3 outputs; fedmd needs 5, for private and public classes"):
             fedmd(task, optimizer=local_training.sgd(0.1))

@@ -9,9 +9,9 @@ import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.task import of_model
+from fedjax_core.task import make_task
 from fedjax_core.training import local_training
-from fedjax_core.training.local_batch_norm import local_statistics
+from fedjax_core.training.local_batch_norm import with_local_statistics
 from methods.fednh import Server, fednh
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
@@ -79,7 +79,7 @@ class FedNHTest(chex.TestCase):
         self.assertGreater(np.abs(after.server.prototypes - before.server.prototypes).max(), 1e-2)
 
     def test_with_more_classes_than_features_they_are_spread(self):
-        task = of_model(toy.model(2), classes=7, population=toy.CLIENTS)
+        task = make_task(toy.model(2), classes=7, population=toy.CLIENTS)
         rows = np.asarray(build(task).server_init(jax.random.key(0)).prototypes)
         np.testing.assert_allclose(np.linalg.norm(rows, axis=1), np.ones(7), atol=1e-6)
         self.assertLess(max((rows @ rows.T)[a, b] for a in range(7) for b in range(a)), 1 - 1e-4)
@@ -120,8 +120,8 @@ class FedNHTest(chex.TestCase):
 
     def test_statistics_may_stay_with_the_client(self):
         make = functools.partial(fednh, optimizer=local_training.sgd(0.1), batch=toy.BATCH)
-        groups = toy.groups(local_statistics(make))
-        sim = simulator.Simulation(simulator.build_spec(groups, toy.data(), cohort=5, plan=client_loop.Plan(1, 1), dispatch=2))
+        groups = toy.groups(with_local_statistics(make))
+        sim = simulator.Simulator(simulator.build_spec(groups, toy.data(), cohort=5, plan=client_loop.Plan(1, 1), dispatch=2))
         state = sim.init(0)
         before = jax.device_get(state)
         state, _ = sim.rounds(state, 2)

@@ -90,7 +90,7 @@ def adapted(what):
         kind, x = adapters.lora(rank=2, dropout=0.0), jax.random.normal(jax.random.key(8), (5, 8, 8, 1))
         data = ClientData(Examples(x, jnp.arange(5) % toy.CLASSES), jnp.arange(5), jnp.int32(5))
     settings = {"classes": toy.CLASSES, "population": toy.CLIENTS}
-    return adapters.adapted(model, model.init(jax.random.key(3)), kind, "head", **settings), data
+    return adapters.adapter_task(model, model.init(jax.random.key(3)), kind, "head", **settings), data
 
 
 class FedOATest(chex.TestCase):

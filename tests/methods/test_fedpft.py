@@ -11,7 +11,7 @@ from absl.testing import parameterized
 from fedjax_core import nn
 from fedjax_core.algorithm import ClientData, Net
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.task import Model, of_model
+from fedjax_core.task import Model, make_task
 from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 from methods.fedpft import attend, enqueue, fedpft, info_nce
@@ -164,7 +164,7 @@ def build(**options):
 
 def simulate(rounds, **options):
     make = functools.partial(fedpft, **BUILD | {"transform_rate": RATE} | options)
-    sim = simulator.Simulation(
+    sim = simulator.Simulator(
         simulator.build_spec(
             simulator.one_group(make, toy.task(D), toy.CLIENTS), toy.data(), plan=client_loop.Plan(1, 1), dispatch=rounds, cohort=5
         )
@@ -308,7 +308,7 @@ class FedPftTest(chex.TestCase):
             ),
             MODEL.head,
         )
-        task = of_model(images, classes=K, population=toy.CLIENTS)
+        task = make_task(images, classes=K, population=toy.CLIENTS)
         rng = np.random.default_rng(0)
         data = ClientData(
             toy.data().train._replace(x=jnp.asarray(rng.random((8, 3, 2, 1)), jnp.float32), y=jnp.zeros(8, jnp.int32)),
@@ -342,11 +342,11 @@ class FedPftTest(chex.TestCase):
             return {"logits": MODEL.head(net, f), "features": f}, stats
 
         whole = MODEL._replace(init=init, apply=apply)
-        task = of_model(whole, classes=K, population=toy.CLIENTS)
+        task = make_task(whole, classes=K, population=toy.CLIENTS)
         # phase 2 draws from a key of its own, so that one round of full batches is compared
         state = simulate(1, prompts=0, transform_epochs=0, transform_rate=1.0, batch=64)
         make = functools.partial(fedavg, optimizer=local_training.sgd(LR), epochs=1, batch=64)
-        sim = simulator.Simulation(
+        sim = simulator.Simulator(
             simulator.build_spec(
                 simulator.one_group(make, task, toy.CLIENTS), toy.data(), plan=client_loop.Plan(1, 1), dispatch=1, cohort=5
             )
@@ -388,7 +388,7 @@ class FedPftTest(chex.TestCase):
             ("resnet10", 512, 4_911_552, 51_300, 65_664),
         ):
             net = nn.build(name, 100, (32, 32, 3), 0.0, 1.0, stem="imagenet")
-            algorithm = fedpft(of_model(net, classes=100, population=40), optimizer=local_training.sgd(LR), contrast={"on": True})
+            algorithm = fedpft(make_task(net, classes=100, population=40), optimizer=local_training.sgd(LR), contrast={"on": True})
             server = jax.eval_shape(algorithm.server_init, jax.random.key(0))
             count = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
             body = {k: v for k, v in server.net.params.items() if k != "head"}

@@ -194,7 +194,7 @@ class FedProtoTest(chex.TestCase):
     def test_features_of_different_number_are_refused(self):
         make = functools.partial(fedproto, optimizer=local_training.sgd(0.1), batch=toy.BATCH)
         with self.assertRaisesRegex(ValueError, "toy6 has 6, toy7 has 7; fedproto exchanges features"):
-            simulator.Simulation(simulator.build_spec(toy.groups(make, mixed=True), toy.data(), plan=client_loop.Plan(1, 1)))
+            simulator.Simulator(simulator.build_spec(toy.groups(make, mixed=True), toy.data(), plan=client_loop.Plan(1, 1)))
 
     @parameterized.product(builder=(fedproto, fedproto_g), lam=(-0.1, float("nan")))
     def test_lam_must_not_be_negative(self, builder, lam):

@@ -67,7 +67,7 @@ class FedProxTest(chex.TestCase):
 
     def test_mu_zero_is_fedavg_bit_for_bit(self):
         make = functools.partial(fedprox, optimizer=local_training.sgd(0.1, momentum=0.5), mu=0.0, epochs=2, batch=toy.BATCH)
-        sim = simulator.Simulation(
+        sim = simulator.Simulator(
             simulator.build_spec(toy.groups(make), toy.data(), cohort=5, plan=client_loop.Plan(1, 1), dispatch=2)
         )
         state, _ = sim.rounds(sim.init(0), 2)

@@ -11,7 +11,7 @@ from absl.testing import parameterized
 
 from fedjax_core.algorithm import ClientData, Cohort
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.task import of_model
+from fedjax_core.task import make_task
 from fedjax_core.training import local_training
 from methods import fedskc as module
 from methods.fedskc import Sent, contrastive_loss, fedskc, summarize_weights
@@ -224,7 +224,7 @@ def released(seed, rounds, ramp, dropout):
 
 def simulate(rounds, seed=0, *, cohort=5, dropout=0.0, **options):
     build = functools.partial(fedskc, optimizer=local_training.sgd(0.1), batch=toy.BATCH, **{"epochs": 2} | options)
-    sim = simulator.Simulation(
+    sim = simulator.Simulator(
         simulator.build_spec(
             toy.groups(build), toy.data(), plan=client_loop.Plan(1, 1), dispatch=rounds, cohort=cohort, dropout=dropout
         )
@@ -322,7 +322,7 @@ class FedSkcTest(chex.TestCase):
         names = [f"server/{name}" for name in wanted]
         for on in (True, False):
             build = functools.partial(fedskc, optimizer=local_training.sgd(0.1), batch=toy.BATCH, epochs=1, gda={"on": on})
-            sim = simulator.Simulation(simulator.build_spec(toy.groups(build), toy.data(), cohort=5))
+            sim = simulator.Simulator(simulator.build_spec(toy.groups(build), toy.data(), cohort=5))
             record = sim.rounds(sim.init(0), 1)[1][0]
             self.assertEqual([name in record for name in names], [on] * 3)
             if on:
@@ -371,7 +371,7 @@ class FedSkcTest(chex.TestCase):
             assert key is not None or not train
             return MODEL.apply(net, x, key, train, mask)
 
-        task = of_model(MODEL._replace(apply=apply), classes=K, population=toy.CLIENTS)
+        task = make_task(MODEL._replace(apply=apply), classes=K, population=toy.CLIENTS)
         made = fedskc(task, optimizer=local_training.sgd(0.1), batch=toy.BATCH, lcl={"scale": "epoch"}, epochs=2)
         held = toy.reference("fedavg")[0].spec.host_arrays
         out = jax.jit(made.client_update)(sent(), (), ClientData(held.train, held.index[0], held.size[0]), jax.random.key(5))

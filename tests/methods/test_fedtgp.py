@@ -10,8 +10,8 @@ from absl.testing import parameterized
 
 from fedjax_core.algorithm import Cohort
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.nn import count
-from fedjax_core.task import of_model
+from fedjax_core.nn import count_parameters
+from fedjax_core.task import make_task
 from fedjax_core.training import local_training
 from methods.fedproto import Prototypes, fedproto
 from methods.fedtgp import adaptive_margin, fedtgp, generate_prototypes, init_generator
@@ -78,7 +78,7 @@ def oracle(rounds, start):
 
 def uplink_numbers(builder, classes, features=512, **arguments):
     """How many numbers a client sends, with so many classes and features."""
-    task = of_model(toy.model(features, outputs=classes), classes=classes, population=5)
+    task = make_task(toy.model(features, outputs=classes), classes=classes, population=5)
     algorithm = builder(task, optimizer=local_training.sgd(0.1), **arguments)
 
     def uplink(key, data):
@@ -86,7 +86,7 @@ def uplink_numbers(builder, classes, features=512, **arguments):
         client = algorithm.client_init(key, server, jnp.int32(0))
         return algorithm.client_update(algorithm.broadcast(server, jnp.int32(0)), client, data, key).uplink
 
-    return count(jax.eval_shape(uplink, jax.random.key(0), rows_of(0)))
+    return count_parameters(jax.eval_shape(uplink, jax.random.key(0), rows_of(0)))
 
 
 class FedTGPTest(chex.TestCase):
@@ -144,7 +144,7 @@ class FedTGPTest(chex.TestCase):
 
     def test_numbers(self):
         """530,432 of the generator with 10 classes and 512 features (FedHPL, Table 9: 0.506 of 2^20); 5,130 up."""
-        numbers = [count(jax.eval_shape(lambda k=k: init_generator(jax.random.key(0), k, 512))) for k in (10, 100)]
+        numbers = [count_parameters(jax.eval_shape(lambda k=k: init_generator(jax.random.key(0), k, 512))) for k in (10, 100)]
         self.assertEqual(numbers, [530_432, 10 * 512 + 90 * 512 + 525_312])
         self.assertEqual([round(n / 2**20, 3) for n in numbers], [0.506, 0.550])
         shapes = toy.reference("fedtgp")[0].spec.shapes
@@ -159,7 +159,7 @@ class FedTGPTest(chex.TestCase):
     def test_features_of_different_number_are_refused(self):
         make = functools.partial(fedtgp, optimizer=local_training.sgd(0.1), batch=toy.BATCH)
         with self.assertRaisesRegex(ValueError, "toy6 has 6, toy7 has 7; fedtgp exchanges features, so all need the same number"):
-            simulator.Simulation(simulator.build_spec(toy.groups(make, mixed=True), toy.data(), plan=client_loop.Plan(1, 1)))
+            simulator.Simulator(simulator.build_spec(toy.groups(make, mixed=True), toy.data(), plan=client_loop.Plan(1, 1)))
 
     @parameterized.parameters(
         (dict(margin=-1.0), "margin=-1.0 must be at least 0"),

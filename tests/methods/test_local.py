@@ -56,7 +56,7 @@ class LocalTest(chex.TestCase):
         seed = next(s for s in range(99) if all(0 in naive.cohort(s, r, toy.CLIENTS, 5) for r in range(2)))
         build = functools.partial(fedavg, optimizer=local_training.sgd(0.1, momentum=0.5), epochs=2, batch=toy.BATCH)
         data = divided(toy.data().train_index[0])
-        alone = simulator.Simulation(
+        alone = simulator.Simulator(
             simulator.build_spec(simulator.one_group(build, toy.task(), 1), data, plan=client_loop.Plan(1, 1))
         )
         state, _ = alone.rounds(alone.init(seed), 2)

@@ -10,9 +10,9 @@ from absl.testing import parameterized
 
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.nn.projection_head import with_projection
-from fedjax_core.task import of_model
+from fedjax_core.task import make_task
 from fedjax_core.training import local_training
-from fedjax_core.training.local_batch_norm import local_statistics
+from fedjax_core.training.local_batch_norm import with_local_statistics
 from methods.fedavg import fedavg
 from methods.moon import Client, contrastive_loss, moon
 from tests import naive, toy
@@ -85,7 +85,7 @@ class MoonTest(chex.TestCase):
         self.assertEqual(outputs["features"].shape, (30, SIZE))
 
     def test_mu_zero_is_fedavg_on_the_same_network(self):
-        plain = compiled(fedavg, task=of_model(WIDER, classes=toy.CLASSES, population=toy.CLIENTS))
+        plain = compiled(fedavg, task=make_task(WIDER, classes=toy.CLASSES, population=toy.CLIENTS))
         w, previous = nets()
         expected = one_round(plain, w).uplink
         for mu, trained in [(0.0, 1.0), (1.0, 0.0)]:  # nor is there a term in a client's first round
@@ -119,8 +119,8 @@ class MoonTest(chex.TestCase):
 
     def test_statistics_may_stay_with_the_client(self):
         make = functools.partial(moon, optimizer=local_training.sgd(0.1), projection=SIZE, batch=toy.BATCH)
-        groups = toy.groups(local_statistics(make))
-        sim = simulator.Simulation(simulator.build_spec(groups, toy.data(), cohort=5, plan=client_loop.Plan(1, 1), dispatch=2))
+        groups = toy.groups(with_local_statistics(make))
+        sim = simulator.Simulator(simulator.build_spec(groups, toy.data(), cohort=5, plan=client_loop.Plan(1, 1), dispatch=2))
         state = sim.init(0)
         before = jax.device_get(state)
         state, _ = sim.rounds(state, 2)

@@ -12,7 +12,7 @@ from absl.testing import parameterized
 from fedjax_core.algorithm import Cohort, Net
 from fedjax_core.engine import simulator
 from fedjax_core.training import local_training
-from fedjax_core.training.local_batch_norm import local_statistics
+from fedjax_core.training.local_batch_norm import with_local_statistics
 from methods.ditto import ditto
 from methods.perada import perada
 from tests import naive, toy
@@ -100,7 +100,7 @@ class PerAdaTest(chex.TestCase):
         """With none of them the server's model is the mean."""
         build = functools.partial(perada, optimizer=local_training.sgd(0.1, momentum=0.5), batch=toy.BATCH)
         sims = [
-            simulator.Simulation(
+            simulator.Simulator(
                 simulator.build_spec(toy.groups(functools.partial(build, **more), task=toy.task_with_public), toy.data(), cohort=5)
             )
             for more in ({}, {"distil": {"on": True, "rounds": 0, "epochs": 1, "batch": 4}})
@@ -132,8 +132,8 @@ class PerAdaTest(chex.TestCase):
 
     def test_a_server_without_batch_statistics_is_refused(self):
         build = functools.partial(perada, optimizer=local_training.sgd(0.1), batch=toy.BATCH, distil={"on": True, "batch": 4})
-        sim = simulator.Simulation(
-            simulator.build_spec(toy.groups(local_statistics(build), task=toy.task_with_public), toy.data(), cohort=5)
+        sim = simulator.Simulator(
+            simulator.build_spec(toy.groups(with_local_statistics(build), task=toy.task_with_public), toy.data(), cohort=5)
         )
         with self.assertRaisesRegex(ValueError, "^distil.on=True: with statistics='local' the server has no batch statistics"):
             sim.rounds(sim.init(0), 1)

@@ -7,7 +7,7 @@ import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core.algorithm import Cohort
-from fedjax_core.nn import count
+from fedjax_core.nn import count_parameters
 from fedjax_core.training import local_training
 from methods.pfedpg import generate_prompts, init_generator, pfedpg
 from tests import naive, toy
@@ -129,11 +129,11 @@ class PFedPGTest(chex.TestCase):
     def test_numbers(self):
         """With FedHPL's five clients and ten prompts of ViT-B/16 (Tables 5 and 9): 7,680 up; 1.512 and 1.526 of 2^20."""
         psi = jax.eval_shape(lambda: init_generator(jax.random.key(0), jnp.zeros((10, 768)), 5, 512))
-        self.assertEqual(count(psi), 1_585_152)
-        self.assertEqual(count(psi["basis"]), 7_680)
-        self.assertEqual(round(count(psi) / 2**20, 3), 1.512)
+        self.assertEqual(count_parameters(psi), 1_585_152)
+        self.assertEqual(count_parameters(psi["basis"]), 7_680)
+        self.assertEqual(round(count_parameters(psi) / 2**20, 3), 1.512)
         for classes, millions in ((10, 1.526), (100, 1.592)):
-            self.assertEqual(round((count(psi) + 7_680 + 769 * classes) / 2**20, 3), millions)
+            self.assertEqual(round((count_parameters(psi) + 7_680 + 769 * classes) / 2**20, 3), millions)
         shapes = toy.reference("pfedpg")[0].spec.shapes
         self.assertEqual((shapes.up, shapes.down), (4 * N * D, 4 * N * D))
 

@@ -12,7 +12,7 @@ import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core.algorithm import ClientData, Examples, Net
-from fedjax_core.task import Model, of_model
+from fedjax_core.task import Model, make_task
 from fedjax_core.training import local_training
 from fedjax_core.training.augment import pipeline
 from methods.pfedpt import frame_indices, pfedpt
@@ -129,14 +129,14 @@ class PFedPTTest(chex.TestCase):
         x, y = jax.random.uniform(jax.random.key(4), (6, *shape)), jnp.arange(6) % 3
 
         def trained(model, x):
-            task = of_model(model, classes=3, population=1, shape=shape)
+            task = make_task(model, classes=3, population=1, shape=shape)
             made = pfedpt(task, optimizer=local_training.sgd(0.1), pad=1, epochs=1, prompt_epochs=1, batch=3)
             client = made.client_init(jax.random.key(0), made.server_init(jax.random.key(0)), 0)
             data = ClientData(Examples(x, y), jnp.arange(6), jnp.int32(6))
             out = made.client_update(plain.init(None), client, data, jax.random.key(1))
             return out.state, out.uplink, out.metrics
 
-        mirrored = pipeline.augmented(plain, lambda key, image: image[:, ::-1])
+        mirrored = pipeline.with_augmentation(plain, lambda key, image: image[:, ::-1])
         found, wanted, other = trained(mirrored, x), trained(plain, x[:, :, ::-1]), trained(plain, x)
         chex.assert_trees_all_close(found, wanted, atol=1e-6)
         self.assertGreater(np.abs(found[0] - other[0]).max(), 1e-3)

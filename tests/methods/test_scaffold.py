@@ -55,7 +55,7 @@ def paper():
     """Plain SGD, partial participation, dropout, a server learning rate: (simulation, states before and after each of 3 rounds)."""
     build = functools.partial(scaffold, optimizer=local_training.sgd(0.2), server_lr=0.7, epochs=2, batch=toy.BATCH)
     groups = toy.groups(build)
-    sim = simulator.Simulation(
+    sim = simulator.Simulator(
         simulator.build_spec(groups, toy.data(), cohort=5, dropout=0.3, plan=client_loop.Plan(1, 1), dispatch=3)
     )
     states = [sim.init(2)]
@@ -122,7 +122,7 @@ class ScaffoldTest(chex.TestCase):
         """In every round, whatever the controls; and a control is then the client's gradient at x, as in option I."""
         lr = 0.3
         build = functools.partial(scaffold, optimizer=local_training.sgd(lr), epochs=1, batch=max(toy.SIZES))
-        sim = simulator.Simulation(
+        sim = simulator.Simulator(
             simulator.build_spec(toy.groups(build, statistics=False), toy.data(), plan=client_loop.Plan(1, 1))
         )
         state = sim.init(0)
@@ -139,7 +139,7 @@ class ScaffoldTest(chex.TestCase):
         rows = np.arange(4, 17)
         build = functools.partial(scaffold, optimizer=local_training.sgd(0.1, momentum=0.9), epochs=2, batch=toy.BATCH)
         task = dataclasses.replace(toy.task(), population=1)
-        sim = simulator.Simulation(
+        sim = simulator.Simulator(
             simulator.build_spec(simulator.one_group(build, task, 1), divided(rows), plan=client_loop.Plan(1, 1))
         )
         state, _ = sim.rounds(sim.init(1), 3)

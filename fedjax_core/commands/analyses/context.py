@@ -8,13 +8,13 @@ import numpy as np
 
 from fedjax_core import experiment
 from fedjax_core.atomic_files import write_text
-from fedjax_core.engine.simulator import Simulation, State
+from fedjax_core.engine.simulator import Simulator, State
 from fedjax_core.reporting import analysis
 
 TRUST = "a run that somebody else began may import the modules and files that its config names"
 
 
-class Asked(NamedTuple):
+class AnalysisContext(NamedTuple):
     """Runs and options of analyses, as the command line has them.
 
     Attributes:
@@ -53,19 +53,19 @@ class Asked(NamedTuple):
     trust: bool = False
 
 
-class Loaded:
+class RunLoader:
     """A loader of runs as simulations, each once. Only the last one has its data and frozen arrays on devices."""
 
     def __init__(self, trust: bool = False):
         self._trust = trust
-        self._runs: dict[Path, tuple[Any, Simulation, State]] = {}
+        self._runs: dict[Path, tuple[Any, Simulator, State]] = {}
         self._last: Path | None = None
         self._accuracies: dict[tuple, tuple[np.ndarray, np.ndarray]] = {}
 
-    def __call__(self, run: Path) -> tuple[Simulation, State]:
+    def __call__(self, run: Path) -> tuple[Simulator, State]:
         return self.load_with_config(run)[1:]
 
-    def load_with_config(self, run: Path) -> tuple[Any, Simulation, State]:
+    def load_with_config(self, run: Path) -> tuple[Any, Simulator, State]:
         """Returns the run's config, simulation and state."""
         if self._last not in (None, run):
             self._runs[self._last][1].release()
@@ -82,7 +82,7 @@ class Loaded:
         return self._accuracies[key]
 
 
-def run_labels(context: Asked) -> list[str]:
+def run_labels(context: AnalysisContext) -> list[str]:
     """Returns the label of each run.
 
     Raises:
@@ -98,13 +98,13 @@ def run_labels(context: Asked) -> list[str]:
     return list(context.labels)
 
 
-def runs_with_prefixes(context: Asked) -> list[tuple[Path, str]]:
+def runs_with_prefixes(context: AnalysisContext) -> list[tuple[Path, str]]:
     """Returns each run with the prefix of its files' names; "" for a single run."""
     names = run_labels(context) if len(context.runs) > 1 else [""]
     return [(run, f"{name.replace('/', '-')}-" if name else "") for run, name in zip(context.runs, names, strict=True)]
 
 
-def features_suffix(context: Asked) -> str:
+def features_suffix(context: AnalysisContext) -> str:
     """Returns the suffix of a file's name for other features than the head's."""
     return "" if context.features == "features" else f"_{context.features}"
 

@@ -8,13 +8,13 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedjax_core.commands.analyses.context import Asked, Loaded, features_suffix, run_labels, runs_with_prefixes
+from fedjax_core.commands.analyses.context import AnalysisContext, RunLoader, features_suffix, run_labels, runs_with_prefixes
 from fedjax_core.reporting import analysis, plots, reporter
-from fedjax_core.reporting.label_tables import partition_of
-from fedjax_core.reporting.metrics_log import read
-from fedjax_core.reporting.plots.score_curves import scores_in
+from fedjax_core.reporting.label_tables import read_partition
+from fedjax_core.reporting.metrics_log import read_records
+from fedjax_core.reporting.plots.score_curves import list_scores
 from fedjax_core.reporting.score_labels import ROWS
-from fedjax_core.storage.export_model import trained_network
+from fedjax_core.storage.export_model import find_trained_network
 from fedjax_core.storage.workdir import METRICS, RUN
 
 EMBEDDED, ATTENDED = 50, 20  # examples of a client in the plane, and in the map of its attention
@@ -22,7 +22,7 @@ KNOWLEDGE_ROWS = 1000  # test examples in the plane beside class knowledge
 SCOPES = {scope: f"test accuracy, {ROWS[scope]}" for scope in ("own", "all")}
 
 
-def curves(context: Asked, load: Loaded) -> list[Path]:
+def curves(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """A score over the rounds, all runs together (--score); runs that differ in the seed alone as mean and standard deviation."""
     del load
     return _draw(context, "curves", plots.curves, context.runs, context.scores or _main_scores(context.runs), labels=context.labels)
@@ -34,31 +34,31 @@ def _main_scores(runs: Sequence[Path]) -> list[str]:
     Raises:
       ValueError: a run has none of them; lists what it has.
     """
-    records = {run: read(run / METRICS) for run in runs}
+    records = {run: read_records(run / METRICS) for run in runs}
     scores = {run: {name for record in of_run for name in record} for run, of_run in records.items()}
     for run, names in scores.items():
         if not any(name in names for name in reporter.HEADLINE):
             raise ValueError(
-                f"{run} has neither {' nor '.join(reporter.HEADLINE)}; choose with --score=NAME of {scores_in(records[run])}"
+                f"{run} has neither {' nor '.join(reporter.HEADLINE)}; choose with --score=NAME of {list_scores(records[run])}"
             )
     return [name for name in reporter.HEADLINE if all(name in names for names in scores.values())][:1] or list(reporter.HEADLINE)
 
 
-def traffic(context: Asked, load: Loaded) -> list[Path]:
+def traffic(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """A score over the bytes that a client has sent, a line for each run (--score)."""
     del load
     scores = context.scores or _main_scores(context.runs)
     return _draw(context, "traffic", plots.spending, context.runs, scores, cost="bytes", labels=context.labels)
 
 
-def epsilon(context: Asked, load: Loaded) -> list[Path]:
+def epsilon(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """A score over what privacy has cost so far, a line for each run that has noise (--score)."""
     del load
     scores = context.scores or _main_scores(context.runs)
     return _draw(context, "epsilon", plots.spending, context.runs, scores, cost="epsilon", labels=context.labels)
 
 
-def partition(context: Asked, load: Loaded) -> list[Path]:
+def partition(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """Who has how much of what, as circles and as shades.
 
     Raises:
@@ -67,7 +67,7 @@ def partition(context: Asked, load: Loaded) -> list[Path]:
     del load
     files = []
     for run, name in runs_with_prefixes(context):
-        partition = partition_of(run)
+        partition = read_partition(run)
         if not partition.get("label_table"):
             lost = run / partition["whole"] if "whole" in partition else run / RUN
             raise ValueError(f"{run} has no label table, which {lost} would hold; restore that file, or leave the run out")
@@ -77,7 +77,7 @@ def partition(context: Asked, load: Loaded) -> list[Path]:
     return files
 
 
-def tsne(context: Asked, load: Loaded) -> list[Path]:
+def tsne(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """Features in the plane, by class and by client."""
     files = []
     for run, name in runs_with_prefixes(context):
@@ -94,7 +94,7 @@ def tsne(context: Asked, load: Loaded) -> list[Path]:
     return files
 
 
-def attention(context: Asked, load: Loaded) -> list[Path]:
+def attention(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """What a client's test examples attend to: the feature and each prompt."""
     files = []
     for run, name in runs_with_prefixes(context):
@@ -108,7 +108,7 @@ def attention(context: Asked, load: Loaded) -> list[Path]:
     return files
 
 
-def knowledge(context: Asked, load: Loaded) -> list[Path]:
+def knowledge(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """Logits of test examples in the plane, class knowledge as large dots: a client's after its training, and the server's."""
     files = []
     for run, name in runs_with_prefixes(context):
@@ -133,17 +133,17 @@ def knowledge(context: Asked, load: Loaded) -> list[Path]:
     return files
 
 
-def clients(context: Asked, load: Loaded) -> list[Path]:
+def clients(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """Accuracy of every client, all runs together (--scope)."""
     series = {}
     for run, label in zip(context.runs, run_labels(context), strict=True):
         accuracies = analysis.client_accuracies(*load.accuracies(run, context.model, context.scope))
-        names = partition_of(run).get("client_names") or list(map(str, range(len(accuracies))))
+        names = read_partition(run).get("client_names") or list(map(str, range(len(accuracies))))
         series[label] = dict(zip(names, accuracies.tolist(), strict=True))
     return _draw(context, "clients", plots.dots, series, across="client", up=SCOPES[context.scope])
 
 
-def classes(context: Asked, load: Loaded) -> list[Path]:
+def classes(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """Accuracy by class over all clients, all runs together; and by client and class, run by run (--scope)."""
     series, files = {}, []
     for (run, name), label in zip(runs_with_prefixes(context), run_labels(context), strict=True):
@@ -159,7 +159,7 @@ def classes(context: Asked, load: Loaded) -> list[Path]:
     return [*_draw(context, "classes", plots.dots, series, across="class", up=SCOPES[context.scope]), *files]
 
 
-def landscape(context: Asked, load: Loaded) -> list[Path]:
+def landscape(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """The test loss in a plane through the model (of client 0, if clients have models)."""
     files = []
     for run, name in runs_with_prefixes(context):
@@ -170,7 +170,7 @@ def landscape(context: Asked, load: Loaded) -> list[Path]:
     return files
 
 
-def plane(context: Asked, load: Loaded) -> list[Path]:
+def plane(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """The test loss around the first run's global model, and the positions of all runs' models: clients', else the global one."""
     nets, run_of_net = [], []
     for run, label in zip(context.runs, run_labels(context), strict=True):
@@ -178,7 +178,7 @@ def plane(context: Asked, load: Loaded) -> list[Path]:
         model = analysis.model_of(simulation, state, context.model)
         x = jax.tree.map(lambda a: np.asarray(a[:8]), simulation.spec.data.test.x)
         for client in range(simulation.spec.population) if context.clients is None else context.clients:
-            nets.append(trained_network(simulation.view(state, client), model, x))
+            nets.append(find_trained_network(simulation.view(state, client), model, x))
             run_of_net.append(label)
             if model == "global":
                 break
@@ -188,7 +188,7 @@ def plane(context: Asked, load: Loaded) -> list[Path]:
     return _draw(context, "plane", plots.contours, surface.steps, surface.loss, **options)
 
 
-def _draw(context: Asked, name: str, draw: Callable[..., Figure], *shown: Any, **how: Any) -> list[Path]:
+def _draw(context: AnalysisContext, name: str, draw: Callable[..., Figure], *shown: Any, **how: Any) -> list[Path]:
     """Draws a figure in the formats of the context.
 
     Args:

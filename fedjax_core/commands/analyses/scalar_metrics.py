@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_core import experiment, registry
 from fedjax_core.commands.analyses.tables import collect_answers, mean_over_clients
 from fedjax_core.data.federated_data import FederatedData
-from fedjax_core.engine.simulator import Simulation, State
+from fedjax_core.engine.simulator import Simulator, State
 from fedjax_core.reporting import analysis
 from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json, write_json
@@ -19,30 +19,32 @@ NUMBERS = "analysis.json"  # in a run's directory: the results of `number`
 _NUMBERS_FORM = {str: {"round": (int, type(None)), "value": float}}  # by the analysis's text; a round where there are checkpoints
 
 
-def _mean_origin(simulation: Simulation, state: State, model: str | None = None) -> float:
+def _mean_origin(simulation: Simulator, state: State, model: str | None = None) -> float:
     return float(np.nanmean(analysis.client_accuracies(*analysis.class_accuracies(simulation, state, model))))
 
 
-def _mean_probe(simulation: Simulation, state: State, model: str | None = None, key: str = "features") -> float:
+def _mean_probe(simulation: Simulator, state: State, model: str | None = None, key: str = "features") -> float:
     return float(np.nanmean(analysis.probe(simulation, state, model, key)))
 
 
-def _mean_match(simulation: Simulation, state: State, model: str | None = None, key: str = "features") -> float:
+def _mean_match(simulation: Simulator, state: State, model: str | None = None, key: str = "features") -> float:
     return float(np.nanmean(analysis.match(simulation, state, model, key)))
 
 
 def _mean_rouge(
-    run: Path, config: Any, simulation: Simulation, state: State, model: str | None = None, of: str | None = None, beams: int = 1
+    run: Path, config: Any, simulation: Simulator, state: State, model: str | None = None, of: str | None = None, beams: int = 1
 ) -> float:
     rows = collect_answers(run, config, simulation, state, model, beams)
     if of is not None:
-        registry.choose("task or data set of rouge", of, dict.fromkeys([row[what] for what in ("task", "dataset") for row in rows]))
+        registry.check_choice(
+            "task or data set of rouge", of, dict.fromkeys([row[what] for what in ("task", "dataset") for row in rows])
+        )
         rows = [row for row in rows if of in (row["task"], row["dataset"])]
     return mean_over_clients(rows, "rouge1")
 
 
 def _make_size(what: str) -> Callable[..., float]:
-    def size(simulation: Simulation, state: State | None = None, total: bool = False, group: int | None = None) -> float:
+    def size(simulation: Simulator, state: State | None = None, total: bool = False, group: int | None = None) -> float:
         del state
         rows = analysis.sizes(simulation)
         if group is not None:
@@ -62,16 +64,16 @@ RUN_ARGUMENTS = ("run", "config", "simulation", "state")  # what these take of a
 
 def is_size(text: str) -> bool:
     """Whether an analysis needs shapes alone, no trained state."""
-    return registry.parse(text)[0] in SIZES
+    return registry.parse_spec(text)[0] in SIZES
 
 
-def size(text: str, simulation: Simulation) -> float:
+def compute_size(text: str, simulation: Simulator) -> float:
     """Returns an analysis that needs shapes alone, of a simulation that has not run; see `number`."""
-    name, options = registry.parse(text)
+    name, options = registry.parse_spec(text)
     return SIZES[name](simulation, **options)
 
 
-def number(text: str) -> Callable[..., float]:
+def make_metric(text: str) -> Callable[..., float]:
     """Returns a function that computes an analysis of a run: the mean over clients after its last or selected round.
 
     Args:
@@ -86,9 +88,9 @@ def number(text: str) -> Callable[..., float]:
     Raises:
       ValueError, TypeError: an unknown name or option.
     """
-    name, options = registry.parse(text)
-    function = MEANS[registry.choose("analysis", name, MEANS)]
-    registry.check(f"analysis {name!r}", function, RUN_ARGUMENTS, options)
+    name, options = registry.parse_spec(text)
+    function = MEANS[registry.check_choice("analysis", name, MEANS)]
+    registry.check_call(f"analysis {name!r}", function, RUN_ARGUMENTS, options)
 
     def compute(run: Path, data: FederatedData | None = None, trust: bool = False) -> float:
         file = run / NUMBERS
@@ -97,7 +99,7 @@ def number(text: str) -> Callable[..., float]:
         if text not in stored or stored[text]["round"] != latest:
             loaded = experiment.load(run, data=data, trust=trust)
             arguments: dict[str, Any] = dict(zip(RUN_ARGUMENTS, (run, *loaded), strict=True))
-            stored[text] = {"round": latest, "value": registry.call(f"analysis {name!r}", function, arguments, options)}
+            stored[text] = {"round": latest, "value": registry.call_checked(f"analysis {name!r}", function, arguments, options)}
             arguments["simulation"].release()
             write_json(file, stored)
         return stored[text]["value"]

@@ -9,12 +9,12 @@ import numpy as np
 
 from fedjax_core import experiment
 from fedjax_core.atomic_files import write_csv
-from fedjax_core.commands.analyses.context import Asked, Loaded, features_suffix, run_labels, write_markdown
-from fedjax_core.engine.simulator import Simulation, State
+from fedjax_core.commands.analyses.context import AnalysisContext, RunLoader, features_suffix, run_labels, write_markdown
+from fedjax_core.engine.simulator import Simulator, State
 from fedjax_core.language import instruction_task as language
 from fedjax_core.language import rouge as rouge_scores
 from fedjax_core.reporting import analysis, reporter
-from fedjax_core.storage.export_model import trained_network
+from fedjax_core.storage.export_model import find_trained_network
 from fedjax_core.storage.json_files import read_json, write_json
 
 ANSWERS = "answers.json"  # in a run's directory: what its models have answered, in words
@@ -23,13 +23,13 @@ _ANSWERS_FORM = {str: {"round": int, "rows": [_ANSWER_FIELDS]}}  # by the model
 
 
 def collect_answers(
-    run: Path, config: Any, simulation: Simulation, state: State, model: str | None = None, beams: int = 1
+    run: Path, config: Any, simulation: Simulator, state: State, model: str | None = None, beams: int = 1
 ) -> list[dict[str, Any]]:
     """Returns a record per client and test example, read from the run's directory or computed and written there.
 
     A global model on test examples that all clients share is asked once, as client 0.
     """
-    prepared, adapter = experiment.prepared(config), experiment.resolve(config).adapter
+    prepared, adapter = experiment.read_instructions(config), experiment.resolve(config).adapter
     model, round_num = analysis.model_of(simulation, state, model), int(state.round)
     stored = read_json(run / ANSWERS, _ANSWERS_FORM) if (run / ANSWERS).exists() else {}
     key = model if beams == 1 else f"{model}, {beams} beams"
@@ -40,11 +40,11 @@ def collect_answers(
     records = []
     for client in [0] if model == "global" and is_shared else simulation.spec.scored_clients().tolist():
         view, rows = simulation.view(state, client), simulation.spec.data.test_index[client].tolist()
-        params = language.parameters(prepared, adapter, view.task.frozen, trained_network(view, model, x))
-        texts = language.answers(prepared, params, rows, simulation.spec.batches.test, beams=beams)
+        params = language.generation_params(prepared, adapter, view.task.frozen, find_trained_network(view, model, x))
+        texts = language.generate_answers(prepared, params, rows, simulation.spec.batches.test, beams=beams)
         examples = [prepared.divided.test[row] for row in rows]
         targets = [example.answer for example in examples]
-        rouge1, exact = rouge_scores.rouge1(texts, targets), rouge_scores.is_exact_match(texts, targets)
+        rouge1, exact = rouge_scores.compute_rouge1(texts, targets), rouge_scores.is_exact_match(texts, targets)
         for example, text, score, is_exact in zip(examples, texts, rouge1, exact, strict=True):
             record = {"client": client, "task": example.task, "dataset": example.dataset, "answer": example.answer}
             records.append(record | {"said": text, "rouge1": score, "exact": is_exact})
@@ -60,7 +60,7 @@ def mean_over_clients(records: Sequence[Mapping[str, Any]], field: str) -> float
     return float(np.mean([np.mean(of_client) for of_client in values.values()]))
 
 
-def _write_refits(what: str, context: Asked, load: Loaded) -> list[Path]:
+def _write_refits(what: str, context: AnalysisContext, load: RunLoader) -> list[Path]:
     """Writes the accuracy of every client before and after a part is trained again."""
     rows, means = [], []
     for run, label in zip(context.runs, run_labels(context), strict=True):
@@ -82,17 +82,17 @@ def _write_refits(what: str, context: Asked, load: Loaded) -> list[Path]:
     return [context.out / f"{name}.csv", write_markdown(context.out / f"{name}.md", shown)]
 
 
-def probe(context: Asked, load: Loaded) -> list[Path]:
+def probe(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """Accuracy with a new linear head per client, beside the model's own."""
     return _write_refits("probe", context, load)
 
 
-def match(context: Asked, load: Loaded) -> list[Path]:
+def match(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """Accuracy with a linear layer trained between features and head, beside the model's own."""
     return _write_refits("match", context, load)
 
 
-def communication(context: Asked, load: Loaded) -> list[Path]:
+def communication(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """What a client receives and sends in a round, by part."""
     rows = []
     for run, label in zip(context.runs, run_labels(context), strict=True):
@@ -113,7 +113,7 @@ def communication(context: Asked, load: Loaded) -> list[Path]:
     return [context.out / "communication.csv", write_markdown(context.out / "communication.md", shown)]
 
 
-def sizes(context: Asked, load: Loaded) -> list[Path]:
+def sizes(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """What a client's network has and trains, and its messages hold, in numbers."""
     rows = []
     for run, label in zip(context.runs, run_labels(context), strict=True):
@@ -123,7 +123,7 @@ def sizes(context: Asked, load: Loaded) -> list[Path]:
     return [context.out / "sizes.csv", write_markdown(context.out / "sizes.md", shown)]
 
 
-def rouge(context: Asked, load: Loaded) -> list[Path]:
+def rouge(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """What models of instructions answer, in words, with its ROUGE-1: a language model writes, an encoder chooses."""
     rows, means = [], []
     for run, label in zip(context.runs, run_labels(context), strict=True):

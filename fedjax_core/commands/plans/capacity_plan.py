@@ -10,7 +10,7 @@ from fedjax_core.engine.aot import PARTS, ROUND, SCORED_ROUND
 from fedjax_core.experiment.mock_data import Counts
 
 
-def planned(
+def make_plan(
     config: Mapping[str, Any],
     wanted: Sequence[device_targets.Target],
     *,
@@ -45,7 +45,7 @@ def planned(
     for target in wanted:
         job = compile_pool.Job(dict(config), target, parts, counts, seconds)
         say(f"{target.name}: compiling {', '.join(parts)}")
-        compiled = compile_pool.compiled(job, folder, fresh)
+        compiled = compile_pool.compile_programs(job, folder, fresh)
         about = compiled["about"]
         programs = {name: _add_fit(compiled["programs"][name], name, about) for name in compiled["there"]}
         plan = about["plan"]
@@ -56,7 +56,7 @@ def planned(
 
             def fits(chunk: int, job: compile_pool.Job = job, target: device_targets.Target = target) -> bool | None:
                 say(f"{target.name}: compiling the round with plan.chunk={chunk}")
-                more = compile_pool.compiled(compile_pool.with_chunk(job, chunk, (ROUND,)), folder, fresh)
+                more = compile_pool.compile_programs(compile_pool.with_chunk(job, chunk, (ROUND,)), folder, fresh)
                 return _add_fit(more["programs"][ROUND], ROUND, more["about"])["fits"]
 
             largest = find_largest_chunk(fits, {chunk: of_round["fits"]}, most, tries)
@@ -99,7 +99,7 @@ def _time_bound(program: Mapping[str, Any] | None, about: Mapping[str, Any]) -> 
     return {"flops": program["flops"], "traffic": program["traffic"], "seconds": seconds}
 
 
-def fits(plan: Mapping[str, Any]) -> bool:
+def plan_fits(plan: Mapping[str, Any]) -> bool:
     """Whether every compiled program fits its target."""
     return all(program["fits"] for target in plan["targets"] for program in target["programs"].values())
 

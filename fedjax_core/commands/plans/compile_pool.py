@@ -19,9 +19,9 @@ from fedjax_core.data import row_readers
 from fedjax_core.experiment.mock_data import Counts
 from fedjax_core.language import mock_instructions as language
 from fedjax_core.own_packages import HOME
-from fedjax_core.storage.json_files import plain, read_json, write_json
+from fedjax_core.storage.json_files import read_json, to_json_values, write_json
 
-KEPT = os.path.join("~", ".cache", "fedjax_core", "plan")
+CACHE_DIR = os.path.join("~", ".cache", "fedjax_core", "plan")
 _NOT_COMPILED = ("seed", "rounds", "checkpoint", "callbacks", "profile", "data.dir")  # fields of which no program depends
 _NOT_COMPILED += tuple(f"evaluation.{name}" for name in ("every", "last_k", "select", "patience", "until", "targets"))
 _COMPILED = ("JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_DEFAULT_PRNG_IMPL", "JAX_THREEFRY_PARTITIONABLE")
@@ -59,7 +59,7 @@ def with_chunk(job: Job, chunk: int, parts: tuple[str, ...] | None = None) -> Jo
     return job._replace(config=config, parts=job.parts if parts is None else parts)
 
 
-def compiled(job: Job, folder: str | os.PathLike | None, fresh: bool = False) -> dict[str, Any]:
+def compile_programs(job: Job, folder: str | os.PathLike | None, fresh: bool = False) -> dict[str, Any]:
     """Returns {"about": ..., "programs": {name: ...}}, see `compile_worker.py`; a program that
     failed to compile has "fits": None.
 
@@ -109,7 +109,7 @@ def _compile_next(job: Job, report: dict[str, Any], file: Path) -> dict[str, Any
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HOME), os.environ.get("PYTHONPATH", "")]))
     if not report:
         file.unlink(missing_ok=True)
-    command, text = [sys.executable, "-m", "fedjax_core.commands.plans.compile_worker"], json.dumps(plain(request))
+    command, text = [sys.executable, "-m", "fedjax_core.commands.plans.compile_worker"], json.dumps(to_json_values(request))
     try:
         ended = subprocess.run(
             command, input=text, text=True, capture_output=True, env=environment, check=False, timeout=_process_limit(job.seconds)
@@ -170,7 +170,7 @@ def cache_key(job: Job) -> str:
     That is the compiled part of the config, target, local devices, size of the data, versions,
     environment and sources.
     """
-    config = json.loads(json.dumps(plain(job.config)))
+    config = json.loads(json.dumps(to_json_values(job.config)))
     for field in _NOT_COMPILED:
         *above, last = field.split(".")
         group = config
@@ -201,13 +201,13 @@ def source_files(config: dict[str, Any]) -> Sequence[Path]:
     """Returns files with compiled code: library, methods, what a config names from outside, a language model's config.json."""
     from ml_collections import ConfigDict
 
-    from fedjax_core.experiment.run_experiment import tuples
+    from fedjax_core.experiment.run_experiment import lists_to_tuples
 
-    with registry.noting() as lookups:
-        resolved = experiment.resolve(ConfigDict(tuples(config)))
-    files = {place.file for place in code_fingerprint.behind(lookups)} | set(code_fingerprint.files(lookups))
+    with registry.record_lookups() as lookups:
+        resolved = experiment.resolve(ConfigDict(lists_to_tuples(config)))
+    files = {place.file for place in code_fingerprint.find_sources(lookups)} | set(code_fingerprint.find_own_files(lookups))
     of_texts = [network.found() for network in resolved.networks if network.found.function is language.Spec]
-    files |= {file.resolve() for file in map(language.described_in, of_texts) if file.is_file()}
+    files |= {file.resolve() for file in map(language.describe_model, of_texts) if file.is_file()}
     for package in ("fedjax_core", "methods"):
         files |= {file for file in (HOME / package).rglob("*.py") if "reporting" not in file.parts}
     return sorted(files)

@@ -21,13 +21,13 @@ from ml_collections import ConfigDict
 from fedjax_core import experiment, own_packages
 from fedjax_core.commands.plans import device_targets, flop_count, hlo_analysis
 from fedjax_core.data import row_readers
-from fedjax_core.data.ragged_index import RowLists
+from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.engine import aot, dispatch
 from fedjax_core.engine.sharding import data_placement
-from fedjax_core.engine.simulator import Simulation
-from fedjax_core.engine.vmapped_runs import Lanes, reason
+from fedjax_core.engine.simulator import Simulator
+from fedjax_core.engine.vmapped_runs import VmappedSeeds, find_vmap_obstacle
 from fedjax_core.experiment import build_simulator, mock_data
-from fedjax_core.experiment.run_experiment import tuples
+from fedjax_core.experiment.run_experiment import lists_to_tuples
 from fedjax_core.nn.kernels import conv
 from fedjax_core.storage.json_files import write_json
 
@@ -35,23 +35,25 @@ _GIB = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _OVER = re.compile(r"\(([\d.]+)([KMGT])\) exceeds available HBM|Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm")
 
 
-def make_simulation(config: Any, target: device_targets.Target, counts: mock_data.Counts) -> Simulation:
+def make_simulation(config: Any, target: device_targets.Target, counts: mock_data.Counts) -> Simulator:
     """Makes a config's simulation on a target's devices, without data and weights.
 
     All devices of several hosts are used, as in a run.
     """
-    devices = device_targets.devices(target)
+    devices = device_targets.target_devices(target)
     if config.plan.devices is None and len({device.process_index for device in devices}) > 1:
         config.plan.devices = len(devices)
-    return build_simulator.build(config, shapes_only=True, devices=devices, kind=mock_data.kind(experiment.resolve(config), counts))
+    return build_simulator.build(
+        config, shapes_only=True, devices=devices, kind=mock_data.mock_pipeline(experiment.resolve(config), counts)
+    )
 
 
-def describe_simulation(sim: Simulation, lanes: int = 1) -> dict[str, Any]:
+def describe_simulation(sim: Simulator, lanes: int = 1) -> dict[str, Any]:
     """Describes a simulation without compiling. `lanes`: runs at once, if it can have lanes."""
-    alone = reason(sim) if lanes > 1 else ""
+    alone = find_vmap_obstacle(sim) if lanes > 1 else ""
     lanes = 1 if alone else lanes
     first = sim.spec.mesh.devices.flat[0]
-    chip, sizes = data_placement.device_spec(first), RowLists.of(sim.spec.data.train_index).size
+    chip, sizes = data_placement.device_spec(first), RaggedIndex.of(sim.spec.data.train_index).size
     if chip is not None and first not in jax.devices():
         limit = chip.memory
     else:
@@ -78,9 +80,9 @@ def describe_simulation(sim: Simulation, lanes: int = 1) -> dict[str, Any]:
     }
 
 
-def resident_bytes(sim: Simulation, lanes: int = 1) -> dict[str, float]:
+def resident_bytes(sim: Simulator, lanes: int = 1) -> dict[str, float]:
     """Returns the bytes on a device between rounds; each lane has states of its own."""
-    arrays, state = aot.between_rounds(sim)
+    arrays, state = aot.resident_shapes(sim)
     shard_bytes = lambda leaf: float(np.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize)
     sum_bytes = lambda tree: sum(map(shard_bytes, jax.tree.leaves(tree)), 0.0)
     return {
@@ -91,22 +93,22 @@ def resident_bytes(sim: Simulation, lanes: int = 1) -> dict[str, float]:
     }
 
 
-def trace_programs(sim: Simulation, parts: tuple[str, ...], lanes: int = 1) -> dict[str, Callable[[], Any]]:
+def trace_programs(sim: Simulator, parts: tuple[str, ...], lanes: int = 1) -> dict[str, Callable[[], Any]]:
     """Returns `aot.programs`, with rounds of so many lanes at once."""
-    traced_programs = aot.programs(sim, parts)
+    traced_programs = aot.trace_programs(sim, parts)
     if lanes > 1:
-        several = Lanes(sim, lanes)
+        several = VmappedSeeds(sim, lanes)
         rounds = {aot.ROUND: several.traced, aot.SCORED_ROUND: functools.partial(several.traced, True)}
         traced_programs |= {name: traced for name, traced in rounds.items() if name in traced_programs}
     return traced_programs
 
 
-def expected_active_share(sim: Simulation) -> float:
+def expected_active_share(sim: Simulator) -> float:
     """Returns the mean share of a round's slots whose clients return."""
     return sim.spec.cohort / sim.spec.cohort_slots * (1 - sim.spec.dropout)
 
 
-def analyze_program(traced: Any, sim: Simulation, active_share: float = 1.0) -> dict[str, Any]:
+def analyze_program(traced: Any, sim: Simulator, active_share: float = 1.0) -> dict[str, Any]:
     """Compiles and analyzes a program.
 
     Args:
@@ -118,7 +120,7 @@ def analyze_program(traced: Any, sim: Simulation, active_share: float = 1.0) -> 
       Fields of plan.json; "needs" if it is too large to compile.
     """
     clock = time.perf_counter()
-    lowered = aot.lowered(traced)
+    lowered = aot.lower(traced)
     lowering_seconds = time.perf_counter() - clock
     try:
         compiled, hlo_text = _compile(lowered, sim)
@@ -131,7 +133,7 @@ def analyze_program(traced: Any, sim: Simulation, active_share: float = 1.0) -> 
     hlo, sizes = hlo_analysis.Program(hlo_text), compiled.memory_analysis()
     if sizes is None:
         raise ValueError("this version of jax does not report the memory of compiled programs")
-    clients = hlo_analysis.ClientLoops(RowLists.of(sim.spec.data.train_index).size, active_share)
+    clients = hlo_analysis.ClientLoops(RaggedIndex.of(sim.spec.data.train_index).size, active_share)
     need = sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
     return {
         "fits": True,
@@ -148,7 +150,7 @@ def analyze_program(traced: Any, sim: Simulation, active_share: float = 1.0) -> 
     }
 
 
-def _compile(lowered: Any, sim: Simulation) -> tuple[Any, str]:
+def _compile(lowered: Any, sim: Simulator) -> tuple[Any, str]:
     """Compiles a lowered program; returns it with its optimized text.
 
     The compiler of TPUs writes that text to a folder too: a program of libtpu 0.0.52 that leaves a gather to a v5p's SparseCores
@@ -168,20 +170,20 @@ def _compile(lowered: Any, sim: Simulation) -> tuple[Any, str]:
 
 def main() -> None:
     """Reads a request from standard input, and writes the results to its file."""
-    own_packages.take_ours()
+    own_packages.import_bundled_packages()
     request = json.load(sys.stdin)
-    out, counts = Path(request["out"]), mock_data.Counts(**tuples(request["counts"]))
-    target, config = device_targets.Target(*request["target"]), ConfigDict(tuples(request["config"]))
+    out, counts = Path(request["out"]), mock_data.Counts(**lists_to_tuples(request["counts"]))
+    target, config = device_targets.Target(*request["target"]), ConfigDict(lists_to_tuples(request["config"]))
     if request["cores"]:
         experiment.use_all_cores()
     done: dict[str, Any] = {"programs": request["done"]}
     try:
-        backend = {"cpu": "cpu", "tpu": "tpu"}.get(device_targets.devices(target)[0].platform, "gpu")
-        with conv.compiled_for(backend):
+        backend = {"cpu": "cpu", "tpu": "tpu"}.get(device_targets.target_devices(target)[0].platform, "gpu")
+        with conv.tracing_for(backend):
             signal.signal(signal.SIGALRM, signal.SIG_DFL)  # also ends a process that is in the compiler
             signal.alarm(request["seconds"])
             sim = make_simulation(config, target, counts)
-            done["about"] = describe_simulation(sim, experiment.lanes_of(config))
+            done["about"] = describe_simulation(sim, experiment.seeds_at_once(config))
             traced = trace_programs(sim, tuple(request["parts"]), done["about"]["lanes"])
             done["there"] = list(traced)
             write_json(out, done)

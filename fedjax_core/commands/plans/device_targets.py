@@ -37,7 +37,7 @@ class Target(NamedTuple):
     topology: str = ""
 
 
-def parse(text: str) -> list[Target]:
+def parse_targets(text: str) -> list[Target]:
     """Parses targets with commas between.
 
     Raises:
@@ -64,7 +64,7 @@ def parse(text: str) -> list[Target]:
     return targets
 
 
-def check(targets: Sequence[Target]) -> str | None:
+def explain_unavailable(targets: Sequence[Target]) -> str | None:
     """Returns in one line why some targets cannot be compiled for here; None if they can."""
     if all(target.name == HERE for target in targets):
         return None
@@ -83,7 +83,7 @@ def check(targets: Sequence[Target]) -> str | None:
     return f"libtpu {version} is not known to fit jax {jax.__version__}, which wants {known}: {install}"
 
 
-def devices(target: Target) -> Sequence[Any]:
+def target_devices(target: Target) -> Sequence[Any]:
     """Returns the devices of a target, to compile for.
 
     Raises:

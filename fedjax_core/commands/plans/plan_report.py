@@ -9,7 +9,7 @@ from fedjax_core.reporting.console import readable_size, readable_time
 HEAD = ("program", "fits", "arguments", "temporary", "peak", "collectives, bytes", "compiled in")
 
 
-def text(plan: Mapping[str, Any]) -> str:
+def render_plan(plan: Mapping[str, Any]) -> str:
     """Returns all targets of a plan of `planned` as text."""
     return "\n\n".join(_render_target(target) for target in plan["targets"])
 

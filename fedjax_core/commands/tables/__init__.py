@@ -22,25 +22,25 @@ tables are made from the directories alone, and written after every run.
   search_report      what a search chose
 """
 
-from fedjax_core.commands.tables.definition import changed, read
+from fedjax_core.commands.tables.definition import apply_settings, read_definition
 from fedjax_core.commands.tables.results import Contents, Result
 from fedjax_core.commands.tables.runner import Outcome, run
-from fedjax_core.commands.tables.search import plan
-from fedjax_core.commands.tables.table_cells import Cell, cells, choose, names
-from fedjax_core.commands.tables.writers import markdown, write
+from fedjax_core.commands.tables.search import plan_searches
+from fedjax_core.commands.tables.table_cells import Cell, build_cells, select_cells, split_cell_selectors
+from fedjax_core.commands.tables.writers import render_markdown, write_tables
 
 __all__ = [
     "Cell",
     "Contents",
     "Outcome",
     "Result",
-    "cells",
-    "changed",
-    "choose",
-    "markdown",
-    "names",
-    "plan",
-    "read",
+    "apply_settings",
+    "build_cells",
+    "plan_searches",
+    "read_definition",
+    "render_markdown",
     "run",
-    "write",
+    "select_cells",
+    "split_cell_selectors",
+    "write_tables",
 ]

@@ -96,8 +96,8 @@ def _compare_resampled(
     ranks = rank_bounds = None
     best = None
     if better != "neither":
-        ranks = bootstrap.ranks(means, better == "larger")
-        rank_bounds = np.stack(bootstrap.interval(bootstrap.ranks(rows.draws, better == "larger")), -1)
+        ranks = bootstrap.rank_rows(means, better == "larger")
+        rank_bounds = np.stack(bootstrap.percentile_interval(bootstrap.rank_rows(rows.draws, better == "larger")), -1)
         finite = {row: s for row, s in summaries.items() if s.n and all(map(math.isfinite, s.by_seed.values()))}
         all_means = {row: summary.mean for row, summary in finite.items()}
         first = (max if better == "larger" else min)(all_means, key=lambda row: all_means[row])
@@ -121,7 +121,7 @@ def _compare_resampled(
 
 
 def _interval(draws: np.ndarray) -> tuple[float, float]:
-    low, high = bootstrap.interval(draws)
+    low, high = bootstrap.percentile_interval(draws)
     return float(low), float(high)
 
 
@@ -149,7 +149,7 @@ def _resample_column(contents: Contents, column: str, measure: Any, summaries: M
         return _ResampledRows([], np.zeros((0, len(seeds))), np.zeros((0, 0)), [])
     table = np.stack([by_seed[row] for row in labels])
     if not clients:
-        return _ResampledRows(labels, table, bootstrap.resampled(table), ["seeds"] * len(labels))
+        return _ResampledRows(labels, table, bootstrap.resample_means(table), ["seeds"] * len(labels))
     first, has_clients = next(iter(clients)), np.array([row in clients for row in labels])
     statistic = client_statistics.make_statistic(measure, summaries[first].scores[0])
     assert statistic is not None
@@ -167,7 +167,7 @@ def _resample_column(contents: Contents, column: str, measure: Any, summaries: M
         for s in range(len(seeds))
     ]
     weights = [clients[first][s].examples[is_scored[s]].astype(float) for s in range(len(seeds))]
-    draws = bootstrap.resampled(table, values, weights, known=has_clients, statistic=statistic, same_clients=same_clients)
+    draws = bootstrap.resample_means(table, values, weights, known=has_clients, statistic=statistic, same_clients=same_clients)
     both = "clients" if len(seeds) == 1 else "seeds and clients"
     return _ResampledRows(labels, table, draws, [both if row in clients else "seeds" for row in labels])
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_core import registry
-from fedjax_core.engine.evaluation_step import ByClient
+from fedjax_core.engine.evaluation_step import ClientScores
 from fedjax_core.reporting import bootstrap, client_scores, score_labels
 
 FILES = {"last": client_scores.LAST, "selected": client_scores.SELECTED}  # by a measure's statistic
@@ -28,14 +28,14 @@ class ClientValues(NamedTuple):
 
 
 def _worst_tenth(larger: bool) -> Callable[[np.ndarray], np.ndarray]:
-    return client_scores.worst_tenth if larger else lambda values: -client_scores.worst_tenth(-values)
+    return client_scores.mean_of_worst_tenth if larger else lambda values: -client_scores.mean_of_worst_tenth(-values)
 
 
 def _decile(larger: bool, number: int) -> Callable[[np.ndarray], np.ndarray]:
     del larger
     if not 1 <= number <= 9:
         raise ValueError(f"decile: number={number} must be in [1, 9]")
-    return client_scores.decile(number)
+    return client_scores.make_decile(number)
 
 
 def _worse_than(larger: bool, row: str) -> Callable[[np.ndarray], np.ndarray]:
@@ -54,35 +54,35 @@ def check_clients_option(measure: Any) -> None:
       ValueError, TypeError: they are wrong; names the measure.
     """
     what = f"clients of measure {measure.label!r}"
-    name, options = registry.parse(measure.clients, what)
-    function = STATISTICS[registry.choose(what, name, STATISTICS)]
-    registry.check(f"{what} {name!r}", function, ("larger",), options)
+    name, options = registry.parse_spec(measure.clients, what)
+    function = STATISTICS[registry.check_choice(what, name, STATISTICS)]
+    registry.check_call(f"{what} {name!r}", function, ("larger",), options)
     function(True, **options)
-    registry.choose(f"statistic of measure {measure.label!r} with clients", measure.statistic, FILES)
+    registry.check_choice(f"statistic of measure {measure.label!r} with clients", measure.statistic, FILES)
     for score in measure.scores:
         if score.count("/") != 3:
             raise ValueError(
                 f"{what}: {score!r} must be a score of clients without a statistic, such as test/personal/own/accuracy"
             )
-        if score_labels.better(score) == "neither" and name != "decile":
+        if score_labels.better_direction(score) == "neither" and name != "decile":
             raise ValueError(f"{what}: of {score!r} neither the larger nor the smaller is worse; take an accuracy or a loss")
 
 
 def reference_row(measure: Any) -> str | None:
     """Returns the row whose clients a measure compares with; None if it compares with none."""
-    return registry.parse(measure.clients)[1].get("row") if measure.clients is not None else None
+    return registry.parse_spec(measure.clients)[1].get("row") if measure.clients is not None else None
 
 
 def make_statistic(measure: Any, score: str) -> bootstrap.Statistic | None:
     """Returns (clients' values, their weights) -> number; None if the measure is not made of clients' values."""
-    larger_is_better = score_labels.better(score) != "smaller"
+    larger_is_better = score_labels.better_direction(score) != "smaller"
     if measure.clients is not None:
-        name, options = registry.parse(measure.clients)
+        name, options = registry.parse_spec(measure.clients)
         function = STATISTICS[name](larger_is_better, **options)
         return lambda values, weights: function(values)
     if measure.statistic not in FILES or score.count("/") != 4:
         return None
-    return {"mean": bootstrap.mean, "weighted": bootstrap.weighted}.get(score.rpartition("/")[2])
+    return {"mean": bootstrap.unweighted_mean, "weighted": bootstrap.weighted_mean}.get(score.rpartition("/")[2])
 
 
 def read_client_values(run: Path, measure: Any, score: str | None, round_num: int) -> tuple[str, ClientValues] | None:
@@ -110,7 +110,7 @@ def read_client_values(run: Path, measure: Any, score: str | None, round_num: in
             raise ValueError(f"measure {measure.label!r} is of the selected round; set evaluation.select")
         again = "the run is older than such files; remove its directory, and the same command runs it again"
         raise ValueError(f"measure {measure.label!r} needs {file}: {again}")
-    file_round, by_client = client_scores.read(file)
+    file_round, by_client = client_scores.read_client_scores(file)
     if score is None:
         if file_round != round_num:
             raise ValueError(
@@ -122,7 +122,7 @@ def read_client_values(run: Path, measure: Any, score: str | None, round_num: in
     return (score, _select_scored(by_client, name)) if file_round == round_num and name in by_client.scores else None
 
 
-def _select_scored(by_client: ByClient, name: str) -> ClientValues:
+def _select_scored(by_client: ClientScores, name: str) -> ClientValues:
     """Returns the clients that have a score; the file also has those of other scores, such as unseen ones."""
     is_scored = np.isfinite(by_client.scores[name])
     return ClientValues(by_client.ids[is_scored], by_client.rows[is_scored], by_client.scores[name][is_scored])
@@ -138,7 +138,7 @@ def compute_number(measure: Any, score: str, clients: ClientValues) -> float:
 
 def describe_clients(measure: Any) -> str:
     """Returns a sentence on what a measure of clients is."""
-    name, options = registry.parse(measure.clients)
+    name, options = registry.parse_spec(measure.clients)
     if name == "worst_tenth":
         return "The mean of the worst tenth of the clients."
     if name == "decile":
@@ -160,7 +160,7 @@ def find_worse_off(clients: ClientValues, score: str, other: ClientValues) -> Cl
     is_scored = np.isfinite(clients.values) & np.isfinite(other.values) if have_same_clients(clients, other) else np.zeros(1, bool)
     if not is_scored.any():
         return None
-    is_worse = clients.values < other.values if score_labels.better(score) == "larger" else clients.values > other.values
+    is_worse = clients.values < other.values if score_labels.better_direction(score) == "larger" else clients.values > other.values
     return clients._replace(values=np.where(is_scored, is_worse, np.nan))
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from fedjax_core import experiment, registry
 from fedjax_core.commands.tables import measures
 from fedjax_core.engine import client_sampling
-from fedjax_core.storage.json_files import flatten, plain
+from fedjax_core.storage.json_files import flatten, to_json_values
 
 FIELDS = {  # by kind of difference, the fields of a config that make it; groups end with a dot
     "cohort": ("cohort.", "dropout"),
@@ -120,7 +120,7 @@ def _compare_rows(table: Any, configs: Configs, column: str, kind: str) -> str:
 
 def _settings_of(kind: str, config: Any, space: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a kind by the name that they are shown with; "" where none is needed."""
-    fields = flatten(plain(experiment.complete_config(config)))
+    fields = flatten(to_json_values(experiment.complete_config(config)))
     if kind == "cohort":
         setting = {"": _cohort_of(fields), "cohort.sampling": fields.get("cohort.sampling")}
         return setting | {"dropout": fields.get("dropout") or None}
@@ -161,7 +161,7 @@ def _cohort_of(fields: Mapping[str, Any]) -> str:
     if fields.get("data.unseen_clients") is not None or clients is None:
         many = f"{size} of the" if size else f"{100 * (fraction or 1):g} % of the"
         return f"{many} clients a round"
-    number = size or client_sampling.number(None if fraction is None else float(fraction), clients)
+    number = size or client_sampling.resolve_cohort_size(None if fraction is None else float(fraction), clients)
     return f"{number} of {clients} clients a round"
 
 
@@ -184,8 +184,8 @@ def _local_epochs(config: Any, space: Mapping[str, Any]) -> Any:
 def _method_options(config: Any) -> dict[str, Any]:
     """Returns a method's options, with its defaults for those that the config leaves out."""
     given = {key: value for key, value in config.method.to_dict().items() if value is not None}
-    name, own = registry.parse(given.pop("name"), "method.name")
-    takes, _ = registry.parameters(experiment.method(name))
+    name, own = registry.parse_spec(given.pop("name"), "method.name")
+    takes, _ = registry.read_parameters(experiment.method_builder(name))
     defaults = {key: parameter.default for key, parameter in takes.items() if parameter.default is not parameter.empty}
     return defaults | own | given
 

@@ -27,7 +27,7 @@ from fedjax_core.reporting import reporter
 Definition = Any  # a Table of configs/tables/base.py; what a method is made of does not import configs
 
 
-def read(file: str, variant: str) -> Definition:
+def read_definition(file: str, variant: str) -> Definition:
     """Reads a definition from its file.
 
     Raises:
@@ -51,7 +51,7 @@ def read(file: str, variant: str) -> Definition:
     return table
 
 
-def changed(table: Definition, settings: Iterable[str]) -> Definition:
+def apply_settings(table: Definition, settings: Iterable[str]) -> Definition:
     """Returns the table with "FIELD=VALUE" in all runs, or "SELECTOR:FIELD=VALUE" in some (`select_pairs`).
 
     A value is a Python literal or else a string. The later of two for one field counts. Rows that a
@@ -115,7 +115,7 @@ def check_definition(table: Definition) -> None:
     """
     check_structure(table)
     for kind in table.differ:
-        registry.choose("kind in differ", kind, comparability.KINDS)
+        registry.check_choice("kind in differ", kind, comparability.KINDS)
     for what, parts in (("row", table.rows), ("column", table.columns), ("measure", table.measures)):
         if not parts:
             raise ValueError(f"the table has no {what}s")
@@ -131,18 +131,18 @@ def check_definition(table: Definition) -> None:
     for pair in table.cells:
         if not (isinstance(pair, tuple) and len(pair) == 2):
             raise ValueError(f"cells: {pair!r} must be (row, column)")
-        registry.choose("row in cells", pair[0], rows)
-        registry.choose("column in cells", pair[1], columns)
+        registry.check_choice("row in cells", pair[0], rows)
+        registry.check_choice("column in cells", pair[1], columns)
     if table.against is not None:
-        registry.choose("row in against", table.against, rows)
+        registry.check_choice("row in against", table.against, rows)
     if table.figure and table.against is None:
         raise ValueError("figure shows differences to the row `against`, and the table names none")
     for label in table.figure:
-        registry.choose("measure in figure", label, [measure.label for measure in table.measures])
+        registry.check_choice("measure in figure", label, [measure.label for measure in table.measures])
     for measure in table.measures:
         measures.check_measure(measure)
         if (other_row := client_statistics.reference_row(measure)) is not None:
-            registry.choose(f"row in clients of measure {measure.label!r}", other_row, rows)
+            registry.check_choice(f"row in clients of measure {measure.label!r}", other_row, rows)
     for target in [*table.targets, *(t for c in table.columns for t in c.targets or ())]:
         if not 0 < target <= 1:
             raise ValueError(f"target {target} is not an accuracy in (0, 1]")
@@ -151,9 +151,9 @@ def check_definition(table: Definition) -> None:
 
 def _check_paper(table: Definition, rows: list[str], columns: list[str]) -> None:
     for row, of_row in table.paper.items():
-        registry.choose("row in paper", row, rows)
+        registry.check_choice("row in paper", row, rows)
         for column in of_row or ():
-            registry.choose("column in paper", column, columns)
+            registry.check_choice("column in paper", column, columns)
     for row in rows if table.paper else ():
         if row not in table.paper:
             raise ValueError(f"paper: row {row!r} is missing; write None if the paper has no numbers for it")
@@ -171,7 +171,7 @@ def paper_value(table: Definition, row: str, column: str, measure: str) -> tuple
     if isinstance(entry, Mapping):
         labels = [other.label for other in table.measures]
         for label in entry:
-            registry.choose(f"measure in {where}", label, labels)
+            registry.check_choice(f"measure in {where}", label, labels)
         if measure not in entry:
             raise ValueError(f"{where}: the number of measure {measure!r} is missing; write None if the paper has none")
         entry = entry[measure]
@@ -226,7 +226,7 @@ def select_pairs(selector: str, pairs: Iterable[Pair]) -> list[Pair]:
         rows, columns = (list(dict.fromkeys(slugify(pair[i]) for pair in pairs)) for i in range(2))
         unknown = not (any(_matches_label(row, pair[0]) for pair in pairs) or (slash and not row))
         what, name, known = ("row", row, rows) if unknown else ("column", column, columns)
-        registry.choose(what, name, known)
+        registry.check_choice(what, name, known)
     return matches
 
 

@@ -62,29 +62,29 @@ def check_structure(table: Any) -> None:
     for name, (what, maker, fields) in PARTS.items():
         parts = getattr(table, name)
         if not isinstance(parts, list | tuple):
-            raise ValueError(f"{name}={option_types.short(parts)} must be a tuple, each {maker}")
+            raise ValueError(f"{name}={option_types.shorten(parts)} must be a tuple, each {maker}")
         for number, part in enumerate(parts, 1):
             if not all(hasattr(part, field) for field in fields):
-                raise ValueError(f"{what} {number} of {name} is {option_types.short(part)}, not {maker}")
+                raise ValueError(f"{what} {number} of {name} is {option_types.shorten(part)}, not {maker}")
             label = part.label if isinstance(part.label, str) else number
             _check_fields(f"{what} {label!r}: ", part, fields)
     _check_fields("", table, TABLE)
     for pair, changes in table.cells.items():
-        _check_names(f"cells[{option_types.short(pair)}]", changes)
+        _check_names(f"cells[{option_types.shorten(pair)}]", changes)
     _check_paper(table.paper)
     if table.search is not None:
         if not all(hasattr(table.search, field) for field in SEARCH):
-            raise ValueError(f"search={option_types.short(table.search)} must be Search(...) or None")
+            raise ValueError(f"search={option_types.shorten(table.search)} must be Search(...) or None")
         _check_fields("search: ", table.search, SEARCH)
     if table.latex is not None:
         if not all(hasattr(table.latex, field) for field in LATEX):
-            raise ValueError(f"latex={option_types.short(table.latex)} must be Latex(...) or None")
+            raise ValueError(f"latex={option_types.shorten(table.latex)} must be Latex(...) or None")
         _check_fields("latex: ", table.latex, LATEX)
 
 
 def _check_fields(where: str, part: Any, fields: Fields) -> None:
     for field, wanted in fields.items():
-        value = option_types.check(f"{where}{field}", getattr(part, field), wanted)
+        value = option_types.check_value(f"{where}{field}", getattr(part, field), wanted)
         if field in ("changes", "space"):
             _check_names(f"{where}{field}", value)
 
@@ -92,16 +92,16 @@ def _check_fields(where: str, part: Any, fields: Fields) -> None:
 def _check_paper(paper: Any) -> None:
     form = "{row: {column: number}}, with None for a row without numbers"
     if not isinstance(paper, Mapping):
-        raise ValueError(f"paper={option_types.short(paper)} must be {form}")
+        raise ValueError(f"paper={option_types.shorten(paper)} must be {form}")
     for row, numbers in paper.items():
         if numbers is not None and not isinstance(numbers, Mapping):
-            found = f"{option_types.short(numbers)} for row {option_types.short(row)}"
+            found = f"{option_types.shorten(numbers)} for row {option_types.shorten(row)}"
             raise ValueError(f"paper must be {form}; found {found}")
 
 
 def _check_names(where: str, changes: Any) -> None:
     """Checks that changes are by field of a config, such as {"optimizer.lr": 0.1}."""
-    option_types.check(where, changes, Mapping)
+    option_types.check_value(where, changes, Mapping)
     for field in changes:
         if not isinstance(field, str):
-            raise ValueError(f"{where}: {option_types.short(field)} is no field such as 'optimizer.lr'")
+            raise ValueError(f"{where}: {option_types.shorten(field)} is no field such as 'optimizer.lr'")

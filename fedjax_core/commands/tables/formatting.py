@@ -11,7 +11,7 @@ from fedjax_core.commands.tables.bootstrap_comparison import Comparison, Compari
 from fedjax_core.commands.tables.definition import all_targets
 from fedjax_core.commands.tables.results import Contents, Summary
 from fedjax_core.reporting import reporter, score_labels
-from fedjax_core.reporting.summary import significant
+from fedjax_core.reporting.summary import format_significant
 
 STATISTIC_NAMES = {
     "last": "last round",
@@ -150,7 +150,7 @@ def describe_score(name: str) -> str:
     """
     of_clients = len(name.split("/")) == 4 and not score_labels.is_gap(name)  # a statistic of them is the measure's
     whole = f"{name}/mean" if of_clients else name
-    spoken, axis = score_labels.spoken(whole), score_labels.axis(whole)
+    spoken, axis = score_labels.describe_score(whole), score_labels.axis_label(whole)
     if spoken == whole:
         return name.removeprefix("analysis:").replace("/", " ").replace("_", " ")
     return spoken if spoken == axis else f"{axis} ({spoken})"
@@ -253,7 +253,9 @@ def format_rounds(by_seed: Sequence[int | None]) -> str:
     reached = [r for r in by_seed if r is not None]
     if not reached:
         return "never"
-    return significant(statistics.fmean(reached)) + (f" ({len(reached)} of {len(by_seed)})" if len(reached) < len(by_seed) else "")
+    return format_significant(statistics.fmean(reached)) + (
+        f" ({len(reached)} of {len(by_seed)})" if len(reached) < len(by_seed) else ""
+    )
 
 
 def format_costs(contents: Contents) -> list[tuple[str, str, list[str]]]:
@@ -265,7 +267,7 @@ def format_costs(contents: Contents) -> list[tuple[str, str, list[str]]]:
             if cell is not None:
                 targets = [format_rounds(cell.reached[t]) if t in cell.reached else "" for t in all_targets(contents.table)]
                 sizes = [reporter.readable_size(cell.down), reporter.readable_size(cell.up)]
-                seconds = "" if math.isnan(cell.seconds) else significant(cell.seconds)
+                seconds = "" if math.isnan(cell.seconds) else format_significant(cell.seconds)
                 rows.append((row.label, column.label, [*targets, seconds, *sizes]))
     return rows
 

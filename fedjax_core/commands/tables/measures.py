@@ -25,7 +25,7 @@ def check_measure(measure: Any) -> None:
     if measure.statistic.startswith(ROUNDS_TO):
         _check_target(measure, f"statistic of {what}")
     else:
-        registry.choose(f"statistic of {what}", measure.statistic, (*STATISTICS, f"{ROUNDS_TO}(target=0.9)"))
+        registry.check_choice(f"statistic of {what}", measure.statistic, (*STATISTICS, f"{ROUNDS_TO}(target=0.9)"))
     scores = measure.scores
     if isinstance(scores, str) or not scores:
         raise ValueError(f"{what}: scores must be a tuple of one or more names, found {scores!r}")
@@ -34,7 +34,7 @@ def check_measure(measure: Any) -> None:
     if any(score.startswith(ANALYSIS) for score in scores):
         if len(scores) > 1:
             raise ValueError(f"{what}: an analysis must be the only score, found {scores!r}")
-        analyses.number(scores[0].removeprefix(ANALYSIS))
+        analyses.make_metric(scores[0].removeprefix(ANALYSIS))
     others = [score for score in scores if not score_labels.is_headline(score) and not score.startswith(ANALYSIS)]
     if measure.statistic == "best" and measure.clients is None and others:
         raise ValueError(
@@ -43,14 +43,14 @@ def check_measure(measure: Any) -> None:
     if measure.unit != 1 and is_percent(measure):
         raise ValueError(f"{what}: unit={measure.unit} of what is shown in per cent; leave one of them out")
     if measure.better is not None:
-        registry.choose(f"better of {what}", measure.better, BETTER)
+        registry.check_choice(f"better of {what}", measure.better, BETTER)
 
 
 def _check_target(measure: Any, what: str) -> None:
-    name, options = registry.parse(measure.statistic, what)
-    registry.choose(what, name, (*STATISTICS, ROUNDS_TO))
-    registry.check(f"{what}: {name}", _rounds_to, (), options)
-    if any(score.startswith(ANALYSIS) or score_labels.better(score) == "neither" for score in measure.scores):
+    name, options = registry.parse_spec(measure.statistic, what)
+    registry.check_choice(what, name, (*STATISTICS, ROUNDS_TO))
+    registry.check_call(f"{what}: {name}", _rounds_to, (), options)
+    if any(score.startswith(ANALYSIS) or score_labels.better_direction(score) == "neither" for score in measure.scores):
         raise ValueError(f"{what}: {name} is of accuracies or losses, found {measure.scores!r}")
     if any(map(reporter.is_accuracy, measure.scores)) and not 0 <= _rounds_to(**options) <= 1:
         raise ValueError(f"{what}: target={options['target']} must be in [0, 1], as accuracies do; 97 % is 0.97")
@@ -66,7 +66,7 @@ def rounds_target(measure: Any) -> float | None:
     """Returns the score that a measure counts the rounds to; None if it counts none."""
     if not measure.statistic.startswith(ROUNDS_TO):
         return None
-    return _rounds_to(**registry.parse(measure.statistic)[1])
+    return _rounds_to(**registry.parse_spec(measure.statistic)[1])
 
 
 def is_analysis(measure: Any) -> bool:
@@ -103,7 +103,7 @@ def better_direction(measure: Any) -> str:
         return "smaller"
     if is_analysis(measure):
         return "neither" if is_count(measure) else "larger"
-    return "smaller" if client_statistics.reference_row(measure) is not None else score_labels.better(measure.scores[0])
+    return "smaller" if client_statistics.reference_row(measure) is not None else score_labels.better_direction(measure.scores[0])
 
 
 def number_format(measure: Any) -> str:

@@ -18,7 +18,7 @@ from fedjax_core.commands.tables.table_cells import Cell
 from fedjax_core.commands.tables.trials import SearchProgress
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.reporting import metrics_log, reporter, score_labels
-from fedjax_core.reporting.rounds_to_target import crossing
+from fedjax_core.reporting.rounds_to_target import interpolate_crossing
 from fedjax_core.run import MAY_DIFFER
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import CONFIG, compare_configs
@@ -188,7 +188,7 @@ def read_result(table: Definition, folder: Path, cell: Cell, data: FederatedData
     ended = read_json(workdir / reporter.SUMMARY, _FACTS)
     facts = ended["facts"]
     targets = column_targets(table, cell.column)
-    records = metrics_log.kept(workdir, ended["rounds"], reporter.say)
+    records = metrics_log.restore_records(workdir, ended["rounds"], reporter.say)
     summary = reporter.summarise(records, targets, cell.config.evaluation.last_k, cell.config.evaluation.get("select"))
     metrics, values, scores, reached = summary["metrics"], {}, {}, {}
     rounds = {"last": ended["rounds"], "selected": summary.get("selected", {"round": 0})["round"]}
@@ -197,7 +197,7 @@ def read_result(table: Definition, folder: Path, cell: Cell, data: FederatedData
     for measure in table.measures:
         if measures.is_analysis(measure):
             scores[measure.label] = measure.scores[0]
-            analyze = analyses.number(measure.scores[0].removeprefix(measures.ANALYSIS))
+            analyze = analyses.make_metric(measure.scores[0].removeprefix(measures.ANALYSIS))
             values[measure.label] = analyze(workdir, data, _names_the_same_code(workdir, cell))
             continue
         if measure.clients is not None:
@@ -220,8 +220,8 @@ def read_result(table: Definition, folder: Path, cell: Cell, data: FederatedData
         scores[measure.label], values[measure.label] = score, metrics[score][statistic]
         if target is not None:
             series = reporter.history(records)[score]
-            values[measure.label] = crossing(
-                series.rounds.tolist(), series.values.tolist(), target, score_labels.better(score) == "larger"
+            values[measure.label] = interpolate_crossing(
+                series.rounds.tolist(), series.values.tolist(), target, score_labels.better_direction(score) == "larger"
             )
         if (
             client_values := client_statistics.read_client_values(workdir, measure, score, rounds.get(measure.statistic, 0))
@@ -246,6 +246,6 @@ def _names_the_same_code(workdir: Path, cell: Cell) -> bool:
 def compute_counts(table: Definition, cell: Cell, data: FederatedData) -> Result:
     """Computes the result of a cell of counts, from shapes alone."""
     simulation = experiment.build(cell.config, data, shapes_only=True)
-    values = {m.label: analyses.size(m.scores[0].removeprefix(measures.ANALYSIS), simulation) for m in table.measures}
+    values = {m.label: analyses.compute_size(m.scores[0].removeprefix(measures.ANALYSIS), simulation) for m in table.measures}
     scores = {measure.label: measure.scores[0] for measure in table.measures}
     return Result(values, scores, {}, 0.0, math.nan, simulation.spec.shapes.down, simulation.spec.shapes.up)

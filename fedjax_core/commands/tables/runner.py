@@ -17,8 +17,8 @@ from fedjax_core.commands.tables.bootstrap_comparison import ComparisonCache
 from fedjax_core.commands.tables.definition import Definition
 from fedjax_core.commands.tables.progress import SILENCE, Beat, Job, Pace, RunBeat
 from fedjax_core.commands.tables.results import Contents, Result, compute_counts, is_finished, read_result
-from fedjax_core.commands.tables.search import plan
-from fedjax_core.commands.tables.table_cells import Cell, build_cell, cells, choose, configs_of
+from fedjax_core.commands.tables.search import plan_searches
+from fedjax_core.commands.tables.table_cells import Cell, build_cell, build_cells, configs_of, select_cells
 from fedjax_core.commands.tables.table_data import TableData
 from fedjax_core.commands.tables.trials import (
     SearchProgress,
@@ -27,7 +27,7 @@ from fedjax_core.commands.tables.trials import (
     mark_as_diverged,
     mark_as_trial,
 )
-from fedjax_core.commands.tables.writers import write
+from fedjax_core.commands.tables.writers import write_tables
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine.simulator import Diverged
 from fedjax_core.reporting import reporter
@@ -86,9 +86,9 @@ def run(
       OSError: the tables cannot be written.
       KeyboardInterrupt: a signal came; the same call continues from there.
     """
-    every = cells(table, variant, seeds)
-    chosen = choose(every, only)
-    studies = plan(table, variant)
+    every = build_cells(table, variant, seeds)
+    chosen = select_cells(every, only)
+    studies = plan_searches(table, variant)
     bar = progress if progress is not None else sys.stderr.isatty()
     folder = Path(directory).expanduser()
     searches = SearchProgress(studies, folder)
@@ -260,7 +260,7 @@ class TableRunner:
     def _batch(self, jobs: Sequence[Job]) -> list[Job]:
         """The first of the jobs, and its other seeds that `plan.lanes` lets train beside it."""
         cell = jobs[0].cell
-        most = 1 if self._counts else experiment.lanes_of(cell.config)
+        most = 1 if self._counts else experiment.seeds_at_once(cell.config)
         if most == 1:
             return [jobs[0]]
         first: dict[str, Job] = {}  # of a trial: the rung that it waits for, not those after it
@@ -268,12 +268,12 @@ class TableRunner:
             if (job.cell.row, job.cell.column, job.cell.trial) == (cell.row, cell.column, cell.trial):
                 first.setdefault(job.cell.name, job)
         seeds = list(first.values())
-        return [seeds[i] for i in experiment.alike([job.cell.config for job in seeds])[0][:most]]
+        return [seeds[i] for i in experiment.group_seeds([job.cell.config for job in seeds])[0][:most]]
 
     def _run_alone(self, cell: Cell) -> list[bool | Exception]:
         """Runs a cell or a trial; returns why it failed, or whether a signal came meanwhile."""
         try:
-            code_fingerprint.check_same(cell.own)
+            code_fingerprint.check_unchanged(cell.own)
             data = self._data.load(cell.config)
             if self._counts:
                 self.results[cell.name] = compute_counts(self._table, cell, data)
@@ -293,7 +293,7 @@ class TableRunner:
         """Runs seeds of a cell or a trial together: of each why it failed, or whether a signal came meanwhile."""
         try:
             for one in some:
-                code_fingerprint.check_same(one.own)
+                code_fingerprint.check_unchanged(one.own)
             data, silent = self._data.load(some[0].config), lambda text: None
             runs = [experiment.Run(one.config, str(self._folder / "runs" / one.name), silent) for one in some]
             for one in some:
@@ -453,7 +453,7 @@ class TableRunner:
 
     def _write(self) -> None:
         with Beat("writing the tables", self._say):
-            self._files = write(self.contents, self._folder, self._comparisons)
+            self._files = write_tables(self.contents, self._folder, self._comparisons)
 
     def _draw(self) -> None:
         from fedjax_core.commands.tables.difference_figure import draw_differences  # loads matplotlib

@@ -6,7 +6,7 @@ from typing import Any
 from fedjax_core import registry
 from fedjax_core.commands.tables.measures import ANALYSIS
 from fedjax_core.engine.evaluation_step import STATISTICS
-from fedjax_core.experiment import Asked
+from fedjax_core.experiment import ResolvedConfig
 from fedjax_core.language import instruction_task as language
 from fedjax_core.reporting.score_labels import is_gap
 from fedjax_core.training import metrics
@@ -14,7 +14,7 @@ from fedjax_core.training import metrics
 SCOPES = {"own", "all", "post_local", "unseen"}
 
 
-def known_score_names(resolved: Asked) -> Collection[str] | None:
+def known_score_names(resolved: ResolvedConfig) -> Collection[str] | None:
     """Returns which scores the runs of a config can have, by the part of their names that says what is scored.
 
     None for texts, whose scores depend on the task.
@@ -25,7 +25,7 @@ def known_score_names(resolved: Asked) -> Collection[str] | None:
     return list(dict.fromkeys([*resolved.scores, *kinds, "backdoor"]))
 
 
-def check(measure: Any, config: Any, resolved: Asked) -> None:
+def check_scores(measure: Any, config: Any, resolved: ResolvedConfig) -> None:
     """Checks that a run can have one of a measure's scores.
 
     Args:
@@ -64,7 +64,7 @@ def check(measure: Any, config: Any, resolved: Asked) -> None:
     )
 
 
-def check_searched(scores: Sequence[str], resolved: Asked) -> None:
+def check_search_scores(scores: Sequence[str], resolved: ResolvedConfig) -> None:
     """Checks the names of the scores that a search chooses by.
 
     Raises:
@@ -84,9 +84,9 @@ def _check_form(what: str, score: str, with_statistic: bool, known: Collection[s
     if scope == "gap":
         known = dict.fromkeys(of_kind[0] for of_kind in metrics.METRIC_NAMES.values())
     if known is not None:
-        registry.choose(f"score in {score!r} of {what}", parts[2 if scope == "global" else 3], known)
+        registry.check_choice(f"score in {score!r} of {what}", parts[2 if scope == "global" else 3], known)
     if len(parts) == 5:
-        registry.choose(f"statistic in {score!r} of {what}", parts[4], STATISTICS)
+        registry.check_choice(f"statistic in {score!r} of {what}", parts[4], STATISTICS)
 
 
 def _parse_scope(score: str, with_statistic: bool) -> str | None:

@@ -16,7 +16,7 @@ from fedjax_core import experiment, registry
 from fedjax_core.commands.tables import measures, score_checks, search_spaces, tpe_sampler
 from fedjax_core.commands.tables.definition import Definition, check_definition
 from fedjax_core.commands.tables.table_cells import Cell, build_cell
-from fedjax_core.reporting.score_labels import is_loss, merit
+from fedjax_core.reporting.score_labels import is_loss, selection_key
 from fedjax_core.uplink.dp_mechanisms import STRATEGIES
 
 SAMPLERS = ("random", "grid", "tpe")
@@ -109,7 +109,7 @@ class StudyStatus(NamedTuple):
         return sum(math.isnan(score) for _, score in self.scores.values())
 
 
-def plan(table: Definition, variant: str) -> dict[tuple[str, str], Study]:
+def plan_searches(table: Definition, variant: str) -> dict[tuple[str, str], Study]:
     """Returns the checked studies of a table by (row, column), column after column; empty without a search.
 
     Raises:
@@ -142,7 +142,7 @@ def _check_search(table: Definition) -> None:
             )
     if not score_names(search) or len({is_loss(name) for name in score_names(search)}) > 1:
         raise ValueError(f"search: measure {search.measure!r} must name one or more scores, all of them losses or none")
-    registry.choose("sampler of the search", search.sampler, SAMPLERS)
+    registry.check_choice("sampler of the search", search.sampler, SAMPLERS)
     if search.sampler == "tpe":
         tpe_sampler.import_optuna()
         if search.halving is not None:
@@ -156,7 +156,7 @@ def _check_search(table: Definition) -> None:
     if not search.seeds or len(set(search.seeds)) < len(search.seeds):
         raise ValueError(f"search: seeds {tuple(search.seeds)} must be one or more, each once")
     for label in search.fewer:
-        registry.choose("row in the search's fewer", label, [row.label for row in table.rows])
+        registry.check_choice("row in the search's fewer", label, [row.label for row in table.rows])
     for row in table.rows:
         search_spaces.check_space(row.label, row.space)
         if not row.space and row.label not in search.fewer:
@@ -187,7 +187,7 @@ def _make_study(table: Definition, row: Any, column: Any, variant: str) -> Study
     ):
         raise ValueError(f"{where}: no run has the search's {' or '.join(score_names(search))} with evaluation.scopes={scopes}")
     resolved = experiment.resolve(first)
-    score_checks.check_searched(score_names(search), resolved)
+    score_checks.check_search_scores(score_names(search), resolved)
     if search.rounds is not None and search.rounds > first.rounds:
         raise ValueError(f"{where}: the search's rounds={search.rounds} must not be more than the run's {first.rounds}")
     own = _own_settings(first, row.space)
@@ -230,7 +230,7 @@ def _make_study(table: Definition, row: Any, column: Any, variant: str) -> Study
     return Study(row.label, column.label, row.space, tuple(trials), steps, score_names(search), number, propose)
 
 
-def _check_noise(where: str, halving: int, resolved: experiment.Asked) -> None:
+def _check_noise(where: str, halving: int, resolved: experiment.ResolvedConfig) -> None:
     """Raises ValueError for noise that is made for a number of rounds: a trial that goes on from a halt would need other noise."""
     privacy = resolved.privacy
     if privacy is None or (privacy.epsilon is None and privacy.name not in STRATEGIES):
@@ -299,14 +299,14 @@ def compute_status(study: Study, scores: Scores) -> StudyStatus:
             return StudyStatus(finished_runs, waiting, before, later + _rounds_of_later_rungs(study, level), None, scores_at_rung)
         ranked = sorted(
             (trial for trial in alive if not math.isnan(scores_at_rung[trial.number][1])),
-            key=lambda trial: -merit(study.measure[0], scores_at_rung[trial.number][1]),
+            key=lambda trial: -selection_key(study.measure[0], scores_at_rung[trial.number][1]),
         )
     return StudyStatus(finished_runs, [], 0, [], ranked[0] if ranked else None, scores_at_rung)
 
 
 def add_proposed_trial(study: Study, status: StudyStatus) -> Study:
     """Returns the study with its next trial, which follows from the scores of all others."""
-    merits = {number: merit(study.measure[0], score) for number, (_, score) in status.scores.items()}
+    merits = {number: selection_key(study.measure[0], score) for number, (_, score) in status.scores.items()}
     history = [(trial.values, merits[trial.number]) for trial in study.trials]
     return study._replace(trials=(*study.trials, study.propose(len(study.trials), history)))
 

@@ -10,7 +10,7 @@ from fedjax_core.commands.tables.formatting import finite_or_none, markdown_row
 from fedjax_core.commands.tables.search import StudyStatus, score_names
 from fedjax_core.commands.tables.trials import SearchProgress
 from fedjax_core.reporting.score_labels import is_accuracy, is_loss
-from fedjax_core.storage.json_files import plain
+from fedjax_core.storage.json_files import to_json_values
 
 HEADS = ("", "", "trials", "chosen", "validation", "own settings", "gain", "")
 
@@ -67,7 +67,7 @@ def chosen_fields(searches: SearchProgress, place: tuple[str, str]) -> dict[str,
     return {
         "trials": study.number,
         "diverged": status.diverged_trials,
-        "chosen": None if chosen is None else json.dumps(plain(chosen.values)),
+        "chosen": None if chosen is None else json.dumps(to_json_values(chosen.values)),
         "chosen_trial": None if chosen is None else chosen.number,
         "validation": None if chosen is None else finite_or_none(_score_of_trial(status, chosen.number)),
         "validation_own": finite_or_none(_score_of_trial(status, 0)),
@@ -85,7 +85,7 @@ def trial_records(searches: SearchProgress) -> list[dict[str, Any]]:
             record = {"row": row, "column": column, "trial": trial.number, "rounds": rounds, "score": finite_or_none(score)}
             record["diverged"] = int(rounds is not None and math.isnan(score))
             record["chosen"] = int(status.chosen is not None and status.chosen.number == trial.number)
-            records.append(record | {"run": " ".join(run.name for run in trial.cells)} | plain(trial.values))
+            records.append(record | {"run": " ".join(run.name for run in trial.cells)} | to_json_values(trial.values))
     return records
 
 

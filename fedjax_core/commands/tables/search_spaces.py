@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from fedjax_core.storage.json_files import plain
+from fedjax_core.storage.json_files import to_json_values
 
 Space = Mapping[str, Any]
 # Fields that all rows share, or that change no result
@@ -125,7 +125,7 @@ def is_number(value: Any) -> bool:
 
 def value_key(value: Any) -> str:
     """Returns a string that equal values share, 1 and 1.0 too."""
-    return repr(float(value)) if is_number(value) else json.dumps(plain(value))
+    return repr(float(value)) if is_number(value) else json.dumps(to_json_values(value))
 
 
 def point_key(point: Mapping[str, Any]) -> str:

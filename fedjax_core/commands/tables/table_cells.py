@@ -14,10 +14,10 @@ from fedjax_core import code_fingerprint, experiment, option_types, registry
 from fedjax_core.commands.tables import definition, score_checks
 from fedjax_core.commands.tables.comparability import check_rows_comparable
 from fedjax_core.commands.tables.definition import Definition, check_definition, column_targets
-from fedjax_core.experiment.schema import MAY_LACK_GROUPS
+from fedjax_core.experiment.schema import OPTIONAL_GROUPS
 from fedjax_core.reporting import reporter
 from fedjax_core.run import MAY_DIFFER
-from fedjax_core.storage.json_files import plain
+from fedjax_core.storage.json_files import to_json_values
 
 SET_BY_TABLE = {  # fields of configs that a table sets itself, and where it has them
     "seed": "a table has seeds of its own: --seeds, or the definition's seeds",
@@ -56,7 +56,7 @@ class Cell(NamedTuple):
         return f"{self.row} / {self.column} / {trial}seed {self.seed}"
 
 
-def cells(table: Definition, variant: str, seeds: Sequence[int] | None = None) -> list[Cell]:
+def build_cells(table: Definition, variant: str, seeds: Sequence[int] | None = None) -> list[Cell]:
     """Builds the checked runs of a table, one seed of everything before the next.
 
     Args:
@@ -106,13 +106,13 @@ def build_cell(
     where = f"{row.label} / {column.label}" + (f" / trial {trial}" if trial and tuned else "")
     try:
         config = _resolve_config(table, row, column, seed, variant, tuned or {})
-        with registry.noting() as lookups:
+        with registry.record_lookups() as lookups:
             resolved = experiment.resolve(config)
         for measure in table.measures:
-            score_checks.check(measure, config, resolved)
+            score_checks.check_scores(measure, config, resolved)
     except Exception as error:  # get_config is the user's code too
         raise ValueError(f"{where}: {reporter.one_line(error)}") from error
-    own = code_fingerprint.digests([*code_fingerprint.files(lookups), *experiment.begun_from(resolved)])
+    own = code_fingerprint.hash_files([*code_fingerprint.find_own_files(lookups), *experiment.existing_weight_files(resolved)])
     name = (
         f"{definition.slugify(row.label)}--{definition.slugify(column.label)}--seed{seed}--{_hash_run(config, list(own.values()))}"
     )
@@ -130,7 +130,7 @@ def _resolve_config(table: Definition, row: Any, column: Any, seed: int, variant
         if field in SET_BY_TABLE:
             raise ValueError(f"{field}={value!r} would have no effect; {SET_BY_TABLE[field]}")
     if "method.name" in changes and "method" in config:
-        experiment.switch(config, _take_method(changes))
+        experiment.switch_method(config, _take_method(changes))
     for field, value in changes.items():
         _set_field(config, field, value)
     config.seed = seed
@@ -142,7 +142,7 @@ def _resolve_config(table: Definition, row: Any, column: Any, seed: int, variant
 
 def _check_config(config: Any) -> None:
     if not isinstance(config, ConfigDict):
-        raise ValueError(f"the row's config gave {option_types.short(config)}, not a ConfigDict as those of configs/ do")
+        raise ValueError(f"the row's config gave {option_types.shorten(config)}, not a ConfigDict as those of configs/ do")
 
 
 def _take_method(changes: dict[str, Any]) -> dict[str, Any]:
@@ -204,17 +204,17 @@ def _hash_run(config: Any, files: Sequence[str]) -> str:
         "evaluation.batch",
     }  # where it ends, and what is scored
     left_out = set(MAY_DIFFER) - of_result
-    fields = plain(experiment.complete_config(config))
+    fields = to_json_values(experiment.complete_config(config))
     if fields.get("evaluation", {}).get("batch", 0) is None:
         fields["evaluation"]["batch"] = BATCH_BEFORE
     fields = given(fields)
-    fields = {key: value for key, value in fields.items() if value != {} or key not in MAY_LACK_GROUPS}
+    fields = {key: value for key, value in fields.items() if value != {} or key not in OPTIONAL_GROUPS}
     if files:
         fields["files"] = files
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def choose(all_cells: Sequence[Cell], only: Iterable[str]) -> list[Cell]:
+def select_cells(all_cells: Sequence[Cell], only: Iterable[str]) -> list[Cell]:
     """Returns the cells that selectors match (`select_pairs`); all of them without a selector.
 
     Raises:
@@ -227,7 +227,7 @@ def choose(all_cells: Sequence[Cell], only: Iterable[str]) -> list[Cell]:
     return [cell for cell in all_cells if cell.pair in meant]
 
 
-def names(all_cells: Sequence[Cell], text: str) -> list[str]:
+def split_cell_selectors(all_cells: Sequence[Cell], text: str) -> list[str]:
     """Splits "ROW,ROW/COLUMN,..." into selectors for `choose`."""
     return definition.split_selectors(text, _pairs(all_cells))
 

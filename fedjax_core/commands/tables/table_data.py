@@ -12,7 +12,7 @@ from fedjax_core.data import digest
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.reporting import reporter
 from fedjax_core.run import check_inputs
-from fedjax_core.storage.json_files import plain, read_json
+from fedjax_core.storage.json_files import read_json, to_json_values
 from fedjax_core.storage.workdir import DATA, RECORDED, RUN
 
 
@@ -28,7 +28,7 @@ class TableData:
 
     def load(self, config: Any) -> FederatedData:
         """Returns the data of a run's config."""
-        key = json.dumps(plain(config.data.to_dict()), sort_keys=True)
+        key = json.dumps(to_json_values(config.data.to_dict()), sort_keys=True)
         if self._last is None or self._last[0] != key:
             self._last = None  # frees the old data before the new are loaded
             self._last = key, experiment.dataset(config)

@@ -104,13 +104,13 @@ def read_score(workdir: Path, run: Cell, measure: tuple[str, ...]) -> float | No
     """
     rounds = run.config.rounds
     file, summary = workdir / METRICS, workdir / reporter.SUMMARY
-    records = metrics_log.read(file) if file.exists() else []
+    records = metrics_log.read_records(file) if file.exists() else []
     ended = read_json(summary, _ENDED) if summary.exists() else {"rounds": 0, "facts": {}}
     is_longer = bool(records) and records[-1]["round"] > rounds  # of a longer run, or a later rung
     if not (is_longer or ended["rounds"] >= rounds or "ended" in ended["facts"]):
         return float("nan") if (workdir / DIVERGED).exists() else None
     if len(records) < ended["rounds"]:
-        records = metrics_log.whole(workdir, ended["rounds"])  # another process may be writing there
+        records = metrics_log.read_complete_records(workdir, ended["rounds"])  # another process may be writing there
     select = run.config.evaluation.get("select")
     metrics = reporter.summarise([record for record in records if record["round"] <= rounds], select=select)["metrics"]
     name = next((name for name in measure if name in metrics), None)

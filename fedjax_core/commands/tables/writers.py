@@ -33,7 +33,7 @@ LATEX_SPECIAL = {
 LATEX_MINUS = re.compile(r"(?<![\w.$])-(?=\d)")
 
 
-def write(contents: Contents, folder: Path, cache: ComparisonCache | None = None) -> list[Path]:
+def write_tables(contents: Contents, folder: Path, cache: ComparisonCache | None = None) -> list[Path]:
     """Writes table.md, table.csv and table.tex, and with a search trials.csv, each atomically.
 
     Args:
@@ -47,7 +47,7 @@ def write(contents: Contents, folder: Path, cache: ComparisonCache | None = None
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"table.{kind}" for kind in ("md", "csv", "tex")]
     grids = formatting.make_grids(contents, cache)
-    write_text(files[0], markdown(contents, grids))
+    write_text(files[0], render_markdown(contents, grids))
     write_csv(files[1], make_records(contents, grids))
     write_text(files[2], render_latex(contents, grids))
     if contents.searches is not None and contents.searches.studies:
@@ -56,7 +56,7 @@ def write(contents: Contents, folder: Path, cache: ComparisonCache | None = None
     return files
 
 
-def markdown(contents: Contents, grids: Mapping[str, formatting.Grid] | None = None) -> str:
+def render_markdown(contents: Contents, grids: Mapping[str, formatting.Grid] | None = None) -> str:
     """Returns the table as Markdown: for each measure its cells and intervals, then costs and failures.
 
     Args:

@@ -82,24 +82,24 @@ def make(
       TypeError: an option that the scheme does not have, or one that is missing; or a scheme from
         outside that returns something else than index lists.
     """
-    return divide(registry.find("partition", name, SCHEMES, given=GIVEN, options=options), columns, clients, seed)
+    return divide(registry.resolve_spec("partition", name, SCHEMES, given=GIVEN, options=options), columns, clients, seed)
 
 
-def clients_of(spec: str, clients: int | None) -> int | None:
+def resolve_num_clients(spec: str, clients: int | None) -> int | None:
     """Returns N as the scheme of a spec is given it: None stays for one that counts clients itself,
     for others it is `DEFAULT_CLIENTS`.
 
     >>> clients_of("iid", None), clients_of("iid", 5), clients_of("natural", None)
     (20, 5, None)
     """
-    return DEFAULT_CLIENTS if clients is None and registry.parse(spec)[0] not in COUNTS_ITSELF else clients
+    return DEFAULT_CLIENTS if clients is None and registry.parse_spec(spec)[0] not in COUNTS_ITSELF else clients
 
 
 def divide(
-    scheme: registry.Found, columns: Mapping[str, np.ndarray | None], clients: int | None, seed: int
+    scheme: registry.ResolvedSpec, columns: Mapping[str, np.ndarray | None], clients: int | None, seed: int
 ) -> tuple[Lists, Lists | None]:
     """Runs a scheme, as `make` does by name."""
-    clients = clients_of(scheme.name, clients)
+    clients = resolve_num_clients(scheme.name, clients)
     takes = inspect.signature(scheme.function).parameters
     given = {"clients": clients, "seed": seed, **{key: values for key, values in columns.items() if values is not None}}
     for column in COLUMNS:

@@ -16,7 +16,7 @@ from fedjax_core.data.partition.sampling import (
     log_dirichlet,
     log_sum_exp,
 )
-from fedjax_core.data.ragged_index import RowLists
+from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive
 
 FITTING_STEPS = 500  # of iterative proportional fitting; what it leaves over is moved by hand
@@ -32,7 +32,7 @@ def dirichlet(
     min_share: Fraction = 0.0,
     balanced: bool = False,
     max_tries: AtLeastOne = 1000,
-) -> RowLists:
+) -> RaggedIndex:
     """Divides each class over the clients in proportions drawn from a Dirichlet distribution.
 
     Small alpha means more skew: with 10 clients, the largest share of a class that one client gets
@@ -102,7 +102,7 @@ def grouped_dirichlet(
     min_fraction: Fraction = 0.5,
     equal_sizes: bool = True,
     max_tries: AtLeastOne = 1000,
-) -> RowLists:
+) -> RaggedIndex:
     """Divides random parts of the data, each over a group of clients, by a capped Dirichlet
     distribution.
 
@@ -162,12 +162,12 @@ def grouped_dirichlet(
     sizes = np.array([len(part) for part in parts])
     if equal_sizes:
         sizes = apportion(len(labels), np.ones(clients))
-    return RowLists.cut(np.concatenate(parts), sizes)
+    return RaggedIndex.cut(np.concatenate(parts), sizes)
 
 
 def pathological(
     labels: np.ndarray, clients: int, seed: int, *, classes_per_client: AtLeastOne | Sequence[AtLeastOne], equal_volume: bool = True
-) -> RowLists:
+) -> RaggedIndex:
     """Gives each client n classes; a class's examples are divided equally over the clients that
     hold it.
 
@@ -218,7 +218,7 @@ def pathological(
     return _deal(labels, classes, table, rng)
 
 
-def shards(labels: np.ndarray, clients: int, seed: int, *, shards_per_client: AtLeastOne = 2) -> RowLists:
+def shards(labels: np.ndarray, clients: int, seed: int, *, shards_per_client: AtLeastOne = 2) -> RaggedIndex:
     """Sorts the examples by label, cuts them into N * s shards of equal size (up to one example)
     and deals s of them to each client.
 
@@ -252,7 +252,7 @@ def shards(labels: np.ndarray, clients: int, seed: int, *, shards_per_client: At
     shard_size, more = divmod(len(labels), number)
     whose = np.empty(number, np.int64)  # each shard
     whose[rng.permutation(number)] = np.repeat(np.arange(clients), shards_per_client)
-    return RowLists.dealt(by_label, np.repeat(whose, shard_size + (np.arange(number) < more)), clients)
+    return RaggedIndex.dealt(by_label, np.repeat(whose, shard_size + (np.arange(number) < more)), clients)
 
 
 def _fit_equal_sizes(rows: np.ndarray, log_share: np.ndarray) -> np.ndarray:
@@ -300,7 +300,7 @@ def _move_together(table: np.ndarray, surplus: np.ndarray, logs: np.ndarray) -> 
         surplus[takers] += 1
 
 
-def _deal(labels: np.ndarray, classes: np.ndarray, table: np.ndarray, rng: np.random.Generator) -> RowLists:
+def _deal(labels: np.ndarray, classes: np.ndarray, table: np.ndarray, rng: np.random.Generator) -> RaggedIndex:
     """Deals `table[c, i]` random examples of class c to client i, disjointly; examples beyond the
     table's sums go to nobody.
     """
@@ -308,4 +308,4 @@ def _deal(labels: np.ndarray, classes: np.ndarray, table: np.ndarray, rng: np.ra
     rows = np.concatenate([of_class[: numbers.sum()] for of_class, numbers in zip(shuffled, table, strict=True)])
     everyone = np.arange(table.shape[1])
     whose = np.concatenate([np.repeat(everyone, numbers) for numbers in table])
-    return RowLists.dealt(rows, whose, len(everyone))
+    return RaggedIndex.dealt(rows, whose, len(everyone))

@@ -10,12 +10,12 @@ import numpy as np
 
 from fedjax_core.data.apportion import apportion
 from fedjax_core.data.partition.sampling import Index
-from fedjax_core.data.ragged_index import RowLists
+from fedjax_core.data.ragged_index import RaggedIndex
 
 _BLOCK = 2**22  # examples that are drawn at once
 
 
-def choose_examples(rng: np.random.Generator, of_class: Index, numbers: np.ndarray, replace: bool) -> RowLists:
+def choose_examples(rng: np.random.Generator, of_class: Index, numbers: np.ndarray, replace: bool) -> RaggedIndex:
     """Draws `numbers[i, c]` random examples of class c for each client i; with repetition only
     where a class has fewer and `replace` allows it.
 
@@ -38,7 +38,7 @@ def choose_examples(rng: np.random.Generator, of_class: Index, numbers: np.ndarr
             drawn.append(whose * limit + rows[places])
         cells = np.sort(np.concatenate(drawn))
         parts.append((cells % limit).astype(np.int32))
-    return RowLists(np.concatenate(parts), np.cumsum(sizes) - sizes, sizes)
+    return RaggedIndex(np.concatenate(parts), np.cumsum(sizes) - sizes, sizes)
 
 
 def _with_repetition(rng: np.random.Generator, numbers: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:

@@ -4,7 +4,7 @@ import numpy as np
 
 from fedjax_core.data.apportion import make_generator
 from fedjax_core.data.partition.sampling import Index, check_labels, sort_indices
-from fedjax_core.data.ragged_index import RowLists
+from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.option_types import AtLeastOne
 
 
@@ -69,7 +69,7 @@ def by_domain(
 
 def natural(
     ids: np.ndarray, clients: int | None, seed: int, test_ids: np.ndarray | None = None
-) -> tuple[RowLists, RowLists | None]:
+) -> tuple[RaggedIndex, RaggedIndex | None]:
     """Keeps the clients that come with the data, such as the writers of handwritten characters.
 
     Args:
@@ -98,14 +98,14 @@ def natural(
     return _rows_of(ids, chosen), _rows_of(check_labels(test_ids, 1, "id"), chosen)
 
 
-def _rows_of(ids: np.ndarray, chosen: np.ndarray) -> RowLists:
+def _rows_of(ids: np.ndarray, chosen: np.ndarray) -> RaggedIndex:
     """Returns the examples of each chosen id, in one pass over the sorted ids; each list ascends,
     as the sort is stable.
     """
     order = np.argsort(ids, kind="stable")
     ids = ids[order]
     first = np.searchsorted(ids, chosen, "left")
-    lists = RowLists(order, first, np.searchsorted(ids, chosen, "right") - first)
+    lists = RaggedIndex(order, first, np.searchsorted(ids, chosen, "right") - first)
     if lists.total == len(order):
         return lists
-    return RowLists(lists.joined(), np.cumsum(lists.size) - lists.size, lists.size)
+    return RaggedIndex(lists.joined(), np.cumsum(lists.size) - lists.size, lists.size)

@@ -19,10 +19,10 @@ from fedjax_core.data.partition.sampling import (
     choose_examples,
     log_dirichlet,
 )
-from fedjax_core.data.ragged_index import RowLists
+from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 
-Lists = Index | RowLists
+Lists = Index | RaggedIndex
 _BLOCK = 2**22  # examples, and shares of classes, that are drawn at once where clients are very many
 
 
@@ -179,7 +179,7 @@ def overlapping_dirichlet(
     classes, rows = np.unique(labels, return_counts=True)
     rng = make_generator(seed, "overlapping_dirichlet")
     if isinstance(alpha, str):
-        registry.choose("way to draw alpha", alpha, ("random_over_classes", "random_over_clients"))
+        registry.check_choice("way to draw alpha", alpha, ("random_over_classes", "random_over_clients"))
         drawn = 1.0 - rng.random((clients, len(classes)))
         concentration = drawn / drawn.sum(1 if alpha == "random_over_classes" else 0, keepdims=True)
     else:
@@ -256,5 +256,5 @@ def _together(clients: int, numbers, available, of_class, draw, rng, replace: bo
             refuse(int(ids[left[0]]), wanted[left[0]])
         for part in (0, 1):
             rows[part].append(large_populations.choose_examples(rng, of_class[part], wanted[:, part], replace).rows)
-    train, test = (RowLists.cut_evenly(np.concatenate(part), clients) for part in rows)
+    train, test = (RaggedIndex.cut_evenly(np.concatenate(part), clients) for part in rows)
     return train, test

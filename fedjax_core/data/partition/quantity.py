@@ -15,11 +15,11 @@ from fedjax_core.data.partition.sampling import (
     draw_until_min_size,
     log_dirichlet,
 )
-from fedjax_core.data.ragged_index import RowLists
+from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 
 
-def iid(labels: np.ndarray, clients: int, seed: int) -> RowLists:
+def iid(labels: np.ndarray, clients: int, seed: int) -> RaggedIndex:
     """Shuffles all examples and cuts them into N parts of equal size (up to one example).
 
     Args:
@@ -35,12 +35,12 @@ def iid(labels: np.ndarray, clients: int, seed: int) -> RowLists:
     """
     labels = check_labels(labels, clients)
     size, more = divmod(len(labels), clients)
-    return RowLists.cut(make_generator(seed, "iid").permutation(len(labels)), size + (np.arange(clients) < more))
+    return RaggedIndex.cut(make_generator(seed, "iid").permutation(len(labels)), size + (np.arange(clients) < more))
 
 
 def quantity_skew(
     labels: np.ndarray, clients: int, seed: int, *, alpha: Alpha, min_size: AtLeastZero = 1, max_tries: AtLeastOne = 1000
-) -> RowLists:
+) -> RaggedIndex:
     """Draws client sizes from a Dirichlet distribution, and examples at random: label distributions
     agree, quantities do not.
 
@@ -72,7 +72,7 @@ def quantity_skew(
 
     concentration = check_concentration(alpha, clients, "client")
     sizes = draw_until_min_size(draw, "quantity_skew", concentration, min_size, len(labels), clients, max_tries)[0]
-    return RowLists.cut(rng.permutation(len(labels)), sizes)
+    return RaggedIndex.cut(rng.permutation(len(labels)), sizes)
 
 
 def long_tail(labels: np.ndarray, seed: int, *, rho: float) -> np.ndarray:

@@ -70,7 +70,7 @@ from fedjax_core.data.sources.tff import femnist, shakespeare, stackoverflow
 from fedjax_core.data.sources.toy import blank, diabetes, digits, multilabel
 from fedjax_core.data.sources.user_photos import flair, inaturalist, landmarks
 
-__all__ = ["DATA_VARIABLE", "GIVEN", "PREFIXED", "READERS", "Dataset", "find", "from_arrays", "from_table", "load"]
+__all__ = ["DATA_VARIABLE", "GIVEN", "PREFIXED", "READERS", "Dataset", "find_reader", "from_arrays", "from_table", "load"]
 
 READERS: dict[str, Callable[..., Dataset]] = {
     "digits": digits,
@@ -112,7 +112,7 @@ PREFIXED = dict.fromkeys(("npz", "csv", "jsonl", "parquet", "array_record"), "FI
 GIVEN = ("data_dir", "load", "training_examples")  # arguments of a reader that are no options of its own
 
 
-def find(spec: str, options: Mapping[str, Any] | None = None, *, field: str = "") -> registry.Found:
+def find_reader(spec: str, options: Mapping[str, Any] | None = None, *, field: str = "") -> registry.ResolvedSpec:
     """Finds the reader that a spec names and checks its options; reads no data.
 
     Args:
@@ -125,13 +125,15 @@ def find(spec: str, options: Mapping[str, Any] | None = None, *, field: str = ""
       ValueError: an unknown name, or an option has a value that it may not have.
       TypeError: an option that the reader does not have, or one that is missing.
     """
-    kind, colon, rest = registry.parse(spec, field)[0].partition(":")
+    kind, colon, rest = registry.parse_spec(spec, field)[0].partition(":")
     path = {"path": rest} if colon and kind in PREFIXED else {}
     if path and not rest:
         raise ValueError(f"data set {spec!r} has nothing after the colon: must be {kind}:{PREFIXED[kind]}.")
     if path and "path" in (options or {}):
         raise ValueError(f"data set {spec!r} is also given path={dict(options or {})['path']!r}: give one of them.")
-    return registry.find("data set", spec, READERS, given=GIVEN, prefixes=PREFIXED, field=field, options=path | dict(options or {}))
+    return registry.resolve_spec(
+        "data set", spec, READERS, given=GIVEN, prefixes=PREFIXED, field=field, options=path | dict(options or {})
+    )
 
 
 def load(name: str, data_dir: str | os.PathLike | None = None, **options: Any) -> Dataset:
@@ -151,10 +153,12 @@ def load(name: str, data_dir: str | os.PathLike | None = None, **options: Any) -
       TypeError: an option that the reader does not have; or a reader from outside that returns
         something else than a data set.
     """
-    return read(find(name, options), data_dir)
+    return read_dataset(find_reader(name, options), data_dir)
 
 
-def read(reader: registry.Found, data_dir: str | os.PathLike | None = None, training_examples: int | None = None) -> Dataset:
+def read_dataset(
+    reader: registry.ResolvedSpec, data_dir: str | os.PathLike | None = None, training_examples: int | None = None
+) -> Dataset:
     """Loads a data set as `load` does, with a reader from `find`.
 
     Args:
@@ -182,7 +186,7 @@ def _checked(name: str, result: Any) -> Dataset:
     else:
         wanted = "a Dataset, a mapping of the arguments of from_arrays, or (train_x, train_y, test_x, test_y)"
         raise TypeError(f"data set {name!r} returned {type(result).__name__}: must be {wanted}.")
-    registry.check(f"what data set {name!r} returned", from_arrays, (), given)
+    registry.check_call(f"what data set {name!r} returned", from_arrays, (), given)
     try:
         if isinstance(result, Dataset):
             given["targets"] = targets_of(np.asarray(result.train.y))

@@ -84,7 +84,7 @@ def cifar100(data_dir: Path, labels: str = "fine") -> Dataset:
 
 def read_cifar(name: str, spec: Cifar, data_dir: Path, labels: str) -> Dataset:
     """Reads either archive: records of label bytes and 3x32x32 pixels, channels first, no header."""
-    registry.choose("label set", labels, spec.labels)
+    registry.check_choice("label set", labels, spec.labels)
     names_file, classes = spec.labels[labels]
     how = f"get https://www.cs.toronto.edu/~kriz/{spec.archive} and put it there, packed or unpacked"
     where = file_checks.find_file(

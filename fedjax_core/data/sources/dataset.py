@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_core import registry
 from fedjax_core.algorithm import TARGETS, Examples
 from fedjax_core.data import input_range
-from fedjax_core.data.row_readers import in_file
+from fedjax_core.data.row_readers import locate_in_file
 
 CHANNELS = (1, 3, 4)  # of images
 UNNAMED = 1000  # classes that there may be without names, however many of them are missing
@@ -109,7 +109,7 @@ def from_arrays(
       ValueError: a wrong shape, type or range, or images of training and test set in different
         ranges; the message names the array, what it found and what is allowed.
     """
-    registry.choose("targets", targets, TARGETS)
+    registry.check_choice("targets", targets, TARGETS)
     parts = {"train": (train_x, train_y), "test": (test_x, test_y)}
     if targets == "tokens" and train_y is None and test_y is None:
         parts = {part: shift_tokens(f"{part}_x", x) for part, (x, _) in parts.items()}
@@ -225,7 +225,7 @@ def _of_one_type(parts: Mapping[str, np.ndarray], targets: str) -> dict[str, np.
             value_range = f"{name} has values from {values.min()} to {values.max()}"
             if targets == "tokens":
                 raise ValueError(f"{value_range}: token ids must fit 32 bits.")
-            if in_file(values):
+            if locate_in_file(values):
                 raise ValueError(
                     f"{value_range}, and float32 has every integer up to {limit} alone: subtract a number near them, "
                     "and write the file as float32."

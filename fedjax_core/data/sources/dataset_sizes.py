@@ -14,7 +14,13 @@ from fedjax_core.algorithm import Examples
 from fedjax_core.data.sources.dataset import Dataset
 from fedjax_core.data.sources.mnist_idx import EMNIST_NAMES, EMNIST_ROWS
 
-MADE = ("digits", "diabetes", "multilabel", "text", "blank")  # sets that need no file: they are small, and read as they are
+WITHOUT_FILES = (
+    "digits",
+    "diabetes",
+    "multilabel",
+    "text",
+    "blank",
+)  # sets that need no file: they are small, and read as they are
 
 
 class Size(NamedTuple):
@@ -43,7 +49,7 @@ _IMAGE |= {"cifar100": (50_000, 10_000, (32, 32, 3), 100), "svhn": (73_257, 26_0
 _IMAGE |= {"fashion_mnist": _IMAGE["mnist"], "svhn_cropped": _IMAGE["svhn"]}
 
 
-def size(name: str, options: Mapping[str, Any]) -> Size | None:
+def published_size(name: str, options: Mapping[str, Any]) -> Size | None:
     """Returns the size of a published set with its reader's options; None where it is
     known from its files alone.
 
@@ -91,7 +97,7 @@ def _of_users(whole: Size, users: int | None) -> Size:
     return whole._replace(rows=max(1, whole.rows * users // whole.users), users=users)
 
 
-def stand_in(size: Size, name: str, domains: int = 1) -> Dataset:
+def mock_dataset(size: Size, name: str, domains: int = 1) -> Dataset:
     """Makes a data set of a size: all examples alike; classes, clients and domains in turn.
 
     Args:
@@ -122,7 +128,7 @@ def stand_in(size: Size, name: str, domains: int = 1) -> Dataset:
     return Dataset(name, parts[0], parts[1], names, **whose)
 
 
-def smaller(size: Size, pixels: int | None, rows: int | None) -> Size:
+def subsample_size(size: Size, pixels: int | None, rows: int | None) -> Size:
     """Returns the size that `data.subsample` would leave.
 
     Raises:

@@ -9,7 +9,7 @@ from fedjax_core.algorithm import Examples, targets_of
 from fedjax_core.data.apportion import make_generator
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
 from fedjax_core.data.sources.file_checks import SPLIT_SEED, TestFraction, stratified_fraction_mask
-from fedjax_core.data.target_types import need_classes, stratify
+from fedjax_core.data.target_types import require_classes, stratify
 
 Load = Callable[[str], Dataset]  # by its spec, such as "digits" or "npz(path='pacs64.npz')"
 SUPERCLASS = (  # of each class of CIFAR-100, both in alphabetical order
@@ -44,9 +44,9 @@ def fc100(load: Load, of: str = "cifar100", test: str = "test") -> Dataset:
       ValueError: the other set has not the classes of CIFAR-100; or what reading the other set
         raises.
     """
-    registry.choose("FC100 test", test, ("test", "validation"))
+    registry.check_choice("FC100 test", test, ("test", "validation"))
     dataset = load(of)
-    need_classes(f"fc100(of={of!r})", dataset.train.y, "give a source that has all of CIFAR-100")
+    require_classes(f"fc100(of={of!r})", dataset.train.y, "give a source that has all of CIFAR-100")
     if len(dataset.class_names) != len(SUPERCLASS) or list(dataset.class_names) != sorted(dataset.class_names):
         raise ValueError(
             f"fc100: of={of!r} has {len(dataset.class_names)} classes, {', '.join(dataset.class_names[:3])} ...: must have the "
@@ -72,7 +72,7 @@ def unseen(load: Load, of: str, classes: Sequence[int]) -> Dataset:
         other set raises.
     """
     dataset = load(of)
-    need_classes(f"unseen(of={of!r})", dataset.train.y, "use a set with classes")
+    require_classes(f"unseen(of={of!r})", dataset.train.y, "use a set with classes")
     number = len(dataset.class_names)
     wanted = np.unique(np.asarray(classes, int))
     if len(wanted) != len(classes) or not 1 <= len(wanted) < number or not 0 <= wanted[0] <= wanted[-1] < number:
@@ -99,7 +99,7 @@ def unseen_domain(load: Load, of: str, domain: str) -> Dataset:
     dataset = load(of)
     if dataset.train_domains is None or dataset.test_domains is None:
         raise ValueError(f"unseen_domain: of={of!r} has no domains; needs a set that has, such as folder(path=DIR, domains=True).")
-    left_out = dataset.domain_names.index(registry.choose(f"domain of {of}", domain, dataset.domain_names))
+    left_out = dataset.domain_names.index(registry.check_choice(f"domain of {of}", domain, dataset.domain_names))
     x, y = (np.concatenate(column) for column in zip(dataset.train, dataset.test, strict=True))
     domains = np.concatenate([dataset.train_domains, dataset.test_domains])
     test = domains == left_out
@@ -132,7 +132,7 @@ def only(load: Load, of: str, classes: Sequence[int]) -> Dataset:
         other set raises.
     """
     dataset = load(of)
-    need_classes(f"only(of={of!r})", dataset.train.y, "use the whole set, or one with classes")
+    require_classes(f"only(of={of!r})", dataset.train.y, "use the whole set, or one with classes")
     number, wanted = len(dataset.class_names), np.asarray(classes, int)
     if not len(wanted) or len({*wanted.tolist()}) < len(wanted) or not 0 <= min(wanted) <= max(wanted) < number:
         raise ValueError(f"only: classes={classes}: must be some of the labels 0 to {number - 1} of {of!r}, each once.")

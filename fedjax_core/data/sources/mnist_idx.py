@@ -82,7 +82,7 @@ def emnist(data_dir: Path, split: str = "balanced") -> Dataset:
         put them.
       ValueError: they are truncated, damaged or others; or there is no such split.
     """
-    registry.choose("EMNIST split", split, EMNIST_NAMES)
+    registry.check_choice("EMNIST split", split, EMNIST_NAMES)
     return read_emnist(data_dir, split, EMNIST_ROWS[split])
 
 

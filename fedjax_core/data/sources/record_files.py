@@ -251,7 +251,7 @@ def _text(part: str, i: int, row: dict[str, Any], column: str) -> list[str]:
     if column in row and is_missing(row[column]):
         return []
     if not isinstance(row.get(column), str):
-        raise ValueError(f"{part}: row {i} of column {column!r} is {option_types.short(row.get(column))}: must be a text.")
+        raise ValueError(f"{part}: row {i} of column {column!r} is {option_types.shorten(row.get(column))}: must be a text.")
     return row[column].split()
 
 

@@ -129,7 +129,7 @@ def _encode_one_hot(held: Mapping[str, Column], column: str, fill: float) -> dic
         for i, cell in enumerate(cells):
             if not isinstance(cell, str | int | float | np.generic | None):
                 wanted = "must be a text or a number, to be one of the values of a categorical column"
-                raise ValueError(f"{part}: row {i} of column {column!r} is {option_types.short(cell)}: {wanted}.")
+                raise ValueError(f"{part}: row {i} of column {column!r} is {option_types.shorten(cell)}: {wanted}.")
     values = {cell for cells in plain.values() for cell in cells} - {None}
     index = {cell: i for i, cell in enumerate(sorted(values, key=lambda cell: (isinstance(cell, str), cell)))}
     one_hot = {}
@@ -159,7 +159,7 @@ def _decode_images(held: Mapping[str, Column], column: str, size: int | None) ->
         images[part] = [cell["bytes"] if isinstance(cell, Mapping) and "bytes" in cell else cell for cell in cells]
         for i, (cell, image) in enumerate(zip(cells, images[part], strict=True)):
             if image is None and cell is not None:
-                path = option_types.short(cell.get("path"))
+                path = option_types.shorten(cell.get("path"))
                 hint = "write the files themselves into the table"
                 raise ValueError(f"{where(part, i)} has the path {path} of an image and no bytes; {hint}.")
             if not is_missing(cell) and not is_image(cell):
@@ -213,7 +213,7 @@ def _stack(part: str, name: str, cells: Column, axes: int | None = None, fill: f
         if array.dtype.kind not in "buif":
             value, hint = type(cell).__name__, ""
             if isinstance(cell, str):
-                value = option_types.short(cell)
+                value = option_types.shorten(cell)
                 hint = f"; a column of categories is named in categorical=({name!r},), one of texts takes words= and length="
             raise ValueError(f"{part}: row {i} of column {name!r} is {value}: must be numbers of one shape, or an image{hint}.")
         first = array if first is None else first
@@ -297,7 +297,7 @@ def encode_labels(
             first = first or (i, type(label))
             if type(label) is not first[1] or type(label) not in _LABEL_TYPES:
                 wanted = f"{_LABEL_TYPES[first[1]]}, as row {first[0]}" if first[1] in _LABEL_TYPES else "an integer or a text"
-                value = option_types.short(parts[part][column][i])
+                value = option_types.shorten(parts[part][column][i])
                 raise ValueError(f"{part}: row {i} of column {column!r} is {value}: must be {wanted}.")
     kind = int if first is None else first[1]
     if kind is bool:

@@ -91,8 +91,8 @@ def from_table(
     if not x:
         raise ValueError(f"x={x!r}: must be a column, or several columns of numbers.")
     tables = {"train": train} if test is None else {"train": train, "test": test}
-    registry.choose("targets", targets, TARGETS)
-    registry.choose("missing", missing, MISSING)
+    registry.check_choice("targets", targets, TARGETS)
+    registry.check_choice("missing", missing, MISSING)
     x_columns, y_columns = ([columns] if isinstance(columns, str) else list(columns or ()) for columns in (x, y))
     if targets == "classes" and len(y_columns) != 1:
         raise ValueError(f"y={y!r}: classes are in one column; of several columns targets are 'labels' or 'numbers'.")
@@ -202,7 +202,7 @@ def _complete_rows(
             log.warning("%s: %d of %d cells of column %r are missing and become its mean", part, mask.sum(), len(mask), column)
             continue
         also = ", missing='mean' puts the training rows' mean in its place" if can_fill else ""
-        what = f"row {i} of column {column!r} is missing ({option_types.short(held[column][i])})"
+        what = f"row {i} of column {column!r} is missing ({option_types.shorten(held[column][i])})"
         raise ValueError(f"{part}: {what}; missing='drop' leaves such rows out{also}.")
     dropped = np.any([*lacks.values()], 0)
     if missing != "drop" or not dropped.any():

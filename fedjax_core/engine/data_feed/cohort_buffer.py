@@ -29,8 +29,8 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from fedjax_core.algorithm import Array, PyTree
-from fedjax_core.data.ragged_index import RowLists
-from fedjax_core.data.row_readers import Reader
+from fedjax_core.data.ragged_index import RaggedIndex
+from fedjax_core.data.row_readers import ExampleReader
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays, IndexTable
 from fedjax_core.engine.sharding.mesh import AXIS
 from fedjax_core.engine.simulation_spec import SimulationSpec
@@ -83,7 +83,7 @@ def count_examples(tables: Sequence[IndexTable], ids: np.ndarray) -> np.ndarray:
     return np.sum([sizes(table).sum(1, dtype=np.int64) for table in tables], axis=0)
 
 
-def pack(reader: Reader, tables: Sequence[IndexTable], ids: np.ndarray, capacity: int) -> tuple[PyTree, list[BufferTable]]:
+def pack(reader: ExampleReader, tables: Sequence[IndexTable], ids: np.ndarray, capacity: int) -> tuple[PyTree, list[BufferTable]]:
     """Returns a buffer's part, leaves [capacity, ...], with the examples of clients `ids` [C], and its tables.
 
     Raises:
@@ -95,7 +95,7 @@ def pack(reader: Reader, tables: Sequence[IndexTable], ids: np.ndarray, capacity
         mask = ids < len(table.size)
         known = np.where(mask, ids, 0)
         size = np.where(mask, table.size[known], 0).astype(np.int32)
-        rows.append(RowLists(np.asarray(table.rows), np.asarray(table.start)[known], size).joined())
+        rows.append(RaggedIndex(np.asarray(table.rows), np.asarray(table.start)[known], size).joined())
         ends = begin + np.cumsum(size)
         buffer_tables.append(BufferTable(ids, (ends - size).astype(np.int32), size, table.most))
         begin = int(ends[-1]) if len(ends) else begin

@@ -10,8 +10,8 @@ import numpy as np
 
 from fedjax_core.algorithm import Array, Examples, PyTree
 from fedjax_core.data.federated_data import FederatedData
-from fedjax_core.data.ragged_index import RowLists
-from fedjax_core.training.few_shot import Episodes
+from fedjax_core.data.ragged_index import RaggedIndex
+from fedjax_core.training.few_shot import EpisodeSampler
 
 
 @jax.tree_util.register_dataclass
@@ -37,7 +37,7 @@ class IndexTable:
         return jnp.where(jnp.arange(self.most) < jnp.asarray(self.size)[i], indices, self.filler)
 
 
-def make_index_table(lists: RowLists) -> IndexTable:
+def make_index_table(lists: RaggedIndex) -> IndexTable:
     """Returns the table of some lists, on the host; it shares their memory."""
     most = max(1, int(lists.size.max(initial=0)))
     return IndexTable(lists.followed(most), lists.start, lists.size, most)
@@ -78,7 +78,7 @@ class DeviceArrays(NamedTuple):
 
 
 def make_host_arrays(
-    clients: Sequence[np.ndarray], tasks: tuple[PyTree, ...], data: FederatedData, episodes: Episodes | None
+    clients: Sequence[np.ndarray], tasks: tuple[PyTree, ...], data: FederatedData, episodes: EpisodeSampler | None
 ) -> DeviceArrays:
     """Returns the arrays that all rounds read, on the host.
 
@@ -99,7 +99,7 @@ def make_host_arrays(
         index, size = _tabulate(data.unseen.train_index)
         test_index, test_size = _tabulate(data.unseen.test_index)
         arrays = arrays._replace(unseen_index=index, unseen_size=size, unseen_test_index=test_index, unseen_test_size=test_size)
-    validation = RowLists.of(data.validation_index)
+    validation = RaggedIndex.of(data.validation_index)
     if not validation.total:
         return arrays
     return arrays._replace(
@@ -111,5 +111,5 @@ def make_host_arrays(
 
 def _tabulate(lists: Any) -> tuple[IndexTable, np.ndarray]:
     """Returns the table of some lists, and their sizes."""
-    lists = RowLists.of(lists)
+    lists = RaggedIndex.of(lists)
     return make_index_table(lists), lists.size

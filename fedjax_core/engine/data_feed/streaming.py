@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from fedjax_core.algorithm import PyTree
-from fedjax_core.data.row_readers import Reader
+from fedjax_core.data.row_readers import ExampleReader
 from fedjax_core.engine import client_loop
 from fedjax_core.engine.data_feed import cohort_buffer
 from fedjax_core.engine.data_feed.cohort_buffer import PART
@@ -254,7 +254,7 @@ class TestSetBatches:
       at_once: batches of a device in one block.
     """
 
-    def __init__(self, reader: Reader, rows: np.ndarray, batch: int, devices: int, put: Callable[[PyTree], PyTree]):
+    def __init__(self, reader: ExampleReader, rows: np.ndarray, batch: int, devices: int, put: Callable[[PyTree], PyTree]):
         self._reader, self._rows, self._put, self.devices = reader, rows, put, devices
         self.number, self.batch = len(rows), max(1, min(batch, len(rows)))
         self.batches_per_device = math.ceil(math.ceil(len(rows) / self.batch) / devices)

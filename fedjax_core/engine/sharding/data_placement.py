@@ -86,14 +86,14 @@ def choose_placement(place: str | None, data: FederatedData, mesh: Mesh) -> Plac
       ValueError: there is no such place.
     """
     if place is not None:
-        return Placed(registry.choose("plan.data", place, PLACES), "")
+        return Placed(registry.check_choice("plan.data", place, PLACES), "")
     leaves = [leaf for leaf in jax.tree.leaves((data.train, data.test)) if isinstance(leaf, np.ndarray)]
     needed, available = sum(leaf.nbytes for leaf in leaves), _device_memory(mesh)
     where = "device" if needed <= DATA_SHARE * available else "host"
-    if where == "host" and any(row_readers.in_file(leaf) for leaf in leaves):
+    if where == "host" and any(row_readers.locate_in_file(leaf) for leaf in leaves):
         where = "disk"
     why = f"{row_readers.format_bytes(needed)} of rows, a device has {row_readers.format_bytes(available)}"
-    return Placed(*distributed.said([where, why]))
+    return Placed(*distributed.broadcast_from_process_0([where, why]))
 
 
 def _device_memory(mesh: Mesh) -> float:
@@ -108,7 +108,7 @@ def _device_memory(mesh: Mesh) -> float:
     return row_readers.machine_memory() if published is None else published.memory
 
 
-def open_data(placed: Placed, data: FederatedData) -> tuple[FederatedData, dict[str, row_readers.Reader]]:
+def open_data(placed: Placed, data: FederatedData) -> tuple[FederatedData, dict[str, row_readers.ExampleReader]]:
     """Returns the data, stored as `placed` says, and readers of "train" and "test"; none if all is on the devices.
 
     Raises:
@@ -116,6 +116,6 @@ def open_data(placed: Placed, data: FederatedData) -> tuple[FederatedData, dict[
     """
     if placed.where == "device":
         return data, {}
-    make_reader = row_readers.in_memory if placed.where == "host" else row_readers.on_disk
+    make_reader = row_readers.open_in_memory if placed.where == "host" else row_readers.open_on_disk
     readers = {part: make_reader(getattr(data, part)) for part in ("train", "test")}
     return dataclasses.replace(data, **{part: reader.like for part, reader in readers.items()}), readers

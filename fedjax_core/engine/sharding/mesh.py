@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from fedjax_core.algorithm import Array, PyTree
-from fedjax_core.lazy_array import Deferred
+from fedjax_core.lazy_array import LazyArray
 
 AXIS, MODEL = "clients", "model"
 
@@ -76,7 +76,7 @@ def put(tree: PyTree, mesh: Mesh, shardings: PyTree = None) -> PyTree:
     shardings = replicated(mesh) if shardings is None else shardings
     leaves, structure = jax.tree.flatten(tree)
     is_local = all(sharding.is_fully_addressable for sharding in jax.tree.leaves(shardings))
-    if is_local and not any(isinstance(leaf, Deferred) for leaf in leaves):
+    if is_local and not any(isinstance(leaf, LazyArray) for leaf in leaves):
         return jax.device_put(jax.tree.map(np.asarray, tree), shardings)
     of_leaves = jax.tree.map(lambda sharding, part: jax.tree.map(lambda _: sharding, part), shardings, tree)
     pairs = zip(leaves, jax.tree.leaves(of_leaves), strict=True)
@@ -84,7 +84,7 @@ def put(tree: PyTree, mesh: Mesh, shardings: PyTree = None) -> PyTree:
 
 
 def _put_leaf(leaf: Any, sharding: Any) -> Array:
-    if isinstance(leaf, Deferred):
+    if isinstance(leaf, LazyArray):
         return leaf.placed(sharding)
     array = np.asarray(leaf)
     if sharding.is_fully_addressable:

@@ -20,7 +20,7 @@ from fedjax_core.data.row_readers import format_bytes
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.sharding.mesh import AXIS, MODEL, client_sharded, replicated
 from fedjax_core.engine.simulation_spec import SimulationSpec, State
-from fedjax_core.task import Axes, axis_of
+from fedjax_core.task import Axes, find_model_axis
 
 MAX_NAMED = 3  # arrays that a warning names
 log = logging.getLogger("fedjax_core")
@@ -86,7 +86,7 @@ def _warn_of_replicated(name: str, trees: PyTree, axes: Axes, devices: int) -> N
     for path, leaf in jax.tree_util.tree_leaves_with_path(trees):
         shape = tuple(getattr(leaf, "shape", ()))
         keys = jax.tree_util.keystr(path, simple=True, separator="/")
-        axis = axis_of(keys, axes)
+        axis = find_model_axis(keys, axes)
         if axis is None:
             continue
         named += 1
@@ -123,7 +123,7 @@ def shardings(tree: PyTree, axes: Axes, mesh: Mesh, *front: str | None) -> PyTre
     def shard(path: Any, leaf: Any) -> NamedSharding:
         shape = tuple(getattr(leaf, "shape", ()))
         names: list[str | None] = [None] * len(shape)
-        axis = axis_of(jax.tree_util.keystr(path, simple=True, separator="/"), axes)
+        axis = find_model_axis(jax.tree_util.keystr(path, simple=True, separator="/"), axes)
         if axis is not None and _is_divisible(shape, axis, mesh.shape[MODEL]):
             names[axis] = MODEL
         return NamedSharding(mesh, PartitionSpec(*front, *names))

@@ -34,7 +34,7 @@ from fedjax_core.language.models.transformer import (
     Linear,
     Tensor,
     as_pure_functions,
-    fits,
+    check_context,
     linear,
     read_choice,
     read_params,
@@ -42,7 +42,7 @@ from fedjax_core.language.models.transformer import (
     stack_layers,
     token_positions,
 )
-from fedjax_core.nn.kernels.attention import attend, gelu, heads
+from fedjax_core.nn.kernels.attention import attend, gelu, split_heads
 from fedjax_core.task import check_tokens
 
 ACTIVATIONS = {
@@ -130,7 +130,7 @@ class Attention(nnx.Module):
 
     def __call__(self, x: Array, mask: Array) -> Array:
         """Maps [B, T, D] to [B, T, D]."""
-        query, key, value = (heads(part(x), self.heads) for part in (self.query, self.key, self.value))
+        query, key, value = (split_heads(part(x), self.heads) for part in (self.query, self.key, self.value))
         return self.output(attend(query, key, value, mask))
 
 
@@ -198,7 +198,7 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
         return {"embedding": fresh(embedding_key), "layers": layers.init(layers_key)}
 
     def hidden(params: PyTree, tokens: Array, mask: Array, types: Array | None = None, read=None):
-        fits(name, tokens.shape[1], c.context)
+        check_context(name, tokens.shape[1], c.context)
         check_tokens(tokens, c.vocabulary, name, mask)
         types = jnp.zeros_like(tokens) if types is None else types
         check_tokens(types, c.types, f"the types of {name}", mask)

@@ -35,7 +35,7 @@ from fedjax_core.language.models.transformer import (
     Linear,
     Tensor,
     as_pure_functions,
-    fits,
+    check_context,
     greedy_decode,
     linear,
     read_choice,
@@ -44,7 +44,7 @@ from fedjax_core.language.models.transformer import (
     stack_layers,
     token_positions,
 )
-from fedjax_core.nn.kernels.attention import attend, heads
+from fedjax_core.nn.kernels.attention import attend, split_heads
 from fedjax_core.task import check_tokens
 
 ROPE_TYPES = ("default", "linear", "llama3")
@@ -169,8 +169,8 @@ class Attention(nnx.Module):
         """Maps [B, T, D] to [B, T, D]; keys and values are put into the cache (if any) at `place`,
         and all of the cache is looked at.
         """
-        query, key = rotate(heads(self.query(x), self.heads), angles), rotate(heads(self.key(x), self.groups), angles)
-        value = heads(self.value(x), self.groups)
+        query, key = rotate(split_heads(self.query(x), self.heads), angles), rotate(split_heads(self.key(x), self.groups), angles)
+        value = split_heads(self.value(x), self.groups)
         if cache:
             put = lambda kept, new: jax.lax.dynamic_update_slice_in_dim(kept, new.astype(kept.dtype), place, 1)
             cache = {"key": put(cache["key"], key), "value": put(cache["value"], value)}
@@ -264,7 +264,7 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
 
     def hidden(params: PyTree, tokens: Array, mask: Array, read=None):
         t = tokens.shape[1]
-        fits(name, t, c.context)
+        check_context(name, t, c.context)
         check_tokens(tokens, c.vocabulary, name, mask)
         causal = jnp.tril(jnp.ones((t, t), bool))
         outputs = run(params, tokens, token_positions(mask), mask[:, None] & causal[None], read=read)
@@ -277,7 +277,7 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
         params: PyTree, tokens: Array, mask: Array, *, limit: int, stop: tuple[int, ...] = c.stop, beams: int = 1
     ) -> tuple[Array, Array]:
         b, t = tokens.shape
-        fits(name, t + limit, c.context)
+        check_context(name, t + limit, c.context)
         check_tokens(tokens, c.vocabulary, name, mask)
         kept = jnp.zeros((c.layers, b, t + limit, c.groups, c.head_width), params["embedding"].dtype)
 

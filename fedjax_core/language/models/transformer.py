@@ -29,7 +29,7 @@ from flax import nnx
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Array, PyTree
-from fedjax_core.lazy_array import Deferred
+from fedjax_core.lazy_array import LazyArray
 from fedjax_core.task import Axes
 
 DTYPES = ("float32", "bfloat16")
@@ -183,7 +183,7 @@ def name_layers(outputs: Array) -> dict[str, Array]:
     return {f"layer{i + 1}": outputs[i] for i in range(len(outputs))}
 
 
-def fits(name: str, tokens: int, context: int) -> None:
+def check_context(name: str, tokens: int, context: int) -> None:
     """Raises ValueError for more tokens than a model takes."""
     if tokens > context:
         raise ValueError(f"{tokens} tokens, padding with them, for {name}: it takes at most {context}")
@@ -284,7 +284,7 @@ def read_params(
       ValueError: a tensor is missing, has another shape, is not of floats, or is none of the
         model's; or another dtype.
     """
-    registry.choose("dtype", dtype, DTYPES)
+    registry.check_choice("dtype", dtype, DTYPES)
     is_tensor = lambda x: isinstance(x, Tensor)
     pairs = [(t, s) for t, s in zip(jax.tree.leaves(where, is_leaf=is_tensor), jax.tree.leaves(like), strict=True)]
     wanted: dict[str, tuple[int, ...]] = {}
@@ -316,7 +316,7 @@ def read_params(
                 out[i] = turned(tensor.name.format(number), index[1:])
             return out
 
-        shape_in_files = Deferred(shape.shape, jnp.dtype(dtype), part)
+        shape_in_files = LazyArray(shape.shape, jnp.dtype(dtype), part)
         return shape_in_files if later else jnp.asarray(np.asarray(shape_in_files))
 
     return jax.tree.map(leaf, where, like, is_leaf=is_tensor)

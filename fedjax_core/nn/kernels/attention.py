@@ -15,10 +15,10 @@ from fedjax_core.nn.kernels import are_kernels_enabled
 
 Array = jax.Array
 
-MINUS = -1e30  # finite, so that a query without any key has no NaN
+MASKED_SCORE = -1e30  # finite, so that a query without any key has no NaN
 
 
-def heads(x: Array, number: int) -> Array:
+def split_heads(x: Array, number: int) -> Array:
     """Splits [B, T, number * E] into [B, T, number, E]."""
     return x.reshape(*x.shape[:-1], number, -1)
 
@@ -44,7 +44,7 @@ def attend(query: Array, key: Array, value: Array, mask: Array | None = None) ->
     key, value = key.transpose(0, 2, 1, 3), value.transpose(0, 2, 1, 3)
     scores = jnp.einsum("bgqe,bgse->bgqs", query, key, preferred_element_type=jnp.float32) * e**-0.5
     if mask is not None:
-        scores = jnp.where(mask[:, None, None], scores.reshape(b, g, -1, t, s), MINUS).reshape(scores.shape)
+        scores = jnp.where(mask[:, None, None], scores.reshape(b, g, -1, t, s), MASKED_SCORE).reshape(scores.shape)
     mixed = jnp.einsum("bgqs,bgse->bgqe", _softmax(scores).astype(value.dtype), value)
     return mixed.reshape(b, g, -1, t, e).transpose(0, 3, 1, 2, 4).reshape(b, t, h * e)
 

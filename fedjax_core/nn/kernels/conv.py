@@ -30,7 +30,7 @@ _backend: contextvars.ContextVar[str | None] = contextvars.ContextVar("backend",
 
 
 @contextlib.contextmanager
-def compiled_for(backend: str) -> Iterator[None]:
+def tracing_for(backend: str) -> Iterator[None]:
     """Traces for another backend than jax's default: "cpu", "gpu" or "tpu"."""
     token = _backend.set(backend)
     try:
@@ -43,7 +43,7 @@ def _current_backend() -> str:
     return _backend.get() or jax.default_backend()
 
 
-def describe(form: str = "auto", backend: str | None = None) -> dict[str, str]:
+def describe_conv(form: str = "auto", backend: str | None = None) -> dict[str, str]:
     """Resolves a form of convolution, and "auto" in particular; runs record the result.
 
     On CPUs "canonical" was fastest inside loops, for whole training steps (step time relative to
@@ -93,7 +93,7 @@ def conv(x: Array, kernel: Array, stride: int = 1, padding: Padding = "SAME", fo
       ValueError: unknown `form` or `padding`.
     """
     around = resolve_padding(x.shape[1:3], kernel.shape[:2], stride, padding)
-    describe(form)  # raises for an unknown form
+    describe_conv(form)  # raises for an unknown form
     if not are_kernels_enabled():
         return _native(x, kernel, stride, around)
     if form in ("native", "patches"):
@@ -359,7 +359,7 @@ _chosen.defvjp(_chosen_forward, _chosen_backward)
 
 
 def _forms(form: str) -> tuple[_Form, _Form]:
-    chosen = describe(form)
+    chosen = describe_conv(form)
     return _FORMS[chosen["alone"]], _FORMS[chosen["vmapped"]]
 
 

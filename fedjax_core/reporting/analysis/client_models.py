@@ -7,12 +7,12 @@ import jax
 import numpy as np
 
 from fedjax_core.algorithm import TARGETS, Net, PyTree
-from fedjax_core.engine.simulator import Simulation, State, View
+from fedjax_core.engine.simulator import ClientView, Simulator, State
 
 BATCH = 256  # default batch size
 
 
-def model_of(simulation: Simulation, state: State, model: str | None = None) -> str:
+def model_of(simulation: Simulator, state: State, model: str | None = None) -> str:
     """Returns the name of a predictor of the method; None selects the default.
 
     Raises:
@@ -21,7 +21,7 @@ def model_of(simulation: Simulation, state: State, model: str | None = None) -> 
     return choose_model(simulation.view(state, 0), model)
 
 
-def choose_model(view: View, model: str | None) -> str:
+def choose_model(view: ClientView, model: str | None) -> str:
     """Returns the name of a client's predictor, as `model_of`."""
     names = list(view.holds)
     if model is None:
@@ -31,12 +31,12 @@ def choose_model(view: View, model: str | None) -> str:
     return model
 
 
-def eval_batch_size(simulation: Simulation) -> int:
+def eval_batch_size(simulation: Simulator) -> int:
     """Returns the batch size of analyses: `evaluation.batch`, or `BATCH` if it is None."""
     return simulation.spec.evaluation.batch or BATCH
 
 
-def outputs(view: View, model: str, x: PyTree, batch: int = BATCH, most: int | None = None) -> dict[str, np.ndarray]:
+def outputs(view: ClientView, model: str, x: PyTree, batch: int = BATCH, most: int | None = None) -> dict[str, np.ndarray]:
     """Computes the outputs of a client's model on examples: {"logits": [n, K], "features": [n, D],
     ...}.
 
@@ -82,14 +82,14 @@ def get_output(outputs: Mapping[str, Any], key: str) -> Any:
     return outputs[key]
 
 
-def require_classes(simulation: Simulation, what: str) -> None:
+def require_classes(simulation: Simulator, what: str) -> None:
     """Raises ValueError if an analysis needs one class per example and the data have other targets."""
     if (kind := simulation.spec.targets) != "classes":
         raise ValueError(f"{what} needs classes, the data have {kind}: {TARGETS[kind]}")
 
 
 def class_accuracies(
-    simulation: Simulation, state: State, model: str | None = None, scope: str = "own"
+    simulation: Simulator, state: State, model: str | None = None, scope: str = "own"
 ) -> tuple[np.ndarray, np.ndarray]:
     """Counts correct predictions and test examples by client and class.
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_core.engine.simulator import Simulation, State, View
+from fedjax_core.engine.simulator import ClientView, Simulator, State
 from fedjax_core.reporting.analysis.client_models import (
     choose_model,
     eval_batch_size,
@@ -34,7 +34,7 @@ class Points(NamedTuple):
 
 
 def features(
-    simulation: Simulation,
+    simulation: Simulator,
     state: State,
     model: str | None = None,
     key: str = "features",
@@ -95,7 +95,7 @@ def tsne(points: np.ndarray, seed: int = 0, perplexity: float = 30.0) -> np.ndar
 
 
 def attention(
-    simulation: Simulation, state: State, model: str | None = None, client: int = 0, most: int = 20
+    simulation: Simulator, state: State, model: str | None = None, client: int = 0, most: int = 20
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Computes the attention weights of a client's model to an example's feature and to its
     prompts.
@@ -121,7 +121,7 @@ def attention(
 
 
 def class_knowledge(
-    simulation: Simulation, view: View, model: str | None = None, key: str = "logits", silu: bool = True
+    simulation: Simulator, view: ClientView, model: str | None = None, key: str = "logits", silu: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
     """Computes a client's local structural knowledge (FedSKC): class means c of its training
     examples, c * sigmoid(c).

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from fedjax_core.algorithm import Array, Net, PyTree
-from fedjax_core.engine.simulator import Simulation, State, View
+from fedjax_core.engine.simulator import ClientView, Simulator, State
 from fedjax_core.reporting.analysis.client_models import (
     eval_batch_size,
     get_output,
@@ -26,9 +26,7 @@ from fedjax_core.training import losses
 STEPS = 100  # of L-BFGS, for a convex problem
 
 
-def probe(
-    simulation: Simulation, state: State, model: str | None = None, key: str = "features", penalty: float = 1.0
-) -> np.ndarray:
+def probe(simulation: Simulator, state: State, model: str | None = None, key: str = "features", penalty: float = 1.0) -> np.ndarray:
     """Trains a new linear head on each client's frozen features (linear probe), and scores it on
     the client's test examples.
 
@@ -41,9 +39,7 @@ def probe(
     return _refit(simulation, state, model, key, penalty, matching=False)
 
 
-def match(
-    simulation: Simulation, state: State, model: str | None = None, key: str = "features", penalty: float = 1.0
-) -> np.ndarray:
+def match(simulation: Simulator, state: State, model: str | None = None, key: str = "features", penalty: float = 1.0) -> np.ndarray:
     """Trains a linear layer between each client's frozen features f and its frozen head (linear
     match).
 
@@ -59,7 +55,7 @@ def match(
     return _refit(simulation, state, model, key, penalty, matching=True)
 
 
-def _refit(simulation: Simulation, state: State, model: str | None, key: str, penalty: float, matching: bool) -> np.ndarray:
+def _refit(simulation: Simulator, state: State, model: str | None, key: str, penalty: float, matching: bool) -> np.ndarray:
     require_classes(simulation, "match" if matching else "probe")
     model = model_of(simulation, state, model)
     data, batch = simulation.spec.data, eval_batch_size(simulation)
@@ -110,7 +106,7 @@ def _minimize(logits: Callable, theta: PyTree, frozen: PyTree, f: Array, y: Arra
     """Minimises a convex loss over `theta` by L-BFGS."""
 
     def loss(theta):
-        rows = losses.cross_entropy_rows(logits(theta, frozen, f), y)
+        rows = losses.cross_entropy_per_example(logits(theta, frozen, f), y)
         return (jnp.sum(jnp.where(mask, rows, 0)) + penalty / 2 * jnp.sum(theta["kernel"] ** 2)) / jnp.sum(mask)
 
     optimizer = optax.lbfgs()
@@ -127,7 +123,7 @@ def _minimize(logits: Callable, theta: PyTree, frozen: PyTree, f: Array, y: Arra
     return jax.lax.fori_loop(0, STEPS, step, (theta, optimizer.init(theta)))[0]
 
 
-def _find_head(view: View, model: str, f: np.ndarray, logits: np.ndarray) -> PyTree:
+def _find_head(view: ClientView, model: str, f: np.ndarray, logits: np.ndarray) -> PyTree:
     """Returns the parameters of the head that maps a client's features to its logits."""
     width, heads = f.shape[1], []
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Array, Net, PyTree
-from fedjax_core.engine.simulator import Simulation, State
+from fedjax_core.engine.simulator import Simulator, State
 from fedjax_core.reporting.analysis.client_models import (
     choose_model,
     eval_batch_size,
@@ -18,7 +18,7 @@ from fedjax_core.reporting.analysis.client_models import (
     require_classes,
     take_examples,
 )
-from fedjax_core.storage.export_model import trained_network
+from fedjax_core.storage.export_model import find_trained_network
 from fedjax_core.training import losses, metrics
 
 
@@ -35,7 +35,7 @@ class Landscape(NamedTuple):
 
 
 def landscape(
-    simulation: Simulation,
+    simulation: Simulator,
     state: State,
     model: str | None = None,
     client: int = 0,
@@ -92,8 +92,8 @@ def landscape(
             (x, y), mask = entry
             made = view.predict(model, there, x, held)
             logits, y = get_output(made, "logits").astype(jnp.float32), ({"targets": y} | made)["targets"]
-            rows = losses.cross_entropy_rows(logits, jnp.maximum(y, 0))
-            return metrics.mean_of(rows, losses.counted(y, mask)), metrics.accuracy(logits, y, mask)
+            rows = losses.cross_entropy_per_example(logits, jnp.maximum(y, 0))
+            return metrics.mean_pair(rows, losses.target_mask(y, mask)), metrics.accuracy(logits, y, mask)
 
         return jax.tree.map(jnp.sum, jax.lax.map(score, batches))
 
@@ -151,7 +151,7 @@ def plane(centre: Net, others: Sequence[Net]) -> Plane:
 
 
 def surroundings(
-    simulation: Simulation, state: State, others: Sequence[Net], *, span: float = 1.0, points: int = 21, rows: int = 1000
+    simulation: Simulator, state: State, others: Sequence[Net], *, span: float = 1.0, points: int = 21, rows: int = 1000
 ) -> tuple[Landscape, Plane]:
     """Computes the loss on test data in the plane through the global model nearest to others, such
     as clients' (FedOA, Figure 3).
@@ -170,7 +170,7 @@ def surroundings(
     """
     view = simulation.view(state, 0)
     x = take_examples(simulation.spec.data.test.x, np.arange(min(8, len(simulation.spec.data.test.y))))
-    centre = trained_network(view, choose_model(view, "global"), x)
+    centre = find_trained_network(view, choose_model(view, "global"), x)
     found = plane(centre, others)
     nets, zero = find_nets(view.holds["global"]), lambda net: jax.tree.map(np.zeros_like, net.params)
     if not any(net is centre for net in nets):

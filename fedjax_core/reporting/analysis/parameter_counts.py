@@ -8,12 +8,12 @@ import jax
 import numpy as np
 
 from fedjax_core.algorithm import Array, ClientData, Net, PyTree
-from fedjax_core.engine.simulator import Group, Simulation
+from fedjax_core.engine.simulator import Group, Simulator
 from fedjax_core.training import metrics
 from fedjax_core.training.param_partition import count_trainable
 
 
-def communication(simulation: Simulation) -> list[dict[str, Any]]:
+def communication(simulation: Simulator) -> list[dict[str, Any]]:
     """Lists the arrays that one client receives and sends in a round, from shapes.
 
     Returns:
@@ -42,7 +42,7 @@ def communication(simulation: Simulation) -> list[dict[str, Any]]:
     return rows
 
 
-def sizes(simulation: Simulation) -> list[dict[str, Any]]:
+def sizes(simulation: Simulator) -> list[dict[str, Any]]:
     """Counts the parameters of one client's network, those that it trains, and those in its
     messages, from shapes.
 
@@ -81,7 +81,7 @@ def _init_whole(group: Group, held: PyTree, key: Array) -> Net:
     return model.whole(model.init(key))
 
 
-def _count_trained(simulation: Simulation, g: int) -> int:
+def _count_trained(simulation: Simulator, g: int) -> int:
     """Counts what a client of a group trains in a round, by tracing its update."""
     group, shape, data = simulation.spec.bound_groups[g], simulation.spec.shapes.groups[g], simulation.spec.data
 

@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
-from fedjax_core.reporting.metrics_log import read
+from fedjax_core.reporting.metrics_log import read_records
 from fedjax_core.reporting.plots import score_curves, style
 from fedjax_core.reporting.reporter import SUMMARY
-from fedjax_core.reporting.score_labels import axis, is_accuracy
+from fedjax_core.reporting.score_labels import axis_label, is_accuracy
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import METRICS
 
@@ -63,7 +63,7 @@ def spending(
         axes = figure.add_subplot()
         for i, (line, spent) in enumerate(zip(lines, costs, strict=True)):
             _draw(axes, line, spent, i)
-        axes.set(xscale="log", xlabel=COSTS[cost], ylabel=axis(scores[0]))
+        axes.set(xscale="log", xlabel=COSTS[cost], ylabel=axis_label(scores[0]))
         axes.set_title(score_curves.BAND if any(line.band is not None for line in lines) else "")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=5))
         axes.xaxis.set_major_formatter(EngFormatter(sep="") if cost == "bytes" else FuncFormatter(lambda at, _: f"{at:g}"))
@@ -94,7 +94,7 @@ def _read_costs(group: Sequence[Path], cost: str) -> dict[int, float]:
     """Returns costs by round, averaged over seeds; {} for runs without such a cost."""
     by_round: dict[int, list[float]] = {}
     for folder in group:
-        records = read(folder / METRICS)
+        records = read_records(folder / METRICS)
         if cost == "bytes":
             each = read_json(folder / SUMMARY, {"facts": {"bytes_up": float}})["facts"]["bytes_up"]
             costs = {record["round"]: each * record["round"] for record in records}

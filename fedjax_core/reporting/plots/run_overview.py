@@ -8,12 +8,12 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from fedjax_core.reporting.label_tables import partition_of
-from fedjax_core.reporting.metrics_log import read
+from fedjax_core.reporting.label_tables import read_partition
+from fedjax_core.reporting.metrics_log import read_records
 from fedjax_core.reporting.plots import style
 from fedjax_core.reporting.plots.label_distribution import partition_bubbles
 from fedjax_core.reporting.plots.score_curves import Line, draw_lines
-from fedjax_core.reporting.score_labels import axis, is_headline, spoken
+from fedjax_core.reporting.score_labels import axis_label, describe_score, is_headline
 from fedjax_core.storage.workdir import METRICS
 
 
@@ -35,7 +35,7 @@ def run_plots(run_dir: str | os.PathLike) -> list[Path]:
     """
     folder = Path(run_dir)
     written = []
-    records = read(folder / METRICS)
+    records = read_records(folder / METRICS)
     names = list(dict.fromkeys(name for record in records for name in record))
     scores = [name for name in names if name.startswith("test/") and is_headline(name) and _is_mean(name)]
     losses = [name for name in names if name == "train/loss"]
@@ -45,7 +45,7 @@ def run_plots(run_dir: str | os.PathLike) -> list[Path]:
             figure = _progress(records, scores, losses)
             style.save_figure(figure, path, [{key: r[key] for key in ["round", *scores, *losses] if key in r} for r in records])
         written += [path, path.with_suffix(".csv")]
-    partition = partition_of(folder)
+    partition = read_partition(folder)
     if partition.get("label_table"):
         path = folder / "partition.png"
         how = {key: partition.get(key) for key in ("clients", "client_names")}
@@ -66,10 +66,10 @@ def _progress(records: Sequence[Mapping[str, Any]], scores: Sequence[str], losse
     shared = None
     for place, names in enumerate(panels, 1):
         axes = shared = figure.add_subplot(len(panels), 1, place, sharex=shared)
-        lines, several = [], len({axis(name) for name in names}) > 1
+        lines, several = [], len({axis_label(name) for name in names}) > 1
         for name in names:
             found = [(record["round"], record[name]) for record in records if name in record]
-            label = f"{axis(name)}: {spoken(name)}" if several else spoken(name)
+            label = f"{axis_label(name)}: {describe_score(name)}" if several else describe_score(name)
             lines.append(Line(label, [r for r, _ in found], [v for _, v in found]))
         draw_lines(axes, lines, names[0])
         if several:

@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from fedjax_core.reporting.metrics_log import read
+from fedjax_core.reporting.metrics_log import read_records
 from fedjax_core.reporting.plots import style
-from fedjax_core.reporting.score_labels import axis, is_accuracy, spoken
+from fedjax_core.reporting.score_labels import axis_label, describe_score, is_accuracy
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import CONFIG, METRICS
 
@@ -72,12 +72,12 @@ def curves(
             more = {} if line.band is None else {"standard_deviation": line.band[i], "seeds": len(group)}
             rows.append({"run": label, "round": r, name: v} | more)
     if len(set(names)) > 1:
-        lines = [line._replace(label=f"{line.label}: {spoken(name)}") for line, name in zip(lines, names, strict=True)]
+        lines = [line._replace(label=f"{line.label}: {describe_score(name)}") for line, name in zip(lines, names, strict=True)]
     with matplotlib.rc_context(style.STYLE):
         figure = Figure(figsize=(style.COLUMN, 2.4), layout="constrained")
         axes = figure.add_subplot()
         draw_lines(axes, lines, names[0])
-        titles = [spoken(names[0])] if len(set(names)) == 1 and spoken(names[0]) != axis(names[0]) else []
+        titles = [describe_score(names[0])] if len(set(names)) == 1 and describe_score(names[0]) != axis_label(names[0]) else []
         titles += [BAND] if any(line.band is not None for line in lines) else []
         axes.set_title("\n".join(titles))
         if len(lines) > 1:
@@ -172,15 +172,15 @@ def mean_line(label: str, group: Sequence[Path], metrics: Sequence[str]) -> tupl
 
 def read_series(folder: Path, metrics: Sequence[str]) -> tuple[str, dict[int, float]]:
     """Returns (the first of some scores that a run has, its value by round)."""
-    records = read(folder / METRICS)
+    records = read_records(folder / METRICS)
     for metric in metrics:
         series = {record["round"]: record[metric] for record in records if metric in record}
         if series:
             return metric, series
-    raise ValueError(f"{folder} has no score {' or '.join(metrics)}; it has {scores_in(records)}")
+    raise ValueError(f"{folder} has no score {' or '.join(metrics)}; it has {list_scores(records)}")
 
 
-def scores_in(records: Sequence[Mapping[str, Any]]) -> str:
+def list_scores(records: Sequence[Mapping[str, Any]]) -> str:
     """Returns the names of the scores in records, joined by commas."""
     return ", ".join(dict.fromkeys(name for record in records for name in record if name != "round")) or "no scores"
 
@@ -207,7 +207,7 @@ def draw_lines(axes: Axes, lines: Sequence[Line], name: str) -> None:
         )
         draw_band(axes, line.rounds, line, colour)
     axes.set_xlabel("round")
-    axes.set_ylabel(axis(name))
+    axes.set_ylabel(axis_label(name))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
     if is_accuracy(name):
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None, symbol=" %"))

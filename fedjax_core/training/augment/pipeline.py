@@ -70,7 +70,7 @@ def parse(text: str) -> Augment:
       >>> view(jax.random.key(0), jnp.zeros((8, 8, 3))).shape
       (8, 8, 3)
     """
-    return compose(*(registry.find("augmentation", part, OPS, field="augment")() for part in text.split("|")))
+    return compose(*(registry.resolve_spec("augmentation", part, OPS, field="augment")() for part in text.split("|")))
 
 
 def augment_batch(augment: Augment) -> Augment:
@@ -99,18 +99,18 @@ def augment_batch(augment: Augment) -> Augment:
     return augment_batch
 
 
-def of_training(text: str) -> Augment:
+def parse_for_training(text: str) -> Augment:
     """Parses `config.augment`, for a network that normalizes its inputs itself.
 
     Raises:
       ValueError, TypeError: as `parse`; or "normalise" is among the names.
     """
-    if "normalise" in (registry.parse(part)[0] for part in text.split("|")):
+    if "normalise" in (registry.parse_spec(part)[0] for part in text.split("|")):
         raise ValueError(f"augment={text!r}: the network normalizes its inputs itself; leave normalise out")
     return parse(text)
 
 
-def augmented(model: Model, by: str | Augment) -> Model:
+def with_augmentation(model: Model, by: str | Augment) -> Model:
     """Returns the model with augmentation: of `apply` and `features` with train=True.
 
     Args:
@@ -121,7 +121,7 @@ def augmented(model: Model, by: str | Augment) -> Model:
       ValueError, TypeError: as `of_training`; (when traced) training without a key, or on inputs
         that are no images.
     """
-    augment = augment_batch(of_training(by) if isinstance(by, str) else by)
+    augment = augment_batch(parse_for_training(by) if isinstance(by, str) else by)
 
     def view(x: Array, key: Array | None, train: bool) -> Array:
         if not train:

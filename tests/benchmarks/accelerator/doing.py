@@ -16,7 +16,7 @@ from typing import Any
 from fedjax_core.atomic_files import write_text
 from fedjax_core.reporting.reporter import SUMMARY
 from fedjax_core.run import signals
-from fedjax_core.storage.json_files import JsonLines, read_json, read_jsonl
+from fedjax_core.storage.json_files import JsonLinesFile, read_json, read_jsonl
 from fedjax_core.storage.workdir import CHECKPOINTS
 from tests.benchmarks.accelerator.pieces import BEGINS, LONGEST, Asked, Piece, Step
 
@@ -124,7 +124,7 @@ class Doing:
         return found
 
     def _write(self, *lines: dict[str, Any]) -> None:
-        file = JsonLines(self.asked.out / RESULTS)
+        file = JsonLinesFile(self.asked.out / RESULTS)
         try:
             file.append(*lines)
         finally:
@@ -153,7 +153,7 @@ def _apart(step: Step, seconds: float, log: Path, folder: Path) -> tuple[int, st
     """
     goes_on, process = step.directory is not None, None
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    with open(log, "w") as errors, signals.interrupted():
+    with open(log, "w") as errors, signals.raise_on_signal():
         try:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", step.module, *step.arguments],

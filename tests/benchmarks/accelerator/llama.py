@@ -13,7 +13,7 @@ from configs import fedit
 from fedjax_core import experiment
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated_data
-from fedjax_core.engine.simulator import Simulation
+from fedjax_core.engine.simulator import Simulator
 from fedjax_core.experiment import build_simulator, mock_data
 from fedjax_core.storage.json_files import write_json
 from fedjax_core.task import Task
@@ -29,7 +29,7 @@ SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "nu
 ROWS = 64  # texts of a client, each as long as the network reads: two steps of 32 an epoch
 
 
-def simulation(folder: str, chunk: int, batch: int, toy: bool) -> tuple[Simulation, int, int]:
+def simulation(folder: str, chunk: int, batch: int, toy: bool) -> tuple[Simulator, int, int]:
     """FedOA's setting: six clients, two epochs, LoRA of rank 8, bfloat16, layers computed anew in backward passes.
 
     Args:
@@ -56,7 +56,7 @@ def simulation(folder: str, chunk: int, batch: int, toy: bool) -> tuple[Simulati
     config.method.batch, config.plan.chunk = batch, chunk
     config.data.clients, config.plan.devices = (2, 1) if toy else (6, None)
     asked = experiment.resolve(config)
-    kind = mock_data.kind(
+    kind = mock_data.mock_pipeline(
         asked, mock_data.Counts(rows=rows * config.data.clients, test_rows=config.data.clients, answer=limit // 2)
     )
 

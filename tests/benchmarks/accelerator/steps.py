@@ -20,7 +20,7 @@ import numpy as np
 from configs.tables.base import Column, Measure, Row, Table
 from fedjax_core import experiment
 from fedjax_core.commands import tables
-from fedjax_core.engine.simulator import Simulation
+from fedjax_core.engine.simulator import Simulator
 from fedjax_core.experiment import build_simulator, mock_data
 from tests.benchmarks import ours
 from tests.benchmarks.accelerator import llama
@@ -57,7 +57,7 @@ def config(toy: bool, config: str, repeats: int = 2) -> dict[str, Any]:
     made = experiment_config(config, "smoke" if toy else "paper")
     if toy:
         made.models, made.plan.devices, made.data.clients = ("mlp(widths=(4,))",), 1, 4
-    simulation = build_simulator.build(made, kind=mock_data.kind(experiment.resolve(made)))
+    simulation = build_simulator.build(made, kind=mock_data.mock_pipeline(experiment.resolve(made)))
     return {"config": config, "published_rounds": made.rounds} | timed(simulation, 1, toy, repeats)
 
 
@@ -98,7 +98,7 @@ def fedit(toy: bool, folder: str, chunk: int, batch: int) -> dict[str, Any]:
     return {"chunk": chunk, "batch": batch, "parameters": parameters, "tokens": tokens, "tokens_per_second": per_second} | found
 
 
-def timed(simulation: Simulation, number: int, toy: bool, repeats: int = REPEATS) -> dict[str, Any]:
+def timed(simulation: Simulator, number: int, toy: bool, repeats: int = REPEATS) -> dict[str, Any]:
     """Seconds a round after a warm-up, what compiling took, the plan that came to fit, and the device's memory."""
     ours.Compiling.seconds, began = 0.0, time.perf_counter()
     state = simulation.init(0)
@@ -140,7 +140,7 @@ def main(arguments: Sequence[str]) -> int:
     what, cache = options.pop("what"), options.pop("cache", experiment.PROGRAMS)
     ours.set_up(dtype=options.get("dtype", "tf32"))
     if cache:
-        experiment.keep_programs(cache)
+        experiment.cache_compiled_programs(cache)
     try:
         found = WHAT[what](**options)
     except (ValueError, TypeError, OSError, jax.errors.JaxRuntimeError) as error:

@@ -16,7 +16,7 @@ from fedjax_core.atomic_files import write_text
 from fedjax_core.commands import analyze
 from fedjax_core.commands.analyses import context, tables
 from fedjax_core.reporting import analysis
-from fedjax_core.storage.json_files import json_lines, read_json, write_json
+from fedjax_core.storage.json_files import format_json_lines, read_json, write_json
 
 
 @pytest.fixture(scope="module")
@@ -235,21 +235,21 @@ def test_probe_and_match_stand_beside_the_run_and_in_tables(runs, capsys):
     said = capsys.readouterr().err
     for what in ("probe", "match"):
         each = rows(run / "analysis" / f"{what}.csv")
-        mean = analyze.number(what)(run, None)
+        mean = analyze.make_metric(what)(run, None)
         assert mean == pytest.approx(np.mean([float(row[what]) for row in each]))
         assert f"{100 * mean:.2f} %" in said
         assert read_json(run / analyze.NUMBERS)[what] == {"round": 2, "value": mean}
     write_json(run / analyze.NUMBERS, {"origin": {"round": 2, "value": 0.125}, "probe": {"round": 1, "value": 0.125}})
-    assert analyze.number("origin")(run, None) == 0.125, "kept"
-    assert analyze.number("probe")(run, None) != 0.125, "of another round"
+    assert analyze.make_metric("origin")(run, None) == 0.125, "kept"
+    assert analyze.make_metric("probe")(run, None) != 0.125, "of another round"
     for value, said in (([3], "analysis.json is a list"), ({"origin": 3}, "origin of .*analysis.json is an int")):
         write_json(run / analyze.NUMBERS, value)
         with pytest.raises(ValueError, match=said):
-            analyze.number("origin")(run, None)
+            analyze.make_metric("origin")(run, None)
 
 
 def test_damaged_answers_are_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(experiment, "prepared", lambda config: None)
+    monkeypatch.setattr(experiment, "read_instructions", lambda config: None)
     monkeypatch.setattr(experiment, "resolve", lambda config: SimpleNamespace(adapter=None))
     monkeypatch.setattr(analysis, "model_of", lambda simulation, state, model: "global")
     row = {"client": 0, "task": "t", "dataset": "d", "answer": "yes", "said": "no", "rouge1": 0.0, "exact": False}
@@ -311,7 +311,7 @@ def test_runs_that_cannot_be_analysed_get_one_line(runs, tmp_path, capsys):
 
 def fake(folder: Path, seed: int = 0, **scores: float) -> Path:
     folder.mkdir()
-    write_text(folder / "metrics.jsonl", json_lines([{"round": r, **{k: v * r for k, v in scores.items()}} for r in (1, 2)]))
+    write_text(folder / "metrics.jsonl", format_json_lines([{"round": r, **{k: v * r for k, v in scores.items()}} for r in (1, 2)]))
     write_json(folder / "config.json", {"seed": seed, "method": {"name": folder.name.partition("-")[0]}})
     return folder
 

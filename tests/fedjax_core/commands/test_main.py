@@ -62,7 +62,7 @@ def test_names_of_ours_are_not_a_users_packages(tmp_path, monkeypatch):
     import configs  # the user's
 
     assert configs.mine
-    own_packages.take_ours()
+    own_packages.import_bundled_packages()
     assert Path(str(sys.modules["configs"].__file__)) == ROOT / "configs" / "__init__.py"
     assert Path(str(sys.modules["methods"].__file__)) == ROOT / "methods" / "__init__.py"
     from configs import fedavg

@@ -39,9 +39,9 @@ def test_under_nohup_a_plan_outlives_its_terminal(monkeypatch):
         os.kill(os.getpid(), signal.SIGHUP)
         return {"about": ABOUT, "programs": {}}
 
-    monkeypatch.setattr(capacity_plan, "planned", compiled)
-    monkeypatch.setattr(capacity_plan, "fits", lambda plan: True)
-    monkeypatch.setattr(plan_report, "text", lambda plan: "planned")
+    monkeypatch.setattr(capacity_plan, "make_plan", compiled)
+    monkeypatch.setattr(capacity_plan, "plan_fits", lambda plan: True)
+    monkeypatch.setattr(plan_report, "render_plan", lambda plan: "planned")
     try:
         assert planning(["fedavg:smoke", "--topology=here", "--kept="]) == 0
     finally:

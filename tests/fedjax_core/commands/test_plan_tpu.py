@@ -12,8 +12,8 @@ from configs import fedavg, fedproto, scaffold
 from fedjax_core.commands.plans import compile_pool, device_targets
 from fedjax_core.experiment.mock_data import Counts
 
-TARGETS = device_targets.parse("v5e:2x2")
-missing = device_targets.check(TARGETS)
+TARGETS = device_targets.parse_targets("v5e:2x2")
+missing = device_targets.explain_unavailable(TARGETS)
 wanted_here = bool(os.environ.get("FEDJAX_TEST_TPU_COMPILER"))  # CI sets it where it has installed the compiler: no skip there
 pytestmark = pytest.mark.skipif(missing is not None and not wanted_here, reason=str(missing))
 COLLECTIVES = {  # of one round: number and bytes on a device
@@ -30,7 +30,7 @@ def test_a_round_on_four_chips(made):
     config = made.get_config("smoke")
     config.models, config.method.batch, config.data.clients, config.cohort.fraction = ("mlp(widths=(8,))",), 16, 16, 0.5
     job = compile_pool.Job(config.to_dict(), TARGETS[0], ("round",), Counts(), 300)
-    found = compile_pool.compiled(job, None)["programs"]["round"]
+    found = compile_pool.compile_programs(job, None)["programs"]["round"]
     assert found["fits"], found
     name, wanted = config.method.name, COLLECTIVES[config.method.name]
     assert {one["kind"]: one["number"] for one in found["collectives"]} == {of: number for of, (number, _) in wanted.items()}
@@ -46,9 +46,9 @@ def test_a_round_on_a_pod_has_no_more_collectives():
     config.models, config.method.batch, config.data.partition = ("mlp(widths=(8,))",), 16, "iid"
     config.data.clients, config.cohort.size, config.plan.chunk = 4096, 2048, 1
     job = compile_pool.Job(
-        config.to_dict(), device_targets.parse("v5p:8x16x16")[0], ("round",), Counts(81_920, 1_000, (8, 8, 1), 10), 300
+        config.to_dict(), device_targets.parse_targets("v5p:8x16x16")[0], ("round",), Counts(81_920, 1_000, (8, 8, 1), 10), 300
     )
-    found = compile_pool.compiled(job, None)["programs"]["round"]
+    found = compile_pool.compile_programs(job, None)["programs"]["round"]
     assert found["fits"], found
     wanted = sum(number for number, _ in COLLECTIVES["fedavg"].values())  # some all-gathers become all-reduces there
     assert 2 <= sum(one["number"] for one in found["collectives"]) <= wanted, found["collectives"]

@@ -104,7 +104,7 @@ def test_the_global_model_of_a_run_predicts_as_it_scored(fedavg, digits, tmp_pat
     assert description["config"] == read_json(fedavg / "config.json")
     said, x = description["preprocessing"], digits.x[:3]
     scaled = (x / said["divide"] - np.array(said["mean"])) / np.array(said["std"])
-    wanted = nn.normalise(x, description["mean"], description["std"], None)
+    wanted = nn.normalize_inputs(x, description["mean"], description["std"], None)
     np.testing.assert_allclose(scaled, wanted, rtol=1e-5, atol=1e-6)
     assert (said["divide"], said["axes"]) == (255.0, ["height", "width", "channels"])
     assert description["final_activation"] == "softmax"
@@ -196,9 +196,9 @@ def test_other_layouts(fedavg, tmp_path, capfd):
     for layout in ("timm", "transformers"):
         out = tmp_path / layout / "model.safetensors"
         assert export.main([str(vit), f"--out={out}", f"--layout={layout}"]) == 0
-        again = pretrained_weights.backbone(out, "vit", net)
+        again = pretrained_weights.read_backbone(out, "vit", net)
         jax.tree.map(np.testing.assert_array_equal, again, net)
-        assert pretrained_weights.scaling(out) == pretrained_weights.scaling(tmp_path / "own")
+        assert pretrained_weights.read_scaling(out) == pretrained_weights.read_scaling(tmp_path / "own")
     assert not (tmp_path / "timm" / "config.json").exists()
     config = read_json(tmp_path / "transformers" / "config.json")
     assert (config["hidden_size"], config["image_size"], config["layer_norm_eps"]) == (8, [8, 8], 1e-5)

@@ -21,7 +21,7 @@ def test_a_real_search_goes_on_bit_for_bit_and_stands_a_rate_that_diverges(tmp_p
     assert "| A | IID | 2 | optimizer.lr=0.3 |" in line(tmp_path / "a", "A")
     assert "1 diverged, its own settings among them" in line(tmp_path / "a", "A")
     (name,) = outcome.results
-    (cell,) = (run for trial in tables.plan(table, "smoke")["A", "IID"].trials for run in trial.cells if run.name == name)
+    (cell,) = (run for trial in tables.plan_searches(table, "smoke")["A", "IID"].trials for run in trial.cells if run.name == name)
     whole = experiment.execute(cell.config, str(tmp_path / "b"), False, console=lambda text: None)
     halted = reporter.history(read_jsonl(tmp_path / "a" / "runs" / name / "metrics.jsonl"))
     for score in ("train/loss", BY, "test/global/accuracy"):
@@ -56,7 +56,7 @@ def test_a_search_that_is_killed_goes_on_with_the_same_trials(launcher, tmp_path
     file, place = tmp_path / "search.py", tmp_path / "table"
     file.write_text(KILLED)
     flags = [f"--table={file}", f"--workdir={place}", "--variant=smoke"]
-    (study,) = tables.plan(tables.read(str(file), "smoke"), "smoke").values()
+    (study,) = tables.plan_searches(tables.read_definition(str(file), "smoke"), "smoke").values()
     first, second, third = (place / "runs" / trial.cells[0].name for trial in study.trials)
     process = launcher.start(*flags, module="fedjax_core.commands.table")
     assert process.until(lambda: next(second.glob("checkpoints/0*/record.json"), None), "a checkpoint of the second trial")

@@ -27,9 +27,9 @@ def test_counts_stand_beside_accuracies(tmp_path):
     assert result.values["sent"] == 4 * result.values["trained"]
     for text, said in (("trained(group=1)", "group=1 must be in"), ("trainde", "Did you mean 'trained'")):
         with pytest.raises(ValueError, match=said):
-            analyze.number(text)(next((tmp_path / "runs").iterdir()), None)
+            analyze.make_metric(text)(next((tmp_path / "runs").iterdir()), None)
     with pytest.raises(ValueError, match="unit=1024 of what is shown in per cent"):
-        tables.cells(definition(measures=(Measure("x", GLOBAL.scores, unit=1024),)), "smoke")
+        tables.build_cells(definition(measures=(Measure("x", GLOBAL.scores, unit=1024),)), "smoke")
 
 
 def test_the_first_table_runs_and_leaves_nothing_in_memory(tmp_path):
@@ -108,18 +108,18 @@ def test_a_run_that_an_error_ends_after_its_last_round_is_resumed(tmp_path, monk
     """The disk is full when its last checkpoint is written: all rounds are recorded, and the state after them is lost."""
     changes = {"evaluation.every": 1, "checkpoint.seconds": 0.0, "plan.devices": 1}
     table = definition(seeds=(0,), changes=changes)
-    save = checkpointing.save
+    save = checkpointing.save_checkpoint
 
     def full(simulation, checkpoints, state, done, before):
         if done == 3:
             raise OSError(28, "No space left on device")
         return save(simulation, checkpoints, state, done, before)
 
-    monkeypatch.setattr(checkpointing, "save", full)
+    monkeypatch.setattr(checkpointing, "save_checkpoint", full)
     outcome, _ = run(tmp_path, table, only=["fedavg/iid"])
     assert (outcome.results, list(outcome.failures.values())) == ({}, ["No space left on device"])
     assert len(list((tmp_path / "runs").glob("*.error.txt"))) == 1
-    monkeypatch.setattr(checkpointing, "save", save)
+    monkeypatch.setattr(checkpointing, "save_checkpoint", save)
     outcome, said = run(tmp_path, table, only=["fedavg/iid"])
     assert said[0] == "0 of 1 runs are finished, 1 to do"
     assert (len(outcome.results), outcome.failures) == (1, {})

@@ -12,7 +12,7 @@ from configs.tables.base import Column, Measure, Row
 from fedjax_core import experiment
 from fedjax_core.commands import tables
 from fedjax_core.commands.tables import client_statistics, writers
-from fedjax_core.engine.evaluation_step import ByClient
+from fedjax_core.engine.evaluation_step import ClientScores
 from fedjax_core.reporting import bootstrap, client_scores
 from fedjax_core.reporting import reporter as report
 from tests.fedjax_core.commands.small_tables import definition, get_config, run
@@ -55,7 +55,9 @@ def fake(monkeypatch):
             reporter.note(bytes_down=1.0, bytes_up=1.0, peak_memory_bytes=1)
             if label not in made.left_out:
                 rows = np.full(N, 5) - 5 * np.isnan(each)
-                client_scores.write(Path(workdir) / client_scores.LAST, made.last, ByClient(np.arange(N), rows, {name: each}))
+                client_scores.write_client_scores(
+                    Path(workdir) / client_scores.LAST, made.last, ClientScores(np.arange(N), rows, {name: each})
+                )
         return SimpleNamespace(stopped=False)
 
     monkeypatch.setattr(experiment, "execute", execute)
@@ -128,8 +130,8 @@ def test_what_cannot_be_told_apart_is_marked_and_differences_have_intervals(tmp_
 
 def test_intervals_are_drawn_where_results_are_new_alone(tmp_path, fake, monkeypatch):
     """After each run the table is written: of two columns and two measures those of one column are drawn again."""
-    drawn, resampled = [], bootstrap.resampled
-    monkeypatch.setattr(bootstrap, "resampled", lambda *given, **options: drawn.append(1) or resampled(*given, **options))
+    drawn, resampled = [], bootstrap.resample_means
+    monkeypatch.setattr(bootstrap, "resample_means", lambda *given, **options: drawn.append(1) or resampled(*given, **options))
     columns = Column("IID", {}), Column("Skewed", {"data.partition": "dirichlet(alpha=1.0)"})
     made = table(measures=(MEAN, DECILE), columns=columns, against="Local")
     run(tmp_path, made, seeds=[0])
@@ -241,14 +243,14 @@ def test_scores_that_a_run_has_not_are_named(tmp_path, fake):
 )
 def test_wrong_definitions_end_before_anything_runs(changes, said):
     with pytest.raises((ValueError, TypeError), match=said) as caught:
-        tables.cells(table(**changes), "smoke")
+        tables.build_cells(table(**changes), "smoke")
     assert "\n" not in report.one_line(caught.value)
 
 
 def test_clients_that_are_not_those_of_the_named_row_leave_the_cell_empty(fake):
     """Such as a pooled method's: its only client is nobody's."""
     made = table(measures=(WORSE,))
-    every = tables.cells(made, "smoke", [0])
+    every = tables.build_cells(made, "smoke", [0])
     results = {}
     for cell in every:
         number = 1 if cell.row == "Same" else N
@@ -256,7 +258,7 @@ def test_clients_that_are_not_those_of_the_named_row_leave_the_cell_empty(fake):
         one = {"worse off": float("nan")}, {"worse off": OWN}, {}, 1.0, 1.0, 0.0, 0.0, {"worse off": found}
         results[cell.name] = tables.Result(*one)
     contents = tables.Contents(made, "smoke", every, results, {})
-    text = tables.markdown(contents)
+    text = tables.render_markdown(contents)
     assert "| Same |  |" in text
     assert "| Better | 0.00 |" in text
     assert "nan" not in text + writers.render_latex(contents)
@@ -266,27 +268,27 @@ def test_a_row_without_models_for_newcomers_leaves_the_cells_of_all_empty():
     """Local scores no unseen clients, so nobody is worse off than with it."""
     unseen = Measure("worse off", ("test/global/unseen/accuracy",), clients="worse_than(row='Local')")
     made = table(measures=(unseen,), changes={"data.unseen_clients": 0.2})
-    every, results = tables.cells(made, "smoke", [0]), {}
+    every, results = tables.build_cells(made, "smoke", [0]), {}
     for cell in every:
         some = {unseen.label: client_statistics.ClientValues(np.arange(4), np.ones(4), np.ones(4))} if cell.row == "Better" else {}
         scored = dict.fromkeys(some, unseen.scores[0])
         results[cell.name] = tables.Result(dict.fromkeys(some, float("nan")), scored, {}, 1.0, 1.0, 0.0, 0.0, some)
     contents = tables.Contents(made, "smoke", every, results, {})
     assert [contents.client_values(row, "IID", unseen) for row in ROWS] == [{}, {}, {}]
-    assert "| Better |  |" in tables.markdown(contents)
+    assert "| Better |  |" in tables.render_markdown(contents)
 
 
 def test_clients_of_other_scores_in_the_file_are_no_other_clients(tmp_path):
     """FedAvg scores unseen clients too, Local cannot; their own test rows are those of the same five clients all the same."""
     own, unseen = np.r_[np.full(5, 0.5), np.full(2, np.nan)], np.r_[np.full(5, np.nan), np.ones(2)]
     files = {
-        "fedavg": ByClient(np.arange(7), np.full(7, 4), {GLOBAL: own, "test/global/unseen/accuracy": unseen}),
-        "local": ByClient(np.arange(5), np.full(5, 4), {OWN: np.linspace(0, 1, 5)}),
+        "fedavg": ClientScores(np.arange(7), np.full(7, 4), {GLOBAL: own, "test/global/unseen/accuracy": unseen}),
+        "local": ClientScores(np.arange(5), np.full(5, 4), {OWN: np.linspace(0, 1, 5)}),
     }
     found = []
     for name, of in files.items():
         (tmp_path / name).mkdir()
-        client_scores.write(tmp_path / name / client_scores.LAST, 3, of)
+        client_scores.write_client_scores(tmp_path / name / client_scores.LAST, 3, of)
         found.append(client_statistics.read_client_values(tmp_path / name, WORSE, None, 3))
     (score, fedavg), (_, local) = found
     assert client_statistics.have_same_clients(fedavg, local)

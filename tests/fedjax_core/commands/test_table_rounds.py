@@ -9,7 +9,7 @@ from configs.tables.base import Measure, Paper
 from fedjax_core.commands import tables
 from fedjax_core.commands.tables import formatting
 from fedjax_core.commands.tables.results import Summary
-from fedjax_core.reporting.rounds_to_target import crossing
+from fedjax_core.reporting.rounds_to_target import interpolate_crossing
 from tests.fedjax_core.commands.small_tables import GLOBAL, definition, run
 
 
@@ -30,8 +30,8 @@ def to(target: float) -> Measure:
     ],
 )
 def test_known_curves(rounds, values, target, wanted):
-    assert crossing(rounds, values, target) == pytest.approx(wanted)
-    assert crossing(rounds, [1 - v for v in values], 1 - target, larger=False) == pytest.approx(wanted)
+    assert interpolate_crossing(rounds, values, target) == pytest.approx(wanted)
+    assert interpolate_crossing(rounds, [1 - v for v in values], 1 - target, larger=False) == pytest.approx(wanted)
 
 
 def test_the_numbers_of_a_table(tmp_path, fake):
@@ -95,15 +95,15 @@ def test_wrong_ones_end_before_anything_runs(tmp_path, changes, said):
 
 def test_runs_that_end_elsewhere_have_other_directories():
     texts = [f"test/global/accuracy >= {value}" for value in (0.8, 0.9)]
-    names = {tables.cells(definition(changes={"evaluation.until": text}), "smoke")[0].name for text in texts}
+    names = {tables.build_cells(definition(changes={"evaluation.until": text}), "smoke")[0].name for text in texts}
     assert len(names) == 2
     select = {"evaluation.select": "validation/global/accuracy", "data.validation": 0.2}
     ends = [{"evaluation.patience": number} for number in (2, 20, None)]
-    names = {tables.cells(definition(changes=select | end), "smoke")[0].name for end in ends}
-    assert len(names | {tables.cells(definition(changes=select), "smoke")[0].name}) == 3, "none is as if it were not there"
+    names = {tables.build_cells(definition(changes=select | end), "smoke")[0].name for end in ends}
+    assert len(names | {tables.build_cells(definition(changes=select), "smoke")[0].name}) == 3, "none is as if it were not there"
 
 
 def test_only_rounds_may_never_be_reached():
     wrong = definition(paper={"FedAvg": {"IID": math.inf, "Skewed": None}, "Uniform & co.": None}, source="Table 1")
     with pytest.raises(ValueError, match="inf is not a number"):
-        tables.cells(wrong, "smoke")
+        tables.build_cells(wrong, "smoke")

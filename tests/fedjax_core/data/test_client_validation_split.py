@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_core.data import apportion, client_validation_split, federated_data
-from fedjax_core.data.ragged_index import RowLists
+from fedjax_core.data.ragged_index import RaggedIndex
 from tests.fedjax_core.data.test_federated_data import DATA, LIGHT, divide
 
 BRANCHES = pytest.mark.parametrize("many", [apportion.MANY, 0], ids=["one by one", "together"])
@@ -24,7 +24,7 @@ def test_a_part_of_each_client_by_class(many, clients, seed, fraction):
 
 def check_parts(clients, seed, fraction):
     whole = divide(clients=clients, seed=seed)
-    data = client_validation_split.hold_out(whole, fraction, seed)
+    data = client_validation_split.hold_out_validation(whole, fraction, seed)
     for client, (everything, kept, held) in enumerate(zip(whole.train_index, data.train_index, data.validation_index, strict=True)):
         assert len(held) == int(fraction * len(everything))
         np.testing.assert_array_equal(np.sort(np.concatenate([kept, held])), everything)
@@ -34,12 +34,12 @@ def check_parts(clients, seed, fraction):
         np.testing.assert_array_equal(data.label_table[client], whole.label_table[client] - found)
     for before, after in zip(whole.test_index, data.test_index, strict=True):
         np.testing.assert_array_equal(before, after)
-    assert data.partition_hash == client_validation_split.hold_out(whole, fraction, seed).partition_hash
+    assert data.partition_hash == client_validation_split.hold_out_validation(whole, fraction, seed).partition_hash
     assert (data.partition_hash != whole.partition_hash) == any(len(rows) for rows in data.validation_index)
 
 
 def test_a_number_of_rows():
-    data = client_validation_split.hold_out(divide(), 3, 0)
+    data = client_validation_split.hold_out_validation(divide(), 3, 0)
     assert {len(rows) for rows in data.validation_index} == {3}
 
 
@@ -54,12 +54,12 @@ def test_a_number_of_rows():
 )
 def test_impossible_parts_are_refused(part, message):
     with pytest.raises(ValueError, match=message):
-        client_validation_split.hold_out(divide(), part, 0)
+        client_validation_split.hold_out_validation(divide(), part, 0)
 
 
 def test_once_is_enough():
     with pytest.raises(ValueError, match="have validation examples already"):
-        client_validation_split.hold_out(client_validation_split.hold_out(divide(), 0.2, 0), 0.2, 0)
+        client_validation_split.hold_out_validation(client_validation_split.hold_out_validation(divide(), 0.2, 0), 0.2, 0)
 
 
 # -- clients that share examples, and examples that a client has several times
@@ -108,7 +108,7 @@ def test_nobody_trains_on_a_row_that_anybody_holds(seed, part, scheme):
     whole = divide(scheme, clients=6, seed=seed)
     rows = [row for mine in plain(whole.train_index) for row in mine]
     assert len(rows) > len(set(rows))
-    data = client_validation_split.hold_out(whole, part, seed)
+    data = client_validation_split.hold_out_validation(whole, part, seed)
     kept, held = plain(data.train_index), plain(data.validation_index)
     anybodys = {row for mine in held for row in mine}
     for before, left, mine in zip(plain(whole.train_index), kept, held, strict=True):
@@ -120,7 +120,7 @@ def test_nobody_trains_on_a_row_that_anybody_holds(seed, part, scheme):
             there, found = (sum(DATA.train.y[row] == c for row in of) for of in (once, mine))
             assert abs(found - len(mine) * there / len(once)) < 1
     assert (kept, held) == expected(plain(whole.train_index), part, seed)
-    together = federated_data.pooled(data)
+    together = federated_data.pool_clients(data)
     assert set(plain(together.train_index)[0]) == {row for left in kept for row in left}
     assert set(plain(together.validation_index)[0]) == anybodys
     assert not anybodys & set(plain(together.train_index)[0])
@@ -139,24 +139,24 @@ def test_any_lists(lists, part, seed):
         return
     if (wanted := expected(lists, part, seed)) is None:
         with pytest.raises(ValueError, match=rf"data.validation={part}: client \d+ (would train on nothing|has \d+ different)"):
-            client_validation_split.hold_out(whole, part, seed)
+            client_validation_split.hold_out_validation(whole, part, seed)
         return
-    data = client_validation_split.hold_out(whole, part, seed)
+    data = client_validation_split.hold_out_validation(whole, part, seed)
     assert (plain(data.train_index), plain(data.validation_index)) == wanted
 
 
 @pytest.mark.parametrize("block", [7, 100])
 def test_blocks_of_clients_change_nothing(block):
     whole = divide(SHARED[2], clients=9)
-    blocks = RowLists.blocks
-    with mock.patch.object(RowLists, "blocks", lambda lists: blocks(lists, block)):
-        data = client_validation_split.hold_out(whole, 0.2, 1)
+    blocks = RaggedIndex.blocks
+    with mock.patch.object(RaggedIndex, "blocks", lambda lists: blocks(lists, block)):
+        data = client_validation_split.hold_out_validation(whole, 0.2, 1)
     assert (plain(data.train_index), plain(data.validation_index)) == expected(plain(whole.train_index), 0.2, 1)
 
 
 def test_repeats_cost_no_more_than_their_part():
     whole = divide("dirichlet_clients(alpha=1.0, train_examples=150, test_examples=5, replace=True)", clients=5)
-    data = client_validation_split.hold_out(whole, 0.1, 0)
+    data = client_validation_split.hold_out_validation(whole, 0.1, 0)
     assert min(len(set(rows)) for rows in plain(whole.train_index)) < 120
     assert min(len(rows) for rows in data.train_index) >= 115
 
@@ -164,8 +164,8 @@ def test_repeats_cost_no_more_than_their_part():
 def test_clients_with_the_same_rows_hold_the_same_back():
     """However many they are, each keeps what it would keep alone."""
     rows = np.arange(0, 240, 2, dtype=np.int32)
-    whole = federated_data.from_index(DATA, RowLists.same(rows, 30_000), RowLists.same(rows[:3], 30_000))
-    data = client_validation_split.hold_out(whole, 0.25, 0)
+    whole = federated_data.from_index(DATA, RaggedIndex.same(rows, 30_000), RaggedIndex.same(rows[:3], 30_000))
+    data = client_validation_split.hold_out_validation(whole, 0.25, 0)
     assert {len(mine) for mine in data.validation_index} == {30}
     assert len(np.unique(data.validation_index[0])) == 30
     assert all(np.array_equal(data.train_index[i], np.setdiff1d(rows, data.validation_index[0])) for i in (0, 17, 29_999))
@@ -179,7 +179,7 @@ def test_a_client_whose_rows_others_hold_is_refused():
         r"examples, the other 1 those of clients that share them; take a smaller part, another data.seed, or a partition whose"
     )
     with pytest.raises(ValueError, match=message):
-        client_validation_split.hold_out(whole, 0.5, 0)
+        client_validation_split.hold_out_validation(whole, 0.5, 0)
 
 
 def test_repeats_of_too_few_rows_are_refused():
@@ -187,10 +187,10 @@ def test_repeats_of_too_few_rows_are_refused():
     with pytest.raises(
         ValueError, match=r"data.validation=2: client 0 has 2 different training examples; it must be at most 1, or a"
     ):
-        client_validation_split.hold_out(whole, 2, 0)
+        client_validation_split.hold_out_validation(whole, 2, 0)
     alone = federated_data.from_index(DATA, [[4], [1, 2]], [[0], [1]])
     with pytest.raises(ValueError, match=r"data.validation=1: client 0 has 1 training examples; it must be a fraction"):
-        client_validation_split.hold_out(alone, 1, 0)
+        client_validation_split.hold_out_validation(alone, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -209,4 +209,4 @@ def test_repeats_of_too_few_rows_are_refused():
 def test_where_nobody_shares_rows_they_are_those_of_older_runs(many, scheme, part, found):
     """Hashes that commit bc3ad88 gave, before examples of shared lists were held in common."""
     with mock.patch.object(apportion, "MANY", many):
-        assert client_validation_split.hold_out(divide(scheme, clients=7), part, 3).partition_hash.startswith(found)
+        assert client_validation_split.hold_out_validation(divide(scheme, clients=7), part, 3).partition_hash.startswith(found)

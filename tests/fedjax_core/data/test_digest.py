@@ -104,7 +104,7 @@ def test_a_sample_is_about_as_much_as_may_be_read(row_bytes):
 def test_what_attackers_make_of_their_rows_does_not_count():
     """It follows from the others and from the config, and a table knows the data alone."""
     data = divided()
-    found = poisoning.poisoned(data, [poisoning.label_flip()], [1], seed=0)
+    found = poisoning.poison_clients(data, [poisoning.label_flip()], [1], seed=0)
     assert found.poisoned_rows == 30
     assert digest.digest_data(found) == digest.digest_data(data)
     assert digest.digest_data(dataclasses.replace(found, poisoned_rows=0)) != digest.digest_data(data)

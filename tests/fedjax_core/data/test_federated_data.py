@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import apportion, client_validation_split, federated_data, held_out_clients, partition, sources
-from fedjax_core.data.ragged_index import RowLists
+from fedjax_core.data.ragged_index import RaggedIndex
 
 LIGHT = settings(max_examples=25, deadline=None)
 
@@ -67,7 +67,10 @@ def test_the_hash_follows_the_lists():
     assert data.partition_hash == divide().partition_hash
     assert len(data.partition_hash) == 64
     hashes = {data.partition_hash, divide(seed=1).partition_hash, divide(clients=6).partition_hash}
-    hashes |= {divide(test_split="all").partition_hash, client_validation_split.hold_out(divide(), 0.5, 0).partition_hash}
+    hashes |= {
+        divide(test_split="all").partition_hash,
+        client_validation_split.hold_out_validation(divide(), 0.5, 0).partition_hash,
+    }
     assert len(hashes) == 5
 
 
@@ -125,7 +128,7 @@ def test_matched_says_how_many_rows_there_are(monkeypatch, many):
 
 def test_lists_by_offsets_are_lists():
     """Shared ones too, sorted or not; what they are hashed to does not depend on how they lie."""
-    shared = RowLists(np.array([4, 5, 6, 9, 8]), np.array([0, 0, 1, 3, 5]), np.array([3, 3, 2, 2, 0]))
+    shared = RaggedIndex(np.array([4, 5, 6, 9, 8]), np.array([0, 0, 1, 3, 5]), np.array([3, 3, 2, 2, 0]))
     plain = [[4, 5, 6], [4, 5, 6], [5, 6], [8, 9], []]
     mine, theirs = (federated_data.from_index(DATA, lists, [[0]] * 5) for lists in (shared, plain))
     assert [rows.tolist() for rows in mine.train_index] == plain
@@ -240,7 +243,7 @@ def test_from_index_refuses_what_does_not_fit(train, test, message):
 
 
 def test_pooled_does_not_depend_on_the_partition():
-    pooled = [federated_data.pooled(divide(scheme)) for scheme in (DIRICHLET, {"name": "iid"}, {"name": "shards"})]
+    pooled = [federated_data.pool_clients(divide(scheme)) for scheme in (DIRICHLET, {"name": "iid"}, {"name": "shards"})]
     assert len({data.partition_hash for data in pooled}) == 1
     assert pooled[0].clients == 1
     np.testing.assert_array_equal(pooled[0].train_index[0], np.arange(240))
@@ -249,14 +252,14 @@ def test_pooled_does_not_depend_on_the_partition():
 
 def test_pooled_holds_each_row_once():
     data = federated_data.from_index(DATA, [[5, 1], [1, 7], [7, 5]])
-    assert federated_data.pooled(data).train_index[0].tolist() == [1, 5, 7]
-    held = client_validation_split.hold_out(divide(), 0.2, 0)
-    assert federated_data.pooled(held).validation_index[0].tolist() == sorted(np.concatenate(held.validation_index))
+    assert federated_data.pool_clients(data).train_index[0].tolist() == [1, 5, 7]
+    held = client_validation_split.hold_out_validation(divide(), 0.2, 0)
+    assert federated_data.pool_clients(held).validation_index[0].tolist() == sorted(np.concatenate(held.validation_index))
 
 
 def test_summary_shows_the_table():
     data = federated_data.from_index(DATA, [np.flatnonzero(DATA.train.y == 0), [0, 1, 2]], [[0], []])
-    lines = federated_data.summary(data).splitlines()
+    lines = federated_data.format_summary(data).splitlines()
     assert lines[0].startswith("toy: 240 training and 80 test examples, 4 classes, 2 clients, partition ")
     assert data.partition_hash[:12] in lines[0]
     assert "smallest 3, median 31.5, largest 60" in lines[1]
@@ -267,7 +270,7 @@ def test_summary_shows_the_table():
 
 def test_summary_is_cut():
     data = federated_data.federate(toy(classes=8), {"name": "iid"}, 30, 0)
-    lines = federated_data.summary(data, max_clients=4, max_classes=3).splitlines()
+    lines = federated_data.format_summary(data, max_clients=4, max_classes=3).splitlines()
     assert len(lines) == 2 + 1 + 4 + 1
     assert lines[2].endswith("... 5 more")
     assert lines[-1] == "... 26 more clients"
@@ -276,7 +279,7 @@ def test_summary_is_cut():
 
 def test_the_summary_of_many_clients_has_no_line_for_each():
     data = federated_data.federate(toy(classes=4), {"name": "iid"}, 60, 0)
-    lines = federated_data.summary(data).splitlines()
+    lines = federated_data.format_summary(data).splitlines()
     assert lines[2] == "deciles of training examples: 4, 4, 4, 4, 4, 4, 4, 4, 4"
     assert lines[3] == "training examples of each class: " + ", ".join(f"{name} 60" for name in data.class_names)
     assert len(lines) == 4
@@ -323,20 +326,20 @@ def test_natural_clients_are_called_as_the_data_call_them():
     mine = sources.from_arrays(x, y, x, y, ("=1", "b\nc"), train_clients=whose, test_clients=whose, client_names=names)
     data = federated_data.federate(mine, "natural")
     assert (data.clients, data.client_names) == (3, names)
-    text = federated_data.summary(data)
+    text = federated_data.format_summary(data)
     assert "\x1b" not in text
     assert [line.split()[0] for line in text.splitlines()[3:]] == [r"north\x1b[31m", "south", "a"]
     some = federated_data.federate(mine, "natural", 2, seed=1)
     assert len(some.client_names) == 2
     for i, name in enumerate(some.client_names):
         assert {names[whose[row]] for row in some.train_index[i]} == {name}
-    apart = held_out_clients.set_apart(data, 1, seed=0)
+    apart = held_out_clients.hold_out_clients(data, 1, seed=0)
     assert apart.unseen is not None
     assert sorted(apart.client_names + apart.unseen.names) == sorted(names)
     assert apart.names_of_all == apart.client_names + apart.unseen.names
     assert federated_data.federate(mine, "iid", 3).client_names == ()
     numbered = sources.from_arrays(x, y, x, y, train_clients=whose * 5 + 7)
     assert federated_data.federate(numbered, "natural").client_names == ("7", "12", "17")
-    assert federated_data.pooled(data).client_names == ()
+    assert federated_data.pool_clients(data).client_names == ()
     with pytest.raises(ValueError, match="client_names has 3 names without train_clients: give both"):
         sources.from_arrays(x, y, x, y, client_names=names)

@@ -17,7 +17,7 @@ def images(dtype=np.uint8):
 
 def test_labels_are_flipped_for_the_attackers_alone():
     data = images()
-    found = poisoning.poisoned(data, [poisoning.label_flip()], [1, 3], seed=0)
+    found = poisoning.poison_clients(data, [poisoning.label_flip()], [1, 3], seed=0)
     for i in range(4):
         y, before = found.train.y[found.train_index[i]], data.train.y[data.train_index[i]]
         np.testing.assert_array_equal(y, 3 - before if i in (1, 3) else before)
@@ -25,14 +25,14 @@ def test_labels_are_flipped_for_the_attackers_alone():
     assert found.partition_hash != data.partition_hash
     np.testing.assert_array_equal(found.label_table[1], data.label_table[1][::-1])
     np.testing.assert_array_equal(found.test.y, data.test.y)
-    one = poisoning.poisoned(data, [poisoning.label_flip(source=1, target=2)], [0], seed=0)
+    one = poisoning.poison_clients(data, [poisoning.label_flip(source=1, target=2)], [0], seed=0)
     np.testing.assert_array_equal(one.label_table[0], data.label_table[0] * [1, 0, 1, 1] + [0, 0, data.label_table[0][1], 0])
 
 
 @pytest.mark.parametrize(("dtype", "value"), [(np.uint8, 255), (np.float32, 1)])
 def test_a_backdoor_marks_a_share_of_the_rows_and_gives_them_its_class(dtype, value):
     data, poisons = images(dtype), poisoning.backdoor(target=2, share=0.3, size=2)
-    found = poisoning.poisoned(data, [poisons], [2], seed=0)
+    found = poisoning.poison_clients(data, [poisons], [2], seed=0)
     x, y = found.train.x[found.train_index[2]], found.train.y[found.train_index[2]]
     marked = (x[:, 4:, 4:] == value).all((1, 2, 3))
     assert marked.sum() == 3
@@ -52,12 +52,12 @@ def test_success_counts_what_is_of_another_class_and_gets_the_triggers():
 
 def test_what_cannot_be_poisoned_is_refused():
     with pytest.raises(ValueError, match="size=7 is more than an example"):
-        poisoning.poisoned(images(), [poisoning.backdoor(size=7)], [0], seed=0)
+        poisoning.poison_clients(images(), [poisoning.backdoor(size=7)], [0], seed=0)
     with pytest.raises(ValueError, match="target=9: the data have classes 0"):
-        poisoning.poisoned(images(), [poisoning.backdoor(target=9)], [0], seed=0)
+        poisoning.poison_clients(images(), [poisoning.backdoor(target=9)], [0], seed=0)
     with pytest.raises(ValueError, match=r"value=2.0: must be between 0 and 1 for examples of uint8"):
-        poisoning.poisoned(images(), [poisoning.backdoor(size=2, value=2.0)], [0], seed=0)
+        poisoning.poison_clients(images(), [poisoning.backdoor(size=2, value=2.0)], [0], seed=0)
     with pytest.raises(ValueError, match="source=1, target=None"):
         poisoning.label_flip(source=1)
-    vectors = poisoning.poisoned(toy_federation.data(), [poisoning.backdoor(size=1, share=1.0)], [0], seed=0)
+    vectors = poisoning.poison_clients(toy_federation.data(), [poisoning.backdoor(size=1, share=1.0)], [0], seed=0)
     assert (vectors.train.x[vectors.train_index[0]][:, -1] == 1).all()

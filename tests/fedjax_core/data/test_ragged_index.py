@@ -7,14 +7,14 @@ import pytest
 
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated_data, sources
-from fedjax_core.data.ragged_index import RowLists
+from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.engine.data_feed.device_arrays import make_index_table
 
 LISTS = [[4, 5, 6], [], [2], [7, 8], []]
 
 
 def test_they_read_like_a_tuple_of_arrays():
-    lists = RowLists.of(LISTS)
+    lists = RaggedIndex.of(LISTS)
     assert [rows.tolist() for rows in lists] == LISTS
     assert [rows.tolist() for rows in lists[1:4]] == LISTS[1:4]
     assert lists[-2].tolist() == [7, 8]
@@ -22,13 +22,13 @@ def test_they_read_like_a_tuple_of_arrays():
     assert (len(lists), lists.total) == (5, 6)
     with pytest.raises(IndexError):
         lists[5]
-    assert RowLists.of(lists) is lists
-    assert len(RowLists.of([])) == 0
+    assert RaggedIndex.of(lists) is lists
+    assert len(RaggedIndex.of([])) == 0
 
 
 def test_a_list_that_all_share_is_there_once():
     everything = np.arange(100, dtype=np.int32)
-    lists = RowLists.of([everything, np.array([3]), everything])
+    lists = RaggedIndex.of([everything, np.array([3]), everything])
     assert len(lists.rows) == 101
     assert lists.total == 201
     assert lists[2].tolist() == list(range(100))
@@ -37,7 +37,7 @@ def test_a_list_that_all_share_is_there_once():
 
 
 def test_some_clients_rows_together():
-    lists = RowLists.of(LISTS)
+    lists = RaggedIndex.of(LISTS)
     assert lists.joined().tolist() == [4, 5, 6, 2, 7, 8]
     assert lists.joined(np.array([3, 1, 0])).tolist() == [7, 8, 4, 5, 6]
     assert lists.joined(np.array([], int)).tolist() == []
@@ -47,9 +47,9 @@ def test_some_clients_rows_together():
 def test_counts_by_class(monkeypatch):
     labels = np.random.default_rng(0).integers(0, 4, 9)
     expected = [np.bincount(labels[np.array(rows, int)], minlength=4).tolist() for rows in LISTS]
-    assert RowLists.of(LISTS).counts(labels, 4).tolist() == expected
+    assert RaggedIndex.of(LISTS).counts(labels, 4).tolist() == expected
     monkeypatch.setattr("fedjax_core.data.ragged_index._BLOCK", 2)  # fewer than a client's examples
-    assert RowLists.of(LISTS).counts(labels, 4).tolist() == expected
+    assert RaggedIndex.of(LISTS).counts(labels, 4).tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -74,10 +74,10 @@ def test_clients_that_the_data_name_cost_their_rows_and_little_more(clients, row
     )
     start = time.process_time()
     data = federated_data.federate(dataset, {"name": "natural"}, clients, 0)
-    table = make_index_table(RowLists.of(data.train_index))
+    table = make_index_table(RaggedIndex.of(data.train_index))
     assert time.process_time() - start < 5 + rows / 1e6
     index = data.train_index
-    assert isinstance(index, RowLists)
+    assert isinstance(index, RaggedIndex)
     assert sum(part.nbytes for part in (index.rows, index.start, index.size)) == 4 * rows + 8 * clients
     assert len(index[7]) > 10_000
     assert (ids[index[7]] == 7).all()

@@ -27,26 +27,26 @@ def test_rows_and_zeros_after_them(place, tmp_path):
         examples = Examples(np.asarray(examples.x)[2:], examples.y[2:])
         wanted = np.maximum(ROWS, 2)
         rows = wanted - 2
-    reader = row_readers.on_disk(examples) if place == "written" else row_readers.Reader(examples)
+    reader = row_readers.open_on_disk(examples) if place == "written" else row_readers.ExampleReader(examples)
     x, y = reader.slab(rows, 9)
     np.testing.assert_array_equal(x[:7], X[wanted])
     np.testing.assert_array_equal(y[:7], Y[wanted])
     assert not x[7:].any()
     assert not y[7:].any()
     assert reader.row_bytes == 16
-    assert (row_readers.in_file(reader.like.x) is None) == (place == "memory")
+    assert (row_readers.locate_in_file(reader.like.x) is None) == (place == "memory")
     np.testing.assert_array_equal(np.asarray(reader.like.y), np.asarray(examples.y))
 
 
 def test_rows_side_by_side_are_read_at_once(tmp_path):
-    reader = row_readers.Reader(in_files(tmp_path).x)
+    reader = row_readers.ExampleReader(in_files(tmp_path).x)
     with mock.patch.object(row_readers.os, "preadv", wraps=row_readers.os.preadv) as read:
         reader.slab(ROWS, 7)
     assert read.call_count == 5  # 0; 3, 4, 5; 19; 2; 2
 
 
 def test_a_file_that_was_cut_is_one_line(tmp_path):
-    reader = row_readers.Reader(in_files(tmp_path))
+    reader = row_readers.ExampleReader(in_files(tmp_path))
     with open(tmp_path / "x.npy", "r+b") as file:
         file.truncate(200)
     with pytest.raises(OSError, match=r"cannot read row 19 of .*x\.npy: the file has become shorter than its array$"):
@@ -61,12 +61,12 @@ def test_a_full_disk_is_one_line(tmp_path):
             OSError, match=r"cannot write 0\.0 GiB of examples to .* for plan\.data='disk': No space left on device; TMPDIR"
         ),
     ):
-        row_readers.on_disk(X)
+        row_readers.open_on_disk(X)
     assert not any(tmp_path.iterdir())
 
 
 def test_files_that_were_written_have_no_names_left(tmp_path):
     with mock.patch.object(row_readers.tempfile, "tempdir", str(tmp_path)):
-        reader = row_readers.on_disk(Examples(X, Y))
+        reader = row_readers.open_on_disk(Examples(X, Y))
     assert not any(tmp_path.iterdir())
     np.testing.assert_array_equal(reader.slab(ROWS, 7).x, X[ROWS])

@@ -69,7 +69,7 @@ def test_rows_are_divided_by_their_number_alone():
     )
     assert numbers.label_table.tolist() == [[len(rows)] for rows in numbers.train_index]
     assert [len(rows) for rows in numbers.test_index] == [2, 2]
-    assert "8 training and 4 test examples, 1 numbers, 2 clients" in federated_data.summary(numbers)
+    assert "8 training and 4 test examples, 1 numbers, 2 clients" in federated_data.format_summary(numbers)
 
 
 @pytest.mark.parametrize("options", [{"partition": {"name": "dirichlet", "alpha": 1.0}}, {"long_tail": 10.0}])

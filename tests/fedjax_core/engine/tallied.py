@@ -7,7 +7,7 @@ import numpy as np
 from fedjax_core.algorithm import Algorithm, ClientOutput
 from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import client_loop
-from fedjax_core.engine.simulator import Group, Simulation, build_spec
+from fedjax_core.engine.simulator import Group, Simulator, build_spec
 from fedjax_core.training import aggregators, local_training
 from tests import toy
 
@@ -24,7 +24,7 @@ def with_test_rows(test_index):
 
 def simulate(build, groups=None, data=None, **settings):
     settings = {"cohort": 5, "dispatch": 2, "plan": client_loop.Plan(1, 1)} | settings
-    return Simulation(build_spec(toy.groups(build) if groups is None else groups, toy.data() if data is None else data, **settings))
+    return Simulator(build_spec(toy.groups(build) if groups is None else groups, toy.data() if data is None else data, **settings))
 
 
 def tally(task, **changes):

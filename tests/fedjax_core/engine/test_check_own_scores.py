@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from sklearn import metrics as sklearn_metrics
 
-from fedjax_core.data.client_validation_split import hold_out
-from fedjax_core.data.held_out_clients import set_apart
+from fedjax_core.data.client_validation_split import hold_out_validation
+from fedjax_core.data.held_out_clients import hold_out_clients
 from fedjax_core.engine import client_loop, evaluation
-from fedjax_core.engine.simulator import Evaluation, Simulation, build_spec, one_group
-from fedjax_core.task import of_model
+from fedjax_core.engine.simulator import Evaluation, Simulator, build_spec, one_group
+from fedjax_core.task import make_task
 from fedjax_core.training import local_training
 from fedjax_core.training.scores import AUROC, CalibrationError, MacroF1
 from methods.fedper import fedper
@@ -45,18 +45,18 @@ def certain(outputs, x, y, mask):
 SCORES = {"macro_f1": MacroF1(), "auroc": AUROC(64), "error": CalibrationError(), "f2": FBeta(2.0), "certain": certain}
 
 
-def simulated(scores=SCORES, data=None, scopes=("global", "own", "post_local", "all"), batch=5, **settings) -> Simulation:
+def simulated(scores=SCORES, data=None, scopes=("global", "own", "post_local", "all"), batch=5, **settings) -> Simulator:
     of = toy.data() if data is None else data
-    task = of_model(toy.model(), classes=toy.CLASSES, population=of.clients, shape=(toy.INPUTS,))
+    task = make_task(toy.model(), classes=toy.CLASSES, population=of.clients, shape=(toy.INPUTS,))
     task = dataclasses.replace(task, scores=scores)
     build = functools.partial(fedper, optimizer=local_training.sgd(0.1), epochs=1, batch=4)
-    return Simulation(build_spec(one_group(build, task, of.clients), of, evaluation=Evaluation(scopes, batch=batch), **settings))
+    return Simulator(build_spec(one_group(build, task, of.clients), of, evaluation=Evaluation(scopes, batch=batch), **settings))
 
 
 @functools.cache
 def trained():
     """A simulation with unseen clients and validation rows, its state after a round, and what it is scored as."""
-    sim = simulated(data=hold_out(set_apart(toy.data(), 2, 0), 0.25, 0), plan=client_loop.Plan(1, 1))
+    sim = simulated(data=hold_out_validation(hold_out_clients(toy.data(), 2, 0), 0.25, 0), plan=client_loop.Plan(1, 1))
     state, records = sim.rounds(sim.init(0), 1, scored=True)
     return sim, state, records[0], *sim.evaluate(state)
 
@@ -146,14 +146,12 @@ def test_the_server_model_is_scored_by_the_whole_test_set():
     assert "test/global/macro_f1" not in sim.evaluate(sim.init(0)).metrics  # FedPer has no server's model
     from methods.fedavg import fedavg
 
-    task = dataclasses.replace(of_model(toy.model(), classes=toy.CLASSES, population=of.clients), scores=SCORES)
+    task = dataclasses.replace(make_task(toy.model(), classes=toy.CLASSES, population=of.clients), scores=SCORES)
     build = functools.partial(fedavg, optimizer=local_training.sgd(0.1), epochs=1, batch=4)
     found = []
     every: tuple[dict[str, Any], ...] = ({"plan": client_loop.Plan(1, 1)}, {"plan": client_loop.Plan(1, 8)}, {"data_on": "host"})
     for settings in every:
-        sim = Simulation(
-            build_spec(one_group(build, task, of.clients), of, evaluation=Evaluation(("global",), batch=5), **settings)
-        )
+        sim = Simulator(build_spec(one_group(build, task, of.clients), of, evaluation=Evaluation(("global",), batch=5), **settings))
         state = sim.init(0)
         found.append(sim.evaluate(state).metrics)
         view = sim.view(state, 0)

@@ -40,12 +40,12 @@ class ChooseTest(chex.TestCase):
         (dict(cohort=20, devices=4, model=2, chunk=100), (10, 4, 2)),
     )
     def test_what_is_given_is_kept(self, arguments, expected):
-        self.assertEqual(tuple(client_loop.choose(**arguments)), (*expected, 1)[:3])
+        self.assertEqual(tuple(client_loop.choose_plan(**arguments)), (*expected, 1)[:3])
 
     def test_on_an_accelerator_all_at_once(self):
         with mock.patch.object(jax, "default_backend", return_value="gpu"):
-            self.assertEqual(client_loop.choose(20), Plan(3, 8))
-            self.assertEqual(client_loop.choose(20, devices=1), Plan(20, 1))
+            self.assertEqual(client_loop.choose_plan(20), Plan(3, 8))
+            self.assertEqual(client_loop.choose_plan(20, devices=1), Plan(20, 1))
 
     @parameterized.parameters(
         (dict(devices=9), "plan.devices=9 is not between 1 and 8"),
@@ -57,7 +57,7 @@ class ChooseTest(chex.TestCase):
     )
     def test_impossible(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):
-            client_loop.choose(20, **arguments)
+            client_loop.choose_plan(20, **arguments)
 
     @parameterized.parameters(
         (dict(model=4), "devices of one process hold a network together, and process 0 has 6; allowed: 1, 2$"),
@@ -66,9 +66,9 @@ class ChooseTest(chex.TestCase):
     )
     def test_networks_stay_in_a_process(self, arguments, message):
         six_and_two = [SimpleNamespace(process_index=p, platform="cpu", id=i) for i, p in enumerate([0, 0, 0, 1, 0, 0, 0, 1])]
-        self.assertEqual(client_loop.choose(20, model=2, among=six_and_two), Plan(1, 8, 2))
+        self.assertEqual(client_loop.choose_plan(20, model=2, among=six_and_two), Plan(1, 8, 2))
         with self.assertRaisesRegex(ValueError, message):
-            client_loop.choose(20, among=six_and_two, **arguments)
+            client_loop.choose_plan(20, among=six_and_two, **arguments)
         self.assertEqual([device.id for device in meshes.group_by_process(six_and_two)], [0, 1, 2, 4, 5, 6, 3, 7])
 
     def test_slots(self):
@@ -190,7 +190,7 @@ def simulate(cohort, population=64, chunk=1, hidden=400, links=()):
     data = federated_data.from_index(dataset, [[i % 30, i % 30 + 1] for i in range(population)], [[0]] * population)
     build = functools.partial(fedavg, optimizer=local_training.sgd(0.1), batch=toy.BATCH, weights="uniform" if links else "samples")
     groups = simulator.one_group(build, toy.task(hidden, statistics=not links), population)
-    return simulator.Simulation(simulator.build_spec(groups, data, cohort=cohort, plan=Plan(chunk, 1), links=links))
+    return simulator.Simulator(simulator.build_spec(groups, data, cohort=cohort, plan=Plan(chunk, 1), links=links))
 
 
 def temporary(cohort, chunk, links=()):
@@ -205,7 +205,7 @@ def temporary(cohort, chunk, links=()):
 
 class MemoryTest(chex.TestCase):
     def test_of_a_private_sum_does_not_grow_with_the_cohort_and_of_a_rule_by_a_delta_a_client(self):
-        noise, rule = dp_mechanisms.gaussian(1.0, 1.0, 8, 8), robust_aggregation.parse("median")
+        noise, rule = dp_mechanisms.gaussian(1.0, 1.0, 8, 8), robust_aggregation.parse_rule("median")
         (few, model), (many, _) = (temporary(cohort, 1, [noise]) for cohort in (8, 64))
         self.assertLess(many - few, model)
         (few, model), (many, _) = (temporary(cohort, 1, [rule]) for cohort in (8, 64))

@@ -17,13 +17,13 @@ from fedjax_core.engine import client_sampling
     [(None, 20, 20), (7, 20, 7), (20, 20, 20), (1, 20, 1), (0.4, 20, 8), (1.0, 20, 20), (0.001, 20, 1), (0.26, 10, 3)],
 )
 def test_number(setting, population, expected):
-    assert client_sampling.number(setting, population) == expected
+    assert client_sampling.resolve_cohort_size(setting, population) == expected
 
 
 @pytest.mark.parametrize("setting", [0, 21, -1, 0.0, 1.5, -0.5, True, "all", float("nan")])
 def test_number_refuses(setting):
     with pytest.raises(ValueError, match=r"cohort=.* between 1 and the population's 20 nor a fraction in \(0, 1\]"):
-        client_sampling.number(setting, 20)
+        client_sampling.resolve_cohort_size(setting, 20)
 
 
 class SampleTest(chex.TestCase):

@@ -8,21 +8,21 @@ import pytest
 
 from fedjax_core.algorithm import Reduce
 from fedjax_core.engine import contracts
-from fedjax_core.engine.simulator import Simulation, build_spec, one_group
+from fedjax_core.engine.simulator import Simulator, build_spec, one_group
 from fedjax_core.testing import toy_federation
 from fedjax_core.training import aggregators, local_training
 from methods.fedavg import fedavg
 from tests import toy
 
 
-def simulate(change, task=None) -> Simulation:
+def simulate(change, task=None) -> Simulator:
     """FedAvg with functions replaced: `change` takes its Algorithm, and returns {field: in its place}."""
 
     def mine(task):
         inner = fedavg(task, optimizer=local_training.sgd(0.1))
         return inner._replace(**change(inner))
 
-    return Simulation(build_spec(one_group(mine, task or toy.task(), toy.CLIENTS), toy.data()))
+    return Simulator(build_spec(one_group(mine, task or toy.task(), toy.CLIENTS), toy.data()))
 
 
 def after(function, change):
@@ -40,7 +40,7 @@ def test_a_builder_returns_an_algorithm():
         fedavg(task, optimizer=local_training.sgd(0.1))
 
     with pytest.raises(TypeError, match=r"^mine must return a fedjax_core.algorithm.Algorithm, it returned None$"):
-        Simulation(build_spec(one_group(functools.partial(mine), toy.task(), toy.CLIENTS), toy.data()))
+        Simulator(build_spec(one_group(functools.partial(mine), toy.task(), toy.CLIENTS), toy.data()))
 
 
 @pytest.mark.parametrize(

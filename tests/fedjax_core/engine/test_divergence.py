@@ -45,7 +45,7 @@ def breaking(task):
 def made():
     groups = simulator.one_group(breaking, toy.task(), toy.CLIENTS)
     settings = {"evaluation": simulator.Evaluation(("own",)), "dispatch": 3, "plan": client_loop.Plan(1, 1)}
-    return simulator.Simulation(simulator.build_spec(groups, toy.data(), **settings))
+    return simulator.Simulator(simulator.build_spec(groups, toy.data(), **settings))
 
 
 def start(what, who):

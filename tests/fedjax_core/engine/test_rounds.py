@@ -58,7 +58,7 @@ class RoundTest(chex.TestCase):
             "add": Reduce(scaled, "add", lambda total: total[0] / total[1]),
             "stack": Reduce(lambda part, client: (part, client.examples), "stack", lambda parts: (parts[0] * 1.0, parts[1])),
             "group": Reduce(join="group", lower=lambda groups: {f"group {i}": part for i, part in enumerate(groups)}),
-            "mean": (aggregators.mean(), {"deep": aggregators.mean(aggregators.uniform)}),
+            "mean": (aggregators.mean(), {"deep": aggregators.mean(aggregators.weight_uniformly)}),
         }
 
         def build(task):

@@ -12,8 +12,8 @@ from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import client_loop, evaluation
 from fedjax_core.engine.score_batches import CONVOLUTION_COSTS, COSTS, Cost, choose_batch, has_convolution
-from fedjax_core.engine.simulator import Evaluation, Simulation, build_spec, one_group
-from fedjax_core.task import of_model
+from fedjax_core.engine.simulator import Evaluation, Simulator, build_spec, one_group
+from fedjax_core.task import make_task
 from methods.local import local
 from tests import toy
 from tests.fedjax_core.engine.tallied import SGD
@@ -32,9 +32,9 @@ def divided(sizes):
 
 def simulate(sizes, build=None, plan=client_loop.Plan(1, 1), **evaluation):  # noqa: B008
     of = divided(sizes)
-    task = of_model(toy.model(), classes=toy.CLASSES, population=of.clients, shape=(toy.INPUTS,))
+    task = make_task(toy.model(), classes=toy.CLASSES, population=of.clients, shape=(toy.INPUTS,))
     build = functools.partial(local, optimizer=SGD) if build is None else build
-    return Simulation(build_spec(one_group(build, task, of.clients), of, plan=plan, evaluation=Evaluation(**evaluation)))
+    return Simulator(build_spec(one_group(build, task, of.clients), of, plan=plan, evaluation=Evaluation(**evaluation)))
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_a_simulation_of_a_convolutional_network_takes_small_batches():
     rng = np.random.default_rng(0)
     examples = Examples(rng.standard_normal((200, 8, 8, 1), np.float32), rng.integers(0, toy.CLASSES, 200).astype(np.int32))
     data = federated_data.from_index(sources.Dataset("made", examples, examples, ("a", "b", "c")), *[[np.arange(100)] * 2] * 2)
-    task = of_model(nn.build("cnn", toy.CLASSES, (8, 8, 1)), classes=toy.CLASSES, population=2, shape=(8, 8, 1))
+    task = make_task(nn.build("cnn", toy.CLASSES, (8, 8, 1)), classes=toy.CLASSES, population=2, shape=(8, 8, 1))
     groups = one_group(functools.partial(local, optimizer=SGD), task, 2)
-    assert Simulation(build_spec(groups, data, plan=client_loop.Plan(1, 1))).spec.batches.own <= 16
+    assert Simulator(build_spec(groups, data, plan=client_loop.Plan(1, 1))).spec.batches.own <= 16
 
 
 def test_chosen_batches_cost_little_more_than_the_rows():

@@ -11,12 +11,12 @@ import pytest
 
 from fedjax_core.algorithm import PER_ROW, TARGETS, Examples
 from fedjax_core.data import federated_data, sources
-from fedjax_core.data.client_validation_split import hold_out
-from fedjax_core.data.held_out_clients import set_apart
+from fedjax_core.data.client_validation_split import hold_out_validation
+from fedjax_core.data.held_out_clients import hold_out_clients
 from fedjax_core.engine import client_loop, dispatch, evaluation
-from fedjax_core.engine.simulator import Evaluation, Simulation, build_spec, one_group
+from fedjax_core.engine.simulator import Evaluation, Simulator, build_spec, one_group
 from fedjax_core.nn import build
-from fedjax_core.task import of_model
+from fedjax_core.task import make_task
 from fedjax_core.training import local_training, metrics
 from methods.fedavg import fedavg
 from tests import toy
@@ -72,8 +72,8 @@ def test_a_method_trains_on_numbers_or_is_refused_by_name(name):
 def simulated(kind, method=None, data_=None, **settings):
     build_ = method or functools.partial(fedavg, optimizer=local_training.sgd(0.1), epochs=2, batch=4)
     of = data(kind) if data_ is None else data_
-    task = of_model(toy.model(), classes=toy.CLASSES, population=of.clients, shape=(toy.INPUTS,))
-    return Simulation(build_spec(one_group(build_, task, of.clients), of, **settings))
+    task = make_task(toy.model(), classes=toy.CLASSES, population=of.clients, shape=(toy.INPUTS,))
+    return Simulator(build_spec(one_group(build_, task, of.clients), of, **settings))
 
 
 def test_clients_are_scored_in_blocks_where_labels_make_much_of_each(monkeypatch):
@@ -96,8 +96,8 @@ def test_fedavg_on_numbers_is_a_naive_loop():
     """Full batches, one epoch, all clients: w - sum_k n_k / n lr grad MSE_k, by hand."""
     method = functools.partial(fedavg, optimizer=local_training.sgd(0.1), epochs=1, batch=16)
     of = data("numbers")
-    task = of_model(toy.model(statistics=False), classes=toy.CLASSES, population=8, shape=(toy.INPUTS,))
-    sim = Simulation(build_spec(one_group(method, task, 8), of, evaluation=Evaluation(("global",))))
+    task = make_task(toy.model(statistics=False), classes=toy.CLASSES, population=8, shape=(toy.INPUTS,))
+    sim = Simulator(build_spec(one_group(method, task, 8), of, evaluation=Evaluation(("global",))))
     state = sim.init(0)
     w = {name: {k: np.asarray(v, np.float64) for k, v in entry.items()} for name, entry in state.server.net.params.items()}
     for _ in range(2):
@@ -123,7 +123,7 @@ def test_fedavg_on_numbers_is_a_naive_loop():
 
 
 def test_all_scopes_have_the_scores_of_labels():
-    of = set_apart(data("labels"), 2, 0)
+    of = hold_out_clients(data("labels"), 2, 0)
     sim = simulated("labels", data_=of, evaluation=Evaluation(("global", "own", "post_local", "all")))
     state, records = sim.rounds(sim.init(0), 1, scored=True)
     scores, by_client = sim.evaluate(state)
@@ -148,7 +148,7 @@ def test_validation_rows_are_scored_and_can_be_selected_by():
     of = federated_data.from_index(
         sources.Dataset("toy", data("numbers").train, data("numbers").test, tuple("abc")), [np.arange(20), np.arange(20, 42)]
     )
-    sim = simulated("numbers", data_=hold_out(of, 0.25, 0))
+    sim = simulated("numbers", data_=hold_out_validation(of, 0.25, 0))
     scores = sim.evaluate(sim.init(0)).metrics
     assert {
         name
@@ -167,14 +167,14 @@ def test_next_tokens_are_learnt(name):
     """A text that repeats four letters is told nearly always; rows may be of any length."""
     from fedjax_core import registry
 
-    place, options = registry.parse(name)
+    place, options = registry.parse_spec(name)
     text = np.tile(np.arange(4), 60)[: 24 * 9].reshape(24, 9)
     text[::5, 6:] = -1
     dataset = sources.from_arrays(text, None, text[:4], None, tuple("abcd"), targets="tokens")
     of = federated_data.federate(dataset, {"name": "iid"}, 2, 0)
     model = build(place, 4, (8,), None, None, **options)
     method = functools.partial(fedavg, optimizer=local_training.adam(0.03), epochs=5, batch=4)
-    sim = Simulation(build_spec(one_group(method, of_model(model, classes=4, population=2, shape=(8,)), 2), of))
+    sim = Simulator(build_spec(one_group(method, make_task(model, classes=4, population=2, shape=(8,)), 2), of))
     state, records = sim.rounds(sim.init(0), 6)
     scores = sim.evaluate(state).metrics
     assert scores["test/global/accuracy"] > 0.9
@@ -196,9 +196,9 @@ def test_a_network_that_gives_something_else_is_refused():
     text = np.tile(np.arange(4), 5).reshape(4, 5)
     dataset = sources.from_arrays(text, None, text, None, targets="tokens")
     of = federated_data.federate(dataset, {"name": "iid"}, 2, 0)
-    task = of_model(build("mlp", 4, (4,), widths=(3,)), classes=4, population=2)
+    task = make_task(build("mlp", 4, (4,), widths=(3,)), classes=4, population=2)
     with pytest.raises(ValueError, match=r"network 'mlp' gives \[4\] for a row, tokens need \[4, 4\]; 'lstm' and 'causal'"):
-        Simulation(build_spec(one_group(functools.partial(fedavg, optimizer=local_training.sgd(0.1)), task, 2), of))
+        Simulator(build_spec(one_group(functools.partial(fedavg, optimizer=local_training.sgd(0.1)), task, 2), of))
     with pytest.raises(ValueError, match="model 'lstm' reads token ids"):
         build("lstm", 4, (8, 8, 1))
 
@@ -207,8 +207,8 @@ def test_a_network_that_gives_something_else_is_refused():
 def test_a_network_of_next_tokens_is_refused_for_classes(name):
     text = np.tile(np.arange(3, dtype=np.int32), (4, 2))
     of = federated_data.federate(sources.from_arrays(text, [0, 1, 2, 0], text, [0, 1, 2, 0]), {"name": "iid"}, 2, 0)
-    task = of_model(build(name, 3, (6,), None, None), classes=3, population=2)
+    task = make_task(build(name, 3, (6,), None, None), classes=3, population=2)
     with pytest.raises(
         ValueError, match=rf"network '{name}' gives \[6, 3\] for a row, the next token of each place; classes need \[3\]"
     ):
-        Simulation(build_spec(one_group(functools.partial(fedavg, optimizer=local_training.sgd(0.1)), task, 2), of))
+        Simulator(build_spec(one_group(functools.partial(fedavg, optimizer=local_training.sgd(0.1)), task, 2), of))

@@ -12,10 +12,10 @@ import pytest
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import held_out_clients as data_unseen
 from fedjax_core.engine import client_loop, evaluation, unseen_clients
-from fedjax_core.engine.simulator import Evaluation, Simulation, build_spec, one_group
+from fedjax_core.engine.simulator import Evaluation, Simulator, build_spec, one_group
 from fedjax_core.reporting import reporter
 from fedjax_core.training import local_training
-from fedjax_core.training.local_batch_norm import local_statistics
+from fedjax_core.training.local_batch_norm import with_local_statistics
 from fedjax_core.uplink import attacks
 from methods.ditto import ditto
 from methods.fedavg import fedavg
@@ -41,7 +41,7 @@ SERVED_BY_NOTHING = {
 
 @functools.cache
 def data():
-    return data_unseen.set_apart(toy.data(), NUMBER, 0)
+    return data_unseen.hold_out_clients(toy.data(), NUMBER, 0)
 
 
 def newcomers():
@@ -60,7 +60,7 @@ def simulate(method, **settings):
     """Minibatches are whole clients, so that a loop need not know how they are drawn."""
     task = dataclasses.replace(toy.task(statistics=False), population=data().clients)
     build = functools.partial(method, optimizer=local_training.sgd(RATE), batch=64)
-    return Simulation(
+    return Simulator(
         build_spec(one_group(build, task, data().clients), data(), cohort=4, plan=client_loop.Plan(1, 1), dispatch=2, **settings)
     )
 
@@ -156,7 +156,7 @@ def test_a_newcomer_is_no_attacker_whoever_of_the_population_is():
     """An update of an attacker that sends NaN is left out, and would leave its head as it began."""
     found = []
     for who in (0, 1):
-        links = [attacks.link("not_finite", attacks.not_finite(), [who])]
+        links = [attacks.make_attack("not_finite", attacks.not_finite(), [who])]
         sim = simulate(functools.partial(fedper, epochs=1), links=links, leave_out=True)
         found.append(evaluation.score_unseen(sim.compiled, sim.init(0)))
     jax.tree.map(np.testing.assert_array_equal, *found)
@@ -208,8 +208,8 @@ def traced(sim):
 
 
 def test_statistics_that_stay_with_clients_are_a_newcomer_s_own():
-    build = local_statistics(functools.partial(fedavg, optimizer=local_training.sgd(RATE), batch=64))
-    sim = Simulation(build_spec(one_group(build, toy.task(), toy.CLIENTS), beside(), plan=client_loop.Plan(1, 1)))
+    build = with_local_statistics(functools.partial(fedavg, optimizer=local_training.sgd(RATE), batch=64))
+    sim = Simulator(build_spec(one_group(build, toy.task(), toy.CLIENTS), beside(), plan=client_loop.Plan(1, 1)))
     state = sim.init(0)
     for place, rows in enumerate(newcomers().train_index):
         held = sim.compiled.device_arrays
@@ -222,8 +222,8 @@ def test_statistics_that_stay_with_clients_are_a_newcomer_s_own():
 
 
 def test_what_a_newcomer_begins_with_has_its_own_statistics_too():
-    build = local_statistics(functools.partial(ditto, optimizer=local_training.sgd(RATE), batch=64))
-    traced(Simulation(build_spec(one_group(build, toy.task(), toy.CLIENTS), beside(), plan=client_loop.Plan(1, 1))))
+    build = with_local_statistics(functools.partial(ditto, optimizer=local_training.sgd(RATE), batch=64))
+    traced(Simulator(build_spec(one_group(build, toy.task(), toy.CLIENTS), beside(), plan=client_loop.Plan(1, 1))))
 
 
 def test_without_unseen_clients_all_is_as_it_was():

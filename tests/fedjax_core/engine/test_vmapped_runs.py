@@ -8,14 +8,14 @@ import pytest
 
 from fedjax_core.engine import vmapped_runs as module
 from fedjax_core.engine.simulator import Diverged
-from fedjax_core.engine.vmapped_runs import Lanes, reason
+from fedjax_core.engine.vmapped_runs import VmappedSeeds, find_vmap_obstacle
 from tests import toy
 
 SEEDS = (0, 1, 2)
 
 
-def three(sim: Any) -> tuple[Lanes, list[Any]]:
-    vmapped = Lanes(sim, len(SEEDS))
+def three(sim: Any) -> tuple[VmappedSeeds, list[Any]]:
+    vmapped = VmappedSeeds(sim, len(SEEDS))
     return vmapped, [(replica, replica.init(seed)) for seed, replica in zip(SEEDS, vmapped.each, strict=True)]
 
 
@@ -123,7 +123,7 @@ def test_what_fails_alone_ends_alone(monkeypatch, caplog):
 
 def test_seeds_share_their_data_when_they_are_needed():
     sim = toy.CASES["fedavg"].simulate()
-    vmapped = Lanes(sim, 2)
+    vmapped = VmappedSeeds(sim, 2)
     vmapped.traced()
     assert all(not one.planned.arrays.placed for one in (sim, *vmapped.each))
     first, second = (one.held for one in vmapped.each)
@@ -135,9 +135,9 @@ def test_seeds_share_their_data_when_they_are_needed():
 
 
 def test_what_cannot_share_a_program_says_why(monkeypatch):
-    assert reason(toy.CASES["fedavg"].reference[0]) == ""
-    assert "plan.hold='disk'" in reason(toy.CASES["fedavg"].elsewhere[0])
+    assert find_vmap_obstacle(toy.CASES["fedavg"].reference[0]) == ""
+    assert "plan.hold='disk'" in find_vmap_obstacle(toy.CASES["fedavg"].elsewhere[0])
     streamed = toy.CASES["fedavg"].simulate(data_on="host")
-    assert reason(streamed) == "the data are on the host"
+    assert find_vmap_obstacle(streamed) == "the data are on the host"
     monkeypatch.setattr(module.jax, "process_count", lambda: 2)
-    assert reason(streamed) == "there are 2 processes"
+    assert find_vmap_obstacle(streamed) == "there are 2 processes"

@@ -19,7 +19,7 @@ from fedjax_core.commands import analyze
 from fedjax_core.language import instruction_task as language
 from fedjax_core.language import length_bucketing, load_pretrained, rouge
 from fedjax_core.language.models import bert, llama
-from fedjax_core.lazy_array import Deferred
+from fedjax_core.lazy_array import LazyArray
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.safetensors_files import write_tensors
 from tests.fedjax_core.language import test_load_pretrained
@@ -59,7 +59,7 @@ def config(tmp_path, monkeypatch):
         (tmp_path / name / "config.json").write_text(json.dumps(content | {"model_type": name}))
     monkeypatch.setattr(load_pretrained, "load_tokenizer", lambda folder: Letters())
     monkeypatch.setattr(load_pretrained, "load", loaded)
-    language.prepare.cache_clear()
+    language.prepare_data.cache_clear()
 
     def make(model, **method):
         made = base.get_config("smoke")
@@ -99,14 +99,14 @@ def test_an_encoder_chooses_and_its_run_tells_its_answers(config, tmp_path, monk
     assert sorted(state.server.net.params) == ["adapter"]
     chex.assert_trees_all_equal(jax.device_get(sim.compiled.device_arrays.tasks[0][0]), task.frozen)
     for name, score in (("rouge", ""), ("rouge(of='pairs')", "_pairs"), ("rouge(of='logic')", "")):
-        assert analyze.number(name)(run, None) == pytest.approx(scores[f"test/personal/all/rouge1{score}/mean"], abs=1e-5)
-    assert analyze.number("rouge(model='global')")(run, None) == pytest.approx(scores["test/global/rouge1"], abs=1e-5)
-    asked = analyze.Asked([run], tmp_path / "out")
+        assert analyze.make_metric(name)(run, None) == pytest.approx(scores[f"test/personal/all/rouge1{score}/mean"], abs=1e-5)
+    assert analyze.make_metric("rouge(model='global')")(run, None) == pytest.approx(scores["test/global/rouge1"], abs=1e-5)
+    asked = analyze.AnalysisContext([run], tmp_path / "out")
     table, shown = analyze.analyse(["rouge"], asked)
     assert len(table.read_text().splitlines()) == 1 + 4 * 6, "four clients, six questions"
     assert "| pairs |" in shown.read_text()
     with pytest.raises(ValueError, match="unknown task or data set of rouge 'mood'; allowed: logic, pairs, proofs"):
-        analyze.number("rouge(of='mood')")(run, None)
+        analyze.make_metric("rouge(of='mood')")(run, None)
 
 
 def test_runs_on_one_folder_share_its_weights(config, monkeypatch):
@@ -116,7 +116,7 @@ def test_runs_on_one_folder_share_its_weights(config, monkeypatch):
     language._SHARED.clear()
     load = lambda run, trust: (None, experiment.build(config("bert", name=run.name, batch=4)), None)
     monkeypatch.setattr(experiment, "load", load)
-    loaded = analyze.Loaded()
+    loaded = analyze.RunLoader()
     first = loaded(Path("fedit"))[0]
     on_device = weakref.ref(jax.tree.leaves(first.compiled.device_arrays.tasks)[0])
     assert on_device() is not None
@@ -136,7 +136,7 @@ def test_runs_on_one_folder_share_its_weights(config, monkeypatch):
 
 def test_a_folder_is_read_anew_once_its_files_have_changed(config, monkeypatch):
     monkeypatch.setattr(load_pretrained, "load", lambda *_, **__: (None, {"embedding": np.ones(3)}))
-    prepared = experiment.prepared(config("llama", name="fedit"))
+    prepared = experiment.read_instructions(config("llama", name="fedit"))
     before, same = (language._arrays(prepared).params["embedding"] for _ in range(2))
     assert same is before
     (prepared.folder / load_pretrained.ONE_FILE).touch()
@@ -157,21 +157,21 @@ def test_a_language_model_writes(config, tmp_path, monkeypatch):
     assert 0 <= scores["test/global/accuracy"] <= 1
     assert scores["test/personal/all/loss/mean"] != scores["test/global/loss"]
     assert not any("rouge1" in name for name in scores)
-    made, task, net = experiment.prepared(asked), sim.spec.bound_groups[0].task, state.server.net
+    made, task, net = experiment.read_instructions(asked), sim.spec.bound_groups[0].task, state.server.net
     adapter = experiment.resolve(asked).adapter
     generate = jax.jit(functools.partial(made.model.generate, limit=3))
     x = jax.tree.map(lambda leaf: leaf[:2], sim.spec.data.test.x)
-    own = generate(language.parameters(made, adapter, task.frozen, net), x["tokens"], x["mask"])
+    own = generate(language.generation_params(made, adapter, task.frozen, net), x["tokens"], x["mask"])
     chex.assert_trees_all_equal(own, generate(task.model.whole(net).params, x["tokens"], x["mask"]))
     assert {"test/global/accuracy_pairs", "test/global/accuracy_proofs"} <= set(scores)
     pytest.importorskip("rouge_score", reason="no rouge-score: pip install -e '.[text]'")
     monkeypatch.setattr(Letters, "decode", lambda self, tokens: [decoded(row) for row in tokens], raising=False)
     monkeypatch.setattr(experiment, "load", lambda run, data, trust: (asked, sim, state))
-    monkeypatch.setattr(rouge, "rouge1", lambda texts, answers: [float(len(said) + i) for i, said in enumerate(texts)])
-    written = language.answers(made, language.parameters(made, adapter, task.frozen, net), range(6), batch=4)
+    monkeypatch.setattr(rouge, "compute_rouge1", lambda texts, answers: [float(len(said) + i) for i, said in enumerate(texts)])
+    written = language.generate_answers(made, language.generation_params(made, adapter, task.frozen, net), range(6), batch=4)
     lengths = np.array([len(said) for said in written]) + np.arange(6)
     for name, wanted in (("rouge(model='global')", lengths), ("rouge(model='global', of='proofs')", lengths[3:])):
-        assert analyze.number(name)(tmp_path, None) == pytest.approx(np.mean(wanted))
+        assert analyze.make_metric(name)(tmp_path, None) == pytest.approx(np.mean(wanted))
 
 
 def test_clients_are_tested_on_their_own_sets(config):
@@ -193,10 +193,10 @@ def test_answers_in_words(config, monkeypatch, model):
     monkeypatch.setattr(Letters, "decode", lambda self, tokens: [decoded(row) for row in tokens], raising=False)
     made = config(model, name="fedit", batch=4)
     sim = experiment.build(made)
-    prepared = experiment.prepared(made)
+    prepared = experiment.read_instructions(made)
     view = sim.view(sim.init(0), 0)
     params = view.task.model.whole(view.holds["global"][0]).params
-    found = language.answers(prepared, params, range(5), batch=2, longest=6)
+    found = language.generate_answers(prepared, params, range(5), batch=2, longest=6)
     assert len(found) == 5
     if model == "bert":
         x = jax.tree.map(lambda a: a[:5], sim.spec.data.test.x)
@@ -204,12 +204,12 @@ def test_answers_in_words(config, monkeypatch, model):
         assert found == [prepared.divided.test[i].options[k] for i, k in enumerate(chosen)]
         chooser = language._chooser(prepared.model, len(prepared.options["tokens"]), prepared.spec.temperature)
         before = chooser._cache_size()
-        assert language.answers(prepared, params, range(3), batch=2) == found[:3]
+        assert language.generate_answers(prepared, params, range(3), batch=2) == found[:3]
         assert chooser._cache_size() == before > 0, "compiled once for all clients"
     else:
-        assert found == [answer for row in range(5) for answer in language.answers(prepared, params, [row], batch=2, longest=6)], (
-            "whatever is beside an example"
-        )
+        assert found == [
+            answer for row in range(5) for answer in language.generate_answers(prepared, params, [row], batch=2, longest=6)
+        ], "whatever is beside an example"
         searches = []
 
         def generate(params, tokens, mask, *, limit, beams):
@@ -217,7 +217,7 @@ def test_answers_in_words(config, monkeypatch, model):
             return jax.numpy.zeros((len(tokens), limit), int), jax.numpy.zeros((len(tokens), limit), bool)
 
         fake = prepared._replace(model=prepared.model._replace(generate=generate))
-        assert language.answers(fake, params, [0], batch=2, longest=6, beams=4) == [decoded([])]
+        assert language.generate_answers(fake, params, [0], batch=2, longest=6, beams=4) == [decoded([])]
         assert searches == [(6, 4)]
         assert all(len(text) <= 6 for text in found)
 
@@ -236,7 +236,7 @@ def test_a_real_encoder_trains_an_adapter(tmp_path):
     made.adapter, made.method = "lora(rank=2)", {"name": "fedoa", "batch": 2, "epochs": 1}
     made.optimizer.update(name="adam", lr=0.01)
     made.cohort.fraction, made.plan.devices = 1.0, 1
-    language.prepare.cache_clear()
+    language.prepare_data.cache_clear()
     sim = experiment.build(made)
     begun = sim.init(0)
     state, (record,) = sim.rounds(begun, 1)
@@ -265,12 +265,12 @@ def test_batches_are_cut_where_it_pays(config, monkeypatch, model):
 
     monkeypatch.setattr(length_bucketing, "choose_widths", widths)
     asked = config(model, name="fedit", batch=4)
-    made = experiment.prepared(asked)
+    made = experiment.read_instructions(asked)
     x, index = made.data.train.x, made.divided.train_index
     assert told["lengths"][:4] == [x["mask"][mine].sum(1).tolist() for mine in index]
     assert [length for mine in told["lengths"][4:] for length in mine] == made.data.test.x["mask"].sum(1).tolist()
     assert told["longest"] == x["tokens"].shape[1] == made.widths[0] + 8
-    task = language.task(made, experiment.resolve(asked).adapter, shapes_only=True)
+    task = language.build_task(made, experiment.resolve(asked).adapter, shapes_only=True)
     rows = np.argsort(x["mask"].sum(1))[:2]
     few = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype), x)
     read = jax.make_jaxpr(task.model.apply)(jax.eval_shape(task.model.init, jax.random.key(0)), few)
@@ -291,7 +291,7 @@ def test_weights_reach_the_devices_part_by_part(config, tmp_path, monkeypatch):
     sim = experiment.build(asked)
     assert sim.spec.plan == (1, 4, 2)
     frozen, held = sim.spec.bound_groups[0].task.frozen, sim.compiled.device_arrays.tasks[0][0]
-    assert {type(leaf) for leaf in jax.tree.leaves(frozen)} == {Deferred}
+    assert {type(leaf) for leaf in jax.tree.leaves(frozen)} == {LazyArray}
     chex.assert_trees_all_equal(*jax.device_get((held.params, LOAD(tmp_path / "llama")[1])))
     up = held.params["layers"]["mlp"]["up"]["kernel"]
     assert [shard.data.shape for shard in up.addressable_shards] == [(1, 16, 10)] * 4
@@ -367,6 +367,6 @@ def test_what_does_not_go_together_is_refused(config):
 
 @pytest.mark.parametrize("longest", [256, 300])
 def test_an_answer_that_leaves_no_place_for_a_question_is_refused(config, longest):
-    prepared = experiment.prepared(config("llama", name="fedit", batch=4))
+    prepared = experiment.read_instructions(config("llama", name="fedit", batch=4))
     with pytest.raises(ValueError, match=rf"^longest={longest} leaves no place for a question: .* takes 256 tokens$"):
-        language.answers(prepared, {}, [0], longest=longest)
+        language.generate_answers(prepared, {}, [0], longest=longest)

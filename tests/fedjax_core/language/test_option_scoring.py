@@ -81,8 +81,8 @@ def test_scores_are_cosines_with_the_options_of_the_row():
 
 def test_rows_of_padding_count_for_nothing():
     model, net, data = frozen()
-    loss = local_training.cross_entropy(model)
-    take = lambda rows, mask: local_training.take(data.train, np.array(rows), np.array(mask))
+    loss = local_training.model_loss(model)
+    take = lambda rows, mask: local_training.gather_batch(data.train, np.array(rows), np.array(mask))
     slope = jax.jit(jax.grad(lambda params, batch: loss(Net(params, {}), batch, jax.random.key(0))[0]))
     wide, narrow = (
         slope(net.params, take([3, 9, 4], [True, True, False])),
@@ -94,7 +94,7 @@ def test_rows_of_padding_count_for_nothing():
 
 def fitted(task: Task, data: federated_data.FederatedData, rate: float, rounds: int):
     build = functools.partial(fedavg, optimizer=local_training.sgd(rate), epochs=2, batch=4)
-    sim = simulator.Simulation(
+    sim = simulator.Simulator(
         simulator.build_spec(simulator.one_group(build, task, data.clients), data, plan=client_loop.Plan(2, 1))
     )
     state = sim.init(0)
@@ -105,7 +105,7 @@ def fitted(task: Task, data: federated_data.FederatedData, rate: float, rounds: 
 def test_a_federation_trains_an_adapter_of_it():
     """The base stays where it is; the options' embeddings too, though a network's head."""
     model, arrays, data = frozen()
-    task = adapters.adapted(model, arrays, adapters.lora(rank=2, dropout=0.0), classes=data.classes, population=data.clients)
+    task = adapters.adapter_task(model, arrays, adapters.lora(rank=2, dropout=0.0), classes=data.classes, population=data.clients)
     sim, state, losses = fitted(task, data, 0.02, 4)
     assert sim.spec.shapes.up == 2 * 2 * (12 * 2) * 4
     assert losses[-1] < 0.95 * losses[0]
@@ -132,7 +132,7 @@ def writer():
 def test_the_loss_is_on_the_answers_and_their_ends():
     (params, of), data = writer(), instruction_data.build_generation_data(divided(), Letters(), 200, END)
     rows, there = np.array([2, 29, 33]), np.array([True, True, False])
-    batch = local_training.take(data.train, rows, there)
+    batch = local_training.gather_batch(data.train, rows, there)
     model, net = generation.make_writer(WRITER), Net(params, {})
     found = jax.jit(lambda net, x: model.apply(net, x, mask=batch.mask)[0])(net, batch.x)
     tokens, mask, answer = (np.asarray(batch.x[name]) for name in ("tokens", "mask", "answer"))
@@ -146,7 +146,7 @@ def test_the_loss_is_on_the_answers_and_their_ends():
             count += 1
         assert real[-1] == END
         np.testing.assert_allclose(found["features"][row], hidden[-1], atol=1e-4)
-    loss = lambda mask: local_training.cross_entropy(model)(net, batch._replace(mask=mask), jax.random.key(0))[0]
+    loss = lambda mask: local_training.model_loss(model)(net, batch._replace(mask=mask), jax.random.key(0))[0]
     np.testing.assert_allclose(jax.jit(loss)(batch.mask), total / count, rtol=1e-4)
     assert float(jax.jit(loss)(jnp.zeros(3, bool))) == 0
     last = model.head(net, found["features"][:1])
@@ -157,7 +157,7 @@ def test_a_federation_trains_an_adapter_of_a_writer():
     data = instruction_data.build_generation_data(divided(), Letters(), 144, END, long="cut")
     kind = adapters.lora(rank=2, dropout=0.1)
     net = Net(writer()[0], {})
-    task = adapters.adapted(generation.make_writer(WRITER), net, kind, classes=data.classes, population=data.clients)
+    task = adapters.adapter_task(generation.make_writer(WRITER), net, kind, classes=data.classes, population=data.clients)
     sim, state, losses = fitted(task, data, 0.1, 3)
     assert sim.spec.shapes.up == ((16 * 2 + 2 * 16) + (16 * 2 + 2 * 8)) * 4
     assert losses[-1] < losses[0]
@@ -171,7 +171,7 @@ def test_seven_billion_numbers_are_held_once():
     seven = {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32}
     model = generation.make_writer(llama.build({"model_type": "llama", "num_attention_heads": 32} | seven, remat=True))
     base = jax.eval_shape(model.init, jax.random.key(0)).params
-    own = adapters.adapter(adapters.lora(), base)
+    own = adapters.make_adapter(adapters.lora(), base)
     trained = jax.eval_shape(own.init, jax.random.key(0))
     assert sum(leaf.size for leaf in jax.tree.leaves(trained)) == 4_194_304
     shape = jax.ShapeDtypeStruct
@@ -180,7 +180,7 @@ def test_seven_billion_numbers_are_held_once():
     def loss(trained, base, x):
         batch = local_training.Batch(x, jnp.zeros(4, jnp.int32), jnp.ones(4, bool))
         key = jax.random.key(0)
-        return local_training.cross_entropy(model)(Net(own.wrap(base, trained, key), {}), batch, key)[0]
+        return local_training.model_loss(model)(Net(own.wrap(base, trained, key), {}), batch, key)[0]
 
     memory = jax.jit(jax.grad(loss)).lower(trained, base, x).compile().memory_analysis()
     assert memory is not None
@@ -219,7 +219,7 @@ def test_prompts_are_completed_in_their_order():
 
 
 def adapted(model: Model, arrays: Net, dropout: float = 0.1) -> Task:
-    return adapters.adapted(model, arrays, adapters.lora(rank=2, dropout=dropout), classes=3, population=4)
+    return adapters.adapter_task(model, arrays, adapters.lora(rank=2, dropout=dropout), classes=3, population=4)
 
 
 def kinds():
@@ -242,8 +242,8 @@ def test_batches_are_cut_to_their_longest_text(kind, widths):
 
     def gradient(task):
         def of(net, rows, mask, key, frozen):
-            loss = local_training.cross_entropy(task.network(frozen))
-            return jax.value_and_grad(lambda net: loss(net, local_training.take(examples, rows, mask), key)[0])(net)
+            loss = local_training.model_loss(task.network(frozen))
+            return jax.value_and_grad(lambda net: loss(net, local_training.gather_batch(examples, rows, mask), key)[0])(net)
 
         return jax.jit(jax.vmap(of, in_axes=(0, 0, 0, 0, None)))
 
@@ -335,7 +335,7 @@ def test_what_is_frozen_is_not_copied():
     wide = llama.build(LLAMA | {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 2048}, remat=True)
     base = jax.eval_shape(wide.init, jax.random.key(0))
     size = sum(leaf.size * 4 for leaf in jax.tree.leaves(base["layers"]))
-    own = adapters.adapter(adapters.lora(), base)
+    own = adapters.make_adapter(adapters.lora(), base)
     shape = jax.ShapeDtypeStruct
     x = {"tokens": shape((1, 48), jnp.int32), "mask": shape((1, 48), bool), "answer": shape((1, 4), bool)}
 
@@ -344,7 +344,7 @@ def test_what_is_frozen_is_not_copied():
 
         def loss(trained, base, x):
             batch = local_training.Batch(x, jnp.zeros(1, jnp.int32), jnp.ones(1, bool))
-            return local_training.cross_entropy(model)(Net(own.wrap(base, trained, None), {}), batch, jax.random.key(0))[0]
+            return local_training.model_loss(model)(Net(own.wrap(base, trained, None), {}), batch, jax.random.key(0))[0]
 
         lowered = jax.jit(jax.grad(loss)).lower(jax.eval_shape(own.init, jax.random.key(0)), base, x)
         found = lowered.compile().memory_analysis()

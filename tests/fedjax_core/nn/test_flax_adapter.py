@@ -12,7 +12,7 @@ from flax import nnx
 
 from configs import fedavg, fedper, fedproto, fedrcl, fedrod
 from fedjax_core import experiment
-from fedjax_core.nn import flax_adapter, normalise
+from fedjax_core.nn import flax_adapter, normalize_inputs
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)), jnp.float32)
 
@@ -216,7 +216,7 @@ class Words(linen.Module):
 
 
 def test_a_linen_module_reads_token_ids():
-    as_they_are = functools.partial(normalise, mean=None, std=None, dtype=None)
+    as_they_are = functools.partial(normalize_inputs, mean=None, std=None, dtype=None)
     model = flax_adapter.build(Words, "words", 3, (7,), {}, as_they_are)
     outputs, _ = model.apply(model.init(jax.random.key(0)), jnp.arange(14).reshape(2, 7))
     assert outputs["logits"].shape == (2, 3)

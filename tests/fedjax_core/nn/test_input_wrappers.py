@@ -77,7 +77,7 @@ def test_resized_then_framed():
 
 def test_numbers_of_the_frames_of_the_papers_networks():
     shapes = lambda size: jax.eval_shape(nn.build("resnet18", 10, (size, size, 3), frame=3).init, KEY).params["prompts"]
-    counts = {size: {name: nn.count(leaf) for name, leaf in shapes(size).items()} for size in (32, 224)}
+    counts = {size: {name: nn.count_parameters(leaf) for name, leaf in shapes(size).items()} for size in (32, 224)}
     assert counts == {32: {"columns": 576, "rows": 684}, 224: {"columns": 4032, "rows": 4140}}
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core.nn import count
+from fedjax_core.nn import count_parameters
 from fedjax_core.nn.projection_head import apply_linear, init_linear, with_projection
 from tests import toy
 
@@ -40,4 +40,4 @@ def test_projected(hidden):
     np.testing.assert_allclose(outputs["logits"], expected @ net.params["head"]["kernel"], atol=1e-6)
     assert outputs["logits"].shape == (5, 4)
     np.testing.assert_array_equal(stats["mean"], moved["mean"])
-    assert count(net.params) == (5 * 6 + 6) + hidden * (6 * 6 + 6) + (6 * 2 + 2) + (2 * 4 + 4)
+    assert count_parameters(net.params) == (5 * 6 + 6) + hidden * (6 * 6 + 6) + (6 * 2 + 2) + (2 * 4 + 4)

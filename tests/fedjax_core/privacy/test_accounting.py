@@ -5,7 +5,7 @@ import importlib.util
 import numpy as np
 import pytest
 
-from fedjax_core.privacy import Privacy, Release, accounting, calibrate_noise, compute_epsilon
+from fedjax_core.privacy import PrivacyConfig, Release, accounting, calibrate_noise, compute_epsilon
 
 needs_library = pytest.mark.skipif(importlib.util.find_spec("dp_accounting") is None, reason="dp-accounting is not installed")
 MANY = Release("gaussian", "poisson", 10, 1000)
@@ -63,7 +63,7 @@ def test_noise_of_pfl_research(cohort, population, rounds, wanted):
 
 
 def planned(name="gaussian", **given):
-    return Privacy(**{"name": name, "clip": 1.0, "noise": 1.0, "epsilon": None, "delta": 1e-5, "cohort": None, "population": None}
+    return PrivacyConfig(**{"name": name, "clip": 1.0, "noise": 1.0, "epsilon": None, "delta": 1e-5, "cohort": None, "population": None}
                    | {"accountant": "rdp", "min_separation": None, "participations": None, "rounds": 40} | given)  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from fedjax_core.privacy import Participation, Privacy, Release, compute_epsilon, cyclic_participation, matrix_factorization
+from fedjax_core.privacy import Participation, PrivacyConfig, Release, compute_epsilon, cyclic_participation, matrix_factorization
 from fedjax_core.privacy.participation import weaken
 
 needs_library = pytest.mark.skipif(importlib.util.find_spec("dp_accounting") is None, reason="dp-accounting is not installed")
@@ -118,15 +118,19 @@ def test_noise_of_many_rounds_takes_memory_of_its_buffers():
 )
 def test_a_recorded_matrix_is_taken_as_it_is(made):
     facts = {"rounds": 9, "min_separation": 3, "participations": 3} | made.facts()
-    assert matrix_factorization.recorded(made.name, made.participation, facts) == made
-    assert matrix_factorization.recorded(made.name, made.participation, facts | {"rounds": 10}) is None
+    assert matrix_factorization.restore_strategy(made.name, made.participation, facts) == made
+    assert matrix_factorization.restore_strategy(made.name, made.participation, facts | {"rounds": 10}) is None
     assert (
-        matrix_factorization.recorded("tree", made.participation, facts | {"coefficients": None, "decays": None, "scales": None})
+        matrix_factorization.restore_strategy(
+            "tree", made.participation, facts | {"coefficients": None, "decays": None, "scales": None}
+        )
         is None
     )
     first = next(iter(made.facts()))
     with pytest.raises(ValueError, match=rf"run\.json: {first}.* must give a column that begins with 1 and falls"):
-        matrix_factorization.recorded(made.name, made.participation, facts | {first: [1.0, *(1.5 for _ in facts[first][1:])]})
+        matrix_factorization.restore_strategy(
+            made.name, made.participation, facts | {first: [1.0, *(1.5 for _ in facts[first][1:])]}
+        )
 
 
 @needs_peer
@@ -169,7 +173,7 @@ def test_clients_come_in_turn_as_often_as_is_said():
 
 def planned(name, **given):
     asked = {"name": name, "clip": 1.0, "noise": 2.0, "epsilon": None, "delta": 1e-5, "cohort": None, "population": None}
-    return Privacy(**asked | {"accountant": "rdp", "min_separation": None, "participations": None, "rounds": 12} | given)
+    return PrivacyConfig(**asked | {"accountant": "rdp", "min_separation": None, "participations": None, "rounds": 12} | given)
 
 
 @needs_library

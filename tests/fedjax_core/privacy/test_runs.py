@@ -44,7 +44,7 @@ def test_a_run_tells_its_epsilon(tmp_path: Path, monkeypatch):
     for name in ("compute_epsilon", "calibrate_noise"):
         monkeypatch.setattr(budget, name, lambda *given: pytest.fail("a run is read without an accountant"))
     assert experiment.load(str(tmp_path / "run"))[1].cohort == 4
-    calibrated = budget.Privacy("gaussian", 0.5, None, 2.0, 1e-5, None, None, "rdp", None, None, 3)
+    calibrated = budget.PrivacyConfig("gaussian", 0.5, None, 2.0, 1e-5, None, None, "rdp", None, None, 3)
     assert calibrated.make_ledger(4, 20, "poisson", False, {"noise_multiplier": 1.25}).noise == 1.25
 
 
@@ -80,7 +80,7 @@ def test_a_resumed_run_has_the_noise_that_is_recorded(tmp_path: Path, monkeypatc
         lambda *given, of=dp_matrix_mechanism.make_mechanism: links.append(given) or of(*given),
     )
 
-    def resumed(**other: Any) -> budget.Spent:
+    def resumed(**other: Any) -> budget.PrivacyLedger:
         there = Participation(2, 5, 1)
         of_noise = {"rounds": 2, "min_separation": 5, "participations": 1, "noise_multiplier": first.noise} | other
         written = experiment.complete_config(config)
@@ -103,7 +103,7 @@ def test_a_resumed_run_has_the_noise_that_is_recorded(tmp_path: Path, monkeypatc
 
 def test_what_is_recorded_of_independent_noise_does_not_change_with_the_rounds():
     """Else a run in turn could not be gone on with."""
-    of = lambda rounds: budget.Privacy("gaussian", 0.5, 1.1, None, 1e-5, None, None, "rdp", None, None, rounds)
+    of = lambda rounds: budget.PrivacyConfig("gaussian", 0.5, 1.1, None, 1e-5, None, None, "rdp", None, None, rounds)
     first, more = (of(rounds).make_ledger(5, 20, "cyclic").facts() for rounds in (12, 20))
     assert first == more
     assert first["min_separation"] == 4

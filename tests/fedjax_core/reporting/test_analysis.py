@@ -16,7 +16,7 @@ from fedjax_core.engine import client_loop, simulator
 from fedjax_core.engine.simulator import Evaluation
 from fedjax_core.reporting import analysis
 from fedjax_core.reporting.analysis import linear_probe, loss_landscape, parameter_counts
-from fedjax_core.storage.export_model import _compute_logits, trained_network
+from fedjax_core.storage.export_model import _compute_logits, find_trained_network
 from fedjax_core.testing.case import Case
 from fedjax_core.training import local_training, losses, param_partition
 from methods.fedavg import fedavg
@@ -29,7 +29,7 @@ ADAPTED = Case(  # its personal model is one network
 
 
 @functools.cache
-def drawn(case: str | Case) -> tuple[simulator.Simulation, simulator.State]:
+def drawn(case: str | Case) -> tuple[simulator.Simulator, simulator.State]:
     """A simulation and a state that no two clients share: the first one, with noise."""
     case = toy.CASES[case] if isinstance(case, str) else case
     sim = case.simulate(evaluation=Evaluation(("global", "own")))
@@ -197,7 +197,7 @@ class RefitTest(chex.TestCase):
         best = linear_probe._optimum(matched, theta, frozen, made["features"], y, np.ones(len(y), bool), 1.0)
 
         def loss(theta):
-            rows = losses.cross_entropy_rows(matched(theta, frozen, made["features"]), y)
+            rows = losses.cross_entropy_per_example(matched(theta, frozen, made["features"]), y)
             return jnp.sum(rows) + jnp.sum(theta["kernel"] ** 2) / 2
 
         self.assertLess(loss(best), loss(theta))
@@ -207,7 +207,7 @@ class RefitTest(chex.TestCase):
     def test_heads_are_found_wherever_they_are(self):
         """FedPFT's in a net; FedCAC's clients hold no net; a personal classifier of FedPFT's lies beside the prompts."""
         personal = functools.partial(fedpft, optimizer=local_training.sgd(0.1), prompts=2, batch=toy.BATCH, classifier="personal")
-        own = simulator.Simulation(simulator.build_spec(toy.groups(personal), toy.data(), plan=client_loop.Plan(1, 1)))
+        own = simulator.Simulator(simulator.build_spec(toy.groups(personal), toy.data(), plan=client_loop.Plan(1, 1)))
         for sim, state in (drawn("fedpft"), drawn("fedcac"), (own, own.init(0))):
             view = sim.view(state, 4)
             made = analysis.outputs(view, "personal", sim.spec.data.test.x)
@@ -224,7 +224,7 @@ class RefitTest(chex.TestCase):
 
         doubled = lambda made: made | {"logits": 2 * made["logits"] + 1}
         build = functools.partial(twice, optimizer=local_training.sgd(0.1))
-        sim = simulator.Simulation(simulator.build_spec(toy.groups(build), toy.data(), plan=client_loop.Plan(1, 1)))
+        sim = simulator.Simulator(simulator.build_spec(toy.groups(build), toy.data(), plan=client_loop.Plan(1, 1)))
         with self.assertRaisesRegex(ValueError, "none of the nets that client 0 holds has a head"):
             analysis.match(sim, sim.init(0))
 
@@ -277,7 +277,7 @@ class PlaneTest(chex.TestCase):
     def test_the_loss_around_a_global_model(self):
         sim, state = drawn("fedoa")
         x = sim.spec.data.test.x[:8]
-        nets = [trained_network(sim.view(state, i), "personal", x) for i in range(3)]
+        nets = [find_trained_network(sim.view(state, i), "personal", x) for i in range(3)]
         chex.assert_trees_all_equal(nets[1], jax.tree.map(lambda leaf: leaf[1], state.clients[0]))
         found, where = analysis.surroundings(sim, state, nets, points=3)
         scores = sim.evaluate(state).metrics
@@ -316,7 +316,7 @@ class FrozenTest(chex.TestCase):
         on_device = weakref.ref(jax.tree.leaves(sim.compiled.device_arrays.tasks)[0])
         before = _compute_logits._cache_size(), linear_probe._optimum._cache_size()
         x = sim.spec.data.test.x[:8]
-        nets = [trained_network(sim.view(state, i), "personal", x) for i in range(3)]
+        nets = [find_trained_network(sim.view(state, i), "personal", x) for i in range(3)]
         self.assertEqual(
             [float(net.params["head"]["bias"][0]) for net in nets], state.clients[0].params["head"]["bias"][:3, 0].tolist()
         )

@@ -39,9 +39,9 @@ def test_of_more_it_has_sums_and_the_csv_all(tmp_path, monkeypatch):
     assert lines[60] == "59,59,train,177,178,179"
     assert lines[61] == "0,0,test,1,1,1"
     assert lines[-1] == "60,9,train,0,1,2"
-    assert label_tables.partition_of(run.path)["label_table"] == TRAIN.tolist()
+    assert label_tables.read_partition(run.path)["label_table"] == TRAIN.tolist()
     monkeypatch.setattr(label_tables, "READ", 3)
-    some = label_tables.partition_of(run.path)
+    some = label_tables.read_partition(run.path)
     assert (some["clients"], some["label_table"]) == ([0, 30, 59], TRAIN[[0, 30, 59]].tolist())
     assert len((run.path / "run.json").read_text()) < 1500
 
@@ -52,7 +52,7 @@ def test_of_more_it_has_sums_and_the_csv_all(tmp_path, monkeypatch):
 def test_a_run_json_of_another_form_is_told(tmp_path, text, said):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(ValueError, match=f"{said}.*expected an object"):
-        label_tables.partition_of(tmp_path)
+        label_tables.read_partition(tmp_path)
 
 
 def test_names_of_clients_stand_beside_their_numbers(tmp_path):
@@ -62,6 +62,6 @@ def test_names_of_clients_stand_beside_their_numbers(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"partition": {"hash": "x", "number": 4, "whole": label_tables.FILE}}))
     lines = (tmp_path / label_tables.FILE).read_text().splitlines()
     assert lines[:2] == [r"client,of_partition,name,part,cat,-,two\nlines", "0,0,hospital_00,train,0,1,2"]
-    found = label_tables.partition_of(tmp_path)
+    found = label_tables.read_partition(tmp_path)
     assert found["label_table"] == tables["train"].tolist()
     assert found["client_names"] == ["hospital_00", "a, b", "'=1", r"north\x1b[31m"]

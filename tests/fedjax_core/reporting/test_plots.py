@@ -30,13 +30,13 @@ from fedjax_core.reporting.plots import (
     spending,
 )
 from fedjax_core.reporting.plots.score_curves import Line, draw_lines
-from fedjax_core.storage.json_files import JsonLines, write_json
+from fedjax_core.storage.json_files import JsonLinesFile, write_json
 from fedjax_core.storage.workdir import WorkDir
 
 
 def log(folder: Path, *records: dict) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    lines = JsonLines(folder / "metrics.jsonl")
+    lines = JsonLinesFile(folder / "metrics.jsonl")
     lines.append(*records)
     lines.close()
     return folder

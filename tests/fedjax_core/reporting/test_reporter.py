@@ -18,7 +18,7 @@ from tensorboardX.record_writer import masked_crc32c
 
 from fedjax_core.atomic_files import write_text
 from fedjax_core.reporting.reporter import Reporter, fail, say, summarise, table
-from fedjax_core.storage.json_files import json_lines, read_json, read_jsonl
+from fedjax_core.storage.json_files import format_json_lines, read_json, read_jsonl
 from fedjax_core.storage.workdir import WorkDir
 
 ROOT = Path(__file__).parents[3]
@@ -215,7 +215,7 @@ def test_lines_come_at_most_so_often_and_at_the_end(tmp_path):
 
 
 def test_the_bar_goes_to_stderr_and_shows_the_accuracy(tmp_path, capsys):
-    write_text(tmp_path / "metrics.jsonl", json_lines([record(1)]))
+    write_text(tmp_path / "metrics.jsonl", format_json_lines([record(1)]))
     with Reporter(tmp_path, 4, progress=True) as reporter:
         reporter.resume(1)
         reporter.log(record(2, **{"test/personal/own/accuracy/mean": 0.5}), record(4, **{"test/global/accuracy": 0.75}))

@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_core import run as runs
 from fedjax_core.run.callbacks import Callbacks, Ended, Started
-from fedjax_core.run.state_reader import Look
+from fedjax_core.run.state_reader import StateReader
 from fedjax_core.storage.checkpoints import Checkpoints
 from tests import toy
 
@@ -231,7 +231,7 @@ def test_a_callback_reads_the_state_and_changes_nothing(alone, tmp_path):
 
 
 def test_the_state_of_several_processes_is_not_read(monkeypatch):
-    look = Look(simulation(), lambda: (None, 0))
+    look = StateReader(simulation(), lambda: (None, 0))
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     for ask in (lambda: look.view(0), look.client_scores):
         with pytest.raises(ValueError, match="on 2 processes cannot be read by a callback"):

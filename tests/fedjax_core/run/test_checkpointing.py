@@ -19,9 +19,9 @@ from tests import toy
 def test_several_processes_take_up_the_chunk_alone(monkeypatch, tmp_path):
     """A run of four devices goes on with eight of two processes: on the first four one process would have none."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(distributed, "said", lambda value: value)
+    monkeypatch.setattr(distributed, "broadcast_from_process_0", lambda value: value)
     monkeypatch.setattr(distributed, "all_or_none", lambda what, step: step())
-    monkeypatch.setattr(client_loop, "choose", lambda places, **given: Plan(min(given["chunk"], places), given["devices"]))
+    monkeypatch.setattr(client_loop, "choose_plan", lambda places, **given: Plan(min(given["chunk"], places), given["devices"]))
     took, told = [], []
     simulation: Any = SimpleNamespace(plan=Plan(1, 8), places=40)
     reporter: Any = SimpleNamespace(say=told.append)
@@ -33,7 +33,7 @@ def test_several_processes_take_up_the_chunk_alone(monkeypatch, tmp_path):
     simulation.use_plan = use
     with WorkDir.open(tmp_path / "run", {}) as workdir:
         workdir.record("plan", Plan(3, 4)._asdict())
-        checkpointing.take_up_plan(simulation, workdir, False, reporter)
+        checkpointing.restore_plan(simulation, workdir, False, reporter)
     assert took == [Plan(3, 8)]
     assert "of 2 processes" in told[0]
 
@@ -84,14 +84,14 @@ def test_rows_that_every_round_takes_whole_are_said_to_lie_on_devices_several_ti
 def test_what_the_writer_cannot_read_is_told_to_the_others(monkeypatch, tmp_path):
     seen: list[list[bool]] = []
     simulation: Any = SimpleNamespace(hold="device")
-    monkeypatch.setattr(distributed, "seen", lambda numbers: seen.append(list(numbers)) or [numbers])
+    monkeypatch.setattr(distributed, "allgather", lambda numbers: seen.append(list(numbers)) or [numbers])
     with WorkDir.open(tmp_path / "run", {}) as workdir:
         (workdir.path / RUN).write_text("{")
         with pytest.raises(ValueError, match="run"):
             checkpointing.check_settings(workdir, {"convolutions": {}})
         assert seen == [[True]]
         with pytest.raises(ValueError, match="run"):
-            checkpointing.same_hold(simulation, workdir.path)
+            checkpointing.check_same_hold(simulation, workdir.path)
     assert seen == [[True], [True]]
 
 

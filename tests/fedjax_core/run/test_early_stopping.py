@@ -15,7 +15,7 @@ from fedjax_core.commands import export
 from fedjax_core.engine import evaluation, simulator
 from fedjax_core.reporting import client_scores
 from fedjax_core.reporting.summary import summarise
-from fedjax_core.run.early_stopping import BestRound, ScoreBound, TargetScore, parse
+from fedjax_core.run.early_stopping import BestRound, ScoreBound, TargetScore, parse_target_score
 from fedjax_core.storage.json_files import read_jsonl
 
 BY, ACCURACY = "validation/global/accuracy", "test/global/accuracy"
@@ -88,7 +88,7 @@ def test_the_summary_the_state_and_an_export_are_of_the_selected_round(tmp_path)
     assert sim.evaluate(state).metrics["validation/global/loss"] == pytest.approx(best["validation/global/loss"], abs=1e-6)
     assert int(experiment.load(tmp_path / "run", 5)[2].round) == 5
     for name, record in ((client_scores.LAST, records[-1]), (client_scores.SELECTED, best)):  # the values that the means are of
-        number, each = client_scores.read(tmp_path / "run" / name)
+        number, each = client_scores.read_client_scores(tmp_path / "run" / name)
         assert (number, each.ids.tolist()) == (record["round"], list(range(6)))
         assert each.rows.tolist() == [len(index) for index in sim.spec.data.test_index]
         for score in ("test/global/own/accuracy", "validation/global/own/loss"):
@@ -100,13 +100,13 @@ def test_the_summary_the_state_and_an_export_are_of_the_selected_round(tmp_path)
 
 def written_by_hand(monkeypatch, score, values):
     """Evaluations give these values of a score, in rounds 1, 2, ..."""
-    evaluated = simulator.Simulation.evaluated
+    evaluated = simulator.Simulator.evaluated
 
     def by_hand(self, state, *watch):
         found, by_client = evaluated(self, state, *watch)
         return found | {score: values[int(state.round) - 1]}, by_client
 
-    monkeypatch.setattr(simulator.Simulation, "evaluated", by_hand)
+    monkeypatch.setattr(simulator.Simulator, "evaluated", by_hand)
 
 
 def test_early_stopping_ends_where_it_would_and_stays_ended(tmp_path, monkeypatch):
@@ -215,10 +215,10 @@ def test_a_selection_needs_validation_rows(tmp_path):
 
 
 def test_forms_of_a_target_score():
-    assert parse("test/global/accuracy>=.5") == ScoreBound(ACCURACY, True, 0.5)
-    assert parse(" validation/global/loss <= 1e-1 ") == ScoreBound("validation/global/loss", False, 0.1)
+    assert parse_target_score("test/global/accuracy>=.5") == ScoreBound(ACCURACY, True, 0.5)
+    assert parse_target_score(" validation/global/loss <= 1e-1 ") == ScoreBound("validation/global/loss", False, 0.1)
     for text in ("", "0.97", "test/global/accuracy", "test/global/accuracy > 0.9", "train/loss <= 0.1", "test/x >= 1.2.3"):
-        assert parse(text) is None, text
+        assert parse_target_score(text) is None, text
     made = config(until="accuracy >= 0.9")
     with pytest.raises(ValueError, match=r"evaluation.until='accuracy >= 0.9' must be of the form 'test/global/accuracy >= 0.97'"):
         experiment.resolve(made)

@@ -105,13 +105,15 @@ def test_processes_whose_clocks_differ_do_the_same(monkeypatch, draw):
         return dispatched, saved
 
     monkeypatch.setattr(checkpointing, "record_plan", lambda *given: None)
-    monkeypatch.setattr(checkpointing, "save", lambda sim, checkpoints, state, done, before: checkpoints.saved.append(done))
+    monkeypatch.setattr(
+        checkpointing, "save_checkpoint", lambda sim, checkpoints, state, done, before: checkpoints.saved.append(done)
+    )
     monkeypatch.setattr(training_run, "time", SimpleNamespace(monotonic=lambda: here.clock))
     with monkeypatch.context() as each_by_itself:
-        each_by_itself.setattr(distributed, "seen", lambda numbers: np.asarray(numbers, np.int64)[None])
+        each_by_itself.setattr(distributed, "allgather", lambda numbers: np.asarray(numbers, np.int64)[None])
         alone = [of_process(number) for number in range(2)]
     assert alone[0] != alone[1]
-    monkeypatch.setattr(distributed, "seen", seen)
+    monkeypatch.setattr(distributed, "allgather", seen)
     with ThreadPoolExecutor(2) as processes:
         first, second = processes.map(of_process, range(2))
     assert first == second == alone[0]

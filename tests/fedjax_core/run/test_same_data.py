@@ -64,7 +64,7 @@ def test_the_digest_tells_inputs_that_differ_by_a_constant():
     def centred(by):
         x = np.random.default_rng(0).integers(0, 60, (90, 1)).astype(np.float64) + by
         of = sources.from_arrays(x[:60], np.arange(60) % 2, x[60:], np.arange(30) % 2)
-        return federated_data.centre(federated_data.federate(of, "iid", 3, seed=0))
+        return federated_data.center_features(federated_data.federate(of, "iid", 3, seed=0))
 
     one, other = centred(1.7e9), centred(1.6e9)
     np.testing.assert_array_equal(one.train.x, other.train.x)
@@ -169,7 +169,7 @@ def test_without_a_checkpoint_the_same_run_keeps_what_it_chose(begun, tmp_path):
 def test_the_command_takes_fresh(begun, tmp_path, monkeypatch):
     taken: list[bool] = []
     monkeypatch.setattr(experiment, "execute", lambda config, workdir, **given: taken.append(given["fresh"]))
-    monkeypatch.setattr(experiment, "keep_programs", lambda directory: None)
+    monkeypatch.setattr(experiment, "cache_compiled_programs", lambda directory: None)
     warnings.filterwarnings("ignore", "the load_module", DeprecationWarning)  # of ml_collections
     for flag in ([], ["--fresh"]):
         assert run.main(["fedavg:smoke", f"--workdir={tmp_path}", *flag]) == 0

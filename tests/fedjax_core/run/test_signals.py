@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from fedjax_core.reporting.reporter import say
-from fedjax_core.run.signals import SIGNALS, StopRequest, interrupted, lenient_console
+from fedjax_core.run.signals import SIGNALS, StopRequest, lenient_console, raise_on_signal
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -43,7 +43,7 @@ def test_nohup_is_heeded():
 def test_a_signal_is_what_ctrl_c_is(number):
     outside = signal.signal(number, signal.SIG_DFL)
     try:
-        with pytest.raises(KeyboardInterrupt, match=signal.Signals(number).name), interrupted():
+        with pytest.raises(KeyboardInterrupt, match=signal.Signals(number).name), raise_on_signal():
             os.kill(os.getpid(), number)
         assert signal.getsignal(number) == signal.SIG_DFL
     finally:

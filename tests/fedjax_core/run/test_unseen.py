@@ -51,7 +51,7 @@ def test_a_measure_of_unseen_clients_needs_some():
     row = Row("FedPer", lambda variant: config(fedper, unseen_clients=None))
     table = Table("Newcomers", (row,), (Column("IID", {}),), (GAP,))
     with pytest.raises(ValueError, match=r"'test/personal/gap/accuracy' needs data.unseen_clients, such as 0.2"):
-        tables.cells(table, "smoke")
+        tables.build_cells(table, "smoke")
 
 
 def test_methods_that_cannot_serve_a_newcomer_are_refused_if_it_was_asked_for(tmp_path):

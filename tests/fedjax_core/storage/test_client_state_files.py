@@ -262,7 +262,7 @@ def test_checkpoints_of_many_touched_states(tmp_path, monkeypatch):
         ids = rng.choice(n, 20, replace=False)
         kept.stores[0].write(ids, {"w": np.full((20, 3), done, np.float32)}, np.ones(20, bool))
         before = {path.name for path in tmp_path.glob(f"{done - 1:08d}/parts/*")}
-        checkpointing.save(run, store, state, done, done - 1)
+        checkpointing.save_checkpoint(run, store, state, done, done - 1)
         place = tmp_path / f"{done:08d}" / "parts"
         assert sorted(os.listdir(place)) == [
             client_state_files.part_name(number, None) for number in store.part_numbers(done) or ()
@@ -281,7 +281,7 @@ def test_checkpoints_of_many_touched_states(tmp_path, monkeypatch):
     assert written[0] >= n
     assert max(written[1:]) < n / 2
     assert len(store.rounds()) <= 4
-    assert not client_state_files.shares(tmp_path / "00000040", tmp_path / f"{oldest[-1]:08d}")
+    assert not client_state_files.has_shared_part(tmp_path / "00000040", tmp_path / f"{oldest[-1]:08d}")
     assert oldest[-1] > 5  # and it is no older than it need be
     files = {os.stat(path).st_ino: os.stat(path).st_nlink for path in tmp_path.glob("*/parts/*")}
     assert sum(files.values()) == len(list(tmp_path.glob("*/parts/*")))

@@ -14,9 +14,9 @@ from fedjax_core.algorithm import Net
 from fedjax_core.engine import client_loop, simulation_spec, simulator
 from fedjax_core.storage import export_model
 from fedjax_core.storage.safetensors_files import write_tensors
-from fedjax_core.task import of_model
+from fedjax_core.task import make_task
 from fedjax_core.training import local_training
-from fedjax_core.training.local_batch_norm import local_statistics
+from fedjax_core.training.local_batch_norm import with_local_statistics
 from tests import toy
 
 DESCRIPTION = {
@@ -147,14 +147,14 @@ X = toy.data().test.x[:4]
 
 def simulate(build, mixed=False):
     build = functools.partial(build, optimizer=local_training.sgd(0.1))
-    return simulator.Simulation(simulator.build_spec(toy.groups(build, mixed), toy.data(), plan=client_loop.Plan(1, 1), cohort=5))
+    return simulator.Simulator(simulator.build_spec(toy.groups(build, mixed), toy.data(), plan=client_loop.Plan(1, 1), cohort=5))
 
 
 def held(build):
     """A view of client 1 that predicts as `build` says: (task -> (name, holds, predict))."""
     task = toy.task()
     holds, predict = build(task.model)
-    return simulator.View(1, task, {"personal": holds}, lambda name, held, x: predict(*held, x))
+    return simulator.ClientView(1, task, {"personal": holds}, lambda name, held, x: predict(*held, x))
 
 
 def equal(a, b):
@@ -167,18 +167,18 @@ def test_the_network_of_a_method(name):
     sim = simulate(toy.METHODS[name], mixed=name == "fedhe")
     state = sim.init(0)
     if name == "scaffold":
-        equal(export_model.network(sim.view(state, 0), "global", X), state.server.net)
+        equal(export_model.find_network(sim.view(state, 0), "global", X), state.server.net)
     else:
         (found,) = jax.tree.leaves(sim.view(state, 3).holds["personal"][1], is_leaf=lambda x: isinstance(x, Net))[:1]
-        equal(export_model.network(sim.view(state, 3), "personal", X), found)
+        equal(export_model.find_network(sim.view(state, 3), "personal", X), found)
 
 
 def test_the_network_under_local_statistics():
-    sim = simulate(lambda task, **options: local_statistics(lambda task: toy.METHODS["fedavg"](task, **options))(task))
+    sim = simulate(lambda task, **options: with_local_statistics(lambda task: toy.METHODS["fedavg"](task, **options))(task))
     state = sim.init(0)
     moved = jax.tree.map(lambda x: x + 1.0, state.clients[0][1])
     state = state._replace(clients=((state.clients[0][0], moved),))
-    found = export_model.network(sim.view(state, 2), "personal", X)
+    found = export_model.find_network(sim.view(state, 2), "personal", X)
     equal(found.params, state.server.net.params)
     equal(found.stats, {"mean": jnp.ones(toy.INPUTS)})
 
@@ -189,12 +189,12 @@ def test_the_network_of_two_parts(local):
 
     def build(task, **options):
         make = functools.partial(toy.METHODS["fedper"], **options)
-        return (local_statistics(make) if local else make)(task)
+        return (with_local_statistics(make) if local else make)(task)
 
     sim = simulate(build)
     state = sim.init(0)
     moved = jax.tree.map(lambda x: x + jnp.arange(len(x), dtype=x.dtype).reshape(-1, *(1,) * (x.ndim - 1)), state.clients[0])
-    found = export_model.network(sim.view(state._replace(clients=(moved,)), 2), "personal", X)
+    found = export_model.find_network(sim.view(state._replace(clients=(moved,)), 2), "personal", X)
     first = sim.spec.bound_groups[0].task.model.init(simulation_spec.stream_key(state.key, "init", 0))
     equal(found.params, {"body": first.params["body"], "head": jax.tree.map(lambda x: x + 2, first.params["head"])})
     equal(found.stats, jax.tree.map(lambda x: x + 2 * local, first.stats))
@@ -205,7 +205,7 @@ def test_the_one_that_predicts_is_taken():
     a, b = (model.init(jax.random.key(k)) for k in (0, 1))
     for own in (a, b):
         view = held(lambda m, own=own: (((a, ()), (b, a.params)), lambda sent, client, x: m.apply(own, x)[0]))
-        equal(export_model.network(view, "personal", X), own)
+        equal(export_model.find_network(view, "personal", X), own)
 
 
 def test_two_programs_of_one_network_may_differ_by_what_its_format_rounds():
@@ -216,8 +216,8 @@ def test_two_programs_of_one_network_may_differ_by_what_its_format_rounds():
         net = model.init(jax.random.key(0))
         second = net._replace(params=net.params | {"head": jax.tree.map(lambda w: other * w, net.params["head"])})
         predict = lambda name, holds, x: {"logits": factor * model.apply(holds[0], x)[0]["logits"]}
-        view = simulator.View(0, of_model(model, classes=3, population=1), {"personal": (net, second)}, predict)
-        equal(export_model.trained_network(view, "personal", X), net)
+        view = simulator.ClientView(0, make_task(model, classes=3, population=1), {"personal": (net, second)}, predict)
+        equal(export_model.find_trained_network(view, "personal", X), net)
 
     found("float32", 1.0001, 1.1)
     found("bfloat16", 1.01, 1.1)
@@ -235,28 +235,28 @@ def test_what_is_not_one_network_is_refused():
     a, b = (model.init(jax.random.key(k)) for k in (0, 1))
     both = held(lambda m: ((a, b), lambda sent, client, x: {"logits": m.apply(a, x)[0]["logits"] + m.apply(b, x)[0]["logits"]}))
     with pytest.raises(ValueError, match="'personal' holds no toy6 that predicts as it does"):
-        export_model.network(both, "personal", X)
+        export_model.find_network(both, "personal", X)
     order = np.array([1, 0, 2, 3, 4, 5])  # of hidden units: another network with the same function
     body, head = a.params["body"], a.params["head"]
     turned = {"kernel": body["kernel"][:, order], "bias": body["bias"][order]}
     alike = a._replace(params={"body": turned, "head": head | {"kernel": head["kernel"][order]}})
     with pytest.raises(ValueError, match="'personal' holds several networks that predict alike"):
-        export_model.network(held(lambda m: ((a, alike), lambda sent, client, x: m.apply(a, x)[0])), "personal", X)
-    equal(export_model.network(held(lambda m: ((a, a), lambda sent, client, x: m.apply(a, x)[0])), "personal", X), a)
+        export_model.find_network(held(lambda m: ((a, alike), lambda sent, client, x: m.apply(a, x)[0])), "personal", X)
+    equal(export_model.find_network(held(lambda m: ((a, a), lambda sent, client, x: m.apply(a, x)[0])), "personal", X), a)
     with pytest.raises(ValueError, match="unknown model of this method 'global'; allowed: personal"):
-        export_model.network(both, "global", X)
+        export_model.find_network(both, "global", X)
 
 
 def test_what_a_description_says_of_preprocessing_is_what_networks_do():
     """With an offset far from 0 and a limit, which other programs have to apply as well."""
     description = {"input_dtype": "float32", "input_shape": [2], "offset": [1.7e9, 0.0], "limit": 2.0}
     description |= {"mean": [3.0, 0.5], "std": [2.0, 0.25]}
-    use = export_model.with_use(description)["preprocessing"]
+    use = export_model.add_usage(description)["preprocessing"]
     x = np.array([[1.7e9 + 4, 0.6], [1.7e9 + 90, -3.0]])
     scaled = ((x - use["offset"]) / use["divide"] - use["mean"]) / use["std"]
     scaled = np.clip(scaled, -use["limit"], use["limit"])
     inputs = (x - description["offset"]).astype(np.float32)
-    wanted = nn.normalise(inputs, description["mean"], description["std"], None, limit=description["limit"])
+    wanted = nn.normalize_inputs(inputs, description["mean"], description["std"], None, limit=description["limit"])
     np.testing.assert_allclose(scaled, wanted, rtol=1e-5)
-    plain = export_model.with_use({"input_shape": [2], "mean": 0.0, "std": 1.0})["preprocessing"]
+    plain = export_model.add_usage({"input_shape": [2], "mean": 0.0, "std": 1.0})["preprocessing"]
     assert (plain["offset"], plain["limit"]) == (None, None)

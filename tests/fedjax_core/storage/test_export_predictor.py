@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from fedjax_core import experiment, nn
-from fedjax_core.engine.client_view import View
+from fedjax_core.engine.client_view import ClientView
 from fedjax_core.storage import export_model, export_predictor
 from fedjax_core.storage.safetensors_files import read_tensors, write_tensors
-from fedjax_core.task import Task, of_model, part_of
+from fedjax_core.task import Task, make_partial_task, make_task
 from fedjax_core.training import adapters, local_training
-from fedjax_core.training.local_batch_norm import local_statistics
+from fedjax_core.training.local_batch_norm import with_local_statistics
 
 SHAPE, CLIENTS = (4, 4, 1), 3
 MLP = "mlp(widths=(5,))"
@@ -62,19 +62,19 @@ def task(told: dict[str, Any]) -> Task:
     )
     settings = {"classes": told["classes"], "population": told["population"], "shape": SHAPE}
     if told["train"] == "all":
-        return of_model(model, **settings)
+        return make_task(model, **settings)
     net = model.init(jax.random.key(5))
     if told["adapter"] is not None:
-        return adapters.adapted(model, net, adapters.parse(told["adapter"]), told["train"], **settings)
-    return part_of(model, net, told["train"], **settings)
+        return adapters.adapter_task(model, net, adapters.parse(told["adapter"]), told["train"], **settings)
+    return make_partial_task(model, net, told["train"], **settings)
 
 
 @functools.cache
-def view(name: str) -> View:
+def view(name: str) -> ClientView:
     """What client 1 holds, every number of it moved; nothing is compiled."""
     told, bound = described(name), task(described(name))
-    build = functools.partial(experiment.method(told["method"]), optimizer=local_training.sgd(0.1), **told["options"])
-    algorithm = (local_statistics(build) if told["statistics"] == "local" else build)(bound)
+    build = functools.partial(experiment.method_builder(told["method"]), optimizer=local_training.sgd(0.1), **told["options"])
+    algorithm = (with_local_statistics(build) if told["statistics"] == "local" else build)(bound)
     key, client = jax.random.key(1), jnp.int32(1)
     server = algorithm.server_init(key)
     held = algorithm.broadcast(server, client), algorithm.client_init(key, server, client)
@@ -86,14 +86,14 @@ def view(name: str) -> View:
         return leaf + jnp.asarray(rng.uniform(0.1, 0.3, leaf.shape), leaf.dtype)
 
     held = jax.tree.map(moved, held)
-    return View(1, bound, {told["predictor"]: held}, lambda name, held, x: algorithm.predict[name](*held, x))
+    return ClientView(1, bound, {told["predictor"]: held}, lambda name, held, x: algorithm.predict[name](*held, x))
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_it_predicts_as_it_did(tmp_path, name):
     path, told, of_client = tmp_path / "model.safetensors", described(name), view(name)
-    export_predictor.save_predictor(path, of_client, told["predictor"], X, told, experiment.method)
-    found = export_predictor.load_predictor(path, experiment.method)
+    export_predictor.save_predictor(path, of_client, told["predictor"], X, told, experiment.method_builder)
+    found = export_predictor.load_predictor(path, experiment.method_builder)
     wanted = of_client.predict(told["predictor"], of_client.holds[told["predictor"]], X)["logits"]
     np.testing.assert_allclose(found.apply(found.arrays, X)["logits"], wanted, rtol=1e-5, atol=1e-5)
     held = of_client.holds[told["predictor"]]
@@ -110,7 +110,7 @@ ONE = ("fedper", "fedrod of statistics of its own", "fedrod of an adapter")
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in ONE])
 def test_they_are_not_one_network(name):
     with pytest.raises(export_model.NotOneNetwork):
-        export_model.trained_network(view(name), described(name)["predictor"], X)
+        export_model.find_trained_network(view(name), described(name)["predictor"], X)
 
 
 def test_what_does_not_come_back_is_not_saved(tmp_path):
@@ -118,13 +118,13 @@ def test_what_does_not_come_back_is_not_saved(tmp_path):
     told = described("fednh")
     with pytest.raises(ValueError, match=r"the description is no fedgh of mlp as described: held\.0\.kernel is \[4, 3\]"):
         export_predictor.save_predictor(
-            tmp_path / "m", view("fedgh"), "personal", X, described("fedgh") | {"options": {}}, experiment.method
+            tmp_path / "m", view("fedgh"), "personal", X, described("fedgh") | {"options": {}}, experiment.method_builder
         )
     with pytest.raises(ValueError, match="predicts something else when it is rebuilt"):
-        export_predictor.save_predictor(tmp_path / "m", view("fednh"), "global", X, told | {"mean": 5.0}, experiment.method)
+        export_predictor.save_predictor(tmp_path / "m", view("fednh"), "global", X, told | {"mean": 5.0}, experiment.method_builder)
     less = {field: value for field, value in told.items() if field != "options"}
     with pytest.raises(ValueError, match="the description lacks options; a saved predictor needs method"):
-        export_predictor.save_predictor(tmp_path / "m", view("fednh"), "global", X, less, experiment.method)
+        export_predictor.save_predictor(tmp_path / "m", view("fednh"), "global", X, less, experiment.method_builder)
     assert not (tmp_path / "m").exists()
 
 
@@ -146,10 +146,10 @@ def test_what_does_not_come_back_is_not_saved(tmp_path):
 )
 def test_files_that_say_something_else(tmp_path, change, said):
     path = tmp_path / "m"
-    export_predictor.save_predictor(path, view("fedrod"), "personal", X, described("fedrod"), experiment.method)
+    export_predictor.save_predictor(path, view("fedrod"), "personal", X, described("fedrod"), experiment.method_builder)
     arrays, metadata = read_tensors(path)
     told = json.loads(metadata["description"]) | change
     write_tensors(tmp_path / "n", {name: np.array(array) for name, array in arrays.items()}, {"description": json.dumps(told)})
     with pytest.raises((ValueError, TypeError), match=re.escape(said)) as caught:
-        export_predictor.load_predictor(tmp_path / "n", experiment.method)
+        export_predictor.load_predictor(tmp_path / "n", experiment.method_builder)
     assert "\n" not in str(caught.value)

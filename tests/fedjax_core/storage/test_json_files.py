@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core.storage.json_files import JsonLines, Positive, check, read_json, read_jsonl, write_json
+from fedjax_core.storage.json_files import JsonLinesFile, PositiveInt, check_schema, read_json, read_jsonl, write_json
 
 
 def test_values_of_every_kind_survive(tmp_path):
@@ -45,7 +45,7 @@ def test_values_of_every_kind_survive(tmp_path):
 
 
 def test_json_lines(tmp_path):
-    file = JsonLines(tmp_path / "x.jsonl")
+    file = JsonLinesFile(tmp_path / "x.jsonl")
     file.append({"round": 1, "loss": np.float32(math.nan)})
     assert len(read_jsonl(tmp_path / "x.jsonl")) == 1  # without closing
     file.append({"round": 2}, {"round": 3})
@@ -63,7 +63,7 @@ def test_a_torn_last_line_is_left_out_and_then_cut(tmp_path, torn):
     path = tmp_path / "x.jsonl"
     path.write_text('{"round": 1}\n{"round": 2}\n' + torn)
     assert read_jsonl(path) == [{"round": 1}, {"round": 2}]
-    file = JsonLines(path)
+    file = JsonLinesFile(path)
     file.append({"round": 4})
     file.close()
     assert path.read_text() == '{"round": 1}\n{"round": 2}\n{"round": 4}\n'
@@ -129,13 +129,13 @@ def test_a_form_is_checked_before_anything_is_read_from_it(tmp_path):
         ([1.5, 2, "NaN", "-Infinity"], [float]),
         (0.5, (float, [float])),
         ([0.5], (float, [float])),
-        ({"chunk": 1}, {"chunk": Positive}),
+        ({"chunk": 1}, {"chunk": PositiveInt}),
         (True, bool),
         (None, (str, type(None))),
     ],
 )
 def test_matching_values_pass(value, schema):
-    check(value, schema, "x.json")
+    check_schema(value, schema, "x.json")
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_matching_values_pass(value, schema):
         ("much", float, "x.json is a string ('much'), expected a number!"),
         ([[1], [2, "b"]], [[int]], "[1][1] of x.json is a string ('b'), expected an int!"),
         ({"plan": {"chunk": 1.5}}, {"plan?": {"chunk": int}}, "plan.chunk of x.json is a number (1.5), expected an int!"),
-        ({"chunk": 0}, {"chunk": Positive}, "chunk of x.json is an int (0), expected an int of at least 1!"),
-        ({"chunk": True}, {"chunk": Positive}, "chunk of x.json is true or false (True), expected an int of at least 1!"),
+        ({"chunk": 0}, {"chunk": PositiveInt}, "chunk of x.json is an int (0), expected an int of at least 1!"),
+        ({"chunk": True}, {"chunk": PositiveInt}, "chunk of x.json is true or false (True), expected an int of at least 1!"),
         ({"plan": {}}, {"plan": {"chunk": int}}, "plan of x.json has no chunk, expected an int!"),
         ({}, {"a": [int]}, "x.json has no a, expected a list!"),
         ({"a": {"b": 1}}, {str: {str: str}}, "a.b of x.json is an int (1), expected a string!"),
@@ -158,4 +158,4 @@ def test_matching_values_pass(value, schema):
 )
 def test_a_mismatch_is_one_line(value, schema, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        check(value, schema, "x.json", "!")
+        check_schema(value, schema, "x.json", "!")

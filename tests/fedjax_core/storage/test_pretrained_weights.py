@@ -81,7 +81,7 @@ def close(found, wanted, name=""):
 def test_timm(tmp_path, name):
     model, wanted, path = MODELS[name](), fixture(name), tmp_path / "m.safetensors"
     tensors = saved(path, name)
-    net = pretrained_weights.backbone(path, name, shapes(model))
+    net = pretrained_weights.read_backbone(path, name, shapes(model))
     chex.assert_trees_all_equal_shapes_and_dtypes(net, shapes(model))
     found = outputs(model, net, wanted["x"])
     for key in ("logits", "features"):
@@ -90,7 +90,7 @@ def test_timm(tmp_path, name):
     for i, key in enumerate(hidden, 1):
         close(found["intermediates"][key], wanted[f"hidden{i}"], key)
     # what we write is what timm wrote, but for counters of batches
-    pretrained_weights.write(path, net, "timm", {"mean": (0.5,)})
+    pretrained_weights.write_weights(path, net, "timm", {"mean": (0.5,)})
     written, metadata = read_tensors(path)
     assert metadata["format"] == "pt"
     assert json.loads(metadata["description"]) == {"mean": [0.5]}
@@ -108,7 +108,7 @@ def test_timm_positions_of_another_grid(tmp_path):
         wanted = fixture("vit")["positions{}x{}".format(*grid)][0]
         close(position_embeddings.interpolate(old, grid, "timm"), wanted)
         image = (grid[0] * 8, grid[1] * 8)
-        net = pretrained_weights.backbone(tmp_path / "m", "vit", shapes(vit(shape=(*image, 3))), image=image)
+        net = pretrained_weights.read_backbone(tmp_path / "m", "vit", shapes(vit(shape=(*image, 3))), image=image)
         close(net.params["positions"], wanted)
 
 
@@ -177,10 +177,10 @@ def test_transformers(tmp_path, kind, name):
     torch, network, model = theirs(kind, name)
     network.save_pretrained(tmp_path, safe_serialization=True)
     path = tmp_path / "model.safetensors"
-    net = pretrained_weights.backbone(path, kind, shapes(model))
+    net = pretrained_weights.read_backbone(path, kind, shapes(model))
     classifies = name.endswith("Classification")
     assert ("head" in net.params) == classifies
-    assert pretrained_weights.options(path) == ({"epsilon": 1e-12} if kind == "vit" else {})
+    assert pretrained_weights.read_options(path) == ({"epsilon": 1e-12} if kind == "vit" else {})
     x = np.random.default_rng(0).normal(size=(2, 32, 32, 3) if kind == "vit" else (2, 30, 26, 3)).astype(np.float32)
     states, last = asked(torch, network, x)
     whole = net._replace(params=filled(model).params | net.params)
@@ -205,7 +205,7 @@ def test_transformers_read_what_we_write(tmp_path, kind):
     x = np.random.default_rng(0).normal(size=(2, 32, 32, 3) if kind == "vit" else (2, 30, 26, 3)).astype(np.float32)
     labels = [f"class {i}" for i in range(net.params["head"]["bias"].shape[0])]
     description = {"model": "vit(epsilon=1e-12)", "input_shape": x.shape[1:], "class_names": labels}
-    pretrained_weights.write(tmp_path / "model.safetensors", net, "transformers", description)
+    pretrained_weights.write_weights(tmp_path / "model.safetensors", net, "transformers", description)
     pretrained_weights.write_config(tmp_path / "config.json", net, description)
     network, told = getattr(transformers, name).from_pretrained(tmp_path, output_loading_info=True)
     assert not any(told.values())
@@ -214,8 +214,8 @@ def test_transformers_read_what_we_write(tmp_path, kind):
     found = outputs(model, net, x)
     close(found["logits"], logits)
     close(found["intermediates"]["block2" if kind == "vit" else "stage2"], states[-1])
-    assert pretrained_weights.options(tmp_path / "model.safetensors") == ({"epsilon": 1e-12} if kind == "vit" else {})
-    chex.assert_trees_all_equal(pretrained_weights.backbone(tmp_path / "model.safetensors", kind, shapes(model)), net)
+    assert pretrained_weights.read_options(tmp_path / "model.safetensors") == ({"epsilon": 1e-12} if kind == "vit" else {})
+    chex.assert_trees_all_equal(pretrained_weights.read_backbone(tmp_path / "model.safetensors", kind, shapes(model)), net)
 
 
 def test_positions_are_interpolated_as_each_program_does_it():
@@ -233,19 +233,19 @@ def test_positions_are_interpolated_as_each_program_does_it():
 def test_transformers_without_torch(tmp_path):
     """Names of version 4, with the prefix, and a pooler, which is behind the features."""
     net = filled(vit())
-    pretrained_weights.write(tmp_path / "m", net, "transformers")
+    pretrained_weights.write_weights(tmp_path / "m", net, "transformers")
     tensors, _ = read_tensors(tmp_path / "m")
     assert "vit.encoder.layer.1.attention.attention.key.weight" in tensors
     assert "classifier.weight" in tensors
     bare = {key.removeprefix("vit."): a for key, a in tensors.items()} | {"pooler.dense.weight": np.zeros((16, 16), np.float32)}
     for given in (tensors, bare):
         write_tensors(tmp_path / "m", given, {})
-        chex.assert_trees_all_equal(pretrained_weights.backbone(tmp_path / "m", "vit", shapes(vit())), net)
-    assert pretrained_weights.options(tmp_path / "m") == {"epsilon": 1e-12}
+        chex.assert_trees_all_equal(pretrained_weights.read_backbone(tmp_path / "m", "vit", shapes(vit())), net)
+    assert pretrained_weights.read_options(tmp_path / "m") == {"epsilon": 1e-12}
     (tmp_path / "config.json").write_text('{"layer_norm_eps": 1e-6}')
-    assert pretrained_weights.options(tmp_path / "m") == {"epsilon": 1e-6}
-    pretrained_weights.write(tmp_path / "m", net, "transformers", {"model": "vit(epsilon=1e-3)"})
-    assert pretrained_weights.options(tmp_path / "m") == {"epsilon": 1e-3}
+    assert pretrained_weights.read_options(tmp_path / "m") == {"epsilon": 1e-6}
+    pretrained_weights.write_weights(tmp_path / "m", net, "transformers", {"model": "vit(epsilon=1e-3)"})
+    assert pretrained_weights.read_options(tmp_path / "m") == {"epsilon": 1e-3}
 
 
 # ------------------------------------------------------------------------------------------------------ the first release of ViT
@@ -311,20 +311,20 @@ def forward(p, image, depth=2):
 def test_the_first_release(tmp_path):
     arrays = release(np.random.default_rng(0))
     np.savez(tmp_path / "B_16.npz", **arrays)
-    net = pretrained_weights.backbone(tmp_path / "B_16.npz", "vit", shapes(vit()))
+    net = pretrained_weights.read_backbone(tmp_path / "B_16.npz", "vit", shapes(vit()))
     x = np.random.default_rng(1).normal(size=(2, 32, 32, 3)).astype(np.float32)
     logits = outputs(vit(), net, x)["logits"]
     for row in range(2):
         close(logits[row], forward({key: a.astype(np.float64) for key, a in arrays.items()}, x[row].astype(np.float64)))
-    assert pretrained_weights.options(tmp_path / "B_16.npz") == {}
-    assert pretrained_weights.scaling(tmp_path / "B_16.npz") is None
+    assert pretrained_weights.read_options(tmp_path / "B_16.npz") == {}
+    assert pretrained_weights.read_scaling(tmp_path / "B_16.npz") is None
 
 
 def test_the_first_release_on_other_images_and_in_bfloat16(tmp_path):
     """Positions by scipy's zoom, as the release has it; arrays of two bytes of anything, as numpy saves bfloat16."""
     arrays = release(np.random.default_rng(0))
     np.savez(tmp_path / "m.npz", **{key: a.astype(jnp.bfloat16) for key, a in arrays.items()})
-    net = pretrained_weights.backbone(tmp_path / "m.npz", "vit", shapes(vit(shape=(48, 24, 3))), image=(48, 24))
+    net = pretrained_weights.read_backbone(tmp_path / "m.npz", "vit", shapes(vit(shape=(48, 24, 3))), image=(48, 24))
     old = arrays["Transformer/posembed_input/pos_embedding"][0].astype(jnp.bfloat16).astype(np.float32)
     wanted = zoom(old[1:].reshape(4, 4, 16), (6 / 4, 3 / 4, 1), order=1).reshape(18, 16)
     np.testing.assert_allclose(net.params["positions"][1:], wanted, rtol=1e-5, atol=1e-6)
@@ -335,7 +335,7 @@ def test_a_hidden_layer_before_the_head(tmp_path):
     """The head of a network with one does not fit ours, whatever its shape."""
     arrays = release(np.random.default_rng(0)) | {"pre_logits/kernel": np.zeros((16, 16)), "pre_logits/bias": np.zeros(16)}
     np.savez(tmp_path / "m.npz", **arrays)
-    assert "head" not in pretrained_weights.backbone(tmp_path / "m.npz", "vit", shapes(vit())).params
+    assert "head" not in pretrained_weights.read_backbone(tmp_path / "m.npz", "vit", shapes(vit())).params
 
 
 # ------------------------------------------------------------------------------------------------------------------------- ours
@@ -354,18 +354,18 @@ def test_our_own_files(tmp_path):
     small = functools.partial(nn.build, "vit", patch=4, width=8, depth=2, heads=2)
     net, path = filled(small(3, (8, 12, 3), prompts=3)), tmp_path / "m"
     export_model.save_model(path, net, description)
-    assert pretrained_weights.scaling(path) == ((0.1, 0.2, 0.3), (0.25,))
-    chex.assert_trees_all_equal(pretrained_weights.backbone(path, "vit", shapes(small(3, (8, 12, 3), prompts=3))), net)
-    wider = pretrained_weights.backbone(path, "vit", shapes(small(4, (16, 12, 3), prompts=3)), image=(16, 12))
+    assert pretrained_weights.read_scaling(path) == ((0.1, 0.2, 0.3), (0.25,))
+    chex.assert_trees_all_equal(pretrained_weights.read_backbone(path, "vit", shapes(small(3, (8, 12, 3), prompts=3))), net)
+    wider = pretrained_weights.read_backbone(path, "vit", shapes(small(4, (16, 12, 3), prompts=3)), image=(16, 12))
     assert "head" not in wider.params
     np.testing.assert_array_equal(wider.params["prompts"], net.params["prompts"])
     close(wider.params["positions"], position_embeddings.interpolate(net.params["positions"], (4, 3), "own", (2, 3)))
     with pytest.raises(ValueError, match=r"params.prompts has no place in vit$"):
-        pretrained_weights.backbone(path, "vit", shapes(small(3, (8, 12, 3))))
+        pretrained_weights.read_backbone(path, "vit", shapes(small(3, (8, 12, 3))))
     with pytest.raises(ValueError, match=r"m \(own\): the 9 patches of the network are not a grid of 2 x 2"):
-        pretrained_weights.backbone(path, "vit", shapes(small(3, (12, 12, 3), prompts=3)), image=(8, 8))
+        pretrained_weights.read_backbone(path, "vit", shapes(small(3, (12, 12, 3), prompts=3)), image=(8, 8))
     with pytest.raises(ValueError, match=r"layout timm has no place for params\.prompts; layout own has"):
-        pretrained_weights.write(path, net, "timm")
+        pretrained_weights.write_weights(path, net, "timm")
 
 
 @pytest.mark.parametrize(
@@ -394,9 +394,9 @@ def test_numbers_that_cannot_be_computed_with_are_refused(tmp_path, change, said
     told = description | {"mean": 0.0, "std": 1.0} | {name: change[name] for name in change if name in ("mean", "std")}
     write_tensors(tmp_path / "m", arrays, {"description": json.dumps(told)})
     read = (
-        functools.partial(pretrained_weights.backbone, name="resnet8", like=shapes(model))
+        functools.partial(pretrained_weights.read_backbone, name="resnet8", like=shapes(model))
         if change.keys() & arrays.keys()
-        else pretrained_weights.scaling
+        else pretrained_weights.read_scaling
     )
     with pytest.raises(ValueError, match=said):
         read(tmp_path / "m")
@@ -406,20 +406,20 @@ def test_numbers_that_cannot_be_computed_with_are_refused(tmp_path, change, said
 def test_networks_that_others_have_not(tmp_path, name):
     model = nn.build(name, 3, (8, 8, 3))
     with pytest.raises(ValueError, match=r"layout timm has no place for params\.\w+\.bias; such files hold ViTs"):
-        pretrained_weights.write(tmp_path / "m", filled(model), "timm")
+        pretrained_weights.write_weights(tmp_path / "m", filled(model), "timm")
     with pytest.raises(ValueError, match=r"layout transformers has no place for params\.\w+\.bias; such files hold ViTs"):
         pretrained_weights.write_config(tmp_path / "config.json", filled(model), {})
     saved(tmp_path / "m", "vit")
     with pytest.raises(ValueError, match=r"m \(timm\) has no place for params"):
-        pretrained_weights.backbone(tmp_path / "m", name, shapes(model))
+        pretrained_weights.read_backbone(tmp_path / "m", name, shapes(model))
 
 
 def test_what_has_no_place_is_not_written(tmp_path):
     for options, leaf in (({"norm": "group"}, r"\w+.norm1.norm.bias"), ({"stem": "cifar"}, "stem.kernel")):
         with pytest.raises(ValueError, match=f"layout transformers has no place for params.{leaf}"):
-            pretrained_weights.write(tmp_path / "m", filled(resnet(width=4, **options)), "transformers")
+            pretrained_weights.write_weights(tmp_path / "m", filled(resnet(width=4, **options)), "transformers")
     with pytest.raises(ValueError, match="unknown layout 'npz'; allowed: timm, transformers"):
-        pretrained_weights.write(tmp_path / "m", filled(vit()), "npz")
+        pretrained_weights.write_weights(tmp_path / "m", filled(vit()), "npz")
     assert not list(tmp_path.iterdir())
 
 
@@ -458,23 +458,23 @@ ZERO = functools.partial(np.zeros, dtype=np.float32)
 def test_files_that_do_not_fit(tmp_path, changes, words):
     saved(tmp_path / "m", "vit", **changes)
     with pytest.raises(ValueError, match=words) as caught:
-        pretrained_weights.backbone(tmp_path / "m", "tiny", shapes(vit()))
+        pretrained_weights.read_backbone(tmp_path / "m", "tiny", shapes(vit()))
     assert "\n" not in str(caught.value)
 
 
 def test_a_head_that_does_not_fit_is_left_out(tmp_path):
     saved(tmp_path / "m", "vit")
-    net = pretrained_weights.backbone(tmp_path / "m", "vit", shapes(vit(classes=7)))
+    net = pretrained_weights.read_backbone(tmp_path / "m", "vit", shapes(vit(classes=7)))
     assert set(net.params) == {"patches", "cls", "positions", "blocks", "norm"}
     saved(tmp_path / "m", "vit", **{"head.bias": None, "head.weight": None})
-    assert "head" not in pretrained_weights.backbone(tmp_path / "m", "vit", shapes(vit())).params
-    assert "prompts" not in pretrained_weights.backbone(tmp_path / "m", "vit", shapes(vit(prompts=2))).params
+    assert "head" not in pretrained_weights.read_backbone(tmp_path / "m", "vit", shapes(vit())).params
+    assert "prompts" not in pretrained_weights.read_backbone(tmp_path / "m", "vit", shapes(vit(prompts=2))).params
 
 
 def test_files_of_no_layout(tmp_path):
     write_tensors(tmp_path / "m", {"w.b": ZERO(1), "w.a": ZERO(1)}, {})
     with pytest.raises(ValueError, match=r"m has none of the layouts own, timm, transformers, npz; its first tensors are w.a, w.b"):
-        pretrained_weights.backbone(tmp_path / "m", "vit", shapes(vit()))
+        pretrained_weights.read_backbone(tmp_path / "m", "vit", shapes(vit()))
     with zipfile.ZipFile(tmp_path / "pytorch_model.bin", "w") as archive:
         archive.writestr("archive/data.pkl", b"\x80\x02.")
     np.savez(tmp_path / "objects.npz", a=np.array([{}], object))
@@ -497,7 +497,7 @@ def test_tensors_are_read_where_they_lie(tmp_path):
     while isinstance(bases[-1].base, np.ndarray):
         bases.append(bases[-1].base)
     assert isinstance(bases[-1], np.memmap)
-    net = pretrained_weights.backbone(tmp_path / "m", "vit", shapes(vit()))
+    net = pretrained_weights.read_backbone(tmp_path / "m", "vit", shapes(vit()))
     assert all(leaf.flags.owndata and leaf.flags.writeable for leaf in jax.tree.leaves(net))
 
 
@@ -513,7 +513,7 @@ def test_a_config_of_another_shape_is_told(tmp_path, content, said):
     write_tensors(tmp_path / "m", {"embeddings.patch_embeddings.projection.weight": np.zeros(1, np.float32)}, {"format": "pt"})
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ValueError, match=said):
-        pretrained_weights.options(tmp_path / "m")
+        pretrained_weights.read_options(tmp_path / "m")
 
 
 @pytest.mark.parametrize("field", ["model", "input_shape", "mean"])
@@ -521,7 +521,7 @@ def test_a_description_of_another_shape_is_told(tmp_path, field):
     path = tmp_path / "m"
     tensors = {"embeddings.patch_embeddings.projection.weight": np.zeros(1, np.float32)}
     write_tensors(path, tensors, {"description": json.dumps({"mean": 0.5, "std": 0.5} | {field: {"a": 3}})})
-    for read in (pretrained_weights.options, pretrained_weights.scaling):
+    for read in (pretrained_weights.read_options, pretrained_weights.read_scaling):
         with pytest.raises(ValueError, match=f"{field} of the description of {path} is an object, expected"):
             read(path)
 
@@ -560,7 +560,7 @@ def test_positions_of_another_grid_of_as_many_patches(tmp_path):
         (description | {"input_shape": (8, 32, 3)}, False),
         (description | {"model": "vit(patch=4, resize=(8, 32))"}, False),
     ):
-        pretrained_weights.write(path, net, "timm", told)
-        found = pretrained_weights.backbone(path, "vit", wide, image=(8, 32)).params["positions"]
+        pretrained_weights.write_weights(path, net, "timm", told)
+        found = pretrained_weights.read_backbone(path, "vit", wide, image=(8, 32)).params["positions"]
         np.testing.assert_allclose(found, wanted if changes else net.params["positions"], rtol=1e-5, atol=1e-6)
-        close(pretrained_weights.backbone(path, "vit", wide).params["positions"], net.params["positions"])
+        close(pretrained_weights.read_backbone(path, "vit", wide).params["positions"], net.params["positions"])

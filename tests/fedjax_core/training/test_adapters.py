@@ -65,7 +65,7 @@ def random_like(tree, key=7):
 def test_zero_is_the_base_bit_for_bit_and_merged_is_unmerged(name):
     params, run = NETWORKS[name]()
     run = jax.jit(run)
-    own = adapters.adapter(KIND, params)
+    own = adapters.make_adapter(KIND, params)
     trained = own.init(jax.random.key(2))
     plain = run(params)
     np.testing.assert_array_equal(run(own.wrap(params, trained)), plain)
@@ -83,7 +83,7 @@ def test_zero_is_the_base_bit_for_bit_and_merged_is_unmerged(name):
 def test_every_part_of_the_update_counts():
     """x W + alpha / r x A B for the query and the value, of a kernel that is three side by side."""
     params, _ = images()
-    own = adapters.adapter(adapters.lora(rank=2, alpha=6.0, dropout=0.0, targets=("query", "value", "out")), params)
+    own = adapters.make_adapter(adapters.lora(rank=2, alpha=6.0, dropout=0.0, targets=("query", "value", "out")), params)
     trained = random_like(own.init(jax.random.key(2)))
     kernel = own.wrap(params, trained)["blocks"]["qkv"]["kernel"]
     one = jax.tree.map(lambda leaf: leaf[1], kernel)  # as the scan over blocks gives it
@@ -101,7 +101,7 @@ def test_every_part_of_the_update_counts():
 
 def test_a_bottleneck_bends_and_cannot_be_merged():
     params = {"layers": {"attention": {"query": {"kernel": jax.random.normal(jax.random.key(0), (1, 4, 5))}}}}
-    own = adapters.adapter(adapters.bottleneck(rank=3, scale=0.5, targets="query"), params)
+    own = adapters.make_adapter(adapters.bottleneck(rank=3, scale=0.5, targets="query"), params)
     trained = random_like(own.init(jax.random.key(1)))
     x = np.asarray(jax.random.normal(jax.random.key(2), (6, 4)))
     kernel = jax.tree.map(lambda leaf: leaf[0], own.wrap(params, trained)["layers"]["attention"]["query"]["kernel"])
@@ -114,7 +114,7 @@ def test_a_bottleneck_bends_and_cannot_be_merged():
 
 def test_it_begins_as_published_and_dropout_keeps_the_mean():
     params = {"layers": {"attention": {"query": {"kernel": jnp.zeros((2, 400, 3))}}}}
-    own = adapters.adapter(adapters.lora(targets="query", dropout=0.25), params)
+    own = adapters.make_adapter(adapters.lora(targets="query", dropout=0.25), params)
     trained = own.init(jax.random.key(0))["layers"]["attention"]["query"]
     assert trained["a"].shape == (2, 400, 8)
     assert not trained["b"].any()
@@ -131,7 +131,7 @@ def test_it_begins_as_published_and_dropout_keeps_the_mean():
 
 def test_llama_7b_has_four_million_numbers_to_train_and_takes_no_memory_here():
     shapes = jax.eval_shape(llama.build(LLAMA_7B, "bfloat16").init, jax.random.key(0))
-    own = adapters.adapter(adapters.lora(), shapes)
+    own = adapters.make_adapter(adapters.lora(), shapes)
     trained = jax.eval_shape(own.init, jax.random.key(0))
     assert nbytes(trained) == 4 * 4_194_304
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == 6_738_415_616
@@ -140,7 +140,7 @@ def test_llama_7b_has_four_million_numbers_to_train_and_takes_no_memory_here():
 def test_a_round_over_many_clients_makes_no_copy_of_the_base():
     """Gradients of sixteen clients' adapters at once take less memory beside them than one base."""
     params = {"layers": {"attention": {"query": {"kernel": jnp.zeros((2, 512, 512))}}}}
-    own = adapters.adapter(adapters.lora(rank=1, targets="query", dropout=0.1), params)
+    own = adapters.make_adapter(adapters.lora(rank=1, targets="query", dropout=0.1), params)
 
     def loss(trained, params, x, key):
         layers = own.wrap(params, trained, key)["layers"]
@@ -165,7 +165,7 @@ def test_the_base_neither_changes_nor_is_kept_nor_travels():
     assert sim.spec.shapes.up == sim.spec.shapes.down == adapter
 
 
-def wide(clients: int) -> simulator.Simulation:
+def wide(clients: int) -> simulator.Simulator:
     """Of clients with two rows each who adapt a kernel of 8 MiB, all at once."""
 
     def init(key):
@@ -182,12 +182,12 @@ def wide(clients: int) -> simulator.Simulation:
     head = lambda net, z: z @ net.params["head"]["kernel"]
     model, n = Model(init, apply, features, head, "wide"), 2 * clients
     arrays = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), jax.eval_shape(init, jax.random.key(0)))
-    task = adapters.adapted(model, arrays, adapters.lora(rank=1, dropout=0.0, targets="body"), classes=2, population=clients)
+    task = adapters.adapter_task(model, arrays, adapters.lora(rank=1, dropout=0.0, targets="body"), classes=2, population=clients)
     examples = Examples(np.ones((n, 1024), np.float32), np.arange(n, dtype=np.int32) % 2)
     dataset = sources.Dataset("wide", examples, Examples(examples.x[:2], examples.y[:2]), ("a", "b"))
     data = federated_data.from_index(dataset, list(np.arange(n).reshape(clients, 2)), [np.arange(2)] * clients)
     build = functools.partial(fedoa, optimizer=local_training.sgd(0.1, momentum=0.5), batch=2, epochs=1)
-    return simulator.Simulation(
+    return simulator.Simulator(
         simulator.build_spec(simulator.one_group(build, task, clients), data, plan=client_loop.Plan(clients, 1))
     )
 
@@ -233,16 +233,16 @@ def test_what_cannot_be_adapted_is_refused():
     with pytest.raises(TypeError, match="adapter 'lora' has no option 'scale'"):
         adapters.parse("lora(scale=2.0)")
     with pytest.raises(ValueError, match="unknown adapter target of toy6 'query'; allowed: body"):
-        adapters.adapted(model, net, adapters.lora(), **settings)
+        adapters.adapter_task(model, net, adapters.lora(), **settings)
     with pytest.raises(ValueError, match="unknown entry to train of toy6 'prompts'; allowed: body, head"):
-        adapters.adapted(model, net, adapters.lora(targets="body"), ("prompts",), **settings)
+        adapters.adapter_task(model, net, adapters.lora(targets="body"), ("prompts",), **settings)
     with pytest.raises(ValueError, match="toy6 needs frozen arrays for body"):
-        adapters.adapted(
+        adapters.adapter_task(
             model, net._replace(params={"head": net.params["head"]}), adapters.lora(targets="body"), "head", **settings
         )
     mlp = build("mlp", 3, (5,))
     with pytest.raises(ValueError, match="mlp does not use its kernels as x @ kernel"):
-        adapters.adapted(mlp, mlp.init(jax.random.key(0)), adapters.lora(targets="dense1"), shape=(5,), **settings)
+        adapters.adapter_task(mlp, mlp.init(jax.random.key(0)), adapters.lora(targets="dense1"), shape=(5,), **settings)
 
 
 class Words(nnx.Module):
@@ -260,5 +260,5 @@ class Words(nnx.Module):
 def test_a_network_of_token_ids_is_adapted():
     model = flax_adapter.build(Words, "words", 3, (7,), {})
     net = model.init(jax.random.key(0))
-    task = adapters.adapted(model, net, adapters.lora(targets="query"), "head", classes=3, population=2, shape=(7,))
+    task = adapters.adapter_task(model, net, adapters.lora(targets="query"), "head", classes=3, population=2, shape=(7,))
     assert task.model.apply(task.model.init(jax.random.key(1)), jnp.zeros((2, 7), int))[0]["logits"].shape == (2, 3)

@@ -51,7 +51,7 @@ class MeanTest(chex.TestCase):
     def test_streamed_is_the_weighted_mean(self, rng):
         values, n = drawn(rng)
         close(streamed(aggregators.mean(), values, n), naive_mean(values, n.astype(float)))
-        close(streamed(aggregators.mean(aggregators.uniform), values, n), naive_mean(values, (n > 0).astype(float)))
+        close(streamed(aggregators.mean(aggregators.weight_uniformly), values, n), naive_mean(values, (n > 0).astype(float)))
 
     @given(cases)
     @often

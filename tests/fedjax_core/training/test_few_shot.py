@@ -16,18 +16,18 @@ from fedjax_core import experiment
 from fedjax_core.algorithm import ClientData, Examples
 from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import client_loop
-from fedjax_core.engine.simulator import Evaluation, Simulation, build_spec, one_group
-from fedjax_core.task import of_model
+from fedjax_core.engine.simulator import Evaluation, Simulator, build_spec, one_group
+from fedjax_core.task import make_task
 from fedjax_core.training import local_training
-from fedjax_core.training.few_shot import Episode, Episodes, prototypical
+from fedjax_core.training.few_shot import Episode, EpisodeSampler, prototypical_model
 from methods.fedavg import fedavg
 from methods.local import local
 from methods.scaffold import scaffold
 from tests import naive, toy
 
 PLAIN = toy.model()
-MODEL = prototypical(PLAIN, toy.CLASSES)
-DRAWN = Episodes(way=2, shot=2, query=3, tests=20)
+MODEL = prototypical_model(PLAIN, toy.CLASSES)
+DRAWN = EpisodeSampler(way=2, shot=2, query=3, tests=20)
 LR, BATCH = 0.05, 4
 FEDAVG = functools.partial(fedavg, optimizer=local_training.sgd(LR), batch=BATCH)
 
@@ -108,7 +108,7 @@ class DrawTest(chex.TestCase):
         ((7, 12), 3, 5, 2, 1),
     )
     def test_is_the_documented_one_whatever_the_padding(self, rows, way, shot, query, padding):
-        rows, episodes = np.array(list(rows), np.int32), Episodes(way, shot, query)
+        rows, episodes = np.array(list(rows), np.int32), EpisodeSampler(way, shot, query)
         for seed in range(3):
             key = jax.random.key(seed)
             x, y, mask, _ = jax.device_get(draw(episodes, np.pad(rows, (0, padding), constant_values=8), np.int32(len(rows)), key))
@@ -139,8 +139,8 @@ class DrawTest(chex.TestCase):
 
     def test_the_test_episodes_are_always_the_same(self):
         y = np.repeat(np.arange(6), (30, 3, 20, 25, 20, 19))
-        support, query = Episodes(3, 5, 15, tests=200).fixed(y)
-        again = Episodes(3, 5, 15, tests=200).fixed(y)
+        support, query = EpisodeSampler(3, 5, 15, tests=200).fixed(y)
+        again = EpisodeSampler(3, 5, 15, tests=200).fixed(y)
         chex.assert_trees_all_equal((support, query), again)
         chex.assert_shape([support, query], [(200, 3, 5), (200, 3, 15)])
         rows = np.concatenate([support, query], -1)
@@ -154,12 +154,12 @@ class DrawTest(chex.TestCase):
     def test_the_test_set_must_have_enough(self):
         message = "way=5, but 1 of the test set's 3 classes have the 20 rows of shot=5 and query=15"
         with self.assertRaisesRegex(ValueError, message):
-            Episodes().fixed(np.repeat(np.arange(3), (20, 19, 5)))
+            EpisodeSampler().fixed(np.repeat(np.arange(3), (20, 19, 5)))
 
     @parameterized.parameters(("way", 1), ("shot", 0), ("query", 2.5), ("tests", 0), ("way", True))
     def test_numbers_out_of_range(self, name, value):
         with self.assertRaisesRegex(ValueError, f"episodes: {name}={value} must be an int, at least"):
-            Episodes(**{name: value})
+            EpisodeSampler(**{name: value})
 
 
 # ---------------------------------------------------------------------------------------------------- training
@@ -175,9 +175,7 @@ class TrainingTest(chex.TestCase):
     def test_fit_equals_loops_over_episodes(self, rows, padding, epochs):
         """The second client has one class, the third two of one row each, the last a single row: none of them has a gradient."""
         x, y = client(rows)
-        fit = jax.jit(
-            local_training.fit(local_training.cross_entropy(MODEL), local_training.sgd(LR)(0), epochs=epochs, batch=BATCH)
-        )
+        fit = jax.jit(local_training.fit(local_training.model_loss(MODEL), local_training.sgd(LR)(0), epochs=epochs, batch=BATCH))
         start, key = MODEL.init(jax.random.key(1)), jax.random.key(2)
         index = np.pad(np.array(rows, np.int32), (0, padding), constant_values=30)
         arrays = jax.tree.map(jnp.asarray, toy.data().train)
@@ -189,7 +187,7 @@ class TrainingTest(chex.TestCase):
         self.assertEqual(moved > 1e-3, len(rows) > 4)
 
     def test_one_vmap_over_unequal_clients_is_one_by_one(self):
-        fit = local_training.fit(local_training.cross_entropy(MODEL), local_training.sgd(LR)(0), epochs=1, batch=BATCH)
+        fit = local_training.fit(local_training.model_loss(MODEL), local_training.sgd(LR)(0), epochs=1, batch=BATCH)
         start, keys = MODEL.init(jax.random.key(1)), jax.random.split(jax.random.key(2), 3)
         index, sizes = np.arange(27, dtype=np.int32).reshape(3, 9), np.array([9, 0, 5], np.int32)
         arrays = jax.tree.map(jnp.asarray, toy.data().train)
@@ -218,10 +216,10 @@ class TrainingTest(chex.TestCase):
 
 
 def simulate(build, *, plan=(1, 1), scopes=("global",), **settings):
-    task = of_model(MODEL, classes=toy.CLASSES, population=toy.CLIENTS)
+    task = make_task(MODEL, classes=toy.CLASSES, population=toy.CLIENTS)
     settings = {"cohort": None, "episodes": DRAWN, "dispatch": 2} | settings
     groups = one_group(build, task, toy.CLIENTS)
-    return Simulation(build_spec(groups, toy.data(), plan=client_loop.Plan(*plan), evaluation=Evaluation(scopes), **settings))
+    return Simulator(build_spec(groups, toy.data(), plan=client_loop.Plan(*plan), evaluation=Evaluation(scopes), **settings))
 
 
 class EngineTest(chex.TestCase):
@@ -304,7 +302,7 @@ def test_the_task_of_a_config_is_checked(task, error, message):
     config = few_shot("fedavg")
     config.task = task
     with pytest.raises(error, match=message):
-        experiment.check(config)
+        experiment.check_config(config)
 
 
 def test_any_method_by_its_config():

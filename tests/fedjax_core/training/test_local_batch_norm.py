@@ -12,7 +12,7 @@ from absl.testing import parameterized
 from fedjax_core.algorithm import Net
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.training import local_training
-from fedjax_core.training.local_batch_norm import local_statistics
+from fedjax_core.training.local_batch_norm import with_local_statistics
 from methods.fedavg import fedavg
 from methods.fedper import fedper
 from methods.local import local
@@ -28,13 +28,15 @@ PARAMS, STATS = (5 * 6 + 6) + (6 * 3 + 3), 5
 
 def simulate(build, statistics=True, **settings):
     settings = {"cohort": 5, "dispatch": 2, "plan": client_loop.Plan(1, 1)} | settings
-    return simulator.Simulation(simulator.build_spec(toy.groups(build, statistics=statistics), toy.data(), **settings))
+    return simulator.Simulator(simulator.build_spec(toy.groups(build, statistics=statistics), toy.data(), **settings))
 
 
 @functools.cache
 def kept():
     """FedAvg with local statistics, its state before and after two rounds."""
-    sim = simulate(local_statistics(functools.partial(fedavg, **SETTINGS)), evaluation=simulator.Evaluation(("own", "post_local")))
+    sim = simulate(
+        with_local_statistics(functools.partial(fedavg, **SETTINGS)), evaluation=simulator.Evaluation(("own", "post_local"))
+    )
     state = sim.init(0)
     before = jax.device_get(state)
     state, _ = sim.rounds(state, 2)
@@ -97,13 +99,13 @@ class LocalStatisticsTest(chex.TestCase):
         (pfedsd, PARAMS, PARAMS),
     )
     def test_statistics_never_travel(self, method, down, up):
-        shapes = simulate(local_statistics(functools.partial(method, **SETTINGS))).spec.shapes
+        shapes = simulate(with_local_statistics(functools.partial(method, **SETTINGS))).spec.shapes
         self.assertEqual((shapes.down, shapes.up), (4 * down, 4 * up))
         self.assertNotIn((STATS,), [x.shape for x in jax.tree.leaves(shapes.groups[0].server)])
 
     def test_without_statistics_nothing_changes(self):
         ends = []
-        for wrap in (lambda build: build, local_statistics):
+        for wrap in (lambda build: build, with_local_statistics):
             sim = simulate(wrap(functools.partial(scaffold, **SETTINGS)), statistics=False)
             state, _ = sim.rounds(sim.init(0), 2)
             ends.append(jax.device_get((state.server.net.params, state.server.c)))
@@ -123,7 +125,7 @@ class LocalStatisticsTest(chex.TestCase):
                 client_init=lambda key, server, i: jnp.zeros(toy.INPUTS), prepare=prepare, personalise=personalise
             )
 
-        algorithm = local_statistics(method)(toy.task())
+        algorithm = with_local_statistics(method)(toy.task())
         key = jax.random.key(0)
         server = algorithm.server_init(key)
         sent = algorithm.broadcast(server, 0)
@@ -142,7 +144,7 @@ class LocalStatisticsTest(chex.TestCase):
         def method(task):
             return fedavg(task, **SETTINGS)._replace(client_init=lambda key, server, i: server.net)
 
-        algorithm, key = local_statistics(method)(toy.task()), jax.random.key(0)
+        algorithm, key = with_local_statistics(method)(toy.task()), jax.random.key(0)
         mine, stats = algorithm.client_init(key, algorithm.server_init(key), 0)
         chex.assert_trees_all_equal(mine, MODEL.init(key))
         chex.assert_trees_all_equal(stats, MODEL.init(key).stats)
@@ -158,4 +160,4 @@ class LocalStatisticsTest(chex.TestCase):
             return inner._replace(client_update=client_update, collect=(inner.collect, inner.collect))
 
         with self.assertRaisesRegex(ValueError, "stats='local' needs an uplink with at most one network, this method's has 2"):
-            simulate(local_statistics(method))
+            simulate(with_local_statistics(method))

@@ -15,7 +15,7 @@ from fedjax_core.training import local_training
 from tests import naive, toy
 
 MODEL = toy.model()
-LOSS = local_training.cross_entropy(MODEL)
+LOSS = local_training.model_loss(MODEL)
 
 
 @functools.cache
@@ -107,7 +107,7 @@ class FitTest(chex.TestCase):
         targets = np.where(rng.random((rows, 4)) < np.linspace(0.1, 0.9, rows)[:, None], rng.integers(0, 3, (rows, 4)), -1)
         x = {"z": rng.normal(size=(rows, 4, 5)).astype(np.float32), "targets": targets}
         apply = lambda net, x, key, train, mask: ({"logits": x["z"] @ net.params, "targets": x["targets"]}, net.stats)
-        loss = local_training.cross_entropy(MODEL._replace(apply=apply))
+        loss = local_training.model_loss(MODEL._replace(apply=apply))
         net = Net(jax.random.normal(jax.random.key(0), (5, 3)), {})
         index = jnp.asarray([4, 0, 8, 1, 7, 2, 3, 5, 6])
         step = jax.jit(local_training.full_batch_step(loss, local_training.sgd(0.5, anneal="cosine")(0), batch=3))

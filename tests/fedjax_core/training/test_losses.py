@@ -16,7 +16,7 @@ MASK = np.array([True, False, True, True, False])
 
 def test_cross_entropy():
     rows = [-np.log(np.exp(o[y]) / sum(np.exp(v) for v in o)) for o, y in zip(LOGITS.astype(float), Y, strict=True)]
-    np.testing.assert_allclose(losses.cross_entropy_rows(LOGITS, Y), rows, rtol=1e-5)
+    np.testing.assert_allclose(losses.cross_entropy_per_example(LOGITS, Y), rows, rtol=1e-5)
     expected = sum(r for r, m in zip(rows, MASK, strict=True) if m) / 3
     np.testing.assert_allclose(losses.cross_entropy(LOGITS, Y, MASK), expected, rtol=1e-5)
 
@@ -32,17 +32,19 @@ def test_other_losses_of_labels():
         target = np.full(4, 0.2 / 4) + 0.8 * (np.arange(4) == y[i])
         smooth.append(-sum(target[c] * np.log(p[i, c]) for c in range(4)))
         focal.append(-((1 - p[i, y[i]]) ** 3) * np.log(p[i, y[i]]))
-    np.testing.assert_allclose(losses.smoothed(logits, y, mask, 0.2), np.mean(smooth), rtol=1e-5)
-    np.testing.assert_allclose(losses.focal(logits, y, mask, 3.0), np.mean(focal), rtol=1e-5)
+    np.testing.assert_allclose(losses.smoothed_cross_entropy(logits, y, mask, 0.2), np.mean(smooth), rtol=1e-5)
+    np.testing.assert_allclose(losses.focal_loss(logits, y, mask, 3.0), np.mean(focal), rtol=1e-5)
     plain = losses.cross_entropy(logits, y, mask)
-    np.testing.assert_allclose([losses.smoothed(logits, y, mask, 0.0), losses.focal(logits, y, mask, 0.0)], plain, rtol=1e-6)
-    gradient = jax.grad(lambda logits: losses.focal(logits, y, mask))(logits * 100)
+    np.testing.assert_allclose(
+        [losses.smoothed_cross_entropy(logits, y, mask, 0.0), losses.focal_loss(logits, y, mask, 0.0)], plain, rtol=1e-6
+    )
+    gradient = jax.grad(lambda logits: losses.focal_loss(logits, y, mask))(logits * 100)
     assert np.isfinite(gradient).all()
 
 
 def test_cross_entropy_of_huge_logits():
     logits = np.array([[1e4, 0.0, 0.0]], np.float32)
-    np.testing.assert_allclose(losses.cross_entropy_rows(logits, np.array([1])), [1e4])
+    np.testing.assert_allclose(losses.cross_entropy_per_example(logits, np.array([1])), [1e4])
 
 
 def test_squared_error_is_a_mean_over_all_entries():
@@ -125,8 +127,8 @@ def test_masked_rows_hold_anything_and_get_no_gradient():
 
 def test_unit_has_length_one_and_leaves_zeros():
     x = jnp.asarray([[3.0, 4.0], [0.0, 0.0], [-2.0, 0.0]])
-    np.testing.assert_allclose(losses.unit(x), [[0.6, 0.8], [0, 0], [-1, 0]], rtol=1e-6)
-    gradient = jax.grad(lambda x: losses.unit(x)[:, 0].sum())(x)
+    np.testing.assert_allclose(losses.normalize(x), [[0.6, 0.8], [0, 0], [-1, 0]], rtol=1e-6)
+    gradient = jax.grad(lambda x: losses.normalize(x)[:, 0].sum())(x)
     np.testing.assert_allclose(gradient, [[0.128, -0.096], [0, 0], [0, 0]], atol=1e-6)  # (1 - u u^T) / length
 
 
@@ -160,7 +162,7 @@ def test_of_sequences_the_tokens_that_are_not_negative_count():
 def test_focal_loss_has_a_gradient_where_a_row_is_certain(gamma):
     """Of a row in the mask or out of it; with gamma 0 that of the cross-entropy."""
     logits, y = jnp.asarray([[30.0, 0.0, 0.0], [1.0, 0.0, 0.0]]), jnp.asarray([0, 0])
-    gradient = jax.jit(jax.grad(lambda logits, mask: losses.focal(logits, y, mask, gamma)))
+    gradient = jax.jit(jax.grad(lambda logits, mask: losses.focal_loss(logits, y, mask, gamma)))
     for mask in ([True, True], [False, True], [True, False]):
         slope = gradient(logits, jnp.asarray(mask))
         assert np.isfinite(slope).all()
@@ -172,7 +174,7 @@ def test_focal_loss_has_a_gradient_where_a_row_is_certain(gamma):
 @pytest.mark.parametrize("lowest", [-1e9, -1e30])
 def test_smoothing_leaves_out_classes_that_are_not_there(lowest):
     there, y, mask = jnp.asarray([[1.0, 2.0], [0.5, -1.0]]), jnp.asarray([0, 1]), jnp.asarray([True, True])
-    smoothed = jax.jit(jax.value_and_grad(lambda logits, mask: losses.smoothed(logits, y, mask, 0.2)))
+    smoothed = jax.jit(jax.value_and_grad(lambda logits, mask: losses.smoothed_cross_entropy(logits, y, mask, 0.2)))
     loss, slope = smoothed(jnp.pad(there, ((0, 0), (0, 2)), constant_values=lowest), mask)
     wanted, wanted_slope = smoothed(there, mask)
     np.testing.assert_allclose(loss, wanted, rtol=1e-6)

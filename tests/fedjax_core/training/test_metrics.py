@@ -14,7 +14,7 @@ MASK = jnp.asarray([True, True, True, False])
 
 
 def test_mean_of_ignores_masked_nan():
-    total, weight = metrics.mean_of(jnp.asarray([1.0, 2.0, jnp.nan]), jnp.asarray([True, True, False]))
+    total, weight = metrics.mean_pair(jnp.asarray([1.0, 2.0, jnp.nan]), jnp.asarray([True, True, False]))
     assert (float(total), float(weight)) == (3.0, 2.0)
 
 
@@ -22,7 +22,7 @@ def test_mean_of_ignores_masked_nan():
 def test_mean_of_what_is_no_float32(dtype):
     """Two of three; a weight in the values' dtype would be True, and int8 would end at 127."""
     values = jnp.tile(jnp.asarray([1, 1, 0]), 100).astype(dtype)
-    pair = metrics.mean_of(values, jnp.arange(300) < 198)
+    pair = metrics.mean_pair(values, jnp.arange(300) < 198)
     assert all(jnp.issubdtype(part.dtype, jnp.floating) for part in pair)
     np.testing.assert_allclose(float(metrics.pair_value(pair)), 2 / 3, rtol=1e-2)
 

@@ -18,10 +18,10 @@ class PartsTest(chex.TestCase):
         trained, frozen = param_partition.split_params(params, param_partition.entries_filter("head"))
         self.assertLen(jax.tree.leaves(trained), 2)
         self.assertLen(jax.tree.leaves(frozen), 2)
-        chex.assert_trees_all_equal(param_partition.join(trained, frozen), params)
+        chex.assert_trees_all_equal(param_partition.join_params(trained, frozen), params)
         trained, frozen = param_partition.split_params(params, None)
         self.assertEmpty(jax.tree.leaves(frozen))
-        chex.assert_trees_all_equal(param_partition.join(trained, frozen), params)
+        chex.assert_trees_all_equal(param_partition.join_params(trained, frozen), params)
 
     def test_nothing_to_train(self):
         with self.assertRaisesRegex(ValueError, r"none of the leaves \['body'\]\['bias'\].*\['head'\]\['kernel'\]"):
@@ -59,8 +59,8 @@ class PersonalTest(chex.TestCase):
             shared, mine = param_partition.split_net(net, own)
             self.assertEqual(paths(shared) | paths(mine), paths(net))
             self.assertFalse(paths(shared) & paths(mine))
-            chex.assert_trees_all_equal(local_training.join(shared, mine), net)
-            chex.assert_trees_all_equal(local_training.join(mine, shared), net)
+            chex.assert_trees_all_equal(local_training.join_params(shared, mine), net)
+            chex.assert_trees_all_equal(local_training.join_params(mine, shared), net)
 
     def test_entries_take_their_statistics_along(self):
         net = Net({"body": {"scale": 1.0}, "head": {"kernel": 2.0}}, {"body": {"mean": 3.0}})

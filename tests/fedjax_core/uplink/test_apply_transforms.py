@@ -11,23 +11,23 @@ from fedjax_core.algorithm import Algorithm, ClientData, ClientOutput, Cohort, N
 from fedjax_core.engine import divergence
 from fedjax_core.training import aggregators
 from fedjax_core.uplink import (
-    Link,
     TransformOutput,
+    UplinkTransform,
     VectorReduce,
-    bare,
     compression,
     dp_mechanisms,
-    order,
+    order_transforms,
     robust_aggregation,
-    wrap,
+    unwrap,
+    wrap_method,
 )
 from fedjax_core.uplink.flatten import clamp_variances
 from tests import toy
 
-SAME = Link("attack", "same", send=lambda value, context, client_state: TransformOutput(value))
-STREAMED = Link("rule", "streamed", reduce=VectorReduce())
-VOTES = compression.parse("sign(majority=True)")
-CRAFTED = Link("attack", "crafted", attack_stack=lambda rows, mask, ids, key: rows)
+SAME = UplinkTransform("attack", "same", send=lambda value, context, client_state: TransformOutput(value))
+STREAMED = UplinkTransform("rule", "streamed", reduce=VectorReduce())
+VOTES = compression.parse_compressor("sign(majority=True)")
+CRAFTED = UplinkTransform("attack", "crafted", attack_stack=lambda rows, mask, ids, key: rows)
 
 
 def _stacked(combined, memory, key):
@@ -35,14 +35,14 @@ def _stacked(combined, memory, key):
     return weights @ rows / jnp.maximum(jnp.sum(weights), 1e-30), memory, {"stacked": (jnp.sum(weights > 0), 1)}
 
 
-STACKED = Link("rule", "stacked", reduce=VectorReduce(lambda row, weight, context: (row, weight), "stack", _stacked))
+STACKED = UplinkTransform("rule", "stacked", reduce=VectorReduce(lambda row, weight, context: (row, weight), "stack", _stacked))
 
 
 def round_of(name, links=(), **settings):
     """(the method's server state, record, simulation) after one round."""
     sim = toy.simulate(name, links=links, **settings)
     state, (record,) = sim.rounds(sim.init(0), 1)
-    return bare(jax.device_get(state.server)), record, sim
+    return unwrap(jax.device_get(state.server)), record, sim
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_transforms_that_change_nothing_leave_rounds_as_they_were(name, links):
     plain, _, expected = toy.reference(name)
     sim = toy.simulate(name, links=links, leave_out=True)
     state, (*_, record) = sim.rounds(sim.init(0), 2)
-    chex.assert_trees_all_close(bare(jax.device_get(state.server)), expected.server, atol=1e-6, rtol=1e-5)
+    chex.assert_trees_all_close(unwrap(jax.device_get(state.server)), expected.server, atol=1e-6, rtol=1e-5)
     assert record["server/left_out"] == 0
     assert record.get("server/stacked", 5) == 5
     assert (sim.spec.shapes.down, sim.spec.shapes.up) == (plain.spec.shapes.down, plain.spec.shapes.up), (
@@ -64,7 +64,7 @@ def test_transforms_that_change_nothing_leave_rounds_as_they_were(name, links):
 def sends(what, who=3):
     """A transform by which one client sends `what` in every place."""
     at = lambda context: jnp.where(context.id == who, what, 0.0)
-    return Link(
+    return UplinkTransform(
         "attack", "one", send=lambda value, context, client_state: TransformOutput(jax.tree.map(lambda x: x + at(context), value))
     )
 
@@ -74,7 +74,7 @@ def test_who_sends_what_is_not_finite_is_left_out_and_counted():
     found, record, _ = round_of("fedavg", [sends(jnp.nan, gone), STREAMED], leave_out=True)
     assert (record["server/left_out"], record["cohort"]) == (1, 5)
     of_others = lambda row, w, context: (jnp.where(context.id == gone, 0, w) * row, jnp.where(context.id == gone, 0, w))
-    expected, _, _ = round_of("fedavg", [Link("rule", "of the others", reduce=VectorReduce(of_others))])
+    expected, _, _ = round_of("fedavg", [UplinkTransform("rule", "of the others", reduce=VectorReduce(of_others))])
     chex.assert_trees_all_close(found, expected, atol=1e-6)
 
 
@@ -82,8 +82,8 @@ def test_who_sends_what_is_not_finite_is_left_out_and_counted():
     "links",
     [
         [],
-        [robust_aggregation.parse("norm_bound")],
-        [compression.parse("sign(majority=True)")],
+        [robust_aggregation.parse_rule("norm_bound")],
+        [compression.parse_compressor("sign(majority=True)")],
         [dp_mechanisms.gaussian(1.0, 1.0, 5, 5)],
         [dp_mechanisms.adaptive(1.0, 1.0, 5, 5)],
     ],
@@ -114,15 +114,15 @@ def test_a_transform_keeps_something_with_clients_and_at_the_server():
         return total / weight, memory + 1, {"memory": (memory, 1)}
 
     links = [
-        Link("compression", "counted", send=send, init_client_state=lambda shapes: jnp.float32(0)),
-        Link("rule", "counted", reduce=VectorReduce(finalize=finalize), init_memory=lambda shapes: jnp.float32(0)),
+        UplinkTransform("compression", "counted", send=send, init_client_state=lambda shapes: jnp.float32(0)),
+        UplinkTransform("rule", "counted", reduce=VectorReduce(finalize=finalize), init_memory=lambda shapes: jnp.float32(0)),
     ]
     sim = toy.simulate("fedavg", links=links, cohort=8)
     state, records = sim.rounds(sim.init(0), 3)
     assert [r["server/before"] for r in records] == [r["server/memory"] for r in records] == [0, 1, 2]
     assert sim.spec.shapes.up == 3
     held = sim.view(state, 0).holds["global"]
-    np.testing.assert_array_equal(held[0].params["head"]["bias"], bare(state.server).net.params["head"]["bias"])
+    np.testing.assert_array_equal(held[0].params["head"]["bias"], unwrap(state.server).net.params["head"]["bias"])
     assert sim.evaluate(state).metrics["test/global/accuracy"] > 0.3
 
 
@@ -152,8 +152,8 @@ def updated(algorithm, sizes):
 def test_rows_that_are_not_there_are_zeros():
     """Also where noise or what compression has left is added in place of an absent client's delta."""
     told = lambda value, context, client_state: TransformOutput(jax.tree.map(lambda x: x + 3.0, value))
-    links = [Link("local privacy", "noise", send=told), robust_aggregation.parse("median")]
-    made = wrap(one_part(aggregators.mean(), jnp.ones(2)), links, jax.ShapeDtypeStruct((2,), jnp.float32))
+    links = [UplinkTransform("local privacy", "noise", send=told), robust_aggregation.parse_rule("median")]
+    made = wrap_method(one_part(aggregators.mean(), jnp.ones(2)), links, jax.ShapeDtypeStruct((2,), jnp.float32))
     rows, weights = updated(made, [5, 0])[1].deltas
     np.testing.assert_array_equal(rows, [[4, 4], [0, 0]])
     np.testing.assert_array_equal(weights, [5, 0])
@@ -162,8 +162,10 @@ def test_rows_that_are_not_there_are_zeros():
 def test_attackers_draw_anew_for_every_class():
     craft = lambda rows, mask, ids, key: rows + jax.random.normal(key)
     values = jnp.zeros((4, 1)), jnp.ones(4)
-    made = wrap(
-        one_part(aggregators.class_mean(), values), [Link("attack", "noise", attack_stack=craft)], jax.eval_shape(lambda: values)
+    made = wrap_method(
+        one_part(aggregators.class_mean(), values),
+        [UplinkTransform("attack", "noise", attack_stack=craft)],
+        jax.eval_shape(lambda: values),
     )
     server, sent = updated(made, [5, 2])
     sent = sent._replace(class_weights=jax.tree.map(lambda x: jnp.sum(x, 0), sent.class_weights))
@@ -174,7 +176,7 @@ def test_attackers_draw_anew_for_every_class():
 def test_a_running_variance_is_not_below_zero_behind_links():
     """Of a server that takes what an attacker sends as its network; what else it holds stays as it is."""
     net = Net({"var": jnp.full(2, -1.0)}, {"norm": {"mean": jnp.full(2, -2.0), "var": jnp.full(2, -3.0)}})
-    made = wrap(one_part(aggregators.mean(), net), [SAME], jax.eval_shape(lambda: net))
+    made = wrap_method(one_part(aggregators.mean(), net), [SAME], jax.eval_shape(lambda: net))
     server, sent = updated(made, [1])
     sent = sent._replace(uplink=jax.tree.map(lambda x: x[0], sent.uplink[0]))
     after, _ = made.server_update(server, sent, Cohort(jnp.arange(1), jnp.ones(1)), jax.random.key(0))
@@ -212,25 +214,25 @@ def test_what_transforms_are_not_for_is_refused_by_name(name, says):
 
 
 def test_transforms_have_one_order_and_one_reduction():
-    noise = Link("privacy", "gaussian", reduce=VectorReduce())
-    assert [transform.name for transform in order([STREAMED, SAME])] == ["same", "streamed"]
+    noise = UplinkTransform("privacy", "gaussian", reduce=VectorReduce())
+    assert [transform.name for transform in order_transforms([STREAMED, SAME])] == ["same", "streamed"]
     with pytest.raises(ValueError, match="rule 'streamed' and privacy 'gaussian' each replace the mean of uplinks"):
-        order([noise, STREAMED])
+        order_transforms([noise, STREAMED])
 
 
 @pytest.mark.parametrize(
     "links",
     [
         [],
-        [robust_aggregation.parse("median")],
-        [compression.parse("sign(majority=True)")],
+        [robust_aggregation.parse_rule("median")],
+        [compression.parse_compressor("sign(majority=True)")],
         [dp_mechanisms.gaussian(1.0, 1.0, 5, 5)],
     ],
     ids=lambda links: links[0].name if links else "none",
 )
 def test_a_round_in_which_nobody_counts_has_diverged(links):
     """Else its server would stay as it is, or take steps of noise, in every round to come."""
-    everybody = Link(
+    everybody = UplinkTransform(
         "attack", "all", send=lambda value, context, client_state: TransformOutput(jax.tree.map(lambda x: x * jnp.nan, value))
     )
     with pytest.raises(divergence.Diverged, match=r"^round 1: all 5 clients of the cohort .* nobody is left"):

@@ -14,7 +14,7 @@ IDS = [1, 4, 6]
 
 def made(spec):
     (found,) = attacks.find_attacks(spec, poisoning.POISONS)
-    return attacks.link(found.name, found(), IDS)
+    return attacks.make_attack(found.name, found(), IDS)
 
 
 @pytest.mark.parametrize(

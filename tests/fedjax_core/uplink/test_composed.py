@@ -12,7 +12,7 @@ from fedjax_core.data import poisoning
 from fedjax_core.experiment import config_warnings
 from fedjax_core.testing import method_contract
 from fedjax_core.testing.case import Case
-from fedjax_core.uplink import Link, attacks, compression, robust_aggregation
+from fedjax_core.uplink import UplinkTransform, attacks, compression, robust_aggregation
 from tests import toy
 
 
@@ -152,10 +152,10 @@ def test_privacy_of_data_that_were_counted_before_is_said():
 class Composed(Case):
     """A method whose uplinks pass transforms."""
 
-    def __init__(self, name: str, attack: str, *links: Link):
+    def __init__(self, name: str, attack: str, *links: UplinkTransform):
         super().__init__(toy.CASES[name].method, task=toy.CASES[name].task, mixed=toy.CASES[name].mixed)
         found = attacks.find_attacks(attack, poisoning.POISONS)
-        evil = [attacks.link(one.name, one(), (2, 5)) for one in found]
+        evil = [attacks.make_attack(one.name, one(), (2, 5)) for one in found]
         self.links = [*evil, *links]
 
     def simulate(self, **settings):
@@ -172,7 +172,10 @@ CHECKS = (
 def test_a_sample_keeps_the_contract_of_methods():
     """Crafted in the stack, behind a compression that keeps something with clients, before mixing and a rule."""
     case = Composed(
-        "fedavg", "alie(z=1.0)", compression.parse("power_sgd(rank=1)"), robust_aggregation.parse("mixing | trimmed_mean")
+        "fedavg",
+        "alie(z=1.0)",
+        compression.parse_compressor("power_sgd(rank=1)"),
+        robust_aggregation.parse_rule("mixing | trimmed_mean"),
     )
     for check in CHECKS:
         check(case)
@@ -180,6 +183,8 @@ def test_a_sample_keeps_the_contract_of_methods():
 
 def test_class_means_keep_it_too():
     """Those of attackers with their sign turned, in few bits, behind a rule."""
-    case = Composed("fedproto", "sign_flip", compression.parse("quantise(bits=8)"), robust_aggregation.parse("median"))
+    case = Composed(
+        "fedproto", "sign_flip", compression.parse_compressor("quantise(bits=8)"), robust_aggregation.parse_rule("median")
+    )
     for check in CHECKS[:2]:
         check(case)

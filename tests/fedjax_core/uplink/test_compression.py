@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.training.metrics import nbytes
-from fedjax_core.uplink import ClientContext, UplinkValue, bare, compression
+from fedjax_core.uplink import ClientContext, UplinkValue, compression, unwrap
 from fedjax_core.uplink.compression import pack_bits, unpack_bits
 from tests import toy
 
@@ -16,7 +16,7 @@ X = np.random.default_rng(0).normal(size=(20, 30)).astype(np.float32)
 
 def sent(spec, x=X, key=0, client_state=None):
     """(packed arrays, what the server has of them, what the client keeps) of one delta."""
-    transform, value = compression.parse(spec), UplinkValue(({"w": jnp.asarray(x)},), ())
+    transform, value = compression.parse_compressor(spec), UplinkValue(({"w": jnp.asarray(x)},), ())
     client_state = transform.init_client_state(value) if client_state is None else client_state
     passed = jax.jit(
         lambda key, client_state: tuple(transform.send(value, ClientContext(jnp.int32(0), jnp.int32(1), key, ()), client_state))
@@ -86,7 +86,7 @@ def test_power_sgd_is_exact_at_the_rank_of_a_matrix():
 
 def test_a_majority_votes_on_the_step():
     """Three clients, of whom one is absent: the sign of the sum of signs, times the step."""
-    reduce = compression.parse("sign(majority=True, step=0.5)").reduce
+    reduce = compression.parse_compressor("sign(majority=True, step=0.5)").reduce
     rows, weights = jnp.array([[3.0, -1, 2], [0.1, -9, -1], [0, 0, 0]]), jnp.array([5.0, 1, 0])
     votes = jnp.sum(jax.vmap(lambda row, w: reduce.map(row, w, None))(rows, weights), 0)
     np.testing.assert_array_equal(reduce.finalize(votes, (), None)[0], [0.5, -0.5, 0])
@@ -94,7 +94,7 @@ def test_a_majority_votes_on_the_step():
 
 def test_a_majority_leaves_alone_what_nobody_trains():
     """Nine clients whose deltas are zero: each votes by a draw of its own, so that the steps go both ways."""
-    transform = compression.parse("sign(majority=True, step=0.5)")
+    transform = compression.parse_compressor("sign(majority=True, step=0.5)")
     value = UplinkValue((jnp.zeros(400),), ())
     send = lambda key: transform.send(
         value, ClientContext(jnp.int32(0), jnp.int32(1), key, ()), transform.init_client_state(value)
@@ -117,10 +117,10 @@ def test_products_are_in_full_precision():
 def test_a_round_sends_packed_arrays_up_and_down():
     plain, _, state = toy.reference("scaffold")
     everything = toy.simulate(
-        "scaffold", links=[compression.parse("top_k(fraction=1.0)"), compression.compress_broadcast("float16")]
+        "scaffold", links=[compression.parse_compressor("top_k(fraction=1.0)"), compression.compress_broadcast("float16")]
     )
     found, _ = everything.rounds(everything.init(0), 2)
-    chex.assert_trees_all_close(jax.device_get(bare(found.server)), state.server, atol=5e-3)
+    chex.assert_trees_all_close(jax.device_get(unwrap(found.server)), state.server, atol=5e-3)
     numbers = plain.spec.shapes.up / 4
     assert everything.spec.shapes.down == plain.spec.shapes.down / 2
     assert everything.spec.shapes.up == numbers * (4 + 2)
@@ -128,4 +128,4 @@ def test_a_round_sends_packed_arrays_up_and_down():
 
 def test_class_means_are_not_sent_in_part():
     with pytest.raises(ValueError, match="'top_k' sends a part of a delta now and the rest later; fedproto sends class means"):
-        toy.simulate("fedproto", links=[compression.parse("top_k")])
+        toy.simulate("fedproto", links=[compression.parse_compressor("top_k")])

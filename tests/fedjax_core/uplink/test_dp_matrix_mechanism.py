@@ -124,7 +124,7 @@ def test_cohorts_come_in_turn():
     assert max(map(len, rounds)) == cyclic_participation(9, 3, toy.CLIENTS).times
     assert min(b - a for one in rounds for a, b in itertools.pairwise(one)) == toy.CLIENTS // 3
     with pytest.raises(ValueError, match=r"cohorts of 999 of 10000000 clients begin anew after .* take a cohort that divides"):
-        client_sampling.check("cyclic", 999, 10**7)
+        client_sampling.check_sampling("cyclic", 999, 10**7)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from fedjax_core.algorithm import Algorithm, ClientData, ClientOutput, Net
 from fedjax_core.experiment.uplink_options import build_mechanism
 from fedjax_core.privacy import Release
 from fedjax_core.training import aggregators
-from fedjax_core.uplink import ClientContext, UplinkValue, attacks, bare, dp_mechanisms
-from fedjax_core.uplink.apply_transforms import wrap
+from fedjax_core.uplink import ClientContext, UplinkValue, attacks, dp_mechanisms, unwrap
+from fedjax_core.uplink.apply_transforms import wrap_method
 from fedjax_core.uplink.dp_mechanisms import adaptive, gaussian, local_gaussian, local_laplace
 from tests import toy
 
@@ -98,7 +98,7 @@ def test_the_clip_follows_the_quantile():
 def test_the_clip_follows_its_quantile_among_those_that_are_expected_to_come_back():
     """Of 100 clients 40 drop out every round: who is absent is neither within the clip nor above it."""
     spec = "adaptive(quantile=0.9, rate=0.5)"
-    mechanism = registry.find("mechanism", spec, dp_mechanisms.MECHANISMS, given=dp_mechanisms.GIVEN)
+    mechanism = registry.resolve_spec("mechanism", spec, dp_mechanisms.MECHANISMS, given=dp_mechanisms.GIVEN)
     spent = types.SimpleNamespace(release=Release("gaussian", "poisson", 100, 1000), strategy=None, clip=0.1, noise=1e-3)
     (transform,) = build_mechanism(mechanism, cast(Any, spent), 100, dropout=0.4)
     rows = jnp.linspace(0.05, 9.95, 100)[:, None] * jnp.array([[0.6, 0.8]])
@@ -125,23 +125,23 @@ def test_noise_is_the_servers_in_a_poisson_cohort():
     SCAFFOLD, which asks how many came, is told the expected number."""
     sim = toy.simulate("scaffold", links=[gaussian(1e-6, 1e6, 5, 5)], leave_out=True, sampling="poisson", statistics=False)
     starts = [sim.init(0), sim.init(0)]
-    elsewhere = jax.tree.map(lambda x: x + 1, bare(starts[1].server).net.params)
-    inner = bare(starts[1].server)
+    elsewhere = jax.tree.map(lambda x: x + 1, unwrap(starts[1].server).net.params)
+    inner = unwrap(starts[1].server)
     starts[1] = starts[1]._replace(server=starts[1].server._replace(inner=inner._replace(net=inner.net._replace(params=elsewhere))))
-    nets = [jax.device_get(bare(start.server).net) for start in starts]
+    nets = [jax.device_get(unwrap(start.server).net) for start in starts]
     after, records, controls = [], [], []
     for start in starts:
         state, record = sim.rounds(start, 1)
         records += record
-        after.append(jax.device_get(bare(state.server).net))
-        controls.append(flat(bare(state.server).c))
+        after.append(jax.device_get(unwrap(state.server).net))
+        controls.append(flat(unwrap(state.server).c))
     moved = [flat(new) - flat(old) for new, old in zip(after, nets, strict=True)]
     np.testing.assert_allclose(*moved, atol=1e-5)
     assert abs(np.std(moved[0]) * 5 - 1) < 0.35
     assert abs(np.std(controls[0]) * 5 / (5 / 8) - 1) < 0.35
     end, more = sim.rounds(state, 3)
     assert len({r["cohort"] for r in records + more}) > 1, "a Poisson cohort's size varies"
-    assert np.abs(flat(bare(end.server).net) - flat(after[1])).max() > 0.1
+    assert np.abs(flat(unwrap(end.server).net) - flat(after[1])).max() > 0.1
 
 
 @pytest.mark.parametrize("mechanism", [local_gaussian, local_laplace])
@@ -154,11 +154,11 @@ def test_who_has_nothing_finite_to_send_is_left_out_before_noise_hides_it(mechan
         return ClientOutput((), jnp.ones(3).at[1].add(wrong), {})
 
     inner = Algorithm(
-        lambda key: jnp.zeros(3), client_update, lambda *_: (jnp.zeros(3), {}), aggregators.mean(aggregators.uniform), {}
+        lambda key: jnp.zeros(3), client_update, lambda *_: (jnp.zeros(3), {}), aggregators.mean(aggregators.weight_uniformly), {}
     )
 
     def sent(leave_out):
-        made = wrap(inner, [mechanism(1.0, 1e3, 8, 8)], jax.ShapeDtypeStruct((3,), jnp.float32), leave_out)
+        made = wrap_method(inner, [mechanism(1.0, 1e3, 8, 8)], jax.ShapeDtypeStruct((3,), jnp.float32), leave_out)
         server, data = made.server_init(jax.random.key(0)), ClientData((), jnp.arange(1), jnp.int32(1))
         client = made.client_init(jax.random.key(0), server, jnp.int32(0))
         return made.client_update(made.broadcast(server, jnp.int32(0)), client, data, jax.random.key(1)).uplink
@@ -206,7 +206,7 @@ def test_what_has_no_bound_is_refused_by_name(name, says):
 @pytest.mark.parametrize("name", sorted(attacks.CRAFTED))
 def test_attackers_who_know_the_others_would_break_the_clip(name):
     """One client would move its own delta and theirs: by mimic of three, the clipped sum by four clips."""
-    attack = attacks.link(name, attacks.CRAFTED[name](), [0])
+    attack = attacks.make_attack(name, attacks.CRAFTED[name](), [0])
     with pytest.raises(ValueError, match=rf"attack '{name}' depends on the uplinks of other clients, .* privacy 'gaussian'"):
         toy.simulate("fedavg_uniform", links=[attack, gaussian(1.0, 1.0, 5, 5)], statistics=False)
     toy.simulate("fedavg_uniform", links=[attack, local_gaussian(1.0, 1.0, 5, 5)], statistics=False)

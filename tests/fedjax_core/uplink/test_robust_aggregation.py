@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core.uplink import bare, robust_aggregation
+from fedjax_core.uplink import robust_aggregation, unwrap
 from fedjax_core.uplink.robust_aggregation import squared_distances
 from tests import toy
 
@@ -89,7 +89,7 @@ def cohort(seed, absent):
 
 def applied(text, rows, mask, memory=()):
     """What a rule of a config makes of a cohort."""
-    reduce = robust_aggregation.parse(text).reduce
+    reduce = robust_aggregation.parse_rule(text).reduce
     weights = mask.astype(np.float32)
     contributions = jax.vmap(lambda row, w: reduce.map(row, w, None))(rows, weights)
     if reduce.combine == "add":
@@ -142,7 +142,7 @@ def test_nobody_gives_zero():
     rows, mask = np.zeros((C, D), np.float32), np.zeros(C, bool)
     for name in ("median", "trimmed_mean", "krum", "multi_krum", "bulyan", "geometric_median", "norm_bound", "mixing | median"):
         np.testing.assert_array_equal(applied(name, rows, mask), np.zeros(D), name)
-    clipping, centre = robust_aggregation.parse("centred_clipping").reduce, jnp.arange(D, dtype=jnp.float32)
+    clipping, centre = robust_aggregation.parse_rule("centred_clipping").reduce, jnp.arange(D, dtype=jnp.float32)
     found, memory, _ = clipping.finalize((rows, mask.astype(np.float32)), centre, None)
     np.testing.assert_array_equal(found, np.zeros(D), "the last round's step is not taken again")
     np.testing.assert_array_equal(memory, centre)
@@ -178,7 +178,7 @@ def test_the_geometric_median_multiplies_in_full_precision():
 )
 def test_a_senseless_rule_is_refused_in_a_line(text, says):
     with pytest.raises(ValueError, match=says):
-        robust_aggregation.parse(text)
+        robust_aggregation.parse_rule(text)
 
 
 @pytest.mark.parametrize(("text", "clients"), [("bulyan(attackers=0.2)", 7), ("krum(attackers=0.0)", 3)])
@@ -186,9 +186,9 @@ def test_of_vectors_that_are_as_good_the_lowest_id_is_taken_whatever_the_plan(te
     """With so few clients a score of Krum is one distance, and the two nearest have the same."""
     nets = []
     for plan in ((1, 1), (2, 1)):
-        links = [robust_aggregation.parse(text)]
+        links = [robust_aggregation.parse_rule(text)]
         sim = toy.simulate("fedavg", links=links, leave_out=True, statistics=False, cohort=clients, plan=plan)
-        nets.append([jax.device_get(bare(sim.rounds(sim.init(seed), 1)[0].server).net.params) for seed in range(3)])
+        nets.append([jax.device_get(unwrap(sim.rounds(sim.init(seed), 1)[0].server).net.params) for seed in range(3)])
     chex.assert_trees_all_close(*nets, atol=1e-5)
 
 
@@ -218,7 +218,7 @@ def test_an_own_reduction_with_another_shape_is_refused_in_a_line(tmp_path, body
         f"    total, weight = joined\n    return {body}, memory, {{}}\n\n"
         "def mine():\n    return Link('rule', 'mine', reduce=VectorReduce(finalize=finalize))\n"
     )
-    sim = toy.simulate("fedavg", links=[robust_aggregation.parse(f"{file}:mine")])
+    sim = toy.simulate("fedavg", links=[robust_aggregation.parse_rule(f"{file}:mine")])
     with pytest.raises(ValueError, match=rf"rule 'mine', reducing, returned an array {says}; expected a real array \["):
         sim.rounds(sim.init(0), 1)
 
@@ -229,7 +229,7 @@ def test_an_own_rule_from_a_file_and_a_rule_over_classes(tmp_path):
     file.write_text("import jax.numpy as jnp\n\ndef third(scale: float = 1.0):\n    return lambda rows, there: scale * rows[2]\n")
     rows, mask = cohort(3, ())
     np.testing.assert_allclose(applied(f"{file}:third(scale=2.0)", rows, mask), 2 * rows[2], rtol=1e-6)
-    sim = toy.simulate("fedproto", links=[robust_aggregation.parse("median")], leave_out=True, cohort=8)
+    sim = toy.simulate("fedproto", links=[robust_aggregation.parse_rule("median")], leave_out=True, cohort=8)
     plain = toy.simulate("fedproto", cohort=8)
     found, expected = (jax.device_get(s.rounds(s.init(0), 1)[0].server) for s in (sim, plain))
     np.testing.assert_array_equal(found.inner.known, expected.known)

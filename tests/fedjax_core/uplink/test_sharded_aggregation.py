@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_core.engine import client_loop
 from fedjax_core.engine.client_loop import Plan
-from fedjax_core.uplink import bare, robust_aggregation, sharded_aggregation
+from fedjax_core.uplink import robust_aggregation, sharded_aggregation, unwrap
 from fedjax_core.uplink.transform import VectorReduce
 from tests import toy
 from tests.fedjax_core.uplink.test_robust_aggregation import naive_bulyan
@@ -52,7 +52,7 @@ def of(reduce, mesh=None):
         key = jax.random.key(0)
         if mesh is None:
             return sharded_aggregation.finalize(reduce, (rows, weights), memory, key)
-        with sharded_aggregation.over(mesh, "clients"):
+        with sharded_aggregation.shard_coordinates(mesh, "clients"):
             return sharded_aggregation.finalize(reduce, (rows, weights), memory, key)
 
     if mesh is None:
@@ -63,7 +63,9 @@ def of(reduce, mesh=None):
 
 def test_those_are_all_rules_that_want_rows():
     reduces = {
-        name: robust_aggregation.parse(name).reduce for name in robust_aggregation.RULES if name not in robust_aggregation.PRECEDING
+        name: robust_aggregation.parse_rule(name).reduce
+        for name in robust_aggregation.RULES
+        if name not in robust_aggregation.PRECEDING
     }
     stacked = {name for name, reduce in reduces.items() if reduce is not None and reduce.combine == "stack"}
     assert {text.partition("(")[0] for text in RULES} == {*stacked, *robust_aggregation.PRECEDING}
@@ -71,7 +73,7 @@ def test_those_are_all_rules_that_want_rows():
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_divided_rule_gives_what_it_gives_whole(rule):
-    link, (rows, weights) = robust_aggregation.parse(rule), cohort()
+    link, (rows, weights) = robust_aggregation.parse_rule(rule), cohort()
     assert link.reduce.shardable
     memory = np.full(D, 4.0, np.float32) if rule.startswith("centred") else ()
     expected = of(link.reduce)(rows, weights, memory)
@@ -84,16 +86,16 @@ def test_a_divided_bulyan_averages_the_nearest_values_where_values_tie():
     rows, weights = rng.integers(-3, 4, (C, D)).astype(np.float32), np.ones(C, np.float32)
     rows[1:3] = rows[0]
     expected = naive_bulyan(rows.astype(np.float64), 2)
-    reduce = robust_aggregation.parse("bulyan(attackers=0.2)").reduce
+    reduce = robust_aggregation.parse_rule("bulyan(attackers=0.2)").reduce
     for mesh in (None, devices()):
         np.testing.assert_allclose(of(reduce, mesh)(rows, weights, ())[0], expected, atol=2e-6)
 
 
 def test_beside_an_axis_of_networks_and_in_lanes():
-    reduce, (rows, weights) = robust_aggregation.parse("krum(attackers=0.25)").reduce, cohort()
+    reduce, (rows, weights) = robust_aggregation.parse_rule("krum(attackers=0.25)").reduce, cohort()
     expected, _, _ = of(reduce)(rows, weights, ())
     np.testing.assert_array_equal(of(reduce, devices(axes=2))(rows, weights, ())[0], expected)
-    with sharded_aggregation.over(devices(), "clients"):
+    with sharded_aggregation.shard_coordinates(devices(), "clients"):
         lanes = jax.jit(jax.vmap(lambda rows: sharded_aggregation.finalize(reduce, (rows, weights), (), jax.random.key(0))[0]))
         np.testing.assert_array_equal(lanes(np.stack([rows, 2 * rows])), np.stack([expected, 2 * expected]))
 
@@ -104,7 +106,7 @@ def test_a_rule_from_outside_sees_whole_vectors_unless_it_says_otherwise(tmp_pat
     file.write_text("def size():\n    return lambda rows, there: rows[0] * rows.shape[1]\n")
     rows, weights = cohort()
     for text in (f"{file}:size", f"mixing | {file}:size"):
-        link = robust_aggregation.parse(text)
+        link = robust_aggregation.parse_rule(text)
         assert not link.reduce.shardable
         expected = of(link.reduce)(rows, weights, ())
         chex.assert_trees_all_close(of(link.reduce, devices())(rows, weights, ()), expected, rtol=1e-6)
@@ -115,7 +117,7 @@ def test_a_rule_from_outside_sees_whole_vectors_unless_it_says_otherwise(tmp_pat
 def test_each_device_has_its_part_alone():
     """Of 64 clients and 4,096 coordinates 1 MB: on one device all of it, on four a quarter, as it comes and as it goes."""
     rows, weights = jnp.zeros((64, 4096)), jnp.ones(64)
-    reduce = robust_aggregation.parse("krum").reduce
+    reduce = robust_aggregation.parse_rule("krum").reduce
     text = of(reduce, devices()).lower(rows, weights, ()).compile().as_text()
     assert "all-to-all" in text
     assert "f32[64,1024]" in text
@@ -127,8 +129,8 @@ def test_a_run_on_several_devices_is_that_on_one(rule):
     """Where not all clients take part, and vectors do not divide evenly."""
     found = []
     for number in (1, 4):
-        sim = toy.simulate("scaffold", links=[robust_aggregation.parse(rule)], leave_out=True, cohort=5, plan=Plan(1, number))
+        sim = toy.simulate("scaffold", links=[robust_aggregation.parse_rule(rule)], leave_out=True, cohort=5, plan=Plan(1, number))
         assert sim.spec.mesh.shape[client_loop.AXIS] == number
         state, _ = sim.rounds(sim.init(0), 2)
-        found.append(jax.device_get((bare(state.server), state.server.memory)))
+        found.append(jax.device_get((unwrap(state.server), state.server.memory)))
     chex.assert_trees_all_close(*found, rtol=1e-5, atol=1e-6)

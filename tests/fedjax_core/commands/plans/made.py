@@ -25,7 +25,7 @@ def sims(place="device"):
     """(as it runs, as it is planned)."""
     of = config()
     of.plan.data = place
-    kind = mock_data.kind(experiment.resolve(of))
+    kind = mock_data.mock_pipeline(experiment.resolve(of))
     return experiment.build(of), experiment.build(of, shapes_only=True, kind=kind, devices=jax.devices()[:4])
 
 
@@ -77,4 +77,4 @@ class Compiler:
 
 def made(monkeypatch, tmp_path, compiler, **options):
     monkeypatch.setattr(subprocess, "run", compiler)
-    return capacity_plan.planned(config().to_dict(), device_targets.parse("v5e:2x2"), folder=tmp_path / "kept", **options)
+    return capacity_plan.make_plan(config().to_dict(), device_targets.parse_targets("v5e:2x2"), folder=tmp_path / "kept", **options)

@@ -19,10 +19,10 @@ def test_a_plan_finds_the_chunk_and_is_kept(monkeypatch, tmp_path):
     assert one["programs"]["round"]["fits"]  # 600 and a copy of 210 bytes of states, of 1000
     assert one["chunk"] == {"chunk": 5, "below": 6, "tried": 3, "exact": True}
     assert one["round"]["seconds"] == pytest.approx(2.0)  # of one second's operations and two seconds' bytes
-    assert capacity_plan.fits(plan)
+    assert capacity_plan.plan_fits(plan)
     assert one["advice"] == []
-    assert "at least 2 s" in plan_report.text(plan)
-    assert "2 all-reduce" in plan_report.text(plan)
+    assert "at least 2 s" in plan_report.render_plan(plan)
+    assert "2 all-reduce" in plan_report.render_plan(plan)
     calls = len(compiler.calls)
     assert made(monkeypatch, tmp_path, compiler) == plan
     assert len(compiler.calls) == calls  # nothing was compiled
@@ -46,9 +46,9 @@ def test_what_does_not_fit_says_what_to_change(monkeypatch, tmp_path):
     plan = made(monkeypatch, tmp_path, Compiler(), tries=8)
     (one,) = plan["targets"]
     assert one["programs"]["round"]["short"] == 600 + 210 - 500
-    assert not capacity_plan.fits(plan)
+    assert not capacity_plan.plan_fits(plan)
     assert [sentence.split(" ")[0] for sentence in one["advice"]] == ["plan.chunk=1", "plan.data=host", "plan.hold=host"]
-    assert "short" in plan_report.text(plan)
+    assert "short" in plan_report.render_plan(plan)
     none = plan_report.suggest_changes(config(batch=8).to_dict(), ABOUT, 0)
     assert any("method.batch=8" in sentence for sentence in none)
 
@@ -60,15 +60,15 @@ def test_a_compiler_that_ends_its_process_spoils_one_program_alone(monkeypatch, 
     assert {name: one["fits"] for name, one in programs.items()} == {"start": True, "round": None, "evaluation: server": True}
     assert programs["round"]["says"] == "the compiler ended its process (-6): Check failed: no"
     assert [without for *_, without in compiler.calls] == [[], ["start", "round"]]
-    assert not capacity_plan.fits(plan)
-    assert "Check failed" in plan_report.text(plan)
+    assert not capacity_plan.plan_fits(plan)
+    assert "Check failed" in plan_report.render_plan(plan)
 
 
 def test_more_time_is_used(monkeypatch, tmp_path):
     late = Compiler(bad=("round",), status=-14)
     (one,) = made(monkeypatch, tmp_path, late, tries=0, seconds=5)["targets"]
     assert one["programs"]["round"]["says"] == "not compiled in 5 s (--limit)"
-    assert capacity_plan.fits(made(monkeypatch, tmp_path, Compiler(), tries=0, seconds=50))
+    assert capacity_plan.plan_fits(made(monkeypatch, tmp_path, Compiler(), tries=0, seconds=50))
 
 
 @pytest.mark.parametrize(("found", "says"), [({"programs": {}, "error": "no such network"}, "no such network"), (None, "no: why")])
@@ -99,8 +99,8 @@ def test_a_process_that_takes_too_long_with_all_its_programs(monkeypatch, tmp_pa
         raise subprocess.TimeoutExpired(command, timeout)
 
     monkeypatch.setattr(subprocess, "run", late)
-    job = compile_pool.Job(config().to_dict(), device_targets.parse("v5e:2x2")[0], ("start", "round"), Counts(), 5)
-    programs = compile_pool.compiled(job, tmp_path)["programs"]
+    job = compile_pool.Job(config().to_dict(), device_targets.parse_targets("v5e:2x2")[0], ("start", "round"), Counts(), 5)
+    programs = compile_pool.compile_programs(job, tmp_path)["programs"]
     assert calls == [[], ["start"]]
     assert programs["start"].get("says", "").startswith("" if finished else "its process did not end in 220 s")
     assert programs["start"]["fits"] is (True if finished else None)
@@ -119,8 +119,8 @@ def test_what_was_compiled_before_an_error_stays(monkeypatch, tmp_path):
         return compiler(command, input=input)
 
     monkeypatch.setattr(subprocess, "run", breaks)
-    job = compile_pool.Job(config().to_dict(), device_targets.parse("v5e:2x2")[0], PARTS, Counts(), 5)
-    programs = compile_pool.compiled(job, tmp_path)["programs"]
+    job = compile_pool.Job(config().to_dict(), device_targets.parse_targets("v5e:2x2")[0], PARTS, Counts(), 5)
+    programs = compile_pool.compile_programs(job, tmp_path)["programs"]
     assert programs["start"]["fits"]
     assert programs["evaluation: server"] == {"fits": None, "says": "no such file", "limit_s": 5}
 
@@ -128,7 +128,7 @@ def test_what_was_compiled_before_an_error_stays(monkeypatch, tmp_path):
 def test_a_plan_says_what_is_not_counted(monkeypatch, tmp_path):
     monkeypatch.setitem(ABOUT, "processes", 4)
     monkeypatch.setitem(ABOUT, "hold", "host")
-    assert "Not counted: what 4 processes exchange" in plan_report.text(made(monkeypatch, tmp_path, Compiler(), tries=0))
+    assert "Not counted: what 4 processes exchange" in plan_report.render_plan(made(monkeypatch, tmp_path, Compiler(), tries=0))
 
 
 def test_keys_know_what_programs_depend_on(monkeypatch):

@@ -18,14 +18,14 @@ from fedjax_core.engine import aot, client_loop, evaluation
 from fedjax_core.engine.aot import PARTS
 from fedjax_core.experiment import mock_data
 from fedjax_core.experiment.mock_data import Counts
-from fedjax_core.nn.kernels.conv import compiled_for, describe
-from fedjax_core.storage.json_files import plain
+from fedjax_core.nn.kernels.conv import describe_conv, tracing_for
+from fedjax_core.storage.json_files import to_json_values
 from tests.fedjax_core.commands.plans.made import ABOUT, config, sims
 
 
 def test_what_is_lowered_is_what_runs():
     real, planned = sims()
-    programs = aot.programs(planned)
+    programs = aot.trace_programs(planned)
     assert list(programs) == ["start", "round", "evaluation: server", "evaluation: clients"]
     state = real.init(0)
     assert programs["round"]().lower().as_text() == real.programs.many.lower(real.held, state, real.put(np.int32(1))).as_text()
@@ -63,7 +63,7 @@ def test_streamed_rows_have_the_room_that_a_run_gives_them():
 def test_a_round_on_states_of_the_host_is_lowered_beside_its_evaluation():
     of = config()
     of.plan.hold = "host"
-    programs = aot.programs(experiment.build(of, shapes_only=True))
+    programs = aot.trace_programs(experiment.build(of, shapes_only=True))
     assert list(programs) == ["start", "round", "evaluation: server", "evaluation: clients"]
     assert "jit_on_host" in programs["round"]().lower().as_text()
 
@@ -76,7 +76,7 @@ def test_rows_that_attackers_write_anew_and_validation_rows_are_counted():
     assert planned.data.train.x.shape == real.data.train.x.shape
     rows, clean = (compile_worker.resident_bytes(sim)["rows of data"] for sim in (planned, sims()[0]))
     assert rows == compile_worker.resident_bytes(real)["rows of data"] > 1.1 * clean
-    programs = aot.programs(planned, ("evaluation",))
+    programs = aot.trace_programs(planned, ("evaluation",))
     state = real.init(0)
     assert programs["evaluation: server, validation rows"]().lower().as_text() == of_server(real, state, "validation")
     real.release()
@@ -91,7 +91,7 @@ def test_lanes_are_planned_together():
     alone, together = (compile_worker.trace_programs(sim, PARTS, lanes) for lanes in (1, 3))
     assert list(alone) == list(together)
     shapes = [sorted(leaf.shape for leaf in jax.tree.leaves(of["round"]().lower().args_info)) for of in (alone, together)]
-    state = aot.between_rounds(sim)[1]
+    state = aot.resident_shapes(sim)[1]
     assert len(shapes[1]) - len(shapes[0]) == 2 * len(jax.tree.leaves(state))
     program = {"peak": 100}
     beside = [of_plans._add_fit(program, name, ABOUT | {"lanes": 3})["beside"] for name in ("round", "evaluation: server")]
@@ -105,54 +105,54 @@ def test_lanes_are_planned_together():
         "round": None,
         "advice": [],
     }
-    assert "; 3 lanes" in plan_report.text({"targets": [target]})
+    assert "; 3 lanes" in plan_report.render_plan({"targets": [target]})
     streamed = sims("host")[1]
     about = compile_worker.describe_simulation(streamed, 3)
     assert about["lanes"] == 1
     assert about["bytes"] == compile_worker.describe_simulation(streamed)["bytes"]
     target["about"] = ABOUT | {"alone": about["alone"]}
-    assert "Runs go one after the other, not in lanes: the data are on the host." in plan_report.text({"targets": [target]})
+    assert "Runs go one after the other, not in lanes: the data are on the host." in plan_report.render_plan({"targets": [target]})
 
 
 def test_networks_of_another_backend_take_its_form_of_convolutions():
-    assert describe()["alone"] == "canonical"
-    with compiled_for("tpu"):
-        assert describe() == describe(backend="tpu")
-    assert describe()["backend"] == "cpu"
+    assert describe_conv()["alone"] == "canonical"
+    with tracing_for("tpu"):
+        assert describe_conv() == describe_conv(backend="tpu")
+    assert describe_conv()["backend"] == "cpu"
 
 
 def test_published_sets_have_their_size_and_others_are_given_one():
     of = fedpft.get_config("paper")
-    data = mock_data.kind(experiment.resolve(of)).federated(experiment.resolve(of))
+    data = mock_data.mock_pipeline(experiment.resolve(of)).federated(experiment.resolve(of))
     assert (len(data.train.y), data.train.x.shape[1:], data.classes, data.clients) == (50_000, (32, 32, 3), 10, 40)
     assert {len(rows) for rows in data.train_index} == {500}
     assert data.train.x.strides[0] == 0  # no memory
     of.data.source = "npz(path='mine.npz')"
     asked = experiment.resolve(of)
     with pytest.raises(ValueError, match=r"the files are not read.*--classes.*--rows is missing"):
-        mock_data.kind(asked).federated(asked)
-    given = mock_data.kind(asked, Counts(rows=30_000, shape=(16, 16, 3), classes=5)).federated(asked)
+        mock_data.mock_pipeline(asked).federated(asked)
+    given = mock_data.mock_pipeline(asked, Counts(rows=30_000, shape=(16, 16, 3), classes=5)).federated(asked)
     assert (len(given.train.y), len(given.test.y), given.train.x.shape[1:], given.classes) == (30_000, 6_000, (16, 16, 3), 5)
     users = experiment.resolve(fedopt_femnist.get_config("paper"))
-    assert mock_data.kind(users).federated(users).clients == users.data.clients
+    assert mock_data.mock_pipeline(users).federated(users).clients == users.data.clients
 
 
 def test_a_language_model_is_planned_without_its_folder():
     of = fedoa_config.get_config("paper")
     of.plan.devices, of.method.batch = 1, 4
-    sim = experiment.build(of, shapes_only=True, kind=mock_data.kind(experiment.resolve(of)))
+    sim = experiment.build(of, shapes_only=True, kind=mock_data.mock_pipeline(experiment.resolve(of)))
     assert sum(leaf.size for leaf in jax.tree.leaves(sim.spec.bound_groups[0].task.frozen)) == 6_738_415_616
     assert sim.spec.data.train.x["tokens"].shape == (6000, 512)
     of.models = ("pretrained(folder='mine', limit=512)",)
     with pytest.raises(OSError, match=r"mine/config\.json"):
-        mock_data.kind(experiment.resolve(of)).federated(experiment.resolve(of))
+        mock_data.mock_pipeline(experiment.resolve(of)).federated(experiment.resolve(of))
 
 
 def test_an_error_of_one_program_leaves_the_others(monkeypatch, tmp_path):
     out = tmp_path / "found.json"
     asked = {"config": config().to_dict(), "counts": Counts()._asdict(), "target": ["here", 1, ""], "parts": ["start", "round"]}
     asked |= {"done": {}, "seconds": 60, "out": str(out), "cores": False}
-    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(plain(asked))))
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(to_json_values(asked))))
 
     def analysed(traced, sim, part):
         if part == 1.0:  # the start: of the round's clients some drop out
@@ -163,7 +163,7 @@ def test_an_error_of_one_program_leaves_the_others(monkeypatch, tmp_path):
     sim: Any = SimpleNamespace(cohort=8, places=16, dropout=0.5)
     monkeypatch.setattr(compile_worker, "make_simulation", lambda *_: sim)
     monkeypatch.setattr(compile_worker, "describe_simulation", lambda sim, lanes: {"lanes": lanes})
-    monkeypatch.setattr(aot, "programs", lambda sim, parts: dict.fromkeys(parts, lambda: None))
+    monkeypatch.setattr(aot, "trace_programs", lambda sim, parts: dict.fromkeys(parts, lambda: None))
     compile_worker.main()
     found = json.loads(out.read_text())
     assert "error" not in found
@@ -176,7 +176,7 @@ def test_cohorts_by_poisson_are_planned_with_all_their_places():
     of = config()
     of.data.clients, of.cohort.fraction, of.cohort.sampling = 40, 0.1, "poisson"
     of.plan.chunk, of.plan.devices = 100, 1
-    kind = mock_data.kind(experiment.resolve(of))
+    kind = mock_data.mock_pipeline(experiment.resolve(of))
     sim = experiment.build(of, shapes_only=True, kind=kind, devices=jax.devices()[:1])
     assert sim.spec.cohort == 4 < sim.spec.cohort_slots == sim.spec.plan.chunk
     assert compile_worker.describe_simulation(sim)["places"] == sim.spec.cohort_slots
@@ -185,11 +185,11 @@ def test_cohorts_by_poisson_are_planned_with_all_their_places():
 def test_several_processes_are_those_of_the_topology(monkeypatch):
     device = lambda process: SimpleNamespace(process_index=process, platform="tpu")
     four = [device(0), device(0), device(1), device(1)]
-    assert client_loop.choose(8, model=2, among=four)[1:] == (4, 2)
+    assert client_loop.choose_plan(8, model=2, among=four)[1:] == (4, 2)
     with pytest.raises(ValueError, match=r"plan\.devices=2 leaves 1 of 2 processes without a device"):
-        client_loop.choose(8, devices=2, among=four)
-    assert client_loop.choose(2, devices=3, among=four).devices == 3
-    assert client_loop.choose(2, among=four).devices == 4
+        client_loop.choose_plan(8, devices=2, among=four)
+    assert client_loop.choose_plan(2, devices=3, among=four).devices == 3
+    assert client_loop.choose_plan(2, among=four).devices == 4
     monkeypatch.setitem(ABOUT["bytes"], "server state", 900.0)
     assert any("plan.model" in sentence for sentence in plan_report.suggest_changes(config().to_dict(), ABOUT, 1))
     several = [plan_report.suggest_changes(config().to_dict(), ABOUT | {"processes": number}, 1) for number in (2, 4)]

@@ -20,19 +20,19 @@ from fedjax_core.commands.plans import device_targets
 )
 def test_what_is_no_target(text, says):
     with pytest.raises(ValueError, match=says):
-        device_targets.parse(text)
+        device_targets.parse_targets(text)
 
 
 def test_a_chip_of_v4_is_one_device(monkeypatch):
     asked = []
     monkeypatch.setattr(topologies, "get_topology_desc", lambda **given: asked.append(given) or SimpleNamespace(devices=()))
-    for target in device_targets.parse("v4:2x2x1,v5p:2x2x1"):
-        device_targets.devices(target)
+    for target in device_targets.parse_targets("v4:2x2x1,v5p:2x2x1"):
+        device_targets.target_devices(target)
     assert [one.get("chip_config_name") for one in asked] == ["megacore", None]
 
 
 def test_targets_and_their_compiler(monkeypatch):
-    found = device_targets.parse("v5e:16x16, 2*v6e:4x4,here")
+    found = device_targets.parse_targets("v5e:16x16, 2*v6e:4x4,here")
     assert found == [
         device_targets.Target("v5e:16x16", 1, "v5e:16x16"),
         device_targets.Target("2*v6e:4x4", 2, "v6e:4x4"),
@@ -46,11 +46,11 @@ def test_targets_and_their_compiler(monkeypatch):
         return versions[package]
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    assert "libtpu 0.0.12 is not known to fit jax" in str(device_targets.check(found))
+    assert "libtpu 0.0.12 is not known to fit jax" in str(device_targets.explain_unavailable(found))
     versions.clear()
-    assert device_targets.check(found) == f"{device_targets.MISSING}: pip install 'fedjax-core[plan]'"
+    assert device_targets.explain_unavailable(found) == f"{device_targets.MISSING}: pip install 'fedjax-core[plan]'"
     with monkeypatch.context() as newer:  # another jax than the extra's compiler is for
         newer.setattr(device_targets, "TRIED", {("0.9", "0.0.40")})
         newer.setattr(importlib.metadata, "requires", lambda package: ['libtpu==0.0.60.*; extra == "tpu"'])
-        assert str(device_targets.check(found)).endswith("pip install 'libtpu==0.0.60.*'")
-    assert device_targets.check(found[2:]) is None
+        assert str(device_targets.explain_unavailable(found)).endswith("pip install 'libtpu==0.0.60.*'")
+    assert device_targets.explain_unavailable(found[2:]) is None

@@ -15,7 +15,7 @@ ROWS = hlo_analysis.ClientLoops(np.array([10, 10]))
 
 def trained(model, shape, classes):
     """The jaxpr of two epochs over ten rows, in batches of four."""
-    loss = local_training.cross_entropy(model)
+    loss = local_training.model_loss(model)
     fit = local_training.fit(loss, optax.sgd(0.1), epochs=2, batch=4)
     arrays = Examples(jnp.zeros((20, *shape), jnp.float32), jnp.zeros(20, jnp.int32))
 

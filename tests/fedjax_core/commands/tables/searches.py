@@ -50,4 +50,4 @@ def line(directory, row: str, heading: str = "## Search") -> str:
 
 
 def rates(table: Table | None = None, row: str = "A") -> list[float]:
-    return [t.values["optimizer.lr"] for t in tables.plan(table or definition(), "smoke")[row, "IID"].trials]
+    return [t.values["optimizer.lr"] for t in tables.plan_searches(table or definition(), "smoke")[row, "IID"].trials]

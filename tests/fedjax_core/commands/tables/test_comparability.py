@@ -21,7 +21,7 @@ UNLIKE = {  # kind: changes of one row, and what is said of it
 
 
 def cells(**changes):
-    return tables.cells(definition(**changes), "smoke", [0])
+    return tables.build_cells(definition(**changes), "smoke", [0])
 
 
 @pytest.mark.parametrize("kind", UNLIKE)
@@ -62,12 +62,12 @@ def test_a_difference_of_one_column_names_it():
 
 
 def test_a_place_on_the_command_line_names_its_difference():
-    of_row = tables.changed(definition(), ["fedavg:optimizer.lr=0.5"])
+    of_row = tables.apply_settings(definition(), ["fedavg:optimizer.lr=0.5"])
     assert of_row.differ == ("optimizer",)
-    assert len(tables.cells(of_row, "smoke", [0])) == 4
-    of_column = tables.changed(definition(), ["/iid:optimizer.lr=0.5", "rounds=4"])
+    assert len(tables.build_cells(of_row, "smoke", [0])) == 4
+    of_column = tables.apply_settings(definition(), ["/iid:optimizer.lr=0.5", "rounds=4"])
     assert of_column.differ == ()
-    assert len(tables.cells(of_column, "smoke", [0])) == 4
+    assert len(tables.build_cells(of_column, "smoke", [0])) == 4
 
 
 def test_what_a_search_chooses_for_all_rows_is_no_difference():
@@ -101,9 +101,9 @@ def test_small_configs_of_one_network_are_compared_without_a_word(tmp_path):
     rows = tuple(Row(module.__name__, module.get_config) for module in (fedavg, ditto, fedrep, scaffold, pfedpt))
     own = GLOBAL.__class__("own", ("test/personal/own/accuracy/mean", "test/global/own/accuracy/mean"))
     for variant in ("small", "smoke"):
-        assert tables.cells(definition(rows=rows, measures=(own,)), variant, [0])
+        assert tables.build_cells(definition(rows=rows, measures=(own,)), variant, [0])
     with pytest.raises(ValueError, match=r"rows differ in network: models=\('mlp',\)"):
-        tables.cells(definition(rows=(*rows, Row("FedProto", fedproto.get_config)), measures=(own,)), "small", [0])
+        tables.build_cells(definition(rows=(*rows, Row("FedProto", fedproto.get_config)), measures=(own,)), "small", [0])
 
 
 def test_no_number_of_clients_is_that_of_the_default():

@@ -66,5 +66,5 @@ WRONG = [
 @pytest.mark.parametrize(("changes", "said"), WRONG, ids=[said.partition(" must")[0] for _, said in WRONG])
 def test_a_part_of_a_wrong_type_is_one_clear_error(changes, said):
     with pytest.raises(ValueError, match=r"^[^\n]*$") as error:
-        tables.cells(definition(**changes), "smoke", [0])
+        tables.build_cells(definition(**changes), "smoke", [0])
     assert str(error.value).startswith(said)

@@ -43,7 +43,7 @@ def test_a_long_run_says_how_far_it_is(tmp_path, fake, monkeypatch):
 
 
 def test_time_left_is_of_this_runs_pace_once_it_has_one(tmp_path, monkeypatch):
-    (first, second, *_) = tables.cells(definition(), "smoke", [0])
+    (first, second, *_) = tables.build_cells(definition(), "smoke", [0])
     times = iter((0.0, 10.0, 20.0))
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(times)))
     jobs = [progress.Job(cell, cell.config.rounds) for cell in (first, second)]
@@ -79,7 +79,7 @@ def test_reading_and_writing_that_take_long_are_not_silent(tmp_path, fake, monke
 
     monkeypatch.setattr(progress, "SILENCE", 0.01)
     monkeypatch.setattr(runner, "read_result", slow(runner.read_result, "reading 1/4  FedAvg / IID / seed 0, after "))
-    monkeypatch.setattr(runner, "write", slow(runner.write, "writing the tables, after "))
+    monkeypatch.setattr(runner, "write_tables", slow(runner.write_tables, "writing the tables, after "))
     began = time.monotonic()
     tables.run(definition(), str(tmp_path), "smoke", seeds=[0], say=said.append)
     assert time.monotonic() - began < 60, "both were said"

@@ -58,7 +58,7 @@ def test_a_new_measure_or_target_runs_nothing(tmp_path, fake):
 def test_finished_runs_of_other_data_are_not_taken_up(tmp_path, fake, monkeypatch):
     """As after a file was made anew under its name: the table would average both."""
     run(tmp_path, seeds=[0])
-    config = tables.cells(definition(), "smoke", [0])[0].config
+    config = tables.build_cells(definition(), "smoke", [0])[0].config
     digest, loaded = contents.digest_data(experiment.dataset(config)).digest, []
     folders = sorted((tmp_path / "runs").iterdir())
     for folder in folders:
@@ -143,10 +143,10 @@ def test_an_interruption_leaves_the_table_of_what_is_finished(tmp_path, fake):
 def test_only_and_seeds(tmp_path, fake):
     run(tmp_path, only=["fedavg", "Uniform & co./skewed"], seeds=[5])
     assert fake.done == ["fedavg--iid--seed5", "fedavg--skewed--seed5", "uniform-co--skewed--seed5"]
-    every = tables.cells(definition(), "smoke")
+    every = tables.build_cells(definition(), "smoke")
     for only, said in {"fedaavg": "unknown row 'fedaavg'.*'fedavg'", "fedavg/idd": "unknown column 'idd'.*'iid'"}.items():
         with pytest.raises(ValueError, match=said):
-            tables.choose(every, [only])
+            tables.select_cells(every, [only])
 
 
 def test_the_last_of_two_processes_writes_the_whole_table(tmp_path, fake):
@@ -224,8 +224,8 @@ def test_a_run_that_a_callback_ends_early_is_no_result(tmp_path, fake, monkeypat
 
 
 def test_labels_may_hold_commas():
-    cell = tables.cells(definition(), "smoke")[0]
+    cell = tables.build_cells(definition(), "smoke")[0]
     every = [cell._replace(row=row, column=column) for row in ("A", "A, b", "C") for column in ("IID, x", "y")]
-    assert tables.names(every, "A, b/IID, x, C ,a-b/y,,A") == ["A, b/IID, x", "C", "a-b/y", "A"]
-    assert tables.names(every, "A, c") == ["A", "c"]
-    assert tables.names(every, "") == []
+    assert tables.split_cell_selectors(every, "A, b/IID, x, C ,a-b/y,,A") == ["A, b/IID, x", "C", "a-b/y", "A"]
+    assert tables.split_cell_selectors(every, "A, c") == ["A", "c"]
+    assert tables.split_cell_selectors(every, "") == []

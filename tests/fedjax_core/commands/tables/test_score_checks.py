@@ -96,7 +96,7 @@ def test_a_wrong_search_ends_before_anything_runs(tmp_path, fake_search, of, cha
 
 def test_searches_with_noise_that_halts_leave_as_it_is():
     for of, changes in (({"halving": 2}, FIXED), ({}, CALIBRATED), ({"halving": 2, "rounds": 1}, CALIBRATED)):
-        assert tables.plan(definition(of, changes=changes), "smoke")
+        assert tables.plan_searches(definition(of, changes=changes), "smoke")
 
 
 def test_the_command_refuses_too(tmp_path, capsys, fake_search):
@@ -108,4 +108,4 @@ def test_the_command_refuses_too(tmp_path, capsys, fake_search):
     assert command.main([f"--table={file}", f"--workdir={tmp_path / 'w'}"]) == 2
     assert "scored on test examples" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"--set=optimizer\.lr=0\.5: the search chooses it for row 'A'"):
-        tables.changed(definition(), ["optimizer.lr=0.5"])
+        tables.apply_settings(definition(), ["optimizer.lr=0.5"])

@@ -13,7 +13,7 @@ from fedjax_core.atomic_files import write_csv, write_text
 from fedjax_core.commands import tables
 from fedjax_core.commands.tables import search, trials
 from fedjax_core.run import CallbackFailed
-from fedjax_core.storage.json_files import JsonLines, json_lines, read_jsonl, write_json
+from fedjax_core.storage.json_files import JsonLinesFile, format_json_lines, read_jsonl, write_json
 from tests.fedjax_core.commands.tables.searches import BY, definition, get_config, line, quality, rates, run
 
 
@@ -207,7 +207,7 @@ def test_a_longer_run_that_is_there_serves_every_rung(tmp_path, fake_search):
 def test_a_run_that_was_killed_between_rungs_keeps_its_records(tmp_path):
     """Its summary is of the rung below; a later score is known where the run has gone beyond, or has ended."""
     records = [{"round": i, BY: i / 10} for i in (1, 2, 3)]
-    write_text(tmp_path / "metrics.jsonl", json_lines(records))
+    write_text(tmp_path / "metrics.jsonl", format_json_lines(records))
     write_json(tmp_path / "summary.json", {"rounds": 1, "facts": {}})
 
     def score(rounds):
@@ -260,7 +260,7 @@ def test_none_is_a_value_that_the_row_may_have_already():
         table = dataclasses.replace(
             table, rows=(dataclasses.replace(table.rows[0], changes={"optimizer.momentum": None}, space=space),)
         )
-        study = tables.plan(table, "smoke")["A", "IID"]
+        study = tables.plan_searches(table, "smoke")["A", "IID"]
         assert [trial.values for trial in study.trials] == [{"optimizer.momentum": None}, {"optimizer.momentum": 0.9}]
         assert len({trial.cells[0].name for trial in study.trials}) == 2
 
@@ -270,8 +270,8 @@ def test_a_score_is_read_without_a_change_to_the_directory(tmp_path):
     records = [{"round": i, BY: i / 10} for i in (1, 2, 3)]
     write_csv(tmp_path / "metrics.csv", records, ["round"])
     write_json(tmp_path / "summary.json", {"rounds": 3, "facts": {}})
-    write_text(tmp_path / "metrics.jsonl", json_lines(records[:1]))
-    lines = JsonLines(tmp_path / "metrics.jsonl")
+    write_text(tmp_path / "metrics.jsonl", format_json_lines(records[:1]))
+    lines = JsonLinesFile(tmp_path / "metrics.jsonl")
     config = get_config("smoke")
     config.rounds = 3
     assert trials.read_score(tmp_path, tables.Cell("A", "IID", 0, config, "a", 1), (BY,)) == 0.3

@@ -15,7 +15,7 @@ OWN = Measure("own", ("test/personal/own/accuracy/mean", "test/global/own/accura
 
 def test_what_a_name_depends_on():
     def name(**changes):
-        return tables.cells(definition(changes=changes), "smoke", [0])[0].name
+        return tables.build_cells(definition(changes=changes), "smoke", [0])[0].name
 
     plain = name()
     same = {"plan.devices": 1, "checkpoint.seconds": 1.0, "evaluation.last_k": 3}
@@ -30,10 +30,10 @@ def test_what_a_name_depends_on():
             del config[group]
         return config
 
-    assert tables.cells(definition(rows=(Row("FedAvg", of_before),)), "smoke", [0])[0].name == plain
+    assert tables.build_cells(definition(rows=(Row("FedAvg", of_before),)), "smoke", [0])[0].name == plain
     for changes in ({"rounds": 4}, {"optimizer.lr": 0.2}, {"data.seed": 1}, {"method.weights": "uniform"}):
         assert name(**changes) != plain
-    seeds = [cell.config.data.seed for cell in tables.cells(definition(new_partitions=True), "smoke", [0, 3])]
+    seeds = [cell.config.data.seed for cell in tables.build_cells(definition(new_partitions=True), "smoke", [0, 3])]
     assert seeds == [0] * 4 + [3] * 4
 
 
@@ -43,10 +43,10 @@ def test_code_of_ones_own_is_in_the_name_of_its_cells_alone(tmp_path):
 
     def names(code: str) -> list[str]:
         mine.write_text(f"def loss(logits, y, mask):\n    {code}\n")
-        return [cell.name for cell in tables.cells(definition(rows=rows), "smoke", [0])[:2]]
+        return [cell.name for cell in tables.build_cells(definition(rows=rows), "smoke", [0])[:2]]
 
     before, changed, again = names("return 0.0"), names("return 1.0"), names("return 0.0")
-    assert before[0] == changed[0] == tables.cells(definition(), "smoke", [0])[0].name
+    assert before[0] == changed[0] == tables.build_cells(definition(), "smoke", [0])[0].name
     assert before[1] != changed[1]
     assert before == again
 
@@ -55,7 +55,7 @@ def test_what_networks_begin_from_is_in_the_name(tmp_path):
     file = tmp_path / "backbone.safetensors"
 
     def name() -> str:
-        return tables.cells(definition(changes={"weights": str(file)}), "smoke", [0])[0].name
+        return tables.build_cells(definition(changes={"weights": str(file)}), "smoke", [0])[0].name
 
     missing, names = name(), []
     for content in (b"one", b"other", b"one"):
@@ -69,7 +69,7 @@ def test_rows_may_share_one_config():
     one = get_config("smoke")
     rows = (Row("a", lambda variant: one), Row("b", lambda variant: one, {"optimizer.lr": 0.5}))
     before = one.to_dict()
-    found = tables.cells(definition(rows=rows, differ=("optimizer",)), "smoke", [0, 1])
+    found = tables.build_cells(definition(rows=rows, differ=("optimizer",)), "smoke", [0, 1])
     assert [(c.config.seed, c.config.data.partition, c.config.optimizer.lr) for c in found if c.seed == 0] == [
         (0, partition, lr) for partition in ("iid", "dirichlet(alpha=0.3)") for lr in (before["optimizer"]["lr"], 0.5)
     ]
@@ -86,48 +86,48 @@ def test_changes_apply_from_the_table_to_the_cell():
     )
     found = {
         (c.row, c.column): (c.config.optimizer.lr, c.config.rounds, c.config.method.batch)
-        for c in tables.cells(changed, "smoke", [0])
+        for c in tables.build_cells(changed, "smoke", [0])
     }
     assert found == {("r", "a"): (0.02, 9, 5), ("s", "a"): (0.02, 7, 32), ("r", "b"): (0.01, 8, 32), ("s", "b"): (0.01, 7, 32)}
 
 
 def test_a_setting_on_the_command_line_is_of_all_runs():
-    changed = tables.changed(
+    changed = tables.apply_settings(
         definition(cells={("FedAvg", "IID"): {"rounds": 2}}), ["optimizer.lr=0.5", "data.source=tfds:cifar10", "rounds=4"]
     )
-    for cell in tables.cells(changed, "smoke", [0]):
+    for cell in tables.build_cells(changed, "smoke", [0]):
         assert (cell.config.optimizer.lr, cell.config.data.source, cell.config.rounds) == (0.5, "tfds:cifar10", 4)
-    assert tables.changed(definition(), []) == definition()
+    assert tables.apply_settings(definition(), []) == definition()
     with pytest.raises(ValueError, match="--set=rounds is not of the form FIELD=VALUE"):
-        tables.changed(definition(), ["rounds"])
+        tables.apply_settings(definition(), ["rounds"])
 
 
 def test_a_setting_may_be_of_a_part_of_the_table():
-    found = tables.changed(definition(), ["rounds=7", "/iid:rounds=8", "fedavg/IID:data.source=tfds:cifar10"])
-    for cell in tables.cells(found, "smoke", [0]):
+    found = tables.apply_settings(definition(), ["rounds=7", "/iid:rounds=8", "fedavg/IID:data.source=tfds:cifar10"])
+    for cell in tables.build_cells(found, "smoke", [0]):
         assert cell.config.rounds == (8 if cell.column == "IID" else 7)
         assert (cell.config.data.source == "tfds:cifar10") == ((cell.row, cell.column) == ("FedAvg", "IID"))
     wrong = {"/idd:rounds=8": "unknown column 'idd'", ":rounds=8": "is not of the form", "a:=1": "is not of the form"}
     for setting, said in wrong.items():
         with pytest.raises(ValueError, match=f"--set={setting}.*{said}"):
-            tables.changed(definition(), [setting])
+            tables.apply_settings(definition(), [setting])
 
 
 def test_columns_of_several_sources_are_not_given_one():
     """They would keep their names, and the paper's numbers beside them."""
     two = definition(columns=tuple(Column(name, {"data.source": name.lower()}) for name in ("MNIST", "CIFAR10", "Digits")))
     with pytest.raises(ValueError, match=r"'mnist' for column 'MNIST' and 'cifar10' for 'CIFAR10'.*--set=/mnist:data.source"):
-        tables.changed(two, ["data.source=tfds:cifar10"])
+        tables.apply_settings(two, ["data.source=tfds:cifar10"])
     with pytest.raises(ValueError, match="for column 'MNIST' and"):
-        tables.changed(two, ["/*i*:data.source=tfds:cifar10"])
-    found = tables.cells(tables.changed(two, ["/cifar10:data.source=tfds:cifar10"]), "smoke", [0])
+        tables.apply_settings(two, ["/*i*:data.source=tfds:cifar10"])
+    found = tables.build_cells(tables.apply_settings(two, ["/cifar10:data.source=tfds:cifar10"]), "smoke", [0])
     assert {c.column: c.config.data.source for c in found} == {"MNIST": "mnist", "CIFAR10": "tfds:cifar10", "Digits": "digits"}
 
 
 @pytest.mark.parametrize("setting", ["seed=5", "fedavg:seed=5", "evaluation.targets=(0.9,)"])
 def test_what_a_table_sets_itself_is_not_taken(setting):
     with pytest.raises(ValueError, match=r"FedAvg / IID: .* would have no effect; a table has (seeds|targets) of its own"):
-        tables.cells(tables.changed(definition(), [setting]), "smoke", [0])
+        tables.build_cells(tables.apply_settings(definition(), [setting]), "smoke", [0])
 
 
 def test_another_method_drops_the_options_of_the_old_one_as_the_command_line_does(tmp_path):
@@ -137,15 +137,15 @@ def test_another_method_drops_the_options_of_the_old_one_as_the_command_line_doe
     file.write_text(file.read_text() + "    return fedavg(task, optimizer=optimizer, batch=batch)\n")
     name = f"{file}:mine"
     row = Row("X", fedprox.get_config, {"method.name": name})
-    (cell,) = tables.cells(definition(rows=(row,), columns=(Column("IID", {}),)), "smoke", [0])
+    (cell,) = tables.build_cells(definition(rows=(row,), columns=(Column("IID", {}),)), "smoke", [0])
     assert cell.config.method.to_dict() == {"name": name, "batch": 32}
     options = {"method.name": "ditto", "method.lam": 0.5}
     rows = (Row("FedProx", fedprox.get_config), Row("Ditto", fedprox.get_config, options))
     table = definition(rows=rows, changes={"method.epochs": 2}, measures=(OWN,))
-    cell = tables.cells(table, "smoke", [0])[1]
+    cell = tables.build_cells(table, "smoke", [0])[1]
     assert cell.config.method.to_dict() == {"name": "ditto", "epochs": 2, "batch": 32, "lam": 0.5}
-    line = experiment.switch(config := fedprox.get_config("smoke"), {"name": "ditto", "lam": 0.5, "epochs": 2})
+    line = experiment.switch_method(config := fedprox.get_config("smoke"), {"name": "ditto", "lam": 0.5, "epochs": 2})
     assert line
     assert config.method.to_dict() == cell.config.method.to_dict()
     with pytest.raises(ValueError, match="X / IID: method 'ditto' has no option 'mu'"):
-        tables.cells(definition(rows=(Row("X", fedprox.get_config, options | {"method.mu": 1.0}),)), "smoke", [0])
+        tables.build_cells(definition(rows=(Row("X", fedprox.get_config, options | {"method.mu": 1.0}),)), "smoke", [0])

@@ -48,7 +48,9 @@ def test_a_search_proposes_after_its_random_trials_and_resumes(tmp_path, fake_se
     assert len(fake_search.done) == 16, "budgets are equal"
     assert all(len(set(of_row)) == 8 for of_row in rates.values())
     assert rates["a"][:5] == rates["b"][:5], "rows with the same field try the same random values"
-    assert rates["a"][:5] == [t.values["optimizer.lr"] for t in tables.plan(definition({"trials": 5}), "smoke")["A", "IID"].trials]
+    assert rates["a"][:5] == [
+        t.values["optimizer.lr"] for t in tables.plan_searches(definition({"trials": 5}), "smoke")["A", "IID"].trials
+    ]
     whole, fake_search.done = fake_search.done, []
 
     def act(name, config):
@@ -100,10 +102,10 @@ def test_code_that_changes_before_a_proposal_is_not_run_under_a_new_name(tmp_pat
 
 def test_halving_is_refused():
     with pytest.raises(ValueError, match="halving=2 with sampler='tpe'"):
-        tables.plan(definition({"sampler": "tpe", "halving": 2}), "smoke")
+        tables.plan_searches(definition({"sampler": "tpe", "halving": 2}), "smoke")
 
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ValueError, match=r"needs the package optuna: pip install 'fedjax-core\[search\]'"):
-        tables.plan(definition({"sampler": "tpe"}), "smoke")
+        tables.plan_searches(definition({"sampler": "tpe"}), "smoke")

@@ -210,7 +210,7 @@ def test_the_last_process_writes_a_search_that_failed_here_and_that_another_has_
 
 
 def test_a_trial_that_cannot_be_read_fails_its_place_alone(tmp_path, fake_search):
-    (study,) = (one for place, one in tables.plan(definition(), "smoke").items() if place[0] == "A")
+    (study,) = (one for place, one in tables.plan_searches(definition(), "smoke").items() if place[0] == "A")
     run(tmp_path, only=["a"])
     metrics = tmp_path / "runs" / study.trials[2].cells[0].name / "metrics.jsonl"
     whole = metrics.read_text()
@@ -278,7 +278,7 @@ def test_a_cell_that_needs_the_last_state_of_a_run_without_one_is_run_again(tmp_
     run(tmp_path, searched)
     measures = (Measure("origin", ("analysis:origin",)),)
     plain = definition(rows=(Row("A", get_config),), search=None, measures=measures)
-    monkeypatch.setattr(analyses, "number", lambda spec: lambda place, data, trust: 0.5)
+    monkeypatch.setattr(analyses, "make_metric", lambda spec: lambda place, data, trust: 0.5)
     before = len(fake_search.done)
     outcome, said = run(tmp_path, plain)
     assert not outcome.failures, said

@@ -57,7 +57,7 @@ def contents(values: dict[str, dict[int, float]], scores: dict[str, str], **chan
     table = definition(
         rows=tuple(Row(label, get_config) for label in values), columns=(Column("IID", {}),), seeds=(0, 1), **changes
     )
-    every = tables.cells(table, "smoke")
+    every = tables.build_cells(table, "smoke")
     label = table.measures[0].label
     results = {
         cell.name: tables.Result({label: values[cell.row][cell.seed]}, {label: scores[cell.row]}, {}, 1.0, 1.0, 0.0, 0.0)
@@ -71,7 +71,7 @@ def test_a_cell_says_which_of_the_scores_it_holds():
     own = "test/personal/own/accuracy/mean"
     measure = Measure("accuracy", (*GLOBAL.scores, own))
     found = contents({"A": {0: 0.5}, "B": {0: 0.75}}, {"A": GLOBAL.scores[0], "B": own}, measures=(measure,))
-    text = tables.markdown(found)
+    text = tables.render_markdown(found)
     assert "A cell's letter says which: (a) `test/global/accuracy`, (b) `test/personal/own/accuracy/mean`." in text
     assert "| A | 50.00 (n=1) (a) |\n| B | **75.00** (n=1) (b) |" in text
     tex = writers.render_latex(found)
@@ -85,16 +85,16 @@ def test_the_best_of_a_column_is_bold():
     """Means that look alike are best together; where all do, none is. Of a loss the lowest is best, of a count none."""
     values = {"A": {0: 0.9, 1: 0.7}, "B": {0: 0.800001, 1: 0.8}, "C": {0: 0.1, 1: 0.3}}
     names = dict.fromkeys(values, GLOBAL.scores[0])
-    text = tables.markdown(contents(values, names))
+    text = tables.render_markdown(contents(values, names))
     assert "| A | **80.00** ± 14.14 |\n| B | **80.00** ± 0.00 |\n| C | 20.00 ± 14.14 |" in text
     assert "mean ± sample standard deviation over seeds 0, 1" in text
     assert "Bold: the highest mean of the column." in text
     losses = Measure("loss", ("train/loss",))
-    text = tables.markdown(contents(values, names, measures=(losses,)))
+    text = tables.render_markdown(contents(values, names, measures=(losses,)))
     assert "| C | **0.2** ± 0.1414 |" in text
     assert text.count("**") == 2
-    assert "**" not in tables.markdown(contents({"A": {0: 0.5}, "B": {0: 0.5}}, names))
-    assert "**" not in tables.markdown(contents({"A": {0: 0.5}}, names))
+    assert "**" not in tables.render_markdown(contents({"A": {0: 0.5}, "B": {0: 0.5}}, names))
+    assert "**" not in tables.render_markdown(contents({"A": {0: 0.5}}, names))
     for name, better in {"analysis:trained": "neither", "analysis:probe": "larger", "server/norm": "neither"}.items():
         assert measures.better_direction(Measure("x", (name,))) == better
     assert measures.better_direction(dataclasses.replace(losses, better="neither")) == "neither"
@@ -113,7 +113,7 @@ def test_many_rounds_are_written_out():
     found = contents({"A": {0: 0.5, 1: 0.5}}, {"A": GLOBAL.scores[0]})
     results = {name: one._replace(reached={0.5: 1234}, seconds_per_round=1500.0) for name, one in found.results.items()}
     found = found._replace(results=results)
-    assert "| A | IID | 1,234 | | 1,500 |" in tables.markdown(found).replace("|  |", "| |")
+    assert "| A | IID | 1,234 | | 1,500 |" in tables.render_markdown(found).replace("|  |", "| |")
     assert writers.make_records(found)[0]["rounds_to_0.5"] == "1234"
 
 
@@ -155,9 +155,9 @@ def test_latex_in_environments(tmp_path, fake):
     for wrong in ({"environment": "figure"}, {"label": "tab:a b"}, {"caption": 3}):
         (field,) = wrong
         with pytest.raises(ValueError, match=f"^latex: {field}="):
-            tables.cells(definition(latex=Latex(**wrong)), "smoke")
+            tables.build_cells(definition(latex=Latex(**wrong)), "smoke")
     with pytest.raises(ValueError, match=r"latex='table' must be Latex\(...\) or None"):
-        tables.cells(definition(latex="table"), "smoke")
+        tables.build_cells(definition(latex="table"), "smoke")
 
 
 def test_numbers_below_0_have_a_minus_in_latex():

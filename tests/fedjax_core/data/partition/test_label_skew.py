@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fedjax_core.data import partition
 from fedjax_core.data.apportion import make_generator
 from fedjax_core.data.partition import label_skew, sampling
-from fedjax_core.data.ragged_index import RowLists
+from fedjax_core.data.ragged_index import RaggedIndex
 from tests.fedjax_core.data.partition.labels import (
     BALANCED,
     LIGHT,
@@ -195,9 +195,9 @@ def test_all_clients_are_dealt_at_once_what_they_were_dealt_one_by_one(scheme, n
     labels = np.random.default_rng(3).integers(0, 5, 301)
     for clients, seed in ((7, 0), (12, 5)):
         found = scheme(labels, clients, seed, **{option: 3})
-        assert isinstance(found, RowLists)  # no array for each client
+        assert isinstance(found, RaggedIndex)  # no array for each client
         assert [part.tolist() for part in found] == [part.tolist() for part in naive(labels, clients, seed, 3)]
-    assert isinstance(partition.dirichlet(labels, 7, 0, alpha=0.5), RowLists)
+    assert isinstance(partition.dirichlet(labels, 7, 0, alpha=0.5), RaggedIndex)
 
 
 def test_classes_are_dealt_to_many_clients_in_time_that_grows_with_their_number():

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_core.data import apportion
 from fedjax_core.data.partition import label_skew, large_populations, per_client_label_skew, sampling
-from fedjax_core.data.ragged_index import RowLists
+from fedjax_core.data.ragged_index import RaggedIndex
 
 MAKE: Any = per_client_label_skew
 CLIENTS = apportion.MANY + 500
@@ -27,7 +27,7 @@ def together(monkeypatch):
         monkeypatch.setattr(per_client_label_skew, name, refuse)
 
 
-def check(lists: RowLists, size: int, labels: np.ndarray) -> np.ndarray:
+def check(lists: RaggedIndex, size: int, labels: np.ndarray) -> np.ndarray:
     """[N, K] examples by class, of lists of one size whose examples are sorted and distinct."""
     found = lists.joined().reshape(CLIENTS, size)
     assert (np.diff(found) > 0).all()

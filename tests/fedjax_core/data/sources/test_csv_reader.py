@@ -143,4 +143,4 @@ def test_all_natural_clients_take_part(tmp_path):
     data = load(tmp_path, HEAD + "\n".join(ROWS))
     divided = federated_data.federate(data, "natural", seed=0)
     assert (divided.clients, divided.client_names) == (3, data.client_names)
-    assert "hospital_02" in federated_data.summary(divided)
+    assert "hospital_02" in federated_data.format_summary(divided)

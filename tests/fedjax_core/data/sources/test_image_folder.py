@@ -10,7 +10,7 @@ from PIL import Image
 from fedjax_core.data import sources
 from fedjax_core.data.sources import image_folder as folders
 from fedjax_core.data.sources.image_folder import decode_images
-from fedjax_core.data.subsample import smaller
+from fedjax_core.data.subsample import subsample
 from tests.fedjax_core.data.sources.written import assert_same, images, png
 
 
@@ -51,11 +51,11 @@ def test_folder_reads_only_the_examples_that_are_used(tmp_path, parts, monkeypat
     for seed, name in enumerate(("cat", "dog")):
         for part in parts:
             write_images(tmp_path / part / name, 10, seed)
-    found = sources.find("folder", {"path": str(tmp_path), **({} if len(parts) == 2 else {"test_fraction": 0.2})})
-    whole = smaller(sources.read(found), examples=6)
+    found = sources.find_reader("folder", {"path": str(tmp_path), **({} if len(parts) == 2 else {"test_fraction": 0.2})})
+    whole = subsample(sources.read_dataset(found), examples=6)
     calls, decode = [], folders.decode_images
     monkeypatch.setattr(folders, "decode_images", lambda *given: calls.append(given[2]) or decode(*given))
-    some = smaller(sources.read(found, None, 6), examples=6)
+    some = subsample(sources.read_dataset(found, None, 6), examples=6)
     assert calls == [6, len(whole.test.y)]
     assert_same(some, whole.train.x, whole.train.y, whole.test.x, whole.test.y)
 

@@ -73,7 +73,7 @@ def test_unknown_names_and_options_are_explained():
 )
 def test_values_of_options_are_checked_before_anything_is_read(spec, said):
     with pytest.raises(ValueError, match=said):
-        sources.find(spec)
+        sources.find_reader(spec)
 
 
 OUTSIDE = """
@@ -113,7 +113,7 @@ def test_a_source_of_ones_own(tmp_path):
     few = sources.load(f"{tmp_path}/mine.py:fewer(of='digits')", tmp_path)
     assert (few.name, len(few.train.y), len(few.test.y)) == (tmp_path.name, 10, 360)
     with pytest.raises(ValueError, match=r"data set '.*mine\.py:waves': length='x' must be an int"):
-        sources.find(f"{mine}(length='x')")
+        sources.find_reader(f"{mine}(length='x')")
     with pytest.raises(ValueError, match=r"data set '.*mine\.py:waves': train_y has values from -1 to 1"):
         sources.load(mine, returns="wrong labels")
     with pytest.raises(TypeError, match=r"mine\.py:waves' returned int: must be a Dataset, a mapping"):
@@ -138,4 +138,4 @@ def test_parts_are_of_a_file():
 
 def test_nothing_is_given_as_a_source():
     with pytest.raises(ValueError, match=r"data set 'given:x': 'given:' stands for methods, models, scores and losses .* data=..."):
-        sources.find("given:x")
+        sources.find_reader("given:x")

@@ -254,7 +254,7 @@ def test_features_stay_in_their_files(tmp_path):
     (tmp_path / "mine").mkdir()
     write_folder(tmp_path / "mine", class_names=np.array(["a", "b", "c"]))
     data = sources.load("npy:mine", tmp_path)
-    assert row_readers.in_file(data.train.x) == (tmp_path / "mine" / "train_features.npy", 128)
+    assert row_readers.locate_in_file(data.train.x) == (tmp_path / "mine" / "train_features.npy", 128)
     np.testing.assert_array_equal(data.train.x, FEATURES)
     np.testing.assert_array_equal(data.train.y, LABELS)
     assert data.class_names == ("a", "b", "c")

@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_core.data import sources
 from fedjax_core.data.sources import image_cache, image_folder, tfds_sets
-from fedjax_core.data.subsample import smaller
+from fedjax_core.data.subsample import subsample
 from tests.fedjax_core.data.sources.written import assert_same
 
 
@@ -102,33 +102,33 @@ def spied(monkeypatch):
 
 
 def test_tfds_decodes_only_the_examples_that_are_used(shared_data, monkeypatch):
-    found = sources.find("tfds:cifar10", {"train": "train[:400]", "test": "test[:20]"})
-    whole = smaller(sources.read(found, shared_data), examples=50)
+    found = sources.find_reader("tfds:cifar10", {"train": "train[:400]", "test": "test[:20]"})
+    whole = subsample(sources.read_dataset(found, shared_data), examples=50)
     calls = spied(monkeypatch)
-    some = smaller(sources.read(found, shared_data, 50), examples=50)
+    some = subsample(sources.read_dataset(found, shared_data, 50), examples=50)
     assert calls == [50, 20]
     assert_same(some, whole.train.x, whole.train.y, whole.test.x, whole.test.y)
     with pytest.raises(ValueError, match="examples=500 must be an integer from 1 to the 400 training examples"):
-        smaller(sources.read(found, shared_data, 500), examples=500)
+        subsample(sources.read_dataset(found, shared_data, 500), examples=500)
 
 
 def test_decoded_sets_are_kept(shared_data, tmp_path, monkeypatch):
     monkeypatch.setenv(image_cache.CACHE_VARIABLE, str(tmp_path / "kept"))
     monkeypatch.setattr(image_cache, "CACHED", 2**17)  # of 60 images
-    found = sources.find("tfds:cifar10", {"train": "train[:60]", "test": "test[:20]"})
+    found = sources.find_reader("tfds:cifar10", {"train": "train[:60]", "test": "test[:20]"})
     calls = spied(monkeypatch)
-    first = sources.read(found, shared_data)
+    first = sources.read_dataset(found, shared_data)
     assert calls == [60, 20]
     for number in (None, 30):
-        again = smaller(sources.read(found, shared_data, number), examples=number)
-        wanted = smaller(first, examples=number)
+        again = subsample(sources.read_dataset(found, shared_data, number), examples=number)
+        wanted = subsample(first, examples=number)
         assert_same(again, wanted.train.x, wanted.train.y, wanted.test.x, wanted.test.y)
         assert not isinstance(again.train.x, np.memmap)
     assert calls == [60, 20, 20, 20]  # the test set is small
     (tmp_path / "kept" / next(name for name in os.listdir(tmp_path / "kept") if "labels" not in name)).write_bytes(b"no array")
-    assert_same(sources.read(found, shared_data), first.train.x, first.train.y, first.test.x, first.test.y)
+    assert_same(sources.read_dataset(found, shared_data), first.train.x, first.train.y, first.test.x, first.test.y)
     assert calls[4:] == [60, 20]
-    sources.read(sources.find("tfds:cifar10", {"train": "train[:60]", "test": "test[:20]", "size": 40}), shared_data)
+    sources.read_dataset(sources.find_reader("tfds:cifar10", {"train": "train[:60]", "test": "test[:20]", "size": 40}), shared_data)
     assert calls[6:] == [60, 20]
 
 

@@ -66,7 +66,7 @@ def test_images_that_no_memory_holds_are_decoded_once_into_files(tmp_path, monke
         data = sources.load("flair(size=4)", tmp_path)
         for part, same in ((data.train, whole.train), (data.test, whole.test)):
             np.testing.assert_array_equal(part.x, same.x)
-            assert row_readers.in_file(part.x) is not None
+            assert row_readers.locate_in_file(part.x) is not None
         assert len([line for line in caplog.messages if line.startswith("decoding ")]) == 2  # a file each, and never again
         (place / "small_images" / "a.jpg").unlink(missing_ok=True)
     (kept,) = [file for file in place.glob("decoded-4-*.npy") if len(np.load(file)) == 3]

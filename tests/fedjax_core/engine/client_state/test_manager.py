@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.engine.simulator import Simulation, build_spec
+from fedjax_core.engine.simulator import Simulator, build_spec
 from methods.scaffold import scaffold
 from tests import naive, toy
 from tests.fedjax_core.engine.tallied import SGD, N, simulate, tally
@@ -24,7 +24,7 @@ class HostTest(chex.TestCase):
         data = federated_data.from_index(dataset, lists, [np.zeros(0, np.int32)] * population)
         build = functools.partial(scaffold, optimizer=SGD, batch=toy.BATCH)
         task = dataclasses.replace(toy.task(200), population=population)
-        sim = Simulation(
+        sim = Simulator(
             build_spec(simulator.one_group(build, task, population), data, cohort=cohort, plan=client_loop.Plan(1, 1), hold="host")
         )
         state = sim.init(0)

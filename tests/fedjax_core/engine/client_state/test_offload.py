@@ -123,30 +123,30 @@ def test_a_run_that_stops_and_goes_on_has_the_same_states(tmp_path):
 
     store = Checkpoints(tmp_path, keep=1)
     state, _ = sim.rounds(sim.init(0), 1)
-    checkpointing.save(sim, store, state, 1, 0)
+    checkpointing.save_checkpoint(sim, store, state, 1, 0)
     state, _ = sim.rounds(state, 1)
-    checkpointing.save(sim, store, state, 2, 1)
+    checkpointing.save_checkpoint(sim, store, state, 2, 1)
     number = lambda done: [len(part["0/places"]) for part in store.parts(done)]
     assert number(2) == [sum(sim.offloaded_states.touched())]  # what changed is more than what is left, and pays for it
-    state = checkpointing.restored(sim, store, 2)
+    state = checkpointing.restore_state(sim, store, 2)
     state, _ = sim.rounds(state, 1)
     chex.assert_trees_all_equal(sim.to_host(state), wanted)
-    checkpointing.save(sim, store, state, 3, 2)
+    checkpointing.save_checkpoint(sim, store, state, 3, 2)
     touched = sum(sim.offloaded_states.touched())
-    state = checkpointing.restored(sim, store, 3)
+    state = checkpointing.restore_state(sim, store, 3)
     chex.assert_trees_all_equal(sim.to_host(state), wanted)
     selected = Checkpoints(tmp_path / "selected", keep=1)
-    checkpointing.save_beside(sim, selected, state, 3, store)  # nothing is written again
-    assert client_state_files.shares(tmp_path / "00000003", tmp_path / "selected" / "00000003")
-    chex.assert_trees_all_equal(sim.to_host(checkpointing.restored(sim, selected, 3)), wanted)
-    checkpointing.save_beside(sim, selected, state, 3, Checkpoints(tmp_path / "none"))
+    checkpointing.save_selected(sim, selected, state, 3, store)  # nothing is written again
+    assert client_state_files.has_shared_part(tmp_path / "00000003", tmp_path / "selected" / "00000003")
+    chex.assert_trees_all_equal(sim.to_host(checkpointing.restore_state(sim, selected, 3)), wanted)
+    checkpointing.save_selected(sim, selected, state, 3, Checkpoints(tmp_path / "none"))
     assert [len(part["0/places"]) for part in selected.parts(3)] == [touched]
     (digests,) = (tmp_path / "selected").glob("00000003*/digests.json")
     write_json(digests, read_json(digests) | {"parts": []})  # as one that went on from a checkpoint whose part had vanished
     with pytest.raises(
         ValueError, match=rf"round 3 cannot be used \(its parts have states of 0 clients, {touched} were written: one"
     ):
-        checkpointing.restored(sim, selected, 3)
+        checkpointing.restore_state(sim, selected, 3)
     sim.release()
 
 
@@ -157,9 +157,9 @@ def test_states_stay_on_or_off_the_devices(tmp_path):
         with pytest.raises(
             ValueError, match=rf"plan.hold='{sim.spec.hold}': .* holds a run with plan.hold='device'; resume it with that"
         ):
-            checkpointing.same_hold(sim, tmp_path)
+            checkpointing.check_same_hold(sim, tmp_path)
     (tmp_path / "run.json").write_text('{"placement": {"hold": "host"}}')
-    checkpointing.same_hold(sim, tmp_path)
+    checkpointing.check_same_hold(sim, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_what_says_where_states_were_has_another_form(tmp_path, file, text, said
     sim, *_ = toy.CASES["scaffold"].elsewhere
     (tmp_path / file).write_text(text)
     with pytest.raises(ValueError, match=said):
-        checkpointing.same_hold(sim, tmp_path)
+        checkpointing.check_same_hold(sim, tmp_path)
 
 
 def test_a_run_whose_last_digests_are_damaged_names_the_way_back(tmp_path):
@@ -186,4 +186,4 @@ def test_a_run_whose_last_digests_are_damaged_names_the_way_back(tmp_path):
     (tmp_path / "00000002" / "digests.json").write_text("{")
     said = "the checkpoint of round 2 cannot be used .*digests.json is not JSON.*older: round 1; to go back to round 1 rename"
     with pytest.raises(ValueError, match=said):
-        checkpointing.restored(sim, store, 2)
+        checkpointing.restore_state(sim, store, 2)

@@ -11,8 +11,8 @@ import pytest
 
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import client_validation_split
-from fedjax_core.data.ragged_index import RowLists
-from fedjax_core.data.row_readers import Reader
+from fedjax_core.data.ragged_index import RaggedIndex
+from fedjax_core.data.row_readers import ExampleReader
 from fedjax_core.engine import dispatch
 from fedjax_core.engine.data_feed import cohort_buffer, streaming
 from fedjax_core.engine.data_feed.device_arrays import make_index_table
@@ -27,7 +27,7 @@ def threads() -> set[threading.Thread]:
 
 def everything(name, **settings):
     """(state after three rounds, their records, all scores) of a run that stops after the first and goes on from its snapshot."""
-    data = client_validation_split.hold_out(toy.data(), 0.34, 0)
+    data = client_validation_split.hold_out_validation(toy.data(), 0.34, 0)
     settings = {"data": data, "evaluation": Evaluation(("global", "own", "post_local"), batch=4)} | settings
     sim = toy.simulate(name, **settings)
     state, records = sim.rounds(sim.init(0), 1)
@@ -55,9 +55,9 @@ def test_every_number_is_that_of_data_on_the_device(name, settings, place):
 
 
 def test_buffers_hold_what_clients_have():
-    lists = RowLists.of([np.arange(4), np.arange(4, 5), np.arange(5, 15), np.zeros(0, int)])
+    lists = RaggedIndex.of([np.arange(4), np.arange(4, 5), np.arange(5, 15), np.zeros(0, int)])
     x = np.arange(15, dtype=np.float32) + 100
-    of, reader = [make_index_table(lists)], Reader(Examples(x, x))
+    of, reader = [make_index_table(lists)], ExampleReader(Examples(x, x))
     slab, (table,) = cohort_buffer.pack(reader, of, np.array([1, 4, 0], np.int32), 8)  # 4 is an empty place
     assert slab.x[:6].tolist() == [100, 104, 100, 101, 102, 103]  # row 0 of the data, then client 1, then client 0
     for client, size in ((0, 4), (1, 1)):

@@ -22,8 +22,8 @@ from fedjax_core.engine.sharding import mesh as meshes
 from fedjax_core.engine.sharding import model_parallel
 from fedjax_core.language import generation
 from fedjax_core.language.models import llama
-from fedjax_core.lazy_array import Deferred
-from fedjax_core.task import axis_of, of_model
+from fedjax_core.lazy_array import LazyArray
+from fedjax_core.task import find_model_axis, make_task
 from fedjax_core.training import adapters, local_training
 from methods.fedavg import fedavg
 from methods.fedit import fedit
@@ -48,7 +48,7 @@ def data() -> federated_data.FederatedData:
 
 def whole():
     """FedAvg of a transformer."""
-    return functools.partial(fedavg, optimizer=local_training.sgd(0.1, momentum=0.9), batch=2), of_model(VIT, **SETTINGS)
+    return functools.partial(fedavg, optimizer=local_training.sgd(0.1, momentum=0.9), batch=2), make_task(VIT, **SETTINGS)
 
 
 @functools.cache
@@ -60,14 +60,14 @@ def frozen():
 def adapter(method, dropout: float):
     """A method with LoRA beside a frozen transformer."""
     kind = adapters.lora(rank=2, dropout=dropout, targets=("query", "out", "mlp1"))
-    return method, adapters.adapted(VIT, frozen(), kind, ("head",), **SETTINGS)
+    return method, adapters.adapter_task(VIT, frozen(), kind, ("head",), **SETTINGS)
 
 
 def prompted():
     """FedPFT of a convolutional network."""
     net = nn.build("cnn", 4, (8, 8, 1), widths=(8, 64), dense=16)
     build = functools.partial(fedpft, optimizer=local_training.sgd(0.1), batch=4, prompts=2, transform_epochs=1)
-    return build, of_model(net, **SETTINGS)
+    return build, make_task(net, **SETTINGS)
 
 
 FACTOR = 10  # by how much more they may be apart than by a unit in the last place at the start; with FedOA it is 4
@@ -79,11 +79,11 @@ CASES = {
 }
 
 
-def simulate(name: str, model: int, **settings) -> simulator.Simulation:
+def simulate(name: str, model: int, **settings) -> simulator.Simulator:
     """All clients, on four devices or on eight; in the latter two at once if there is room for no more parts of them."""
     build, task = CASES[name]()
     plan = Plan(2, 8, model) if model > 1 else Plan(1, 4)
-    return simulator.Simulation(
+    return simulator.Simulator(
         simulator.build_spec(simulator.one_group(build, task, CLIENTS), data(), plan=plan, dispatch=1, **settings)
     )
 
@@ -99,7 +99,7 @@ def biggest(tree) -> jax.Array:
     return max(jax.tree.leaves(tree), key=lambda leaf: leaf.size)
 
 
-def ends(sim: simulator.Simulation, compiled, held, state) -> tuple[list, Any]:
+def ends(sim: simulator.Simulator, compiled, held, state) -> tuple[list, Any]:
     """(state, metrics) on the host after each of three rounds, and the last state on the devices."""
     found, one = [], sim.compiled.put(np.int32(1))
     for _ in range(3):
@@ -187,7 +187,7 @@ def test_a_network_without_rules_stays_whole_which_is_said_once(caplog):
     model_parallel._warn_once.cache_clear()
     build = functools.partial(fedavg, optimizer=local_training.sgd(0.1), batch=toy.BATCH)
     for _ in range(2):
-        sim = simulator.Simulation(simulator.build_spec(toy.groups(build), toy.data(), plan=Plan(1, 8, 2)))
+        sim = simulator.Simulator(simulator.build_spec(toy.groups(build), toy.data(), plan=Plan(1, 8, 2)))
     said = [record.getMessage() for record in caplog.records]
     assert said == ["plan.model=2: the network 'toy6' does not say how it is divided (model_axes), so each device holds all of it"]
     assert not any("model" in sharding.spec for sharding in jax.tree.leaves(sim.compiled.layout.state.server))
@@ -212,8 +212,8 @@ def test_arrays_that_cannot_be_divided_are_named(caplog):
 def test_rules_hold_for_whatever_is_nested_like_the_network():
     """The longest end decides; what cannot be divided evenly stays whole; axes in front do not matter."""
     axes = (("kernel", -1), ("out/kernel", -2), ("cube/kernel", -3))
-    assert axis_of("0/mu/params/out/kernel", axes) == -2
-    assert axis_of("out_kernel", axes) is None
+    assert find_model_axis("0/mu/params/out/kernel", axes) == -2
+    assert find_model_axis("out_kernel", axes) is None
     on = meshes.make_mesh(Plan(1, 8, 4))
     shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)
     tree = {"mu": {"in": {"kernel": shape(3, 8)}, "out": {"kernel": shape(5, 8, 3)}}, "in": {"kernel": shape(8, 6)}}
@@ -264,7 +264,7 @@ def test_weights_are_read_into_their_parts():
     counts: list[int] = []
     read: Any = {name: Read(array, counts) for name, array in plain.items()}
     later = llama.from_tensors(config, read, later=True)
-    assert all(isinstance(leaf, Deferred) for leaf in jax.tree.leaves(later))
+    assert all(isinstance(leaf, LazyArray) for leaf in jax.tree.leaves(later))
     assert not counts
     on = meshes.make_mesh(Plan(1, 8, 4))
     model = generation.make_writer(llama.build(config))

@@ -15,7 +15,7 @@ import pytest
 
 from fedjax_core.language import load_pretrained
 from fedjax_core.language.models import llama
-from fedjax_core.nn import count
+from fedjax_core.nn import count_parameters
 from tests import reference
 
 PLAIN = {
@@ -204,7 +204,7 @@ def test_the_published_sizes():
     one = {"vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
     one |= {"model_type": "llama", "num_key_value_heads": 8, "head_dim": 64, "tie_word_embeddings": True}
     for config, wanted in ((seven, 6_738_415_616), (one, 1_235_814_400)):
-        assert count(jax.eval_shape(llama.build(config, "bfloat16").init, jax.random.key(0))) == wanted
+        assert count_parameters(jax.eval_shape(llama.build(config, "bfloat16").init, jax.random.key(0))) == wanted
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core.nn.kernels.attention import attend, gelu, heads
+from fedjax_core.nn.kernels.attention import attend, gelu, split_heads
 
 
 def by_formula(query, key, value, mask):
@@ -52,7 +52,7 @@ class TestAttend:
         chex.assert_tree_all_finite(jax.grad(lambda q: attend(q, *parts[1:], jnp.zeros_like(mask)).sum())(parts[0]))
 
     def test_heads_divides_the_last_axis(self):
-        assert heads(jnp.zeros((2, 3, 12)), 4).shape == (2, 3, 4, 3)
+        assert split_heads(jnp.zeros((2, 3, 12)), 4).shape == (2, 3, 4, 3)
 
 
 def test_gelu_is_that_of_jax_with_both_derivatives():

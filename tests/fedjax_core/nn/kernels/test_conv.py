@@ -134,7 +134,7 @@ def test_blocks_of_images_are_for_cpus(channels):
     x, weights, _ = draw((5, 6), channels, 3, 1, "SAME", 32)
     gradient = jax.grad(lambda k: jnp.sum(conv.conv(x[0], k, form="canonical")))
     assert "scan[" in str(jax.make_jaxpr(gradient)(weights[0]))
-    with conv.compiled_for("tpu"):
+    with conv.tracing_for("tpu"):
         assert "scan[" not in str(jax.make_jaxpr(lambda k: gradient(k))(weights[0]))
 
 
@@ -145,7 +145,7 @@ def test_tiny_images_are_for_cpus_and_float32():
         return str(made).count("dot_general")
 
     assert [products(1), products(2), products(2, jnp.bfloat16)] == [1, 16, 1]
-    with conv.compiled_for("tpu"):
+    with conv.tracing_for("tpu"):
         assert products(2) == 1
 
 
@@ -165,14 +165,14 @@ def test_second_derivatives_of_the_plain_forms():
 
 
 def test_describe_is_the_rule():
-    assert conv.describe("auto", "cpu") == {
+    assert conv.describe_conv("auto", "cpu") == {
         "form": "auto",
         "backend": "cpu",
         "alone": "canonical",
         "vmapped": "patches",
     }
-    assert conv.describe("auto", "gpu")["alone"] == "native"
-    assert conv.describe("native")["backend"] == jax.default_backend()
+    assert conv.describe_conv("auto", "gpu")["alone"] == "native"
+    assert conv.describe_conv("native")["backend"] == jax.default_backend()
 
 
 @pytest.mark.parametrize(

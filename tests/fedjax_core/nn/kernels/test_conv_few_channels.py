@@ -47,7 +47,7 @@ def test_a_convolution_between_few_channels_takes_it_on_a_cpu_alone():
     x, kernel = np.zeros((2, 8, 8, 3), np.float32), np.zeros((3, 3, 3, 16), np.float32)
 
     def program(backend):
-        with conv.compiled_for(backend):
+        with conv.tracing_for(backend):
             return str(jax.make_jaxpr(lambda x, kernel: conv.conv(x, kernel, form="canonical"))(x, kernel))
 
     assert "window_strides=(2, 2)" in program("cpu")

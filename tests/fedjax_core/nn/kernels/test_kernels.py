@@ -83,7 +83,7 @@ def test_a_network_agrees_and_its_record_says_native():
     fast = jax.grad(loss)(net)
     nn.use_kernels(False)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), fast, jax.grad(loss)(net))
-    assert nn.describe() == {"form": "auto", "backend": jax.default_backend(), "alone": "native", "vmapped": "native"}
+    assert nn.describe_conv() == {"form": "auto", "backend": jax.default_backend(), "alone": "native", "vmapped": "native"}
 
 
 @pytest.mark.parametrize(("value", "printed"), [("0", "False"), ("1", "True"), ("no", "'no' must be 0 or 1")])

@@ -318,7 +318,7 @@ def model():
 
 
 def test_a_model_sees_views_in_training_only():
-    plain, augmented = model(), pipeline.augmented(model(), "flip(probability=1.0)")
+    plain, augmented = model(), pipeline.with_augmentation(model(), "flip(probability=1.0)")
     net = plain.init(jax.random.key(0))
     x, key, mask = (
         image((4, 1 * toy.INPUTS, 1)).reshape(4, 1, toy.INPUTS, 1),
@@ -337,13 +337,13 @@ def test_a_model_sees_views_in_training_only():
 
 
 def test_training_on_views_ignores_padding():
-    augmented = pipeline.augmented(model(), "flip")
+    augmented = pipeline.with_augmentation(model(), "flip")
     net = augmented.init(jax.random.key(0))
     arrays = Examples(jnp.asarray(image((9, toy.INPUTS, 1)).reshape(9, 1, toy.INPUTS, 1)), jnp.arange(9) % toy.CLASSES)
     rows = jnp.array([3, 1, 8, 5, 6])
 
     def trained(model, index):
-        train = local_training.fit(local_training.cross_entropy(model), local_training.sgd(0.1)(0), epochs=1, batch=2)
+        train = local_training.fit(local_training.model_loss(model), local_training.sgd(0.1)(0), epochs=1, batch=2)
         return jax.jit(train)(net, ClientData(arrays, index, jnp.int32(5)), jax.random.key(3)).net
 
     views = trained(augmented, rows)
@@ -385,7 +385,7 @@ def test_mistakes_are_named(text, kind, said):
 
 def test_mistakes_about_the_data_are_named():
     with pytest.raises(ValueError, match="the network normalizes its inputs"):
-        pipeline.augmented(model(), "flip | normalise(mean=0.5, std=0.5)")
+        pipeline.with_augmentation(model(), "flip | normalise(mean=0.5, std=0.5)")
     with pytest.raises(ValueError, match=r"for images \[H, W, C\], these examples are \[5\]"):
         pipeline.augment_batch(pipeline.flip())(jax.random.key(0), jnp.zeros((2, 5)))
     for name in ("greyscale", "colour_jitter"):
