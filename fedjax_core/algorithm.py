@@ -137,11 +137,11 @@ class Reduce(NamedTuple):
       weigh: of a delta: one client's Cohort entry -> its weight.
     """
 
-    lift: Callable[[PyTree, Cohort], PyTree] = _keep
-    join: str = "stack"
-    lower: Callable[[PyTree], PyTree] = lambda joined: joined
-    carries: str = ""
-    weigh: Callable[[Cohort], Array] | None = None
+    map: Callable[[PyTree, Cohort], PyTree] = _keep
+    combine: str = "stack"
+    finalize: Callable[[PyTree], PyTree] = lambda joined: joined
+    payload: str = ""
+    weight_fn: Callable[[Cohort], Array] | None = None
 
 
 class Algorithm(NamedTuple):
@@ -177,6 +177,6 @@ class Algorithm(NamedTuple):
     broadcast: Callable[[PyTree, Array], PyTree] = lambda server, client_id: server
     prepare: Callable[[PyTree, PyTree, ClientData, Array], PyTree] | None = None
     personalise: Callable[[PyTree, PyTree, ClientData, Array], tuple[PyTree, PyTree]] | None = None
-    newcomer: Callable[[PyTree, PyTree], PyTree] | str | None = None
+    init_unseen: Callable[[PyTree, PyTree], PyTree] | str | None = None
     pooled: bool = False
     targets: tuple[str, ...] = ("classes",)

@@ -44,7 +44,7 @@ class LazyArray:
         whole = self._read(tuple(slice(0, n) for n in self.shape))
         return whole if dtype is None else whole.astype(dtype, copy=False)
 
-    def placed(self, sharding: jax.sharding.Sharding) -> jax.Array:
+    def put(self, sharding: jax.sharding.Sharding) -> jax.Array:
         """Returns the array on the devices of a sharding; devices with the same shard share what is read."""
         parts: dict[Any, np.ndarray] = {}
 

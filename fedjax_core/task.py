@@ -47,7 +47,7 @@ class Model(NamedTuple):
     features: Callable[..., tuple[Array, PyTree]]
     head: Callable[[Net, Array], Array]
     name: str = "model"
-    whole: Callable[[Net], Net] = lambda net: net
+    full_net: Callable[[Net], Net] = lambda net: net
     model_axes: Axes = ()
     unaugmented: tuple["Model", Callable[..., Array]] | None = None
     is_episodic: bool = False
@@ -180,7 +180,7 @@ class Task:
         return widths
 
     @property
-    def held(self) -> tuple[PyTree, PyTree]:
+    def bound_arrays(self) -> tuple[PyTree, PyTree]:
         """(frozen, public), which `bind` takes."""
         return self.frozen, self.public
 
@@ -188,7 +188,7 @@ class Task:
         """Returns the task with other (traced) arrays and round."""
         return dataclasses.replace(self, frozen=held[0], public=held[1], round_num=round_num)
 
-    def wrapped(self, wrap: Callable[[Model], Model]) -> "Task":
+    def wrap_model(self, wrap: Callable[[Model], Model]) -> "Task":
         """Returns the task with a wrapped network, such as one whose inputs are augmented."""
         inner = self.network  # a closure over `self` would keep the task's arrays alive
         return dataclasses.replace(self, network=lambda frozen: wrap(inner(frozen)))

@@ -107,7 +107,7 @@ def fedamp(
         predict={"personal": lambda u_i, w_i, x: model.apply(w_i, x)[0]},
         client_init=lambda key, clouds, client_id: model.init(key),
         broadcast=lambda clouds, client_id: jax.tree.map(lambda u: u[client_id], clouds),
-        newcomer="FedAMP has cloud models only for clients that send theirs, and none for an unseen client",
+        init_unseen="FedAMP has cloud models only for clients that send theirs, and none for an unseen client",
         targets=tuple(TARGETS),
     )
 

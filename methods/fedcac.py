@@ -118,7 +118,7 @@ def fedcac(
         predict={"personal": lambda sent, stats, x: model.apply(Net(sent, stats), x)[0]},
         client_init=lambda key, server, client_id: model.init(key).stats,
         broadcast=broadcast,
-        newcomer="FedCAC makes models only for clients that send theirs, and none for an unseen client",
+        init_unseen="FedCAC makes models only for clients that send theirs, and none for an unseen client",
         targets=tuple(TARGETS),
     )
 

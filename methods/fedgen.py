@@ -295,7 +295,7 @@ def fedgen(
         predict={"personal" if mixed else "global": personal},
         client_init=lambda key, server, client_id: split_head(model.init(key))[0] if mixed else (),
         broadcast=lambda server, client_id: Sent(server.body, server.head, server.generator, server.labels),
-        newcomer="FedGen's bodies of mixed networks are never sent, so an unseen client would have to train one alone"
+        init_unseen="FedGen's bodies of mixed networks are never sent, so an unseen client would have to train one alone"
         if mixed
         else None,
     )

@@ -104,5 +104,5 @@ def fedgh(
             "own_head": lambda head, w_i, x: model.apply(w_i, x)[0],
         },
         client_init=lambda key, server, client_id: model.init(key),
-        newcomer="FedGH's bodies are never sent, so an unseen client would have to train one alone",
+        init_unseen="FedGH's bodies are never sent, so an unseen client would have to train one alone",
     )

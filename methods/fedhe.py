@@ -88,5 +88,5 @@ def fedhe(
         collect=aggregators.class_mean(),
         predict={"personal": lambda sent, w_i, x: model.apply(w_i, x)[0]},
         client_init=lambda key, server, client_id: model.init(key),
-        newcomer="FedHe's networks are never sent, so an unseen client would have to train one alone",
+        init_unseen="FedHe's networks are never sent, so an unseen client would have to train one alone",
     )

@@ -169,7 +169,7 @@ def fedhpl(
         if not compress:  # [M, K], and labels [M], where K is none
             total, n = local_training.class_sums(part[0], part[1], part[1] < classes, classes)
             part = (total / jnp.maximum(n, 1)[:, None], n, *part[2:])
-        return weighted.lift(part, client)
+        return weighted.map(part, client)
 
     def server_init(key):
         empty = tuple((jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape), jnp.bool(False)) for shape in shapes.values())

@@ -156,5 +156,5 @@ def fedmd(
         predict={"personal": lambda sent, w_k, x: model.apply(w_k, x)[0]},
         client_init=lambda key, server, client_id: model.init(key),
         prepare=prepare,
-        newcomer="FedMD's networks are never sent, so an unseen client would have to train one alone",
+        init_unseen="FedMD's networks are never sent, so an unseen client would have to train one alone",
     )

@@ -153,5 +153,5 @@ def fedproto(
         collect=aggregators.class_mean(weights),
         predict={"personal": lambda sent, w_i, x: model.apply(w_i, x)[0], "nearest": nearest},
         client_init=lambda key, server, client_id: model.init(key),
-        newcomer="FedProto's networks are never sent, so an unseen client would have to train one alone",
+        init_unseen="FedProto's networks are never sent, so an unseen client would have to train one alone",
     )

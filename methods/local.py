@@ -44,6 +44,6 @@ def local(task: Task, *, optimizer: local_training.Optimizer, epochs: AtLeastZer
         predict={"personal": lambda sent, w_i, x: model.apply(w_i, x)[0]},
         client_init=lambda key, server, client_id: model.init(key),
         broadcast=lambda server, client_id: (),
-        newcomer="Local shares nothing that an unseen client could begin from",
+        init_unseen="Local shares nothing that an unseen client could begin from",
         targets=tuple(TARGETS),
     )

@@ -131,6 +131,6 @@ def pfedpg(
         predict={"personal": lambda p_i, rest, x: model.apply(join_prompts(p_i, rest), x)[0]},
         client_init=lambda key, server, client_id: split_prompts(model.init(key))[1],
         broadcast=lambda psi, client_id: generate_prompts(psi, client_id, heads),
-        newcomer="pFedPG generates prompts from learned descriptors of clients, and has none of an unseen client",
+        init_unseen="pFedPG generates prompts from learned descriptors of clients, and has none of an unseen client",
         targets=PER_ROW,
     )

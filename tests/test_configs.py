@@ -169,7 +169,7 @@ def test_smoke_needs_no_files_and_runs(name):
     assert own, "a smoke variant must run anywhere"
     config.plan.devices = 1
     sim = experiment.build(config)
-    state, _ = sim.rounds(sim.init(config.seed), 1)
+    state, _ = sim.run_rounds(sim.init(config.seed), 1)
     assert int(state.round) == 1
     scores = [value for score, value in sim.evaluate(state).metrics.items() if score_labels.is_headline(score)]
     assert scores

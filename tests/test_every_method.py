@@ -32,7 +32,7 @@ class EnginePlansTest(chex.TestCase):
         _, before, after = toy.reference(name)
         sim = toy.simulate(name, plan=plan)
         case.add_padding(sim)
-        state, _ = sim.rounds(sim.compiled.put(before), 2)
+        state, _ = sim.run_rounds(sim.compiled.put(before), 2)
         chex.assert_trees_all_close(jax.device_get(state), after, atol=1e-5, rtol=1e-5)
 
     @parameterized.named_parameters(("scaffold", "scaffold"), ("fedhe_mixed", "fedhe_mixed"))  # their groups have their references
@@ -40,7 +40,7 @@ class EnginePlansTest(chex.TestCase):
         """Under one plan: to rounding of one program in another."""
         _, _, after = toy.reference(name)
         sim = toy.simulate(name, hold="host")
-        state, _ = sim.rounds(sim.init(0), 2)
+        state, _ = sim.run_rounds(sim.init(0), 2)
         chex.assert_trees_all_close(jax.device_get(state.server), after.server, atol=1e-6, rtol=1e-6)
         for store, rows in zip(sim.offloaded_states.stores, after.clients, strict=True):
             for mine, theirs in zip(jax.tree.leaves(store.rows), jax.tree.leaves(rows), strict=True):

@@ -41,7 +41,7 @@ def test_memory_is_flat_and_nothing_is_traced_again(name, settings):
     def run(rounds):
         nonlocal state
         for _ in range(0, rounds, EVERY):
-            state, records = sim.rounds(state, EVERY)
+            state, records = sim.run_rounds(state, EVERY)
             sim.evaluate(state)
             cohorts.update((record["train/loss"], record["cohort"]) for record in records)
         sim.close()  # what is read ahead comes and goes
@@ -73,7 +73,7 @@ def test_the_round_is_traced_once(monkeypatch):
     sim.use_plan(sim.spec.plan)
     state = sim.init(0)
     for count in (1, 2, 5, 1):
-        state, _ = sim.rounds(state, count)
+        state, _ = sim.run_rounds(state, count)
         sim.evaluate(state)
     assert int(state.round) == 9
     chex.clear_trace_counter()

@@ -77,7 +77,7 @@ def leaves(directory: Path, rounds: int = ROUNDS) -> dict[str, np.ndarray]:
     (place,) = [p for p in (directory / "checkpoints").iterdir() if p.name.split("-")[0] == f"{rounds:08d}"]
     like = {entry["path"]: np.zeros(entry["shape"], entry["dtype"]) for entry in read_json(place / "leaves.json")}
     kept: dict[str, dict[int, np.ndarray]] = {}
-    for part in checkpoints.parts(rounds):  # client states, as often as they were written
+    for part in checkpoints.read_parts(rounds):  # client states, as often as they were written
         (places,) = [rows for name, rows in part.items() if name.endswith("/places")]
         for name, rows in part.items():
             kept.setdefault(name, {}).update(zip(places.tolist(), rows, strict=True))

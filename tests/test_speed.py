@@ -130,7 +130,7 @@ def engine(small, x, y):
 
     def timed(rounds):
         start = time.perf_counter()
-        held[0], _ = sim.rounds(held[0], rounds)
+        held[0], _ = sim.run_rounds(held[0], rounds)
         return (time.perf_counter() - start) / rounds
 
     return timed, params

@@ -171,4 +171,4 @@ def simulate(name: str, **settings) -> simulator.Simulator:
 
 def reference(name: str) -> tuple[simulator.Simulator, Any, Any]:
     """(simulation, host copy of the state before, and after two rounds) one client after another; compiled once for all tests."""
-    return CASES[name].reference
+    return CASES[name].reference_run

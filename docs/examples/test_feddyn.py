@@ -41,6 +41,6 @@ def test_two_rounds_equal_the_loop():
         mean = jax.tree.map(lambda *leaves: sum(leaves) / 8, *trained)
         h = jax.tree.map(lambda s, new, old: s - ALPHA * (new - old), h, mean, theta)
         theta = jax.tree.map(lambda new, s: new - s / ALPHA, mean, h)
-    after = jax.device_get(sim.rounds(state, 2)[0])
+    after = jax.device_get(sim.run_rounds(state, 2)[0])
     for ours, theirs in zip(*map(jax.tree.leaves, ((after.server.net.params, after.server.h), (theta, h))), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-5)

@@ -69,13 +69,13 @@ def export(
     asked = experiment.resolve(config)
     if asked.episodes is not None:
         raise ValueError(
-            f"{run} was trained on {asked.said['task']}: its network has no classes of its own, and cannot be exported"
+            f"{run} was trained on {asked.fields['task']}: its network has no classes of its own, and cannot be exported"
         )
     if simulation.spec.targets != "classes":
         what = f"{run} was trained on {simulation.spec.targets}: {TARGETS[simulation.spec.targets]}"
         raise ValueError(f"{what}; an exported model classifies, so use experiment.load in Python")
-    view = simulation.view(state, client or 0)
-    name = _choose_model(asked.said["method.name"], view, client, model)
+    view = simulation.client_view(state, client or 0)
+    name = _choose_model(asked.fields["method.name"], view, client, model)
     data = simulation.spec.data
     some, net = np.asarray(data.test.x[:32]), None
     try:
@@ -102,7 +102,7 @@ def export(
         "offset": None if clean.x_offset is None else clean.x_offset.tolist(),
         "limit": limit,
         "statistics": asked.statistics,
-        "method": asked.said["method.name"],
+        "method": asked.fields["method.name"],
         "predictor": name,
         "client": client,
         "round": int(state.round),
@@ -111,8 +111,8 @@ def export(
     description = files.add_usage(description, layout)
     os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
     if net is None:
-        description |= {"options": options_of(asked.said, "method"), "population": data.clients}
-        description |= {"train": asked.train, "adapter": asked.said["adapter"]}
+        description |= {"options": options_of(asked.fields, "method"), "population": data.clients}
+        description |= {"train": asked.train, "adapter": asked.fields["adapter"]}
         export_predictor.save_predictor(out, view, name, some, description, experiment.method_builder, experiment.model_builder)
         return description
     if layout == "own":

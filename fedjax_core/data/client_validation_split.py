@@ -33,13 +33,13 @@ def hold_out_validation(data: FederatedData, part: float | int, seed: int) -> Fe
       ValueError: the data have validation examples already, `part` is out of range, or a client
         would have nothing left to train on.
     """
-    if RaggedIndex.of(data.validation_index).total:
+    if RaggedIndex.from_lists(data.validation_index).total:
         raise ValueError(f"data.validation={part}: these data have validation examples already")
     option_types.check_value("data.validation", part, option_types.Part)
-    lists, labels, classes = RaggedIndex.of(data.train_index), stratify(data.train.y), strata_number(data.train.y, data.classes)
-    given, which = lists.distinct()
+    lists, labels, classes = RaggedIndex.from_lists(data.train_index), stratify(data.train.y), strata_number(data.train.y, data.classes)
+    given, which = lists.unique()
     used = np.zeros(len(labels), bool)
-    used[given.joined()] = True
+    used[given.concatenate()] = True
     shared = lists.total > np.count_nonzero(used)  # some example is in two lists, or twice in one
     once = _each_once(given) if shared else given
     size = once.size[which]
@@ -56,14 +56,14 @@ def hold_out_validation(data: FederatedData, part: float | int, seed: int) -> Fe
     number = np.zeros(len(once), np.int64)
     number[which] = numbers
     held = _in_common(once, number, labels, classes, rng)
-    kept = _without(given, held.joined(), len(labels))
+    kept = _without(given, held.concatenate(), len(labels))
     if len(idle := np.flatnonzero((size > 0) & (kept.size[which] == 0))):
         client, rows, own = idle[0], size[idle[0]], numbers[idle[0]]
         what = f"data.validation={part}: client {client} would train on nothing: of its {rows} different training examples"
         whose = f"{own} would be its validation examples, the other {rows - own} those of clients that share them"
         do = "take a smaller part, another data.seed, or a partition whose clients share fewer examples"
         raise ValueError(f"{what} {whose}; {do}")
-    return replace_index(data, kept.chosen(which), data.test_index, held.chosen(which))
+    return replace_index(data, kept.select(which), data.test_index, held.select(which))
 
 
 Lists = Sequence[np.ndarray]
@@ -95,7 +95,7 @@ def _together(
     """
     kept, held = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
     for block in lists.blocks():
-        rows, size = lists.joined(block), lists.size[block].astype(np.int64)
+        rows, size = lists.concatenate(block), lists.size[block].astype(np.int64)
         whose, number = np.repeat(np.arange(len(size)), size), numbers[block]
         order = np.argsort(whose * classes + all_labels[rows] + rng.random(len(rows)))
         place = np.arange(len(rows)) - np.repeat(np.cumsum(size) - size, size)
@@ -122,7 +122,7 @@ def _in_common(
     rank = rng.permutation(len(all_labels))
     parts = [np.zeros(0, np.int32)]
     for block in lists.blocks():
-        rows, size, number = lists.joined(block), lists.size[block].astype(np.int64), numbers[block]
+        rows, size, number = lists.concatenate(block), lists.size[block].astype(np.int64), numbers[block]
         cells = np.repeat(np.arange(len(size)), size) * classes + all_labels[rows]  # a client's examples of a class
         order = np.lexsort((rank[rows], cells))
         rows, cells = rows[order], cells[order]
@@ -135,7 +135,7 @@ def _in_common(
         following = following[np.lexsort((rank[rows[following]], whose[following]))]
         owners = whose[following]
         held[following[np.arange(len(owners)) - np.searchsorted(owners, owners) < missing[owners]]] = True
-        parts.append(RaggedIndex.dealt(rows[held], whose[held], len(size)).rows)
+        parts.append(RaggedIndex.group_by_client(rows[held], whose[held], len(size)).rows)
     return RaggedIndex(np.concatenate(parts), np.cumsum(numbers) - numbers, numbers)
 
 
@@ -157,7 +157,7 @@ def _filtered(lists: RaggedIndex, wanted: Callable[[np.ndarray, np.ndarray], np.
     """
     parts, sizes = [np.zeros(0, np.int32)], np.zeros(len(lists), np.int64)
     for block in lists.blocks():
-        rows, size = lists.joined(block), lists.size[block]
+        rows, size = lists.concatenate(block), lists.size[block]
         whose = np.repeat(np.arange(len(size)), size)
         chosen = wanted(rows, whose)
         parts.append(rows[chosen])

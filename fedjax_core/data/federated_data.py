@@ -168,7 +168,7 @@ def federate(
     elif test_split == "matched":
         test_index = client_test_split.sample_matched(dataset, train_index, test_examples or 0, seed)
     elif test_split == "all":
-        test_index = RaggedIndex.same(np.arange(len(dataset.test.y), dtype=np.int32), len(train_index))
+        test_index = RaggedIndex.repeat(np.arange(len(dataset.test.y), dtype=np.int32), len(train_index))
     else:
         test_index = client_test_split.split_proportionally(dataset, train_index, seed)
     names = _client_names(dataset, train_index) if scheme.function is natural else ()
@@ -180,7 +180,7 @@ def _client_names(dataset: Dataset, train_index: Sequence[np.ndarray]) -> tuple[
     numbers from 0.
     """
     assert dataset.train_clients is not None
-    lists = RaggedIndex.of(train_index)
+    lists = RaggedIndex.from_lists(train_index)
     ids = np.asarray(dataset.train_clients)[lists.rows[lists.start]]
     if dataset.client_names:
         return tuple(dataset.client_names[i] for i in ids)
@@ -283,7 +283,7 @@ def format_summary(data: FederatedData, max_clients: int = 20, max_classes: int 
     partition hash; of more than `READABLE` clients what it adds up to.
     """
     kind = targets_of(data.train.y)
-    sizes, tests = (RaggedIndex.of(index).size for index in (data.train_index, data.test_index))
+    sizes, tests = (RaggedIndex.from_lists(index).size for index in (data.train_index, data.test_index))
     held = (data.label_table > 0).sum(1)
     rows, columns = min(data.clients, max_clients), min(len(data.columns), max_classes)
     titles = [escape_unprintable(name)[:8] for name in data.columns[:columns]]
@@ -316,7 +316,7 @@ def format_summary(data: FederatedData, max_clients: int = 20, max_classes: int 
     if data.unseen is not None:
         whose = [escape_unprintable(name)[:LONGEST_NAME] for name in data.unseen.names] or list(map(str, data.unseen.ids))
         known = ", ".join(whose[:max_clients]) + (", ..." if len(whose) > max_clients else "")
-        both = [RaggedIndex.of(index).total for index in (data.unseen.train_index, data.unseen.test_index)]
+        both = [RaggedIndex.from_lists(index).total for index in (data.unseen.train_index, data.unseen.test_index)]
         who = f"{len(data.unseen.ids)} more clients (of the partition {known})"
         lines.append(f"unseen: {who}, {both[0]} training and {both[1]} test examples")
     return "\n".join(lines)
@@ -370,7 +370,7 @@ def _divide(dataset: Dataset, scheme: registry.ResolvedSpec, clients: int | None
     train, test = partition.divide(scheme, columns, clients, seed)
     if kept is None:
         return train, test
-    train = RaggedIndex.of(train)
+    train = RaggedIndex.from_lists(train)
     return RaggedIndex(kept[train.rows], train.start, train.size), test
 
 
@@ -382,33 +382,33 @@ def _given(what: str, lists: Sequence[Any], limit: int) -> Sequence[np.ndarray]:
     """
     if not isinstance(lists, RaggedIndex):
         return [check_index(f"{what}[{i}]", rows, limit) for i, rows in enumerate(lists)]
-    once, back = lists.distinct()
-    rows = once.joined()
+    once, back = lists.unique()
+    rows = once.concatenate()
     if len(rows) and not 0 <= rows.min() <= rows.max() < limit:
         raise ValueError(f"{what} has example indices from {rows.min()} to {rows.max()}: must lie in [0, {limit}).")
     ascending, ends = np.diff(rows) >= 0, np.cumsum(once.size)
     ascending[ends[(ends > 0) & (ends < len(rows))] - 1] = True  # from one list to the next
-    return lists if ascending.all() else RaggedIndex.cut(rows, once.size).chosen(back)
+    return lists if ascending.all() else RaggedIndex.split(rows, once.size).select(back)
 
 
 def _none(clients: int) -> RaggedIndex:
-    return RaggedIndex.same(np.zeros(0, np.int32), clients)
+    return RaggedIndex.repeat(np.zeros(0, np.int32), clients)
 
 
 def _union(index: Sequence[np.ndarray]) -> np.ndarray:
-    return np.unique(RaggedIndex.of(index).joined()).astype(np.int32)
+    return np.unique(RaggedIndex.from_lists(index).concatenate()).astype(np.int32)
 
 
 def _hash(*parts: Sequence[np.ndarray]) -> str:
     """Returns the sha256 of all lists, each with its length in front; the same on every machine."""
     digest = hashlib.sha256()
-    for index in map(RaggedIndex.of, parts):
+    for index in map(RaggedIndex.from_lists, parts):
         digest.update(np.concatenate([[len(index)], index.size]).astype("<i8").tobytes())
         if index.total <= len(index.rows):
-            digest.update(np.ascontiguousarray(index.joined(), "<i4").data)
+            digest.update(np.ascontiguousarray(index.concatenate(), "<i4").data)
         else:  # shared lists are not written out for everybody at once
             for block in index.blocks():
-                digest.update(np.ascontiguousarray(index.joined(block), "<i4").data)
+                digest.update(np.ascontiguousarray(index.concatenate(block), "<i4").data)
     return digest.hexdigest()
 
 
@@ -420,7 +420,7 @@ def _build(
     unseen: UnseenClients | None = None,
     client_names: tuple[str, ...] = (),
 ) -> FederatedData:
-    train_index, test_index, validation_index = map(RaggedIndex.of, (train_index, test_index, validation_index))
+    train_index, test_index, validation_index = map(RaggedIndex.from_lists, (train_index, test_index, validation_index))
     classes = len(dataset.class_names)
     beside = () if unseen is None else ([unseen.ids], unseen.train_index, unseen.test_index)
     return FederatedData(

@@ -33,12 +33,12 @@ def hold_out_clients(data: FederatedData, part: float | int, seed: int) -> Feder
     number = int(part) if part >= 1 else min(max(1, round(part * data.clients)), data.clients - 1)
     ids = np.sort(apportion.make_generator(seed, "unseen").permutation(data.clients)[:number]).astype(np.int32)
     others = np.setdiff1d(np.arange(data.clients), ids)
-    train, test, validation = map(RaggedIndex.of, (data.train_index, data.test_index, data.validation_index))
-    train_of_unseen = _united(train.chosen(ids), validation.chosen(ids))
+    train, test, validation = map(RaggedIndex.from_lists, (data.train_index, data.test_index, data.validation_index))
+    train_of_unseen = _united(train.select(ids), validation.select(ids))
     table = label_table(data.train.y, train_of_unseen, data.classes)
     names = [tuple(data.client_names[i] for i in which) if data.client_names else () for which in (ids, others)]
-    unseen = UnseenClients(ids, train_of_unseen, test.chosen(ids), table, data.test_label_table[ids], names[0])
-    train, test, validation = (each.chosen(others) for each in (train, test, validation))
+    unseen = UnseenClients(ids, train_of_unseen, test.select(ids), table, data.test_label_table[ids], names[0])
+    train, test, validation = (each.select(others) for each in (train, test, validation))
     return replace_index(data, train, test, validation, unseen, names[1])
 
 
@@ -49,14 +49,14 @@ def find_seen_examples(data: FederatedData) -> np.ndarray | None:
     if data.unseen is None:
         return None
     seen = np.ones(len(data.train.y), bool)
-    seen[RaggedIndex.of(data.unseen.train_index).joined()] = False
+    seen[RaggedIndex.from_lists(data.unseen.train_index).concatenate()] = False
     for index in (data.train_index, data.validation_index):
-        seen[RaggedIndex.of(index).joined()] = True
+        seen[RaggedIndex.from_lists(index).concatenate()] = True
     return np.flatnonzero(seen)
 
 
 def _united(one: RaggedIndex, other: RaggedIndex) -> RaggedIndex:
     """Merges two lists per client, repeats included, ascending."""
-    rows = np.concatenate([one.joined(), other.joined()])
+    rows = np.concatenate([one.concatenate(), other.concatenate()])
     whose = np.concatenate([np.repeat(np.arange(len(lists)), lists.size) for lists in (one, other)])
-    return RaggedIndex.dealt(rows, whose, len(one))
+    return RaggedIndex.group_by_client(rows, whose, len(one))

@@ -42,7 +42,7 @@ class Trigger(NamedTuple):
     size: int
     value: float
 
-    def on(self, x: Any) -> Any:
+    def add_to(self, x: Any) -> Any:
         """Returns examples [n, H, W, C] or [n, D] with the trigger, as NumPy's or JAX's arrays.
 
         Raises:
@@ -107,7 +107,7 @@ def backdoor(
             raise ValueError(f"backdoor: target={target}: the data have classes 0 ... {classes - 1}")
         chosen = rng.permutation(len(y)) < round(share * len(y))
         x, y = np.array(x), np.array(y)
-        x[chosen], y[chosen] = trigger.on(x[chosen]), target
+        x[chosen], y[chosen] = trigger.add_to(x[chosen]), target
         return x, y
 
     return Poison(change, trigger)

@@ -36,7 +36,7 @@ class RaggedIndex(Sequence[np.ndarray]):
         self._followed: np.ndarray | None = None
 
     @classmethod
-    def of(cls, lists: Iterable[Sequence[int] | np.ndarray]) -> "RaggedIndex":
+    def from_lists(cls, lists: Iterable[Sequence[int] | np.ndarray]) -> "RaggedIndex":
         """Concatenates lists. An object that is given several times is stored once."""
         if isinstance(lists, cls):
             return lists
@@ -50,24 +50,24 @@ class RaggedIndex(Sequence[np.ndarray]):
         return cls(np.concatenate([np.zeros(0, np.int32), *parts]), start, size)
 
     @classmethod
-    def cut(cls, rows: np.ndarray, sizes: np.ndarray) -> "RaggedIndex":
+    def split(cls, rows: np.ndarray, sizes: np.ndarray) -> "RaggedIndex":
         """Cuts examples into lists of these sizes, in their order; each list is sorted."""
-        return cls.dealt(rows, np.repeat(np.arange(len(sizes)), sizes), len(sizes))
+        return cls.group_by_client(rows, np.repeat(np.arange(len(sizes)), sizes), len(sizes))
 
     @classmethod
-    def dealt(cls, rows: np.ndarray, whose: np.ndarray, clients: int) -> "RaggedIndex":
+    def group_by_client(cls, rows: np.ndarray, whose: np.ndarray, clients: int) -> "RaggedIndex":
         """Groups examples [R] by their client [R]; each list is sorted."""
         sizes = np.bincount(whose, minlength=clients)
         return cls(rows[np.lexsort((rows, whose))], np.cumsum(sizes) - sizes, sizes)
 
     @classmethod
-    def cut_evenly(cls, rows: np.ndarray, clients: int) -> "RaggedIndex":
+    def split_evenly(cls, rows: np.ndarray, clients: int) -> "RaggedIndex":
         """Cuts examples into lists of one size, in their order; each is sorted already."""
         size = len(rows) // clients
         return cls(rows, np.arange(clients) * size, np.full(clients, size))
 
     @classmethod
-    def same(cls, rows: np.ndarray, clients: int) -> "RaggedIndex":
+    def repeat(cls, rows: np.ndarray, clients: int) -> "RaggedIndex":
         """Returns the same list for every client."""
         return cls(rows, np.zeros(clients, np.int32), np.full(clients, len(rows), np.int32))
 
@@ -91,18 +91,18 @@ class RaggedIndex(Sequence[np.ndarray]):
         """Number of examples of all clients; a shared one counts for each."""
         return int(self.size.sum(dtype=np.int64))
 
-    def followed(self, zeros: int) -> np.ndarray:
+    def append_zeros(self, zeros: int) -> np.ndarray:
         """Returns `rows` with zeros appended, [R + zeros]; `rows` is a view of it from then on."""
         if self._followed is None or len(self._followed) != len(self.rows) + zeros:
             self._followed = np.concatenate([self.rows, np.zeros(zeros, np.int32)])
             self.rows = self._followed[: len(self.rows)]
         return self._followed
 
-    def chosen(self, clients: np.ndarray) -> "RaggedIndex":
+    def select(self, clients: np.ndarray) -> "RaggedIndex":
         """Returns the lists of some clients; `rows` stays whole."""
         return RaggedIndex(self.rows, self.start[clients], self.size[clients])
 
-    def joined(self, clients: np.ndarray | slice = slice(None)) -> np.ndarray:
+    def concatenate(self, clients: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Returns the examples of some clients, one list after another; int32."""
         start, size = self.start[clients].astype(np.int64), self.size[clients].astype(np.int64)
         ends = np.cumsum(size)
@@ -110,10 +110,10 @@ class RaggedIndex(Sequence[np.ndarray]):
             return self.rows[start[0] : start[0] + ends[-1]]
         return self.rows[np.arange(ends[-1] if len(ends) else 0) + np.repeat(start - ends + size, size)]
 
-    def distinct(self) -> tuple["RaggedIndex", np.ndarray]:
+    def unique(self) -> tuple["RaggedIndex", np.ndarray]:
         """Returns each shared list once, and the index [N] of each client's list."""
         _, first, back = np.unique(self.start * np.int64(2**31) + self.size, return_index=True, return_inverse=True)
-        return self.chosen(first), back
+        return self.select(first), back
 
     def blocks(self, most: int = _BLOCK) -> Iterator[slice]:
         """Yields blocks of clients with at most `most` examples, or of one client."""
@@ -124,18 +124,18 @@ class RaggedIndex(Sequence[np.ndarray]):
             yield slice(begin, end)
             begin = end
 
-    def counts(self, labels: np.ndarray, classes: int) -> np.ndarray:
+    def count_labels(self, labels: np.ndarray, classes: int) -> np.ndarray:
         """Returns the number of examples of each class, [N, K] int64, from the labels [n] of all
         examples.
         """
         if self.total > len(self.rows):  # lists that several clients share are counted once
-            once, back = self.distinct()
+            once, back = self.unique()
             if len(once) < len(self):
-                return once.counts(labels, classes)[back]
+                return once.count_labels(labels, classes)[back]
         labels = np.asarray(labels)
         out = np.zeros((len(self), classes), np.int64)
         for block in self.blocks():
             sizes = self.size[block]
-            cells = np.repeat(np.arange(len(sizes)), sizes) * classes + labels[self.joined(block)]
+            cells = np.repeat(np.arange(len(sizes)), sizes) * classes + labels[self.concatenate(block)]
             out[block] = np.bincount(cells, minlength=len(sizes) * classes).reshape(-1, classes)
         return out

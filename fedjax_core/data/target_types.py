@@ -31,8 +31,8 @@ def label_table(y: np.ndarray, lists: RaggedIndex, classes: int) -> np.ndarray:
     [N, 1].
     """
     if targets_of(y) == "labels":
-        return np.stack([lists.counts(column, 2)[:, 1] for column in np.asarray(y).T], 1)
-    return lists.counts(stratify(y), num_strata(y, classes))
+        return np.stack([lists.count_labels(column, 2)[:, 1] for column in np.asarray(y).T], 1)
+    return lists.count_labels(stratify(y), num_strata(y, classes))
 
 
 def require_classes(what: str, y: np.ndarray, instead: str) -> None:

@@ -214,9 +214,9 @@ def run_client(spec: SimulationSpec, g: int, scored: bool, shared, entry):
     client_key = jax.random.fold_in(stream_key(key_data, "client", round_num), i)
     out = algorithm.client_update(sent, state, data, client_key)
     reduces, parts = _split_uplink(algorithm.collect, out.uplink)
-    lifted = [r.lift(part, client) for r, part in zip(reduces, parts, strict=True)]
-    adds = [x for r, x in zip(reduces, lifted, strict=True) if r.join == "add"]
-    stacks = [x for r, x in zip(reduces, lifted, strict=True) if r.join != "add"]
+    lifted = [r.map(part, client) for r, part in zip(reduces, parts, strict=True)]
+    adds = [x for r, x in zip(reduces, lifted, strict=True) if r.combine == "add"]
+    stacks = [x for r, x in zip(reduces, lifted, strict=True) if r.combine != "add"]
 
     def if_active(new, old):
         return jax.tree.map(lambda n, o: jnp.where(is_active, n, o), new, old)

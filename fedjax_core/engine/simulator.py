@@ -105,7 +105,7 @@ def build_spec(
       TypeError: a function of the method returns something that it must not (`contracts.py`).
     """
     with contracts.explain_missing_head(groups):
-        tasks = tuple(group.task.held for group in groups)
+        tasks = tuple(group.task.bound_arrays for group in groups)
         groups = with_peer_groups(with_abstract_frozen_params(groups))
         if any(contracts.check_algorithm(group.build(group.task), group.build).pooled for group in groups):
             if len(groups) > 1:
@@ -140,7 +140,7 @@ def build_spec(
             placed=placed,
             readers=readers,
             host_arrays=make_host_arrays(
-                [group.clients for group in groups], tuple(group.task.held for group in groups), data, episodes
+                [group.clients for group in groups], tuple(group.task.bound_arrays for group in groups), data, episodes
             ),
             cohort=size,
             cohort_slots=slots,
@@ -195,7 +195,7 @@ class Simulator:
                 state = self._retry_on_oom(lambda compiled, g=g, before=before: dispatch.prepare_group(compiled, before, g))
         return state
 
-    def rounds(self, state: State, n: int, scored: bool = False) -> tuple[State, list[dict[str, float]]]:
+    def run_rounds(self, state: State, n: int, scored: bool = False) -> tuple[State, list[dict[str, float]]]:
         """Runs n rounds; the given state is consumed.
 
         Args:
@@ -257,7 +257,7 @@ class Simulator:
         """
         return self._retry_on_oom(lambda compiled: evaluation.score_clients(compiled, state))
 
-    def view(self, state: State, client: int, *, trained: bool = False) -> ClientView:
+    def client_view(self, state: State, client: int, *, trained: bool = False) -> ClientView:
         """Returns what one client holds, and its models: for analyses, outside of rounds.
 
         Args:
@@ -331,9 +331,9 @@ class Simulator:
             offloaded = compiled.states.make_untouched(meshes.put(saved["initial"], mesh, compiled.layout.server))
             if "stores" in saved:
                 offloaded.unpack(saved)
-            take_parts = lambda: [offloaded.take(*part) for part in read_parts(offloaded.wanted)]
+            take_parts = lambda: [offloaded.load_part(*part) for part in read_parts(offloaded.wanted_arrays)]
             distributed.all_or_none("read its client states", take_parts)
-            offloaded.saved()
+            offloaded.mark_saved()
             compiled.states.replace_offloaded(offloaded)
         return meshes.put(saved["state"], mesh, compiled.layout.state)
 

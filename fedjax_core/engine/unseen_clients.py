@@ -16,7 +16,7 @@ from fedjax_core.uplink.wrapped_method import WrappedBroadcast
 
 def find_skip_reason(groups: Sequence[Group]) -> str:
     """Returns why a method has no models for unseen clients; "" if it has."""
-    answers = [group.build(group.task).newcomer for group in groups]
+    answers = [group.build(group.task).init_unseen for group in groups]
     return next((answer for answer in answers if isinstance(answer, str)), "")
 
 
@@ -108,8 +108,8 @@ def make_holdings(
         sent = sent._replace(id=i)
     client = algorithm.client_init(stream_key(key_data, "init", 0), server, i)
     plain = sent, client
-    if callable(algorithm.newcomer):
-        client = algorithm.newcomer(sent, client)
+    if callable(algorithm.init_unseen):
+        client = algorithm.init_unseen(sent, client)
     if set(algorithm.predict) == {"global"}:
         return plain, plain
     if jax.tree.leaves(client):

@@ -78,7 +78,7 @@ class VmappedSeeds:
           number: of seeds.
         """
         self._simulator = simulator
-        self.each = [simulator.as_replica() for _ in range(number)]
+        self.replicas = [simulator.as_replica() for _ in range(number)]
         self.at_once = number
         self._fits: set[tuple[int, bool]] = set()
         spec = dataclasses.replace(simulator.spec, by_size=True)
@@ -93,14 +93,14 @@ class VmappedSeeds:
 
     def release(self) -> None:
         """Takes the shared arrays off the devices."""
-        for simulator in (self._simulator, *self.each):
+        for simulator in (self._simulator, *self.replicas):
             simulator.release()
 
-    def traced(self, scored: bool = False) -> Traced:
+    def trace(self, scored: bool = False) -> Traced:
         """Traces the round of all seeds, with nothing on a device."""
         arrays, state = aot.resident_shapes(self._simulator)
         n = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(self._simulator.spec.mesh))
-        return self._programs[scored].trace(arrays, (state,) * len(self.each), n)
+        return self._programs[scored].trace(arrays, (state,) * len(self.replicas), n)
 
     def run_rounds(self, seeds: Sequence[Seed], n: int, scored: bool = False) -> list[Result]:
         """Does n rounds of each seed. One that fails ends there; the others go on.
@@ -153,7 +153,7 @@ class VmappedSeeds:
         for i, (replica, state) in enumerate(seeds):
             if i not in results:
                 try:
-                    results[i] = replica.rounds(state, n, scored)
+                    results[i] = replica.run_rounds(state, n, scored)
                 except Exception as error:  # of this seed alone
                     results[i] = error
         return [results[i] for i in range(len(seeds))]

@@ -28,7 +28,7 @@ def read_options(network: Network) -> dict[str, Any]:
 def all_options(network: Network) -> dict[str, Any]:
     """Returns the options of a network: those of its file, its own, and those of its input
     wrappers."""
-    return read_options(network) | network.found.options | network.around
+    return read_options(network) | network.resolved.options | network.input_options
 
 
 def reads_tokens(network: Network, data: federated_data.FederatedData) -> bool | None:
@@ -46,7 +46,7 @@ def reads_tokens(network: Network, data: federated_data.FederatedData) -> bool |
         return False
     if targets_of(data.train.y) == "tokens":
         return True
-    found = network.found
+    found = network.resolved
     if found.origin == BUILT_IN:
         return found.name in nn.TEXT_MODULES
     shape = tuple(x.shape[1:])
@@ -70,7 +70,7 @@ def build_model(
       scaling: by which inputs are normalised; None: they are token ids.
     """
     mean, std, limit = scaling or (None, None, None)
-    found, shape, options = network.found, data.train.x.shape[1:], all_options(network)
+    found, shape, options = network.resolved, data.train.x.shape[1:], all_options(network)
     if found.origin != BUILT_IN:
         normalise = functools.partial(nn.normalize_inputs, mean=mean, std=std, dtype=None, limit=limit)
         return nn.flax_adapter.build(found.function, found.name, classes, shape, options, normalise, statistics)
@@ -112,15 +112,15 @@ def spell_network(network: Network) -> str:
     """Returns the spec of a network; of one that begins from a file with the options that the file
     sets."""
     if not read_options(network):
-        return network.found.spec
-    return spell(network.found.name, all_options(network))
+        return network.resolved.spec
+    return spell(network.resolved.name, all_options(network))
 
 
 def has_random_frozen_arrays(resolved: ResolvedConfig) -> bool:
     """Returns whether frozen arrays are drawn by the seed, so that runs of other seeds have other
     arrays."""
-    begins_random = any(one.file is None and one.found.function is not language.Spec for one in resolved.networks)
-    return begins_random and (resolved.said["adapter"] is not None or resolved.train != "all")
+    begins_random = any(one.file is None and one.resolved.function is not language.Spec for one in resolved.networks)
+    return begins_random and (resolved.fields["adapter"] is not None or resolved.train != "all")
 
 
 def read_frozen_arrays(

@@ -33,7 +33,7 @@ def build(
     scores: python_overrides.Scores | None = None,
     shapes_only: bool = False,
     devices: Sequence[Any] | None = None,
-    kind: build_task.DataPipeline | None = None,
+    pipeline: build_task.DataPipeline | None = None,
     noise: Mapping[str, Any] | None = None,
     accounted: bool = True,
     resolved: ResolvedConfig | None = None,
@@ -61,7 +61,7 @@ def build(
       FileNotFoundError: the data do not exist; the message says where to get and put them.
     """
     resolved = resolve(python_overrides.apply_overrides(config, method, model, loss, scores)) if resolved is None else resolved
-    pipeline = build_task.pipeline_of(resolved) if kind is None else kind
+    pipeline = build_task.pipeline_of(resolved) if pipeline is None else pipeline
     data = build_task.hold_out_examples(resolved, pipeline.federated(resolved) if data is None else data)
     _check_targets(resolved, targets_of(data.train.y))
     _check_clients(resolved, data, accounted)
@@ -71,7 +71,7 @@ def build(
     trigger = next((poison.trigger for poison in poisons if poison.trigger is not None), None)
     groups = _build_groups(resolved, pipeline, data, algorithm(resolved), trigger, shapes_only)
     if resolved.adversary is not None and any(group.build(group.task).pooled for group in groups):
-        attack = option_types.shorten(resolved.said["adversary.attack"])
+        attack = option_types.shorten(resolved.fields["adversary.attack"])
         raise ValueError(f"adversary.attack={attack}: a pooled method has no clients that could attack")
     spent = uplink_options.account_privacy(
         resolved.privacy, resolved.cohort, data.clients, resolved.sampling, accounted and not shapes_only, noise
@@ -81,7 +81,7 @@ def build(
     if shapes_only:
         data = poisoning.mock_poisoned(data, poisons, attackers)
     else:
-        fresh = {network.found.spec for network in resolved.networks if not network.file}
+        fresh = {network.resolved.spec for network in resolved.networks if not network.file}
         models = {spec: group.task.model for group in groups if (spec := group.name.partition(": ")[2]) in fresh}
         config_warnings.warn(resolved, data, len(attackers), models)
         data = poisoning.poison_clients(data, poisons, attackers, resolved.data.seed)
@@ -133,7 +133,7 @@ def _build_groups(
     public, clients, groups = pipeline.public(resolved, data), np.arange(data.clients), []
     members: dict[tuple[str, str | None], list[int]] = {}
     for index, network in enumerate(resolved.networks):
-        members.setdefault((network.found.spec, network.file), []).append(index)
+        members.setdefault((network.resolved.spec, network.file), []).append(index)
     for (spec, _), indices in members.items():
         network = resolved.networks[indices[0]]
         task = pipeline.task(resolved, network._replace(file=None) if shapes_only else network, data, public, shapes_only)
@@ -146,16 +146,16 @@ def _build_groups(
 
 def _check_clients(resolved: ResolvedConfig, data: federated_data.FederatedData, accounted: bool) -> None:
     """Raises ValueError where there are too few clients for the config, or no unseen ones."""
-    updates = resolved.said["evaluation.newcomer_updates"]
+    updates = resolved.fields["evaluation.newcomer_updates"]
     if accounted and updates is not None and data.unseen is None:
         raise ValueError(
             f"evaluation.newcomer_updates={updates} is for unseen clients, and no client is unseen; "
             "set data.unseen_clients, such as 0.2, or leave it out"
         )
     if not 1 <= len(resolved.networks) <= data.clients:
-        models = tuple(network.found.spec for network in resolved.networks)
+        models = tuple(network.resolved.spec for network in resolved.networks)
         raise ValueError(f"models={models} must be at least one, and no more than the {data.clients} clients")
-    if (size := resolved.said["cohort.size"]) is not None and size > data.clients:
+    if (size := resolved.fields["cohort.size"]) is not None and size > data.clients:
         raise ValueError(f"cohort.size={size} must be at most the number of clients that train, {data.clients}")
 
 
@@ -168,7 +168,7 @@ def _check_targets(resolved: ResolvedConfig, targets: str) -> None:
     _check_scores(resolved, targets)
     for field, is_set in (("task", resolved.episodes is not None), ("public", resolved.public is not None)):
         if is_set and targets != "classes":
-            value = resolved.said[field]
+            value = resolved.fields[field]
             raise ValueError(f"{field}={value!r} needs classes, the data have {targets}: {TARGETS[targets]}")
 
 

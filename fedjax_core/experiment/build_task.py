@@ -62,7 +62,7 @@ def hold_out_examples(resolved: ResolvedConfig, data: FederatedData) -> Federate
     if resolved.data.unseen is not None and data.unseen is None:
         data = hold_out_clients(data, resolved.data.unseen, resolved.data.seed)
     part = resolved.data.validation
-    if part is not None and not RaggedIndex.of(data.validation_index).total:
+    if part is not None and not RaggedIndex.from_lists(data.validation_index).total:
         data = hold_out_validation(data, part, resolved.data.seed)
     return federated_data.center_features(data)
 
@@ -72,8 +72,8 @@ def name_inputs(config: Config) -> str:
     the same examples."""
     resolved = resolve(config)
     if pipeline_of(resolved) is ARRAYS:  # clients, partition and seed only divide them
-        return json.dumps([resolved.said[f"data.{name}"] for name in ("source", "dir", "size", "examples")])
-    fields = {field: value for field, value in resolved.said.items() if field.startswith("data.") or field == "models"}
+        return json.dumps([resolved.fields[f"data.{name}"] for name in ("source", "dir", "size", "examples")])
+    fields = {field: value for field, value in resolved.fields.items() if field.startswith("data.") or field == "models"}
     return json.dumps(to_json_values(fields), sort_keys=True)
 
 
@@ -119,7 +119,7 @@ def read_public(resolved: ResolvedConfig, data: FederatedData) -> Examples | tup
         offset = 0.0 if data.x_offset is None or examples.x.shape[1:] != like.x.shape[1:] else data.x_offset
         examples = examples._replace(x=(examples.x - offset).astype(np.float32))
     examples = match_image_shape(examples, like)
-    check_scales("train_x", like.x, f"public={resolved.said['public']!r}", examples.x)
+    check_scales("train_x", like.x, f"public={resolved.fields['public']!r}", examples.x)
     return examples
 
 
@@ -134,7 +134,7 @@ def _classification_task(
         return model if resolved.episodes is None else few_shot.prototypical_model(model, data.classes)
 
     if resolved.augment is not None and not shapes_only:
-        input_normalization.check_colours(resolved.said["augment"], data.train)
+        input_normalization.check_colours(resolved.fields["augment"], data.train)
     outputs = data.classes + (int(public.y.max()) + 1 if isinstance(public, Examples) else 0)
     outputs = 1 if resolved.episodes is not None else outputs
     scaling = build_model.scaling_of(network, resolved.normalise, data)
@@ -145,11 +145,11 @@ def _classification_task(
     settings: dict[str, Any] = {"classes": data.classes, "population": data.clients, "shape": shape, "public": public}
     if network.file is None and resolved.adapter is None and resolved.train == "all":
         return make_task(wrap(model), **settings)
-    image = nn.image_size(shape, **(build_model.read_options(network) | network.around))
+    image = nn.image_size(shape, **(build_model.read_options(network) | network.input_options))
     arrays = build_model.read_frozen_arrays(model, network.file, resolved.train, resolved.seed, image, shapes_only)
     if resolved.adapter is None:
-        return make_partial_task(model, arrays, resolved.train, **settings).wrapped(wrap)
-    return adapters.adapter_task(model, arrays, resolved.adapter, TRAINABLE_PARTS[resolved.train] or (), **settings).wrapped(wrap)
+        return make_partial_task(model, arrays, resolved.train, **settings).wrap_model(wrap)
+    return adapters.adapter_task(model, arrays, resolved.adapter, TRAINABLE_PARTS[resolved.train] or (), **settings).wrap_model(wrap)
 
 
 def _warn_of_inputs(
@@ -165,7 +165,7 @@ def _warn_of_inputs(
     lines = input_normalization.check_inputs(resolved.normalise, network.file, scaling, data.train, find_seen_examples(data))
     if build_model.reads_tokens(network, data) is None:
         lines.append(
-            f"model {network.found.name!r} gets integers as numbers, normalised; if they are token ids its class must say "
+            f"model {network.resolved.name!r} gets integers as numbers, normalised; if they are token ids its class must say "
             "reads_tokens = True (False where they are none)"
         )
     is_first = next(other for other in resolved.networks if other.file == network.file) == network
@@ -178,7 +178,7 @@ def _warn_of_inputs(
 
 def _read_texts(resolved: ResolvedConfig) -> language.PreparedTask:
     data, (network,) = resolved.data, resolved.networks
-    return language.prepare_data(data.source(), data.directory, data.clients or DEFAULT_CLIENTS, data.seed, network.found())
+    return language.prepare_data(data.source(), data.directory, data.clients or DEFAULT_CLIENTS, data.seed, network.resolved())
 
 
 def _instruction_task(resolved: ResolvedConfig, network: Network, data: Any, public: Any, shapes_only: bool) -> Task:

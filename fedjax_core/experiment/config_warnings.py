@@ -43,7 +43,7 @@ def warn(resolved: ResolvedConfig, data: FederatedData, attackers: int, fresh: M
 
 def check_batch(resolved: ResolvedConfig, data: FederatedData) -> list[str]:
     """Returns a warning where a minibatch is larger than all clients' data together."""
-    batch, rows = resolved.method.options.get("batch"), RaggedIndex.of(data.train_index)
+    batch, rows = resolved.method.options.get("batch"), RaggedIndex.from_lists(data.train_index)
     if not isinstance(batch, int) or batch <= rows.total:
         return []
     largest = int(rows.size.max())

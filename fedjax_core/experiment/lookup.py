@@ -93,8 +93,8 @@ class Network(NamedTuple):
       file: the weights that it begins from, or None.
     """
 
-    found: ResolvedSpec
-    around: dict[str, Any]
+    resolved: ResolvedSpec
+    input_options: dict[str, Any]
     file: str | None
 
 

@@ -57,7 +57,7 @@ def mock_pipeline(resolved: ResolvedConfig, counts: Counts = Counts()) -> build_
             given = {"rows": counts.rows, "test_rows": counts.test_rows, "answer": counts.answer}
             sizes = texts.Sizes(**{name: value for name, value in given.items() if value is not None})
             clients = resolved.data.clients or DEFAULT_CLIENTS
-            prepared[:] = [texts.mock_prepared(resolved.data.source(), clients, resolved.networks[0].found(), sizes)]
+            prepared[:] = [texts.mock_prepared(resolved.data.source(), clients, resolved.networks[0].resolved(), sizes)]
             return prepared[0].data
 
         def make_task(resolved: ResolvedConfig, network: Network, data: Any, public: Any, shapes_only: bool):

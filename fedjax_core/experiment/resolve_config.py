@@ -126,12 +126,12 @@ class ResolvedConfig(NamedTuple):
     run: RunOptions
     imports_code: bool
     config: Mapping[str, Any]
-    said: Mapping[str, Any]
+    fields: Mapping[str, Any]
 
     @property
     def has_plan(self) -> bool:
         """Whether the config says how clients are mapped to devices, at least in part."""
-        return any(self.said[f"plan.{field}"] is not None for field in ("chunk", "devices", "model"))
+        return any(self.fields[f"plan.{field}"] is not None for field in ("chunk", "devices", "model"))
 
     @property
     def is_for_texts(self) -> bool:
@@ -211,13 +211,13 @@ def _resolve(fields: Mapping[str, Any]) -> ResolvedConfig:
         ),
         imports_code=False,
         config={},
-        said=fields,
+        fields=fields,
     )
 
 
 def check_config(config: Config) -> None:
     """Raises what `resolve` does, and an error where a callback of the config does not exist."""
-    lookup.find_callbacks(resolve(config).said["callbacks"])
+    lookup.find_callbacks(resolve(config).fields["callbacks"])
 
 
 def complete_config(config: Config) -> dict[str, Any]:
@@ -258,14 +258,14 @@ def _check_local_epochs(method: ResolvedSpec) -> None:
 def _check_combination(resolved: ResolvedConfig) -> None:
     """Raises ValueError for texts with options of images, or the other way round; and for episodes
     with validation examples or unseen clients."""
-    fields, for_texts = resolved.said, resolved.is_for_texts
+    fields, for_texts = resolved.fields, resolved.is_for_texts
     if resolved.episodes is not None and resolved.data.validation is not None:
         raise ValueError(f"data.validation={resolved.data.validation} is of plain examples; task={fields['task']!r} has none")
     if resolved.data.unseen is not None and (for_texts or resolved.episodes is not None):
         why = "instructions have unseen tasks" if for_texts else "episodes are of unseen classes, and of no client"
         raise ValueError(f"data.unseen_clients={resolved.data.unseen} is for clients with labelled examples of their own; {why}")
     for network in resolved.networks:
-        spec, reads_texts = network.found.spec, network.found.function is language.Spec
+        spec, reads_texts = network.resolved.spec, network.resolved.function is language.Spec
         if for_texts and not reads_texts:
             wanted = f"('{language.MODEL}(folder=...)',)"
             raise ValueError(f"model {spec!r} cannot read instructions; models must be {wanted}")
@@ -273,7 +273,7 @@ def _check_combination(resolved: ResolvedConfig) -> None:
             source = fields["data.source"]
             raise ValueError(f"model {spec!r} reads texts; data.source={source!r} has none, instructions has")
         if reads_texts:
-            language.check_spec(network.found())
+            language.check_spec(network.resolved())
     if not for_texts:
         return
     for name, only in FOR_IMAGES.items():

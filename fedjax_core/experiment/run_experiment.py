@@ -68,7 +68,7 @@ def execute(
     with code_fingerprint.contain_exits():
         config = python_overrides.apply_overrides(config, **replaced)
         asked = resolve(config)
-        constructors = lookup.find_callbacks(asked.said["callbacks"])  # checked before data are read
+        constructors = lookup.find_callbacks(asked.fields["callbacks"])  # checked before data are read
         noise = read_recorded_privacy(config, workdir, fresh)
         simulation = build(config, data, noise=noise, resolved=asked)
         of_run = make_run_settings(
@@ -117,7 +117,7 @@ def make_run_settings(
         "privacy": privacy,
         "header": functools.partial(opening_lines, asked, simulation, privacy, given_data=given_data),
         "is_plan_chosen": asked.has_plan,
-        "callbacks": tuple(asked.said["callbacks"]),
+        "callbacks": tuple(asked.fields["callbacks"]),
         "names_code": trusted.names_code(asked),
     }
     return RunSettings(**of_config | more)
@@ -218,7 +218,7 @@ def _weights(asked: ResolvedConfig) -> dict[str, Any]:
 def _adversary(asked: ResolvedConfig, population: int) -> dict[str, Any]:
     """Returns who attacks, for run.json."""
     clients = [] if asked.adversary is None else asked.adversary.client_ids(population, asked.data.seed).tolist()
-    return {"adversary": {"attack": asked.said["adversary.attack"], "clients": clients}} if clients else {}
+    return {"adversary": {"attack": asked.fields["adversary.attack"], "clients": clients}} if clients else {}
 
 
 def lists_to_tuples(value: Any) -> Any:

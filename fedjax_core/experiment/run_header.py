@@ -35,7 +35,7 @@ def opening_lines(
       given_data: whether the data were given, so that the config does not say how they were
         divided.
     """
-    fields, data = resolved.said, simulation.spec.data
+    fields, data = resolved.fields, simulation.spec.data
     sizes = f"{len(data.train.y):,} to train on, {len(data.test.y):,} to test on"
     shape = "x".join(map(str, getattr(data.train.x, "shape", ())[1:])) or "texts"
     targets = f"{data.classes} {simulation.spec.targets}"
@@ -114,7 +114,7 @@ def _count(tree: PyTree) -> int:
 
 
 def _weights(resolved: ResolvedConfig) -> str:
-    texts = {"from": resolved.said["weights"], "adapter": resolved.said["adapter"], "train": resolved.train}
+    texts = {"from": resolved.fields["weights"], "adapter": resolved.fields["adapter"], "train": resolved.train}
     return "".join(f"; {key} {value}" for key, value in texts.items() if value not in (None, "all"))
 
 
@@ -130,14 +130,14 @@ def _devices(simulation: Simulator) -> str:
 def _attack(resolved: ResolvedConfig) -> str:
     if resolved.adversary is None:
         return ""
-    return f"{resolved.said['adversary.attack']} by {100 * resolved.adversary.fraction:g} % of the clients"
+    return f"{resolved.fields['adversary.attack']} by {100 * resolved.adversary.fraction:g} % of the clients"
 
 
 def _uplink(resolved: ResolvedConfig) -> str:
     """Returns the transforms of the uplink but for attacks and privacy, which have lines of their
     own."""
     fields = {"rule": "aggregation.rule", "compressed by": "compression.uplink", "sent down as": "compression.downlink"}
-    parts = [f"{word} {resolved.said[field]}" for word, field in fields.items() if resolved.said[field] is not None]
+    parts = [f"{word} {resolved.fields[field]}" for word, field in fields.items() if resolved.fields[field] is not None]
     if resolved.leave_out:
         parts.append("who sends NaN is left out")
     if resolved.dropout:

@@ -177,7 +177,7 @@ def _run_together(
 ) -> list[Outcome]:
     seed_runs = []
     try:
-        for run, replica in zip(runs, vmapped.each, strict=True):
+        for run, replica in zip(runs, vmapped.replicas, strict=True):
             of_run = make_run_settings(run.config, replica, noise, progress=progress, console=run.console, fresh=run.fresh)
             seed_runs.append((replica, run.workdir, complete_config(run.config), of_run))
         return run_seeds(seed_runs, vmapped)

@@ -36,5 +36,5 @@ def guard_imports(folder: Path, config: Mapping[str, Any], recorded: Mapping[str
 def names_code(resolved: ResolvedConfig) -> bool:
     """Returns whether a config, its callbacks included, names code that is neither built in nor
     installed."""
-    callbacks = find_callbacks(resolved.said["callbacks"])
+    callbacks = find_callbacks(resolved.fields["callbacks"])
     return resolved.imports_code or any(registry.is_imported(callback.origin) for callback in callbacks)

@@ -187,7 +187,7 @@ class PrivacyLedger(NamedTuple):
             done = self.participation.times_by(done)
         return compute_epsilon(self.release, noise, done, self.delta, self.accountant)
 
-    def so_far(self, done: int) -> dict[str, float]:
+    def round_metrics(self, done: int) -> dict[str, float]:
         """Returns the metrics of a round."""
         return {"privacy/epsilon": self.epsilon(done)}
 
@@ -206,7 +206,7 @@ class PrivacyLedger(NamedTuple):
         facts |= {"sampling": self.release.sampling, "neighbours": self.release.relation}
         return facts | {"accountant": self.accountant}
 
-    def words(self, done: int) -> str:
+    def describe(self, done: int) -> str:
         """Returns one line on what was spent after `done` rounds."""
         text = f"epsilon {self.epsilon(done):.4g} at delta {self.delta:g} after round {done}"
         if done < self.rounds:

@@ -90,7 +90,7 @@ def check_records(simulation: Simulator, workdir: WorkDir, record: Mapping[str, 
     except ValueError:
         if not distributed.broadcast_from_process_0(_is_disposable(workdir.path)):
             raise
-        workdir.begin_anew()
+        workdir.restart()
         _check_data(simulation, workdir, inputs)
         check_settings(workdir, record)
     if _read_record(workdir, DATA) is None:  # a new run, or one of an earlier version
@@ -216,7 +216,7 @@ def _shorten_lists(value: Any, kind: type = object) -> Any:
 
 def _read_record(workdir: WorkDir, name: str) -> Any:
     """Returns a record of run.json, read by process 0; if it cannot be read, all processes raise."""
-    read = lambda: workdir.recorded(name) if workdir.writer else None
+    read = lambda: workdir.get_record(name) if workdir.writer else None
     return distributed.broadcast_from_process_0(distributed.all_or_none(f"read what {RUN} says of the {name}", read))
 
 
@@ -269,7 +269,7 @@ def read_recorded_plan(directory: str | Path, config: Mapping[str, Any], fresh: 
 
 def record_plan(simulation: Simulator, workdir: WorkDir) -> None:
     """Records the plan if it has changed."""
-    if workdir.writer and workdir.recorded("plan") != simulation.spec.plan._asdict():
+    if workdir.writer and workdir.get_record("plan") != simulation.spec.plan._asdict():
         workdir.record("plan", simulation.spec.plan._asdict())
 
 
@@ -295,19 +295,19 @@ def restore_state(simulation: Simulator, checkpoints: Checkpoints, done: int) ->
       OSError: it cannot be read.
     """
     numbers = checkpoints.part_numbers(done)
-    touched = None if numbers is not None else checkpoints.record(done)["touched"]
+    touched = None if numbers is not None else checkpoints.read_record(done)["touched"]
     saved, record = checkpoints.restore(done, simulation.abstract_snapshot(touched))
-    state = simulation.from_host(saved, lambda wanted: zip(numbers or (), checkpoints.parts(done, wanted), strict=True))
+    state = simulation.from_host(saved, lambda wanted: zip(numbers or (), checkpoints.read_parts(done, wanted), strict=True))
     if numbers is not None and (actual := _count_touched(simulation)) != (expected := record.get("touched", actual)):
         reason = f"its parts have states of {sum(actual)} clients, {sum(expected)} were written: one is missing"
-        raise checkpoints.unusable(done, reason)
+        raise checkpoints.unusable_error(done, reason)
     return state
 
 
 def _count_touched(simulation: Simulator) -> list[int]:
     """Returns the number of offloaded client states per group; [] if they are on the devices."""
     offloaded = simulation.offloaded_states
-    return [] if offloaded is None else offloaded.touched()
+    return [] if offloaded is None else offloaded.touched_counts()
 
 
 def save_checkpoint(simulation: Simulator, checkpoints: Checkpoints, state: State, done: int, before: int) -> None:
@@ -324,15 +324,15 @@ def save_checkpoint(simulation: Simulator, checkpoints: Checkpoints, state: Stat
         return
     read = lambda: _read_parts_record(checkpoints, before) if checkpoints.writer else None
     earlier = distributed.broadcast_from_process_0(distributed.all_or_none("read the checkpoint before this one", read))
-    live = {} if earlier is None else offloaded.live()
+    live = {} if earlier is None else offloaded.live_bytes()
     rewritten, record["paid"], linked = None, 0, {}  # everything is written
     if earlier is not None and live.keys() <= set(earlier["numbers"]):
-        rewritten, record["paid"] = choose_parts_to_rewrite(live, offloaded.changed(), earlier["paid"], offloaded.most)
+        rewritten, record["paid"] = choose_parts_to_rewrite(live, offloaded.changed_bytes(), earlier["paid"], offloaded.max_piece_bytes)
         dropped = set(earlier["numbers"]) - (live.keys() - set(rewritten))
         linked = {"earlier_round": before, "dropped": dropped}
-    pieces = offloaded.pieces(rewritten)
-    first = checkpoints.save(done, simulation.to_host(state, with_offloaded=False), record, offloaded.parts(pieces), **linked)
-    offloaded.saved(pieces, first)
+    pieces = offloaded.make_pieces(rewritten)
+    first = checkpoints.save(done, simulation.to_host(state, with_offloaded=False), record, offloaded.read_pieces(pieces), **linked)
+    offloaded.mark_saved(pieces, first)
 
 
 def _read_parts_record(checkpoints: Checkpoints, done: int) -> dict[str, Any] | None:
@@ -340,7 +340,7 @@ def _read_parts_record(checkpoints: Checkpoints, done: int) -> dict[str, Any] | 
     no parts.
     """
     numbers = checkpoints.part_numbers(done)
-    return None if numbers is None else {"numbers": numbers, "paid": checkpoints.record(done).get("paid", 0)}
+    return None if numbers is None else {"numbers": numbers, "paid": checkpoints.read_record(done).get("paid", 0)}
 
 
 def save_selected(simulation: Simulator, checkpoints: Checkpoints, state: State, done: int, of: Checkpoints) -> None:
@@ -353,7 +353,7 @@ def save_selected(simulation: Simulator, checkpoints: Checkpoints, state: State,
         return
     read = lambda: of.part_numbers(done) is not None if of.writer else None
     is_saved = distributed.broadcast_from_process_0(distributed.all_or_none("read the checkpoint of this round", read))
-    parts = () if is_saved else offloaded.parts(offloaded.pieces(None))
+    parts = () if is_saved else offloaded.read_pieces(offloaded.make_pieces(None))
     earlier_round = done if is_saved else None
     checkpoints.save(done, simulation.to_host(state, with_offloaded=False), record, parts, earlier_round, earlier_in=of)
 

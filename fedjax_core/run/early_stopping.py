@@ -69,7 +69,7 @@ class BestRound:
         If the run has gone back to the round `done`, a kept state of a later round is deleted:
         nothing would replace it.
         """
-        self._selected.cut(done)
+        self._selected.delete_after(done)
         self.update(records)
         agreed = distributed.broadcast_from_process_0([self.round, self._merit, self.evaluations_since])
         self.round, self._merit, self.evaluations_since = agreed

@@ -48,7 +48,7 @@ class StateReader:
           ValueError: there is no such client, or the run has several processes.
         """
         self._check_alone()
-        view = self._simulation.view(self._newest()[0], client)
+        view = self._simulation.client_view(self._newest()[0], client)
         task = dataclasses.replace(view.task, frozen=_read_only(view.task.frozen), public=_read_only(view.task.public))
         return view._replace(task=task, holds={name: _read_only(model) for name, model in view.holds.items()})
 

@@ -107,7 +107,7 @@ class TrainingRun:
         """Trains to a round. Returns a record of each round."""
         n, scored = stop_round - self.done, self.scores_clients_in(stop_round)
         trace = self.workdir.path / PROFILE if self.done == self._profiled_round else None
-        return self.accept_rounds(*measure_time(lambda: self.simulator.rounds(self.state, n, scored), trace))
+        return self.accept_rounds(*measure_time(lambda: self.simulator.run_rounds(self.state, n, scored), trace))
 
     def accept_rounds(
         self, result: tuple[State, list[dict[str, Any]]], seconds: float, compile_seconds: float
@@ -117,7 +117,7 @@ class TrainingRun:
         n, privacy = len(records), self.settings.privacy
         for record in records:
             record |= {"seconds": seconds / n, "compile_seconds": compile_seconds / n}
-            record |= {} if privacy is None else privacy.so_far(int(record["round"]))
+            record |= {} if privacy is None else privacy.round_metrics(int(record["round"]))
         self._max_rounds = _rounds_per_dispatch(max(seconds - compile_seconds, 1e-6) / n)
         return records
 
@@ -188,7 +188,7 @@ class TrainingRun:
             drawn, history = plots.run_plots(self.workdir.path), report.history(read_jsonl(self.workdir.path / METRICS))
             reporter.say(report.table(summary))
             if settings.privacy is not None:
-                reporter.say(settings.privacy.words(self.done))
+                reporter.say(settings.privacy.describe(self.done))
             reporter.say(f"plots    {drawn[0].parent}")
         if early:
             reporter.say(f"stopped after round {self.done}: {early}")
@@ -341,10 +341,10 @@ def open_run(
             console=settings.console,
         )
         checkpointing.check_records(simulator, workdir, settings.run_facts)
-        if workdir.begun_anew:
+        if workdir.restarted:
             reporter.say(f"{directory} is begun anew: what it held of another run is deleted")
         checkpointing.restore_plan(simulator, workdir, settings.is_plan_chosen, reporter)
-        workdir.take_over()
+        workdir.commit_resume()
         if settings.names_code and workdir.writer:
             _sign(workdir)
         checkpointing.record_placement(simulator, workdir, reporter)
@@ -355,7 +355,7 @@ def open_run(
             run = TrainingRun(simulator, workdir, settings, *state_and_done, *parts)
             del state_and_done  # rounds consume the state
             if settings.privacy is not None:
-                reporter.say(settings.privacy.words(run.done))
+                reporter.say(settings.privacy.describe(run.done))
             run.resume()
             try:
                 look = StateReader(simulator, lambda: (run.state, run.done))
@@ -376,7 +376,7 @@ def open_run(
 def _sign(workdir: WorkDir) -> None:
     """Signs the config as it is written."""
     signature = sign_config(read_json(workdir.path / CONFIG, dict))
-    if signature is not None and workdir.recorded(BEGUN_HERE) != {"signature": signature}:
+    if signature is not None and workdir.get_record(BEGUN_HERE) != {"signature": signature}:
         workdir.record(BEGUN_HERE, {"signature": signature})
 
 

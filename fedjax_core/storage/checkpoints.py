@@ -157,7 +157,7 @@ class Checkpoints:
                 raise
         return first
 
-    def cut(self, after: int) -> None:
+    def delete_after(self, after: int) -> None:
         """Deletes the checkpoints of all rounds after `after`, to which the run has gone back.
 
         Raises:
@@ -288,7 +288,7 @@ class Checkpoints:
         leaves = [from_host(*stored.pop(name), leaf) for name, leaf in wanted]
         return jax.tree.unflatten(jax.tree.structure(like), leaves), record
 
-    def parts(
+    def read_parts(
         self, round_num: int, wanted: Callable[[Mapping[str, np.ndarray]], Collection[str]] | None = None
     ) -> Iterator[dict[str, np.ndarray]]:
         """Yields the parts of a checkpoint in the order of saving; none if it was saved without.
@@ -320,7 +320,7 @@ class Checkpoints:
             names = (_read_digests(checkpoint) or {}).get("parts")
         return None if names is None else list(map(client_state_files.part_number, names))
 
-    def record(self, round_num: int) -> dict[str, Any]:
+    def read_record(self, round_num: int) -> dict[str, Any]:
         """Returns the record of a checkpoint.
 
         Raises:
@@ -343,7 +343,7 @@ class Checkpoints:
             text = self._describe_unusable(round_num, checkpoint, reason, damaged)
             raise (OSError(error.errno, text) if isinstance(error, OSError) else ValueError(text)) from error
 
-    def unusable(self, round_num: int, reason: str) -> ValueError:
+    def unusable_error(self, round_num: int, reason: str) -> ValueError:
         """Returns the error of a checkpoint with wrong content; it names the others and how to go
         back to one.
         """

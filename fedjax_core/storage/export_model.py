@@ -145,7 +145,7 @@ def find_network(view: ClientView, name: str, x: PyTree) -> Net:
     """Returns the network of a client's model (or "global") with its frozen arrays, as
     `trained_network`.
     """
-    return view.task.model.whole(find_trained_network(view, name, x))
+    return view.task.model.full_net(find_trained_network(view, name, x))
 
 
 def find_trained_network(view: ClientView, name: str, x: PyTree) -> Net:

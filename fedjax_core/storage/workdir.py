@@ -180,7 +180,7 @@ class WorkDir:
         self.path = path
         self.config = config
         self.resumed = resumed
-        self.begun_anew = False
+        self.restarted = False
         self.writer = writer
         self._lock = lock
         self._cached_records: dict[str, Any] | None = None  # run.json, cached by the process that writes it
@@ -241,7 +241,7 @@ class WorkDir:
             if resumed:
                 workdir._prepare_resume(may_differ)
             elif exists:
-                workdir.begin_anew()
+                workdir.restart()
             else:
                 workdir._write_initial_files()
         except BaseException:
@@ -262,7 +262,7 @@ class WorkDir:
         write_json(self.path / ENVIRONMENT, describe_environment())
         write_json(self.path / CONFIG, self.config)  # last: a directory with a config holds a run
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Deletes the files of the earlier run (`WRITTEN`) and initialises a new one.
 
         Other files stay. Links stay too; what they point to is deleted.
@@ -270,7 +270,7 @@ class WorkDir:
         Raises:
           OSError: a file cannot be deleted or written.
         """
-        self.resumed, self.begun_anew = False, True
+        self.resumed, self.restarted = False, True
         self._cached_records, self._pending_files, self._pending_changes = None, {}, {}
         if not self.writer:
             return
@@ -283,7 +283,7 @@ class WorkDir:
                     _delete(Path(os.path.realpath(path)))
         self._write_initial_files()
 
-    def take_over(self) -> None:
+    def commit_resume(self) -> None:
         """Records the resumption and the changed config fields. Call it once all checks have
         passed; later calls do nothing.
 
@@ -343,7 +343,7 @@ class WorkDir:
             self._cached_records = self._read_records() | {name: to_json_values(value, name)}
             write_json(self.path / RUN, self._cached_records)
 
-    def recorded(self, name: str) -> dict[str, Any] | None:
+    def get_record(self, name: str) -> dict[str, Any] | None:
         """Returns the record of a name, from this start or an earlier one; None if there is none."""
         return self._read_records().get(name)
 

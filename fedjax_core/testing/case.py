@@ -56,16 +56,16 @@ class Case:
         return simulator.Simulator(simulator.build_spec(made, data, plan=client_loop.Plan(*plan), **settings))
 
     @functools.cached_property
-    def reference(self) -> tuple[simulator.Simulator, simulator.State, simulator.State]:
+    def reference_run(self) -> tuple[simulator.Simulator, simulator.State, simulator.State]:
         """(simulation, state before, state after two rounds, on the host), one client at a time on one device."""
         sim = self.simulate()
         state = sim.init(0)
         before = jax.device_get(state)
-        state, _ = sim.rounds(state, 2)
+        state, _ = sim.run_rounds(state, 2)
         return sim, before, jax.device_get(state)
 
     @functools.cached_property
-    def elsewhere(self) -> tuple[simulator.Simulator, simulator.State, list[PyTree]]:
+    def offloaded_run(self) -> tuple[simulator.Simulator, simulator.State, list[PyTree]]:
         """(simulation, state after two rounds, (client states, touched) of each group) under another plan.
 
         Data are on the host and client states on the disk; two clients are trained at once on each
@@ -73,7 +73,7 @@ class Case:
         """
         sim = self.simulate(plan=(2, min(2, jax.device_count())), hold="disk", data_on="host")
         add_padding(sim)
-        state, _ = sim.rounds(self._begun(sim), 2)
+        state, _ = sim.run_rounds(self._begun(sim), 2)
         assert sim.offloaded_states is not None
         return sim, state, [jax.tree.map(np.copy, (store.rows, store.touched)) for store in sim.offloaded_states.stores]
 
@@ -81,7 +81,7 @@ class Case:
         """Returns the reference's initial state with client states off the device; prepared anew if the method does so."""
         if any(sim.spec.algorithm(g, sim.spec.host_arrays, 0).prepare is not None for g in range(len(sim.spec.bound_groups))):
             return sim.init(0)
-        before = self.reference[1]
+        before = self.reference_run[1]
         kept = sim.compiled.states
         kept.keep(kept.untouched(sim.compiled.put(before.server)))
         return sim.compiled.put(before._replace(clients=tuple(() for _ in sim.spec.bound_groups)))
@@ -95,8 +95,8 @@ class Case:
 
         The round is a function (drawn, client states) -> (server, states, record).
         """
-        sim, state, _ = self.elsewhere
-        before = self.reference[1]
+        sim, state, _ = self.offloaded_run
+        before = self.reference_run[1]
         start = sim.compiled.put(before)._replace(clients=state.clients)
         drawn = jax.device_get(sim.compiled.programs.draw_cohorts(sim.compiled.device_arrays, start.key, start.round))
         rows = [

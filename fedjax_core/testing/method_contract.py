@@ -17,7 +17,7 @@ from fedjax_core.testing.case import Case
 
 def check_no_retrace_or_transfer(case: Case) -> None:
     """Further rounds do not retrace or move data between host and device; the state keeps its structure."""
-    sim, before, after = case.reference
+    sim, before, after = case.reference_run
     state, two = sim.compiled.put(before), sim.compiled.put(np.int32(2))
     with jax.transfer_guard("disallow"):
         state, _ = sim.compiled.programs.run_rounds(
@@ -36,8 +36,8 @@ def check_no_retrace_or_transfer(case: Case) -> None:
 
 def check_rounds_learn_and_repeat(case: Case) -> None:
     """Two rounds change the state to finite values, and to the same ones bit for bit when repeated."""
-    sim, before, after = case.reference
-    again, _ = sim.rounds(sim.compiled.put(before), 2)
+    sim, before, after = case.reference_run
+    again, _ = sim.run_rounds(sim.compiled.put(before), 2)
     chex.assert_trees_all_equal(jax.device_get(again), after)
     moved = jax.tree.map(lambda a, b: np.abs(np.subtract(a, b, dtype=np.float64)).max(initial=0), before[:2], after[:2])
     assert max(jax.tree.leaves(moved)) > 1e-3, "neither the server's state nor a client's has changed"
@@ -46,8 +46,8 @@ def check_rounds_learn_and_repeat(case: Case) -> None:
 
 def check_plans_agree(case: Case) -> None:
     """Data on the host, states on the disk, two clients at once, two devices and more padding change nothing."""
-    before, after = case.reference[1:]
-    _, state, stores = case.elsewhere
+    before, after = case.reference_run[1:]
+    _, state, stores = case.offloaded_run
     chex.assert_trees_all_close(jax.device_get(state.server), after.server, atol=1e-5, rtol=1e-5)
     for (held, touched), rows, first in zip(stores, after.clients, before.clients, strict=True):
         for mine, theirs, untouched in zip(*map(jax.tree.leaves, (held, rows, first)), strict=True):
@@ -67,7 +67,7 @@ def check_cohort_order_is_irrelevant(case: Case) -> None:
 
 def check_absent_client_changes_nothing(case: Case) -> None:
     """A client that drops out, with NaN in its state, changes the round as little as an empty slot."""
-    if case.reference[0].cohort == 1:
+    if case.reference_run[0].cohort == 1:
         return  # a pooled method has one client
     run, drawn, rows = case.make_round_fn()
     gone = [(Cohort(c.ids, _first(c.examples, 0)), p) for c, p in drawn]
@@ -87,20 +87,20 @@ def check_absent_client_changes_nothing(case: Case) -> None:
 
 def check_checkpoint_resumes(case: Case) -> None:
     """A saved and restored state trains on bit for bit."""
-    sim, before, _ = case.reference
-    state, _ = sim.rounds(sim.compiled.put(before), 1)
+    sim, before, _ = case.reference_run
+    state, _ = sim.run_rounds(sim.compiled.put(before), 1)
     with tempfile.TemporaryDirectory() as directory:
         store = checkpoints.Checkpoints(directory)
         store.save(1, sim.to_host(state))
         saved, _ = store.restore(1, jax.tree.map(np.zeros_like, sim.to_host(state)))
-    a, _ = sim.rounds(state, 2)
-    b, _ = sim.rounds(sim.from_host(saved), 2)
+    a, _ = sim.run_rounds(state, 2)
+    b, _ = sim.run_rounds(sim.from_host(saved), 2)
     chex.assert_trees_all_equal(jax.device_get(a), jax.device_get(b))
 
 
 def check_round_exports(case: Case) -> None:
     """The compiled round lowers for CPU, TPU and CUDA."""
-    sim, before, _ = case.reference
+    sim, before, _ = case.reference_run
     exported = jax.export.export(sim.compiled.programs.run_rounds, platforms=("cpu", "tpu", "cuda"))(
         sim.compiled.device_arrays, sim.compiled.put(before), sim.compiled.put(np.int32(1))
     )
@@ -109,7 +109,7 @@ def check_round_exports(case: Case) -> None:
 
 def check_every_predictor_is_evaluated(case: Case) -> None:
     """Every predictor is evaluated on the clients' own test examples."""
-    sim, _, after = case.reference
+    sim, _, after = case.reference_run
     scores = sim.evaluate(sim.compiled.put(after)).metrics
     for model in sim.spec.algorithm(0, sim.spec.host_arrays, 0).predict:
         assert f"test/{model}/own/accuracy/mean" in scores, f"predictor {model!r} has no score"

@@ -104,7 +104,7 @@ class EpisodeSampler:
 
         return make_episode_batch(data.arrays, gather(shots), gather(queries), shots < support, queries < number)
 
-    def fixed(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def draw_test_episodes(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Draws the test episodes of examples with classes `y`, with a fixed seed.
 
         Returns:

@@ -76,8 +76,8 @@ def with_local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task]
             return _with_stats(sent, ()), (inner_client, moved[0] if moved else stats)
 
         def newcomer(sent, client):
-            assert callable(inner.newcomer)
-            return inner.newcomer(_with_stats(sent, client[1]), client[0]), client[1]
+            assert callable(inner.init_unseen)
+            return inner.init_unseen(_with_stats(sent, client[1]), client[0]), client[1]
 
         def prepare(sent, client, data, key):
             assert inner.prepare is not None
@@ -93,7 +93,7 @@ def with_local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task]
             predict={"personal" if name == "global" else name: with_client_stats(p) for name, p in inner.predict.items()},
             personalise=inner.personalise and personalise,
             prepare=inner.prepare and prepare,
-            newcomer=newcomer if callable(inner.newcomer) else inner.newcomer,
+            newcomer=newcomer if callable(inner.init_unseen) else inner.init_unseen,
         )
 
     return functools.update_wrapper(build_local, build)

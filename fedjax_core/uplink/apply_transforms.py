@@ -69,7 +69,7 @@ def wrap_method(
         client_init=functools.partial(init_client, parts),
         prepare=method.prepare and functools.partial(client_side.prepare, parts),
         personalise=method.personalise and functools.partial(client_side.personalise, parts),
-        newcomer=functools.partial(client_side.init_unseen_client, parts) if callable(method.newcomer) else method.newcomer,
+        newcomer=functools.partial(client_side.init_unseen_client, parts) if callable(method.init_unseen) else method.init_unseen,
         predict={name: wrap_predictor(predict) for name, predict in method.predict.items()},
     )
 
@@ -99,7 +99,7 @@ def _describe(
 
 def _collect(parts: WrappedMethod) -> WrappedUplink:
     """Returns the `collect` of a wrapped method: how its uplinks cross the client axis."""
-    summed, stacked = Reduce(join="add"), Reduce()
+    summed, stacked = Reduce(combine="add"), Reduce()
     num_parts = len(parts.layout.shapes.class_means) if parts.reduces_vectors else 0
     contributions = stacked if parts.is_stacked else summed
     return WrappedUplink(

@@ -152,5 +152,5 @@ def personalise(
 
 def init_unseen_client(wrapped: WrappedMethod, sent: WrappedBroadcast, client: WrappedClient) -> WrappedClient:
     """Runs the method's `newcomer` on its own client state."""
-    assert callable(wrapped.method.newcomer)
-    return client._replace(inner=wrapped.method.newcomer(sent.inner, client.inner))
+    assert callable(wrapped.method.init_unseen)
+    return client._replace(inner=wrapped.method.init_unseen(sent.inner, client.inner))

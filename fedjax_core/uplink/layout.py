@@ -44,7 +44,7 @@ class UplinkLayout:
                 raise ValueError(
                     f"{needs} supports deltas and class means; {part} of {method} is neither: its server reads it client by client"
                 )
-        weight_fns = [reduce.weigh for reduce in self._reduces if reduce.carries == "delta"]
+        weight_fns = [reduce.weight_fn for reduce in self._reduces if reduce.payload == "delta"]
         if len(set(weight_fns)) > 1 and transforms:
             raise ValueError(
                 f"{needs} needs the same client weights for all deltas; {method} weights the parts of its uplink differently"
@@ -68,7 +68,7 @@ class UplinkLayout:
 
         def select(payload: str) -> tuple:
             pairs = zip(parts, self._reduces, strict=True)
-            return tuple(part for part, reduce in pairs if reduce.carries == payload)
+            return tuple(part for part, reduce in pairs if reduce.payload == payload)
 
         return UplinkValue(select("delta"), select("class means"))
 
@@ -76,7 +76,7 @@ class UplinkLayout:
         """Returns the uplink with the parts of `value` in place of its own."""
         new = {"delta": iter(value.deltas), "class means": iter(value.class_means)}
         pairs = zip(self._structure.flatten_up_to(uplink), self._reduces, strict=True)
-        return self._structure.unflatten([next(new[reduce.carries]) if reduce.carries else part for part, reduce in pairs])
+        return self._structure.unflatten([next(new[reduce.payload]) if reduce.payload else part for part, reduce in pairs])
 
     def attach_count(self, uplink: PyTree, is_counted: Array) -> PyTree:
         """Returns the uplink with a pair (part, whether the client counts) for each part."""
@@ -86,9 +86,9 @@ class UplinkLayout:
     def weights(self, value: UplinkValue, client: Cohort) -> tuple[Array | None, tuple[Array, ...]]:
         """Returns the method's weights: [] of the deltas, and [K] of each of the class means."""
         weight = None if self._weight_fn is None else self._weight_fn(client).astype(jnp.float32)
-        reduces = [reduce for reduce in self._reduces if reduce.carries == "class means"]
+        reduces = [reduce for reduce in self._reduces if reduce.payload == "class means"]
         pairs = zip(reduces, value.class_means, strict=True)
-        class_weights = [reduce.lift(part, client)[1] for reduce, part in pairs]
+        class_weights = [reduce.map(part, client)[1] for reduce, part in pairs]
         is_present = client.examples > 0
         return weight, tuple(jnp.where(is_present, w, 0).astype(jnp.float32) for w in class_weights)
 
@@ -116,7 +116,7 @@ class UplinkLayout:
             values = jnp.where((weights > 0)[:, None], vectors, 0).reshape(old.shape)
             class_means.append((values.astype(old.dtype), weights.astype(old.dtype)))
         new = {"delta": iter(deltas), "class means": iter(class_means)}
-        return self._structure.unflatten([next(new[reduce.carries]) for reduce in self._reduces])
+        return self._structure.unflatten([next(new[reduce.payload]) for reduce in self._reduces])
 
 
 def _is_reduce(x: object) -> bool:
@@ -129,8 +129,8 @@ def _with_count(reduce: Reduce) -> Reduce:
     def lift(part, client):
         value, is_counted = part
         examples = jnp.where(is_counted, client.examples, 0)
-        contribution = reduce.lift(value, client._replace(examples=examples))
-        if reduce.join != "add":
+        contribution = reduce.map(value, client._replace(examples=examples))
+        if reduce.combine != "add":
             return contribution
         return jax.tree.map(lambda x: jnp.where(is_counted, x, 0), contribution)
 

@@ -55,7 +55,7 @@ def batches(workload: Workload, data: federated_data.FederatedData) -> dict[int,
     spy = simulator.Simulator(
         simulator.build_spec(simulator.one_group(build, task, workload.population), spied, cohort=workload.cohort)
     )
-    state, _ = spy.rounds(spy.init(seed=0), 1)
+    state, _ = spy.run_rounds(spy.init(seed=0), 1)
     seen = np.rint(np.asarray(state.server.net.params["head"]["seen"]) * workload.cohort).astype(int)
     found = {}
     for client, index in enumerate(workload.index()):
@@ -90,7 +90,7 @@ def check(name: str, python: Path, scratch: Path) -> dict[str, Any]:
     real = ours.build(workload)
     state = real.init(seed=0)
     before = jax.device_get(state.server.net)
-    state, _ = real.rounds(state, 1)
+    state, _ = real.run_rounds(state, 1)
     arrays = named("before", before) | named("after", jax.device_get(state.server.net))
     arrays |= {f"batches/{client:06d}": rows for client, rows in batches(workload, real.spec.data).items()}
     scratch.mkdir(parents=True, exist_ok=True)

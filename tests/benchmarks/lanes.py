@@ -21,7 +21,7 @@ class Alone(Contender):
     """A program of one run, called for each."""
 
     def after(self, state: list[Any]) -> list[Any]:
-        return [self.simulation.rounds(one, self.rounds)[0] for one in state]
+        return [self.simulation.run_rounds(one, self.rounds)[0] for one in state]
 
 
 @dataclasses.dataclass
@@ -47,8 +47,8 @@ def seeds(repeats: int) -> str:
             lanes = VmappedSeeds(experiment.build(config, data), SEEDS)
             places = f"{sim.spec.plan.devices} devices"
             contenders.append(Alone(f"one after another, {places}", sim, ROUNDS, state=[sim.init(s) for s in range(SEEDS)]))
-            states = [lane.init(s) for s, lane in enumerate(lanes.each)]
-            contenders.append(Together(f"{SEEDS} lanes, {places}", lanes.each[0], ROUNDS, state=states, lanes=lanes))
+            states = [lane.init(s) for s, lane in enumerate(lanes.replicas)]
+            contenders.append(Together(f"{SEEDS} lanes, {places}", lanes.replicas[0], ROUNDS, state=states, lanes=lanes))
         for contender in contenders:
             start = time.perf_counter()
             contender.turn()

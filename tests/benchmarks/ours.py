@@ -197,13 +197,13 @@ def main(options: dict[str, Any]) -> None:
     simulated = build(workload, **options)
     state = simulated.init(seed=0)
     Compiling.seconds, start = 0.0, time.perf_counter()
-    state, _ = simulated.rounds(state, workload.rounds)
+    state, _ = simulated.run_rounds(state, workload.rounds)
     first = time.perf_counter() - start
     compiled, programs = Compiling.seconds, Compiling.programs
     held = [state]
 
     def run(rounds):
-        held[0], records = simulated.rounds(held[0], rounds)
+        held[0], records = simulated.run_rounds(held[0], rounds)
         jax.block_until_ready(held[0])
         return {"recompiled": Compiling.programs - programs, "loss": records[-1].get("train/loss")}
 

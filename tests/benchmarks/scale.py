@@ -61,7 +61,7 @@ def populations(hold: str, repeats: int) -> str:
         start = time.perf_counter()
         first = (np.arange(population) * each % rows).astype(np.int32)
         lists = RaggedIndex(np.arange(rows), first, np.full(population, each, np.int32))
-        data = federated_data.from_index(_dataset(x, y), lists, RaggedIndex.same(np.zeros(0, np.int32), population))
+        data = federated_data.from_index(_dataset(x, y), lists, RaggedIndex.repeat(np.zeros(0, np.int32), population))
         sim = _simulated(data, (64, 64), 100, "scaffold", 2, hold=hold)
         contenders.append(Contender(f"{population:,} clients", sim, 2, setting_up=time.perf_counter() - start))
     measure(contenders, repeats)
@@ -81,7 +81,7 @@ def rows(repeats: int, cores: str = "all cores compute") -> str:
         x, y = np.load(file, mmap_mode="r"), rng.integers(0, CLASSES, clients * each).astype(np.int32)
         assert x.nbytes >= 10 * CAP
         index = RaggedIndex(np.arange(len(x)), np.arange(clients) * each, np.full(clients, each))
-        data = federated_data.from_index(_dataset(x, y), index, RaggedIndex.same(np.zeros(0, np.int32), clients))
+        data = federated_data.from_index(_dataset(x, y), index, RaggedIndex.repeat(np.zeros(0, np.int32), clients))
         seconds = _reading(file, cohort * each * x[0].nbytes)
         for widths, epochs, rounds in (((200, 200), 40, 2), ((200, 200), 10, 2), ((200, 200), 1, 10), ((8,), 1, 40)):
             before, contenders = os.getloadavg()[0], []

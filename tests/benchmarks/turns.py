@@ -38,7 +38,7 @@ class Contender:
 
     def after(self, state: Any) -> Any:
         """The state after the rounds of a turn."""
-        return self.simulation.rounds(state, self.rounds)[0]
+        return self.simulation.run_rounds(state, self.rounds)[0]
 
     def turn(self) -> None:
         self.before()

@@ -17,9 +17,9 @@ def test_a_method_need_only_say_five_things():
 def test_a_reduce_stacks_what_it_is_given():
     reduce = Reduce()
     part = {"delta": jnp.ones(2)}
-    assert reduce.lift(part, Cohort(0, 5)) is part
-    assert reduce.join == "stack"
-    assert reduce.lower(part) is part
+    assert reduce.map(part, Cohort(0, 5)) is part
+    assert reduce.combine == "stack"
+    assert reduce.finalize(part) is part
 
 
 def test_a_net_without_statistics_has_none_and_local_is_what_stays():

@@ -260,7 +260,7 @@ class BuildTest(chex.TestCase):
         for train, text in ((as_images[0], "flip(probability=1.0)"), (mirrored, None)):
             images = dataclasses.replace(data, train=train, test=as_images[1])
             sim = experiment.build(config(augment=text, evaluation__scopes=("global",)), images)
-            state, _ = sim.rounds(sim.init(0), 1)
+            state, _ = sim.run_rounds(sim.init(0), 1)
             ends.append((jax.device_get(state.server), sim.evaluate(state).metrics))
         chex.assert_trees_all_close(*ends, atol=1e-6)
 

@@ -100,7 +100,7 @@ def test_all_at_once_runs_resumes_loads_exports_and_predicts(tmp_path):
     assert description["model"] == f"{__name__}:Small(width=5)"
     x = simulation.spec.data.test.x[:7]
     logits = model.apply(net, x)[0]["logits"]
-    view = simulation.view(state, 0)
+    view = simulation.client_view(state, 0)
     np.testing.assert_allclose(logits, view.predict("global", view.holds["global"], x)["logits"], atol=1e-6, rtol=1e-6)
     np.save(tmp_path / "x.npy", x)
     with pytest.raises(ValueError, match="--trust"):

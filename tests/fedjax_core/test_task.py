@@ -24,7 +24,7 @@ from tests.fedjax_core.language.models import test_bert, test_llama
 
 def test_a_bound_task_reads_the_given_arrays():
     task = Task(lambda frozen: ("model over", frozen), 3, 8, frozen="weights", public="images")
-    assert task.held == ("weights", "images")
+    assert task.bound_arrays == ("weights", "images")
     bound = task.bind(("traced weights", "traced images"), 7)
     assert bound.model == ("model over", "traced weights")
     assert (bound.public, bound.round_num, bound.classes, bound.population) == ("traced images", 7, 3, 8)
@@ -35,8 +35,8 @@ def test_of_model_freezes_nothing():
     model, public = toy.model(), Examples(np.zeros(2), np.zeros(2))
     task = make_task(model, classes=3, population=8, public=public)
     assert task.model is model
-    assert task.held == ((), public)
-    assert task.bind(task.held, 1).model is model
+    assert task.bound_arrays == ((), public)
+    assert task.bind(task.bound_arrays, 1).model is model
 
 
 LETTERS = [nn.build(name, 5, (4,), None, None) for name in ("lstm", "causal")]
@@ -103,7 +103,7 @@ def test_a_part_is_the_whole_with_the_rest_in_evaluation_mode():
     net = task.model.init(jax.random.key(0))
     chex.assert_trees_all_equal(net, Net({name: arrays.params[name] for name in ("prompts", "head")}, {}))
     moved = jax.tree.map(lambda x: x + 0.1, net)
-    whole = task.model.whole(moved)
+    whole = task.model.full_net(moved)
     chex.assert_trees_all_equal(whole, Net(arrays.params | moved.params, arrays.stats))
     for train in (False, True):
         outputs, stats = task.model.apply(moved, X, jax.random.key(1), train=train)
@@ -127,7 +127,7 @@ def test_all_of_a_network_may_begin_from_arrays():
     task = make_partial_task(WHOLE, arrays, "all", **SETTINGS)
     net = task.model.init(jax.random.key(0))
     chex.assert_trees_all_equal(net, arrays)
-    assert task.model.whole(net) is net
+    assert task.model.full_net(net) is net
     trained, plain = (model.apply(net, X, train=True) for model in (task.model, WHOLE))
     chex.assert_trees_all_close(trained, plain, atol=1e-6)
     assert np.abs(trained[1]["mean"] - net.stats["mean"]).max() > 1e-3
@@ -141,7 +141,7 @@ def test_frozen_arrays_are_those_that_are_bound():
     other = task.bind((jax.tree.map(lambda x: x * 2, task.frozen), ()), 0)
     net = task.model.init(jax.random.key(0))
     assert np.abs(other.model.apply(net, X)[0]["logits"] - task.model.apply(net, X)[0]["logits"]).max() > 1e-3
-    wrapped = task.wrapped(lambda model: model._replace(name="other"))
+    wrapped = task.wrap_model(lambda model: model._replace(name="other"))
     assert (wrapped.model.name, task.model.name) == ("other", WHOLE.name)
     assert wrapped.bind((other.frozen, ()), 0).frozen is other.frozen
 

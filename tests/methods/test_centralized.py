@@ -36,14 +36,14 @@ class CentralizedTest(chex.TestCase):
         sim = simulate(
             functools.partial(fedavg, optimizer=local_training.sgd(0.1, momentum=0.5), epochs=2, batch=toy.BATCH), divided(UNION)
         )
-        state, _ = sim.rounds(sim.init(0), 2)
+        state, _ = sim.run_rounds(sim.init(0), 2)
         chex.assert_trees_all_equal(jax.device_get(state.server.net), toy.reference("centralized")[2].server.net)
 
     def test_the_partition_is_irrelevant(self):
         shuffled = np.random.default_rng(0).permutation(UNION)
         build = functools.partial(centralized, optimizer=local_training.sgd(0.1, momentum=0.5), epochs=2, batch=toy.BATCH)
         sim = simulate(build, divided(shuffled[:20], shuffled[20:23], shuffled[23:]))
-        state, _ = sim.rounds(sim.init(0), 2)
+        state, _ = sim.run_rounds(sim.init(0), 2)
         chex.assert_trees_all_equal(jax.device_get(state.server.net), toy.reference("centralized")[2].server.net)
 
     def test_only_the_number_of_epochs_in_all_counts(self):

@@ -63,7 +63,7 @@ class FedAvgTest(chex.TestCase):
     def test_server_momentum_and_dropout(self):
         settings = dict(epochs=2, batch=toy.BATCH, optimizer=local_training.sgd(0.1, momentum=0.5))
         sim = simulate(toy.data(), cohort=5, dropout=0.4, review=optax.trace(0.9), **settings)
-        state, records = sim.rounds(sim.init(3), 3)
+        state, records = sim.run_rounds(sim.init(3), 3)
         there = [len(naive.cohort(3, r, 8, 5, 0.4)) for r in range(3)]
         self.assertEqual([r["cohort"] for r in records], there)
         self.assertLess(min(there), 5)  # somebody dropped out
@@ -78,13 +78,13 @@ class FedAvgTest(chex.TestCase):
         for _ in range(2):
             net = jax.device_get(state.server.net)
             gradient, _ = naive.gradient(PLAIN, naive.nothing)(net.params, {}, x, y, ())
-            state, _ = sim.rounds(state, 1)
+            state, _ = sim.run_rounds(state, 1)
             chex.assert_trees_all_close(state.server.net.params, naive.plus(net.params, gradient, -lr), atol=1e-6)
 
     def test_one_client_is_plain_sgd(self):
         index = np.arange(4, 17)
         sim = simulate(divided(index), optimizer=local_training.sgd(0.1), epochs=2, batch=toy.BATCH)
-        state, records = sim.rounds(sim.init(1), 2)
+        state, records = sim.run_rounds(sim.init(1), 2)
         x, y = toy.data().train.x[index], toy.data().train.y[index]
         w = tuple(MODEL.init(naive.stream(1, naive.INIT)))
         for r in range(2):
@@ -100,7 +100,7 @@ class FedAvgTest(chex.TestCase):
         rows = np.arange(20, 31)
         settings = dict(optimizer=local_training.sgd(0.1, momentum=0.9), epochs=2, batch=len(rows))
         many = simulate(divided(rows, rows, rows), **settings)
-        state, _ = many.rounds(many.init(0), 2)
+        state, _ = many.run_rounds(many.init(0), 2)
         w = tuple(MODEL.init(naive.stream(0, naive.INIT)))
         x, y = toy.data().train.x[rows], toy.data().train.y[rows]
         for r in range(2):

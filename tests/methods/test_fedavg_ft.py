@@ -26,7 +26,7 @@ class FedAvgFTTest(chex.TestCase):
     def test_a_part_alone(self):
         _, _, after = toy.reference("fedavg_ft")
         sim = simulate(made(fedavg_ft, finetune_epochs=2, finetune_part="head"))
-        w, _ = jax.device_get(sim.view(sim.compiled.put(after), 0).holds["personal"])
+        w, _ = jax.device_get(sim.client_view(sim.compiled.put(after), 0).holds["personal"])
         chex.assert_trees_all_equal(w.params["body"], after.server.net.params["body"])
         self.assertGreater(np.abs(w.params["head"]["bias"] - after.server.net.params["head"]["bias"]).max(), 1e-3)
 

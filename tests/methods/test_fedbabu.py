@@ -39,7 +39,7 @@ class FedBABUTest(chex.TestCase):
         _, _, after = toy.reference("fedbabu")
         for part, frozen in (("head", "body"), ("body", "head")):
             sim = simulate(made(fedbabu, finetune_epochs=1, finetune_rate=1.0, finetune_part=part))
-            w_b, w_p = sim.view(sim.compiled.put(after), 0).holds["personal"]
+            w_b, w_p = sim.client_view(sim.compiled.put(after), 0).holds["personal"]
             moved = there(w_b.params) | there(w_p.params)
             before = there(after.server.params) | there(one(after.clients[0].params, 0))
             chex.assert_trees_all_equal(jax.device_get(moved[frozen]), before[frozen])
@@ -48,7 +48,7 @@ class FedBABUTest(chex.TestCase):
     def test_without_fine_tuning_the_body_and_the_fixed_head_are_scored(self):
         sim = simulate(made(fedbabu, finetune_epochs=0))
         _, _, after = toy.reference("fedbabu")
-        held = jax.device_get(sim.view(sim.compiled.put(after), 2).holds["personal"])
+        held = jax.device_get(sim.client_view(sim.compiled.put(after), 2).holds["personal"])
         chex.assert_trees_all_equal(held, (after.server, one(after.clients[0], 2)))
 
     def test_what_travels(self):

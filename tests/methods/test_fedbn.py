@@ -56,7 +56,7 @@ def simulate(wrap=lambda build: build):
 @functools.cache
 def after():
     sim = simulate()
-    state, _ = sim.rounds(sim.init(0), 2)
+    state, _ = sim.run_rounds(sim.init(0), 2)
     return sim, jax.device_get(state)
 
 
@@ -77,7 +77,7 @@ class FedBNTest(chex.TestCase):
 
     def test_local_statistics_change_nothing(self):
         sim = simulate(with_local_statistics)
-        state, _ = sim.rounds(sim.init(0), 2)
+        state, _ = sim.run_rounds(sim.init(0), 2)
         chex.assert_trees_all_equal(jax.device_get(state.server.params), after()[1].server.params)
         chex.assert_trees_all_equal(jax.device_get(state.clients[0][0]), after()[1].clients[0])
 

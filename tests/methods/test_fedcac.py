@@ -75,7 +75,7 @@ class FedCACTest(chex.TestCase):
 
     def test_if_all_entries_are_critical_everybody_gets_the_uniform_mean(self):
         sim = simulate(made(fedcac, epochs=2, tau=1.0), statistics=False, cohort=toy.CLIENTS)
-        state, records = sim.rounds(sim.init(0), 2)
+        state, records = sim.run_rounds(sim.init(0), 2)
         self.assertEqual([r["server/collaborators"] for r in records], [8, 8])
         server = jax.device_get(state.server)
         for i in range(toy.CLIENTS):
@@ -84,7 +84,7 @@ class FedCACTest(chex.TestCase):
 
     def test_after_beta_rounds_critical_entries_are_a_clients_own(self):
         sim = simulate(made(fedcac, epochs=2, tau=0.4, beta=1))
-        _, records = sim.rounds(sim.init(0), 3)
+        _, records = sim.run_rounds(sim.init(0), 3)
         self.assertEqual([r["server/collaborators"] for r in records[1:]], [1, 1])
 
     def test_fewer_and_fewer_collaborate(self):

@@ -198,7 +198,7 @@ class FedGenTest(chex.TestCase):
         sim = simulator.Simulator(
             simulator.build_spec(toy.groups(build), toy.data(), plan=client_loop.Plan(1, 1), cohort=5, dispatch=2)
         )
-        state, _ = sim.rounds(sim.init(0), 2)
+        state, _ = sim.run_rounds(sim.init(0), 2)
         shared, _, mine = fedper_in_loops(2, own=("body",))
         chex.assert_trees_all_close(jax.device_get(state.server.head), shared["head"], atol=5e-6)
         for i in range(toy.CLIENTS):

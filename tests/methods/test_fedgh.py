@@ -70,7 +70,7 @@ class FedGHTest(chex.TestCase):
 
     def test_a_client_predicts_under_the_newest_head_or_its_own(self):
         sim, _, after = toy.reference("fedgh")
-        view = sim.view(sim.compiled.put(after), 3)
+        view = sim.client_view(sim.compiled.put(after), 3)
         x = toy.data().test.x[:4]
         own = jax.tree.map(lambda p: p[1], after.clients[1])
         newest = own._replace(params=own.params | {"head": after.server})

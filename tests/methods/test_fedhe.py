@@ -92,7 +92,7 @@ class FedHeTest(chex.TestCase):
         self.assertTrue(any(sent and set() < so_far[r] < set(range(K)) for r, sent in enumerate(sent_in)))
         self.assertTrue(any(sent and so_far[r] - sent for r, sent in enumerate(sent_in)))
         sim = simulate(2.0, dropout=0.75)
-        state, _ = sim.rounds(sim.init(seed), 4)
+        state, _ = sim.run_rounds(sim.init(seed), 4)
         state = jax.device_get(state)
         np.testing.assert_array_equal(state.server.known, known)
         chex.assert_trees_all_close(state.server.logits, taught, atol=1e-5)

@@ -107,7 +107,7 @@ def simulate(make, groups, seed=0, rounds=2, **settings):
     sim = simulator.Simulator(
         simulator.build_spec(groups, toy.data(), **{"plan": client_loop.Plan(1, 1), "cohort": 5, "dispatch": 4} | settings)
     )
-    state, records = sim.rounds(sim.init(seed), rounds)
+    state, records = sim.run_rounds(sim.init(seed), rounds)
     return sim, jax.device_get(state), records
 
 
@@ -260,7 +260,7 @@ class ClientTest(chex.TestCase):
         for compress in (True, False):
             make = build(compress=compress)
             sim = alone(make, toy.groups(make, True, task=toy.task_in_part), data=data, leave_out=True)
-            state, (record,) = sim.rounds(sim.init(0), 1)
+            state, (record,) = sim.run_rounds(sim.init(0), 1)
             self.assertEqual(record["server/left_out"], 1)
             teachers.append(jax.device_get(unwrap(state.server)).teacher)
         chex.assert_trees_all_close(*teachers, atol=1e-5)

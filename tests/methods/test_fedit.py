@@ -17,7 +17,7 @@ def adapted(data=None, **arguments):
     """Two rounds on an adapter without dropout."""
     groups = simulator.one_group(made(fedit, **arguments), toy.task_adapted(dropout=0.0), (data or toy.data()).clients)
     sim = simulator.Simulator(simulator.build_spec(groups, data or toy.data(), plan=client_loop.Plan(1, 1), dispatch=2))
-    state, _ = sim.rounds(sim.init(0), 2)
+    state, _ = sim.run_rounds(sim.init(0), 2)
     return sim, jax.device_get(state)
 
 

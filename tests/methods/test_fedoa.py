@@ -154,10 +154,10 @@ class FedOATest(chex.TestCase):
         for i in (0, 5):
             own = MODEL.init(jax.random.fold_in(jax.random.fold_in(key, FRESH), i))
             chex.assert_trees_all_close(one(begin, i), own, atol=1e-6)
-        state, _ = sim.rounds(state, 1)
+        state, _ = sim.run_rounds(state, 1)
         chex.assert_trees_all_equal(jax.device_get(state.clients[0]), begin)
         chex.assert_trees_all_close(state.server.net, Net(*fedavg_after(0, 1, weights="uniform", lr=0.1, momentum=0.5)), atol=2e-6)
-        state, _ = sim.rounds(state, 1)
+        state, _ = sim.run_rounds(state, 1)
         came = naive.cohort(0, 1, toy.CLIENTS, 5)
         moved = np.abs(jax.device_get(state.clients[0]).params["head"]["bias"] - begin.params["head"]["bias"]).max(1)
         self.assertEqual({i for i in range(8) if moved[i] > 0}, set(came))
@@ -189,7 +189,7 @@ class FedOATest(chex.TestCase):
             fedoa(task, optimizer=local_training.sgd(0.1), variant=variant).predict["personal"](w, v, data.arrays.x)["logits"]
             for variant in ("released", "default")
         )
-        net = jax.tree.map(lambda a, b: (a + b) / 2, *(task.model.whole(net) for net in (w, v)))  # what is frozen is the same
+        net = jax.tree.map(lambda a, b: (a + b) / 2, *(task.model.full_net(net) for net in (w, v)))  # what is frozen is the same
         model = build("vit", toy.CLASSES, (8, 8, 1), patch=4, width=8, depth=2, heads=2)
         np.testing.assert_allclose(found, model.apply(net, data.arrays.x)[0]["logits"], atol=1e-5)
         np.testing.assert_array_equal(alone, task.model.apply(v, data.arrays.x)[0]["logits"])

@@ -64,7 +64,7 @@ def simulate(build, statistics=True, **settings):
 def ended(build, statistics=True):
     """State after two rounds of the toy federation; `build` a method with its arguments, as `made` makes it."""
     sim = simulate(build, statistics)
-    state, _ = sim.rounds(sim.init(0), 2)
+    state, _ = sim.run_rounds(sim.init(0), 2)
     return jax.device_get(state)
 
 
@@ -76,7 +76,7 @@ def made(method, **arguments):
 def personalised(name, i):
     """What client i's personal model predicts with after two rounds, as a host copy."""
     sim, _, after = toy.reference(name)
-    return jax.device_get(sim.view(sim.compiled.put(after), i).holds["personal"])
+    return jax.device_get(sim.client_view(sim.compiled.put(after), i).holds["personal"])
 
 
 def personalise_key(i):

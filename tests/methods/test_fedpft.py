@@ -169,7 +169,7 @@ def simulate(rounds, **options):
             simulator.one_group(make, toy.task(D), toy.CLIENTS), toy.data(), plan=client_loop.Plan(1, 1), dispatch=rounds, cohort=5
         )
     )
-    state, _ = sim.rounds(sim.init(0), rounds)
+    state, _ = sim.run_rounds(sim.init(0), rounds)
     return jax.device_get(state)
 
 
@@ -351,7 +351,7 @@ class FedPftTest(chex.TestCase):
                 simulator.one_group(make, task, toy.CLIENTS), toy.data(), plan=client_loop.Plan(1, 1), dispatch=1, cohort=5
             )
         )
-        expected = jax.device_get(sim.rounds(sim.init(0), 1)[0].server.net)
+        expected = jax.device_get(sim.run_rounds(sim.init(0), 1)[0].server.net)
         mine = Net({**state.server.net.params, "transform": state.server.transform}, state.server.net.stats)
         chex.assert_trees_all_close(mine, expected, atol=1e-6)
 

@@ -70,7 +70,7 @@ class FedProxTest(chex.TestCase):
         sim = simulator.Simulator(
             simulator.build_spec(toy.groups(make), toy.data(), cohort=5, plan=client_loop.Plan(1, 1), dispatch=2)
         )
-        state, _ = sim.rounds(sim.init(0), 2)
+        state, _ = sim.run_rounds(sim.init(0), 2)
         chex.assert_trees_all_equal(jax.device_get(state.server.net), toy.reference("fedavg")[2].server.net)
 
     def test_the_first_step_is_fedavgs(self):

@@ -62,14 +62,14 @@ class FedRoDTest(chex.TestCase):
     def test_the_shared_part_never_notices_the_personal_heads(self):
         sim, before, state = toy.reference("fedrod")
         other = before._replace(clients=jax.tree.map(lambda x: x + 3, before.clients))
-        changed, _ = sim.rounds(sim.compiled.put(other), 2)
+        changed, _ = sim.run_rounds(sim.compiled.put(other), 2)
         changed = jax.device_get(changed)
         chex.assert_trees_all_equal(changed.server, state.server)
         self.assertGreater(np.abs(changed.clients[0]["bias"] - state.clients[0]["bias"]).max(), 1e-2)
 
     def test_a_personal_head_of_zero_predicts_as_the_generic_one(self):
         sim, before, _ = toy.reference("fedrod")
-        holds, x = sim.view(sim.compiled.put(before), 1).holds, toy.data().test.x
+        holds, x = sim.client_view(sim.compiled.put(before), 1).holds, toy.data().test.x
         algorithm = sim.spec.algorithm(0, sim.spec.host_arrays, 0)
         logits = [algorithm.predict[name](*holds[name], x)["logits"] for name in ("personal", "global")]
         np.testing.assert_allclose(*logits, atol=1e-6)

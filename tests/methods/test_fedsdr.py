@@ -75,7 +75,7 @@ class FedSDRTest(chex.TestCase):
         state = sim.init(0)
         begin = jax.device_get(state.clients[0])
         self.assertGreater(np.abs(begin.params["head"]["kernel"][0] - begin.params["head"]["kernel"][1]).max(), 1e-3)
-        state, _ = sim.rounds(state, 1)
+        state, _ = sim.run_rounds(state, 1)
         chex.assert_trees_all_equal(jax.device_get(state.clients[0]), begin)
 
     @parameterized.parameters(

@@ -229,7 +229,7 @@ def simulate(rounds, seed=0, *, cohort=5, dropout=0.0, **options):
             toy.groups(build), toy.data(), plan=client_loop.Plan(1, 1), dispatch=rounds, cohort=cohort, dropout=dropout
         )
     )
-    state, _ = sim.rounds(sim.init(seed), rounds)
+    state, _ = sim.run_rounds(sim.init(seed), rounds)
     return jax.device_get(state.server)
 
 
@@ -290,7 +290,7 @@ class FedSkcTest(chex.TestCase):
     def test_without_its_parts_it_is_fedavg(self):
         for weights, name in (("uniform", "fedavg_uniform"), ("samples", "fedavg")):
             sim = toy.simulate(name, optimizer=local_training.sgd(0.1))
-            state, _ = sim.rounds(sim.init(0), 2)
+            state, _ = sim.run_rounds(sim.init(0), 2)
             mine = simulate(2, weights=weights, **OFF)
             chex.assert_trees_all_close(mine.net, jax.device_get(state.server.net), atol=1e-6)
 
@@ -298,7 +298,7 @@ class FedSkcTest(chex.TestCase):
         """With one client, c~ is its own and its weight is 1."""
         server = simulate(3, cohort=1, lcl={"on": False}, gpr={"on": False})
         sim = toy.simulate("fedavg", optimizer=local_training.sgd(0.1), cohort=1, dispatch=3)
-        state, _ = sim.rounds(sim.init(0), 3)
+        state, _ = sim.run_rounds(sim.init(0), 3)
         chex.assert_trees_all_close(server.net, jax.device_get(state.server.net), atol=1e-6)
 
     def test_records_the_weights_of_the_aggregation(self):
@@ -323,7 +323,7 @@ class FedSkcTest(chex.TestCase):
         for on in (True, False):
             build = functools.partial(fedskc, optimizer=local_training.sgd(0.1), batch=toy.BATCH, epochs=1, gda={"on": on})
             sim = simulator.Simulator(simulator.build_spec(toy.groups(build), toy.data(), cohort=5))
-            record = sim.rounds(sim.init(0), 1)[1][0]
+            record = sim.run_rounds(sim.init(0), 1)[1][0]
             self.assertEqual([name in record for name in names], [on] * 3)
             if on:
                 self.assertLess(0, record["server/weight_min"])

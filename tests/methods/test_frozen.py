@@ -63,7 +63,7 @@ def test_a_client_is_exported_whole(run, tmp_path):
     assert said["model"] == PROMPTED
     model, net, _ = files.load_model(tmp_path / "client")
     _, simulation, state = experiment.load(run)
-    view = simulation.view(state, 1)
+    view = simulation.client_view(state, 1)
     x = np.asarray(simulation.spec.data.test.x[:9])
     wanted = view.predict("personal", view.holds["personal"], x)["logits"]
     np.testing.assert_allclose(model.apply(net, x)[0]["logits"], wanted, atol=1e-5)
@@ -83,7 +83,7 @@ def test_all_of_a_network_goes_on_from_the_file(backbone):
     config = settled(fedhpl.get_config("smoke"), PROMPTED)
     config.update(weights=str(backbone), train="all")
     simulation = experiment.build(config)
-    begun = simulation.spec.bound_groups[0].task.bind(simulation.spec.bound_groups[0].task.held, 0).model.init(jax.random.key(3))
+    begun = simulation.spec.bound_groups[0].task.bind(simulation.spec.bound_groups[0].task.bound_arrays, 0).model.init(jax.random.key(3))
     assert set(begun.params) == set(net.params) | {"prompts"}
     jax.tree.map(np.testing.assert_array_equal, begun.params["blocks"], net.params["blocks"])
 

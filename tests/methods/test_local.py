@@ -59,9 +59,9 @@ class LocalTest(chex.TestCase):
         alone = simulator.Simulator(
             simulator.build_spec(simulator.one_group(build, toy.task(), 1), data, plan=client_loop.Plan(1, 1))
         )
-        state, _ = alone.rounds(alone.init(seed), 2)
+        state, _ = alone.run_rounds(alone.init(seed), 2)
         among = toy.reference("local")[0]
-        with_others, _ = among.rounds(among.init(seed), 2)
+        with_others, _ = among.run_rounds(among.init(seed), 2)
         chex.assert_trees_all_close(tuple(jax.device_get(state.server.net)), of(jax.device_get(with_others), 0), atol=1e-6)
 
     def test_nothing_travels(self):

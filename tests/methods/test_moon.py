@@ -123,7 +123,7 @@ class MoonTest(chex.TestCase):
         sim = simulator.Simulator(simulator.build_spec(groups, toy.data(), cohort=5, plan=client_loop.Plan(1, 1), dispatch=2))
         state = sim.init(0)
         before = jax.device_get(state)
-        state, _ = sim.rounds(state, 2)
+        state, _ = sim.run_rounds(state, 2)
         chex.assert_trees_all_equal_shapes_and_dtypes(before, jax.device_get(state))
 
     def test_what_travels(self):

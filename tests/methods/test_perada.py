@@ -105,7 +105,7 @@ class PerAdaTest(chex.TestCase):
             )
             for more in ({}, {"distil": {"on": True, "rounds": 0, "epochs": 1, "batch": 4}})
         ]
-        plain, none = (jax.device_get(sim.rounds(sim.init(0), 1)[0]) for sim in sims)
+        plain, none = (jax.device_get(sim.run_rounds(sim.init(0), 1)[0]) for sim in sims)
         chex.assert_trees_all_close(plain.server.net, none.server.net, atol=1e-6)
 
     def test_whom_all_clients_equal_is_taught_nothing(self):
@@ -114,7 +114,7 @@ class PerAdaTest(chex.TestCase):
         plain = lambda lr, anneal: local_training.sgd(lr, anneal=anneal)
         kd = {"on": True, "epochs": 2, "batch": 4, "lr": 1.0, "temperature": 2.0}
         task = toy.task_with_public(statistics=False)
-        method = perada(task.bind(jax.device_put(task.held), 0), optimizer=local_training.sgd(0.1), distil=kd)
+        method = perada(task.bind(jax.device_put(task.bound_arrays), 0), optimizer=local_training.sgd(0.1), distil=kd)
         server = method.server_init(jax.random.key(0))
         cohort = Cohort(jnp.arange(3), jnp.array([4, 6, 0]))
         found = []
@@ -136,7 +136,7 @@ class PerAdaTest(chex.TestCase):
             simulator.build_spec(toy.groups(with_local_statistics(build), task=toy.task_with_public), toy.data(), cohort=5)
         )
         with self.assertRaisesRegex(ValueError, "^distil.on=True: with statistics='local' the server has no batch statistics"):
-            sim.rounds(sim.init(0), 1)
+            sim.run_rounds(sim.init(0), 1)
 
     def test_released_has_no_pull_and_begins_in_the_second_round(self):
         a, b = (ended(made(perada, lam=lam, variant="released")) for lam in (0.5, 5.0))
@@ -144,7 +144,7 @@ class PerAdaTest(chex.TestCase):
         sim = simulate(made(perada, variant="released"))
         state = sim.init(0)
         begin = jax.device_get(state.clients)
-        state, _ = sim.rounds(state, 1)
+        state, _ = sim.run_rounds(state, 1)
         chex.assert_trees_all_equal(jax.device_get(state.clients), begin)
 
     def test_what_travels(self):

@@ -131,7 +131,7 @@ class PFedGateTest(chex.TestCase):
         state = sim.init(0)
         gate = state.clients[0]
         wide = gate.params | {"last": {"scale": 0 * gate.params["last"]["scale"], "bias": gate.params["last"]["bias"] + 99}}
-        state, _ = sim.rounds(state._replace(clients=(gate._replace(params=wide),)), 2)
+        state, _ = sim.run_rounds(state._replace(clients=(gate._replace(params=wide),)), 2)
         chex.assert_trees_all_close(jax.device_get(state.server), toy.reference("fedavg")[2].server.net, atol=1e-6)
 
     def test_the_layout(self):

@@ -68,7 +68,7 @@ class PFedMeTest(chex.TestCase):
     def test_beta_moves_the_server_part_of_the_way(self):
         settings = dict(lam=2.0, inner_steps=2, outer_lr=0.3, epochs=2)
         sims = [simulate(made(pfedme, beta=beta, **settings)) for beta in (0.0, 0.4, 1.0)]
-        states = [jax.device_get(sim.rounds(sim.init(0), 1)[0]) for sim in sims]
+        states = [jax.device_get(sim.run_rounds(sim.init(0), 1)[0]) for sim in sims]
         none, some, all_ = (np.asarray(state.server.net.params["head"]["kernel"]) for state in states)
         chex.assert_trees_all_close(some - none, 0.4 * (all_ - none), atol=1e-6)
         np.testing.assert_array_equal(none, MODEL.init(naive.stream(0, naive.INIT)).params["head"]["kernel"])
@@ -78,7 +78,7 @@ class PFedMeTest(chex.TestCase):
         """Beyond them a variance would be below 0."""
         settings = dict(lam=2.0, inner_steps=2, outer_lr=0.3, epochs=2)
         sims = [simulate(made(pfedme, beta=beta, **settings)) for beta in (1.0, 2.0)]
-        one, two = (jax.device_get(sim.rounds(sim.init(0), 1)[0].server.net) for sim in sims)
+        one, two = (jax.device_get(sim.run_rounds(sim.init(0), 1)[0].server.net) for sim in sims)
         chex.assert_trees_all_equal(one.stats, two.stats)
         begun = MODEL.init(naive.stream(0, naive.INIT)).params
         chex.assert_trees_all_close(
@@ -95,7 +95,7 @@ class PFedMeTest(chex.TestCase):
         build = made(pfedme, lam=lam, inner_steps=3, outer_lr=0.05, epochs=2, optimizer=local_training.sgd(1 / lam))
         w = fedavg_after(0, 1, weights="uniform", lr=0.05, momentum=0.0)
         sim = simulate(build)
-        state, _ = sim.rounds(sim.init(0), 1)
+        state, _ = sim.run_rounds(sim.init(0), 1)
         chex.assert_trees_all_close(state.server.net.params, w[0], atol=2e-3)
 
     def test_every_setting_moves_theta(self):
@@ -127,11 +127,11 @@ class PFedMeTest(chex.TestCase):
         sim = simulate(made(pfedme, lam=0.5, outer_lr=0.2, epochs=2, variant="released"))
         state = sim.init(0)
         begin = jax.device_get(state.clients[0])
-        state, _ = sim.rounds(state, 1)
+        state, _ = sim.run_rounds(state, 1)
         chex.assert_trees_all_equal(jax.device_get(state.clients[0]), begin)
         w = fedavg_after(0, 1, weights="uniform", lr=0.1, momentum=0.5)
         chex.assert_trees_all_close(tuple(state.server.net), w, atol=2e-6)
-        state, _ = sim.rounds(state, 1)
+        state, _ = sim.run_rounds(state, 1)
         clients, moves, stats = naive.rows(toy.data()), [], []
         for i in naive.cohort(0, 1, len(clients), 5):
             own = MODEL.init(jax.random.fold_in(jax.random.fold_in(naive.stream(0, naive.INIT), FRESH), i))
@@ -144,9 +144,9 @@ class PFedMeTest(chex.TestCase):
 
     def test_released_without_lambda_the_server_stays_after_the_first_round(self):
         sim = simulate(made(pfedme, lam=0.0, epochs=2, variant="released"))
-        first, _ = sim.rounds(sim.init(0), 1)
+        first, _ = sim.run_rounds(sim.init(0), 1)
         first = jax.device_get(first)
-        last, _ = sim.rounds(sim.compiled.put(first), 1)
+        last, _ = sim.run_rounds(sim.compiled.put(first), 1)
         chex.assert_trees_all_equal(jax.device_get(last.server.net.params), first.server.net.params)
 
     def test_what_travels(self):

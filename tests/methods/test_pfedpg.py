@@ -118,12 +118,12 @@ class PFedPGTest(chex.TestCase):
 
     def test_a_client_predicts_by_its_newest_prompts(self):
         sim, _, after = toy.reference("pfedpg")
-        view, x = sim.view(sim.compiled.put(after), 3), toy.data().test.x[:4]
+        view, x = sim.client_view(sim.compiled.put(after), 3), toy.data().test.x[:4]
         mine = jax.tree.map(lambda p: p[3], after.clients[0])
         net = mine._replace(params=mine.params | {"prompts": generated(after.server, 3)})
         found = view.predict("personal", view.holds["personal"], x)["logits"]
         chex.assert_trees_all_close(found, MODEL.apply(net, x)[0]["logits"], atol=1e-5)
-        local = sim.view(sim.compiled.put(after), 3, trained=True)
+        local = sim.client_view(sim.compiled.put(after), 3, trained=True)
         self.assertGreater(np.abs(local.predict("personal", local.holds["personal"], x)["logits"] - found).max(), 1e-3)
 
     def test_numbers(self):

@@ -75,7 +75,7 @@ class PFedPTTest(chex.TestCase):
         sim = simulate(made(pfedpt, pad=1, epochs=2, prompt_epochs=0))
         state = sim.init(0)
         state = state._replace(clients=jax.tree.map(jnp.zeros_like, state.clients))
-        state, _ = sim.rounds(state, 2)
+        state, _ = sim.run_rounds(state, 2)
         chex.assert_trees_all_close(jax.device_get(state.server), toy.reference("fedavg")[2].server.net, atol=1e-6)
 
     def test_each_phase_moves_its_own(self):

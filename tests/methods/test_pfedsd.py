@@ -62,7 +62,7 @@ class PFedSDTest(chex.TestCase):
         ends = []
         for name in ("pfedsd", "fedavg"):
             sim, before, _ = toy.reference(name)
-            state, _ = sim.rounds(sim.compiled.put(before), 1)
+            state, _ = sim.run_rounds(sim.compiled.put(before), 1)
             ends.append(jax.device_get(state.server.net))
         chex.assert_trees_all_close(*ends, atol=1e-7)
 

@@ -61,7 +61,7 @@ def paper():
     states = [sim.init(2)]
     for _ in range(3):
         before = jax.device_get(states[-1])
-        state, _ = sim.rounds(states[-1], 1)
+        state, _ = sim.run_rounds(states[-1], 1)
         states = [*states[:-1], before, state]
     return [jax.device_get(s) for s in states]
 
@@ -112,7 +112,7 @@ class ScaffoldTest(chex.TestCase):
         sim, before, _ = toy.reference("scaffold")
         state = before
         for _ in range(2):
-            state, _ = sim.rounds(sim.compiled.put(state), 1)
+            state, _ = sim.run_rounds(sim.compiled.put(state), 1)
             state = jax.device_get(state)
             nothing = functools.partial(jax.tree.map, np.zeros_like)
             state = state._replace(server=state.server._replace(c=nothing(state.server.c)), clients=nothing(state.clients))
@@ -128,7 +128,7 @@ class ScaffoldTest(chex.TestCase):
         state = sim.init(0)
         for _ in range(3):
             net = jax.device_get(state.server.net)
-            state, _ = sim.rounds(state, 1)
+            state, _ = sim.run_rounds(state, 1)
             gradients = [naive.gradient(PLAIN, naive.nothing)(net.params, {}, x, y, ())[0] for x, y in naive.rows(toy.data())]
             expected = naive.plus(net.params, naive.mean(gradients, [1] * len(gradients)), -lr)
             chex.assert_trees_all_close(state.server.net.params, expected, atol=2e-6)
@@ -142,7 +142,7 @@ class ScaffoldTest(chex.TestCase):
         sim = simulator.Simulator(
             simulator.build_spec(simulator.one_group(build, task, 1), divided(rows), plan=client_loop.Plan(1, 1))
         )
-        state, _ = sim.rounds(sim.init(1), 3)
+        state, _ = sim.run_rounds(sim.init(1), 3)
         x, y = toy.data().train.x[rows], toy.data().train.y[rows]
         w = tuple(MODEL.init(naive.stream(1, naive.INIT)))
         for r in range(3):

@@ -116,13 +116,13 @@ def knowledge(context: AnalysisContext, load: RunLoader) -> list[Path]:
         client = 0 if context.clients is None else context.clients[0]
         x, y = simulation.spec.data.test
         rows = np.unique(np.linspace(0, len(y) - 1, min(len(y), KNOWLEDGE_ROWS)).round().astype(int))
-        view = simulation.view(state, client, trained=True)
+        view = simulation.client_view(state, client, trained=True)
         model = analysis.model_of(simulation, state, context.model)
         views = {"local": (view, *analysis.class_knowledge(simulation, view, model))}
         known = getattr(state.server, "known", None)
         if hasattr(state.server, "knowledge") and known is not None and np.any(known) and "global" in view.holds:
             classes = np.flatnonzero(known)
-            views["global"] = (simulation.view(state, client), np.asarray(state.server.knowledge)[classes], classes)
+            views["global"] = (simulation.client_view(state, client), np.asarray(state.server.knowledge)[classes], classes)
         for name_of_view, (view_shown, landmarks, classes) in views.items():
             outputs = analysis.outputs(view_shown, model, x[rows], simulation.spec.batches.test)
             points = outputs["logits"] if outputs["logits"].shape[1] == landmarks.shape[1] else outputs["features"]
@@ -178,7 +178,7 @@ def plane(context: AnalysisContext, load: RunLoader) -> list[Path]:
         model = analysis.model_of(simulation, state, context.model)
         x = jax.tree.map(lambda a: np.asarray(a[:8]), simulation.spec.data.test.x)
         for client in range(simulation.spec.population) if context.clients is None else context.clients:
-            nets.append(find_trained_network(simulation.view(state, client), model, x))
+            nets.append(find_trained_network(simulation.client_view(state, client), model, x))
             run_of_net.append(label)
             if model == "global":
                 break

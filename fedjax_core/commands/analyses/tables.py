@@ -39,7 +39,7 @@ def collect_answers(
     x = jax.tree.map(lambda a: np.asarray(a[:8]), simulation.spec.data.test.x)
     records = []
     for client in [0] if model == "global" and is_shared else simulation.spec.scored_clients().tolist():
-        view, rows = simulation.view(state, client), simulation.spec.data.test_index[client].tolist()
+        view, rows = simulation.client_view(state, client), simulation.spec.data.test_index[client].tolist()
         params = language.generation_params(prepared, adapter, view.task.frozen, find_trained_network(view, model, x))
         texts = language.generate_answers(prepared, params, rows, simulation.spec.batches.test, beams=beams)
         examples = [prepared.divided.test[row] for row in rows]

@@ -206,7 +206,7 @@ def source_files(config: dict[str, Any]) -> Sequence[Path]:
     with registry.record_lookups() as lookups:
         resolved = experiment.resolve(ConfigDict(lists_to_tuples(config)))
     files = {place.file for place in code_fingerprint.find_sources(lookups)} | set(code_fingerprint.find_own_files(lookups))
-    of_texts = [network.found() for network in resolved.networks if network.found.function is language.Spec]
+    of_texts = [network.resolved() for network in resolved.networks if network.resolved.function is language.Spec]
     files |= {file.resolve() for file in map(language.describe_model, of_texts) if file.is_file()}
     for package in ("fedjax_core", "methods"):
         files |= {file for file in (HOME / package).rglob("*.py") if "reporting" not in file.parts}

@@ -44,7 +44,7 @@ def make_simulation(config: Any, target: device_targets.Target, counts: mock_dat
     if config.plan.devices is None and len({device.process_index for device in devices}) > 1:
         config.plan.devices = len(devices)
     return build_simulator.build(
-        config, shapes_only=True, devices=devices, kind=mock_data.mock_pipeline(experiment.resolve(config), counts)
+        config, shapes_only=True, devices=devices, pipeline=mock_data.mock_pipeline(experiment.resolve(config), counts)
     )
 
 
@@ -53,7 +53,7 @@ def describe_simulation(sim: Simulator, lanes: int = 1) -> dict[str, Any]:
     alone = find_vmap_obstacle(sim) if lanes > 1 else ""
     lanes = 1 if alone else lanes
     first = sim.spec.mesh.devices.flat[0]
-    chip, sizes = data_placement.device_spec(first), RaggedIndex.of(sim.spec.data.train_index).size
+    chip, sizes = data_placement.device_spec(first), RaggedIndex.from_lists(sim.spec.data.train_index).size
     if chip is not None and first not in jax.devices():
         limit = chip.memory
     else:
@@ -98,7 +98,7 @@ def trace_programs(sim: Simulator, parts: tuple[str, ...], lanes: int = 1) -> di
     traced_programs = aot.trace_programs(sim, parts)
     if lanes > 1:
         several = VmappedSeeds(sim, lanes)
-        rounds = {aot.ROUND: several.traced, aot.SCORED_ROUND: functools.partial(several.traced, True)}
+        rounds = {aot.ROUND: several.trace, aot.SCORED_ROUND: functools.partial(several.trace, True)}
         traced_programs |= {name: traced for name, traced in rounds.items() if name in traced_programs}
     return traced_programs
 
@@ -133,7 +133,7 @@ def analyze_program(traced: Any, sim: Simulator, active_share: float = 1.0) -> d
     hlo, sizes = hlo_analysis.Program(hlo_text), compiled.memory_analysis()
     if sizes is None:
         raise ValueError("this version of jax does not report the memory of compiled programs")
-    clients = hlo_analysis.ClientLoops(RaggedIndex.of(sim.spec.data.train_index).size, active_share)
+    clients = hlo_analysis.ClientLoops(RaggedIndex.from_lists(sim.spec.data.train_index).size, active_share)
     need = sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
     return {
         "fits": True,

@@ -158,7 +158,7 @@ def delete_checkpoints(folder: Path, study: Study, keep: Container[str]) -> None
             continue
         try:
             for name in (CHECKPOINTS, SELECTED):
-                Checkpoints(workdir / name, writer=True).cut(0)
+                Checkpoints(workdir / name, writer=True).delete_after(0)
             mark.unlink(missing_ok=True)
         finally:
             lock.close()

@@ -162,7 +162,7 @@ def grouped_dirichlet(
     sizes = np.array([len(part) for part in parts])
     if equal_sizes:
         sizes = apportion(len(labels), np.ones(clients))
-    return RaggedIndex.cut(np.concatenate(parts), sizes)
+    return RaggedIndex.split(np.concatenate(parts), sizes)
 
 
 def pathological(
@@ -252,7 +252,7 @@ def shards(labels: np.ndarray, clients: int, seed: int, *, shards_per_client: At
     shard_size, more = divmod(len(labels), number)
     whose = np.empty(number, np.int64)  # each shard
     whose[rng.permutation(number)] = np.repeat(np.arange(clients), shards_per_client)
-    return RaggedIndex.dealt(by_label, np.repeat(whose, shard_size + (np.arange(number) < more)), clients)
+    return RaggedIndex.group_by_client(by_label, np.repeat(whose, shard_size + (np.arange(number) < more)), clients)
 
 
 def _fit_equal_sizes(rows: np.ndarray, log_share: np.ndarray) -> np.ndarray:
@@ -308,4 +308,4 @@ def _deal(labels: np.ndarray, classes: np.ndarray, table: np.ndarray, rng: np.ra
     rows = np.concatenate([of_class[: numbers.sum()] for of_class, numbers in zip(shuffled, table, strict=True)])
     everyone = np.arange(table.shape[1])
     whose = np.concatenate([np.repeat(everyone, numbers) for numbers in table])
-    return RaggedIndex.dealt(rows, whose, len(everyone))
+    return RaggedIndex.group_by_client(rows, whose, len(everyone))

@@ -108,4 +108,4 @@ def _rows_of(ids: np.ndarray, chosen: np.ndarray) -> RaggedIndex:
     lists = RaggedIndex(order, first, np.searchsorted(ids, chosen, "right") - first)
     if lists.total == len(order):
         return lists
-    return RaggedIndex(lists.joined(), np.cumsum(lists.size) - lists.size, lists.size)
+    return RaggedIndex(lists.concatenate(), np.cumsum(lists.size) - lists.size, lists.size)

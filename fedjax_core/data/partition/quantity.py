@@ -35,7 +35,7 @@ def iid(labels: np.ndarray, clients: int, seed: int) -> RaggedIndex:
     """
     labels = check_labels(labels, clients)
     size, more = divmod(len(labels), clients)
-    return RaggedIndex.cut(make_generator(seed, "iid").permutation(len(labels)), size + (np.arange(clients) < more))
+    return RaggedIndex.split(make_generator(seed, "iid").permutation(len(labels)), size + (np.arange(clients) < more))
 
 
 def quantity_skew(
@@ -72,7 +72,7 @@ def quantity_skew(
 
     concentration = check_concentration(alpha, clients, "client")
     sizes = draw_until_min_size(draw, "quantity_skew", concentration, min_size, len(labels), clients, max_tries)[0]
-    return RaggedIndex.cut(rng.permutation(len(labels)), sizes)
+    return RaggedIndex.split(rng.permutation(len(labels)), sizes)
 
 
 def long_tail(labels: np.ndarray, seed: int, *, rho: float) -> np.ndarray:

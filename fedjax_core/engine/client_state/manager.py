@@ -46,7 +46,7 @@ class OffloadedStates:
     def __init__(self, initial: PyTree, stores: Sequence[HostStore], shards: Sequence[StateShards] | None = None):
         self.initial, self.stores, self.shards = initial, list(stores), shards
 
-    def touched(self) -> list[int]:
+    def touched_counts(self) -> list[int]:
         """Returns per group how many clients were touched."""
         return [int(store.touched.sum()) for store in self.stores]
 
@@ -66,15 +66,15 @@ class OffloadedStates:
             store.unpack(packed_store)
 
     @property
-    def most(self) -> int:
+    def max_piece_bytes(self) -> int:
         """The most bytes of a piece, unless one state is larger."""
         return PART * (1 if self.shards is None else jax.process_count())
 
-    def changed(self) -> int:
+    def changed_bytes(self) -> int:
         """Returns the bytes of states that changed since they were last saved, in all processes."""
         return sum(int(store.changed.sum()) * store.state_bytes for store in self.stores)
 
-    def live(self) -> dict[int, int]:
+    def live_bytes(self) -> dict[int, int]:
         """Returns by part of the last checkpoint the bytes of states that are still as saved there, in all processes.
 
         A part without such states is left out.
@@ -85,7 +85,7 @@ class OffloadedStates:
             live.update({int(part): int(counts[part]) * store.state_bytes for part in np.flatnonzero(counts)})
         return dict(live)
 
-    def pieces(self, again: Collection[int] | None) -> list[Piece]:
+    def make_pieces(self, again: Collection[int] | None) -> list[Piece]:
         """Returns the states to save, in pieces of at most `most` bytes; the same in all processes.
 
         Args:
@@ -96,23 +96,23 @@ class OffloadedStates:
         for g, store in enumerate(self.stores):
             chosen = store.touched if again is None else store.changed
             chosen = chosen | (store.touched & np.isin(store.part, list(again))) if again else chosen
-            slots, step = np.flatnonzero(chosen).astype(np.int32), max(1, self.most // store.state_bytes)
+            slots, step = np.flatnonzero(chosen).astype(np.int32), max(1, self.max_piece_bytes // store.state_bytes)
             pieces += [Piece(g, slots[begin : begin + step]) for begin in range(0, len(slots), step)]
         return pieces
 
-    def parts(self, pieces: Sequence[Piece]) -> Iterator[dict[str, np.ndarray]]:
+    def read_pieces(self, pieces: Sequence[Piece]) -> Iterator[dict[str, np.ndarray]]:
         """Yields the states of each piece as named arrays, as `take` reads them; each process those that it writes."""
         for g, slots in pieces:
             slots = slots if self.shards is None else slots[self.shards[g].writes(slots)]
             leaves = jax.tree.leaves(self.stores[g].read(slots)[0])
             yield {f"{g}/places": slots} | {f"{g}/{index:05d}": leaf for index, leaf in enumerate(leaves)}
 
-    def wanted(self, part: Mapping[str, np.ndarray]) -> list[str]:
+    def wanted_arrays(self, part: Mapping[str, np.ndarray]) -> list[str]:
         """Returns the names that `take` reads of a part: only the slots if none of its states is kept here."""
         name, store = self._find_store(part)
         return list(part) if store.keeps is None or store.keeps(part[name]).any() else [name]
 
-    def take(self, number: int, part: Mapping[str, np.ndarray]) -> None:
+    def load_part(self, number: int, part: Mapping[str, np.ndarray]) -> None:
         """Restores one of `parts`, in their order.
 
         Args:
@@ -138,7 +138,7 @@ class OffloadedStates:
         (name,) = [name for name in part if name.endswith("/places")]
         return name, self.stores[int(name.partition("/")[0])]
 
-    def saved(self, pieces: Sequence[Piece] = (), first: int = 0) -> None:
+    def mark_saved(self, pieces: Sequence[Piece] = (), first: int = 0) -> None:
         """Marks all states as saved; `pieces` were written, into parts numbered from `first`."""
         for number, (g, slots) in enumerate(pieces, first):
             self.stores[g].part[slots] = number

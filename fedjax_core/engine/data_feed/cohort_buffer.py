@@ -95,7 +95,7 @@ def pack(reader: ExampleReader, tables: Sequence[IndexTable], ids: np.ndarray, c
         mask = ids < len(table.size)
         known = np.where(mask, ids, 0)
         size = np.where(mask, table.size[known], 0).astype(np.int32)
-        rows.append(RaggedIndex(np.asarray(table.rows), np.asarray(table.start)[known], size).joined())
+        rows.append(RaggedIndex(np.asarray(table.rows), np.asarray(table.start)[known], size).concatenate())
         ends = begin + np.cumsum(size)
         buffer_tables.append(BufferTable(ids, (ends - size).astype(np.int32), size, table.most))
         begin = int(ends[-1]) if len(ends) else begin

@@ -40,7 +40,7 @@ class IndexTable:
 def make_index_table(lists: RaggedIndex) -> IndexTable:
     """Returns the table of some lists, on the host; it shares their memory."""
     most = max(1, int(lists.size.max(initial=0)))
-    return IndexTable(lists.followed(most), lists.start, lists.size, most)
+    return IndexTable(lists.append_zeros(most), lists.start, lists.size, most)
 
 
 class DeviceArrays(NamedTuple):
@@ -92,24 +92,24 @@ def make_host_arrays(
     slots = tuple(np.full(population + 1, len(ids), np.int32) for ids in clients)
     for slots_of_group, ids in zip(slots, clients, strict=True):
         slots_of_group[ids] = np.arange(len(ids))
-    tests = () if episodes is None else episodes.fixed(np.asarray(data.test.y))
+    tests = () if episodes is None else episodes.draw_test_episodes(np.asarray(data.test.y))
     train_table, test_table = _tabulate(data.train_index), _tabulate(data.test_index)
     arrays = DeviceArrays(tasks, slots, data.train, *train_table, data.test, *test_table, tests)
     if data.unseen is not None:
         index, size = _tabulate(data.unseen.train_index)
         test_index, test_size = _tabulate(data.unseen.test_index)
         arrays = arrays._replace(unseen_index=index, unseen_size=size, unseen_test_index=test_index, unseen_test_size=test_size)
-    validation = RaggedIndex.of(data.validation_index)
+    validation = RaggedIndex.from_lists(data.validation_index)
     if not validation.total:
         return arrays
     return arrays._replace(
         validation_index=make_index_table(validation),
         validation_size=validation.size,
-        validation_rows=np.unique(validation.joined()),
+        validation_rows=np.unique(validation.concatenate()),
     )
 
 
 def _tabulate(lists: Any) -> tuple[IndexTable, np.ndarray]:
     """Returns the table of some lists, and their sizes."""
-    lists = RaggedIndex.of(lists)
+    lists = RaggedIndex.from_lists(lists)
     return make_index_table(lists), lists.size

@@ -85,7 +85,7 @@ def put(tree: PyTree, mesh: Mesh, shardings: PyTree = None) -> PyTree:
 
 def _put_leaf(leaf: Any, sharding: Any) -> Array:
     if isinstance(leaf, LazyArray):
-        return leaf.placed(sharding)
+        return leaf.put(sharding)
     array = np.asarray(leaf)
     if sharding.is_fully_addressable:
         return jax.device_put(array, sharding)

@@ -18,7 +18,7 @@ def model_of(simulation: Simulator, state: State, model: str | None = None) -> s
     Raises:
       ValueError: the method has no such predictor.
     """
-    return choose_model(simulation.view(state, 0), model)
+    return choose_model(simulation.client_view(state, 0), model)
 
 
 def choose_model(view: ClientView, model: str | None) -> str:
@@ -110,7 +110,7 @@ def class_accuracies(
     correct, total = np.zeros((2, data.clients, data.classes), np.int64)
 
     def is_correct(client: int, rows: np.ndarray) -> np.ndarray:
-        predicted = outputs(simulation.view(state, client), model, take_examples(x, rows), batch, most)
+        predicted = outputs(simulation.client_view(state, client), model, take_examples(x, rows), batch, most)
         return get_output(predicted, "logits").argmax(-1) == y[rows]
 
     shared = is_correct(0, everything) if model == "global" and len(y) else None  # one model for all clients

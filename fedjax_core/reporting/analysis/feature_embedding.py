@@ -63,7 +63,7 @@ def features(
         rows = evenly_spaced(index[i], most)
         if len(rows):
             largest = min(most, max_examples(index))
-            predicted = outputs(simulation.view(state, i), model, take_examples(x, rows), eval_batch_size(simulation), largest)
+            predicted = outputs(simulation.client_view(state, i), model, take_examples(x, rows), eval_batch_size(simulation), largest)
             parts.append(Points(get_output(predicted, key), y[rows], np.full(len(rows), i)))
     if not parts:
         whose = "no client" if clients is None else f"none of clients {', '.join(map(str, clients))}"
@@ -111,7 +111,7 @@ def attention(
     Raises:
       ValueError: the model has no attention output, or the client has no test examples.
     """
-    model, view = model_of(simulation, state, model), simulation.view(state, client)
+    model, view = model_of(simulation, state, model), simulation.client_view(state, client)
     rows, (x, y) = evenly_spaced(simulation.spec.data.test_index[client], most), simulation.spec.data.test
     if not len(rows):
         raise ValueError(f"client {client} has no test examples")

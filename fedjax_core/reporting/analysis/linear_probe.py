@@ -65,7 +65,7 @@ def _refit(simulation: Simulator, state: State, model: str | None, key: str, pen
         train, test = data.train_index[i], data.test_index[i]
         if not len(train) or not len(test):
             continue
-        view = simulation.view(state, i)
+        view = simulation.client_view(state, i)
         predicted = outputs(view, model, take_examples(data.train.x, train), batch, most)
         f = get_output(predicted, key)
         scale = f.mean(0), np.maximum(f.std(0), 1e-6)

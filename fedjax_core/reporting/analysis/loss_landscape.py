@@ -66,7 +66,7 @@ def landscape(
     """
     model = model_of(simulation, state, model)
     require_classes(simulation, "the landscape")
-    view = simulation.view(state, client)
+    view = simulation.client_view(state, client)
     is_net = lambda x: isinstance(x, Net)
     centre = [net.params for net in find_nets(view.holds[model])]
     if not centre:
@@ -168,7 +168,7 @@ def surroundings(
     Raises:
       ValueError: the method has no global model, or as `plane`.
     """
-    view = simulation.view(state, 0)
+    view = simulation.client_view(state, 0)
     x = take_examples(simulation.spec.data.test.x, np.arange(min(8, len(simulation.spec.data.test.y))))
     centre = find_trained_network(view, choose_model(view, "global"), x)
     found = plane(centre, others)

@@ -62,7 +62,7 @@ def sizes(simulation: Simulator) -> list[dict[str, Any]]:
     """
     rows = []
     for g, (group, shape) in enumerate(zip(simulation.spec.bound_groups, simulation.spec.shapes.groups, strict=True)):
-        whole = jax.eval_shape(functools.partial(_init_whole, group), group.task.held, jax.random.key(0))
+        whole = jax.eval_shape(functools.partial(_init_whole, group), group.task.bound_arrays, jax.random.key(0))
         body = {name: entry for name, entry in whole.params.items() if name not in ("prompts", "head")}
         numbers = {
             "whole": _count(whole.params),
@@ -78,7 +78,7 @@ def sizes(simulation: Simulator) -> list[dict[str, Any]]:
 
 def _init_whole(group: Group, held: PyTree, key: Array) -> Net:
     model = group.task.bind(held, 0).model
-    return model.whole(model.init(key))
+    return model.full_net(model.init(key))
 
 
 def _count_trained(simulation: Simulator, g: int) -> int:
@@ -91,7 +91,7 @@ def _count_trained(simulation: Simulator, g: int) -> int:
 
     index, number = jax.ShapeDtypeStruct((max(map(len, data.train_index)),), np.int32), jax.ShapeDtypeStruct((), np.int32)
     with count_trainable() as counter:
-        jax.eval_shape(update, group.task.held, data.train, index, number, shape.sent, shape.client, jax.random.key(0))
+        jax.eval_shape(update, group.task.bound_arrays, data.train, index, number, shape.sent, shape.client, jax.random.key(0))
     return counter.count
 
 

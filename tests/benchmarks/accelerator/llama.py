@@ -72,7 +72,7 @@ def simulation(folder: str, chunk: int, batch: int, toy: bool) -> tuple[Simulato
         made = kind.task(*given)
         return dataclasses.replace(made, frozen=jax.device_get(drawn(made.frozen)))
 
-    made = build_simulator.build(config, kind=kind._replace(federated=texts, task=task))
+    made = build_simulator.build(config, pipeline=kind._replace(federated=texts, task=task))
     tokens = config.data.clients * rows * config.method.epochs * limit
     return made, tokens, sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(made.spec.bound_groups[0].task.frozen))
 

@@ -57,7 +57,7 @@ def config(toy: bool, config: str, repeats: int = 2) -> dict[str, Any]:
     made = experiment_config(config, "smoke" if toy else "paper")
     if toy:
         made.models, made.plan.devices, made.data.clients = ("mlp(widths=(4,))",), 1, 4
-    simulation = build_simulator.build(made, kind=mock_data.mock_pipeline(experiment.resolve(made)))
+    simulation = build_simulator.build(made, pipeline=mock_data.mock_pipeline(experiment.resolve(made)))
     return {"config": config, "published_rounds": made.rounds} | timed(simulation, 1, toy, repeats)
 
 
@@ -102,11 +102,11 @@ def timed(simulation: Simulator, number: int, toy: bool, repeats: int = REPEATS)
     """Seconds a round after a warm-up, what compiling took, the plan that came to fit, and the device's memory."""
     ours.Compiling.seconds, began = 0.0, time.perf_counter()
     state = simulation.init(0)
-    state, _ = simulation.rounds(state, number)
+    state, _ = simulation.run_rounds(state, number)
     first, compiled, seconds = time.perf_counter() - began, ours.Compiling.seconds, []
     for _ in range(1 if toy else repeats):
         start = time.perf_counter()
-        state, records = simulation.rounds(state, number)
+        state, records = simulation.run_rounds(state, number)
         jax.block_until_ready(state)
         seconds.append((time.perf_counter() - start) / number)
     simulation.release()

@@ -123,7 +123,7 @@ def test_clients_models_are_their_own(local, tmp_path, digits):
         model, net, description = files.load_model(tmp_path / "m")
         assert said["model"] == description["model"] == f"mlp(widths=({8 + client % 2},))"
         assert (description["predictor"], description["client"]) == ("personal", client)
-        view = simulation.view(state, client)
+        view = simulation.client_view(state, client)
         wanted = view.predict("personal", view.holds["personal"], digits.x[:5])["logits"]
         np.testing.assert_allclose(model.apply(net, digits.x[:5])[0]["logits"], wanted, atol=1e-5)
         jax.tree.map(np.testing.assert_array_equal, net, view.holds["personal"][1])
@@ -137,7 +137,7 @@ def test_a_model_that_is_more_than_one_network(tmp_path, digits, capfd):
     np.save(npy, digits.x[:50])
     found = predict.predict(out, npy, batch=20)
     _, simulation, state = experiment.load(str(place), None)
-    view = simulation.view(state, 1)
+    view = simulation.client_view(state, 1)
     logits = np.asarray(view.predict("personal", view.holds["personal"], digits.x[:50])["logits"])
     assert [row["class"] for row in found] == [str(label) for label in logits.argmax(1)]
     assert export.main([str(place), f"--out={out}", "--client=1", "--layout=timm"]) == 1
@@ -181,7 +181,7 @@ def test_the_inputs_of_a_poisoned_run_are_scaled_as_they_were(tmp_path, digits):
     export.export(place, tmp_path / "model")
     model, net, description = files.load_model(tmp_path / "model")
     _, simulation, state = experiment.load(str(place), None)
-    view = simulation.view(state, 0)
+    view = simulation.client_view(state, 0)
     wanted = view.predict("global", view.holds["global"], digits.x[:5])["logits"]
     np.testing.assert_allclose(model.apply(net, digits.x[:5])[0]["logits"], wanted, atol=1e-5)
     own = experiment.dataset(fedavg_config.get_config("smoke")).train

@@ -164,7 +164,7 @@ def test_repeats_cost_no_more_than_their_part():
 def test_clients_with_the_same_rows_hold_the_same_back():
     """However many they are, each keeps what it would keep alone."""
     rows = np.arange(0, 240, 2, dtype=np.int32)
-    whole = federated_data.from_index(DATA, RaggedIndex.same(rows, 30_000), RaggedIndex.same(rows[:3], 30_000))
+    whole = federated_data.from_index(DATA, RaggedIndex.repeat(rows, 30_000), RaggedIndex.repeat(rows[:3], 30_000))
     data = client_validation_split.hold_out_validation(whole, 0.25, 0)
     assert {len(mine) for mine in data.validation_index} == {30}
     assert len(np.unique(data.validation_index[0])) == 30

@@ -14,7 +14,7 @@ LISTS = [[4, 5, 6], [], [2], [7, 8], []]
 
 
 def test_they_read_like_a_tuple_of_arrays():
-    lists = RaggedIndex.of(LISTS)
+    lists = RaggedIndex.from_lists(LISTS)
     assert [rows.tolist() for rows in lists] == LISTS
     assert [rows.tolist() for rows in lists[1:4]] == LISTS[1:4]
     assert lists[-2].tolist() == [7, 8]
@@ -22,34 +22,34 @@ def test_they_read_like_a_tuple_of_arrays():
     assert (len(lists), lists.total) == (5, 6)
     with pytest.raises(IndexError):
         lists[5]
-    assert RaggedIndex.of(lists) is lists
-    assert len(RaggedIndex.of([])) == 0
+    assert RaggedIndex.from_lists(lists) is lists
+    assert len(RaggedIndex.from_lists([])) == 0
 
 
 def test_a_list_that_all_share_is_there_once():
     everything = np.arange(100, dtype=np.int32)
-    lists = RaggedIndex.of([everything, np.array([3]), everything])
+    lists = RaggedIndex.from_lists([everything, np.array([3]), everything])
     assert len(lists.rows) == 101
     assert lists.total == 201
     assert lists[2].tolist() == list(range(100))
-    counts = lists.counts(np.arange(100) % 3, 3)
+    counts = lists.count_labels(np.arange(100) % 3, 3)
     assert counts.tolist() == [[34, 33, 33], [1, 0, 0], [34, 33, 33]]
 
 
 def test_some_clients_rows_together():
-    lists = RaggedIndex.of(LISTS)
-    assert lists.joined().tolist() == [4, 5, 6, 2, 7, 8]
-    assert lists.joined(np.array([3, 1, 0])).tolist() == [7, 8, 4, 5, 6]
-    assert lists.joined(np.array([], int)).tolist() == []
-    assert [rows.tolist() for rows in lists.chosen(np.array([2, 0]))] == [[2], [4, 5, 6]]
+    lists = RaggedIndex.from_lists(LISTS)
+    assert lists.concatenate().tolist() == [4, 5, 6, 2, 7, 8]
+    assert lists.concatenate(np.array([3, 1, 0])).tolist() == [7, 8, 4, 5, 6]
+    assert lists.concatenate(np.array([], int)).tolist() == []
+    assert [rows.tolist() for rows in lists.select(np.array([2, 0]))] == [[2], [4, 5, 6]]
 
 
 def test_counts_by_class(monkeypatch):
     labels = np.random.default_rng(0).integers(0, 4, 9)
     expected = [np.bincount(labels[np.array(rows, int)], minlength=4).tolist() for rows in LISTS]
-    assert RaggedIndex.of(LISTS).counts(labels, 4).tolist() == expected
+    assert RaggedIndex.from_lists(LISTS).count_labels(labels, 4).tolist() == expected
     monkeypatch.setattr("fedjax_core.data.ragged_index._BLOCK", 2)  # fewer than a client's examples
-    assert RaggedIndex.of(LISTS).counts(labels, 4).tolist() == expected
+    assert RaggedIndex.from_lists(LISTS).count_labels(labels, 4).tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_clients_that_the_data_name_cost_their_rows_and_little_more(clients, row
     )
     start = time.process_time()
     data = federated_data.federate(dataset, {"name": "natural"}, clients, 0)
-    table = make_index_table(RaggedIndex.of(data.train_index))
+    table = make_index_table(RaggedIndex.from_lists(data.train_index))
     assert time.process_time() - start < 5 + rows / 1e6
     index = data.train_index
     assert isinstance(index, RaggedIndex)

@@ -57,7 +57,7 @@ def simulated(scores=SCORES, data=None, scopes=("global", "own", "post_local", "
 def trained():
     """A simulation with unseen clients and validation rows, its state after a round, and what it is scored as."""
     sim = simulated(data=hold_out_validation(hold_out_clients(toy.data(), 2, 0), 0.25, 0), plan=client_loop.Plan(1, 1))
-    state, records = sim.rounds(sim.init(0), 1, scored=True)
+    state, records = sim.run_rounds(sim.init(0), 1, scored=True)
     return sim, state, records[0], *sim.evaluate(state)
 
 
@@ -84,7 +84,7 @@ def test_clients_have_their_own_values_in_every_scope():
     for place, (examples, index) in places.items():
         values, sizes = {"macro_f1": [], "f2": []}, []
         for i in range(sim.spec.population):
-            view, mine = sim.view(state, i), np.asarray(index[i])
+            view, mine = sim.client_view(state, i), np.asarray(index[i])
             logits = np.asarray(view.predict("personal", view.holds["personal"], examples.x[mine])["logits"])
             for name, number in of_rows(logits, examples.y[mine]).items():
                 values[name].append(number)
@@ -123,7 +123,7 @@ def test_every_scope_has_every_score():
 def test_plans_agree_and_padding_never_counts(settings):
     sim, _, record, scores, _ = trained()
     other = simulated(data=sim.spec.data, scopes=("own", "post_local"), **settings)
-    state, records = other.rounds(other.init(0), 1, scored=True)
+    state, records = other.run_rounds(other.init(0), 1, scored=True)
     assert records[0] == pytest.approx(record, abs=2e-5)
     found = other.evaluate(state).metrics
     assert found == pytest.approx({name: scores[name] for name in found}, abs=2e-5)
@@ -154,7 +154,7 @@ def test_the_server_model_is_scored_by_the_whole_test_set():
         sim = Simulator(build_spec(one_group(build, task, of.clients), of, evaluation=Evaluation(("global",), batch=5), **settings))
         state = sim.init(0)
         found.append(sim.evaluate(state).metrics)
-        view = sim.view(state, 0)
+        view = sim.client_view(state, 0)
         logits = np.asarray(view.predict("global", view.holds["global"], of.test.x)["logits"])
         for name, wanted in of_rows(logits, of.test.y).items():
             assert found[-1][f"test/global/{name}"] == pytest.approx(wanted, abs=1e-6)

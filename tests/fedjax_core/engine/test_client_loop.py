@@ -141,9 +141,9 @@ class MapClientsTest(chex.TestCase):
         plan, mean = Plan(chunk, devices), aggregators.mean()
         given = jnp.full((1000, 2), 1e-3, jnp.bfloat16), Cohort(jnp.arange(1000), jnp.full(1000, 257))
         run = functools.partial(
-            client_loop.map_clients, lambda _, part: (mean.lift(*part), ()), plan=plan, mesh=meshes.make_mesh(plan)
+            client_loop.map_clients, lambda _, part: (mean.map(*part), ()), plan=plan, mesh=meshes.make_mesh(plan)
         )
-        found = mean.lower(jax.jit(run)((), given)[0])
+        found = mean.finalize(jax.jit(run)((), given)[0])
         self.assertEqual(found.dtype, jnp.bfloat16)
         np.testing.assert_allclose(found.astype(np.float32), given[0][0].astype(np.float32), rtol=2**-6)
 
@@ -272,7 +272,7 @@ class SmallerChunksTest(chex.TestCase):
         sim.compiled = dataclasses.replace(sim.compiled, programs=sim.compiled.programs._replace(run_rounds=Failing()))
         state = sim.init(0)
         with self.assertLogs("fedjax_core", "WARNING") as logs:
-            state, records = sim.rounds(state, 2)
+            state, records = sim.run_rounds(state, 2)
         self.assertEqual([r.getMessage() for r in logs.records], [f"5 clients at once do not fit ({FULL}); trying 3"])
         self.assertEqual(sim.spec.plan, Plan(3, 1))
         self.assertEqual([r["round"] for r in records], [1, 2])

@@ -85,12 +85,12 @@ def test_a_server_update_returns_the_state_as_it_was_made(change, error, message
     sim = simulate(lambda inner: {"server_update": after(inner.server_update, change)})
     for number in (1, 3):
         with pytest.raises(error, match=message):
-            sim.rounds(sim.init(0), number)
+            sim.run_rounds(sim.init(0), number)
 
 
 def test_a_server_update_may_say_nothing():
     sim = simulate(lambda inner: {"server_update": after(inner.server_update, lambda result: (result[0], None))})
-    _, records = sim.rounds(sim.init(0), 2)
+    _, records = sim.run_rounds(sim.init(0), 2)
     assert not [name for name in records[0] if name.startswith("server/")]
 
 
@@ -113,7 +113,7 @@ def test_a_predictor_returns_logits(change, message):
 
 @pytest.mark.parametrize("outputs", [2, 7])
 def test_a_network_has_one_output_for_each_class(outputs):
-    wide = toy.task().wrapped(lambda model: toy_federation.model(outputs=outputs))
+    wide = toy.task().wrap_model(lambda model: toy_federation.model(outputs=outputs))
     message = rf"gives logits of shape \[2, {outputs}\] for 2 rows, the data's {toy.CLASSES} classes need \[2, {toy.CLASSES}\]"
     refused(ValueError, message, lambda inner: {}, wide)
 

@@ -24,7 +24,7 @@ class StartTest(chex.TestCase):
         sim = simulate(None, simulator.one_group(build, toy.task(13), N), plan=client_loop.Plan(1, 1))
         state = sim.init(0)
         with jax.log_compiles(), self.assertLogs("jax", "WARNING") as logs:
-            sim.rounds(state, 1)
+            sim.run_rounds(state, 1)
         found = [match[1] for record in logs.records if (match := re.match(r"Compiling jit\((\w+)\)", record.getMessage()))]
         self.assertEqual(found, ["_copy", "run_rounds"])
 
@@ -78,7 +78,7 @@ class ConstantsTest(chex.TestCase):
             texts.append(
                 sim.compiled.programs.run_rounds.lower(sim.compiled.device_arrays, state, sim.compiled.put(np.int32(1))).as_text()
             )
-            state, _ = sim.rounds(state, 2)
+            state, _ = sim.run_rounds(state, 2)
             ends.append(jax.device_get(state.server.net))
         chex.assert_trees_all_close(*ends, atol=1e-6)
         large = re.compile(rf"constant dense<\S*> : tensor<{ROWS}x")

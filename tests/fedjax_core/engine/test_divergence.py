@@ -71,11 +71,11 @@ class FaultsTest(chex.TestCase):
     def test_a_round_says_what_is_not_finite_and_of_whom(self, what, who, message):
         sim, state = start(what, who)
         with self.assertRaisesRegex(simulator.Diverged, message):
-            sim.rounds(state, 3)
+            sim.run_rounds(state, 3)
 
     def test_infinities_that_a_method_keeps_are_none(self):
         sim, state = start(0, ALL)
-        state, records = sim.rounds(state, 3)
+        state, records = sim.run_rounds(state, 3)
         self.assertLen(records, 3)
         self.assertTrue(np.isinf(state.server["never"]))
         sim.evaluate(state)
@@ -119,7 +119,7 @@ class FaultsTest(chex.TestCase):
         sim, state = start(LARGE, 6)
         sim._outliers.clear()
         with self.assertLogs("fedjax_core", "WARNING") as logs:
-            sim.rounds(state, 3)
+            sim.run_rounds(state, 3)
         self.assertEqual(
             [r.getMessage() for r in logs.records],
             ["round 1: what client 6 sent is 1e+30 times as large as the cohort's median; look at its data, or clip"],

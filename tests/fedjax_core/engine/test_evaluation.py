@@ -53,7 +53,7 @@ class EvaluationTest(chex.TestCase):
         sim = simulate(build, data=data, evaluation=Evaluation(("global", "own", "post_local"), batch=4))
         state = sim.init(0)
         before = tuple(jax.device_get(state.server.net))
-        state, records = sim.rounds(state, 1, scored=True)
+        state, records = sim.run_rounds(state, 1, scored=True)
         net, (x, y) = jax.device_get(state.server.net), data.test
         accuracy, loss = naive_score(MODEL, net, x, y)
         expected = {"test/global/accuracy": accuracy, "test/global/loss": loss}
@@ -78,7 +78,7 @@ class EvaluationTest(chex.TestCase):
         data = with_test_rows(self.TEST)
         scopes = Evaluation(("global", "own", "all", "post_local"), batch=7)
         sim = simulate(None, toy.groups(build, mixed=True), data, evaluation=scopes, dropout=0.3)
-        state, records = sim.rounds(sim.init(1), 3, scored=True)
+        state, records = sim.run_rounds(sim.init(1), 3, scored=True)
         models, (x, y) = (toy.model(6), toy.model(7)), data.test
         nets = [of_client(sim, state, i) for i in range(N)]
         own = {i: naive_score(models[i % 2], nets[i], x[self.TEST[i]], y[self.TEST[i]]) for i in range(N) if self.TEST[i]}
@@ -174,7 +174,7 @@ class EvaluationTest(chex.TestCase):
             logits = np.array([0.0, 0.0, len(toy.data().train_index[i])])
             expected = sum(np.log(np.exp(logits).sum()) - logits[label] for label in labels)
             np.testing.assert_allclose(scores["personal"]["loss"][0][i], expected, rtol=1e-5)
-        view = sim.view(state, 3)  # the same, of one client
+        view = sim.client_view(state, 3)  # the same, of one client
         found = {
             name: np.asarray(view.predict(name, held, toy.data().test.x[:1])["logits"])[0] for name, held in view.holds.items()
         }

@@ -24,7 +24,7 @@ class RoundTest(chex.TestCase):
     @parameterized.parameters((1, 0.0), (2, 0.0), (1, 0.4), (2, 0.4))
     def test_each_client_is_sent_its_own_and_keeps_its_own(self, groups, dropout):
         sim = simulate(tally, None if groups == 1 else two_groups(tally), dropout=dropout)
-        state, records = sim.rounds(sim.init(4), 5)
+        state, records = sim.run_rounds(sim.init(4), 5)
         state = jax.device_get(state)
         seen, rounds, sent, draw = np.zeros(N), np.zeros(N), -np.ones(N), np.zeros(N)
         last = np.zeros(N)
@@ -57,7 +57,7 @@ class RoundTest(chex.TestCase):
         reduces = {
             "add": Reduce(scaled, "add", lambda total: total[0] / total[1]),
             "stack": Reduce(lambda part, client: (part, client.examples), "stack", lambda parts: (parts[0] * 1.0, parts[1])),
-            "group": Reduce(join="group", lower=lambda groups: {f"group {i}": part for i, part in enumerate(groups)}),
+            "group": Reduce(combine="group", finalize=lambda groups: {f"group {i}": part for i, part in enumerate(groups)}),
             "mean": (aggregators.mean(), {"deep": aggregators.mean(aggregators.weight_uniformly)}),
         }
 
@@ -121,7 +121,7 @@ class RoundTest(chex.TestCase):
         sim = simulate(build)
         state = sim.init(0)
         np.testing.assert_array_equal(state.server["key"], jax.random.key_data(naive.stream(0, naive.INIT)))
-        state, _ = sim.rounds(state, 4)
+        state, _ = sim.run_rounds(state, 4)
         self.assertEqual(int(state.server["round"]), 123)
         np.testing.assert_array_equal(state.server["key"], jax.random.key_data(naive.stream(0, 5, 3)))
 
@@ -132,7 +132,7 @@ class RoundTest(chex.TestCase):
         state = sim.init(0)
         for r in range(2):
             net = tuple(jax.device_get(state.server.net))
-            state, _ = sim.rounds(state, 1)
+            state, _ = sim.run_rounds(state, 1)
             ends, sizes = [], []
             for i, (x, y) in enumerate(naive.rows(toy.data())):
                 end = naive.train(MODEL, *net, x, y, naive.client_key(0, r, i), epochs=1, batch=toy.BATCH, lr=0.2 * 0.5**r)
@@ -169,7 +169,7 @@ class FirstTest(chex.TestCase):
             mine = of_client(sim, state._replace(clients=tuple(rows)), i)
             self.assertEqual((mine["rounds"], mine["sent"]), (100 + len(toy.data().train_index[i]), 10 * i))
             np.testing.assert_allclose(mine["draw"], jax.random.uniform(jax.random.fold_in(naive.stream(5, 1), i)))
-        state, _ = sim.rounds(state, 1)
+        state, _ = sim.run_rounds(state, 1)
         rows = [store.rows for store in sim.offloaded_states.stores] if hold == "host" else state.clients
         for i in range(N):
             mine = of_client(sim, state._replace(clients=tuple(rows)), i)

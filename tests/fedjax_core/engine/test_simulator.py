@@ -84,4 +84,4 @@ class RefusalTest(chex.TestCase):
         sim = simulate(build, hold=hold, dispatch=10)
         taken = [r + 1 for r in range(12) if 3 in naive.cohort(0, r, N, 5)]
         with self.assertRaisesRegex(simulator.Diverged, f"^round {taken[2]}: the training loss of client 3 is not finite"):
-            sim.rounds(sim.init(0), 12)
+            sim.run_rounds(sim.init(0), 12)

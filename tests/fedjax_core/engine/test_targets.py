@@ -114,7 +114,7 @@ def test_fedavg_on_numbers_is_a_naive_loop():
             number = len(rows)
             sums = jax.tree.map(lambda s, g, n=number: s + n * g, sums, gradient)
         w = jax.tree.map(lambda v, s: v - 0.1 * s / sum(map(len, of.train_index)), w, sums)
-    state, _ = sim.rounds(state, 2)
+    state, _ = sim.run_rounds(state, 2)
     for name, entry in w.items():
         for leaf, value in entry.items():
             np.testing.assert_allclose(state.server.net.params[name][leaf], value, atol=2e-6)
@@ -125,7 +125,7 @@ def test_fedavg_on_numbers_is_a_naive_loop():
 def test_all_scopes_have_the_scores_of_labels():
     of = hold_out_clients(data("labels"), 2, 0)
     sim = simulated("labels", data_=of, evaluation=Evaluation(("global", "own", "post_local", "all")))
-    state, records = sim.rounds(sim.init(0), 1, scored=True)
+    state, records = sim.run_rounds(sim.init(0), 1, scored=True)
     scores, by_client = sim.evaluate(state)
     assert "train/accuracy" not in records[0]
     assert "test/global/post_local/average_precision/mean" in records[0]
@@ -175,7 +175,7 @@ def test_next_tokens_are_learnt(name):
     model = build(place, 4, (8,), None, None, **options)
     method = functools.partial(fedavg, optimizer=local_training.adam(0.03), epochs=5, batch=4)
     sim = Simulator(build_spec(one_group(method, make_task(model, classes=4, population=2, shape=(8,)), 2), of))
-    state, records = sim.rounds(sim.init(0), 6)
+    state, records = sim.run_rounds(sim.init(0), 6)
     scores = sim.evaluate(state).metrics
     assert scores["test/global/accuracy"] > 0.9
     assert scores["test/global/perplexity"] == pytest.approx(np.exp(scores["test/global/loss"]), rel=1e-5)

@@ -99,7 +99,7 @@ def wanted(each):
 
 def test_scores_of_fedavg_and_of_its_fine_tuning_are_those_of_a_loop():
     sim = simulate(functools.partial(fedavg_ft, epochs=2, finetune_epochs=2, finetune_rate=0.5))
-    state, _ = sim.rounds(sim.init(0), 2)
+    state, _ = sim.run_rounds(sim.init(0), 2)
     w = jax.device_get(state.server.net)
     found, each = sim.evaluate(state)
     assert each is not None
@@ -127,7 +127,7 @@ def test_scores_of_fedavg_and_of_its_fine_tuning_are_those_of_a_loop():
     x, y = data().train.x.copy(), data().train.y.copy()
     x[rows], y[rows] = -x[rows], (y[rows] + 1) % toy.CLASSES
     sim.compiled.feed._on_device = sim.compiled.put(sim.spec.host_arrays._replace(train=Examples(x, y)))
-    other, _ = sim.rounds(sim.init(0), 2)
+    other, _ = sim.run_rounds(sim.init(0), 2)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(other), jax.device_get(state))
     changed = sim.evaluate(other).metrics
     assert {name for name in found if found[name] != changed[name]} <= {
@@ -141,7 +141,7 @@ def test_scores_of_fedper_are_those_of_a_loop():
     sim = simulate(functools.partial(fedper, epochs=2), evaluation=Evaluation(updates=2))
     begun = sim.init(0)
     head = jax.tree.map(lambda leaf: np.asarray(leaf[0]), begun.clients[0]).params["head"]
-    state, _ = sim.rounds(begun, 2)
+    state, _ = sim.run_rounds(begun, 2)
     body = jax.device_get(state.server)
     nets = []
     for rows in newcomers().train_index:

@@ -16,7 +16,7 @@ SEEDS = (0, 1, 2)
 
 def three(sim: Any) -> tuple[VmappedSeeds, list[Any]]:
     vmapped = VmappedSeeds(sim, len(SEEDS))
-    return vmapped, [(replica, replica.init(seed)) for seed, replica in zip(SEEDS, vmapped.each, strict=True)]
+    return vmapped, [(replica, replica.init(seed)) for seed, replica in zip(SEEDS, vmapped.replicas, strict=True)]
 
 
 def same(found: Any, alone: Any) -> None:
@@ -33,8 +33,8 @@ def same(found: Any, alone: Any) -> None:
 @pytest.mark.parametrize(("name", "scored"), [("scaffold", False), ("fedper", True)])
 def test_seeds_are_their_runs_alone(name, scored):
     """Two rounds, of which the last may score its clients after training; then a third, of which one seed has no partner."""
-    sim, *_ = toy.CASES[name].reference
-    alone = [sim.rounds(sim.init(seed), 3, scored) for seed in SEEDS]
+    sim, *_ = toy.CASES[name].reference_run
+    alone = [sim.run_rounds(sim.init(seed), 3, scored) for seed in SEEDS]
     vmapped, seeds = three(sim)
     first, *others = seeds
     plain = vmapped.run_rounds(seeds, 2)
@@ -56,14 +56,14 @@ def test_rounds_are_dispatched_as_those_of_a_run_alone(monkeypatch):
 
 
 def test_a_seed_that_diverges_ends_alone():
-    sim, *_ = toy.CASES["fedavg"].reference
+    sim, *_ = toy.CASES["fedavg"].reference_run
     vmapped, seeds = three(sim)
-    fine = sim.rounds(sim.init(0), 2)
+    fine = sim.run_rounds(sim.init(0), 2)
     replica, state = seeds[1]
     broken = jax.tree.map(lambda x: x * np.inf if x.dtype == np.float32 else x, state.server)
     seeds[1] = replica, state._replace(server=replica.compiled.put(broken))
     with pytest.raises(Diverged) as alone:
-        sim.rounds(jax.tree.map(np.copy, seeds[1][1]), 2)
+        sim.run_rounds(jax.tree.map(np.copy, seeds[1][1]), 2)
     first, second, third = vmapped.run_rounds(seeds, 2)
     assert isinstance(second, Diverged)
     assert str(second) == str(alone.value)
@@ -73,7 +73,7 @@ def test_a_seed_that_diverges_ends_alone():
 
 
 def test_where_so_many_do_not_fit_fewer_train_at_once(monkeypatch, caplog):
-    sim, *_ = toy.CASES["fedavg"].reference
+    sim, *_ = toy.CASES["fedavg"].reference_run
     vmapped, seeds = three(sim)
     tried = []
 
@@ -86,29 +86,29 @@ def test_where_so_many_do_not_fit_fewer_train_at_once(monkeypatch, caplog):
     assert tried == [3, 2]
     assert "3 seeds at once do not fit (it needs 2.0 GiB of 1.0 GiB); trying 2" in caplog.text
     for seed, result in zip(SEEDS, results, strict=True):
-        same(result, sim.rounds(sim.init(seed), 2))
+        same(result, sim.run_rounds(sim.init(seed), 2))
 
 
 def test_a_seed_with_another_plan_goes_alone(monkeypatch):
-    vmapped, seeds = three(toy.CASES["fedavg"].reference[0])
-    vmapped.each[1].use(vmapped.each[1].plan._replace(chunk=2))
+    vmapped, seeds = three(toy.CASES["fedavg"].reference_run[0])
+    vmapped.replicas[1].use(vmapped.replicas[1].plan._replace(chunk=2))
     monkeypatch.setattr(vmapped, "_run_batch", lambda batch, n, scored: ["together"] * len(batch))
-    monkeypatch.setattr(vmapped.each[1], "rounds", lambda state, n, scored: "alone")
+    monkeypatch.setattr(vmapped.replicas[1], "rounds", lambda state, n, scored: "alone")
     assert vmapped._dispatch(seeds, 2, False) == ["together", "alone", "together"]
-    assert vmapped.each[0].plan.chunk == 1
+    assert vmapped.replicas[0].plan.chunk == 1
 
 
 def test_what_fails_alone_ends_alone(monkeypatch, caplog):
     """A seed that has a plan of its own; a program that has fitted before is not tried with fewer, for its states are gone."""
-    vmapped, seeds = three(toy.CASES["fedavg"].reference[0])
-    vmapped.each[1].use(vmapped.each[1].plan._replace(chunk=2))
+    vmapped, seeds = three(toy.CASES["fedavg"].reference_run[0])
+    vmapped.replicas[1].use(vmapped.replicas[1].plan._replace(chunk=2))
     error = MemoryError("no room for it alone")
 
     def fails(*asked):
         raise error
 
     monkeypatch.setattr(vmapped, "_run_batch", lambda batch, n, scored: [(state, [{}] * n) for _, state in batch])
-    monkeypatch.setattr(vmapped.each[1], "rounds", fails)
+    monkeypatch.setattr(vmapped.replicas[1], "rounds", fails)
     first, second, third = vmapped.run_rounds(seeds, 2)
     assert second is error
     assert not isinstance(first, Exception)
@@ -124,19 +124,19 @@ def test_what_fails_alone_ends_alone(monkeypatch, caplog):
 def test_seeds_share_their_data_when_they_are_needed():
     sim = toy.CASES["fedavg"].simulate()
     vmapped = VmappedSeeds(sim, 2)
-    vmapped.traced()
-    assert all(not one.planned.arrays.placed for one in (sim, *vmapped.each))
-    first, second = (one.held for one in vmapped.each)
+    vmapped.trace()
+    assert all(not one.planned.arrays.placed for one in (sim, *vmapped.replicas))
+    first, second = (one.held for one in vmapped.replicas)
     assert (
         jax.tree.leaves(first.train)[0] is jax.tree.leaves(second.train)[0] is jax.tree.leaves(sim.compiled.device_arrays.train)[0]
     )
     vmapped.release()
-    assert all(not one.planned.arrays.placed for one in (sim, *vmapped.each))
+    assert all(not one.planned.arrays.placed for one in (sim, *vmapped.replicas))
 
 
 def test_what_cannot_share_a_program_says_why(monkeypatch):
-    assert find_vmap_obstacle(toy.CASES["fedavg"].reference[0]) == ""
-    assert "plan.hold='disk'" in find_vmap_obstacle(toy.CASES["fedavg"].elsewhere[0])
+    assert find_vmap_obstacle(toy.CASES["fedavg"].reference_run[0]) == ""
+    assert "plan.hold='disk'" in find_vmap_obstacle(toy.CASES["fedavg"].offloaded_run[0])
     streamed = toy.CASES["fedavg"].simulate(data_on="host")
     assert find_vmap_obstacle(streamed) == "the data are on the host"
     monkeypatch.setattr(module.jax, "process_count", lambda: 2)

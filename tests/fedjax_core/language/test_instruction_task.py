@@ -149,7 +149,7 @@ def test_a_language_model_writes(config, tmp_path, monkeypatch):
     """
     asked = config("llama", name="fedoa", features="layer1", batch=4, epochs=1)
     sim = experiment.build(asked)
-    state, records = sim.rounds(sim.init(0), 2)
+    state, records = sim.run_rounds(sim.init(0), 2)
     for loss in ("train/loss", "train/personal_loss"):
         assert records[1][loss] < records[0][loss]
     assert 0 < records[1]["train/distance"] < np.inf
@@ -162,7 +162,7 @@ def test_a_language_model_writes(config, tmp_path, monkeypatch):
     generate = jax.jit(functools.partial(made.model.generate, limit=3))
     x = jax.tree.map(lambda leaf: leaf[:2], sim.spec.data.test.x)
     own = generate(language.generation_params(made, adapter, task.frozen, net), x["tokens"], x["mask"])
-    chex.assert_trees_all_equal(own, generate(task.model.whole(net).params, x["tokens"], x["mask"]))
+    chex.assert_trees_all_equal(own, generate(task.model.full_net(net).params, x["tokens"], x["mask"]))
     assert {"test/global/accuracy_pairs", "test/global/accuracy_proofs"} <= set(scores)
     pytest.importorskip("rouge_score", reason="no rouge-score: pip install -e '.[text]'")
     monkeypatch.setattr(Letters, "decode", lambda self, tokens: [decoded(row) for row in tokens], raising=False)
@@ -194,8 +194,8 @@ def test_answers_in_words(config, monkeypatch, model):
     made = config(model, name="fedit", batch=4)
     sim = experiment.build(made)
     prepared = experiment.read_instructions(made)
-    view = sim.view(sim.init(0), 0)
-    params = view.task.model.whole(view.holds["global"][0]).params
+    view = sim.client_view(sim.init(0), 0)
+    params = view.task.model.full_net(view.holds["global"][0]).params
     found = language.generate_answers(prepared, params, range(5), batch=2, longest=6)
     assert len(found) == 5
     if model == "bert":
@@ -239,7 +239,7 @@ def test_a_real_encoder_trains_an_adapter(tmp_path):
     language.prepare_data.cache_clear()
     sim = experiment.build(made)
     begun = sim.init(0)
-    state, (record,) = sim.rounds(begun, 1)
+    state, (record,) = sim.run_rounds(begun, 1)
     assert all(np.isfinite(value) for value in record.values())
     chex.assert_tree_all_finite(jax.device_get((state.server, state.clients)))
     assert sim.spec.shapes.up == 6 * 2 * (384 * 2 + 2 * 384) * 4, "six layers' queries and values"

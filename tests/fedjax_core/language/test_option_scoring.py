@@ -98,7 +98,7 @@ def fitted(task: Task, data: federated_data.FederatedData, rate: float, rounds: 
         simulator.build_spec(simulator.one_group(build, task, data.clients), data, plan=client_loop.Plan(2, 1))
     )
     state = sim.init(0)
-    state, records = sim.rounds(state, rounds)
+    state, records = sim.run_rounds(state, rounds)
     return sim, state, [record["train/loss"] for record in records]
 
 

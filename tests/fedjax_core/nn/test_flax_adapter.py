@@ -137,7 +137,7 @@ def test_a_config_names_a_module_of_a_file(tmp_path):
     config = fedavg.get_config("smoke")
     config.models, config.plan.devices = (f"{file}:Plain(width=6)",), 1
     sim = experiment.build(config)
-    state, records = sim.rounds(sim.init(0), 1)
+    state, records = sim.run_rounds(sim.init(0), 1)
     assert np.isfinite(records[0]["train/loss"])
     assert 0 <= sim.evaluate(state).metrics["test/global/accuracy"] <= 1
     for other in (fedper, fedproto, fedrcl, fedrod):

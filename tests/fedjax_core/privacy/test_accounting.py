@@ -70,15 +70,15 @@ def planned(name="gaussian", **given):
 @needs_library
 def test_a_run_says_what_it_has_spent():
     spent = planned().make_ledger(5, 50, "poisson")
-    assert spent.so_far(40)["privacy/epsilon"] == compute_epsilon(Release("gaussian", "poisson", 5, 50), 1.0, 40, 1e-5, "rdp")
-    assert "epsilon" in spent.words(3)
-    assert "add or remove one client" in spent.words(3)
+    assert spent.round_metrics(40)["privacy/epsilon"] == compute_epsilon(Release("gaussian", "poisson", 5, 50), 1.0, 40, 1e-5, "rdp")
+    assert "epsilon" in spent.describe(3)
+    assert "add or remove one client" in spent.describe(3)
     assert planned().make_ledger(5, 50, "fixed").facts()["neighbours"] == "replace one client"
     assert planned().make_ledger(50, 50, "fixed").release.sampling == "all"
     larger = planned(cohort=500, population=10**6, accountant="pld").make_ledger(5, 50, "poisson")
     assert (larger.release.cohort, larger.release.population) == (500, 10**6)
-    assert "poisson cohorts of 500 of 1000000 (deployment; simulated 5 of 50), by pld" in larger.words(40)
-    assert "poisson cohorts of 5 of 50, by rdp" in spent.words(3)
+    assert "poisson cohorts of 500 of 1000000 (deployment; simulated 5 of 50), by pld" in larger.describe(40)
+    assert "poisson cohorts of 5 of 50, by rdp" in spent.describe(3)
     assert larger.facts().items() >= {"cohort": 500, "simulated_cohort": 5, "simulated_population": 50}.items()
     assert "simulated_cohort" not in spent.facts()
     known = [larger.epsilon(done) for done in range(33, 41)]

@@ -187,7 +187,7 @@ def test_epsilon_is_that_of_one_gaussian_mechanism(name):
     early = dp.rdp.RdpAccountant().compose(dp.GaussianDpEvent(2.0 * spent.strategy.sensitivity() / spent.strategy.sensitivity(1)))
     assert spent.epsilon(1) == pytest.approx(early.get_epsilon(1e-5), rel=1e-9)
     assert spent.epsilon(0) == 0 < spent.epsilon(1) < spent.epsilon(6) < spent.epsilon(12)
-    assert "each client at most 3 times, 4 rounds apart, not amplified" in spent.words(12)
+    assert "each client at most 3 times, 4 rounds apart, not amplified" in spent.describe(12)
     facts = spent.facts()
     assert (facts["sampling"], facts["min_separation"], facts["participations"], facts["rounds"]) == ("cyclic", 4, 3, 12)
     wanted = planned(name, noise=None, epsilon=3.0).make_ledger(5, 20, "cyclic")

@@ -43,9 +43,9 @@ class ViewTest(chex.TestCase):
         """With one client in the cohort, FedAvg's next model is that client's."""
         sim = toy.simulate("fedavg", cohort=1)
         state = sim.init(3)
-        views = [sim.view(state, i, trained=True).holds["global"][0] for i in range(toy.CLIENTS)]
+        views = [sim.client_view(state, i, trained=True).holds["global"][0] for i in range(toy.CLIENTS)]
         before = jax.device_get(state.server.net)
-        after = jax.device_get(sim.rounds(state, 1)[0].server.net)
+        after = jax.device_get(sim.run_rounds(state, 1)[0].server.net)
         apart = [max(np.abs(a - b).max() for a, b in zip(jax.tree.leaves(v), jax.tree.leaves(after), strict=True)) for v in views]
         self.assertLess(min(apart), 1e-6)
         self.assertEqual(sum(a < 1e-3 for a in apart), 1)
@@ -55,7 +55,7 @@ class ViewTest(chex.TestCase):
 
     def test_class_knowledge_is_the_mean_of_a_class(self):
         sim, state = drawn("fedavg")
-        view = sim.view(state, 7)
+        view = sim.client_view(state, 7)
         c, classes = analysis.class_knowledge(sim, view, silu=False)
         smooth, _ = analysis.class_knowledge(sim, view)
         rows = sim.spec.data.train_index[7]
@@ -83,7 +83,7 @@ class ViewTest(chex.TestCase):
         """A shape that a program has not seen is compiled; a client of its own size must not bring one."""
         for name in ("local", "fedavg"):
             sim, state = drawn(name)
-            real, shapes, looked = sim.view, [], []
+            real, shapes, looked = sim.client_view, [], []
 
             def view(state, client, *, real=real, shapes=shapes, looked=looked, **more):
                 found = real(state, client, **more)
@@ -118,7 +118,7 @@ class ViewTest(chex.TestCase):
         with self.assertRaisesRegex(ValueError, "no output 'prompts'; it has features, logits"):
             analysis.features(sim, state, key="prompts")
         with self.assertRaisesRegex(ValueError, r"client 8 is not one of 0 \.\.\. 7"):
-            sim.view(state, 8)
+            sim.client_view(state, 8)
 
 
 class FeaturesTest(chex.TestCase):
@@ -183,7 +183,7 @@ class RefitTest(chex.TestCase):
     def test_match_starts_at_the_model_and_ends_at_an_optimum(self):
         """At D = 0, d = 0 the layer is the identity; where it ends, the loss has no slope."""
         sim, state = drawn("fedavg")
-        view = sim.view(state, 0)
+        view = sim.client_view(state, 0)
         made = analysis.outputs(view, "global", sim.spec.data.test.x)
         head = linear_probe._head(view, "global", made["features"], made["logits"])
         width = made["features"].shape[1]
@@ -209,7 +209,7 @@ class RefitTest(chex.TestCase):
         personal = functools.partial(fedpft, optimizer=local_training.sgd(0.1), prompts=2, batch=toy.BATCH, classifier="personal")
         own = simulator.Simulator(simulator.build_spec(toy.groups(personal), toy.data(), plan=client_loop.Plan(1, 1)))
         for sim, state in (drawn("fedpft"), drawn("fedcac"), (own, own.init(0))):
-            view = sim.view(state, 4)
+            view = sim.client_view(state, 4)
             made = analysis.outputs(view, "personal", sim.spec.data.test.x)
             head = linear_probe._head(view, "personal", made["features"], made["logits"])
             wanted = made["features"] @ np.asarray(head["kernel"]) + np.asarray(head["bias"])
@@ -277,7 +277,7 @@ class PlaneTest(chex.TestCase):
     def test_the_loss_around_a_global_model(self):
         sim, state = drawn("fedoa")
         x = sim.spec.data.test.x[:8]
-        nets = [find_trained_network(sim.view(state, i), "personal", x) for i in range(3)]
+        nets = [find_trained_network(sim.client_view(state, i), "personal", x) for i in range(3)]
         chex.assert_trees_all_equal(nets[1], jax.tree.map(lambda leaf: leaf[1], state.clients[0]))
         found, where = analysis.surroundings(sim, state, nets, points=3)
         scores = sim.evaluate(state).metrics
@@ -316,7 +316,7 @@ class FrozenTest(chex.TestCase):
         on_device = weakref.ref(jax.tree.leaves(sim.compiled.device_arrays.tasks)[0])
         before = _compute_logits._cache_size(), linear_probe._optimum._cache_size()
         x = sim.spec.data.test.x[:8]
-        nets = [find_trained_network(sim.view(state, i), "personal", x) for i in range(3)]
+        nets = [find_trained_network(sim.client_view(state, i), "personal", x) for i in range(3)]
         self.assertEqual(
             [float(net.params["head"]["bias"][0]) for net in nets], state.clients[0].params["head"]["bias"][:3, 0].tolist()
         )
@@ -333,7 +333,7 @@ class AttentionTest(chex.TestCase):
         rows = sim.spec.data.test_index[4]
         rows = rows[np.linspace(0, len(rows) - 1, 3).round().astype(int)]
         np.testing.assert_array_equal(labels, sim.spec.data.test.y[rows])
-        f = analysis.outputs(sim.view(state, 4), "personal", sim.spec.data.test.x[rows])["extractor"]
+        f = analysis.outputs(sim.client_view(state, 4), "personal", sim.spec.data.test.x[rows])["extractor"]
         client = jax.tree.map(lambda leaf: leaf[4], state.clients[0])
         tau = state.server.transform
         for name, prompts in (("attention", client.prompts), ("contrast_attention", client.contrast.prompts)):

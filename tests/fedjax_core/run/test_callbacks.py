@@ -220,8 +220,8 @@ def test_a_callback_reads_the_state_and_changes_nothing(alone, tmp_path):
     assert jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), done.state.server, alone[1].state.server))
     assert [entry[0] for entry in reader.found] == [2, 4]
     for number, record, view, scores in reader.found:
-        state = sim.rounds(sim.init(0), number)[0]
-        chex.assert_trees_all_close(view.holds, sim.view(state, 3).holds, atol=1e-6)
+        state = sim.run_rounds(sim.init(0), number)[0]
+        chex.assert_trees_all_close(view.holds, sim.client_view(state, 3).holds, atol=1e-6)
         x = sim.spec.data.test.x[:5]
         assert view.predict("global", view.holds["global"], x)["logits"].shape == (5, toy.CLASSES)
         for model, each in scores["own"].items():

@@ -50,7 +50,7 @@ def test_many_attackers_are_a_number_and_a_digest(tmp_path):
         with WorkDir.open(tmp_path / str(len(record["adversary"]["clients"])), {}) as workdir:
             for _ in range(2):
                 checkpointing.check_settings(workdir, record)
-            found = workdir.recorded("adversary")
+            found = workdir.get_record("adversary")
         assert found == few["adversary"] or found["clients"].keys() == {"number", "digest"}
         assert len(str(found)) < 300
     with WorkDir.open(tmp_path / "51", {}) as workdir, pytest.raises(ValueError, match="run with other adversary"):
@@ -62,7 +62,7 @@ def test_long_lists_of_numbers_stay(tmp_path):
     record = {"privacy": {"clip": 0.5, "coefficients": [1 / (1 + i) for i in range(60)]}}
     with WorkDir.open(tmp_path / "run", {}) as workdir:
         checkpointing.check_settings(workdir, record)
-        assert workdir.recorded("privacy") == record["privacy"]
+        assert workdir.get_record("privacy") == record["privacy"]
         workdir.record("privacy", checkpointing._shorten_lists(record["privacy"]))
         checkpointing.check_settings(workdir, record)
         checkpointing.check_settings(workdir, {"privacy": {**record["privacy"], "clip": 0.5 * (1 + 1e-15)}})  # of another machine

@@ -41,7 +41,7 @@ def test_a_run_of_an_earlier_commit_goes_on_as_if_it_were_of_this_one(tmp_path):
 
 def states(checkpoints: Checkpoints) -> dict[tuple[str, int], np.ndarray]:
     """By leaf and client, what the last part of round 4 that has it says."""
-    parts = list(checkpoints.parts(4))
+    parts = list(checkpoints.read_parts(4))
     return {
         (name, place): row
         for part in parts

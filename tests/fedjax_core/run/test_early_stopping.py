@@ -37,14 +37,14 @@ def run(directory, made, **options):
 @pytest.mark.parametrize("module", [fedavg, fedper])
 def test_scores_are_those_of_the_validation_rows(module):
     sim = experiment.build(config(module))
-    state, _ = sim.rounds(sim.init(0), 1)
+    state, _ = sim.run_rounds(sim.init(0), 1)
     found = sim.evaluate(state).metrics
     assert set(evaluation.list_validation_scores(sim.spec)) == {name for name in found if name.startswith("validation/")}
     assert set(evaluation.list_test_scores(sim.spec)) == {name for name in found if name.startswith("test/")}
     data = sim.spec.data
 
     def of(client, name, rows):
-        view = sim.view(state, client)
+        view = sim.client_view(state, client)
         logits = np.asarray(view.predict(name, view.holds[name], data.train.x[rows])["logits"], np.float64)
         loss = np.log(np.exp(logits).sum(1)) - logits[np.arange(len(rows)), data.train.y[rows]]
         return np.mean(logits.argmax(1) == data.train.y[rows]), loss.mean()

@@ -96,7 +96,7 @@ def test_every_leaf_comes_back_bit_for_bit(tmp_path):
     checkpoints.save(3, state, {"loss": float("inf"), "rounds": [1, 2]})
     restored, record = checkpoints.restore(3, state)
     assert_same(restored, state)
-    assert record == checkpoints.record(3) == {"loss": float("inf"), "rounds": [1, 2]}
+    assert record == checkpoints.read_record(3) == {"loss": float("inf"), "rounds": [1, 2]}
     assert all(leaf.flags.writeable for leaf in jax.tree.leaves(restored) if isinstance(leaf, np.ndarray))
 
 
@@ -141,7 +141,7 @@ def test_the_last_n_are_kept(tmp_path):
     with pytest.raises(ValueError, match=r"no checkpoint of round 4; it has: 10, 120"):
         checkpoints.restore(4, {})
     with pytest.raises(ValueError, match=r"no checkpoint of round 4; it has: 10, 120"):
-        checkpoints.record(4)
+        checkpoints.read_record(4)
     with pytest.raises(ValueError, match="keep is 0"):
         Checkpoints(tmp_path, keep=0)
 
@@ -158,14 +158,14 @@ def test_a_round_can_be_saved_again(tmp_path):
 def test_a_run_that_goes_back_has_no_later_checkpoints(tmp_path):
     """Nor does one that was replaced come back in the place of its successor."""
     checkpoints = Checkpoints(tmp_path / "selected", keep=1)
-    checkpoints.cut(3)
+    checkpoints.delete_after(3)
     assert not (tmp_path / "selected").exists()
     checkpoints.save(38, {"x": jnp.ones(1)})
     shutil.copytree(tmp_path / "selected" / "00000038", tmp_path / "selected" / "00000038-1")
     for after, left in ((38, [38]), (30, [])):
-        Checkpoints(tmp_path / "selected", writer=False).cut(after)
+        Checkpoints(tmp_path / "selected", writer=False).delete_after(after)
         assert checkpoints.rounds() == [38]
-        checkpoints.cut(after)
+        checkpoints.delete_after(after)
         assert checkpoints.rounds() == left
     assert not list((tmp_path / "selected").iterdir())
     checkpoints.save(32, {"x": jnp.ones(1)})

@@ -41,12 +41,12 @@ def test_a_checkpoint_is_whole_when_those_before_are_gone(tmp_path, monkeypatch,
         monkeypatch.setattr("fedjax_core.storage.client_state_files.os.link", refuse)
     store = saved(tmp_path)
     assert store.rounds() == [5]
-    assert [found["0/places"].tolist() for found in store.parts(5)] == [[1], [2], [4]]
+    assert [found["0/places"].tolist() for found in store.read_parts(5)] == [[1], [2], [4]]
     assert store.part_numbers(5) == [0, 1, 2]
     assert store.part_numbers(4) is None
     np.testing.assert_array_equal(store.restore(5, STATE)[0]["w"], STATE["w"])
     copied = Checkpoints(shutil.copytree(tmp_path, tmp_path / "copied"))
-    assert len(list(copied.parts(5))) == 3
+    assert len(list(copied.read_parts(5))) == 3
 
 
 def test_what_is_there_is_not_written_again(tmp_path):
@@ -60,7 +60,7 @@ def test_without_parts_there_are_none(tmp_path):
     store = Checkpoints(tmp_path)
     store.save(1, STATE)
     assert store.part_numbers(1) is None
-    assert list(store.parts(1)) == []
+    assert list(store.read_parts(1)) == []
     assert "parts" not in os.listdir(tmp_path / "00000001")
 
 
@@ -74,11 +74,11 @@ def test_damage_is_found(tmp_path):
     with pytest.raises(
         ValueError, match=r"the checkpoint of round 5 cannot be used \(.*00002\.safetensors is damaged.*older: round 1, 4"
     ):
-        list(store.parts(5))
+        list(store.read_parts(5))
     file.unlink()
     with pytest.raises(ValueError, match=r"it lacks parts/00002\.safetensors"):
-        list(store.parts(5))
-    assert len(list(store.parts(4))) == 3
+        list(store.read_parts(5))
+    assert len(list(store.read_parts(4))) == 3
 
 
 def test_of_a_damaged_file_that_others_share_only_what_lacks_it_is_a_way_back(tmp_path):
@@ -94,10 +94,10 @@ def test_of_a_damaged_file_that_others_share_only_what_lacks_it_is_a_way_back(tm
     with pytest.raises(
         ValueError, match=rf"round 2, 4 has the same file; older without it: round 1; to go back to round 1 {remedy}"
     ):
-        list(store.parts(5))
+        list(store.read_parts(5))
     store._delete(tmp_path / "00000001")
     with pytest.raises(ValueError, match="round 2, 4 has the same file; there is no older one without it; start anew"):
-        list(store.parts(5))
+        list(store.read_parts(5))
 
 
 def test_a_part_that_vanished_under_a_run_is_missed_by_the_next_checkpoint(tmp_path):
@@ -117,7 +117,7 @@ def test_other_files_beside_the_parts_are_nobodys(tmp_path):
     for name in (".DS_Store", "00001 (copy).safetensors", "notes.txt"):
         (tmp_path / "00000005" / "parts" / name).write_text("")
     store.save(6, STATE, {}, [part(6)], earlier_round=5)
-    assert [found["0/places"].tolist() for found in store.parts(6)] == [[1], [2], [4], [6]]
+    assert [found["0/places"].tolist() for found in store.read_parts(6)] == [[1], [2], [4], [6]]
     (tmp_path / "new").mkdir()
     assert client_state_files.link_parts(tmp_path / "new", tmp_path / "00000005")[1] == 3, (
         "nor of a checkpoint that has not recorded them"
@@ -135,11 +135,11 @@ def test_a_damaged_snapshot_names_the_checkpoints_beside_it(tmp_path):
         opened.seek(-1, 2)
         opened.write(b"!")
     with pytest.raises(ValueError, match=r"in \S*all round 2 has the same file; \S*all has round 1 without it") as caught:
-        list(kept.parts(2))
+        list(kept.read_parts(2))
     assert "\n" not in str(caught.value)
     other = Checkpoints(tmp_path / "all", beside=tmp_path / "selected")
     with pytest.raises(ValueError, match=r"older: round 1; .* call again; in \S*selected round 2 has the same file"):
-        list(other.parts(2))
+        list(other.read_parts(2))
 
 
 def test_the_last_checkpoint_that_shares_nothing_is_kept_and_the_one_after_it(tmp_path):
@@ -159,7 +159,7 @@ def test_a_checkpoint_goes_without_parts_that_are_written_anew(tmp_path):
     assert store.save(1, STATE, {}, [part(1), part(2), part(3)]) == 0
     assert store.save(2, STATE, {}, [part(1)], earlier_round=1, dropped=[0, 2]) == 3  # no number is given twice
     assert store.part_numbers(2) == [1, 3]
-    assert [found["0/places"].tolist() for found in store.parts(2)] == [[2], [1]]
+    assert [found["0/places"].tolist() for found in store.read_parts(2)] == [[2], [1]]
     assert sorted(os.listdir(tmp_path / "00000002" / "parts")) == ["00001.safetensors", "00003.safetensors"]
 
 
@@ -187,7 +187,7 @@ def test_a_part_that_cannot_be_written_leaves_what_there_was(tmp_path):
     with pytest.raises(OSError, match=r"cannot write the checkpoint of round 2 .earlier ones are intact"):
         store.save(2, STATE, {}, failing(), earlier_round=1)
     assert os.listdir(tmp_path) == ["00000001"]
-    assert len(list(store.parts(1))) == 1
+    assert len(list(store.read_parts(1))) == 1
 
 
 def test_a_process_reads_the_rows_that_it_keeps_and_whose_the_others_are(tmp_path):
@@ -197,15 +197,15 @@ def test_a_process_reads_the_rows_that_it_keeps_and_whose_the_others_are(tmp_pat
     whole = file.read_bytes()
     file.write_bytes(whole[:-12] + np.array([7, 7], np.float32).tobytes() + whole[-4:])
     with pytest.raises(ValueError, match=r"00000\.safetensors is damaged"):
-        list(checkpoints.parts(5))
-    for each in zip(checkpoints.part_numbers(5) or (), checkpoints.parts(5, kept.wanted), strict=True):
+        list(checkpoints.read_parts(5))
+    for each in zip(checkpoints.part_numbers(5) or (), checkpoints.read_parts(5, kept.wanted), strict=True):
         kept.take(*each)
     assert store.part[[1, 2, 4]].tolist() == [0, 1, 2]
     assert np.flatnonzero(store.touched).tolist() == [1, 2, 4]
     assert store.rows["w"][[1, 2, 4]].tolist() == [[0, 0], [2, 2], [4, 4]]
     file.write_bytes(whole[:-4] + np.array([3], np.int32).tobytes())
     with pytest.raises(ValueError, match="0/places is not what was written"):
-        list(checkpoints.parts(5, kept.wanted))
+        list(checkpoints.read_parts(5, kept.wanted))
 
 
 class Log:
@@ -272,7 +272,7 @@ def test_checkpoints_of_many_touched_states(tmp_path, monkeypatch):
         oldest.append(store.rounds()[0])
         if done == 25:  # a process of its own goes on
             kept = OnHost((), [HostStore(n, like)])
-            for each in zip(store.part_numbers(done) or (), store.parts(done), strict=True):
+            for each in zip(store.part_numbers(done) or (), store.read_parts(done), strict=True):
                 kept.take(*each)
             kept.saved()
             np.testing.assert_array_equal(kept.stores[0].rows["w"], run.kept.stores[0].rows["w"])
@@ -286,6 +286,6 @@ def test_checkpoints_of_many_touched_states(tmp_path, monkeypatch):
     files = {os.stat(path).st_ino: os.stat(path).st_nlink for path in tmp_path.glob("*/parts/*")}
     assert sum(files.values()) == len(list(tmp_path.glob("*/parts/*")))
     found = {}
-    for part in store.parts(40):
+    for part in store.read_parts(40):
         found |= dict(zip(part["0/places"].tolist(), part["0/00000"].tolist(), strict=True))
     assert [found[place] for place in range(n)] == kept.stores[0].rows["w"].tolist()

@@ -167,10 +167,10 @@ def test_the_network_of_a_method(name):
     sim = simulate(toy.METHODS[name], mixed=name == "fedhe")
     state = sim.init(0)
     if name == "scaffold":
-        equal(export_model.find_network(sim.view(state, 0), "global", X), state.server.net)
+        equal(export_model.find_network(sim.client_view(state, 0), "global", X), state.server.net)
     else:
-        (found,) = jax.tree.leaves(sim.view(state, 3).holds["personal"][1], is_leaf=lambda x: isinstance(x, Net))[:1]
-        equal(export_model.find_network(sim.view(state, 3), "personal", X), found)
+        (found,) = jax.tree.leaves(sim.client_view(state, 3).holds["personal"][1], is_leaf=lambda x: isinstance(x, Net))[:1]
+        equal(export_model.find_network(sim.client_view(state, 3), "personal", X), found)
 
 
 def test_the_network_under_local_statistics():
@@ -178,7 +178,7 @@ def test_the_network_under_local_statistics():
     state = sim.init(0)
     moved = jax.tree.map(lambda x: x + 1.0, state.clients[0][1])
     state = state._replace(clients=((state.clients[0][0], moved),))
-    found = export_model.find_network(sim.view(state, 2), "personal", X)
+    found = export_model.find_network(sim.client_view(state, 2), "personal", X)
     equal(found.params, state.server.net.params)
     equal(found.stats, {"mean": jnp.ones(toy.INPUTS)})
 
@@ -194,7 +194,7 @@ def test_the_network_of_two_parts(local):
     sim = simulate(build)
     state = sim.init(0)
     moved = jax.tree.map(lambda x: x + jnp.arange(len(x), dtype=x.dtype).reshape(-1, *(1,) * (x.ndim - 1)), state.clients[0])
-    found = export_model.find_network(sim.view(state._replace(clients=(moved,)), 2), "personal", X)
+    found = export_model.find_network(sim.client_view(state._replace(clients=(moved,)), 2), "personal", X)
     first = sim.spec.bound_groups[0].task.model.init(simulation_spec.stream_key(state.key, "init", 0))
     equal(found.params, {"body": first.params["body"], "head": jax.tree.map(lambda x: x + 2, first.params["head"])})
     equal(found.stats, jax.tree.map(lambda x: x + 2 * local, first.stats))

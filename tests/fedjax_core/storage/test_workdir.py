@@ -76,14 +76,14 @@ def test_the_same_config_resumes_and_the_environment_keeps_its_history(tmp_path)
         run.record("partition", {"hash": "ab", "label_table": np.array([[3, 0], [1, 2]])})
     with WorkDir.open(tmp_path, CONFIG | {"widths": [8, 16]}) as run:
         assert run.resumed
-        assert run.recorded("plan") == {"chunk": 4, "devices": 1}
-        assert run.recorded("partition") == {"hash": "ab", "label_table": [[3, 0], [1, 2]]}
-        assert run.recorded("nothing") is None
+        assert run.get_record("plan") == {"chunk": 4, "devices": 1}
+        assert run.get_record("partition") == {"hash": "ab", "label_table": [[3, 0], [1, 2]]}
+        assert run.get_record("nothing") is None
         run.record("plan", {"chunk": 2, "devices": 1})
-        assert run.recorded("plan") == {"chunk": 2, "devices": 1}
+        assert run.get_record("plan") == {"chunk": 2, "devices": 1}
         assert "resumed" not in read_json(tmp_path / "environment.json"), "the run may still be refused"
         for _ in range(2):
-            run.take_over()
+            run.commit_resume()
     environment = read_json(tmp_path / "environment.json")
     assert [set(resumption) for resumption in environment["resumed"]] == [{"time"}]
 
@@ -112,7 +112,7 @@ def test_fields_that_may_differ(tmp_path):
     with WorkDir.open(tmp_path, asked, may_differ=("report", "rounds")) as run:
         assert run.resumed
         assert read_json(tmp_path / "config.json")["rounds"] == 20, "the run may still be refused"
-        run.take_over()
+        run.commit_resume()
     assert read_json(tmp_path / "config.json") == asked
 
 
@@ -128,7 +128,7 @@ def test_a_directory_is_begun_anew_below_its_links(tmp_path):
     (tmp_path / "run" / "tensorboard" / "deep").mkdir(parents=True)
     (tmp_path / "run" / "mine").mkdir()
     with WorkDir.open(tmp_path / "run", CONFIG | {"rounds": 7}, should_restart=lambda: True) as run:
-        assert (run.resumed, run.begun_anew) == (False, True)
+        assert (run.resumed, run.restarted) == (False, True)
     assert names(tmp_path / "run") == {
         *(".lock", "config.json", "environment.json", "mine", "checkpoints", "metrics.jsonl", "metrics.csv")
     }
@@ -200,7 +200,7 @@ def test_json_of_another_shape_is_told(tmp_path, file, content, said):
     WorkDir.open(tmp_path, CONFIG).close()
     (tmp_path / file).write_text(content)
     with pytest.raises(ValueError, match=said) as error, WorkDir.open(tmp_path, CONFIG) as run:
-        run.recorded("plan")
+        run.get_record("plan")
     assert "\n" not in str(error.value)
 
 
@@ -265,11 +265,11 @@ def test_a_process_that_does_not_write_leaves_no_trace(tmp_path):
     path = tmp_path / "run"
     with WorkDir.open(path, CONFIG, writer=False) as follower:
         follower.record("plan", {"chunk": 1})
-        assert follower.recorded("plan") is None
+        assert follower.get_record("plan") is None
     assert not path.exists()
     with WorkDir.open(path, CONFIG) as first, WorkDir.open(path, CONFIG, writer=False) as follower:
         first.record("plan", {"chunk": 3, "devices": 1})
-        assert follower.recorded("plan") == {"chunk": 3, "devices": 1}
+        assert follower.get_record("plan") == {"chunk": 3, "devices": 1}
     with pytest.raises(ValueError, match="seed: 0 in the directory, 1 asked"):
         WorkDir.open(path, CONFIG | {"seed": 1}, writer=False)
 

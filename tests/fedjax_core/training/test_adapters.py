@@ -211,10 +211,10 @@ def test_entries_are_trained_beside_it():
     net = task.model.init(jax.random.key(0))
     assert sorted(net.params) == ["adapter", "head"]
     chex.assert_trees_all_equal(net.params["head"], task.frozen.params["head"])
-    chex.assert_trees_all_equal_shapes(task.model.whole(net), toy.model().init(jax.random.key(0)))
+    chex.assert_trees_all_equal_shapes(task.model.full_net(net), toy.model().init(jax.random.key(0)))
     x = toy.data().test.x
     other = net._replace(params=net.params | {"adapter": random_like(net.params["adapter"])})
-    merged = toy.model().apply(task.model.whole(other), x)[0]["logits"]
+    merged = toy.model().apply(task.model.full_net(other), x)[0]["logits"]
     np.testing.assert_allclose(task.model.apply(other, x)[0]["logits"], merged, atol=1e-5)
     np.testing.assert_allclose(task.model.head(other, task.model.features(other, x)[0]), merged, atol=1e-5)
 

@@ -189,7 +189,7 @@ class AggregatorTest(chex.TestCase):
             return jnp.where(cohort.examples > 0, scores, 0)
 
         aggregator = aggregators.make_aggregator(aggregators.stack, weigh)
-        self.assertEqual(aggregator.collect.join, "stack")
+        self.assertEqual(aggregator.collect.combine, "stack")
         cohort = Cohort(jnp.arange(3), jnp.asarray([5, 0, 2]))
         delta = jnp.asarray([[1.0], [jnp.nan], [4.0]])
         value, state = jnp.asarray([10.0]), aggregator.init(jnp.asarray([10.0]))
@@ -435,9 +435,9 @@ class MeanByFormTest(chex.TestCase):
         for i in range(C):  # even clients send "a", odd ones "b"
             name = "ab"[i % 2]
             reduce = aggregators.mean_by_shape(forms, [i % 2])
-            lifted = reduce.lift((jnp.asarray(values[name][i]),), Cohort(jnp.int32(i), jnp.int32(n[i])))
+            lifted = reduce.map((jnp.asarray(values[name][i]),), Cohort(jnp.int32(i), jnp.int32(n[i])))
             total = lifted if total is None else jax.tree.map(jnp.add, total, lifted)
-        for parity, (mean, weight) in enumerate(reduce.lower(total)):
+        for parity, (mean, weight) in enumerate(reduce.finalize(total)):
             mine, own = values["ab"[parity]][parity::2], n[parity::2]
             self.assertEqual(weight, own.sum())
             close(mean, naive_mean({"x": mine}, own.astype(float))["x"] if own.sum() else np.zeros_like(mine[0]))

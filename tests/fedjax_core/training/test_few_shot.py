@@ -139,8 +139,8 @@ class DrawTest(chex.TestCase):
 
     def test_the_test_episodes_are_always_the_same(self):
         y = np.repeat(np.arange(6), (30, 3, 20, 25, 20, 19))
-        support, query = EpisodeSampler(3, 5, 15, tests=200).fixed(y)
-        again = EpisodeSampler(3, 5, 15, tests=200).fixed(y)
+        support, query = EpisodeSampler(3, 5, 15, tests=200).draw_test_episodes(y)
+        again = EpisodeSampler(3, 5, 15, tests=200).draw_test_episodes(y)
         chex.assert_trees_all_equal((support, query), again)
         chex.assert_shape([support, query], [(200, 3, 5), (200, 3, 15)])
         rows = np.concatenate([support, query], -1)
@@ -154,7 +154,7 @@ class DrawTest(chex.TestCase):
     def test_the_test_set_must_have_enough(self):
         message = "way=5, but 1 of the test set's 3 classes have the 20 rows of shot=5 and query=15"
         with self.assertRaisesRegex(ValueError, message):
-            EpisodeSampler().fixed(np.repeat(np.arange(3), (20, 19, 5)))
+            EpisodeSampler().draw_test_episodes(np.repeat(np.arange(3), (20, 19, 5)))
 
     @parameterized.parameters(("way", 1), ("shot", 0), ("query", 2.5), ("tests", 0), ("way", True))
     def test_numbers_out_of_range(self, name, value):
@@ -225,7 +225,7 @@ def simulate(build, *, plan=(1, 1), scopes=("global",), **settings):
 class EngineTest(chex.TestCase):
     def test_a_round_of_fedavg_and_its_score_equal_loops(self):
         sim = simulate(FEDAVG)
-        state, _ = sim.rounds(sim.init(0), 1)
+        state, _ = sim.run_rounds(sim.init(0), 1)
         start = PLAIN.init(naive.stream(0, naive.INIT))
         ends = []
         for i, (x, y) in enumerate(naive.rows(toy.data())):
@@ -233,7 +233,7 @@ class EngineTest(chex.TestCase):
         wanted = naive.mean(ends, [len(y) for _, y in naive.rows(toy.data())])
         chex.assert_trees_all_close(tuple(state.server.net), wanted, atol=3e-6)
         x, y = toy.data().test
-        accuracy = naive_accuracy(jax.device_get(state.server.net), x, y, DRAWN.fixed(y))
+        accuracy = naive_accuracy(jax.device_get(state.server.net), x, y, DRAWN.draw_test_episodes(y))
         self.assertAlmostEqual(sim.evaluate(state).metrics["test/global/accuracy"], accuracy, places=5)
         self.assertEqual(set(sim.evaluate(state).metrics), {"test/global/accuracy", "test/global/loss"})
 
@@ -241,7 +241,7 @@ class EngineTest(chex.TestCase):
         ends = []
         for settings in ({}, {"plan": (3, 2), "hold": "host"}):
             sim = simulate(functools.partial(scaffold, optimizer=local_training.sgd(LR), batch=BATCH), cohort=5, **settings)
-            state, _ = sim.rounds(sim.init(0), 2)
+            state, _ = sim.run_rounds(sim.init(0), 2)
             ends.append((jax.device_get(state.server), sim.evaluate(state).metrics))
         chex.assert_trees_all_close(*ends, atol=1e-5, rtol=1e-5)
 
@@ -254,7 +254,7 @@ class EngineTest(chex.TestCase):
         x, y = toy.data().test
         for i in (0, 7):
             net = jax.tree.map(lambda a, i=i: a[i], state.clients[0])
-            self.assertAlmostEqual(scores[0][i] / scores[1][i], naive_accuracy(net, x, y, DRAWN.fixed(y)), places=5)
+            self.assertAlmostEqual(scores[0][i] / scores[1][i], naive_accuracy(net, x, y, DRAWN.draw_test_episodes(y)), places=5)
 
     @parameterized.parameters("own", "post_local")
     def test_clients_have_no_test_episodes_of_their_own(self, scope):
@@ -309,7 +309,7 @@ def test_any_method_by_its_config():
     data = experiment.dataset(few_shot("fedavg"))
     for config in (few_shot("scaffold"), few_shot("fedskc", knowledge=dict(of="features"))):
         sim = experiment.build(config, data)
-        state, records = sim.rounds(sim.init(0), 2)
+        state, records = sim.run_rounds(sim.init(0), 2)
         assert sim.evaluate(state).metrics["test/global/accuracy"] > 0.4
         assert state.server.net.params["head"]["kernel"].shape == (16, 1)  # nobody reads it
     assert records[-1]["train/lcl"] > 0
@@ -373,7 +373,7 @@ def test_real_images_of_unseen_classes_are_told_apart(shared_data):
     sim = experiment.build(config, federated_data.federate(tiny, {"name": "dirichlet", "alpha": 0.5}, 3, 0))
     state = sim.init(0)
     before = sim.evaluate(state).metrics["test/global/accuracy"]
-    state, records = sim.rounds(state, 8)
+    state, records = sim.run_rounds(state, 8)
     after = sim.evaluate(state).metrics["test/global/accuracy"]
     assert records[-1]["train/loss"] < records[0]["train/loss"]
     assert after > max(0.33, before + 0.03)  # by chance 0.2; random kernels tell some

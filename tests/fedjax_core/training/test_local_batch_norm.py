@@ -39,7 +39,7 @@ def kept():
     )
     state = sim.init(0)
     before = jax.device_get(state)
-    state, _ = sim.rounds(state, 2)
+    state, _ = sim.run_rounds(state, 2)
     return sim, before, jax.device_get(state)
 
 
@@ -85,7 +85,7 @@ class LocalStatisticsTest(chex.TestCase):
         self.assertEqual(set(scores), {"personal"})
         found = scores["personal"]["accuracy"][0] / scores["personal"]["accuracy"][1]
         np.testing.assert_allclose(found, [accuracies(Net(w, stats[i]), i) for i in range(toy.CLIENTS)], atol=1e-6)
-        _, records = sim.rounds(sim.compiled.put(before), 2, scored=True)
+        _, records = sim.run_rounds(sim.compiled.put(before), 2, scored=True)
         _, _, ends = oracle(2)
         expected = np.mean([accuracies(net, i) for i, net in ends.items()])
         self.assertAlmostEqual(records[-1]["test/personal/post_local/accuracy/mean"], expected, places=6)
@@ -107,7 +107,7 @@ class LocalStatisticsTest(chex.TestCase):
         ends = []
         for wrap in (lambda build: build, with_local_statistics):
             sim = simulate(wrap(functools.partial(scaffold, **SETTINGS)), statistics=False)
-            state, _ = sim.rounds(sim.init(0), 2)
+            state, _ = sim.run_rounds(sim.init(0), 2)
             ends.append(jax.device_get((state.server.net.params, state.server.c)))
         chex.assert_trees_all_close(*ends, atol=1e-7)
 

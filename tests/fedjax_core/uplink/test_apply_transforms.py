@@ -41,7 +41,7 @@ STACKED = UplinkTransform("rule", "stacked", reduce=VectorReduce(lambda row, wei
 def round_of(name, links=(), **settings):
     """(the method's server state, record, simulation) after one round."""
     sim = toy.simulate(name, links=links, **settings)
-    state, (record,) = sim.rounds(sim.init(0), 1)
+    state, (record,) = sim.run_rounds(sim.init(0), 1)
     return unwrap(jax.device_get(state.server)), record, sim
 
 
@@ -52,7 +52,7 @@ def round_of(name, links=(), **settings):
 def test_transforms_that_change_nothing_leave_rounds_as_they_were(name, links):
     plain, _, expected = toy.reference(name)
     sim = toy.simulate(name, links=links, leave_out=True)
-    state, (*_, record) = sim.rounds(sim.init(0), 2)
+    state, (*_, record) = sim.run_rounds(sim.init(0), 2)
     chex.assert_trees_all_close(unwrap(jax.device_get(state.server)), expected.server, atol=1e-6, rtol=1e-5)
     assert record["server/left_out"] == 0
     assert record.get("server/stacked", 5) == 5
@@ -118,10 +118,10 @@ def test_a_transform_keeps_something_with_clients_and_at_the_server():
         UplinkTransform("rule", "counted", reduce=VectorReduce(finalize=finalize), init_memory=lambda shapes: jnp.float32(0)),
     ]
     sim = toy.simulate("fedavg", links=links, cohort=8)
-    state, records = sim.rounds(sim.init(0), 3)
+    state, records = sim.run_rounds(sim.init(0), 3)
     assert [r["server/before"] for r in records] == [r["server/memory"] for r in records] == [0, 1, 2]
     assert sim.spec.shapes.up == 3
-    held = sim.view(state, 0).holds["global"]
+    held = sim.client_view(state, 0).holds["global"]
     np.testing.assert_array_equal(held[0].params["head"]["bias"], unwrap(state.server).net.params["head"]["bias"])
     assert sim.evaluate(state).metrics["test/global/accuracy"] > 0.3
 

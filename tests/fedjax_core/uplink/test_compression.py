@@ -119,7 +119,7 @@ def test_a_round_sends_packed_arrays_up_and_down():
     everything = toy.simulate(
         "scaffold", links=[compression.parse_compressor("top_k(fraction=1.0)"), compression.compress_broadcast("float16")]
     )
-    found, _ = everything.rounds(everything.init(0), 2)
+    found, _ = everything.run_rounds(everything.init(0), 2)
     chex.assert_trees_all_close(jax.device_get(unwrap(found.server)), state.server, atol=5e-3)
     numbers = plain.spec.shapes.up / 4
     assert everything.spec.shapes.down == plain.spec.shapes.down / 2

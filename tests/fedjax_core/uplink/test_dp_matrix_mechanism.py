@@ -91,12 +91,12 @@ def test_rounds_have_it_and_a_restored_state_goes_on_with_it():
     sim = toy.simulate("fedavg_uniform", links=[transform], cohort=4, sampling="cyclic", statistics=False, leave_out=True)
     state = sim.init(0)
     begin = flat(state)
-    state, records = sim.rounds(state, 2)
+    state, records = sim.run_rounds(state, 2)
     saved = sim.to_host(state)
     moved = [np.std(flat(state) - begin)]
-    state, more = sim.rounds(state, 4)
+    state, more = sim.run_rounds(state, 4)
     moved.append(np.std(flat(state) - begin))
-    again, same = sim.rounds(sim.from_host(saved), 4)
+    again, same = sim.run_rounds(sim.from_host(saved), 4)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(again), jax.device_get(state))
     assert [record["server/privacy/deviation"] for record in same] == [record["server/privacy/deviation"] for record in more]
     for found, record in zip(moved, (records[-1], more[-1]), strict=True):

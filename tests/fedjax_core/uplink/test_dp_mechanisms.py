@@ -131,7 +131,7 @@ def test_noise_is_the_servers_in_a_poisson_cohort():
     nets = [jax.device_get(unwrap(start.server).net) for start in starts]
     after, records, controls = [], [], []
     for start in starts:
-        state, record = sim.rounds(start, 1)
+        state, record = sim.run_rounds(start, 1)
         records += record
         after.append(jax.device_get(unwrap(state.server).net))
         controls.append(flat(unwrap(state.server).c))
@@ -139,7 +139,7 @@ def test_noise_is_the_servers_in_a_poisson_cohort():
     np.testing.assert_allclose(*moved, atol=1e-5)
     assert abs(np.std(moved[0]) * 5 - 1) < 0.35
     assert abs(np.std(controls[0]) * 5 / (5 / 8) - 1) < 0.35
-    end, more = sim.rounds(state, 3)
+    end, more = sim.run_rounds(state, 3)
     assert len({r["cohort"] for r in records + more}) > 1, "a Poisson cohort's size varies"
     assert np.abs(flat(unwrap(end.server).net) - flat(after[1])).max() > 0.1
 

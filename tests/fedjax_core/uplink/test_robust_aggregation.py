@@ -188,7 +188,7 @@ def test_of_vectors_that_are_as_good_the_lowest_id_is_taken_whatever_the_plan(te
     for plan in ((1, 1), (2, 1)):
         links = [robust_aggregation.parse_rule(text)]
         sim = toy.simulate("fedavg", links=links, leave_out=True, statistics=False, cohort=clients, plan=plan)
-        nets.append([jax.device_get(unwrap(sim.rounds(sim.init(seed), 1)[0].server).net.params) for seed in range(3)])
+        nets.append([jax.device_get(unwrap(sim.run_rounds(sim.init(seed), 1)[0].server).net.params) for seed in range(3)])
     chex.assert_trees_all_close(*nets, atol=1e-5)
 
 
@@ -220,7 +220,7 @@ def test_an_own_reduction_with_another_shape_is_refused_in_a_line(tmp_path, body
     )
     sim = toy.simulate("fedavg", links=[robust_aggregation.parse_rule(f"{file}:mine")])
     with pytest.raises(ValueError, match=rf"rule 'mine', reducing, returned an array {says}; expected a real array \["):
-        sim.rounds(sim.init(0), 1)
+        sim.run_rounds(sim.init(0), 1)
 
 
 def test_an_own_rule_from_a_file_and_a_rule_over_classes(tmp_path):
@@ -231,7 +231,7 @@ def test_an_own_rule_from_a_file_and_a_rule_over_classes(tmp_path):
     np.testing.assert_allclose(applied(f"{file}:third(scale=2.0)", rows, mask), 2 * rows[2], rtol=1e-6)
     sim = toy.simulate("fedproto", links=[robust_aggregation.parse_rule("median")], leave_out=True, cohort=8)
     plain = toy.simulate("fedproto", cohort=8)
-    found, expected = (jax.device_get(s.rounds(s.init(0), 1)[0].server) for s in (sim, plain))
+    found, expected = (jax.device_get(s.run_rounds(s.init(0), 1)[0].server) for s in (sim, plain))
     np.testing.assert_array_equal(found.inner.known, expected.known)
     apart = np.abs(found.inner.means - expected.means).max(1)
     assert np.all((apart > 1e-5) & (apart < 1)), "another mean of the same classes"

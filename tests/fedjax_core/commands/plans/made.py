@@ -26,7 +26,7 @@ def sims(place="device"):
     of = config()
     of.plan.data = place
     kind = mock_data.mock_pipeline(experiment.resolve(of))
-    return experiment.build(of), experiment.build(of, shapes_only=True, kind=kind, devices=jax.devices()[:4])
+    return experiment.build(of), experiment.build(of, shapes_only=True, pipeline=kind, devices=jax.devices()[:4])
 
 
 ABOUT = {

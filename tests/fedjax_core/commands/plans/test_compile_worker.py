@@ -140,7 +140,7 @@ def test_published_sets_have_their_size_and_others_are_given_one():
 def test_a_language_model_is_planned_without_its_folder():
     of = fedoa_config.get_config("paper")
     of.plan.devices, of.method.batch = 1, 4
-    sim = experiment.build(of, shapes_only=True, kind=mock_data.mock_pipeline(experiment.resolve(of)))
+    sim = experiment.build(of, shapes_only=True, pipeline=mock_data.mock_pipeline(experiment.resolve(of)))
     assert sum(leaf.size for leaf in jax.tree.leaves(sim.spec.bound_groups[0].task.frozen)) == 6_738_415_616
     assert sim.spec.data.train.x["tokens"].shape == (6000, 512)
     of.models = ("pretrained(folder='mine', limit=512)",)
@@ -177,7 +177,7 @@ def test_cohorts_by_poisson_are_planned_with_all_their_places():
     of.data.clients, of.cohort.fraction, of.cohort.sampling = 40, 0.1, "poisson"
     of.plan.chunk, of.plan.devices = 100, 1
     kind = mock_data.mock_pipeline(experiment.resolve(of))
-    sim = experiment.build(of, shapes_only=True, kind=kind, devices=jax.devices()[:1])
+    sim = experiment.build(of, shapes_only=True, pipeline=kind, devices=jax.devices()[:1])
     assert sim.spec.cohort == 4 < sim.spec.cohort_slots == sim.spec.plan.chunk
     assert compile_worker.describe_simulation(sim)["places"] == sim.spec.cohort_slots
 

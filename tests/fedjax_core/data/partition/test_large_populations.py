@@ -29,7 +29,7 @@ def together(monkeypatch):
 
 def check(lists: RaggedIndex, size: int, labels: np.ndarray) -> np.ndarray:
     """[N, K] examples by class, of lists of one size whose examples are sorted and distinct."""
-    found = lists.joined().reshape(CLIENTS, size)
+    found = lists.concatenate().reshape(CLIENTS, size)
     assert (np.diff(found) > 0).all()
     return (labels[found][..., None] == np.arange(4)).sum(1)
 

@@ -32,20 +32,20 @@ class HostTest(chex.TestCase):
         for _ in range(3):
             ((drawn, _),) = sim.compiled.programs.draw_cohorts(sim.compiled.device_arrays, state.key, state.round)
             expected |= set(np.asarray(drawn.ids).tolist())
-            state, _ = sim.rounds(state, 1)
+            state, _ = sim.run_rounds(state, 1)
         (store,) = sim.offloaded_states.stores
         self.assertEqual(set(np.flatnonzero(store.touched).tolist()), expected)
         self.assertBetween(len(expected), 2 * cohort, 3 * cohort)
         kept = sum(x.nbytes for x in jax.tree.leaves(store.packed()))
         self.assertLess(kept, 3 * cohort * 10_000)
-        self.assertEqual(sim.offloaded_states.touched(), [len(expected)])
+        self.assertEqual(sim.offloaded_states.touched_counts(), [len(expected)])
         # the server's control is the mean over the whole population, of which all others' are zero
         mean = jax.tree.map(lambda x: x[store.touched].sum(0) / population, store.rows)
         chex.assert_trees_all_close(jax.device_get(state.server.c), mean, atol=1e-8)
 
     def test_absent_clients_stay_untouched(self):
         sim = simulate(tally, hold="host", dropout=0.5)
-        sim.rounds(sim.init(3), 1)
+        sim.run_rounds(sim.init(3), 1)
         there = naive.cohort(3, 0, N, 5, 0.5)
         self.assertBetween(len(there), 1, 4)
         np.testing.assert_array_equal(np.flatnonzero(sim.offloaded_states.stores[0].touched), sorted(there))

@@ -113,26 +113,26 @@ def test_a_state_that_cannot_be_written_ends_the_round_after_in_one_line(monkeyp
 
 def test_a_run_that_stops_and_goes_on_has_the_same_states(tmp_path):
     """Bit for bit; five of eight clients a round, so that most are in two rounds running. Checkpoints write what changed."""
-    sim, *_ = toy.CASES["scaffold"].elsewhere
-    state, whole = sim.rounds(sim.init(0), 3)
+    sim, *_ = toy.CASES["scaffold"].offloaded_run
+    state, whole = sim.run_rounds(sim.init(0), 3)
     wanted = sim.to_host(state)
-    state, first = sim.rounds(sim.init(0), 1)
-    state, rest = sim.rounds(sim.from_host(jax.tree.map(np.copy, sim.to_host(state))), 2)
+    state, first = sim.run_rounds(sim.init(0), 1)
+    state, rest = sim.run_rounds(sim.from_host(jax.tree.map(np.copy, sim.to_host(state))), 2)
     chex.assert_trees_all_equal(sim.to_host(state), wanted)
     assert first + rest == whole
 
     store = Checkpoints(tmp_path, keep=1)
-    state, _ = sim.rounds(sim.init(0), 1)
+    state, _ = sim.run_rounds(sim.init(0), 1)
     checkpointing.save_checkpoint(sim, store, state, 1, 0)
-    state, _ = sim.rounds(state, 1)
+    state, _ = sim.run_rounds(state, 1)
     checkpointing.save_checkpoint(sim, store, state, 2, 1)
-    number = lambda done: [len(part["0/places"]) for part in store.parts(done)]
-    assert number(2) == [sum(sim.offloaded_states.touched())]  # what changed is more than what is left, and pays for it
+    number = lambda done: [len(part["0/places"]) for part in store.read_parts(done)]
+    assert number(2) == [sum(sim.offloaded_states.touched_counts())]  # what changed is more than what is left, and pays for it
     state = checkpointing.restore_state(sim, store, 2)
-    state, _ = sim.rounds(state, 1)
+    state, _ = sim.run_rounds(state, 1)
     chex.assert_trees_all_equal(sim.to_host(state), wanted)
     checkpointing.save_checkpoint(sim, store, state, 3, 2)
-    touched = sum(sim.offloaded_states.touched())
+    touched = sum(sim.offloaded_states.touched_counts())
     state = checkpointing.restore_state(sim, store, 3)
     chex.assert_trees_all_equal(sim.to_host(state), wanted)
     selected = Checkpoints(tmp_path / "selected", keep=1)
@@ -140,7 +140,7 @@ def test_a_run_that_stops_and_goes_on_has_the_same_states(tmp_path):
     assert client_state_files.has_shared_part(tmp_path / "00000003", tmp_path / "selected" / "00000003")
     chex.assert_trees_all_equal(sim.to_host(checkpointing.restore_state(sim, selected, 3)), wanted)
     checkpointing.save_selected(sim, selected, state, 3, Checkpoints(tmp_path / "none"))
-    assert [len(part["0/places"]) for part in selected.parts(3)] == [touched]
+    assert [len(part["0/places"]) for part in selected.read_parts(3)] == [touched]
     (digests,) = (tmp_path / "selected").glob("00000003*/digests.json")
     write_json(digests, read_json(digests) | {"parts": []})  # as one that went on from a checkpoint whose part had vanished
     with pytest.raises(
@@ -151,7 +151,7 @@ def test_a_run_that_stops_and_goes_on_has_the_same_states(tmp_path):
 
 
 def test_states_stay_on_or_off_the_devices(tmp_path):
-    sim, *_ = toy.CASES["scaffold"].elsewhere
+    sim, *_ = toy.CASES["scaffold"].offloaded_run
     for file, text in (("config.json", '{"plan": {"hold": "device"}}'), ("run.json", '{"placement": {"hold": "device"}}')):
         (tmp_path / file).write_text(text)
         with pytest.raises(
@@ -172,14 +172,14 @@ def test_states_stay_on_or_off_the_devices(tmp_path):
     ],
 )
 def test_what_says_where_states_were_has_another_form(tmp_path, file, text, said):
-    sim, *_ = toy.CASES["scaffold"].elsewhere
+    sim, *_ = toy.CASES["scaffold"].offloaded_run
     (tmp_path / file).write_text(text)
     with pytest.raises(ValueError, match=said):
         checkpointing.check_same_hold(sim, tmp_path)
 
 
 def test_a_run_whose_last_digests_are_damaged_names_the_way_back(tmp_path):
-    sim, *_ = toy.CASES["scaffold"].elsewhere
+    sim, *_ = toy.CASES["scaffold"].offloaded_run
     store = Checkpoints(tmp_path)
     for number in (1, 2):
         store.save(number, {"w": np.arange(3)}, {"touched": []})

@@ -11,7 +11,7 @@ from fedjax_core.engine.data_feed.device_arrays import make_index_table
 
 
 def test_a_clients_list_is_filled_up_with_row_zero():
-    table = make_index_table(RaggedIndex.of([[4, 5, 6], [], [2]]))
+    table = make_index_table(RaggedIndex.from_lists([[4, 5, 6], [], [2]]))
     padded = [[4, 5, 6], [0, 0, 0], [2, 0, 0]]
     assert [np.asarray(table[i]).tolist() for i in range(3)] == padded
     assert jax.jit(lambda t, i: t[i])(table, jnp.int32(2)).tolist() == padded[2]
@@ -21,5 +21,5 @@ def test_a_clients_list_is_filled_up_with_row_zero():
 
 
 def test_nobody_has_any():
-    table = make_index_table(RaggedIndex.of([[], []]))
+    table = make_index_table(RaggedIndex.from_lists([[], []]))
     assert np.asarray(table[1]).tolist() == [0]

@@ -30,8 +30,8 @@ def everything(name, **settings):
     data = client_validation_split.hold_out_validation(toy.data(), 0.34, 0)
     settings = {"data": data, "evaluation": Evaluation(("global", "own", "post_local"), batch=4)} | settings
     sim = toy.simulate(name, **settings)
-    state, records = sim.rounds(sim.init(0), 1)
-    state, more = sim.rounds(sim.from_host(jax.tree.map(np.copy, sim.to_host(state))), 2, scored=True)
+    state, records = sim.run_rounds(sim.init(0), 1)
+    state, more = sim.run_rounds(sim.from_host(jax.tree.map(np.copy, sim.to_host(state))), 2, scored=True)
     found = jax.device_get(state), records + more, sim.evaluate(state)[0]
     program: Any = sim.compiled.programs.run_rounds
     assert program._cache_size() == 1
@@ -55,7 +55,7 @@ def test_every_number_is_that_of_data_on_the_device(name, settings, place):
 
 
 def test_buffers_hold_what_clients_have():
-    lists = RaggedIndex.of([np.arange(4), np.arange(4, 5), np.arange(5, 15), np.zeros(0, int)])
+    lists = RaggedIndex.from_lists([np.arange(4), np.arange(4, 5), np.arange(5, 15), np.zeros(0, int)])
     x = np.arange(15, dtype=np.float32) + 100
     of, reader = [make_index_table(lists)], ExampleReader(Examples(x, x))
     slab, (table,) = cohort_buffer.pack(reader, of, np.array([1, 4, 0], np.int32), 8)  # 4 is an empty place
@@ -114,7 +114,7 @@ def test_rows_of_coming_rounds_lie_beside_a_round(monkeypatch):
     sim, asked = toy.simulate("fedavg", data_on="host", plan=(2, 1)), []
     monkeypatch.setattr(dispatch, "memory_limit", lambda mesh: 2**40)
     monkeypatch.setattr(dispatch, "too_large_reason", lambda compiled, limit, beside=0: asked.append(beside))
-    sim.rounds(sim.init(0), 1)
+    sim.run_rounds(sim.init(0), 1)
     found = sim.compiled.feed.for_round(sim.init(0).key, 0, False)
     assert asked == [(streaming.PREFETCH_DEPTH + 1) * sum(leaf.nbytes for leaf in jax.tree.leaves((found.train, found.index)))]
     assert asked[0] > 0
@@ -158,8 +158,8 @@ def test_a_file_that_goes_bad_ends_a_run_in_one_line(tmp_path):
     state, whole = sim.init(0), (tmp_path / "x.npy").read_bytes()
     (tmp_path / "x.npy").write_bytes(b"")
     with pytest.raises(OSError, match=r"cannot read row \d+ of .*x\.npy: the file has become shorter than its array$"):
-        sim.rounds(state, 1)
+        sim.run_rounds(state, 1)
     (tmp_path / "x.npy").write_bytes(whole)
-    state, _ = sim.rounds(state, 1)
+    state, _ = sim.run_rounds(state, 1)
     assert int(state.round) == 1
     sim.release()
