@@ -7,6 +7,7 @@ import pytest
 from absl.testing import parameterized
 
 from fedjax_core import testing
+from fedjax_core.engine import simulator
 from fedjax_core.testing import case
 from tests import toy
 
@@ -30,8 +31,7 @@ class EnginePlansTest(chex.TestCase):
     )
     def test_states_on_the_devices_agree_under_more_plans(self, name, plan):
         _, before, after = toy.reference(name)
-        sim = toy.simulate(name, plan=plan)
-        case.add_padding(sim)
+        sim = simulator.Simulator(case.add_padding(toy.simulate(name, plan=plan).spec))
         state, _ = sim.run_rounds(sim.compiled.put(before), 2)
         chex.assert_trees_all_close(jax.device_get(state), after, atol=1e-5, rtol=1e-5)
 

@@ -81,9 +81,10 @@ def _outputs(spec: SimulationSpec, g: int, arrays: DeviceArrays, rows: int) -> t
         examples = arrays.test if len(jax.tree.leaves(arrays.test.y)[0]) else arrays.train
         return gather_batch(examples, jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool))
 
-    def predict_all(arrays: DeviceArrays, local: PyTree, x: PyTree) -> dict[str, PyTree]:
+    def predict_all(arrays: DeviceArrays, local: tuple[PyTree, PyTree], x: PyTree) -> dict[str, PyTree]:
+        sent, client = local
         predictors = spec.algorithm(g, arrays, 0).predict
-        return {name: predict(*local, x) for name, predict in predictors.items()}
+        return {name: predict(sent, client, x) for name, predict in predictors.items()}
 
     batch = jax.eval_shape(make_batch, arrays)
     return batch, jax.eval_shape(predict_all, arrays, local, batch.x)

@@ -293,13 +293,13 @@ def check_score(name: str, score: Callable, result: Any) -> Any:
         is_number = isinstance(leaf, int | float) and not isinstance(leaf, bool)
         if not is_number and not any(jnp.issubdtype(getattr(leaf, "dtype", bool), kind) for kind in (jnp.integer, jnp.floating)):
             raise TypeError(f"{wants}, which are added up; found {_describe(leaf)}")
-    to_32_bits = lambda leaf: jnp.asarray(leaf, jnp.promote_types(jnp.result_describe(leaf), _smallest_dtype(leaf)))
+    to_32_bits = lambda leaf: jnp.asarray(leaf, jnp.promote_types(jnp.result_type(leaf), _smallest_dtype(leaf)))
     return jax.tree.map(to_32_bits, result)
 
 
 def _smallest_dtype(leaf: Any) -> Any:
     """Returns the smallest dtype in which sums of such numbers keep their digits."""
-    return jnp.float32 if jnp.issubdtype(jnp.result_describe(leaf), jnp.floating) else jnp.int32
+    return jnp.float32 if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) else jnp.int32
 
 
 def check_server_output(result: Any) -> tuple[PyTree, dict[str, Any]]:

@@ -89,18 +89,16 @@ def save_predictor(
         then.
       OSError: the file cannot be written.
     """
-    description = to_json_values({**description, "predictor": name, "holds": HOLDS})
+    saved: dict[str, Any] = to_json_values({**description, "predictor": name, "holds": HOLDS})
     held = view.holds[name]
-    is_partial = description.get("train") != "all" or description.get("adapter") is not None
+    is_partial = saved.get("train") != "all" or saved.get("adapter") is not None
     arrays = named_arrays({"held": held, "frozen": view.task.frozen if is_partial else ()})
-    rebuilt = _build_predictor(description, arrays, methods, builders, "the description")
+    rebuilt = _build_predictor(saved, arrays, methods, builders, "the description")
     outputs = view.predict(name, held, x), _predict(rebuilt, x)
     expected, actual = (np.asarray(output["logits"], np.float64) for output in outputs)
     if expected.shape != actual.shape or not np.abs(actual - expected).max() <= EXACT * max(np.abs(expected).max(), 1e-30):
-        raise ValueError(
-            f"the model {name!r} of {description['method']} predicts something else when it is rebuilt, so it is not saved"
-        )
-    write_tensors(path, arrays, {"description": json.dumps(description, allow_nan=False)})
+        raise ValueError(f"the model {name!r} of {saved['method']} predicts something else when it is rebuilt, so it is not saved")
+    write_tensors(path, arrays, {"description": json.dumps(saved, allow_nan=False)})
 
 
 def load_predictor(path: str | os.PathLike, methods: Methods, builders: Builders = refuse_foreign_network) -> Predictor:

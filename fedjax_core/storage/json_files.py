@@ -125,8 +125,9 @@ def check_schema(value: Any, schema: Any, name: str, end: str = "", field: str =
             check_schema(item, schema[0], name, end, f"{field}[{index}]")
     if isinstance(schema, dict):
         for key, inner in schema.items():
-            required = key is not str and not key.endswith("?")
-            keys = value if key is str else [key.removesuffix("?")]
+            is_any = key is str
+            required = not is_any and not key.endswith("?")
+            keys = value if is_any else [str(key).removesuffix("?")]
             for child in keys:
                 if child in value:
                     check_schema(value[child], inner, name, end, f"{field}.{child}" if field else child)

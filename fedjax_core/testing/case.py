@@ -11,6 +11,7 @@ import optax
 
 from fedjax_core.algorithm import Algorithm, PyTree
 from fedjax_core.engine import client_loop, simulator
+from fedjax_core.engine.sharding import mesh
 from fedjax_core.task import Task
 from fedjax_core.testing import toy_federation
 from fedjax_core.training import local_training
@@ -72,7 +73,7 @@ class Case:
         of two devices (of one, if there are no more); and every client has more padding.
         """
         sim = self.simulate(plan=(2, min(2, jax.device_count())), hold="disk", data_on="host")
-        add_padding(sim)
+        sim = simulator.Simulator(add_padding(sim.spec))
         state, _ = sim.run_rounds(self._begun(sim), 2)
         assert sim.offloaded_states is not None
         return sim, state, [jax.tree.map(np.copy, (store.rows, store.touched)) for store in sim.offloaded_states.stores]
@@ -82,16 +83,16 @@ class Case:
         if any(sim.spec.algorithm(g, sim.spec.host_arrays, 0).prepare is not None for g in range(len(sim.spec.bound_groups))):
             return sim.init(0)
         before = self.reference_run[1]
-        kept = sim.compiled.states
-        kept.keep(kept.untouched(sim.compiled.put(before.server)))
+        states = sim.compiled.states
+        states.replace_offloaded(states.make_untouched(sim.compiled.put(before.server)))
         return sim.compiled.put(before._replace(clients=tuple(() for _ in sim.spec.bound_groups)))
 
     def drop_offloaded_run(self) -> None:
-        """Drops `elsewhere`, with its data and states. `reference` stays, and compiles again after `jax.clear_caches`."""
-        self.__dict__.pop("elsewhere", None)
+        """Drops `offloaded_run`, with its data and states. `reference_run` stays, and compiles again after `jax.clear_caches`."""
+        self.__dict__.pop("offloaded_run", None)
 
     def make_round_fn(self) -> tuple[Callable, list, list[PyTree]]:
-        """Returns the first round of `elsewhere`, with a cohort and its client states, all on the host.
+        """Returns the first round of `offloaded_run`, with a cohort and its client states, all on the host.
 
         The round is a function (drawn, client states) -> (server, states, record).
         """
@@ -103,16 +104,15 @@ class Case:
             jax.tree.map(lambda x, p=p: np.take(x, p, axis=0, mode="clip"), s)
             for s, (_, p) in zip(before.clients, drawn, strict=True)
         ]
-        spread = client_loop.spread(sim.spec.mesh)
+        spread = mesh.client_sharded(sim.spec.mesh)
         touched = jax.device_put([np.ones(len(p), bool) for _, p in drawn], spread)
 
         def run(drawn, rows):
-            held = sim.compiled.feed.of_cohort(sim.compiled.device_arrays, [cohort.ids for cohort, _ in drawn], ["index"])
-            drawn, rows = (
-                sim.compiled.put(drawn),
-                jax.device_put(rows, spread),
-            )  # as the round expects them, or it would compile anew
-            after, rows, record = sim.compiled.programs.run_round_offloaded[False](held, start, start.server, drawn, rows, touched)
+            arrays = sim.compiled.feed.for_cohort([cohort.ids for cohort, _ in drawn], ["index"])
+            # Where the round expects them, or it would compile again.
+            drawn, rows = sim.compiled.put(drawn), jax.device_put(rows, spread)
+            run_round = sim.compiled.programs.run_round_offloaded[False]
+            after, rows, record = run_round(arrays, start, start.server, drawn, rows, touched)
             return jax.device_get((after.server, rows, record))
 
         return run, drawn, rows
@@ -131,9 +131,8 @@ def groups(
     ]
 
 
-def add_padding(sim: simulator.Simulator) -> None:
-    """Pads every client with three more examples."""
-    index = sim.spec.host_arrays.index
+def add_padding(spec: simulator.SimulationSpec) -> simulator.SimulationSpec:
+    """Returns the specification with three more examples for every client that do not count."""
+    index = spec.host_arrays.index
     more = dataclasses.replace(index, rows=np.pad(index.rows, (0, 3)), most=index.most + 3, filler=1)
-    sim.spec.host_arrays = sim.spec.host_arrays._replace(index=more)
-    sim.use_plan(sim.spec.plan)
+    return dataclasses.replace(spec, host_arrays=spec.host_arrays._replace(index=more))

@@ -31,7 +31,7 @@ def read_column(part: str, table: Any, name: str) -> Column:
       ValueError: there is no such column.
       TypeError: the table is none of those that can be read.
     """
-    columns = getattr(table, "column_names", None)  # Hugging Face's
+    columns: Any = getattr(table, "column_names", None)  # Hugging Face's
     columns = getattr(table, "columns", None) if columns is None else columns  # pandas'
     columns = table if columns is None and isinstance(table, Mapping) else columns
     if columns is None and isinstance(table, Sequence) and table and all(isinstance(row, Mapping) for row in table):

@@ -22,7 +22,8 @@ def decode(record: bytes, names: Collection[str] | None = None) -> dict[str, lis
     from tensorflow_datasets.proto import tf_example_pb2
 
     try:
-        features = tf_example_pb2.Example.FromString(record).features.feature
+        message = tf_example_pb2.Example.FromString(record)  # pyright: ignore[reportAttributeAccessIssue]
+        features = message.features.feature
     except DecodeError as error:
         raise ValueError(f"a record of {len(record)} bytes is no tf.train.Example ({error})") from None
     decoded: dict[str, list[bytes] | np.ndarray] = {}

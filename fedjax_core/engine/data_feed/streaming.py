@@ -73,13 +73,14 @@ class DataFeed:
     @property
     def on_device(self) -> DeviceArrays:
         """What is on the plan's devices all the time: data, unless streamed, and frozen and public arrays."""
-        if self._on_device is None:
-            if self._lender is None:
-                arrays = self.on_host._replace(tasks=self._spec.tasks)
-                self._on_device = meshes.put(arrays, self._spec.mesh, self._shardings)
-            else:
-                self._on_device = self._lender.on_device
-        return self._on_device
+        if self._on_device is not None:
+            return self._on_device
+        if self._lender is not None:
+            arrays = self._lender.on_device
+        else:
+            arrays = meshes.put(self.on_host._replace(tasks=self._spec.tasks), self._spec.mesh, self._shardings)
+        self._on_device = arrays
+        return arrays
 
     @property
     def is_on_device(self) -> bool:

@@ -23,7 +23,7 @@ def communication(simulation: Simulator) -> list[dict[str, Any]]:
     """
     rows = []
     for group, shape in zip(simulation.spec.bound_groups, simulation.spec.shapes.groups, strict=True):
-        for way, tree in zip(("down", "up"), shape.travels, strict=True):
+        for way, tree in zip(("down", "up"), shape.wire, strict=True):
             for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
                 names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
                 rows.append(
@@ -68,8 +68,8 @@ def sizes(simulation: Simulator) -> list[dict[str, Any]]:
             "whole": _count(whole.params),
             "body": _count(body),
             "trained": _count_trained(simulation, g),
-            "down": _count(_parameters(shape.travels[0])),
-            "up": _count(_parameters(shape.travels[1])),
+            "down": _count(_parameters(shape.wire[0])),
+            "up": _count(_parameters(shape.wire[1])),
             "statistics": _count(whole.stats),
         }
         rows.append({"group": group.name, "clients": len(group.clients), **numbers})

@@ -93,7 +93,7 @@ def test_a_seed_with_another_plan_goes_alone(monkeypatch):
     vmapped, seeds = three(toy.CASES["fedavg"].reference_run[0])
     vmapped.replicas[1].use(vmapped.replicas[1].plan._replace(chunk=2))
     monkeypatch.setattr(vmapped, "_run_batch", lambda batch, n, scored: ["together"] * len(batch))
-    monkeypatch.setattr(vmapped.replicas[1], "rounds", lambda state, n, scored: "alone")
+    monkeypatch.setattr(vmapped.replicas[1], "run_rounds", lambda state, n, scored: "alone")
     assert vmapped._dispatch(seeds, 2, False) == ["together", "alone", "together"]
     assert vmapped.replicas[0].plan.chunk == 1
 
@@ -108,7 +108,7 @@ def test_what_fails_alone_ends_alone(monkeypatch, caplog):
         raise error
 
     monkeypatch.setattr(vmapped, "_run_batch", lambda batch, n, scored: [(state, [{}] * n) for _, state in batch])
-    monkeypatch.setattr(vmapped.replicas[1], "rounds", fails)
+    monkeypatch.setattr(vmapped.replicas[1], "run_rounds", fails)
     first, second, third = vmapped.run_rounds(seeds, 2)
     assert second is error
     assert not isinstance(first, Exception)

@@ -96,7 +96,7 @@ class ViewTest(chex.TestCase):
                 return found._replace(predict=predict)
 
             self.assertEqual({len(index) for index in sim.spec.data.test_index}, {3, 4})
-            with mock.patch.object(sim, "view", view):
+            with mock.patch.object(sim, "client_view", view):
                 analysis.class_accuracies(sim, state)
             if name == "local":
                 self.assertEqual(set(shapes), {(0, (4, toy.INPUTS)), (1, (4, toy.INPUTS))})
