@@ -100,4 +100,6 @@ def _together(
 
 def _table(dataset: Dataset, train_index: Sequence[np.ndarray]) -> np.ndarray:
     """Returns the training examples of each class [N, K]; [N, 1] where targets are no classes."""
-    return RaggedIndex.from_lists(train_index).count_labels(stratify(dataset.train.y), num_strata(dataset.train.y, len(dataset.class_names)))
+    return RaggedIndex.from_lists(train_index).count_labels(
+        stratify(dataset.train.y), num_strata(dataset.train.y, len(dataset.class_names))
+    )

@@ -36,7 +36,11 @@ def hold_out_validation(data: FederatedData, part: float | int, seed: int) -> Fe
     if RaggedIndex.from_lists(data.validation_index).total:
         raise ValueError(f"data.validation={part}: these data have validation examples already")
     option_types.check_value("data.validation", part, option_types.Part)
-    lists, labels, classes = RaggedIndex.from_lists(data.train_index), stratify(data.train.y), strata_number(data.train.y, data.classes)
+    lists, labels, classes = (
+        RaggedIndex.from_lists(data.train_index),
+        stratify(data.train.y),
+        strata_number(data.train.y, data.classes),
+    )
     given, which = lists.unique()
     used = np.zeros(len(labels), bool)
     used[given.concatenate()] = True

@@ -149,7 +149,9 @@ def _classification_task(
     arrays = build_model.read_frozen_arrays(model, network.file, resolved.train, resolved.seed, image, shapes_only)
     if resolved.adapter is None:
         return make_partial_task(model, arrays, resolved.train, **settings).wrap_model(wrap)
-    return adapters.adapter_task(model, arrays, resolved.adapter, TRAINABLE_PARTS[resolved.train] or (), **settings).wrap_model(wrap)
+    return adapters.adapter_task(model, arrays, resolved.adapter, TRAINABLE_PARTS[resolved.train] or (), **settings).wrap_model(
+        wrap
+    )
 
 
 def _warn_of_inputs(

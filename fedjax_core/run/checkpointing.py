@@ -327,7 +327,9 @@ def save_checkpoint(simulation: Simulator, checkpoints: Checkpoints, state: Stat
     live = {} if earlier is None else offloaded.live_bytes()
     rewritten, record["paid"], linked = None, 0, {}  # everything is written
     if earlier is not None and live.keys() <= set(earlier["numbers"]):
-        rewritten, record["paid"] = choose_parts_to_rewrite(live, offloaded.changed_bytes(), earlier["paid"], offloaded.max_piece_bytes)
+        rewritten, record["paid"] = choose_parts_to_rewrite(
+            live, offloaded.changed_bytes(), earlier["paid"], offloaded.max_piece_bytes
+        )
         dropped = set(earlier["numbers"]) - (live.keys() - set(rewritten))
         linked = {"earlier_round": before, "dropped": dropped}
     pieces = offloaded.make_pieces(rewritten)

@@ -83,7 +83,11 @@ def test_all_of_a_network_goes_on_from_the_file(backbone):
     config = settled(fedhpl.get_config("smoke"), PROMPTED)
     config.update(weights=str(backbone), train="all")
     simulation = experiment.build(config)
-    begun = simulation.spec.bound_groups[0].task.bind(simulation.spec.bound_groups[0].task.bound_arrays, 0).model.init(jax.random.key(3))
+    begun = (
+        simulation.spec.bound_groups[0]
+        .task.bind(simulation.spec.bound_groups[0].task.bound_arrays, 0)
+        .model.init(jax.random.key(3))
+    )
     assert set(begun.params) == set(net.params) | {"prompts"}
     jax.tree.map(np.testing.assert_array_equal, begun.params["blocks"], net.params["blocks"])
 

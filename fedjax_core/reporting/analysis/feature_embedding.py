@@ -63,7 +63,9 @@ def features(
         rows = evenly_spaced(index[i], most)
         if len(rows):
             largest = min(most, max_examples(index))
-            predicted = outputs(simulation.client_view(state, i), model, take_examples(x, rows), eval_batch_size(simulation), largest)
+            predicted = outputs(
+                simulation.client_view(state, i), model, take_examples(x, rows), eval_batch_size(simulation), largest
+            )
             parts.append(Points(get_output(predicted, key), y[rows], np.full(len(rows), i)))
     if not parts:
         whose = "no client" if clients is None else f"none of clients {', '.join(map(str, clients))}"
