@@ -179,7 +179,7 @@ def write_csv(path: str | os.PathLike, rows: Iterable[Mapping[str, Any]], column
 
 
 def encode_csv_line(cells: Iterable[Any]) -> bytes:
-    """Returns one line of a CSV file, with every string made safe by `safe_cell`."""
+    """Returns one line of a CSV file, with every string made safe by `escape_cell`."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerow([escape_cell(cell) for cell in cells])
     return text.getvalue().encode()

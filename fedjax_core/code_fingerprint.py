@@ -76,7 +76,7 @@ def find_own_files(named: Iterable[Named]) -> list[Path]:
     return sorted(stamps)
 
 
-_cache: dict[frozenset[SourceFile], dict[Path, Any]] = {}  # results of `files`, valid while no file changes
+_cache: dict[frozenset[SourceFile], dict[Path, Any]] = {}  # results of `find_own_files`, valid while no file changes
 
 
 def _stamp(file: Path) -> Any:
@@ -99,7 +99,7 @@ def _digest(file: Path, stamp: Any) -> str:
 
 
 def check_unchanged(before: Mapping[Path, str]) -> None:
-    """Raises ValueError if a file has changed since its `digests` were taken."""
+    """Raises ValueError if a file has changed since its `hash_files` were taken."""
     for file, digest in before.items():
         if not file.is_file() or hash_files([file])[file] != digest:
             raise ValueError(f"{file} has changed since this command began; the same command again takes it as it is now")

@@ -113,7 +113,7 @@ def check_arguments(function: Callable, **given: Any) -> None:
     """Checks arguments of a function against its annotations, for callers without a config.
 
     Raises:
-      ValueError: as `check`, for the first that is not allowed.
+      ValueError: as `check_value`, for the first that is not allowed.
     """
     named = inspect.signature(function).parameters
     for name, value in given.items():

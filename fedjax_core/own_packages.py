@@ -1,7 +1,7 @@
 """Imports of the bundled packages `methods` and `configs`, which a user's packages of these names
 may hide.
 
-Commands replace the user's packages by the bundled ones (`take_ours`), which then also find the
+Commands replace the user's packages by the bundled ones (`import_bundled_packages`), which then also find the
 modules of the current folder. In a user's own process `import_bundled` imports the bundled modules
 and leaves the user's packages in place.
 """

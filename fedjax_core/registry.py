@@ -152,7 +152,7 @@ def parse_spec(text: str, field: str = "") -> tuple[str, dict[str, Any]]:
 
 
 def spell(name: str, options: Mapping[str, Any]) -> str:
-    """Returns the spec of a name with options; `parse` undone.
+    """Returns the spec of a name with options; `parse_spec` undone.
 
     >>> spell("dirichlet", {"alpha": 0.5}), spell("iid", {})
     ('dirichlet(alpha=0.5)', 'iid')
@@ -206,7 +206,7 @@ def resolve_spec(
 
 def find_builder(what: str, name: str, builtin: Mapping[str, Callable], prefixes: Container[str] = ()) -> tuple[Callable, str]:
     """Returns (the function or class that a name without options stands for, its origin); see
-    `find`."""
+    `resolve_spec`."""
     first = name.partition(":")[0]
     if name in builtin or (first in builtin and first in prefixes):
         return builtin[name if name in builtin else first], BUILT_IN
@@ -395,7 +395,7 @@ def check_call(
     *,
     brought: bool = False,
 ) -> None:
-    """Raises what `call` would, without calling.
+    """Raises what `call_checked` would, without calling.
 
     Args:
       what: what error messages call the function, such as "partition 'dirichlet'".
@@ -484,8 +484,8 @@ def _read_parameters(function: Callable) -> tuple[dict[str, inspect.Parameter], 
 
 
 def call_checked(what: str, function: Callable, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Calls `function` with those of `given` that it takes, and with all of `options`, checked by
-    `check`."""
+    """Calls `function` with those of `given` that it takes, and with all of `replace_options`, checked by
+    `check_call`."""
     check_call(what, function, given, options)
     named, _ = read_parameters(function)
     return function(**{name: given[name] for name in named if name in given}, **options)

@@ -31,9 +31,9 @@ class Model(NamedTuple):
       features: same arguments -> ([B, D], stats); the body alone.
       head: (net, features [B, D]) -> logits [B, K].
       name: name in error messages and tables.
-      whole: net -> the Net of the whole network, with its frozen entries (`part_of`).
+      whole: net -> the Net of the whole network, with its frozen entries (`make_partial_task`).
       model_axes: the axis of each array that is sharded where several devices hold a network
-        together (`plan.model`); see `axis_of`.
+        together (`plan.model`); see `find_model_axis`.
       unaugmented: for a network with augmentation, (the network without it, (inputs, key, train) ->
         augmented inputs), for a method that changes augmented inputs; else None.
       is_episodic: whether logits are of the classes of an episode (`training/few_shot.py`), not of

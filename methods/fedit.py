@@ -6,7 +6,7 @@ Sent to clients: adapter.
 Zhang, Vahidian, Kuo, Li, Zhang, Yu, Wang, Chen. Towards Building the Federated GPT: Federated
 Instruction Tuning. 2023. https://arxiv.org/abs/2305.05644
 
-It is FedAvg (methods/fedavg.py) of what a network trains, here an adapter (`adapters.adapted`),
+It is FedAvg (methods/fedavg.py) of what a network trains, here an adapter (`adapters.adapter_task`),
 with the loss on the answers' tokens.
 
 Unseen clients use the server's model.

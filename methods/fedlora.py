@@ -9,7 +9,7 @@ Tuning. 2023. https://arxiv.org/abs/2310.13283 Yang et al. Federated Adapter on 
 An Out-Of-Distribution Approach. 2025, appendix C.2. https://arxiv.org/abs/2505.01075
 
 It is FedAvg with fine-tuning (methods/fedavg_ft.py) of what a network trains, here an adapter
-(`adapters.adapted`).
+(`adapters.adapter_task`).
 
 Unseen clients tune the averaged adapter further on their own examples, as all clients do.
 

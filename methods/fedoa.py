@@ -32,7 +32,7 @@ received; then phi_g trains by R_e alone, as in FedIT. `variant` presets the opt
                                                     minibatches
   shared       0           .           0.5          weight of phi_g in the personal predictor
 
-The trained parameters of the network are the adapter (`adapters.adapted`, `task.part_of`, or all of
+The trained parameters of the network are the adapter (`adapters.adapter_task`, `task.make_partial_task`, or all of
 it). `server` averages by FedAdam and the like (methods/fedopt.py).
 
 The paper deploys phi_e. The released evaluation adds half of the update of phi_g and half of that

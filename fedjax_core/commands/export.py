@@ -55,7 +55,7 @@ def export(
 
     Returns:
       The description in the file: `storage.export_model.FIELDS`, "offset", "limit", "input_dtype",
-      "method", "predictor", "client", "round", "config" and what `storage.export_model.with_use`
+      "method", "predictor", "client", "round", "config" and what `storage.export_model.add_usage`
       says; of a model that is not one network also `storage.export_predictor.FIELDS`.
 
     Raises:

@@ -69,7 +69,7 @@ class FederatedData:
       poisoned_rows: how many of the last training examples attackers' poisons have made
         (`poisoning.py`).
       x_offset: [C] float64, what was taken off each channel (the last axis) of x before it became
-        float32 (`centre`); None: nothing.
+        float32 (`center_features`); None: nothing.
       y_offset: [D], likewise of numbers to predict.
     """
 

@@ -117,7 +117,7 @@ POISONS: dict[str, Callable[..., Poison]] = {"label_flip": label_flip, "backdoor
 
 
 def mock_poisoned(data: FederatedData, poisons: Sequence[Poison], clients: Sequence[int] | np.ndarray) -> FederatedData:
-    """Returns data of the size of `poisoned` ones, all examples the first one: to count, not to
+    """Returns data of the size of `poison_clients` ones, all examples the first one: to count, not to
     train on.
     """
     if not poisons:

@@ -52,7 +52,7 @@ def subsample(dataset: Dataset, size: int | None = None, examples: int | None = 
 
 
 def match_image_shape(examples: Examples, like: Examples) -> Examples:
-    """Converts images to the size and channels of `like`: resized as in `smaller`; grey from
+    """Converts images to the size and channels of `like`: resized as in `subsample`; grey from
     colours by their mean.
 
     Raises:

@@ -8,7 +8,7 @@
 Random draws come from (seed, stream, round, client id): a client's draw depends on neither its slot in the cohort, nor
 its group, nor the plan.
 
-`build_spec` validates what a simulation is made of (`SimulationSpec`); nothing is compiled there. `Simulation` holds
+`build_spec` validates what a simulation is made of (`SimulationSpec`); nothing is compiled there. `Simulator` holds
 the `CompiledPlan` of a specification: its programs, the arrays that they read and the client states that they change
 (`dispatch.py`). If the devices lack memory, it compiles another plan with smaller chunks.
 """
@@ -88,11 +88,11 @@ def build_spec(
       data: one train and test index list per client; unseen clients are of no group, they take turns among the networks.
       cohort: clients a round, as a number or a fraction; None: all.
       dropout: probability with which a sampled client does not come back.
-      plan: None: `client_loop.choose`.
+      plan: None: `client_loop.choose_plan`.
       evaluation: what is scored.
       hold: "device", "host" or "disk": where client states are between rounds. Off the device a dispatch has one round.
       dispatch: the most rounds in one dispatch. Where data are streamed it is one.
-      episodes: how minibatches and tests are drawn, for networks made by `few_shot.prototypical`; None: plain examples.
+      episodes: how minibatches and tests are drawn, for networks made by `few_shot.prototypical_model`; None: plain examples.
       data_on: "device", "host" or "disk": where the data are; None: where they fit (`data_placement.py`).
       devices: the plan takes the first of them; None: those that jax sees. For a topology's, programs can be compiled.
       links: the transforms of uplinks: attacks, compression, privacy, a robust rule (`fedjax_core/uplink/`).

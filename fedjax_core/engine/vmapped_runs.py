@@ -74,7 +74,7 @@ class VmappedSeeds:
         """Compiles nothing, and puts nothing on a device.
 
         Args:
-          simulator: without a `reason` against it.
+          simulator: without a `find_vmap_obstacle` against it.
           number: of seeds.
         """
         self._simulator = simulator

@@ -44,7 +44,7 @@ def build(
     Args:
       config: see `configs/base.py`.
       data: in place of the config's, such as mock data of the same shape.
-      method, model, loss, scores: in place of the config's, see `python_overrides.into`.
+      method, model, loss, scores: in place of the config's, see `python_overrides.apply_overrides`.
       shapes_only: nothing will run: frozen arrays are zeros without memory, and files of weights
         are not read.
       devices: in place of those that jax sees, such as those of a topology to compile for.

@@ -58,7 +58,7 @@ def dataset(config: Config) -> FederatedData:
 
 def hold_out_examples(resolved: ResolvedConfig, data: FederatedData) -> FederatedData:
     """Returns data with unseen clients and validation examples, if the config wants some and the
-    data have none, and without offsets too large for float32 (`federated_data.centre`)."""
+    data have none, and without offsets too large for float32 (`federated_data.center_features`)."""
     if resolved.data.unseen is not None and data.unseen is None:
         data = hold_out_clients(data, resolved.data.unseen, resolved.data.seed)
     part = resolved.data.validation

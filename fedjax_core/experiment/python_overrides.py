@@ -92,7 +92,7 @@ def apply_overrides(
     Args:
       config: see `configs/base.py`.
       method: (task, optimizer=..., ...) -> Algorithm. It has those of `config.method`'s options
-        that `switch` keeps, and of its own those that `functools.partial` binds.
+        that `switch_method` keeps, and of its own those that `functools.partial` binds.
       model: a network, or a sequence of them for client i mod their number: a function or class
         that makes a module of Flax NNX or Linen (`nn/flax_adapter.py`), a Linen module, or a
         `Model`.

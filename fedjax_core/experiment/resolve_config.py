@@ -78,7 +78,7 @@ class ResolvedConfig(NamedTuple):
       cohort: number of clients in a round, or their fraction; None: all.
       dropout: probability that a sampled client does not return.
       evaluation: what is scored.
-      chunk, devices, model, hold: how a round is mapped to devices, see `client_loop.choose`.
+      chunk, devices, model, hold: how a round is mapped to devices, see `client_loop.choose_plan`.
       data_on: where the data are stored, see `data_placement.choose_placement`.
       adversary: who attacks and how, or None.
       links: what uplinks pass through beside attacks, see `uplink`.

@@ -55,7 +55,7 @@ def execute(
       console: takes lines of text (label table, scores at the end); None: standard error.
       callbacks: beside those of the config: see `fedjax_core/run/callbacks.py`.
       fresh: deletes the run that the directory holds, whichever it is, and begins there.
-      **replaced: method, model, loss, scores in place of the config's, see `python_overrides.into`.
+      **replaced: method, model, loss, scores in place of the config's, see `python_overrides.apply_overrides`.
 
     Returns:
       The final state, the summary, the plots and the history; see `fedjax_core.run.run`, also for

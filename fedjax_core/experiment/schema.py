@@ -162,7 +162,7 @@ def read_fields(config: Config) -> dict[str, Any]:
 
     Raises:
       ValueError: a field is not allowed; the message has its name, its value and what is allowed.
-        Or the config lacks a field (`Incomplete`).
+        Or the config lacks a field (`IncompleteConfig`).
     """
     check_complete(config)
     fields = {}

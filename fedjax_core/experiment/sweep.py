@@ -42,7 +42,7 @@ class _Batch(NamedTuple):
     Attributes:
       indices: of the runs.
       noise: the privacy that their directories record; None: they record none.
-      plan: the plan that their directories record; None: `client_loop.choose`.
+      plan: the plan that their directories record; None: `client_loop.choose_plan`.
     """
 
     indices: list[int]

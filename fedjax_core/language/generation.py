@@ -50,7 +50,7 @@ def compute_answer_outputs(model: LanguageModel, params: PyTree, x: PyTree, laye
 
 
 def make_writer(model: LanguageModel) -> Model:
-    """Makes a Model that learns to write answers: with `local_training.cross_entropy`, on their
+    """Makes a Model that learns to write answers: with `local_training.model_loss`, on their
     tokens and ends alone.
 
     Args:

@@ -10,7 +10,7 @@ An encoder (BERT) scores each question's options and is also scored by the ROUGE
 that it chooses; a language model (LLaMA) writes the answer, and its accuracy and loss are those of
 the answers' tokens (`option_scoring.py`). Either is also scored on each test set by itself
 ("accuracy_record"), or where clients are tested on their own sets, on each task. Answers in words:
-`answers`.
+`generate_answers`.
 """
 
 import dataclasses
@@ -261,12 +261,12 @@ def build_task(prepared: PreparedTask, adapter: adapters.AdapterConfig | None, s
     """Builds the model's task on its data. Tasks on one folder share its weights.
 
     Args:
-      prepared: by `prepare`.
+      prepared: by `prepare_data`.
       adapter: what is trained with the model frozen; None: the model is trained whole.
       shapes_only: zeros that take no memory in place of its weights, which are not looked for.
 
     Raises:
-      ValueError, OSError: as `load_pretrained.load` and `adapters.adapted`.
+      ValueError, OSError: as `load_pretrained.load` and `adapters.adapter_task`.
     """
     is_encoder = isinstance(prepared.model, Encoder)
     if isinstance(prepared.model, Encoder):
@@ -311,8 +311,8 @@ def generate_answers(
     """Generates a model's answers as strings.
 
     Args:
-      prepared: by `prepare`.
-      params: all of the model's, as `parameters` gives them, or merged.
+      prepared: by `prepare_data`.
+      params: all of the model's, as `generation_params` gives them, or merged.
       rows: of the test set.
       batch: examples at once.
       longest: the most tokens that a language model writes; an encoder chooses one of the options.
@@ -346,8 +346,8 @@ def generation_params(prepared: PreparedTask, adapter: adapters.AdapterConfig | 
     kernels, unmerged, so that no base is copied.
 
     Args:
-      prepared: by `prepare`.
-      adapter: as in `task`.
+      prepared: by `prepare_data`.
+      adapter: as in `build_task`.
       frozen: of the task.
       net: what a predictor reads, the server's or a client's.
     """

@@ -2,12 +2,12 @@
 
   scoring(encoder, ...)      a Model whose classes are each example's options; its arrays: `add_option_embeddings`
 
-It is a network like others, whole: what is trained of it is chosen around it, by `task.part_of`, or
-by `adapters.adapted`, whose frozen base exists once and travels as an argument of the round.
+It is a network like others, whole: what is trained of it is chosen around it, by `task.make_partial_task`, or
+by `adapters.adapter_task`, whose frozen base exists once and travels as an argument of the round.
 
     encoder, base = load_pretrained.load(folder) data, options = instruction_data.to_choose(divided,
     load_pretrained.load_tokenizer(folder), limit=256) arrays = with_options(encoder, base,
-    **options) model = scoring(encoder, len(options["tokens"])) task = adapters.adapted(model,
+    **options) model = scoring(encoder, len(options["tokens"])) task = adapters.adapter_task(model,
     arrays, adapters.lora(), classes=data.classes, population=data.clients)
 """
 

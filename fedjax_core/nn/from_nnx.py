@@ -42,7 +42,7 @@ def from_module(
     [B, D], {name: array})`, for texts [B, T, D], where `batch` is whether batch normalization uses
     (and updates by) the batch's statistics. Its variables are `nnx.Param` and `nnx.BatchStat` only,
     and it draws from `key` only. Its class may have `model_axes`, {end of a path: axis}, see
-    `task.axis_of`.
+    `task.find_model_axis`.
 
     Args:
       make: builds the module from its initial random streams.

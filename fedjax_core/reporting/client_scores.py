@@ -56,7 +56,7 @@ def _format_blocks(done: int, scores: ClientScores, names: Sequence[str]) -> Ite
 
 
 def read_client_scores(file: str | os.PathLike) -> tuple[int, ClientScores]:
-    """Reads a file of `write`: (number of rounds done, scores).
+    """Reads a file of `write_client_scores`: (number of rounds done, scores).
 
     Raises:
       OSError: the file cannot be read.

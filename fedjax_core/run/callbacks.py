@@ -100,7 +100,7 @@ class Callbacks:
 
         Args:
           callbacks: objects, specs ("wandb(project='x')", "package.module:name(option=...)"), or
-            what `find` returns.
+            what `find_callback` returns.
           writer: whether this process calls them.
 
         Raises:

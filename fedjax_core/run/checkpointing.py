@@ -30,11 +30,11 @@ MAY_DIFFER = (  # fields of a config that a resumed run may change
     *("rounds", "plan", "checkpoint", "profile", "callbacks"),
     *(f"evaluation.{field}" for field in ("every", "batch", "targets", "last_k", "patience", "until")),
 )
-_HOLD = {"plan?": ({"hold?": (str, type(None))}, type(None))}  # schema of a config for `same_hold`
+_HOLD = {"plan?": ({"hold?": (str, type(None))}, type(None))}  # schema of a config for `check_same_hold`
 
 
 def open_workdir(directory: str | Path, config: Mapping[str, Any], fresh: bool = False) -> WorkDir:
-    """The directory, by process 0 first; begun anew where `is_begun_anew`."""
+    """The directory, by process 0 first; begun anew where `starts_afresh`."""
     if jax.process_index() == 0:
         should_restart = functools.partial(starts_afresh, directory, config, fresh)
         workdir = WorkDir.open(directory, config, may_differ=MAY_DIFFER, should_restart=should_restart)

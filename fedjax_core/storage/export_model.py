@@ -143,7 +143,7 @@ def load_model(path: str | os.PathLike, builders: Builders = refuse_foreign_netw
 
 def find_network(view: ClientView, name: str, x: PyTree) -> Net:
     """Returns the network of a client's model (or "global") with its frozen arrays, as
-    `trained_network`.
+    `find_trained_network`.
     """
     return view.task.model.full_net(find_trained_network(view, name, x))
 

@@ -42,7 +42,7 @@ def write_json(path: str | os.PathLike, value: Any) -> None:
 
     Args:
       path: the file; its directory must exist.
-      value: see `plain`.
+      value: see `to_json_values`.
     """
     write_text(path, format_json(value))
 
@@ -57,7 +57,7 @@ def read_json(path: str | os.PathLike, schema: Any = None) -> Any:
 
     Args:
       path: the file.
-      schema: of the value, see `check`; None accepts anything.
+      schema: of the value, see `check_schema`; None accepts anything.
 
     Raises:
       OSError: the file cannot be read.
@@ -103,7 +103,7 @@ def check_schema(value: Any, schema: Any, name: str, end: str = "", field: str =
 
     Args:
       value: from `json.loads`.
-      schema: `dict`, `list`, `str`, `int`, `Positive`, `float` (finite or not), `bool` or
+      schema: `dict`, `list`, `str`, `int`, `PositiveInt`, `float` (finite or not), `bool` or
         `type(None)`; `[schema]` for lists; `{str: schema}` for objects with any keys; `{"field":
         schema, "optional?": schema}` for objects with at least the fields without a "?"; `(schema,
         schema)` for either.

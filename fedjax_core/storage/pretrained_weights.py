@@ -12,7 +12,7 @@
 The layout is detected from the tensors' names. Position embeddings for another grid of patches are
 interpolated as the layout's own code does: bicubic with antialiasing for timm and own, bicubic
 without for transformers, bilinear with aligned corners for npz. The epsilon of norms is not in the
-tensors; `options` returns it. Only npz and own have the number of heads; for other layouts it is
+tensors; `read_options` returns it. Only npz and own have the number of heads; for other layouts it is
 the network's. Safetensors are memory-mapped; pickles are never read.
 
 https://github.com/huggingface/pytorch-image-models, https://github.com/huggingface/transformers,

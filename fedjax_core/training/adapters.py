@@ -284,7 +284,7 @@ def adapter_task(
     public: PyTree = (),
     shape: tuple[int, ...] | None = None,
 ) -> Task:
-    """Builds a task that trains an adapter of a network, and optionally whole entries; see `task.part_of`.
+    """Builds a task that trains an adapter of a network, and optionally whole entries; see `task.make_partial_task`.
 
     A `Net` has the entry "adapter" and those entries only, so methods keep, send and average
     nothing else. The rest is `frozen`: in memory once for all clients, and in evaluation mode

@@ -12,7 +12,7 @@ https://arxiv.org/abs/1703.05175
 
 A local step is one episode, drawn from the client's own examples. The test set has classes that no
 client trains on, and is evaluated on fixed episodes. Methods need no change: `Batch.x` is an
-`Episode`, `Batch.y` and `Batch.mask` are those of its queries, and `prototypical(model)` gives the
+`Episode`, `Batch.y` and `Batch.mask` are those of its queries, and `prototypical_model(model)` gives the
 queries' logits over all K classes. Logits of classes outside of the episode are so low that the
 cross-entropy is that of the episode. For plain examples the model has features and no logits.
 

@@ -1,6 +1,6 @@
 """Batch statistics that stay with the client: `statistics="local"`, for any method that sends a network.
 
-`local_statistics` transforms a method: it removes the statistics from every `Net` that the server
+`with_local_statistics` transforms a method: it removes the statistics from every `Net` that the server
 stores or a client sends, and keeps one set per client beside the method's own client state. The
 other modes do not need it: "average" is what deltas of whole networks do, and "freeze" is a mode of
 the model.

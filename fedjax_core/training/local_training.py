@@ -264,7 +264,7 @@ def full_batch_step(loss: LossFn, optimizer: optax.GradientTransformation, *, ba
     """Returns a function that takes one step by the gradient of the mean loss over all of a client's examples.
 
     The gradient is accumulated over minibatches, each with the weight of its metric "accuracy"
-    (numbers of examples, or of the answers' tokens), or else of "loss". For `cross_entropy` it is
+    (numbers of examples, or of the answers' tokens), or else of "loss". For `model_loss` it is
     the gradient of the mean over all examples, or over the tokens of all answers. Batch statistics
     are each minibatch's.
 

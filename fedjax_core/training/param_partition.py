@@ -108,7 +108,7 @@ def personal_normalization(others: bool = False) -> Selection:
 
 
 def split_net(net: Net, personal: Selection) -> tuple[Net, Net]:
-    """Splits a network into (shared, personal); `join` is the inverse."""
+    """Splits a network into (shared, personal); `join_params` is the inverse."""
     return _split_by(net, personal(net))
 
 

@@ -21,7 +21,7 @@ from fedjax_core.uplink.wrapped_method import (
 def wrap_builder(
     build: Callable[[Task], Algorithm], transforms: Sequence[UplinkTransform], shapes: PyTree, leave_out: bool = False
 ) -> Callable[[Task], Algorithm]:
-    """Returns a method's builder whose methods are wrapped by `wrap`."""
+    """Returns a method's builder whose methods are wrapped by `wrap_method`."""
     name = _builder_name(build)
     return functools.update_wrapper(lambda task: wrap_method(build(task), transforms, shapes, leave_out, name), build)
 
@@ -77,7 +77,7 @@ def wrap_method(
 def _describe(
     method: Algorithm, transforms: Sequence[UplinkTransform], shapes: PyTree, leave_out: bool, name: str
 ) -> WrappedMethod:
-    """Validates that the transforms support the method and each other; see `wrap`."""
+    """Validates that the transforms support the method and each other; see `wrap_method`."""
     transforms = order_transforms(transforms)
     layout = UplinkLayout(method.collect, shapes, name, transforms)
     for transform in transforms:

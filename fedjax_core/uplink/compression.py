@@ -272,7 +272,7 @@ def parse_compressor(text: str) -> UplinkTransform:
 
 
 def compress_broadcast(name: str) -> UplinkTransform:
-    """Returns a compression of what clients are sent, one of `DOWN`."""
+    """Returns a compression of what clients are sent, one of `DOWNLINK_DTYPES`."""
     dtype = jnp.dtype(registry.check_choice("compression.downlink", name, DOWNLINK_DTYPES))
 
     def broadcast(sent: PyTree) -> tuple[PyTree, PyTree]:

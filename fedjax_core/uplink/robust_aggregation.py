@@ -353,7 +353,7 @@ PRECEDING = ("mixing",)  # built-in rules that return vectors, for another rule
 
 
 def find_rules(text: str) -> list[registry.ResolvedSpec]:
-    """Returns the specifications of a rule and those before it; see `parse`."""
+    """Returns the specifications of a rule and those before it; see `parse_rule`."""
     return [registry.resolve_spec("rule", part.strip(), RULES, field="aggregation.rule") for part in text.split("|")]
 
 

@@ -25,13 +25,13 @@ print("sound")
 COMMANDS = """
 from fedjax_core import code_fingerprint, experiment, own_packages
 from fedjax_core.commands import config_flags, run
-own_packages.take_ours()
+own_packages.import_bundled_packages()
 for name, wanted in (("fedavg:smoke", "fedavg"), ("configs/x.py", "fedprox"), ("elsewhere/y.py", "scaffold")):
     config = config_flags.read([name], "run", run._flags)[0].config
     assert config.method.name == wanted, name
 mine = experiment.method("methods.mine:mine")
 assert mine() == 3
-assert [file.name for file in code_fingerprint.files([(mine, "methods.mine")])] == ["mine.py", "part.py"]
+assert [file.name for file in code_fingerprint.find_own_files([(mine, "methods.mine")])] == ["mine.py", "part.py"]
 print("sound")
 """
 

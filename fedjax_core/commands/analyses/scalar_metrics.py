@@ -15,7 +15,7 @@ from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json, write_json
 from fedjax_core.storage.workdir import CHECKPOINTS
 
-NUMBERS = "analysis.json"  # in a run's directory: the results of `number`
+NUMBERS = "analysis.json"  # in a run's directory: the results of `make_metric`
 _NUMBERS_FORM = {str: {"round": (int, type(None)), "value": float}}  # by the analysis's text; a round where there are checkpoints
 
 
@@ -68,7 +68,7 @@ def is_size(text: str) -> bool:
 
 
 def compute_size(text: str, simulation: Simulator) -> float:
-    """Returns an analysis that needs shapes alone, of a simulation that has not run; see `number`."""
+    """Returns an analysis that needs shapes alone, of a simulation that has not run; see `make_metric`."""
     name, options = registry.parse_spec(text)
     return SIZES[name](simulation, **options)
 

@@ -39,7 +39,7 @@ def make_plan(
       {"targets": [one for each], ...}, see `plan_report.py`.
 
     Raises:
-      ValueError, OSError: as `compile_pool.compiled`.
+      ValueError, OSError: as `compile_pool.compile_programs`.
     """
     reports = []
     for target in wanted:

@@ -94,7 +94,7 @@ def resident_bytes(sim: Simulator, lanes: int = 1) -> dict[str, float]:
 
 
 def trace_programs(sim: Simulator, parts: tuple[str, ...], lanes: int = 1) -> dict[str, Callable[[], Any]]:
-    """Returns `aot.programs`, with rounds of so many lanes at once."""
+    """Returns `aot.trace_programs`, with rounds of so many lanes at once."""
     traced_programs = aot.trace_programs(sim, parts)
     if lanes > 1:
         several = VmappedSeeds(sim, lanes)

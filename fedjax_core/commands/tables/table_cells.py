@@ -35,7 +35,7 @@ class Cell(NamedTuple):
       config: resolved.
       name: of its directory.
       trial: its number in a search; None: it is no trial.
-      own: `code_fingerprint.digests` of the user's own code behind it, and of the files its networks begin from.
+      own: `code_fingerprint.hash_files` of the user's own code behind it, and of the files its networks begin from.
     """
 
     row: str
@@ -228,7 +228,7 @@ def select_cells(all_cells: Sequence[Cell], only: Iterable[str]) -> list[Cell]:
 
 
 def split_cell_selectors(all_cells: Sequence[Cell], text: str) -> list[str]:
-    """Splits "ROW,ROW/COLUMN,..." into selectors for `choose`."""
+    """Splits "ROW,ROW/COLUMN,..." into selectors for `select_cells`."""
     return definition.split_selectors(text, _pairs(all_cells))
 
 

@@ -152,7 +152,7 @@ def _markdown_intervals(contents: Contents, measure: Any, cells: formatting.Grid
 
 
 def make_records(contents: Contents, grids: Mapping[str, formatting.Grid] | None = None) -> list[dict[str, Any]]:
-    """Returns a record per row, column and measure, for table.csv. `grids`: as of `markdown`."""
+    """Returns a record per row, column and measure, for table.csv. `grids`: as of `render_markdown`."""
     grids = formatting.make_grids(contents) if grids is None else grids
     csv_records = []
     for measure in contents.table.measures:

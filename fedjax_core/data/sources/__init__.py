@@ -159,7 +159,7 @@ def load(name: str, data_dir: str | os.PathLike | None = None, **options: Any) -
 def read_dataset(
     reader: registry.ResolvedSpec, data_dir: str | os.PathLike | None = None, training_examples: int | None = None
 ) -> Dataset:
-    """Loads a data set as `load` does, with a reader from `find`.
+    """Loads a data set as `load` does, with a reader from `find_reader`.
 
     Args:
       found: the reader.

@@ -15,7 +15,7 @@ Some operations are slow there, mostly on CPUs. Each kernel replaces one:
                       are slow on CPUs
   attention.gelu      replaces `jax.nn.gelu`; its gradient keeps one array
 
-`conv` chooses between the convolutions by shapes, dtype and backend (`conv.describe`). Every kernel
+`conv` chooses between the convolutions by shapes, dtype and backend (`conv.describe_conv`). Every kernel
 computes the same function as what it replaces, up to rounding; but where several entries of a
 window are the largest, the gradient of max-pooling is shared equally, and XLA gives it to the
 first.

@@ -52,7 +52,7 @@ def describe_conv(form: str = "auto", backend: str | None = None) -> dict[str, s
 
     Args:
       form: one of `FORMS`.
-      backend: "cpu", "gpu" or "tpu"; None: that of `compiled_for`, else jax's default.
+      backend: "cpu", "gpu" or "tpu"; None: that of `tracing_for`, else jax's default.
 
     Returns:
       {"form", "backend", "alone": form of a single convolution, "vmapped": form under a `vmap` over
@@ -82,7 +82,7 @@ def conv(x: Array, kernel: Array, stride: int = 1, padding: Padding = "SAME", fo
       padding: see `resolve_padding`.
       form: "native": as `lax` does. "patches": windows side by side, times a matrix. "canonical":
         `lax` forward, gradients by canonical convolutions and matrix products; on CPUs `winograd`,
-        `conv_tiny_images` and `conv_few_channels` where they are faster. "auto": see `describe`.
+        `conv_tiny_images` and `conv_few_channels` where they are faster. "auto": see `describe_conv`.
         The last two have first derivatives in reverse mode only; for others use one of the first
         two.
 

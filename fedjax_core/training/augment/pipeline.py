@@ -11,7 +11,7 @@ Your own augmentation is a function that a config names by its path,
 group `fedjax_core.augmentations`. It takes options, whose annotations declare the allowed values,
 and returns an `Augment` in JAX, which is traced and mapped over a batch.
 
-Augmentation is part of the network: `augmented(model, by)` augments the inputs of a model in
+Augmentation is part of the network: `with_augmentation(model, by)` augments the inputs of a model in
 training mode, before normalization. So it works with every method and loss; evaluation, and
 features computed in evaluation mode, never see it. The key of an example depends on the step's key
 and its index in the batch, not on the batch's size. A loss that applies the network twice with one
@@ -115,10 +115,10 @@ def with_augmentation(model: Model, by: str | Augment) -> Model:
 
     Args:
       model: normalizes its inputs itself.
-      by: augmentation of one image, or a string, see `of_training`.
+      by: augmentation of one image, or a string, see `parse_for_training`.
 
     Raises:
-      ValueError, TypeError: as `of_training`; (when traced) training without a key, or on inputs
+      ValueError, TypeError: as `parse_for_training`; (when traced) training without a key, or on inputs
         that are no images.
     """
     augment = augment_batch(parse_for_training(by) if isinstance(by, str) else by)

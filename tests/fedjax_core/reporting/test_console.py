@@ -12,7 +12,7 @@ def test_warnings_hold_nothing_that_a_terminal_obeys():
     code = (
         "import logging\n"
         "from fedjax_core.reporting import console\n"
-        "console.show_warnings()\n"
+        "console.send_warnings_to_stderr()\n"
         "logging.getLogger('fedjax_core').warning('class %s', 'red\\x1b[31m')\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
