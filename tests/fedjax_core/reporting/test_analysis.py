@@ -163,10 +163,10 @@ class RefitTest(chex.TestCase):
         scale = f.mean(0), f.std(0)
         theta = {"kernel": jnp.zeros((5, 3)), "bias": jnp.zeros(3)}
         padded = np.pad(f, ((0, 9), (0, 0)), constant_values=np.nan), np.pad(y, (0, 9)), np.arange(49) < 40
-        theta = linear_probe._optimum(linear_probe._linear, theta, (scale, ()), np.nan_to_num(padded[0]), *padded[1:], 1.0)
+        theta = linear_probe._minimize(linear_probe._linear_logits, theta, (scale, ()), np.nan_to_num(padded[0]), *padded[1:], 1.0)
         z = (f - scale[0]) / scale[1]
         wanted = LogisticRegression(C=1.0, tol=1e-8, max_iter=1000).fit(z, y).predict_proba(z)
-        found = jax.nn.softmax(linear_probe._linear(theta, (scale, ()), f), -1)
+        found = jax.nn.softmax(linear_probe._linear_logits(theta, (scale, ()), f), -1)
         np.testing.assert_allclose(found, wanted, atol=1e-3)
 
     def test_probe_of_clients(self):
@@ -185,16 +185,16 @@ class RefitTest(chex.TestCase):
         sim, state = drawn("fedavg")
         view = sim.client_view(state, 0)
         made = analysis.outputs(view, "global", sim.spec.data.test.x)
-        head = linear_probe._head(view, "global", made["features"], made["logits"])
+        head = linear_probe._find_head(view, "global", made["features"], made["logits"])
         width = made["features"].shape[1]
         scale = made["features"].mean(0), made["features"].std(0)
         theta = {"kernel": jnp.zeros((width, width)), "bias": jnp.zeros(width)}
-        matched, frozen = linear_probe._matched(view.task.network), (scale, (view.task.frozen, head))
+        matched, frozen = linear_probe._match_logits(view.task.network), (scale, (view.task.frozen, head))
         logits = matched(theta, frozen, made["features"])
         np.testing.assert_allclose(logits, made["logits"], atol=1e-5)
 
         y = sim.spec.data.test.y
-        best = linear_probe._optimum(matched, theta, frozen, made["features"], y, np.ones(len(y), bool), 1.0)
+        best = linear_probe._minimize(matched, theta, frozen, made["features"], y, np.ones(len(y), bool), 1.0)
 
         def loss(theta):
             rows = losses.cross_entropy_per_example(matched(theta, frozen, made["features"]), y)
@@ -211,7 +211,7 @@ class RefitTest(chex.TestCase):
         for sim, state in (drawn("fedpft"), drawn("fedcac"), (own, own.init(0))):
             view = sim.client_view(state, 4)
             made = analysis.outputs(view, "personal", sim.spec.data.test.x)
-            head = linear_probe._head(view, "personal", made["features"], made["logits"])
+            head = linear_probe._find_head(view, "personal", made["features"], made["logits"])
             wanted = made["features"] @ np.asarray(head["kernel"]) + np.asarray(head["bias"])
             np.testing.assert_allclose(wanted, made["logits"], atol=1e-5)
         with self.assertRaisesRegex(ValueError, "none of the nets that client 0 holds has a head"):
@@ -314,14 +314,14 @@ class FrozenTest(chex.TestCase):
     def test_clients_share_programs(self):
         sim, state = drawn(ADAPTED)
         on_device = weakref.ref(jax.tree.leaves(sim.compiled.device_arrays.tasks)[0])
-        before = _compute_logits._cache_size(), linear_probe._optimum._cache_size()
+        before = _compute_logits._cache_size(), linear_probe._minimize._cache_size()
         x = sim.spec.data.test.x[:8]
         nets = [find_trained_network(sim.client_view(state, i), "personal", x) for i in range(3)]
         self.assertEqual(
             [float(net.params["head"]["bias"][0]) for net in nets], state.clients[0].params["head"]["bias"][:3, 0].tolist()
         )
         self.assertEqual(analysis.match(sim, state, "personal").shape, (toy.CLIENTS,))
-        self.assertEqual((_compute_logits._cache_size(), linear_probe._optimum._cache_size()), (before[0] + 1, before[1] + 1))
+        self.assertEqual((_compute_logits._cache_size(), linear_probe._minimize._cache_size()), (before[0] + 1, before[1] + 1))
         sim.release()
         self.assertIsNone(on_device(), "no analysis keeps it")
 

@@ -10,8 +10,9 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_core.engine.client_state import host_store
-from fedjax_core.engine.client_state.host_store import HostStore, OnHost
+from fedjax_core.engine.client_state import manager
+from fedjax_core.engine.client_state.host_store import HostStore
+from fedjax_core.engine.client_state.manager import OffloadedStates
 from fedjax_core.run import checkpointing
 from fedjax_core.storage import client_state_files
 from fedjax_core.storage.checkpoints import Checkpoints
@@ -192,20 +193,20 @@ def test_a_part_that_cannot_be_written_leaves_what_there_was(tmp_path):
 
 def test_a_process_reads_the_rows_that_it_keeps_and_whose_the_others_are(tmp_path):
     store = HostStore(8, {"w": jax.ShapeDtypeStruct((2,), np.float32)}, keeps=lambda places: places % 2 == 0)
-    checkpoints, kept = saved(tmp_path), OnHost((), [store])
+    checkpoints, kept = saved(tmp_path), OffloadedStates((), [store])
     file = tmp_path / "00000005" / "parts" / "00000.safetensors"  # client 1's, that another process keeps
     whole = file.read_bytes()
     file.write_bytes(whole[:-12] + np.array([7, 7], np.float32).tobytes() + whole[-4:])
     with pytest.raises(ValueError, match=r"00000\.safetensors is damaged"):
         list(checkpoints.read_parts(5))
-    for each in zip(checkpoints.part_numbers(5) or (), checkpoints.read_parts(5, kept.wanted), strict=True):
-        kept.take(*each)
+    for each in zip(checkpoints.part_numbers(5) or (), checkpoints.read_parts(5, kept.wanted_arrays), strict=True):
+        kept.load_part(*each)
     assert store.part[[1, 2, 4]].tolist() == [0, 1, 2]
     assert np.flatnonzero(store.touched).tolist() == [1, 2, 4]
     assert store.rows["w"][[1, 2, 4]].tolist() == [[0, 0], [2, 2], [4, 4]]
     file.write_bytes(whole[:-4] + np.array([3], np.int32).tobytes())
     with pytest.raises(ValueError, match="0/places is not what was written"):
-        list(checkpoints.read_parts(5, kept.wanted))
+        list(checkpoints.read_parts(5, kept.wanted_arrays))
 
 
 class Log:
@@ -251,10 +252,10 @@ def test_the_bounds_hold_however_clients_are_drawn(draw):
 
 def test_checkpoints_of_many_touched_states(tmp_path, monkeypatch):
     """By files: all that is needed is there and nothing else, an old one that shares nothing is kept, and states come back."""
-    monkeypatch.setattr(host_store, "PART", 16 * 40)  # rows of 16 bytes
+    monkeypatch.setattr(manager, "PART", 16 * 40)  # rows of 16 bytes
     like, n, rng = {"w": jax.ShapeDtypeStruct((3,), np.float32)}, 400, np.random.default_rng(0)
-    kept = OnHost((), [HostStore(n, like)])
-    run: Any = types.SimpleNamespace(kept=kept, touched=kept.touched, without_clients=lambda state: state)
+    kept = OffloadedStates((), [HostStore(n, like)])
+    run: Any = types.SimpleNamespace(offloaded_states=kept, to_host=lambda state, with_offloaded: state)
     store, every = Checkpoints(tmp_path, keep=2), np.arange(n)
     kept.stores[0].write(every, {"w": np.zeros((n, 3), np.float32)}, np.ones(n, bool))
     written, oldest, state = [], [], cast(Any, {})
@@ -271,13 +272,13 @@ def test_checkpoints_of_many_touched_states(tmp_path, monkeypatch):
         written.append(sum(path.stat().st_size for path in new) / 16)
         oldest.append(store.rounds()[0])
         if done == 25:  # a process of its own goes on
-            kept = OnHost((), [HostStore(n, like)])
+            kept = OffloadedStates((), [HostStore(n, like)])
             for each in zip(store.part_numbers(done) or (), store.read_parts(done), strict=True):
-                kept.take(*each)
-            kept.saved()
-            np.testing.assert_array_equal(kept.stores[0].rows["w"], run.kept.stores[0].rows["w"])
-            assert kept.live() == run.kept.live()
-            run.kept, run.touched = kept, kept.touched
+                kept.load_part(*each)
+            kept.mark_saved()
+            np.testing.assert_array_equal(kept.stores[0].rows["w"], run.offloaded_states.stores[0].rows["w"])
+            assert kept.live_bytes() == run.offloaded_states.live_bytes()
+            run.offloaded_states = kept
     assert written[0] >= n
     assert max(written[1:]) < n / 2
     assert len(store.rounds()) <= 4

@@ -119,7 +119,7 @@ def test_settings_that_do_nothing_are_said():
     assert said(50, 24) == []
     settings.adversary.attack = "alie(z=1.0)"
     assert said(10, 2) == []
-    of_rule = lambda text, there: config_warnings.check_rule(robust_aggregation.found(text), there)
+    of_rule = lambda text, there: config_warnings.check_rule(robust_aggregation.find_rules(text), there)
     (line,) = of_rule("mixing(attackers=0.3) | krum", 4)
     assert line.startswith("aggregation.rule='mixing(attackers=0.3) | krum': ")
     assert line.endswith("attackers=0.2 of the 4 clients of a round is less than one, so krum withstands none")
