@@ -160,7 +160,7 @@ class Algorithm(NamedTuple):
       broadcast: server, client id -> sent, the only thing that a client ever sees of the server.
       prepare: sent, client, data, key -> client; every client once, before round 1 (FedMD's pre-training).
       personalise: sent, client, data, key -> (sent, client); before a personal score, then dropped (FedBABU, FedRep).
-      newcomer: sent, client -> client: the initial state of an unseen client, where that is not what `client_init` returns. The
+      init_unseen: sent, client -> client: the initial state of an unseen client, where that is not what `client_init` returns. The
         client then trains by `client_update` without sending anything, if the method has models beside "global" and client
         states, and is personalised. A string instead: why the method has no model for an unseen client.
       pooled: True for a method that trains on the union of all clients' data (Centralized).

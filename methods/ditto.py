@@ -77,7 +77,7 @@ def with_personal_model(
         client_update=client_update,
         predict=base.predict | {"personal": lambda w, v_k, x: model.apply(v_k, x)[0]},
         client_init=client_init,
-        newcomer=lambda w, v_k: w,
+        init_unseen=lambda w, v_k: w,
         targets=("classes",),
     )
 

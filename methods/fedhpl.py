@@ -193,7 +193,7 @@ def fedhpl(
         server_init,
         client_update,
         server_update,
-        collect=(weighted._replace(lift=lift), averaged),
+        collect=(weighted._replace(map=lift), averaged),
         predict={"personal": lambda sent, w_k, x: model.apply(start_from(sent, w_k), x)[0]},
         client_init=lambda key, server, client_id: model.init(key),
         broadcast=broadcast,

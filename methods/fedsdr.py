@@ -88,4 +88,4 @@ def fedsdr(
 
     return with_personal_model(
         task, fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights), train, **reading
-    )._replace(newcomer=None, targets=PER_ROW)
+    )._replace(init_unseen=None, targets=PER_ROW)

@@ -136,5 +136,5 @@ def fedtgp(
         server_update=server_update,
         collect=aggregators.stack,
         broadcast=lambda server, client_id: server.prototypes,
-        newcomer="FedTGP's networks are never sent, so an unseen client would have to train one alone",
+        init_unseen="FedTGP's networks are never sent, so an unseen client would have to train one alone",
     )

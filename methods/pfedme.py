@@ -169,7 +169,7 @@ def pfedme(
         client_update=client_update,
         predict=base.predict | {"personal": lambda w, theta, x: model.apply(theta, x)[0]},
         client_init=client_init,
-        newcomer=lambda w, theta: w,
+        init_unseen=lambda w, theta: w,
         targets=PER_ROW if measure else base.targets,
     )
 

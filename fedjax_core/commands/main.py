@@ -98,10 +98,10 @@ def run_command(module: str, arguments: Sequence[str]) -> int:
     """
     try:
         with _exit_if_interrupted():
-            importlib.import_module("fedjax_core.own_packages").take_ours()
+            importlib.import_module("fedjax_core.own_packages").import_bundled_packages()
             command: Callable[[Sequence[str]], int] = importlib.import_module(module).main
             code_fingerprint = importlib.import_module("fedjax_core.code_fingerprint")
-        with code_fingerprint.contained():
+        with code_fingerprint.contain_exits():
             return command(arguments)
     except KeyboardInterrupt as error:
         write_error(f"stopped: {str(error) or 'interrupted'}")
@@ -149,7 +149,7 @@ def _describe_error(error: BaseException) -> str:
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
     message = f"{type(error).__name__}: {text}" if text else type(error).__name__
     code_fingerprint = sys.modules.get("fedjax_core.code_fingerprint")  # None if nothing could be imported
-    place = code_fingerprint.raised_in(error) if code_fingerprint is not None else ""
+    place = code_fingerprint.describe_origin(error) if code_fingerprint is not None else ""
     return message if not place or place in message else f"{message} (in {place})"
 
 

@@ -244,12 +244,12 @@ def collect(prefix: PyTree, contributions: list) -> PyTree:
     stacks = iter(zip(*(stacked for _, stacked in contributions), strict=True))
     collected = []
     for r in reduces:
-        if r.join == "add":
-            collected.append(r.lower(next(adds)))
-        elif r.join == "group":
-            collected.append(r.lower(next(stacks)))
+        if r.combine == "add":
+            collected.append(r.finalize(next(adds)))
+        elif r.combine == "group":
+            collected.append(r.finalize(next(stacks)))
         else:
-            collected.append(r.lower(jax.tree.map(lambda *x: jnp.concatenate(x), *next(stacks))))
+            collected.append(r.finalize(jax.tree.map(lambda *x: jnp.concatenate(x), *next(stacks))))
     return structure.unflatten(collected)
 
 

@@ -1,8 +1,8 @@
 """Several seeds of one simulation, whose rounds are one program.
 
     vmapped = Lanes(simulator, 3)
-    states = [replica.init(seed) for seed, replica in enumerate(vmapped.each)]
-    results = vmapped.run_rounds(list(zip(vmapped.each, states)), 10)
+    states = [replica.init(seed) for seed, replica in enumerate(vmapped.replicas)]
+    results = vmapped.run_rounds(list(zip(vmapped.replicas, states)), 10)
 
 The program is the round of one simulator under `vmap`, over a leading axis of the states. Each seed
 has its own keys and draws its own cohorts, so draws are those of the run alone, and numbers agree to

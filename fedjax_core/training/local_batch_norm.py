@@ -93,7 +93,7 @@ def with_local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task]
             predict={"personal" if name == "global" else name: with_client_stats(p) for name, p in inner.predict.items()},
             personalise=inner.personalise and personalise,
             prepare=inner.prepare and prepare,
-            newcomer=newcomer if callable(inner.init_unseen) else inner.init_unseen,
+            init_unseen=newcomer if callable(inner.init_unseen) else inner.init_unseen,
         )
 
     return functools.update_wrapper(build_local, build)

@@ -69,7 +69,9 @@ def wrap_method(
         client_init=functools.partial(init_client, parts),
         prepare=method.prepare and functools.partial(client_side.prepare, parts),
         personalise=method.personalise and functools.partial(client_side.personalise, parts),
-        newcomer=functools.partial(client_side.init_unseen_client, parts) if callable(method.init_unseen) else method.init_unseen,
+        init_unseen=functools.partial(client_side.init_unseen_client, parts)
+        if callable(method.init_unseen)
+        else method.init_unseen,
         predict={name: wrap_predictor(predict) for name, predict in method.predict.items()},
     )
 

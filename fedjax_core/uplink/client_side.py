@@ -151,6 +151,6 @@ def personalise(
 
 
 def init_unseen_client(wrapped: WrappedMethod, sent: WrappedBroadcast, client: WrappedClient) -> WrappedClient:
-    """Runs the method's `newcomer` on its own client state."""
+    """Runs the method's `init_unseen` on its own client state."""
     assert callable(wrapped.method.init_unseen)
     return client._replace(inner=wrapped.method.init_unseen(sent.inner, client.inner))

@@ -39,7 +39,7 @@ class UplinkLayout:
         if not self._reduces:
             raise ValueError(f"{needs} needs an uplink; clients of {method} send nothing")
         for path, reduce in paths:
-            if not reduce.carries and transforms:
+            if not reduce.payload and transforms:
                 part = f"part {jax.tree_util.keystr(path)} of the uplink" if path else "the uplink"
                 raise ValueError(
                     f"{needs} supports deltas and class means; {part} of {method} is neither: its server reads it client by client"
@@ -134,4 +134,4 @@ def _with_count(reduce: Reduce) -> Reduce:
             return contribution
         return jax.tree.map(lambda x: jnp.where(is_counted, x, 0), contribution)
 
-    return reduce._replace(lift=lift)
+    return reduce._replace(map=lift)

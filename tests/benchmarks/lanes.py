@@ -31,7 +31,7 @@ class Together(Contender):
     lanes: Any = None
 
     def after(self, state: list[Any]) -> list[Any]:
-        seeds = list(zip(self.lanes.each, state, strict=True))
+        seeds = list(zip(self.lanes.replicas, state, strict=True))
         return [result[0] for result in self.lanes.run_rounds(seeds, self.rounds)]
 
 

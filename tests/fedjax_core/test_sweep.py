@@ -117,7 +117,7 @@ def test_each_config_is_checked_and_runs_of_one_plan_train_together(tmp_path, mo
     together = []
 
     def run_together(runs, vmapped, progress, noise):
-        together.append(([Path(one.workdir).name for one in runs], vmapped.each[0].plan))
+        together.append(([Path(one.workdir).name for one in runs], vmapped.replicas[0].spec.plan))
         return [ValueError("no more")] * len(runs)
 
     monkeypatch.setattr(sweep, "_run_together", run_together)

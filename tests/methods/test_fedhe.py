@@ -122,8 +122,8 @@ class FedHeTest(chex.TestCase):
         algorithm = fedhe(toy.task(), optimizer=local_training.sgd(0.1), batch=toy.BATCH)
         server = algorithm.server_init(jax.random.key(0))
         first = client(algorithm, server, net)
-        lifted = algorithm.collect.lift(first.uplink, Cohort(0, 9))
-        server, _ = algorithm.server_update(server, algorithm.collect.lower(lifted), None, None)
+        lifted = algorithm.collect.map(first.uplink, Cohort(0, 9))
+        server, _ = algorithm.server_update(server, algorithm.collect.finalize(lifted), None, None)
         taught, alone = client(algorithm, server, first.state), client(algorithm, algorithm.server_init(None), first.state)
         self.assertGreater(np.abs(taught.state.params["head"]["bias"] - alone.state.params["head"]["bias"]).max(), 1e-4)
 

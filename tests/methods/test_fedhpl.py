@@ -208,7 +208,7 @@ class ClientTest(chex.TestCase):
             collected = []
             for compress in (True, False):
                 out = updates(compress=compress, **options)(sent, net)
-                lifted = algorithm(compress=compress, **options).collect[0].lift(out.uplink[0], Cohort(jnp.int32(0), jnp.int32(9)))
+                lifted = algorithm(compress=compress, **options).collect[0].map(out.uplink[0], Cohort(jnp.int32(0), jnp.int32(9)))
                 collected.append(lifted)
                 counts = lifted[2]
                 np.testing.assert_allclose(out.metrics["logits_sent"][0], counts.sum())

@@ -161,8 +161,8 @@ class FedProtoTest(chex.TestCase):
         net, task = MODEL.init(jax.random.key(0)), toy.task()
         algorithm = fedproto(task, optimizer=local_training.sgd(0.1), weights=weights)
         outs = [one_round(compiled(fedproto), init_prototypes(task), net, i) for i in (0, 7)]
-        lifted = [algorithm.collect.lift(out.uplink, Cohort(i, 9)) for i, out in enumerate(outs)]
-        collected = algorithm.collect.lower(jax.tree.map(jnp.add, *lifted))
+        lifted = [algorithm.collect.map(out.uplink, Cohort(i, 9)) for i, out in enumerate(outs)]
+        collected = algorithm.collect.finalize(jax.tree.map(jnp.add, *lifted))
         server, _ = algorithm.server_update(algorithm.server_init(None), collected, None, None)
         rows = naive.rows(toy.data())
         uploads = [class_means(out.state, *rows[i]) for i, out in zip((0, 7), outs, strict=True)]

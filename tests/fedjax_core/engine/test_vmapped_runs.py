@@ -125,13 +125,13 @@ def test_seeds_share_their_data_when_they_are_needed():
     sim = toy.CASES["fedavg"].simulate()
     vmapped = VmappedSeeds(sim, 2)
     vmapped.trace()
-    assert all(not one.planned.arrays.placed for one in (sim, *vmapped.replicas))
-    first, second = (one.held for one in vmapped.replicas)
+    assert all(not one.compiled.feed.is_on_device for one in (sim, *vmapped.replicas))
+    first, second = (one.compiled.device_arrays for one in vmapped.replicas)
     assert (
         jax.tree.leaves(first.train)[0] is jax.tree.leaves(second.train)[0] is jax.tree.leaves(sim.compiled.device_arrays.train)[0]
     )
     vmapped.release()
-    assert all(not one.planned.arrays.placed for one in (sim, *vmapped.replicas))
+    assert all(not one.compiled.feed.is_on_device for one in (sim, *vmapped.replicas))
 
 
 def test_what_cannot_share_a_program_says_why(monkeypatch):

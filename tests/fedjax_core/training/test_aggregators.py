@@ -32,9 +32,9 @@ def streamed(reduce, values, examples):
     """A Reduce with join "add" as the engine runs it: lift each, add, lower."""
     total = None
     for i, n in enumerate(examples):
-        lifted = reduce.lift(jax.tree.map(lambda x, i=i: jnp.asarray(x[i]), values), Cohort(jnp.int32(i), jnp.int32(n)))
+        lifted = reduce.map(jax.tree.map(lambda x, i=i: jnp.asarray(x[i]), values), Cohort(jnp.int32(i), jnp.int32(n)))
         total = lifted if total is None else jax.tree.map(jnp.add, total, lifted)
-    return reduce.lower(total)
+    return reduce.finalize(total)
 
 
 def naive_mean(values, weights):

@@ -213,10 +213,10 @@ def test_an_own_rule_with_another_shape_is_refused_in_a_line(tmp_path, text, say
 def test_an_own_reduction_with_another_shape_is_refused_in_a_line(tmp_path, body, says):
     file = tmp_path / "own.py"
     file.write_text(
-        "import jax.numpy as jnp\nfrom fedjax_core.uplink.transform import Link, VectorReduce\n\n"
+        "import jax.numpy as jnp\nfrom fedjax_core.uplink.transform import UplinkTransform, VectorReduce\n\n"
         "def finalize(joined, memory, key):\n"
         f"    total, weight = joined\n    return {body}, memory, {{}}\n\n"
-        "def mine():\n    return Link('rule', 'mine', reduce=VectorReduce(finalize=finalize))\n"
+        "def mine():\n    return UplinkTransform('rule', 'mine', reduce=VectorReduce(finalize=finalize))\n"
     )
     sim = toy.simulate("fedavg", links=[robust_aggregation.parse_rule(f"{file}:mine")])
     with pytest.raises(ValueError, match=rf"rule 'mine', reducing, returned an array {says}; expected a real array \["):

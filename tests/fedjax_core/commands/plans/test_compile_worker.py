@@ -28,12 +28,14 @@ def test_what_is_lowered_is_what_runs():
     programs = aot.trace_programs(planned)
     assert list(programs) == ["start", "round", "evaluation: server", "evaluation: clients"]
     state = real.init(0)
-    assert programs["round"]().lower().as_text() == real.programs.many.lower(real.held, state, real.put(np.int32(1))).as_text()
+    compiled = real.compiled
+    expected = compiled.programs.run_rounds.lower(compiled.device_arrays, state, compiled.put(np.int32(1)))
+    assert programs["round"]().lower().as_text() == expected.as_text()
     assert programs["evaluation: server"]().lower().as_text() == of_server(real, state, "test")
-    at = real.planned
-    (block,) = evaluation.client_blocks(at, 0)
-    _, rows, touched, initial = at.states.read(state, 0, block)
-    each = real.programs.of_clients[0].lower(real.held, state, initial, real.put(block), rows, touched, bounds(real)).as_text()
+    (block,) = evaluation.client_blocks(compiled, 0)
+    _, rows, touched, initial = compiled.states.read(state, 0, block)
+    given = compiled.device_arrays, state, initial, compiled.put(block), rows, touched, bounds(real)
+    each = compiled.programs.score_clients[0].lower(*given).as_text()
     assert programs["evaluation: clients"]().lower().as_text() == each
 
 
@@ -49,13 +51,13 @@ def of_server(sim, state, rows):
 
 def test_streamed_rows_have_the_room_that_a_run_gives_them():
     real, planned = sims("host")
-    held = real.supply.of_round(real.held, real.init(0).key, 0, False)
-    sizes = np.asarray(real.host.size)
-    supply: Any = planned.supply
-    whole = supply.shapes(("index",))
+    held = real.compiled.feed.for_round(real.init(0).key, 0, False)
+    sizes = np.asarray(real.spec.host_arrays.size)
+    feed: Any = planned.compiled.feed
+    whole = feed.abstract_buffers(("index",))
     assert whole["index"].most == held.index.most
     assert whole["train"].x.shape[1:] == held.train.x.shape[1:]
-    assert sizes[: planned.cohort].sum() <= len(whole["train"].x) <= 2 + 2 * np.sort(sizes)[-planned.cohort :].sum()
+    assert sizes[: planned.spec.cohort].sum() <= len(whole["train"].x) <= 2 + 2 * np.sort(sizes)[-planned.spec.cohort :].sum()
     assert whole["train"].x.sharding.shard_shape(whole["train"].x.shape)[0] == len(whole["train"].x) / 2  # each device its clients'
     real.close()
 
@@ -65,15 +67,15 @@ def test_a_round_on_states_of_the_host_is_lowered_beside_its_evaluation():
     of.plan.hold = "host"
     programs = aot.trace_programs(experiment.build(of, shapes_only=True))
     assert list(programs) == ["start", "round", "evaluation: server", "evaluation: clients"]
-    assert "jit_on_host" in programs["round"]().lower().as_text()
+    assert "jit_run_round_offloaded" in programs["round"]().lower().as_text()
 
 
 def test_rows_that_attackers_write_anew_and_validation_rows_are_counted():
     of = config()
     of.adversary.attack, of.adversary.fraction, of.data.validation = "label_flip", 0.25, 0.2
     real, planned = experiment.build(of), experiment.build(of, shapes_only=True)
-    assert planned.data.partition_hash == real.data.partition_hash
-    assert planned.data.train.x.shape == real.data.train.x.shape
+    assert planned.spec.data.partition_hash == real.spec.data.partition_hash
+    assert planned.spec.data.train.x.shape == real.spec.data.train.x.shape
     rows, clean = (compile_worker.resident_bytes(sim)["rows of data"] for sim in (planned, sims()[0]))
     assert rows == compile_worker.resident_bytes(real)["rows of data"] > 1.1 * clean
     programs = aot.trace_programs(planned, ("evaluation",))
