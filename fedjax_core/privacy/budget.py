@@ -58,7 +58,7 @@ class PrivacyConfig(NamedTuple):
           sampling: "fixed", "poisson" or "cyclic".
           calibrate: False: no accountant is used, and noise that would have to be calibrated is the
             recorded one, or 1: for shapes alone.
-          recorded_facts: what run.json has about the run's noise (`Spent.facts`), which is not
+          recorded_facts: what run.json has about the run's noise (`PrivacyLedger.facts`), which is not
             computed again: another machine may find other last digits. None: nothing.
 
         Raises:

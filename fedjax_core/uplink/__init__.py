@@ -1,6 +1,6 @@
 """Transforms of uplinks between clients and server: attacks, compression, privacy and robust rules.
 
-Each is an `UplinkTransform`. `wrap(method, transforms, shapes)` returns an Algorithm whose uplinks
+Each is an `UplinkTransform`. `wrap_method(method, transforms, shapes)` returns an Algorithm whose uplinks
 pass all of them; the method itself does not know. Without transforms nothing is wrapped, and the
 compiled program is the method's own.
 
@@ -11,8 +11,8 @@ compiled program is the method's own.
 An uplink passes these files, in order:
 
    1  experiment/uplink_options.py   the config's fields -> transforms
-   2  uplink/transform.py            `UplinkTransform`, and `order`
-   3  uplink/apply_transforms.py     `wrap`: validates them and builds the Algorithm
+   2  uplink/transform.py            `UplinkTransform`, and `order_transforms`
+   3  uplink/apply_transforms.py     `wrap_method`: validates them and builds the Algorithm
    4  uplink/wrapped_method.py       its states and messages
    5  uplink/client_side.py          the client's side: method, `send` of each transform, `map`
    6  uplink/layout.py               the uplink's parts, as trees and as vectors (flatten.py)
@@ -47,7 +47,7 @@ A function with options makes an `UplinkTransform`, such as `robust_aggregation.
                  has it.
   memory         what the server keeps between rounds; `reduce.finalize` updates it.
 
-`order` sorts a set of transforms by `KIND_ORDER`, the order of the simulated message:
+`order_transforms` sorts a set of transforms by `KIND_ORDER`, the order of the simulated message:
 
   1  "local privacy"     an honest client clips its delta and adds noise
   2  "attack"            an attacker replaces its uplink; it does not follow the protocol above

@@ -126,7 +126,7 @@ def _is_reduce(x: object) -> bool:
 def _with_count(reduce: Reduce) -> Reduce:
     """Returns the Reduce of pairs (part, whether the client counts); who does not, is absent."""
 
-    def lift(part, client):
+    def map_counted(part, client):
         value, is_counted = part
         examples = jnp.where(is_counted, client.examples, 0)
         contribution = reduce.map(value, client._replace(examples=examples))

@@ -369,7 +369,7 @@ def parse_rule(text: str) -> UplinkTransform:
         that streams.
 
     Example:
-      >>> rule = parse("median")
+      >>> rule = parse_rule("median")
       >>> rule.kind, rule.name
       ('rule', 'median')
     """
