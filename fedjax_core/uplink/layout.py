@@ -134,4 +134,4 @@ def _with_count(reduce: Reduce) -> Reduce:
             return contribution
         return jax.tree.map(lambda x: jnp.where(is_counted, x, 0), contribution)
 
-    return reduce._replace(map=lift)
+    return reduce._replace(map=map_counted)
