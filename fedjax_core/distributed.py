@@ -1,7 +1,7 @@
 """The processes of one run: how they join, and what they decide together.
 
-Clocks, files, caches, memory and signals differ between processes. Each of the functions `broadcast_from_process_0` to `barrier` must be
-called by all processes, in the same order; with one process they do nothing.
+Clocks, files, caches, memory and signals differ between processes. Each of the functions `broadcast_from_process_0` to
+`barrier` must be called by all processes, in the same order; with one process they do nothing.
 
 Processes find each other by a given address, or as `jax.distributed` reads it from the cluster that started them:
 Slurm, Open MPI, Cloud TPU, Kubernetes (with the package `kubernetes`).

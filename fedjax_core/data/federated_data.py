@@ -298,7 +298,8 @@ def format_summary(data: FederatedData, max_clients: int = 20, max_classes: int 
         return f"{client:>{across}} {size:>7} {test:>6} | {counts}"
 
     lines = [
-        f"{escape_unprintable(data.name)}: {len(data.train.y)} training and {len(data.test.y)} test examples, {data.classes} {kind}, "
+        f"{escape_unprintable(data.name)}: {len(data.train.y)} training and {len(data.test.y)} test examples, "
+        f"{data.classes} {kind}, "
         f"{data.clients} clients, partition {data.partition_hash[:12]}",
         f"training examples per client: smallest {sizes.min()}, median {np.median(sizes):g}, largest {sizes.max()}{each}",
     ]

@@ -63,8 +63,9 @@ def test_noise_of_pfl_research(cohort, population, rounds, wanted):
 
 
 def planned(name="gaussian", **given):
-    return PrivacyConfig(**{"name": name, "clip": 1.0, "noise": 1.0, "epsilon": None, "delta": 1e-5, "cohort": None, "population": None}
-                   | {"accountant": "rdp", "min_separation": None, "participations": None, "rounds": 40} | given)  # fmt: skip
+    fields = {"name": name, "clip": 1.0, "noise": 1.0, "epsilon": None, "delta": 1e-5, "cohort": None, "population": None}
+    fields |= {"accountant": "rdp", "min_separation": None, "participations": None, "rounds": 40}
+    return PrivacyConfig(**fields | given)
 
 
 @needs_library
