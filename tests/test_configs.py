@@ -149,7 +149,7 @@ def test_paper_builds_and_its_round_traces_at_full_size(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_small_variant_builds(name):
-    assert build(get(name, "small")).population >= 1
+    assert build(get(name, "small")).spec.population >= 1
 
 
 @pytest.mark.parametrize("variant", ["small", "smoke"])

@@ -85,7 +85,7 @@ def test_pacs_is_a_domain_per_client(shared_data):
     assert data.label_table.sum(1).tolist() == [1000] * 4
     assert data.test_label_table.sum(1).tolist() == [500] * 4
     cell.config.plan.devices = 1
-    assert experiment.build(cell.config, data).population == 4
+    assert experiment.build(cell.config, data).spec.population == 4
 
 
 @pytest.mark.parametrize(("number", "clients", "rows"), [(2, 6, 1000), (7, 30, 200)])
@@ -126,7 +126,7 @@ def test_domains_of_fedoa(shared_data):
     assert data.label_table.sum() == 3000
     assert data.test_label_table.sum(1).tolist() == [1670] * 3
     cell.config.plan.devices = 1
-    assert experiment.build(cell.config, data).population == 3
+    assert experiment.build(cell.config, data).spec.population == 3
 
 
 def test_the_table_of_digits_has_every_method_once_on_digits():

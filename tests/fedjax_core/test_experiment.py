@@ -226,8 +226,8 @@ class BuildTest(chex.TestCase):
             (sim.spec.cohort, sim.spec.dropout, sim.spec.plan, sim.spec.hold), (3, 0.25, client_loop.Plan(2, 1), "host")
         )
         self.assertEqual(tuple(sim.spec.evaluation), (("own",), 5, 4, 1))
-        self.assertEqual(build(cohort__fraction=0.5).cohort, 4)
-        self.assertEqual(build(cohort__fraction=None).cohort, 8)
+        self.assertEqual(build(cohort__fraction=0.5).spec.cohort, 4)
+        self.assertEqual(build(cohort__fraction=None).spec.cohort, 8)
         self.assertEqual(build(plan__devices=None).spec.plan, client_loop.choose_plan(3))
         self.assertEqual(build(plan__devices=None, plan__model=2).spec.plan, client_loop.Plan(1, 6, 2))
         with self.assertRaisesRegex(ValueError, "plan.model=3 does not divide the 4 devices"):
@@ -247,7 +247,7 @@ class BuildTest(chex.TestCase):
     def test_local_statistics_are_wrapped(self):
         names = {}
         for statistics in experiment.STATISTICS:
-            (group,) = build(statistics=statistics).groups
+            (group,) = build(statistics=statistics).spec.bound_groups
             names[statistics] = list(group.build(group.task).predict)
         self.assertEqual(names, {"average": ["global"], "local": ["personal"], "freeze": ["global"]})
 
@@ -265,7 +265,7 @@ class BuildTest(chex.TestCase):
         chex.assert_trees_all_close(*ends, atol=1e-6)
 
     def test_pooled_methods_are_built(self):
-        self.assertEqual(build(dict(name="centralized", epochs=1, batch=4)).population, 1)
+        self.assertEqual(build(dict(name="centralized", epochs=1, batch=4)).spec.population, 1)
 
     def test_methods_are_listed_with_their_first_lines(self):
         names = experiment.method_summaries()
@@ -417,11 +417,11 @@ def test_a_finished_run_is_read_without_its_callbacks(tmp_path):
 def test_a_config_may_name_every_loss_that_there_is(name):
     kinds_of = lookup.LOSS_TARGETS[name]
     if "classes" in kinds_of:
-        assert build(loss=name).targets == "classes"
+        assert build(loss=name).spec.targets == "classes"
         return
     with pytest.raises(ValueError, match=f"loss='{name}' is for {kinds_of[0]}, the data have classes"):
         build(loss=name)
     if "numbers" in kinds_of:
         of_numbers = fedavg_regression.get_config("smoke")
         of_numbers.loss = name
-        assert experiment.build(of_numbers).targets == "numbers"
+        assert experiment.build(of_numbers).spec.targets == "numbers"

@@ -242,7 +242,7 @@ def test_what_was_taken_off_stays_with_the_data():
 def test_the_mean_of_a_file_is_of_inputs_as_they_are(tmp_path):
     """A network that goes on from a file, whose own mean lies far from 0, too."""
     path, offset = tmp_path / "m", np.array([1.7e9])
-    model = built(divided(SECONDS)).groups[0].task.model
+    model = built(divided(SECONDS)).spec.bound_groups[0].task.model
     description = {"model": "mlp(widths=(4,))", "classes": 2, "class_names": ["a", "b"], "input_shape": [1]}
     description |= {"mean": [2.5], "std": [17.0], "offset": [1.7e9 + 20], "statistics": "average", "limit": 8.0}
     export_model.save_model(path, model.init(jax.random.key(0)), description)

@@ -204,7 +204,7 @@ class Reader:
 
     def start(self, started: Started):
         self.look = started.look
-        assert (self.look.done, self.look.clients) == (started.done, simulation().population)
+        assert (self.look.done, self.look.clients) == (started.done, simulation().spec.population)
 
     def evaluation(self, record):
         view, scores = self.look.view(3), self.look.client_scores()

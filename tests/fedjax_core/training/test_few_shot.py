@@ -341,9 +341,9 @@ def test_augmentation_reaches_support_and_queries():
     config = few_shot("fedavg")
     config.augment = "flip(probability=1.0)"
     data = experiment.dataset(config)
-    model = experiment.build(config, data).groups[0].task.model
+    model = experiment.build(config, data).spec.bound_groups[0].task.model
     config.augment = None
-    plain = experiment.build(config, data).groups[0].task.model
+    plain = experiment.build(config, data).spec.bound_groups[0].task.model
     net, x = plain.init(jax.random.key(0)), np.asarray(data.train.x[:9], np.float32) / 255
     episode = Episode(x[:3], x[3:].reshape(3, 2, *x.shape[1:]), jnp.arange(3), jnp.ones((3, 2), bool))
     mirrored = episode._replace(query=episode.query[..., ::-1, :], support=episode.support[..., ::-1, :])
