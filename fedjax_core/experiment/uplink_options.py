@@ -89,7 +89,7 @@ def build_attacks(
         if isinstance(attack, poisoning.Poison):
             poisons.append(attack)
             triggers += [spec.spec] if attack.trigger is not None else []
-        elif callable(attack) or isinstance(attack, attacks.Crafted):
+        elif any((callable(attack), isinstance(attack, attacks.Crafted))):
             transforms.append(attacks.make_attack(spec.name, attack, client_ids))
         else:
             expected = (

@@ -48,7 +48,8 @@ def read_column(part: str, table: Any, name: str) -> Column:
         raise ValueError(f"{part} has no column {name!r}; it has: {', '.join(map(str, columns))}.")
     features = getattr(table, "features", None)  # Hugging Face's
     has_bytes = isinstance(features, Mapping) and _is_array_of_bytes(features.get(name))
-    cells = list(table[name])
+    readable: Any = table
+    cells = list(readable[name])
     return [to_uint8(cell) for cell in cells] if has_bytes else cells
 
 
@@ -78,7 +79,7 @@ def known_names(table: Any, column: str) -> tuple[str, ...] | None:
     if isinstance(features, Mapping) and getattr(features.get(column), "names", None):
         return tuple(features[column].names)
     cells = table[column] if hasattr(table, "columns") else None
-    categories = getattr(getattr(cells, "cat", None), "categories", None)  # pandas'
+    categories: Any = getattr(getattr(cells, "cat", None), "categories", None)  # pandas'
     is_named = categories is not None and all(isinstance(name, str) for name in categories)
     return tuple(categories) if is_named else None
 
