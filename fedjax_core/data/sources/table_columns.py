@@ -81,7 +81,7 @@ def known_names(table: Any, column: str) -> tuple[str, ...] | None:
     cells = table[column] if hasattr(table, "columns") else None
     categories: Any = getattr(getattr(cells, "cat", None), "categories", None)  # pandas'
     is_named = categories is not None and all(isinstance(name, str) for name in categories)
-    return tuple(categories) if is_named else None
+    return tuple(categories) if categories is not None and is_named else None
 
 
 def encode_inputs(
