@@ -80,8 +80,9 @@ def known_names(table: Any, column: str) -> tuple[str, ...] | None:
         return tuple(features[column].names)
     cells = table[column] if hasattr(table, "columns") else None
     categories: Any = getattr(getattr(cells, "cat", None), "categories", None)  # pandas'
-    is_named = categories is not None and all(isinstance(name, str) for name in categories)
-    return tuple(categories) if categories is not None and is_named else None
+    if categories is None or not all(isinstance(name, str) for name in categories):
+        return None
+    return tuple(categories)
 
 
 def encode_inputs(
