@@ -50,7 +50,7 @@ def simulated(workload: Workload, link: UplinkTransform | None) -> Simulator:
     groups = one_group(build, ours.task_of(workload), workload.population)
     data = ours.federation(workload)
     given = {} if link is None else {"links": [link], "leave_out": link.kind in ("rule", "privacy")}
-    return Simulator(build_spec(groups, data, cohort=workload.cohort, plan=plain.plan, **given))
+    return Simulator(build_spec(groups, data, cohort=workload.cohort, plan=plain.spec.plan, **given))
 
 
 def costs(repeats: int) -> str:

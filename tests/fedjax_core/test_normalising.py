@@ -204,13 +204,13 @@ SECONDS = RNG.integers(0, 60, (40, 1)).astype(np.float64)
 def test_columns_far_from_zero_keep_their_digits(caplog):
     """In float32 all seconds of a minute of 2023 are one number."""
     near, far = built(divided(SECONDS)), built(divided(SECONDS + 1_700_000_000))
-    assert far.data.x_offset is not None
-    assert far.data.train.x.dtype == np.float32
-    np.testing.assert_array_equal(far.data.train.x + far.data.x_offset, SECONDS + 1_700_000_000)
-    np.testing.assert_allclose(logits(far, far.data.train.x), logits(near, near.data.train.x), atol=1e-5)
+    assert far.spec.data.x_offset is not None
+    assert far.spec.data.train.x.dtype == np.float32
+    np.testing.assert_array_equal(far.spec.data.train.x + far.spec.data.x_offset, SECONDS + 1_700_000_000)
+    np.testing.assert_allclose(logits(far, far.spec.data.train.x), logits(near, near.spec.data.train.x), atol=1e-5)
     (line,) = caplog.messages
     assert "x[..., 0] is centred at 17000000" in line
-    assert near.data.x_offset is None
+    assert near.spec.data.x_offset is None
 
 
 def test_what_was_taken_off_is_not_private():
@@ -224,9 +224,9 @@ def test_what_was_taken_off_is_not_private():
 def test_targets_far_from_zero_keep_their_digits():
     x = RNG.normal(size=(40, 2))
     far = built(divided(x, SECONDS + 1_700_000_000, targets="numbers"), get=fedavg_regression)
-    assert far.data.y_offset is not None
-    np.testing.assert_array_equal(far.data.train.y + far.data.y_offset, SECONDS + 1_700_000_000)
-    assert far.data.x_offset is None
+    assert far.spec.data.y_offset is not None
+    np.testing.assert_array_equal(far.spec.data.train.y + far.spec.data.y_offset, SECONDS + 1_700_000_000)
+    assert far.spec.data.x_offset is None
 
 
 def test_what_was_taken_off_stays_with_the_data():

@@ -65,6 +65,6 @@ class FedAvgLinearTest(chex.TestCase):
         self.assertEqual(numbers[1] - numbers[0], D * D + D)
 
     def test_what_travels(self):
-        shapes = toy.reference("fedavg_linear")[0].shapes
+        shapes = toy.reference("fedavg_linear")[0].spec.shapes
         numbers = (5 * 6 + 6) + (6 * 3 + 3) + 5
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))

@@ -86,6 +86,6 @@ class FedBNTest(chex.TestCase):
         chex.assert_trees_all_close(ends[0].params, ends[1].net.params, atol=1e-7)
 
     def test_normalisation_never_travels(self):
-        shapes = after()[0].shapes
+        shapes = after()[0].spec.shapes
         numbers = (5 * 6 + 6) + (6 * 3 + 3)
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))

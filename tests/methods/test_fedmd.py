@@ -161,7 +161,7 @@ class FedMDTest(chex.TestCase):
 
     def test_what_travels(self):
         """(O + 1) numbers up for each public example that is asked about: 21 and 111 in FedHPL's Table 9."""
-        shapes = toy.reference("fedmd")[0].shapes
+        shapes = toy.reference("fedmd")[0].spec.shapes
         self.assertEqual((shapes.up, shapes.down), (4 * A * (O + 1), 4 * A * O + 8 * A + 1))
         for classes, number in ((10, 21), (100, 111)):
             model = toy.model(outputs=classes + 10)

@@ -128,9 +128,9 @@ def test_class_knowledge_is_drawn_as_large_dots(runs, tmp_path, capsys):
         found = rows(file.with_suffix(".csv"))
         marks = [int(row["class"]) for row in found if row["what"] == "knowledge"]
         own = experiment.load(runs["fedavg"])[1] if name.startswith("fedavg") else simulation
-        of_client = np.unique(own.data.train.y[own.data.train_index[2]])
+        of_client = np.unique(own.spec.data.train.y[own.spec.data.train_index[2]])
         assert marks == (np.flatnonzero(state.server.known) if "global" in name else of_client).tolist()
-        assert len(found) - len(marks) == len(own.data.test.y)
+        assert len(found) - len(marks) == len(own.spec.data.test.y)
 
 
 @pytest.fixture(scope="module")

@@ -117,7 +117,7 @@ class FaultsTest(chex.TestCase):
     def test_an_outlier_is_said_once(self):
         """A client's rows count for nothing here: integers are not looked at, and parts are compared with themselves."""
         sim, state = start(LARGE, 6)
-        sim._outliers.clear()
+        sim._known_outliers.clear()
         with self.assertLogs("fedjax_core", "WARNING") as logs:
             sim.run_rounds(state, 3)
         self.assertEqual(

@@ -91,17 +91,17 @@ def test_where_so_many_do_not_fit_fewer_train_at_once(monkeypatch, caplog):
 
 def test_a_seed_with_another_plan_goes_alone(monkeypatch):
     vmapped, seeds = three(toy.CASES["fedavg"].reference_run[0])
-    vmapped.replicas[1].use(vmapped.replicas[1].plan._replace(chunk=2))
+    vmapped.replicas[1].use_plan(vmapped.replicas[1].spec.plan._replace(chunk=2))
     monkeypatch.setattr(vmapped, "_run_batch", lambda batch, n, scored: ["together"] * len(batch))
     monkeypatch.setattr(vmapped.replicas[1], "run_rounds", lambda state, n, scored: "alone")
     assert vmapped._dispatch(seeds, 2, False) == ["together", "alone", "together"]
-    assert vmapped.replicas[0].plan.chunk == 1
+    assert vmapped.replicas[0].spec.plan.chunk == 1
 
 
 def test_what_fails_alone_ends_alone(monkeypatch, caplog):
     """A seed that has a plan of its own; a program that has fitted before is not tried with fewer, for its states are gone."""
     vmapped, seeds = three(toy.CASES["fedavg"].reference_run[0])
-    vmapped.replicas[1].use(vmapped.replicas[1].plan._replace(chunk=2))
+    vmapped.replicas[1].use_plan(vmapped.replicas[1].spec.plan._replace(chunk=2))
     error = MemoryError("no room for it alone")
 
     def fails(*asked):

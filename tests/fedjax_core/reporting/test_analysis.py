@@ -70,10 +70,10 @@ class ViewTest(chex.TestCase):
         """With two architectures, and with states on the host, some of them never touched."""
         host = toy.simulate("local", hold="host", mixed=False, evaluation=Evaluation(("own",)))
         state = host.init(0)
-        assert host.kept is not None
+        assert host.offloaded_states is not None
         rng = np.random.default_rng(1)
-        rows = jax.tree.map(lambda s: rng.normal(size=(4, *s.shape)).astype(s.dtype), host.shapes.groups[0].client)
-        host.kept.stores[0].write(np.array([1, 3, 4, 6]), rows, np.ones(4, bool))
+        rows = jax.tree.map(lambda s: rng.normal(size=(4, *s.shape)).astype(s.dtype), host.spec.shapes.groups[0].client)
+        host.offloaded_states.stores[0].write(np.array([1, 3, 4, 6]), rows, np.ones(4, bool))
         for sim, at in (drawn("local"), (host, state), drawn("fedavg")):
             for model, wanted in sim.client_scores(at)["own"].items():
                 found = analysis.client_accuracies(*analysis.class_accuracies(sim, at, model))

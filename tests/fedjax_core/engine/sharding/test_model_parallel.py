@@ -177,7 +177,7 @@ def test_a_divided_network_begins_as_a_whole_one():
 
 def test_states_of_clients_and_moments_are_divided_off_the_devices_too():
     kept = simulate("fedoa", 4, hold="host")
-    assert kept.divided
+    assert kept.compiled.layout.is_model_parallel
     rows = jax.tree.leaves(kept.compiled.layout.client_rows)
     assert {"clients"} == {sharding.spec[0] for sharding in rows}
     assert any("model" in sharding.spec for sharding in rows)
