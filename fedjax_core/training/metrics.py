@@ -222,14 +222,14 @@ class Trigger(Protocol):
     @property
     def target(self) -> int: ...
 
-    def on(self, x: PyTree) -> PyTree: ...
+    def add_to(self, x: PyTree) -> PyTree: ...
 
 
 def with_triggered_outputs(build: Callable[[Task], Algorithm], trigger: Trigger) -> Callable[[Task], Algorithm]:
     """Returns the method whose predictors also give the logits of the examples with the trigger."""
 
     def add_triggered(predict):
-        return lambda sent, client, x: predict(sent, client, x) | {TRIGGERED: predict(sent, client, trigger.on(x))["logits"]}
+        return lambda sent, client, x: predict(sent, client, x) | {TRIGGERED: predict(sent, client, trigger.add_to(x))["logits"]}
 
     def build_triggered(task: Task) -> Algorithm:
         inner = build(task)
