@@ -152,13 +152,13 @@ class DrawTest(chex.TestCase):
         self.assertGreater(len(np.unique(rows)), 90)
 
     def test_the_test_set_must_have_enough(self):
-        message = "way=5, but 1 of the test set's 3 classes have the 20 rows of shot=5 and query=15"
+        message = "way=5, but 1 of the test set's 3 classes have the 20 examples of shot=5 and query=15"
         with self.assertRaisesRegex(ValueError, message):
             EpisodeSampler().draw_test_episodes(np.repeat(np.arange(3), (20, 19, 5)))
 
     @parameterized.parameters(("way", 1), ("shot", 0), ("query", 2.5), ("tests", 0), ("way", True))
     def test_numbers_out_of_range(self, name, value):
-        with self.assertRaisesRegex(ValueError, f"episodes: {name}={value} must be an int, at least"):
+        with self.assertRaisesRegex(ValueError, f"episodes: {name}={value} must be an int of at least"):
             EpisodeSampler(**{name: value})
 
 
