@@ -38,7 +38,7 @@ INPUT_OPTIONS = {"resize": None, "frame": 0}  # options that every network of im
 INPUT_OPTIONS_TEXT = """Of any network of images:
   resize: pixels, height and width or one number for both, to which images are scaled first; None: their own.
   frame: width of a frame of learnable pixels around them."""
-REFERENCE = re.compile(r"[Aa]rguments as (?:those\s+of|in)\s+`(\w+)`")  # to the docstring of another of its kind
+REFERENCE = re.compile(r"[Aa]rguments\s+as\s+(?:those\s+of|in)\s+`(\w+)`")  # to the docstring of another of its kind
 INDENT = " " * 4
 
 

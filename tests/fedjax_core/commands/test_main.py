@@ -108,7 +108,7 @@ def test_every_kind_that_packages_announce_is_listed(capsys):
     assert {kind.what for kind in list_names.SECTIONS.values()} >= set(registry.ENTRY_POINT_GROUPS)
     out = ended(capsys, "list", "callbacks", "wandb")[1]
     assert out.startswith(
-        "wandb(project='fedjax', name='', mode='', directory='')\n\nRecords as metrics of a run of Weights & Biases"
+        "wandb(project='fedjax', name='', mode='', directory='')\n\nLogs records as metrics by round to Weights & Bias"
     )
     assert 'mode: "online", "offline" or "disabled"' in out
 

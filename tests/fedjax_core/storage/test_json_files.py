@@ -78,8 +78,8 @@ def test_a_broken_line_in_the_middle_is_told(tmp_path):
 def test_lines_survive_a_kill(tmp_path):
     code = """
     import sys
-    from fedjax_core.storage.json_files import JsonLines
-    file = JsonLines(sys.argv[1])
+    from fedjax_core.storage.json_files import JsonLinesFile
+    file = JsonLinesFile(sys.argv[1])
     for round in range(10**6):
         file.append({"round": round, "filling": "x" * 5000})
         sys.stdout.write(f"{round}\\n"), sys.stdout.flush()

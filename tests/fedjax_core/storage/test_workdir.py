@@ -278,12 +278,12 @@ def test_a_full_disk_leaves_what_was_there(tmp_path):
     """A limit on the size of files stands in for it: like a full disk, it takes a part and refuses the rest."""
     code = """
     import os, resource, sys
-    from fedjax_core.storage.json_files import JsonLines
+    from fedjax_core.storage.json_files import JsonLinesFile
     from fedjax_core.storage.workdir import WorkDir
     base = sys.argv[1]
     run = WorkDir.open(f"{base}/run", {})
     run.record("plan", {"chunk": 1})
-    lines = JsonLines(run.metrics)
+    lines = JsonLinesFile(run.metrics)
     lines.append({"round": 1})
     resource.setrlimit(resource.RLIMIT_FSIZE, (40, resource.RLIM_INFINITY))
     def attempt(call, *arguments):

@@ -295,7 +295,7 @@ def few_shot(method, **options):
         ("episode", ValueError, "unknown task 'episode'; allowed: classification, episodes. Did you mean 'episodes'"),
         ("episodes(ways=3)", TypeError, "task 'episodes' has no option 'ways'; it takes: way, shot, query, tests"),
         ("classification(way=3)", TypeError, "task 'classification' has no option 'way'"),
-        ("episodes(shot=0)", ValueError, "shot=0 must be an int, at least 1"),
+        ("episodes(shot=0)", ValueError, "shot=0 must be an int of at least 1"),
     ],
 )
 def test_the_task_of_a_config_is_checked(task, error, message):
