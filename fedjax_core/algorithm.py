@@ -128,13 +128,13 @@ class Reduce(NamedTuple):
     """How one part of the uplink crosses the client axis.
 
     Attributes:
-      lift: (part, Cohort entry) -> one client's contribution; runs inside the client loop.
-      join: "add": a running sum, memory O(1) in C; "stack": [C, ...]; "group": a tuple of stacks, one per group of clients
+      map: (part, Cohort entry) -> one client's contribution; runs inside the client loop.
+      combine: "add": a running sum, memory O(1) in C; "stack": [C, ...]; "group": a tuple of stacks, one per group of clients
         with one architecture.
-      lower: once, after the loop: what `server_update` gets.
-      carries: what the part is, for uplink transforms (`uplink/`): "delta", a difference of which the server takes the mean
-        with weights `weigh`; "class means", (values [K, ...], counts [K]) of which it takes the mean of each class; "": neither.
-      weigh: of a delta: one client's Cohort entry -> its weight.
+      finalize: once, after the loop: what `server_update` gets.
+      payload: what the part is, for uplink transforms (`uplink/`): "delta", a difference of which the server takes the mean
+        with weights `weight_fn`; "class means", (values [K, ...], counts [K]) of which it takes the mean of each class; "": neither.
+      weight_fn: of a delta: one client's Cohort entry -> its weight.
     """
 
     map: Callable[[PyTree, Cohort], PyTree] = _keep

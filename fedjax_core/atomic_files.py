@@ -192,7 +192,7 @@ def escape_cell(cell: Any) -> Any:
     string that a spreadsheet would read as a formula gets a leading apostrophe. Numbers stay as
     they are, including "-0.3 ± 0.1 %".
 
-    >>> safe_cell("=1+1"), safe_cell("-0.5"), safe_cell("two\\nlines"), safe_cell(-1)
+    >>> escape_cell("=1+1"), escape_cell("-0.5"), escape_cell("two\\nlines"), escape_cell(-1)
     ("'=1+1", '-0.5', 'two\\\\nlines', -1)
     """
     if not isinstance(cell, str):

@@ -75,7 +75,7 @@ def escape_unprintable(text: str) -> str:
     """Returns a string with unprintable characters, such as terminal escapes and line ends, escaped
     as Python does.
 
-    >>> printable("cat\\x1b[31m\\n")
+    >>> escape_unprintable("cat\\x1b[31m\\n")
     'cat\\\\x1b[31m\\\\n'
     """
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
@@ -85,7 +85,7 @@ def escape_controls(text: str) -> str:
     """Returns a string of one or several lines with control characters, which a terminal would
     obey, escaped as Python does.
 
-    >>> without_escapes("cat\\x1b[31m\\n\\tdog")
+    >>> escape_controls("cat\\x1b[31m\\n\\tdog")
     'cat\\\\x1b[31m\\n\\tdog'
     """
     return _CONTROLS.sub(lambda match: repr(match[0])[1:-1], text)

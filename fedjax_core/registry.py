@@ -120,9 +120,9 @@ def parse_spec(text: str, field: str = "") -> tuple[str, dict[str, Any]]:
       ValueError: the text has another form.
 
     Example:
-      >>> parse("dirichlet(alpha=0.5, min_size=2)")
+      >>> parse_spec("dirichlet(alpha=0.5, min_size=2)")
       ('dirichlet', {'alpha': 0.5, 'min_size': 2})
-      >>> parse("tfds:cifar10")
+      >>> parse_spec("tfds:cifar10")
       ('tfds:cifar10', {})
     """
     start = f"{field}: " if field else ""

@@ -84,7 +84,7 @@ def check_tokens(tokens: PyTree, vocabulary: int, model: str, mask: PyTree | Non
 def find_model_axis(path: str, axes: Axes) -> int | None:
     """Returns the axis of an array, from its end, by the longest of `axes` that its path ends with; None: none.
 
-    >>> axis_of("params/layers/mlp/up/kernel", (("kernel", -1), ("mlp/up/kernel", -2)))
+    >>> find_model_axis("params/layers/mlp/up/kernel", (("kernel", -1), ("mlp/up/kernel", -2)))
     -2
     """
     matches = [(len(end), axis) for end, axis in axes if f"/{path}".endswith(f"/{end}")]

@@ -165,7 +165,7 @@ def fedhpl(
 
     weighted = aggregators.weighted_logits(beta)
 
-    def lift(part, client):
+    def map_part(part, client):
         if not compress:  # [M, K], and labels [M], where K is none
             total, n = local_training.class_sums(part[0], part[1], part[1] < classes, classes)
             part = (total / jnp.maximum(n, 1)[:, None], n, *part[2:])
@@ -193,7 +193,7 @@ def fedhpl(
         server_init,
         client_update,
         server_update,
-        collect=(weighted._replace(map=lift), averaged),
+        collect=(weighted._replace(map=map_part), averaged),
         predict={"personal": lambda sent, w_k, x: model.apply(start_from(sent, w_k), x)[0]},
         client_init=lambda key, server, client_id: model.init(key),
         broadcast=broadcast,

@@ -27,7 +27,7 @@ log = logging.getLogger("fedjax_core")
 
 
 class UnseenClients(NamedTuple):
-    """Clients that have data and never train (`unseen.py`).
+    """Clients that have data and never train (`held_out_clients.py`).
 
     Attributes:
       ids: [U] their numbers in the partition, sorted; all others are the population, in their

@@ -14,7 +14,7 @@ class RaggedIndex(Sequence[np.ndarray]):
     """N lists of example indices, read like a tuple of arrays. A client costs eight bytes beside
     its examples, however long the longest is.
 
-    >>> lists = RowLists.of([[4, 5, 6], [], [2]])
+    >>> lists = RaggedIndex.from_lists([[4, 5, 6], [], [2]])
     >>> lists[0].tolist(), len(lists), lists.rows.tolist(), lists.start.tolist(), lists.size.tolist()
     ([4, 5, 6], 3, [4, 5, 6, 2], [0, 3, 3], [3, 0, 1])
 

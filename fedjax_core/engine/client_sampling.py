@@ -25,7 +25,7 @@ def resolve_cohort_size(cohort: int | float | None, population: int) -> int:
       ValueError: out of range.
 
     Example:
-      >>> number(0.4, 20), number(7, 20), number(None, 20)
+      >>> resolve_cohort_size(0.4, 20), resolve_cohort_size(7, 20), resolve_cohort_size(None, 20)
       (8, 7, 20)
     """
     if cohort is None:
@@ -72,7 +72,7 @@ def poisson_slots(expected: int, population: int) -> int:
     """Returns the slots for a Poisson cohort of `expected` clients, by Chernoff's bound on a binomial's upper tail.
 
     Example:
-      >>> places(50, 1_000_000), places(10, 20), places(20, 20)
+      >>> poisson_slots(50, 1_000_000), poisson_slots(10, 20), poisson_slots(20, 20)
       (131, 20, 20)
     """
     rate, least = expected / population, np.log(OVERFLOW)

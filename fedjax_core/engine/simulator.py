@@ -1,9 +1,9 @@
 """A simulation: one method on one federated data set.
 
-    simulation = Simulation(build_spec(groups, data, cohort=0.4))
-    state = simulation.init(seed=0)
-    state, metrics = simulation.rounds(state, 10)
-    scores = simulation.evaluate(state).metrics
+    simulator = Simulator(build_spec(groups, data, cohort=0.4))
+    state = simulator.init(seed=0)
+    state, metrics = simulator.run_rounds(state, 10)
+    scores = simulator.evaluate(state).metrics
 
 Random draws come from (seed, stream, round, client id): a client's draw depends on neither its slot in the cohort, nor
 its group, nor the plan.
@@ -199,7 +199,7 @@ class Simulator:
         """Runs n rounds; the given state is consumed.
 
         Args:
-          state: from `init`, `rounds` or a checkpoint.
+          state: from `init`, `run_rounds` or a checkpoint.
           n: number of rounds.
           scored: whether the last of them also scores the clients' models right after local training (scope "post_local").
 
@@ -227,7 +227,7 @@ class Simulator:
         """Returns the metrics of rounds by name, from their raw records; `state` is the one after the last round.
 
         Raises:
-          Diverged: as `rounds`.
+          Diverged: as `run_rounds`.
         """
         spec, metrics, done = self.spec, [], int(jax.device_get(state.round))
         own, y = [group.task.scores for group in spec.groups], spec.data.train.y
@@ -297,7 +297,7 @@ class Simulator:
 
         Args:
           state: to save.
-          with_offloaded: whether it includes offloaded client states; False: these are saved as `offloaded_states.parts`.
+          with_offloaded: whether it includes offloaded client states; False: these are saved as `offloaded_states.read_pieces`.
         """
         offloaded, saved = self.offloaded_states, {"state": meshes.fetch(state)}
         if offloaded is None:

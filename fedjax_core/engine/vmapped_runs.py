@@ -1,6 +1,6 @@
 """Several seeds of one simulation, whose rounds are one program.
 
-    vmapped = Lanes(simulator, 3)
+    vmapped = VmappedSeeds(simulator, 3)
     states = [replica.init(seed) for seed, replica in enumerate(vmapped.replicas)]
     results = vmapped.run_rounds(list(zip(vmapped.replicas, states)), 10)
 
@@ -30,7 +30,7 @@ from fedjax_core.engine.simulator import Simulator
 
 log = logging.getLogger("fedjax_core")
 
-Result = tuple[State, list[dict[str, float]]] | Exception  # of one seed: as `rounds`, or its error
+Result = tuple[State, list[dict[str, float]]] | Exception  # of one seed: as `run_rounds`, or its error
 Seed = tuple[Simulator, State]  # a replica and its state, which is consumed
 
 
@@ -66,7 +66,7 @@ class VmappedSeeds:
     """Replicas of a simulator, one for each seed, whose rounds are one program.
 
     Attributes:
-      each: the replicas, which share programs and data.
+      replicas: one per seed, which share programs and data.
       at_once: how many seeds the program has at most; fewer if so many do not fit.
     """
 

@@ -48,7 +48,7 @@ def build(
       shapes_only: nothing will run: frozen arrays are zeros without memory, and files of weights
         are not read.
       devices: in place of those that jax sees, such as those of a topology to compile for.
-      kind: in place of the config's own data pipeline (`mock_data.py`).
+      pipeline: in place of the config's own data pipeline (`mock_data.py`).
       noise: what run.json records of a run's privacy, so that its noise is not calibrated again;
         None: nothing.
       accounted: whether privacy is accounted for; False for a run that is only read.

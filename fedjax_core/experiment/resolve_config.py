@@ -91,7 +91,7 @@ class ResolvedConfig(NamedTuple):
       imports_code: whether the config names code that is neither built in nor installed; callbacks
         do not count.
       config: the fields, nested, as config.json holds them (`complete_config`).
-      said: the fields by dotted name, checked (`schema.read_fields`).
+      fields: all fields by dotted name, checked (`schema.read_fields`).
     """
 
     seed: int

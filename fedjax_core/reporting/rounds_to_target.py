@@ -18,9 +18,9 @@ def interpolate_crossing(rounds: Sequence[int], values: Sequence[float], target:
       A number of rounds; the first evaluated round if the target is reached there; infinity if it
       is never reached.
 
-    >>> crossing([5, 10, 15, 20], [0.25, 0.50, 0.40, 1.00], 0.75)
+    >>> interpolate_crossing([5, 10, 15, 20], [0.25, 0.50, 0.40, 1.00], 0.75)
     17.5
-    >>> crossing([5, 10], [0.80, 0.90], 0.80), crossing([5, 10], [0.80, 0.90], 0.95)
+    >>> interpolate_crossing([5, 10], [0.80, 0.90], 0.80), interpolate_crossing([5, 10], [0.80, 0.90], 0.95)
     (5.0, inf)
     """
     sign = 1.0 if larger else -1.0

@@ -62,7 +62,7 @@ def better_direction(name: str) -> str:
     """Returns which value of a score is better: "larger" for accuracies and ROUGE, "smaller" for
     losses, else "neither".
 
-    >>> better("test/personal/own/accuracy"), better("train/loss"), better("server/norm")
+    >>> better_direction("test/personal/own/accuracy"), better_direction("train/loss"), better_direction("server/norm")
     ('larger', 'smaller', 'neither')
     """
     if is_headline(name) or any(part.startswith("rouge") for part in name.split("/")):
@@ -74,7 +74,11 @@ def selection_key(name: str, value: float) -> float:
     """Returns the key that is largest for a score's best value: a loss negated, else the value;
     -inf for NaN.
 
-    >>> merit("test/global/accuracy", 0.5), merit("test/global/loss", 0.5), merit("test/global/loss", math.nan)
+    >>> (
+    ...     selection_key("test/global/accuracy", 0.5),
+    ...     selection_key("test/global/loss", 0.5),
+    ...     selection_key("test/global/loss", math.nan),
+    ... )
     (0.5, -0.5, -inf)
     """
     return -math.inf if math.isnan(value) else -value if is_loss(name) else value
@@ -83,17 +87,17 @@ def selection_key(name: str, value: float) -> float:
 def describe_score(name: str) -> str:
     """Returns a score's name in words; a name that is not the engine's stays as it is.
 
-    >>> spoken("test/global/accuracy")
+    >>> describe_score("test/global/accuracy")
     'global model, all test data'
-    >>> spoken("test/personal/own/accuracy/mean")
+    >>> describe_score("test/personal/own/accuracy/mean")
     'personal models, own test rows'
-    >>> spoken("test/global/own/accuracy/lowest")
+    >>> describe_score("test/global/own/accuracy/lowest")
     'global model, own test rows, lowest client'
-    >>> spoken("validation/global/accuracy"), spoken("validation/personal/own/accuracy/mean")
+    >>> describe_score("validation/global/accuracy"), describe_score("validation/personal/own/accuracy/mean")
     ('global model, all validation data', 'personal models, own validation rows')
-    >>> spoken("test/global/unseen/accuracy/mean"), spoken("test/global/gap/accuracy")
+    >>> describe_score("test/global/unseen/accuracy/mean"), describe_score("test/global/gap/accuracy")
     ("global model, unseen clients' own test rows", 'global model, participation gap')
-    >>> spoken("train/loss"), spoken("server/norm")
+    >>> describe_score("train/loss"), describe_score("server/norm")
     ('training loss', 'server/norm')
     """
     if name == "train/loss":
@@ -114,9 +118,14 @@ def describe_score(name: str) -> str:
 def axis_label(name: str) -> str:
     """Returns the label of an axis of a score's values.
 
-    >>> axis("test/global/own/accuracy/mean"), axis("test/global/loss"), axis("train/loss"), axis("test/personal/own/rouge1/mean")
+    >>> (
+    ...     axis_label("test/global/own/accuracy/mean"),
+    ...     axis_label("test/global/loss"),
+    ...     axis_label("train/loss"),
+    ...     axis_label("test/personal/own/rouge1/mean"),
+    ... )
     ('test accuracy', 'test loss', 'training loss', 'test rouge1')
-    >>> axis("test/global/average_precision"), axis("test/global/own/mean_squared_error/mean")
+    >>> axis_label("test/global/average_precision"), axis_label("test/global/own/mean_squared_error/mean")
     ('test average precision', 'test mean squared error')
     """
     parts = name.split("/")

@@ -134,7 +134,7 @@ class ScoreBound(NamedTuple):
 def parse_target_score(text: str) -> ScoreBound | None:
     """Parses `config.evaluation.until`; None if the text has another form.
 
-    >>> parse("test/global/accuracy >= 0.97")
+    >>> parse_target_score("test/global/accuracy >= 0.97")
     ScoreBound(score='test/global/accuracy', is_lower_bound=True, value=0.97)
     """
     match = re.fullmatch(FORM, text)

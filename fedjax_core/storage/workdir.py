@@ -172,7 +172,7 @@ class WorkDir:
       path: the directory.
       config: the resolved config, as JSON values.
       resumed: whether the directory holds a run that is continued.
-      begun_anew: whether an earlier run was deleted.
+      restarted: whether an earlier run was deleted.
       writer: whether this process writes here.
     """
 

@@ -53,14 +53,14 @@ def mean(weigh: Callable[[Cohort], Array] = weight_by_examples) -> Reduce:
       weigh: one client's Cohort entry -> a scalar weight, 0 for absent clients.
     """
 
-    def lift(part, client):
+    def map_part(part, client):
         w = weigh(client)
         return jax.tree.map(lambda x: (w * x).astype(x.dtype), part), w
 
-    def lower(total):
+    def finalize(total):
         return jax.tree.map(lambda s: (s / jnp.maximum(total[1], TINY)).astype(s.dtype), total[0])
 
-    return Reduce(lift, "add", lower, "delta", weigh)
+    return Reduce(map_part, "add", finalize, "delta", weigh)
 
 
 def mean_by_shape(shapes: Sequence[PyTree], places: Sequence[int], weigh: Callable[[Cohort], Array] = weight_by_examples) -> Reduce:
@@ -74,21 +74,21 @@ def mean_by_shape(shapes: Sequence[PyTree], places: Sequence[int], weigh: Callab
       weigh: as in `mean`.
 
     Returns:
-      A Reduce whose `lower` gives (mean, weight) for each of `shapes`; both zero where no client
+      A Reduce whose `finalize` gives (mean, weight) for each of `shapes`; both zero where no client
       came.
     """
 
-    def lift(part, client):
+    def map_part(part, client):
         w = weigh(client)
         total = [(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape), jnp.zeros_like(w)) for shape in shapes]
         for place, mine in zip(places, part, strict=True):
             total[place] = jax.tree.map(lambda x: (w * x).astype(x.dtype), mine), w
         return tuple(total)
 
-    def lower(total):
+    def finalize(total):
         return tuple((jax.tree.map(lambda x, w=w: (x / jnp.maximum(w, TINY)).astype(x.dtype), form), w) for form, w in total)
 
-    return Reduce(lift, "add", lower)
+    return Reduce(map_part, "add", finalize)
 
 
 def class_mean(weights: str = "uniform") -> Reduce:
@@ -98,7 +98,7 @@ def class_mean(weights: str = "uniform") -> Reduce:
       weights: "uniform", or "samples": by the clients' counts of the class.
 
     Returns:
-      A Reduce whose `lower` gives (mean [K, ...], weight [K]); the weight is the number of clients
+      A Reduce whose `finalize` gives (mean [K, ...], weight [K]); the weight is the number of clients
       or of examples. Both are zero for a class that no client has.
 
     Raises:
@@ -107,18 +107,18 @@ def class_mean(weights: str = "uniform") -> Reduce:
     if weights not in WEIGHT_FNS:
         raise ValueError(f"weights={weights!r} is not one of {', '.join(map(repr, WEIGHT_FNS))}")
 
-    def lift(part, client):
+    def map_part(part, client):
         del client
         values, counts = part
         held = counts > 0
         w = (counts if weights == "samples" else held).astype(values.dtype)
         return jnp.where(_like(held, values), _like(w, values) * values, 0), w
 
-    def lower(total):
+    def finalize(total):
         values, weight = total
         return values / _like(jnp.maximum(weight, 1), values), weight
 
-    return Reduce(lift, "add", lower, "class means")
+    return Reduce(map_part, "add", finalize, "class means")
 
 
 def weighted_logits(beta: ArrayLike) -> Reduce:
@@ -133,18 +133,18 @@ def weighted_logits(beta: ArrayLike) -> Reduce:
       beta: [R, N], the weight of client j for receivers of kind r.
 
     Returns:
-      A Reduce whose `lower` gives (logits [R, K, K], counts [K] sum_j n_jc); zero for a class that
+      A Reduce whose `finalize` gives (logits [R, K, K], counts [K] sum_j n_jc); zero for a class that
       no client sent.
     """
     table = jnp.asarray(beta, jnp.float32)
 
-    def lift(part, client):
+    def map_part(part, client):
         mean, n, *m = part
         w = table[:, client.ids]
         total = jnp.where(n[:, None] > 0, n[:, None] * mean, 0)
         return w[:, None, None] * total[None], w[:, None] * (m[0] if m else n)[None], n
 
-    return Reduce(lift, "add", lambda total: (total[0] / (1 + total[1])[..., None], total[2]))
+    return Reduce(map_part, "add", lambda total: (total[0] / (1 + total[1])[..., None], total[2]))
 
 
 def _like(per_class: Array, values: Array) -> Array:

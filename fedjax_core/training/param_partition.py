@@ -6,7 +6,7 @@ sent and what is personal:
 
     personal = personal_entries("head")           # or personal_normalization(), or any function like them
     shared, own = split_net(net, personal)        # two Nets, each with None where the other has the leaf
-    net = join(shared, own)
+    net = join_params(shared, own)
 
 `count_trainable` counts the parameters that training changes, while a round is traced.
 """

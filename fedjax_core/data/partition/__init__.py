@@ -89,7 +89,7 @@ def resolve_num_clients(spec: str, clients: int | None) -> int | None:
     """Returns N as the scheme of a spec is given it: None stays for one that counts clients itself,
     for others it is `DEFAULT_CLIENTS`.
 
-    >>> clients_of("iid", None), clients_of("iid", 5), clients_of("natural", None)
+    >>> resolve_num_clients("iid", None), resolve_num_clients("iid", 5), resolve_num_clients("natural", None)
     (20, 5, None)
     """
     return DEFAULT_CLIENTS if clients is None and registry.parse_spec(spec)[0] not in COUNTS_ITSELF else clients

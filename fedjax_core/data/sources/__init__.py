@@ -17,9 +17,9 @@
   folder:DIR                     CLASS/image files
   csv:FILE                       delimited texts, whose first line names the columns, one of which may name the client
   jsonl:FILE                     JSON objects, one a line, with a column that names the client
-  parquet:FILE, array_record:FILE  the same of tables, and of TensorFlow's records unseen(of=SOURCE,
-  classes=...) any of these, some of its classes in the test set alone unseen_domain(of=SOURCE,
-  domain=...)  any of these that has domains, one of them in the test set alone
+  parquet:FILE, array_record:FILE  the same of tables, and of TensorFlow's records
+  unseen(of=SOURCE, classes=...)  any of these, some of its classes only in the test set
+  unseen_domain(of=SOURCE, domain=...)  any of these that has domains, one of them only in the test set
   only(of=SOURCE, classes=...)   any of these, some of its classes and no others
   resplit(of=SOURCE)             any of these, tested on a part of its training set
   rotated(of=SOURCE)             any of these, its images turned; a domain for each angle
@@ -162,9 +162,9 @@ def read_dataset(
     """Loads a data set as `load` does, with a reader from `find_reader`.
 
     Args:
-      found: the reader.
+      reader: the reader, with its options.
       data_dir: as `load` has it.
-      training_examples: how many `smaller` will keep, so that a reader may leave out the others;
+      training_examples: how many `subsample` will keep, so that a reader may leave out the others;
         None: all.
     """
     root = Path(data_dir or os.environ.get(DATA_VARIABLE) or Path.home() / "fedjax_data").expanduser()

@@ -101,7 +101,7 @@ def mock_dataset(size: Size, name: str, domains: int = 1) -> Dataset:
     """Makes a data set of a size: all examples alike; classes, clients and domains in turn.
 
     Args:
-      of: how large.
+      size: how large.
       name: what messages call it.
       domains: how many there are.
     """

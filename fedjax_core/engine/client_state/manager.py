@@ -54,7 +54,7 @@ class OffloadedStates:
         """Returns what a snapshot keeps.
 
         Raises:
-          ValueError: several processes keep them; `parts` gives the share of each.
+          ValueError: several processes keep them; `read_pieces` gives the share of each.
         """
         if self.shards is not None:
             raise ValueError("a snapshot cannot hold client states of several processes; their checkpoints do")
@@ -86,7 +86,7 @@ class OffloadedStates:
         return dict(live)
 
     def make_pieces(self, again: Collection[int] | None) -> list[Piece]:
-        """Returns the states to save, in pieces of at most `most` bytes; the same in all processes.
+        """Returns the states to save, in pieces of at most `max_piece_bytes`; the same in all processes.
 
         Args:
           again: parts of the last checkpoint whose states are written again, beside those that changed; None: all
@@ -101,19 +101,19 @@ class OffloadedStates:
         return pieces
 
     def read_pieces(self, pieces: Sequence[Piece]) -> Iterator[dict[str, np.ndarray]]:
-        """Yields the states of each piece as named arrays, as `take` reads them; each process those that it writes."""
+        """Yields the states of each piece as named arrays, as `load_part` reads them; each process those that it writes."""
         for g, slots in pieces:
             slots = slots if self.shards is None else slots[self.shards[g].writes(slots)]
             leaves = jax.tree.leaves(self.stores[g].read(slots)[0])
             yield {f"{g}/places": slots} | {f"{g}/{index:05d}": leaf for index, leaf in enumerate(leaves)}
 
     def wanted_arrays(self, part: Mapping[str, np.ndarray]) -> list[str]:
-        """Returns the names that `take` reads of a part: only the slots if none of its states is kept here."""
+        """Returns the names that `load_part` reads of a part: only the slots if none of its states is kept here."""
         name, store = self._find_store(part)
         return list(part) if store.keeps is None or store.keeps(part[name]).any() else [name]
 
     def load_part(self, number: int, part: Mapping[str, np.ndarray]) -> None:
-        """Restores one of `parts`, in their order.
+        """Restores one of the pieces, in their order.
 
         Args:
           number: of the part in the checkpoint.

@@ -1,5 +1,6 @@
 """Analyses on the toy federation, held against scikit-learn, against the engine's own scores, and against what the shapes say."""
 
+import copy
 import dataclasses
 import functools
 import weakref
@@ -29,6 +30,13 @@ ADAPTED = Case(  # its personal model is one network
 
 
 @functools.cache
+def with_data(sim, **changes):
+    """Returns the specification of a simulation with other data."""
+    spec = copy.copy(sim.spec)
+    object.__setattr__(spec, "data", dataclasses.replace(spec.data, **changes))
+    return spec
+
+
 def drawn(case: str | Case) -> tuple[simulator.Simulator, simulator.State]:
     """A simulation and a state that no two clients share: the first one, with noise."""
     case = toy.CASES[case] if isinstance(case, str) else case
@@ -140,7 +148,7 @@ class FeaturesTest(chex.TestCase):
     def test_clients_without_test_examples_are_refused(self):
         sim, state = drawn("fedavg")
         none = (np.zeros(0, np.int32),) * sim.spec.data.clients
-        with mock.patch.object(sim, "data", dataclasses.replace(sim.spec.data, test_index=none)):
+        with mock.patch.object(type(sim), "spec", with_data(sim, test_index=none)):
             with self.assertRaisesRegex(ValueError, "no client has test examples of its own, so there are no features to show"):
                 analysis.features(sim, state)
             with self.assertRaisesRegex(ValueError, "none of clients 1, 2 has test examples"):
@@ -346,8 +354,8 @@ class AttentionTest(chex.TestCase):
         with self.assertRaisesRegex(ValueError, "no output 'attention'; it has features, logits"):
             analysis.attention(*drawn("fedavg"))
         sim, state = drawn("fedpft")
-        empty = dataclasses.replace(sim.spec.data, test_index=(np.zeros(0, np.int32), *sim.spec.data.test_index[1:]))
-        with mock.patch.object(sim, "data", empty), self.assertRaisesRegex(ValueError, "client 0 has no test examples"):
+        empty = with_data(sim, test_index=(np.zeros(0, np.int32), *sim.spec.data.test_index[1:]))
+        with mock.patch.object(type(sim), "spec", empty), self.assertRaisesRegex(ValueError, "client 0 has no test examples"):
             analysis.attention(sim, state)
 
 

@@ -100,13 +100,13 @@ def test_the_summary_the_state_and_an_export_are_of_the_selected_round(tmp_path)
 
 def written_by_hand(monkeypatch, score, values):
     """Evaluations give these values of a score, in rounds 1, 2, ..."""
-    evaluated = simulator.Simulator.evaluated
+    evaluate = simulator.Simulator.evaluate
 
     def by_hand(self, state, *watch):
-        found, by_client = evaluated(self, state, *watch)
-        return found | {score: values[int(state.round) - 1]}, by_client
+        result = evaluate(self, state, *watch)
+        return result._replace(metrics=result.metrics | {score: values[int(state.round) - 1]})
 
-    monkeypatch.setattr(simulator.Simulator, "evaluated", by_hand)
+    monkeypatch.setattr(simulator.Simulator, "evaluate", by_hand)
 
 
 def test_early_stopping_ends_where_it_would_and_stays_ended(tmp_path, monkeypatch):
@@ -143,8 +143,9 @@ def test_a_run_that_is_resumed_selects_the_same(tmp_path):
         (BY, (math.nan, math.nan), 1),
     ],
 )
-def test_not_a_number_is_the_worst(tmp_path, by, values, best):
-    sim: Any = types.SimpleNamespace(validated=True, validation_scores=lambda: [by])
+def test_not_a_number_is_the_worst(tmp_path, monkeypatch, by, values, best):
+    monkeypatch.setattr(evaluation, "list_validation_scores", lambda spec: [by])
+    sim: Any = types.SimpleNamespace(spec=types.SimpleNamespace(has_validation=True))
     records = [{"round": number, by: value} for number, value in enumerate(values, 1)]
     once, one_by_one = (BestRound(by, 2, tmp_path, sim) for _ in range(2))
     once.update(records)
