@@ -133,7 +133,8 @@ class Reduce(NamedTuple):
         with one architecture.
       finalize: once, after the loop: what `server_update` gets.
       payload: what the part is, for uplink transforms (`uplink/`): "delta", a difference of which the server takes the mean
-        with weights `weight_fn`; "class means", (values [K, ...], counts [K]) of which it takes the mean of each class; "": neither.
+        with weights `weight_fn`; "class means", (values [K, ...], counts [K]) of which it takes the mean of each class;
+        "": neither.
       weight_fn: of a delta: one client's Cohort entry -> its weight.
     """
 

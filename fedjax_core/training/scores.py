@@ -1,4 +1,4 @@
-"""Scores that are no means over examples: macro F1, balanced accuracy, AUROC, expected calibration error.
+"""Optional scores (`config.evaluation.scores`): macro F1, balanced accuracy, AUROC, expected calibration error.
 
 A score of `config.evaluation.scores` is a function (outputs, x, y, mask [B]) -> (sum, weight) with
 the value sum / weight. A score that is no such mean is an object with two functions:

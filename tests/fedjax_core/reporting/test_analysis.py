@@ -29,7 +29,6 @@ ADAPTED = Case(  # its personal model is one network
 )
 
 
-@functools.cache
 def with_data(sim, **changes):
     """Returns the specification of a simulation with other data."""
     spec = copy.copy(sim.spec)
@@ -37,6 +36,7 @@ def with_data(sim, **changes):
     return spec
 
 
+@functools.cache
 def drawn(case: str | Case) -> tuple[simulator.Simulator, simulator.State]:
     """A simulation and a state that no two clients share: the first one, with noise."""
     case = toy.CASES[case] if isinstance(case, str) else case
