@@ -194,7 +194,9 @@ def test_robust_statistics_are_no_secret_either():
     config = fedavg.get_config("smoke")
     config.normalise = "robust"
     config.privacy.update(mechanism="gaussian", clip=1.0, noise=1.0, delta=1e-5)
-    with pytest.raises(ValueError, match="normalise='robust': mean and deviation of all clients' examples would be used without noise"):
+    with pytest.raises(
+        ValueError, match="normalise='robust': mean and deviation of all clients' examples would be used without noise"
+    ):
         experiment.resolve(config)
 
 

@@ -73,7 +73,7 @@ def test_a_resumed_run_has_the_noise_that_is_recorded(tmp_path: Path, monkeypatc
     config.cohort.sampling = "cyclic"
     told: dict[str, Any] = {}
     links: list[Any] = []
-    monkeypatch.setattr(run_experiment, "run", lambda simulation, workdir, config, **given: told.update(given))
+    monkeypatch.setattr(run_experiment, "run", lambda simulation, workdir, config, settings: told.update(private=settings.privacy))
     monkeypatch.setattr(
         dp_matrix_mechanism,
         "make_mechanism",
