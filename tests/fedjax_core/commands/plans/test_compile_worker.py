@@ -131,7 +131,7 @@ def test_published_sets_have_their_size_and_others_are_given_one():
     assert data.train.x.strides[0] == 0  # no memory
     of.data.source = "npz(path='mine.npz')"
     asked = experiment.resolve(of)
-    with pytest.raises(ValueError, match=r"the files are not read.*--classes.*--rows is missing"):
+    with pytest.raises(ValueError, match=r"its files are not read.*--classes.*--rows is missing"):
         mock_data.mock_pipeline(asked).federated(asked)
     given = mock_data.mock_pipeline(asked, Counts(rows=30_000, shape=(16, 16, 3), classes=5)).federated(asked)
     assert (len(given.train.y), len(given.test.y), given.train.x.shape[1:], given.classes) == (30_000, 6_000, (16, 16, 3), 5)
@@ -162,7 +162,7 @@ def test_an_error_of_one_program_leaves_the_others(monkeypatch, tmp_path):
         raise ValueError("this program\nis bad")
 
     monkeypatch.setattr(compile_worker, "analyze_program", analysed)
-    sim: Any = SimpleNamespace(cohort=8, places=16, dropout=0.5)
+    sim: Any = SimpleNamespace(spec=SimpleNamespace(cohort=8, cohort_slots=16, dropout=0.5))
     monkeypatch.setattr(compile_worker, "make_simulation", lambda *_: sim)
     monkeypatch.setattr(compile_worker, "describe_simulation", lambda sim, lanes: {"lanes": lanes})
     monkeypatch.setattr(aot, "trace_programs", lambda sim, parts: dict.fromkeys(parts, lambda: None))
