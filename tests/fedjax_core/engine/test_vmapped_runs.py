@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from fedjax_core.engine import dispatch
 from fedjax_core.engine import vmapped_runs as module
 from fedjax_core.engine.simulator import Diverged
 from fedjax_core.engine.vmapped_runs import VmappedSeeds, find_vmap_obstacle
@@ -77,11 +78,11 @@ def test_where_so_many_do_not_fit_fewer_train_at_once(monkeypatch, caplog):
     vmapped, seeds = three(sim)
     tried = []
 
-    def excess(program, arguments):
+    def find_excess(compiled, program, arguments):
         tried.append(len(arguments[1]))
         return "it needs 2.0 GiB of 1.0 GiB" if tried[-1] > 2 else None
 
-    monkeypatch.setattr(vmapped._simulator, "excess", excess)
+    monkeypatch.setattr(dispatch, "out_of_memory_reason", find_excess)
     results = vmapped.run_rounds(seeds, 2)
     assert tried == [3, 2]
     assert "3 seeds at once do not fit (it needs 2.0 GiB of 1.0 GiB); trying 2" in caplog.text
