@@ -14,9 +14,9 @@ import configs, methods
 from fedjax_core import experiment, own_packages
 config = experiment.load_config("fedavg:smoke")
 assert config.method.name == "fedavg"
-first, again = (experiment.method("fedprox") for _ in range(2))
+first, again = (experiment.method_builder("fedprox") for _ in range(2))
 assert first is again and first.__module__ == "methods.fedprox"
-assert "scaffold" in experiment.names() and "mine" not in experiment.names()
+assert "scaffold" in experiment.method_summaries() and "mine" not in experiment.method_summaries()
 assert own_packages.import_bundled("configs.base").get_config("smoke").rounds
 assert configs.mine and methods.mine and sys.modules["configs"] is configs
 assert not hasattr(__import__("configs.base").base, "get_config"), "the user's own is left alone"
@@ -27,9 +27,9 @@ from fedjax_core import code_fingerprint, experiment, own_packages
 from fedjax_core.commands import config_flags, run
 own_packages.import_bundled_packages()
 for name, wanted in (("fedavg:smoke", "fedavg"), ("configs/x.py", "fedprox"), ("elsewhere/y.py", "scaffold")):
-    config = config_flags.read([name], "run", run._flags)[0].config
+    config = config_flags.parse_flags([name], "run", run._flags)[0].config
     assert config.method.name == wanted, name
-mine = experiment.method("methods.mine:mine")
+mine = experiment.method_builder("methods.mine:mine")
 assert mine() == 3
 assert [file.name for file in code_fingerprint.find_own_files([(mine, "methods.mine")])] == ["mine.py", "part.py"]
 print("sound")

@@ -23,9 +23,9 @@ def test_every_field_stands_there_and_says_what_it_is_for():
 
 def test_one_field_with_what_is_above_and_behind_it():
     text = list_names.describe_fields("config.privacy.cohort")
-    assert text.startswith("privacy.cohort = None\n    Clients a round of the deployment: noise")
+    assert text.startswith("privacy.cohort = None\n    Clients in a round of the deployment, for which noise")
     assert text.endswith("allowed: an int, at least 1; or None")
-    assert list_names.describe_fields("data.seed").startswith("data.seed = 0\n    of the division")
+    assert list_names.describe_fields("data.seed").startswith("data.seed = 0\n    Seed of the partition")
 
 
 def test_a_part_and_all_of_them(capsys):
