@@ -15,6 +15,7 @@ Define the state classes of a method at module level: a NamedTuple made inside a
 build, which retraces the round and cannot be restored from a checkpoint.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -181,3 +182,10 @@ class Algorithm(NamedTuple):
     init_unseen: Callable[[PyTree, PyTree], PyTree] | str | None = None
     pooled: bool = False
     targets: tuple[str, ...] = ("classes",)
+
+
+def builder_name(build: Any) -> str:
+    """Returns the name of the function behind a method's builder."""
+    while isinstance(build, functools.partial) or hasattr(build, "__wrapped__"):
+        build = build.func if isinstance(build, functools.partial) else build.__wrapped__
+    return getattr(build, "__name__", "the method")

@@ -123,7 +123,7 @@ def write_bytes(path: str | os.PathLike, data: bytes) -> None:
     write_blocks(path, [data])
 
 
-def write_blocks(path: str | os.PathLike, blocks: Iterable[bytes]) -> None:
+def write_blocks(path: str | os.PathLike, blocks: Iterable[bytes | memoryview]) -> None:
     """Writes a file as `write_bytes` does, from blocks that are produced one at a time."""
     with reword_os_errors("write", path):
         if _is_written_into(path):

@@ -15,13 +15,13 @@ def floating_leaves(tree: PyTree) -> list[jax.Array]:
 
 
 def is_finite(tree: PyTree) -> jax.Array:
-    """Whether all elements are finite, []."""
+    """Returns whether all elements are finite, []."""
     leaves = floating_leaves(tree)
     return jnp.all(jnp.stack([jnp.bool(True), *(jnp.all(jnp.isfinite(x)) for x in leaves)]))
 
 
 def became_nonfinite(new: PyTree, old: PyTree) -> jax.Array:
-    """Whether an element that was finite in `old` is NaN or Inf in `new`, []."""
+    """Returns whether an element that was finite in `old` is NaN or Inf in `new`, []."""
     pairs = zip(floating_leaves(new), floating_leaves(old), strict=True)
     changed = (jnp.any(~jnp.isfinite(n) & jnp.isfinite(o)) for n, o in pairs)
     return jnp.any(jnp.stack([jnp.bool(False), *changed]))

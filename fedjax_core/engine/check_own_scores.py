@@ -66,7 +66,7 @@ def _check_group(spec: SimulationSpec, g: int) -> int:
 
 
 def _is_ours(score: Callable) -> bool:
-    """Whether a score is the library's own."""
+    """Returns whether a score is the library's own."""
     return str(getattr(metrics.unwrap_score(score), "__module__", "")).startswith("fedjax_core.")
 
 

@@ -21,6 +21,7 @@ from fedjax_core.algorithm import (
     Examples,
     PyTree,
     Reduce,
+    builder_name,
     targets_of,
 )
 from fedjax_core.data.federated_data import FederatedData
@@ -72,7 +73,7 @@ def validate_targets(groups: Sequence[Group], examples: Examples) -> None:
         if kind in (may := group.build(group.task).targets):
             _check_output_shape(group, kind, examples)
             continue
-        needs = f"{name_of(group.build)} needs {' or '.join(may)}, the data have {kind}: {TARGETS[kind]}"
+        needs = f"{builder_name(group.build)} needs {' or '.join(may)}, the data have {kind}: {TARGETS[kind]}"
         raise ValueError(f"{needs}; fedavg, fedprox, scaffold, fedopt, fedper, ditto and others that read no class can")
 
 
@@ -208,13 +209,6 @@ def explain_missing_head(groups: Sequence[Group]) -> Iterator[None]:
         ) from None
 
 
-def name_of(build: Any) -> str:
-    """Returns the name of the function behind a method's builder."""
-    while isinstance(build, functools.partial) or hasattr(build, "__wrapped__"):
-        build = build.func if isinstance(build, functools.partial) else build.__wrapped__
-    return getattr(build, "__name__", "the method")
-
-
 def check_algorithm(algorithm: Any, build: Any) -> Algorithm:
     """Returns what a method's builder returned.
 
@@ -222,7 +216,7 @@ def check_algorithm(algorithm: Any, build: Any) -> Algorithm:
       TypeError: it is not an Algorithm.
     """
     if not isinstance(algorithm, Algorithm):
-        raise TypeError(f"{name_of(build)} must return a fedjax_core.algorithm.Algorithm, it returned {_describe(algorithm)}")
+        raise TypeError(f"{builder_name(build)} must return a fedjax_core.algorithm.Algorithm, it returned {_describe(algorithm)}")
     return algorithm
 
 

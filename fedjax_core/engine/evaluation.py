@@ -17,7 +17,7 @@ from fedjax_core.engine import divergence, evaluation_step, unseen_clients
 from fedjax_core.engine.dispatch import CompiledPlan
 from fedjax_core.engine.divergence import Diverged
 from fedjax_core.engine.simulation_spec import SimulationSpec, State
-from fedjax_core.training import metrics as metric_definitions
+from fedjax_core.training.metrics import METRIC_NAMES, finalize_metrics, metric_sums_bytes
 
 SCORED_EXAMPLES = {"own": "its own test rows", "validation": "its validation rows", "all": "the test set"}  # by scope
 UNSEEN_TABLES = ("unseen_index", "unseen_test_index")
@@ -81,7 +81,7 @@ def evaluate(compiled: CompiledPlan, state: State, watch: Watch = ignore_progres
         rows = spec.host_arrays.unseen_test_size
         unseen = evaluation_step.ClientScores(spec.population + np.arange(len(rows)), rows, values)
         by_client = unseen if by_client is None else evaluation_step.concatenate_clients(by_client, unseen)
-        metrics |= unseen_clients.participation_gaps(metrics, list(models), metric_definitions.METRIC_NAMES[spec.targets][0])
+        metrics |= unseen_clients.participation_gaps(metrics, list(models), METRIC_NAMES[spec.targets][0])
     own_scores = {name for group in spec.groups for name in group.task.scores}
     divergence.warn_of_nan(metrics, own_scores, round_num)
     return EvaluationResult(metrics, by_client)
@@ -101,7 +101,7 @@ def _evaluate_server(compiled: CompiledPlan, state: State, round_num: int, watch
     spec, metrics = compiled.spec, {}
     for rows in ("test", *(["validation"] if spec.has_validation else [])):
         sums = score_server(compiled, state, rows, watch)
-        for name, (total, weight) in metric_definitions.finalize_metrics(spec.targets, sums, spec.groups[0].task.scores).items():
+        for name, (total, weight) in finalize_metrics(spec.targets, sums, spec.groups[0].task.scores).items():
             if weight > 0:
                 metrics[f"{rows}/global/{name}"] = float(total / weight)
     if not math.isfinite(metrics.get("test/global/loss", 0.0)):
@@ -277,12 +277,12 @@ def client_tables(spec: SimulationSpec, g: int) -> Sequence[str]:
 def _finish(spec: SimulationSpec, g: int, models: dict[str, PyTree]) -> dict[str, Pairs]:
     """Returns the scores of each model of group g, from what the programs have added up."""
     own = spec.groups[g].task.scores
-    return {model: metric_definitions.finalize_metrics(spec.targets, sums, own) for model, sums in models.items()}
+    return {model: finalize_metrics(spec.targets, sums, own) for model, sums in models.items()}
 
 
 def sums_bytes(spec: SimulationSpec, g: int) -> int:
     """Returns the bytes of the sums behind the scores of one client of group g."""
-    model_bytes = metric_definitions.metric_sums_bytes(spec.host_arrays.train.y) + spec.score_bytes[g]
+    model_bytes = metric_sums_bytes(spec.host_arrays.train.y) + spec.score_bytes[g]
     return len(spec.abstract_algorithm(g).predict) * len(SCORED_EXAMPLES) * model_bytes
 
 
@@ -315,7 +315,7 @@ def _server_score_names(spec: SimulationSpec, rows: str, names: Sequence[str]) -
 
 def _models_and_scores(spec: SimulationSpec) -> tuple[list[str], list[str]]:
     """Returns the models that clients are scored with, and the scores: those that all groups have."""
-    of_groups = [(*metric_definitions.METRIC_NAMES[spec.targets], *group.task.scores) for group in spec.groups]
+    of_groups = [(*METRIC_NAMES[spec.targets], *group.task.scores) for group in spec.groups]
     names = [name for name in of_groups[0] if all(name in others for others in of_groups)]
     models = [spec.abstract_algorithm(g).predict for g in range(len(spec.groups))]
     return [model for model in models[0] if all(model in others for others in models)], names

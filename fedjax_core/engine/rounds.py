@@ -15,7 +15,7 @@ from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.sharding.mesh import AXIS
 from fedjax_core.engine.simulation_spec import SimulationSpec, State, stream_key
 from fedjax_core.finite_checks import became_nonfinite
-from fedjax_core.training import metrics as metric_definitions
+from fedjax_core.training.metrics import finalize_metrics
 from fedjax_core.uplink import sharded_aggregation
 
 Drawn = list[tuple[Cohort, Array]]  # per group: the cohort in the plan's order, and its slots in the group's store
@@ -296,7 +296,7 @@ def flatten_record(
         divergence.raise_if_scores_diverged(group, group_ids, where, round_num, y)
         begin += len(group_ids)
         for name, score in group.items():
-            by_model.setdefault(name, []).append(metric_definitions.finalize_metrics(targets, score, own[g]))
+            by_model.setdefault(name, []).append(finalize_metrics(targets, score, own[g]))
     for name, groups in by_model.items():
         scores = jax.tree.map(lambda *x: np.concatenate(x), *groups)
         metrics |= evaluation_step.client_statistics(f"test/{name}/post_local", scores)

@@ -10,8 +10,7 @@ import numpy as np
 from fedjax_core import option_types
 from fedjax_core.algorithm import TARGETS, targets_of
 from fedjax_core.data import federated_data, poisoning
-from fedjax_core.engine import client_loop
-from fedjax_core.engine import client_sampling as cohorts
+from fedjax_core.engine import client_loop, client_sampling
 from fedjax_core.engine.simulator import Group, Simulator, build_spec
 from fedjax_core.experiment import build_task, config_warnings, python_overrides, uplink_options
 from fedjax_core.experiment.lookup import LOSS_TARGETS, bind_options
@@ -76,7 +75,7 @@ def build(
     spent = uplink_options.account_privacy(
         resolved.privacy, resolved.cohort, data.clients, resolved.sampling, accounted and not shapes_only, noise
     )
-    cohort_size = cohorts.resolve_cohort_size(resolved.cohort, data.clients)
+    cohort_size = client_sampling.resolve_cohort_size(resolved.cohort, data.clients)
     mechanism = uplink_options.build_mechanism(resolved.mechanism, spent, cohort_size, resolved.dropout)
     if shapes_only:
         data = poisoning.mock_poisoned(data, poisons, attackers)
@@ -200,6 +199,6 @@ def _with_scores(task: Task, scores: Mapping[str, Callable]) -> Task:
 def _choose_plan(resolved: ResolvedConfig, population: int, devices: Sequence[Any] | None) -> client_loop.Plan | None:
     if resolved.chunk is None and resolved.devices is None and resolved.model == 1:
         return None
-    size = cohorts.resolve_cohort_size(resolved.cohort, population)
-    size = cohorts.poisson_slots(size, population) if resolved.sampling == "poisson" else size
+    size = client_sampling.resolve_cohort_size(resolved.cohort, population)
+    size = client_sampling.poisson_slots(size, population) if resolved.sampling == "poisson" else size
     return client_loop.choose_plan(size, chunk=resolved.chunk, devices=resolved.devices, model=resolved.model, among=devices)

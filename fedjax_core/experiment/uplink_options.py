@@ -49,7 +49,7 @@ def parse_transforms(fields: Mapping[str, Any]) -> tuple[UplinkTransform, ...]:
 
 
 def should_leave_out(fields: Mapping[str, Any]) -> bool:
-    """Whether clients with non-finite results are left out; by default, with a rule or privacy."""
+    """Returns whether clients with non-finite results are left out; by default, with a rule or privacy."""
     not_finite = fields["aggregation.not_finite"]
     if not_finite is None:
         return bool(fields["aggregation.rule"] or fields["privacy.mechanism"])

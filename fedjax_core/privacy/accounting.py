@@ -110,7 +110,7 @@ def _make_accountant(release: Release, name: str) -> Any:
 
 
 def is_pld_feasible(release: Release, multiplier: float, rounds: int) -> bool:
-    """Whether the privacy loss of the rounds can be discretised.
+    """Returns whether the privacy loss of the rounds can be discretised.
 
     It takes a point for each `INTERVAL` of its range, which grows with the rounds and, for Gaussian
     noise, with the inverse of the squared multiplier.

@@ -127,7 +127,7 @@ class ScoreBound(NamedTuple):
     value: float
 
     def is_met_by(self, score: float) -> bool:
-        """Whether a score is enough; NaN is not."""
+        """Returns whether a score is enough; NaN is not."""
         return score >= self.value if self.is_lower_bound else score <= self.value
 
 

@@ -96,11 +96,11 @@ class TrainingRun:
         return min(eval_round, self.done + self._max_rounds)
 
     def is_eval_round(self, round_num: int) -> bool:
-        """Whether a round is evaluated: every `eval_every`-th, and the last."""
+        """Returns whether a round is evaluated: every `eval_every`-th, and the last."""
         return round_num % self.settings.eval_every == 0 or round_num == self.settings.rounds
 
     def scores_clients_in(self, round_num: int) -> bool:
-        """Whether a round scores its clients right after their training (the scope "post_local")."""
+        """Returns whether a round scores its clients right after their training (the scope "post_local")."""
         return self.is_eval_round(round_num) and "post_local" in self.simulator.spec.evaluation.scopes
 
     def run_rounds(self, stop_round: int) -> list[dict[str, Any]]:

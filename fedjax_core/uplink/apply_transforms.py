@@ -2,9 +2,8 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from fedjax_core.algorithm import Algorithm, Array, PyTree, Reduce
+from fedjax_core.algorithm import Algorithm, Array, PyTree, Reduce, builder_name
 from fedjax_core.task import Task
 from fedjax_core.uplink import client_side, server_side
 from fedjax_core.uplink.layout import UplinkLayout
@@ -22,14 +21,8 @@ def wrap_builder(
     build: Callable[[Task], Algorithm], transforms: Sequence[UplinkTransform], shapes: PyTree, leave_out: bool = False
 ) -> Callable[[Task], Algorithm]:
     """Returns a method's builder whose methods are wrapped by `wrap_method`."""
-    name = _builder_name(build)
+    name = builder_name(build)
     return functools.update_wrapper(lambda task: wrap_method(build(task), transforms, shapes, leave_out, name), build)
-
-
-def _builder_name(build: Any) -> str:
-    while isinstance(build, functools.partial) or hasattr(build, "__wrapped__"):
-        build = build.func if isinstance(build, functools.partial) else build.__wrapped__
-    return getattr(build, "__name__", "the method")
 
 
 def wrap_method(

@@ -69,7 +69,7 @@ def _is_net(x: Any) -> bool:
 
 
 def has_statistics(tree: PyTree) -> bool:
-    """Whether a network in the tree has running statistics."""
+    """Returns whether a network in the tree has running statistics."""
     nets = [x for x in jax.tree.leaves(tree, is_leaf=_is_net) if _is_net(x)]
     return any(jax.tree.leaves(net.stats) for net in nets)
 

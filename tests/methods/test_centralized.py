@@ -4,10 +4,8 @@ import functools
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.algorithm import ClientData
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.training import local_training
 from methods.centralized import centralized
@@ -50,14 +48,10 @@ class CentralizedTest(chex.TestCase):
         """For plain SGD on full batches, which have no order: 3 rounds of 1 epoch, or 1 round of 3."""
         ends = []
         for rounds, epochs in [(3, 1), (1, 3)]:
-            task = toy.task(statistics=False)
-            algorithm = centralized(task, optimizer=local_training.sgd(0.2), epochs=epochs, batch=len(UNION))
-            server, update = algorithm.server_init(jax.random.key(0)), jax.jit(algorithm.client_update)
-            data = ClientData(toy.data().train, jnp.asarray(UNION, jnp.int32), jnp.int32(len(UNION)))
-            for r in range(rounds):
-                delta = update(server.net, (), data, jax.random.key(r)).uplink
-                server, _ = algorithm.server_update(server, delta, None, None)
-            ends.append(jax.device_get(server.net))
+            build = functools.partial(centralized, optimizer=local_training.sgd(0.2), epochs=epochs, batch=len(UNION))
+            sim = simulate(build, toy.data(), statistics=False)
+            state, _ = sim.run_rounds(sim.init(0), rounds)
+            ends.append(jax.device_get(state.server.net))
         chex.assert_trees_all_close(*ends, atol=1e-6)
 
     def test_everyone_takes_part_once(self):

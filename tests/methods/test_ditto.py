@@ -7,12 +7,12 @@ from absl.testing import parameterized
 
 from fedjax_core.training import local_training
 from methods.ditto import ditto
-from methods.local import local
 from tests import naive, toy
 from tests.methods.test_fedamp import pulled
 from tests.methods.test_fedavg import MODEL
 from tests.methods.test_fedavg import oracle as fedavg_after
 from tests.methods.test_fedper import STEPS, ended, made, one, simulate
+from tests.methods.test_local import of
 
 
 def oracle(rounds, lam, epochs):
@@ -37,10 +37,9 @@ class DittoTest(chex.TestCase):
         chex.assert_trees_all_close(toy.reference("ditto")[2].server.net, toy.reference("fedavg")[2].server.net, atol=1e-7)
 
     def test_without_pull_the_personal_models_are_locals(self):
-        w, v = (MODEL.init(jax.random.key(k)) for k in (1, 2))
-        personal = toy.update_client(made(ditto, epochs=2, lam=0.0)(toy.task()), w, v).state
-        alone = toy.update_client(made(local, epochs=2)(toy.task()), (), v).state
-        chex.assert_trees_all_close(personal, alone, atol=1e-7)
+        clients = ended(made(ditto, epochs=2, lam=0.0)).clients[0]
+        for i in range(0, toy.CLIENTS, 2):
+            chex.assert_trees_all_close(tuple(one(clients, i)), of(toy.reference("local")[2], i), atol=1e-7)
 
     def test_a_strong_pull_makes_them_the_servers(self):
         """With lr lambda = 1 a step by the pull alone ends at w."""
@@ -52,8 +51,10 @@ class DittoTest(chex.TestCase):
 
     def test_lambda_moves_the_personal_model(self):
         w, v = (MODEL.init(jax.random.key(k)) for k in (1, 2))
-        ends = [toy.update_client(made(ditto, lam=lam)(toy.task()), w, v).state.params for lam in (0.7, 1.0)]
-        self.assertGreater(np.abs(ends[0]["head"]["kernel"] - ends[1]["head"]["kernel"]).max(), 1e-3)
+        models = [toy.update_client(made(ditto, lam=lam)(toy.task()), w, v).state for lam in (0.0, 0.7, 1.0)]
+        ends = [model.params["head"]["kernel"] for model in models]
+        for a, b in ((0, 1), (1, 2)):
+            self.assertGreater(np.abs(ends[a] - ends[b]).max(), 1e-3)
 
     def test_both_models_are_scored(self):
         sim, _, state = toy.reference("ditto")

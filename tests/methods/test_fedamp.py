@@ -10,10 +10,10 @@ from absl.testing import parameterized
 
 from fedjax_core.algorithm import Cohort, Net
 from methods.fedamp import cosine_similarities, fedamp, squared_distances
-from methods.local import local
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
 from tests.methods.test_fedper import STEPS, ended, made, one, simulate
+from tests.methods.test_local import of
 
 
 def pulled(params, stats, x, y, given):
@@ -89,10 +89,19 @@ class FedAMPTest(chex.TestCase):
             chex.assert_trees_all_close(one(state.server, i), u[i], atol=5e-6)
 
     def test_without_pull_it_is_local(self):
-        u, w = (MODEL.init(jax.random.key(k)) for k in (1, 2))
-        pulled_by_nothing = toy.update_client(made(fedamp, epochs=2, rho=0.0)(toy.task()), u.params, w).state
-        alone = toy.update_client(made(local, epochs=2)(toy.task()), (), w).state
-        chex.assert_trees_all_close(pulled_by_nothing, alone, atol=1e-6)
+        clients = after(rho=0.0, alpha=0.1, sigma=0.5).clients[0]
+        for i in range(0, toy.CLIENTS, 2):
+            chex.assert_trees_all_close(tuple(one(clients, i)), of(toy.reference("local")[2], i), atol=1e-6)
+
+    def test_without_attention_a_client_is_pulled_to_its_own_last_model(self):
+        """Which is not local training."""
+        state = after(rho=0.7, alpha=0.0)
+        w, u = oracle(2, 0.7, lambda w: np.eye(len(w)))
+        for i in range(toy.CLIENTS):
+            chex.assert_trees_all_close(tuple(one(state.clients[0], i)), w[i], atol=5e-6)
+            chex.assert_trees_all_close(one(state.server, i), u[i], atol=5e-6)
+        local = of(toy.reference("local")[2], 0)[0]["head"]["bias"]
+        self.assertGreater(np.abs(one(state.clients[0], 0).params["head"]["bias"] - local).max(), 1e-4)
 
     def test_without_attention_a_cloud_model_is_the_clients_own(self):
         models = jax.vmap(lambda i: MODEL.init(jax.random.fold_in(jax.random.key(0), i)).params)(jnp.arange(5))
@@ -105,8 +114,10 @@ class FedAMPTest(chex.TestCase):
         """rho moves the client, alpha and sigma (and a cosine's own weight) the clouds."""
         key = jax.random.key(0)
         u, w = (MODEL.init(jax.random.key(k)) for k in (1, 2))
-        ends = [toy.update_client(made(fedamp, rho=rho)(toy.task()), u.params, w).uplink["head"]["kernel"] for rho in (0.7, 1.0)]
-        self.assertGreater(np.abs(ends[0] - ends[1]).max(), 1e-3)
+        uplinks = [toy.update_client(made(fedamp, rho=rho)(toy.task()), u.params, w).uplink for rho in (0.0, 0.7, 1.0)]
+        ends = [uplink["head"]["kernel"] for uplink in uplinks]
+        for a, b in ((0, 1), (1, 2)):
+            self.assertGreater(np.abs(ends[a] - ends[b]).max(), 1e-3)
         models = jax.vmap(lambda i: MODEL.init(jax.random.fold_in(key, i)).params)(jnp.arange(5))
         cohort, found = Cohort(jnp.arange(5), jnp.ones(5, jnp.int32)), []
         for attention, sigma, alpha, own in (

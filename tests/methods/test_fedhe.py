@@ -12,7 +12,6 @@ from fedjax_core.algorithm import Cohort
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.training import local_training
 from methods.fedhe import Server, fedhe
-from methods.local import local
 from tests import naive, toy
 from tests.methods.test_fedtgp import uplink_numbers
 from tests.methods.test_local import MODELS, of
@@ -100,21 +99,19 @@ class FedHeTest(chex.TestCase):
             chex.assert_trees_all_close(of(state, i), w[i], atol=1e-5)
 
     def test_alpha_zero_is_local(self):
-        net = MODELS[0].init(jax.random.key(0))
-        server = Server(jnp.asarray(np.random.default_rng(0).normal(size=(K, K)), jnp.float32), jnp.ones(K, bool))
-        settings = {"optimizer": local_training.sgd(0.1), "epochs": 2, "batch": toy.BATCH}
-        taught = toy.update_client(fedhe(toy.task(), alpha=0.0, **settings), server, net).state
-        alone = toy.update_client(local(toy.task(), **settings), (), net).state
-        chex.assert_trees_all_close(taught, alone, atol=1e-7)
+        sim = simulate(0.0)
+        state, _ = sim.run_rounds(sim.init(0), 2)
+        chex.assert_trees_all_close(jax.device_get(state.clients), toy.reference("local")[2].clients, atol=1e-7)
 
     def test_alpha_moves_the_client(self):
         net = MODELS[0].init(jax.random.key(0))
         server = Server(jnp.asarray(np.random.default_rng(0).normal(size=(K, K)), jnp.float32), jnp.ones(K, bool))
         ends = []
-        for alpha in (0.5, 1.0):
+        for alpha in (0.0, 0.5, 1.0):
             algorithm = fedhe(toy.task(), optimizer=local_training.sgd(0.1), alpha=alpha, batch=toy.BATCH)
             ends.append(client(algorithm, server, net).state.params["head"]["bias"])
-        self.assertGreater(np.abs(ends[0] - ends[1]).max(), 1e-3)
+        for a, b in [(0, 1), (1, 2)]:
+            self.assertGreater(np.abs(ends[a] - ends[b]).max(), 1e-3)
 
     def test_alone_it_is_not_local(self):
         """A client's own logits of the round before still teach it."""

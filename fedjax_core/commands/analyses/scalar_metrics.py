@@ -63,7 +63,7 @@ RUN_ARGUMENTS = ("run", "config", "simulation", "state")  # what these take of a
 
 
 def is_size(text: str) -> bool:
-    """Whether an analysis needs shapes alone, no trained state."""
+    """Returns whether an analysis needs shapes alone, no trained state."""
     return registry.parse_spec(text)[0] in SIZES
 
 

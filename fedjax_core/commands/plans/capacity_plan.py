@@ -100,7 +100,7 @@ def _time_bound(program: Mapping[str, Any] | None, about: Mapping[str, Any]) -> 
 
 
 def plan_fits(plan: Mapping[str, Any]) -> bool:
-    """Whether every compiled program fits its target."""
+    """Returns whether every compiled program fits its target."""
     return all(program["fits"] for target in plan["targets"] for program in target["programs"].values())
 
 

@@ -165,5 +165,5 @@ def find_worse_off(clients: ClientValues, score: str, other: ClientValues) -> Cl
 
 
 def have_same_clients(clients: ClientValues, other: ClientValues) -> bool:
-    """Whether two runs have scored the same clients with as many test examples."""
+    """Returns whether two runs have scored the same clients with as many test examples."""
     return np.array_equal(clients.ids, other.ids) and np.array_equal(clients.examples, other.examples)

@@ -256,6 +256,6 @@ def _split_selector(selector: str) -> tuple[str, str, str]:
 
 
 def _matches_label(text: str, label: str) -> bool:
-    """Whether a text is a label or its form in directories, in any case, with "*" for any characters."""
+    """Returns whether a text is a label or its form in directories, in any case, with "*" for any characters."""
     pattern = re.compile(".*".join(map(re.escape, text.lower().split("*"))))
     return any(pattern.fullmatch(name) is not None for name in (label.lower(), slugify(label)))

@@ -70,17 +70,17 @@ def rounds_target(measure: Any) -> float | None:
 
 
 def is_analysis(measure: Any) -> bool:
-    """Whether a measure is an analysis of the last state, not a score of the run."""
+    """Returns whether a measure is an analysis of the last state, not a score of the run."""
     return measure.scores[0].startswith(ANALYSIS)
 
 
 def is_count(measure: Any) -> bool:
-    """Whether a measure follows from shapes, without training."""
+    """Returns whether a measure follows from shapes, without training."""
     return is_analysis(measure) and analyses.is_size(measure.scores[0].removeprefix(ANALYSIS))
 
 
 def is_percent(measure: Any) -> bool:
-    """Whether a measure's numbers are shown times 100."""
+    """Returns whether a measure's numbers are shown times 100."""
     if rounds_target(measure) is not None:
         return False
     if measure.percent is not None:

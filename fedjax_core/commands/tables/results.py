@@ -166,7 +166,7 @@ class Contents(NamedTuple):
 
 
 def is_finished(folder: Path, cell: Cell) -> bool:
-    """Whether the run of a cell is finished in a folder.
+    """Returns whether the run of a cell is finished in a folder.
 
     A run that an error ended after its last round is not: its summary lacks the facts of a run's end, and
     the next command resumes it.

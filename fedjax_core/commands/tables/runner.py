@@ -339,7 +339,7 @@ class TableRunner:
         return (cell.name, cell.config.rounds) in self._held
 
     def _is_scored(self, cell: Cell) -> bool:
-        """Whether a trial's directory has its score: another process may have run it meanwhile."""
+        """Returns whether a trial's directory has its score: another process may have run it meanwhile."""
         try:
             return cell.trial is not None and self._searches.read_run(self._searches.studies[cell.pair], cell)
         except (ValueError, TypeError, OSError):

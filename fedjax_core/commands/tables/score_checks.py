@@ -110,6 +110,6 @@ def _needed_scopes(score: str, config: Any) -> set[str]:
 
 
 def is_of_unseen(score: str) -> bool:
-    """Whether a score is of unseen clients, or the gap to them: methods that cannot serve such have none."""
+    """Returns whether a score is of unseen clients, or the gap to them: methods that cannot serve such have none."""
     parts = score.split("/")
     return (len(parts) in (4, 5) and parts[2] == "unseen") or (len(parts) == 4 and is_gap(score))

@@ -33,7 +33,7 @@ def check_space(row: str, space: Space) -> None:
         if field.split(".")[0] in TABLE_FIELDS:
             raise ValueError(f"{what} is not the row's to choose; a space has what its method trains with, such as optimizer.lr")
         if is_interval(values):
-            least = 0 if type(values).__name__ == "LogUniform" else -math.inf
+            least = 0 if is_log_interval(values) else -math.inf
             if not (is_number(values.low) and is_number(values.high) and least < values.low < values.high < math.inf):
                 raise ValueError(f"{what}={values} needs low < high, both finite{', both positive' if least == 0 else ''}")
         elif isinstance(values, str) or not isinstance(values, Sequence) or not values:
@@ -115,8 +115,13 @@ def _describe_edge(outside: bool, low: bool, high: bool) -> str:
 
 
 def is_interval(values: Any) -> bool:
-    """Whether a field has an interval, not a tuple of values."""
+    """Returns whether a field has an interval, not a tuple of values."""
     return all(hasattr(values, name) for name in ("low", "high", "at", "share"))
+
+
+def is_log_interval(values: Any) -> bool:
+    """Returns whether an interval is log-uniform; by its name, since configs know nothing of the library."""
+    return type(values).__name__ == "LogUniform"
 
 
 def is_number(value: Any) -> bool:
@@ -156,7 +161,7 @@ def _count_points(space: Space) -> float:
 
 
 def is_inside(space: Space, point: Mapping[str, Any]) -> bool:
-    """Whether a point has a value of the space in each field."""
+    """Returns whether a point has a value of the space in each field."""
     return all(field in point and _is_among(values, point[field]) for field, values in space.items())
 
 

@@ -71,8 +71,7 @@ def propose_setting(
 
 def _make_distribution(optuna: Any, values: Any) -> Any:
     if search_spaces.is_interval(values):
-        is_log = type(values).__name__ == "LogUniform"
-        return optuna.distributions.FloatDistribution(values.low, values.high, log=is_log)
+        return optuna.distributions.FloatDistribution(values.low, values.high, log=search_spaces.is_log_interval(values))
     return optuna.distributions.CategoricalDistribution(tuple(range(len(values))))
 
 

@@ -136,7 +136,7 @@ def mark_as_trial(folder: Path, run: Cell) -> None:
 
 
 def has_checkpoints(workdir: Path) -> bool:
-    """Whether a run's directory has a checkpoint."""
+    """Returns whether a run's directory has a checkpoint."""
     return any(Checkpoints(workdir / name).rounds() for name in (CHECKPOINTS, SELECTED))
 
 

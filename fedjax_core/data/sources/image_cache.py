@@ -115,7 +115,7 @@ def _write_array(path: Path, shape: tuple[int, ...], dtype: np.dtype, blocks: It
     header = io.BytesIO()
     descr = np.lib.format.dtype_to_descr(dtype)
     np.lib.format.write_array_header_2_0(header, {"descr": descr, "fortran_order": False, "shape": shape})
-    write_blocks(path, itertools.chain([header.getvalue()], (np.ascontiguousarray(block).tobytes() for block in blocks)))
+    write_blocks(path, itertools.chain([header.getvalue()], (np.ascontiguousarray(block).data for block in blocks)))
 
 
 class DecodedCache:

@@ -6,8 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from fedjax_core.algorithm import Reduce
-from fedjax_core.engine import contracts
+from fedjax_core.algorithm import Reduce, builder_name
 from fedjax_core.engine.simulator import Simulator, build_spec, one_group
 from fedjax_core.testing import toy_federation
 from fedjax_core.training import aggregators, local_training
@@ -119,5 +118,5 @@ def test_a_network_has_one_output_for_each_class(outputs):
 
 
 def test_the_method_is_named_through_what_wraps_it():
-    assert contracts.name_of(functools.partial(functools.partial(fedavg, epochs=2), batch=3)) == "fedavg"
-    assert contracts.name_of(3) == "the method"
+    assert builder_name(functools.partial(functools.partial(fedavg, epochs=2), batch=3)) == "fedavg"
+    assert builder_name(3) == "the method"

@@ -68,7 +68,7 @@ def test_buffers_hold_what_clients_have():
     for leaf in slab:  # which a CPU's devices take as they are
         assert jax.device_put(leaf).unsafe_buffer_pointer() == leaf.ctypes.data
     assert cohort_buffer.count_examples(of, np.array([[1, 4, 0], [2, 3, 4]])).tolist() == [5, 10]
-    with pytest.raises(ValueError, match="6 examples"):
+    with pytest.raises(ValueError, match="6 examples: must be at most capacity=5"):
         cohort_buffer.pack(reader, of, np.array([1, 4, 0], np.int32), 5)
 
 
