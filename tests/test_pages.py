@@ -5,13 +5,14 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
 from docs import gallery, listed, results
 from fedjax_core import experiment
-from fedjax_core.commands import config_flags, list_names, main
+from fedjax_core.commands import config_flags, list_names, main, new, run, table
 from tests import quick
 
 ROOT = Path(__file__).parents[1]
@@ -23,7 +24,9 @@ TEXT = "\n".join(page.read_text() for page in [*PAGES, ROOT / "README.md"])
 
 def blocks(page: Path) -> list[str]:
     found = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    return [code for code in found if code not in EXAMPLES.values()]  # which have a test of their own
+    return (
+        [] if page.stem == "quickstart" else [code for code in found if code not in EXAMPLES.values()]
+    )  # these have tests of their own
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.stem)
@@ -32,6 +35,23 @@ def test_code_of_a_page_runs(page, tmp_path, monkeypatch):
     scope: dict = {}
     for code in blocks(page):
         exec(compile(code, page.name, "exec"), scope)
+
+
+def test_the_quickstart_leads_to_a_table(tmp_path, monkeypatch):
+    """Each command of the page, in an empty folder; of the runs only the smoke variants."""
+    page = (ROOT / "docs" / "pages" / "quickstart.md").read_text()
+    (study,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    commands = [line.split()[1:] for line in page.splitlines() if line.startswith("fedjax-core ")]
+    assert [command for command, *_ in commands] == ["new", "run", "table"]
+    monkeypatch.chdir(tmp_path)
+    assert new.main(commands[0][1:]) == 0
+    monkeypatch.chdir(tmp_path / "patients")
+    (tmp_path / "patients" / "study.py").write_text(study)
+    warnings.filterwarnings("ignore", "the load_module", DeprecationWarning)  # ml_collections loads files the old way
+    no_cache = "--compilation_cache="
+    assert run.main([commands[1][1] + ":smoke", *commands[1][2:-1], "--config.rounds=2", no_cache]) == 0
+    assert table.main([*commands[2][1:], "--variant=smoke", "--seeds=0", "--set=rounds=2", no_cache]) == 0
+    assert re.search(r"^\| Ditto +\| +\d", Path("runs/study/table.md").read_text(), re.MULTILINE)
 
 
 def test_a_page_shows_the_files_of_the_examples_as_they_are():
@@ -43,9 +63,9 @@ def test_a_page_shows_the_files_of_the_examples_as_they_are():
 
 
 def test_commands_name_what_is_there():
-    for command, name in re.findall(r"fedjax-core (\w+) ?([\w/]*)", TEXT):
+    for command, name in re.findall(r"fedjax-core (\w+) ?([\w/.]*)", TEXT):
         assert command in {*main.COMMANDS, "COMMAND"}, command
-        if command in ("run", "table") and name and name != "NAME" and not name.startswith("runs"):
+        if command in ("run", "table") and name and name != "NAME" and not name.startswith("runs") and not name.endswith(".py"):
             assert name in config_flags.list_bundled({"run": "config", "table": "table"}[command]), name
     for path in re.findall(r"(?:configs|methods|tests|docs|colab)/[\w/]+\.(?:py|md)\b", TEXT):
         assert (ROOT / path).exists(), path

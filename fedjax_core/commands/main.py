@@ -31,6 +31,7 @@ COMMANDS = {
     "predict": "classifies images with a saved model",
     "plan": "says whether a run fits devices that need not be here, before they are rented",
     "export": "writes a run's model into one file",
+    "new": "writes a folder with a working method, network, data set or table, to change into your own",
     "list": "shows methods, models, data sources and what else a config may name, with their options",
 }
 MODULES = {  # of commands whose module has another name
