@@ -15,6 +15,7 @@
   npz:FILE                       arrays or encoded images in one file
   npy:DIR                        arrays in a file each, which are memory-mapped: for data that are larger than memory
   folder:DIR                     CLASS/image files
+  pfllib:DIR                     the files of each client that PFLlib or HtFLlib has written
   csv:FILE                       delimited texts, whose first line names the columns, one of which may name the client
   jsonl:FILE                     JSON objects, one a line, with a column that names the client
   parquet:FILE, array_record:FILE  the same of tables, and of TensorFlow's records
@@ -25,7 +26,7 @@
   rotated(of=SOURCE)             any of these, its images turned; a domain for each angle
   blank(shape=..., classes=...)  black images, to count and to time with
 Files are read from `data_dir`, else from $FEDJAX_DATA, else in ~/fedjax_data. Nothing is downloaded
-and no pickle is ever loaded; files of published sets are checked by checksum or by exact size, but
+and no pickle is ever loaded (of PFLlib's, the arrays alone); files of published sets are checked by checksum or by exact size, but
 for those of TensorFlow Federated, FLAIR, Landmarks and iNaturalist, whose form alone is. One source
 never stands in for another.
 
@@ -62,6 +63,7 @@ from fedjax_core.data.sources.file_checks import DATA_VARIABLE
 from fedjax_core.data.sources.image_folder import folder
 from fedjax_core.data.sources.mnist_idx import emnist, mnist
 from fedjax_core.data.sources.numpy_files import npy, npz
+from fedjax_core.data.sources.pfllib import pfllib
 from fedjax_core.data.sources.record_files import array_record, csv, jsonl, parquet
 from fedjax_core.data.sources.svhn_mat import svhn
 from fedjax_core.data.sources.tabular import from_table
@@ -90,6 +92,7 @@ READERS: dict[str, Callable[..., Dataset]] = {
     "npz": npz,
     "npy": npy,
     "folder": folder,
+    "pfllib": pfllib,
     "csv": csv,
     "jsonl": jsonl,
     "parquet": parquet,
@@ -108,6 +111,7 @@ PREFIXED = dict.fromkeys(("npz", "csv", "jsonl", "parquet", "array_record"), "FI
     "tfds": "NAME",
     "npy": "DIR",
     "folder": "DIR",
+    "pfllib": "DIR",
 }
 GIVEN = ("data_dir", "load", "training_examples")  # arguments of a reader that are no options of its own
 
