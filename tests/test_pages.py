@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from docs import gallery, listed, results
+from docs import gallery, result_pages, settings_pages
 from fedjax_core import experiment
 from fedjax_core.commands import config_flags, list_names, main, new, run, table
 from tests import quick
@@ -86,9 +86,9 @@ def test_what_files_say_of_the_documents_is_there():
 
 
 def test_the_gallery_has_every_method_once():
-    table = gallery.rows((ROOT / "README.md").read_text())
+    table = gallery.read_method_table((ROOT / "README.md").read_text())
     assert set(table) == set(experiment.method_summaries())
-    page = gallery.page()
+    page = gallery.render_page()
     for name in table:
         assert page.count(f"`configs/{name}.py`") == 1
     assert page.count("```mermaid") == page.count('server -->|"') == len(table)
@@ -99,16 +99,16 @@ def test_the_gallery_says_which_method_lacks_plain_words(tmp_path, monkeypatch):
     (tmp_path / "methods" / "mine.py").write_text('"""Mine: a method."""\n')
     monkeypatch.setattr(gallery, "ROOT", tmp_path)
     with pytest.raises(ValueError, match=r"methods/mine\.py: .* lacks 'In plain words"):
-        gallery.entry("mine", ["Mine", "nothing", "model", "no"])
+        gallery.render_method("mine", ["Mine", "nothing", "model", "no"])
 
 
 def test_the_pages_of_settings_have_everything_once():
-    page = listed.settings()
+    page = settings_pages.render_settings()
     assert re.findall(r"^\| `([\w.]+)` \|", page, re.MULTILINE) == [
         field.name for field in sorted(list_names.read_fields(), key=lambda field: "." in field.name)
     ]
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in page.splitlines() if line.startswith("|")} == {4}
-    page = listed.choices()
+    page = settings_pages.render_choices()
     for kind, entry in list_names.SECTIONS.items():
         for name in entry.builders():
             assert page.count(f"\n### {name}\n\n~~~text\n{name}") == (kind != "methods"), name
@@ -150,10 +150,10 @@ def test_links_of_a_page_lead_to_what_is_there(page):
 def test_the_first_page_of_results_links_every_other_one_and_so_does_the_site():
     page, nav = (ROOT / "configs" / "RESULTS.md").read_text(), (ROOT / "docs" / "mkdocs.yml").read_text()
     assert len(page.splitlines()) <= 90
-    for name in results.pages():
+    for name in result_pages.read_pages():
         assert f": {name}\n" in nav, name
         assert name == "results.md" or f"]({name})" in page, name
-    for text in [*results.pages().values(), *(results.relinked(page.read_text()) for page in PAGES)]:
+    for text in [*result_pages.read_pages().values(), *(result_pages.relink(page.read_text()) for page in PAGES)]:
         assert "RESULTS.md)" not in text
         assert "](../../" not in text
 

@@ -21,35 +21,35 @@ have [a page of their own](../methods.md). `fedjax-core list KIND NAME` shows ea
 """
 
 
-def settings() -> str:
-    """The page of fields: a table for each part of a config."""
-    found = list_names.read_fields()
-    parts = [("The run", [field for field in found if "." not in field.name])]
-    inner = itertools.groupby((field for field in found if "." in field.name), lambda field: field.name.partition(".")[0])
+def render_settings() -> str:
+    """Returns the page of fields: a table for each group of a config."""
+    fields = list_names.read_fields()
+    parts = [("The run", [field for field in fields if "." not in field.name])]
+    inner = itertools.groupby((field for field in fields if "." in field.name), lambda field: field.name.partition(".")[0])
     parts += [(f"config.{part}", list(group)) for part, group in inner]
     lines = [FIELDS]
     for title, group in parts:
-        lines += [f"## {title}", "", "| field | default | what it is for |", "|---|---|---|", *map(_row, group), ""]
+        lines += [f"## {title}", "", "| field | default | what it is for |", "|---|---|---|", *map(_render_row, group), ""]
     return "\n".join(lines)
 
 
-def _row(field: list_names.Field) -> str:
-    said = f"{field.comment.rstrip('.')}. Allowed: {field.allowed}." if field.allowed else field.comment
-    return f"| `{field.name}` | {_code(repr(field.default))} | {_cell(said)} |"
+def _render_row(field: list_names.Field) -> str:
+    description = f"{field.comment.rstrip('.')}. Allowed: {field.allowed}." if field.allowed else field.comment
+    return f"| `{field.name}` | {_format_code(repr(field.default))} | {_escape_cell(description)} |"
 
 
-def _code(text: str) -> str:
-    """As code in a table; a bar would end the cell."""
+def _format_code(text: str) -> str:
+    """Returns the text as code in a table, where a bar would end the cell."""
     return f"`{text}`".replace("|", "\\|")
 
 
-def _cell(text: str) -> str:
-    """As it stands, whatever signs of Markdown and HTML it has."""
+def _escape_cell(text: str) -> str:
+    """Returns the text with the signs of Markdown and HTML escaped."""
     return re.sub(r"([\\`*_|\[])", r"\\\1", text).replace("<", "&lt;")
 
 
-def choices() -> str:
-    """The page of what fields may name: all kinds but methods, each thing with its options and its docstring."""
+def render_choices() -> str:
+    """Returns the page of what fields may name: all kinds but methods, each with its options and its docstring."""
     lines = [CHOICES]
     for kind, section in list_names.SECTIONS.items():
         names = list(section.builders())
@@ -63,9 +63,9 @@ def choices() -> str:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Called by mkdocs: adds the pages."""
+    """Adds the pages; mkdocs calls thiss."""
     from mkdocs.structure.files import File
 
-    for name, content in (("settings", settings()), ("choices", choices())):
+    for name, content in (("settings", render_settings()), ("choices", render_choices())):
         files.append(File.generated(config, f"reference/{name}.md", content=content))
     return files
