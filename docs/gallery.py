@@ -62,8 +62,8 @@ def render_method(name: str, cells: list[str]) -> str:
             "",
             *diagram,
             "",
-            f"Models of clients may differ: {may_differ}. Config: `configs/{name}.py`, with the variants `smoke`, `small` and `paper`. "
-            f"Code: `methods/{name}.py` ({first_line.rstrip('.')}).",
+            f"Models of clients may differ: {may_differ}. Config: `configs/{name}.py`, with the variants `smoke`, `small` and "
+            f"`paper`. Code: `methods/{name}.py` ({first_line.rstrip('.')}).",
             "",
         ]
     )

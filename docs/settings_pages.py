@@ -63,7 +63,7 @@ def render_choices() -> str:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds the pages; mkdocs calls thiss."""
+    """Adds the pages; mkdocs calls this."""
     from mkdocs.structure.files import File
 
     for name, content in (("settings", render_settings()), ("choices", render_choices())):
