@@ -1,7 +1,8 @@
-"""Table 3 of the FedOA paper: lambda, reading comprehension left out.
+"""FedOA, Table 3: lambda, with reading comprehension left out.
 
 Command:  fedjax-core table --table=configs/tables/fedoa/table3.py --workdir=runs/fedoa --variant=paper --set=data.dir=DIR
-Variants: see `all_methods.py`. The number of lambda 0.5 is another run than Table 2's. Lambda 0 would be each client alone.
+Variants: see `all_methods.py`. The number for lambda 0.5 is from another run than Table 2's. Lambda
+          0 would be local training.
 """
 
 from configs.tables.fedoa import all_methods as fedoa

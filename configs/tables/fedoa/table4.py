@@ -1,7 +1,7 @@
-"""Table 4 of the FedOA paper: what the distance of features is, reading comprehension left out.
+"""FedOA, Table 4: the distance of features, with reading comprehension left out.
 
 Command:  fedjax-core table --table=configs/tables/fedoa/table4.py --workdir=runs/fedoa --variant=paper --set=data.dir=DIR
-Variants: see `all_methods.py`. Cosine and Pearson are 1 - the similarity.
+Variants: see `all_methods.py`. Cosine and Pearson are 1 - similarity.
 """
 
 from configs.tables.fedoa import all_methods as fedoa

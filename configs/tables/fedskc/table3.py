@@ -1,9 +1,10 @@
-"""Table III of the FedSKC paper: rounds until given accuracies, on columns of Table I (Dirichlet 0.2).
+"""FedSKC, Table III: rounds to given accuracies, on columns of Table I (Dirichlet 0.2).
 
 Command:  fedjax-core table --table=configs/tables/fedskc/table3.py --workdir=runs/fedskc --variant=paper
 Variants: see `all_methods.py`. The runs are those of Table I.
 
-The paper's rounds until 20, 40 and 75 % (CIFAR-10), 20 and 50 % (CIFAR-100), 20 and 50 % (CIFAR-10-LT):
+The paper's rounds to 20, 40 and 75 % (CIFAR-10), 20 and 50 % (CIFAR-100), 20 and 50 %
+(CIFAR-10-LT):
 
     FedAvg  6 23 165    18 105     6 108        FedProto  6 20 155    18  94     6  95
     FedProx 6 20 162    18  98     8 103        FedNH     6 16 119    18  83     5  77
