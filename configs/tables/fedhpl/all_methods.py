@@ -56,7 +56,7 @@ from configs import (
 )
 from configs.tables.base import Changes, Column, Measure, Paper, Row, Table
 
-PREDICTORS = ("nearest", "personal")  # FedProto and FedTGP alone have the first: by the closest prototype, as their papers predict
+PREDICTORS = ("nearest", "personal")  # "nearest" exists for FedProto and FedTGP: nearest prototype, as in their papers
 LAST = Measure("last round", (*(f"test/{of}/all/accuracy/mean" for of in PREDICTORS), "test/global/accuracy"))
 BEST = Measure("best round", LAST.scores, "best")
 SPREAD = tuple(
