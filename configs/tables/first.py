@@ -29,15 +29,15 @@ def get_table(variant: str = "small") -> Table:
     def like_small(get_config):
         return lambda variant: get_config("small" if variant == "paper" else variant)
 
-    everyone = {"cohort.fraction": 1.0}  # Local has no rounds to wait for; FedHe is defined over all clients
+    all_clients = {"cohort.fraction": 1.0}  # Local has no rounds to wait for; FedHe is defined over all clients
     return Table(
         title="First table: digits",
         rows=(
             Row("FedAvg (samples)", like_small(fedavg.get_config)),
             Row("FedAvg (uniform)", like_small(fedavg.get_config), {"method.weights": "uniform"}),
             Row("SCAFFOLD", like_small(scaffold.get_config)),
-            Row("FedHe", like_small(fedhe.get_config), everyone),
-            Row("Local", like_small(local.get_config), everyone),
+            Row("FedHe", like_small(fedhe.get_config), all_clients),
+            Row("Local", like_small(local.get_config), all_clients),
             Row("Centralized", like_small(centralized.get_config)),
         ),
         columns=(

@@ -187,18 +187,18 @@ def both(variant: str, suffix: str = "", **options: Any) -> tuple[Row, ...]:
 
 def one_network(variant: str) -> tuple[Row, ...]:
     """Returns the methods of Table 1."""
-    alike, tuned = {"models": (vit("b16", variant),)}, {"method.finetune_epochs": 10}
-    slowly = {"method.finetune_rate": 0.1}  # times 0.01: the authors fine-tune at 1e-3
-    common = {**alike, "evaluation.scopes": ("global",)}
+    vit_b, tuned = {"models": (vit("b16", variant),)}, {"method.finetune_epochs": 10}
+    slow_finetuning = {"method.finetune_rate": 0.1}  # times 0.01: the authors fine-tune at 1e-3
+    common = {**vit_b, "evaluation.scopes": ("global",)}
     small = PFEDPT_VIT if variant == "paper" else vit("b16", variant)
     prompted = {"models": (vit("b16", variant, "prompts=10, deep=False"),), **frozen(variant, ["vit_b16.npz"], "half")}
     return (
         _baseline("FedAvg", fedavg.get_config, variant, common),
         _baseline("FedProx", fedprox.get_config, variant, common),
         _baseline("SCAFFOLD", scaffold.get_config, variant, common),
-        _baseline("FedBABU", fedbabu.get_config, variant, alike, tuned, slowly),
+        _baseline("FedBABU", fedbabu.get_config, variant, vit_b, tuned, slow_finetuning),
         _baseline(
-            "FedRep", fedrep.get_config, variant, alike, tuned, {"method.head_epochs": 1, "method.body_epochs": 1}, epochs=""
+            "FedRep", fedrep.get_config, variant, vit_b, tuned, {"method.head_epochs": 1, "method.body_epochs": 1}, epochs=""
         ),
         _baseline(
             "pFedPT",
@@ -269,8 +269,8 @@ def table(
     """Returns a table with the paper's protocol, or a reduced one."""
     if variant == "paper":
         public = {SOURCES[data]: {"public": name} for data, name in PUBLIC.items()}
-        held = {("FedMD", c.label): public.get(c.changes["data.source"], {}) for c in columns}
-        more["cells"] = (held if "FedMD" in [row.label for row in rows] else {}) | more.get("cells", {})
+        public_cells = {("FedMD", c.label): public.get(c.changes["data.source"], {}) for c in columns}
+        more["cells"] = (public_cells if "FedMD" in [row.label for row in rows] else {}) | more.get("cells", {})
     return Table(title, rows, columns, measures, SEEDS, SHARED | SETTINGS[variant], **more)
 
 
@@ -291,17 +291,17 @@ def published(
       measures: measures of the table.
       of: measures to which the numbers belong.
     """
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for row, line in numbers.items():
         values = iter(line.split())
-        found[row] = {}
+        entries[row] = {}
         for column in columns:
             entry: dict[str, Any] = {measure.label: None for measure in measures}
             for beside in of:
                 value = Paper(float(next(values)), source=f"FedHPL, {source}")
                 entry |= {measure.label: value for measure in beside}
-            found[row][column.label] = entry
-    return found
+            entries[row][column.label] = entry
+    return entries
 
 
 BLANK = tuple(Column(label, {"data.source": f"blank(classes={k})"}) for label, k in (("CIFAR-10, SVHN", 10), ("CIFAR-100", 100)))

@@ -101,7 +101,7 @@ def centralized(variant: str) -> Row:
     return Row("Centralized", centralized_config.get_config, changes)
 
 
-def of_fedoa(label: str, **options: Any) -> Row:
+def fedoa_row(label: str, **options: Any) -> Row:
     """Returns a row of FedOA with options of the method."""
     return Row(label, FEDOA.config, {**FEDOA.changes, **{f"method.{name}": value for name, value in options.items()}})
 
@@ -171,17 +171,17 @@ def published(
       measures: measures of the table.
       of: measures to which the numbers belong; (): the first.
     """
-    of, found = of or measures[:1], {}
+    of, entries = of or measures[:1], {}
     for row, line in numbers.items():
         values = iter(line.split())
-        found[row] = {column.label: {measure.label: None for measure in measures} for column in columns}
+        entries[row] = {column.label: {measure.label: None for measure in measures} for column in columns}
         for column in columns:
             for measure in of:
                 number = map(float, next(values).split("±"))
-                found[row][column.label][measure.label] = Paper(*number, source=f"FedOA, {source}")
+                entries[row][column.label][measure.label] = Paper(*number, source=f"FedOA, {source}")
         if more := list(values):
             raise ValueError(f"{source}, {row}: {len(more)} numbers too many")
-    return found
+    return entries
 
 
 TABLE2 = {

@@ -11,7 +11,7 @@ PAPER = {"0.01": "61.14", "0.1": "66.16", "0.5": "67.61", "1": "69.05", "2": "69
 
 
 def get_table(variant: str = "small"):
-    rows, columns = [fedoa.of_fedoa(f"lambda {lam}", lam=float(lam)) for lam in PAPER], fedoa.columns(variant, [fedoa.READING])
+    rows, columns = [fedoa.fedoa_row(f"lambda {lam}", lam=float(lam)) for lam in PAPER], fedoa.columns(variant, [fedoa.READING])
     numbers = {f"lambda {lam}": number for lam, number in PAPER.items()}
     paper = fedoa.published(numbers, "Table 3", columns, fedoa.MEASURES[variant])
     return fedoa.table("FedOA, Table 3", variant, rows, columns, paper=paper, note=fedoa.NOTE)

@@ -10,6 +10,6 @@ PAPER = {"Cosine": "51.16", "Pearson": "54.02", "L2": "67.61"}
 
 
 def get_table(variant: str = "small"):
-    rows, columns = [fedoa.of_fedoa(name, distance=name.lower()) for name in PAPER], fedoa.columns(variant, [fedoa.READING])
+    rows, columns = [fedoa.fedoa_row(name, distance=name.lower()) for name in PAPER], fedoa.columns(variant, [fedoa.READING])
     paper = fedoa.published(PAPER, "Table 4", columns, fedoa.MEASURES[variant])
     return fedoa.table("FedOA, Table 4", variant, rows, columns, paper=paper, note=fedoa.NOTE)

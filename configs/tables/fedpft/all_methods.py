@@ -135,8 +135,8 @@ def dirichlet(data: str, alpha: float, variant: str, more: str = "", model: str 
       model: a ResNet; "": the paper's for these data.
       **changes: further changes, with "__" for the dot.
     """
-    found = _column(f"{data}, alpha {alpha}{more}", variant, data, "dirichlet_clients", f"alpha={alpha}", model)
-    return Column(found.label, {**found.changes, **{field.replace("__", "."): value for field, value in changes.items()}})
+    base = _column(f"{data}, alpha {alpha}{more}", variant, data, "dirichlet_clients", f"alpha={alpha}", model)
+    return Column(base.label, {**base.changes, **{field.replace("__", "."): value for field, value in changes.items()}})
 
 
 def pathological(data: str, variant: str) -> Column:
@@ -145,7 +145,7 @@ def pathological(data: str, variant: str) -> Column:
     return _column(f"{data}, {CLASSES[data]} classes", variant, data, "pathological_clients", f"classes_per_client={classes}")
 
 
-def of_alpha(column: Column, alpha: float) -> bool:
+def has_alpha(column: Column, alpha: float) -> bool:
     """Returns whether the column is a Dirichlet partition with this alpha."""
     return column.changes["data.partition"].startswith(f"dirichlet_clients(alpha={alpha},")
 
@@ -161,7 +161,7 @@ def table(
     """Returns a table with the paper's protocol, or a reduced one."""
     early = {"method.transform_epochs": 3, "method.model_epochs": 2}
     contrasted = [row for row in rows if row.changes.get("method.contrast.on")]
-    cells = {(row.label, column.label): early for row in contrasted for column in columns if of_alpha(column, 0.1)}
+    cells = {(row.label, column.label): early for row in contrasted for column in columns if has_alpha(column, 0.1)}
     many = [column for column in columns if column.changes.get("data.source") in (SOURCES[CIFAR100], SOURCES[TINY])]
     cells |= {(row.label, column.label): CAC_OF_MANY for row in rows if row.config == FEDCAC.config for column in many}
     return Table(title, rows, columns, measures, SEEDS, SHARED | SETTINGS[variant], cells, **more)
@@ -177,12 +177,12 @@ def published(
     """Returns `Table.paper` from rows as printed, "34.91±0.86 ...": the measures `of` per
     column."""
     places = [(column.label, measure.label) for column in columns for measure in of]
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for row, line in numbers.items():
-        found[row] = {column.label: {measure.label: None for measure in measures} for column in columns}
+        entries[row] = {column.label: {measure.label: None for measure in measures} for column in columns}
         for (column, measure), text in zip(places, line.split(), strict=True):
-            found[row][column][measure] = Paper(*map(float, text.split("±")), source=f"FedPFT, {source}")
-    return found
+            entries[row][column][measure] = Paper(*map(float, text.split("±")), source=f"FedPFT, {source}")
+    return entries
 
 
 PAPER = {

@@ -91,12 +91,12 @@ def column(
 
 def table(title: str, variant: str, columns: tuple[Column, ...], rows: tuple[Row, ...] = ROWS, **more: Any) -> Table:
     """Returns a table with the paper's protocol or a reduced one, and coefficients for its data."""
-    cells = {(row.label, column.label): found for row in rows for column in columns if (found := of_data(row, column))}
+    cells = {(row.label, column.label): own for row in rows for column in columns if (own := coefficients_for(row, column))}
     more |= {"differ": ("optimizer",)} if any(row.changes == CLIPPED for row in rows) else {}
     return Table(title, rows, columns, (ACCURACY,), SEEDS, SHARED | SETTINGS[variant], cells, **more)
 
 
-def of_data(row: Row, column: Column) -> dict[str, Any]:
+def coefficients_for(row: Row, column: Column) -> dict[str, Any]:
     """Returns the settings in which a method's authors differ for these data from CIFAR-10.
 
     MOON's authors use 1 for the 100 and 200 classes of CIFAR-100 and Tiny-ImageNet; CIFAR-100-LT is
@@ -110,7 +110,7 @@ def of_data(row: Row, column: Column) -> dict[str, Any]:
 def published(numbers: dict[str, tuple[float, ...] | None], columns: tuple[Column, ...]) -> dict[str, Any]:
     """Returns `Table.paper` from {row: numbers in the order of the columns}; None: no numbers."""
     labels = [column.label for column in columns]
-    return {row: None if found is None else dict(zip(labels, found, strict=True)) for row, found in numbers.items()}
+    return {row: None if line is None else dict(zip(labels, line, strict=True)) for row, line in numbers.items()}
 
 
 def get_table(variant: str = "small") -> Table:

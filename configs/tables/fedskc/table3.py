@@ -24,5 +24,5 @@ def get_table(variant: str = "small"):
     whole = table1.get_table(variant)
     columns = tuple(dataclasses.replace(c, targets=COLUMNS[c.label]) for c in whole.columns if c.label in COLUMNS)
     paper = {row: numbers and {label: numbers[label] for label in COLUMNS} for row, numbers in whole.paper.items()}
-    cells = {pair: found for pair, found in whole.cells.items() if pair[1] in COLUMNS}
+    cells = {pair: changes for pair, changes in whole.cells.items() if pair[1] in COLUMNS}
     return dataclasses.replace(whole, title="FedSKC, Table III", columns=columns, cells=cells, paper=paper)

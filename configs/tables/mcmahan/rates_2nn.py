@@ -28,10 +28,10 @@ def table(
     columns = []
     for split, batch, fraction in places:
         length = {} if variant == "smoke" else half.rounds(numbers[split, batch, fraction])
-        said = half.data(split, batch) | half.clients(fraction) | length
-        columns.append(Column(f"{split} - {batch} - {half.label(fraction)}", said))
+        column_changes = half.data(split, batch) | half.clients(fraction) | length
+        columns.append(Column(f"{split} - {batch} - {half.label(fraction)}", column_changes))
     known = {c.label: math.inf if (n := numbers[p]) is None else n for c, p in zip(columns, places, strict=True)}
-    rows = tuple(Row(f"rate {rate:g}", half.of_paper(variant), {"optimizer.lr": rate}) for rate in GRID)
+    rows = tuple(Row(f"rate {rate:g}", half.get_base_config(variant), {"optimizer.lr": rate}) for rate in GRID)
     return Table(
         title=title,
         rows=rows,

@@ -74,7 +74,7 @@ def rounds(published: int | None) -> dict[str, Any]:
 
 def shared(variant: str, target: float = TARGET, **changes: Any) -> dict[str, Any]:
     """Returns the settings that all cells share."""
-    said = {
+    settings = {
         "method.weights": "samples",
         "normalise": "unit",
         "models": (MODEL,),
@@ -83,9 +83,9 @@ def shared(variant: str, target: float = TARGET, **changes: Any) -> dict[str, An
         "evaluation.until": f"test/global/accuracy >= {target}",
     } | {field.replace("__", "."): value for field, value in changes.items()}
     if variant == "smoke":
-        of_smoke = {"data.source": "digits", "data.clients": 100, "rounds": 2, "evaluation.every": 1}
-        return said | of_smoke | {"models": ("mlp(widths=(4,))",)}
-    return said
+        smoke = {"data.source": "digits", "data.clients": 100, "rounds": 2, "evaluation.every": 1}
+        return settings | smoke | {"models": ("mlp(widths=(4,))",)}
+    return settings
 
 
 def measure(target: float = TARGET) -> Measure:
@@ -123,7 +123,7 @@ def table(
     }
     return Table(
         title=title,
-        rows=tuple(Row(label(fraction), of_paper(variant), clients(fraction)) for fraction in FRACTIONS),
+        rows=tuple(Row(label(fraction), get_base_config(variant), clients(fraction)) for fraction in FRACTIONS),
         columns=columns,
         measures=(measure(target),),
         changes=changes,
@@ -136,7 +136,7 @@ def table(
     )
 
 
-def of_paper(variant: str) -> Any:
+def get_base_config(variant: str) -> Any:
     """Returns FedAvg's config for MNIST, or in smoke for digits."""
     return lambda _: fedavg.get_config("smoke" if variant == "smoke" else "paper")
 

@@ -39,7 +39,7 @@ PARTITIONS = {"IID": "iid", "Dirichlet(1)": "dirichlet(alpha=1.0)", "Dirichlet(0
 
 def shared(variant: str) -> dict[str, Any]:
     """Returns the settings that all cells share."""
-    said: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "data.clients": 20,
         "method.weights": "uniform",
         "method.epochs": 1,
@@ -50,12 +50,12 @@ def shared(variant: str) -> dict[str, Any]:
         "evaluation.batch": 1000,
     }
     if variant == "smoke":
-        return said | {"rounds": 2, "evaluation.every": 1}
+        return settings | {"rounds": 2, "evaluation.every": 1}
     if variant == "paper":
         cnn = {"models": ("cnn(widths=(16, 32), dense=64)",), "method.epochs": 2, "method.batch": 50}
-        return said | cnn | {"data.source": "mnist", "rounds": 100, "evaluation.every": 10}
+        return settings | cnn | {"data.source": "mnist", "rounds": 100, "evaluation.every": 10}
     few = {"data.examples": 4_000, "data.size": 14, "models": ("mlp(widths=(64,))",)}
-    return said | few | {"data.source": "mnist", "rounds": 25, "evaluation.every": 5}
+    return settings | few | {"data.source": "mnist", "rounds": 25, "evaluation.every": 5}
 
 
 def table(variant: str, share: float) -> Table:
