@@ -57,8 +57,7 @@ def import_bundled(name: str) -> ModuleType:
 @contextlib.contextmanager
 def use_bundled_packages() -> Iterator[None]:
     """Makes `methods` and `configs` name the bundled packages for a while, then restores the
-    user's.
-    """
+    user's."""
     with _lock:
         hidden = [name for name in PACKAGES if not _is_ours(name) and not _import_if_ours(name)]
         theirs = _pop_modules(hidden)

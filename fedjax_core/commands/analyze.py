@@ -28,28 +28,27 @@ from fedjax_core.storage.workdir import CONFIG, METRICS
 __all__ = ["NUMBERS", "AnalysisContext", "RunLoader", "analyse", "compute_size", "is_size", "main", "make_metric"]
 
 WHAT: dict[str, Callable[[AnalysisContext, RunLoader], list[Path]]] = {
-    function.__name__: function
-    for function in (
-        *(
-            figures.curves,
-            figures.traffic,
-            figures.epsilon,
-            figures.partition,
-            figures.tsne,
-            figures.attention,
-            figures.knowledge,
-            tables.probe,
-            tables.match,
-        ),
-        *(tables.communication, tables.sizes, figures.clients, figures.classes, figures.landscape, figures.plane),
-        tables.rouge,
-    )
+    "curves": figures.draw_curves,
+    "traffic": figures.draw_traffic,
+    "epsilon": figures.draw_epsilon,
+    "partition": figures.draw_partition,
+    "tsne": figures.draw_tsne,
+    "attention": figures.draw_attention,
+    "knowledge": figures.draw_knowledge,
+    "probe": tables.write_probe,
+    "match": tables.write_match,
+    "communication": tables.write_communication,
+    "sizes": tables.write_sizes,
+    "clients": figures.draw_client_accuracies,
+    "classes": figures.draw_class_accuracies,
+    "landscape": figures.draw_landscape,
+    "plane": figures.draw_plane,
+    "rouge": tables.write_rouge,
 }
-
 FORMATS = ("png", "pdf", "svg")
 
 
-def analyse(what: Sequence[str], asked: AnalysisContext) -> list[Path]:
+def analyse(what: Sequence[str], context: AnalysisContext) -> list[Path]:
     """Runs the analyses `what`, names in `WHAT`.
 
     Returns:
@@ -60,12 +59,12 @@ def analyse(what: Sequence[str], asked: AnalysisContext) -> list[Path]:
       OSError: a run cannot be read, or the files cannot be written.
     """
     functions = [WHAT[registry.check_choice("analysis", name, WHAT)] for name in what]
-    for run in asked.runs:
+    for run in context.runs:
         if not any((run / name).exists() for name in (CONFIG, METRICS)):
             raise ValueError(f"{run} holds no run: there is neither {CONFIG} nor {METRICS}")
-    asked.out.mkdir(parents=True, exist_ok=True)
-    loaded = RunLoader(asked.trust)
-    return [file for function in functions for file in function(asked, loaded)]
+    context.out.mkdir(parents=True, exist_ok=True)
+    load = RunLoader(context.trust)
+    return [file for function in functions for file in function(context, load)]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -121,8 +120,7 @@ def _parse_labels(text: str) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Parses, analyses. Returns 0; 1 for an error, reported in one line; 2 for a wrong command
-    line; 130 if interrupted."""
+    """Runs the command; returns 0, 1 after an error, 2 for a wrong command line, 130 if interrupted."""
     console.send_warnings_to_stderr()
     try:
         given = _parser().parse_args(arguments)
@@ -138,7 +136,7 @@ def main(arguments: Sequence[str]) -> int:
         out = runs[0] / "analysis" if given.out is None else Path(given.out).expanduser()
         scores = [name for name in given.score.split(",") if name]
         shown = (scores, given.model, given.features, chosen, given.rows, given.centroids)
-        asked = AnalysisContext(
+        context = AnalysisContext(
             runs, out, *shown, given.scope, given.span, given.points, given.seed, given.beams, labels, formats, given.trust
         )
     except ValueError as error:
@@ -146,7 +144,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         experiment.cache_compiled_programs(given.compilation_cache)
         experiment.use_all_cores()
-        for file in analyse(what, asked):
+        for file in analyse(what, context):
             reporter.say(file.read_text().rstrip() if file.suffix == ".md" else str(file))
     except KeyboardInterrupt:
         return reporter.fail("interrupted", 130)

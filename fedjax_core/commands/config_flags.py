@@ -49,11 +49,7 @@ class _Flag(NamedTuple):
 
 
 def list_bundled(what: str) -> list[str]:
-    """Returns the bare names of configs or tables, sorted.
-
-    Args:
-      what: "config" or "table".
-    """
+    """Returns the bare names of configs or tables, sorted."""
     folder = FOLDERS[what]
     files = folder.glob("*.py") if what == "config" else folder.rglob("*.py")
     return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in files if file.stem not in NOT_LISTED)
@@ -61,15 +57,7 @@ def list_bundled(what: str) -> list[str]:
 
 def find_file(what: str, text: str) -> str:
     """Returns the file of a config or a table: a path, if `text` ends in .py, or the file that has
-    this bare name.
-
-    Args:
-      what: "config" or "table".
-      text: such as "fedavg", "fedskc/table1", "mine/fedavg.py".
-
-    Raises:
-      ValueError: there is none.
-    """
+    this bare name."""
     if not text.endswith(".py"):
         name = text.replace(os.sep, "/")
         if name not in (known := list_bundled(what)):
@@ -105,8 +93,6 @@ def parse_flags(arguments: Sequence[str], command: str, flags_of: Callable[[Sequ
     flags too.
 
     Args:
-      arguments: without the program's name.
-      command: its name.
       flags_of: line -> the command's flags, "config" among them, not yet parsed.
 
     Returns:
@@ -115,7 +101,6 @@ def parse_flags(arguments: Sequence[str], command: str, flags_of: Callable[[Sequ
 
     Raises:
       ValueError: there is no such config, or not one; it lacks a field.
-      Exception: as `flags_of` and its flags raise it.
     """
     with _without_absl_warnings():
         line, method_of = _make_line(arguments, command)
@@ -178,15 +163,8 @@ def _without_absl_warnings() -> Iterator[None]:
 def _make_line(arguments: Sequence[str], command: str) -> tuple[list[str], dict[str, Any]]:
     """Returns the line that absl parses: the config's file first, since what follows changes it.
 
-    Args:
-      arguments: without the program's name.
-      command: its name.
-
     Returns:
       (the line, fields of another method for `experiment.switch`; {} if it names none).
-
-    Raises:
-      ValueError: there is no such config, or not one.
     """
     config, rest = split_config(arguments)
     name, colon, variant = config.partition(":")
@@ -194,11 +172,7 @@ def _make_line(arguments: Sequence[str], command: str) -> tuple[list[str], dict[
 
 
 def split_config(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """Returns the config that is named, by --config or without dashes, and the other arguments.
-
-    Raises:
-      ValueError: there is none, or more than one.
-    """
+    """Returns the config that is named, by --config or without dashes, and the other arguments."""
     words, configs, rest = list(arguments), [], []
     while words:
         word = words.pop(0)
@@ -226,11 +200,7 @@ def _take_method(line: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Returns the seeds of --seeds: integers, separated by commas.
-
-    Raises:
-      ValueError: one is no integer.
-    """
+    """Returns the seeds of --seeds: integers, separated by commas."""
     try:
         return [int(seed) for seed in text.split(",")]
     except ValueError:

@@ -43,8 +43,6 @@ def export(
     """Writes a model of a run.
 
     Args:
-      run: the run's directory.
-      out: the file.
       client: whose model; None: the global one.
       model: of the client's models, where it has several.
       done: the round after which; None: the selected one, if the run selects one, else that of the

@@ -123,11 +123,7 @@ def read_fields() -> list[Field]:
 
 
 def describe_fields(part: str = "") -> str:
-    """Returns a text on all fields, on those of a group such as "data", or on one.
-
-    Raises:
-      ValueError: there is no such field.
-    """
+    """Returns a text on all fields, on those of a group such as "data", or on one."""
     fields = read_fields()
     part = part.removeprefix("config.")
     chosen = [field for field in fields if not part or field.name == part or field.name.startswith(f"{part}.")]
@@ -170,13 +166,7 @@ def _read_comments(code: str) -> dict[str, str]:
 
 def read_defaults(kind: str, name: str, builder: Callable) -> dict[str, Any]:
     """Returns the defaults of a builder's options; `inspect.Parameter.empty` for one that is
-    required.
-
-    Args:
-      kind: one of `SECTIONS`.
-      name: of the builder.
-      builder: it.
-    """
+    required."""
     is_network = isinstance(builder, type) and kind == "models" and not hasattr(builder, "_fields")
     hidden = {*FIXED_OPTIONS.get(name, ()), *(() if kind == "models" and not is_network else SECTIONS[kind].hidden)}
     parameters = inspect.signature(builder.__init__ if is_network else builder).parameters.values()
@@ -216,11 +206,7 @@ def describe_kinds() -> str:
 
 
 def find_builders(kind: str) -> dict[str, Callable]:
-    """Returns the builders of a kind by name: those built in, then those of installed packages.
-
-    Raises:
-      ValueError: a package announces something that cannot be loaded.
-    """
+    """Returns the builders of a kind by name: those built in, then those of installed packages."""
     section = SECTIONS[kind]
     points = registry.find_entry_points(section.what)
     return {**section.builders(), **{name: registry.load_entry_point(section.what, name)[0] for name in points}}
@@ -244,11 +230,7 @@ def describe_kind(kind: str) -> str:
 
 
 def describe_name(kind: str, name: str) -> str:
-    """Returns a text on one name: its spec with all options, and its docstrings.
-
-    Raises:
-      ValueError: there is no such name.
-    """
+    """Returns a text on one name: its spec with all options, and its docstrings."""
     if kind == FIELDS_KIND:
         return describe_fields(name)
     if kind in FILES:

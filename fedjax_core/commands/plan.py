@@ -67,9 +67,6 @@ def usage() -> str:
 def main(arguments: Sequence[str]) -> int:
     """Parses, compiles, reports.
 
-    Args:
-      arguments: the command line without the program's name.
-
     Returns:
       The exit status: 0; 1 if something does not fit, or for an error, reported in one line; 2 for
       a wrong command line; 130 after an interruption.

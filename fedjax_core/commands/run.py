@@ -59,11 +59,7 @@ def usage() -> str:
 
 
 def _parse_seeds(text: str) -> list[int]:
-    """Returns the seeds of --seeds, each once.
-
-    Raises:
-      ValueError: one is no seed, or occurs twice.
-    """
+    """Returns the seeds of --seeds, each once."""
     seeds = config_line.parse_seeds(text)
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"--seeds={text} must have each seed once")
@@ -102,9 +98,6 @@ def _say_labelled(label: str, text: str) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Parses, builds, runs.
-
-    Args:
-      arguments: the command line without the program's name.
 
     Returns:
       The exit status: 0; 1 for an error, reported in one line; 2 for a wrong command line; 130

@@ -42,9 +42,6 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     """Parses, runs.
 
-    Args:
-      arguments: the command line without the program's name.
-
     Returns:
       The exit status: 0; 1 if runs failed or the tables could not be written; 2 for a wrong command
       line or definition; 130 after an interruption.

@@ -63,8 +63,6 @@ def build_model(
     """Builds a network for the data.
 
     Args:
-      network: of the config.
-      data: to be classified.
       statistics: one of `resolve_config.STATISTICS`.
       classes: outputs of the head.
       scaling: by which inputs are normalised; None: they are token ids.
@@ -86,9 +84,7 @@ def build_network(
     """Builds a model by its spec.
 
     Args:
-      spec: name and options, as in `config.models`.
       data: to be classified; inputs are normalised by the training set's mean and deviation.
-      statistics: as in configs.
       classes: outputs of the head; None: as many as the data have.
     """
     network = find_network(spec)
@@ -129,8 +125,6 @@ def read_frozen_arrays(
     """Returns the frozen arrays of a network: those of its file, or random ones.
 
     Args:
-      model: the network.
-      file: with its weights, or None.
       train: what is trained, one of `PARTS`; without a file it is left out.
       seed: of random arrays.
       image: height and width of the images that it sees; None: they are no images.

@@ -22,8 +22,6 @@ def warn(resolved: ResolvedConfig, data: FederatedData, attackers: int, fresh: M
     """Logs the warnings of the functions below.
 
     Args:
-      resolved: the config.
-      data: divided over its clients.
       attackers: number of clients that attack.
       fresh: networks that begin from no file, by spec.
     """

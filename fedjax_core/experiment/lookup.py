@@ -56,7 +56,7 @@ NOT_CONFIGS = ("__init__", "base")  # files of configs/ that are no experiments
 
 
 class Data(NamedTuple):
-    """Where the data come from, and how they are divided.
+    """The source of the data, and how they are divided.
 
     Attributes:
       source: a reader, or for texts `language.Source`.
@@ -129,20 +129,12 @@ def method_summaries() -> dict[str, str]:
 
 def method_builder(name: str) -> Callable:
     """Returns the builder of a method: the function `name` of `methods/<name>.py`, or one that is
-    not built in (`registry.py`).
-
-    Raises:
-      ValueError: there is no such method.
-    """
+    not built in (`registry.py`)."""
     return registry.find_builder("method", name, METHODS)[0]
 
 
 def model_builder(name: str) -> Callable:
-    """Returns the builder of a model (`nn/flax_adapter.py`).
-
-    Raises:
-      ValueError: there is no such model.
-    """
+    """Returns the builder of a model (`nn/flax_adapter.py`)."""
     return registry.find_builder("model", name, MODELS)[0]
 
 
@@ -154,12 +146,6 @@ def load_config(name: str) -> Config:
 
     >>> load_config("fedavg:smoke").method.name
     'fedavg'
-
-    Args:
-      name: such as "fedavg", or with a variant "fedavg:smoke".
-
-    Raises:
-      ValueError: there is no such config, or no such variant of it.
     """
     stem, colon, variant = name.partition(":")
     files = (own_packages.HOME / "configs").glob("*.py")
@@ -251,11 +237,7 @@ def find_public(spec: str | None) -> tuple[ResolvedSpec, int | None] | None:
 
 
 def find_networks(fields: Mapping[str, Any]) -> tuple[Network, ...]:
-    """Returns the models, each with the file of weights that it begins from.
-
-    Raises:
-      ValueError: there are not as many files as models.
-    """
+    """Returns the models, each with the file of weights that it begins from."""
     models, weights = fields["models"], fields["weights"]
     files = (weights,) * len(models) if weights is None or isinstance(weights, str) else tuple(weights)
     files = tuple(None if file is None else os.path.expanduser(file) for file in files)
@@ -278,13 +260,7 @@ def find_network(spec: str, file: str | None = None) -> Network:
 
 def find_scores(specs: Sequence[str]) -> dict[str, Callable]:
     """Returns further scores by name: the option `name`, or else the function's or class's own
-    name.
-
-    Raises:
-      ValueError: there is no such score; two would have one name, or one has a name that is not
-        allowed.
-      TypeError: a score is not called as (outputs, x, y, mask), or has no such option.
-    """
+    name."""
     scores, spec_of = {}, {}
     for spec in specs:
         name, score = _find_score(spec)

@@ -88,11 +88,7 @@ def _is_generated(source: ResolvedSpec) -> bool:
 
 
 def _size(source: ResolvedSpec, counts: Counts) -> dataset_sizes.Size:
-    """Returns the size of a source's data set: the known one, with what is given replaced.
-
-    Raises:
-      ValueError: it is not known, and not given.
-    """
+    """Returns the size of a source's data set: the known one, with what is given replaced."""
     if counts.targets is not None:
         check_choice("--targets", counts.targets, TARGETS)
     given = {name: value for name, value in counts._asdict().items() if value is not None and name != "answer"}

@@ -130,7 +130,7 @@ class ResolvedConfig(NamedTuple):
 
     @property
     def has_plan(self) -> bool:
-        """Whether the config says how clients are mapped to devices, at least in part."""
+        """Whether the config chooses a part of the plan."""
         return any(self.fields[f"plan.{field}"] is not None for field in ("chunk", "devices", "model"))
 
     @property
@@ -233,7 +233,7 @@ def complete_config(config: Config) -> dict[str, Any]:
     return {**fields, "data": {**data, "clients": partition.resolve_num_clients(data["partition"], None)}}
 
 
-def algorithm(resolved: ResolvedConfig) -> Callable:
+def bind_method(resolved: ResolvedConfig) -> Callable:
     """Returns the method with its optimizer and options bound: task -> Algorithm."""
     return functools.partial(resolved.method.function, optimizer=resolved.optimizer, **resolved.method.options)
 

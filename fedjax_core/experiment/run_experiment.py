@@ -99,8 +99,6 @@ def make_run_settings(
     """Returns the settings of a config's run.
 
     Args:
-      config: of the run.
-      simulation: of the run.
       noise: what run.json records of the privacy, as `build` takes it.
       asked: the config, resolved; None: not yet.
       given_data: whether the data are others than the config's.
@@ -158,9 +156,6 @@ def load(
         no signature shows that this user began the run (`storage/signature.py`).
       **replaced: method, model, loss, scores, for a run that was given them and whose config has
         "given:...".
-
-    Returns:
-      (config, simulation, state).
 
     Raises:
       ValueError: the directory has no such checkpoint, or no longer that of the selected round, or

@@ -129,11 +129,7 @@ class IncompleteConfig(ValueError):
 
 
 def check_complete(config: Any, name: str = "the config") -> None:
-    """Checks that a config has all fields but those of `DEFAULTS`.
-
-    Raises:
-      Incomplete: it does not, or is no config; the message calls it `name`.
-    """
+    """Checks that a config has all fields but those of `DEFAULTS`."""
     advice = "begin with one that has all, such as configs.fedavg.get_config(), and change that"
     if config is None:
         raise IncompleteConfig(f"{name} is None; get_config() must return a config")

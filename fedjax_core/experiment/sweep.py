@@ -62,7 +62,6 @@ def execute_all(
     `plan.lanes` seeds of one config train at once, in one program. All else goes one after another.
 
     Args:
-      runs: in the order in which they begin.
       progress: see `execute`. Give False where the bars of several runs would overwrite each other.
       data: in place of the configs', which they must be.
       say: takes a line about runs that cannot train together, and why.
@@ -193,7 +192,7 @@ def group_seeds(configs: Sequence[Config]) -> list[list[int]]:
     """
     groups: dict[str, list[int]] = {}
     for i, config in enumerate(configs):
-        key = _without_seed(config) if seeds_at_once(config) > 1 else str(i)
+        key = _make_seedless_key(config) if seeds_at_once(config) > 1 else str(i)
         groups.setdefault(key, []).append(i)
     return list(groups.values())
 
@@ -203,8 +202,8 @@ def seeds_at_once(config: Config) -> int:
     return config.plan.get("lanes") or 1
 
 
-def _without_seed(config: Config) -> str:
-    """What seeds that share a program have in common."""
+def _make_seedless_key(config: Config) -> str:
+    """Returns a key that seeds which share a program have in common."""
     fields = to_json_values(config.to_dict())
     try:
         drawn = has_random_frozen_arrays(resolve(config))

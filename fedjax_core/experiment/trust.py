@@ -1,5 +1,4 @@
-"""Whether code that the config of a directory names may be imported: a run of somebody else must
-not choose what runs here."""
+"""Refuses imports that the config of somebody else's directory names: it must not choose what runs here."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -16,14 +15,7 @@ from fedjax_core.storage.workdir import BEGUN_HERE, CONFIG
 @contextlib.contextmanager
 def guard_imports(folder: Path, config: Mapping[str, Any], recorded: Mapping[str, Any], trust: bool) -> Iterator[None]:
     """Refuses meanwhile to import what a directory's config names, unless it is trusted, or was
-    begun here.
-
-    Args:
-      folder: of the run.
-      config: the content of its config.json.
-      recorded: the content of its run.json.
-      trust: whether the user trusts it.
-    """
+    begun here."""
     signature = recorded.get(BEGUN_HERE, {}).get("signature")
     if trust or (signature is not None and origin.is_signed_here(config, signature)):
         yield

@@ -20,7 +20,7 @@ class AnalysisContext(NamedTuple):
     Attributes:
       runs: directories of runs.
       out: where the files go.
-      scores: of curves: the first that a run has is taken; none: its main one, see `figures.curves`.
+      scores: of curves: the first that a run has is taken; none: its main one, see `figures.draw_curves`.
       model: a predictor; None: see `analysis.model_of`.
       features: which of the model's outputs.
       clients: whose features; None: all.
@@ -83,11 +83,7 @@ class RunLoader:
 
 
 def run_labels(context: AnalysisContext) -> list[str]:
-    """Returns the label of each run.
-
-    Raises:
-      ValueError: --labels does not have one label for each run.
-    """
+    """Returns the label of each run."""
     if context.labels is None:
         from fedjax_core.reporting import plots  # loads matplotlib
 

@@ -84,9 +84,6 @@ def make_metric(text: str) -> Callable[..., float]:
     Returns:
       (run's directory, its data or None to load them, whether its config may import what it names: `experiment.load`) -> the
       number, which is kept in the run's directory.
-
-    Raises:
-      ValueError, TypeError: an unknown name or option.
     """
     name, options = registry.parse_spec(text)
     function = MEANS[registry.check_choice("analysis", name, MEANS)]

@@ -63,14 +63,8 @@ def compile_programs(job: Job, folder: str | os.PathLike | None, fresh: bool = F
     """Returns {"about": ..., "programs": {name: ...}}, see `compile_worker.py`; a program that
     failed to compile has "fits": None.
 
-    Args:
-      job: the request.
-      folder: of cached results; None: no cache.
-      fresh: whether to compile again what is cached.
-
     Raises:
       ValueError: the config cannot be built; one line.
-      OSError: results cannot be written.
     """
     with tempfile.TemporaryDirectory(prefix="fedjax-plan-") as temporary:
         file = Path(temporary) / "found.json"
@@ -150,11 +144,7 @@ def _process_limit(seconds: int) -> int:
 
 @functools.cache
 def describe_local_devices() -> tuple[Any, ...]:
-    """Returns what the local devices are, by a process of its own: this one does not initialize them.
-
-    Raises:
-      ValueError: jax finds none; one line.
-    """
+    """Returns what the local devices are, by a process of its own: this one does not initialize them."""
     environment = dict(os.environ) | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     ended = subprocess.run([sys.executable, "-c", _ASKED], text=True, capture_output=True, env=environment, check=False)
     if ended.returncode:

@@ -112,8 +112,6 @@ def analyze_program(traced: Any, sim: Simulator, active_share: float = 1.0) -> d
     """Compiles and analyzes a program.
 
     Args:
-      traced: the program.
-      sim: its simulation.
       active_share: of its client slots, on average.
 
     Returns:

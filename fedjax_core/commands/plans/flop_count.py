@@ -17,7 +17,6 @@ def count_flops(traced: Any, trips: Trips) -> float:
     """Counts the FLOP of one call on one device. The loop of rounds, which has no name, counts once.
 
     Args:
-      traced: a jaxpr.
       trips: of loops whose number of steps is no constant; others of that kind count once.
     """
     return _count(traced.jaxpr if isinstance(traced, ClosedJaxpr) else traced, trips)

@@ -58,7 +58,7 @@ class Instruction(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """What devices exchange in one call of a program. `bytes`: on each device, of all of this kind."""
+    """The exchanges of a kind in one call of a program. `bytes`: on each device, of all of them."""
 
     kind: str
     number: float
@@ -87,11 +87,7 @@ class Program:
                 computation[instruction.name] = instruction
 
     def count_collectives(self, trips: Trips) -> list[Collective]:
-        """Counts collectives by kind. A loop whose trip count is unknown counts once: that of the rounds.
-
-        Args:
-          trips: of loops that have a name.
-        """
+        """Counts collectives by kind. A loop whose trip count is unknown counts once: that of the rounds."""
         number, size = defaultdict(float), defaultdict(float)
         chains: dict[tuple[str, str], tuple[float, float]] = {}  # of exchanges that are cut in parts and spread over a loop
         for times, computation, line in self._executed_instructions(trips):

@@ -63,8 +63,6 @@ def compare_cells(contents: Contents, measure: Any, cache: ComparisonCache | Non
     A row takes part if all seeds are finished and finite, and there are `MIN_SEEDS` of them or values of its clients.
 
     Args:
-      contents: of the table.
-      measure: of it.
       cache: comparisons of earlier calls, used where no result of a column has changed; updated.
     """
     comparisons: dict[tuple[str, str], Comparison] = {}

@@ -54,11 +54,7 @@ PARTS = {  # of a table: the field, what one is called and made by, its fields
 
 
 def check_structure(table: Any) -> None:
-    """Checks the types of a definition's fields, and of those of its parts.
-
-    Raises:
-      ValueError: one is wrong; one line with the part, the field, its value and what is allowed.
-    """
+    """Checks the types of a definition's fields, and of those of its parts."""
     for name, (what, maker, fields) in PARTS.items():
         parts = getattr(table, name)
         if not isinstance(parts, list | tuple):

@@ -26,7 +26,7 @@ OF_LAST_STATE = ", of the model that a run leaves: of the selected round where `
 
 
 class Style(NamedTuple):
-    """How marks are written.
+    """The spelling of marks.
 
     Attributes:
       plus_minus: the sign between a mean and its deviation.

@@ -16,11 +16,7 @@ ANALYSIS = "analysis:"
 
 
 def check_measure(measure: Any) -> None:
-    """Validates a measure.
-
-    Raises:
-      ValueError: it is wrong; names the measure.
-    """
+    """Validates a measure."""
     what = f"measure {measure.label!r}"
     if measure.statistic.startswith(ROUNDS_TO):
         _check_target(measure, f"statistic of {what}")

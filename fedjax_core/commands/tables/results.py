@@ -168,8 +168,8 @@ class Contents(NamedTuple):
 def is_finished(folder: Path, cell: Cell) -> bool:
     """Returns whether the run of a cell is finished in a folder.
 
-    A run that an error ended after its last round is not: its summary lacks the facts of a run's end, and
-    the next command resumes it.
+    A run that an error ended after its last round is not: its summary lacks the facts of a run's
+    end, and the next command resumes it.
     """
     summary = folder / "runs" / cell.name / reporter.SUMMARY
     if not summary.exists():

@@ -39,7 +39,7 @@ AGAIN = 120.0  # seconds after which such a trial is tried again: that process m
 
 
 class Outcome(NamedTuple):
-    """What `run` returns.
+    """The result of `run`.
 
     Attributes:
       results: of finished cells, by their names.
@@ -64,26 +64,17 @@ def run(
 ) -> Outcome:
     """Runs what is missing of a table, and writes the table.
 
-    A call after an interruption continues: finished runs are kept, an interrupted one is resumed. With
-    a search the trials of all rows come first, then the cells with the chosen settings. Trials that
-    another process runs are left to it and waited for.
+    A call after an interruption continues: finished runs are kept, an interrupted one is resumed.
+    With a search the trials of all rows come first, then the cells with the chosen settings. Trials
+    that another process runs are left to it and waited for.
 
     Args:
-      table: the definition.
-      directory: where runs and tables are written.
-      variant: of the rows' configs.
       only: rows, or "ROW/COLUMN"; see `choose`. The tables show all.
-      seeds: in place of the table's.
-      progress: True: a bar per run; False: a line after at most `progress.SILENCE` seconds; None: a bar
-        if standard error is a terminal.
-      say: prints a line.
-
-    Returns:
-      Results, failures and files.
+      progress: True: a bar per run; False: a line after at most `progress.SILENCE` seconds; None: a
+        bar if standard error is a terminal.
 
     Raises:
       ValueError: the definition is wrong; nothing has run then.
-      OSError: the tables cannot be written.
       KeyboardInterrupt: a signal came; the same call continues from there.
     """
     every = build_cells(table, variant, seeds)

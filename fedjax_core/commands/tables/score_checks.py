@@ -26,16 +26,7 @@ def known_score_names(resolved: ResolvedConfig) -> Collection[str] | None:
 
 
 def check_scores(measure: Any, config: Any, resolved: ResolvedConfig) -> None:
-    """Checks that a run can have one of a measure's scores.
-
-    Args:
-      measure: of the table.
-      config: of the run.
-      resolved: the config, resolved.
-
-    Raises:
-      ValueError: it cannot; one line with the measure and the score, or what the config lacks.
-    """
+    """Checks that a run can have one of a measure's scores."""
     what, needed, lacking = f"measure {measure.label!r}", [], ""
     of_runs = [score for score in measure.scores if not score.startswith(ANALYSIS)]
     if measure.statistic == "selected" and of_runs and config.evaluation.get("select") is None:
@@ -65,11 +56,7 @@ def check_scores(measure: Any, config: Any, resolved: ResolvedConfig) -> None:
 
 
 def check_search_scores(scores: Sequence[str], resolved: ResolvedConfig) -> None:
-    """Checks the names of the scores that a search chooses by.
-
-    Raises:
-      ValueError: one is unknown.
-    """
+    """Checks the names of the scores that a search chooses by."""
     for score in scores:
         _check_form("the search's measure", score, True, known_score_names(resolved))
 

@@ -50,7 +50,7 @@ class Trial(NamedTuple):
 
 
 class Rung(NamedTuple):
-    """Where trials are compared: the best `number` of them, and trial 0, after `rounds`."""
+    """A comparison of trials after `rounds`: of the best `number` of them, and trial 0."""
 
     rounds: int
     number: int
@@ -110,11 +110,7 @@ class StudyStatus(NamedTuple):
 
 
 def plan_searches(table: Definition, variant: str) -> dict[tuple[str, str], Study]:
-    """Returns the checked studies of a table by (row, column), column after column; empty without a search.
-
-    Raises:
-      ValueError: the search or a trial's config is wrong; one line.
-    """
+    """Returns the checked studies of a table by (row, column), column after column; empty without a search."""
     if table.search is None:
         for row in table.rows:
             if row.space:

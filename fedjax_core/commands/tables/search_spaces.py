@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from fedjax_core.option_types import is_number
 from fedjax_core.storage.json_files import to_json_values
 
 Space = Mapping[str, Any]
@@ -23,11 +24,7 @@ ATTEMPTS = 1000  # draws of one setting of a space with intervals
 
 
 def check_space(row: str, space: Space) -> None:
-    """Validates a row's space.
-
-    Raises:
-      ValueError: it is wrong; names the row, the field, the value and what is allowed.
-    """
+    """Validates a row's space."""
     for field, values in space.items():
         what = f"space of row {row!r}: {field}"
         if field.split(".")[0] in TABLE_FIELDS:
@@ -50,8 +47,6 @@ def sample_settings(space: Space, sampler: str, seed: int, number: int, own: Map
 
     Args:
       space: checked, with at least one field.
-      sampler: "random" or "grid".
-      seed: of the draws.
       number: the most settings; there are fewer if the space has fewer, or if `ATTEMPTS` draws find
         no other.
       own: the row's settings in the fields of the space.
@@ -122,10 +117,6 @@ def is_interval(values: Any) -> bool:
 def is_log_interval(values: Any) -> bool:
     """Returns whether an interval is log-uniform; by its name, since configs know nothing of the library."""
     return type(values).__name__ == "LogUniform"
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def value_key(value: Any) -> str:

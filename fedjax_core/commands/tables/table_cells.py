@@ -59,14 +59,9 @@ class Cell(NamedTuple):
 def build_cells(table: Definition, variant: str, seeds: Sequence[int] | None = None) -> list[Cell]:
     """Builds the checked runs of a table, one seed of everything before the next.
 
-    Args:
-      table: the definition.
-      variant: of the rows' configs.
-      seeds: in place of the table's.
-
     Raises:
-      ValueError: the definition is wrong, such as a name twice, an unknown method, setting, row or column,
-        a missing number of the paper, rows that differ in more than the definition says.
+      ValueError: the definition is wrong, such as a name twice, an unknown method, setting, row or
+        column, a missing number of the paper, rows that differ in more than the definition says.
     """
     check_definition(table)
     seeds = tuple(table.seeds if seeds is None else seeds)
@@ -94,14 +89,8 @@ def build_cell(
     """Builds one run of a row on a column.
 
     Args:
-      table, row, column: of the definition.
-      seed: of training.
-      variant: of the row's config.
       tuned: changes after all others, which a search tries or chose.
       trial: its number in a search.
-
-    Raises:
-      ValueError: its config is wrong; one line that names the row and the column.
     """
     where = f"{row.label} / {column.label}" + (f" / trial {trial}" if trial and tuned else "")
     try:
@@ -113,9 +102,7 @@ def build_cell(
     except Exception as error:  # get_config is the user's code too
         raise ValueError(f"{where}: {reporter.one_line(error)}") from error
     own = code_fingerprint.hash_files([*code_fingerprint.find_own_files(lookups), *experiment.existing_weight_files(resolved)])
-    name = (
-        f"{definition.slugify(row.label)}--{definition.slugify(column.label)}--seed{seed}--{_hash_run(config, list(own.values()))}"
-    )
+    name = f"{definition.slugify(row.label)}--{definition.slugify(column.label)}--seed{seed}--{_hash_run(resolved.config, list(own.values()))}"
     return Cell(row.label, column.label, seed, config, name, trial, own)
 
 
@@ -181,14 +168,13 @@ def _list_fields(config: ConfigDict, prefix: str = "") -> list[str]:
     return fields
 
 
-def _hash_run(config: Any, files: Sequence[str]) -> str:
+def _hash_run(config: Mapping[str, Any], files: Sequence[str]) -> str:
     """Hashes what makes a run what it is.
 
     Not hashed are its placement on devices, how it is saved and summarised, and fields that are not
     given: so new fields and groups of configs do not change the hash.
 
     Args:
-      config: resolved.
       files: digests of the user's own code that it names or imports, and of files of weights.
     """
 
@@ -204,7 +190,7 @@ def _hash_run(config: Any, files: Sequence[str]) -> str:
         "evaluation.batch",
     }  # where it ends, and what is scored
     left_out = set(MAY_DIFFER) - of_result
-    fields = to_json_values(experiment.complete_config(config))
+    fields = to_json_values(config)
     if fields.get("evaluation", {}).get("batch", 0) is None:
         fields["evaluation"]["batch"] = BATCH_BEFORE
     fields = given(fields)
@@ -215,11 +201,7 @@ def _hash_run(config: Any, files: Sequence[str]) -> str:
 
 
 def select_cells(all_cells: Sequence[Cell], only: Iterable[str]) -> list[Cell]:
-    """Returns the cells that selectors match (`select_pairs`); all of them without a selector.
-
-    Raises:
-      ValueError: a selector matches nothing.
-    """
+    """Returns the cells that selectors match (`select_pairs`); all of them without a selector."""
     only = list(only)
     if not only:
         return list(all_cells)

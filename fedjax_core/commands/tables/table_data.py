@@ -38,9 +38,6 @@ class TableData:
         """Checks the inputs and targets that a cell or a trial was run on.
 
         A run that has not begun, or that an earlier version began, has no record of them.
-
-        Raises:
-          ValueError: they differ from today's.
         """
         workdir = self._folder / "runs" / cell.name
         recorded = read_json(workdir / RUN, RECORDED).get(DATA) if (workdir / RUN).exists() else None

@@ -19,11 +19,7 @@ RANDOM_TRIALS = 4  # beside the row's own settings, before the first proposal
 
 
 def import_optuna() -> Any:
-    """Returns the package optuna.
-
-    Raises:
-      ValueError: it is not installed.
-    """
+    """Returns the package optuna."""
     try:
         optuna = importlib.import_module("optuna")
     except ImportError:
@@ -41,9 +37,6 @@ def propose_setting(
     """Returns the setting of a trial.
 
     Args:
-      space: of the row.
-      seed: of the search.
-      number: of the trial.
       history: (setting, merit) of the trials before it, the largest is the best; not finite: it
         diverged, the worst. Settings outside the space, as a row's own may be, are left out.
     """

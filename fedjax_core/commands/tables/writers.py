@@ -34,16 +34,7 @@ LATEX_MINUS = re.compile(r"(?<![\w.$])-(?=\d)")
 
 
 def write_tables(contents: Contents, folder: Path, cache: ComparisonCache | None = None) -> list[Path]:
-    """Writes table.md, table.csv and table.tex, and with a search trials.csv, each atomically.
-
-    Args:
-      contents: of the table.
-      folder: where the files go.
-      cache: comparisons of earlier calls for this table; see `compare_cells`.
-
-    Raises:
-      OSError: they cannot be written.
-    """
+    """Writes table.md, table.csv and table.tex, and with a search trials.csv, each atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"table.{kind}" for kind in ("md", "csv", "tex")]
     grids = formatting.make_grids(contents, cache)
@@ -57,12 +48,7 @@ def write_tables(contents: Contents, folder: Path, cache: ComparisonCache | None
 
 
 def render_markdown(contents: Contents, grids: Mapping[str, formatting.Grid] | None = None) -> str:
-    """Returns the table as Markdown: for each measure its cells and intervals, then costs and failures.
-
-    Args:
-      contents: of the table.
-      grids: the cells by measure's label; None: they are computed.
-    """
+    """Returns the table as Markdown: for each measure its cells and intervals, then costs and failures."""
     grids = formatting.make_grids(contents) if grids is None else grids
     table, every, seeds = contents.table, contents.every, contents.seeds
     lines = [f"# {table.title}", ""]
@@ -208,12 +194,7 @@ def _interval_fields(comparison: Comparison | None, against: str | None) -> dict
 
 
 def render_latex(contents: Contents, grids: Mapping[str, formatting.Grid] | None = None) -> str:
-    """Returns the file's text.
-
-    Args:
-      contents: of the table.
-      grids: the cells by measure's label; None: they are computed.
-    """
+    """Returns the file's text."""
     grids = formatting.make_grids(contents) if grids is None else grids
     blocks = [f"% {contents.table.title}; needs \\usepackage{{booktabs}}"]
     for measure in contents.table.measures:
@@ -288,7 +269,6 @@ def _latex_environment(table: Any, what: str, name: str, form: str, lines: Seque
     """Returns a tabular with its notes, in the environment that the table asks for.
 
     Args:
-      table: the definition.
       what: the tabular has, for a comment.
       name: for caption and label.
       form: of the columns.
