@@ -460,8 +460,7 @@ def _read_parameters(function: Callable) -> tuple[dict[str, inspect.Parameter], 
 
 
 def call_checked(what: str, function: Callable, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Calls `function` with those of `given` that it takes, and with all of `replace_options`,
-    checked by `check_call`."""
+    """Calls `function` with those of `given` that it takes, and with all `options`, checked by `check_call`."""
     check_call(what, function, given, options)
     named, _ = read_parameters(function)
     return function(**{name: given[name] for name in named if name in given}, **options)

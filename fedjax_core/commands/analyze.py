@@ -20,12 +20,11 @@ from fedjax_core import experiment, registry
 from fedjax_core.commands.analyses import figures, tables
 from fedjax_core.commands.analyses.context import TRUST, AnalysisContext, RunLoader
 from fedjax_core.commands.analyses.figures import ATTENDED, EMBEDDED, SCOPES
-from fedjax_core.commands.analyses.scalar_metrics import NUMBERS, compute_size, is_size, make_metric
 from fedjax_core.commands.main import run_and_exit
 from fedjax_core.reporting import console, reporter
 from fedjax_core.storage.workdir import CONFIG, METRICS
 
-__all__ = ["NUMBERS", "AnalysisContext", "RunLoader", "analyse", "compute_size", "is_size", "main", "make_metric"]
+__all__ = ["AnalysisContext", "RunLoader", "analyse", "main"]
 
 WHAT: dict[str, Callable[[AnalysisContext, RunLoader], list[Path]]] = {
     "curves": figures.draw_curves,

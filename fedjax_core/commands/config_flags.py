@@ -186,8 +186,8 @@ def split_config(arguments: Sequence[str]) -> tuple[str, list[str]]:
             if not equals and name.lstrip("-") not in SWITCHES and words and not words[0].startswith("-"):
                 rest.append(words.pop(0))
     if len(configs) != 1 or not configs[0]:
-        found = f"found {', '.join(map(repr, configs))}" if configs else "found no config"
-        raise ValueError(f"give --config=configs/X.py, or a bare name such as fedavg, once, and --workdir=DIR; {found}; {MORE}")
+        given = f"found {', '.join(map(repr, configs))}" if configs else "found no config"
+        raise ValueError(f"give --config=configs/X.py, or a bare name such as fedavg, once, and --workdir=DIR; {given}; {MORE}")
     return configs[0], rest
 
 

@@ -95,7 +95,7 @@ def build(
         data_on=resolved.data_on,
         episodes=resolved.episodes,
         devices=devices,
-        links=order_transforms([*resolved.links, *attacks, *mechanism]),
+        links=order_transforms([*resolved.transforms, *attacks, *mechanism]),
         leave_out=resolved.leave_out,
         sampling=resolved.sampling,
     )

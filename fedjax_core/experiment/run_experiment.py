@@ -67,15 +67,15 @@ def execute(
     workdir = os.path.expanduser(workdir)
     with code_fingerprint.contain_exits():
         config = python_overrides.apply_overrides(config, **replaced)
-        asked = resolve(config)
-        constructors = lookup.find_callbacks(asked.fields["callbacks"])  # checked before data are read
+        resolved = resolve(config)
+        constructors = lookup.find_callbacks(resolved.fields["callbacks"])  # checked before data are read
         noise = read_recorded_privacy(config, workdir, fresh)
-        simulation = build(config, data, noise=noise, resolved=asked)
+        simulation = build(config, data, noise=noise, resolved=resolved)
         of_run = make_run_settings(
             config,
             simulation,
             noise,
-            asked,
+            resolved,
             data is not None,
             callbacks=constructors + tuple(callbacks),
             fresh=fresh,
@@ -83,7 +83,7 @@ def execute(
             console=console,
         )
         try:
-            return run(simulation, workdir, asked.config, of_run)
+            return run(simulation, workdir, resolved.config, of_run)
         finally:
             simulation.release()  # makes room for the next run, whenever objects are collected
 
@@ -92,7 +92,7 @@ def make_run_settings(
     config: Config,
     simulation: Simulator,
     noise: Mapping[str, Any] | None = None,
-    asked: ResolvedConfig | None = None,
+    resolved: ResolvedConfig | None = None,
     given_data: bool = False,
     **more: Any,
 ) -> RunSettings:
@@ -100,23 +100,23 @@ def make_run_settings(
 
     Args:
       noise: what run.json records of the privacy, as `build` takes it.
-      asked: the config, resolved; None: not yet.
+      resolved: the config, resolved; None: not yet.
       given_data: whether the data are others than the config's.
       **more: fields of `RunSettings` that the config has not, or in place of the config's.
     """
-    asked = resolve(config) if asked is None else asked
-    privacy = account_privacy(asked.privacy, asked.cohort, simulation.spec.population, asked.sampling, recorded=noise)
-    facts = {"convolution": nn.describe_conv()} | _adversary(asked, simulation.spec.population)
+    resolved = resolve(config) if resolved is None else resolved
+    privacy = account_privacy(resolved.privacy, resolved.cohort, simulation.spec.population, resolved.sampling, recorded=noise)
+    facts = {"convolution": nn.describe_conv()} | _adversary(resolved, simulation.spec.population)
     facts |= {} if privacy is None else {"privacy": privacy.facts()}
     of_config: dict[str, Any] = {
-        **asked.run._asdict(),
-        "seed": asked.seed,
-        "run_facts": facts | _weights(asked),
+        **resolved.run._asdict(),
+        "seed": resolved.seed,
+        "run_facts": facts | _weights(resolved),
         "privacy": privacy,
-        "header": functools.partial(opening_lines, asked, simulation, privacy, given_data=given_data),
-        "is_plan_chosen": asked.has_plan,
-        "callbacks": tuple(asked.fields["callbacks"]),
-        "names_code": trusted.names_code(asked),
+        "header": functools.partial(opening_lines, resolved, simulation, privacy, given_data=given_data),
+        "is_plan_chosen": resolved.has_plan,
+        "callbacks": tuple(resolved.fields["callbacks"]),
+        "names_code": trusted.names_code(resolved),
     }
     return RunSettings(**of_config | more)
 
@@ -164,21 +164,21 @@ def load(
       OSError: the directory holds no run, or cannot be read.
     """
     folder = Path(workdir).expanduser()
-    said, recorded = read_json(folder / CONFIG, _NEEDED), read_json(folder / RUN, _CHOSEN)
-    with trusted.guard_imports(folder, said, recorded, trust):
-        return _loaded(folder, said, recorded, done, data, replaced)
+    saved_config, recorded = read_json(folder / CONFIG, _NEEDED), read_json(folder / RUN, _CHOSEN)
+    with trusted.guard_imports(folder, saved_config, recorded, trust):
+        return _loaded(folder, saved_config, recorded, done, data, replaced)
 
 
 def _loaded(
     folder: Path,
-    said: Mapping[str, Any],
+    saved_config: Mapping[str, Any],
     recorded: Mapping[str, Any],
     done: int | None,
     data: federated_data.FederatedData | None,
     replaced: Mapping[str, Any],
 ) -> tuple[Config, Simulator, State]:
     """Does `load`, after config.json and run.json have been read."""
-    config: Config = python_overrides.apply_overrides(ConfigDict(lists_to_tuples(said)), **replaced)
+    config: Config = python_overrides.apply_overrides(ConfigDict(lists_to_tuples(saved_config)), **replaced)
     checkpoints = Checkpoints(folder / CHECKPOINTS, beside=folder / SELECTED)
     selected = Checkpoints(folder / SELECTED, beside=folder / CHECKPOINTS)
     chosen = selected.latest() if config.evaluation.get("select") else None
@@ -204,16 +204,16 @@ def _loaded(
     return config, simulation, restore_state(simulation, checkpoints, done)
 
 
-def _weights(asked: ResolvedConfig) -> dict[str, Any]:
+def _weights(resolved: ResolvedConfig) -> dict[str, Any]:
     """Returns the digests of weight files, for run.json."""
-    digests = code_fingerprint.hash_files(existing_weight_files(asked))
+    digests = code_fingerprint.hash_files(existing_weight_files(resolved))
     return {"weights": {str(file): digest[:16] for file, digest in digests.items()}} if digests else {}
 
 
-def _adversary(asked: ResolvedConfig, population: int) -> dict[str, Any]:
+def _adversary(resolved: ResolvedConfig, population: int) -> dict[str, Any]:
     """Returns who attacks, for run.json."""
-    clients = [] if asked.adversary is None else asked.adversary.client_ids(population, asked.data.seed).tolist()
-    return {"adversary": {"attack": asked.fields["adversary.attack"], "clients": clients}} if clients else {}
+    clients = [] if resolved.adversary is None else resolved.adversary.client_ids(population, resolved.data.seed).tolist()
+    return {"adversary": {"attack": resolved.fields["adversary.attack"], "clients": clients}} if clients else {}
 
 
 def lists_to_tuples(value: Any) -> Any:

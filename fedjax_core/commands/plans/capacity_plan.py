@@ -39,7 +39,7 @@ def make_plan(
         say(f"{target.name}: compiling {', '.join(parts)}")
         compiled = compile_pool.compile_programs(job, folder, fresh)
         about = compiled["about"]
-        programs = {name: _add_fit(compiled["programs"][name], name, about) for name in compiled["there"]}
+        programs = {name: _add_fit(compiled["programs"][name], name, about) for name in compiled["names"]}
         plan = about["plan"]
         chunk, most = plan["chunk"], -(-about["places"] // (plan["devices"] // plan.get("model", 1)))
         of_round = programs.get(ROUND)

@@ -1,6 +1,6 @@
 """Compiles some programs of a plan for one target, in a process of its own, and writes the results after each.
 
-The compiler can end the process, or take longer than it may: then what is done is there, and another process goes on.
+The compiler can end the process, or take longer than it may: then what is done is written, and another process goes on.
 """
 
 import functools
@@ -183,7 +183,7 @@ def main() -> None:
             sim = make_simulation(config, target, counts)
             done["about"] = describe_simulation(sim, experiment.seeds_at_once(config))
             traced = trace_programs(sim, tuple(request["parts"]), done["about"]["lanes"])
-            done["there"] = list(traced)
+            done["names"] = list(traced)
             write_json(out, done)
             for name in (name for name in traced if name not in request["done"]):
                 signal.alarm(request["seconds"])

@@ -91,8 +91,8 @@ def _check_paper(paper: Any) -> None:
         raise ValueError(f"paper={option_types.shorten(paper)} must be {form}")
     for row, numbers in paper.items():
         if numbers is not None and not isinstance(numbers, Mapping):
-            found = f"{option_types.shorten(numbers)} for row {option_types.shorten(row)}"
-            raise ValueError(f"paper must be {form}; found {found}")
+            numbers_of_row = f"{option_types.shorten(numbers)} for row {option_types.shorten(row)}"
+            raise ValueError(f"paper must be {form}; found {numbers_of_row}")
 
 
 def _check_names(where: str, changes: Any) -> None:

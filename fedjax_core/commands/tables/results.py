@@ -246,6 +246,7 @@ def _names_the_same_code(workdir: Path, cell: Cell) -> bool:
 def compute_counts(table: Definition, cell: Cell, data: FederatedData) -> Result:
     """Computes the result of a cell of counts, from shapes alone."""
     simulation = experiment.build(cell.config, data, shapes_only=True)
-    values = {m.label: analyses.compute_size(m.scores[0].removeprefix(measures.ANALYSIS), simulation) for m in table.measures}
     scores = {measure.label: measure.scores[0] for measure in table.measures}
+    sizes = analyses.compute_sizes([score.removeprefix(measures.ANALYSIS) for score in scores.values()], simulation)
+    values = dict(zip(scores, sizes, strict=True))
     return Result(values, scores, {}, 0.0, math.nan, simulation.spec.shapes.down, simulation.spec.shapes.up)

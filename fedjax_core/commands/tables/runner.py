@@ -125,7 +125,7 @@ class TableRunner:
         self._comparisons: ComparisonCache = {}
         self.every, self.results, self.failures = every, {}, {}
         self.contents = Contents(table, variant, every, self.results, self.failures, searches)
-        self._take_up([cell for cell in every if cell.pair not in searches.studies])
+        self._read_finished([cell for cell in every if cell.pair not in searches.studies])
         for pair in searches.studies:
             self._settle(pair)
         for job, seconds in searches.durations():
@@ -222,7 +222,7 @@ class TableRunner:
             self._say(f"{number}  {job.cell}{self._pace.describe_remaining(jobs) if job is batch[0] else '  (together)'}")
         began, why, stopped, interrupted = time.monotonic(), None, "", None
         with RunBeat(self._folder, jobs, number, self._pace, None if self._bar else self._say):
-            outcomes = self._run_alone(batch[0].cell) if len(batch) == 1 else self._together([job.cell for job in batch])
+            outcomes = self._run_cells([job.cell for job in batch])
         for job, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, BlockingIOError) and job.cell.trial is not None:
                 self._held.add((job.cell.name, job.cell.config.rounds))
@@ -261,50 +261,44 @@ class TableRunner:
         seeds = list(first.values())
         return [seeds[i] for i in experiment.group_seeds([job.cell.config for job in seeds])[0][:most]]
 
-    def _run_alone(self, cell: Cell) -> list[bool | Exception]:
-        """Runs a cell or a trial; returns why it failed, or whether a signal came meanwhile."""
+    def _run_cells(self, cells: Sequence[Cell]) -> list[bool | BaseException]:
+        """Runs a cell or a trial, or its seeds together; returns of each why it failed, or whether a signal came meanwhile."""
         try:
-            code_fingerprint.check_unchanged(cell.own)
-            data = self._data.load(cell.config)
+            for cell in cells:
+                code_fingerprint.check_unchanged(cell.own)
+            data = self._data.load(cells[0].config)
             if self._counts:
-                self.results[cell.name] = compute_counts(self._table, cell, data)
+                self.results[cells[0].name] = compute_counts(self._table, cells[0], data)
                 return [False]
-            workdir = str(self._folder / "runs" / cell.name)
-            if cell.trial is not None:
-                mark_as_trial(self._folder, cell)
-            try:
-                ended = experiment.execute(cell.config, workdir, self._bar, data=data, console=lambda text: None)
-            except Diverged as error:
-                ended = error
-            return [self._taken_up(cell, ended, data)]
+            for cell in cells:
+                if cell.trial is not None:
+                    mark_as_trial(self._folder, cell)
+            ended = self._execute(cells, data)
         except Exception as error:  # a failure must not end the others'
-            return [error]
-
-    def _together(self, some: Sequence[Cell]) -> list[bool | BaseException]:
-        """Runs seeds of a cell or a trial together: of each why it failed, or whether a signal came meanwhile."""
-        try:
-            for one in some:
-                code_fingerprint.check_unchanged(one.own)
-            data, silent = self._data.load(some[0].config), lambda text: None
-            runs = [experiment.Run(one.config, str(self._folder / "runs" / one.name), silent) for one in some]
-            for one in some:
-                if one.trial is not None:
-                    mark_as_trial(self._folder, one)
-            ended = experiment.execute_all(runs, False, data=data, say=self._say)  # bars of several would write over each other
-        except Exception as error:
-            return [error] * len(some)
-        found: list[bool | BaseException] = []
-        for one, outcome in zip(some, ended, strict=True):
+            return [error] * len(cells)
+        outcomes: list[bool | BaseException] = []
+        for cell, outcome in zip(cells, ended, strict=True):
             if isinstance(outcome, BaseException) and not isinstance(outcome, Diverged):
-                found.append(outcome)
+                outcomes.append(outcome)
                 continue
             try:
-                found.append(self._taken_up(one, outcome, data))
+                outcomes.append(self._take_result(cell, outcome, data))
             except Exception as error:
-                found.append(error)
-        return found
+                outcomes.append(error)
+        return outcomes
 
-    def _taken_up(self, cell: Cell, ended: Any, data: FederatedData) -> bool:
+    def _execute(self, cells: Sequence[Cell], data: FederatedData) -> list[Any]:
+        """Returns of each run what `experiment.execute` returns or raises."""
+        silent = lambda text: None
+        runs = [experiment.Run(cell.config, str(self._folder / "runs" / cell.name), silent) for cell in cells]
+        if len(runs) > 1:
+            return experiment.execute_all(runs, False, data=data, say=self._say)  # bars of several would write over each other
+        try:
+            return [experiment.execute(runs[0].config, runs[0].workdir, self._bar, data=data, console=silent)]
+        except Exception as error:
+            return [error]
+
+    def _take_result(self, cell: Cell, ended: Any, data: FederatedData) -> bool:
         """Takes up the result of a run; returns whether a signal came meanwhile.
 
         Raises:
@@ -336,7 +330,7 @@ class TableRunner:
         except (ValueError, TypeError, OSError):
             return False
 
-    def _take_up(self, cells: Sequence[Cell]) -> None:
+    def _read_finished(self, cells: Sequence[Cell]) -> None:
         """Reads the results of finished cells; a cell that cannot be read fails."""
         is_slow = any(measures.is_analysis(measure) and not measures.is_count(measure) for measure in self._table.measures)
 
@@ -379,7 +373,7 @@ class TableRunner:
                 self._settle(pair)
         known = {*self.results, *self._broken}
         unsettled = {pair for pair in self._searches.studies if pair not in self._settled}
-        self._take_up([cell for cell in self.every if cell.name not in known and cell.pair not in unsettled])
+        self._read_finished([cell for cell in self.every if cell.name not in known and cell.pair not in unsettled])
         if before != (len(self.results), len(self._settled), self.failures):
             self._write()
 
@@ -415,7 +409,7 @@ class TableRunner:
                 tuned_cell = build_cell(self._table, row, column, cell.seed, self._variant, tuned)
                 self.every[i] = tuned_cell._replace(own=cell.own)  # as the trials began
         delete_checkpoints(self._folder, study, {cell.name for cell in self.every})
-        self._take_up([cell for cell in self.every if cell.pair == pair])
+        self._read_finished([cell for cell in self.every if cell.pair == pair])
 
     def _fail(self, cells: Sequence[Cell], which: str, why: str) -> None:
         """Records why cells failed, and prints it once."""

@@ -102,17 +102,19 @@ def build_cell(
     except Exception as error:  # get_config is the user's code too
         raise ValueError(f"{where}: {reporter.one_line(error)}") from error
     own = code_fingerprint.hash_files([*code_fingerprint.find_own_files(lookups), *experiment.existing_weight_files(resolved)])
-    name = f"{definition.slugify(row.label)}--{definition.slugify(column.label)}--seed{seed}--{_hash_run(resolved.config, list(own.values()))}"
+    labels = f"{definition.slugify(row.label)}--{definition.slugify(column.label)}"
+    name = f"{labels}--seed{seed}--{_hash_run(resolved.config, list(own.values()))}"
     return Cell(row.label, column.label, seed, config, name, trial, own)
 
 
 def _resolve_config(table: Definition, row: Any, column: Any, seed: int, variant: str, tuned: Mapping[str, Any]) -> Any:
     config = copy.deepcopy(row.config(variant))  # which may return the same one each time
-    _check_config(config)
+    if not isinstance(config, ConfigDict):
+        raise ValueError(f"the row's config gave {option_types.shorten(config)}, not a ConfigDict as those of configs/ do")
     of_cell = table.cells.get((row.label, column.label), {})
     changes: dict[str, Any] = {}
-    for some in (table.changes, column.changes, row.changes, of_cell, tuned):
-        changes |= some
+    for layer in (table.changes, column.changes, row.changes, of_cell, tuned):
+        changes |= layer
     for field, value in changes.items():
         if field in SET_BY_TABLE:
             raise ValueError(f"{field}={value!r} would have no effect; {SET_BY_TABLE[field]}")
@@ -125,11 +127,6 @@ def _resolve_config(table: Definition, row: Any, column: Any, seed: int, variant
         config.data.seed += seed
     config.evaluation.targets = tuple(column_targets(table, column.label))
     return config
-
-
-def _check_config(config: Any) -> None:
-    if not isinstance(config, ConfigDict):
-        raise ValueError(f"the row's config gave {option_types.shorten(config)}, not a ConfigDict as those of configs/ do")
 
 
 def _take_method(changes: dict[str, Any]) -> dict[str, Any]:
@@ -182,14 +179,8 @@ def _hash_run(config: Mapping[str, Any], files: Sequence[str]) -> str:
         kept = {key: value for key, value in fields.items() if value is not None and f"{prefix}{key}" not in left_out}
         return {key: given(value, f"{prefix}{key}.") if isinstance(value, dict) else value for key, value in kept.items()}
 
-    of_result = {
-        "rounds",
-        "evaluation.until",
-        "evaluation.patience",
-        "evaluation.every",
-        "evaluation.batch",
-    }  # where it ends, and what is scored
-    left_out = set(MAY_DIFFER) - of_result
+    # Where it ends, and what is scored, are hashed all the same
+    left_out = set(MAY_DIFFER) - {"rounds", *(f"evaluation.{name}" for name in ("until", "patience", "every", "batch"))}
     fields = to_json_values(config)
     if fields.get("evaluation", {}).get("batch", 0) is None:
         fields["evaluation"]["batch"] = BATCH_BEFORE

@@ -14,7 +14,7 @@ from configs import fedavg, fedhe, fedit, fedoa, fedpft, fedskc
 from fedjax_core import experiment
 from fedjax_core.atomic_files import write_text
 from fedjax_core.commands import analyze
-from fedjax_core.commands.analyses import context, tables
+from fedjax_core.commands.analyses import context, scalar_metrics, tables
 from fedjax_core.reporting import analysis
 from fedjax_core.storage.json_files import format_json_lines, read_json, write_json
 
@@ -235,17 +235,17 @@ def test_probe_and_match_stand_beside_the_run_and_in_tables(runs, capsys):
     said = capsys.readouterr().err
     for what in ("probe", "match"):
         each = rows(run / "analysis" / f"{what}.csv")
-        mean = analyze.make_metric(what)(run, None)
+        mean = scalar_metrics.make_metric(what)(run, None)
         assert mean == pytest.approx(np.mean([float(row[what]) for row in each]))
         assert f"{100 * mean:.2f} %" in said
-        assert read_json(run / analyze.NUMBERS)[what] == {"round": 2, "value": mean}
-    write_json(run / analyze.NUMBERS, {"origin": {"round": 2, "value": 0.125}, "probe": {"round": 1, "value": 0.125}})
-    assert analyze.make_metric("origin")(run, None) == 0.125, "kept"
-    assert analyze.make_metric("probe")(run, None) != 0.125, "of another round"
+        assert read_json(run / scalar_metrics.NUMBERS)[what] == {"round": 2, "value": mean}
+    write_json(run / scalar_metrics.NUMBERS, {"origin": {"round": 2, "value": 0.125}, "probe": {"round": 1, "value": 0.125}})
+    assert scalar_metrics.make_metric("origin")(run, None) == 0.125, "kept"
+    assert scalar_metrics.make_metric("probe")(run, None) != 0.125, "of another round"
     for value, said in (([3], "analysis.json is a list"), ({"origin": 3}, "origin of .*analysis.json is an int")):
-        write_json(run / analyze.NUMBERS, value)
+        write_json(run / scalar_metrics.NUMBERS, value)
         with pytest.raises(ValueError, match=said):
-            analyze.make_metric("origin")(run, None)
+            scalar_metrics.make_metric("origin")(run, None)
 
 
 def test_damaged_answers_are_named(tmp_path, monkeypatch):

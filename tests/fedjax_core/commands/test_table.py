@@ -9,7 +9,8 @@ import pytest
 from configs.tables import first
 from configs.tables.base import Measure
 from fedjax_core import experiment
-from fedjax_core.commands import analyze, tables
+from fedjax_core.commands import tables
+from fedjax_core.commands.analyses import scalar_metrics
 from fedjax_core.run import checkpointing
 from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json, read_jsonl
@@ -27,7 +28,7 @@ def test_counts_stand_beside_accuracies(tmp_path):
     assert result.values["sent"] == 4 * result.values["trained"]
     for text, said in (("trained(group=1)", "group=1 must be in"), ("trainde", "Did you mean 'trained'")):
         with pytest.raises(ValueError, match=said):
-            analyze.make_metric(text)(next((tmp_path / "runs").iterdir()), None)
+            scalar_metrics.make_metric(text)(next((tmp_path / "runs").iterdir()), None)
     with pytest.raises(ValueError, match="unit=1024 of what is shown in per cent"):
         tables.build_cells(definition(measures=(Measure("x", GLOBAL.scores, unit=1024),)), "smoke")
 
