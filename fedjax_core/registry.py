@@ -72,8 +72,6 @@ class ResolvedSpec(NamedTuple):
     Attributes:
       what: its kind: "method", "model", ...
       spec: as the config has it.
-      name: without options.
-      options: by name, checked.
       function: the builder, or what else the name stands for.
       origin: `BUILT_IN`, or the package, module or file that defines it.
     """

@@ -52,10 +52,6 @@ def analyse(what: Sequence[str], context: AnalysisContext) -> list[Path]:
 
     Returns:
       The figures (each with a CSV of its name beside it) and tables written.
-
-    Raises:
-      ValueError: an unknown name, or a run that cannot give what is asked.
-      OSError: a run cannot be read, or the files cannot be written.
     """
     functions = [WHAT[registry.check_choice("analysis", name, WHAT)] for name in what]
     for run in context.runs:

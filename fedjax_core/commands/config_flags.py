@@ -98,9 +98,6 @@ def parse_flags(arguments: Sequence[str], command: str, flags_of: Callable[[Sequ
     Returns:
       (the flags, fields of the method for `experiment.switch`: another method's, or options that
       the config does not have; {} if there are none).
-
-    Raises:
-      ValueError: there is no such config, or not one; it lacks a field.
     """
     with _without_absl_warnings():
         line, method_of = _make_line(arguments, command)

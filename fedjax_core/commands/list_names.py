@@ -47,7 +47,6 @@ class RegistrySection(NamedTuple):
 
     Attributes:
       what: the kind, as `registry.ENTRY_POINT_GROUPS` and messages call it.
-      field: of a config, that holds the name.
       builders: () -> {name: builder}, of those built in.
       hidden: arguments that the run passes to the builder.
     """
@@ -95,9 +94,7 @@ class Field(NamedTuple):
     """A field of a config.
 
     Attributes:
-      name: dotted.
       default: in `configs/base.py`, variant "small".
-      comment: what it is for.
       allowed: its values, in words; "" where the code that it names checks them.
     """
 

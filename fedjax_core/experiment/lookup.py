@@ -59,10 +59,7 @@ class Data(NamedTuple):
     """The source of the data, and how they are divided.
 
     Attributes:
-      source: a reader, or for texts `language.Source`.
-      directory: of the data sets, or None.
       size, examples: see `data.subsample`.
-      partition: a scheme.
       clients: N; None: as many as the data have, for a partition that counts them itself.
       seed: of all draws that divide the data.
       tests: further arguments of `federated_data.federate`: long_tail, test_split, test_examples,
@@ -89,7 +86,7 @@ class Network(NamedTuple):
 
     Attributes:
       resolved: a module, or for texts `language.Spec`.
-      around: options of its input wrappers: resize, frame.
+      input_options: of its input wrappers: resize, frame.
       file: the weights that it begins from, or None.
     """
 

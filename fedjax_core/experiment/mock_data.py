@@ -29,12 +29,8 @@ class Counts(NamedTuple):
     """The size of a data set, in place of the known one; None: the known one.
 
     Attributes:
-      rows, test_rows: examples of the training set and of the test set.
-      shape: of an example.
-      classes: K.
       users: natural clients.
       targets: one of `algorithm.TARGETS`.
-      dtype: of an example.
       answer: tokens of the longest answer, where a language model writes.
     """
 

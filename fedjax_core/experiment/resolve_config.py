@@ -32,16 +32,11 @@ class RunOptions(NamedTuple):
     """Fields of a config about the loop of its run.
 
     Attributes:
-      rounds: in all.
-      eval_every: rounds between evaluations.
       targets: accuracies whose first rounds are reported.
       last_k: evaluations whose mean is reported.
       select: the validation score by which the best round is kept, or None.
       patience: evaluations without a better one after which the run ends, or None.
       until: the score at which the run ends, such as "test/global/accuracy >= 0.97", or None.
-      checkpoint_seconds: between checkpoints.
-      keep_checkpoints: how many are kept.
-      profile: whether a trace is written.
     """
 
     rounds: int
@@ -60,24 +55,15 @@ class ResolvedConfig(NamedTuple):
     """A config, resolved and checked.
 
     Attributes:
-      seed: of initialisation, sampling and training.
       method: its builder, with its options.
       optimizer: round -> optax transformation.
-      data: source and partition.
       networks: client i has network i mod their number.
       public: the source of the public set, and how many of its examples are used (None: all); None:
         no such set.
       episodes: how they are drawn; None where plain examples are classified.
       adapter: what is trained beside a frozen network, or None.
-      train: which part of the networks is trained, one of `PARTS`.
-      normalise: one of `NORMALISATIONS`.
-      statistics: one of `STATISTICS`.
-      augment: of training images, or None.
       scores: beside accuracy and loss, by name.
-      loss: of labels, or None.
       cohort: number of clients in a round, or their fraction; None: all.
-      dropout: probability that a sampled client does not return.
-      evaluation: what is scored.
       chunk, devices, model, hold: how a round is mapped to devices, see `client_loop.choose_plan`.
       data_on: where the data are stored, see `data_placement.choose_placement`.
       adversary: who attacks and how, or None.
@@ -86,8 +72,6 @@ class ResolvedConfig(NamedTuple):
       leave_out: whether clients that send NaN or Inf are left out.
       sampling: of cohorts, "fixed", "poisson" or "cyclic".
       mechanism: of differential privacy, or None; it takes what `privacy` says.
-      privacy: how much, or None.
-      run: settings of the run.
       imports_code: whether the config names code that is neither built in nor installed; callbacks
         do not count.
       config: the fields, nested, as config.json holds them (`complete_config`).
@@ -143,8 +127,7 @@ def resolve(config: Config) -> ResolvedConfig:
     """Returns a config, resolved and checked.
 
     Raises:
-      ValueError, TypeError: a name or an option does not exist, a value is not allowed, or a field
-        is missing; the message names the field.
+      ValueError, TypeError: something in it is not allowed; the message names the field.
     """
     fields = schema.read_fields(config)
     with registry.record_lookups() as imported:

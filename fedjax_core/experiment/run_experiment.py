@@ -1,20 +1,22 @@
-"""Runs a config in a work directory, resumes it, or loads its state."""
+"""Runs a config in a work directory, resumes it, or loads its state.
+
+A directory of somebody else imports nothing that its config names: it must not choose what runs here.
+"""
 
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
-from fedjax_core import code_fingerprint, distributed, nn
+from fedjax_core import code_fingerprint, distributed, nn, registry
 from fedjax_core.data import federated_data
 from fedjax_core.engine.simulator import Simulator, State
 from fedjax_core.experiment import lookup, python_overrides
-from fedjax_core.experiment import trust as trusted
 from fedjax_core.experiment.build_model import existing_weight_files
 from fedjax_core.experiment.build_simulator import build
 from fedjax_core.experiment.resolve_config import Config, ResolvedConfig, complete_config, resolve
@@ -23,9 +25,10 @@ from fedjax_core.experiment.schema import IncompleteConfig
 from fedjax_core.experiment.uplink_options import account_privacy
 from fedjax_core.run import Finished, RunSettings, check_inputs, digest_inputs, restore_state, run, starts_afresh
 from fedjax_core.run.early_stopping import SELECTED, find_selected_round
+from fedjax_core.storage import signature
 from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json
-from fedjax_core.storage.workdir import CHECKPOINTS, CONFIG, DATA, RECORDED, RUN
+from fedjax_core.storage.workdir import BEGUN_HERE, CHECKPOINTS, CONFIG, DATA, RECORDED, RUN
 
 _NEEDED = {"method": dict, "models": list, "data": dict, "evaluation": dict, "plan": dict}  # of config.json, to build it again
 _CHOSEN = RECORDED | {"partition": {"hash": str}, "privacy?": {"noise_multiplier?": float}}
@@ -116,7 +119,7 @@ def make_run_settings(
         "header": functools.partial(opening_lines, resolved, simulation, privacy, given_data=given_data),
         "is_plan_chosen": resolved.has_plan,
         "callbacks": tuple(resolved.fields["callbacks"]),
-        "names_code": trusted.names_code(resolved),
+        "names_code": names_code(resolved),
     }
     return RunSettings(**of_config | more)
 
@@ -165,7 +168,7 @@ def load(
     """
     folder = Path(workdir).expanduser()
     saved_config, recorded = read_json(folder / CONFIG, _NEEDED), read_json(folder / RUN, _CHOSEN)
-    with trusted.guard_imports(folder, saved_config, recorded, trust):
+    with guard_imports(folder, saved_config, recorded, trust):
         return _loaded(folder, saved_config, recorded, done, data, replaced)
 
 
@@ -240,3 +243,21 @@ def use_all_cores() -> None:
         and jax.config.values["jax_num_cpu_devices"] < 1
     ):
         jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+
+
+@contextlib.contextmanager
+def guard_imports(folder: Path, config: Mapping[str, Any], recorded: Mapping[str, Any], trust: bool) -> Iterator[None]:
+    """Refuses meanwhile to import what a directory's config names, unless it is trusted or began here."""
+    signed = recorded.get(BEGUN_HERE, {}).get("signature")
+    if trust or (signed is not None and signature.is_signed_here(config, signed)):
+        yield
+        return
+    why = f"{folder / CONFIG} names it, and nothing says that you began this run here"
+    with registry.refuse_imports(f"{why}; --trust (in Python trust=True) lets it be imported"):
+        yield
+
+
+def names_code(resolved: ResolvedConfig) -> bool:
+    """Returns whether a config or its callbacks name code that is neither built in nor installed."""
+    callbacks = lookup.find_callbacks(resolved.fields["callbacks"])
+    return resolved.imports_code or any(registry.is_imported(callback.origin) for callback in callbacks)

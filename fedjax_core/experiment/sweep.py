@@ -24,7 +24,6 @@ class Run(NamedTuple):
     """One of several runs.
 
     Attributes:
-      config: see `configs/base.py`.
       workdir: a new directory, or one that holds this run.
       console: takes lines of text; None: standard error.
       fresh: deletes the run that the directory holds, and begins there.
@@ -40,7 +39,6 @@ class _Batch(NamedTuple):
     """Runs that train together.
 
     Attributes:
-      indices: of the runs.
       noise: the privacy that their directories record; None: they record none.
       plan: the plan that their directories record; None: `client_loop.choose_plan`.
     """

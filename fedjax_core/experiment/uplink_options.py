@@ -23,12 +23,7 @@ from fedjax_core.uplink import (
 
 
 class Adversary(NamedTuple):
-    """The attack of a config.
-
-    Attributes:
-      attacks: in order; they poison data or change uplinks.
-      fraction: of the clients.
-    """
+    """The attack of a config."""
 
     attacks: list[ResolvedSpec]
     fraction: float

@@ -29,9 +29,6 @@ def make_plan(
       tries: rounds that the search for a chunk may compile; 0: no search.
       seconds: that one program may take.
       folder: of cached results; None: no cache.
-
-    Returns:
-      {"targets": [one for each], ...}, see `plan_report.py`.
     """
     reports = []
     for target in wanted:

@@ -40,9 +40,7 @@ class Job(NamedTuple):
 
     Attributes:
       config: whole, as plain values.
-      target: to compile for.
       parts: which of `aot.PARTS`.
-      counts: of the data.
       seconds: that one program may take.
     """
 

@@ -28,7 +28,6 @@ class Target(NamedTuple):
 
     Attributes:
       name: "here", or a topology, "v5e:16x16", of several slices "2*v5e:16x16".
-      slices: how many.
       topology: of each; "" here.
     """
 

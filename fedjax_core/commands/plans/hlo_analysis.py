@@ -41,11 +41,7 @@ class Instruction(NamedTuple):
     """A line of a computation.
 
     Attributes:
-      name: of what it gives.
-      arrays: that it gives.
-      opcode: its operation.
       operands: names of its operands.
-      attributes: its attributes, as text.
       is_root: whether it is what the computation gives.
     """
 

@@ -22,9 +22,7 @@ class Comparison(NamedTuple):
 
     Attributes:
       rank: its place by the mean over seeds, 1 is the best, equal ones share the mean of theirs; None where none is better.
-      rank_interval: the interval of that place; None without `rank`.
       difference: to the row `against`; None of that row itself, and where it cannot be compared.
-      difference_interval: the interval of that difference.
       is_like_best: whether it is not the best, but the interval of its difference to the best holds 0.
       resampled: what was drawn: "seeds", "clients", "seeds and clients".
     """

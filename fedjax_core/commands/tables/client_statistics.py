@@ -17,7 +17,6 @@ class ClientValues(NamedTuple):
     """The values of a score for single clients.
 
     Attributes:
-      ids: [E] ascending.
       examples: [E] their own test examples.
       values: [E] NaN of a client without rows for it.
     """
@@ -90,9 +89,6 @@ def read_client_values(run: Path, measure: Any, score: str | None, round_num: in
 
     Returns:
       None if there are none.
-
-    Raises:
-      ValueError: the measure is of clients, and there is no file of that round.
     """
     if score is not None and make_statistic(measure, score) is None:
         return None

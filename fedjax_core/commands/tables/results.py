@@ -13,7 +13,7 @@ from fedjax_core import experiment
 from fedjax_core.commands.analyses import scalar_metrics as analyses
 from fedjax_core.commands.tables import client_statistics, measures
 from fedjax_core.commands.tables.definition import Definition, column_targets, paper_value
-from fedjax_core.commands.tables.score_checks import is_of_unseen
+from fedjax_core.commands.tables.measures import is_of_unseen
 from fedjax_core.commands.tables.table_cells import Cell
 from fedjax_core.commands.tables.trials import SearchProgress
 from fedjax_core.data.federated_data import FederatedData
@@ -54,13 +54,8 @@ class Summary(NamedTuple):
     """A cell over its seeds, in the measure's unit.
 
     Attributes:
-      n: seeds that are finished.
       mean: NaN if none is; of rounds to a target over the seeds that reach it, infinity if none does.
       std: the sample standard deviation, NaN of fewer than two.
-      paper: the published (value, standard deviation, source), or None.
-      by_seed: the numbers.
-      scores: names of the scores that they are of.
-      failed: whether a run of it failed.
     """
 
     n: int
@@ -90,9 +85,6 @@ class Contents(NamedTuple):
     """Everything that a table is written from.
 
     Attributes:
-      table: the definition.
-      variant: of the rows' configs.
-      every: all of the table's cells.
       results: of finished cells, by their names.
       failures: why cells failed, by their names.
       searches: what chose the settings of rows, and how far it is; None: nothing did.

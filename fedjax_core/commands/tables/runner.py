@@ -39,13 +39,7 @@ AGAIN = 120.0  # seconds after which such a trial is tried again: that process m
 
 
 class Outcome(NamedTuple):
-    """The result of `run`.
-
-    Attributes:
-      results: of finished cells, by their names.
-      failures: why cells of those asked for have no result, by their names.
-      files: the tables.
-    """
+    """The result of `run`."""
 
     results: dict[str, Result]
     failures: dict[str, str]
@@ -91,8 +85,6 @@ class TableRunner:
 
     Attributes:
       every: all cells; those of a row and column get the settings that its search chose.
-      results, failures: of cells, by their names.
-      contents: what the table is written from.
     """
 
     def __init__(
@@ -299,12 +291,7 @@ class TableRunner:
             return [error]
 
     def _take_result(self, cell: Cell, ended: Any, data: FederatedData) -> bool:
-        """Takes up the result of a run; returns whether a signal came meanwhile.
-
-        Raises:
-          Diverged: the run of a cell diverged.
-          ValueError: the run ended before its last round.
-        """
+        """Takes up the result of a run; returns whether a signal came meanwhile."""
         if isinstance(ended, Diverged):
             if cell.trial is None:
                 raise ended

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from fedjax_core import code_fingerprint, experiment, option_types, registry
-from fedjax_core.commands.tables import definition, score_checks
+from fedjax_core.commands.tables import definition, measures
 from fedjax_core.commands.tables.comparability import check_rows_comparable
 from fedjax_core.commands.tables.definition import Definition, check_definition, column_targets
 from fedjax_core.experiment.schema import OPTIONAL_GROUPS
@@ -30,10 +30,6 @@ class Cell(NamedTuple):
     """One run of a table.
 
     Attributes:
-      row, column: labels.
-      seed: of training.
-      config: resolved.
-      name: of its directory.
       trial: its number in a search; None: it is no trial.
       own: `code_fingerprint.hash_files` of the user's own code behind it, and of the files its networks begin from.
     """
@@ -57,12 +53,7 @@ class Cell(NamedTuple):
 
 
 def build_cells(table: Definition, variant: str, seeds: Sequence[int] | None = None) -> list[Cell]:
-    """Builds the checked runs of a table, one seed of everything before the next.
-
-    Raises:
-      ValueError: the definition is wrong, such as a name twice, an unknown method, setting, row or
-        column, a missing number of the paper, rows that differ in more than the definition says.
-    """
+    """Builds the checked runs of a table, one seed of everything before the next."""
     check_definition(table)
     seeds = tuple(table.seeds if seeds is None else seeds)
     if not seeds or len(set(seeds)) < len(seeds):
@@ -98,7 +89,7 @@ def build_cell(
         with registry.record_lookups() as lookups:
             resolved = experiment.resolve(config)
         for measure in table.measures:
-            score_checks.check_scores(measure, config, resolved)
+            measures.check_scores(measure, config, resolved)
     except Exception as error:  # get_config is the user's code too
         raise ValueError(f"{where}: {reporter.one_line(error)}") from error
     own = code_fingerprint.hash_files([*code_fingerprint.find_own_files(lookups), *experiment.existing_weight_files(resolved)])

@@ -22,7 +22,6 @@ class SearchProgress:
     """The studies of a table and their progress; the score of a run is read once.
 
     Attributes:
-      studies: by (row, column).
       failures: why a study has a run that cannot be read, by (row, column).
     """
 

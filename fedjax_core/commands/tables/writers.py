@@ -88,11 +88,14 @@ def render_markdown(contents: Contents, grids: Mapping[str, formatting.Grid] | N
     return "\n".join(lines) + "\n"
 
 
+def _markdown_head(columns: Sequence[Any]) -> list[str]:
+    return [formatting.markdown_row("", *(c.label for c in columns)), formatting.markdown_row("---", *("--:" for _ in columns))]
+
+
 def _markdown_grid(contents: Contents, measure: Any, cells: formatting.Grid) -> list[str]:
     """Returns the lines of one measure's cells: a caption, heads, and a line per row."""
     columns = contents.table.columns
-    lines = [" ".join(formatting.describe_measure(measure, cells)), ""]
-    lines += [formatting.markdown_row("", *(c.label for c in columns)), formatting.markdown_row("---", *("--:" for _ in columns))]
+    lines = [" ".join(formatting.describe_measure(measure, cells)), "", *_markdown_head(columns)]
     for row in contents.table.rows:
         shown = []
         for column in columns:
@@ -109,8 +112,7 @@ def _markdown_speedups(contents: Contents, measure: Any, cells: formatting.Grid)
     columns, against = contents.table.columns, contents.table.against
     if measures.rounds_target(measure) is None or against is None:
         return []
-    lines = ["", f"How many times fewer rounds than {against}.", "", formatting.markdown_row("", *(c.label for c in columns))]
-    lines.append(formatting.markdown_row("---", *("--:" for _ in columns)))
+    lines = ["", f"How many times fewer rounds than {against}.", "", *_markdown_head(columns)]
     for row in contents.table.rows:
         ours, others = ([cells.summaries[label, c.label] for c in columns] for label in (row.label, against))
         lines.append(formatting.markdown_row(row.label, *map(formatting.format_speedup, ours, others)))
@@ -119,22 +121,11 @@ def _markdown_speedups(contents: Contents, measure: Any, cells: formatting.Grid)
 
 def _markdown_intervals(contents: Contents, measure: Any, cells: formatting.Grid) -> list[str]:
     """Returns ranks and differences with their intervals; nothing where nothing was compared."""
-    columns, against = contents.table.columns, contents.table.against
-    intervals = [
-        [formatting.format_intervals(cells, (row.label, column.label), measure, against) for column in columns]
-        for row in contents.table.rows
-    ]
-    if not any(map(any, intervals)):
+    intervals = formatting.format_interval_rows(contents, measure, cells)
+    if not intervals:
         return []
-    about = formatting.describe_intervals(cells, against)
-    lines = [
-        "",
-        about,
-        "",
-        formatting.markdown_row("", *(c.label for c in columns)),
-        formatting.markdown_row("---", *("--:" for _ in columns)),
-    ]
-    return lines + [formatting.markdown_row(row.label, *cells) for row, cells in zip(contents.table.rows, intervals, strict=True)]
+    lines = ["", formatting.describe_intervals(cells, contents.table.against), "", *_markdown_head(contents.table.columns)]
+    return lines + [formatting.markdown_row(row.label, *texts) for row, texts in zip(contents.table.rows, intervals, strict=True)]
 
 
 def make_records(contents: Contents, grids: Mapping[str, formatting.Grid] | None = None) -> list[dict[str, Any]]:
@@ -148,27 +139,18 @@ def make_records(contents: Contents, grids: Mapping[str, formatting.Grid] | None
                 costs = contents.costs(row.label, column.label)
                 value, std, source = s.paper or (None, None, None)
                 record = {"row": row.label, "column": column.label, "measure": measure.label, "statistic": measure.statistic}
-                record |= {
-                    "score": " ".join(s.scores),
-                    "n": s.n,
-                    "mean": formatting.finite_or_none(s.mean),
-                    "std": formatting.finite_or_none(s.std),
-                }
-                record |= {
-                    "paper": value,
-                    "paper_std": std,
-                    "source": source,
-                    "difference": formatting.finite_or_none(s.difference),
-                }
+                record |= {"score": " ".join(s.scores), "n": s.n}
+                record |= {"mean": formatting.finite_or_none(s.mean), "std": formatting.finite_or_none(s.std)}
+                record |= {"paper": value, "paper_std": std, "source": source}
+                record["difference"] = formatting.finite_or_none(s.difference)
                 record |= _interval_fields(grids[measure.label].compared.get((row.label, column.label)), contents.table.against)
-                if costs is not None:
-                    record |= {
-                        f"rounds_to_{target:g}": formatting.format_rounds(each).replace(",", "")
-                        for target, each in costs.reached.items()
-                    }
-                record["seconds_per_round"] = None if costs is None else formatting.finite_or_none(costs.seconds)
-                record["bytes_down"] = None if costs is None else costs.down
-                record["bytes_up"] = None if costs is None else costs.up
+                if costs is None:
+                    record |= dict.fromkeys(("seconds_per_round", "bytes_down", "bytes_up"))
+                else:
+                    for target, reached in costs.reached.items():
+                        record[f"rounds_to_{target:g}"] = formatting.format_rounds(reached).replace(",", "")
+                    record |= {"seconds_per_round": formatting.finite_or_none(costs.seconds)}
+                    record |= {"bytes_down": costs.down, "bytes_up": costs.up}
                 if contents.searches is not None and contents.searches.studies:
                     record |= search_report.chosen_fields(contents.searches, (row.label, column.label))
                 record |= {f"seed_{seed}": s.by_seed.get(seed) for seed in contents.seeds}
@@ -231,16 +213,12 @@ def _latex_measure(contents: Contents, measure: Any, cells: formatting.Grid) -> 
 
 def _latex_intervals(contents: Contents, measure: Any, cells: formatting.Grid) -> str:
     """Returns ranks and differences with their intervals; empty where nothing was compared."""
-    columns, against = contents.table.columns, contents.table.against
-    lines = [_latex_row("", *(escape_latex(column.label) for column in columns)), r"\midrule"]
-    is_empty = True
-    for row in contents.table.rows:
-        pairs = [(row.label, column.label) for column in columns]
-        intervals = [formatting.format_intervals(cells, pair, measure, against) for pair in pairs]
-        is_empty = is_empty and not any(intervals)
-        lines.append(_latex_row(escape_latex(row.label), *map(_latex_minus, intervals)))
-    if is_empty:
+    rows, columns, against = contents.table.rows, contents.table.columns, contents.table.against
+    intervals = formatting.format_interval_rows(contents, measure, cells)
+    if not intervals:
         return ""
+    lines = [_latex_row("", *(escape_latex(column.label) for column in columns)), r"\midrule"]
+    lines += [_latex_row(escape_latex(row.label), *map(_latex_minus, texts)) for row, texts in zip(rows, intervals, strict=True)]
     notes = [formatting.describe_intervals(cells, against), *formatting.describe_few_seeds(cells)]
     name = f"{measure.label}, intervals"
     return _latex_environment(contents.table, name, name, "l" + "r" * len(columns), lines, notes)
