@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ml_collections import ConfigDict
-
 from fedjax_core import code_fingerprint, option_types, own_packages, registry
 from fedjax_core.experiment import schema
 from fedjax_core.own_packages import HOME
@@ -108,7 +106,7 @@ def parse_flags(arguments: Sequence[str], command: str, flags_of: Callable[[Sequ
             parts = _split_flags(line)
             config = _parse(flags_of, _join_words(part for part in parts if not part.field)).config
             schema.check_complete(config, split_config(arguments)[0])
-            more = [part for part in parts if part.field and not _has_field(config.method, part.field)]
+            more = [part for part in parts if part.field and not schema.has_field(config.method, ".".join(part.field))]
             if not more:
                 raise
             flags = _parse(flags_of, _join_words(part for part in parts if part not in more))
@@ -234,15 +232,6 @@ def _nest_fields(parts: Iterable[_Flag]) -> dict[str, Any]:
         group = functools.reduce(lambda group, key: group.setdefault(key, {}), above, fields)
         group[last] = value
     return fields
-
-
-def _has_field(options: Any, field: Sequence[str]) -> bool:
-    """Returns whether a config has the field."""
-    for name in field:
-        if not isinstance(options, ConfigDict) or name not in options:
-            return False
-        options = options[name]
-    return True
 
 
 def _literal(text: str) -> Any:

@@ -26,6 +26,7 @@ from fedjax_core import experiment, nn, option_types, own_packages, registry
 from fedjax_core.commands.config_flags import FOLDERS, find_file, list_bundled
 from fedjax_core.commands.main import run_and_exit
 from fedjax_core.data import partition, poisoning, sources
+from fedjax_core.experiment import lookup
 from fedjax_core.experiment.schema import FIELDS
 from fedjax_core.language import instruction_task as language
 from fedjax_core.nn.from_nnx import FIXED_OPTIONS
@@ -57,22 +58,12 @@ class RegistrySection(NamedTuple):
     hidden: Collection[str] = ()
 
 
-def _methods() -> dict[str, Callable]:
-    return {name: experiment.method_builder(name) for name in experiment.method_summaries()}
-
-
-def _models() -> dict[str, Callable]:
-    return nn.MODULES | {language.MODEL: language.Spec}
-
-
-def _sources() -> dict[str, Callable]:
-    return sources.READERS | {language.SOURCE: language.Source}
-
-
 SECTIONS = {
-    "methods": RegistrySection("method", "method.name", _methods, ("task", "optimizer")),
-    "models": RegistrySection("model", "models", _models, ("rngs", "dtype", "blocks", "block")),
-    "sources": RegistrySection("data set", "data.source", _sources, sources.GIVEN),
+    "methods": RegistrySection("method", "method.name", lambda: dict(lookup.METHODS), ("task", "optimizer")),
+    "models": RegistrySection("model", "models", lambda: lookup.MODELS, ("rngs", "dtype", "blocks", "block")),
+    "sources": RegistrySection(
+        "data set", "data.source", lambda: sources.READERS | {language.SOURCE: language.Source}, sources.GIVEN
+    ),
     "partitions": RegistrySection("partition", "data.partition", lambda: partition.SCHEMES, partition.GIVEN),
     "optimizers": RegistrySection("optimizer", "optimizer.name", lambda: experiment.OPTIMIZERS),
     "augmentations": RegistrySection("augmentation", "augment", lambda: pipeline.OPS),

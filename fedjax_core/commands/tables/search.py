@@ -4,18 +4,19 @@ Nothing runs here.
 """
 
 import copy
+import functools
 import itertools
 import math
+import operator
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
-
-from ml_collections import ConfigDict
 
 from fedjax_core import experiment, registry
 from fedjax_core.commands.tables import measures, search_spaces
 from fedjax_core.commands.tables.definition import Definition, check_definition
 from fedjax_core.commands.tables.table_cells import Cell, build_cell
+from fedjax_core.experiment import schema
 from fedjax_core.reporting.score_labels import is_loss, selection_key
 from fedjax_core.uplink.dp_mechanisms import STRATEGIES
 
@@ -235,15 +236,7 @@ def _check_noise(where: str, halving: int, resolved: experiment.ResolvedConfig) 
 
 def _own_settings(config: Any, space: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a config's values, None too, in those fields of a space that it has."""
-    settings = {}
-    for field in space:
-        *outer, name = field.split(".")
-        group = config
-        for name_of_group in outer:
-            group = group.get(name_of_group) if isinstance(group, ConfigDict) else None
-        if isinstance(group, ConfigDict) and name in group:
-            settings[field] = group[name]
-    return settings
+    return {f: functools.reduce(operator.getitem, f.split("."), config) for f in space if schema.has_field(config, f)}
 
 
 def make_rungs(trials: int, rounds: int, every: int, factor: int | None) -> tuple[Rung, ...]:

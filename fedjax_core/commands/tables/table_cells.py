@@ -1,8 +1,10 @@
 """Builds the runs of a table: each cell's resolved and checked config, and the name of its directory."""
 
 import copy
+import functools
 import hashlib
 import json
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +16,7 @@ from fedjax_core import code_fingerprint, experiment, option_types, registry
 from fedjax_core.commands.tables import definition, measures
 from fedjax_core.commands.tables.comparability import check_rows_comparable
 from fedjax_core.commands.tables.definition import Definition, check_definition, column_targets
-from fedjax_core.experiment.schema import OPTIONAL_GROUPS
+from fedjax_core.experiment import schema
 from fedjax_core.reporting import reporter
 from fedjax_core.run import MAY_DIFFER
 from fedjax_core.storage.json_files import to_json_values
@@ -136,12 +138,9 @@ def _take_method(changes: dict[str, Any]) -> dict[str, Any]:
 def _set_field(config: Any, field: str, value: Any) -> None:
     """Sets a dotted field that is there, or an option of the method."""
     *above, last = field.split(".")
-    group: Any = config
-    for name in above:
-        group = group.get(name) if isinstance(group, ConfigDict) else None
-    known = list(group) if isinstance(group, ConfigDict) else []
-    if last not in known and not (above == ["method"] and known):
+    if not schema.has_field(config, field) and not (above == ["method"] and config.get("method")):
         raise ValueError(f"the config has no field {field}.{registry.did_you_mean(field, _list_fields(config))}")
+    group = functools.reduce(operator.getitem, above, config)
     try:
         with group.unlocked():
             group[last] = value
@@ -176,7 +175,7 @@ def _hash_run(config: Mapping[str, Any], files: Sequence[str]) -> str:
     if fields.get("evaluation", {}).get("batch", 0) is None:
         fields["evaluation"]["batch"] = BATCH_BEFORE
     fields = given(fields)
-    fields = {key: value for key, value in fields.items() if value != {} or key not in OPTIONAL_GROUPS}
+    fields = {key: value for key, value in fields.items() if value != {} or key not in schema.OPTIONAL_GROUPS}
     if files:
         fields["files"] = files
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:8]
