@@ -62,30 +62,30 @@ def get_table(variant):
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_table_that_is_killed_goes_on(launcher, tmp_path, number):
+def test_a_table_that_is_killed_and_interrupted_goes_on(launcher, tmp_path):
     file = tmp_path / "two.py"
-    file.write_text(ENDLESS.replace("ROUNDS", "60"))
+    file.write_text(ENDLESS.replace("ROUNDS", "80"))
     flags = [f"--table={file}", f"--workdir={tmp_path / 'table'}", "--variant=smoke"]
+    module, runs = "fedjax_core.commands.table", tmp_path / "table" / "runs"
 
-    def long(name):
-        found = list((tmp_path / "table" / "runs").glob(f"long--*/{name}"))
-        return found[0] if found else None
+    def last_checkpoint() -> int:
+        return max((int(path.parent.name) for path in runs.glob("long--*/checkpoints/0*/record.json")), default=0)
 
-    process = launcher.start(*flags, module="fedjax_core.commands.table")
-    assert process.until(lambda: long("checkpoints/0*/record.json"), "a checkpoint")
-    process.send(number)
-    ended = process.wait()
-    assert ended.status == (130 if number == signal.SIGINT else -number), ended.err
-    assert "1 of 2 runs are finished." in (tmp_path / "table" / "table.md").read_text()
-    short = next((tmp_path / "table" / "runs").glob("short--*"))
+    for number, status in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)):
+        done, process = last_checkpoint(), launcher.start(*flags, module=module)
+        assert process.until(lambda done=done: last_checkpoint() > done, "a checkpoint")
+        process.send(number)
+        ended = process.wait()
+        assert ended.status == status, ended.err
+        assert "1 of 2 runs are finished." in (tmp_path / "table" / "table.md").read_text()
+    short, long = (next(runs.glob(f"{row}--*")) for row in ("short", "long"))
     before = {path: path.stat().st_mtime_ns for path in short.rglob("*")}
-    ended = launcher.run(*flags, module="fedjax_core.commands.table")
+    ended = launcher.run(*flags, module=module)
     assert ended.status == 0, ended.err
     assert "1 of 2 runs are finished, 1 to do" in ended.err
     assert {path: path.stat().st_mtime_ns for path in short.rglob("*")} == before
-    assert [r["round"] for r in read_jsonl(long("metrics.jsonl"))] == list(range(1, 61))
-    assert len(read_json(long("environment.json"))["resumed"]) == 1
+    assert [record["round"] for record in read_jsonl(long / "metrics.jsonl")] == list(range(1, 81))
+    assert len(read_json(long / "environment.json")["resumed"]) == 2
     assert " runs are finished." not in (tmp_path / "table" / "table.md").read_text()
 
 

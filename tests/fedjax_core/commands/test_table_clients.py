@@ -11,7 +11,7 @@ import pytest
 from configs.tables.base import Column, Measure, Row
 from fedjax_core import experiment
 from fedjax_core.commands import tables
-from fedjax_core.commands.tables import client_statistics, writers
+from fedjax_core.commands.tables import client_statistics, runner, writers
 from fedjax_core.engine.evaluation_step import ClientScores
 from fedjax_core.reporting import bootstrap, client_scores
 from fedjax_core.reporting import reporter as report
@@ -61,6 +61,7 @@ def fake(monkeypatch):
         return SimpleNamespace(stopped=False)
 
     monkeypatch.setattr(experiment, "execute", execute)
+    monkeypatch.setattr(runner, "_release_memory", lambda: None)
     return made
 
 
