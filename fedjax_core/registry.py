@@ -439,7 +439,7 @@ def read_parameters(function: Callable) -> tuple[dict[str, inspect.Parameter], b
 
 
 def _read_signature(function: Callable) -> list[inspect.Parameter] | None:
-    """Returns a function's parameters; None for one that is built into Python without a signature."""
+    """Returns a function's parameters; None of one without a signature."""
     if isinstance(function, type) and not hasattr(function, "_fields"):
         function = functools.partial(function.__init__, None)  # self; flax's metaclass hides the signature
     try:
@@ -458,7 +458,7 @@ def _read_parameters(function: Callable) -> tuple[dict[str, inspect.Parameter], 
 
 
 def call_checked(what: str, function: Callable, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Calls `function` with those of `given` that it takes, and with all `options`, checked by `check_call`."""
+    """Calls `function` with those of `given` that it takes, and with `options`, checked."""
     check_call(what, function, given, options)
     named, _ = read_parameters(function)
     return function(**{name: given[name] for name in named if name in given}, **options)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedjax_core import experiment
+from fedjax_core.commands import main
 from fedjax_core.storage.json_files import read_json, read_jsonl
 from tests.launch import Ended
 
@@ -23,6 +24,19 @@ def finished(launcher, tmp_path_factory) -> tuple[Path, Ended]:
     """A smoke run from start to end, as (directory, what it said); tests read it, and change copies."""
     directory = tmp_path_factory.mktemp("finished") / "run"
     return directory, launcher.run(SMOKE, f"--workdir={directory}")
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    """Runs the command in this process, which is as good where it ends before a round."""
+    monkeypatch.chdir(Path(__file__).parents[1])
+
+    def run(*arguments: str) -> Ended:
+        capsys.readouterr()
+        status = main.run_command("fedjax_core.commands.run", [*arguments, "--compilation_cache="])
+        return Ended(status, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture
@@ -126,8 +140,8 @@ def test_help_lists_the_methods(launcher):
     ],
     ids=lambda value: value[0].removeprefix("--") if isinstance(value, list) and value[0].startswith("--") else "",
 )
-def test_a_wrong_command_line_gets_one_line(launcher, tmp_path, flags, status, said):
-    error = only_error_of(launcher.run(SMOKE, f"--workdir={tmp_path / 'run'}", *flags), status)
+def test_a_wrong_command_line_gets_one_line(call, tmp_path, flags, status, said):
+    error = only_error_of(call(SMOKE, f"--workdir={tmp_path / 'run'}", *flags), status)
     for part in said:
         assert part in error
     assert not (tmp_path / "run" / "config.json").exists()
@@ -144,8 +158,8 @@ def test_a_wrong_command_line_gets_one_line(launcher, tmp_path, flags, status, s
         (["--config=pyproject.toml"], "pyproject.toml"),
     ],
 )
-def test_a_config_that_is_not_there_gets_one_line(launcher, tmp_path, flags, said):
-    assert said in only_error_of(launcher.run(f"--workdir={tmp_path / 'run'}", *flags), 2)
+def test_a_config_that_is_not_there_gets_one_line(call, tmp_path, flags, said):
+    assert said in only_error_of(call(f"--workdir={tmp_path / 'run'}", *flags), 2)
     assert not (tmp_path / "run").exists()
 
 
@@ -158,10 +172,10 @@ def test_a_config_that_is_not_there_gets_one_line(launcher, tmp_path, flags, sai
         ("npz:mine.npz", ["mine.npz"]),
     ],
 )
-def test_a_missing_data_set_says_what_to_put_where(launcher, tmp_path, source, files):
+def test_a_missing_data_set_says_what_to_put_where(call, tmp_path, source, files):
     there = tmp_path / "data"
     flags = [f"--config.data.source={source}", f"--config.data.dir={there}"]
-    error = only_error_of(launcher.run(SMOKE, f"--workdir={tmp_path / 'run'}", *flags), 1)
+    error = only_error_of(call(SMOKE, f"--workdir={tmp_path / 'run'}", *flags), 1)
     for part in [*files, str(there)]:
         assert part in error
     assert not (tmp_path / "run").exists()
@@ -170,35 +184,35 @@ def test_a_missing_data_set_says_what_to_put_where(launcher, tmp_path, source, f
 # ------------------------------------------------------------------------------------------------ directories and disks
 
 
-def test_another_config_is_refused_with_the_difference(launcher, copy):
+def test_another_config_is_refused_with_the_difference(call, copy):
     before = content(copy)
-    error = only_error_of(launcher.run(SMOKE, f"--workdir={copy}", "--config.optimizer.lr=0.2", "--config.seed=3"), 1)
+    error = only_error_of(call(SMOKE, f"--workdir={copy}", "--config.optimizer.lr=0.2", "--config.seed=3"), 1)
     assert "optimizer.lr: 0.1 in the directory, 0.2 asked" in error
     assert "seed: 0 in the directory, 3 asked" in error
     assert content(copy) == before
 
 
-def test_fewer_rounds_than_there_are_get_refused(launcher, copy):
+def test_fewer_rounds_than_there_are_get_refused(call, copy):
     before = content(copy)
-    error = only_error_of(launcher.run(SMOKE, f"--workdir={copy}", "--config.rounds=3"), 1)
+    error = only_error_of(call(SMOKE, f"--workdir={copy}", "--config.rounds=3"), 1)
     assert "rounds=3" in error
     assert "5 rounds" in error
     assert content(copy) == before
 
 
-def test_a_foreign_directory_is_left_alone(launcher, tmp_path):
+def test_a_foreign_directory_is_left_alone(call, tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
-    error = only_error_of(launcher.run(SMOKE, f"--workdir={tmp_path}"), 1)
+    error = only_error_of(call(SMOKE, f"--workdir={tmp_path}"), 1)
     assert str(tmp_path) in error
     assert "thesis.tex" in error
     assert content(tmp_path) == {"thesis.tex": b"years of work"}
 
 
-def test_a_work_directory_that_is_a_file_is_left_alone(launcher, tmp_path):
+def test_a_work_directory_that_is_a_file_is_left_alone(call, tmp_path):
     file = tmp_path / "run"
     file.write_text("mine")
-    assert f"{file}: it is a file" in only_error_of(launcher.run(SMOKE, f"--workdir={file}"), 1)
-    assert str(file) in only_error_of(launcher.run(SMOKE, f"--workdir={file / 'below'}"), 1)
+    assert f"{file}: it is a file" in only_error_of(call(SMOKE, f"--workdir={file}"), 1)
+    assert str(file) in only_error_of(call(SMOKE, f"--workdir={file / 'below'}"), 1)
     assert file.read_text() == "mine"
 
 

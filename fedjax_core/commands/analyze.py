@@ -115,7 +115,7 @@ def _parse_labels(text: str) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command; returns 0, 1 after an error, 2 for a wrong command line, 130 if interrupted."""
+    """Runs the command; returns 0, or 1 (error), 2 (wrong command line), 130 (interrupted)."""
     console.send_warnings_to_stderr()
     try:
         given = _parser().parse_args(arguments)

@@ -78,7 +78,7 @@ def run_and_exit(module: str, arguments: Sequence[str]) -> NoReturn:
 
 
 def run_command(module: str, arguments: Sequence[str]) -> int:
-    """Imports a command and runs it; returns its exit status, 1 for an unexpected error, 130 after an interruption."""
+    """Runs a command; returns its status, 1 for an unexpected error, 130 if interrupted."""
     try:
         with _exit_if_interrupted():
             importlib.import_module("fedjax_core.own_packages").import_bundled_packages()

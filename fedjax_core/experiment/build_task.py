@@ -122,7 +122,7 @@ def read_public(resolved: ResolvedConfig, data: FederatedData) -> Examples | tup
 def _classification_task(
     resolved: ResolvedConfig, network: Network, data: FederatedData, public: Examples | tuple[()], shapes_only: bool
 ) -> Task:
-    """Returns the task to predict from arrays, with a network of which `resolved.train` is trained."""
+    """Returns the task to predict from arrays."""
 
     def wrap(model: Model) -> Model:
         model = model if resolved.augment is None else pipeline.with_augmentation(model, resolved.augment)

@@ -247,7 +247,7 @@ def use_all_cores() -> None:
 
 @contextlib.contextmanager
 def guard_imports(folder: Path, config: Mapping[str, Any], recorded: Mapping[str, Any], trust: bool) -> Iterator[None]:
-    """Refuses meanwhile to import what a directory's config names, unless it is trusted or began here."""
+    """Refuses to import what a directory's config names, unless it is trusted or began here."""
     signed = recorded.get(BEGUN_HERE, {}).get("signature")
     if trust or (signed is not None and signature.is_signed_here(config, signed)):
         yield
@@ -258,6 +258,6 @@ def guard_imports(folder: Path, config: Mapping[str, Any], recorded: Mapping[str
 
 
 def names_code(resolved: ResolvedConfig) -> bool:
-    """Returns whether a config or its callbacks name code that is neither built in nor installed."""
+    """Returns whether a config or its callbacks name code from outside."""
     callbacks = lookup.find_callbacks(resolved.fields["callbacks"])
     return resolved.imports_code or any(registry.is_imported(callback.origin) for callback in callbacks)

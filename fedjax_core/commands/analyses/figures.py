@@ -23,13 +23,13 @@ SCOPES = {scope: f"test accuracy, {ROWS[scope]}" for scope in ("own", "all")}
 
 
 def draw_curves(context: AnalysisContext, load: RunLoader) -> list[Path]:
-    """Draws a score over the rounds, all runs together (--score); of runs that differ in the seed alone mean and deviation."""
+    """Draws a score over the rounds (--score); runs that differ in the seed alone as mean and deviation."""
     del load
     return _draw(context, "curves", plots.curves, context.runs, context.scores or _main_scores(context.runs), labels=context.labels)
 
 
 def _main_scores(runs: Sequence[Path]) -> list[str]:
-    """Returns the first of `reporter.HEADLINE` that all runs have; if there is none, all of them."""
+    """Returns the first of `reporter.HEADLINE` that all runs have; all of them without such."""
     records = {run: read_records(run / METRICS) for run in runs}
     scores = {run: {name for record in of_run for name in record} for run, of_run in records.items()}
     for run, names in scores.items():
@@ -101,7 +101,7 @@ def draw_attention(context: AnalysisContext, load: RunLoader) -> list[Path]:
 
 
 def draw_knowledge(context: AnalysisContext, load: RunLoader) -> list[Path]:
-    """Draws logits of test examples in the plane, class knowledge as large dots: a client's after its training, the server's."""
+    """Draws logits of test examples in the plane, and class knowledge: a client's and the server's."""
     files = []
     for run, name in runs_with_prefixes(context):
         simulation, state = load(run)
@@ -136,7 +136,7 @@ def draw_client_accuracies(context: AnalysisContext, load: RunLoader) -> list[Pa
 
 
 def draw_class_accuracies(context: AnalysisContext, load: RunLoader) -> list[Path]:
-    """Draws the accuracy by class over all clients, all runs together; and by client and class, run by run (--scope)."""
+    """Draws accuracies by class of all runs, and by client and class of each (--scope)."""
     series, files = {}, []
     for (run, name), label in zip(runs_with_prefixes(context), run_labels(context), strict=True):
         simulation, _ = load(run)
@@ -163,7 +163,7 @@ def draw_landscape(context: AnalysisContext, load: RunLoader) -> list[Path]:
 
 
 def draw_plane(context: AnalysisContext, load: RunLoader) -> list[Path]:
-    """Draws the test loss around the first run's global model, and the positions of all runs' models: clients', else global."""
+    """Draws the test loss around the first run's global model, and where all runs' models are."""
     nets, run_of_net = [], []
     for run, label in zip(context.runs, run_labels(context), strict=True):
         simulation, state = load(run)

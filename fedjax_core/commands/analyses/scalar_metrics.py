@@ -70,7 +70,7 @@ def is_size(text: str) -> bool:
 
 
 def compute_sizes(texts: Sequence[str], simulation: Simulator) -> list[float]:
-    """Returns analyses that need shapes alone, of a simulation that has not run; see `make_metric`."""
+    """Returns analyses that need shapes alone, not a run; see `make_metric`."""
     rows, specs = analysis.sizes(simulation), map(registry.parse_spec, texts)
     return [_read_size(rows, name, **options) for name, options in specs]
 

@@ -88,7 +88,7 @@ def write_probe(context: AnalysisContext, load: RunLoader) -> list[Path]:
 
 
 def write_match(context: AnalysisContext, load: RunLoader) -> list[Path]:
-    """Writes the accuracy with a linear layer trained between features and head, beside the model's own."""
+    """Writes the accuracy with a linear layer before the head, beside the model's own."""
     return _write_refits("match", context, load)
 
 
@@ -124,7 +124,7 @@ def write_sizes(context: AnalysisContext, load: RunLoader) -> list[Path]:
 
 
 def write_rouge(context: AnalysisContext, load: RunLoader) -> list[Path]:
-    """Writes what models of instructions answer, with its ROUGE-1: a language model writes, an encoder chooses."""
+    """Writes what models of instructions answer, with its ROUGE-1."""
     rows, means = [], []
     for run, label in zip(context.runs, run_labels(context), strict=True):
         answers = collect_answers(run, *load.load_with_config(run), context.model, context.beams)

@@ -77,7 +77,7 @@ def compile_programs(job: Job, folder: str | os.PathLike | None, fresh: bool = F
 
 
 def _read_kept(file: Path) -> dict[str, Any]:
-    """Reads what an earlier process wrote; empty, so that it is compiled again, if the file is damaged."""
+    """Reads what an earlier process wrote; empty, to compile again, if the file is damaged."""
     try:
         return read_json(file, _FORM)
     except ValueError:
@@ -93,7 +93,7 @@ def _drop_timed_out(report: dict[str, Any], seconds: int) -> dict[str, Any]:
 
 
 def _compile_next(job: Job, report: dict[str, Any], file: Path) -> dict[str, Any]:
-    """Compiles at least one more program in a process of its own, which writes to `file`; returns all results."""
+    """Compiles more in a process of its own, which writes to `file`; returns all results."""
     is_local = job.target.name == device_targets.HERE
     request = {"config": job.config, "counts": job.counts._asdict(), "target": list(job.target), "parts": list(job.parts)}
     request |= {"done": report.get("programs", {}), "seconds": job.seconds, "out": str(file), "cores": is_local}
@@ -142,7 +142,7 @@ def _process_limit(seconds: int) -> int:
 
 @functools.cache
 def describe_local_devices() -> tuple[Any, ...]:
-    """Returns what the local devices are, by a process of its own: this one does not initialize them."""
+    """Returns what the local devices are; another process asks, which initializes them."""
     environment = dict(os.environ) | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     ended = subprocess.run([sys.executable, "-c", _ASKED], text=True, capture_output=True, env=environment, check=False)
     if ended.returncode:

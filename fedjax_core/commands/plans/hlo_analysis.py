@@ -83,7 +83,7 @@ class Program:
                 computation[instruction.name] = instruction
 
     def count_collectives(self, trips: Trips) -> list[Collective]:
-        """Counts collectives by kind. A loop whose trip count is unknown counts once: that of the rounds."""
+        """Counts collectives by kind. A loop of unknown trip count, that of the rounds, counts once."""
         number, size = defaultdict(float), defaultdict(float)
         chains: dict[tuple[str, str], tuple[float, float]] = {}  # of exchanges that are cut in parts and spread over a loop
         for times, computation, line in self._executed_instructions(trips):

@@ -1,4 +1,4 @@
-"""Validates measures, says how their numbers are read, and checks that the runs of a table can have their scores."""
+"""Validates measures, describes their numbers, and checks that runs can have their scores."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -124,10 +124,7 @@ def describe_unit(measure: Any) -> str:
 
 
 def known_score_names(resolved: ResolvedConfig) -> Collection[str] | None:
-    """Returns which scores the runs of a config can have, by the part of their names that says what is scored.
-
-    None for texts, whose scores depend on the task.
-    """
+    """Returns what the runs of a config can score; None for texts, where the task decides."""
     if resolved.data.source.function is language.Source:
         return None
     kinds = [name for of_kind in metrics.METRIC_NAMES.values() for name in of_kind]
@@ -186,7 +183,7 @@ def _check_form(what: str, score: str, with_statistic: bool, known: Collection[s
 
 
 def _parse_scope(score: str, with_statistic: bool) -> str | None:
-    """Returns the scope of a score, "gap" of a difference of two; None if the name has another form."""
+    """Returns the scope of a score, "gap" of a difference; None of another form."""
     parts = score.split("/")
     if len(parts) == 3:
         return "global" if parts[1] == "global" else None
@@ -196,7 +193,7 @@ def _parse_scope(score: str, with_statistic: bool) -> str | None:
 
 
 def _needed_scopes(score: str, config: Any) -> set[str]:
-    """Returns the scopes of which a config must have one for a score; empty if the score is always there."""
+    """Returns the scopes of which a score needs one; empty if it needs none."""
     parts = score.split("/")
     if is_of_unseen(score):
         return {"own"} if score_labels.is_gap(score) else set()
@@ -206,6 +203,6 @@ def _needed_scopes(score: str, config: Any) -> set[str]:
 
 
 def is_of_unseen(score: str) -> bool:
-    """Returns whether a score is of unseen clients, or the gap to them: methods that cannot serve such have none."""
+    """Returns whether a score is of unseen clients or the gap to them, which some methods lack."""
     parts = score.split("/")
     return (len(parts) in (4, 5) and parts[2] == "unseen") or (len(parts) == 4 and score_labels.is_gap(score))

@@ -254,7 +254,7 @@ class TableRunner:
         return [seeds[i] for i in experiment.group_seeds([job.cell.config for job in seeds])[0][:most]]
 
     def _run_cells(self, cells: Sequence[Cell]) -> list[bool | BaseException]:
-        """Runs a cell or a trial, or its seeds together; returns of each why it failed, or whether a signal came meanwhile."""
+        """Runs seeds of a cell or a trial; returns of each the error, or whether a signal came."""
         try:
             for cell in cells:
                 code_fingerprint.check_unchanged(cell.own)

@@ -106,7 +106,7 @@ class StudyStatus(NamedTuple):
 
 
 def plan_searches(table: Definition, variant: str) -> dict[tuple[str, str], Study]:
-    """Returns the checked studies of a table by (row, column), column after column; empty without a search."""
+    """Returns the checked studies of a table by (row, column); empty without a search."""
     if table.search is None:
         for row in table.rows:
             if row.space:

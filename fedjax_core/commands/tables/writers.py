@@ -48,7 +48,7 @@ def write_tables(contents: Contents, folder: Path, cache: ComparisonCache | None
 
 
 def render_markdown(contents: Contents, grids: Mapping[str, formatting.Grid] | None = None) -> str:
-    """Returns the table as Markdown: for each measure its cells and intervals, then costs and failures."""
+    """Returns Markdown: cells and intervals of each measure, then costs and failures."""
     grids = formatting.make_grids(contents) if grids is None else grids
     table, every, seeds = contents.table, contents.every, contents.seeds
     lines = [f"# {table.title}", ""]

@@ -1,4 +1,4 @@
-"""A small table and runs that take no time, and the cells of published tables, for tests of tables."""
+"""A small table, runs that take no time, and cells of published tables."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ def definition(**changes) -> Table:
 
 @functools.cache
 def paper_cells(name: str) -> tuple[tables.Cell, ...]:
-    """The cells of a definition in configs/tables, paper variant, first seed; their configs are not to be changed."""
+    """The cells of a published table, paper variant, first seed. Do not change their configs."""
     table = tables.read_definition(f"configs/tables/{name}.py", "paper")
     return tuple(tables.build_cells(table, "paper", table.seeds[:1]))
 
