@@ -12,12 +12,11 @@ tables are made from the directories alone, and written after every run.
   definition_checks  types of its parts               measures           what its numbers are, whether runs have them
   table_cells        runs with resolved configs       comparability      settings in which its rows differ
   runner             runs what is missing             progress           how far runs are
-  table_data         data of the runs                 trials             what trials' directories hold
   search             trials, and which is chosen      search_spaces      settings that a search tries
-  results            what finished runs have          client_statistics  numbers of single clients
+  trials             what trials' directories hold    search_report      what a search chose
+  results            data and results of runs         client_statistics  numbers of single clients
   formatting         numbers as text                  bootstrap_comparison  ranks and differences with intervals
   writers            Markdown, CSV and LaTeX          difference_figure  differences as a figure
-  search_report      what a search chose
 """
 
 from fedjax_core.commands.tables.definition import apply_settings, read_definition

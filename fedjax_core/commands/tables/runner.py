@@ -16,10 +16,9 @@ from fedjax_core.commands.tables import comparability, measures
 from fedjax_core.commands.tables.bootstrap_comparison import ComparisonCache
 from fedjax_core.commands.tables.definition import Definition
 from fedjax_core.commands.tables.progress import SILENCE, Beat, Job, Pace, RunBeat
-from fedjax_core.commands.tables.results import Contents, Result, compute_counts, is_finished, read_result
+from fedjax_core.commands.tables.results import Contents, Result, TableData, compute_counts, is_finished, read_result
 from fedjax_core.commands.tables.search import plan_searches
 from fedjax_core.commands.tables.table_cells import Cell, build_cell, build_cells, configs_of, select_cells
-from fedjax_core.commands.tables.table_data import TableData
 from fedjax_core.commands.tables.trials import (
     SearchProgress,
     delete_checkpoints,
