@@ -103,7 +103,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _parse_ids(text: str) -> list[int]:
-    """Returns client ids, given as "0,3"."""
     if not re.fullmatch(r"\d+(,\d+)*", text):
         raise ValueError(f"--clients={text} must be ids of clients with commas between, such as 0,3")
     return [int(part) for part in text.split(",")]

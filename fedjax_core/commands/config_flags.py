@@ -226,7 +226,6 @@ def _join_words(parts: Iterable[_Flag]) -> list[str]:
 
 
 def _nest_fields(parts: Iterable[_Flag]) -> dict[str, Any]:
-    """Returns the fields below config.method, as nested mappings."""
     fields: dict[str, Any] = {}
     for _, (*above, last), value in parts:
         group = functools.reduce(lambda group, key: group.setdefault(key, {}), above, fields)

@@ -126,7 +126,6 @@ def export(
 
 
 def _choose_model(method: str, view: ClientView, client: int | None, model: str | None) -> str:
-    """Returns the name of the model to export."""
     own = [name for name in view.holds if name != "global"]
     if client is None:
         if model not in (None, "global"):

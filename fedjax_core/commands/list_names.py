@@ -169,7 +169,6 @@ def spell_defaults(name: str, defaults: Mapping[str, Any]) -> str:
 
 
 def _spell_value(value: Any) -> str:
-    """Returns a default as text, a function by its name."""
     return getattr(value, "__name__", None) or repr(value)
 
 

@@ -127,7 +127,6 @@ def write_error(line: str) -> None:
 
 
 def _describe_error(error: BaseException) -> str:
-    """Returns the error's type, message and place in one line."""
     text = " ".join(str(error).split())
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
     message = f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -35,7 +35,6 @@ LONGEST = 600  # seconds of one program
 
 
 def _flags(arguments: Sequence[str]) -> Any:
-    """Returns the flags of the command, not yet parsed."""
     values = flags.FlagValues()
     at: dict[str, Any] = {"flag_values": values}
     listed = list(arguments)
@@ -114,7 +113,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _read_counts(given: Any) -> Counts:
-    """Returns the size of the data that the flags give."""
     shape = None
     if given.shape is not None:
         if not given.shape or not all(axis.strip().isdigit() and int(axis) for axis in given.shape):

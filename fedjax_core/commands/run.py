@@ -34,7 +34,6 @@ KNOWN = (ValueError, TypeError, OSError, FloatingPointError)  # errors that say 
 
 
 def _flags(arguments: Sequence[str]) -> Any:
-    """Returns the flags of the command, not yet parsed."""
     values = flags.FlagValues()
     at: dict[str, Any] = {"flag_values": values}
     listed = list(arguments)
@@ -59,7 +58,6 @@ def usage() -> str:
 
 
 def _parse_seeds(text: str) -> list[int]:
-    """Returns the seeds of --seeds, each once."""
     seeds = config_line.parse_seeds(text)
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"--seeds={text} must have each seed once")

@@ -182,7 +182,6 @@ def _check_scores(resolved: ResolvedConfig, targets: str) -> None:
 
 
 def _with_scores(task: Task, scores: Mapping[str, Callable]) -> Task:
-    """Returns the task with more scores."""
     if taken := [name for name in scores if name in task.scores]:
         raise ValueError(f"evaluation.scores has {taken[0]!r}, which these data are scored by already; give yours another name")
     return dataclasses.replace(task, scores={**task.scores, **scores})

@@ -122,7 +122,6 @@ def read_public(resolved: ResolvedConfig, data: FederatedData) -> Examples | tup
 def _classification_task(
     resolved: ResolvedConfig, network: Network, data: FederatedData, public: Examples | tuple[()], shapes_only: bool
 ) -> Task:
-    """Returns the task to predict from arrays."""
 
     def wrap(model: Model) -> Model:
         model = model if resolved.augment is None else pipeline.with_augmentation(model, resolved.augment)
@@ -175,7 +174,6 @@ def _read_texts(resolved: ResolvedConfig) -> language.PreparedTask:
 
 
 def _instruction_task(resolved: ResolvedConfig, network: Network, data: Any, public: Any, shapes_only: bool) -> Task:
-    """Returns the task to answer instructions."""
     del network, data, public
     return language.build_task(_read_texts(resolved), resolved.adapter, shapes_only)
 

@@ -190,6 +190,5 @@ def _check_outliers(origin: str, scaling: Scaling, sample: np.ndarray, x: np.nda
 
 
 def _describe_columns(x: np.ndarray, columns: np.ndarray) -> str:
-    """Returns the beginning of a warning of some channels."""
     what = "column" if x.ndim == 2 else "channel"
     return f"{what} {columns[0]} of x is" if len(columns) == 1 else f"{len(columns)} {what}s of x are such; {what} {columns[0]} is"

@@ -161,12 +161,12 @@ def spec_of(what: str, given: Callable, name: str | None = None) -> str:
         function, options = function.func, function.keywords | options
     own = getattr(function, "__qualname__", type(function).__name__)
     spec = registry.spell(f"{getattr(function, '__module__', '')}:{own}", options)
-    if name in (None, own) and _is_found_by(what, spec, function, options):
+    if name in (None, own) and _is_resolved_by(what, spec, function, options):
         return spec
     return registry.register_in_process(what, name or own.rpartition(".")[2].strip("<>"), given)
 
 
-def _is_found_by(what: str, spec: str, function: Callable, options: dict[str, Any]) -> bool:
+def _is_resolved_by(what: str, spec: str, function: Callable, options: dict[str, Any]) -> bool:
     """Returns whether a spec, read from a file, stands for this function with these options."""
     try:
         place, parsed = registry.parse_spec(spec)

@@ -222,7 +222,6 @@ def bind_method(resolved: ResolvedConfig) -> Callable:
 
 
 def _client_weights(method: ResolvedSpec) -> str | None:
-    """Returns how a method weights clients, by its option of that name."""
     takes = registry.read_parameters(method.function)[0]
     return method.options.get("weights", takes["weights"].default) if "weights" in takes else None
 

@@ -169,10 +169,10 @@ def load(
     folder = Path(workdir).expanduser()
     saved_config, recorded = read_json(folder / CONFIG, _NEEDED), read_json(folder / RUN, _CHOSEN)
     with guard_imports(folder, saved_config, recorded, trust):
-        return _loaded(folder, saved_config, recorded, done, data, replaced)
+        return _load(folder, saved_config, recorded, done, data, replaced)
 
 
-def _loaded(
+def _load(
     folder: Path,
     saved_config: Mapping[str, Any],
     recorded: Mapping[str, Any],
@@ -208,13 +208,11 @@ def _loaded(
 
 
 def _weights(resolved: ResolvedConfig) -> dict[str, Any]:
-    """Returns the digests of weight files, for run.json."""
     digests = code_fingerprint.hash_files(existing_weight_files(resolved))
     return {"weights": {str(file): digest[:16] for file, digest in digests.items()}} if digests else {}
 
 
 def _adversary(resolved: ResolvedConfig, population: int) -> dict[str, Any]:
-    """Returns who attacks, for run.json."""
     clients = [] if resolved.adversary is None else resolved.adversary.client_ids(population, resolved.data.seed).tolist()
     return {"adversary": {"attack": resolved.fields["adversary.attack"], "clients": clients}} if clients else {}
 

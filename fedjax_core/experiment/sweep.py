@@ -111,7 +111,7 @@ def _find_error(config: Config) -> Exception | None:
 
 
 def _split_by_record(runs: Sequence[Run], group: list[int], say: Say) -> list[_Batch]:
-    """Batches of runs whose directories record the same privacy and plan. New runs join the first.
+    """Returns batches of runs whose directories record the same privacy and plan. New runs join the first.
 
     Privacy may differ in its last digits, and plans by the memory that there was.
     """

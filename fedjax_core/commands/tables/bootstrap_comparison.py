@@ -78,7 +78,6 @@ def compare_cells(contents: Contents, measure: Any, cache: ComparisonCache | Non
 
 
 def _compare_column(contents: Contents, column: str, measure: Any) -> dict[str, Comparison]:
-    """Compares the rows of one column."""
     summaries = {row.label: contents.summary(row.label, column, measure) for row in contents.table.rows}
     resampled = _resample_column(contents, column, measure, summaries)
     return _compare_resampled(contents, measure, summaries, resampled) if len(resampled.labels) > 1 else {}

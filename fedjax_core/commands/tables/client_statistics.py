@@ -38,7 +38,6 @@ def _decile(larger: bool, number: int) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def _worse_than(larger: bool, row: str) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns the mean of zeros and ones."""
     del larger, row
     return lambda values: values.mean(-1)
 

@@ -150,7 +150,6 @@ def _is_of(field: str, wanted: str) -> bool:
 
 
 def _describe_cohort(fields: Mapping[str, Any]) -> str:
-    """Returns how many clients take part in a round, in words."""
     size, fraction, clients = (fields.get(name) for name in ("cohort.size", "cohort.fraction", "data.clients"))
     if fields.get("data.unseen_clients") is not None or clients is None:
         many = f"{size} of the" if size else f"{100 * (fraction or 1):g} % of the"

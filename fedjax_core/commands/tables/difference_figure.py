@@ -74,7 +74,6 @@ def _make_difference(grid: formatting.Grid, row: str, column: str) -> Difference
 
 
 def _make_reference(grid: formatting.Grid, row: str, column: str) -> Difference:
-    """Returns the row that the others are compared with, at 0."""
     comparison = grid.compared.get((row, column))
     like_best = (row, column) in grid.best or (comparison is not None and comparison.is_like_best)
     return Difference(row, 0.0, 0.0, 0.0, "reference", like_best, is_reference=True)

@@ -240,7 +240,7 @@ class TableRunner:
         return why
 
     def _batch(self, jobs: Sequence[Job]) -> list[Job]:
-        """The first of the jobs, and its other seeds that `plan.lanes` lets train beside it."""
+        """Returns the first of the jobs, and its other seeds that `plan.lanes` lets train beside it."""
         cell = jobs[0].cell
         most = 1 if self._counts else experiment.seeds_at_once(cell.config)
         if most == 1:
@@ -279,7 +279,6 @@ class TableRunner:
         return outcomes
 
     def _execute(self, cells: Sequence[Cell], data: FederatedData) -> list[Any]:
-        """Returns of each run what `experiment.execute` returns or raises."""
         silent = lambda text: None
         runs = [experiment.Run(cell.config, str(self._folder / "runs" / cell.name), silent) for cell in cells]
         if len(runs) > 1:
@@ -398,7 +397,6 @@ class TableRunner:
         self._read_finished([cell for cell in self.every if cell.pair == pair])
 
     def _fail(self, cells: Sequence[Cell], which: str, why: str) -> None:
-        """Records why cells failed, and prints it once."""
         if any(self.failures.get(cell.name) != why for cell in cells):
             self.failures |= {cell.name: why for cell in cells}
             self._say(f"failed: {which}: {why}")

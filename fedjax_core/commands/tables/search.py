@@ -162,7 +162,6 @@ def _check_search(table: Definition) -> None:
 
 
 def _make_study(table: Definition, row: Any, column: Any, variant: str) -> Study:
-    """Makes the study of one row on one column."""
     search, where = table.search, f"{row.label} / {column.label}"
     first = build_cell(table, row, column, search.seeds[0], variant).config
     if first.data.get("validation") is None:

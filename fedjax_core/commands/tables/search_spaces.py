@@ -153,7 +153,6 @@ def round_value(interval: Any, value: float) -> float:
 
 
 def _count_points(space: Space) -> float:
-    """Returns the number of points; infinity with an interval."""
     return math.inf if any(map(is_interval, space.values())) else math.prod(map(len, space.values()))
 
 

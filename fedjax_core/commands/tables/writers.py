@@ -93,7 +93,6 @@ def _markdown_head(columns: Sequence[Any]) -> list[str]:
 
 
 def _markdown_grid(contents: Contents, measure: Any, cells: formatting.Grid) -> list[str]:
-    """Returns the lines of one measure's cells: a caption, heads, and a line per row."""
     columns = contents.table.columns
     lines = [" ".join(formatting.describe_measure(measure, cells)), "", *_markdown_head(columns)]
     for row in contents.table.rows:
@@ -212,7 +211,6 @@ def _latex_measure(contents: Contents, measure: Any, cells: formatting.Grid) -> 
 
 
 def _latex_intervals(contents: Contents, measure: Any, cells: formatting.Grid) -> str:
-    """Returns ranks and differences with their intervals; empty where nothing was compared."""
     rows, columns, against = contents.table.rows, contents.table.columns, contents.table.against
     intervals = formatting.format_interval_rows(contents, measure, cells)
     if not intervals:
@@ -225,7 +223,6 @@ def _latex_intervals(contents: Contents, measure: Any, cells: formatting.Grid) -
 
 
 def _latex_search(table: Any, searches: SearchProgress) -> str:
-    """Returns what was chosen for each row and column."""
     lines = [_latex_row(*map(escape_latex, search_report.HEADS)), r"\midrule"]
     lines += [_latex_row(*map(escape_latex, cells)) for cells in search_report.report_rows(table.search, searches)]
     notes = [search_report.describe_search(table.search, formatting.describe_score)]
@@ -233,7 +230,6 @@ def _latex_search(table: Any, searches: SearchProgress) -> str:
 
 
 def _latex_costs(contents: Contents) -> str:
-    """Returns rounds to accuracies, time and traffic of each cell that has a finished run."""
     targets = [escape_latex(f"to {100 * target:g} %") for target in all_targets(contents.table)]
     heads = ["", "", *targets, "s/round", "down", "up"]
     lines = [_latex_row(*heads), r"\midrule"]
@@ -274,7 +270,6 @@ def _latex_environment(table: Any, what: str, name: str, form: str, lines: Seque
 
 
 def _latex_sentence(note: str) -> str:
-    """Returns a note as a sentence."""
     note = note.rstrip(".").replace("`", "")
     return f"{escape_latex(note[:1].upper() + note[1:])}.".replace(r" \%", r"~\%")
 
@@ -290,6 +285,5 @@ def _latex_minus(text: str) -> str:
 
 
 def _latex_row(*cells: str) -> str:
-    """Returns a line of a tabular."""
     opens = "{}" if cells[0].lstrip().startswith(("[", "*")) else ""  # else an option of the line above
     return opens + " & ".join(cells) + r" \\"
