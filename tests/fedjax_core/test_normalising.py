@@ -158,7 +158,7 @@ def test_pixels_in_another_range_than_those_of_a_file_are_refused(tmp_path):
             input_normalization.check_inputs("data", str(path), found, examples)
 
 
-def test_wild_rows_are_warned_of_and_robust_statistics_stand_them(caplog):
+def test_outliers_are_warned_of_and_robust_statistics_withstand_them(caplog):
     """One row of 1e30 makes all others alike; by median and quartiles they stay as they would be without it."""
     x = RNG.normal(5, 2, (400, 3)).astype(np.float32)
     y = np.arange(400) % 2

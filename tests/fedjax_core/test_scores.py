@@ -200,7 +200,7 @@ def test_which_value_is_the_better_one():
     assert "server/norm" not in reporter.table(summary)
 
 
-def test_accuracies_of_two_kinds_are_told_apart_in_a_figure(tmp_path):
+def test_accuracies_of_two_kinds_are_distinguished_in_a_figure(tmp_path):
     from fedjax_core.reporting.plots import run_overview
 
     records = [{"round": 1, "test/global/accuracy": 0.5, "test/global/macro_f1": 0.25}]

@@ -82,7 +82,7 @@ def test_all_of_a_kind_are_listed(capsys, kind):
     assert all(any(line.partition("(")[0].split()[:1] == [name] for line in lines) for name in names)
 
 
-def test_options_stand_with_their_defaults(capsys):
+def test_options_are_listed_with_their_defaults(capsys):
     assert "\ndirichlet(alpha, min_size=1, " in ended(capsys, "list", "partitions")[1]
     models = ended(capsys, "list", "models")[1]
     assert "resnet8(stem='cifar', width=64, " in models

@@ -17,7 +17,7 @@ from fedjax_core.storage.json_files import read_json, read_jsonl
 from tests.fedjax_core.commands.small_tables import GLOBAL, definition, get_config, run
 
 
-def test_counts_stand_beside_accuracies(tmp_path):
+def test_counts_are_beside_accuracies(tmp_path):
     """Of a run that trains, from the same shapes."""
     measures = (GLOBAL, Measure("trained", ("analysis:trained",)), Measure("sent", ("analysis:up(total=True)",), unit=2**10))
     made = definition(measures=measures, changes={"plan.devices": 1, "rounds": 1, "evaluation.every": 1}, targets=())

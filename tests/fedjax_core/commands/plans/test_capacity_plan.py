@@ -72,7 +72,7 @@ def test_more_time_is_used(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("found", "says"), [({"programs": {}, "error": "no such network"}, "no such network"), (None, "no: why")])
-def test_what_cannot_be_built_is_said_and_not_kept(monkeypatch, tmp_path, found, says):
+def test_what_cannot_be_built_is_reported_and_not_kept(monkeypatch, tmp_path, found, says):
     def refuse(command, *, input, **options):  # noqa: A002
         if found is not None:
             with open(json.loads(input)["out"], "w") as file:

@@ -42,7 +42,7 @@ def test_a_kind_of_difference_that_there_is_not_is_refused():
         cells(differ=("cohorts",))
 
 
-def test_what_differs_stands_in_the_head_of_the_table_and_on_the_console(tmp_path, fake):
+def test_differences_are_in_the_head_of_the_table_and_on_the_console(tmp_path, fake):
     rows = (FEDAVG, Row("Other", get_config, {"cohort.size": 4, "optimizer.momentum": 0.9}))
     table = definition(rows=rows, differ=("cohort", "optimizer"))
     _, said = run(tmp_path, table, seeds=[0])
