@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from fedjax_core import code_fingerprint, experiment, option_types, registry
+from fedjax_core import code_fingerprint, experiment, registry
 from fedjax_core.commands.tables import definition, measures
 from fedjax_core.commands.tables.comparability import check_rows_comparable
 from fedjax_core.commands.tables.definition import Definition, check_definition, column_targets
@@ -102,8 +102,7 @@ def build_cell(
 
 def _resolve_config(table: Definition, row: Any, column: Any, seed: int, variant: str, tuned: Mapping[str, Any]) -> Any:
     config = copy.deepcopy(row.config(variant))  # which may return the same one each time
-    if not isinstance(config, ConfigDict):
-        raise ValueError(f"the row's config gave {option_types.shorten(config)}, not a ConfigDict as those of configs/ do")
+    schema.check_complete(config, "the row's config")
     of_cell = table.cells.get((row.label, column.label), {})
     changes: dict[str, Any] = {}
     for layer in (table.changes, column.changes, row.changes, of_cell, tuned):
