@@ -20,7 +20,7 @@ from fedjax_core import code_fingerprint, option_types, own_packages, registry
 from fedjax_core.experiment import schema
 from fedjax_core.own_packages import HOME
 
-MORE = "--help tells more"
+MORE = "see --help"
 HELP = {"--help", "-h", "-help", "--helpshort", "--helpfull"}
 LONGEST = 400  # characters of an error that a config's own code raises
 FOLDERS = {"config": HOME / "configs", "table": HOME / "configs" / "tables"}

@@ -46,7 +46,7 @@ def _flags(arguments: Sequence[str]) -> Any:
     flags.DEFINE_string("json", None, "a file for the plan as JSON", **at)
     flags.DEFINE_string("kept", compile_pool.CACHE_DIR, "where results are kept; '' for nowhere", **at)
     flags.DEFINE_boolean("fresh", False, "compile what is kept, too", **at)
-    flags.DEFINE_integer("rows", None, "training rows of a set whose files alone tell", lower_bound=1, **at)
+    flags.DEFINE_integer("rows", None, "training examples of a set of unknown size", lower_bound=1, **at)
     flags.DEFINE_integer("test_rows", None, "its test rows", lower_bound=1, **at)
     flags.DEFINE_list("shape", None, "of a row of it, 32,32,3", **at)
     flags.DEFINE_integer("classes", None, "its classes", lower_bound=1, **at)

@@ -6,8 +6,8 @@
   fedjax-core run fedavg --workdir=runs/fedavg --seeds=0,1,2 --config.plan.lanes=3
   python -m methods.main --config=configs/fedavg.py --workdir=runs/fedavg
 
-A config is named by its bare name (`fedjax-core list configs`) or by a file of your own, a variant
-stands behind a colon. Its fields are flags, --config.FIELD=VALUE; `fedjax-core list fields` shows
+A config is named by its bare name (`fedjax-core list configs`) or by a file of your own; a variant
+follows a colon. Its fields are flags, --config.FIELD=VALUE; `fedjax-core list fields` shows
 them, and what they may hold. The same command again resumes an interrupted run. With --fresh it
 begins anew: what the directory holds of a run is deleted. A directory without a checkpoint is free.
 On several processes give each --distributed where a cluster has started them, else --coordinator,

@@ -132,7 +132,7 @@ def _describe_failure(status: int | None, stderr: str, seconds: int) -> str:
     if status == -signal.SIGALRM:
         return f"not compiled in {seconds} s (--limit)"
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    return f"the compiler ended its process ({status}): {lines[-1][:200] if lines else 'it said nothing'}"
+    return f"the compiler ended its process ({status}): {lines[-1][:200] if lines else 'no message'}"
 
 
 def _process_limit(seconds: int) -> int:
