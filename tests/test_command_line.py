@@ -1,4 +1,4 @@
-"""The command line as a user meets it: what a run leaves behind, and what each mistake gets to read."""
+"""The command line: files of a run, and the message for each mistake."""
 
 import contextlib
 import json
@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from fedjax_core import experiment
-from fedjax_core.commands import main
 from fedjax_core.storage.json_files import read_json, read_jsonl
 from tests.launch import Ended
 
@@ -21,22 +20,9 @@ NOISE = re.compile(r"Traceback|^[IWEF]\d{4} |^\d{4}-\d\d-\d\d |WARNING|\bjax\._s
 
 @pytest.fixture(scope="module")
 def finished(launcher, tmp_path_factory) -> tuple[Path, Ended]:
-    """A smoke run from start to end, as (directory, what it said); tests read it, and change copies."""
+    """Returns (directory, output) of a complete smoke run, which tests read and copy."""
     directory = tmp_path_factory.mktemp("finished") / "run"
     return directory, launcher.run(SMOKE, f"--workdir={directory}")
-
-
-@pytest.fixture
-def call(capsys, monkeypatch):
-    """Runs the command in this process, which is as good where it ends before a round."""
-    monkeypatch.chdir(Path(__file__).parents[1])
-
-    def run(*arguments: str) -> Ended:
-        capsys.readouterr()
-        status = main.run_command("fedjax_core.commands.run", [*arguments, "--compilation_cache="])
-        return Ended(status, *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture
@@ -45,12 +31,12 @@ def copy(finished, tmp_path) -> Path:
 
 
 def content(directory: Path) -> dict[str, bytes]:
-    """Every file below a directory, but for the lock, which is rewritten by whoever takes it."""
+    """Returns all files below a directory, except the lock, which each owner rewrites."""
     return {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file() and p.name != ".lock"}
 
 
 def error_of(ended: Ended, status: int) -> str:
-    """The one line that says what is wrong; nothing else was said, unless rounds were run before."""
+    """Returns the line of the error; before round 1, nothing else may be printed."""
     lines = ended.err.splitlines()
     assert ended.status == status, ended
     assert [line.startswith("error: ") for line in lines].count(True) == 1, ended.err
@@ -140,8 +126,8 @@ def test_help_lists_the_methods(launcher):
     ],
     ids=lambda value: value[0].removeprefix("--") if isinstance(value, list) and value[0].startswith("--") else "",
 )
-def test_a_wrong_command_line_gets_one_line(call, tmp_path, flags, status, said):
-    error = only_error_of(call(SMOKE, f"--workdir={tmp_path / 'run'}", *flags), status)
+def test_a_wrong_command_line_gets_one_line(launcher, tmp_path, flags, status, said):
+    error = only_error_of(launcher.run(SMOKE, f"--workdir={tmp_path / 'run'}", *flags), status)
     for part in said:
         assert part in error
     assert not (tmp_path / "run" / "config.json").exists()
@@ -158,8 +144,8 @@ def test_a_wrong_command_line_gets_one_line(call, tmp_path, flags, status, said)
         (["--config=pyproject.toml"], "pyproject.toml"),
     ],
 )
-def test_a_config_that_is_not_there_gets_one_line(call, tmp_path, flags, said):
-    assert said in only_error_of(call(f"--workdir={tmp_path / 'run'}", *flags), 2)
+def test_a_config_that_is_not_there_gets_one_line(launcher, tmp_path, flags, said):
+    assert said in only_error_of(launcher.run(f"--workdir={tmp_path / 'run'}", *flags), 2)
     assert not (tmp_path / "run").exists()
 
 
@@ -172,10 +158,10 @@ def test_a_config_that_is_not_there_gets_one_line(call, tmp_path, flags, said):
         ("npz:mine.npz", ["mine.npz"]),
     ],
 )
-def test_a_missing_data_set_says_what_to_put_where(call, tmp_path, source, files):
+def test_a_missing_data_set_says_what_to_put_where(launcher, tmp_path, source, files):
     there = tmp_path / "data"
     flags = [f"--config.data.source={source}", f"--config.data.dir={there}"]
-    error = only_error_of(call(SMOKE, f"--workdir={tmp_path / 'run'}", *flags), 1)
+    error = only_error_of(launcher.run(SMOKE, f"--workdir={tmp_path / 'run'}", *flags), 1)
     for part in [*files, str(there)]:
         assert part in error
     assert not (tmp_path / "run").exists()
@@ -184,35 +170,35 @@ def test_a_missing_data_set_says_what_to_put_where(call, tmp_path, source, files
 # ------------------------------------------------------------------------------------------------ directories and disks
 
 
-def test_another_config_is_refused_with_the_difference(call, copy):
+def test_another_config_is_refused_with_the_difference(launcher, copy):
     before = content(copy)
-    error = only_error_of(call(SMOKE, f"--workdir={copy}", "--config.optimizer.lr=0.2", "--config.seed=3"), 1)
+    error = only_error_of(launcher.run(SMOKE, f"--workdir={copy}", "--config.optimizer.lr=0.2", "--config.seed=3"), 1)
     assert "optimizer.lr: 0.1 in the directory, 0.2 asked" in error
     assert "seed: 0 in the directory, 3 asked" in error
     assert content(copy) == before
 
 
-def test_fewer_rounds_than_there_are_get_refused(call, copy):
+def test_fewer_rounds_than_there_are_get_refused(launcher, copy):
     before = content(copy)
-    error = only_error_of(call(SMOKE, f"--workdir={copy}", "--config.rounds=3"), 1)
+    error = only_error_of(launcher.run(SMOKE, f"--workdir={copy}", "--config.rounds=3"), 1)
     assert "rounds=3" in error
     assert "5 rounds" in error
     assert content(copy) == before
 
 
-def test_a_foreign_directory_is_left_alone(call, tmp_path):
+def test_a_foreign_directory_is_left_alone(launcher, tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
-    error = only_error_of(call(SMOKE, f"--workdir={tmp_path}"), 1)
+    error = only_error_of(launcher.run(SMOKE, f"--workdir={tmp_path}"), 1)
     assert str(tmp_path) in error
     assert "thesis.tex" in error
     assert content(tmp_path) == {"thesis.tex": b"years of work"}
 
 
-def test_a_work_directory_that_is_a_file_is_left_alone(call, tmp_path):
+def test_a_work_directory_that_is_a_file_is_left_alone(launcher, tmp_path):
     file = tmp_path / "run"
     file.write_text("mine")
-    assert f"{file}: it is a file" in only_error_of(call(SMOKE, f"--workdir={file}"), 1)
-    assert str(file) in only_error_of(call(SMOKE, f"--workdir={file / 'below'}"), 1)
+    assert f"{file}: it is a file" in only_error_of(launcher.run(SMOKE, f"--workdir={file}"), 1)
+    assert str(file) in only_error_of(launcher.run(SMOKE, f"--workdir={file / 'below'}"), 1)
     assert file.read_text() == "mine"
 
 
@@ -276,7 +262,7 @@ def test_a_full_disk_during_a_checkpoint_leaves_the_one_before(launcher, copy):
 
 
 def test_a_loss_that_is_not_finite_names_round_and_client(launcher, copy):
-    """First in a new directory, then after a checkpoint, which stays: the optimiser's decay grows the learning rate from there."""
+    """In a new directory, and after a checkpoint, which stays; the decay raises the rate."""
     new = copy.with_name("new")
     error = error_of(launcher.run(SMOKE, f"--workdir={new}", "--config.optimizer.lr=1e9"), 1)
     assert re.search(r"round 1: the training loss .* not finite", error)
