@@ -1,4 +1,4 @@
-"""Federated learning simulated in JAX: the engine. Methods stand in `methods`, their settings in `configs`."""
+"""Federated learning simulated in JAX: the engine. Methods are in `methods`, their settings in `configs`."""
 
 from importlib import metadata
 from pathlib import Path
@@ -7,7 +7,7 @@ __all__ = ["__version__"]
 
 
 def _version() -> str:
-    """Of the installed package; of a checkout that is not installed, what its pyproject.toml says."""
+    """Returns the version of the installed package; of a checkout, what its pyproject.toml says."""
     try:
         return metadata.version("fedjax-core")
     except metadata.PackageNotFoundError:

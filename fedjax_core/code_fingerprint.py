@@ -155,8 +155,7 @@ def _resolve_module(node: ast.ImportFrom, package: str) -> str:
 
 def _find_module(name: str, shipped: tuple[Path, ...]) -> Iterator[SourceFile]:
     """Yields the user's own files of a module and of the packages around it, without importing
-    them.
-    """
+    them."""
     top, *children = name.split(".")
     try:
         spec = importlib.util.find_spec(top)
@@ -182,15 +181,13 @@ def _find_module(name: str, shipped: tuple[Path, ...]) -> Iterator[SourceFile]:
 
 def describe_origin(error: BaseException) -> str:
     """Returns where the user's own code raised an error or its cause, such as "loss of mine.py,
-    line 7"; "" if nowhere.
-    """
+    line 7"; "" if nowhere."""
     return find_own_error(error)[1]
 
 
 def find_own_error(error: BaseException) -> tuple[BaseException, str]:
     """Returns the first of an error and its causes that the user's own code raised, and where; else
-    (error, "").
-    """
+    (error, "")."""
     shipped = tuple(HOME / name for name in ("fedjax_core", "methods", "configs", "tests"))
     for cause in error_chain(error):
         for frame, line in reversed(list(traceback.walk_tb(cause.__traceback__))):
@@ -218,11 +215,7 @@ def _describe_line(file: Path, function: str, line: int) -> str:
 @contextlib.contextmanager
 def contain_exits() -> Iterator[None]:
     """Turns an exit of the user's own code, or another BaseException that is no interruption, into
-    an error.
-
-    Raises:
-      CodeExited: that happened; one line with the file and the function.
-    """
+    an error."""
     try:
         yield
     except (Exception, KeyboardInterrupt, GeneratorExit):

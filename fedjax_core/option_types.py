@@ -44,6 +44,11 @@ def one_of(*names: str) -> Limit:
     return Limit(f"one of {', '.join(map(repr, names))}", lambda value: value in names)
 
 
+def is_number(value: Any) -> bool:
+    """Returns whether a value is an int or a float, and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def is_part(value: float) -> bool:
     """Returns whether a number is a fraction in (0, 1), or an int of at least 1."""
     return 0 < value < 1 or (isinstance(value, numbers.Integral) and value >= 1)
@@ -110,11 +115,7 @@ def check_value(field: str, value: Any, wanted: Any) -> Any:
 
 
 def check_arguments(function: Callable, **given: Any) -> None:
-    """Checks arguments of a function against its annotations, for callers without a config.
-
-    Raises:
-      ValueError: as `check_value`, for the first that is not allowed.
-    """
+    """Checks arguments of a function against its annotations, for callers without a config."""
     named = inspect.signature(function).parameters
     for name, value in given.items():
         check_value(name, value, named[name].annotation)
@@ -129,8 +130,12 @@ def describe_mismatch(value: Any, wanted: Any) -> str | None:
             return _describe(wanted)
         return next((limit.says for limit in limits if isinstance(limit, Limit) and not limit.holds(value)), None)
     if origin in (typing.Union, types.UnionType):
-        problems = [describe_mismatch(value, each) for each in inside]
-        return None if None in problems else " or ".join(dict.fromkeys(map(str, problems)))
+        problems = []
+        for each in inside:
+            if (problem := describe_mismatch(value, each)) is None:
+                return None
+            problems.append(problem)
+        return " or ".join(dict.fromkeys(problems))
     if origin is Literal:
         return None if any(type(value) is type(each) and value == each for each in inside) else _describe(wanted)
     if origin in (tuple, list, collections.abc.Sequence, collections.abc.Iterable):

@@ -57,8 +57,7 @@ def import_bundled(name: str) -> ModuleType:
 @contextlib.contextmanager
 def use_bundled_packages() -> Iterator[None]:
     """Makes `methods` and `configs` name the bundled packages for a while, then restores the
-    user's.
-    """
+    user's."""
     with _lock:
         hidden = [name for name in PACKAGES if not _is_ours(name) and not _import_if_ours(name)]
         theirs = _pop_modules(hidden)
@@ -78,7 +77,6 @@ def _top_level(name: str) -> str:
 
 
 def _pop_modules(packages: Collection[str]) -> dict[str, ModuleType]:
-    """Removes the modules of packages from `sys.modules`, and returns them."""
     if not packages:
         return {}
     names = [name for name in sys.modules if _top_level(name) in packages]
@@ -86,7 +84,6 @@ def _pop_modules(packages: Collection[str]) -> dict[str, ModuleType]:
 
 
 def _is_ours(name: str) -> bool:
-    """Returns whether a package is imported and bundled."""
     file = getattr(sys.modules.get(name), "__file__", None)
     return file is not None and Path(file).parent == HOME / name
 

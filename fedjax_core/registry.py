@@ -72,8 +72,6 @@ class ResolvedSpec(NamedTuple):
     Attributes:
       what: its kind: "method", "model", ...
       spec: as the config has it.
-      name: without options.
-      options: by name, checked.
       function: the builder, or what else the name stands for.
       origin: `BUILT_IN`, or the package, module or file that defines it.
     """
@@ -110,14 +108,7 @@ def parse_spec(text: str, field: str = "") -> tuple[str, dict[str, Any]]:
     """Parses a spec into its name and its keyword arguments.
 
     Args:
-      text: "name" or "name(key=literal, ...)".
       field: of the config, with which error messages begin.
-
-    Returns:
-      (name, arguments).
-
-    Raises:
-      ValueError: the text has another form.
 
     Example:
       >>> parse_spec("dirichlet(alpha=0.5, min_size=2)")
@@ -244,11 +235,7 @@ def _record(function: Callable, origin: str) -> tuple[Callable, str]:
 
 @functools.cache
 def find_entry_points(what: str) -> dict[str, importlib.metadata.EntryPoint]:
-    """Returns the entry points of installed packages for a kind, by name.
-
-    Raises:
-      ValueError: two packages announce one name.
-    """
+    """Returns the entry points of installed packages for a kind, by name."""
     points: dict[str, importlib.metadata.EntryPoint] = {}
     group = ENTRY_POINT_GROUPS.get(what)
     for point in importlib.metadata.entry_points(group=group) if group else ():
@@ -260,11 +247,7 @@ def find_entry_points(what: str) -> dict[str, importlib.metadata.EntryPoint]:
 
 
 def load_entry_point(what: str, name: str) -> tuple[Callable, str]:
-    """Returns (the object of an entry point, its origin).
-
-    Raises:
-      ValueError: it cannot be loaded.
-    """
+    """Returns (the object of an entry point, its origin)."""
     point = find_entry_points(what)[name]
     try:
         return point.load(), f"{point.value} of {point.dist.name if point.dist else 'a package'}"
@@ -287,11 +270,7 @@ def register_in_process(what: str, name: str, function: Callable) -> str:
 @contextlib.contextmanager
 def refuse_imports(why: str) -> Iterator[None]:
     """Refuses meanwhile to import modules and files by name; entry points of installed packages are
-    still loaded.
-
-    Args:
-      why: the end of the error's message.
-    """
+    still loaded."""
     token = _refusal.set(why)
     try:
         yield
@@ -399,9 +378,7 @@ def check_call(
 
     Args:
       what: what error messages call the function, such as "partition 'dirichlet'".
-      function: takes the arguments by name.
       given: names of arguments that the caller passes itself.
-      options: what the user wrote, by name.
       prefix: what precedes an option's name where its value is refused; None: "`what`: ".
       brought: whether it is not built in: a missing argument may then be one of `given` under
         another name.
@@ -432,8 +409,6 @@ def positional_names(what: str, function: Callable, placed: Sequence[str]) -> tu
 
     Args:
       what: what the error message calls the function.
-      function: to be called.
-      placed: the caller's names of the arguments, in order.
 
     Raises:
       TypeError: it does not take so many; or one of them would be taken for an option, which has a
@@ -464,8 +439,7 @@ def read_parameters(function: Callable) -> tuple[dict[str, inspect.Parameter], b
 
 
 def _read_signature(function: Callable) -> list[inspect.Parameter] | None:
-    """Returns a function's parameters; None for one that is built into Python without a
-    signature."""
+    """Returns a function's parameters; None of one without a signature."""
     if isinstance(function, type) and not hasattr(function, "_fields"):
         function = functools.partial(function.__init__, None)  # self; flax's metaclass hides the signature
     try:
@@ -484,8 +458,7 @@ def _read_parameters(function: Callable) -> tuple[dict[str, inspect.Parameter], 
 
 
 def call_checked(what: str, function: Callable, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Calls `function` with those of `given` that it takes, and with all of `replace_options`, checked by
-    `check_call`."""
+    """Calls `function` with those of `given` that it takes, and with `options`, checked."""
     check_call(what, function, given, options)
     named, _ = read_parameters(function)
     return function(**{name: given[name] for name in named if name in given}, **options)

@@ -1,5 +1,6 @@
 """Definitions of the papers' tables: cells, protocols, and counts that need no training."""
 
+import copy
 import functools
 import importlib.util
 from pathlib import Path
@@ -16,44 +17,41 @@ from fedjax_core import experiment
 from fedjax_core.commands import tables
 from fedjax_core.experiment.uplink_options import account_privacy
 from tests import test_configs
-from tests.fedjax_core.commands.small_tables import run
+from tests.fedjax_core.commands.small_tables import paper_cells, run
 
 needs_library = pytest.mark.skipif(importlib.util.find_spec("dp_accounting") is None, reason="dp-accounting is not installed")
-DEFINITIONS = sorted((Path(__file__).parents[1] / "configs" / "tables").rglob("[!_]*.py"))
+TABLES = Path(__file__).parents[1] / "configs" / "tables"
+DEFINITIONS = sorted(
+    file.relative_to(TABLES).with_suffix("").as_posix() for file in TABLES.rglob("[!_]*.py") if "def get_table" in file.read_text()
+)
 
 
 @pytest.mark.parametrize("variant", base.VARIANTS)
-@pytest.mark.parametrize("file", [path for path in DEFINITIONS if "def get_table" in path.read_text()], ids=lambda path: path.stem)
-def test_every_table_is_well_defined(file, variant):
-    """All cells of the first seed; other seeds differ only in the seed."""
-    table = tables.read_definition(str(file), variant)
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_every_table_is_well_defined(name, variant):
+    """Every cell of its first seed: those of the others differ in the seed alone."""
+    table = tables.read_definition(f"configs/tables/{name}.py", variant)
     assert len(set(table.seeds)) == len(table.seeds) > 0
-    cells = tables.build_cells(table, variant, table.seeds[:1])
+    cells = paper_cells(name) if variant == "paper" else tables.build_cells(table, variant, table.seeds[:1])
     assert len(cells) == len({cell.name for cell in cells}) == len(table.rows) * len(table.columns)
 
 
+def names(table: str) -> set[str]:
+    return {cell.name for cell in paper_cells(table)}
+
+
 def test_tables_of_one_paper_share_their_runs():
-    first, third = (
-        {
-            cell.name
-            for cell in tables.build_cells(tables.read_definition(f"configs/tables/fedskc/table{n}.py", "paper"), "paper", [0])
-        }
-        for n in (1, 3)
-    )
-    assert third < first
-    large, small, both = (
-        {
-            cell.name
-            for cell in tables.build_cells(tables.read_definition(f"configs/tables/fedpft/table{n}.py", "paper"), "paper", [0])
-        }
-        for n in (2, 8, 9)
-    )
-    assert {name for name in both if not name.startswith("fedavg-linear")} < large | small
+    assert names("fedskc/table3") < names("fedskc/table1")
+    both = {name for name in names("fedpft/table9") if not name.startswith("fedavg-linear")}
+    assert both < names("fedpft/table2") | names("fedpft/table8")
+    whole = {name for name in names("fedoa/all_methods") if not name.startswith(("local", "pfedme-released"))}
+    assert whole < names("fedoa/table2")
+    assert not names("fedoa/table2") & names("fedoa/table6"), "own tests are others"
 
 
 def test_epochs_of_fedpft():
-    """4 + 1, and 3 + 2 for FedPFT+Con at alpha 0.1; the others have five, too."""
-    for cell in tables.build_cells(tables.read_definition("configs/tables/fedpft/table8.py", "paper"), "paper", [0]):
+    """4 + 1, but 3 + 2 of FedPFT+Con at alpha 0.1; the others have five as well."""
+    for cell in paper_cells("fedpft/table8"):
         method = cell.config.method
         if cell.row.startswith("FedPFT"):
             early = (cell.row, cell.column) == ("FedPFT+Con", "CIFAR-10, alpha 0.1")
@@ -82,17 +80,14 @@ def test_pacs_is_a_domain_per_client(shared_data):
     table = tables.apply_settings(tables.read_definition("configs/tables/fedpft/table10.py", "paper"), of_file)
     (cell,) = tables.select_cells(tables.build_cells(table, "paper", [0]), ["FedPFT/PACS"])
     data = experiment.dataset(cell.config)
-    assert data.label_table.sum(1).tolist() == [1000] * 4
+    assert data.label_table.sum(1).tolist() == [1000] * 4, "four clients"
     assert data.test_label_table.sum(1).tolist() == [500] * 4
-    cell.config.plan.devices = 1
-    assert experiment.build(cell.config, data).spec.population == 4
 
 
 @pytest.mark.parametrize(("number", "clients", "rows"), [(2, 6, 1000), (7, 30, 200)])
 def test_protocol_of_fedoa(number, clients, rows):
-    """At full size, without files: all clients are tested on the task left out."""
-    table = tables.read_definition(f"configs/tables/fedoa/table{number}.py", "paper")
-    cells = tables.build_cells(table, "paper", [0])
+    """At full size, without the files: a data set per client or a fifth of one, everybody tested on what was left out."""
+    cells = paper_cells(f"fedoa/table{number}")
     assert {cell.config.data.source.partition("leave_out='")[2].rstrip("')") for cell in cells} == set(test_configs.TASKS)
     for cell in cells:
         method = cell.config.method
@@ -101,20 +96,12 @@ def test_protocol_of_fedoa(number, clients, rows):
         assert method.get("lam", 0.5) == 0.5
         assert (cell.config.optimizer.lr, cell.config.optimizer.anneal, method.batch) == (3e-4, "linear", 32)
     (cell,) = tables.select_cells(cells, ["fedoa/sentiment"])
-    simulation = test_configs.build(cell.config)
+    simulation = test_configs.build(copy.deepcopy(cell.config))
     data = simulation.spec.data
     assert [len(index) for index in data.train_index] == [rows] * clients
     assert [len(index) for index in data.test_index] == [len(data.test.y)] * clients == [400] * clients
     adapter = jax.eval_shape(simulation.spec.bound_groups[0].task.model.init, jax.random.key(0)).params
     assert sum(leaf.size for leaf in jax.tree.leaves(adapter)) == 4_194_304
-
-
-def test_tables_of_fedoa_share_their_runs():
-    names = lambda n: {
-        cell.name for cell in tables.build_cells(tables.read_definition(f"configs/tables/fedoa/{n}.py", "paper"), "paper", [0])
-    }
-    assert {name for name in names("all_methods") if not name.startswith(("local", "pfedme-released"))} < names("table2")
-    assert not names("table2") & names("table6"), "own tests are others"
 
 
 def test_domains_of_fedoa(shared_data):
@@ -123,10 +110,9 @@ def test_domains_of_fedoa(shared_data):
     table = tables.apply_settings(tables.read_definition("configs/tables/fedoa/table8.py", "small"), of_file)
     (cell,) = tables.select_cells(tables.build_cells(table, "small", [0]), ["FedOA/Photo"])
     data = experiment.dataset(cell.config)
+    assert data.clients == 3
     assert data.label_table.sum() == 3000
     assert data.test_label_table.sum(1).tolist() == [1670] * 3
-    cell.config.plan.devices = 1
-    assert experiment.build(cell.config, data).spec.population == 3
 
 
 def test_the_table_of_digits_has_every_method_once_on_digits():
@@ -170,33 +156,30 @@ def data_of(source: str):
     return experiment.dataset(config)
 
 
-ENTRIES: dict[tuple, dict[str, int]] = {}  # per network, shape and number of classes
+ENTRIES: dict[tuple, dict[str, int]] = {}  # of a network for ten classes and data of a shape
 
 
 def entries(spec: str, source: str) -> dict[str, int]:
-    """Returns the size of each entry of a network's params."""
+    """Numbers in each entry of a network's params; the linear head has as many for each class."""
     data = data_of(source)
-    key = spec, data.train.x.shape[1:], data.classes
+    key = spec, data.train.x.shape[1:]
     if key not in ENTRIES:
-        params = jax.eval_shape(experiment.build_network(spec, data).init, jax.random.key(0)).params
+        params = jax.eval_shape(experiment.build_network(spec, data, classes=10).init, jax.random.key(0)).params
         ENTRIES[key] = {name: sum(leaf.size for leaf in jax.tree.leaves(entry)) for name, entry in params.items()}
-    return ENTRIES[key]
+    return ENTRIES[key] | {"head": ENTRIES[key]["head"] // 10 * data.classes}
 
 
 def counts(config) -> list[tuple[int, int, int]]:
-    """Returns sizes of the config's network per client, from shapes: body, whole, trained.
-
-    FedBABU's head is fixed.
-    """
-    found = []
+    """Counts the numbers of each client's network, from shapes: body, whole, trained (FedBABU's head is fixed)."""
+    by_network = []
     for spec in config.models:
         number = entries(spec, config.data.source)
         trained = {"all": number, "prompts": ("prompts", "head"), "head": ("head",)}[config.train]
         if config.method.name == "fedbabu":
             trained = [name for name in trained if name != "head"]
         body = sum(n for name, n in number.items() if name not in ("prompts", "head"))
-        found.append((body, sum(number.values()), sum(number[name] for name in trained)))
-    return [found[i % len(found)] for i in range(config.data.clients)]
+        by_network.append((body, sum(number.values()), sum(number[name] for name in trained)))
+    return [by_network[i % len(by_network)] for i in range(config.data.clients)]
 
 
 OURS = {  # corrected values where the printed number includes more than the network, or is wrong

@@ -20,52 +20,46 @@ from fedjax_core import experiment, registry
 from fedjax_core.commands.analyses import figures, tables
 from fedjax_core.commands.analyses.context import TRUST, AnalysisContext, RunLoader
 from fedjax_core.commands.analyses.figures import ATTENDED, EMBEDDED, SCOPES
-from fedjax_core.commands.analyses.scalar_metrics import NUMBERS, compute_size, is_size, make_metric
 from fedjax_core.commands.main import run_and_exit
 from fedjax_core.reporting import console, reporter
 from fedjax_core.storage.workdir import CONFIG, METRICS
 
-__all__ = ["NUMBERS", "AnalysisContext", "RunLoader", "analyse", "compute_size", "is_size", "main", "make_metric"]
+__all__ = ["AnalysisContext", "RunLoader", "analyse", "main"]
 
 WHAT: dict[str, Callable[[AnalysisContext, RunLoader], list[Path]]] = {
-    function.__name__: function
-    for function in (
-        *(
-            figures.curves,
-            figures.traffic,
-            figures.epsilon,
-            figures.partition,
-            figures.tsne,
-            figures.attention,
-            figures.knowledge,
-            tables.probe,
-            tables.match,
-        ),
-        *(tables.communication, tables.sizes, figures.clients, figures.classes, figures.landscape, figures.plane),
-        tables.rouge,
-    )
+    "curves": figures.draw_curves,
+    "traffic": figures.draw_traffic,
+    "epsilon": figures.draw_epsilon,
+    "partition": figures.draw_partition,
+    "tsne": figures.draw_tsne,
+    "attention": figures.draw_attention,
+    "knowledge": figures.draw_knowledge,
+    "probe": tables.write_probe,
+    "match": tables.write_match,
+    "communication": tables.write_communication,
+    "sizes": tables.write_sizes,
+    "clients": figures.draw_client_accuracies,
+    "classes": figures.draw_class_accuracies,
+    "landscape": figures.draw_landscape,
+    "plane": figures.draw_plane,
+    "rouge": tables.write_rouge,
 }
-
 FORMATS = ("png", "pdf", "svg")
 
 
-def analyse(what: Sequence[str], asked: AnalysisContext) -> list[Path]:
+def analyse(what: Sequence[str], context: AnalysisContext) -> list[Path]:
     """Runs the analyses `what`, names in `WHAT`.
 
     Returns:
       The figures (each with a CSV of its name beside it) and tables written.
-
-    Raises:
-      ValueError: an unknown name, or a run that cannot give what is asked.
-      OSError: a run cannot be read, or the files cannot be written.
     """
     functions = [WHAT[registry.check_choice("analysis", name, WHAT)] for name in what]
-    for run in asked.runs:
+    for run in context.runs:
         if not any((run / name).exists() for name in (CONFIG, METRICS)):
             raise ValueError(f"{run} holds no run: there is neither {CONFIG} nor {METRICS}")
-    asked.out.mkdir(parents=True, exist_ok=True)
-    loaded = RunLoader(asked.trust)
-    return [file for function in functions for file in function(asked, loaded)]
+    context.out.mkdir(parents=True, exist_ok=True)
+    load = RunLoader(context.trust)
+    return [file for function in functions for file in function(context, load)]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -109,7 +103,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _parse_ids(text: str) -> list[int]:
-    """Returns client ids, given as "0,3"."""
     if not re.fullmatch(r"\d+(,\d+)*", text):
         raise ValueError(f"--clients={text} must be ids of clients with commas between, such as 0,3")
     return [int(part) for part in text.split(",")]
@@ -121,8 +114,7 @@ def _parse_labels(text: str) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Parses, analyses. Returns 0; 1 for an error, reported in one line; 2 for a wrong command
-    line; 130 if interrupted."""
+    """Runs the command; returns 0, or 1 (error), 2 (wrong command line), 130 (interrupted)."""
     console.send_warnings_to_stderr()
     try:
         given = _parser().parse_args(arguments)
@@ -138,7 +130,7 @@ def main(arguments: Sequence[str]) -> int:
         out = runs[0] / "analysis" if given.out is None else Path(given.out).expanduser()
         scores = [name for name in given.score.split(",") if name]
         shown = (scores, given.model, given.features, chosen, given.rows, given.centroids)
-        asked = AnalysisContext(
+        context = AnalysisContext(
             runs, out, *shown, given.scope, given.span, given.points, given.seed, given.beams, labels, formats, given.trust
         )
     except ValueError as error:
@@ -146,7 +138,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         experiment.cache_compiled_programs(given.compilation_cache)
         experiment.use_all_cores()
-        for file in analyse(what, asked):
+        for file in analyse(what, context):
             reporter.say(file.read_text().rstrip() if file.suffix == ".md" else str(file))
     except KeyboardInterrupt:
         return reporter.fail("interrupted", 130)

@@ -16,13 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ml_collections import ConfigDict
-
 from fedjax_core import code_fingerprint, option_types, own_packages, registry
 from fedjax_core.experiment import schema
 from fedjax_core.own_packages import HOME
 
-MORE = "--help tells more"
+MORE = "see --help"
 HELP = {"--help", "-h", "-help", "--helpshort", "--helpfull"}
 LONGEST = 400  # characters of an error that a config's own code raises
 FOLDERS = {"config": HOME / "configs", "table": HOME / "configs" / "tables"}
@@ -49,11 +47,7 @@ class _Flag(NamedTuple):
 
 
 def list_bundled(what: str) -> list[str]:
-    """Returns the bare names of configs or tables, sorted.
-
-    Args:
-      what: "config" or "table".
-    """
+    """Returns the bare names of configs or tables, sorted."""
     folder = FOLDERS[what]
     files = folder.glob("*.py") if what == "config" else folder.rglob("*.py")
     return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in files if file.stem not in NOT_LISTED)
@@ -61,15 +55,7 @@ def list_bundled(what: str) -> list[str]:
 
 def find_file(what: str, text: str) -> str:
     """Returns the file of a config or a table: a path, if `text` ends in .py, or the file that has
-    this bare name.
-
-    Args:
-      what: "config" or "table".
-      text: such as "fedavg", "fedskc/table1", "mine/fedavg.py".
-
-    Raises:
-      ValueError: there is none.
-    """
+    this bare name."""
     if not text.endswith(".py"):
         name = text.replace(os.sep, "/")
         if name not in (known := list_bundled(what)):
@@ -105,17 +91,11 @@ def parse_flags(arguments: Sequence[str], command: str, flags_of: Callable[[Sequ
     flags too.
 
     Args:
-      arguments: without the program's name.
-      command: its name.
       flags_of: line -> the command's flags, "config" among them, not yet parsed.
 
     Returns:
       (the flags, fields of the method for `experiment.switch`: another method's, or options that
       the config does not have; {} if there are none).
-
-    Raises:
-      ValueError: there is no such config, or not one; it lacks a field.
-      Exception: as `flags_of` and its flags raise it.
     """
     with _without_absl_warnings():
         line, method_of = _make_line(arguments, command)
@@ -126,7 +106,7 @@ def parse_flags(arguments: Sequence[str], command: str, flags_of: Callable[[Sequ
             parts = _split_flags(line)
             config = _parse(flags_of, _join_words(part for part in parts if not part.field)).config
             schema.check_complete(config, split_config(arguments)[0])
-            more = [part for part in parts if part.field and not _has_field(config.method, part.field)]
+            more = [part for part in parts if part.field and not schema.has_field(config.method, ".".join(part.field))]
             if not more:
                 raise
             flags = _parse(flags_of, _join_words(part for part in parts if part not in more))
@@ -178,15 +158,8 @@ def _without_absl_warnings() -> Iterator[None]:
 def _make_line(arguments: Sequence[str], command: str) -> tuple[list[str], dict[str, Any]]:
     """Returns the line that absl parses: the config's file first, since what follows changes it.
 
-    Args:
-      arguments: without the program's name.
-      command: its name.
-
     Returns:
       (the line, fields of another method for `experiment.switch`; {} if it names none).
-
-    Raises:
-      ValueError: there is no such config, or not one.
     """
     config, rest = split_config(arguments)
     name, colon, variant = config.partition(":")
@@ -194,11 +167,7 @@ def _make_line(arguments: Sequence[str], command: str) -> tuple[list[str], dict[
 
 
 def split_config(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """Returns the config that is named, by --config or without dashes, and the other arguments.
-
-    Raises:
-      ValueError: there is none, or more than one.
-    """
+    """Returns the config that is named, by --config or without dashes, and the other arguments."""
     words, configs, rest = list(arguments), [], []
     while words:
         word = words.pop(0)
@@ -212,8 +181,8 @@ def split_config(arguments: Sequence[str]) -> tuple[str, list[str]]:
             if not equals and name.lstrip("-") not in SWITCHES and words and not words[0].startswith("-"):
                 rest.append(words.pop(0))
     if len(configs) != 1 or not configs[0]:
-        found = f"found {', '.join(map(repr, configs))}" if configs else "found no config"
-        raise ValueError(f"give --config=configs/X.py, or a bare name such as fedavg, once, and --workdir=DIR; {found}; {MORE}")
+        given = f"found {', '.join(map(repr, configs))}" if configs else "found no config"
+        raise ValueError(f"give --config=configs/X.py, or a bare name such as fedavg, once, and --workdir=DIR; {given}; {MORE}")
     return configs[0], rest
 
 
@@ -226,11 +195,7 @@ def _take_method(line: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Returns the seeds of --seeds: integers, separated by commas.
-
-    Raises:
-      ValueError: one is no integer.
-    """
+    """Returns the seeds of --seeds: integers, separated by commas."""
     try:
         return [int(seed) for seed in text.split(",")]
     except ValueError:
@@ -261,21 +226,11 @@ def _join_words(parts: Iterable[_Flag]) -> list[str]:
 
 
 def _nest_fields(parts: Iterable[_Flag]) -> dict[str, Any]:
-    """Returns the fields below config.method, as nested mappings."""
     fields: dict[str, Any] = {}
     for _, (*above, last), value in parts:
         group = functools.reduce(lambda group, key: group.setdefault(key, {}), above, fields)
         group[last] = value
     return fields
-
-
-def _has_field(options: Any, field: Sequence[str]) -> bool:
-    """Returns whether a config has the field."""
-    for name in field:
-        if not isinstance(options, ConfigDict) or name not in options:
-            return False
-        options = options[name]
-    return True
 
 
 def _literal(text: str) -> Any:

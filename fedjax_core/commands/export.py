@@ -43,8 +43,6 @@ def export(
     """Writes a model of a run.
 
     Args:
-      run: the run's directory.
-      out: the file.
       client: whose model; None: the global one.
       model: of the client's models, where it has several.
       done: the round after which; None: the selected one, if the run selects one, else that of the
@@ -66,26 +64,26 @@ def export(
     registry.check_choice("layout", layout, pretrained_weights.WRITTEN)
     out = os.path.expanduser(out)
     config, simulation, state = experiment.load(run, done, trust=trust)
-    asked = experiment.resolve(config)
-    if asked.episodes is not None:
+    resolved = experiment.resolve(config)
+    if resolved.episodes is not None:
         raise ValueError(
-            f"{run} was trained on {asked.fields['task']}: its network has no classes of its own, and cannot be exported"
+            f"{run} was trained on {resolved.fields['task']}: its network has no classes of its own, and cannot be exported"
         )
     if simulation.spec.targets != "classes":
         what = f"{run} was trained on {simulation.spec.targets}: {TARGETS[simulation.spec.targets]}"
         raise ValueError(f"{what}; an exported model classifies, so use experiment.load in Python")
     view = simulation.client_view(state, client or 0)
-    name = _choose_model(asked.fields["method.name"], view, client, model)
+    name = _choose_model(resolved.fields["method.name"], view, client, model)
     data = simulation.spec.data
-    some, net = np.asarray(data.test.x[:32]), None
+    sample, net = np.asarray(data.test.x[:32]), None
     try:
-        net = files.find_network(view, name, some)
+        net = files.find_network(view, name, sample)
     except files.NotOneNetwork:
-        if layout != "own" or asked.public is not None:
+        if layout != "own" or resolved.public is not None:
             raise
-    network = asked.networks[view.client % len(asked.networks)]
-    clean = data if asked.adversary is None else experiment.dataset(config)  # without poisoned examples
-    mean, std, limit = experiment.scaling_of(network, asked.normalise, clean) or (None, None, None)
+    network = resolved.networks[view.client % len(resolved.networks)]
+    clean = data if resolved.adversary is None else experiment.dataset(config)  # without poisoned examples
+    mean, std, limit = experiment.scaling_of(network, resolved.normalise, clean) or (None, None, None)
     if mean is None and layout == "own":
         what = f"{run} was trained on {data.train.x.dtype} inputs, which are not normalised"
         raise ValueError(f"{what}; a saved model needs normalised inputs, and no token ids, so use experiment.load in Python")
@@ -101,8 +99,8 @@ def export(
         "std": std,
         "offset": None if clean.x_offset is None else clean.x_offset.tolist(),
         "limit": limit,
-        "statistics": asked.statistics,
-        "method": asked.fields["method.name"],
+        "statistics": resolved.statistics,
+        "method": resolved.fields["method.name"],
         "predictor": name,
         "client": client,
         "round": int(state.round),
@@ -111,9 +109,9 @@ def export(
     description = files.add_usage(description, layout)
     os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
     if net is None:
-        description |= {"options": options_of(asked.fields, "method"), "population": data.clients}
-        description |= {"train": asked.train, "adapter": asked.fields["adapter"]}
-        export_predictor.save_predictor(out, view, name, some, description, experiment.method_builder, experiment.model_builder)
+        description |= {"options": options_of(resolved.fields, "method"), "population": data.clients}
+        description |= {"train": resolved.train, "adapter": resolved.fields["adapter"]}
+        export_predictor.save_predictor(out, view, name, sample, description, experiment.method_builder, experiment.model_builder)
         return description
     if layout == "own":
         files.save_model(out, net, description, experiment.model_builder)
@@ -128,7 +126,6 @@ def export(
 
 
 def _choose_model(method: str, view: ClientView, client: int | None, model: str | None) -> str:
-    """Returns the name of the model to export."""
     own = [name for name in view.holds if name != "global"]
     if client is None:
         if model not in (None, "global"):

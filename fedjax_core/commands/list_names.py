@@ -26,6 +26,7 @@ from fedjax_core import experiment, nn, option_types, own_packages, registry
 from fedjax_core.commands.config_flags import FOLDERS, find_file, list_bundled
 from fedjax_core.commands.main import run_and_exit
 from fedjax_core.data import partition, poisoning, sources
+from fedjax_core.experiment import lookup
 from fedjax_core.experiment.schema import FIELDS
 from fedjax_core.language import instruction_task as language
 from fedjax_core.nn.from_nnx import FIXED_OPTIONS
@@ -47,7 +48,6 @@ class RegistrySection(NamedTuple):
 
     Attributes:
       what: the kind, as `registry.ENTRY_POINT_GROUPS` and messages call it.
-      field: of a config, that holds the name.
       builders: () -> {name: builder}, of those built in.
       hidden: arguments that the run passes to the builder.
     """
@@ -58,22 +58,12 @@ class RegistrySection(NamedTuple):
     hidden: Collection[str] = ()
 
 
-def _methods() -> dict[str, Callable]:
-    return {name: experiment.method_builder(name) for name in experiment.method_summaries()}
-
-
-def _models() -> dict[str, Callable]:
-    return nn.MODULES | {language.MODEL: language.Spec}
-
-
-def _sources() -> dict[str, Callable]:
-    return sources.READERS | {language.SOURCE: language.Source}
-
-
 SECTIONS = {
-    "methods": RegistrySection("method", "method.name", _methods, ("task", "optimizer")),
-    "models": RegistrySection("model", "models", _models, ("rngs", "dtype", "blocks", "block")),
-    "sources": RegistrySection("data set", "data.source", _sources, sources.GIVEN),
+    "methods": RegistrySection("method", "method.name", lambda: dict(lookup.METHODS), ("task", "optimizer")),
+    "models": RegistrySection("model", "models", lambda: lookup.MODELS, ("rngs", "dtype", "blocks", "block")),
+    "sources": RegistrySection(
+        "data set", "data.source", lambda: sources.READERS | {language.SOURCE: language.Source}, sources.GIVEN
+    ),
     "partitions": RegistrySection("partition", "data.partition", lambda: partition.SCHEMES, partition.GIVEN),
     "optimizers": RegistrySection("optimizer", "optimizer.name", lambda: experiment.OPTIMIZERS),
     "augmentations": RegistrySection("augmentation", "augment", lambda: pipeline.OPS),
@@ -95,9 +85,7 @@ class Field(NamedTuple):
     """A field of a config.
 
     Attributes:
-      name: dotted.
       default: in `configs/base.py`, variant "small".
-      comment: what it is for.
       allowed: its values, in words; "" where the code that it names checks them.
     """
 
@@ -123,11 +111,7 @@ def read_fields() -> list[Field]:
 
 
 def describe_fields(part: str = "") -> str:
-    """Returns a text on all fields, on those of a group such as "data", or on one.
-
-    Raises:
-      ValueError: there is no such field.
-    """
+    """Returns a text on all fields, on those of a group such as "data", or on one."""
     fields = read_fields()
     part = part.removeprefix("config.")
     chosen = [field for field in fields if not part or field.name == part or field.name.startswith(f"{part}.")]
@@ -170,13 +154,7 @@ def _read_comments(code: str) -> dict[str, str]:
 
 def read_defaults(kind: str, name: str, builder: Callable) -> dict[str, Any]:
     """Returns the defaults of a builder's options; `inspect.Parameter.empty` for one that is
-    required.
-
-    Args:
-      kind: one of `SECTIONS`.
-      name: of the builder.
-      builder: it.
-    """
+    required."""
     is_network = isinstance(builder, type) and kind == "models" and not hasattr(builder, "_fields")
     hidden = {*FIXED_OPTIONS.get(name, ()), *(() if kind == "models" and not is_network else SECTIONS[kind].hidden)}
     parameters = inspect.signature(builder.__init__ if is_network else builder).parameters.values()
@@ -191,7 +169,6 @@ def spell_defaults(name: str, defaults: Mapping[str, Any]) -> str:
 
 
 def _spell_value(value: Any) -> str:
-    """Returns a default as text, a function by its name."""
     return getattr(value, "__name__", None) or repr(value)
 
 
@@ -216,11 +193,7 @@ def describe_kinds() -> str:
 
 
 def find_builders(kind: str) -> dict[str, Callable]:
-    """Returns the builders of a kind by name: those built in, then those of installed packages.
-
-    Raises:
-      ValueError: a package announces something that cannot be loaded.
-    """
+    """Returns the builders of a kind by name: those built in, then those of installed packages."""
     section = SECTIONS[kind]
     points = registry.find_entry_points(section.what)
     return {**section.builders(), **{name: registry.load_entry_point(section.what, name)[0] for name in points}}
@@ -244,11 +217,7 @@ def describe_kind(kind: str) -> str:
 
 
 def describe_name(kind: str, name: str) -> str:
-    """Returns a text on one name: its spec with all options, and its docstrings.
-
-    Raises:
-      ValueError: there is no such name.
-    """
+    """Returns a text on one name: its spec with all options, and its docstrings."""
     if kind == FIELDS_KIND:
         return describe_fields(name)
     if kind in FILES:

@@ -49,11 +49,7 @@ def usage() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command that the first argument names, and ends the process with its exit status.
-
-    Args:
-      arguments: the command line without the program's name; None: the process's.
-    """
+    """Runs the command that the first argument names, and ends the process with its exit status."""
     name, *rest = list(sys.argv[1:] if arguments is None else arguments) or [""]
     if name in ("", "--help", "-h", "help"):
         sys.stdout.write(usage())
@@ -70,12 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def run_and_exit(module: str, arguments: Sequence[str]) -> NoReturn:
-    """Runs a command, and ends the process with its exit status.
-
-    Args:
-      module: of the command, with a `main` that takes the arguments and returns the status.
-      arguments: the command line without the program's name.
-    """
+    """Runs a command, and ends the process with its exit status."""
     status = run_command(module, arguments)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -87,16 +78,7 @@ def run_and_exit(module: str, arguments: Sequence[str]) -> NoReturn:
 
 
 def run_command(module: str, arguments: Sequence[str]) -> int:
-    """Imports a command and runs it.
-
-    Args:
-      module: of the command.
-      arguments: the command line without the program's name.
-
-    Returns:
-      The exit status: the command's own; 1 for an unexpected error, reported in one line that names
-      the file with the traceback; 130 after an interruption.
-    """
+    """Runs a command; returns its status, 1 for an unexpected error, 130 if interrupted."""
     try:
         with _exit_if_interrupted():
             importlib.import_module("fedjax_core.own_packages").import_bundled_packages()
@@ -145,7 +127,6 @@ def write_error(line: str) -> None:
 
 
 def _describe_error(error: BaseException) -> str:
-    """Returns the error's type, message and place in one line."""
     text = " ".join(str(error).split())
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
     message = f"{type(error).__name__}: {text}" if text else type(error).__name__

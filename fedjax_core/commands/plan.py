@@ -35,7 +35,6 @@ LONGEST = 600  # seconds of one program
 
 
 def _flags(arguments: Sequence[str]) -> Any:
-    """Returns the flags of the command, not yet parsed."""
     values = flags.FlagValues()
     at: dict[str, Any] = {"flag_values": values}
     listed = list(arguments)
@@ -47,7 +46,7 @@ def _flags(arguments: Sequence[str]) -> Any:
     flags.DEFINE_string("json", None, "a file for the plan as JSON", **at)
     flags.DEFINE_string("kept", compile_pool.CACHE_DIR, "where results are kept; '' for nowhere", **at)
     flags.DEFINE_boolean("fresh", False, "compile what is kept, too", **at)
-    flags.DEFINE_integer("rows", None, "training rows of a set whose files alone tell", lower_bound=1, **at)
+    flags.DEFINE_integer("rows", None, "training examples of a set of unknown size", lower_bound=1, **at)
     flags.DEFINE_integer("test_rows", None, "its test rows", lower_bound=1, **at)
     flags.DEFINE_list("shape", None, "of a row of it, 32,32,3", **at)
     flags.DEFINE_integer("classes", None, "its classes", lower_bound=1, **at)
@@ -66,9 +65,6 @@ def usage() -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Parses, compiles, reports.
-
-    Args:
-      arguments: the command line without the program's name.
 
     Returns:
       The exit status: 0; 1 if something does not fit, or for an error, reported in one line; 2 for
@@ -117,7 +113,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _read_counts(given: Any) -> Counts:
-    """Returns the size of the data that the flags give."""
     shape = None
     if given.shape is not None:
         if not given.shape or not all(axis.strip().isdigit() and int(axis) for axis in given.shape):

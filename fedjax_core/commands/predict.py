@@ -51,10 +51,8 @@ def predict(
     """Returns the most probable class of each example.
 
     Args:
-      path: of a saved model.
       examples: a folder of images, one image, or a .npy or .npz file.
       array: its name in the .npz file; None: the only one, or "x".
-      batch: examples at once.
       trust: whether modules and files that the model names, a method or a network of somebody
         else's, may be imported.
 
@@ -90,12 +88,7 @@ def predict(
 
 def _load_model(path: str | os.PathLike, trust: bool) -> tuple[Callable[[PyTree, PyTree], dict[str, Any]], PyTree, dict[str, Any]]:
     """(arrays, x) -> outputs, its arrays, and the description; whether it is one network or what a
-    method predicts with.
-
-    Raises:
-      ValueError: as `predict`; weights, mean or deviation are no numbers to compute with
-        (`storage/weight_checks.py`).
-    """
+    method predicts with."""
     arrays, metadata = read_tensors(path)
     description = export_model.read_description(metadata, path)
     check_weights(arrays, path)

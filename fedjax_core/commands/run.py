@@ -6,8 +6,8 @@
   fedjax-core run fedavg --workdir=runs/fedavg --seeds=0,1,2 --config.plan.lanes=3
   python -m methods.main --config=configs/fedavg.py --workdir=runs/fedavg
 
-A config is named by its bare name (`fedjax-core list configs`) or by a file of your own, a variant
-stands behind a colon. Its fields are flags, --config.FIELD=VALUE; `fedjax-core list fields` shows
+A config is named by its bare name (`fedjax-core list configs`) or by a file of your own; a variant
+follows a colon. Its fields are flags, --config.FIELD=VALUE; `fedjax-core list fields` shows
 them, and what they may hold. The same command again resumes an interrupted run. With --fresh it
 begins anew: what the directory holds of a run is deleted. A directory without a checkpoint is free.
 On several processes give each --distributed where a cluster has started them, else --coordinator,
@@ -34,7 +34,6 @@ KNOWN = (ValueError, TypeError, OSError, FloatingPointError)  # errors that say 
 
 
 def _flags(arguments: Sequence[str]) -> Any:
-    """Returns the flags of the command, not yet parsed."""
     values = flags.FlagValues()
     at: dict[str, Any] = {"flag_values": values}
     listed = list(arguments)
@@ -59,11 +58,6 @@ def usage() -> str:
 
 
 def _parse_seeds(text: str) -> list[int]:
-    """Returns the seeds of --seeds, each once.
-
-    Raises:
-      ValueError: one is no seed, or occurs twice.
-    """
     seeds = config_line.parse_seeds(text)
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"--seeds={text} must have each seed once")
@@ -102,9 +96,6 @@ def _say_labelled(label: str, text: str) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Parses, builds, runs.
-
-    Args:
-      arguments: the command line without the program's name.
 
     Returns:
       The exit status: 0; 1 for an error, reported in one line; 2 for a wrong command line; 130

@@ -42,9 +42,6 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     """Parses, runs.
 
-    Args:
-      arguments: the command line without the program's name.
-
     Returns:
       The exit status: 0; 1 if runs failed or the tables could not be written; 2 for a wrong command
       line or definition; 130 after an interruption.
@@ -54,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
         given = _parser().parse_args(arguments)
         seeds = None if given.seeds is None else config_flags.parse_seeds(given.seeds)
         if (given.table is None) == (given.name is None):
-            raise ValueError("give one table, by name (fedjax-core list tables) or as --table=FILE.py; --help tells more")
+            raise ValueError("give one table, by name (fedjax-core list tables) or as --table=FILE.py; see --help")
         definition = config_flags.find_file("table", given.table if given.name is None else given.name)
         table = tables.apply_settings(tables.read_definition(definition, given.variant), given.set)
         every = tables.build_cells(table, given.variant, seeds)

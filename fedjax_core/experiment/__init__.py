@@ -7,7 +7,7 @@ it in a work directory, and `load` reads a run.
 from fedjax_core.experiment.build_model import build_network, existing_weight_files, scaling_of, spell_network
 from fedjax_core.experiment.build_simulator import build
 from fedjax_core.experiment.build_task import dataset, name_inputs, read_instructions
-from fedjax_core.experiment.input_normalization import scale, scaling
+from fedjax_core.experiment.input_normalization import compute_mean_and_std
 from fedjax_core.experiment.lookup import (
     LOSSES,
     NORMALISATIONS,
@@ -40,6 +40,7 @@ __all__ = [
     "cache_compiled_programs",
     "check_config",
     "complete_config",
+    "compute_mean_and_std",
     "dataset",
     "execute",
     "execute_all",
@@ -53,8 +54,6 @@ __all__ = [
     "name_inputs",
     "read_instructions",
     "resolve",
-    "scale",
-    "scaling",
     "scaling_of",
     "seeds_at_once",
     "spell_network",

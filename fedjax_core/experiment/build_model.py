@@ -46,11 +46,11 @@ def reads_tokens(network: Network, data: federated_data.FederatedData) -> bool |
         return False
     if targets_of(data.train.y) == "tokens":
         return True
-    found = network.resolved
-    if found.origin == BUILT_IN:
-        return found.name in nn.TEXT_MODULES
+    resolved = network.resolved
+    if resolved.origin == BUILT_IN:
+        return resolved.name in nn.TEXT_MODULES
     shape = tuple(x.shape[1:])
-    return nn.flax_adapter.reads_tokens(found.function, found.name, data.classes, shape, all_options(network))
+    return nn.flax_adapter.reads_tokens(resolved.function, resolved.name, data.classes, shape, all_options(network))
 
 
 def build_model(
@@ -63,18 +63,16 @@ def build_model(
     """Builds a network for the data.
 
     Args:
-      network: of the config.
-      data: to be classified.
       statistics: one of `resolve_config.STATISTICS`.
       classes: outputs of the head.
       scaling: by which inputs are normalised; None: they are token ids.
     """
     mean, std, limit = scaling or (None, None, None)
-    found, shape, options = network.resolved, data.train.x.shape[1:], all_options(network)
-    if found.origin != BUILT_IN:
+    resolved, shape, options = network.resolved, data.train.x.shape[1:], all_options(network)
+    if resolved.origin != BUILT_IN:
         normalise = functools.partial(nn.normalize_inputs, mean=mean, std=std, dtype=None, limit=limit)
-        return nn.flax_adapter.build(found.function, found.name, classes, shape, options, normalise, statistics)
-    return nn.build(found.name, classes, shape, mean, std, statistics, limit=limit, **options)
+        return nn.flax_adapter.build(resolved.function, resolved.name, classes, shape, options, normalise, statistics)
+    return nn.build(resolved.name, classes, shape, mean, std, statistics, limit=limit, **options)
 
 
 def build_network(
@@ -86,9 +84,7 @@ def build_network(
     """Builds a model by its spec.
 
     Args:
-      spec: name and options, as in `config.models`.
       data: to be classified; inputs are normalised by the training set's mean and deviation.
-      statistics: as in configs.
       classes: outputs of the head; None: as many as the data have.
     """
     network = find_network(spec)
@@ -119,7 +115,7 @@ def spell_network(network: Network) -> str:
 def has_random_frozen_arrays(resolved: ResolvedConfig) -> bool:
     """Returns whether frozen arrays are drawn by the seed, so that runs of other seeds have other
     arrays."""
-    begins_random = any(one.file is None and one.resolved.function is not language.Spec for one in resolved.networks)
+    begins_random = any(network.file is None and network.resolved.function is not language.Spec for network in resolved.networks)
     return begins_random and (resolved.fields["adapter"] is not None or resolved.train != "all")
 
 
@@ -129,8 +125,6 @@ def read_frozen_arrays(
     """Returns the frozen arrays of a network: those of its file, or random ones.
 
     Args:
-      model: the network.
-      file: with its weights, or None.
       train: what is trained, one of `PARTS`; without a file it is left out.
       seed: of random arrays.
       image: height and width of the images that it sees; None: they are no images.

@@ -14,7 +14,7 @@ from fedjax_core.engine import client_loop, client_sampling
 from fedjax_core.engine.simulator import Group, Simulator, build_spec
 from fedjax_core.experiment import build_task, config_warnings, python_overrides, uplink_options
 from fedjax_core.experiment.lookup import LOSS_TARGETS, bind_options
-from fedjax_core.experiment.resolve_config import ResolvedConfig, algorithm, resolve
+from fedjax_core.experiment.resolve_config import ResolvedConfig, bind_method, resolve
 from fedjax_core.experiment.schema import Config
 from fedjax_core.task import Task
 from fedjax_core.training import losses, metrics
@@ -68,7 +68,7 @@ def build(
     attackers = [] if adversary is None else adversary.client_ids(data.clients, resolved.data.seed)
     poisons, attacks = uplink_options.build_attacks(adversary, attackers)
     trigger = next((poison.trigger for poison in poisons if poison.trigger is not None), None)
-    groups = _build_groups(resolved, pipeline, data, algorithm(resolved), trigger, shapes_only)
+    groups = _build_groups(resolved, pipeline, data, bind_method(resolved), trigger, shapes_only)
     if resolved.adversary is not None and any(group.build(group.task).pooled for group in groups):
         attack = option_types.shorten(resolved.fields["adversary.attack"])
         raise ValueError(f"adversary.attack={attack}: a pooled method has no clients that could attack")
@@ -95,7 +95,7 @@ def build(
         data_on=resolved.data_on,
         episodes=resolved.episodes,
         devices=devices,
-        links=order_transforms([*resolved.links, *attacks, *mechanism]),
+        links=order_transforms([*resolved.transforms, *attacks, *mechanism]),
         leave_out=resolved.leave_out,
         sampling=resolved.sampling,
     )
@@ -113,12 +113,8 @@ def _build_groups(
     """Returns a group of clients for each different network.
 
     Args:
-      resolved: the config.
-      pipeline: from the data to a task.
-      data: divided over the clients.
       make: task -> Algorithm.
       trigger: of a backdoor attack, which is scored, or None.
-      shapes_only: see `build`.
     """
     make = with_local_statistics(make) if resolved.statistics == "local" else make
     scores = dict(resolved.scores)
@@ -186,11 +182,6 @@ def _check_scores(resolved: ResolvedConfig, targets: str) -> None:
 
 
 def _with_scores(task: Task, scores: Mapping[str, Callable]) -> Task:
-    """Returns the task with more scores.
-
-    Raises:
-      ValueError: it has one of that name.
-    """
     if taken := [name for name in scores if name in task.scores]:
         raise ValueError(f"evaluation.scores has {taken[0]!r}, which these data are scored by already; give yours another name")
     return dataclasses.replace(task, scores={**task.scores, **scores})

@@ -78,11 +78,7 @@ def name_inputs(config: Config) -> str:
 
 
 def read_instructions(config: Config) -> language.PreparedTask:
-    """Reads the instructions of a config, for its model.
-
-    Raises:
-      ValueError: the config has none, or has options that are for images.
-    """
+    """Reads the instructions of a config, for its model."""
     resolved = resolve(config)
     if not resolved.is_for_texts:
         raise ValueError(f"data.source={resolved.data.source.spec!r} has no texts; instructions(leave_out=...) has")
@@ -126,8 +122,6 @@ def read_public(resolved: ResolvedConfig, data: FederatedData) -> Examples | tup
 def _classification_task(
     resolved: ResolvedConfig, network: Network, data: FederatedData, public: Examples | tuple[()], shapes_only: bool
 ) -> Task:
-    """Returns the task to predict from arrays, with a network of which `resolved.train` is
-    trained."""
 
     def wrap(model: Model) -> Model:
         model = model if resolved.augment is None else pipeline.with_augmentation(model, resolved.augment)
@@ -157,11 +151,7 @@ def _classification_task(
 def _warn_of_inputs(
     resolved: ResolvedConfig, network: Network, data: FederatedData, scaling: input_normalization.Scaling | None
 ) -> None:
-    """Warns of inputs in an unexpected form, once for all networks that have the same weights.
-
-    Raises:
-      ValueError: as `input_normalization.check_inputs`.
-    """
+    """Warns of inputs in an unexpected form, once for all networks that have the same weights."""
     if scaling is None:
         return
     lines = input_normalization.check_inputs(resolved.normalise, network.file, scaling, data.train, find_seen_examples(data))
@@ -184,7 +174,6 @@ def _read_texts(resolved: ResolvedConfig) -> language.PreparedTask:
 
 
 def _instruction_task(resolved: ResolvedConfig, network: Network, data: Any, public: Any, shapes_only: bool) -> Task:
-    """Returns the task to answer instructions."""
     del network, data, public
     return language.build_task(_read_texts(resolved), resolved.adapter, shapes_only)
 

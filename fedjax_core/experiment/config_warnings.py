@@ -22,8 +22,6 @@ def warn(resolved: ResolvedConfig, data: FederatedData, attackers: int, fresh: M
     """Logs the warnings of the functions below.
 
     Args:
-      resolved: the config.
-      data: divided over its clients.
       attackers: number of clients that attack.
       fresh: networks that begin from no file, by spec.
     """
@@ -98,14 +96,14 @@ def check_rule(rule: Sequence[registry.ResolvedSpec], returning: int) -> list[st
     """Returns a warning of each rule whose `attackers` is less than one client of those that
     return."""
     lines = []
-    for found in rule:
-        takes = registry.read_parameters(found.function)[0]
-        if found.origin != registry.BUILT_IN or "attackers" not in takes:
+    for spec in rule:
+        takes = registry.read_parameters(spec.function)[0]
+        if spec.origin != registry.BUILT_IN or "attackers" not in takes:
             continue
-        share = found.options.get("attackers", takes["attackers"].default)
+        share = spec.options.get("attackers", takes["attackers"].default)
         if share > 0 and int(robust_aggregation.count_attackers(jnp.ones(returning, bool), share)[1]) == 0:
-            what = f"attackers={share:g} of the {returning} clients of a round is less than one, so {found.name} withstands none"
-            lines.append(f"aggregation.rule={option_types.shorten(' | '.join(one.spec for one in rule))}: {what}")
+            what = f"attackers={share:g} of the {returning} clients of a round is less than one, so {spec.name} withstands none"
+            lines.append(f"aggregation.rule={option_types.shorten(' | '.join(other.spec for other in rule))}: {what}")
     return lines
 
 

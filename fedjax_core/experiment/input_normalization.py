@@ -13,8 +13,6 @@ from fedjax_core.data.input_range import find_centre_and_spread, sample_channels
 from fedjax_core.data.row_readers import locate_in_file
 from fedjax_core.data.sources.dataset import is_images
 from fedjax_core.experiment.lookup import NORMALISATIONS, ROBUST
-from fedjax_core.experiment.resolve_config import resolve
-from fedjax_core.experiment.schema import Config
 from fedjax_core.storage import pretrained_weights
 
 NEARLY = 1e-3  # how far pixels may be outside [0, 1], as after a resizing
@@ -26,7 +24,7 @@ ADVICE = "pass bytes (uint8), or floats in [0, 1]: x / 255 for 8 bits, x / 65535
 
 
 class Scaling(NamedTuple):
-    """How inputs are normalised.
+    """The normalisation of inputs.
 
     Attributes:
       mean: of each channel, or of all.
@@ -39,29 +37,6 @@ class Scaling(NamedTuple):
     limit: float | None = None
 
 
-def scaling(
-    config: Config,
-    examples: Examples,
-    file: str | None = None,
-    rows: np.ndarray | None = None,
-    offset: np.ndarray | None = None,
-) -> Scaling:
-    """Returns how inputs that are no token ids are normalised: as the network's file of weights
-    says, else by `config.normalise`.
-
-    Args:
-      config: with `normalise`.
-      examples: of training.
-      file: that a network begins from, or None.
-      rows: indices of the examples that count; None: all.
-      offset: subtracted from the examples already (`FederatedData.x_offset`), or None.
-
-    Raises:
-      ValueError: an unknown normalisation, or one for other channels.
-    """
-    return find_scaling(resolve(config).normalise, examples, file, rows, offset)
-
-
 def find_scaling(
     normalise: str,
     examples: Examples,
@@ -69,7 +44,19 @@ def find_scaling(
     rows: np.ndarray | None = None,
     offset: np.ndarray | None = None,
 ) -> Scaling:
-    """Returns what `scaling` does, for a normalisation by its name."""
+    """Returns how inputs that are no token ids are normalised: as the network's file of weights
+    says, else by `config.normalise`.
+
+    Args:
+      normalise: one of `NORMALISATIONS`.
+      examples: of training.
+      file: that a network begins from, or None.
+      rows: indices of the examples that count; None: all.
+      offset: subtracted from the examples already (`FederatedData.x_offset`), or None.
+
+    Raises:
+      ValueError: the normalisation is for other channels.
+    """
     channels = examples.x.shape[-1] if examples.x.ndim > 1 else 1
     own = None if file is None else pretrained_weights.read_scaling(file)
     if own is not None and file is not None:
@@ -79,7 +66,7 @@ def find_scaling(
     if (constants := NORMALISATIONS[normalise]) is not None:
         _check_channels(Scaling(*constants), channels, f"normalise={normalise!r}")
         return Scaling(*constants)
-    return robust_scale(examples, rows) if normalise == ROBUST else Scaling(*scale(examples, rows))
+    return compute_robust_scaling(examples, rows) if normalise == ROBUST else Scaling(*compute_mean_and_std(examples, rows))
 
 
 def _check_channels(scaling: Scaling, channels: int, origin: str) -> None:
@@ -87,7 +74,7 @@ def _check_channels(scaling: Scaling, channels: int, origin: str) -> None:
         raise ValueError(f"{origin} is for images of {len(scaling.mean)} channels, these have {channels}")
 
 
-def robust_scale(examples: Examples, rows: np.ndarray | None = None) -> Scaling:
+def compute_robust_scaling(examples: Examples, rows: np.ndarray | None = None) -> Scaling:
     """Returns median and interquartile range of each channel, which a few outliers do not move,
     with a limit for clipping.
 
@@ -102,14 +89,9 @@ def robust_scale(examples: Examples, rows: np.ndarray | None = None) -> Scaling:
     return Scaling(tuple((median / unit).tolist()), tuple((np.where(spread > 0, spread, unit) / unit).tolist()), ROBUST_LIMIT)
 
 
-def scale(examples: Examples, rows: np.ndarray | None = None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def compute_mean_and_std(examples: Examples, rows: np.ndarray | None = None) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Returns mean and standard deviation of each channel (the last axis), in units of 255 for
-    uint8 pixels.
-
-    Args:
-      examples: of training.
-      rows: indices of the examples that count; None: all.
-    """
+    uint8 pixels."""
     x = np.asarray(examples.x)
     if x.strides[0] == 0:  # one example many times, as in `mock_data.py`
         x, rows = x[:1], None
@@ -166,11 +148,7 @@ def check_inputs(
     indistinguishable; [] if all is well.
 
     Args:
-      normalise: one of `NORMALISATIONS`.
       file: of weights, whose own mean and deviation are taken, or None.
-      scaling: mean and deviation.
-      examples: of training.
-      rows: indices of the examples that count; None: all.
 
     Raises:
       ValueError: the inputs are images of floats or integers in another range than the
@@ -212,6 +190,5 @@ def _check_outliers(origin: str, scaling: Scaling, sample: np.ndarray, x: np.nda
 
 
 def _describe_columns(x: np.ndarray, columns: np.ndarray) -> str:
-    """Returns the beginning of a warning of some channels."""
     what = "column" if x.ndim == 2 else "channel"
     return f"{what} {columns[0]} of x is" if len(columns) == 1 else f"{len(columns)} {what}s of x are such; {what} {columns[0]} is"

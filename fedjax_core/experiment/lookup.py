@@ -56,13 +56,10 @@ NOT_CONFIGS = ("__init__", "base")  # files of configs/ that are no experiments
 
 
 class Data(NamedTuple):
-    """Where the data come from, and how they are divided.
+    """The source of the data, and how they are divided.
 
     Attributes:
-      source: a reader, or for texts `language.Source`.
-      directory: of the data sets, or None.
       size, examples: see `data.subsample`.
-      partition: a scheme.
       clients: N; None: as many as the data have, for a partition that counts them itself.
       seed: of all draws that divide the data.
       tests: further arguments of `federated_data.federate`: long_tail, test_split, test_examples,
@@ -88,8 +85,8 @@ class Network(NamedTuple):
     """A model of a config.
 
     Attributes:
-      found: a module, or for texts `language.Spec`.
-      around: options of its input wrappers: resize, frame.
+      resolved: a module, or for texts `language.Spec`.
+      input_options: of its input wrappers: resize, frame.
       file: the weights that it begins from, or None.
     """
 
@@ -129,20 +126,12 @@ def method_summaries() -> dict[str, str]:
 
 def method_builder(name: str) -> Callable:
     """Returns the builder of a method: the function `name` of `methods/<name>.py`, or one that is
-    not built in (`registry.py`).
-
-    Raises:
-      ValueError: there is no such method.
-    """
+    not built in (`registry.py`)."""
     return registry.find_builder("method", name, METHODS)[0]
 
 
 def model_builder(name: str) -> Callable:
-    """Returns the builder of a model (`nn/flax_adapter.py`).
-
-    Raises:
-      ValueError: there is no such model.
-    """
+    """Returns the builder of a model (`nn/flax_adapter.py`)."""
     return registry.find_builder("model", name, MODELS)[0]
 
 
@@ -154,12 +143,6 @@ def load_config(name: str) -> Config:
 
     >>> load_config("fedavg:smoke").method.name
     'fedavg'
-
-    Args:
-      name: such as "fedavg", or with a variant "fedavg:smoke".
-
-    Raises:
-      ValueError: there is no such config, or no such variant of it.
     """
     stem, colon, variant = name.partition(":")
     files = (own_packages.HOME / "configs").glob("*.py")
@@ -176,14 +159,14 @@ def find_method(fields: Mapping[str, Any]) -> ResolvedSpec:
       TypeError: it does not take a task first and `optimizer` by name, or has no such option.
     """
     spec, options = fields["method.name"], options_of(fields, "method")
-    found = registry.resolve_spec(
+    resolved = registry.resolve_spec(
         "method", spec, METHODS, given=("optimizer",), placed=("task",), field="method.name", options=options
     )
-    takes, takes_any = registry.read_parameters(found.function)
+    takes, takes_any = registry.read_parameters(resolved.function)
     if "optimizer" not in takes and not takes_any:
         signature = "a method is called as method(task, optimizer=..., ...), with the optimizer that config.optimizer names"
-        raise TypeError(f"method {found.name!r} must take optimizer=: {signature}; it takes: {', '.join(takes)}.")
-    return found
+        raise TypeError(f"method {resolved.name!r} must take optimizer=: {signature}; it takes: {', '.join(takes)}.")
+    return resolved
 
 
 def find_optimizer(fields: Mapping[str, Any]) -> local_training.Optimizer:
@@ -194,23 +177,23 @@ def find_optimizer(fields: Mapping[str, Any]) -> local_training.Optimizer:
     takes, _ = registry.read_parameters(function)
     rate = "learning_rate" if "lr" not in takes and "learning_rate" in takes else "lr"  # as optax calls it
     options = {rate if option == "lr" else option: value for option, value in options.items()}
-    found = registry.resolve_spec("optimizer", name, OPTIMIZERS, field="optimizer.name", options=options)
-    optimizer: Any = found()
+    resolved = registry.resolve_spec("optimizer", name, OPTIMIZERS, field="optimizer.name", options=options)
+    optimizer: Any = resolved()
     if isinstance(optimizer, optax.GradientTransformation):
         return lambda round: optimizer  # noqa: A006
     if callable(optimizer):
         return cast(local_training.Optimizer, optimizer)
     wanted = "an optax.GradientTransformation, or a function of the round that gives one"
-    raise TypeError(f"optimizer {found.name!r} must return {wanted}, it returned {option_types.shorten(optimizer)}")
+    raise TypeError(f"optimizer {resolved.name!r} must return {wanted}, it returned {option_types.shorten(optimizer)}")
 
 
 def _find_source(spec: str, field: str) -> ResolvedSpec:
     if registry.parse_spec(spec, field)[0] == language.SOURCE:
         return registry.resolve_spec("data set", spec, {language.SOURCE: language.Source}, field=field)
-    found = sources.find_reader(spec, field=field)
-    if found.origin == registry.BUILT_IN and isinstance(inner := found.options.get("of"), str):
+    resolved = sources.find_reader(spec, field=field)
+    if resolved.origin == registry.BUILT_IN and isinstance(inner := resolved.options.get("of"), str):
         _find_source(inner, field)  # which it is made of
-    return found
+    return resolved
 
 
 def find_data(fields: Mapping[str, Any]) -> Data:
@@ -251,11 +234,7 @@ def find_public(spec: str | None) -> tuple[ResolvedSpec, int | None] | None:
 
 
 def find_networks(fields: Mapping[str, Any]) -> tuple[Network, ...]:
-    """Returns the models, each with the file of weights that it begins from.
-
-    Raises:
-      ValueError: there are not as many files as models.
-    """
+    """Returns the models, each with the file of weights that it begins from."""
     models, weights = fields["models"], fields["weights"]
     files = (weights,) * len(models) if weights is None or isinstance(weights, str) else tuple(weights)
     files = tuple(None if file is None else os.path.expanduser(file) for file in files)
@@ -278,13 +257,7 @@ def find_network(spec: str, file: str | None = None) -> Network:
 
 def find_scores(specs: Sequence[str]) -> dict[str, Callable]:
     """Returns further scores by name: the option `name`, or else the function's or class's own
-    name.
-
-    Raises:
-      ValueError: there is no such score; two would have one name, or one has a name that is not
-        allowed.
-      TypeError: a score is not called as (outputs, x, y, mask), or has no such option.
-    """
+    name."""
     scores, spec_of = {}, {}
     for spec in specs:
         name, score = _find_score(spec)
@@ -310,19 +283,19 @@ def _find_score(spec: str) -> tuple[str, Callable]:
         spec = spell(place, options)
     if not re.fullmatch(r"[^\W\d]\w*", name) or name == GAP:
         raise ValueError(f"{field}: a score cannot be recorded as {name!r}; a name has letters, digits and _, and is not {GAP!r}")
-    found = registry.resolve_spec("score", spec, SCORES, placed=() if is_class else SCORE_ARGUMENTS, field=field)
+    resolved = registry.resolve_spec("score", spec, SCORES, placed=() if is_class else SCORE_ARGUMENTS, field=field)
     if not is_class:
-        return name, bind_options(found)
-    score = found()
+        return name, bind_options(resolved)
+    score = resolved()
     if not callable(score):
         raise TypeError(f"score {place!r} is a class, whose objects must have __call__({', '.join(SCORE_ARGUMENTS)})")
     registry.positional_names(f"score {place!r}", score, SCORE_ARGUMENTS)
     return name, score
 
 
-def bind_options(found: ResolvedSpec) -> Callable:
+def bind_options(resolved: ResolvedSpec) -> Callable:
     """Returns a resolved function with its options bound."""
-    return functools.partial(found.function, **found.options) if found.options else found.function
+    return functools.partial(resolved.function, **resolved.options) if resolved.options else resolved.function
 
 
 def find_loss(spec: str | None) -> ResolvedSpec | None:

@@ -29,12 +29,8 @@ class Counts(NamedTuple):
     """The size of a data set, in place of the known one; None: the known one.
 
     Attributes:
-      rows, test_rows: examples of the training set and of the test set.
-      shape: of an example.
-      classes: K.
       users: natural clients.
       targets: one of `algorithm.TARGETS`.
-      dtype: of an example.
       answer: tokens of the longest answer, where a language model writes.
     """
 
@@ -88,11 +84,7 @@ def _is_generated(source: ResolvedSpec) -> bool:
 
 
 def _size(source: ResolvedSpec, counts: Counts) -> dataset_sizes.Size:
-    """Returns the size of a source's data set: the known one, with what is given replaced.
-
-    Raises:
-      ValueError: it is not known, and not given.
-    """
+    """Returns the size of a source's data set: the known one, with what is given replaced."""
     if counts.targets is not None:
         check_choice("--targets", counts.targets, TARGETS)
     given = {name: value for name, value in counts._asdict().items() if value is not None and name != "answer"}

@@ -32,16 +32,12 @@ def switch_method(config: Config, method_of: Mapping[str, Any]) -> str:
     are dropped: a coefficient of one method says nothing about another's of the same name.
 
     Args:
-      config: with a method; it may be locked.
       method_of: "name" of the new method, and options of it. If it is the config's own method, or
         there is no name, these change its options.
 
     Returns:
       A line that says what was kept and what was dropped; empty where it is the config's own
       method.
-
-    Raises:
-      ValueError: there is no such method.
     """
     method_of = {"name": config.method.name, **method_of}
     name, own = registry.parse_spec(method_of["name"], "method.name")
@@ -131,12 +127,8 @@ def _specs_of(what: str, given: Sequence[tuple[str | None, Any, Callable]]) -> t
     """Returns the specs of several objects of a kind.
 
     Args:
-      what: the kind.
       given: for each the name that it must have or None, the object, and the function that stands
         for it.
-
-    Raises:
-      ValueError: two different ones would have one name.
     """
     objects: dict[str, Any] = {}
     specs = []
@@ -159,9 +151,6 @@ def spec_of(what: str, given: Callable, name: str | None = None) -> str:
       what: its kind, one of `registry.ENTRY_POINT_GROUPS`.
       given: the function, or a `functools.partial` of it with named options.
       name: that it must have; None: its own.
-
-    Raises:
-      TypeError: it cannot be called.
     """
     if not callable(given):
         called = "" if name is None else f" {name!r}"
@@ -172,12 +161,12 @@ def spec_of(what: str, given: Callable, name: str | None = None) -> str:
         function, options = function.func, function.keywords | options
     own = getattr(function, "__qualname__", type(function).__name__)
     spec = registry.spell(f"{getattr(function, '__module__', '')}:{own}", options)
-    if name in (None, own) and _is_found_by(what, spec, function, options):
+    if name in (None, own) and _is_resolved_by(what, spec, function, options):
         return spec
     return registry.register_in_process(what, name or own.rpartition(".")[2].strip("<>"), given)
 
 
-def _is_found_by(what: str, spec: str, function: Callable, options: dict[str, Any]) -> bool:
+def _is_resolved_by(what: str, spec: str, function: Callable, options: dict[str, Any]) -> bool:
     """Returns whether a spec, read from a file, stands for this function with these options."""
     try:
         place, parsed = registry.parse_spec(spec)

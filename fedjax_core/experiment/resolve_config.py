@@ -32,16 +32,11 @@ class RunOptions(NamedTuple):
     """Fields of a config about the loop of its run.
 
     Attributes:
-      rounds: in all.
-      eval_every: rounds between evaluations.
       targets: accuracies whose first rounds are reported.
       last_k: evaluations whose mean is reported.
       select: the validation score by which the best round is kept, or None.
       patience: evaluations without a better one after which the run ends, or None.
       until: the score at which the run ends, such as "test/global/accuracy >= 0.97", or None.
-      checkpoint_seconds: between checkpoints.
-      keep_checkpoints: how many are kept.
-      profile: whether a trace is written.
     """
 
     rounds: int
@@ -60,34 +55,23 @@ class ResolvedConfig(NamedTuple):
     """A config, resolved and checked.
 
     Attributes:
-      seed: of initialisation, sampling and training.
       method: its builder, with its options.
       optimizer: round -> optax transformation.
-      data: source and partition.
       networks: client i has network i mod their number.
       public: the source of the public set, and how many of its examples are used (None: all); None:
         no such set.
       episodes: how they are drawn; None where plain examples are classified.
       adapter: what is trained beside a frozen network, or None.
-      train: which part of the networks is trained, one of `PARTS`.
-      normalise: one of `NORMALISATIONS`.
-      statistics: one of `STATISTICS`.
-      augment: of training images, or None.
       scores: beside accuracy and loss, by name.
-      loss: of labels, or None.
       cohort: number of clients in a round, or their fraction; None: all.
-      dropout: probability that a sampled client does not return.
-      evaluation: what is scored.
       chunk, devices, model, hold: how a round is mapped to devices, see `client_loop.choose_plan`.
       data_on: where the data are stored, see `data_placement.choose_placement`.
       adversary: who attacks and how, or None.
-      links: what uplinks pass through beside attacks, see `uplink`.
-      rule: the robust rule in place of the mean, after its pre-aggregators; also among `links`.
+      transforms: what uplinks pass through beside attacks, see `uplink`.
+      rule: the robust rule in place of the mean, after its pre-aggregators; also among `transforms`.
       leave_out: whether clients that send NaN or Inf are left out.
       sampling: of cohorts, "fixed", "poisson" or "cyclic".
       mechanism: of differential privacy, or None; it takes what `privacy` says.
-      privacy: how much, or None.
-      run: settings of the run.
       imports_code: whether the config names code that is neither built in nor installed; callbacks
         do not count.
       config: the fields, nested, as config.json holds them (`complete_config`).
@@ -117,7 +101,7 @@ class ResolvedConfig(NamedTuple):
     hold: str
     data_on: str | None
     adversary: uplink_options.Adversary | None
-    links: tuple[UplinkTransform, ...]
+    transforms: tuple[UplinkTransform, ...]
     rule: tuple[ResolvedSpec, ...]
     leave_out: bool
     sampling: str
@@ -130,7 +114,7 @@ class ResolvedConfig(NamedTuple):
 
     @property
     def has_plan(self) -> bool:
-        """Whether the config says how clients are mapped to devices, at least in part."""
+        """Whether the config chooses a part of the plan."""
         return any(self.fields[f"plan.{field}"] is not None for field in ("chunk", "devices", "model"))
 
     @property
@@ -143,8 +127,7 @@ def resolve(config: Config) -> ResolvedConfig:
     """Returns a config, resolved and checked.
 
     Raises:
-      ValueError, TypeError: a name or an option does not exist, a value is not allowed, or a field
-        is missing; the message names the field.
+      ValueError, TypeError: something in it is not allowed; the message names the field.
     """
     fields = schema.read_fields(config)
     with registry.record_lookups() as imported:
@@ -191,7 +174,7 @@ def _resolve(fields: Mapping[str, Any]) -> ResolvedConfig:
         hold=fields["plan.hold"],
         data_on=fields["plan.data"],
         adversary=uplink_options.parse_adversary(fields),
-        links=uplink_options.parse_transforms(fields),
+        transforms=uplink_options.parse_transforms(fields),
         rule=uplink_options.find_rules(fields),
         leave_out=uplink_options.should_leave_out(fields),
         sampling=fields["cohort.sampling"] or "fixed",
@@ -233,13 +216,12 @@ def complete_config(config: Config) -> dict[str, Any]:
     return {**fields, "data": {**data, "clients": partition.resolve_num_clients(data["partition"], None)}}
 
 
-def algorithm(resolved: ResolvedConfig) -> Callable:
+def bind_method(resolved: ResolvedConfig) -> Callable:
     """Returns the method with its optimizer and options bound: task -> Algorithm."""
     return functools.partial(resolved.method.function, optimizer=resolved.optimizer, **resolved.method.options)
 
 
 def _client_weights(method: ResolvedSpec) -> str | None:
-    """Returns how a method weights clients, by its option of that name."""
     takes = registry.read_parameters(method.function)[0]
     return method.options.get("weights", takes["weights"].default) if "weights" in takes else None
 
@@ -251,8 +233,8 @@ def _check_local_epochs(method: ResolvedSpec) -> None:
     epochs = {name: method.options.get(name, takes[name].default) for name in names}
     numbers = {name: number for name, number in epochs.items() if isinstance(number, int)}
     if numbers and not any(numbers.values()):
-        found = ", ".join(f"method.{name}=0" for name in numbers)
-        raise ValueError(f"{found} trains nothing; {'it' if len(numbers) == 1 else 'one of them'} must be at least 1")
+        options = ", ".join(f"method.{name}=0" for name in numbers)
+        raise ValueError(f"{options} trains nothing; {'it' if len(numbers) == 1 else 'one of them'} must be at least 1")
 
 
 def _check_combination(resolved: ResolvedConfig) -> None:

@@ -1,20 +1,22 @@
-"""Runs a config in a work directory, resumes it, or loads its state."""
+"""Runs a config in a work directory, resumes it, or loads its state.
+
+A directory of somebody else imports nothing that its config names: it must not choose what runs here.
+"""
 
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
-from fedjax_core import code_fingerprint, distributed, nn
+from fedjax_core import code_fingerprint, distributed, nn, registry
 from fedjax_core.data import federated_data
 from fedjax_core.engine.simulator import Simulator, State
 from fedjax_core.experiment import lookup, python_overrides
-from fedjax_core.experiment import trust as trusted
 from fedjax_core.experiment.build_model import existing_weight_files
 from fedjax_core.experiment.build_simulator import build
 from fedjax_core.experiment.resolve_config import Config, ResolvedConfig, complete_config, resolve
@@ -23,9 +25,10 @@ from fedjax_core.experiment.schema import IncompleteConfig
 from fedjax_core.experiment.uplink_options import account_privacy
 from fedjax_core.run import Finished, RunSettings, check_inputs, digest_inputs, restore_state, run, starts_afresh
 from fedjax_core.run.early_stopping import SELECTED, find_selected_round
+from fedjax_core.storage import signature
 from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json
-from fedjax_core.storage.workdir import CHECKPOINTS, CONFIG, DATA, RECORDED, RUN
+from fedjax_core.storage.workdir import BEGUN_HERE, CHECKPOINTS, CONFIG, DATA, RECORDED, RUN
 
 _NEEDED = {"method": dict, "models": list, "data": dict, "evaluation": dict, "plan": dict}  # of config.json, to build it again
 _CHOSEN = RECORDED | {"partition": {"hash": str}, "privacy?": {"noise_multiplier?": float}}
@@ -67,15 +70,15 @@ def execute(
     workdir = os.path.expanduser(workdir)
     with code_fingerprint.contain_exits():
         config = python_overrides.apply_overrides(config, **replaced)
-        asked = resolve(config)
-        constructors = lookup.find_callbacks(asked.fields["callbacks"])  # checked before data are read
+        resolved = resolve(config)
+        constructors = lookup.find_callbacks(resolved.fields["callbacks"])  # checked before data are read
         noise = read_recorded_privacy(config, workdir, fresh)
-        simulation = build(config, data, noise=noise, resolved=asked)
+        simulation = build(config, data, noise=noise, resolved=resolved)
         of_run = make_run_settings(
             config,
             simulation,
             noise,
-            asked,
+            resolved,
             data is not None,
             callbacks=constructors + tuple(callbacks),
             fresh=fresh,
@@ -83,7 +86,7 @@ def execute(
             console=console,
         )
         try:
-            return run(simulation, workdir, asked.config, of_run)
+            return run(simulation, workdir, resolved.config, of_run)
         finally:
             simulation.release()  # makes room for the next run, whenever objects are collected
 
@@ -92,33 +95,31 @@ def make_run_settings(
     config: Config,
     simulation: Simulator,
     noise: Mapping[str, Any] | None = None,
-    asked: ResolvedConfig | None = None,
+    resolved: ResolvedConfig | None = None,
     given_data: bool = False,
     **more: Any,
 ) -> RunSettings:
     """Returns the settings of a config's run.
 
     Args:
-      config: of the run.
-      simulation: of the run.
       noise: what run.json records of the privacy, as `build` takes it.
-      asked: the config, resolved; None: not yet.
+      resolved: the config, resolved; None: not yet.
       given_data: whether the data are others than the config's.
       **more: fields of `RunSettings` that the config has not, or in place of the config's.
     """
-    asked = resolve(config) if asked is None else asked
-    privacy = account_privacy(asked.privacy, asked.cohort, simulation.spec.population, asked.sampling, recorded=noise)
-    facts = {"convolution": nn.describe_conv()} | _adversary(asked, simulation.spec.population)
+    resolved = resolve(config) if resolved is None else resolved
+    privacy = account_privacy(resolved.privacy, resolved.cohort, simulation.spec.population, resolved.sampling, recorded=noise)
+    facts = {"convolution": nn.describe_conv()} | _adversary(resolved, simulation.spec.population)
     facts |= {} if privacy is None else {"privacy": privacy.facts()}
     of_config: dict[str, Any] = {
-        **asked.run._asdict(),
-        "seed": asked.seed,
-        "run_facts": facts | _weights(asked),
+        **resolved.run._asdict(),
+        "seed": resolved.seed,
+        "run_facts": facts | _weights(resolved),
         "privacy": privacy,
-        "header": functools.partial(opening_lines, asked, simulation, privacy, given_data=given_data),
-        "is_plan_chosen": asked.has_plan,
-        "callbacks": tuple(asked.fields["callbacks"]),
-        "names_code": trusted.names_code(asked),
+        "header": functools.partial(opening_lines, resolved, simulation, privacy, given_data=given_data),
+        "is_plan_chosen": resolved.has_plan,
+        "callbacks": tuple(resolved.fields["callbacks"]),
+        "names_code": names_code(resolved),
     }
     return RunSettings(**of_config | more)
 
@@ -159,9 +160,6 @@ def load(
       **replaced: method, model, loss, scores, for a run that was given them and whose config has
         "given:...".
 
-    Returns:
-      (config, simulation, state).
-
     Raises:
       ValueError: the directory has no such checkpoint, or no longer that of the selected round, or
         its data are no longer the config's; or a file has another form; or its config names code
@@ -169,21 +167,21 @@ def load(
       OSError: the directory holds no run, or cannot be read.
     """
     folder = Path(workdir).expanduser()
-    said, recorded = read_json(folder / CONFIG, _NEEDED), read_json(folder / RUN, _CHOSEN)
-    with trusted.guard_imports(folder, said, recorded, trust):
-        return _loaded(folder, said, recorded, done, data, replaced)
+    saved_config, recorded = read_json(folder / CONFIG, _NEEDED), read_json(folder / RUN, _CHOSEN)
+    with guard_imports(folder, saved_config, recorded, trust):
+        return _load(folder, saved_config, recorded, done, data, replaced)
 
 
-def _loaded(
+def _load(
     folder: Path,
-    said: Mapping[str, Any],
+    saved_config: Mapping[str, Any],
     recorded: Mapping[str, Any],
     done: int | None,
     data: federated_data.FederatedData | None,
     replaced: Mapping[str, Any],
 ) -> tuple[Config, Simulator, State]:
     """Does `load`, after config.json and run.json have been read."""
-    config: Config = python_overrides.apply_overrides(ConfigDict(lists_to_tuples(said)), **replaced)
+    config: Config = python_overrides.apply_overrides(ConfigDict(lists_to_tuples(saved_config)), **replaced)
     checkpoints = Checkpoints(folder / CHECKPOINTS, beside=folder / SELECTED)
     selected = Checkpoints(folder / SELECTED, beside=folder / CHECKPOINTS)
     chosen = selected.latest() if config.evaluation.get("select") else None
@@ -209,16 +207,14 @@ def _loaded(
     return config, simulation, restore_state(simulation, checkpoints, done)
 
 
-def _weights(asked: ResolvedConfig) -> dict[str, Any]:
-    """Returns the digests of weight files, for run.json."""
-    digests = code_fingerprint.hash_files(existing_weight_files(asked))
+def _weights(resolved: ResolvedConfig) -> dict[str, Any]:
+    digests = code_fingerprint.hash_files(existing_weight_files(resolved))
     return {"weights": {str(file): digest[:16] for file, digest in digests.items()}} if digests else {}
 
 
-def _adversary(asked: ResolvedConfig, population: int) -> dict[str, Any]:
-    """Returns who attacks, for run.json."""
-    clients = [] if asked.adversary is None else asked.adversary.client_ids(population, asked.data.seed).tolist()
-    return {"adversary": {"attack": asked.fields["adversary.attack"], "clients": clients}} if clients else {}
+def _adversary(resolved: ResolvedConfig, population: int) -> dict[str, Any]:
+    clients = [] if resolved.adversary is None else resolved.adversary.client_ids(population, resolved.data.seed).tolist()
+    return {"adversary": {"attack": resolved.fields["adversary.attack"], "clients": clients}} if clients else {}
 
 
 def lists_to_tuples(value: Any) -> Any:
@@ -245,3 +241,21 @@ def use_all_cores() -> None:
         and jax.config.values["jax_num_cpu_devices"] < 1
     ):
         jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+
+
+@contextlib.contextmanager
+def guard_imports(folder: Path, config: Mapping[str, Any], recorded: Mapping[str, Any], trust: bool) -> Iterator[None]:
+    """Refuses to import what a directory's config names, unless it is trusted or began here."""
+    signed = recorded.get(BEGUN_HERE, {}).get("signature")
+    if trust or (signed is not None and signature.is_signed_here(config, signed)):
+        yield
+        return
+    why = f"{folder / CONFIG} names it, and nothing says that you began this run here"
+    with registry.refuse_imports(f"{why}; --trust (in Python trust=True) lets it be imported"):
+        yield
+
+
+def names_code(resolved: ResolvedConfig) -> bool:
+    """Returns whether a config or its callbacks name code from outside."""
+    callbacks = lookup.find_callbacks(resolved.fields["callbacks"])
+    return resolved.imports_code or any(registry.is_imported(callback.origin) for callback in callbacks)

@@ -29,9 +29,6 @@ def opening_lines(
     """Returns the first lines of a run, of at most `COLUMNS` characters each.
 
     Args:
-      resolved: the config.
-      simulation: built from it.
-      private: what rounds cost in privacy; None: nothing.
       given_data: whether the data were given, so that the config does not say how they were
         divided.
     """

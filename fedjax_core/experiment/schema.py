@@ -129,23 +129,19 @@ class IncompleteConfig(ValueError):
 
 
 def check_complete(config: Any, name: str = "the config") -> None:
-    """Checks that a config has all fields but those of `DEFAULTS`.
-
-    Raises:
-      Incomplete: it does not, or is no config; the message calls it `name`.
-    """
+    """Checks that a config has all fields but those of `DEFAULTS`."""
     advice = "begin with one that has all, such as configs.fedavg.get_config(), and change that"
     if config is None:
         raise IncompleteConfig(f"{name} is None; get_config() must return a config")
     if not isinstance(config, ConfigDict):
         raise IncompleteConfig(f"{name} is a {type(config).__name__}, it must be an ml_collections.ConfigDict; {advice}")
-    missing = [field for field in FIELDS if field not in DEFAULTS and not _has(config, field)]
+    missing = [field for field in FIELDS if field not in DEFAULTS and not has_field(config, field)]
     if missing:
         more = f", nor {len(missing) - 1} others" if len(missing) > 1 else ""
         raise IncompleteConfig(f"{name} has no field {missing[0]!r}{more}; {advice}")
 
 
-def _has(config: Any, field: str) -> bool:
+def has_field(config: Any, field: str) -> bool:
     """Returns whether a config has a field of this dotted name."""
     for name in field.split("."):
         if not isinstance(config, Mapping | ConfigDict) or name not in config:

@@ -24,7 +24,6 @@ class Run(NamedTuple):
     """One of several runs.
 
     Attributes:
-      config: see `configs/base.py`.
       workdir: a new directory, or one that holds this run.
       console: takes lines of text; None: standard error.
       fresh: deletes the run that the directory holds, and begins there.
@@ -40,7 +39,6 @@ class _Batch(NamedTuple):
     """Runs that train together.
 
     Attributes:
-      indices: of the runs.
       noise: the privacy that their directories record; None: they record none.
       plan: the plan that their directories record; None: `client_loop.choose_plan`.
     """
@@ -62,7 +60,6 @@ def execute_all(
     `plan.lanes` seeds of one config train at once, in one program. All else goes one after another.
 
     Args:
-      runs: in the order in which they begin.
       progress: see `execute`. Give False where the bars of several runs would overwrite each other.
       data: in place of the configs', which they must be.
       say: takes a line about runs that cannot train together, and why.
@@ -114,7 +111,7 @@ def _find_error(config: Config) -> Exception | None:
 
 
 def _split_by_record(runs: Sequence[Run], group: list[int], say: Say) -> list[_Batch]:
-    """Batches of runs whose directories record the same privacy and plan. New runs join the first.
+    """Returns batches of runs whose directories record the same privacy and plan. New runs join the first.
 
     Privacy may differ in its last digits, and plans by the memory that there was.
     """
@@ -193,7 +190,7 @@ def group_seeds(configs: Sequence[Config]) -> list[list[int]]:
     """
     groups: dict[str, list[int]] = {}
     for i, config in enumerate(configs):
-        key = _without_seed(config) if seeds_at_once(config) > 1 else str(i)
+        key = _make_seedless_key(config) if seeds_at_once(config) > 1 else str(i)
         groups.setdefault(key, []).append(i)
     return list(groups.values())
 
@@ -203,8 +200,8 @@ def seeds_at_once(config: Config) -> int:
     return config.plan.get("lanes") or 1
 
 
-def _without_seed(config: Config) -> str:
-    """What seeds that share a program have in common."""
+def _make_seedless_key(config: Config) -> str:
+    """Returns a key that seeds which share a program have in common."""
     fields = to_json_values(config.to_dict())
     try:
         drawn = has_random_frozen_arrays(resolve(config))

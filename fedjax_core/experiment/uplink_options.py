@@ -1,4 +1,4 @@
-"""What a config puts between clients and server, as transforms of uplinks."""
+"""Builds the transforms of uplinks that a config names."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,12 +23,7 @@ from fedjax_core.uplink import (
 
 
 class Adversary(NamedTuple):
-    """Who attacks, and how.
-
-    Attributes:
-      attacks: in order; they poison data or change uplinks.
-      fraction: of the clients.
-    """
+    """The attack of a config."""
 
     attacks: list[ResolvedSpec]
     fraction: float
@@ -73,16 +68,7 @@ def parse_adversary(fields: Mapping[str, Any]) -> Adversary | None:
 def build_attacks(
     adversary: Adversary | None, client_ids: Sequence[int] | np.ndarray
 ) -> tuple[list[poisoning.Poison], list[UplinkTransform]]:
-    """Returns how attackers change their data, and how they change their uplinks.
-
-    Args:
-      adversary: who attacks, and how; None: nobody.
-      client_ids: of the attackers.
-
-    Raises:
-      TypeError: an attack of a user returns something else.
-      ValueError: there are two backdoors.
-    """
+    """Returns how attackers change their data, and how they change their uplinks."""
     poisons, triggers, transforms = [], [], []
     for spec in [] if adversary is None else adversary.attacks:
         attack: Any = spec()
@@ -113,7 +99,6 @@ def parse_privacy(
     """Returns the mechanism and its settings.
 
     Args:
-      fields: all fields of the config by dotted name.
       texts: whether the data are texts, which are not normalised.
       weights: how the method weights clients; None: unknown.
 
@@ -159,10 +144,6 @@ def account_privacy(
     """Returns what rounds cost in privacy; None without privacy.
 
     Args:
-      privacy: settings of the config.
-      cohort: size of a cohort, as in the config.
-      population: N.
-      sampling: of cohorts.
       calibrate, recorded: see `PrivacyConfig.make_ledger`.
     """
     if privacy is None:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_core.option_types import is_number
 from fedjax_core.reporting.console import readable_size, readable_time
 from fedjax_core.reporting.score_labels import is_accuracy, is_gap, is_headline, is_loss, is_r2, is_requested, selection_key
 
@@ -48,8 +49,8 @@ def summarise(
     summary: dict[str, Any] = {"rounds": records[-1]["round"] if records else 0, "metrics": {}, "speed": _speed(records)}
     names = dict.fromkeys(name for record in records for name in record if name not in _COUNTS and name != "train/examples")
     for name in names:
-        rounds = [record["round"] for record in records if is_score(record.get(name))]
-        values = [float(record[name]) for record in records if is_score(record.get(name))]
+        rounds = [record["round"] for record in records if is_number(record.get(name))]
+        values = [float(record[name]) for record in records if is_number(record.get(name))]
         if not values:
             continue
         tail = values[-last_k:]
@@ -76,16 +77,12 @@ def summarise(
 
 def _add_selected(records: Sequence[Mapping[str, Any]], select: str, summary: dict[str, Any]) -> None:
     """Adds the selected round, and every score in it."""
-    evaluated = [record for record in records if is_score(record.get(select))]
+    evaluated = [record for record in records if is_number(record.get(select))]
     best = max(evaluated, key=lambda record: selection_key(select, record[select]))
     summary["selected"] = {"by": select, "round": best["round"], "value": float(best[select])}
     for name, entry in summary["metrics"].items():
-        if is_score(best.get(name)):
+        if is_number(best.get(name)):
             entry["selected"] = float(best[name])
-
-
-def is_score(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _speed(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -116,7 +113,7 @@ def history(records: Sequence[Mapping[str, Any]]) -> dict[str, Series]:
     Series(rounds=array([1, 2]), values=array([2. , 1.5]))
     """
     names = dict.fromkeys(name for record in records for name in record if name != "round")
-    points = {name: [(record["round"], record[name]) for record in records if is_score(record.get(name))] for name in names}
+    points = {name: [(record["round"], record[name]) for record in records if is_number(record.get(name))] for name in names}
     return {name: Series(*map(np.array, zip(*pairs, strict=True))) for name, pairs in points.items() if pairs}
 
 

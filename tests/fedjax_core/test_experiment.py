@@ -209,7 +209,7 @@ class BuildTest(chex.TestCase):
     def test_inputs_are_normalised_as_asked(self):
         images = Examples(np.zeros((2, 4, 4, 3), np.uint8), np.zeros(2, np.int32))
         for name, (mean, std) in {"imagenet": (0.485, 0.229), "half": (0.5, 0.5), "unit": (0.0, 1.0), "data": (0.0, 1.0)}.items():
-            found = experiment.scaling(config(normalise=name), images)
+            found = input_normalization.find_scaling(name, images, None)
             self.assertEqual((found[0][0], found[1][0]), (mean, std), name)
 
     def test_settings_arrive(self):
@@ -279,7 +279,7 @@ class BuildTest(chex.TestCase):
 class ScaleTest(chex.TestCase):
     def test_pixels_in_units_of_255_by_channel(self):
         x = np.random.default_rng(0).integers(0, 256, (6, 4, 4, 2)).astype(np.uint8)
-        mean, std = experiment.scale(Examples(x, None))
+        mean, std = experiment.compute_mean_and_std(Examples(x, None))
         for c in range(2):
             pixels = x[..., c].astype(np.float64).ravel() / 255
             self.assertAlmostEqual(mean[c], pixels.sum() / len(pixels))
@@ -287,7 +287,7 @@ class ScaleTest(chex.TestCase):
 
     def test_floats_as_they_are_and_a_constant_channel_undivided(self):
         x = np.stack([np.full((5, 3), 2.5), np.arange(15.0).reshape(5, 3)], -1).astype(np.float32)
-        mean, std = experiment.scale(Examples(x, None))
+        mean, std = experiment.compute_mean_and_std(Examples(x, None))
         np.testing.assert_allclose(mean, [2.5, 7.0])
         np.testing.assert_allclose(std, [1.0, np.arange(15).std()])
 
@@ -295,8 +295,8 @@ class ScaleTest(chex.TestCase):
         x = np.stack([np.full(5000, 0.1), np.random.default_rng(0).normal(7.0, 2.0, 5000)], -1).astype(np.float32)
         with tempfile.TemporaryDirectory() as folder:
             np.save(f"{folder}/x.npy", x)
-            mean, std = experiment.scale(Examples(np.load(f"{folder}/x.npy", mmap_mode="r"), None))
-        wanted = experiment.scale(Examples(x, None))
+            mean, std = experiment.compute_mean_and_std(Examples(np.load(f"{folder}/x.npy", mmap_mode="r"), None))
+        wanted = experiment.compute_mean_and_std(Examples(x, None))
         self.assertEqual(std[0], 1.0)
         np.testing.assert_allclose((mean, std), wanted, rtol=1e-12)
 

@@ -141,7 +141,7 @@ def test_columns_that_are_left_large_are_warned_of(caplog):
 
 
 def test_pixels_in_another_range_than_those_of_a_file_are_refused(tmp_path):
-    scale = experiment.scale(Examples(PIXELS.astype(np.float32), None))
+    scale = experiment.compute_mean_and_std(Examples(PIXELS.astype(np.float32), None))
     found = input_normalization.Scaling(*scale)
     path = tmp_path / "m"
     sim = built(divided(PIXELS))
@@ -158,7 +158,7 @@ def test_pixels_in_another_range_than_those_of_a_file_are_refused(tmp_path):
             input_normalization.check_inputs("data", str(path), found, examples)
 
 
-def test_wild_rows_are_warned_of_and_robust_statistics_stand_them(caplog):
+def test_outliers_are_warned_of_and_robust_statistics_withstand_them(caplog):
     """One row of 1e30 makes all others alike; by median and quartiles they stay as they would be without it."""
     x = RNG.normal(5, 2, (400, 3)).astype(np.float32)
     y = np.arange(400) % 2
@@ -176,7 +176,7 @@ def test_wild_rows_are_warned_of_and_robust_statistics_stand_them(caplog):
     assert not caplog.messages
     np.testing.assert_allclose(logits(robust, x), logits(clean, x), atol=0.1)
     assert np.abs(logits(robust, wild)).max() < 100  # cut, so that the row does no harm
-    mean, std, limit = input_normalization.robust_scale(Examples(x, None))
+    mean, std, limit = input_normalization.compute_robust_scaling(Examples(x, None))
     np.testing.assert_allclose(mean, np.median(x, 0), rtol=1e-6)
     np.testing.assert_allclose(std, 2, rtol=0.2)
     assert limit == input_normalization.ROBUST_LIMIT
@@ -184,10 +184,10 @@ def test_wild_rows_are_warned_of_and_robust_statistics_stand_them(caplog):
 
 def test_robust_statistics_of_bytes_are_in_units_of_255():
     x = RNG.integers(0, 256, (40, 4, 4, 3)).astype(np.uint8)
-    mean, std, _ = input_normalization.robust_scale(Examples(x, None))
+    mean, std, _ = input_normalization.compute_robust_scaling(Examples(x, None))
     np.testing.assert_allclose(mean, np.median(x.reshape(-1, 3), 0) / 255)
     assert 0.2 < min(std) <= max(std) < 0.6
-    assert input_normalization.robust_scale(Examples(np.zeros_like(x), None)).std == (1.0, 1.0, 1.0)
+    assert input_normalization.compute_robust_scaling(Examples(np.zeros_like(x), None)).std == (1.0, 1.0, 1.0)
 
 
 def test_robust_statistics_are_no_secret_either():

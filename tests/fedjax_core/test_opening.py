@@ -43,7 +43,7 @@ def test_a_run_says_first_what_is_trained_on_what_and_by_whom():
     assert opened(config, given_data=True)["clients"] == "20, 8 in a round"
 
 
-def test_it_says_what_stands_between_clients_and_server():
+def test_it_reports_what_is_between_clients_and_server():
     config = fedavg.get_config("smoke")
     config.adversary.update(attack="sign_flip", fraction=0.2)
     config.aggregation.rule, config.compression.uplink, config.dropout = "median", "quantise(bits=4)", 0.25
@@ -55,13 +55,13 @@ def test_it_says_what_stands_between_clients_and_server():
     assert "noise" not in found
 
 
-def test_networks_and_options_in_parts_are_told_apart():
+def test_networks_and_options_in_parts_are_distinguished():
     found = opened(fedproto.get_config("smoke"))["network"]
     assert found == "mlp(widths=(32,)) of 10 clients: 2,410 parameters; cnn(widths=(4,), dense=32) of 10 clients: 1,554 parameters"
     assert opened(fedpft.get_config("smoke"))["method"] == "fedpft (contrast.on=False)"
 
 
-def test_noise_that_is_longer_than_the_signal_is_said_with_what_helps():
+def test_noise_that_is_longer_than_the_signal_is_reported_with_what_helps():
     config = fedavg.get_config("smoke")
     config.normalise, config.method.weights = "unit", "uniform"
     config.privacy.update(**PRIVATE, epsilon=8.0)
@@ -83,7 +83,7 @@ def test_the_length_of_noise(local, needed, ratio):
     assert noise_to_signal(2.0, 10_000, 8, local) == (needed, pytest.approx(ratio))
 
 
-def test_batches_beyond_all_data_and_evaluations_that_never_come_are_said(caplog):
+def test_batches_beyond_all_data_and_evaluations_that_never_come_are_reported(caplog):
     config = fedavg.get_config("smoke")
     config.method.batch, config.evaluation.every = 100_000, 1000
     found = opened(config)

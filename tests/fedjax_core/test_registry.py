@@ -71,14 +71,14 @@ def test_a_function_without_options():
 
 
 @pytest.mark.parametrize("spec", [f"f(a={'(' * 5000})", f"f(a={'-' * 15000}1)", "f(" * 50_000, "x" * 100_000, 1, None, ("f",)])
-def test_whatever_stands_there_ends_in_one_line(spec):
+def test_malformed_specs_end_in_one_line(spec):
     with pytest.raises(ValueError, match=r"^models: ") as caught:
         registry.parse_spec(spec, "models")
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
 
 
-def test_an_option_stands_once():
+def test_an_option_is_given_once():
     with pytest.raises(ValueError, match=r"'dirichlet\(alpha=0.5, alpha=0.6\)' has the option 'alpha' twice"):
         registry.parse_spec("dirichlet(alpha=0.5, alpha=0.6)")
     with pytest.raises(ValueError, match="has the option 'coats', which is also given beside it"):

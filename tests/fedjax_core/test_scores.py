@@ -9,7 +9,7 @@ import pytest
 from configs import fedavg
 from configs.tables.base import Measure
 from fedjax_core import experiment
-from fedjax_core.commands.tables import score_checks
+from fedjax_core.commands.tables import measures
 from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import evaluation
 from fedjax_core.reporting import reporter, score_labels
@@ -182,10 +182,10 @@ def test_a_table_and_a_search_know_the_scores(mine):
     made = config("macro_f1", f"{mine}:FBeta(name='f2')", data__validation=0.2)
     asked = experiment.resolve(made)
     for score in ("test/global/macro_f1", "test/global/own/f2/weighted", "validation/global/f2"):
-        score_checks.check_scores(Measure("x", (score,)), made, asked)
-    score_checks.check_search_scores(("validation/global/macro_f1", "validation/global/own/f2/mean"), asked)
+        measures.check_scores(Measure("x", (score,)), made, asked)
+    measures.check_search_scores(("validation/global/macro_f1", "validation/global/own/f2/mean"), asked)
     with pytest.raises(ValueError, match=r"unknown score in 'test/global/macro_f2' of measure 'x' 'macro_f2'.*'macro_f1'"):
-        score_checks.check_scores(Measure("x", ("test/global/macro_f2",)), made, asked)
+        measures.check_scores(Measure("x", ("test/global/macro_f2",)), made, asked)
 
 
 def test_which_value_is_the_better_one():
@@ -200,7 +200,7 @@ def test_which_value_is_the_better_one():
     assert "server/norm" not in reporter.table(summary)
 
 
-def test_accuracies_of_two_kinds_are_told_apart_in_a_figure(tmp_path):
+def test_accuracies_of_two_kinds_are_distinguished_in_a_figure(tmp_path):
     from fedjax_core.reporting.plots import run_overview
 
     records = [{"round": 1, "test/global/accuracy": 0.5, "test/global/macro_f1": 0.25}]

@@ -9,6 +9,7 @@ import pytest
 from configs import centralized_pretrain, fedhpl
 from fedjax_core import experiment
 from fedjax_core.commands import analyze, export, predict
+from fedjax_core.experiment import input_normalization
 from fedjax_core.storage import export_model as files
 from fedjax_core.storage.json_files import read_json, write_json
 from fedjax_core.training import metrics
@@ -53,9 +54,9 @@ def test_the_backbone_is_the_files_and_the_head_is_new(backbone, run):
         jax.tree.map(np.testing.assert_array_equal, entry, net.params[name])
     assert set(state.clients[0].params) == {"prompts", "head"}
     assert metrics.nbytes(simulation.compiled.device_arrays.tasks) == metrics.nbytes(frozen)
-    mean, std, _ = experiment.scaling(config, simulation.spec.data.train, str(backbone))
+    mean, std, _ = input_normalization.find_scaling(config.normalise, simulation.spec.data.train, str(backbone))
     assert (list(mean), list(std)) == (description["mean"], description["std"])
-    assert list(mean) != list(experiment.scale(simulation.spec.data.train)[0])
+    assert list(mean) != list(experiment.compute_mean_and_std(simulation.spec.data.train)[0])
 
 
 def test_a_client_is_exported_whole(run, tmp_path):

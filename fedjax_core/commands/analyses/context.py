@@ -18,20 +18,15 @@ class AnalysisContext(NamedTuple):
     """Runs and options of analyses, as the command line has them.
 
     Attributes:
-      runs: directories of runs.
-      out: where the files go.
-      scores: of curves: the first that a run has is taken; none: its main one, see `figures.curves`.
+      scores: of curves: the first that a run has is taken; none: its main one, see `figures.draw_curves`.
       model: a predictor; None: see `analysis.model_of`.
       features: which of the model's outputs.
-      clients: whose features; None: all.
       rows: examples per client, in the plane and in attention; None: `EMBEDDED`, `ATTENDED`.
       centroids: whether tsne also shows the mean of each client's features of each class.
       scope: of accuracies by class and by client: "own", each client's own test rows, or "all", the whole test set.
       span, points: of the landscape and the plane.
-      seed: of the embedding and of the landscape's directions.
       beams: with which a language model writes its answers; 1: greedily.
       labels: what figures and tables call the runs, one for each; for curves also one for each line. None: their directories.
-      formats: of figures, such as "png", "pdf", "svg".
       trust: whether code that configs name may be imported, for runs that were not begun here.
     """
 
@@ -83,11 +78,7 @@ class RunLoader:
 
 
 def run_labels(context: AnalysisContext) -> list[str]:
-    """Returns the label of each run.
-
-    Raises:
-      ValueError: --labels does not have one label for each run.
-    """
+    """Returns the label of each run."""
     if context.labels is None:
         from fedjax_core.reporting import plots  # loads matplotlib
 

@@ -22,18 +22,14 @@ KNOWLEDGE_ROWS = 1000  # test examples in the plane beside class knowledge
 SCOPES = {scope: f"test accuracy, {ROWS[scope]}" for scope in ("own", "all")}
 
 
-def curves(context: AnalysisContext, load: RunLoader) -> list[Path]:
-    """A score over the rounds, all runs together (--score); runs that differ in the seed alone as mean and standard deviation."""
+def draw_curves(context: AnalysisContext, load: RunLoader) -> list[Path]:
+    """Draws a score over the rounds (--score); runs that differ in the seed alone as mean and deviation."""
     del load
     return _draw(context, "curves", plots.curves, context.runs, context.scores or _main_scores(context.runs), labels=context.labels)
 
 
 def _main_scores(runs: Sequence[Path]) -> list[str]:
-    """Returns the first of `reporter.HEADLINE` that all runs have; if there is none, all of them.
-
-    Raises:
-      ValueError: a run has none of them; lists what it has.
-    """
+    """Returns the first of `reporter.HEADLINE` that all runs have; all of them without such."""
     records = {run: read_records(run / METRICS) for run in runs}
     scores = {run: {name for record in of_run for name in record} for run, of_run in records.items()}
     for run, names in scores.items():
@@ -44,26 +40,22 @@ def _main_scores(runs: Sequence[Path]) -> list[str]:
     return [name for name in reporter.HEADLINE if all(name in names for names in scores.values())][:1] or list(reporter.HEADLINE)
 
 
-def traffic(context: AnalysisContext, load: RunLoader) -> list[Path]:
-    """A score over the bytes that a client has sent, a line for each run (--score)."""
+def draw_traffic(context: AnalysisContext, load: RunLoader) -> list[Path]:
+    """Draws a score over the bytes that a client has sent, a line for each run (--score)."""
     del load
     scores = context.scores or _main_scores(context.runs)
     return _draw(context, "traffic", plots.spending, context.runs, scores, cost="bytes", labels=context.labels)
 
 
-def epsilon(context: AnalysisContext, load: RunLoader) -> list[Path]:
-    """A score over what privacy has cost so far, a line for each run that has noise (--score)."""
+def draw_epsilon(context: AnalysisContext, load: RunLoader) -> list[Path]:
+    """Draws a score over the epsilon spent so far, a line for each run that has noise (--score)."""
     del load
     scores = context.scores or _main_scores(context.runs)
     return _draw(context, "epsilon", plots.spending, context.runs, scores, cost="epsilon", labels=context.labels)
 
 
-def partition(context: AnalysisContext, load: RunLoader) -> list[Path]:
-    """Who has how much of what, as circles and as shades.
-
-    Raises:
-      ValueError: a run has no label table.
-    """
+def draw_partition(context: AnalysisContext, load: RunLoader) -> list[Path]:
+    """Draws how many examples of each class each client has, as circles and as shades."""
     del load
     files = []
     for run, name in runs_with_prefixes(context):
@@ -77,8 +69,8 @@ def partition(context: AnalysisContext, load: RunLoader) -> list[Path]:
     return files
 
 
-def tsne(context: AnalysisContext, load: RunLoader) -> list[Path]:
-    """Features in the plane, by class and by client."""
+def draw_tsne(context: AnalysisContext, load: RunLoader) -> list[Path]:
+    """Draws features in the plane, by class and by client."""
     files = []
     for run, name in runs_with_prefixes(context):
         simulation, state = load(run)
@@ -94,8 +86,8 @@ def tsne(context: AnalysisContext, load: RunLoader) -> list[Path]:
     return files
 
 
-def attention(context: AnalysisContext, load: RunLoader) -> list[Path]:
-    """What a client's test examples attend to: the feature and each prompt."""
+def draw_attention(context: AnalysisContext, load: RunLoader) -> list[Path]:
+    """Draws what a client's test examples attend to: the feature and each prompt."""
     files = []
     for run, name in runs_with_prefixes(context):
         simulation, state = load(run)
@@ -108,8 +100,8 @@ def attention(context: AnalysisContext, load: RunLoader) -> list[Path]:
     return files
 
 
-def knowledge(context: AnalysisContext, load: RunLoader) -> list[Path]:
-    """Logits of test examples in the plane, class knowledge as large dots: a client's after its training, and the server's."""
+def draw_knowledge(context: AnalysisContext, load: RunLoader) -> list[Path]:
+    """Draws logits of test examples in the plane, and class knowledge: a client's and the server's."""
     files = []
     for run, name in runs_with_prefixes(context):
         simulation, state = load(run)
@@ -133,8 +125,8 @@ def knowledge(context: AnalysisContext, load: RunLoader) -> list[Path]:
     return files
 
 
-def clients(context: AnalysisContext, load: RunLoader) -> list[Path]:
-    """Accuracy of every client, all runs together (--scope)."""
+def draw_client_accuracies(context: AnalysisContext, load: RunLoader) -> list[Path]:
+    """Draws the accuracy of every client, all runs together (--scope)."""
     series = {}
     for run, label in zip(context.runs, run_labels(context), strict=True):
         accuracies = analysis.client_accuracies(*load.accuracies(run, context.model, context.scope))
@@ -143,8 +135,8 @@ def clients(context: AnalysisContext, load: RunLoader) -> list[Path]:
     return _draw(context, "clients", plots.dots, series, across="client", up=SCOPES[context.scope])
 
 
-def classes(context: AnalysisContext, load: RunLoader) -> list[Path]:
-    """Accuracy by class over all clients, all runs together; and by client and class, run by run (--scope)."""
+def draw_class_accuracies(context: AnalysisContext, load: RunLoader) -> list[Path]:
+    """Draws accuracies by class of all runs, and by client and class of each (--scope)."""
     series, files = {}, []
     for (run, name), label in zip(runs_with_prefixes(context), run_labels(context), strict=True):
         simulation, _ = load(run)
@@ -159,8 +151,8 @@ def classes(context: AnalysisContext, load: RunLoader) -> list[Path]:
     return [*_draw(context, "classes", plots.dots, series, across="class", up=SCOPES[context.scope]), *files]
 
 
-def landscape(context: AnalysisContext, load: RunLoader) -> list[Path]:
-    """The test loss in a plane through the model (of client 0, if clients have models)."""
+def draw_landscape(context: AnalysisContext, load: RunLoader) -> list[Path]:
+    """Draws the test loss in a plane through the model (of client 0, if clients have models)."""
     files = []
     for run, name in runs_with_prefixes(context):
         client = context.clients[0] if context.clients else 0
@@ -170,8 +162,8 @@ def landscape(context: AnalysisContext, load: RunLoader) -> list[Path]:
     return files
 
 
-def plane(context: AnalysisContext, load: RunLoader) -> list[Path]:
-    """The test loss around the first run's global model, and the positions of all runs' models: clients', else the global one."""
+def draw_plane(context: AnalysisContext, load: RunLoader) -> list[Path]:
+    """Draws the test loss around the first run's global model, and where all runs' models are."""
     nets, run_of_net = [], []
     for run, label in zip(context.runs, run_labels(context), strict=True):
         simulation, state = load(run)
@@ -192,12 +184,7 @@ def _draw(context: AnalysisContext, name: str, draw: Callable[..., Figure], *sho
     """Draws a figure in the formats of the context.
 
     Args:
-      context: where, and in which formats.
-      name: of the files, without a suffix.
       draw: a function of `plots`; gets `shown`, the path as `path`, and `how`.
-
-    Returns:
-      The files.
     """
     files = [context.out / f"{name}.{kind}" for kind in context.formats]
     figure = draw(*shown, path=files[0], **how)

@@ -1,6 +1,6 @@
 """Analyses of finished runs as one number each, for tables."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +43,18 @@ def _mean_rouge(
     return mean_over_clients(rows, "rouge1")
 
 
+def _read_size(rows: Sequence[Mapping[str, Any]], what: str, total: bool = False, group: int | None = None) -> float:
+    if group is not None:
+        if not 0 <= group < len(rows):
+            raise ValueError(f"{what}: group={group} must be in [0, {len(rows)}), the number of architectures")
+        rows = rows[group : group + 1]
+    over = sum(row["clients"] * row[what] for row in rows)
+    return over if total else over / sum(row["clients"] for row in rows)
+
+
 def _make_size(what: str) -> Callable[..., float]:
-    def size(simulation: Simulator, state: State | None = None, total: bool = False, group: int | None = None) -> float:
-        del state
-        rows = analysis.sizes(simulation)
-        if group is not None:
-            if not 0 <= group < len(rows):
-                raise ValueError(f"{what}: group={group} must be in [0, {len(rows)}), the number of architectures")
-            rows = rows[group : group + 1]
-        over = sum(row["clients"] * row[what] for row in rows)
-        return over if total else over / sum(row["clients"] for row in rows)
+    def size(simulation: Simulator, total: bool = False, group: int | None = None) -> float:
+        return _read_size(analysis.sizes(simulation), what, total, group)
 
     return size
 
@@ -67,10 +69,10 @@ def is_size(text: str) -> bool:
     return registry.parse_spec(text)[0] in SIZES
 
 
-def compute_size(text: str, simulation: Simulator) -> float:
-    """Returns an analysis that needs shapes alone, of a simulation that has not run; see `make_metric`."""
-    name, options = registry.parse_spec(text)
-    return SIZES[name](simulation, **options)
+def compute_sizes(texts: Sequence[str], simulation: Simulator) -> list[float]:
+    """Returns analyses that need shapes alone, not a run; see `make_metric`."""
+    rows, specs = analysis.sizes(simulation), map(registry.parse_spec, texts)
+    return [_read_size(rows, name, **options) for name, options in specs]
 
 
 def make_metric(text: str) -> Callable[..., float]:
@@ -84,9 +86,6 @@ def make_metric(text: str) -> Callable[..., float]:
     Returns:
       (run's directory, its data or None to load them, whether its config may import what it names: `experiment.load`) -> the
       number, which is kept in the run's directory.
-
-    Raises:
-      ValueError, TypeError: an unknown name or option.
     """
     name, options = registry.parse_spec(text)
     function = MEANS[registry.check_choice("analysis", name, MEANS)]

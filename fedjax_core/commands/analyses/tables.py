@@ -82,18 +82,18 @@ def _write_refits(what: str, context: AnalysisContext, load: RunLoader) -> list[
     return [context.out / f"{name}.csv", write_markdown(context.out / f"{name}.md", shown)]
 
 
-def probe(context: AnalysisContext, load: RunLoader) -> list[Path]:
-    """Accuracy with a new linear head per client, beside the model's own."""
+def write_probe(context: AnalysisContext, load: RunLoader) -> list[Path]:
+    """Writes the accuracy with a new linear head per client, beside the model's own."""
     return _write_refits("probe", context, load)
 
 
-def match(context: AnalysisContext, load: RunLoader) -> list[Path]:
-    """Accuracy with a linear layer trained between features and head, beside the model's own."""
+def write_match(context: AnalysisContext, load: RunLoader) -> list[Path]:
+    """Writes the accuracy with a linear layer before the head, beside the model's own."""
     return _write_refits("match", context, load)
 
 
-def communication(context: AnalysisContext, load: RunLoader) -> list[Path]:
-    """What a client receives and sends in a round, by part."""
+def write_communication(context: AnalysisContext, load: RunLoader) -> list[Path]:
+    """Writes what a client receives and sends in a round, by part."""
     rows = []
     for run, label in zip(context.runs, run_labels(context), strict=True):
         rows += [{"run": label} | row for row in analysis.communication(load(run)[0])]
@@ -113,8 +113,8 @@ def communication(context: AnalysisContext, load: RunLoader) -> list[Path]:
     return [context.out / "communication.csv", write_markdown(context.out / "communication.md", shown)]
 
 
-def sizes(context: AnalysisContext, load: RunLoader) -> list[Path]:
-    """What a client's network has and trains, and its messages hold, in numbers."""
+def write_sizes(context: AnalysisContext, load: RunLoader) -> list[Path]:
+    """Writes how many numbers a client's network has and trains, and its messages hold."""
     rows = []
     for run, label in zip(context.runs, run_labels(context), strict=True):
         rows += [{"run": label} | row for row in analysis.sizes(load(run)[0])]
@@ -123,8 +123,8 @@ def sizes(context: AnalysisContext, load: RunLoader) -> list[Path]:
     return [context.out / "sizes.csv", write_markdown(context.out / "sizes.md", shown)]
 
 
-def rouge(context: AnalysisContext, load: RunLoader) -> list[Path]:
-    """What models of instructions answer, in words, with its ROUGE-1: a language model writes, an encoder chooses."""
+def write_rouge(context: AnalysisContext, load: RunLoader) -> list[Path]:
+    """Writes what models of instructions answer, with its ROUGE-1."""
     rows, means = [], []
     for run, label in zip(context.runs, run_labels(context), strict=True):
         answers = collect_answers(run, *load.load_with_config(run), context.model, context.beams)

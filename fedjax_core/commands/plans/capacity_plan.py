@@ -26,20 +26,9 @@ def make_plan(
 
     Args:
       config: whole, as plain values; its `plan.chunk` is where the search for a chunk begins.
-      wanted: targets to compile for.
-      parts: of a run, which are compiled.
-      counts: of data whose size is not known.
       tries: rounds that the search for a chunk may compile; 0: no search.
       seconds: that one program may take.
       folder: of cached results; None: no cache.
-      fresh: whether to compile again what is cached.
-      say: prints a line.
-
-    Returns:
-      {"targets": [one for each], ...}, see `plan_report.py`.
-
-    Raises:
-      ValueError, OSError: as `compile_pool.compile_programs`.
     """
     reports = []
     for target in wanted:
@@ -47,7 +36,7 @@ def make_plan(
         say(f"{target.name}: compiling {', '.join(parts)}")
         compiled = compile_pool.compile_programs(job, folder, fresh)
         about = compiled["about"]
-        programs = {name: _add_fit(compiled["programs"][name], name, about) for name in compiled["there"]}
+        programs = {name: _add_fit(compiled["programs"][name], name, about) for name in compiled["names"]}
         plan = about["plan"]
         chunk, most = plan["chunk"], -(-about["places"] // (plan["devices"] // plan.get("model", 1)))
         of_round = programs.get(ROUND)
@@ -133,9 +122,7 @@ def find_largest_chunk(fits: Callable[[int], bool | None], known: dict[int, bool
 
     Args:
       fits: chunk -> whether its round fits; None: it is not known.
-      known: of some chunks already.
       most: what would be all of a device's clients at once.
-      tries: the most programs to compile.
     """
     tried = 0
     while True:

@@ -31,7 +31,7 @@ _HERE += ("XLA_PYTHON_CLIENT_MEM_FRACTION", "NVIDIA_TF32_OVERRIDE")  # and of wh
 _ASKED = """import json, jax
 first = jax.local_devices()[0]
 print(json.dumps([first.platform, first.device_kind, jax.device_count(), (first.memory_stats() or {}).get("bytes_limit")]))"""
-_FORM = {"about": dict, "there": [str], "programs": {str: {"fits": (bool, type(None)), "limit_s?": int}}}
+_FORM = {"about": dict, "names": [str], "programs": {str: {"fits": (bool, type(None)), "limit_s?": int}}}
 _OVERHEAD = 120  # seconds that a process may take beside compiling, to import and to end
 
 
@@ -40,9 +40,7 @@ class Job(NamedTuple):
 
     Attributes:
       config: whole, as plain values.
-      target: to compile for.
       parts: which of `aot.PARTS`.
-      counts: of the data.
       seconds: that one program may take.
     """
 
@@ -63,29 +61,23 @@ def compile_programs(job: Job, folder: str | os.PathLike | None, fresh: bool = F
     """Returns {"about": ..., "programs": {name: ...}}, see `compile_worker.py`; a program that
     failed to compile has "fits": None.
 
-    Args:
-      job: the request.
-      folder: of cached results; None: no cache.
-      fresh: whether to compile again what is cached.
-
     Raises:
       ValueError: the config cannot be built; one line.
-      OSError: results cannot be written.
     """
     with tempfile.TemporaryDirectory(prefix="fedjax-plan-") as temporary:
-        file = Path(temporary) / "found.json"
+        file = Path(temporary) / "programs.json"
         if folder is not None:
             root = Path(folder).expanduser()
             root.mkdir(parents=True, exist_ok=True)
             file = root / f"{cache_key(job)}.json"
         report = {} if fresh or not file.is_file() else _drop_timed_out(_read_kept(file), job.seconds)
-        while report.get("there") is None or set(report["there"]) - set(report["programs"]):
+        while report.get("names") is None or set(report["names"]) - set(report["programs"]):
             report = _compile_next(job, report, file)
         return report
 
 
 def _read_kept(file: Path) -> dict[str, Any]:
-    """Reads what an earlier process found; empty, so that it is compiled again, if the file is damaged."""
+    """Reads what an earlier process wrote; empty, to compile again, if the file is damaged."""
     try:
         return read_json(file, _FORM)
     except ValueError:
@@ -101,7 +93,7 @@ def _drop_timed_out(report: dict[str, Any], seconds: int) -> dict[str, Any]:
 
 
 def _compile_next(job: Job, report: dict[str, Any], file: Path) -> dict[str, Any]:
-    """Compiles at least one more program in a process of its own, which writes to `file`; returns all found."""
+    """Compiles more in a process of its own, which writes to `file`; returns all results."""
     is_local = job.target.name == device_targets.HERE
     request = {"config": job.config, "counts": job.counts._asdict(), "target": list(job.target), "parts": list(job.parts)}
     request |= {"done": report.get("programs", {}), "seconds": job.seconds, "out": str(file), "cores": is_local}
@@ -119,13 +111,13 @@ def _compile_next(job: Job, report: dict[str, Any], file: Path) -> dict[str, Any
         status, stderr = None, str(error)
     new_report = read_json(file) if file.is_file() else {"programs": {}}
     failure = _describe_failure(status, stderr, job.seconds)
-    if "error" in new_report and "there" in report:  # what was compiled before stays
+    if "error" in new_report and "names" in report:  # what was compiled before stays
         new_report, failure = report, new_report["error"]
-    if "error" in new_report or "there" not in new_report:
+    if "error" in new_report or "names" not in new_report:
         file.unlink(missing_ok=True)
         why = f"{job.target.name}: {failure}, before anything was compiled"
         raise ValueError(new_report.get("error", why))
-    remaining = [name for name in new_report["there"] if name not in new_report["programs"]]
+    remaining = [name for name in new_report["names"] if name not in new_report["programs"]]
     if remaining and (
         status is not None or set(new_report["programs"]) == set(request["done"])
     ):  # else it had much to do, and another goes on
@@ -140,7 +132,7 @@ def _describe_failure(status: int | None, stderr: str, seconds: int) -> str:
     if status == -signal.SIGALRM:
         return f"not compiled in {seconds} s (--limit)"
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    return f"the compiler ended its process ({status}): {lines[-1][:200] if lines else 'it said nothing'}"
+    return f"the compiler ended its process ({status}): {lines[-1][:200] if lines else 'no message'}"
 
 
 def _process_limit(seconds: int) -> int:
@@ -150,11 +142,7 @@ def _process_limit(seconds: int) -> int:
 
 @functools.cache
 def describe_local_devices() -> tuple[Any, ...]:
-    """Returns what the local devices are, by a process of its own: this one does not initialize them.
-
-    Raises:
-      ValueError: jax finds none; one line.
-    """
+    """Returns what the local devices are; another process asks, which initializes them."""
     environment = dict(os.environ) | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     ended = subprocess.run([sys.executable, "-c", _ASKED], text=True, capture_output=True, env=environment, check=False)
     if ended.returncode:

@@ -1,6 +1,6 @@
 """Compiles some programs of a plan for one target, in a process of its own, and writes the results after each.
 
-The compiler can end the process, or take longer than it may: then what is done is there, and another process goes on.
+The compiler can end the process, or take longer than it may: then what is done is written, and another process goes on.
 """
 
 import functools
@@ -19,7 +19,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_core import experiment, own_packages
-from fedjax_core.commands.plans import device_targets, flop_count, hlo_analysis
+from fedjax_core.commands.plans import device_targets, program_costs
 from fedjax_core.data import row_readers
 from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.engine import aot, dispatch
@@ -112,8 +112,6 @@ def analyze_program(traced: Any, sim: Simulator, active_share: float = 1.0) -> d
     """Compiles and analyzes a program.
 
     Args:
-      traced: the program.
-      sim: its simulation.
       active_share: of its client slots, on average.
 
     Returns:
@@ -130,10 +128,10 @@ def analyze_program(traced: Any, sim: Simulator, active_share: float = 1.0) -> d
         match = _OVER.search(str(error))
         need = float(match[1] or match[3]) * _GIB[match[2] or match[4]] if match else None
         return {"fits": False, "needs": need, "says": str(error).splitlines()[0], "seconds": time.perf_counter() - clock}
-    hlo, sizes = hlo_analysis.Program(hlo_text), compiled.memory_analysis()
+    hlo, sizes = program_costs.Program(hlo_text), compiled.memory_analysis()
     if sizes is None:
         raise ValueError("this version of jax does not report the memory of compiled programs")
-    clients = hlo_analysis.ClientLoops(RaggedIndex.from_lists(sim.spec.data.train_index).size, active_share)
+    clients = program_costs.ClientLoops(RaggedIndex.from_lists(sim.spec.data.train_index).size, active_share)
     need = sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
     return {
         "fits": True,
@@ -141,7 +139,7 @@ def analyze_program(traced: Any, sim: Simulator, active_share: float = 1.0) -> d
         "temporary": sizes.temp_size_in_bytes,
         "outputs": sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
         "peak": max(need, getattr(sizes, "peak_memory_in_bytes", 0)),
-        "flops": flop_count.count_flops(traced.jaxpr, clients.trip_count)
+        "flops": program_costs.count_flops(traced.jaxpr, clients.trip_count)
         / (sim.spec.plan.model if sim.compiled.layout.is_model_parallel else 1),  # at least so many
         "traffic": hlo.count_traffic(clients.trip_count),
         "collectives": [collective._asdict() for collective in hlo.count_collectives(clients.trip_count)],
@@ -185,7 +183,7 @@ def main() -> None:
             sim = make_simulation(config, target, counts)
             done["about"] = describe_simulation(sim, experiment.seeds_at_once(config))
             traced = trace_programs(sim, tuple(request["parts"]), done["about"]["lanes"])
-            done["there"] = list(traced)
+            done["names"] = list(traced)
             write_json(out, done)
             for name in (name for name in traced if name not in request["done"]):
                 signal.alarm(request["seconds"])

@@ -28,7 +28,6 @@ class Target(NamedTuple):
 
     Attributes:
       name: "here", or a topology, "v5e:16x16", of several slices "2*v5e:16x16".
-      slices: how many.
       topology: of each; "" here.
     """
 
@@ -38,11 +37,7 @@ class Target(NamedTuple):
 
 
 def parse_targets(text: str) -> list[Target]:
-    """Parses targets with commas between.
-
-    Raises:
-      ValueError: one is none; says what it may be.
-    """
+    """Parses targets with commas between."""
     targets = []
     for name in filter(None, (part.strip() for part in text.split(","))):
         form = _FORM.fullmatch(name)
@@ -84,11 +79,7 @@ def explain_unavailable(targets: Sequence[Target]) -> str | None:
 
 
 def target_devices(target: Target) -> Sequence[Any]:
-    """Returns the devices of a target, to compile for.
-
-    Raises:
-      ValueError: there is no such topology.
-    """
+    """Returns the devices of a target, to compile for."""
     if target.name == HERE:
         return jax.devices()
     from jax.experimental import topologies

@@ -86,7 +86,6 @@ def suggest_changes(config: Mapping[str, Any], about: Mapping[str, Any], chunk: 
     """Returns sentences on what to change, the largest saving first.
 
     Args:
-      config: the whole.
       about: of `compile_worker.describe_simulation`.
       chunk: the largest that fits, 0 if none does; None: not searched.
     """

@@ -5,21 +5,18 @@ A cell and a seed are one ordinary run directory, named by the cell and by a has
     DIR/runs/fedavg-samples--iid--seed0--1f0c77ab/
     DIR/table.md, table.csv, table.tex
 
-A changed setting of one method therefore makes another directory, and all other runs are found finished. The
+A changed setting of one method therefore makes another directory, and all other runs are kept. The
 tables are made from the directories alone, and written after every run.
 
   definition         reads, changes and checks a definition; cell selectors ("ROW/COLUMN")
-  definition_checks  types of its parts               measures           what its numbers are
+  definition_checks  types of its parts               measures           what its numbers are, whether runs have them
   table_cells        runs with resolved configs       comparability      settings in which its rows differ
-  score_checks       whether runs can have the scores
   runner             runs what is missing             progress           how far runs are
-  table_data         data of the runs
   search             trials, and which is chosen      search_spaces      settings that a search tries
-  trials             what their directories say       tpe_sampler        settings proposed from scores
-  results            what finished runs say           client_statistics  numbers of single clients
+  trials             what trials' directories hold    search_report      what a search chose
+  results            data and results of runs         client_statistics  numbers of single clients
   formatting         numbers as text                  bootstrap_comparison  ranks and differences with intervals
   writers            Markdown, CSV and LaTeX          difference_figure  differences as a figure
-  search_report      what a search chose
 """
 
 from fedjax_core.commands.tables.definition import apply_settings, read_definition

@@ -22,9 +22,7 @@ class Comparison(NamedTuple):
 
     Attributes:
       rank: its place by the mean over seeds, 1 is the best, equal ones share the mean of theirs; None where none is better.
-      rank_interval: the interval of that place; None without `rank`.
       difference: to the row `against`; None of that row itself, and where it cannot be compared.
-      difference_interval: the interval of that difference.
       is_like_best: whether it is not the best, but the interval of its difference to the best holds 0.
       resampled: what was drawn: "seeds", "clients", "seeds and clients".
     """
@@ -63,8 +61,6 @@ def compare_cells(contents: Contents, measure: Any, cache: ComparisonCache | Non
     A row takes part if all seeds are finished and finite, and there are `MIN_SEEDS` of them or values of its clients.
 
     Args:
-      contents: of the table.
-      measure: of it.
       cache: comparisons of earlier calls, used where no result of a column has changed; updated.
     """
     comparisons: dict[tuple[str, str], Comparison] = {}
@@ -82,7 +78,6 @@ def compare_cells(contents: Contents, measure: Any, cache: ComparisonCache | Non
 
 
 def _compare_column(contents: Contents, column: str, measure: Any) -> dict[str, Comparison]:
-    """Compares the rows of one column."""
     summaries = {row.label: contents.summary(row.label, column, measure) for row in contents.table.rows}
     resampled = _resample_column(contents, column, measure, summaries)
     return _compare_resampled(contents, measure, summaries, resampled) if len(resampled.labels) > 1 else {}

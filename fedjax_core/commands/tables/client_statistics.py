@@ -17,7 +17,6 @@ class ClientValues(NamedTuple):
     """The values of a score for single clients.
 
     Attributes:
-      ids: [E] ascending.
       examples: [E] their own test examples.
       values: [E] NaN of a client without rows for it.
     """
@@ -39,7 +38,6 @@ def _decile(larger: bool, number: int) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def _worse_than(larger: bool, row: str) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns the mean of zeros and ones."""
     del larger, row
     return lambda values: values.mean(-1)
 
@@ -48,11 +46,7 @@ STATISTICS = {"worst_tenth": _worst_tenth, "decile": _decile, "worse_than": _wor
 
 
 def check_clients_option(measure: Any) -> None:
-    """Validates `clients` of a measure beside its other fields.
-
-    Raises:
-      ValueError, TypeError: they are wrong; names the measure.
-    """
+    """Validates `clients` of a measure beside its other fields."""
     what = f"clients of measure {measure.label!r}"
     name, options = registry.parse_spec(measure.clients, what)
     function = STATISTICS[registry.check_choice(what, name, STATISTICS)]
@@ -89,16 +83,11 @@ def read_client_values(run: Path, measure: Any, score: str | None, round_num: in
     """Reads the clients' values that a measure of a finished run is made of, with the name of their score.
 
     Args:
-      run: its directory.
-      measure: of the table.
       score: which of its scores the number is of; None: the measure is of clients, the first of its scores that is there.
       round_num: of the number; 0 if none was selected.
 
     Returns:
       None if there are none.
-
-    Raises:
-      ValueError: the measure is of clients, and there is no file of that round.
     """
     if score is not None and make_statistic(measure, score) is None:
         return None
@@ -149,10 +138,6 @@ def describe_clients(measure: Any) -> str:
 
 def find_worse_off(clients: ClientValues, score: str, other: ClientValues) -> ClientValues | None:
     """Returns 1 for each client that is worse off than in another row, else 0; NaN without a score.
-
-    Args:
-      clients, other: of one column and seed.
-      score: says whether more is better.
 
     Returns:
       None if the clients differ, or none has both scores.

@@ -23,15 +23,7 @@ FIELDS = {  # by kind of difference, the fields of a config that make it; groups
     "data": ("data.", "public", "task", "augment"),
 }
 KINDS = tuple(FIELDS)
-NAMES = {  # how a table calls the kinds
-    "cohort": "cohort",
-    "rounds": "rounds",
-    "epochs": "local epochs",
-    "batch": "batch",
-    "network": "network",
-    "optimizer": "optimiser",
-    "data": "data",
-}
+NAMES = {"epochs": "local epochs", "optimizer": "optimiser"}  # how a table calls kinds whose own name is another
 NO_DIFFERENCE = ("data.dir",)
 NOT_LOCAL = ("finetune", "server", "public", "private", "personal")  # prefixes of "_epochs"
 SEARCHED = "chosen by the search"
@@ -53,7 +45,7 @@ class Difference(NamedTuple):
 
     def __str__(self) -> str:
         where = f" (on {', '.join(self.columns)})" if self.columns else ""
-        return f"{NAMES[self.kind]}{where}: {self.text}"
+        return f"{NAMES.get(self.kind, self.kind)}{where}: {self.text}"
 
 
 Configs = Mapping[tuple[str, str], Any]
@@ -61,15 +53,7 @@ Configs = Mapping[tuple[str, str], Any]
 
 
 def check_rows_comparable(table: Any, configs: Configs) -> None:
-    """Checks that the definition names every kind of setting in which its rows differ.
-
-    Args:
-      table: the definition.
-      configs: of all its cells.
-
-    Raises:
-      ValueError: it does not; one line with the kinds, the rows and their settings.
-    """
+    """Checks that the definition names every kind of setting in which its rows differ."""
     unnamed = [difference for difference in find_differences(table, configs) if difference.kind not in table.differ]
     if unnamed:
         kinds = tuple(dict.fromkeys([*table.differ, *(difference.kind for difference in unnamed)]))
@@ -84,22 +68,26 @@ def find_differences(table: Any, configs: Configs) -> list[Difference]:
     if all(measures.is_count(measure) for measure in table.measures):
         return []
     columns = [column.label for column in table.columns]
+    options = {pair: _read_method_options(config) for pair, config in configs.items()}
+    fields = {pair: flatten(to_json_values(experiment.complete_config(config))) for pair, config in configs.items()}
     columns_of: dict[tuple[str, str], list[str]] = {}
     for kind in KINDS:
         for column in columns:
-            if text := _compare_rows(table, configs, column, kind):
+            if text := _compare_rows(table, fields, options, column, kind):
                 columns_of.setdefault((kind, text), []).append(column)
     return [
         Difference(kind, text, () if differing == columns else tuple(differing)) for (kind, text), differing in columns_of.items()
     ]
 
 
-def _compare_rows(table: Any, configs: Configs, column: str, kind: str) -> str:
+def _compare_rows(table: Any, fields: Configs, options: Configs, column: str, kind: str) -> str:
     """Returns which rows of a column have which settings of a kind; empty if all have the same."""
     fewer = () if table.search is None else table.search.fewer  # reported below "Search"
     searched = {field: values for row in table.rows for field, values in row.space.items()}
     settings = {
-        row.label: _settings_of(kind, configs[row.label, column], searched if row.label in fewer else row.space)
+        row.label: _read_settings(
+            kind, fields[row.label, column], options[row.label, column], searched if row.label in fewer else row.space
+        )
         for row in table.rows
     }
     names = dict.fromkeys(name for setting in settings.values() for name in setting)
@@ -108,7 +96,7 @@ def _compare_rows(table: Any, configs: Configs, column: str, kind: str) -> str:
         return ""
     groups: dict[str, list[str]] = {}
     for row, setting in settings.items():
-        shown = ", ".join(_show(name, setting.get(name)) for name in differing)
+        shown = ", ".join(_format_setting(name, setting.get(name)) for name in differing)
         groups.setdefault(shown, []).append(row)
     largest = max(groups, key=lambda shown: len(groups[shown]))
     listed = {
@@ -118,14 +106,20 @@ def _compare_rows(table: Any, configs: Configs, column: str, kind: str) -> str:
     return "; ".join(f"{shown} ({rows})" for shown, rows in listed.items())
 
 
-def _settings_of(kind: str, config: Any, space: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a kind by the name that they are shown with; "" where none is needed."""
-    fields = flatten(to_json_values(experiment.complete_config(config)))
+def _read_settings(kind: str, fields: Mapping[str, Any], options: Mapping[str, Any], space: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a kind by the name that they are shown with; "" where none is needed.
+
+    Args:
+      kind: one of `KINDS`.
+      fields: of the config, by dotted name.
+      options: of its method, with defaults.
+      space: what a search chooses.
+    """
     if kind == "cohort":
-        setting = {"": _cohort_of(fields), "cohort.sampling": fields.get("cohort.sampling")}
+        setting = {"": _describe_cohort(fields), "cohort.sampling": fields.get("cohort.sampling")}
         return setting | {"dropout": fields.get("dropout") or None}
     if kind == "epochs":
-        return {"": _local_epochs(config, space)}
+        return {"": _count_local_epochs(options, space)}
     setting: dict[str, Any] = {}
     for field, value in fields.items():
         if field in NO_DIFFERENCE or not any(_is_of(field, wanted) for wanted in FIELDS[kind]):
@@ -135,7 +129,7 @@ def _settings_of(kind: str, config: Any, space: Mapping[str, Any]) -> dict[str, 
         setting[field] = value
     setting |= {field: SEARCHED for field in space if any(_is_of(field, wanted) for wanted in FIELDS[kind])}
     if kind == "batch":
-        batch = setting.get("method.batch") or _method_options(config).get("batch")
+        batch = setting.get("method.batch") or options.get("batch")
         return {"": SEARCHED if "method.batch" in space else batch}
     return setting
 
@@ -155,8 +149,7 @@ def _is_of(field: str, wanted: str) -> bool:
     return field.startswith(wanted) if wanted.endswith(".") else field == wanted
 
 
-def _cohort_of(fields: Mapping[str, Any]) -> str:
-    """Returns how many clients take part in a round, in words."""
+def _describe_cohort(fields: Mapping[str, Any]) -> str:
     size, fraction, clients = (fields.get(name) for name in ("cohort.size", "cohort.fraction", "data.clients"))
     if fields.get("data.unseen_clients") is not None or clients is None:
         many = f"{size} of the" if size else f"{100 * (fraction or 1):g} % of the"
@@ -165,13 +158,12 @@ def _cohort_of(fields: Mapping[str, Any]) -> str:
     return f"{number} of {clients} clients a round"
 
 
-def _local_epochs(config: Any, space: Mapping[str, Any]) -> Any:
+def _count_local_epochs(options: Mapping[str, Any], space: Mapping[str, Any]) -> Any:
     """Returns how often a client passes over its examples in a round, in all phases of its training.
 
     Epochs of fine-tuning, of the server, and of what comes before the first round do not count.
     Nor do those of a personal model that is trained beside the shared one.
     """
-    options = _method_options(config)
     names = [
         name for name in options if name == "epochs" or (name.endswith("_epochs") and name.removesuffix("_epochs") not in NOT_LOCAL)
     ]
@@ -181,7 +173,7 @@ def _local_epochs(config: Any, space: Mapping[str, Any]) -> Any:
     return sum(counts) if counts else None
 
 
-def _method_options(config: Any) -> dict[str, Any]:
+def _read_method_options(config: Any) -> dict[str, Any]:
     """Returns a method's options, with its defaults for those that the config leaves out."""
     given = {key: value for key, value in config.method.to_dict().items() if value is not None}
     name, own = registry.parse_spec(given.pop("name"), "method.name")
@@ -190,7 +182,7 @@ def _method_options(config: Any) -> dict[str, Any]:
     return defaults | own | given
 
 
-def _show(name: str, value: Any) -> str:
+def _format_setting(name: str, value: Any) -> str:
     if isinstance(value, list):
         value = tuple(value)
     if not name:

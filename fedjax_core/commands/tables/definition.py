@@ -28,11 +28,7 @@ Definition = Any  # a Table of configs/tables/base.py; what a method is made of 
 
 
 def read_definition(file: str, variant: str) -> Definition:
-    """Reads a definition from its file.
-
-    Raises:
-      ValueError: there is no such file, or it does not define a table; one line.
-    """
+    """Reads a definition from its file."""
     path = Path(file)
     if not path.is_file():
         raise ValueError(f"there is no table definition {file!r}")
@@ -56,10 +52,6 @@ def apply_settings(table: Definition, settings: Iterable[str]) -> Definition:
 
     A value is a Python literal or else a string. The later of two for one field counts. Rows that a
     selector names alone may differ from the others of their column in that kind of setting.
-
-    Args:
-      table: the definition.
-      settings: of that form.
 
     Raises:
       ValueError: a setting has another form, its selector matches nothing, a search chooses its field, or
@@ -108,11 +100,7 @@ def _check_source(table: Definition, columns: Collection[str]) -> None:
 
 
 def check_definition(table: Definition) -> None:
-    """Validates a definition, without the configs of its rows.
-
-    Raises:
-      ValueError: it is wrong; one line that names what is wrong.
-    """
+    """Validates a definition, without the configs of its rows."""
     check_structure(table)
     for kind in table.differ:
         registry.check_choice("kind in differ", kind, comparability.KINDS)
@@ -210,15 +198,7 @@ def slugify(label: str) -> str:
 
 
 def select_pairs(selector: str, pairs: Iterable[Pair]) -> list[Pair]:
-    """Returns the (row, column) pairs that a selector matches.
-
-    Args:
-      selector: the text.
-      pairs: labels of all cells.
-
-    Raises:
-      ValueError: it matches none; lists the names.
-    """
+    """Returns the (row, column) pairs that a selector matches."""
     pairs = list(dict.fromkeys(pairs))
     matches = [pair for pair in pairs if _is_selected(selector, pair)]
     if not matches:

@@ -54,11 +54,7 @@ PARTS = {  # of a table: the field, what one is called and made by, its fields
 
 
 def check_structure(table: Any) -> None:
-    """Checks the types of a definition's fields, and of those of its parts.
-
-    Raises:
-      ValueError: one is wrong; one line with the part, the field, its value and what is allowed.
-    """
+    """Checks the types of a definition's fields, and of those of its parts."""
     for name, (what, maker, fields) in PARTS.items():
         parts = getattr(table, name)
         if not isinstance(parts, list | tuple):
@@ -95,8 +91,8 @@ def _check_paper(paper: Any) -> None:
         raise ValueError(f"paper={option_types.shorten(paper)} must be {form}")
     for row, numbers in paper.items():
         if numbers is not None and not isinstance(numbers, Mapping):
-            found = f"{option_types.shorten(numbers)} for row {option_types.shorten(row)}"
-            raise ValueError(f"paper must be {form}; found {found}")
+            numbers_of_row = f"{option_types.shorten(numbers)} for row {option_types.shorten(row)}"
+            raise ValueError(f"paper must be {form}; found {numbers_of_row}")
 
 
 def _check_names(where: str, changes: Any) -> None:

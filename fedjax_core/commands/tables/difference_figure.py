@@ -16,20 +16,9 @@ MODEL_KINDS = ("personal", "global", "nearest")  # models that scores are of
 def draw_differences(contents: Contents, folder: Path, cache: ComparisonCache | None = None) -> list[Path]:
     """Draws differences.png and .pdf, with their numbers in differences.csv.
 
-    There is a line of panels per column of the table: the measures of `Table.figure`, or the first one
-    that has differences. The methods of a column are in the order of its first panel, the best first.
-    Nothing is drawn where nothing was compared.
-
-    Args:
-      contents: of the table.
-      folder: where the files go.
-      cache: of earlier calls; see `compare_cells`.
-
-    Returns:
-      The files.
-
-    Raises:
-      OSError: they cannot be written.
+    There is a line of panels per column of the table: the measures of `Table.figure`, or the first
+    one that has differences. The methods of a column are in the order of its first panel, the best
+    first. Nothing is drawn where nothing was compared.
     """
     against = contents.table.against
     if against is None:
@@ -85,7 +74,6 @@ def _make_difference(grid: formatting.Grid, row: str, column: str) -> Difference
 
 
 def _make_reference(grid: formatting.Grid, row: str, column: str) -> Difference:
-    """Returns the row that the others are compared with, at 0."""
     comparison = grid.compared.get((row, column))
     like_best = (row, column) in grid.best or (comparison is not None and comparison.is_like_best)
     return Difference(row, 0.0, 0.0, 0.0, "reference", like_best, is_reference=True)

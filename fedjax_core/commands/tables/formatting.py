@@ -26,11 +26,9 @@ OF_LAST_STATE = ", of the model that a run leaves: of the selected round where `
 
 
 class Style(NamedTuple):
-    """How marks are written.
+    """The spelling of marks.
 
     Attributes:
-      plus_minus: the sign between a mean and its deviation.
-      bold: of a text, such as "**{}**".
       mark: of a letter that names a score, such as " ({})".
       alike: the sign of a cell that is not distinguishable from the best.
     """
@@ -101,7 +99,10 @@ def describe_measure(measure: Any, cells: Grid, name_score: Callable[[str], str]
     when = OF_LAST_STATE if measures.is_analysis(measure) and not measures.is_count(measure) else when
     sentences = [f"{names}{when}{measures.describe_unit(measure)}."]
     if target is not None:
-        sentences = [describe_target(measure, names)]
+        sentences = [
+            f"Rounds until {names} crosses {target:g}: of each evaluation the best value so far, with linear "
+            "interpolation between two; never: not in the rounds that were run."
+        ]
     if cells.letters:
         sentences.append(
             f"A cell's letter says which: {', '.join(f'({letter}) {name_score(name)}' for name, letter in cells.letters.items())}."
@@ -190,6 +191,13 @@ def format_intervals(cells: Grid, pair: tuple[str, str], measure: Any, against: 
     return "; ".join(parts)
 
 
+def format_interval_rows(contents: Contents, measure: Any, cells: Grid) -> list[list[str]]:
+    """Formats the intervals of each row, by column; [] where nothing was compared."""
+    columns, against = contents.table.columns, contents.table.against
+    rows = [[format_intervals(cells, (r.label, c.label), measure, against) for c in columns] for r in contents.table.rows]
+    return rows if any(map(any, rows)) else []
+
+
 def describe_intervals(cells: Grid, against: str | None) -> str:
     """Returns what the numbers of `format_intervals` are, as a sentence."""
     compared = cells.compared.values()
@@ -236,7 +244,9 @@ def format_paper(summary: Summary, measure: Any, style: Style) -> str:
     form = measures.number_format(measure)
     value, std, _ = summary.paper
     if measures.rounds_target(measure) is not None:
-        return format_paper_rounds(summary, form)
+        ratio = summary.mean / value
+        known = math.isfinite(value) and math.isfinite(ratio)
+        return format_round_count(value, form) + (f", x{ratio:.2f}" if known else "")
     text = format_number(value, form) + (f" {style.plus_minus} {format_number(std, form)}" if std is not None else "")
     if not summary.n:
         return text
@@ -275,22 +285,6 @@ def format_costs(contents: Contents) -> list[tuple[str, str, list[str]]]:
 def format_round_count(rounds: float, form: str) -> str:
     """Formats a number of rounds; "never" if it is infinite."""
     return "never" if rounds == math.inf else f"{rounds:{form}}"
-
-
-def describe_target(measure: Any, names: str) -> str:
-    """Returns what the cells show. `names`: of the scores."""
-    return (
-        f"Rounds until {names} crosses {measures.rounds_target(measure):g}: of each evaluation the best value so far, with linear "
-        "interpolation between two; never: not in the rounds that were run."
-    )
-
-
-def format_paper_rounds(summary: Summary, form: str) -> str:
-    """Formats the paper's rounds, and the ratio of ours to them if both are finite."""
-    assert summary.paper is not None
-    ratio = summary.mean / summary.paper[0]
-    known = math.isfinite(summary.paper[0]) and math.isfinite(ratio)
-    return format_round_count(summary.paper[0], form) + (f", x{ratio:.2f}" if known else "")
 
 
 def format_speedup(summary: Summary, other: Summary) -> str:

@@ -113,7 +113,6 @@ class RunBeat(Beat):
         return f"{self._number}  {self._job.cell}: round {done}/{rounds} after {ran}{remaining}"
 
     def _rounds(self) -> int:
-        """Returns the number of rounds that the run has recorded."""
         try:
             with open_regular(self._metrics) as file:
                 return sum(line.endswith(b"\n") for line in file)

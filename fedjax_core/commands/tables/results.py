@@ -1,8 +1,9 @@
-"""Reads the results of finished runs from their directories, and summarizes them over seeds."""
+"""Reads the data and the results of finished runs, and summarizes results over seeds."""
 
+import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -13,15 +14,17 @@ from fedjax_core import experiment
 from fedjax_core.commands.analyses import scalar_metrics as analyses
 from fedjax_core.commands.tables import client_statistics, measures
 from fedjax_core.commands.tables.definition import Definition, column_targets, paper_value
-from fedjax_core.commands.tables.score_checks import is_of_unseen
+from fedjax_core.commands.tables.measures import is_of_unseen
+from fedjax_core.commands.tables.progress import Beat
 from fedjax_core.commands.tables.table_cells import Cell
 from fedjax_core.commands.tables.trials import SearchProgress
+from fedjax_core.data import digest
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.reporting import metrics_log, reporter, score_labels
 from fedjax_core.reporting.rounds_to_target import interpolate_crossing
-from fedjax_core.run import MAY_DIFFER
-from fedjax_core.storage.json_files import read_json
-from fedjax_core.storage.workdir import CONFIG, compare_configs
+from fedjax_core.run import MAY_DIFFER, check_inputs
+from fedjax_core.storage.json_files import read_json, to_json_values
+from fedjax_core.storage.workdir import CONFIG, DATA, RECORDED, RUN, compare_configs
 
 _ENDED = {"rounds": int, "facts": dict}  # fields of summary.json that say whether a run is over
 _FACTS = {"rounds": int, "facts": {"bytes_down": float, "bytes_up": float}}  # and what a table takes of one that is
@@ -54,13 +57,8 @@ class Summary(NamedTuple):
     """A cell over its seeds, in the measure's unit.
 
     Attributes:
-      n: seeds that are finished.
       mean: NaN if none is; of rounds to a target over the seeds that reach it, infinity if none does.
       std: the sample standard deviation, NaN of fewer than two.
-      paper: the published (value, standard deviation, source), or None.
-      by_seed: the numbers.
-      scores: names of the scores that they are of.
-      failed: whether a run of it failed.
     """
 
     n: int
@@ -90,9 +88,6 @@ class Contents(NamedTuple):
     """Everything that a table is written from.
 
     Attributes:
-      table: the definition.
-      variant: of the rows' configs.
-      every: all of the table's cells.
       results: of finished cells, by their names.
       failures: why cells failed, by their names.
       searches: what chose the settings of rows, and how far it is; None: nothing did.
@@ -168,8 +163,8 @@ class Contents(NamedTuple):
 def is_finished(folder: Path, cell: Cell) -> bool:
     """Returns whether the run of a cell is finished in a folder.
 
-    A run that an error ended after its last round is not: its summary lacks the facts of a run's end, and
-    the next command resumes it.
+    A run that an error ended after its last round is not: its summary lacks the facts of a run's
+    end, and the next command resumes it.
     """
     summary = folder / "runs" / cell.name / reporter.SUMMARY
     if not summary.exists():
@@ -246,6 +241,50 @@ def _names_the_same_code(workdir: Path, cell: Cell) -> bool:
 def compute_counts(table: Definition, cell: Cell, data: FederatedData) -> Result:
     """Computes the result of a cell of counts, from shapes alone."""
     simulation = experiment.build(cell.config, data, shapes_only=True)
-    values = {m.label: analyses.compute_size(m.scores[0].removeprefix(measures.ANALYSIS), simulation) for m in table.measures}
     scores = {measure.label: measure.scores[0] for measure in table.measures}
+    sizes = analyses.compute_sizes([score.removeprefix(measures.ANALYSIS) for score in scores.values()], simulation)
+    values = dict(zip(scores, sizes, strict=True))
     return Result(values, scores, {}, 0.0, math.nan, simulation.spec.shapes.down, simulation.spec.shapes.up)
+
+
+class TableData:
+    """The data of a table's runs; those of the last config are kept."""
+
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        """Keeps the folder of the table, and `say`, which prints a line."""
+        self._folder = folder
+        self._say = say
+        self._last: tuple[str, FederatedData] | None = None
+        self._digests: dict[str, str | None] = {}  # by name of the inputs; None: they cannot be read
+
+    def load(self, config: Any) -> FederatedData:
+        """Returns the data of a run's config."""
+        key = json.dumps(to_json_values(config.data.to_dict()), sort_keys=True)
+        if self._last is None or self._last[0] != key:
+            self._last = None  # frees the old data before the new are loaded
+            self._last = key, experiment.dataset(config)
+        return self._last[1]
+
+    def check_inputs(self, cell: Cell) -> None:
+        """Checks the inputs and targets that a cell or a trial was run on.
+
+        A run that has not begun, or that an earlier version began, has no record of them.
+        """
+        workdir = self._folder / "runs" / cell.name
+        recorded = read_json(workdir / RUN, RECORDED).get(DATA) if (workdir / RUN).exists() else None
+        if recorded is None:
+            return
+        name = experiment.name_inputs(cell.config)
+        if name not in self._digests:
+            self._digests[name] = self._compute_digest(cell)
+        if self._digests[name] is not None:
+            check_inputs(workdir, recorded, {"digest": self._digests[name]})
+
+    def _compute_digest(self, cell: Cell) -> str | None:
+        with Beat(f"reading the data of {cell.column}", self._say):
+            try:
+                return digest.digest_data(self.load(cell.config)).digest
+            except (ValueError, OSError) as error:
+                what = "its finished runs are taken up without comparing their data"
+                self._say(f"{cell.column}: {what}, which cannot be read: {reporter.one_line(error)}")
+                return None

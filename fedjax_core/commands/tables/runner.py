@@ -16,10 +16,9 @@ from fedjax_core.commands.tables import comparability, measures
 from fedjax_core.commands.tables.bootstrap_comparison import ComparisonCache
 from fedjax_core.commands.tables.definition import Definition
 from fedjax_core.commands.tables.progress import SILENCE, Beat, Job, Pace, RunBeat
-from fedjax_core.commands.tables.results import Contents, Result, compute_counts, is_finished, read_result
+from fedjax_core.commands.tables.results import Contents, Result, TableData, compute_counts, is_finished, read_result
 from fedjax_core.commands.tables.search import plan_searches
 from fedjax_core.commands.tables.table_cells import Cell, build_cell, build_cells, configs_of, select_cells
-from fedjax_core.commands.tables.table_data import TableData
 from fedjax_core.commands.tables.trials import (
     SearchProgress,
     delete_checkpoints,
@@ -39,13 +38,7 @@ AGAIN = 120.0  # seconds after which such a trial is tried again: that process m
 
 
 class Outcome(NamedTuple):
-    """What `run` returns.
-
-    Attributes:
-      results: of finished cells, by their names.
-      failures: why cells of those asked for have no result, by their names.
-      files: the tables.
-    """
+    """The result of `run`."""
 
     results: dict[str, Result]
     failures: dict[str, str]
@@ -64,26 +57,17 @@ def run(
 ) -> Outcome:
     """Runs what is missing of a table, and writes the table.
 
-    A call after an interruption continues: finished runs are kept, an interrupted one is resumed. With
-    a search the trials of all rows come first, then the cells with the chosen settings. Trials that
-    another process runs are left to it and waited for.
+    A call after an interruption continues: finished runs are kept, an interrupted one is resumed.
+    With a search the trials of all rows come first, then the cells with the chosen settings. Trials
+    that another process runs are left to it and waited for.
 
     Args:
-      table: the definition.
-      directory: where runs and tables are written.
-      variant: of the rows' configs.
       only: rows, or "ROW/COLUMN"; see `choose`. The tables show all.
-      seeds: in place of the table's.
-      progress: True: a bar per run; False: a line after at most `progress.SILENCE` seconds; None: a bar
-        if standard error is a terminal.
-      say: prints a line.
-
-    Returns:
-      Results, failures and files.
+      progress: True: a bar per run; False: a line after at most `progress.SILENCE` seconds; None: a
+        bar if standard error is a terminal.
 
     Raises:
       ValueError: the definition is wrong; nothing has run then.
-      OSError: the tables cannot be written.
       KeyboardInterrupt: a signal came; the same call continues from there.
     """
     every = build_cells(table, variant, seeds)
@@ -100,8 +84,6 @@ class TableRunner:
 
     Attributes:
       every: all cells; those of a row and column get the settings that its search chose.
-      results, failures: of cells, by their names.
-      contents: what the table is written from.
     """
 
     def __init__(
@@ -134,7 +116,7 @@ class TableRunner:
         self._comparisons: ComparisonCache = {}
         self.every, self.results, self.failures = every, {}, {}
         self.contents = Contents(table, variant, every, self.results, self.failures, searches)
-        self._take_up([cell for cell in every if cell.pair not in searches.studies])
+        self._read_finished([cell for cell in every if cell.pair not in searches.studies])
         for pair in searches.studies:
             self._settle(pair)
         for job, seconds in searches.durations():
@@ -231,7 +213,7 @@ class TableRunner:
             self._say(f"{number}  {job.cell}{self._pace.describe_remaining(jobs) if job is batch[0] else '  (together)'}")
         began, why, stopped, interrupted = time.monotonic(), None, "", None
         with RunBeat(self._folder, jobs, number, self._pace, None if self._bar else self._say):
-            outcomes = self._run_alone(batch[0].cell) if len(batch) == 1 else self._together([job.cell for job in batch])
+            outcomes = self._run_cells([job.cell for job in batch])
         for job, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, BlockingIOError) and job.cell.trial is not None:
                 self._held.add((job.cell.name, job.cell.config.rounds))
@@ -258,7 +240,7 @@ class TableRunner:
         return why
 
     def _batch(self, jobs: Sequence[Job]) -> list[Job]:
-        """The first of the jobs, and its other seeds that `plan.lanes` lets train beside it."""
+        """Returns the first of the jobs, and its other seeds that `plan.lanes` lets train beside it."""
         cell = jobs[0].cell
         most = 1 if self._counts else experiment.seeds_at_once(cell.config)
         if most == 1:
@@ -270,56 +252,44 @@ class TableRunner:
         seeds = list(first.values())
         return [seeds[i] for i in experiment.group_seeds([job.cell.config for job in seeds])[0][:most]]
 
-    def _run_alone(self, cell: Cell) -> list[bool | Exception]:
-        """Runs a cell or a trial; returns why it failed, or whether a signal came meanwhile."""
+    def _run_cells(self, cells: Sequence[Cell]) -> list[bool | BaseException]:
+        """Runs seeds of a cell or a trial; returns of each the error, or whether a signal came."""
         try:
-            code_fingerprint.check_unchanged(cell.own)
-            data = self._data.load(cell.config)
+            for cell in cells:
+                code_fingerprint.check_unchanged(cell.own)
+            data = self._data.load(cells[0].config)
             if self._counts:
-                self.results[cell.name] = compute_counts(self._table, cell, data)
+                self.results[cells[0].name] = compute_counts(self._table, cells[0], data)
                 return [False]
-            workdir = str(self._folder / "runs" / cell.name)
-            if cell.trial is not None:
-                mark_as_trial(self._folder, cell)
-            try:
-                ended = experiment.execute(cell.config, workdir, self._bar, data=data, console=lambda text: None)
-            except Diverged as error:
-                ended = error
-            return [self._taken_up(cell, ended, data)]
+            for cell in cells:
+                if cell.trial is not None:
+                    mark_as_trial(self._folder, cell)
+            ended = self._execute(cells, data)
         except Exception as error:  # a failure must not end the others'
-            return [error]
-
-    def _together(self, some: Sequence[Cell]) -> list[bool | BaseException]:
-        """Runs seeds of a cell or a trial together: of each why it failed, or whether a signal came meanwhile."""
-        try:
-            for one in some:
-                code_fingerprint.check_unchanged(one.own)
-            data, silent = self._data.load(some[0].config), lambda text: None
-            runs = [experiment.Run(one.config, str(self._folder / "runs" / one.name), silent) for one in some]
-            for one in some:
-                if one.trial is not None:
-                    mark_as_trial(self._folder, one)
-            ended = experiment.execute_all(runs, False, data=data, say=self._say)  # bars of several would write over each other
-        except Exception as error:
-            return [error] * len(some)
-        found: list[bool | BaseException] = []
-        for one, outcome in zip(some, ended, strict=True):
+            return [error] * len(cells)
+        outcomes: list[bool | BaseException] = []
+        for cell, outcome in zip(cells, ended, strict=True):
             if isinstance(outcome, BaseException) and not isinstance(outcome, Diverged):
-                found.append(outcome)
+                outcomes.append(outcome)
                 continue
             try:
-                found.append(self._taken_up(one, outcome, data))
+                outcomes.append(self._take_result(cell, outcome, data))
             except Exception as error:
-                found.append(error)
-        return found
+                outcomes.append(error)
+        return outcomes
 
-    def _taken_up(self, cell: Cell, ended: Any, data: FederatedData) -> bool:
-        """Takes up the result of a run; returns whether a signal came meanwhile.
+    def _execute(self, cells: Sequence[Cell], data: FederatedData) -> list[Any]:
+        silent = lambda text: None
+        runs = [experiment.Run(cell.config, str(self._folder / "runs" / cell.name), silent) for cell in cells]
+        if len(runs) > 1:
+            return experiment.execute_all(runs, False, data=data, say=self._say)  # bars of several would write over each other
+        try:
+            return [experiment.execute(runs[0].config, runs[0].workdir, self._bar, data=data, console=silent)]
+        except Exception as error:
+            return [error]
 
-        Raises:
-          Diverged: the run of a cell diverged.
-          ValueError: the run ended before its last round.
-        """
+    def _take_result(self, cell: Cell, ended: Any, data: FederatedData) -> bool:
+        """Takes up the result of a run; returns whether a signal came meanwhile."""
         if isinstance(ended, Diverged):
             if cell.trial is None:
                 raise ended
@@ -345,7 +315,7 @@ class TableRunner:
         except (ValueError, TypeError, OSError):
             return False
 
-    def _take_up(self, cells: Sequence[Cell]) -> None:
+    def _read_finished(self, cells: Sequence[Cell]) -> None:
         """Reads the results of finished cells; a cell that cannot be read fails."""
         is_slow = any(measures.is_analysis(measure) and not measures.is_count(measure) for measure in self._table.measures)
 
@@ -388,7 +358,7 @@ class TableRunner:
                 self._settle(pair)
         known = {*self.results, *self._broken}
         unsettled = {pair for pair in self._searches.studies if pair not in self._settled}
-        self._take_up([cell for cell in self.every if cell.name not in known and cell.pair not in unsettled])
+        self._read_finished([cell for cell in self.every if cell.name not in known and cell.pair not in unsettled])
         if before != (len(self.results), len(self._settled), self.failures):
             self._write()
 
@@ -424,10 +394,9 @@ class TableRunner:
                 tuned_cell = build_cell(self._table, row, column, cell.seed, self._variant, tuned)
                 self.every[i] = tuned_cell._replace(own=cell.own)  # as the trials began
         delete_checkpoints(self._folder, study, {cell.name for cell in self.every})
-        self._take_up([cell for cell in self.every if cell.pair == pair])
+        self._read_finished([cell for cell in self.every if cell.pair == pair])
 
     def _fail(self, cells: Sequence[Cell], which: str, why: str) -> None:
-        """Records why cells failed, and prints it once."""
         if any(self.failures.get(cell.name) != why for cell in cells):
             self.failures |= {cell.name: why for cell in cells}
             self._say(f"failed: {which}: {why}")

@@ -4,18 +4,19 @@ Nothing runs here.
 """
 
 import copy
+import functools
 import itertools
 import math
+import operator
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ml_collections import ConfigDict
-
 from fedjax_core import experiment, registry
-from fedjax_core.commands.tables import measures, score_checks, search_spaces, tpe_sampler
+from fedjax_core.commands.tables import measures, search_spaces
 from fedjax_core.commands.tables.definition import Definition, check_definition
 from fedjax_core.commands.tables.table_cells import Cell, build_cell
+from fedjax_core.experiment import schema
 from fedjax_core.reporting.score_labels import is_loss, selection_key
 from fedjax_core.uplink.dp_mechanisms import STRATEGIES
 
@@ -29,7 +30,6 @@ class Trial(NamedTuple):
     Attributes:
       number: 0 is the row's own.
       values: by field of the row's space, as far as the config has it.
-      cells: a run for each of the search's seeds.
     """
 
     number: int
@@ -50,7 +50,7 @@ class Trial(NamedTuple):
 
 
 class Rung(NamedTuple):
-    """Where trials are compared: the best `number` of them, and trial 0, after `rounds`."""
+    """A comparison of trials after `rounds`: of the best `number` of them, and trial 0."""
 
     rounds: int
     number: int
@@ -60,9 +60,6 @@ class Study(NamedTuple):
     """The search of one row on one column.
 
     Attributes:
-      row, column: labels.
-      space: the row's.
-      trials: in the order of their numbers.
       rungs: one without halving; none where there is nothing to choose.
       measure: names of scores; the first that a run has is taken.
       number: of trials in all; with sampler "tpe" the later ones are proposed while the search runs.
@@ -85,7 +82,6 @@ class StudyStatus(NamedTuple):
     Attributes:
       finished_runs: number of finished runs; a run that continued counts again at each rung.
       waiting: runs to do now, each to the rounds of its config.
-      rounds_before: rounds that they have done on the rung below.
       later_rounds: rounds of each run that follows, as far as that is known.
       chosen: the best trial; None before the end, and where all diverged.
       scores: (rounds, score) by trial's number, at the last rung that it reached; NaN: it diverged.
@@ -110,11 +106,7 @@ class StudyStatus(NamedTuple):
 
 
 def plan_searches(table: Definition, variant: str) -> dict[tuple[str, str], Study]:
-    """Returns the checked studies of a table by (row, column), column after column; empty without a search.
-
-    Raises:
-      ValueError: the search or a trial's config is wrong; one line.
-    """
+    """Returns the checked studies of a table by (row, column); empty without a search."""
     if table.search is None:
         for row in table.rows:
             if row.space:
@@ -144,7 +136,7 @@ def _check_search(table: Definition) -> None:
         raise ValueError(f"search: measure {search.measure!r} must name one or more scores, all of them losses or none")
     registry.check_choice("sampler of the search", search.sampler, SAMPLERS)
     if search.sampler == "tpe":
-        tpe_sampler.import_optuna()
+        search_spaces.import_optuna()
         if search.halving is not None:
             raise ValueError(
                 f"search: halving={search.halving} with sampler='tpe', which proposes from the scores of full trials; leave one out"
@@ -170,7 +162,6 @@ def _check_search(table: Definition) -> None:
 
 
 def _make_study(table: Definition, row: Any, column: Any, variant: str) -> Study:
-    """Makes the study of one row on one column."""
     search, where = table.search, f"{row.label} / {column.label}"
     first = build_cell(table, row, column, search.seeds[0], variant).config
     if first.data.get("validation") is None:
@@ -187,14 +178,14 @@ def _make_study(table: Definition, row: Any, column: Any, variant: str) -> Study
     ):
         raise ValueError(f"{where}: no run has the search's {' or '.join(score_names(search))} with evaluation.scopes={scopes}")
     resolved = experiment.resolve(first)
-    score_checks.check_search_scores(score_names(search), resolved)
+    measures.check_search_scores(score_names(search), resolved)
     if search.rounds is not None and search.rounds > first.rounds:
         raise ValueError(f"{where}: the search's rounds={search.rounds} must not be more than the run's {first.rounds}")
     own = _own_settings(first, row.space)
     number, points = search.trials - 1, []
     if row.space and search.sampler == "tpe":
         number = int(min(number, search_spaces.count_others(row.space, own)))
-        random_trials = min(number, tpe_sampler.RANDOM_TRIALS)
+        random_trials = min(number, search_spaces.RANDOM_TRIALS)
         points = search_spaces.sample_settings(row.space, "random", search.seed, random_trials, own)
         number = number if len(points) == random_trials else len(points)
     elif row.space:
@@ -212,7 +203,7 @@ def _make_study(table: Definition, row: Any, column: Any, variant: str) -> Study
         return Trial(index, values or own, tuple(runs))
 
     def propose(index: int, history: Sequence[tuple[Mapping[str, Any], float]]) -> Trial:
-        values = tpe_sampler.propose_setting(row.space, search.seed, index, history)
+        values = search_spaces.propose_setting(row.space, search.seed, index, history)
         taken = {search_spaces.point_key(setting) for setting, _ in history}
         if search_spaces.point_key(values) in taken:
             values = search_spaces.draw_setting(row.space, search.seed, index, taken)
@@ -244,15 +235,7 @@ def _check_noise(where: str, halving: int, resolved: experiment.ResolvedConfig) 
 
 def _own_settings(config: Any, space: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a config's values, None too, in those fields of a space that it has."""
-    settings = {}
-    for field in space:
-        *outer, name = field.split(".")
-        group = config
-        for name_of_group in outer:
-            group = group.get(name_of_group) if isinstance(group, ConfigDict) else None
-        if isinstance(group, ConfigDict) and name in group:
-            settings[field] = group[name]
-    return settings
+    return {f: functools.reduce(operator.getitem, f.split("."), config) for f in space if schema.has_field(config, f)}
 
 
 def make_rungs(trials: int, rounds: int, every: int, factor: int | None) -> tuple[Rung, ...]:

@@ -1,16 +1,23 @@
-"""Validates the spaces of a search, samples settings from them, and names values at their edges.
+"""Validates the spaces of a search, chooses settings from them, and names values at their edges.
 
 A space is {field: values}. Values are a tuple, or an interval such as `Uniform` and `LogUniform` of
 `configs/tables/base.py`, which have `low`, `high`, `at(share)` and `share(value)`.
+
+Proposals from the scores of earlier trials are those of Optuna's tree-structured Parzen estimator (Bergstra, Bardenet,
+Bengio, Kégl, "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011,
+https://papers.nips.cc/paper/4443-algorithms-for-hyper-parameter-optimization). A proposal follows from the seed, the
+trial's number and the scores before it, which runs' directories hold: a search resumes without a storage of Optuna's own.
 """
 
 import hashlib
+import importlib
 import itertools
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from fedjax_core.option_types import is_number
 from fedjax_core.storage.json_files import to_json_values
 
 Space = Mapping[str, Any]
@@ -23,11 +30,7 @@ ATTEMPTS = 1000  # draws of one setting of a space with intervals
 
 
 def check_space(row: str, space: Space) -> None:
-    """Validates a row's space.
-
-    Raises:
-      ValueError: it is wrong; names the row, the field, the value and what is allowed.
-    """
+    """Validates a row's space."""
     for field, values in space.items():
         what = f"space of row {row!r}: {field}"
         if field.split(".")[0] in TABLE_FIELDS:
@@ -50,8 +53,6 @@ def sample_settings(space: Space, sampler: str, seed: int, number: int, own: Map
 
     Args:
       space: checked, with at least one field.
-      sampler: "random" or "grid".
-      seed: of the draws.
       number: the most settings; there are fewer if the space has fewer, or if `ATTEMPTS` draws find
         no other.
       own: the row's settings in the fields of the space.
@@ -124,10 +125,6 @@ def is_log_interval(values: Any) -> bool:
     return type(values).__name__ == "LogUniform"
 
 
-def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 def value_key(value: Any) -> str:
     """Returns a string that equal values share, 1 and 1.0 too."""
     return repr(float(value)) if is_number(value) else json.dumps(to_json_values(value))
@@ -156,7 +153,6 @@ def round_value(interval: Any, value: float) -> float:
 
 
 def _count_points(space: Space) -> float:
-    """Returns the number of points; infinity with an interval."""
     return math.inf if any(map(is_interval, space.values())) else math.prod(map(len, space.values()))
 
 
@@ -169,3 +165,67 @@ def _is_among(values: Any, value: Any) -> bool:
     if is_interval(values):
         return is_number(value) and values.low <= value <= values.high
     return value_key(value) in {value_key(other) for other in values}
+
+
+RANDOM_TRIALS = 4  # beside the row's own settings, before the first proposal
+
+
+def import_optuna() -> Any:
+    """Returns the package optuna."""
+    try:
+        optuna = importlib.import_module("optuna")
+    except ImportError:
+        raise ValueError("search: sampler='tpe' needs the package optuna: pip install 'fedjax-core[search]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def propose_setting(
+    space: Space,
+    seed: int,
+    number: int,
+    history: Iterable[tuple[Mapping[str, Any], float]],
+) -> dict[str, Any]:
+    """Returns the setting of a trial.
+
+    Args:
+      history: (setting, merit) of the trials before it, the largest is the best; not finite: it
+        diverged, the worst. Settings outside the space, as a row's own may be, are left out.
+    """
+    optuna = import_optuna()
+    distributions = {field: _make_distribution(optuna, values) for field, values in space.items()}
+    sampler = optuna.samplers.TPESampler(
+        seed=int(2**32 * hash_fraction(seed, "tpe", number)),
+        n_startup_trials=0,
+        multivariate=True,
+    )
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    for setting, merit in history:
+        if is_inside(space, setting):
+            is_scored, states = math.isfinite(merit), optuna.trial.TrialState
+            trial = optuna.create_trial(
+                state=states.COMPLETE if is_scored else states.PRUNED,
+                value=merit if is_scored else None,
+                params={field: _encode(space[field], setting[field]) for field in space},
+                distributions=distributions,
+            )
+            study.add_trial(trial)
+    params = study.ask(distributions).params
+    return {field: _decode(values, params[field]) for field, values in space.items()}
+
+
+def _make_distribution(optuna: Any, values: Any) -> Any:
+    if is_interval(values):
+        return optuna.distributions.FloatDistribution(values.low, values.high, log=is_log_interval(values))
+    return optuna.distributions.CategoricalDistribution(tuple(range(len(values))))
+
+
+def _encode(values: Any, value: Any) -> Any:
+    """Returns a value as Optuna has it: of a tuple its index, since any object may be in it."""
+    if is_interval(values):
+        return float(value)
+    return [value_key(other) for other in values].index(value_key(value))
+
+
+def _decode(values: Any, param: Any) -> Any:
+    return round_value(values, param) if is_interval(values) else values[param]

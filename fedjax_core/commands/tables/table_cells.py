@@ -1,8 +1,10 @@
 """Builds the runs of a table: each cell's resolved and checked config, and the name of its directory."""
 
 import copy
+import functools
 import hashlib
 import json
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -10,11 +12,11 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from fedjax_core import code_fingerprint, experiment, option_types, registry
-from fedjax_core.commands.tables import definition, score_checks
+from fedjax_core import code_fingerprint, experiment, registry
+from fedjax_core.commands.tables import definition, measures
 from fedjax_core.commands.tables.comparability import check_rows_comparable
 from fedjax_core.commands.tables.definition import Definition, check_definition, column_targets
-from fedjax_core.experiment.schema import OPTIONAL_GROUPS
+from fedjax_core.experiment import schema
 from fedjax_core.reporting import reporter
 from fedjax_core.run import MAY_DIFFER
 from fedjax_core.storage.json_files import to_json_values
@@ -30,10 +32,6 @@ class Cell(NamedTuple):
     """One run of a table.
 
     Attributes:
-      row, column: labels.
-      seed: of training.
-      config: resolved.
-      name: of its directory.
       trial: its number in a search; None: it is no trial.
       own: `code_fingerprint.hash_files` of the user's own code behind it, and of the files its networks begin from.
     """
@@ -57,17 +55,7 @@ class Cell(NamedTuple):
 
 
 def build_cells(table: Definition, variant: str, seeds: Sequence[int] | None = None) -> list[Cell]:
-    """Builds the checked runs of a table, one seed of everything before the next.
-
-    Args:
-      table: the definition.
-      variant: of the rows' configs.
-      seeds: in place of the table's.
-
-    Raises:
-      ValueError: the definition is wrong, such as a name twice, an unknown method, setting, row or column,
-        a missing number of the paper, rows that differ in more than the definition says.
-    """
+    """Builds the checked runs of a table, one seed of everything before the next."""
     check_definition(table)
     seeds = tuple(table.seeds if seeds is None else seeds)
     if not seeds or len(set(seeds)) < len(seeds):
@@ -94,14 +82,8 @@ def build_cell(
     """Builds one run of a row on a column.
 
     Args:
-      table, row, column: of the definition.
-      seed: of training.
-      variant: of the row's config.
       tuned: changes after all others, which a search tries or chose.
       trial: its number in a search.
-
-    Raises:
-      ValueError: its config is wrong; one line that names the row and the column.
     """
     where = f"{row.label} / {column.label}" + (f" / trial {trial}" if trial and tuned else "")
     try:
@@ -109,23 +91,22 @@ def build_cell(
         with registry.record_lookups() as lookups:
             resolved = experiment.resolve(config)
         for measure in table.measures:
-            score_checks.check_scores(measure, config, resolved)
+            measures.check_scores(measure, config, resolved)
     except Exception as error:  # get_config is the user's code too
         raise ValueError(f"{where}: {reporter.one_line(error)}") from error
     own = code_fingerprint.hash_files([*code_fingerprint.find_own_files(lookups), *experiment.existing_weight_files(resolved)])
-    name = (
-        f"{definition.slugify(row.label)}--{definition.slugify(column.label)}--seed{seed}--{_hash_run(config, list(own.values()))}"
-    )
+    labels = f"{definition.slugify(row.label)}--{definition.slugify(column.label)}"
+    name = f"{labels}--seed{seed}--{_hash_run(resolved.config, list(own.values()))}"
     return Cell(row.label, column.label, seed, config, name, trial, own)
 
 
 def _resolve_config(table: Definition, row: Any, column: Any, seed: int, variant: str, tuned: Mapping[str, Any]) -> Any:
     config = copy.deepcopy(row.config(variant))  # which may return the same one each time
-    _check_config(config)
+    schema.check_complete(config, "the row's config")
     of_cell = table.cells.get((row.label, column.label), {})
     changes: dict[str, Any] = {}
-    for some in (table.changes, column.changes, row.changes, of_cell, tuned):
-        changes |= some
+    for layer in (table.changes, column.changes, row.changes, of_cell, tuned):
+        changes |= layer
     for field, value in changes.items():
         if field in SET_BY_TABLE:
             raise ValueError(f"{field}={value!r} would have no effect; {SET_BY_TABLE[field]}")
@@ -138,11 +119,6 @@ def _resolve_config(table: Definition, row: Any, column: Any, seed: int, variant
         config.data.seed += seed
     config.evaluation.targets = tuple(column_targets(table, column.label))
     return config
-
-
-def _check_config(config: Any) -> None:
-    if not isinstance(config, ConfigDict):
-        raise ValueError(f"the row's config gave {option_types.shorten(config)}, not a ConfigDict as those of configs/ do")
 
 
 def _take_method(changes: dict[str, Any]) -> dict[str, Any]:
@@ -161,12 +137,9 @@ def _take_method(changes: dict[str, Any]) -> dict[str, Any]:
 def _set_field(config: Any, field: str, value: Any) -> None:
     """Sets a dotted field that is there, or an option of the method."""
     *above, last = field.split(".")
-    group: Any = config
-    for name in above:
-        group = group.get(name) if isinstance(group, ConfigDict) else None
-    known = list(group) if isinstance(group, ConfigDict) else []
-    if last not in known and not (above == ["method"] and known):
+    if not schema.has_field(config, field) and not (above == ["method"] and config.get("method")):
         raise ValueError(f"the config has no field {field}.{registry.did_you_mean(field, _list_fields(config))}")
+    group = functools.reduce(operator.getitem, above, config)
     try:
         with group.unlocked():
             group[last] = value
@@ -181,14 +154,13 @@ def _list_fields(config: ConfigDict, prefix: str = "") -> list[str]:
     return fields
 
 
-def _hash_run(config: Any, files: Sequence[str]) -> str:
+def _hash_run(config: Mapping[str, Any], files: Sequence[str]) -> str:
     """Hashes what makes a run what it is.
 
     Not hashed are its placement on devices, how it is saved and summarised, and fields that are not
     given: so new fields and groups of configs do not change the hash.
 
     Args:
-      config: resolved.
       files: digests of the user's own code that it names or imports, and of files of weights.
     """
 
@@ -196,30 +168,20 @@ def _hash_run(config: Any, files: Sequence[str]) -> str:
         kept = {key: value for key, value in fields.items() if value is not None and f"{prefix}{key}" not in left_out}
         return {key: given(value, f"{prefix}{key}.") if isinstance(value, dict) else value for key, value in kept.items()}
 
-    of_result = {
-        "rounds",
-        "evaluation.until",
-        "evaluation.patience",
-        "evaluation.every",
-        "evaluation.batch",
-    }  # where it ends, and what is scored
-    left_out = set(MAY_DIFFER) - of_result
-    fields = to_json_values(experiment.complete_config(config))
+    # Where it ends, and what is scored, are hashed all the same
+    left_out = set(MAY_DIFFER) - {"rounds", *(f"evaluation.{name}" for name in ("until", "patience", "every", "batch"))}
+    fields = to_json_values(config)
     if fields.get("evaluation", {}).get("batch", 0) is None:
         fields["evaluation"]["batch"] = BATCH_BEFORE
     fields = given(fields)
-    fields = {key: value for key, value in fields.items() if value != {} or key not in OPTIONAL_GROUPS}
+    fields = {key: value for key, value in fields.items() if value != {} or key not in schema.OPTIONAL_GROUPS}
     if files:
         fields["files"] = files
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def select_cells(all_cells: Sequence[Cell], only: Iterable[str]) -> list[Cell]:
-    """Returns the cells that selectors match (`select_pairs`); all of them without a selector.
-
-    Raises:
-      ValueError: a selector matches nothing.
-    """
+    """Returns the cells that selectors match (`select_pairs`); all of them without a selector."""
     only = list(only)
     if not only:
         return list(all_cells)

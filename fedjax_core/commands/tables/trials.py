@@ -22,7 +22,6 @@ class SearchProgress:
     """The studies of a table and their progress; the score of a run is read once.
 
     Attributes:
-      studies: by (row, column).
       failures: why a study has a run that cannot be read, by (row, column).
     """
 
@@ -52,11 +51,7 @@ class SearchProgress:
                 self.failures.setdefault(pair, reporter.one_line(error))
 
     def read_run(self, study: Study, run: Cell) -> bool:
-        """Reads the score of a run, if it is done; returns whether it is.
-
-        Raises:
-          ValueError: it is done, and has no such score.
-        """
+        """Reads the score of a run, if it is done; returns whether it is."""
         score = read_score(self._folder / "runs" / run.name, run, study.measure)
         if score is not None:
             self._scores[run.name, run.config.rounds] = score
@@ -97,10 +92,6 @@ def read_score(workdir: Path, run: Cell, measure: tuple[str, ...]) -> float | No
 
     Returns:
       The score; NaN if the run diverged before; None if it has not come so far.
-
-    Raises:
-      ValueError: the run has no such score.
-      OSError: a file cannot be read.
     """
     rounds = run.config.rounds
     file, summary = workdir / METRICS, workdir / reporter.SUMMARY
@@ -144,8 +135,6 @@ def delete_checkpoints(folder: Path, study: Study, keep: Container[str]) -> None
     """Deletes the checkpoints of the trials of a search that is over; scores and records stay.
 
     Args:
-      folder: of the table.
-      study: the search of one row on one column.
       keep: names of runs that are not only trials.
     """
     for run in (run for trial in study.trials for run in trial.cells):

@@ -34,16 +34,7 @@ LATEX_MINUS = re.compile(r"(?<![\w.$])-(?=\d)")
 
 
 def write_tables(contents: Contents, folder: Path, cache: ComparisonCache | None = None) -> list[Path]:
-    """Writes table.md, table.csv and table.tex, and with a search trials.csv, each atomically.
-
-    Args:
-      contents: of the table.
-      folder: where the files go.
-      cache: comparisons of earlier calls for this table; see `compare_cells`.
-
-    Raises:
-      OSError: they cannot be written.
-    """
+    """Writes table.md, table.csv and table.tex, and with a search trials.csv, each atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"table.{kind}" for kind in ("md", "csv", "tex")]
     grids = formatting.make_grids(contents, cache)
@@ -57,12 +48,7 @@ def write_tables(contents: Contents, folder: Path, cache: ComparisonCache | None
 
 
 def render_markdown(contents: Contents, grids: Mapping[str, formatting.Grid] | None = None) -> str:
-    """Returns the table as Markdown: for each measure its cells and intervals, then costs and failures.
-
-    Args:
-      contents: of the table.
-      grids: the cells by measure's label; None: they are computed.
-    """
+    """Returns Markdown: cells and intervals of each measure, then costs and failures."""
     grids = formatting.make_grids(contents) if grids is None else grids
     table, every, seeds = contents.table, contents.every, contents.seeds
     lines = [f"# {table.title}", ""]
@@ -102,11 +88,13 @@ def render_markdown(contents: Contents, grids: Mapping[str, formatting.Grid] | N
     return "\n".join(lines) + "\n"
 
 
+def _markdown_head(columns: Sequence[Any]) -> list[str]:
+    return [formatting.markdown_row("", *(c.label for c in columns)), formatting.markdown_row("---", *("--:" for _ in columns))]
+
+
 def _markdown_grid(contents: Contents, measure: Any, cells: formatting.Grid) -> list[str]:
-    """Returns the lines of one measure's cells: a caption, heads, and a line per row."""
     columns = contents.table.columns
-    lines = [" ".join(formatting.describe_measure(measure, cells)), ""]
-    lines += [formatting.markdown_row("", *(c.label for c in columns)), formatting.markdown_row("---", *("--:" for _ in columns))]
+    lines = [" ".join(formatting.describe_measure(measure, cells)), "", *_markdown_head(columns)]
     for row in contents.table.rows:
         shown = []
         for column in columns:
@@ -123,8 +111,7 @@ def _markdown_speedups(contents: Contents, measure: Any, cells: formatting.Grid)
     columns, against = contents.table.columns, contents.table.against
     if measures.rounds_target(measure) is None or against is None:
         return []
-    lines = ["", f"How many times fewer rounds than {against}.", "", formatting.markdown_row("", *(c.label for c in columns))]
-    lines.append(formatting.markdown_row("---", *("--:" for _ in columns)))
+    lines = ["", f"How many times fewer rounds than {against}.", "", *_markdown_head(columns)]
     for row in contents.table.rows:
         ours, others = ([cells.summaries[label, c.label] for c in columns] for label in (row.label, against))
         lines.append(formatting.markdown_row(row.label, *map(formatting.format_speedup, ours, others)))
@@ -133,22 +120,11 @@ def _markdown_speedups(contents: Contents, measure: Any, cells: formatting.Grid)
 
 def _markdown_intervals(contents: Contents, measure: Any, cells: formatting.Grid) -> list[str]:
     """Returns ranks and differences with their intervals; nothing where nothing was compared."""
-    columns, against = contents.table.columns, contents.table.against
-    intervals = [
-        [formatting.format_intervals(cells, (row.label, column.label), measure, against) for column in columns]
-        for row in contents.table.rows
-    ]
-    if not any(map(any, intervals)):
+    intervals = formatting.format_interval_rows(contents, measure, cells)
+    if not intervals:
         return []
-    about = formatting.describe_intervals(cells, against)
-    lines = [
-        "",
-        about,
-        "",
-        formatting.markdown_row("", *(c.label for c in columns)),
-        formatting.markdown_row("---", *("--:" for _ in columns)),
-    ]
-    return lines + [formatting.markdown_row(row.label, *cells) for row, cells in zip(contents.table.rows, intervals, strict=True)]
+    lines = ["", formatting.describe_intervals(cells, contents.table.against), "", *_markdown_head(contents.table.columns)]
+    return lines + [formatting.markdown_row(row.label, *texts) for row, texts in zip(contents.table.rows, intervals, strict=True)]
 
 
 def make_records(contents: Contents, grids: Mapping[str, formatting.Grid] | None = None) -> list[dict[str, Any]]:
@@ -162,27 +138,18 @@ def make_records(contents: Contents, grids: Mapping[str, formatting.Grid] | None
                 costs = contents.costs(row.label, column.label)
                 value, std, source = s.paper or (None, None, None)
                 record = {"row": row.label, "column": column.label, "measure": measure.label, "statistic": measure.statistic}
-                record |= {
-                    "score": " ".join(s.scores),
-                    "n": s.n,
-                    "mean": formatting.finite_or_none(s.mean),
-                    "std": formatting.finite_or_none(s.std),
-                }
-                record |= {
-                    "paper": value,
-                    "paper_std": std,
-                    "source": source,
-                    "difference": formatting.finite_or_none(s.difference),
-                }
+                record |= {"score": " ".join(s.scores), "n": s.n}
+                record |= {"mean": formatting.finite_or_none(s.mean), "std": formatting.finite_or_none(s.std)}
+                record |= {"paper": value, "paper_std": std, "source": source}
+                record["difference"] = formatting.finite_or_none(s.difference)
                 record |= _interval_fields(grids[measure.label].compared.get((row.label, column.label)), contents.table.against)
-                if costs is not None:
-                    record |= {
-                        f"rounds_to_{target:g}": formatting.format_rounds(each).replace(",", "")
-                        for target, each in costs.reached.items()
-                    }
-                record["seconds_per_round"] = None if costs is None else formatting.finite_or_none(costs.seconds)
-                record["bytes_down"] = None if costs is None else costs.down
-                record["bytes_up"] = None if costs is None else costs.up
+                if costs is None:
+                    record |= dict.fromkeys(("seconds_per_round", "bytes_down", "bytes_up"))
+                else:
+                    for target, reached in costs.reached.items():
+                        record[f"rounds_to_{target:g}"] = formatting.format_rounds(reached).replace(",", "")
+                    record |= {"seconds_per_round": formatting.finite_or_none(costs.seconds)}
+                    record |= {"bytes_down": costs.down, "bytes_up": costs.up}
                 if contents.searches is not None and contents.searches.studies:
                     record |= search_report.chosen_fields(contents.searches, (row.label, column.label))
                 record |= {f"seed_{seed}": s.by_seed.get(seed) for seed in contents.seeds}
@@ -208,12 +175,7 @@ def _interval_fields(comparison: Comparison | None, against: str | None) -> dict
 
 
 def render_latex(contents: Contents, grids: Mapping[str, formatting.Grid] | None = None) -> str:
-    """Returns the file's text.
-
-    Args:
-      contents: of the table.
-      grids: the cells by measure's label; None: they are computed.
-    """
+    """Returns the file's text."""
     grids = formatting.make_grids(contents) if grids is None else grids
     blocks = [f"% {contents.table.title}; needs \\usepackage{{booktabs}}"]
     for measure in contents.table.measures:
@@ -249,24 +211,18 @@ def _latex_measure(contents: Contents, measure: Any, cells: formatting.Grid) -> 
 
 
 def _latex_intervals(contents: Contents, measure: Any, cells: formatting.Grid) -> str:
-    """Returns ranks and differences with their intervals; empty where nothing was compared."""
-    columns, against = contents.table.columns, contents.table.against
-    lines = [_latex_row("", *(escape_latex(column.label) for column in columns)), r"\midrule"]
-    is_empty = True
-    for row in contents.table.rows:
-        pairs = [(row.label, column.label) for column in columns]
-        intervals = [formatting.format_intervals(cells, pair, measure, against) for pair in pairs]
-        is_empty = is_empty and not any(intervals)
-        lines.append(_latex_row(escape_latex(row.label), *map(_latex_minus, intervals)))
-    if is_empty:
+    rows, columns, against = contents.table.rows, contents.table.columns, contents.table.against
+    intervals = formatting.format_interval_rows(contents, measure, cells)
+    if not intervals:
         return ""
+    lines = [_latex_row("", *(escape_latex(column.label) for column in columns)), r"\midrule"]
+    lines += [_latex_row(escape_latex(row.label), *map(_latex_minus, texts)) for row, texts in zip(rows, intervals, strict=True)]
     notes = [formatting.describe_intervals(cells, against), *formatting.describe_few_seeds(cells)]
     name = f"{measure.label}, intervals"
     return _latex_environment(contents.table, name, name, "l" + "r" * len(columns), lines, notes)
 
 
 def _latex_search(table: Any, searches: SearchProgress) -> str:
-    """Returns what was chosen for each row and column."""
     lines = [_latex_row(*map(escape_latex, search_report.HEADS)), r"\midrule"]
     lines += [_latex_row(*map(escape_latex, cells)) for cells in search_report.report_rows(table.search, searches)]
     notes = [search_report.describe_search(table.search, formatting.describe_score)]
@@ -274,7 +230,6 @@ def _latex_search(table: Any, searches: SearchProgress) -> str:
 
 
 def _latex_costs(contents: Contents) -> str:
-    """Returns rounds to accuracies, time and traffic of each cell that has a finished run."""
     targets = [escape_latex(f"to {100 * target:g} %") for target in all_targets(contents.table)]
     heads = ["", "", *targets, "s/round", "down", "up"]
     lines = [_latex_row(*heads), r"\midrule"]
@@ -288,7 +243,6 @@ def _latex_environment(table: Any, what: str, name: str, form: str, lines: Seque
     """Returns a tabular with its notes, in the environment that the table asks for.
 
     Args:
-      table: the definition.
       what: the tabular has, for a comment.
       name: for caption and label.
       form: of the columns.
@@ -316,7 +270,6 @@ def _latex_environment(table: Any, what: str, name: str, form: str, lines: Seque
 
 
 def _latex_sentence(note: str) -> str:
-    """Returns a note as a sentence."""
     note = note.rstrip(".").replace("`", "")
     return f"{escape_latex(note[:1].upper() + note[1:])}.".replace(r" \%", r"~\%")
 
@@ -332,6 +285,5 @@ def _latex_minus(text: str) -> str:
 
 
 def _latex_row(*cells: str) -> str:
-    """Returns a line of a tabular."""
     opens = "{}" if cells[0].lstrip().startswith(("[", "*")) else ""  # else an option of the line above
     return opens + " & ".join(cells) + r" \\"

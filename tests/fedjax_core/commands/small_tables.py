@@ -1,6 +1,7 @@
-"""A small table and runs that take no time, for tests of tables."""
+"""A small table, runs that take no time, and cells of published tables."""
 
 import dataclasses
+import functools
 from typing import Any
 
 from configs import fedavg
@@ -26,6 +27,13 @@ def definition(**changes) -> Table:
         targets=(0.5, 0.9),
     )
     return dataclasses.replace(table, **changes)
+
+
+@functools.cache
+def paper_cells(name: str) -> tuple[tables.Cell, ...]:
+    """The cells of a published table, paper variant, first seed. Do not change their configs."""
+    table = tables.read_definition(f"configs/tables/{name}.py", "paper")
+    return tuple(tables.build_cells(table, "paper", table.seeds[:1]))
 
 
 def run(directory, table=None, **options) -> tuple[tables.Outcome, list[str]]:

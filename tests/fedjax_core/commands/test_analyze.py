@@ -14,7 +14,7 @@ from configs import fedavg, fedhe, fedit, fedoa, fedpft, fedskc
 from fedjax_core import experiment
 from fedjax_core.atomic_files import write_text
 from fedjax_core.commands import analyze
-from fedjax_core.commands.analyses import context, tables
+from fedjax_core.commands.analyses import context, scalar_metrics, tables
 from fedjax_core.reporting import analysis
 from fedjax_core.storage.json_files import format_json_lines, read_json, write_json
 
@@ -93,7 +93,7 @@ def test_figures_have_their_numbers_beside_them(runs, tmp_path, capsys):
         assert rows(figure.with_suffix(".csv")), figure
 
 
-def test_personal_models_stand_around_a_global_one(runs, tmp_path):
+def test_personal_models_are_drawn_around_a_global_one(runs, tmp_path):
     """Figure 3 of FedOA: one mark for FedIT's model, one for each client of FedOA; the first run's is in the middle."""
     for name, module in (("fedit", fedit), ("fedoa", fedoa)):
         config = module.get_config("smoke")
@@ -229,23 +229,23 @@ def test_sizes_are_those_of_the_networks_and_of_the_messages(runs, tmp_path):
     assert "| fedavg | 0: mlp(widths=(8,)) | 4 | 610 | 520 | 610 | 610 | 610 | 0 |" in (tmp_path / "sizes.md").read_text()
 
 
-def test_probe_and_match_stand_beside_the_run_and_in_tables(runs, capsys):
+def test_probe_and_match_are_written_beside_the_run_and_into_tables(runs, capsys):
     run = runs["fedavg"]
     assert call(run, "--what=probe,match") == 0
     said = capsys.readouterr().err
     for what in ("probe", "match"):
         each = rows(run / "analysis" / f"{what}.csv")
-        mean = analyze.make_metric(what)(run, None)
+        mean = scalar_metrics.make_metric(what)(run, None)
         assert mean == pytest.approx(np.mean([float(row[what]) for row in each]))
         assert f"{100 * mean:.2f} %" in said
-        assert read_json(run / analyze.NUMBERS)[what] == {"round": 2, "value": mean}
-    write_json(run / analyze.NUMBERS, {"origin": {"round": 2, "value": 0.125}, "probe": {"round": 1, "value": 0.125}})
-    assert analyze.make_metric("origin")(run, None) == 0.125, "kept"
-    assert analyze.make_metric("probe")(run, None) != 0.125, "of another round"
+        assert read_json(run / scalar_metrics.NUMBERS)[what] == {"round": 2, "value": mean}
+    write_json(run / scalar_metrics.NUMBERS, {"origin": {"round": 2, "value": 0.125}, "probe": {"round": 1, "value": 0.125}})
+    assert scalar_metrics.make_metric("origin")(run, None) == 0.125, "kept"
+    assert scalar_metrics.make_metric("probe")(run, None) != 0.125, "of another round"
     for value, said in (([3], "analysis.json is a list"), ({"origin": 3}, "origin of .*analysis.json is an int")):
-        write_json(run / analyze.NUMBERS, value)
+        write_json(run / scalar_metrics.NUMBERS, value)
         with pytest.raises(ValueError, match=said):
-            analyze.make_metric("origin")(run, None)
+            scalar_metrics.make_metric("origin")(run, None)
 
 
 def test_damaged_answers_are_named(tmp_path, monkeypatch):
@@ -341,7 +341,7 @@ def test_curves_of_seeds_under_the_methods_names(tmp_path):
     assert float(found[0]["standard_deviation"]) == pytest.approx(0.1)
 
 
-def test_scores_stand_over_bytes_and_over_epsilon(tmp_path, capsys):
+def test_scores_are_drawn_over_bytes_and_over_epsilon(tmp_path, capsys):
     a = fake(tmp_path / "plain", **{"test/global/accuracy": 0.25})
     b = fake(tmp_path / "private", **{"test/global/accuracy": 0.2, "privacy/epsilon": 1.5})
     for run, each in ((a, 400.0), (b, 30.0)):

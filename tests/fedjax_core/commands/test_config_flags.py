@@ -18,7 +18,7 @@ from fedjax_core.commands import config_flags, main, run
         (["--config", "fedavg", "--config.rounds", "3"], ["--config.rounds", "3"]),
     ],
 )
-def test_the_config_is_found_wherever_it_stands(words, rest):
+def test_the_config_is_named_anywhere_in_the_line(words, rest):
     assert config_flags.split_config(words) == ("fedavg", rest)
 
 

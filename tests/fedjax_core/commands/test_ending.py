@@ -12,17 +12,7 @@ import pytest
 from fedjax_core.commands import main
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
-UNFORESEEN = [
-    MemoryError(),
-    OverflowError("int too large"),
-    KeyError("a"),
-    IndexError("b"),
-    AttributeError("c"),
-    RecursionError("deep"),
-    ZeroDivisionError("by\nzero"),
-    RuntimeError("x" * 10_000),
-    AssertionError(),
-]
+UNFORESEEN = [MemoryError(), KeyError("a"), ZeroDivisionError("by\nzero"), RuntimeError("x" * 10_000)]
 
 
 @pytest.fixture

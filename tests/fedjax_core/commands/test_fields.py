@@ -13,7 +13,7 @@ def names(config, above=""):
         yield from names(value, f"{above}{name}.") if isinstance(value, ConfigDict) else [f"{above}{name}"]
 
 
-def test_every_field_stands_there_and_says_what_it_is_for():
+def test_every_field_is_listed_with_a_comment():
     found = {field.name: field for field in list_names.read_fields()}
     assert set(found) == set(names(base.get_config("small")))
     assert set(FIELDS) - {"method.name"} <= set(found)

@@ -185,7 +185,7 @@ def test_the_inputs_of_a_poisoned_run_are_scaled_as_they_were(tmp_path, digits):
     wanted = view.predict("global", view.holds["global"], digits.x[:5])["logits"]
     np.testing.assert_allclose(model.apply(net, digits.x[:5])[0]["logits"], wanted, atol=1e-5)
     own = experiment.dataset(fedavg_config.get_config("smoke")).train
-    np.testing.assert_allclose((description["mean"], description["std"]), experiment.scale(own), rtol=1e-6)
+    np.testing.assert_allclose((description["mean"], description["std"]), experiment.compute_mean_and_std(own), rtol=1e-6)
 
 
 def test_other_layouts(fedavg, tmp_path, capfd):

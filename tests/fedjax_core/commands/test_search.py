@@ -11,7 +11,7 @@ from fedjax_core.storage.json_files import read_json, read_jsonl
 from tests.fedjax_core.commands.tables.searches import BY, definition, get_config, line, run
 
 
-def test_a_real_search_goes_on_bit_for_bit_and_stands_a_rate_that_diverges(tmp_path):
+def test_a_real_search_goes_on_bit_for_bit_and_survives_a_rate_that_diverges(tmp_path):
     """Two trials to the first round, the one that is left resumed to the second: what a run without a halt gives."""
     rows = (Row("A", get_config, space={"optimizer.lr": (0.3,)}),)
     few = {"rounds": 2, "plan.devices": 1, "data.examples": 300, "optimizer.lr": 1e30, "method.epochs": 1}

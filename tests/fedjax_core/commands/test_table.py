@@ -9,14 +9,15 @@ import pytest
 from configs.tables import first
 from configs.tables.base import Measure
 from fedjax_core import experiment
-from fedjax_core.commands import analyze, tables
+from fedjax_core.commands import tables
+from fedjax_core.commands.analyses import scalar_metrics
 from fedjax_core.run import checkpointing
 from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json, read_jsonl
 from tests.fedjax_core.commands.small_tables import GLOBAL, definition, get_config, run
 
 
-def test_counts_stand_beside_accuracies(tmp_path):
+def test_counts_are_beside_accuracies(tmp_path):
     """Of a run that trains, from the same shapes."""
     measures = (GLOBAL, Measure("trained", ("analysis:trained",)), Measure("sent", ("analysis:up(total=True)",), unit=2**10))
     made = definition(measures=measures, changes={"plan.devices": 1, "rounds": 1, "evaluation.every": 1}, targets=())
@@ -27,7 +28,7 @@ def test_counts_stand_beside_accuracies(tmp_path):
     assert result.values["sent"] == 4 * result.values["trained"]
     for text, said in (("trained(group=1)", "group=1 must be in"), ("trainde", "Did you mean 'trained'")):
         with pytest.raises(ValueError, match=said):
-            analyze.make_metric(text)(next((tmp_path / "runs").iterdir()), None)
+            scalar_metrics.make_metric(text)(next((tmp_path / "runs").iterdir()), None)
     with pytest.raises(ValueError, match="unit=1024 of what is shown in per cent"):
         tables.build_cells(definition(measures=(Measure("x", GLOBAL.scores, unit=1024),)), "smoke")
 
@@ -61,30 +62,30 @@ def get_table(variant):
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_table_that_is_killed_goes_on(launcher, tmp_path, number):
+def test_a_table_that_is_killed_and_interrupted_goes_on(launcher, tmp_path):
     file = tmp_path / "two.py"
-    file.write_text(ENDLESS.replace("ROUNDS", "60"))
+    file.write_text(ENDLESS.replace("ROUNDS", "80"))
     flags = [f"--table={file}", f"--workdir={tmp_path / 'table'}", "--variant=smoke"]
+    module, runs = "fedjax_core.commands.table", tmp_path / "table" / "runs"
 
-    def long(name):
-        found = list((tmp_path / "table" / "runs").glob(f"long--*/{name}"))
-        return found[0] if found else None
+    def last_checkpoint() -> int:
+        return max((int(path.parent.name) for path in runs.glob("long--*/checkpoints/0*/record.json")), default=0)
 
-    process = launcher.start(*flags, module="fedjax_core.commands.table")
-    assert process.until(lambda: long("checkpoints/0*/record.json"), "a checkpoint")
-    process.send(number)
-    ended = process.wait()
-    assert ended.status == (130 if number == signal.SIGINT else -number), ended.err
-    assert "1 of 2 runs are finished." in (tmp_path / "table" / "table.md").read_text()
-    short = next((tmp_path / "table" / "runs").glob("short--*"))
+    for number, status in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)):
+        done, process = last_checkpoint(), launcher.start(*flags, module=module)
+        assert process.until(lambda done=done: last_checkpoint() > done, "a checkpoint")
+        process.send(number)
+        ended = process.wait()
+        assert ended.status == status, ended.err
+        assert "1 of 2 runs are finished." in (tmp_path / "table" / "table.md").read_text()
+    short, long = (next(runs.glob(f"{row}--*")) for row in ("short", "long"))
     before = {path: path.stat().st_mtime_ns for path in short.rglob("*")}
-    ended = launcher.run(*flags, module="fedjax_core.commands.table")
+    ended = launcher.run(*flags, module=module)
     assert ended.status == 0, ended.err
     assert "1 of 2 runs are finished, 1 to do" in ended.err
     assert {path: path.stat().st_mtime_ns for path in short.rglob("*")} == before
-    assert [r["round"] for r in read_jsonl(long("metrics.jsonl"))] == list(range(1, 61))
-    assert len(read_json(long("environment.json"))["resumed"]) == 1
+    assert [record["round"] for record in read_jsonl(long / "metrics.jsonl")] == list(range(1, 81))
+    assert len(read_json(long / "environment.json")["resumed"]) == 2
     assert " runs are finished." not in (tmp_path / "table" / "table.md").read_text()
 
 

@@ -11,7 +11,7 @@ import pytest
 from configs.tables.base import Column, Measure, Row
 from fedjax_core import experiment
 from fedjax_core.commands import tables
-from fedjax_core.commands.tables import client_statistics, writers
+from fedjax_core.commands.tables import client_statistics, runner, writers
 from fedjax_core.engine.evaluation_step import ClientScores
 from fedjax_core.reporting import bootstrap, client_scores
 from fedjax_core.reporting import reporter as report
@@ -61,6 +61,7 @@ def fake(monkeypatch):
         return SimpleNamespace(stopped=False)
 
     monkeypatch.setattr(experiment, "execute", execute)
+    monkeypatch.setattr(runner, "_release_memory", lambda: None)
     return made
 
 
@@ -91,7 +92,7 @@ def test_the_worst_tenth_deciles_and_who_is_worse_off(tmp_path, fake):
     assert "Bold: the lowest mean of the column." in text.partition("## worse off")[2]
 
 
-def test_what_cannot_be_told_apart_is_marked_and_differences_have_intervals(tmp_path, fake):
+def test_indistinguishable_rows_are_marked_and_differences_have_intervals(tmp_path, fake):
     made = table(measures=(MEAN, WORST), against="Local")
     run(tmp_path, made, seeds=[0, 1])
     found = written(tmp_path)
@@ -264,7 +265,7 @@ def test_clients_that_are_not_those_of_the_named_row_leave_the_cell_empty(fake):
     assert "nan" not in text + writers.render_latex(contents)
 
 
-def test_a_row_without_models_for_newcomers_leaves_the_cells_of_all_empty():
+def test_a_row_without_models_for_unseen_clients_leaves_the_cells_of_all_empty():
     """Local scores no unseen clients, so nobody is worse off than with it."""
     unseen = Measure("worse off", ("test/global/unseen/accuracy",), clients="worse_than(row='Local')")
     made = table(measures=(unseen,), changes={"data.unseen_clients": 0.2})

@@ -80,7 +80,11 @@ def test_inputs_are_scaled_by_rows_that_somebody_seen_has():
     kept = np.setdiff1d(np.arange(len(whole.train.y)), theirs)
     np.testing.assert_array_equal(held_out_clients.find_seen_examples(data), kept)
     few, many = whole.train._replace(x=whole.train.x[kept]), whole.train
-    assert experiment.scale(many, held_out_clients.find_seen_examples(data)) == experiment.scale(few) != experiment.scale(many)
+    assert (
+        experiment.compute_mean_and_std(many, held_out_clients.find_seen_examples(data))
+        == experiment.compute_mean_and_std(few)
+        != experiment.compute_mean_and_std(many)
+    )
     shared = dataclasses.replace(data, train_index=(np.union1d(data.train_index[0], theirs), *data.train_index[1:]))
     assert len(held_out_clients.find_seen_examples(shared)) == len(whole.train.y)
 

@@ -16,6 +16,7 @@ import pytest
 from configs import base
 from fedjax_core import experiment
 from fedjax_core.commands import analyze
+from fedjax_core.commands.analyses import scalar_metrics
 from fedjax_core.language import instruction_task as language
 from fedjax_core.language import length_bucketing, load_pretrained, rouge
 from fedjax_core.language.models import bert, llama
@@ -99,14 +100,16 @@ def test_an_encoder_chooses_and_its_run_tells_its_answers(config, tmp_path, monk
     assert sorted(state.server.net.params) == ["adapter"]
     chex.assert_trees_all_equal(jax.device_get(sim.compiled.device_arrays.tasks[0][0]), task.frozen)
     for name, score in (("rouge", ""), ("rouge(of='pairs')", "_pairs"), ("rouge(of='logic')", "")):
-        assert analyze.make_metric(name)(run, None) == pytest.approx(scores[f"test/personal/all/rouge1{score}/mean"], abs=1e-5)
-    assert analyze.make_metric("rouge(model='global')")(run, None) == pytest.approx(scores["test/global/rouge1"], abs=1e-5)
+        assert scalar_metrics.make_metric(name)(run, None) == pytest.approx(
+            scores[f"test/personal/all/rouge1{score}/mean"], abs=1e-5
+        )
+    assert scalar_metrics.make_metric("rouge(model='global')")(run, None) == pytest.approx(scores["test/global/rouge1"], abs=1e-5)
     asked = analyze.AnalysisContext([run], tmp_path / "out")
     table, shown = analyze.analyse(["rouge"], asked)
     assert len(table.read_text().splitlines()) == 1 + 4 * 6, "four clients, six questions"
     assert "| pairs |" in shown.read_text()
     with pytest.raises(ValueError, match="unknown task or data set of rouge 'mood'; allowed: logic, pairs, proofs"):
-        analyze.make_metric("rouge(of='mood')")(run, None)
+        scalar_metrics.make_metric("rouge(of='mood')")(run, None)
 
 
 def test_runs_on_one_folder_share_its_weights(config, monkeypatch):
@@ -171,7 +174,7 @@ def test_a_language_model_writes(config, tmp_path, monkeypatch):
     written = language.generate_answers(made, language.generation_params(made, adapter, task.frozen, net), range(6), batch=4)
     lengths = np.array([len(said) for said in written]) + np.arange(6)
     for name, wanted in (("rouge(model='global')", lengths), ("rouge(model='global', of='proofs')", lengths[3:])):
-        assert analyze.make_metric(name)(tmp_path, None) == pytest.approx(np.mean(wanted))
+        assert scalar_metrics.make_metric(name)(tmp_path, None) == pytest.approx(np.mean(wanted))
 
 
 def test_clients_are_tested_on_their_own_sets(config):

@@ -59,7 +59,7 @@ class Compiler:
         asked = json.loads(input)
         self.calls.append((asked["config"]["plan"]["chunk"], asked["parts"], list(asked["done"])))
         there = [name for part in asked["parts"] for name in ((part,) if part != "evaluation" else ("evaluation: server",))]
-        found, chunk = {"about": ABOUT, "there": there, "programs": asked["done"]}, asked["config"]["plan"]["chunk"] or 4
+        found, chunk = {"about": ABOUT, "names": there, "programs": asked["done"]}, asked["config"]["plan"]["chunk"] or 4
         for name in (name for name in there if name not in asked["done"]):
             if name in self.bad:
                 self._write(asked, found)

@@ -30,7 +30,7 @@ def test_a_plan_finds_the_chunk_and_is_kept(monkeypatch, tmp_path):
     assert len(compiler.calls) == 2 * calls
 
 
-@pytest.mark.parametrize("damage", ["", "[]", "{}", '{"about": {}, "there": ["round"], "programs": {"round": 3}}'])
+@pytest.mark.parametrize("damage", ["", "[]", "{}", '{"about": {}, "names": ["round"], "programs": {"round": 3}}'])
 def test_what_is_kept_and_damaged_is_compiled_anew(monkeypatch, tmp_path, damage):
     compiler = Compiler()
     plan = made(monkeypatch, tmp_path, compiler, tries=0)
@@ -72,7 +72,7 @@ def test_more_time_is_used(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("found", "says"), [({"programs": {}, "error": "no such network"}, "no such network"), (None, "no: why")])
-def test_what_cannot_be_built_is_said_and_not_kept(monkeypatch, tmp_path, found, says):
+def test_what_cannot_be_built_is_reported_and_not_kept(monkeypatch, tmp_path, found, says):
     def refuse(command, *, input, **options):  # noqa: A002
         if found is not None:
             with open(json.loads(input)["out"], "w") as file:
@@ -95,7 +95,7 @@ def test_a_process_that_takes_too_long_with_all_its_programs(monkeypatch, tmp_pa
             return Compiler()(command, input=input)
         of_start = {"start": {"fits": True, "peak": 10, "collectives": []}} if finished else {}
         with open(asked["out"], "w") as file:
-            json.dump({"about": ABOUT, "there": ["start", "round"], "programs": of_start}, file)
+            json.dump({"about": ABOUT, "names": ["start", "round"], "programs": of_start}, file)
         raise subprocess.TimeoutExpired(command, timeout)
 
     monkeypatch.setattr(subprocess, "run", late)

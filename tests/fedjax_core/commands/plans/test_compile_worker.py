@@ -13,7 +13,7 @@ from configs import fedoa as fedoa_config
 from configs import fedopt_femnist, fedpft
 from fedjax_core import experiment
 from fedjax_core.commands.plans import capacity_plan as of_plans
-from fedjax_core.commands.plans import compile_worker, hlo_analysis, plan_report
+from fedjax_core.commands.plans import compile_worker, plan_report, program_costs
 from fedjax_core.engine import aot, client_loop, evaluation
 from fedjax_core.engine.aot import PARTS
 from fedjax_core.experiment import mock_data
@@ -171,7 +171,7 @@ def test_an_error_of_one_program_leaves_the_others(monkeypatch, tmp_path):
     assert "error" not in found
     assert found["programs"] == {"start": {"fits": True}, "round": {"fits": None, "says": "this program is bad", "limit_s": 60}}
     assert compile_worker.expected_active_share(sim) == 0.25
-    assert hlo_analysis.ClientLoops(np.array([10, 30]), 0.25).trip_count("batches_of_20") == 1.5 / 4
+    assert program_costs.ClientLoops(np.array([10, 30]), 0.25).trip_count("batches_of_20") == 1.5 / 4
 
 
 def test_cohorts_by_poisson_are_planned_with_all_their_places():

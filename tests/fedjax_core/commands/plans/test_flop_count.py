@@ -7,10 +7,10 @@ import optax
 
 from fedjax_core import nn
 from fedjax_core.algorithm import ClientData, Examples
-from fedjax_core.commands.plans import flop_count, hlo_analysis
+from fedjax_core.commands.plans import program_costs
 from fedjax_core.training import local_training
 
-ROWS = hlo_analysis.ClientLoops(np.array([10, 10]))
+ROWS = program_costs.ClientLoops(np.array([10, 10]))
 
 
 def trained(model, shape, classes):
@@ -28,8 +28,8 @@ def trained(model, shape, classes):
 def test_operations_of_an_mlp_are_those_counted_by_hand():
     jaxpr = trained(nn.build("mlp", 3, (8,), widths=(5,)), (8,), 3)
     forward, backward = 2 * 4 * (8 * 5 + 5 * 3), 2 * 4 * (8 * 5 + 2 * 5 * 3)  # no gradient for the inputs
-    assert flop_count.count_flops(jaxpr, ROWS.trip_count) == 2 * 3 * (forward + backward)
-    assert flop_count.count_flops(jaxpr, lambda name: None) == 2 * (forward + backward)  # as a compiler counts: the steps once
+    assert program_costs.count_flops(jaxpr, ROWS.trip_count) == 2 * 3 * (forward + backward)
+    assert program_costs.count_flops(jaxpr, lambda name: None) == 2 * (forward + backward)  # as a compiler counts: the steps once
 
 
 def test_operations_of_convolutions_are_those_counted_by_hand():
@@ -38,4 +38,4 @@ def test_operations_of_convolutions_are_those_counted_by_hand():
 
     jaxpr = jax.make_jaxpr(jax.grad(value, (0, 1)))(jnp.zeros((4, 8, 8, 3)), jnp.zeros((3, 3, 3, 16)))
     each = 2 * 4 * (4 * 4) * 9 * 3 * 16  # forward, and each gradient: zeros between an image gradient's entries do not count
-    assert flop_count.count_flops(jaxpr, ROWS.trip_count) == 3 * each
+    assert program_costs.count_flops(jaxpr, ROWS.trip_count) == 3 * each

@@ -24,7 +24,8 @@ def fake_search(monkeypatch):
         made.act(place.name, config)
         place.mkdir(parents=True, exist_ok=True)
         there = len(read_jsonl(place / "metrics.jsonl")) if (place / "metrics.jsonl").exists() else 0
-        with report.Reporter(workdir, config.rounds, progress=False, select=config.evaluation.get("select")) as reporter:
+        options = {"progress": False, "tensorboard": False, "select": config.evaluation.get("select")}
+        with report.Reporter(workdir, config.rounds, **options) as reporter:
             reporter.resume(there)
             for i in range(there + 1, config.rounds + 1):
                 score = made.score(config)

@@ -4,8 +4,10 @@ import pytest
 
 from configs import ditto, fedavg, fedproto, fedrep, pfedpt, scaffold
 from configs.tables.base import LogUniform, Row
+from fedjax_core import experiment
 from fedjax_core.commands import tables
 from fedjax_core.commands.tables import comparability
+from fedjax_core.storage.json_files import flatten, to_json_values
 from tests.fedjax_core.commands.small_tables import GLOBAL, definition, get_config, run
 
 FEDAVG = Row("FedAvg", get_config)
@@ -42,7 +44,7 @@ def test_a_kind_of_difference_that_there_is_not_is_refused():
         cells(differ=("cohorts",))
 
 
-def test_what_differs_stands_in_the_head_of_the_table_and_on_the_console(tmp_path, fake):
+def test_differences_are_in_the_head_of_the_table_and_on_the_console(tmp_path, fake):
     rows = (FEDAVG, Row("Other", get_config, {"cohort.size": 4, "optimizer.momentum": 0.9}))
     table = definition(rows=rows, differ=("cohort", "optimizer"))
     _, said = run(tmp_path, table, seeds=[0])
@@ -93,8 +95,9 @@ def test_epochs_of_phases_are_added_and_defaults_count():
     rows = [Row("FedRep", fedrep.get_config), Row("pFedPT", pfedpt.get_config)]
     rows += [FEDAVG, Row("Ditto", ditto.get_config)]
     for row in rows:
-        assert comparability._local_epochs(row.config("small"), {}) == 5, row.label
-    assert comparability._local_epochs(scaffold.get_config(), {"method.epochs": (1, 5)}) == ("chosen by the search")
+        options = comparability._read_method_options(row.config("small"))
+        assert comparability._count_local_epochs(options, {}) == 5, row.label
+    assert comparability._count_local_epochs(options, {"method.epochs": (1, 5)}) == "chosen by the search"
 
 
 def test_small_configs_of_one_network_are_compared_without_a_word(tmp_path):
@@ -115,5 +118,6 @@ def test_no_number_of_clients_is_that_of_the_default():
         return config
 
     for kind in ("cohort", "data"):
-        found = [comparability._settings_of(kind, make("small"), {}) for make in (fedavg.get_config, get_twenty)]
-        assert found[0] == found[1]
+        configs = [experiment.complete_config(make("small")) for make in (fedavg.get_config, get_twenty)]
+        settings = [comparability._read_settings(kind, flatten(to_json_values(config)), {}, {}) for config in configs]
+        assert settings[0] == settings[1]

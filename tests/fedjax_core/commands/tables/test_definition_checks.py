@@ -55,7 +55,7 @@ WRONG = [
     ({"changes": {3: 1}}, "changes: 3 is no field such as 'optimizer.lr'"),
     (of_row(label=3), "row 1: label=3 must be a string"),
     (of_row(config=3), "row 'A': config=3 must be a function"),
-    (of_row(config=lambda variant: None), "A / IID: the row's config gave None, not a ConfigDict"),
+    (of_row(config=lambda variant: None), "A / IID: the row's config is None; get_config() must return a config"),
     (of_row(changes=3), "row 'A': changes=3 must be a mapping"),
     (of_row(space=3), "row 'A': space=3 must be a mapping"),
     ({"columns": (Column(None, {}),)}, "column 1: label=None must be a string"),

@@ -11,7 +11,7 @@ from fedjax_core.commands.tables import progress, runner
 from tests.fedjax_core.commands.small_tables import definition, run
 
 
-def test_the_time_left_is_told(tmp_path, fake, monkeypatch):
+def test_the_time_left_is_reported(tmp_path, fake, monkeypatch):
     times = iter(range(0, 10_000, 30))
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: float(next(times))))
     monkeypatch.setattr(runner, "RunBeat", lambda *_: contextlib.nullcontext())  # asks for the time, too

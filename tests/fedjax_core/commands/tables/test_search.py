@@ -101,26 +101,27 @@ def test_only_searches_what_it_names(tmp_path, fake_search):
     assert len(fake_search.done) == 16
 
 
-@pytest.mark.parametrize("at", [1, 6, 9, 13])
-def test_interrupted_anywhere_it_goes_on_and_ends_the_same(tmp_path, fake_search, at):
+def test_interrupted_anywhere_it_goes_on_and_ends_the_same(tmp_path, fake_search):
     """Stopped before its nth run: no run is done twice, and the table is that of an uninterrupted one."""
-    of = {"trials": 4, "halving": 2, "seeds": (0, 1)}
-    run(tmp_path / "whole", definition(of, seeds=(0, 3)), only=["a"])
-    whole, fake_search.done = fake_search.done, []
+    table = definition({"trials": 4, "halving": 2, "seeds": (0, 1)}, seeds=(0, 3))
+    run(tmp_path / "whole", table, only=["a"])
+    whole = fake_search.done
+    for at in (1, 6, 9, 13):
+        parts, fake_search.done = tmp_path / f"stopped at {at}", []
 
-    def act(name, config):
-        if len(fake_search.done) == at:
-            fake_search.act = lambda name, config: None
-            fake_search.done.pop()
-            raise KeyboardInterrupt
+        def act(name, config, at=at):
+            if len(fake_search.done) == at:
+                fake_search.act = lambda name, config: None
+                fake_search.done.pop()
+                raise KeyboardInterrupt
 
-    fake_search.act = act
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "parts", definition(of, seeds=(0, 3)), only=["a"])
-    run(tmp_path / "parts", definition(of, seeds=(0, 3)), only=["a"])
-    assert fake_search.done == whole
-    for name in ("table.md", "table.csv", "trials.csv"):
-        assert (tmp_path / "parts" / name).read_text() == (tmp_path / "whole" / name).read_text()
+        fake_search.act = act
+        with pytest.raises(KeyboardInterrupt):
+            run(parts, table, only=["a"])
+        run(parts, table, only=["a"])
+        assert fake_search.done == whole
+        for name in ("table.md", "table.csv", "trials.csv"):
+            assert (parts / name).read_text() == (tmp_path / "whole" / name).read_text()
 
 
 def test_halving_runs_all_a_little_and_the_best_to_the_end(tmp_path, fake_search):

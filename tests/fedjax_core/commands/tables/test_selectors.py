@@ -59,7 +59,7 @@ def test_a_label_with_a_slash_is_a_row():
         ("", "unknown row ''"),
     ],
 )
-def test_what_is_not_there_is_told(place, said):
+def test_unknown_places_are_reported(place, said):
     with pytest.raises(ValueError, match=said):
         definition.select_pairs(place, PAIRS)
 

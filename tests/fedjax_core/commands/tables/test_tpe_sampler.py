@@ -8,7 +8,7 @@ import pytest
 
 from configs.tables.base import LogUniform, Row
 from fedjax_core.commands import tables
-from fedjax_core.commands.tables import tpe_sampler
+from fedjax_core.commands.tables import search_spaces
 from fedjax_core.engine.simulator import Diverged
 from tests.fedjax_core.commands.tables.searches import definition, get_config, line, run
 
@@ -23,18 +23,18 @@ def get_score(setting) -> float:
 def test_proposals_follow_from_seed_number_and_scores_alone():
     settings = [{"lr": 10 ** (-2 + i / 5), "name": SPACE["name"][i % 3]} for i in range(10)]
     history = [(setting, get_score(setting)) for setting in settings]
-    proposal = tpe_sampler.propose_setting(SPACE, 0, 10, history)
-    assert proposal == tpe_sampler.propose_setting(SPACE, 0, 10, history)
-    assert proposal != tpe_sampler.propose_setting(SPACE, 1, 10, history)
+    proposal = search_spaces.propose_setting(SPACE, 0, 10, history)
+    assert proposal == search_spaces.propose_setting(SPACE, 0, 10, history)
+    assert proposal != search_spaces.propose_setting(SPACE, 1, 10, history)
     assert proposal["name"] in SPACE["name"]
     own = {"lr": 5.0, "name": "a"}  # outside the space
-    assert tpe_sampler.propose_setting(SPACE, 0, 10, [(own, 9.0), *history]) == proposal
+    assert search_spaces.propose_setting(SPACE, 0, 10, [(own, 9.0), *history]) == proposal
 
 
 def test_proposals_are_better_than_random_ones_and_avoid_what_diverged():
     history = []
     for number in range(60):
-        setting = tpe_sampler.propose_setting(SPACE, 0, number, history)
+        setting = search_spaces.propose_setting(SPACE, 0, number, history)
         history.append((setting, -math.inf if setting["lr"] > 0.6 else get_score(setting)))
     late = [setting for setting, _ in history[30:]]
     assert sum(setting["name"] == (1, 2) for setting in late) > 15, "a third of random ones"

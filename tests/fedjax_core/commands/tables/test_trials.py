@@ -263,7 +263,7 @@ def test_checkpoints_of_trials_go_when_the_search_has_chosen(tmp_path, fake_sear
     assert checkpoints() == set(more.results)
 
 
-def test_checkpoints_that_a_search_found_are_left_alone(tmp_path, fake_search, checkpoints):
+def test_checkpoints_from_before_a_search_are_left_alone(tmp_path, fake_search, checkpoints):
     """A table without a search left them: its cell is trial 0 of another one."""
     rows = (Row("A", get_config),)
     outcome, _ = run(tmp_path, definition(rows=rows, search=None))

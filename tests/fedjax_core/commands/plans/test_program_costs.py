@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from fedjax_core.commands.plans import hlo_analysis
+from fedjax_core.commands.plans import program_costs
 
-ROWS = hlo_analysis.ClientLoops(np.array([10, 10]))
+ROWS = program_costs.ClientLoops(np.array([10, 10]))
 TEXT = """HloModule jit_f, is_scheduled=true
 
 %region_0.1 (a: f32[], b: f32[]) -> f32[] {
@@ -65,11 +65,11 @@ ENTRY %main (arg: f32[64], data: f32[1000,8]) -> f32[128] {
 
 
 def test_a_compiled_text_is_read_with_its_loops():
-    program = hlo_analysis.Program(TEXT.replace("LOOP", "jit(f)/while/body/batches_of_4"))
+    program = program_costs.Program(TEXT.replace("LOOP", "jit(f)/while/body/batches_of_4"))
     steps = 3 * 3  # the constant of a condition, and ten rows in batches of four
     assert program.count_collectives(ROWS.trip_count) == [
-        hlo_analysis.Collective("all-gather", 1, 128 * 4),
-        hlo_analysis.Collective("all-reduce", steps, steps * 64 * 4),
+        program_costs.Collective("all-gather", 1, 128 * 4),
+        program_costs.Collective("all-reduce", steps, steps * 64 * 4),
     ]
     of_a_step = 8 * 4 + 4 + 2 * 64 * 4  # a row, not all of them; its place; the sum in and out. The row's copy lies near the cores
     assert program.count_traffic(ROWS.trip_count) == steps * of_a_step + (64 + 128) * 4
@@ -95,11 +95,11 @@ def test_of_slices_the_part_is_counted_in_fusions_of_fusions_too():
 
 %steps"""
     text = TEXT.replace("LOOP", "batches_of_4").replace("calls=%taken", "calls=%outer").replace("%steps", outer, 1)
-    assert hlo_analysis.Program(text).count_traffic(ROWS.trip_count) == hlo_analysis.Program(
+    assert program_costs.Program(text).count_traffic(ROWS.trip_count) == program_costs.Program(
         TEXT.replace("LOOP", "batches_of_4")
     ).count_traffic(ROWS.trip_count)
     put = "  %all = f32[1000,8]{1,0} fusion(%rows, %row, %i), kind=kLoop, calls=%kept\n  %sum = "
-    more = hlo_analysis.Program(text.replace("  %sum = ", put)).count_traffic(ROWS.trip_count) - hlo_analysis.Program(
+    more = program_costs.Program(text.replace("  %sum = ", put)).count_traffic(ROWS.trip_count) - program_costs.Program(
         text
     ).count_traffic(ROWS.trip_count)
     assert more == 9 * (8 * 4 + 4)  # the row that is written, and its place; not the other 999
@@ -110,8 +110,8 @@ def test_an_exchange_that_is_spread_over_a_loop_counts_once():
     part = '%part = f32[64]{0} all-gather(%x), frontend_attributes={chain_id="0"}'
     text = TEXT.replace("LOOP", "batches_of_4").replace("  %row = ", f"  {part}\n  %row = ")
     text = text.replace("  %zero = ", f"  {part.replace('%x', '%arg')}\n  %zero = ")
-    found = {one.kind: one for one in hlo_analysis.Program(text).count_collectives(ROWS.trip_count)}
-    assert found["all-gather"] == hlo_analysis.Collective("all-gather", 2, 64 * 4 + 128 * 4)
+    found = {one.kind: one for one in program_costs.Program(text).count_collectives(ROWS.trip_count)}
+    assert found["all-gather"] == program_costs.Collective("all-gather", 2, 64 * 4 + 128 * 4)
 
 
 def test_a_sum_over_devices_is_found_in_a_real_program():
@@ -123,6 +123,6 @@ def test_a_sum_over_devices_is_found_in_a_real_program():
     spread = PartitionSpec("clients")
     f = jax.shard_map(scanned, mesh=mesh, in_specs=spread, out_specs=spread, check_vma=False)
     compiled = jax.jit(f).lower(jax.ShapeDtypeStruct((2, 16), jnp.float32)).compile()
-    assert hlo_analysis.Program(compiled.as_text() or "").count_collectives(ROWS.trip_count) == [
-        hlo_analysis.Collective("all-reduce", 5, 5 * 64)
+    assert program_costs.Program(compiled.as_text() or "").count_collectives(ROWS.trip_count) == [
+        program_costs.Collective("all-reduce", 5, 5 * 64)
     ]
