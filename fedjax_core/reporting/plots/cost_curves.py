@@ -17,7 +17,7 @@ from fedjax_core.reporting.score_labels import axis_label, is_accuracy
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import METRICS
 
-COSTS = {"bytes": "bytes sent by a client that is always there", "epsilon": "epsilon"}
+COSTS = {"bytes": "bytes sent by a client that always takes part", "epsilon": "epsilon"}
 EPSILON = "privacy/epsilon"
 
 
@@ -33,10 +33,9 @@ def spending(
     Runs that differ only in seeds are drawn as their mean with a band, as in `score_curves.curves`.
 
     Args:
-      run_dirs: their directories.
       metric: as in `score_curves.curves`.
-      path: of the figure, whose suffix is the format. Its CSV has columns run, round, the cost, the
-        score, and for several seeds standard_deviation, seeds.
+      path: its CSV has columns run, round, the cost, the score, and for several seeds
+        standard_deviation, seeds.
       cost: "bytes": size of a client's packed uplinks so far; "epsilon": the privacy spent so far.
         The last score of a run without privacy is a horizontal dashed line.
       labels: as in `score_curves.curves`.

@@ -372,13 +372,12 @@ class CommunicationTest(chex.TestCase):
         self.assertEqual(parameter_counts._part(["control", "head", "bias"]), "control")
 
     def test_sums_are_the_engines(self):
-        for name in ("fedavg", "scaffold", "local", "fedhe_mixed"):
+        for name in ("scaffold", "fedhe_mixed"):
             sim = toy.simulate(name)
             rows = analysis.communication(sim)
             for way, wanted in (("down", sim.spec.shapes.down), ("up", sim.spec.shapes.up)):
                 groups = len(sim.spec.bound_groups)
                 self.assertEqual(sum(row["bytes"] for row in rows if row["way"] == way), wanted * groups, name)
-        rows = analysis.communication(toy.simulate("fedhe_mixed"))
         logits, known = (row for row in rows if (row["group"], row["way"]) == ("narrow", "down"))
         self.assertEqual((logits["array"], logits["shape"], logits["numbers"], logits["bytes"]), ("logits", "3x3", 9, 36))
         self.assertEqual((known["dtype"], known["bytes"]), ("bool", 3))
@@ -400,7 +399,6 @@ class SizesTest(chex.TestCase):
             "fedbabu": body,  # under a fixed head
             "fedrep": whole,  # head, then body
             "ditto": 2 * whole,
-            "pfedme": 2 * whole,
             "pfedpt": whole + 2,  # and two pixels of a frame
             "fedpft": whole + 4 * features**2 + 3 * features,  # and transformation and prompts
         }.items():

@@ -321,17 +321,14 @@ def test_any_method_by_its_config():
     ("method", "options", "says"),
     [
         ("fedskc", {}, "fedskc exchanges mean logits of classes, which a prototypical network does not have"),
-        ("fedskc", {"variant": "released"}, "fedskc exchanges mean logits"),
-        ("fedhe", {}, "fedhe exchanges mean logits"),
         ("fedhpl", {}, "the method reads logits of plain examples"),
         ("moon", {}, "predictor 'global' classifies with a head of the method's own"),
-        ("fednh", {}, "predictor 'global' classifies with a head of the method's own"),
         ("fedgh", {"projection": 4}, "predictor 'personal' classifies with a head of the method's own"),
     ],
 )
 def test_methods_that_tell_the_training_sets_classes_apart_are_refused(method, options, says):
     config = few_shot(method, **options)
-    if method in ("fedhe", "fedgh", "fedhpl"):
+    if method in ("fedgh", "fedhpl"):
         config.evaluation.scopes = ("all",)
     with pytest.raises(ValueError, match=says):
         experiment.build(config)
