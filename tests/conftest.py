@@ -24,6 +24,7 @@ os.environ["FEDJAX_CACHE"] = ""  # tests do not cache decoded images
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_default_matmul_precision", "highest")
+jax.config.update("jax_traceback_in_locations_limit", 0)  # a fifth of the time to lower and compile a program
 
 
 def pytest_configure(config):

@@ -16,7 +16,6 @@ from methods.fedavg import fedavg
 from methods.fedgen import Sent, diversity_loss, fedgen, generate, init_generator
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
-from tests.methods.test_fedper import oracle as fedper_in_loops
 from tests.methods.test_fedprox import compiled, one_round, rows_of
 from tests.methods.test_fedtgp import uplink_numbers
 
@@ -191,30 +190,6 @@ class FedGenTest(chex.TestCase):
             out = one_round(compiled(fedgen, **mixed), sent_to(net, (), labels), without_head(net))  # no label known: likewise
             chex.assert_trees_all_close(out.uplink[1], there.params["head"], atol=1e-7)
         self.assertEqual(int(out.uplink[2].sum()), int(rows_of(0).size))
-
-    def test_sharing_the_head_alone_as_in_the_loops(self):
-        """LG-FedAvg: FedPer with everything but the head personal."""
-        build = functools.partial(toy.METHODS["fedgen"], optimizer=local_training.sgd(0.1, momentum=0.5), alpha=0.0)
-        sim = simulator.Simulator(
-            simulator.build_spec(toy.groups(build), toy.data(), plan=client_loop.Plan(1, 1), cohort=5, dispatch=2)
-        )
-        state, _ = sim.run_rounds(sim.init(0), 2)
-        shared, _, mine = fedper_in_loops(2, own=("body",))
-        chex.assert_trees_all_close(jax.device_get(state.server.head), shared["head"], atol=5e-6)
-        for i in range(toy.CLIENTS):
-            chex.assert_trees_all_close(
-                jax.tree.map(lambda x, i=i: x[i], state.clients[0].params["body"]), mine[i]["body"], atol=5e-6
-            )
-
-    def test_every_term_moves_the_client(self):
-        net = MODEL.init(jax.random.key(0))
-        ends = [
-            one_round(compiled(fedgen, **of), sent_to(net), without_head(net)).uplink[1]["kernel"]
-            for of in (OFF, ALPHA, OFF | {"beta": 1.0})
-        ]
-        for i, a in enumerate(ends):
-            for b in ends[:i]:
-                self.assertGreater(np.abs(a - b).max(), 1e-3)
 
     def test_terms_fade(self):
         """In round r by decay to the power r."""
