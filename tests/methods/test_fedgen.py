@@ -66,6 +66,14 @@ def teaching(official):
     return jax.jit(jax.grad(functools.partial(teacher, official=official), has_aux=True))
 
 
+@jax.jit
+def adam_step(params, moments, gradient, t, rate):
+    first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moments[0], gradient)
+    second = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g**2, moments[1], gradient)
+    step = lambda p, m, v: p - rate * (m / (1 - 0.9**t)) / (jnp.sqrt(v / (1 - 0.999**t)) + 1e-8)
+    return jax.tree.map(step, params, first, second), (first, second)
+
+
 def learn(generator, moments, labels, heads, share, w, key, official, count):
     """Adam's steps on the generator; `moments`: (first, second), and `count` steps were before."""
     params, stats = generator
@@ -78,12 +86,9 @@ def learn(generator, moments, labels, heads, share, w, key, official, count):
         gradient, stats = find(params, stats, heads, share, w, eps, y)
         gradient = naive.plus(gradient, params, decay)
         gradient["hidden"]["bias"] = decay * params["hidden"]["bias"]  # its part of the loss is normalised away
-        first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moments[0], gradient)
-        second = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g**2, moments[1], gradient)
-        moments, t = (first, second), count + i + 1
-        rate = lr * (0.98 ** (count // STEPS) if official else 1.0)
-        step = lambda p, m, v, t=t, rate=rate: p - rate * (m / (1 - 0.9**t)) / (jnp.sqrt(v / (1 - 0.999**t)) + 1e-8)
-        params = jax.tree.map(step, params, first, second)
+        params, moments = adam_step(
+            params, moments, gradient, count + i + 1.0, lr * (0.98 ** (count // STEPS) if official else 1.0)
+        )
     return (params, stats), moments
 
 
@@ -95,6 +100,17 @@ def generated_term(params, outputs, x, y, given):
     return value + beta * jnp.mean(jnp.sum(jnp.exp(log_p) * (log_p - jax.nn.log_softmax(outputs["logits"])), 1))
 
 
+@functools.partial(jax.jit, static_argnames="official")
+def generated(generator, labels, key, y, official):
+    """What a step generates: labels, features of them, and features of its examples' labels."""
+    first, second = jax.random.split(jax.random.fold_in(key, STREAM))
+    label_key, noise_key = jax.random.split(first)
+    drawn = jax.random.categorical(label_key, jnp.log(labels), shape=(toy.BATCH,))
+    z = made(*generator, jax.random.uniform(noise_key, (toy.BATCH, NOISE)), drawn, not official)[0]
+    own = made(*generator, jax.random.uniform(second, (toy.BATCH, NOISE))[: len(y)], y, False)[0]
+    return drawn, z, own
+
+
 def local_round(model, params, stats, x, y, key, generator, labels, strength, official):
     """Two epochs of a client, whose every step generates anew."""
     velocity = jax.tree.map(jnp.zeros_like, params)
@@ -104,11 +120,7 @@ def local_round(model, params, stats, x, y, key, generator, labels, strength, of
         places = naive.order(key, epoch, len(y))
         for i, start in enumerate(range(0, len(places), toy.BATCH)):
             now = np.array(places[start : start + toy.BATCH])
-            first, second = jax.random.split(jax.random.fold_in(jax.random.fold_in(steps, i), STREAM))
-            drawn, noises = jax.random.split(first)
-            drawn = jax.random.categorical(drawn, jnp.log(labels), shape=(toy.BATCH,))
-            z = made(*generator, jax.random.uniform(noises, (toy.BATCH, NOISE)), drawn, not official)[0]
-            own = made(*generator, jax.random.uniform(second, (toy.BATCH, NOISE))[: len(now)], y[now], False)[0]
+            drawn, z, own = generated(generator, labels, jax.random.fold_in(steps, i), y[now], official)
             given = (strength * (10.0 if official else 1.0), strength * (10.0 if official else 0.0), drawn, z, own)
             g, (stats, _, _) = find(params, stats, x[now], y[now], given)
             velocity = naive.plus(g, velocity, 0.5)
