@@ -198,7 +198,7 @@ class RefitTest(chex.TestCase):
         scale = made["features"].mean(0), made["features"].std(0)
         theta = {"kernel": jnp.zeros((width, width)), "bias": jnp.zeros(width)}
         matched, frozen = linear_probe._match_logits(view.task.network), (scale, (view.task.frozen, head))
-        logits = matched(theta, frozen, made["features"])
+        logits = jax.jit(matched)(theta, frozen, made["features"])
         np.testing.assert_allclose(logits, made["logits"], atol=1e-5)
 
         y = sim.spec.data.test.y
@@ -208,8 +208,9 @@ class RefitTest(chex.TestCase):
             rows = losses.cross_entropy_per_example(matched(theta, frozen, made["features"]), y)
             return jnp.sum(rows) + jnp.sum(theta["kernel"] ** 2) / 2
 
-        self.assertLess(loss(best), loss(theta))
-        for slope, steepest in zip(*(jax.tree.leaves(jax.grad(loss)(at)) for at in (best, theta)), strict=True):
+        self.assertLess(*map(jax.jit(loss), (best, theta)))
+        gradient = jax.jit(jax.grad(loss))
+        for slope, steepest in zip(*(jax.tree.leaves(gradient(at)) for at in (best, theta)), strict=True):
             self.assertLess(jnp.abs(slope).max(), 0.02 * jnp.abs(steepest).max() + 0.02)
 
     def test_heads_are_found_wherever_they_are(self):
