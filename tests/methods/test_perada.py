@@ -110,7 +110,9 @@ class PerAdaTest(chex.TestCase):
         self.assertEqual(rows, 2 * toy.PUBLIC)
         self.assertLess(max(still, abs(no_kl)), 1e-5)
         self.assertGreater(min(moved, kl), 1e-2)
-        ended = perada(task.bind(task.bound_arrays, 3), optimizer=local_training.sgd(0.1), distil=kd | {"rounds": 3})
+        ended = perada(
+            task.bind(jax.device_put(task.bound_arrays), 3), optimizer=local_training.sgd(0.1), distil=kd | {"rounds": 3}
+        )
         deltas = jax.tree.map(lambda w: jnp.stack([1 + 0 * w, -1 + 0 * w, 9 + w]), server.net)
         mean, _ = jax.jit(ended.server_update)(server, deltas, cohort, jax.random.key(1))  # of the two that came, and no more
         chex.assert_trees_all_close(mean.net, server.net, atol=1e-6)
