@@ -262,7 +262,8 @@ class PeriodReview(NamedTuple):
     known: Array
 
 
-ReviewForm, ReviewSum = Literal["interpolate", "printed"], Literal["both", "own"]
+ReviewForm = Literal["interpolate", "printed"]
+ReviewSum = Literal["both", "own"]
 
 
 def period_review(

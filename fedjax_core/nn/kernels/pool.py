@@ -25,8 +25,8 @@ def max_pool(x: Array, window: int, stride: int | None = None, padding: Padding 
     stride = stride or window
     around = resolve_padding(x.shape[1:3], (window, window), stride, padding)
     if not are_kernels_enabled():
-        size, strides, padding = (1, window, window, 1), (1, stride, stride, 1), ((0, 0), *around, (0, 0))
-        return lax.reduce_window(x, np.asarray(-jnp.inf, x.dtype), lax.max, size, strides, padding)
+        size, strides, outside = (1, window, window, 1), (1, stride, stride, 1), ((0, 0), *around, (0, 0))
+        return lax.reduce_window(x, np.asarray(-jnp.inf, x.dtype), lax.max, size, strides, outside)
     return _max_pool(x, window, stride, around)
 
 
