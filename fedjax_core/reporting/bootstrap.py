@@ -42,7 +42,7 @@ def resample_means(
     number: int = RESAMPLES,
     seed: int = 0,
 ) -> np.ndarray:
-    """Resamples the rows' means over seeds.
+    """Resamples the rows' means over seeds, [R, number].
 
     Args:
       by_seed: [R, S] numbers of the rows by seed.
@@ -52,9 +52,6 @@ def resample_means(
       known: [R] mask of rows with values per client; None: all.
       statistic: computes a row's number from its clients' values.
       same_clients: whether all seeds have the same clients in the same order.
-
-    Returns:
-      [R, number].
 
     Raises:
       ValueError: `same_clients`, but numbers of clients differ between seeds.

@@ -44,13 +44,10 @@ def summarise(
 
       - "rounds": number of rounds done.
       - "metrics": per score "first", "last", "last_round", "evaluations", "mean_last_k", "k" (at
-        most `last_k`). Accuracies and R2 also have "best", "best_round" and "best_is" (a
-        description: the highest over rounds, for a test score selected on test data). Accuracies
-          have "rounds_to": per target the first round with at least that accuracy, or None. With
-          `select`
-        also "selected", the value in the selected round if there is one.
-      - "selected": with `select`, its name "by", its best "round" (highest; lowest for a loss) and
-        its "value".
+        most `last_k`), with `select` "selected" (the value in that round). Accuracies and R2 also
+        have "best", "best_round" and "best_is" (what it is selected on), accuracies "rounds_to"
+        (per target the first round with at least that accuracy, or None).
+      - "selected": with `select`, its name "by", its best "round" and its "value".
       - "speed": "seconds", "rounds_per_second", "clients_per_second", "examples_per_second",
         "compile_seconds", as far as the records have them; rates exclude compilation.
     """

@@ -264,11 +264,11 @@ def adapter_task(
     public: PyTree = (),
     shape: tuple[int, ...] | None = None,
 ) -> Task:
-    """Builds a task that trains an adapter of a network, and optionally whole entries; see `task.make_partial_task`.
+    """Builds a task that trains an adapter of a network, and optionally whole entries.
 
     A `Net` has the entry "adapter" and those entries only, so methods keep, send and average
     nothing else. The rest is `frozen`: in memory once for all clients, and in evaluation mode
-    except for the adapter's dropout.
+    except for the adapter's dropout. `Model.whole` merges the adapter.
 
     Args:
       model: the whole network.
@@ -276,9 +276,6 @@ def adapter_task(
         `model.init`.
       trained: names of entries, such as ("head",); or "head", "prompts" as in `part_of`.
       shape: of one example's x; None: whether the network can have adapters is not checked.
-
-    Returns:
-      The task. `Model.whole` merges the adapter.
 
     Raises:
       ValueError: the network has no such target or entry, `arrays` lack a frozen entry, or the

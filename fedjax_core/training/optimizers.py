@@ -106,11 +106,7 @@ def sgd(
       weight_decay: added to the gradient as weight_decay * w, before momentum.
       clip: largest global norm of the raw gradient; None: no clipping.
       decay: the learning rate of round r is lr * decay ** r.
-      anneal: form of the decay to 0 within each local training, "linear" or "cosine"; None:
-        constant.
-
-    Returns:
-      round -> optax transformation.
+      anneal: form of the decay to 0 within each local training; None: constant.
 
     Raises:
       ValueError: lr, clip or decay is not positive, the form of annealing is unknown, or nesterov

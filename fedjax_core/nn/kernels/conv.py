@@ -41,20 +41,16 @@ def _current_backend() -> str:
 def describe_conv(form: str = "auto", backend: str | None = None) -> dict[str, str]:
     """Resolves a form of convolution, and "auto" in particular; runs record the result.
 
-    On CPUs "canonical" was fastest inside loops, for whole training steps (step time relative to
-    patches: CNN 0.8, ResNet-8 0.6). Other backends use the native form, without measurements yet.
-    Kernels that differ within a `vmap` become batched matrix products on every backend.
+    On CPUs "canonical" was fastest inside loops (step time relative to patches: CNN 0.8, ResNet-8
+    0.6). Other backends use the native form, without measurements yet. Kernels that differ within a
+    `vmap` become batched matrix products on every backend.
 
     Args:
-      form: one of `FORMS`.
       backend: "cpu", "gpu" or "tpu"; None: that of `tracing_for`, else jax's default.
 
     Returns:
       {"form", "backend", "alone": form of a single convolution, "vmapped": form under a `vmap` over
       kernels}. With kernels turned off (`use_kernels`) both forms are "native".
-
-    Raises:
-      ValueError: unknown `form`.
     """
     registry.check_choice("convolution form", form, FORMS)
     backend = backend or _current_backend()

@@ -52,7 +52,6 @@ def landscape(
     Visualizing the Loss Landscape of Neural Nets. 2018).
 
     Args:
-      model: a predictor; all its nets are moved.
       span: the plane extends from -span to span.
       points: along each direction; odd, so that the model itself is one of them.
       rows: of the test set, evenly spaced.

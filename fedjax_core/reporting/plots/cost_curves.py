@@ -30,18 +30,15 @@ def spending(
 ) -> Figure:
     """Draws a score of several runs over their cost up to its round, on a logarithmic axis.
 
-    Runs that differ only in seeds are drawn as their mean with a band, as in `score_curves.curves`.
+    Runs that differ only in seeds, `metric` and `labels` are as in `score_curves.curves`.
 
     Args:
-      metric: as in `score_curves.curves`.
       path: its CSV has columns run, round, the cost, the score, and for several seeds
         standard_deviation, seeds.
       cost: "bytes": size of a client's packed uplinks so far; "epsilon": the privacy spent so far.
         The last score of a run without privacy is a horizontal dashed line.
-      labels: as in `score_curves.curves`.
 
     Raises:
-      OSError: a run has no metrics.jsonl or summary.json, or the files cannot be written.
       ValueError: a run lacks the score, none has an epsilon, or the number of labels is wrong.
     """
     folders, metrics = [Path(folder) for folder in run_dirs], [metric] if isinstance(metric, str) else list(metric)

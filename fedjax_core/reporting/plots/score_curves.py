@@ -45,16 +45,15 @@ def curves(
     common rounds, with a band of one sample standard deviation to either side.
 
     Args:
-      metric: a name in metrics.jsonl, e.g. "test/global/accuracy"; of several names, the first that
-        a run has.
+      metric: a name in metrics.jsonl; of several names, the first that a run has.
       path: its CSV has columns run, round, `metric`, and for several seeds standard_deviation,
         seeds.
       labels: of the lines or of the runs; default: the directories' names, or row and column for a
         table's runs.
 
     Raises:
-      ValueError: if a run lacks the score (the message lists its scores), seeds have no common
-        round, or the number of labels is wrong.
+      ValueError: a run lacks the score (the message lists its scores), seeds have no common round,
+        or the number of labels is wrong.
     """
     folders = [Path(run_dirs)] if isinstance(run_dirs, (str, os.PathLike)) else [Path(folder) for folder in run_dirs]
     metrics = [metric] if isinstance(metric, str) else list(metric)
