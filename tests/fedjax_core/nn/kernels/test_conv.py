@@ -93,7 +93,8 @@ def test_auto_under_every_vmap_and_in_a_loop():
 
 
 def test_gradient_of_a_vmap_with_shared_kernel():
-    x, weights, _ = draw((5, 6), 3, 3, 2, 1)
+    keys = jax.random.split(jax.random.key(0), 3)
+    x, weights = jax.random.normal(keys[0], (2, 3, 5, 6, 3)), jax.random.normal(keys[1], (2, 3, 3, 3, 4))
 
     def loss(kernel, form):
         return jnp.sum(jnp.sin(jax.vmap(lambda x: conv.conv(x, kernel, 2, 1, form))(x)))
