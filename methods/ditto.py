@@ -47,7 +47,6 @@ def with_personal_model(
     """Adds a personal model, which is never sent, to a method without client states.
 
     Args:
-      task: network and population.
       base: the method of the server's model, such as FedAvg.
       train: (w as received, v_k, data, key) -> (v_k, metrics beyond the base's).
       begin: first round, from 0, in which personal models train.
@@ -95,7 +94,6 @@ def ditto(
     """Builds Ditto (Algorithm 1).
 
     Args:
-      task: network and population.
       optimizer: local optimizer of both models, whose state starts anew every round.
       lam: lambda; 0 makes the personal models Local's.
       epochs: local epochs of the server's model.

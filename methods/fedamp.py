@@ -59,7 +59,6 @@ def fedamp(
     """Builds FedAMP (Algorithm 1) or HeurFedAMP.
 
     Args:
-      task: network and population.
       optimizer: local optimizer, whose state starts anew every round; it sees the gradient with the
         pull.
       alpha: weight of the other clients, for "distance".

@@ -52,8 +52,6 @@ def fedavg(
     """Builds FedAvg (Algorithm 1), or a variant with another loss or server step.
 
     Args:
-      task: network and population.
-      optimizer: local optimizer, whose state starts anew every round.
       epochs: E.
       batch: B.
       weights: "samples" or "uniform".

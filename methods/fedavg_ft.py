@@ -35,7 +35,6 @@ def fedavg_ft(
     """Builds FedAvg with fine-tuning before scores.
 
     Args:
-      task: network and population.
       optimizer: local optimizer, whose state starts anew every round, and for every fine-tuning.
       epochs: local epochs.
       batch: B.

@@ -39,8 +39,6 @@ def fedavg_linear(
     """Builds FedAvg+Linear.
 
     Args:
-      task: network and population.
-      optimizer: local optimizer, whose state starts anew every round.
       epochs: local epochs.
       batch: B.
       weights: "samples" or "uniform".

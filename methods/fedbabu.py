@@ -41,7 +41,6 @@ def fedbabu(
     """Builds FedBABU (Algorithm 1).
 
     Args:
-      task: network and population.
       optimizer: local optimizer, whose state starts anew every round; it never sees the head.
       epochs: local epochs over the body.
       batch: B.

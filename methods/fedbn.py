@@ -40,8 +40,6 @@ def fedbn(
     """Builds FedBN (Algorithm 1).
 
     Args:
-      task: network and population.
-      optimizer: local optimizer, whose state starts anew every round.
       others: whether normalization without statistics (group, layer) stays with a client too.
       epochs: E.
       batch: B.

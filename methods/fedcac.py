@@ -69,8 +69,6 @@ def fedcac(
     """Builds FedCAC (Algorithm 1).
 
     Args:
-      task: network and population.
-      optimizer: local optimizer, whose state starts anew every round.
       tau: fraction of critical parameters; 0 is FedAvg with local batch statistics.
       beta: rounds until collaboration on critical parameters ends.
       epochs: local epochs.
@@ -81,7 +79,7 @@ def fedcac(
       The algorithm; a client keeps its batch statistics, the server a model and a mask per client.
     """
     check_arguments(fedcac, tau=tau, beta=beta)
-    model, weigh = task.model, jax.vmap(aggregators.make_weight_fn(weights))
+    model, weight_fn = task.model, jax.vmap(aggregators.make_weight_fn(weights))
     train = local_training.fit(local_training.supervised_loss(task), optimizer(task.round_num), epochs=epochs, batch=batch)
 
     def server_init(key):
@@ -103,7 +101,7 @@ def fedcac(
         v, mask = collected
         active = cohort.examples > 0
         moved = jax.tree.map(lambda v, w: v - w[None], v, server.shared)
-        shared = optax.apply_updates(server.shared, aggregators.weighted_mean(moved, weigh(cohort)))
+        shared = optax.apply_updates(server.shared, aggregators.weighted_mean(moved, weight_fn(cohort)))
         similar = select_collaborators(compute_overlaps(mask, server.shared, active), active, (task.round_num + 1) / beta)
         w = similar / jnp.maximum(jnp.sum(similar, 1, keepdims=True), 1)
         rows = aggregators.scatter_clients((server.custom, server.mask), cohort, (aggregators.mix_clients(v, w), mask))

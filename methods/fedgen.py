@@ -164,7 +164,6 @@ def fedgen(
     Args:
       task: network and population; in variant "mixed" groups may differ in architecture, but not in
         the number of features.
-      optimizer: local optimizer, whose state starts anew every round.
       variant: "mixed" or "official".
       epochs: local epochs.
       batch: B; a client's step generates as many.
@@ -220,8 +219,8 @@ def fedgen(
         generator = init_generator(jax.random.fold_in(key, _STREAM), classes, noise, hidden, d)
         return Server(() if mixed else body, head, generator, adam.init(generator.params), jnp.zeros(classes))
 
-    def client_update(sent, mine, data, key):
-        body = mine if mixed else sent.body
+    def client_update(sent, own_body, data, key):
+        body = own_body if mixed else sent.body
         strength = jnp.where(jnp.any(sent.labels > 0), decayed_weight, 0)
 
         def loss(net, rows, key):
@@ -284,8 +283,8 @@ def fedgen(
         head = optax.tree.add(server.head, aggregators.weighted_mean(deltas, aggregators.weight_by_examples(cohort)))
         return Server(body, head, trained_generator, moments, labels), {"generator_loss": (loss_sum, steps.astype(loss_sum.dtype))}
 
-    def personal(sent, mine, x):
-        return model.apply(join_head(mine if mixed else sent.body, sent.head), x)[0]
+    def personal(sent, own_body, x):
+        return model.apply(join_head(own_body if mixed else sent.body, sent.head), x)[0]
 
     return Algorithm(
         server_init,

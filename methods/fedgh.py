@@ -52,7 +52,6 @@ def fedgh(
     Args:
       task: network and population; groups may differ in architecture, but not in the number of
         features unless they are projected.
-      optimizer: local optimizer, whose state starts anew every round.
       epochs: local epochs.
       batch: B.
       projection: D, to which every client maps its features by a linear layer of its own; None: no

@@ -50,7 +50,6 @@ def fedhe(
 
     Args:
       task: network and population; groups may differ in architecture.
-      optimizer: local optimizer, whose state starts anew every round.
       alpha: weight of the distillation term; 0 is local training.
       epochs: local epochs.
       batch: B.

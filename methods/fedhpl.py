@@ -90,7 +90,6 @@ def fedhpl(
 
     Args:
       task: networks and population; groups may differ in architecture.
-      optimizer: local optimizer, whose state starts anew every round.
       gamma: weight of the distillation term; 0 is local training.
       temperature: T.
       weighting: "dims", or "uniform" for the plain average.

@@ -33,8 +33,6 @@ def fedit(
     """Builds FedIT.
 
     Args:
-      task: network and population.
-      optimizer: local optimizer, whose state starts anew every round.
       epochs: local epochs.
       batch: B.
       weights: "uniform" or "samples".

@@ -36,7 +36,6 @@ def fedlora(
     """Builds FedLoRA.
 
     Args:
-      task: network and population.
       optimizer: local optimizer, whose state starts anew every round, and for the further tuning.
       epochs: local epochs.
       finetune_epochs: epochs of the further tuning; 0: FedIT's model is scored on every client's

@@ -50,7 +50,7 @@ as in the experiments; Algorithm 1 counts steps. In "released", R_e is one mean 
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -70,11 +70,11 @@ from methods.fedopt import fedopt
 class Reading(NamedTuple):
     """Options of a variant; see the module's docstring."""
 
-    reduction: str = "mean"
+    reduction: Literal["mean", "frobenius"] = "mean"
     micro: AtLeastOne = 8
     begin: AtLeastZero = 0
     fresh: bool = False
-    update: str = "epochs"
+    update: Literal["epochs", "step"] = "epochs"
     shared: Fraction = 0.0
 
 
@@ -83,7 +83,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "printed": {"update": "step"},
     "released": {"reduction": "frobenius", "begin": 1, "fresh": True, "shared": 0.5},
 }
-REDUCTIONS, UPDATES = ("mean", "frobenius"), ("epochs", "step")
 
 
 def _pearson(e: Array, g: Array, tolerance: float) -> Array:
@@ -126,8 +125,8 @@ def make_feature_fn(model: Model, features: str) -> Callable[..., tuple[Array, d
             return outputs["features"].astype(jnp.float32), outputs, stats
         outputs, stats = model.apply(net, x, *args, **options, intermediates=True)
         layers = outputs["intermediates"]
-        found = layers[registry.check_choice(f"features of {model.name}", features, ["features", *layers])]
-        return found.astype(jnp.float32).reshape(len(found), -1), outputs, stats
+        layer = layers[registry.check_choice(f"features of {model.name}", features, ["features", *layers])]
+        return layer.astype(jnp.float32).reshape(len(layer), -1), outputs, stats
 
     return feature_fn
 
@@ -187,8 +186,6 @@ def fedoa(
     check_arguments(fedoa, lam=lam, epochs=epochs, personal_epochs=personal_epochs)
     personal_epochs = epochs if personal_epochs is None else personal_epochs
     registry.check_choice("distance", distance, DISTANCES)
-    registry.check_choice("reading.reduction", options.reduction, REDUCTIONS)
-    registry.check_choice("reading.update", options.update, UPDATES)
     if options.reduction == "frobenius" and distance != "l2":
         raise ValueError(f"distance={distance!r} has no reading.reduction='frobenius'; distance='l2' has")
     model = task.model

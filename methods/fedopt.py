@@ -86,7 +86,6 @@ def fedopt(
     """Builds FedAdagrad, FedAdam, FedYogi (Algorithm 2) or FedAvgM.
 
     Args:
-      task: network and population.
       optimizer: local optimizer.
       server: "adagrad", "adam", "yogi" or "momentum".
       server_lr: eta; None: see the module's table.

@@ -47,8 +47,6 @@ def fedper(
     """Builds FedPer (Algorithms 1 and 2), or a variant with other personal leaves or local training.
 
     Args:
-      task: network and population.
-      optimizer: local optimizer, whose state starts anew every round.
       personal: entries of the network's parameters that stay with a client, or a selection of
         leaves.
       epochs: local epochs.

@@ -51,21 +51,19 @@ contrast.momentum_transform). Padding of a short batch never enters the queue.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_core import registry
-from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Examples, Net, PyTree
+from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive, check_arguments
 from fedjax_core.task import Task, feature_size
 from fedjax_core.training import aggregators, local_training, losses
 from fedjax_core.training.augment import pipeline
 
-STATISTICS = ("evaluate", "train")
-CLASSIFIERS = ("shared", "personal")
 MOCO = "resized_crop(scale=(0.2, 1.0)) | greyscale(probability=0.2) | colour_jitter | flip"
 _PHASE_2, _PROMPTS, _QUEUE, _VIEWS = 2, 0x70, 0x71, 0x76  # streams of keys
 
@@ -172,10 +170,10 @@ def attend(tau: PyTree, f: Array, prompts: Array, heads: int = 1, residual: bool
 
 def init_transform(key: Array, d: int) -> PyTree:
     """Initializes tau like PyTorch: the three input matrices Glorot-uniform together, the output uniform."""
-    one, two = jax.random.split(key)
-    inputs = jax.random.uniform(one, (d, 3 * d), minval=-1) * (6 / (4 * d)) ** 0.5
+    input_key, output_key = jax.random.split(key)
+    inputs = jax.random.uniform(input_key, (d, 3 * d), minval=-1) * (6 / (4 * d)) ** 0.5
     query, key, value = jnp.split(inputs, 3, 1)
-    return {"query": query, "key": key, "value": value, "output": jax.random.uniform(two, (d, d), minval=-1) / d**0.5}
+    return {"query": query, "key": key, "value": value, "output": jax.random.uniform(output_key, (d, d), minval=-1) / d**0.5}
 
 
 def info_nce(query: Array, key: Array, queue: Array, mask: Array, temperature: float) -> Array:
@@ -203,8 +201,8 @@ def fedpft(
     batch: AtLeastOne = 100,
     transform_rate: Positive = 0.5,
     alternate: bool = True,
-    classifier: str = "shared",
-    statistics: str = "evaluate",
+    classifier: Literal["shared", "personal"] = "shared",
+    statistics: Literal["evaluate", "train"] = "evaluate",
     heads: AtLeastOne = 1,
     residual: bool = True,
     weights: str = "samples",
@@ -213,7 +211,6 @@ def fedpft(
     """Builds FedPFT (Algorithm 1), with `contrast` {"on": True} FedPFT+Con.
 
     Args:
-      task: network and population.
       optimizer: local optimizer, whose state starts anew in each phase.
       prompts: n_kappa; 0: none.
       prompt_scale: standard deviation of the numbers in p_kappa and p_rho at first.
@@ -237,9 +234,8 @@ def fedpft(
     con = registry.replace_options("contrast", Contrast(), contrast)
     if con.augment:
         pipeline.parse(con.augment)  # checked also without a contrast
-    registry.check_choice("classifier", classifier, CLASSIFIERS)
-    registry.check_choice("statistics of phase 1", statistics, STATISTICS)
-    check_arguments(fedpft, prompts=prompts, prompt_scale=prompt_scale, transform_rate=transform_rate, heads=heads)
+    check_arguments(fedpft, classifier=classifier, statistics=statistics, transform_rate=transform_rate, heads=heads)
+    check_arguments(fedpft, prompts=prompts, prompt_scale=prompt_scale)
     check_arguments(fedpft, transform_epochs=transform_epochs, model_epochs=model_epochs)
     if con.on and con.queue < batch:
         raise ValueError(f"contrast.queue={con.queue} must be at least batch={batch}")
@@ -292,14 +288,14 @@ def fedpft(
         return local_training.label_loss(task)(logits, batch.y, batch.mask), logits, stats
 
     def l_con(p, stats, moco, batch, key):
-        one, two = jax.random.split(jax.random.fold_in(key, _VIEWS))
-        f, stats = views.features(Net(p["extractor"], stats), batch.x, one, train=True, mask=batch.mask)
+        query_key, key_key = jax.random.split(jax.random.fold_in(key, _VIEWS))
+        f, stats = views.features(Net(p["extractor"], stats), batch.x, query_key, train=True, mask=batch.mask)
         query = project(p["projection"], attend(p["transform"], f, p["contrast_prompts"], heads, residual)[0])
         follow = lambda old, new: jax.tree.map(lambda o, n: con.momentum * o + (1 - con.momentum) * n, old, new)
         now = jax.lax.stop_gradient(p)
         copy, h_rho = follow(moco.extractor.params, now["extractor"]), follow(moco.projection, now["projection"])
         tau = follow(moco.transform, now["transform"]) if con.momentum_transform else now["transform"]
-        f, copy_stats = views.features(Net(copy, moco.extractor.stats), batch.x, two, train=True, mask=batch.mask)
+        f, copy_stats = views.features(Net(copy, moco.extractor.stats), batch.x, key_key, train=True, mask=batch.mask)
         key = project(h_rho, attend(tau, f, now["contrast_prompts"], heads, residual)[0])
         value = info_nce(query, key, moco.queue, batch.mask, con.temperature)
         queue, place = enqueue(moco.queue, moco.place, key, batch.mask)
@@ -307,7 +303,10 @@ def fedpft(
 
     def loss(ce_leaves, con_leaves):
         """Returns CE + L_Con, each with gradients to its own leaves only."""
-        strengths = _strengths(task.round_num, con)
+        ce_weight, con_weight = 1.0, 1.0
+        if con.first:  # rounds of L_Con alone, then CE alone
+            con_weight = jnp.asarray(task.round_num < con.first, jnp.float32)
+            ce_weight = 1 - con_weight
 
         def of(net, batch, key):
             def only(leaves):
@@ -315,10 +314,10 @@ def fedpft(
 
             value, logits, stats = ce(only(ce_leaves), net.stats["extractor"], batch, key)
             sums, carried = local_training.loss_metrics(value, logits, batch), {"extractor": stats}
-            value = strengths[0] * value
+            value = ce_weight * value
             if con.on:
                 con_value, stats, moco = l_con(only(con_leaves), stats, net.stats["moco"], batch, key)
-                value = value + strengths[1] * con_value
+                value = value + con_weight * con_value
                 rows = jnp.sum(batch.mask, dtype=value.dtype)
                 sums["contrast"] = (con_value * rows, rows)
                 carried = {"extractor": stats, "moco": moco}
@@ -340,18 +339,15 @@ def fedpft(
         """Runs phase 1 of FedPFT on features of the frozen extractor, computed once (Eq. 4)."""
         frozen = Net(net.params["extractor"], net.stats["extractor"])
         features = local_training.map_examples(lambda b: model.features(frozen, b.x, mask=b.mask)[0], data, batch=batch)
-        y = data.arrays.y[data.index]
-        local = ClientData(Examples(features, y), jnp.arange(len(y)), data.size)
 
         def of(net, batch, key):
-            logits = classify(net.params, batch.x)
+            logits = classify(net.params, batch.extra)
             value = local_training.label_loss(task)(logits, batch.y, batch.mask)
             return value, local_training.Aux(net.stats, local_training.loss_metrics(value, logits, batch))
 
         chosen = local_training.entries_filter("transform", "prompts")
-        return local_training.fit(of, make_optimizer(task.round_num), epochs=transform_epochs, batch=batch, trainable=chosen)(
-            net, local, key
-        )
+        fit = local_training.fit(of, make_optimizer(task.round_num), epochs=transform_epochs, batch=batch, trainable=chosen)
+        return fit(net, data, key, features)
 
     def train(net, data, key):
         model_leaves = ("extractor", "transform", "head")
@@ -408,12 +404,8 @@ def fedpft(
         net = join_net(sent, client)
         f, _ = model.features(Net(net.params["extractor"], net.stats["extractor"]), x)
         f_k, attention = attend(sent.transform, f, client.prompts, heads, residual)
-        out = {
-            "logits": model.head(Net({"head": net.params["head"]}), f_k),
-            "features": f_k,
-            "extractor": f,
-            "attention": attention,
-        }
+        logits = model.head(Net({"head": net.params["head"]}), f_k)
+        out = {"logits": logits, "features": f_k, "extractor": f, "attention": attention}
         if con.on:
             out["contrast"], out["contrast_attention"] = attend(sent.transform, f, client.contrast.prompts, heads, residual)
         return out
@@ -426,11 +418,3 @@ def fedpft(
         predict={"personal": personal},
         client_init=client_init,
     )
-
-
-def _strengths(round: Array | int, con: Contrast) -> tuple[Array | float, Array | float]:  # noqa: A002
-    """Returns the weights of CE and L_Con in a round."""
-    if not con.first:
-        return 1.0, 1.0
-    contrasting = jnp.asarray(round < con.first, jnp.float32)
-    return 1 - contrasting, contrasting

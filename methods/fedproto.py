@@ -107,7 +107,6 @@ def fedproto(
     Args:
       task: network and population; groups may differ in architecture, but not in the number of
         features.
-      optimizer: local optimizer, whose state starts anew every round.
       lam: weight of the regularizer; 0 is local training.
       epochs: local epochs.
       batch: B.

@@ -51,8 +51,6 @@ def fedproto_g(
     """Builds FedProto with a global model.
 
     Args:
-      task: network and population.
-      optimizer: local optimizer, whose state starts anew every round.
       lam: weight of the regularizer; 0 is FedAvg.
       epochs: local epochs.
       batch: B.

@@ -41,7 +41,6 @@ def fedprox(
     """Builds FedProx (Algorithm 2).
 
     Args:
-      task: network and population.
       optimizer: local optimizer; the proximal term is in the gradients that it sees.
       mu: weight of the proximal term; 0 is FedAvg.
       epochs: local epochs.

@@ -103,7 +103,6 @@ def fedrcl(
     """Builds FedRCL.
 
     Args:
-      task: network and population.
       optimizer: local optimizer.
       tau: temperature.
       lam: threshold of the penalty; above 1 there is none.

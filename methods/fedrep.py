@@ -51,7 +51,6 @@ def fedrep(
     """Builds FedRep (Algorithm 1).
 
     Args:
-      task: network and population.
       optimizer: local optimizer, whose state starts anew in every phase; it sees no frozen leaf,
         and decays none.
       personal: entries of the network's parameters that are the head.

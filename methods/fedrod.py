@@ -47,7 +47,6 @@ def fedrod(
     """Builds FedRoD (linear).
 
     Args:
-      task: network and population.
       optimizer: local optimizer of all parts, whose state starts anew every round.
       gamma: 0 is plain cross-entropy for the generic part, which is then FedAvg.
       epochs: local epochs.

@@ -81,7 +81,7 @@ class Lcl(NamedTuple):
 
     on: bool = True
     tau: Positive = 0.08
-    scale: str = "batch"
+    scale: Literal["batch", "epoch", "none"] = "batch"
     twice: bool = False
     own: bool = False
     ramp: AtLeastZero = 0
@@ -90,10 +90,10 @@ class Lcl(NamedTuple):
 class Knowledge(NamedTuple):
     """Options of the structural knowledge."""
 
-    of: str = "logits"
+    of: Literal["logits", "features"] = "logits"
     neighbours: AtLeastZero = 1
     silu: bool = True
-    source: str = "final"
+    source: Literal["final", "training"] = "final"
     keep: bool = True
 
 
@@ -101,20 +101,20 @@ class Gda(NamedTuple):
     """Options of the global discrepancy aggregation."""
 
     on: bool = True
-    size: str = "fraction"
-    distance: str = "mean"
-    form: str = "sigmoid"
+    size: aggregators.DiscrepancySize = "fraction"
+    distance: aggregators.DiscrepancyDistance = "mean"
+    form: aggregators.DiscrepancyForm = "sigmoid"
 
 
 class Gpr(NamedTuple):
     """Options of the global period review."""
 
     on: bool = True
-    form: str = "interpolate"
+    form: aggregators.ReviewForm = "interpolate"
     beta: Fraction = 0.95
     ddof: Literal[0, 1] = 0
-    over: str = "both"
-    entries: str = "params"
+    over: aggregators.ReviewSum = "both"
+    entries: Literal["params", "all"] = "params"
 
 
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
@@ -126,17 +126,6 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "gda": {"on": False},
         "gpr": {"form": "printed", "beta": 0.99, "ddof": 1, "over": "own", "entries": "all"},
     },
-}
-_CHOICES = {
-    "lcl.scale": ("batch", "epoch", "none"),
-    "knowledge.of": ("logits", "features"),
-    "knowledge.source": ("final", "training"),
-    "gda.size": aggregators.DISCREPANCY_SIZES,
-    "gda.distance": aggregators.DISCREPANCY_DISTANCES,
-    "gda.form": aggregators.DISCREPANCY_FORMS,
-    "gpr.form": aggregators.REVIEW_FORMS,
-    "gpr.over": aggregators.REVIEW_SUMS,
-    "gpr.entries": ("params", "all"),
 }
 
 
@@ -194,11 +183,11 @@ def contrastive_loss(
     has = known[y]
     positive = jnp.where(has, jnp.take_along_axis(jnp.where(known[None], s, 0), y[:, None], 1)[:, 0], 0)
     if own:
-        mine = jax.lax.stop_gradient(logits)
-        positive = jnp.where(has, positive, jnp.sum(losses.normalize(logits) * losses.normalize(mine), 1) / tau)
+        fixed = jax.lax.stop_gradient(logits)
+        positive = jnp.where(has, positive, jnp.sum(losses.normalize(logits) * losses.normalize(fixed), 1) / tau)
         has = jnp.ones_like(has)
     terms = s
-    if twice or own:  # the denominator holds every row's positive
+    if twice or own:  # the denominator has every example's positive
         extra = positive if twice else jnp.where(known[y], -jnp.inf, positive)
         terms = jnp.concatenate([s, extra[:, None]], 1)
     terms = jnp.where(has[:, None], terms, 0)  # avoids rows of -inf only
@@ -259,8 +248,6 @@ def fedskc(
     """Builds FedSKC (Algorithm 1).
 
     Args:
-      task: network and population.
-      optimizer: local optimizer, whose state starts anew every round.
       epochs: E.
       batch: B.
       variant: "default", "printed" or "released".
@@ -275,15 +262,13 @@ def fedskc(
       The algorithm; a client sends its delta and K * (D + 1) numbers, and keeps nothing.
     """
     preset = VARIANTS[registry.check_choice("variant", variant, VARIANTS)]
-    local = _options("lcl", Lcl(), preset, lcl)
-    know = _options("knowledge", Knowledge(), preset, knowledge)
-    discrepancy = _options("gda", Gda(), preset, gda)
-    review_options = _options("gpr", Gpr(), preset, gpr)
+    local = registry.replace_options("lcl", Lcl(), preset.get("lcl"), lcl)
+    know = registry.replace_options("knowledge", Knowledge(), preset.get("knowledge"), knowledge)
+    discrepancy = registry.replace_options("gda", Gda(), preset.get("gda"), gda)
+    review_options = registry.replace_options("gpr", Gpr(), preset.get("gpr"), gpr)
     check_arguments(fedskc, epochs=epochs)
-    weight_fn, by_discrepancy = (
-        aggregators.make_weight_fn(weights),
-        aggregators.discrepancy_weights(*discrepancy[1:]),
-    )  # checked also where unused
+    weight_fn = aggregators.make_weight_fn(weights)  # both are checked also where unused
+    by_discrepancy = aggregators.discrepancy_weights(*discrepancy[1:])
     model, classes = task.model, task.classes
     if know.of == "logits":
         require_class_logits(task, "fedskc")
@@ -385,13 +370,3 @@ class _Epoch(NamedTuple):
 
     scale: Array
     last: Array
-
-
-def _options(name: str, default: Any, preset: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any] | None) -> Any:
-    """Returns `default`, overridden by the variant's options and by those given."""
-    found = registry.replace_options(name, default, preset.get(name), given)
-    for key, choices in _CHOICES.items():
-        part, _, option = key.partition(".")
-        if part == name:
-            registry.check_choice(key, getattr(found, option), choices)
-    return found

@@ -95,7 +95,6 @@ def fedtgp(
     Args:
       task: network and population; groups may differ in architecture, but not in the number of
         features.
-      optimizer: local optimizer, whose state starts anew every round.
       lam: weight of the pull to the prototypes; 0 is local training.
       epochs: local epochs.
       batch: B.

@@ -22,7 +22,6 @@ def local(task: Task, *, optimizer: local_training.Optimizer, epochs: AtLeastZer
 
     Args:
       task: network and population; groups may differ in architecture.
-      optimizer: local optimizer, whose state starts anew every round.
       epochs: local epochs per round.
       batch: B.
 

@@ -74,7 +74,7 @@ def pfedgate(
       ValueError: the task has no `shape`, or an argument is out of range.
     """
     if task.shape is None:
-        raise ValueError("task.shape=None: pfedgate must know the shape of an example; pass of_model(..., shape=...)")
+        raise ValueError("task.shape=None: pfedgate must know the shape of an example; pass make_task(..., shape=...)")
     check_arguments(pfedgate, sparsity=sparsity, blocks=blocks, clip=clip)
     model, shape = task.model, task.shape
     cut = cut_into_blocks(jax.eval_shape(model.init, jax.random.key(0)).params, blocks)

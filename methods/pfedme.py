@@ -86,7 +86,6 @@ def pfedme(
     """Builds pFedMe (Algorithm 1).
 
     Args:
-      task: network and population.
       optimizer: of the inner steps, whose state starts anew every round.
       lam: lambda; 0 leaves the server's model as it is.
       inner_steps: K.

@@ -72,7 +72,7 @@ def pfedpt(
       ValueError: the task has no `shape`, or an argument is out of range.
     """
     if task.shape is None:
-        raise ValueError("task.shape=None: pfedpt must know the shape of an example to frame it; pass of_model(..., shape=...)")
+        raise ValueError("task.shape=None: pfedpt must know the shape of an example to frame it; pass make_task(..., shape=...)")
     check_arguments(pfedpt, prompt_epochs=prompt_epochs, prompt_lr=prompt_lr, prompt_momentum=prompt_momentum)
     model, place = task.model, frame_indices(task.shape, pad)
     empty = np.zeros(task.shape, np.float32)

@@ -59,8 +59,6 @@ def pfedsd(
     """Builds pFedSD.
 
     Args:
-      task: network and population.
-      optimizer: local optimizer, whose state starts anew every round.
       lam: lambda; at 0 the server's model is FedAvg's.
       temperature: tau.
       epochs: local epochs.

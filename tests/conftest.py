@@ -24,6 +24,7 @@ os.environ["FEDJAX_CACHE"] = ""  # tests do not cache decoded images
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_default_matmul_precision", "highest")
+jax.config.update("jax_traceback_in_locations_limit", 0)  # a fifth of the time to lower and compile a program
 
 
 def pytest_configure(config):
@@ -166,7 +167,6 @@ SLOW_TESTS = {  # single tests of other files, by prefix
     "test_derived": ("test_an_unseen_domain_of_pacs",),
     "test_earlier": ("test_a_run_of_an_earlier_commit",),
     "test_experiment": ("test_augmentation_reaches",),
-    "test_fedavg": ("test_alike_clients",),
     "test_federated_data": ("test_long_tails_of_real", "test_pacs_by_domain"),
     "test_fedoa": (
         "test_another_server",
@@ -176,13 +176,11 @@ SLOW_TESTS = {  # single tests of other files, by prefix
         "test_the_global_model_is",
         "test_without_the_regulariser",
     ),
-    "test_fedper": ("test_everything_personal", "test_weights"),
     "test_fedskc": (
         "test_a_low_temperature",
         "test_equals_the_loops_when_few",
         "test_every_option",
         "test_features_can",
-        "test_one_client",
         "test_released_equals",
         "test_the_contrast_at",
         "test_the_ramp",

@@ -8,17 +8,40 @@ from absl.testing import parameterized
 
 from fedjax_core import testing
 from fedjax_core.engine import simulator
-from fedjax_core.testing import case
+from fedjax_core.testing import case, method_contract
 from tests import toy
 
 REPEATED = {"fedavg_uniform": "is FedIT without an adapter", "fedhe": "is in fedhe_mixed, beside another network"}
-EVERY = [name for name in toy.METHODS if name not in REPEATED]
+RELATIVES = {  # by method: another that gives the engine the same parts and more, and has the whole contract
+    **dict.fromkeys(["fedprox", "fedopt", "fedrcl", "fedit", "fedlora", "fedavg_linear"], "fedavg_ft"),
+    **dict.fromkeys(["fedper", "fedbn", "fedbabu"], "fedrep"),
+    "local": "fedhe_mixed",
+    **dict.fromkeys(["fedoa", "fedsdr"], "fedoa_lora"),
+    "fedproto": "fedproto_g",
+    "fedgen": "fedgen_official",
+    "fedhpl": "fedhpl_mixed",
+    **dict.fromkeys(["fedskc", "fedskc_released"], "fedskc_printed"),
+}
+ONE_PLAN = (method_contract.check_no_retrace_or_transfer, method_contract.check_rounds_learn_and_repeat)
 
 
-@pytest.mark.parametrize("holds", testing.CONTRACT, ids=lambda holds: holds.__name__)
-@pytest.mark.parametrize("name", EVERY)
-def test_every_method(name, holds):
-    holds(toy.CASES[name])
+@pytest.mark.parametrize(
+    ("name", "check"),
+    [
+        pytest.param(name, check, id=f"{name}-{check.__name__}")
+        for name in toy.METHODS
+        if name not in REPEATED
+        for check in (ONE_PLAN if name in RELATIVES else testing.CONTRACT)
+    ],
+)
+def test_every_method(name, check):
+    """A method with a relative is checked under one plan, by the program that its own tests compare with loops."""
+    check(toy.CASES[name])
+
+
+def test_relatives_have_the_whole_contract():
+    assert {*RELATIVES, *RELATIVES.values(), *REPEATED} <= set(toy.METHODS)
+    assert not {*RELATIVES.values()} & {*RELATIVES, *REPEATED}
 
 
 class EnginePlansTest(chex.TestCase):
@@ -42,6 +65,6 @@ class EnginePlansTest(chex.TestCase):
         sim = toy.simulate(name, hold="host")
         state, _ = sim.run_rounds(sim.init(0), 2)
         chex.assert_trees_all_close(jax.device_get(state.server), after.server, atol=1e-6, rtol=1e-6)
-        for store, rows in zip(sim.offloaded_states.stores, after.clients, strict=True):
-            for mine, theirs in zip(jax.tree.leaves(store.rows), jax.tree.leaves(rows), strict=True):
-                np.testing.assert_allclose(mine[store.touched], theirs[store.touched], atol=1e-6, rtol=1e-6)
+        for store, states in zip(sim.offloaded_states.stores, after.clients, strict=True):
+            for offloaded, expected in zip(jax.tree.leaves(store.rows), jax.tree.leaves(states), strict=True):
+                np.testing.assert_allclose(offloaded[store.touched], expected[store.touched], atol=1e-6, rtol=1e-6)

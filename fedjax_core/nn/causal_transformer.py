@@ -74,14 +74,10 @@ class Causal(nnx.Module):
 
         Args:
           classes: V, the number of tokens.
-          input_shape: (T,), unused.
           width: of a token, the features' number D.
-          layers: number of layers.
           heads: number of attention heads, a divisor of the width.
           hidden: width of a layer's hidden layer.
           dropout: rate before each shortcut.
-          dtype: of the computation; parameters stay float32.
-          rngs: its `params` stream.
 
         Raises:
           ValueError: the heads do not divide the width, or it is odd.

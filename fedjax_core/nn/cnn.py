@@ -37,8 +37,6 @@ class CNN(nnx.Module):
         """Initializes the network.
 
         Args:
-          classes: outputs of the head.
-          input_shape: [H, W, C] of one image.
           widths: channels of the convolutions.
           dense: width of the dense layer, the features' number D.
           kernel: size of the convolutions' kernels.
@@ -47,8 +45,6 @@ class CNN(nnx.Module):
           dropout: rate before the dense layer, and before the head unless `head_dropout` is set.
           head_dropout: rate before the head; None: `dropout`.
           conv_form: see `conv.conv`.
-          dtype: of the computation; parameters stay float32.
-          rngs: its `params` stream.
 
         Raises:
           ValueError: an image too small for the kernels.

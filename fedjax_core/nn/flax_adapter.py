@@ -1,23 +1,10 @@
 """Models from your own modules of Flax NNX and Flax Linen, without changes to them.
 
-A builder takes any of these arguments by name, and options of its own, and returns a module or a
-`Model`:
-
-  classes        K, outputs
-  input_shape    of one example, without the batch
-  rngs           `nnx.Rngs` for an NNX module's initial values; a Linen module draws them itself
-
-A module maps x [B, ...] to logits [B, K]. With a method `body` (x -> features [B, D]) and a linear
-`head` (features -> logits) it also supports methods that share a part of a network, exchange
-features or replace heads; without them such a method is an error. Both may take `train`, `mask` [B]
-and `key`. An NNX module's dropout draws from the round's keys, and its `train()` and `eval()` are
-called. Batch normalization must leave out masked examples, so a module that has it must take `mask`
-and pass it on. For sharding over devices (`plan.model`), its class declares `model_axes`: {end of
-an array's path: axis counted from its end}, such as {"dense/kernel": -1}.
-
-x are normalized floats. A network that embeds token ids declares `reads_tokens = True` in its
-class; it gets ints other than uint8 unchanged. Without a declaration, a network that accepts ints
-but no floats is taken to read token ids.
+A builder takes any of `classes`, `input_shape` (of one example) and `rngs` (`nnx.Rngs`) by name,
+and options of its own, and returns a module or a `Model`. A module maps x [B, ...] to logits [B,
+K], with `body` (-> features [B, D]) and a linear `head` if a method needs them. Either may take
+`train`, `mask` [B] and `key`. Its class may declare `model_axes`, {end of an array's path: axis
+counted from its end}, for sharding, and `reads_tokens`. docs/pages/your-model.md has examples.
 """
 
 import contextlib
@@ -52,10 +39,6 @@ def build(
 
     Args:
       builder: see the module.
-      name: name in error messages.
-      classes: K.
-      input_shape: of one example.
-      options: of the builder.
       prepare: transforms inputs, such as normalization. A Linen module is initialized with ints if
         it leaves ints unchanged, else with floats. None: inputs are floats and not changed.
       stats_mode: see `from_nnx.from_module`.
@@ -66,30 +49,28 @@ def build(
         head of another name; (when traced) it updates frozen statistics.
     """
 
-    make, made = _make(builder, name, classes, input_shape, options)
-    if isinstance(made, Model):
-        return made
+    make, module = _make(builder, name, classes, input_shape, options)
+    if isinstance(module, Model):
+        return module
     same = lambda x: x
-    if isinstance(made, nnx.Module):
+    if isinstance(module, nnx.Module):
         return _of_nnx(make, name, prepare or same, stats_mode)
-    if isinstance(made, linen.Module):
+    if isinstance(module, linen.Module):
         of_type = lambda dtype: jax.eval_shape(prepare or same, jax.ShapeDtypeStruct((1, *input_shape), dtype))
         whole = prepare is not None and jnp.issubdtype(of_type(jnp.int32).dtype, jnp.integer)
-        return _of_linen(made, name, of_type(jnp.int32 if whole else jnp.float32), prepare or same, stats_mode)
-    raise TypeError(f"model {name!r} is a {type(made).__name__}; a builder returns a module of flax.nnx or flax.linen, or a Model")
+        return _of_linen(module, name, of_type(jnp.int32 if whole else jnp.float32), prepare or same, stats_mode)
+    raise TypeError(
+        f"model {name!r} is a {type(module).__name__}; a builder returns a module of flax.nnx or flax.linen, or a Model"
+    )
 
 
 def reads_tokens(
     builder: Callable[..., Any], name: str, classes: int, input_shape: tuple[int, ...], options: dict[str, Any]
 ) -> bool | None:
-    """Returns whether a user's network reads token ids.
+    """Returns whether a user's network reads token ids, from the arguments of `build`.
 
-    Args:
-      builder, name, classes, input_shape, options: as `build`.
-
-    Returns:
-      What its class declares. Else True if it accepts ints but no floats, or is a `Model`, whose
-      inputs are not changed; None if it accepts both.
+    If its class does not declare it: True if it accepts ints but no floats, or is a `Model`, whose
+    inputs are not changed; None if it accepts both.
 
     Raises:
       ValueError: its class declares neither True nor False.
@@ -143,7 +124,7 @@ def _taken(function: Callable, **given: Any) -> dict[str, Any]:
 def _checked(name: str, stats: PyTree, functions: list[Callable]) -> None:
     if jax.tree.leaves(stats) and not any("mask" in inspect.signature(f).parameters for f in functions):
         raise ValueError(
-            f"model {name!r} has batch statistics, which rows of padding would enter: let it take mask= [B] and hand it on to its "
+            f"model {name!r} has batch statistics, which padding would enter: let it take mask= [B] and hand it on to its "
             "normalisation, or use group or layer normalisation"
         )
 
@@ -171,7 +152,7 @@ def _model(name: str, init: Callable, run: Callable, head: Callable | None, prep
         x = prepare(x)
         return x if mask is None else jnp.where(jnp.reshape(mask, (-1,) + (1,) * (x.ndim - 1)) > 0, x, jnp.zeros((), x.dtype))
 
-    def found(net, x, key=None, train=False, mask=None):
+    def call(net, x, key=None, train=False, mask=None):
         out, stats = run(net, masked(x, mask), key, train, mask)
         if not hasattr(out, "astype"):
             what = "logits [B, K]" if head is None else "features [B, D]"
@@ -179,11 +160,11 @@ def _model(name: str, init: Callable, run: Callable, head: Callable | None, prep
         return out.astype(jnp.float32), stats
 
     def apply(net, x, key=None, train=False, mask=None, intermediates=False):
-        out, stats = found(net, x, key, train, mask)
+        out, stats = call(net, x, key, train, mask)
         outputs: dict[str, Any] = {"logits": out} if head is None else {"logits": head(net, out), "features": out}
         return (outputs | {"intermediates": {}} if intermediates else outputs), stats
 
-    return Model(init, apply, lacks if head is None else found, head or lacks, name, model_axes=axes)
+    return Model(init, apply, lacks if head is None else call, head or lacks, name, model_axes=axes)
 
 
 def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, prepare: Prepare, stats_mode: str) -> Model:
@@ -233,10 +214,10 @@ def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, prepare: Prepare, stats_
 
 def _has_head(module: linen.Module) -> bool:
     """Returns whether a Linen module has a `head`: a method, a field, or a layer of its `setup`."""
-    found = []
-    note = lambda module: found.append(hasattr(module, "head"))
+    answers = []
+    note = lambda module: answers.append(hasattr(module, "head"))
     jax.eval_shape(lambda key: module.init({"params": key, "dropout": key}, method=note), jax.random.key(0))
-    return found[-1]
+    return answers[-1]
 
 
 def _running(call: Callable, args: tuple, kwargs: dict[str, Any], context: linen.module.InterceptorContext) -> Any:
@@ -278,8 +259,8 @@ def _of_linen(module: linen.Module, name: str, example: jax.ShapeDtypeStruct, pr
         )
 
     def init(key: Array) -> Net:
-        made = variables(key)
-        return Net(made["params"], made.get("batch_stats", {}))
+        initial = variables(key)
+        return Net(initial["params"], initial.get("batch_stats", {}))
 
     def collections(net: Net) -> dict[str, PyTree]:
         return {"params": net.params} | ({"batch_stats": net.stats} if net.stats else {})

@@ -1,6 +1,5 @@
 """Models from NNX modules: pure functions over plain nested dicts."""
 
-import difflib
 import functools
 import inspect
 import math
@@ -11,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from fedjax_core import registry
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.nn.causal_transformer import Causal
 from fedjax_core.nn.cnn import CNN
@@ -41,31 +41,25 @@ def from_module(
     The module has a linear `head` and a method `body(x, key=, train=, batch=, mask=) -> (features
     [B, D], {name: array})`, for texts [B, T, D], where `batch` is whether batch normalization uses
     (and updates by) the batch's statistics. Its variables are `nnx.Param` and `nnx.BatchStat` only,
-    and it draws from `key` only. Its class may have `model_axes`, {end of a path: axis}, see
-    `task.find_model_axis`.
+    and it draws from `key` only. Its class may have `model_axes`, see `task.find_model_axis`.
 
     Args:
       make: builds the module from its initial random streams.
-      name: the model's name.
       mean: subtracted from inputs, one number or one per channel; uint8 inputs are divided by 255
         first. None: inputs are not changed, such as tokens.
       std: inputs are divided by it.
       stats_mode: "average" and "local": training uses and updates batch statistics (the caller
         decides where they are kept); "freeze": the running statistics are always used, and never
         updated.
-      dtype: of the computation; parameters, statistics, features and logits stay float32. None:
+      dtype: of the computation, by default float32; parameters, statistics, features and logits are
         float32.
       images: whether inputs are images, which must be floats after normalization.
       limit: normalized inputs are clipped to [-limit, limit]; None: not at all.
 
-    Returns:
-      The Model. `apply` also takes `intermediates=True`.
-
     Raises:
       ValueError: unknown `stats_mode`, or variables of another kind; (when traced) images are ints.
     """
-    if stats_mode not in STATS_MODES:
-        raise ValueError(f"unknown stats_mode {stats_mode!r}; use one of {', '.join(STATS_MODES)}")
+    registry.check_choice("stats_mode", stats_mode, STATS_MODES)
     abstract = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
     graphdef, _, _, others = nnx.split(abstract, nnx.Param, nnx.BatchStat, ...)
     if jax.tree.leaves(others):
@@ -79,9 +73,9 @@ def from_module(
 
     def run(net, x, key, train, mask):
         module = nnx.merge(graphdef, no_head | net.params, net.stats)
-        x, found = normalize_inputs(x, mean, std, dtype, limit), x.dtype
+        x, given = normalize_inputs(x, mean, std, dtype, limit), x.dtype
         if images and not jnp.issubdtype(x.dtype, jnp.floating):
-            raise ValueError(f"images must be uint8 or floats, {name} was given {found}{list(x.shape[1:])} and no mean to subtract")
+            raise ValueError(f"images must be uint8 or floats, {name} was given {given}{list(x.shape[1:])} and no mean to subtract")
         if mask is not None:
             x = jnp.where(jnp.reshape(mask, (-1,) + (1,) * (x.ndim - 1)) > 0, x, 0)
         batch = train and stats_mode != "freeze"
@@ -92,8 +86,8 @@ def from_module(
     def features(
         net: Net, x: Array, key: Array | None = None, train: bool = False, mask: Array | None = None
     ) -> tuple[Array, PyTree]:
-        found, _, stats = run(net, x, key, train, mask)
-        return found, stats
+        z, _, stats = run(net, x, key, train, mask)
+        return z, stats
 
     def head(net: Net, features: Array) -> Array:
         return nnx.merge(head_graphdef, net.params["head"])(features).astype(jnp.float32)
@@ -106,8 +100,8 @@ def from_module(
         mask: Array | None = None,
         intermediates: bool = False,
     ) -> tuple[dict[str, Any], PyTree]:
-        found, seen, stats = run(net, x, key, train, mask)
-        outputs: dict[str, Any] = {"logits": head(net, found), "features": found}
+        z, seen, stats = run(net, x, key, train, mask)
+        outputs: dict[str, Any] = {"logits": head(net, z), "features": z}
         return (outputs | {"intermediates": seen} if intermediates else outputs), stats
 
     return Model(init, apply, features, head, name, model_axes=tuple(getattr(abstract, "model_axes", {}).items()))
@@ -160,34 +154,25 @@ def build(
     limit: float | None = None,
     **options: Any,
 ) -> Model:
-    """Builds a model by name.
+    """Builds a model of `MODULES` by name; equal arguments give equal tree structures.
 
     Args:
-      name: one of `MODULES`.
-      classes: K.
       input_shape: of one example, [H, W, C] for the convolutional ones.
-      mean: see `from_module`.
-      std: see `from_module`.
-      stats_mode: see `from_module`.
-      dtype: see `from_module`.
-      limit: see `from_module`.
+      mean, std, stats_mode, dtype, limit: see `from_module`.
       **options: keyword arguments of the module (`widths`, `norm`, `stem`, `conv_form`, ...). Image
         models also take `resize`, the size (height and width, or one number) to which images are
         scaled first, and `frame`, the width of a frame of learnable pixels (`input_wrappers.py`).
-
-    Returns:
-      The Model. Equal arguments give equal tree structures.
 
     Raises:
       ValueError: unknown name or option, or `resize` or `frame` is out of range or given for inputs
         that are no images.
     """
-    module = MODULES[_known("model", name, MODULES)]
+    module = MODULES[registry.check_choice("model", name, MODULES)]
     own = {p.name for p in inspect.signature(module.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY}
     fixed = FIXED_OPTIONS.get(name, {})
-    allowed = own - {"rngs", "dtype", "blocks", "block", *fixed}
+    allowed = (own | {"resize", "frame"}) - {"rngs", "dtype", "blocks", "block", *fixed}
     for option in options:
-        _known(f"option of {name}", option, allowed | {"resize", "frame"})
+        registry.check_choice(f"option of {name}", option, sorted(allowed))
     image = shape = tuple(input_shape)
     resize, frame = options.pop("resize", None), options.pop("frame", 0)
     if resize is not None or frame:
@@ -203,7 +188,7 @@ def build(
         image, shape = (*size, shape[2]), (size[0] + 2 * frame, size[1] + 2 * frame, shape[2])
     if name in TEXT_MODULES and (len(shape) != 1 or mean is not None):
         what = f"model {name!r} reads token ids [T], and these examples have the shape {list(shape)}"
-        raise ValueError(what if len(shape) != 1 else f"{what} and are no whole numbers that are taken as they are (mean=None)")
+        raise ValueError(what if len(shape) != 1 else f"{what} and are no ints that are left unchanged (mean=None)")
     images = name not in ("mlp", *TEXT_MODULES)
     if images and len(shape) != 3:
         what = f"model {name!r} reads images [H, W, C], and these examples have the shape {list(shape)}"
@@ -228,14 +213,6 @@ def image_size(
         return None
     height, width = input_shape[:2] if resize is None else (resize, resize) if isinstance(resize, int) else resize
     return height + 2 * frame, width + 2 * frame
-
-
-def _known(what: str, word: str, allowed: Any) -> str:
-    if word in allowed:
-        return word
-    near = difflib.get_close_matches(word, allowed, 1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ValueError(f"unknown {what} {word!r}; {hint}use one of {', '.join(sorted(allowed))}")
 
 
 def count_parameters(tree: PyTree) -> int:

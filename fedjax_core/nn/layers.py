@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from fedjax_core import registry
 from fedjax_core.nn.kernels.conv import Padding, conv, describe_conv
 
 Array = jax.Array
@@ -33,13 +34,9 @@ class Conv(nnx.Module):
         Args:
           channels: of the input.
           features: channels of the output.
-          kernel: its height and width.
-          stride: step of the window.
           padding: see `conv.resolve_padding`.
-          bias: whether to add a bias.
           form: see `conv.conv`.
           init: initializer of the kernel [kernel, kernel, channels, features].
-          rngs: its `params` stream.
         """
         init = init or nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
         self.kernel = nnx.Param(init(rngs.params(), (kernel, kernel, channels, features), jnp.float32))
@@ -66,16 +63,12 @@ class BatchNorm(nnx.Module):
         self.mean, self.var = nnx.BatchStat(jnp.zeros(features)), nnx.BatchStat(jnp.ones(features))
 
     def __call__(self, x: Array, *, batch: bool, mask: Array | None = None) -> Array:
-        """Normalizes a batch.
+        """Normalizes x [B, ..., features]; masked examples as if x were zero.
 
         Args:
-          x: [B, ..., features].
           batch: True: by the batch's statistics, updating the running ones; False: by the running
             ones.
           mask: [B]; None: all.
-
-        Returns:
-          Array like x; masked examples as if x were zero.
         """
         if not batch:
             return self._affine(x, self.mean[...], self.var[...])
@@ -138,35 +131,15 @@ NORMS = {"batch": BatchNorm, "group": GroupNorm, "none": Identity}
 
 
 def make_norm(name: str, features: int, rngs: nnx.Rngs) -> BatchNorm | GroupNorm | Identity:
-    """Builds a normalization layer.
-
-    Args:
-      name: "batch", "group" or "none".
-      features: channels.
-      rngs: unused.
-
-    Returns:
-      The module, called as `(x, batch=, mask=)`.
-
-    Raises:
-      ValueError: another name.
-    """
-    if name not in NORMS:
-        raise ValueError(f"unknown norm {name!r}; use one of {', '.join(NORMS)}")
-    return NORMS[name](features, rngs=rngs)
+    """Builds a layer of `NORMS`, called as `(x, batch=, mask=)`; ValueError for another name."""
+    return NORMS[registry.check_choice("norm", name, NORMS)](features, rngs=rngs)
 
 
 def dropout(x: Array, rate: float, key: Array | None, train: bool) -> Array:
-    """Applies dropout in training: zeroes entries with probability `rate`, scales others by 1 / (1 - rate).
-
-    Args:
-      x: any shape.
-      rate: in [0, 1).
-      key: needed if `train` and `rate` > 0.
-      train: False returns x.
+    """Zeroes entries with probability `rate` in training, and scales others by 1 / (1 - rate).
 
     Raises:
-      ValueError: there is no key where one is needed.
+      ValueError: there is no key, in training with a positive rate.
     """
     if not train or rate == 0:
         return x

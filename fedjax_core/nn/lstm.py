@@ -71,14 +71,10 @@ class LSTM(nnx.Module):
 
         Args:
           classes: V, the number of tokens.
-          input_shape: (T,), unused.
           embedding: width of a token's embedding.
           width: of each layer.
-          layers: number of layers.
           project: width of a linear map before the head; None: no such map. D is this, or `width`.
           dropout: rate after each layer.
-          dtype: of the computation; parameters stay float32.
-          rngs: its `params` stream.
         """
         del input_shape
         self.dtype, self.rate, self.layers = dtype or jnp.float32, dropout, layers

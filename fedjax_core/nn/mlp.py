@@ -31,12 +31,8 @@ class MLP(nnx.Module):
         """Initializes the network.
 
         Args:
-          classes: outputs of the head.
-          input_shape: of one example.
           widths: of the hidden layers; the last is the features' number D.
           dropout: rate after each hidden layer.
-          dtype: of the computation; parameters stay float32.
-          rngs: its `params` stream.
         """
         self.rate, self.depth = dropout, len(widths)
         sizes = (math.prod(input_shape), *widths)

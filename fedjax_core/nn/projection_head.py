@@ -26,7 +26,6 @@ def with_projection(model: Model, classes: int, size: int, hidden: bool = True) 
 
     Args:
       model: has the body.
-      classes: K.
       size: of the projected features.
       hidden: True: linear D -> D, ReLU, linear D -> size; False: linear D -> size alone.
 

@@ -4,14 +4,7 @@ He, Zhang, Ren, Sun. Deep residual learning for image recognition. CVPR 2016.
 https://arxiv.org/abs/1512.03385
 
 Strides and padding are PyTorch's (a bottleneck strides in its 3x3 convolution), to load its
-weights.
-
-  name       blocks per stage    channels at width 64        features
-  resnet8    1 1 1               64 128 256                  256
-  resnet10   1 1 1 1             64 128 256 512              512
-  resnet18   2 2 2 2             64 128 256 512              512
-  resnet34   3 4 6 3             64 128 256 512              512
-  resnet50   3 4 6 3             256 512 1024 2048           2048
+weights. The features are the mean of the last stage, whose channels double from stage to stage.
 """
 
 from collections.abc import Sequence
@@ -21,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from fedjax_core import registry
 from fedjax_core.nn.kernels.pool import max_pool
 from fedjax_core.nn.layers import Conv, make_norm
 from fedjax_core.option_types import Width
@@ -35,16 +29,12 @@ class Block(nnx.Module):
     expansion = 1
 
     def __init__(self, channels: int, width: int, stride: int, *, norm: str, conv_form: str, rngs: nnx.Rngs):
-        """Initializes the block.
+        """Initializes the block; its shortcut is a 1x1 convolution wherever the shape changes.
 
         Args:
-          channels: of the input.
           width: of the 3x3 convolutions; the output has `expansion` times as many channels.
-          stride: of the block; the shortcut is a 1x1 convolution with norm wherever the shape
-            changes.
           norm: see `layers.make_norm`.
           conv_form: see `conv.conv`.
-          rngs: the `params` stream.
         """
         features = width * self.expansion
         self.depth = 0
@@ -102,7 +92,6 @@ class ResNet(nnx.Module):
         """Initializes the network.
 
         Args:
-          classes: outputs of the head.
           input_shape: [H, W, C] of one image; H and W may be anything.
           blocks: number of blocks of each stage.
           block: `Block` or `Bottleneck`.
@@ -113,14 +102,11 @@ class ResNet(nnx.Module):
           features: D, to which the last channels are averaged in groups, so that networks agree;
             None: all.
           conv_form: see `conv.conv`.
-          dtype: of the computation; parameters stay float32.
-          rngs: its `params` stream.
 
         Raises:
           ValueError: unknown `stem` or `norm`, or `features` that does not divide the channels.
         """
-        if stem not in STEMS:
-            raise ValueError(f"unknown stem {stem!r}; use one of {', '.join(STEMS)}")
+        registry.check_choice("stem", stem, STEMS)
         self.pooled, self.blocks = stem == "imagenet", tuple(blocks)
         kernel, stride = (7, 2) if self.pooled else (3, 1)
         self.stem = Conv(input_shape[-1], width, kernel, stride=stride, padding=kernel // 2, form=conv_form, rngs=rngs)
@@ -138,18 +124,10 @@ class ResNet(nnx.Module):
         self.head = nnx.Linear(self.features, classes, dtype=dtype, rngs=rngs)
 
     def body(self, x: Array, *, key: Array | None, train: bool, batch: bool, mask: Array | None) -> tuple[Array, dict[str, Array]]:
-        """Computes features.
+        """Returns features [B, D] and the layers by name, of x [B, H, W, C].
 
-        Args:
-          x: [B, H, W, C].
-          key: unused.
-          train: unused.
-          batch: see `layers.BatchNorm`.
-          mask: [B], which rows are real; None: all.
-
-        Returns:
-          features [B, D] and {"stem_pre" (before its ReLU), "stem", "stage1_pre" (before the
-          stage's last ReLU), "stage1", ...}.
+        Names are "stem_pre" (before its ReLU), "stem", "stage1_pre" (before the stage's last ReLU),
+        "stage1", ... For `batch` and `mask` see `layers.BatchNorm`.
         """
         del key, train
         before = self.stem_norm(self.stem(x), batch=batch, mask=mask)

@@ -1,23 +1,15 @@
 """Vision transformers with visual prompts: ViT-S/B/L of public checkpoints, and smaller ones.
 
-Dosovitskiy et al. An image is worth 16x16 words. ICLR 2021. https://arxiv.org/abs/2010.11929 Jia,
-Tang, Chen, Cardie, Belongie, Hariharan, Lim. Visual prompt tuning. ECCV 2022.
+Dosovitskiy et al. An image is worth 16x16 words. ICLR 2021. https://arxiv.org/abs/2010.11929
+Jia, Tang, Chen, Cardie, Belongie, Hariharan, Lim. Visual prompt tuning. ECCV 2022.
 https://arxiv.org/abs/2203.12119
 
-  name       patch   width   depth   heads   parameters at 224 px without the head
-  vit_s16    16      384     12      6       21,665,664
-  vit_b16    16      768     12      12      85,798,656
-  vit_l16    16      1024    24      16      303,301,632
-
 Blocks are pre-norm, with the exact GELU; the features are the final [cls] after the last norm.
-Weights of all blocks are stacked on a leading axis [depth], and the network scans over it, so it
-compiles in the time of one block. Products with weights are plain, so under a map over clients that
-share the weights they stay single large matrix products. A kernel of a block is only used as `x @
-kernel`, as in `transformer.py`.
+Weights of all blocks are stacked on a leading axis [depth] and scanned over, to compile in the
+time of one block. A kernel of a block is only used as `x @ kernel`, as in `transformer.py`.
 
-Prompts are inserted between [cls] and the patches, after positions have been added. Shallow ones
-[n, width] pass through the network with the other tokens. Of deep ones [depth, n, width] each block
-gets its own, which replace the outputs of the previous block's. They are the entry "prompts" of
+Prompts follow [cls], after positions have been added: shallow ones [n, width] pass through the
+network, deep ones [depth, n, width] replace the previous block's. They are the entry "prompts" of
 `params`, drawn last, so that all other weights do not depend on them.
 """
 
@@ -100,19 +92,14 @@ class ViT(nnx.Module):
         as in VPT's code.
 
         Args:
-          classes: outputs of the head.
-          input_shape: [H, W, C] of one image.
           patch: height and width of a patch, a divisor of H and W.
           width: of a token, the features' number D.
-          depth: number of blocks.
           heads: number of attention heads, a divisor of the width.
           mlp: width of a block's hidden layer, as a multiple of `width`.
           prompts: n, in the first block or in each; 0: none.
           deep: whether each block has prompts of its own.
           epsilon: of the norms: 1e-6 as in the first release and timm; files of transformers have
             1e-12.
-          dtype: of the computation; parameters stay float32.
-          rngs: its `params` stream.
 
         Raises:
           ValueError: a size is out of range, or does not divide.
@@ -143,18 +130,10 @@ class ViT(nnx.Module):
             self.prompts = nnx.Param(jax.random.uniform(rngs.params(), shape, minval=-bound, maxval=bound))
 
     def body(self, x: Array, *, key: Array | None, train: bool, batch: bool, mask: Array | None) -> tuple[Array, dict[str, Array]]:
-        """Computes features.
+        """Returns features [B, D] and the tokens [B, T, D] by name, of x [B, H, W, C].
 
-        Args:
-          x: [B, H, W, C].
-          key: unused.
-          train: unused.
-          batch: unused.
-          mask: unused; rows are independent.
-
-        Returns:
-          features [B, D] and the tokens [B, T, D] by name: "embedding" (before prompts), "block1",
-          ... (with prompts), "final" (normalized; without deep prompts).
+        Names are "embedding" (before prompts), "block1", ... (with prompts), "final" (normalized;
+        without deep prompts).
         """
         del key, train, batch, mask
         tokens = x = self._embed(x)
@@ -184,15 +163,9 @@ class ViT(nnx.Module):
 
 
 def block(weights: dict[str, dict[str, Array]], x: Array, epsilon: float) -> Array:
-    """Applies a block: attention and a two-layer perceptron, each after a norm and with a shortcut.
+    """Applies a block to x [B, T, D]: attention and a two-layer perceptron, each after a norm.
 
-    Args:
-      weights: `Blocks` without the leading axis.
-      x: [B, T, D].
-      epsilon: of the norms.
-
-    Returns:
-      [B, T, D].
+    `weights` are those of `Blocks` without the leading axis.
     """
     w = jax.tree.map(lambda leaf: leaf.astype(x.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, weights)
     y = _norm(x, **weights["norm1"], epsilon=epsilon)
@@ -224,7 +197,7 @@ def _insert(x: Array, prompts: Array) -> Array:
 
 
 def _draw(rngs: nnx.Rngs, number: int, *shapes: tuple[int, ...]) -> list[Array]:
-    """Draws N(0, 0.02^2) arrays [number, *shape]; in one draw, since each takes long to compile."""
+    """Draws N(0, 0.02^2) arrays [number, *shape], in one draw to compile fast."""
     sizes = [math.prod(shape) for shape in shapes]
     drawn = 0.02 * jax.random.normal(rngs.params(), (number, sum(sizes)))
     parts = jnp.split(drawn, list(itertools.accumulate(sizes))[:-1], 1)

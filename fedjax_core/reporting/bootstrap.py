@@ -1,21 +1,13 @@
 """Paired percentile bootstrap over training seeds and clients, for differences between methods.
 
-A number of a table is a mean over seeds of a statistic over clients. A resample draws seeds and
-clients with replacement. All rows of the table share the draws, so the difference of two rows is
-paired. If all seeds train on the same clients (one partition), clients are drawn once for all
-seeds, because a client's peculiarities return with every seed. If each seed has its own partition,
-each drawn seed draws its own clients. A row without values per client is resampled over seeds only.
-
-The interval is of the mean over seeds and clients like these. Its level is asymptotic and too low
-for few: a 95 % interval of three normally distributed seeds is their range, which covers the true
-mean in 75 % of cases (4: 80 %, 5: 84 %, 10: 91 %). There is no correction for multiple comparisons,
-nor for choosing the best row on the same numbers, and ranks of close rows are overconfident. Other
-data sets or partitions may rank differently whatever an interval says.
+A resample draws seeds and clients with replacement, the same for all rows of a table, so the
+difference of two rows is paired. If all seeds train on the same clients (one partition), clients
+are drawn once for all seeds, else by seed. Levels are asymptotic and too low for few seeds: a 95 %
+interval of three normally distributed seeds is their range, which covers the true mean in 75 % of
+cases (4: 80 %, 5: 84 %, 10: 91 %). There is no correction for multiple comparisons.
 
   B. Efron, R. J. Tibshirani. An Introduction to the Bootstrap. 1993. Chapter 13: percentiles.
-  A. B. Owen. The Pigeonhole Bootstrap. Annals of Applied Statistics 1(2), 2007. Two crossed
-  factors. P. Hall, H. Miller. Using the Bootstrap to Quantify the Authority of an Empirical
-  Ranking. Annals of Statistics 37(6B), 2009.
+  A. B. Owen. The Pigeonhole Bootstrap. Annals of Applied Statistics 1(2), 2007.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,7 +42,7 @@ def resample_means(
     number: int = RESAMPLES,
     seed: int = 0,
 ) -> np.ndarray:
-    """Resamples the rows' means over seeds.
+    """Resamples the rows' means over seeds, [R, number].
 
     Args:
       by_seed: [R, S] numbers of the rows by seed.
@@ -60,11 +52,6 @@ def resample_means(
       known: [R] mask of rows with values per client; None: all.
       statistic: computes a row's number from its clients' values.
       same_clients: whether all seeds have the same clients in the same order.
-      number: of resamples.
-      seed: of the draws.
-
-    Returns:
-      [R, number].
 
     Raises:
       ValueError: `same_clients`, but numbers of clients differ between seeds.
@@ -99,9 +86,7 @@ def resample_means(
 def _resample_clients(
     rng: np.random.Generator, values: np.ndarray, weights: np.ndarray, number: int, statistic: Statistic
 ) -> np.ndarray:
-    """Returns the statistic of E clients drawn with replacement, [R, number]; values [R, E],
-    weights [E].
-    """
+    """Returns the statistic of E clients drawn with replacement, [R, number]; [R, E], [E]."""
     e = values.shape[-1]
     block, parts = max(1, AT_ONCE // e), []
     for start in range(0, number, block):
@@ -111,20 +96,12 @@ def _resample_clients(
 
 
 def percentile_interval(draws: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the percentile interval of draws [..., number]: (low, high), each [...]."""
+    """Returns the percentile interval (low, high) of draws [..., number]."""
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=-1)
     return low, high
 
 
 def rank_rows(values: np.ndarray, larger: bool = True) -> np.ndarray:
-    """Returns the ranks of rows from 1, the best; ties share their mean rank.
-
-    Args:
-      values: [R, ...].
-      larger: whether larger is better.
-
-    Returns:
-      [R, ...].
-    """
+    """Returns the ranks of rows [R, ...] from 1, the best; ties share their mean rank."""
     values = values if larger else -values
     return np.stack([1 + (values > row).sum(0) + ((values == row).sum(0) - 1) / 2 for row in values])

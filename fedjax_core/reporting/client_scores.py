@@ -4,9 +4,8 @@
     50,0,17,0.9411765,0.2012
     50,1,0,,
 
-One row per scored client; a cell is empty if the client has no examples for a score. A column
-`name` follows `client` if clients have names, such as natural ones of a table. Unseen clients
-follow the population: the k-th that run.json names, from 0, is client N + k.
+A cell is empty if the client has no examples for a score. A column `name` follows `client` if
+clients have names. Unseen clients follow the population: the k-th is client N + k.
 """
 
 import csv
@@ -29,16 +28,10 @@ _BLOCK = 2**16  # lines written or read at a time
 
 
 def write_client_scores(file: Path, done: int, scores: ClientScores, names: Sequence[str] = ()) -> None:
-    """Writes a file of scores atomically.
+    """Writes a file of the scores after `done` rounds atomically.
 
     Args:
-      file: the path.
-      done: number of rounds done.
-      scores: of the evaluation after these.
       names: of all clients by id, unseen ones after the population; empty: clients have no names.
-
-    Raises:
-      OSError: the file cannot be written.
     """
     write_blocks(file, _format_blocks(done, scores, names))
 
@@ -59,7 +52,6 @@ def read_client_scores(file: str | os.PathLike) -> tuple[int, ClientScores]:
     """Reads a file of `write_client_scores`: (number of rounds done, scores).
 
     Raises:
-      OSError: the file cannot be read.
       ValueError: the file is malformed; one line.
     """
     try:
@@ -87,9 +79,7 @@ def _without_name(row: Sequence[str]) -> list[str]:
 
 
 def _parse_columns(rows: Sequence[Sequence[str]]) -> tuple[np.ndarray, ...]:
-    """Returns the columns of n lines: rounds [n], clients [n], numbers of test examples [n] and
-    scores [n, ...].
-    """
+    """Returns rounds, clients, numbers of test examples [n] and scores [n, ...]."""
     numbers = np.array([[int(cell) for cell in row[: len(_HEADS)]] for row in rows])
     values = np.array([[float(cell or "nan") for cell in row[len(_HEADS) :]] for row in rows], np.float64)
     rounds, ids, own = numbers.T
@@ -97,22 +87,13 @@ def _parse_columns(rows: Sequence[Sequence[str]]) -> tuple[np.ndarray, ...]:
 
 
 def mean_of_worst_tenth(values: np.ndarray) -> np.ndarray:
-    """Returns the mean over the lowest tenth of the clients, rounded up: the lowest three of 25.
-
-    Args:
-      values: [..., E] with E at least 1, all finite.
-
-    Returns:
-      [...].
-    """
+    """Returns the mean over the lowest tenth, rounded up (3 of 25): [..., E] -> [...]."""
     number = -(-values.shape[-1] // 10)
     return np.partition(values, number - 1, -1)[..., :number].mean(-1)
 
 
 def make_decile(number: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns a function of values [..., E] that gives decile `number` over clients [...],
-    interpolated linearly.
-    """
+    """Returns a function values [..., E] -> decile `number` over clients, interpolated linearly."""
     return lambda values: np.quantile(values, number / 10, axis=-1)
 
 
@@ -122,7 +103,6 @@ def summarize_spread(folder: Path, rounds: int, selected: int | None = None) -> 
     A file of another round was left by a run that went back to a checkpoint; it is ignored.
 
     Args:
-      folder: of the run.
       rounds: number of rounds done.
       selected: the selected round.
 

@@ -16,8 +16,7 @@ with warnings.catch_warnings():  # without ipywidgets a notebook gets the bar of
 
 
 def say(text: str) -> None:
-    """Writes a line to standard error, above a progress bar if there is one; nothing if standard
-    error is closed.
+    """Writes a line to standard error, above a progress bar if there is one; nothing if it is closed.
 
     Terminal escapes, such as in the name of a class, are escaped as in Python.
     """
@@ -26,15 +25,7 @@ def say(text: str) -> None:
 
 
 def fail(error: BaseException | str, status: int) -> int:
-    """Prints in one line why a command ends.
-
-    Args:
-      error: the reason.
-      status: the exit status; 130 for an interruption.
-
-    Returns:
-      The status.
-    """
+    """Prints in one line why a command ends, and returns its exit status; 130: interrupted."""
     kind, text = "stopped" if status == 130 else "error", one_line(error)
     say(text if text.startswith(f"{kind} ") else f"{kind}: {text}")
     return status
@@ -62,9 +53,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def one_line(error: BaseException | str) -> str:
-    """Returns the message of an error as one line, with file and function if the user's own code
-    raised it.
-    """
+    """Returns an error's message as one line, with file and function if the user's code raised it."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror + (f": {error.filename}" if error.filename else "")

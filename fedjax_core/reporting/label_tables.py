@@ -1,13 +1,11 @@
-"""Label tables of a run: in run.json if clients are few, else their sums there and the whole tables
-in a CSV file.
+"""Label tables of a run: in run.json if clients are few, else their sums there and a CSV file.
 
     client,of_partition,part,cat,dog,owl
     0,0,train,3,0,4
     0,0,test,1,1,0
 
-One row per client and part. A column `name` follows `of_partition` if clients have names, such as
-natural ones of a table. Unseen clients follow the population: N, N + 1, ...; `of_partition` is the
-client's number in the partition.
+A column `name` follows `of_partition`, the client's number in the partition, if clients have
+names. Unseen clients follow the population: N, N + 1, ...
 """
 
 import csv
@@ -53,13 +51,9 @@ def write_label_table(
     """Writes the CSV file.
 
     Args:
-      folder: of the run.
       class_names: K names.
       clients: (numbers in the partition, tables) of the population, then of unseen clients.
       names: of all clients in this order; empty: clients have no names.
-
-    Raises:
-      OSError: the file cannot be written.
     """
     lines = itertools.chain([encode_csv_line([*(_NAMED if names else _HEADS), *class_names])], _blocks(clients, names))
     write_blocks(folder / FILE, lines)
@@ -83,9 +77,7 @@ def _blocks(clients: Sequence[tuple[np.ndarray, Tables]], names: Sequence[str]) 
 
 
 def _format_ints(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Formats ints >= 0, [n, columns], each followed by a comma: (characters [n, width], mask of
-    those to keep).
-    """
+    """Formats ints >= 0, [n, columns], with commas: characters [n, width], mask of those to keep."""
     width = len(str(int(numbers.max(initial=0))))
     powers = 10 ** np.arange(width - 1, -1, -1)
     characters = np.full((*numbers.shape, width + 1), ord(","), np.uint8)
@@ -107,13 +99,11 @@ def _join_columns(columns: Sequence[tuple[np.ndarray, np.ndarray]]) -> bytes:
 
 
 def read_partition(folder: str | os.PathLike) -> dict[str, Any]:
-    """Returns a run's record of its partition, with the population's "label_table" of training
-    examples if there is one.
+    """Returns the record of a partition, with the "label_table" of training examples if there is one.
 
     Of more than `READ` clients the table has so many, evenly spaced, and "clients" their ids.
 
     Raises:
-      OSError: a file cannot be read.
       ValueError: run.json is malformed.
     """
     folder = Path(folder)

@@ -18,7 +18,6 @@ def read_records(path: str | os.PathLike) -> list[dict[str, Any]]:
     """Reads the records of a metrics.jsonl.
 
     Raises:
-      OSError: the file cannot be read.
       ValueError: a line is not the record of a later round; one line that names it.
     """
     records, last = read_jsonl(path), 0
@@ -36,15 +35,9 @@ def read_records(path: str | os.PathLike) -> list[dict[str, Any]]:
 def restore_records(folder: Path, done: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Cuts metrics.jsonl to rounds 1 ... `done`, and returns them.
 
-    Missing records are restored from metrics.csv, with a message.
-
-    Args:
-      folder: of the run.
-      done: round of the checkpoint that the run resumes from.
-      say: prints a line.
+    Missing records are restored from metrics.csv, with a message by `say`.
 
     Raises:
-      OSError: a file cannot be read or written.
       ValueError: the files together lack a round, or metrics.jsonl is malformed.
     """
     file = folder / METRICS
@@ -58,25 +51,17 @@ def restore_records(folder: Path, done: int, say: Callable[[str], None]) -> list
 
 
 def read_complete_records(folder: Path, done: int) -> list[dict[str, Any]]:
-    """Returns the records of rounds 1 ... `done` without changing a file, for a process that does
-    not hold the run's lock.
-
-    Args:
-      folder: of the run.
-      done: the last round.
+    """Returns the records of rounds 1 ... `done` for a process without the lock; changes no file.
 
     Raises:
-      OSError: a file cannot be read.
-      ValueError: the files together lack a round, or metrics.jsonl is malformed.
+      ValueError: as `restore_records`.
     """
     file = folder / METRICS
     return _complete_records(folder, read_records(file) if file.exists() else [], done)
 
 
 def _complete_records(folder: Path, records: Sequence[dict[str, Any]], done: int) -> list[dict[str, Any]]:
-    """Returns the records of rounds 1 ... `done`: those of metrics.jsonl, and the others from
-    metrics.csv.
-    """
+    """Returns the records of rounds 1 ... `done`: those logged, and missing ones from metrics.csv."""
     logged = {record["round"]: record for record in records if record["round"] <= done}
     if len(logged) == done:
         return list(logged.values())
@@ -91,9 +76,7 @@ def _complete_records(folder: Path, records: Sequence[dict[str, Any]], done: int
 
 
 def _read_csv(file: Path) -> list[dict[str, Any]]:
-    """Returns the records of a metrics.csv; none if there is no file. Cells that are not numbers
-    stay strings.
-    """
+    """Returns the records of a metrics.csv, if there is one; cells may be strings."""
     if not file.exists():
         return []
     text = read_bytes(file).decode(errors="replace")

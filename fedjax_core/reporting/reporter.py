@@ -1,18 +1,9 @@
 """Reports of a run: records by round, progress, and the summary at the end.
 
-A record is a flat dict of numbers, one per round: {"round": 12, "train/loss": 0.4,
-"test/global/accuracy": 0.93, "test/personal/own/accuracy/mean": 0.95}. A round without evaluation
-has no scores. Some names have a meaning here:
-
-    round             number of rounds done, from 1
-    seconds           wall time of the record, including `compile_seconds` of compilation
-    cohort            clients that took part in the round
-    train/examples    examples they trained on, counted once per epoch
-
-A name with a part such as "accuracy" or "auroc" is an accuracy, with a part such as "loss" or
-"perplexity" a loss (`score_labels.py`). Records are written to metrics.jsonl at once, to
-TensorBoard files, and to a progress bar or lines of text. At the end metrics.csv and summary.json
-are made from metrics.jsonl.
+A record is a flat dict of numbers: "round" (from 1), "seconds" (with `compile_seconds`), "cohort"
+(clients that took part), "train/examples" (counted once per epoch) and scores, whose names say
+what they are (`score_labels.py`). Records are written to metrics.jsonl at once, to TensorBoard
+files, and to a progress bar or lines of text; metrics.csv and summary.json are made at the end.
 """
 
 import math
@@ -58,9 +49,7 @@ __all__ = [
 
 
 class Reporter:
-    """Writes the records of one run to all outputs. A context manager; a process that does not
-    write does nothing.
-    """
+    """Writes the records of one run to all outputs; a process that does not write does nothing."""
 
     def __init__(
         self,
@@ -79,8 +68,6 @@ class Reporter:
         """Writes nothing yet.
 
         Args:
-          workdir: the run's directory.
-          total_rounds: number of rounds of the whole run.
           progress: True: a bar; False: neither bar nor lines; None: a bar on a terminal or in a
             notebook without `console`, else a line per evaluation.
           tensorboard: whether to write TensorBoard files.
@@ -118,7 +105,6 @@ class Reporter:
           from_round: round of the checkpoint; 0: from nothing.
 
         Raises:
-          OSError: metrics.jsonl cannot be read or written.
           ValueError: metrics.jsonl and metrics.csv together lack a round up to there.
         """
         if not self._writer:
@@ -141,7 +127,6 @@ class Reporter:
           *records: ordered by round.
 
         Raises:
-          OSError: they cannot be written; one line that names the file.
           ValueError: a record has no round, or one that is not later than those before.
         """
         if not self._writer:
@@ -169,12 +154,7 @@ class Reporter:
         self._round = last
 
     def add_scores(self, scores: Mapping[str, Any]) -> None:
-        """Adds scores to the last record, of a round that an earlier start trained and did not
-        evaluate.
-
-        Raises:
-          OSError: they cannot be written; one line that names the file.
-        """
+        """Adds scores to the last record, of a round that was not evaluated when it was trained."""
         if not self._writer:
             return
         file = self.path / METRICS
@@ -223,15 +203,11 @@ class Reporter:
                 self._console(f"round {record['round']}/{self.total_rounds}  {score}{loss}  {rate:.3g} rounds/s  {times}")
 
     def close(self) -> dict[str, Any]:
-        """Writes metrics.csv and summary.json from all records, and closes the files; may be called
-        again.
+        """Writes metrics.csv and summary.json from all records; may be called again.
 
         Returns:
           The summary: that of `summarise`, with the noted facts and the distribution of scores over
           clients; {} on a process that does not write.
-
-        Raises:
-          OSError: the files cannot be written.
         """
         self._release()
         if not self._writer:

@@ -11,7 +11,6 @@ def interpolate_crossing(rounds: Sequence[int], values: Sequence[float], target:
     Args:
       rounds: [E] rounds of the evaluations, ascending.
       values: [E] scores; a value that is not finite counts as no evaluation.
-      target: the value to reach.
       larger: whether the score must rise to it; False: fall.
 
     Returns:

@@ -17,16 +17,12 @@ GAP = "gap"  # scope of a difference of two accuracies
 
 
 def is_accuracy(name: str) -> bool:
-    """Returns whether a score is an accuracy or similar: in [0, 1], larger is better, such as an
-    average precision.
-    """
+    """Returns whether a score is in [0, 1] and larger is better, such as an average precision."""
     return not ACCURACIES.isdisjoint(name.split("/")) and not is_gap(name)
 
 
 def is_gap(name: str) -> bool:
-    """Returns whether a score is a participation gap: the accuracy of clients that train minus that
-    of unseen ones.
-    """
+    """Returns whether a score is a participation gap: accuracy of those that train minus others."""
     return name.split("/")[2:3] == [GAP]
 
 
@@ -53,14 +49,18 @@ def is_headline(name: str) -> bool:
     return is_accuracy(name) or is_r2(name)
 
 
+def is_overall(name: str) -> bool:
+    """Returns whether a score is of a model on all examples, or the mean over clients."""
+    return name.count("/") < 3 or name.endswith("/mean")
+
+
 def is_requested(name: str) -> bool:
     """Returns whether a score is an accuracy that only `config.evaluation.scores` adds."""
     return not ASKED_FOR.isdisjoint(name.split("/"))
 
 
 def better_direction(name: str) -> str:
-    """Returns which value of a score is better: "larger" for accuracies and ROUGE, "smaller" for
-    losses, else "neither".
+    """Returns which value of a score is better: "larger", "smaller" for losses, or "neither".
 
     >>> better_direction("test/personal/own/accuracy"), better_direction("train/loss"), better_direction("server/norm")
     ('larger', 'smaller', 'neither')
@@ -71,15 +71,10 @@ def better_direction(name: str) -> str:
 
 
 def selection_key(name: str, value: float) -> float:
-    """Returns the key that is largest for a score's best value: a loss negated, else the value;
-    -inf for NaN.
+    """Returns the key that is largest for a score's best value: a loss negated; -inf for NaN.
 
-    >>> (
-    ...     selection_key("test/global/accuracy", 0.5),
-    ...     selection_key("test/global/loss", 0.5),
-    ...     selection_key("test/global/loss", math.nan),
-    ... )
-    (0.5, -0.5, -inf)
+    >>> [selection_key(*score) for score in (("test/global/accuracy", 0.5), ("train/loss", 0.5), ("train/loss", math.nan))]
+    [0.5, -0.5, -inf]
     """
     return -math.inf if math.isnan(value) else -value if is_loss(name) else value
 
@@ -118,15 +113,8 @@ def describe_score(name: str) -> str:
 def axis_label(name: str) -> str:
     """Returns the label of an axis of a score's values.
 
-    >>> (
-    ...     axis_label("test/global/own/accuracy/mean"),
-    ...     axis_label("test/global/loss"),
-    ...     axis_label("train/loss"),
-    ...     axis_label("test/personal/own/rouge1/mean"),
-    ... )
-    ('test accuracy', 'test loss', 'training loss', 'test rouge1')
-    >>> axis_label("test/global/average_precision"), axis_label("test/global/own/mean_squared_error/mean")
-    ('test average precision', 'test mean squared error')
+    >>> axis_label("test/global/own/accuracy/mean"), axis_label("test/global/average_precision"), axis_label("train/loss")
+    ('test accuracy', 'test average precision', 'training loss')
     """
     parts = name.split("/")
     if describe_score(name) == name or parts[0] not in ("test", "validation"):

@@ -8,7 +8,16 @@ import numpy as np
 
 from fedjax_core.option_types import is_number
 from fedjax_core.reporting.console import readable_size, readable_time
-from fedjax_core.reporting.score_labels import is_accuracy, is_gap, is_headline, is_loss, is_r2, is_requested, selection_key
+from fedjax_core.reporting.score_labels import (
+    is_accuracy,
+    is_gap,
+    is_headline,
+    is_loss,
+    is_overall,
+    is_r2,
+    is_requested,
+    selection_key,
+)
 
 _COUNTS = {"round", "seconds", "compile_seconds", "cohort"}  # not scores
 
@@ -36,13 +45,10 @@ def summarise(
 
       - "rounds": number of rounds done.
       - "metrics": per score "first", "last", "last_round", "evaluations", "mean_last_k", "k" (at
-        most `last_k`). Accuracies and R2 also have "best", "best_round" and "best_is" (a
-        description: the highest over rounds, for a test score selected on test data). Accuracies
-          have "rounds_to": per target the first round with at least that accuracy, or None. With
-          `select`
-        also "selected", the value in the selected round if there is one.
-      - "selected": with `select`, its name "by", its best "round" (highest; lowest for a loss) and
-        its "value".
+        most `last_k`), with `select` "selected" (the value in that round). Accuracies and R2 also
+        have "best", "best_round" and "best_is" (what it is selected on), accuracies "rounds_to"
+        (per target the first round with at least that accuracy, or None).
+      - "selected": with `select`, its name "by", its best "round" and its "value".
       - "speed": "seconds", "rounds_per_second", "clients_per_second", "examples_per_second",
         "compile_seconds", as far as the records have them; rates exclude compilation.
     """
@@ -118,15 +124,7 @@ def history(records: Sequence[Mapping[str, Any]]) -> dict[str, Series]:
 
 
 def table(summary: Mapping[str, Any]) -> str:
-    """Returns the closing table: scores, rounds to the targets, then speed, traffic and memory if
-    they are known.
-
-    Args:
-      summary: from `Reporter.close` or `summarise`.
-
-    Returns:
-      Lines of text without a final newline, about 100 characters wide for the usual names.
-    """
+    """Returns the closing table of a summary: scores, speed, traffic and memory."""
     scores = {name: entry for name, entry in summary["metrics"].items() if _is_in_table(name)}
     targets = list(dict.fromkeys(target for entry in scores.values() for target in entry.get("rounds_to", ())))
     span = max((entry["k"] for entry in scores.values()), default=0)
@@ -163,26 +161,17 @@ def table(summary: Mapping[str, Any]) -> str:
 def _is_in_table(name: str) -> bool:
     """Returns whether the closing table has a score.
 
-    It has accuracies with all statistics over clients, and gaps. Of losses, R2 and requested scores
-    it has those of the whole run; their distribution over clients is in the files.
+    It has accuracies with all statistics over clients, and gaps; of losses, R2 and requested scores
+    those of the whole run.
     """
     if is_gap(name) or (is_accuracy(name) and not is_requested(name)):
         return True
     is_scored = is_loss(name) or is_r2(name) or name.startswith(("test/", "validation/"))
-    return is_scored and "mean_squared_error" not in name and _is_overall(name)
-
-
-def _is_overall(name: str) -> bool:
-    """Returns whether a score is of the whole run: of a model on all examples, or the mean over
-    clients.
-    """
-    return name.count("/") < 3 or name.endswith("/mean")
+    return is_scored and "mean_squared_error" not in name and is_overall(name)
 
 
 def _describe_spread(summary: Mapping[str, Any]) -> list[str]:
-    """Returns a line on the distribution of each test accuracy over clients, in the selected round
-    if there is one.
-    """
+    """Returns a line on each test accuracy over clients, in the selected round if there is one."""
     moments = summary.get("clients", {})
     moment = moments.get("selected") or moments.get("last") or {"scores": {}}
     lines = []

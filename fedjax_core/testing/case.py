@@ -20,16 +20,16 @@ COHORT = 5  # of eight clients
 
 
 class Case:
-    """A method with its options.
-
-    Attributes:
-      method: (task, optimizer=...) -> Algorithm.
-      task: (width of the hidden layer, 6 or 7, statistics) -> Task.
-      mixed: whether every second client has a wider network.
-    """
+    """A method with its options."""
 
     def __init__(self, method: Callable[..., Algorithm], *, task: Callable[..., Task] = toy_federation.task, mixed: bool = False):
-        """`method` is a builder with its options: `functools.partial(feddyn, alpha=0.1, epochs=2, batch=4)`."""
+        """Initializes the case.
+
+        Args:
+          method: builder with its options: `functools.partial(feddyn, alpha=0.1, epochs=2, batch=4)`.
+          task: (width of the hidden layer, 6 or 7, statistics) -> Task.
+          mixed: whether every second client has a wider network.
+        """
         self.method, self.task, self.mixed = method, task, mixed
 
     def simulate(
@@ -48,13 +48,13 @@ class Case:
           optimizer: None: SGD with momentum.
           mixed: overrides the case's.
           statistics: whether the network has a running mean.
-          settings: of `Simulation`; by default five clients a round.
+          settings: of `build_spec`; by default five clients a round.
         """
         build = functools.partial(self.method, optimizer=optimizer or local_training.sgd(0.1, momentum=0.5))
-        made = groups(build, self.mixed if mixed is None else mixed, statistics, self.task)
+        client_groups = groups(build, self.mixed if mixed is None else mixed, statistics, self.task)
         settings = {"cohort": COHORT, "dispatch": 2} | settings
         data = settings.pop("data", toy_federation.data())
-        return simulator.Simulator(simulator.build_spec(made, data, plan=client_loop.Plan(*plan), **settings))
+        return simulator.Simulator(simulator.build_spec(client_groups, data, plan=client_loop.Plan(*plan), **settings))
 
     @functools.cached_property
     def reference_run(self) -> tuple[simulator.Simulator, simulator.State, simulator.State]:

@@ -19,16 +19,13 @@ def check_no_retrace_or_transfer(case: Case) -> None:
     """Further rounds do not retrace or move data between host and device; the state keeps its structure."""
     sim, before, after = case.reference_run
     state, two = sim.compiled.put(before), sim.compiled.put(np.int32(2))
+    run, arrays = sim.compiled.programs.run_rounds, sim.compiled.device_arrays
     with jax.transfer_guard("disallow"):
-        state, _ = sim.compiled.programs.run_rounds(
-            sim.compiled.device_arrays, state, two
-        )  # traces anew if jax's caches were cleared
-        traces = _traces(sim.compiled.programs.run_rounds)
+        state, _ = run(arrays, state, two)  # traces anew if jax's caches were cleared
+        traces = run._cache_size()
         for _ in range(2):
-            state, _ = sim.compiled.programs.run_rounds(sim.compiled.device_arrays, state, two)
-    assert _traces(sim.compiled.programs.run_rounds) == traces, (
-        "a later round was retraced: its state changed shape, dtype or structure"
-    )
+            state, _ = run(arrays, state, two)
+    assert run._cache_size() == traces, "a later round was retraced: its state changed shape, dtype or structure"
     assert int(state.round) == 6
     chex.assert_trees_all_equal_shapes_and_dtypes(before, after)
     assert jax.tree.structure(before) == jax.tree.structure(jax.device_get(state))
@@ -50,9 +47,9 @@ def check_plans_agree(case: Case) -> None:
     _, state, stores = case.offloaded_run
     chex.assert_trees_all_close(jax.device_get(state.server), after.server, atol=1e-5, rtol=1e-5)
     for (held, touched), rows, first in zip(stores, after.clients, before.clients, strict=True):
-        for mine, theirs, untouched in zip(*map(jax.tree.leaves, (held, rows, first)), strict=True):
-            np.testing.assert_allclose(mine[touched], theirs[touched], atol=1e-5, rtol=1e-5)
-            np.testing.assert_array_equal(theirs[~touched], untouched[~touched])
+        for offloaded, expected, untouched in zip(*map(jax.tree.leaves, (held, rows, first)), strict=True):
+            np.testing.assert_allclose(offloaded[touched], expected[touched], atol=1e-5, rtol=1e-5)
+            np.testing.assert_array_equal(expected[~touched], untouched[~touched])
 
 
 def check_cohort_order_is_irrelevant(case: Case) -> None:
@@ -99,12 +96,10 @@ def check_checkpoint_resumes(case: Case) -> None:
 
 
 def check_round_exports(case: Case) -> None:
-    """The compiled round lowers for CPU, TPU and CUDA."""
+    """The rounds lower for TPU and CUDA, on whatever backend they run here."""
     sim, before, _ = case.reference_run
-    exported = jax.export.export(sim.compiled.programs.run_rounds, platforms=("cpu", "tpu", "cuda"))(
-        sim.compiled.device_arrays, sim.compiled.put(before), sim.compiled.put(np.int32(1))
-    )
-    assert exported.platforms == ("cpu", "tpu", "cuda")
+    arguments = sim.compiled.device_arrays, sim.compiled.put(before), sim.compiled.put(np.int32(1))
+    assert jax.export.export(sim.compiled.programs.run_rounds, platforms=("tpu", "cuda"))(*arguments).platforms == ("tpu", "cuda")
 
 
 def check_every_predictor_is_evaluated(case: Case) -> None:
@@ -121,11 +116,6 @@ def _first(x: Any, value: Any) -> Any:
     x = np.array(x)
     x[0] = value
     return x
-
-
-def _traces(program: Any) -> int:
-    """Returns the number of traces of a jitted program."""
-    return program._cache_size()
 
 
 CONTRACT = (

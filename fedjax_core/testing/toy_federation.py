@@ -117,9 +117,9 @@ def task_in_part(hidden: int = 6, statistics: bool = True) -> Task:
 
 def task_alike(hidden: int = 6, statistics: bool = True) -> Task:
     """Builds a task with six features for either network: those of the wide one are projected."""
-    made = model(hidden, statistics)
-    made = made if hidden == 6 else with_projection(made, CLASSES, 6, hidden=False)
-    return make_task(made, classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
+    plain = model(hidden, statistics)
+    network = plain if hidden == 6 else with_projection(plain, CLASSES, 6, hidden=False)
+    return make_task(network, classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
 
 
 def task_adapted(hidden: int = 6, statistics: bool = True, dropout: float = 0.2) -> Task:

@@ -29,6 +29,7 @@ import numpy as np
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Array, Net, PyTree
+from fedjax_core.option_types import AtLeastOne, BelowOne, Positive, check_arguments
 from fedjax_core.task import TRAINABLE_PARTS, Axes, Model, Task, find_model_axis
 
 STACKED = ("layers", "blocks")  # entries of params whose leaves have a leading axis [depth]
@@ -47,41 +48,33 @@ class AdapterConfig(NamedTuple):
     bottleneck: bool = False
 
 
-def lora(rank: int = 8, alpha: float = 16.0, dropout: float = 0.05, targets: Sequence[str] = ("query", "value")) -> AdapterConfig:
+def lora(
+    rank: AtLeastOne = 8, alpha: Positive = 16.0, dropout: BelowOne = 0.05, targets: Sequence[str] = ("query", "value")
+) -> AdapterConfig:
     """Returns low-rank updates; raises ValueError for an option out of range."""
-    kind = _checked(AdapterConfig(rank, alpha, dropout, _named(targets)), "alpha")
-    return kind._replace(scale=alpha / rank)
+    check_arguments(lora, rank=rank, alpha=alpha, dropout=dropout)
+    return AdapterConfig(rank, alpha / rank, dropout, _as_tuple(targets))
 
 
 def bottleneck(
-    rank: int = 8, scale: float = 1.0, dropout: float = 0.0, targets: Sequence[str] = ("query", "value")
+    rank: AtLeastOne = 8, scale: Positive = 1.0, dropout: BelowOne = 0.0, targets: Sequence[str] = ("query", "value")
 ) -> AdapterConfig:
-    """Returns parallel two-layer perceptrons, which cannot be merged; ValueError for an option out of range."""
-    return _checked(AdapterConfig(rank, scale, dropout, _named(targets), True), "scale")
+    """Returns parallel two-layer perceptrons, which cannot be merged; ValueError as `lora`."""
+    check_arguments(bottleneck, rank=rank, scale=scale, dropout=dropout)
+    return AdapterConfig(rank, scale, dropout, _as_tuple(targets), True)
 
 
 ADAPTERS: dict[str, Callable[..., AdapterConfig]] = {"lora": lora, "bottleneck": bottleneck}
 
 
-def _named(targets: Sequence[str]) -> tuple[str, ...]:
+def _as_tuple(targets: Sequence[str]) -> tuple[str, ...]:
+    if not targets:
+        raise ValueError(f"adapter: targets={targets} must not be empty")
     return (targets,) if isinstance(targets, str) else tuple(targets)
 
 
-def _checked(kind: AdapterConfig, scale: str) -> AdapterConfig:
-    if not (kind.rank >= 1 and kind.scale > 0 and 0 <= kind.dropout < 1 and kind.targets):
-        raise ValueError(
-            f"adapter: rank={kind.rank} must be at least 1, {scale}={kind.scale} positive, dropout={kind.dropout} in [0, 1), "
-            f"targets={kind.targets} not empty"
-        )
-    return kind
-
-
 def parse(spec: str) -> AdapterConfig:
-    """Parses the adapter of a config, such as "lora(rank=4)".
-
-    Raises:
-      ValueError, TypeError: the adapter or its option is unknown.
-    """
+    """Parses the adapter of a config, such as "lora(rank=4)"; raises for an unknown one."""
     name, options = registry.parse_spec(spec)
     registry.check_choice("adapter", name, ADAPTERS)
     return registry.call_checked(f"adapter {name!r}", ADAPTERS[name], {}, options)
@@ -157,11 +150,7 @@ class Site(NamedTuple):
 
 
 def find_sites(shapes: PyTree, targets: Sequence[str], name: str = "the network") -> list[Site]:
-    """Finds the kernels of a network that are targets.
-
-    Raises:
-      ValueError: the network has no such target; the message lists those that it has.
-    """
+    """Finds the kernels that are targets; the ValueError for an unknown one lists all."""
     all_sites = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
         names = tuple(step.key for step in path)
@@ -195,16 +184,7 @@ class Adapter(NamedTuple):
 
 
 def make_adapter(kind: AdapterConfig, shapes: PyTree, name: str = "the network") -> Adapter:
-    """Builds an adapter for a network.
-
-    Args:
-      kind: such as `lora()`.
-      shapes: of the network's parameters, a nested dict.
-      name: of the network, for messages.
-
-    Raises:
-      ValueError: the network has no such target.
-    """
+    """Builds an adapter for a network with these params; ValueError if it lacks a target."""
     where = find_sites(shapes, kind.targets, name)
 
     def init(key: Array) -> PyTree:
@@ -217,14 +197,14 @@ def make_adapter(kind: AdapterConfig, shapes: PyTree, name: str = "the network")
 
     def wrap(params: PyTree, trained: PyTree, key: Array | None = None) -> PyTree:
         for path in dict.fromkeys(site.path for site in where):
-            mine = {i: site for i, site in enumerate(where) if site.path == path}
+            own_sites = {i: site for i, site in enumerate(where) if site.path == path}
             updates, base = {}, _get(params, path)
-            for i, site in mine.items():
+            for i, site in own_sites.items():
                 updates[site.part] = dict(_get(trained, site.place))
                 if key is not None and kind.dropout:
                     own = jax.random.fold_in(jax.random.fold_in(key, _DROPOUT), i)
                     updates[site.part]["key"] = jax.random.split(own, site.stack) if site.stack else own
-            site = next(iter(mine.values()))
+            site = next(iter(own_sites.values()))
             base = base.reshape(*site.stack, site.inputs, site.outputs * len(site.parts))
             params = _put(params, path, Kernel(base, updates, site.parts, kind))
         return params
@@ -256,7 +236,7 @@ def _axes(where: Sequence[Site], shapes: PyTree, of_model: Axes) -> Axes:
 
 
 def mix_adapters(one: PyTree, other: PyTree, weight: float) -> PyTree:
-    """Returns the adapter with `weight` times one update and 1 - `weight` times the other, of both ranks together."""
+    """Returns `weight` times one update and 1 - `weight` times the other, of both ranks."""
     if one.keys() == {"a", "b"}:
         b = jnp.concatenate([weight * one["b"], (1 - weight) * other["b"]], -2)
         return {"a": jnp.concatenate([one["a"], other["a"]], -1), "b": b}
@@ -284,25 +264,18 @@ def adapter_task(
     public: PyTree = (),
     shape: tuple[int, ...] | None = None,
 ) -> Task:
-    """Builds a task that trains an adapter of a network, and optionally whole entries; see `task.make_partial_task`.
+    """Builds a task that trains an adapter of a network, and optionally whole entries.
 
     A `Net` has the entry "adapter" and those entries only, so methods keep, send and average
     nothing else. The rest is `frozen`: in memory once for all clients, and in evaluation mode
-    except for the adapter's dropout.
+    except for the adapter's dropout. `Model.whole` merges the adapter.
 
     Args:
       model: the whole network.
       arrays: params by entry, and stats; trained entries that are missing are drawn by
         `model.init`.
-      kind: such as `lora()`.
       trained: names of entries, such as ("head",); or "head", "prompts" as in `part_of`.
-      classes: K.
-      population: N.
-      public: Examples that all clients share.
       shape: of one example's x; None: whether the network can have adapters is not checked.
-
-    Returns:
-      The task. `Model.whole` merges the adapter.
 
     Raises:
       ValueError: the network has no such target or entry, `arrays` lack a frozen entry, or the

@@ -1,13 +1,13 @@
 """Aggregation: how uplinks are reduced over clients, and how the server applies the result.
 
 Weights that are known before training (numbers of examples, uniform) allow a running sum inside the
-client loop, with memory independent of the cohort's size. Weights that depend on the uplinks need
+client loop, with memory independent of the cohort's size; weights that depend on the uplinks need
 the stack of them. Server momentum, FedAdam and the like are optax transformations of the mean
-delta, so `optax.chain`, clipping, masking and schedules apply to them.
+delta.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ import optax
 from jax.typing import ArrayLike
 
 from fedjax_core.algorithm import Array, Cohort, PyTree, Reduce
+from fedjax_core.option_types import Fraction, check_arguments
 from fedjax_core.training import losses
 
 TINY = float(jnp.finfo(jnp.float32).tiny)
@@ -36,53 +37,43 @@ WEIGHT_FNS = {"samples": weight_by_examples, "uniform": weight_uniformly}
 
 
 def make_weight_fn(name: str) -> Callable[[Cohort], Array]:
-    """Returns the weights called "samples" or "uniform".
-
-    Raises:
-      ValueError: another name.
-    """
+    """Returns the weights called "samples" or "uniform"; raises ValueError for another name."""
     if name not in WEIGHT_FNS:
         raise ValueError(f"weights={name!r} is not one of {', '.join(map(repr, WEIGHT_FNS))}")
     return WEIGHT_FNS[name]
 
 
-def mean(weigh: Callable[[Cohort], Array] = weight_by_examples) -> Reduce:
+def mean(weight_fn: Callable[[Cohort], Array] = weight_by_examples) -> Reduce:
     """Returns the weighted mean over the cohort, as a running sum; zero if no client took part.
 
-    Args:
-      weigh: one client's Cohort entry -> a scalar weight, 0 for absent clients.
+    `weight_fn`: one client's Cohort entry -> a scalar weight, 0 for absent clients.
     """
 
     def map_part(part, client):
-        w = weigh(client)
+        w = weight_fn(client)
         return jax.tree.map(lambda x: (w * x).astype(x.dtype), part), w
 
     def finalize(total):
         return jax.tree.map(lambda s: (s / jnp.maximum(total[1], TINY)).astype(s.dtype), total[0])
 
-    return Reduce(map_part, "add", finalize, "delta", weigh)
+    return Reduce(map_part, "add", finalize, "delta", weight_fn)
 
 
-def mean_by_shape(shapes: Sequence[PyTree], places: Sequence[int], weigh: Callable[[Cohort], Array] = weight_by_examples) -> Reduce:
+def mean_by_shape(
+    shapes: Sequence[PyTree], places: Sequence[int], weight_fn: Callable[[Cohort], Array] = weight_by_examples
+) -> Reduce:
     """Returns means over the clients whose parts have equal shapes, where architectures differ.
 
-    For uplinks that are tuples of trees, the i-th of which has shapes `shapes[places[i]]`.
-
-    Args:
-      shapes: all shapes among the groups.
-      places: indices of this group's.
-      weigh: as in `mean`.
-
-    Returns:
-      A Reduce whose `finalize` gives (mean, weight) for each of `shapes`; both zero where no client
-      came.
+    For uplinks that are tuples of trees, the i-th of which has shapes `shapes[places[i]]`; `shapes`
+    has those of all groups. `finalize` gives (mean, weight) for each of `shapes`; both zero where
+    no client came.
     """
 
     def map_part(part, client):
-        w = weigh(client)
+        w = weight_fn(client)
         total = [(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape), jnp.zeros_like(w)) for shape in shapes]
-        for place, mine in zip(places, part, strict=True):
-            total[place] = jax.tree.map(lambda x: (w * x).astype(x.dtype), mine), w
+        for place, tree in zip(places, part, strict=True):
+            total[place] = jax.tree.map(lambda x: (w * x).astype(x.dtype), tree), w
         return tuple(total)
 
     def finalize(total):
@@ -92,20 +83,13 @@ def mean_by_shape(shapes: Sequence[PyTree], places: Sequence[int], weigh: Callab
 
 
 def class_mean(weights: str = "uniform") -> Reduce:
-    """Returns the mean of each class over the clients that have it, for uplinks (values [K, ...], counts [K]).
+    """Returns the mean of each class over clients, of uplinks (values [K, ...], counts [K]).
 
-    Args:
-      weights: "uniform", or "samples": by the clients' counts of the class.
-
-    Returns:
-      A Reduce whose `finalize` gives (mean [K, ...], weight [K]); the weight is the number of clients
-      or of examples. Both are zero for a class that no client has.
-
-    Raises:
-      ValueError: other weights.
+    With "samples" clients have the weights of their counts of the class, else 1. `finalize` gives
+    (mean [K, ...], weight [K]), both zero for a class that no client has. Raises ValueError for
+    other weights.
     """
-    if weights not in WEIGHT_FNS:
-        raise ValueError(f"weights={weights!r} is not one of {', '.join(map(repr, WEIGHT_FNS))}")
+    make_weight_fn(weights)  # raises for another name
 
     def map_part(part, client):
         del client
@@ -152,15 +136,12 @@ def _like(per_class: Array, values: Array) -> Array:
 
 
 def weighted_mean(stacked: PyTree, w: Array) -> PyTree:
-    """Returns the weighted mean over the leading client axis.
+    """Returns the weighted mean over the leading client axis; zero where all weights are.
 
     Args:
       stacked: leaves [C, ...], or [C, K, ...] where `w` has classes.
       w: [C], or [C, K] for a weight per client and class; entries of weight 0 may be anything, NaN
         too.
-
-    Returns:
-      Leaves without the client axis; zero where all weights are.
     """
     total = jnp.maximum(jnp.sum(w, 0), TINY)
 
@@ -172,14 +153,9 @@ def weighted_mean(stacked: PyTree, w: Array) -> PyTree:
 
 
 def mix_clients(stacked: PyTree, w: Array) -> PyTree:
-    """Returns linear combinations of the clients, one for each row of `w`.
+    """Returns linear combinations [R, ...] of the clients [C, ...]: sum_j w_rj x_j, for w [R, C].
 
-    Args:
-      stacked: leaves [C, ...]; a client whose column of `w` is zero may be anything, NaN too.
-      w: [R, C]; rows need not sum to 1.
-
-    Returns:
-      Leaves [R, ...]: sum_j w_rj x_j.
+    A client whose column of `w` is zero may be anything, NaN too.
     """
     is_used = jnp.any(w != 0, 0)
 
@@ -197,13 +173,12 @@ def scatter_clients(store: PyTree, cohort: Cohort, rows: PyTree) -> PyTree:
 
 
 def merge_neighbours(values: Array, held: Array, neighbours: int = 1) -> tuple[Array, Array]:
-    """Merges class knowledge: averages each client's with its nearest, then over clients (FedSKC, Eq. 1).
+    """Merges class knowledge: each client's with its nearest, then over clients (FedSKC, Eq. 1).
 
     Args:
       values: [C, K, D], one vector per client and class.
       held: [C, K], mask of the vectors; the others may be anything.
-      neighbours: M, the number of nearest other vectors of a class that a client's is averaged
-        with; fewer if there are fewer.
+      neighbours: M, the number of nearest other vectors of a class, or fewer if there are fewer.
 
     Returns:
       (merged [K, D], mask of classes [K]); zero for a class without any vector.
@@ -226,13 +201,17 @@ def merge_neighbours(values: Array, held: Array, neighbours: int = 1) -> tuple[A
     return jax.vmap(of_class, 1)(values, held), jnp.any(held, 0)
 
 
-DISCREPANCY_SIZES, DISCREPANCY_DISTANCES, DISCREPANCY_FORMS = ("fraction", "count"), ("mean", "sum"), ("sigmoid", "relu")
+DiscrepancySize = Literal["fraction", "count"]
+DiscrepancyDistance = Literal["mean", "sum"]
+DiscrepancyForm = Literal["sigmoid", "relu"]
 
 
-def discrepancy_weights(size: str = "fraction", distance: str = "mean", form: str = "sigmoid") -> Callable[..., Array]:
+def discrepancy_weights(
+    size: DiscrepancySize = "fraction", distance: DiscrepancyDistance = "mean", form: DiscrepancyForm = "sigmoid"
+) -> Callable[..., Array]:
     """Returns the weights of FedSKC's global discrepancy aggregation (Eq. 4).
 
-    Clients with more examples, and with knowledge closer to the merged one, weigh more:
+    Clients with more examples, and with knowledge closer to the merged one, have more weight:
 
         "sum":      d_k = sum_j |c_k^j - c^j|   over the classes that k holds, as printed
         "mean":     d_k = the mean of these, so that it does not grow with the number of classes
@@ -251,22 +230,16 @@ def discrepancy_weights(size: str = "fraction", distance: str = "mean", form: st
 
     Returns:
       (Cohort, *, values [C, K, D], held [C, K], merged [K, D], ...) -> [C], for
-      `make_aggregator(stack, weigh=...)`.
+      `make_aggregator(stack, weight_fn=...)`.
 
     Raises:
       ValueError: another size, distance or form; "relu" with size "count".
     """
-    for name, value, allowed in (
-        ("size", size, DISCREPANCY_SIZES),
-        ("distance", distance, DISCREPANCY_DISTANCES),
-        ("form", form, DISCREPANCY_FORMS),
-    ):
-        if value not in allowed:
-            raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, allowed))}")
+    check_arguments(discrepancy_weights, size=size, distance=distance, form=form)
     if form == "relu" and size == "count":
         raise ValueError("size='count' needs form='sigmoid'; with form='relu' the size is b_k")
 
-    def weigh(cohort: Cohort, *, values: Array, held: Array, merged: Array, **_: PyTree) -> Array:
+    def compute_weights(cohort: Cohort, *, values: Array, held: Array, merged: Array, **_: PyTree) -> Array:
         active = cohort.examples > 0
         n = cohort.examples.astype(values.dtype)
         distances = jnp.where(held, losses.euclidean_distances(values, merged[None], losses.rounding_tolerance(values)), 0)
@@ -279,7 +252,7 @@ def discrepancy_weights(size: str = "fraction", distance: str = "mean", form: st
         e = jax.nn.log_sigmoid((n if size == "count" else b) - a * d + b)
         return jnp.where(active, jnp.exp(e - jnp.max(jnp.where(active, e, -jnp.inf))), 0)  # up to a common factor
 
-    return weigh
+    return compute_weights
 
 
 class PeriodReview(NamedTuple):
@@ -289,11 +262,12 @@ class PeriodReview(NamedTuple):
     known: Array
 
 
-REVIEW_FORMS, REVIEW_SUMS = ("interpolate", "printed"), ("both", "own")
+ReviewForm = Literal["interpolate", "printed"]
+ReviewSum = Literal["both", "own"]
 
 
 def period_review(
-    classes: int, beta: float = 0.95, form: str = "interpolate", ddof: int = 0, over: str = "both"
+    classes: int, beta: Fraction = 0.95, form: ReviewForm = "interpolate", ddof: Literal[0, 1] = 0, over: ReviewSum = "both"
 ) -> optax.GradientTransformationExtraArgs:
     """Returns FedSKC's global period review (Eq. 5) of the mean delta w - w_prev, from the second round on.
 
@@ -305,8 +279,6 @@ def period_review(
     weights shrink by beta in every round in which the variances agree.
 
     Args:
-      classes: K.
-      beta: momentum of the review.
       form: "interpolate" or "printed".
       ddof: of the variance over the entries of a class's knowledge: 0, or 1 as in the released
         code.
@@ -319,14 +291,7 @@ def period_review(
     Raises:
       ValueError: beta is outside [0, 1]; another form or `over`; ddof is not 0 or 1.
     """
-    if not 0 <= beta <= 1:
-        raise ValueError(f"beta={beta} is not in [0, 1]")
-    if form not in REVIEW_FORMS:
-        raise ValueError(f"form={form!r} is not one of {', '.join(map(repr, REVIEW_FORMS))}")
-    if over not in REVIEW_SUMS:
-        raise ValueError(f"over={over!r} is not one of {', '.join(map(repr, REVIEW_SUMS))}")
-    if ddof not in (0, 1):
-        raise ValueError(f"ddof={ddof} is not 0 or 1")
+    check_arguments(period_review, beta=beta, form=form, ddof=ddof, over=over)
 
     def init(params: PyTree) -> PeriodReview:
         del params
@@ -369,22 +334,22 @@ class Aggregator(NamedTuple):
 
 def make_aggregator(
     collect: Reduce = mean(),  # noqa: B008 - a Reduce is immutable
-    weigh: Callable[..., Array] | None = None,
+    weight_fn: Callable[..., Array] | None = None,
     review: optax.GradientTransformation = optax.identity(),  # noqa: B008
 ) -> Aggregator:
     """Builds an aggregator: `make_aggregator()` is FedAvg's, `make_aggregator(review=optax.trace(0.9))` FedAvgM's.
 
     Args:
       collect: how the delta is reduced over clients.
-      weigh: with collect=stack: (Cohort, **context) -> weights [C] that depend on the uplinks.
+      weight_fn: with collect=stack: (Cohort, **context) -> weights [C] that depend on the uplinks.
       review: transformation of the mean *delta* (not a gradient), such as `optax.trace`,
         `scale_by_adam` or `clip`; an optimizer such as `optax.sgd` would flip the sign.
     """
     reviewed = optax.with_extra_args_support(review)
 
     def update(value, delta, cohort, state, **context):
-        if weigh is not None:
-            delta = weighted_mean(delta, weigh(cohort, **context))
+        if weight_fn is not None:
+            delta = weighted_mean(delta, weight_fn(cohort, **context))
         updates, state = reviewed.update(delta, state, value, **context)
         return optax.apply_updates(value, updates), state
 

@@ -34,8 +34,7 @@ def gather_batch(arrays: PyTree, index: Array, mask: Array) -> Batch:
 def loop_over_batches(number: Array, size: int, body: Callable[[Array, PyTree], PyTree], carry: PyTree) -> PyTree:
     """Runs `lax.fori_loop` over `number` minibatches of `size` examples.
 
-    The loop is named `batches_of_<size>` in the compiled program. A plan reads its trip count from
-    the name, since the program does not have it.
+    A plan reads its trip count from its name in the compiled program, `batches_of_<size>`.
     """
     with jax.named_scope(f"batches_of_{size}"):
         return jax.lax.fori_loop(0, number, body, carry)
@@ -63,16 +62,7 @@ def _batch_size(data: ClientData, batch: int) -> int:
 
 
 def sum_over_batches(fn: Callable[[Batch], PyTree], data: ClientData, *, batch: int) -> PyTree:
-    """Sums `fn` over the minibatches of one client's examples; nothing is trained.
-
-    Args:
-      fn: Batch -> pytree of sums over the examples in its mask.
-      data: the client's.
-      batch: B, or fewer if no client has as many examples.
-
-    Returns:
-      The total of `fn`; zeros for a client without examples.
-    """
+    """Sums `fn` (Batch -> sums over its mask) over minibatches of at most `batch` examples."""
     b, minibatch = sequential_batches(data, batch)
     sums = jax.jit(lambda i: fn(minibatch(i)), inline=True)  # traced once, for shapes and for use
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(sums, jnp.int32(0)))
@@ -80,12 +70,7 @@ def sum_over_batches(fn: Callable[[Batch], PyTree], data: ClientData, *, batch: 
 
 
 def map_examples(fn: Callable[[Batch], PyTree], data: ClientData, *, batch: int) -> PyTree:
-    """Maps `fn` over one client's examples, such as to features that are used again; nothing is trained.
-
-    Args:
-      fn: Batch -> leaves [B, ...].
-      data: the client's.
-      batch: B, or fewer if no client has as many examples.
+    """Maps `fn` (Batch -> leaves [B, ...]) over one client's examples; nothing is trained.
 
     Returns:
       Leaves [M, ...] in the order of `data.index`; entries past `data.size` may be anything.
@@ -119,18 +104,10 @@ def class_means(fn: Callable[[Batch], Array], data: ClientData, *, classes: int,
 
 
 def uplinks_as_examples(cohort: Cohort, means: Array, counts: Array) -> ClientData:
-    """Returns the class means that a cohort sent, as examples to train on at the server.
+    """Returns the class means that a cohort sent, as C * K examples to train on at the server.
 
     They are ordered by client id, so that `fit` depends neither on the cohort's order nor on empty
-    slots.
-
-    Args:
-      cohort: leaves [C].
-      means: [C, K, D], an example of each class; for absent clients and counts of 0, anything.
-      counts: [C, K], 0 for a class that a client does not have.
-
-    Returns:
-      Data whose arrays have C * K examples.
+    slots. For absent clients and counts [C, K] of 0 the means [C, K, D] may be anything.
     """
     c, k, d = means.shape
     is_sent = (cohort.examples > 0)[:, None] & (counts > 0)

@@ -128,15 +128,7 @@ class EpisodeSampler:
 
 
 def make_episode_batch(arrays: Examples, support: Array, query: Array, held: Array, query_mask: Array) -> local_training.Batch:
-    """Gathers an episode.
-
-    Args:
-      arrays: the data set.
-      support: [way, shot] indices of examples.
-      query: [way, query] indices of examples.
-      held: [way, shot] mask of the support.
-      query_mask: [way, query].
-    """
+    """Gathers an episode of support [way, shot] and query [way, query], with their masks."""
     x, y = jax.tree.map(lambda a: a[query.reshape(-1)], arrays)
     episode = Episode(x, jax.tree.map(lambda a: a[support], arrays.x), arrays.y[support[:, 0]], held)
     return local_training.Batch(episode, y, query_mask.reshape(-1))
@@ -159,7 +151,6 @@ def prototypical_model(model: Model, classes: int) -> Model:
     Args:
       model: its features are the embedding. Its head stays in the parameters, since its shape gives
         D, but is neither used nor trained; build it with one output.
-      classes: K.
 
     Returns:
       A Model. For an `Episode`, `apply` gives {"logits": [Q, K], "features": [Q, D]} of the queries

@@ -1,9 +1,7 @@
-"""Batch statistics that stay with the client: `statistics="local"`, for any method that sends a network.
+"""Batch statistics that stay with the client: `statistics="local"`, for any method.
 
-`with_local_statistics` transforms a method: it removes the statistics from every `Net` that the server
-stores or a client sends, and keeps one set per client beside the method's own client state. The
-other modes do not need it: "average" is what deltas of whole networks do, and "freeze" is a mode of
-the model.
+The statistics are removed from every `Net` that the server stores or a client sends, and one set
+per client is kept beside the method's own client state.
 """
 
 import functools
@@ -36,18 +34,9 @@ def _plus(delta: Array | None, value: Array) -> Array:
 def with_local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task], Algorithm]:
     """Returns the method with batch statistics that clients keep and never send.
 
-    Client states become (the method's own, statistics). A predictor "global" has no statistics, so
-    it becomes "personal": the server's parameters with the client's statistics.
-
-    Args:
-      build: task -> Algorithm, whose uplink has at most one `Net`, the delta of the one in its
-        broadcast.
-
-    Returns:
-      task -> Algorithm.
-
-    Raises:
-      ValueError: (when built into a round) the uplink has several networks.
+    Client states become (the method's own, statistics). A predictor "global" becomes "personal":
+    the server's parameters with the client's statistics. Raises ValueError (when built into a
+    round) if the uplink has several networks.
     """
 
     def build_local(task: Task) -> Algorithm:
@@ -75,7 +64,7 @@ def with_local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task]
             moved = _stats(sent)
             return _with_stats(sent, ()), (inner_client, moved[0] if moved else stats)
 
-        def newcomer(sent, client):
+        def init_unseen(sent, client):
             assert callable(inner.init_unseen)
             return inner.init_unseen(_with_stats(sent, client[1]), client[0]), client[1]
 
@@ -93,7 +82,7 @@ def with_local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task]
             predict={"personal" if name == "global" else name: with_client_stats(p) for name, p in inner.predict.items()},
             personalise=inner.personalise and personalise,
             prepare=inner.prepare and prepare,
-            init_unseen=newcomer if callable(inner.init_unseen) else inner.init_unseen,
+            init_unseen=init_unseen if callable(inner.init_unseen) else inner.init_unseen,
         )
 
     return functools.update_wrapper(build_local, build)

@@ -1,14 +1,12 @@
 """Local training: the one loop that clients and server-side training share.
 
 A method brings a loss (a proximal term is a term of it) and an optax chain (a control variate is a
-link of it):
+part of it):
 
     trained = fit(loss, optimizer(task.round_num), epochs=5, batch=64)(net, data, key)
 
-Several phases are several calls. Cached features are a `ClientData` whose arrays are the features.
-This module also exports what methods use beside the loop: partitions of parameters
-(`param_partition.py`), minibatches and passes over examples (`batching.py`), and optimizers
-(`optimizers.py`).
+Several phases are several calls. Cached features are `extra` arrays. This module also exports what
+methods use of `param_partition.py`, `batching.py` and `optimizers.py`.
 """
 
 import functools
@@ -100,7 +98,7 @@ LossFn = Callable[..., tuple[Array, Aux]]  # net, batch, key -> value, Aux; with
 
 
 def label_loss(task: Task) -> losses.LabelLoss:
-    """Returns the loss of outputs and targets: the default of the targets, or the user's (`config.loss`).
+    """Returns the loss of outputs and targets: the targets' default, or the user's (`config.loss`).
 
     The user's raises TypeError (when traced) unless it returns one real number.
     """
@@ -146,13 +144,7 @@ def loss_and_metrics(
 
 
 def loss_metrics(value: Array, logits: Array, batch: Batch) -> dict[str, metrics.Pair]:
-    """Returns the metrics of a batch: "loss", and "accuracy" for classes and tokens.
-
-    Args:
-      value: the mean loss of the batch.
-      logits: [B, K].
-      batch: has the targets.
-    """
+    """Returns "loss", and "accuracy" of logits [B, K] for classes and tokens, of a mean loss."""
     examples = jnp.sum(batch.mask, dtype=jnp.float32)
     sums = {"loss": (value * examples, examples)}
     if targets_of(batch.y) in ("labels", "numbers"):
@@ -261,12 +253,12 @@ def fit(
 
 
 def full_batch_step(loss: LossFn, optimizer: optax.GradientTransformation, *, batch: int) -> Callable[..., FitResult]:
-    """Returns a function that takes one step by the gradient of the mean loss over all of a client's examples.
+    """Returns a function that takes one step by the gradient of a client's mean loss.
 
     The gradient is accumulated over minibatches, each with the weight of its metric "accuracy"
-    (numbers of examples, or of the answers' tokens), or else of "loss". For `model_loss` it is
-    the gradient of the mean over all examples, or over the tokens of all answers. Batch statistics
-    are each minibatch's.
+    (numbers of examples, or of the answers' tokens), or else of "loss". For `model_loss` it is the
+    gradient of the mean over all examples, or over the tokens of all answers. Batch statistics are
+    each minibatch's.
 
     Args:
       loss: (net, batch, key) -> (value, Aux), where value is a mean with that weight.

@@ -64,11 +64,7 @@ def sigmoid_cross_entropy_per_label(logits: Array, y: Array) -> Array:
 
 
 def target_loss(outputs: Array, y: Array, mask: Array) -> Array:
-    """Returns the default loss of the kind of targets (`algorithm.TARGETS`).
-
-    `cross_entropy` for classes and tokens, `sigmoid_cross_entropy` for labels, `squared_error` for
-    numbers.
-    """
+    """Returns the default loss of targets: cross-entropy, or the squared error of numbers."""
     fits = {"labels": sigmoid_cross_entropy, "numbers": squared_error}
     return fits.get(targets_of(y), cross_entropy)(outputs, y, mask)
 
@@ -77,7 +73,7 @@ def smoothed_cross_entropy(logits: Array, y: Array, mask: Array, epsilon: Fracti
     """Returns the cross-entropy with smoothed labels (Szegedy et al. 2016, Section 7).
 
     The label has 1 - epsilon, and epsilon is spread evenly over all classes whose logit is not
-    below `ABSENT_LOGIT`. Other arguments as in `cross_entropy`.
+    below `ABSENT_LOGIT`.
     """
     hard = cross_entropy_per_example(logits, jnp.maximum(y, 0))
     is_present = logits > ABSENT_LOGIT
@@ -120,11 +116,10 @@ def safe_norms(x: Array) -> Array:
 
 
 def euclidean_distances(a: Array, b: Array, tolerance: float) -> Array:
-    """Returns Euclidean distances, [..., D] -> [...]; 0, with a zero gradient, up to `tolerance` |b|.
+    """Returns Euclidean distances [..., D] -> [...]; 0, without a gradient, up to `tolerance` |b|.
 
-    The tolerance of arrays from two programs is `rounding_tolerance`. The gradient of a distance
-    has norm 1 however small the distance: without a tolerance it would be the direction of a
-    rounding error.
+    For arrays of two programs it is `rounding_tolerance`: the gradient of a distance has norm 1
+    however small it is, so that of a rounding error would be its direction.
     """
     square = jnp.sum((a - b) ** 2, -1)
     far = square > jnp.maximum(tolerance**2 * jnp.sum(b * b, -1), TINY)

@@ -48,29 +48,20 @@ TRIGGERED = "triggered"  # output: logits of the examples with a backdoor's trig
 
 
 def mean_pair(values: Array, mask: Array) -> Pair:
-    """Returns the pair of the mean of `values` [B] over `mask` [B].
+    """Returns the pair of the mean of `values` [B] over `mask` [B]; masked entries may be anything.
 
-    Masked entries may be anything, NaN too. Booleans and ints are summed in float32, since a sum of
-    booleans is at most True.
+    Booleans and ints are summed in float32, since a sum of booleans is at most True.
     """
     values = values if jnp.issubdtype(values.dtype, jnp.floating) else values.astype(jnp.float32)
     return jnp.sum(jnp.where(mask, values, 0)), jnp.sum(mask, dtype=values.dtype)
 
 
 def accuracy(logits: Array, y: Array, mask: Array) -> Pair:
-    """Returns the pair of the top-1 accuracy.
+    """Returns the pair of the top-1 accuracy, of logits [B, K] and y [B].
 
-    Args:
-      logits: [B, K], or [B, T, V] for tokens.
-      y: [B], or [B, T] for tokens; negative tokens do not count.
-      mask: [B].
+    For tokens [B, T, V] and [B, T], of which negative ones do not count.
     """
     return mean_pair((jnp.argmax(logits, -1) == y).astype(jnp.float32), losses.target_mask(y, mask))
-
-
-def pair_value(pair: Pair) -> Array:
-    """Returns sum / weight; 0 where the weight is 0."""
-    return pair[0] / jnp.maximum(pair[1], jnp.finfo(jnp.float32).tiny)
 
 
 def nbytes(tree: PyTree) -> int:
@@ -79,13 +70,10 @@ def nbytes(tree: PyTree) -> int:
 
 
 def metric_sums(outputs: Array, y: Array, mask: Array, center: np.ndarray | float = 0.0) -> dict[str, Pair]:
-    """Returns the sums behind the metrics of a batch, as pairs whose sums may have axes of their own.
+    """Returns the sums behind the metrics of a batch, as pairs; sums may have axes of their own.
 
-    Args:
-      outputs: of the network, [B, K]; for tokens [B, T, V].
-      y: targets.
-      mask: [B]; masked examples may be anything.
-      center: for numbers, [D] near the mean of all targets; the same in all sums that are added.
+    `outputs` are [B, K], for tokens [B, T, V]; masked examples may be anything. For numbers
+    `center` [D] is near the mean of all targets, and the same in all sums that are added.
     """
     kind, outputs32 = targets_of(y), outputs.astype(jnp.float32)
     if kind == "labels":
@@ -123,8 +111,7 @@ def finalize_metrics(
 
     Args:
       kind: a key of `METRIC_NAMES`.
-      sums: totals of `metric_sums` and of the scores, as NumPy arrays; without leading axes, or
-        with an axis [E] of clients.
+      sums: totals of `metric_sums` and of the scores, without leading axes, or with [E] of clients.
       scores: `Task.scores`.
 
     Returns:
@@ -165,12 +152,9 @@ def finalizer(score: Callable) -> Callable | None:
 
 
 def _finalize_score(score: Callable, sums: PyTree, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the values of a score that is no mean, as pairs.
+    """Returns the values of a score that is no mean, as pairs; undefined where the weight is 0.
 
-    Args:
-      score: has `finalize`.
-      sums: leaves [...] of one set of examples, or [E, ...] of the sets of clients.
-      weights: [] or [E] numbers of examples; where 0, the score is undefined.
+    `sums` has leaves [...] of one set of examples, or [E, ...] of the sets of clients.
     """
     weights, finalize = np.asarray(weights), unwrap_score(score).finalize
     if weights.ndim == 0:
@@ -184,10 +168,7 @@ def _finalize_score(score: Callable, sums: PyTree, weights: np.ndarray) -> tuple
 
 
 def average_precision(counts: np.ndarray) -> np.ndarray:
-    """Returns the average precision [...] of counts [..., 2, bins] of negatives and positives.
-
-    Bins ascend in the score. NaN without a positive.
-    """
+    """Returns the average precision of counts [..., 2, ascending bins]; NaN without a positive."""
     negatives, positives = (counts[..., i, ::-1].astype(np.float64) for i in (0, 1))
     true, false = np.cumsum(positives, -1), np.cumsum(negatives, -1)
     precision = np.divide(true, true + false, out=np.zeros_like(true), where=true + false > 0)
@@ -217,7 +198,7 @@ def _as_pair(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 class Trigger(Protocol):
-    """A backdoor's pattern on examples, and the class it stands for: `data.poisoning.Trigger`."""
+    """A backdoor's pattern on examples, and its class: `data.poisoning.Trigger`."""
 
     @property
     def target(self) -> int: ...

@@ -10,9 +10,8 @@ import optax
 from fedjax_core.algorithm import Array, PyTree
 from fedjax_core.option_types import BelowOne, NonNegative, Positive, one_of
 
-Optimizer = Callable[
-    [Array | int], optax.GradientTransformation
-]  # round -> optimizer of one local training, whose state starts anew
+# round -> optimizer of one local training, whose state starts anew
+Optimizer = Callable[[Array | int], optax.GradientTransformation]
 
 
 class MeanGradientState(NamedTuple):
@@ -62,11 +61,7 @@ ANNEALS: dict[str, Callable[[Array], Array]] = {
 
 
 def scale_by_anneal(form: str) -> optax.GradientTransformationExtraArgs:
-    """Scales updates by a factor that falls from 1 to 0 within one `fit`, in a "linear" or "cosine" form.
-
-    Raises:
-      ValueError: another form.
-    """
+    """Scales updates by a factor that falls from 1 to 0 within one `fit`, "linear" or "cosine"."""
     if form not in ANNEALS:
         raise ValueError(f"optimizer.anneal={form!r} is not one of {', '.join(map(repr, ANNEALS))}")
 
@@ -85,11 +80,11 @@ def _require_positive(**values: float) -> None:
 
 
 def _chain(lr, decay, round, core, weight_decay, clip, anneal):  # noqa: A002
-    links = [] if clip is None else [optax.clip_by_global_norm(clip)]
+    before = [] if clip is None else [optax.clip_by_global_norm(clip)]
     if weight_decay:
-        links.append(optax.add_decayed_weights(weight_decay))
+        before.append(optax.add_decayed_weights(weight_decay))
     rate = lr if decay == 1 else lr * jnp.asarray(decay, jnp.float32) ** round
-    return optax.chain(*links, core, optax.scale_by_learning_rate(rate), *([] if anneal is None else [scale_by_anneal(anneal)]))
+    return optax.chain(*before, core, optax.scale_by_learning_rate(rate), *([] if anneal is None else [scale_by_anneal(anneal)]))
 
 
 def sgd(
@@ -111,11 +106,7 @@ def sgd(
       weight_decay: added to the gradient as weight_decay * w, before momentum.
       clip: largest global norm of the raw gradient; None: no clipping.
       decay: the learning rate of round r is lr * decay ** r.
-      anneal: form of the decay to 0 within each local training, "linear" or "cosine"; None:
-        constant.
-
-    Returns:
-      round -> optax transformation.
+      anneal: form of the decay to 0 within each local training; None: constant.
 
     Raises:
       ValueError: lr, clip or decay is not positive, the form of annealing is unknown, or nesterov

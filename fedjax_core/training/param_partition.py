@@ -1,14 +1,9 @@
 """Partitions of a network: which leaves are trained, and which stay with a client.
 
-`split_params` divides parameters into trained and frozen ones by a predicate over paths
-(`entries_filter("head")`, `part_filter("body")`). `split_net` divides a whole `Net` into what is
-sent and what is personal:
-
-    personal = personal_entries("head")           # or personal_normalization(), or any function like them
-    shared, own = split_net(net, personal)        # two Nets, each with None where the other has the leaf
-    net = join_params(shared, own)
-
-`count_trainable` counts the parameters that training changes, while a round is traced.
+`split_params` divides parameters into trained and frozen ones by a predicate over paths;
+`split_net` divides a whole `Net` into what is sent and what is personal, by a selection such as
+`personal_entries("head")`. `join_params` inverts both. `count_trainable` counts the parameters that
+training changes, while a round is traced.
 """
 
 import contextlib
@@ -57,14 +52,10 @@ PARTS: dict[str, Callable[[tuple], bool] | None] = {
 
 
 def part_filter(name: str, params: PyTree | None = None) -> Callable[[tuple], bool] | None:
-    """Returns the `trainable` of a part of the network.
-
-    Args:
-      name: "all", "head" or "body".
-      params: of the network, or their shapes, to check that it has the part; None: no check.
+    """Returns the `trainable` of the part "all", "head" or "body" of the network.
 
     Raises:
-      ValueError: another name, or the network has no entry "head".
+      ValueError: another name, or `params` (or their shapes) are given and have no entry "head".
     """
     if name not in PARTS:
         raise ValueError(f"finetune_part={name!r} is not one of {', '.join(map(repr, PARTS))}")
@@ -93,9 +84,8 @@ def personal_entries(*names: str) -> Selection:
 def personal_normalization(others: bool = False) -> Selection:
     """Selects batch normalization: all statistics, with the scales and biases of the same layers.
 
-    Args:
-      others: also layers without statistics (group, layer normalization), which have "norm" in
-        their name.
+    With `others` also layers without statistics (group, layer normalization), which have "norm" in
+    their name.
     """
 
     def select(net: Net) -> Net:
@@ -127,14 +117,11 @@ def _select(predicate: Callable[[tuple], bool], tree: PyTree) -> PyTree:
 
 
 class TrainableCounter:
-    """Counts the parameters that trainings change.
+    """Counts the parameters that trainings change, as `count`.
 
     A parameter that a training starts from is the same as one that an earlier training returned
     (phases of one network) or started from (branches, functions traced twice). A parameter from
     elsewhere is another one, such as a second copy of the network.
-
-    Attributes:
-      count: trained parameters so far.
     """
 
     def __init__(self) -> None:

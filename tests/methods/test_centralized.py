@@ -9,16 +9,10 @@ import numpy as np
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.training import local_training
 from methods.centralized import centralized
-from methods.fedavg import fedavg
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL, divided
 
 UNION = np.unique(np.concatenate(toy.data().train_index))
-
-
-def simulate(build, data, statistics=True):
-    groups = simulator.one_group(build, toy.task(statistics=statistics), data.clients)
-    return simulator.Simulator(simulator.build_spec(groups, data, plan=client_loop.Plan(1, 1), dispatch=3))
 
 
 class CentralizedTest(chex.TestCase):
@@ -30,35 +24,23 @@ class CentralizedTest(chex.TestCase):
             w = naive.train(MODEL, *w, x, y, naive.client_key(0, r, 0), epochs=2, batch=toy.BATCH, lr=0.1, momentum=0.5)[:2]
         chex.assert_trees_all_close(tuple(after.server.net), w, atol=5e-6)
 
-    def test_is_fedavg_with_one_client(self):
-        sim = simulate(
-            functools.partial(fedavg, optimizer=local_training.sgd(0.1, momentum=0.5), epochs=2, batch=toy.BATCH), divided(UNION)
-        )
-        state, _ = sim.run_rounds(sim.init(0), 2)
-        chex.assert_trees_all_equal(jax.device_get(state.server.net), toy.reference("centralized")[2].server.net)
-
-    def test_the_partition_is_irrelevant(self):
-        shuffled = np.random.default_rng(0).permutation(UNION)
-        build = functools.partial(centralized, optimizer=local_training.sgd(0.1, momentum=0.5), epochs=2, batch=toy.BATCH)
-        sim = simulate(build, divided(shuffled[:20], shuffled[20:23], shuffled[23:]))
-        state, _ = sim.run_rounds(sim.init(0), 2)
-        chex.assert_trees_all_equal(jax.device_get(state.server.net), toy.reference("centralized")[2].server.net)
-
     def test_only_the_number_of_epochs_in_all_counts(self):
         """For plain SGD on full batches, which have no order: 3 rounds of 1 epoch, or 1 round of 3."""
         ends = []
         for rounds, epochs in [(3, 1), (1, 3)]:
             build = functools.partial(centralized, optimizer=local_training.sgd(0.2), epochs=epochs, batch=len(UNION))
-            sim = simulate(build, toy.data(), statistics=False)
+            groups = simulator.one_group(build, toy.task(statistics=False), toy.CLIENTS)
+            sim = simulator.Simulator(simulator.build_spec(groups, toy.data(), plan=client_loop.Plan(1, 1), dispatch=3))
             state, _ = sim.run_rounds(sim.init(0), rounds)
             ends.append(jax.device_get(state.server.net))
         chex.assert_trees_all_close(*ends, atol=1e-6)
 
-    def test_everyone_takes_part_once(self):
-        """A pooled method has one client, of whatever cohort was asked for, who holds every row and never drops out."""
+    def test_one_client_has_every_example_whatever_the_partition(self):
+        """Whatever the cohort is, and it never drops out."""
         build = functools.partial(centralized, optimizer=local_training.sgd(0.1), batch=toy.BATCH)
-        sim = simulator.Simulator(
-            simulator.build_spec(toy.groups(build), toy.data(), cohort=3, dropout=0.9, plan=client_loop.Plan(1, 1))
-        )
-        self.assertEqual((sim.spec.population, sim.spec.cohort, sim.spec.dropout), (1, 1, 0.0))
-        np.testing.assert_array_equal(sim.spec.host_arrays.index[0], UNION)
+        shuffled = np.random.default_rng(0).permutation(UNION)
+        for data in (toy.data(), divided(shuffled[:20], shuffled[20:23], shuffled[23:])):
+            groups = simulator.one_group(build, toy.task(), data.clients)
+            spec = simulator.build_spec(groups, data, cohort=3, dropout=0.9, plan=client_loop.Plan(1, 1))
+            self.assertEqual((spec.population, spec.cohort, spec.dropout), (1, 1, 0.0))
+            np.testing.assert_array_equal(spec.host_arrays.index[0], UNION)

@@ -43,18 +43,9 @@ class DittoTest(chex.TestCase):
 
     def test_a_strong_pull_makes_them_the_servers(self):
         """With lr lambda = 1 a step by the pull alone ends at w."""
-        lam = 1e4
-        state = ended(made(ditto, lam=lam, optimizer=local_training.sgd(1 / lam), epochs=1))
-        w = state.server.net.params  # hardly moved by so low a rate
-        for i in naive.cohort(0, 1, toy.CLIENTS, 5):
-            chex.assert_trees_all_close(one(state.clients[0], i).params, w, atol=2e-3)
-
-    def test_lambda_moves_the_personal_model(self):
-        w, v = (MODEL.init(jax.random.key(k)) for k in (1, 2))
-        models = [toy.update_client(made(ditto, lam=lam)(toy.task()), w, v).state for lam in (0.0, 0.7, 1.0)]
-        ends = [model.params["head"]["kernel"] for model in models]
-        for a, b in ((0, 1), (1, 2)):
-            self.assertGreater(np.abs(ends[a] - ends[b]).max(), 1e-3)
+        lam, (w, v) = 1e4, (MODEL.init(jax.random.key(k)) for k in (1, 2))
+        algorithm = made(ditto, lam=lam, optimizer=local_training.sgd(1 / lam), epochs=1)(toy.task())
+        chex.assert_trees_all_close(toy.update_client(algorithm, w, v).state.params, w.params, atol=2e-3)
 
     def test_both_models_are_scored(self):
         sim, _, state = toy.reference("ditto")

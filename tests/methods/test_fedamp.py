@@ -67,35 +67,42 @@ def oracle(rounds, rho, attention):
     return w, u
 
 
-@functools.cache
-def after(**arguments):
-    return ended(made(fedamp, epochs=2, **arguments))
+COHORT = Cohort(jnp.arange(5), jnp.ones(5, jnp.int32))
 
 
 class FedAMPTest(chex.TestCase):
-    @parameterized.named_parameters(
-        ("distance", dict(alpha=0.1, sigma=0.5, rho=0.7), functools.partial(by_distance, alpha=0.1, sigma=0.5)),
-        (
-            "cosine",
-            dict(attention="cosine", sigma=2.0, own_weight=0.3, rho=1.0),
-            functools.partial(by_cosine, sigma=2.0, own_weight=0.3),
-        ),
-    )
-    def test_equals_the_loops(self, arguments, attention):
-        state = after(**arguments) if "attention" in arguments else toy.reference("fedamp")[2]
-        w, u = oracle(2, arguments["rho"], attention)
+    def test_equals_the_loops(self):
+        state = toy.reference("fedamp")[2]
+        w, u = oracle(2, 0.7, functools.partial(by_distance, alpha=0.1, sigma=0.5))
         for i in range(toy.CLIENTS):
             chex.assert_trees_all_close(tuple(one(state.clients[0], i)), w[i], atol=5e-6)
             chex.assert_trees_all_close(one(state.server, i), u[i], atol=5e-6)
 
+    @parameterized.named_parameters(
+        ("distance", dict(alpha=1.0, sigma=20.0), functools.partial(by_distance, alpha=1.0, sigma=20.0)),
+        ("none", dict(alpha=0.0), lambda w: np.eye(len(w))),
+        (
+            "cosine",
+            dict(attention="cosine", sigma=2.0, own_weight=0.3),
+            functools.partial(by_cosine, sigma=2.0, own_weight=0.3),
+        ),
+    )
+    def test_cloud_models_equal_the_loops(self, arguments, attention):
+        models = jax.vmap(lambda i: MODEL.init(jax.random.fold_in(jax.random.key(0), i)).params)(jnp.arange(5))
+        algorithm = made(fedamp, **arguments)(toy.task())
+        clouds, _ = jax.jit(algorithm.server_update)(algorithm.server_init(jax.random.key(3)), models, COHORT, None)
+        xi = attention([flat(one(models, i)) for i in range(5)])
+        expected = jax.tree.map(lambda w: np.tensordot(xi, w, 1), models)
+        chex.assert_trees_all_close(jax.tree.map(lambda u: u[:5], clouds), expected, atol=1e-5)
+
     def test_without_pull_it_is_local(self):
-        clients = after(rho=0.0, alpha=0.1, sigma=0.5).clients[0]
+        clients = ended(made(fedamp, epochs=2, rho=0.0, alpha=0.1, sigma=0.5)).clients[0]
         for i in range(0, toy.CLIENTS, 2):
             chex.assert_trees_all_close(tuple(one(clients, i)), of(toy.reference("local")[2], i), atol=1e-6)
 
     def test_without_attention_a_client_is_pulled_to_its_own_last_model(self):
         """Which is not local training."""
-        state = after(rho=0.7, alpha=0.0)
+        state = ended(made(fedamp, epochs=2, rho=0.7, alpha=0.0))
         w, u = oracle(2, 0.7, lambda w: np.eye(len(w)))
         for i in range(toy.CLIENTS):
             chex.assert_trees_all_close(tuple(one(state.clients[0], i)), w[i], atol=5e-6)
@@ -103,39 +110,10 @@ class FedAMPTest(chex.TestCase):
         local = of(toy.reference("local")[2], 0)[0]["head"]["bias"]
         self.assertGreater(np.abs(one(state.clients[0], 0).params["head"]["bias"] - local).max(), 1e-4)
 
-    def test_without_attention_a_cloud_model_is_the_clients_own(self):
-        models = jax.vmap(lambda i: MODEL.init(jax.random.fold_in(jax.random.key(0), i)).params)(jnp.arange(5))
-        algorithm = made(fedamp, alpha=0.0)(toy.task())
-        cohort = Cohort(jnp.arange(5), jnp.ones(5, jnp.int32))
-        clouds, _ = jax.jit(algorithm.server_update)(algorithm.server_init(jax.random.key(3)), models, cohort, None)
-        chex.assert_trees_all_close(jax.tree.map(lambda u: u[:5], clouds), models, atol=1e-6)
-
-    def test_every_coefficient_counts(self):
-        """rho moves the client, alpha and sigma (and a cosine's own weight) the clouds."""
-        key = jax.random.key(0)
-        u, w = (MODEL.init(jax.random.key(k)) for k in (1, 2))
-        uplinks = [toy.update_client(made(fedamp, rho=rho)(toy.task()), u.params, w).uplink for rho in (0.0, 0.7, 1.0)]
-        ends = [uplink["head"]["kernel"] for uplink in uplinks]
-        for a, b in ((0, 1), (1, 2)):
-            self.assertGreater(np.abs(ends[a] - ends[b]).max(), 1e-3)
-        models = jax.vmap(lambda i: MODEL.init(jax.random.fold_in(key, i)).params)(jnp.arange(5))
-        cohort, found = Cohort(jnp.arange(5), jnp.ones(5, jnp.int32)), []
-        for attention, sigma, alpha, own in (
-            ("distance", 20.0, 1.0, 0.1), ("distance", 30.0, 1.0, 0.1), ("distance", 20.0, 2.0, 0.1),
-            ("cosine", 2.0, 1.0, 0.1), ("cosine", 9.0, 1.0, 0.1), ("cosine", 2.0, 1.0, 0.3),
-        ):  # fmt: skip
-            algorithm = made(fedamp, attention=attention, sigma=sigma, alpha=alpha, own_weight=own)(toy.task())
-            clouds, _ = jax.jit(algorithm.server_update)(algorithm.server_init(key), models, cohort, None)
-            found.append(np.asarray(clouds["head"]["kernel"]))
-        for i in range(6):
-            for j in range(i):
-                self.assertGreater(np.abs(found[i] - found[j]).max(), 1e-3)
-
     def test_alike_clients_have_their_own_model_for_a_cloud(self):
         alike = jax.tree.map(lambda x: jnp.stack([x] * 5), MODEL.init(jax.random.key(3)).params)
         algorithm = made(fedamp, alpha=0.1, sigma=0.5)(toy.task())
-        cohort = Cohort(jnp.arange(5), jnp.ones(5, jnp.int32))
-        clouds, said = jax.jit(algorithm.server_update)(algorithm.server_init(jax.random.key(0)), alike, cohort, None)
+        clouds, said = jax.jit(algorithm.server_update)(algorithm.server_init(jax.random.key(0)), alike, COHORT, None)
         for i in range(5):
             chex.assert_trees_all_close(one(clouds, i), one(alike, 0), atol=1e-5)
         self.assertAlmostEqual(float(said["own_weight"][0] / said["own_weight"][1]), 1 - 4 * 0.1 / 0.5, places=5)

@@ -37,9 +37,8 @@ def oracle(seed, rounds, *, weights, lr, momentum, cohort=5, epochs=2, batch=toy
     return w
 
 
-def simulate(data, *, statistics=True, cohort=None, population=None, dropout=0.0, **arguments):
-    task = toy.task(statistics=statistics)
-    groups = simulator.one_group(functools.partial(fedavg, **arguments), task, population or data.clients)
+def simulate(data, *, cohort=None, dropout=0.0, **arguments):
+    groups = simulator.one_group(functools.partial(fedavg, **arguments), toy.task(), data.clients)
     return simulator.Simulator(
         simulator.build_spec(groups, data, cohort=cohort, dropout=dropout, plan=client_loop.Plan(1, 1), dispatch=3)
     )
@@ -70,17 +69,6 @@ class FedAvgTest(chex.TestCase):
         w = oracle(3, 3, weights="samples", lr=0.1, momentum=0.5, dropout=0.4, server_momentum=0.9)
         chex.assert_trees_all_close(tuple(state.server.net), w, atol=5e-6)
 
-    def test_one_full_batch_of_all_is_one_step_on_the_pooled_data(self):
-        lr, data = 0.3, toy.data()
-        sim = simulate(data, statistics=False, optimizer=local_training.sgd(lr), epochs=1, batch=max(toy.SIZES))
-        state = sim.init(0)
-        x, y = (np.concatenate(parts) for parts in zip(*naive.rows(data), strict=True))
-        for _ in range(2):
-            net = jax.device_get(state.server.net)
-            gradient, _ = naive.gradient(PLAIN, naive.nothing)(net.params, {}, x, y, ())
-            state, _ = sim.run_rounds(state, 1)
-            chex.assert_trees_all_close(state.server.net.params, naive.plus(net.params, gradient, -lr), atol=1e-6)
-
     def test_one_client_is_plain_sgd(self):
         index = np.arange(4, 17)
         sim = simulate(divided(index), optimizer=local_training.sgd(0.1), epochs=2, batch=toy.BATCH)
@@ -94,17 +82,6 @@ class FedAvgTest(chex.TestCase):
             right = np.mean([label == int(row.argmax()) for label, row in trained.seen])
             self.assertAlmostEqual(records[r]["train/accuracy"], right, places=6)
             self.assertEqual(records[r]["train/examples"], len(trained.seen))
-        chex.assert_trees_all_close(tuple(state.server.net), w, atol=2e-6)
-
-    def test_alike_clients_average_to_any_one_of_them(self):
-        rows = np.arange(20, 31)
-        settings = dict(optimizer=local_training.sgd(0.1, momentum=0.9), epochs=2, batch=len(rows))
-        many = simulate(divided(rows, rows, rows), **settings)
-        state, _ = many.run_rounds(many.init(0), 2)
-        w = tuple(MODEL.init(naive.stream(0, naive.INIT)))
-        x, y = toy.data().train.x[rows], toy.data().train.y[rows]
-        for r in range(2):
-            w = naive.train(MODEL, *w, x, y, naive.client_key(0, r, 2), epochs=2, batch=len(rows), lr=0.1, momentum=0.9)[:2]
         chex.assert_trees_all_close(tuple(state.server.net), w, atol=2e-6)
 
     def test_another_loss_is_used(self):

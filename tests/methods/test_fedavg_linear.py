@@ -8,10 +8,11 @@ import optax
 
 from fedjax_core.algorithm import Net
 from fedjax_core.training import local_training
+from methods.fedavg import fedavg
 from methods.fedavg_linear import add_linear_map, fedavg_linear
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
-from tests.methods.test_fedper import STEPS, ended, made, one, oracle, there
+from tests.methods.test_fedper import STEPS, first_round, one, oracle, there
 
 D = 6
 
@@ -54,8 +55,8 @@ class FedAvgLinearTest(chex.TestCase):
             frozen = lambda params: {name: jax.tree.map(lambda _, n=name: n == "linear", p) for name, p in params.items()}
             return optax.chain(chain, optax.masked(optax.set_to_zero(), frozen))
 
-        state = ended(made(fedavg_linear, optimizer=still, epochs=2))
-        chex.assert_trees_all_close(there(state.server.params), toy.reference("fedavg")[2].server.net.params, atol=1e-6)
+        out = first_round(fedavg_linear, optimizer=still, epochs=2)[2]
+        chex.assert_trees_all_close(there(out.uplink.params), first_round(fedavg, epochs=2)[2].uplink.params, atol=1e-6)
 
     def test_at_first_it_is_the_network(self):
         net, model = MODEL.init(jax.random.key(0)), add_linear_map(MODEL)

@@ -16,7 +16,6 @@ from methods.fedavg import fedavg
 from methods.fedgen import Sent, diversity_loss, fedgen, generate, init_generator
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
-from tests.methods.test_fedper import oracle as fedper_in_loops
 from tests.methods.test_fedprox import compiled, one_round, rows_of
 from tests.methods.test_fedtgp import uplink_numbers
 
@@ -67,6 +66,14 @@ def teaching(official):
     return jax.jit(jax.grad(functools.partial(teacher, official=official), has_aux=True))
 
 
+@jax.jit
+def adam_step(params, moments, gradient, t, rate):
+    first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moments[0], gradient)
+    second = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g**2, moments[1], gradient)
+    step = lambda p, m, v: p - rate * (m / (1 - 0.9**t)) / (jnp.sqrt(v / (1 - 0.999**t)) + 1e-8)
+    return jax.tree.map(step, params, first, second), (first, second)
+
+
 def learn(generator, moments, labels, heads, share, w, key, official, count):
     """Adam's steps on the generator; `moments`: (first, second), and `count` steps were before."""
     params, stats = generator
@@ -79,12 +86,9 @@ def learn(generator, moments, labels, heads, share, w, key, official, count):
         gradient, stats = find(params, stats, heads, share, w, eps, y)
         gradient = naive.plus(gradient, params, decay)
         gradient["hidden"]["bias"] = decay * params["hidden"]["bias"]  # its part of the loss is normalised away
-        first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moments[0], gradient)
-        second = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g**2, moments[1], gradient)
-        moments, t = (first, second), count + i + 1
-        rate = lr * (0.98 ** (count // STEPS) if official else 1.0)
-        step = lambda p, m, v, t=t, rate=rate: p - rate * (m / (1 - 0.9**t)) / (jnp.sqrt(v / (1 - 0.999**t)) + 1e-8)
-        params = jax.tree.map(step, params, first, second)
+        params, moments = adam_step(
+            params, moments, gradient, count + i + 1.0, lr * (0.98 ** (count // STEPS) if official else 1.0)
+        )
     return (params, stats), moments
 
 
@@ -96,6 +100,17 @@ def generated_term(params, outputs, x, y, given):
     return value + beta * jnp.mean(jnp.sum(jnp.exp(log_p) * (log_p - jax.nn.log_softmax(outputs["logits"])), 1))
 
 
+@functools.partial(jax.jit, static_argnames="official")
+def generated(generator, labels, key, y, official):
+    """What a step generates: labels, features of them, and features of its examples' labels."""
+    first, second = jax.random.split(jax.random.fold_in(key, STREAM))
+    label_key, noise_key = jax.random.split(first)
+    drawn = jax.random.categorical(label_key, jnp.log(labels), shape=(toy.BATCH,))
+    z = made(*generator, jax.random.uniform(noise_key, (toy.BATCH, NOISE)), drawn, not official)[0]
+    own = made(*generator, jax.random.uniform(second, (toy.BATCH, NOISE))[: len(y)], y, False)[0]
+    return drawn, z, own
+
+
 def local_round(model, params, stats, x, y, key, generator, labels, strength, official):
     """Two epochs of a client, whose every step generates anew."""
     velocity = jax.tree.map(jnp.zeros_like, params)
@@ -105,11 +120,7 @@ def local_round(model, params, stats, x, y, key, generator, labels, strength, of
         places = naive.order(key, epoch, len(y))
         for i, start in enumerate(range(0, len(places), toy.BATCH)):
             now = np.array(places[start : start + toy.BATCH])
-            first, second = jax.random.split(jax.random.fold_in(jax.random.fold_in(steps, i), STREAM))
-            drawn, noises = jax.random.split(first)
-            drawn = jax.random.categorical(drawn, jnp.log(labels), shape=(toy.BATCH,))
-            z = made(*generator, jax.random.uniform(noises, (toy.BATCH, NOISE)), drawn, not official)[0]
-            own = made(*generator, jax.random.uniform(second, (toy.BATCH, NOISE))[: len(now)], y[now], False)[0]
+            drawn, z, own = generated(generator, labels, jax.random.fold_in(steps, i), y[now], official)
             given = (strength * (10.0 if official else 1.0), strength * (10.0 if official else 0.0), drawn, z, own)
             g, (stats, _, _) = find(params, stats, x[now], y[now], given)
             velocity = naive.plus(g, velocity, 0.5)
@@ -191,30 +202,6 @@ class FedGenTest(chex.TestCase):
             out = one_round(compiled(fedgen, **mixed), sent_to(net, (), labels), without_head(net))  # no label known: likewise
             chex.assert_trees_all_close(out.uplink[1], there.params["head"], atol=1e-7)
         self.assertEqual(int(out.uplink[2].sum()), int(rows_of(0).size))
-
-    def test_sharing_the_head_alone_as_in_the_loops(self):
-        """LG-FedAvg: FedPer with everything but the head personal."""
-        build = functools.partial(toy.METHODS["fedgen"], optimizer=local_training.sgd(0.1, momentum=0.5), alpha=0.0)
-        sim = simulator.Simulator(
-            simulator.build_spec(toy.groups(build), toy.data(), plan=client_loop.Plan(1, 1), cohort=5, dispatch=2)
-        )
-        state, _ = sim.run_rounds(sim.init(0), 2)
-        shared, _, mine = fedper_in_loops(2, own=("body",))
-        chex.assert_trees_all_close(jax.device_get(state.server.head), shared["head"], atol=5e-6)
-        for i in range(toy.CLIENTS):
-            chex.assert_trees_all_close(
-                jax.tree.map(lambda x, i=i: x[i], state.clients[0].params["body"]), mine[i]["body"], atol=5e-6
-            )
-
-    def test_every_term_moves_the_client(self):
-        net = MODEL.init(jax.random.key(0))
-        ends = [
-            one_round(compiled(fedgen, **of), sent_to(net), without_head(net)).uplink[1]["kernel"]
-            for of in (OFF, ALPHA, OFF | {"beta": 1.0})
-        ]
-        for i, a in enumerate(ends):
-            for b in ends[:i]:
-                self.assertGreater(np.abs(a - b).max(), 1e-3)
 
     def test_terms_fade(self):
         """In round r by decay to the power r."""

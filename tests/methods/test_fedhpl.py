@@ -162,16 +162,13 @@ class FedHPLTest(chex.TestCase):
         compare(self, state, expected, functools.partial(of, state), KINDS)
 
     def test_groups_in_any_order_and_of_any_number_are_the_same(self):
-        """Networks of one width in one group, or divided; the groups turned round."""
-        one, mixed = (toy.reference(name)[2] for name in ("fedhpl", "fedhpl_mixed"))
+        """Networks of one width in one group, or divided into two that are not in the order of their clients."""
+        one = toy.reference("fedhpl")[2]
         halves = (1, 2, 5, 7), (0, 3, 4, 6)
         _, two, _ = simulate(functools.partial(toy.METHODS["fedhpl"], optimizer=SGD), [(6, ids) for ids in halves])
         chex.assert_trees_all_close(one.server, two.server, atol=1e-6)
         for ids, rows in zip(halves, two.clients, strict=True):
             chex.assert_trees_all_close(jax.tree.map(lambda x, ids=ids: x[np.array(ids)], one.clients[0]), rows, atol=1e-6)
-        _, back, _ = simulate(functools.partial(toy.METHODS["fedhpl_mixed"], optimizer=SGD), MIXED[::-1])
-        chex.assert_trees_all_close(back.server.teacher, mixed.server.teacher, atol=1e-6)
-        chex.assert_trees_all_close(back.clients, mixed.clients[::-1], atol=1e-6)
 
 
 def algorithm(**options):
@@ -216,15 +213,6 @@ class ClientTest(chex.TestCase):
             self.assertEqual(counts.sum() == toy.SIZES[0], "logits" in options)
             self.assertGreater(counts.sum(), 1)
 
-    def test_every_coefficient_moves_the_client(self):
-        net, sent = MODELS[0].init(jax.random.key(1)), teacher()
-        base = updates()(sent, net).state.params
-        less = teacher(known=(True, False, True))
-        for out in (updates(gamma=0.5)(sent, net), updates(temperature=1.0)(sent, net), updates()(less, net)):
-            moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), base, out.state.params)
-            for name in ("prompts", "head"):
-                self.assertGreater(max(jax.tree.leaves(moved[name])), 1e-4)
-
     def test_without_a_teacher_or_gamma_it_is_local(self):
         net = MODELS[0].init(jax.random.key(1))
         out = updates()(teacher(known=(False,) * K), net)
@@ -259,7 +247,7 @@ class ClientTest(chex.TestCase):
         data, teachers = dataclasses.replace(data, train=Examples(x, data.train.y)), []
         for compress in (True, False):
             make = build(compress=compress)
-            sim = alone(make, toy.groups(make, True, task=toy.task_in_part), data=data, leave_out=True)
+            sim = alone(make, data=data, leave_out=True)
             state, (record,) = sim.run_rounds(sim.init(0), 1)
             self.assertEqual(record["server/left_out"], 1)
             teachers.append(jax.device_get(unwrap(state.server)).teacher)
@@ -267,8 +255,7 @@ class ClientTest(chex.TestCase):
 
     def test_what_travels(self):
         def numbers(**options):
-            make = build(**options)
-            sim = alone(make, toy.groups(make, True, task=toy.task_in_part))
+            sim = alone(build(**options))
             return sim.spec.shapes.up / 4, sim.spec.shapes.down
 
         self.assertEqual(numbers(), (K * (K + 1), 4 * K * K + K))

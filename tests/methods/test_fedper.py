@@ -8,11 +8,12 @@ import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.training import local_training
+from fedjax_core.training import aggregators, local_training
+from methods.fedavg import fedavg
 from methods.fedper import fedper
+from methods.local import local
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
-from tests.methods.test_local import of
 
 SGD = local_training.sgd(0.1, momentum=0.5)
 STEPS = dict(batch=toy.BATCH, lr=0.1, momentum=0.5)  # the same for the oracles
@@ -73,6 +74,16 @@ def made(method, **arguments):
     return functools.partial(method, **({"optimizer": SGD, "batch": toy.BATCH} | arguments))
 
 
+@functools.cache
+def first_round(method, statistics=True, round_num=0, **arguments):
+    """(server's state, client 0's state, output of its round): all that a limit of a client's update needs, and no simulation."""
+    algorithm = made(method, **arguments)(toy.task(statistics=statistics).bind(((), ()), round_num))
+    key = jax.random.key(3)
+    server = algorithm.server_init(key)
+    client = algorithm.client_init(key, server, 0)
+    return server, client, toy.update_client(algorithm, algorithm.broadcast(server, 0), client)
+
+
 def personalised(name, i):
     """What client i's personal model predicts with after two rounds, as a host copy."""
     sim, _, after = toy.reference(name)
@@ -94,13 +105,12 @@ class FedPerTest(chex.TestCase):
             chex.assert_trees_all_close(there(one(after.clients[0].params, i)), mine[i], atol=2e-6)
 
     def test_nothing_personal_is_fedavg(self):
-        server = ended(made(fedper, epochs=2, personal=())).server
-        chex.assert_trees_all_close(server, toy.reference("fedavg")[2].server.net, atol=1e-7)
+        out = first_round(fedper, epochs=2, personal=())[2]
+        chex.assert_trees_all_close(out.uplink, first_round(fedavg, epochs=2)[2].uplink, atol=1e-7)
 
     def test_everything_personal_is_local(self):
-        clients = ended(made(fedper, epochs=2, personal=("body", "head"))).clients[0]
-        for i in range(0, toy.CLIENTS, 2):  # those that have this architecture there
-            chex.assert_trees_all_close(one(clients.params, i), of(toy.reference("local")[2], i)[0], atol=1e-7)
+        out = first_round(fedper, epochs=2, personal=("body", "head"))[2]
+        chex.assert_trees_all_close(out.state.params, first_round(local, epochs=2)[2].state.params, atol=1e-7)
 
     def test_a_client_predicts_with_the_newest_body_and_its_own_head(self):
         sim, _, after = toy.reference("fedper")
@@ -113,10 +123,8 @@ class FedPerTest(chex.TestCase):
             self.assertAlmostEqual(scores[0][i] / scores[1][i], np.mean(np.argmax(logits, 1) == y), places=6)
 
     def test_weights(self):
-        ends = [
-            ended(made(fedper, epochs=2, weights=weights)).server.params["body"]["kernel"] for weights in ("samples", "uniform")
-        ]
-        self.assertGreater(np.abs(ends[0] - ends[1]).max(), 1e-3)
+        for name, weight_fn in aggregators.WEIGHT_FNS.items():
+            self.assertIs(made(fedper, weights=name)(toy.task()).collect.weight_fn, weight_fn)
 
     def test_what_travels(self):
         shapes = toy.reference("fedper")[0].spec.shapes

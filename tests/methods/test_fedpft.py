@@ -193,12 +193,13 @@ def moved(a, b):
 class FedPftTest(chex.TestCase):
     @parameterized.named_parameters(
         ("plain", {}, {}),
-        ("attention_alone", {"residual": False}, {"residual": False}),
-        ("batch_statistics", {"statistics": "train"}, {"train": True}),
-        ("together", {"alternate": False}, {"alternate": False}),
-        ("personal_classifier", {"classifier": "personal"}, {"personal_head": True}),
+        ("attention_alone_and_together", {"residual": False, "alternate": False}, {"residual": False, "alternate": False}),
+        (
+            "batch_statistics_and_a_personal_classifier",
+            {"statistics": "train", "classifier": "personal"},
+            {"train": True, "personal_head": True},
+        ),
         ("contrast", {"contrast": CON}, {}),
-        ("contrast_together", {"contrast": CON, "alternate": False}, {"alternate": False}),
         ("two_stages", {"contrast": CON | {"first": 1}, "alternate": False}, {"alternate": False, "first": 1}),
     )
     def test_equals_the_loops(self, options, switches):
@@ -275,13 +276,6 @@ class FedPftTest(chex.TestCase):
         chex.assert_trees_all_equal(client.prompts, out.state.prompts)
         self.assertGreater(min(np.abs(x).max() for x in jax.tree.leaves(out.uplink.net.params)), 1e-6)
 
-    def test_without_phase_two_extractor_and_classifier_stay_bit_for_bit(self):
-        """Also after aggregation."""
-        state = simulate(2, model_epochs=0)
-        start = build().server_init(naive.stream(0, naive.INIT))
-        chex.assert_trees_all_equal(state.server.net, jax.device_get(start.net))
-        self.assertGreater(moved(state.server.transform, start.transform), 1e-4)
-
     def test_the_contrast_moves_its_own_leaves(self):
         """Phase 1 leaves h_kappa and p_rho, phase 2 p_kappa and h_rho."""
         _, client, out = client_round({"contrast": CON, "model_epochs": 0})
@@ -343,17 +337,14 @@ class FedPftTest(chex.TestCase):
 
         whole = MODEL._replace(init=init, apply=apply)
         task = make_task(whole, classes=K, population=toy.CLIENTS)
-        # phase 2 draws from a key of its own, so that one round of full batches is compared
-        state = simulate(1, prompts=0, transform_epochs=0, transform_rate=1.0, batch=64)
-        make = functools.partial(fedavg, optimizer=local_training.sgd(LR), epochs=1, batch=64)
-        sim = simulator.Simulator(
-            simulator.build_spec(
-                simulator.one_group(make, task, toy.CLIENTS), toy.data(), plan=client_loop.Plan(1, 1), dispatch=1, cohort=5
-            )
-        )
-        expected = jax.device_get(sim.run_rounds(sim.init(0), 1)[0].server.net)
-        mine = Net({**state.server.net.params, "transform": state.server.transform}, state.server.net.stats)
-        chex.assert_trees_all_close(mine, expected, atol=1e-6)
+        # phase 2 draws from a key of its own, so that full batches are compared
+        algorithm = build(prompts=0, transform_epochs=0, transform_rate=1.0, batch=64)
+        server = algorithm.server_init(jax.random.key(3))
+        out = toy.update_client(algorithm, server, algorithm.client_init(jax.random.key(3), server, 0))
+        plain = fedavg(task, optimizer=local_training.sgd(LR), epochs=1, batch=64)
+        expected = toy.update_client(plain, init(jax.random.key(3)), ()).uplink
+        delta = Net({**out.uplink.net.params, "transform": out.uplink.transform}, out.uplink.net.stats)
+        chex.assert_trees_all_close(delta, expected, atol=1e-6)
 
     def test_prompts_never_travel(self):
         plain, contrasting = toy.simulate("fedpft").spec.shapes, toy.simulate("fedpft_con").spec.shapes
@@ -361,8 +352,6 @@ class FedPftTest(chex.TestCase):
         self.assertEqual(plain.up, 4 * (body + 4 * D * D + D * K + K))
         self.assertEqual(plain.down, plain.up)
         self.assertEqual(contrasting.up - plain.up, 4 * (D * SIZE + SIZE))
-        own = simulate(1, classifier="personal")
-        self.assertEqual(jax.tree.leaves(own.clients[0].head)[0].shape[0], toy.CLIENTS)
 
     def test_prompts_differ_between_clients_at_first(self):
         algorithm = build(contrast=CON)
@@ -419,8 +408,8 @@ class FedPftTest(chex.TestCase):
         ({"prompts": -1}, "prompts=-1 must be at least 0"),
         ({"prompt_scale": 0.0}, "prompt_scale=0.0 must be positive"),
         ({"heads": 4}, "heads=4 must divide the 6 features"),
-        ({"classifier": "own"}, "unknown classifier 'own'; allowed: shared, personal"),
-        ({"statistics": "x"}, "unknown statistics of phase 1 'x'"),
+        ({"classifier": "own"}, "classifier='own' must be one of 'shared', 'personal'"),
+        ({"statistics": "x"}, "statistics='x' must be one of 'evaluate', 'train'"),
         ({"transform_rate": 0.0}, "transform_rate=0.0 must be positive"),
         ({"contrast": {"on": True, "queue": 3}}, "contrast.queue=3 must be at least batch=4"),
         ({"contrast": {"augment": "flipp"}}, "unknown augmentation 'flipp'"),

@@ -9,7 +9,6 @@ import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core.algorithm import ClientData
-from fedjax_core.engine import client_loop, simulator
 from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 from methods.fedprox import fedprox
@@ -66,12 +65,8 @@ class FedProxTest(chex.TestCase):
         chex.assert_trees_all_close(tuple(after.server.net), w, atol=5e-6)
 
     def test_mu_zero_is_fedavg_bit_for_bit(self):
-        make = functools.partial(fedprox, optimizer=local_training.sgd(0.1, momentum=0.5), mu=0.0, epochs=2, batch=toy.BATCH)
-        sim = simulator.Simulator(
-            simulator.build_spec(toy.groups(make), toy.data(), cohort=5, plan=client_loop.Plan(1, 1), dispatch=2)
-        )
-        state, _ = sim.run_rounds(sim.init(0), 2)
-        chex.assert_trees_all_equal(jax.device_get(state.server.net), toy.reference("fedavg")[2].server.net)
+        net = MODEL.init(jax.random.key(0))
+        chex.assert_trees_all_equal(one_round(compiled(fedprox, mu=0.0), net).uplink, one_round(compiled(fedavg), net).uplink)
 
     def test_the_first_step_is_fedavgs(self):
         net, full = MODEL.init(jax.random.key(0)), dict(epochs=1, batch=max(toy.SIZES))
@@ -90,13 +85,6 @@ class FedProxTest(chex.TestCase):
                 y_k = naive.plus(w, g, -lr)
         out = one_round(compiled(fedprox, mu=1 / lr, lr=lr), net)
         chex.assert_trees_all_close(out.uplink.params, naive.minus(y_k, w), atol=1e-6)
-
-    def test_the_more_mu_the_nearer(self):
-        net = MODEL.init(jax.random.key(0))
-        moved = [one_round(compiled(fedprox, mu=mu), net).uplink.params for mu in (0.0, 1.0, 5.0)]
-        lengths = [float(jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(delta)))) for delta in moved]
-        for nearer, farther in zip(lengths[1:], lengths, strict=False):
-            self.assertLess(nearer, 0.95 * farther)
 
     @parameterized.parameters(-0.1, float("nan"))
     def test_mu_must_not_be_negative(self, mu):

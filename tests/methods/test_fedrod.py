@@ -7,10 +7,11 @@ import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core.algorithm import Net
+from methods.fedavg import fedavg
 from methods.fedrod import fedrod
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
-from tests.methods.test_fedper import STEPS, ended, made, one, simulate
+from tests.methods.test_fedper import STEPS, first_round, made, one, simulate
 
 K = toy.CLASSES
 
@@ -54,10 +55,8 @@ class FedRoDTest(chex.TestCase):
             chex.assert_trees_all_close(one(state.clients[0], i), heads[i], atol=5e-6)
 
     def test_gamma_zero_is_fedavg_for_the_shared_part(self):
-        plain = ended(made(fedrod, epochs=2, gamma=0.0)).server
-        chex.assert_trees_all_close(plain, toy.reference("fedavg")[2].server.net, atol=1e-6)
-        balanced = toy.reference("fedrod")[2].server
-        self.assertGreater(np.abs(plain.params["head"]["bias"] - balanced.params["head"]["bias"]).max(), 1e-3)
+        plain, expected = first_round(fedrod, epochs=2, gamma=0.0)[2], first_round(fedavg, epochs=2)[2]
+        chex.assert_trees_all_close(plain.uplink, expected.uplink, atol=1e-6)
 
     def test_the_shared_part_never_notices_the_personal_heads(self):
         sim, before, state = toy.reference("fedrod")

@@ -8,11 +8,11 @@ from absl.testing import parameterized
 
 from fedjax_core.algorithm import Net
 from methods.fedsdr import fedsdr, shortcut_penalty
+from methods.local import local
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
 from tests.methods.test_fedavg import oracle as fedavg_after
-from tests.methods.test_fedper import STEPS, ended, made, one, simulate
-from tests.methods.test_local import of
+from tests.methods.test_fedper import STEPS, first_round, made, one, simulate
 
 
 def together(e, g):
@@ -51,9 +51,8 @@ class FedSDRTest(chex.TestCase):
         chex.assert_trees_all_equal(toy.reference("fedsdr")[2].server.net, toy.reference("fedit")[2].server.net)
 
     def test_without_the_penalty_the_personal_models_are_locals(self):
-        clients = ended(made(fedsdr, epochs=2, lam=0.0)).clients[0]
-        for i in range(0, toy.CLIENTS, 2):
-            chex.assert_trees_all_close(tuple(one(clients, i)), of(toy.reference("local")[2], i), atol=1e-7)
+        expected = first_round(local, epochs=2)[2].state
+        chex.assert_trees_all_close(first_round(fedsdr, epochs=2, lam=0.0)[2].state, expected, atol=1e-7)
 
     def test_the_penalty(self):
         e, g = (jax.random.normal(jax.random.key(k), (5, 3)) for k in (0, 1))
@@ -71,12 +70,12 @@ class FedSDRTest(chex.TestCase):
         self.assertAlmostEqual(float(padded), value, places=6)
 
     def test_released_begins_in_the_second_round(self):
-        sim = simulate(made(fedsdr, variant="released"))
-        state = sim.init(0)
-        begin = jax.device_get(state.clients[0])
-        self.assertGreater(np.abs(begin.params["head"]["kernel"][0] - begin.params["head"]["kernel"][1]).max(), 1e-3)
-        state, _ = sim.run_rounds(state, 1)
-        chex.assert_trees_all_equal(jax.device_get(state.clients[0]), begin)
+        """From models of the clients' own."""
+        server, before, out = first_round(fedsdr, variant="released")
+        self.assertGreater(np.abs(before.params["head"]["kernel"] - server.net.params["head"]["kernel"]).max(), 1e-3)
+        chex.assert_trees_all_equal(out.state, jax.device_get(before))
+        _, before, out = first_round(fedsdr, round_num=1, variant="released")
+        self.assertGreater(np.abs(out.state.params["head"]["kernel"] - before.params["head"]["kernel"]).max(), 1e-3)
 
     @parameterized.parameters(
         (dict(lam=-1.0), "lam=-1.0 must be at least 0"), (dict(variant="printed"), "unknown variant 'printed'; allowed: default")

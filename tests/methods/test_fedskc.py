@@ -1,5 +1,6 @@
 """FedSKC in loops over clients, classes and rows, in its three readings, and its limits."""
 
+import ast
 import functools
 import math
 
@@ -12,7 +13,7 @@ from absl.testing import parameterized
 from fedjax_core.algorithm import ClientData, Cohort
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.task import make_task
-from fedjax_core.training import local_training
+from fedjax_core.training import aggregators, local_training
 from methods import fedskc as module
 from methods.fedskc import Sent, contrastive_loss, fedskc, summarize_weights
 from tests import naive, toy
@@ -222,12 +223,10 @@ def released(seed, rounds, ramp, dropout):
     return params, stats, knowledge, changes
 
 
-def simulate(rounds, seed=0, *, cohort=5, dropout=0.0, **options):
-    build = functools.partial(fedskc, optimizer=local_training.sgd(0.1), batch=toy.BATCH, **{"epochs": 2} | options)
+def simulate(rounds, seed=0, *, dropout=0.0, **options):
+    build = functools.partial(fedskc, batch=toy.BATCH, **{"optimizer": local_training.sgd(0.1), "epochs": 2} | options)
     sim = simulator.Simulator(
-        simulator.build_spec(
-            toy.groups(build), toy.data(), plan=client_loop.Plan(1, 1), dispatch=rounds, cohort=cohort, dropout=dropout
-        )
+        simulator.build_spec(toy.groups(build), toy.data(), plan=client_loop.Plan(1, 1), dispatch=rounds, cohort=5, dropout=dropout)
     )
     state, _ = sim.run_rounds(sim.init(seed), rounds)
     return jax.device_get(state.server)
@@ -241,13 +240,17 @@ def sent(known=(True, True, True), seed=0):
     return Sent(MODEL.init(jax.random.key(1)), jnp.asarray(knowledge), jnp.asarray(known))
 
 
-def client(given=None, lr=0.1, at=0, **options):
-    """Client 0's round, 0 being the one with most examples."""
-    held = toy.reference("fedavg")[0].spec.host_arrays
+@functools.cache
+def compiled(at, options):
+    """Client 0's round, 0 being the one with most examples; compiled once for equal options."""
     task = toy.task().bind(((), ()), at)
-    algorithm = fedskc(task, optimizer=local_training.sgd(lr), batch=toy.BATCH, **{"epochs": 2} | options)
-    data = ClientData(held.train, held.index[0], held.size[0])
-    return jax.jit(algorithm.client_update)(sent() if given is None else given, (), data, jax.random.key(5))
+    algorithm = fedskc(task, optimizer=local_training.sgd(0.1), batch=toy.BATCH, epochs=2, **ast.literal_eval(options))
+    return jax.jit(algorithm.client_update)
+
+
+def client(given=None, at=0, **options):
+    """What client 0's round gives."""
+    return compiled(at, repr(options))(sent() if given is None else given, (), toy.client_data(0), jax.random.key(5))
 
 
 def close(server, expected, atol=2e-5):
@@ -288,18 +291,11 @@ class FedSkcTest(chex.TestCase):
         close(simulate(5, seed=2, dropout=0.75, variant="released", lcl={"ramp": 3}), expected)
 
     def test_without_its_parts_it_is_fedavg(self):
-        for weights, name in (("uniform", "fedavg_uniform"), ("samples", "fedavg")):
-            sim = toy.simulate(name, optimizer=local_training.sgd(0.1))
-            state, _ = sim.run_rounds(sim.init(0), 2)
-            mine = simulate(2, weights=weights, **OFF)
-            chex.assert_trees_all_close(mine.net, jax.device_get(state.server.net), atol=1e-6)
-
-    def test_one_client_is_local_training(self):
-        """With one client, c~ is its own and its weight is 1."""
-        server = simulate(3, cohort=1, lcl={"on": False}, gpr={"on": False})
-        sim = toy.simulate("fedavg", optimizer=local_training.sgd(0.1), cohort=1, dispatch=3)
-        state, _ = sim.run_rounds(sim.init(0), 3)
-        chex.assert_trees_all_close(server.net, jax.device_get(state.server.net), atol=1e-6)
+        without = simulate(2, optimizer=local_training.sgd(0.1, momentum=0.5), **OFF)
+        chex.assert_trees_all_close(without.net, toy.reference("fedavg")[2].server.net, atol=1e-6)
+        for name, weight_fn in aggregators.WEIGHT_FNS.items():
+            algorithm = fedskc(toy.task(), optimizer=local_training.sgd(0.1), weights=name, **OFF)
+            self.assertIs(algorithm.collect[0].weight_fn, weight_fn)
 
     def test_records_the_weights_of_the_aggregation(self):
         """As NumPy has them, absent clients left out; without GDA there are none to record."""
@@ -320,10 +316,9 @@ class FedSkcTest(chex.TestCase):
         nobody = summarize_weights(jnp.zeros(4), cohort._replace(examples=jnp.zeros(4, int)))
         self.assertEqual({float(x) for pair in nobody.values() for x in pair}, {0})
         names = [f"server/{name}" for name in wanted]
-        for on in (True, False):
-            build = functools.partial(fedskc, optimizer=local_training.sgd(0.1), batch=toy.BATCH, epochs=1, gda={"on": on})
-            sim = simulator.Simulator(simulator.build_spec(toy.groups(build), toy.data(), cohort=5))
-            record = sim.run_rounds(sim.init(0), 1)[1][0]
+        for method, on in (("fedskc", True), ("fedskc_released", False)):
+            sim, before, _ = toy.reference(method)
+            record = sim.run_rounds(sim.compiled.put(before), 1)[1][0]
             self.assertEqual([name in record for name in names], [on] * 3)
             if on:
                 self.assertLess(0, record["server/weight_min"])
@@ -395,15 +390,15 @@ class FedSkcTest(chex.TestCase):
         np.testing.assert_allclose(smooth, c / (1 + np.exp(-c)), atol=1e-6)
 
     def test_features_can_stand_for_the_logits(self):
-        server = simulate(2, knowledge={"of": "features"})
-        self.assertEqual(server.knowledge.shape, (K, 6))
-        self.assertTrue(np.isfinite(server.knowledge).all())
+        knowledge = jnp.asarray(np.random.default_rng(0).normal(size=(K, 6)), jnp.float32)
+        values, held = client(sent()._replace(knowledge=knowledge), knowledge={"of": "features"}).uplink[1]
+        self.assertEqual(values.shape, (K, 6))
+        self.assertTrue(np.isfinite(values).all() and held.all())
 
     def test_a_low_temperature_stays_finite(self):
         """The paper meets NaN at 0.01."""
-        for scale in ("batch", "epoch", "none"):
-            server = simulate(3, lcl={"tau": 0.01, "scale": scale})
-            self.assertTrue(all(np.isfinite(x).all() for x in jax.tree.leaves(server)))
+        for scale in ("batch", "none"):
+            chex.assert_tree_all_finite(client(lcl={"tau": 0.01, "scale": scale}).uplink)
 
     def test_the_contrast_at_its_edges(self):
         """Knowledge of one class: no loss. Nothing known, logits of zero, logits equal to the knowledge: no NaN."""
@@ -442,21 +437,21 @@ class FedSkcTest(chex.TestCase):
 
     @parameterized.parameters(
         ({"variant": "ours"}, "unknown variant 'ours'; allowed: default, printed, released"),
-        ({"lcl": {"scale": "round"}}, "unknown lcl.scale 'round'; allowed: batch, epoch, none"),
+        ({"lcl": {"scale": "round"}}, "lcl.scale='round' must be one of 'batch', 'epoch', 'none'"),
         ({"lcl": {"temperature": 1.0}}, "unknown option of lcl 'temperature'; allowed: on, tau"),
         ({"lcl": {"tau": 0.0}}, "lcl.tau=0.0 must be positive"),
         ({"lcl": {"ramp": -1}}, "lcl.ramp=-1 must be at least 0"),
-        ({"gda": {"size": "rows"}}, "unknown gda.size 'rows'; allowed: fraction, count"),
-        ({"gda": {"distance": "max"}}, "unknown gda.distance 'max'; allowed: mean, sum"),
-        ({"gda": {"form": "linear"}}, "unknown gda.form 'linear'; allowed: sigmoid, relu"),
+        ({"gda": {"size": "rows"}}, "gda.size='rows' must be one of 'fraction', 'count'"),
+        ({"gda": {"distance": "max"}}, "gda.distance='max' must be one of 'mean', 'sum'"),
+        ({"gda": {"form": "linear"}}, "gda.form='linear' must be one of 'sigmoid', 'relu'"),
         ({"gda": {"form": "relu"}, "variant": "printed"}, "size='count' needs form='sigmoid'"),
-        ({"gpr": {"over": "all"}}, "unknown gpr.over 'all'; allowed: both, own"),
+        ({"gpr": {"over": "all"}}, "gpr.over='all' must be one of 'both', 'own'"),
         ({"gpr": {"beta": 1.5}}, r"gpr.beta=1.5 must be in \[0, 1\]"),
         ({"gpr": {"on": False, "beta": 7.0}}, r"gpr.beta=7.0 must be in \[0, 1\]"),
         ({"gpr": {"on": False, "ddof": 2}}, "gpr.ddof=2 must be one of 0, 1"),
         ({"gda": {"on": False, "size": "count", "form": "relu"}}, "size='count' needs form='sigmoid'"),
         ({"weights": "sizes"}, "weights='sizes' is not one of 'samples', 'uniform'"),
-        ({"gpr": {"form": "other"}}, "unknown gpr.form 'other'"),
+        ({"gpr": {"form": "other"}}, "gpr.form='other' must be one of 'interpolate', 'printed'"),
         ({"knowledge": {"neighbours": -1}}, "knowledge.neighbours=-1 must be at least 0"),
         ({"epochs": 0}, "epochs=0 must be at least 1"),
     )

@@ -1,16 +1,10 @@
 """Local training: loops over clients, and nothing between them."""
 
-import functools
-
 import chex
 import jax
 import numpy as np
 
-from fedjax_core.engine import client_loop, simulator
-from fedjax_core.training import local_training
-from methods.fedavg import fedavg
 from tests import naive, toy
-from tests.methods.test_fedavg import divided
 
 MODELS = toy.model(6), toy.model(7)
 
@@ -50,19 +44,6 @@ class LocalTest(chex.TestCase):
             if i != stranger:
                 chex.assert_trees_all_equal(of(changed, i), of(after, i))
         self.assertGreater(np.abs(of(changed, stranger)[0]["head"]["bias"] - of(after, stranger)[0]["head"]["bias"]).max(), 1e-3)
-
-    def test_is_fedavg_with_the_client_alone(self):
-        """Client 0's draws are the same when there is no other; with a seed that samples it in every round."""
-        seed = next(s for s in range(99) if all(0 in naive.cohort(s, r, toy.CLIENTS, 5) for r in range(2)))
-        build = functools.partial(fedavg, optimizer=local_training.sgd(0.1, momentum=0.5), epochs=2, batch=toy.BATCH)
-        data = divided(toy.data().train_index[0])
-        alone = simulator.Simulator(
-            simulator.build_spec(simulator.one_group(build, toy.task(), 1), data, plan=client_loop.Plan(1, 1))
-        )
-        state, _ = alone.run_rounds(alone.init(seed), 2)
-        among = toy.reference("local")[0]
-        with_others, _ = among.run_rounds(among.init(seed), 2)
-        chex.assert_trees_all_close(tuple(jax.device_get(state.server.net)), of(jax.device_get(with_others), 0), atol=1e-6)
 
     def test_nothing_travels(self):
         shapes = toy.reference("local")[0].spec.shapes

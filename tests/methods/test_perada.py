@@ -16,8 +16,7 @@ from fedjax_core.training.local_batch_norm import with_local_statistics
 from methods.ditto import ditto
 from methods.perada import perada
 from tests import naive, toy
-from tests.methods.test_fedper import STEPS, ended, made, one, simulate
-from tests.methods.test_local import of
+from tests.methods.test_fedper import STEPS, first_round, one
 
 SERVER = 5  # stream
 MODEL = toy.model(outputs=toy.CLASSES + 2)
@@ -87,26 +86,8 @@ class PerAdaTest(chex.TestCase):
             chex.assert_trees_all_close(tuple(one(state.clients[0], i)), v[i], atol=5e-5)
 
     def test_without_distillation_it_is_ditto(self):
-        state, same = (ended(made(m, epochs=2, lam=lam, weights="uniform")) for m, lam in ((perada, 0.35), (ditto, 0.7)))
-        chex.assert_trees_all_equal(state.clients, same.clients)
-        chex.assert_trees_all_equal(state.server.net, toy.reference("fedit")[2].server.net)
-
-    def test_without_pull_the_personal_models_are_locals(self):
-        clients = ended(made(perada, lam=0.0)).clients[0]
-        for i in range(0, toy.CLIENTS, 2):
-            chex.assert_trees_all_close(tuple(one(clients, i)), of(toy.reference("local")[2], i), atol=1e-7)
-
-    def test_distillation_ends_after_its_rounds(self):
-        """With none of them the server's model is the mean."""
-        build = functools.partial(perada, optimizer=local_training.sgd(0.1, momentum=0.5), batch=toy.BATCH)
-        sims = [
-            simulator.Simulator(
-                simulator.build_spec(toy.groups(functools.partial(build, **more), task=toy.task_with_public), toy.data(), cohort=5)
-            )
-            for more in ({}, {"distil": {"on": True, "rounds": 0, "epochs": 1, "batch": 4}})
-        ]
-        plain, none = (jax.device_get(sim.run_rounds(sim.init(0), 1)[0]) for sim in sims)
-        chex.assert_trees_all_close(plain.server.net, none.server.net, atol=1e-6)
+        out, expected = (first_round(m, epochs=2, lam=lam, weights="uniform")[2] for m, lam in ((perada, 0.35), (ditto, 0.7)))
+        chex.assert_trees_all_equal((out.state, out.uplink), (expected.state, expected.uplink))
 
     def test_whom_all_clients_equal_is_taught_nothing(self):
         """A teacher that is the student has no slope, one that differs has; absent clients are no teachers. By plain steps, for
@@ -129,6 +110,12 @@ class PerAdaTest(chex.TestCase):
         self.assertEqual(rows, 2 * toy.PUBLIC)
         self.assertLess(max(still, abs(no_kl)), 1e-5)
         self.assertGreater(min(moved, kl), 1e-2)
+        ended = perada(
+            task.bind(jax.device_put(task.bound_arrays), 3), optimizer=local_training.sgd(0.1), distil=kd | {"rounds": 3}
+        )
+        deltas = jax.tree.map(lambda w: jnp.stack([1 + 0 * w, -1 + 0 * w, 9 + w]), server.net)
+        mean, _ = jax.jit(ended.server_update)(server, deltas, cohort, jax.random.key(1))  # of the two that came, and no more
+        chex.assert_trees_all_close(mean.net, server.net, atol=1e-6)
 
     def test_a_server_without_batch_statistics_is_refused(self):
         build = functools.partial(perada, optimizer=local_training.sgd(0.1), batch=toy.BATCH, distil={"on": True, "batch": 4})
@@ -139,13 +126,11 @@ class PerAdaTest(chex.TestCase):
             sim.run_rounds(sim.init(0), 1)
 
     def test_released_has_no_pull_and_begins_in_the_second_round(self):
-        a, b = (ended(made(perada, lam=lam, variant="released")) for lam in (0.5, 5.0))
-        chex.assert_trees_all_equal(a.clients, b.clients)
-        sim = simulate(made(perada, variant="released"))
-        state = sim.init(0)
-        begin = jax.device_get(state.clients)
-        state, _ = sim.run_rounds(state, 1)
-        chex.assert_trees_all_equal(jax.device_get(state.clients), begin)
+        a, b = (first_round(perada, round_num=1, lam=lam, variant="released") for lam in (0.5, 5.0))
+        chex.assert_trees_all_equal(a[2].state, b[2].state)
+        self.assertGreater(np.abs(a[2].state.params["head"]["bias"] - a[1].params["head"]["bias"]).max(), 1e-3)
+        _, before, out = first_round(perada, variant="released")
+        chex.assert_trees_all_equal(out.state, jax.device_get(before))
 
     def test_what_travels(self):
         shapes = toy.reference("perada")[0].spec.shapes  # nothing more for the distillation

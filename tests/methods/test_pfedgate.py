@@ -12,10 +12,11 @@ from absl.testing import parameterized
 from fedjax_core import nn
 from fedjax_core.algorithm import ClientData, Net
 from fedjax_core.training import local_training
+from methods.fedavg import fedavg
 from methods.pfedgate import cut_into_blocks, pfedgate, select_blocks
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
-from tests.methods.test_fedper import STEPS, made, one, personalised, simulate
+from tests.methods.test_fedper import STEPS, first_round, made, one, personalised, simulate
 
 # The toy network's tensors, in the order of its leaves, cut into at most five blocks each: (layer, name), size, blocks, length.
 TENSORS = [(("body", "bias"), 6, 3, 2), (("body", "kernel"), 30, 5, 6), (("head", "bias"), 3, 3, 1), (("head", "kernel"), 18, 5, 4)]
@@ -127,12 +128,11 @@ class PFedGateTest(chex.TestCase):
         chex.assert_trees_all_close(theta.params, multiplied(state.server.params, jnp.full(L, 0.5)), atol=1e-6)
 
     def test_open_gates_without_sparsity_are_fedavg(self):
-        sim = simulate(made(pfedgate, epochs=2, sparsity=1.0, clip=1e9))
-        state = sim.init(0)
-        gate = state.clients[0]
+        algorithm = made(pfedgate, epochs=2, sparsity=1.0, clip=1e9)(toy.task())
+        w, gate, _ = first_round(pfedgate)
         wide = gate.params | {"last": {"scale": 0 * gate.params["last"]["scale"], "bias": gate.params["last"]["bias"] + 99}}
-        state, _ = sim.run_rounds(state._replace(clients=(gate._replace(params=wide),)), 2)
-        chex.assert_trees_all_close(jax.device_get(state.server), toy.reference("fedavg")[2].server.net, atol=1e-6)
+        out = toy.update_client(algorithm, w, gate._replace(params=wide))
+        chex.assert_trees_all_close(out.uplink, first_round(fedavg, epochs=2)[2].uplink, atol=1e-6)
 
     def test_the_layout(self):
         found = cut()
@@ -178,15 +178,9 @@ class PFedGateTest(chex.TestCase):
         self.assertGreater(np.abs(kernels[came[0]] - kernels[came[1]]).max(), 1e-4)
 
     def test_every_setting_moves_the_client(self):
-        held, key = toy.reference("pfedgate")[0].spec.host_arrays, jax.random.key(0)
-        data, ends = ClientData(held.train, held.index[0], held.size[0]), []
-        for changed in ({}, dict(sparsity=0.8), dict(blocks=3), dict(clip=0.01)):
-            algorithm = made(pfedgate, **changed)(toy.task())
-            theta = algorithm.server_init(key)
-            out = jax.jit(algorithm.client_update)(theta, algorithm.client_init(key, theta, 0), data, key)
-            ends.append(out.uplink.params["body"]["kernel"])
-        for other in ends[1:]:
-            self.assertGreater(np.abs(ends[0] - other).max(), 1e-4)
+        kernels = [first_round(pfedgate, **more)[2].uplink.params["body"]["kernel"] for more in ({}, {"blocks": 3}, {"clip": 0.01})]
+        for other in kernels[1:]:
+            self.assertGreater(np.abs(kernels[0] - other).max(), 1e-4)
 
     def test_what_travels(self):
         shapes = toy.reference("pfedgate")[0].spec.shapes

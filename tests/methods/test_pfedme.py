@@ -6,12 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
+from fedjax_core.algorithm import Net
 from fedjax_core.training import local_training
 from methods.pfedme import pfedme
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
 from tests.methods.test_fedavg import oracle as fedavg_after
-from tests.methods.test_fedper import STEPS, ended, made, one, simulate
+from tests.methods.test_fedper import STEPS, first_round, made, one, simulate
 
 FRESH = 0x6672
 PLAIN = local_training.sgd(0.1)
@@ -60,55 +61,35 @@ class PFedMeTest(chex.TestCase):
         for i in range(toy.CLIENTS):
             chex.assert_trees_all_close(tuple(one(state.clients[0], i)), theta[i], atol=5e-6)
 
-    def test_one_inner_step_from_w_is_fedavg_with_the_product_of_rates(self):
-        state = ended(made(pfedme, lam=2.0, inner_steps=1, outer_lr=0.25, warm=False, epochs=2, optimizer=PLAIN))
-        w = fedavg_after(0, 2, weights="uniform", lr=0.1 * 2.0 * 0.25, momentum=0.0)
-        chex.assert_trees_all_close(tuple(state.server.net), w, atol=5e-6)
+    def test_one_inner_step_from_w_is_sgd_with_the_product_of_rates(self):
+        settings = dict(lam=2.0, inner_steps=1, outer_lr=0.25, warm=False, epochs=2, optimizer=PLAIN)
+        w, _, out = first_round(pfedme, **settings)
+        expected = naive.train(MODEL, *w.net, *naive.rows(toy.data())[0], jax.random.key(5), epochs=2, batch=toy.BATCH, lr=0.05)
+        chex.assert_trees_all_close(out.uplink.params, naive.minus(expected.params, w.net.params), atol=5e-6)
 
     def test_beta_moves_the_server_part_of_the_way(self):
-        settings = dict(lam=2.0, inner_steps=2, outer_lr=0.3, epochs=2)
-        sims = [simulate(made(pfedme, beta=beta, **settings)) for beta in (0.0, 0.4, 1.0)]
-        states = [jax.device_get(sim.run_rounds(sim.init(0), 1)[0]) for sim in sims]
-        none, some, all_ = (np.asarray(state.server.net.params["head"]["kernel"]) for state in states)
-        chex.assert_trees_all_close(some - none, 0.4 * (all_ - none), atol=1e-6)
-        np.testing.assert_array_equal(none, MODEL.init(naive.stream(0, naive.INIT)).params["head"]["kernel"])
-        self.assertGreater(np.abs(all_ - none).max(), 1e-3)
-
-    def test_running_statistics_go_no_further_than_the_clients(self):
-        """Beyond them a variance would be below 0."""
-        settings = dict(lam=2.0, inner_steps=2, outer_lr=0.3, epochs=2)
-        sims = [simulate(made(pfedme, beta=beta, **settings)) for beta in (1.0, 2.0)]
-        one, two = (jax.device_get(sim.run_rounds(sim.init(0), 1)[0].server.net) for sim in sims)
-        chex.assert_trees_all_equal(one.stats, two.stats)
-        begun = MODEL.init(naive.stream(0, naive.INIT)).params
-        chex.assert_trees_all_close(
-            naive.minus(two.params, begun), jax.tree.map(lambda d: 2 * d, naive.minus(one.params, begun)), atol=1e-6
-        )
+        """Running statistics no further than the clients': beyond them a variance would be below 0."""
+        for beta in (0.0, 0.4, 1.0, 2.0):
+            algorithm = made(pfedme, beta=beta)(toy.task())
+            server = algorithm.server_init(jax.random.key(0))
+            delta = jax.tree.map(lambda p: 0.1 + 0 * p, server.net)
+            moved = naive.minus(algorithm.server_update(server, delta, None, None)[0].net, server.net)
+            expected = Net(*(jax.tree.map(lambda d, f=f: f * d, part) for part, f in zip(delta, (beta, min(beta, 1)), strict=True)))
+            chex.assert_trees_all_close(moved, expected, atol=1e-6)
 
     def test_without_lambda_the_server_stays(self):
-        state = ended(made(pfedme, lam=0.0, epochs=2))
-        chex.assert_trees_all_equal(state.server.net.params, jax.device_get(MODEL.init(naive.stream(0, naive.INIT)).params))
+        """Of the released code after the first round, which is FedIT's."""
+        for settings in ({}, {"variant": "released", "round_num": 1}):
+            _, _, out = first_round(pfedme, lam=0.0, **settings)
+            self.assertFalse(any(np.any(leaf) for leaf in jax.tree.leaves(out.uplink.params)))
 
-    def test_a_strong_pull_solved_well_is_fedavg_with_the_outer_rate(self):
+    def test_a_strong_pull_solved_well_is_sgd_with_the_outer_rate(self):
         """theta = w_i - gradient / lambda, so that w_i moves by eta times the gradient."""
         lam = 1e4
-        build = made(pfedme, lam=lam, inner_steps=3, outer_lr=0.05, epochs=2, optimizer=local_training.sgd(1 / lam))
-        w = fedavg_after(0, 1, weights="uniform", lr=0.05, momentum=0.0)
-        sim = simulate(build)
-        state, _ = sim.run_rounds(sim.init(0), 1)
-        chex.assert_trees_all_close(state.server.net.params, w[0], atol=2e-3)
-
-    def test_every_setting_moves_theta(self):
-        held, key = toy.reference("pfedme")[0].spec.host_arrays, jax.random.key(5)
-        data = local_training.ClientData(held.train, held.index[0], held.size[0])
-        w, found = MODEL.init(jax.random.key(1)), []
-        for more in ({}, {"lam": 1.0}, {"inner_steps": 3}, {"outer_lr": 0.1}, {"warm": False}):
-            settings = {"lam": 2.0, "inner_steps": 2, "outer_lr": 0.3} | more
-            out = jax.jit(made(pfedme, **settings)(toy.task()).client_update)(w, w, data, key)
-            found.append(np.asarray(out.state.params["head"]["kernel"]))
-        for i in range(5):
-            for j in range(i):
-                self.assertGreater(np.abs(found[i] - found[j]).max(), 1e-4)
+        settings = dict(lam=lam, inner_steps=3, outer_lr=0.05, epochs=2, optimizer=local_training.sgd(1 / lam))
+        w, _, out = first_round(pfedme, **settings)
+        expected = naive.train(MODEL, *w.net, *naive.rows(toy.data())[0], jax.random.key(5), epochs=2, batch=toy.BATCH, lr=0.05)
+        chex.assert_trees_all_close(out.uplink.params, naive.minus(expected.params, w.net.params), atol=2e-3)
 
     def test_an_optimiser_that_is_annealed_knows_where_it_is(self):
         """With a cosine to zero the last inner steps are small ones."""
@@ -141,13 +122,6 @@ class PFedMeTest(chex.TestCase):
             stats.append(theta.stats)
         chex.assert_trees_all_close(state.server.net.params, naive.mean(moves, [1] * len(moves)), atol=5e-6)
         chex.assert_trees_all_close(state.server.net.stats, naive.mean(stats, [1] * len(stats)), atol=5e-6)
-
-    def test_released_without_lambda_the_server_stays_after_the_first_round(self):
-        sim = simulate(made(pfedme, lam=0.0, epochs=2, variant="released"))
-        first, _ = sim.run_rounds(sim.init(0), 1)
-        first = jax.device_get(first)
-        last, _ = sim.run_rounds(sim.compiled.put(first), 1)
-        chex.assert_trees_all_equal(jax.device_get(last.server.net.params), first.server.net.params)
 
     def test_what_travels(self):
         shapes = toy.reference("pfedme")[0].spec.shapes

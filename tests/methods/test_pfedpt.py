@@ -15,10 +15,11 @@ from fedjax_core.algorithm import ClientData, Examples, Net
 from fedjax_core.task import Model, make_task
 from fedjax_core.training import local_training
 from fedjax_core.training.augment import pipeline
+from methods.fedavg import fedavg
 from methods.pfedpt import frame_indices, pfedpt
 from tests import naive, toy
 from tests.methods.test_fedavg import PLAIN as MODEL
-from tests.methods.test_fedper import STEPS, ended, made, one, simulate
+from tests.methods.test_fedper import STEPS, ended, first_round, made, one, simulate
 
 PROMPT = 0x707274
 
@@ -68,24 +69,19 @@ class PFedPTTest(chex.TestCase):
             self.assertGreater(np.abs(p[i] - start(i)).max(), 1e-4)
 
     def test_without_a_frame_it_is_fedavg(self):
-        state = ended(made(pfedpt, pad=0, epochs=2, prompt_epochs=0))
-        chex.assert_trees_all_close(state.server, toy.reference("fedavg")[2].server.net, atol=1e-6)
-
-    def test_a_frame_of_zeros_that_never_learns_is_fedavg(self):
-        sim = simulate(made(pfedpt, pad=1, epochs=2, prompt_epochs=0))
-        state = sim.init(0)
-        state = state._replace(clients=jax.tree.map(jnp.zeros_like, state.clients))
-        state, _ = sim.run_rounds(state, 2)
-        chex.assert_trees_all_close(jax.device_get(state.server), toy.reference("fedavg")[2].server.net, atol=1e-6)
+        expected = first_round(fedavg, epochs=2)[2].uplink
+        out = first_round(pfedpt, pad=0, epochs=2, prompt_epochs=0)[2]
+        chex.assert_trees_all_close(out.uplink, expected, atol=1e-6)
+        algorithm = made(pfedpt, pad=1, epochs=2, prompt_epochs=0)(toy.task())  # nor with a frame of zeros that never learns
+        out = toy.update_client(algorithm, algorithm.server_init(jax.random.key(3)), jnp.zeros(2))
+        chex.assert_trees_all_close(out.uplink, expected, atol=1e-6)
 
     def test_each_phase_moves_its_own(self):
-        state = ended(made(pfedpt, pad=1, epochs=0, prompt_epochs=1), False)
-        chex.assert_trees_all_equal(state.server.params, jax.device_get(MODEL.init(naive.stream(0, naive.INIT)).params))
-        moved = np.abs(state.clients[0] - np.stack([start(i) for i in range(8)])).max(1)
-        came = set(naive.cohort(0, 0, 8, 5)) | set(naive.cohort(0, 1, 8, 5))
-        self.assertEqual({i for i in range(8) if moved[i] > 0}, came)
-        state = ended(made(pfedpt, pad=1, epochs=1, prompt_epochs=0), False)
-        np.testing.assert_array_equal(state.clients[0], np.stack([start(i) for i in range(8)]))
+        _, prompt, out = first_round(pfedpt, False, pad=1, epochs=0, prompt_epochs=1)
+        self.assertFalse(any(np.any(leaf) for leaf in jax.tree.leaves(out.uplink.params)))
+        self.assertGreater(np.abs(out.state - prompt).max(), 1e-4)
+        _, prompt, out = first_round(pfedpt, False, pad=1, epochs=1, prompt_epochs=0)
+        np.testing.assert_array_equal(out.state, prompt)
 
     def test_the_frame_of_an_image(self):
         for shape, pad, numbers in (

@@ -1,10 +1,4 @@
-"""Convolution that is fast inside loops over clients.
-
-Clients are simulated one after another in a loop, or several at once under `vmap`. The derivatives
-of `lax.conv_general_dilated` suit neither: inside a loop, XLA:CPU runs fast convolutions only in
-the canonical layout (NHWC, HWIO, NHWC), which gradients do not have; and under `vmap` with a kernel
-per client it becomes a grouped convolution, which is slow on every backend.
-"""
+"""Convolution that is fast inside loops over clients and under `vmap`, with its gradients."""
 
 import contextlib
 import contextvars
@@ -16,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_core import registry
 from fedjax_core.nn.kernels import are_kernels_enabled, conv_few_channels, conv_tiny_images, winograd
 
 Array = jax.Array
@@ -46,23 +41,18 @@ def _current_backend() -> str:
 def describe_conv(form: str = "auto", backend: str | None = None) -> dict[str, str]:
     """Resolves a form of convolution, and "auto" in particular; runs record the result.
 
-    On CPUs "canonical" was fastest inside loops, for whole training steps (step time relative to
-    patches: CNN 0.8, ResNet-8 0.6). Other backends use the native form, without measurements yet.
-    Kernels that differ within a `vmap` become batched matrix products on every backend.
+    On CPUs "canonical" was fastest inside loops (step time relative to patches: CNN 0.8, ResNet-8
+    0.6). Other backends use the native form, without measurements yet. Kernels that differ within a
+    `vmap` become batched matrix products on every backend.
 
     Args:
-      form: one of `FORMS`.
       backend: "cpu", "gpu" or "tpu"; None: that of `tracing_for`, else jax's default.
 
     Returns:
       {"form", "backend", "alone": form of a single convolution, "vmapped": form under a `vmap` over
       kernels}. With kernels turned off (`use_kernels`) both forms are "native".
-
-    Raises:
-      ValueError: unknown `form`.
     """
-    if form not in FORMS:
-        raise ValueError(f"unknown convolution form {form!r}; use one of {', '.join(FORMS)}")
+    registry.check_choice("convolution form", form, FORMS)
     backend = backend or _current_backend()
     if not are_kernels_enabled():
         return {"form": form, "backend": backend, "alone": "native", "vmapped": "native"}
@@ -73,18 +63,16 @@ def describe_conv(form: str = "auto", backend: str | None = None) -> dict[str, s
 
 
 def conv(x: Array, kernel: Array, stride: int = 1, padding: Padding = "SAME", form: str = "auto") -> Array:
-    """Returns a 2-d convolution (cross-correlation), equal to `lax.conv_general_dilated` up to rounding.
+    """Returns a 2-d convolution (cross-correlation), as `lax.conv_general_dilated` up to rounding.
 
     Args:
       x: [B, H, W, C].
       kernel: [kh, kw, C, O].
-      stride: step of the window in both directions.
       padding: see `resolve_padding`.
       form: "native": as `lax` does. "patches": windows side by side, times a matrix. "canonical":
         `lax` forward, gradients by canonical convolutions and matrix products; on CPUs `winograd`,
-        `conv_tiny_images` and `conv_few_channels` where they are faster. "auto": see `describe_conv`.
-        The last two have first derivatives in reverse mode only; for others use one of the first
-        two.
+        `conv_tiny_images` and `conv_few_channels` where they are faster. "auto": see
+        `describe_conv`. The last two have first derivatives in reverse mode only.
 
     Returns:
       [B, H', W', O].
@@ -102,20 +90,10 @@ def conv(x: Array, kernel: Array, stride: int = 1, padding: Padding = "SAME", fo
 
 
 def resolve_padding(size: tuple[int, ...], kernel: tuple[int, ...], stride: int, padding: Padding) -> Around:
-    """Resolves padding to rows and columns around an image.
+    """Resolves padding to rows and columns around an image: ((top, bottom), (left, right)).
 
-    Args:
-      size: height and width.
-      kernel: height and width.
-      stride: step of the window.
-      padding: "SAME" (as `lax` and TensorFlow), "VALID", one number for all sides (as PyTorch), or
-        ((top, bottom), (left, right)).
-
-    Returns:
-      ((top, bottom), (left, right)).
-
-    Raises:
-      ValueError: another `padding`.
+    `padding` is "SAME" (as `lax` and TensorFlow), "VALID", one number for all sides (as PyTorch),
+    or both pairs; raises ValueError for another one.
     """
     if isinstance(padding, int):
         return ((padding, padding), (padding, padding))
@@ -128,17 +106,10 @@ def resolve_padding(size: tuple[int, ...], kernel: tuple[int, ...], stride: int,
 
 
 def extract_windows(x: Array, kernel: tuple[int, int], stride: int, around: Around, fill: float = 0.0) -> list[Array]:
-    """Extracts what each entry of a kernel is multiplied with.
-
-    Args:
-      x: [B, H, W, C].
-      kernel: height and width.
-      stride: step of the window.
-      around: see `resolve_padding`.
-      fill: value of the padding.
+    """Extracts what each entry of a kernel is multiplied with, from an image padded with `fill`.
 
     Returns:
-      kh * kw arrays [B, H', W', C], row by row of the kernel.
+      kh * kw arrays [B, H', W', C] of x [B, H, W, C], row by row of the kernel.
     """
     x = lax.pad(x, jnp.asarray(fill, x.dtype), ((0, 0, 0), *((low, high, 0) for low, high in around), (0, 0, 0)))
     b, h, w, c = x.shape
@@ -148,18 +119,7 @@ def extract_windows(x: Array, kernel: tuple[int, int], stride: int, around: Arou
 
 
 def scatter_windows(parts: list[Array], shape: tuple[int, ...], kernel: tuple[int, int], stride: int, around: Around) -> Array:
-    """Adds windows back to an image; the transpose of `extract_windows`.
-
-    Args:
-      parts: kh * kw arrays [B, H', W', C].
-      shape: of the image, [B, H, W, C].
-      kernel: height and width.
-      stride: step of the window.
-      around: see `resolve_padding`.
-
-    Returns:
-      [B, H, W, C].
-    """
+    """Adds windows back to an image of a shape [B, H, W, C]; the transpose of `extract_windows`."""
     total, (out_h, out_w) = jnp.zeros((), parts[0].dtype), parts[0].shape[1:3]
     for n, part in enumerate(parts):
         rows = n // kernel[1] - around[0][0]
@@ -290,26 +250,6 @@ def _kernel_of_windows(x: Array, dy: Array, size: Size, stride: int, around: Aro
     return blocks.reshape(kw, c, kh, o).transpose(2, 0, 1, 3)
 
 
-def _native_x(dy: Array, kernel: Array, size: Size, stride: int, around: Around) -> Array:
-    return _transpose(lambda x: _native(x, kernel, stride, around), (len(dy), *size, kernel.shape[2]), dy)
-
-
-def _native_kernel(x: Array, dy: Array, size: Size, stride: int, around: Around) -> Array:
-    return _transpose(lambda kernel: _native(x, kernel, stride, around), (*size, x.shape[-1], dy.shape[-1]), dy)
-
-
-def _patches_x(dy: Array, kernel: Array, size: Size, stride: int, around: Around) -> Array:
-    return _transpose(lambda x: _patches(x, kernel, stride, around), (len(dy), *size, kernel.shape[2]), dy)
-
-
-def _patches_kernel(x: Array, dy: Array, size: Size, stride: int, around: Around) -> Array:
-    return _transpose(lambda kernel: _patches(x, kernel, stride, around), (*size, x.shape[-1], dy.shape[-1]), dy)
-
-
-def _transpose(linear: Callable[[Array], Array], shape: tuple[int, ...], dy: Array) -> Array:
-    return jax.linear_transpose(linear, jax.ShapeDtypeStruct(shape, dy.dtype))(dy)[0]
-
-
 class _Form(NamedTuple):
     """A convolution (x, kernel, stride, around) and its gradients."""
 
@@ -318,10 +258,25 @@ class _Form(NamedTuple):
     for_kernel: Callable[..., Array]
 
 
+def _by_transposing(forward: Callable[..., Array]) -> _Form:
+    """Returns a form whose gradients are transposes of `forward`."""
+
+    def transpose(linear: Callable[[Array], Array], shape: tuple[int, ...], dy: Array) -> Array:
+        return jax.linear_transpose(linear, jax.ShapeDtypeStruct(shape, dy.dtype))(dy)[0]
+
+    def for_x(dy: Array, kernel: Array, size: Size, stride: int, around: Around) -> Array:
+        return transpose(lambda x: forward(x, kernel, stride, around), (len(dy), *size, kernel.shape[2]), dy)
+
+    def for_kernel(x: Array, dy: Array, size: Size, stride: int, around: Around) -> Array:
+        return transpose(lambda kernel: forward(x, kernel, stride, around), (*size, x.shape[-1], dy.shape[-1]), dy)
+
+    return _Form(forward, for_x, for_kernel)
+
+
 _FORMS = {
-    "native": _Form(_native, _native_x, _native_kernel),
+    "native": _by_transposing(_native),
     "canonical": _Form(_canonical, _canonical_x, _canonical_kernel),
-    "patches": _Form(_patches, _patches_x, _patches_kernel),
+    "patches": _by_transposing(_patches),
 }
 
 

@@ -21,29 +21,16 @@ LEAST = 6  # minimum height and width of the result
 
 
 def pays(size: Size, kernel: Size, stride: int, around: Around) -> bool:
-    """Returns whether `forward` is faster, as measured on a core with AVX-512.
-
-    Args:
-      size: height and width of an image.
-      kernel: its shape [kh, kw, C, O].
-      stride: step of the window.
-      around: rows and columns of zeros around an image.
-    """
+    """Returns whether `forward` is faster, as measured on a core with AVX-512."""
     kh, kw, c, o = kernel
     large = min(results(size, (kh, kw), stride, around)) >= LEAST and min(kh, kw) > 1
     return stride == 1 and large and c <= CHANNELS and o <= (OF_ODD if c % 2 and c > 1 else CHANNELS)
 
 
 def forward(x: Array, kernel: Array, around: Around) -> Array:
-    """Convolves (cross-correlation) with stride 1.
+    """Convolves (cross-correlation) with stride 1: [B, H, W, C], [kh, kw, C, O] -> [B, H', W', O].
 
-    Args:
-      x: [B, H, W, C].
-      kernel: [kh, kw, C, O].
-      around: rows and columns of zeros around an image.
-
-    Returns:
-      [B, H', W', O].
+    `around`: rows and columns of zeros around an image.
     """
     kh, kw, c, o = kernel.shape
     high, wide = results(x.shape[1:3], (kh, kw), 1, around)

@@ -19,14 +19,7 @@ SHARE = 0.75  # maximum fraction of them that remains
 
 
 def pays(size: Size, kernel: Size, stride: int, around: Around) -> bool:
-    """Returns whether few enough products remain to be faster than other forms on a CPU.
-
-    Args:
-      size: height and width of an image.
-      kernel: height and width.
-      stride: step of the window.
-      around: rows and columns of zeros around an image.
-    """
+    """Returns whether few enough products remain to be faster than other forms on a CPU."""
     high, wide = results(size, kernel, stride, around)
     plain = high * wide * kernel[0] * kernel[1]
     few = min(high, wide, *size) > 0 and plain <= MOST  # empty images are left to the other forms
@@ -34,17 +27,7 @@ def pays(size: Size, kernel: Size, stride: int, around: Around) -> bool:
 
 
 def forward(x: Array, kernel: Array, stride: int, around: Around) -> Array:
-    """Convolves (cross-correlation).
-
-    Args:
-      x: [B, H, W, C].
-      kernel: [kh, kw, C, O].
-      stride: step of the window.
-      around: rows and columns of zeros around an image.
-
-    Returns:
-      [B, H', W', O].
-    """
+    """Convolves (cross-correlation): [B, H, W, C], [kh, kw, C, O] -> [B, H', W', O]."""
     size, window = x.shape[1:3], kernel.shape[:2]
     products = [(to, x[:, *at] @ kernel[tap]) for at, tap, to in _meetings(size, window, stride, around)]
     nothing = jnp.zeros((len(x), kernel.shape[3]), x.dtype)
@@ -72,13 +55,13 @@ def results(size: Size, kernel: Size, stride: int, around: Around) -> Size:
 def _meetings(size: Size, kernel: Size, stride: int, around: Around) -> list[tuple[Place, Place, Place]]:
     """Returns the (image pixel, kernel entry, result pixel) of each product, without padding."""
     high, wide = results(size, kernel, stride, around)
-    found = []
+    meetings = []
     for to in ((p, q) for p in range(high) for q in range(wide)):
         for tap in ((a, b) for a in range(kernel[0]) for b in range(kernel[1])):
             at = (to[0] * stride + tap[0] - around[0][0], to[1] * stride + tap[1] - around[1][0])
             if 0 <= at[0] < size[0] and 0 <= at[1] < size[1]:
-                found.append((at, tap, to))
-    return found
+                meetings.append((at, tap, to))
+    return meetings
 
 
 def _sums(products: Iterable[tuple[Place, Array]]) -> dict[Place, Array]:

@@ -1,7 +1,6 @@
 """Pooling whose gradient avoids `select_and_scatter`, which is slow on CPUs."""
 
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -16,50 +15,19 @@ Around = tuple[tuple[int, int], tuple[int, int]]
 
 
 def max_pool(x: Array, window: int, stride: int | None = None, padding: Padding = "VALID") -> Array:
-    """Returns the largest entry of each window.
+    """Returns the largest entry of each window, [B, H, W, C] -> [B, H', W', C]; never the padding.
 
     The gradient is that of `lax.reduce_window`, except where several entries of a window are the
     largest: they share it equally, while `lax` and PyTorch give it to the first. After a ReLU,
-    whose ties are zeros, there is no difference.
-
-    Args:
-      x: [B, H, W, C].
-      window: its height and width.
-      stride: its step; None: `window`.
-      padding: see `conv.resolve_padding`; padding is never the largest.
-
-    Returns:
-      [B, H', W', C].
+    whose ties are zeros, there is no difference. The stride is by default the window's size; for
+    `padding` see `conv.resolve_padding`.
     """
     stride = stride or window
     around = resolve_padding(x.shape[1:3], (window, window), stride, padding)
     if not are_kernels_enabled():
-        return _reduce_window(x, -jnp.inf, lax.max, window, stride, around)
+        size, strides, outside = (1, window, window, 1), (1, stride, stride, 1), ((0, 0), *around, (0, 0))
+        return lax.reduce_window(x, np.asarray(-jnp.inf, x.dtype), lax.max, size, strides, outside)
     return _max_pool(x, window, stride, around)
-
-
-def avg_pool(x: Array, window: int, stride: int | None = None, padding: Padding = "VALID") -> Array:
-    """Returns the mean of each window; padding counts as zeros, as in PyTorch.
-
-    Args:
-      x: [B, H, W, C].
-      window: its height and width.
-      stride: its step; None: `window`.
-      padding: see `conv.resolve_padding`.
-
-    Returns:
-      [B, H', W', C].
-    """
-    stride = stride or window
-    around = resolve_padding(x.shape[1:3], (window, window), stride, padding)
-    if not are_kernels_enabled():
-        return _reduce_window(x, 0.0, lax.add, window, stride, around) / window**2
-    return sum(extract_windows(x, (window, window), stride, around), jnp.zeros((), x.dtype)) / window**2
-
-
-def _reduce_window(x: Array, initial: float, reduce: Callable, window: int, stride: int, around: Around) -> Array:
-    size, strides, padding = (1, window, window, 1), (1, stride, stride, 1), ((0, 0), *around, (0, 0))
-    return lax.reduce_window(x, np.asarray(initial, x.dtype), reduce, size, strides, padding)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))

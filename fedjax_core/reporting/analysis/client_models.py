@@ -13,16 +13,12 @@ BATCH = 256  # default batch size
 
 
 def model_of(simulation: Simulator, state: State, model: str | None = None) -> str:
-    """Returns the name of a predictor of the method; None selects the default.
-
-    Raises:
-      ValueError: the method has no such predictor.
-    """
+    """Returns the name of a predictor, None: the default; raises ValueError for an unknown one."""
     return choose_model(simulation.client_view(state, 0), model)
 
 
 def choose_model(view: ClientView, model: str | None) -> str:
-    """Returns the name of a client's predictor, as `model_of`."""
+    """Returns the name of a predictor of a client, as `model_of`."""
     names = list(view.holds)
     if model is None:
         return "personal" if "personal" in names else names[0]
@@ -37,14 +33,10 @@ def eval_batch_size(simulation: Simulator) -> int:
 
 
 def outputs(view: ClientView, model: str, x: PyTree, batch: int = BATCH, most: int | None = None) -> dict[str, np.ndarray]:
-    """Computes the outputs of a client's model on examples: {"logits": [n, K], "features": [n, D],
-    ...}.
+    """Computes the outputs of a client's model on examples: {"logits": [n, K], ...}.
 
     Args:
-      view: of the client.
-      model: a predictor.
       x: leaves [n, ...].
-      batch: batch size.
       most: largest n of several calls, which then share one compiled program; None: n.
     """
     n = len(jax.tree.leaves(x)[0])
@@ -94,12 +86,10 @@ def class_accuracies(
     """Counts correct predictions and test examples by client and class.
 
     Args:
-      model: a predictor.
       scope: "own": each client's test examples; "all": the whole test set.
 
     Returns:
-      (correct, total), each [N, K]; sums over classes give accuracies per client, sums over clients
-      those per class.
+      (correct, total), each [N, K].
     """
     require_classes(simulation, "the analysis of accuracies by class")
     model = model_of(simulation, state, model)
@@ -124,8 +114,6 @@ def class_accuracies(
 
 
 def client_accuracies(correct: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """Returns accuracies [N] from the counts of `class_accuracies`; NaN for a client without test
-    examples.
-    """
+    """Returns accuracies [N] from counts of `class_accuracies`; NaN without test examples."""
     n = total.sum(1)
     return np.where(n > 0, correct.sum(1) / np.maximum(n, 1), np.nan)

@@ -45,8 +45,7 @@ def features(
     """Computes features of clients' own examples with their models.
 
     Args:
-      model: a predictor.
-      key: which of its outputs.
+      key: which of the model's outputs.
       part: "test" or "train" examples.
       clients: ids; None: all.
       most: number of examples per client, evenly spaced.
@@ -85,9 +84,7 @@ def with_centroids(points: Points) -> Points:
 
 
 def tsne(points: np.ndarray, seed: int = 0, perplexity: float = 30.0) -> np.ndarray:
-    """Embeds points [n, D] in the plane [n, 2] by t-SNE from principal components; few points lower
-    the perplexity.
-    """
+    """Embeds points [n, D] in the plane by t-SNE; few points lower the perplexity."""
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
@@ -99,13 +96,11 @@ def tsne(points: np.ndarray, seed: int = 0, perplexity: float = 30.0) -> np.ndar
 def attention(
     simulation: Simulator, state: State, model: str | None = None, client: int = 0, most: int = 20
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Computes the attention weights of a client's model to an example's feature and to its
-    prompts.
+    """Computes the attention weights of a client's model to an example's feature and to its prompts.
 
     Args:
       model: a predictor with outputs named "attention" or "..._attention", such as FedPFT's.
-      client: id.
-      most: number of its test examples, evenly spaced.
+      most: number of the client's test examples, evenly spaced.
 
     Returns:
       ({output's name: [n, 1 + prompts]}, [n] labels); rows sum to 1.
@@ -125,17 +120,14 @@ def attention(
 def class_knowledge(
     simulation: Simulator, view: ClientView, model: str | None = None, key: str = "logits", silu: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Computes a client's local structural knowledge (FedSKC): class means c of its training
-    examples, c * sigmoid(c).
+    """Computes a client's structural knowledge (FedSKC): its class means c, as c * sigmoid(c).
 
     Args:
-      view: of the client with its trained model.
-      model: a predictor; None: the personal one if there is one.
       key: which of the model's outputs.
       silu: False: c itself.
 
     Returns:
-      (knowledge [k, D], classes [k]) of the k classes that the client has.
+      (knowledge [k, D], classes [k]) of the k classes that the client trains on.
     """
     model = choose_model(view, model)
     rows = simulation.spec.data.train_index[view.client]

@@ -27,27 +27,20 @@ STEPS = 100  # of L-BFGS, for a convex problem
 
 
 def probe(simulation: Simulator, state: State, model: str | None = None, key: str = "features", penalty: float = 1.0) -> np.ndarray:
-    """Trains a new linear head on each client's frozen features (linear probe), and scores it on
-    the client's test examples.
+    """Scores a new linear head on each client's frozen features (linear probe): accuracies [N].
 
     The head minimises cross-entropy summed over the client's training examples plus penalty / 2
-    times its squared norm; these examples also standardise the features.
-
-    Returns:
-      Accuracies [N]; NaN for a client without training or test examples.
+    times its squared norm; these examples also standardise the features. NaN for a client without
+    training or test examples.
     """
     return _refit(simulation, state, model, key, penalty, matching=False)
 
 
 def match(simulation: Simulator, state: State, model: str | None = None, key: str = "features", penalty: float = 1.0) -> np.ndarray:
-    """Trains a linear layer between each client's frozen features f and its frozen head (linear
-    match).
+    """Scores a linear layer between each client's frozen features f and its head (linear match).
 
     The layer is f -> f + D z + d, with standardised features z; D starts at 0 and is penalised.
     Otherwise as `probe`.
-
-    Returns:
-      Accuracies [N]; NaN for a client without training or test examples.
 
     Raises:
       ValueError: no net of a client has a head that maps the features to the logits.
@@ -90,9 +83,7 @@ def _linear_logits(theta: PyTree, frozen: PyTree, f: Any) -> Array:
 
 @functools.cache
 def _match_logits(network: Callable[[PyTree], Model]) -> Callable:
-    """Returns one function per network, so that its clients share a program; `frozen` is (scale,
-    (network's, head)).
-    """
+    """Returns one function per network; `frozen` is (scale, (network's, head))."""
 
     def logits(theta, frozen, f):
         own, head = frozen[1]
@@ -124,7 +115,7 @@ def _minimize(logits: Callable, theta: PyTree, frozen: PyTree, f: Array, y: Arra
 
 
 def _find_head(view: ClientView, model: str, f: np.ndarray, logits: np.ndarray) -> PyTree:
-    """Returns the parameters of the head that maps a client's features to its logits."""
+    """Returns the head that maps a client's features to its logits."""
     width, heads = f.shape[1], []
 
     def collect(x):

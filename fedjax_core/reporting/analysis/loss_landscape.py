@@ -23,8 +23,7 @@ from fedjax_core.training import losses, metrics
 
 
 class Landscape(NamedTuple):
-    """Loss and accuracy [n, n] over `steps` [n] along two directions from a model, in units of its
-    filters' norms.
+    """Loss and accuracy [n, n] in a plane, over `steps` [n] in units of the filters' norms.
 
     `loss[i, j]` is at `steps[j]` along the first direction and `steps[i]` along the second.
     """
@@ -53,12 +52,9 @@ def landscape(
     Visualizing the Loss Landscape of Neural Nets. 2018).
 
     Args:
-      model: a predictor; all its nets are moved.
-      client: id.
       span: the plane extends from -span to span.
       points: along each direction; odd, so that the model itself is one of them.
       rows: of the test set, evenly spaced.
-      seed: of the directions.
       directions: two lists of params, one per net of `find_nets`; None: drawn.
 
     Raises:
@@ -86,12 +82,12 @@ def landscape(
         moved = iter(
             jax.tree.map(lambda w, a, b: w + place[0] * a + place[1] * b, [net.params for net in find_nets(holds)], *directions)
         )
-        there = jax.tree.map(lambda leaf: leaf._replace(params=next(moved)) if is_net(leaf) else leaf, holds, is_leaf=is_net)
+        moved_holds = jax.tree.map(lambda leaf: leaf._replace(params=next(moved)) if is_net(leaf) else leaf, holds, is_leaf=is_net)
 
         def score(entry):
             (x, y), mask = entry
-            made = view.predict(model, there, x, held)
-            logits, y = get_output(made, "logits").astype(jnp.float32), ({"targets": y} | made)["targets"]
+            predicted = view.predict(model, moved_holds, x, held)
+            logits, y = get_output(predicted, "logits").astype(jnp.float32), ({"targets": y} | predicted)["targets"]
             rows = losses.cross_entropy_per_example(logits, jnp.maximum(y, 0))
             return metrics.mean_pair(rows, losses.target_mask(y, mask)), metrics.accuracy(logits, y, mask)
 
@@ -123,8 +119,7 @@ class Plane(NamedTuple):
 
 
 def plane(centre: Net, others: Sequence[Net]) -> Plane:
-    """Fits the plane through `centre` that is nearest to the others: principal components of the
-    differences in params.
+    """Fits the plane through `centre` nearest to the others, by principal components.
 
     Raises:
       ValueError: architectures differ, or there are not two directions.
@@ -153,12 +148,10 @@ def plane(centre: Net, others: Sequence[Net]) -> Plane:
 def surroundings(
     simulation: Simulator, state: State, others: Sequence[Net], *, span: float = 1.0, points: int = 21, rows: int = 1000
 ) -> tuple[Landscape, Plane]:
-    """Computes the loss on test data in the plane through the global model nearest to others, such
-    as clients' (FedOA, Figure 3).
+    """Computes the test loss in the plane of the global model and others (FedOA, Figure 3).
 
     Args:
-      simulation: of the run with the global model.
-      others: models with the same parameters.
+      others: models with the same parameters, such as clients'.
       span: the surface extends 1.25 span times as far as the farthest of them.
       points, rows: as in `landscape`.
 
@@ -171,14 +164,14 @@ def surroundings(
     view = simulation.client_view(state, 0)
     x = take_examples(simulation.spec.data.test.x, np.arange(min(8, len(simulation.spec.data.test.y))))
     centre = find_trained_network(view, choose_model(view, "global"), x)
-    found = plane(centre, others)
+    fitted = plane(centre, others)
     nets, zero = find_nets(view.holds["global"]), lambda net: jax.tree.map(np.zeros_like, net.params)
     if not any(net is centre for net in nets):
         raise ValueError("the global model is put together of several nets, so there is not one to move")
-    moved = tuple([d if net is centre else zero(net) for net in nets] for d in found.directions)
-    reach = 1.25 * span * float(np.abs(found.places).max())
+    moved = tuple([d if net is centre else zero(net) for net in nets] for d in fitted.directions)
+    reach = 1.25 * span * float(np.abs(fitted.places).max())
     where: Any = {"span": reach, "points": points, "rows": rows, "directions": moved}
-    return landscape(simulation, state, "global", **where), found
+    return landscape(simulation, state, "global", **where), fitted
 
 
 def _direction(key: Array, params: PyTree) -> PyTree:

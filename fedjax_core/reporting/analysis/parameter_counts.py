@@ -16,10 +16,9 @@ from fedjax_core.training.param_partition import count_trainable
 def communication(simulation: Simulator) -> list[dict[str, Any]]:
     """Lists the arrays that one client receives and sends in a round, from shapes.
 
-    Returns:
-      Rows with "group" (an architecture), "way" ("down", "up"), "part" (a network's "body" and
-      "head", else the path's first name), "layer" (the path's beginning), "array" (the whole path),
-      "shape", "dtype", "numbers", "bytes".
+    Rows have "group" (an architecture), "way" ("down", "up"), "part" (a network's "body" and "head",
+    else the path's first name), "layer" (the path's beginning), "array" (the whole path), "shape",
+    "dtype", "numbers", "bytes".
     """
     rows = []
     for group, shape in zip(simulation.spec.bound_groups, simulation.spec.shapes.groups, strict=True):
@@ -43,22 +42,19 @@ def communication(simulation: Simulator) -> list[dict[str, Any]]:
 
 
 def sizes(simulation: Simulator) -> list[dict[str, Any]]:
-    """Counts the parameters of one client's network, those that it trains, and those in its
-    messages, from shapes.
+    """Counts parameters of a client's network, its training and its messages, by architecture.
 
     Running statistics of batch normalisation count only in "statistics", so "whole", "trained",
     "down" and "up" are equal for FedAvg. `communication` lists everything that is sent.
 
     Returns:
-      A row per architecture with
+      Rows of "group" (name), "clients" (their number), and
 
-      - "group", "clients": its name, and its number of clients.
       - "whole", "body": parameters of the network; without prompts and head.
-      - "trained": parameters that gradient steps of a client's round change, inside or outside of
-        the network. A second copy of the network counts again; fine-tuning before evaluation and
-        the server's training do not count.
+      - "trained": those that gradient steps of a client's round change. A second copy of the
+        network counts again; fine-tuning before evaluation and the server's training do not count.
       - "down", "up": parameters that a client receives and sends in a round.
-      - "statistics": of batch normalisation, in the network.
+      - "statistics": of batch normalisation.
     """
     rows = []
     for g, (group, shape) in enumerate(zip(simulation.spec.bound_groups, simulation.spec.shapes.groups, strict=True)):
@@ -106,8 +102,6 @@ def _parameters(tree: PyTree) -> PyTree:
 
 
 def _part(names: Sequence[str]) -> str:
-    """Returns "net/body" for "net/params/conv1/kernel", "net/head" for "net/params/head/bias",
-    "transform" for "transform/key".
-    """
+    """Returns "net/body" of "net/params/conv1/kernel", "transform" of "transform/key"."""
     at = next((i for i, name in enumerate(names[:-1]) if name in Net._fields), None)
     return names[0] if at is None else "/".join([*names[:at], "head" if names[at + 1] == "head" else "body"])

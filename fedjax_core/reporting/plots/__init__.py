@@ -1,9 +1,8 @@
 """Figures of runs, from metrics.jsonl and the label table in run.json.
 
-Each function returns the figure and writes it to `path`; each figure of numbers has a CSV file of
-the same name beside it. OSError: a file cannot be written. Figures are matplotlib objects
-without pyplot's global state, so any thread can draw them; in a notebook show the file or the
-returned Figure.
+Each function returns the figure and writes it to `path`, whose suffix is the format (.png, .pdf,
+.svg), with its numbers in a CSV file beside it. Figures are matplotlib objects without pyplot's
+global state, so any thread can draw them.
 """
 
 from fedjax_core.reporting.plots.cost_curves import spending

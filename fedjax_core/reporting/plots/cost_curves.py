@@ -17,7 +17,7 @@ from fedjax_core.reporting.score_labels import axis_label, is_accuracy
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import METRICS
 
-COSTS = {"bytes": "bytes sent by a client that is always there", "epsilon": "epsilon"}
+COSTS = {"bytes": "bytes sent by a client that always takes part", "epsilon": "epsilon"}
 EPSILON = "privacy/epsilon"
 
 
@@ -30,19 +30,15 @@ def spending(
 ) -> Figure:
     """Draws a score of several runs over their cost up to its round, on a logarithmic axis.
 
-    Runs that differ only in seeds are drawn as their mean with a band, as in `score_curves.curves`.
+    Runs that differ only in seeds, `metric` and `labels` are as in `score_curves.curves`.
 
     Args:
-      run_dirs: their directories.
-      metric: as in `score_curves.curves`.
-      path: of the figure, whose suffix is the format. Its CSV has columns run, round, the cost, the
-        score, and for several seeds standard_deviation, seeds.
+      path: its CSV has columns run, round, the cost, the score, and for several seeds
+        standard_deviation, seeds.
       cost: "bytes": size of a client's packed uplinks so far; "epsilon": the privacy spent so far.
         The last score of a run without privacy is a horizontal dashed line.
-      labels: as in `score_curves.curves`.
 
     Raises:
-      OSError: a run has no metrics.jsonl or summary.json, or the files cannot be written.
       ValueError: a run lacks the score, none has an epsilon, or the number of labels is wrong.
     """
     folders, metrics = [Path(folder) for folder in run_dirs], [metric] if isinstance(metric, str) else list(metric)

@@ -26,8 +26,6 @@ def embedding(
       places: [n, 2].
       classes: [n] labels.
       clients: [n] ids.
-      path: of the figure, whose suffix is the format. Its CSV has a line per point.
-      class_names: default: their numbers.
       centres: [n] mask of centroids, which are larger and have their client's marker in both
         panels.
     """
@@ -43,17 +41,17 @@ def embedding(
         figure = Figure(figsize=(style.PAGE, 3.6), layout="constrained")
         for place, (what, values) in enumerate((("class", classes), ("client", clients)), 1):
             axes = figure.add_subplot(1, 2, place)
-            found = np.unique(values)
-            for value, colour in zip(found.tolist(), style.make_palette(len(found)), strict=True):
-                mine = values == value
+            unique = np.unique(values)
+            for value, colour in zip(unique.tolist(), style.make_palette(len(unique)), strict=True):
+                mask = values == value
                 marker = markers[value] if what == "client" else "o"
                 label = style.legend_entry(style.shorten(names)[value]) if what == "class" else str(value)
-                axes.scatter(*places[mine & ~large].T, s=7, color=colour, marker=marker, linewidths=0, label=label)
-                for client in np.unique(clients[mine & large]).tolist():
-                    at = places[mine & large & (clients == client)].T
+                axes.scatter(*places[mask & ~large].T, s=7, color=colour, marker=marker, linewidths=0, label=label)
+                for client in np.unique(clients[mask & large]).tolist():
+                    at = places[mask & large & (clients == client)].T
                     axes.scatter(*at, s=60, color=colour, marker=markers[client], edgecolors="black", linewidths=0.8, zorder=3)
             axes.set_title(f"by {what}")
-            style.hide_axes(axes, len(found), 1.6)
+            style.hide_axes(axes, len(unique), 1.6)
         style.save_figure(figure, path, rows)
     return figure
 
@@ -73,8 +71,6 @@ def landmarks(
       classes: [n] labels.
       marks: [k, 2].
       mark_classes: [k] labels.
-      path: of the figure, whose suffix is the format. Its CSV has a line per point and mark.
-      class_names: default: their numbers.
     """
     places, classes, marks, mark_classes = map(np.asarray, (places, classes, marks, mark_classes))
     most = int(max(classes.max(), mark_classes.max(initial=0))) + 1
@@ -87,12 +83,12 @@ def landmarks(
     with matplotlib.rc_context(style.STYLE):
         figure = Figure(figsize=(style.COLUMN, 3.4), layout="constrained")
         axes = figure.add_subplot()
-        found = np.unique(np.concatenate([classes, mark_classes])).tolist()
-        for value, colour in zip(found, style.make_palette(len(found)), strict=True):
+        unique = np.unique(np.concatenate([classes, mark_classes])).tolist()
+        for value, colour in zip(unique, style.make_palette(len(unique)), strict=True):
             label = style.legend_entry(style.shorten(names)[value])
             axes.scatter(*places[classes == value].T, s=5, color=colour, linewidths=0, label=label)
             axes.scatter(*marks[mark_classes == value].T, s=90, color=colour, edgecolors="black", linewidths=1.2, zorder=3)
-        style.hide_axes(axes, len(found), 1.8)
+        style.hide_axes(axes, len(unique), 1.8)
         style.save_figure(figure, path, rows)
     return figure
 
@@ -110,7 +106,6 @@ def contours(
     Args:
       steps: [n] positions along both directions.
       loss: [n, n]: at `steps[j]` along the first and `steps[i]` along the second direction.
-      path: of the figure, whose suffix is the format. Its CSV has a line per point.
       accuracy: [n, n] for the CSV.
       marks: positions [m, 2] of other models by label; they have no loss in the CSV.
       share: fraction of the others' squared distances along each direction, in [0, 1].

@@ -70,7 +70,6 @@ def differences(panels: Sequence[Panel], path: str | os.PathLike, against: str, 
 
     Args:
       panels: in drawing order.
-      path: of the figure, whose suffix is the format. Its CSV has a line per method and panel.
       against: the name of the reference.
       unit: of the differences, such as "points".
     """
@@ -97,8 +96,8 @@ def differences(panels: Sequence[Panel], path: str | os.PathLike, against: str, 
         if len(kinds) > 1:
             handles, labels = {}, []
             for axes in figure.axes:
-                found, names = axes.get_legend_handles_labels()
-                handles |= dict(zip(names, found, strict=True))
+                marks, names = axes.get_legend_handles_labels()
+                handles |= dict(zip(names, marks, strict=True))
             labels = [kind for kind in kinds if kind in handles]
             figure.legend([handles[kind] for kind in labels], labels, loc="outside upper center", ncols=len(labels))
         style.save_figure(figure, path, [_record(panel, one) for panel in panels for one in panel.methods if not one.is_reference])
@@ -150,8 +149,6 @@ def dots(series: Mapping[str, Mapping[str, float]], path: str | os.PathLike, acr
 
     Args:
       series: by run, {category: accuracy in [0, 1]}; NaN is not drawn.
-      path: of the figure, whose suffix is the format. Its CSV has a line per category, a column per
-        run.
       across: label of the categories: "class", "client".
       up: label of the numbers.
     """

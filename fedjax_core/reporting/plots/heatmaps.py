@@ -27,9 +27,6 @@ def heatmap(
     Args:
       values: [clients, classes]; NaN for missing numbers. Of more than `style.MOST_CLIENTS` clients
         so many are drawn, evenly spaced.
-      path: of the figure, whose suffix is the format. Its CSV has all clients, a column per class.
-      class_names: one per class; by default their numbers.
-      clients: their ids; by default 0, 1, ...
       client_names: one per client, for the CSV; by default none.
       of: label of the colour bar.
       percent: whether to show numbers times 100.
@@ -74,8 +71,7 @@ def attention(weights: Any, path: str | os.PathLike, labels: Sequence[str] | Non
 
     Args:
       weights: [n, 1 + prompts].
-      path: of the figure, whose suffix is the format. Its CSV has a line per example: its label, f,
-        p1, p2, ...
+      path: its CSV has a line per example: its label, f, p1, p2, ...
       labels: of the examples, such as their classes; by default their numbers.
 
     Raises:
@@ -109,7 +105,6 @@ def contact_sheet(rows: Mapping[str, Any], path: str | os.PathLike) -> Figure:
 
     Args:
       rows: label -> images [n, H, W, C] with 1 or 3 channels, uint8 or floats, clipped to [0, 1].
-      path: of the figure, whose suffix is the format (.png, .pdf, .svg).
 
     Raises:
       ValueError: if there are no rows, or a row is not images.

@@ -26,9 +26,6 @@ def partition_bubbles(
     Args:
       label_table: [clients, classes] counts. Of more than `style.MOST_CLIENTS` clients so many are
         drawn, evenly spaced.
-      path: of the figure, whose suffix is the format. Its CSV has all clients, a column per class.
-      class_names: one per class; by default their numbers.
-      clients: their ids; by default 0, 1, ...
       client_names: one per client, for the CSV; by default none.
 
     Raises:

@@ -13,7 +13,7 @@ from fedjax_core.reporting.metrics_log import read_records
 from fedjax_core.reporting.plots import style
 from fedjax_core.reporting.plots.label_distribution import partition_bubbles
 from fedjax_core.reporting.plots.score_curves import Line, draw_lines
-from fedjax_core.reporting.score_labels import axis_label, describe_score, is_headline
+from fedjax_core.reporting.score_labels import axis_label, describe_score, is_headline, is_overall
 from fedjax_core.storage.workdir import METRICS
 
 
@@ -24,20 +24,14 @@ def run_plots(run_dir: str | os.PathLike) -> list[Path]:
     loss, partition.png the recorded label table: `record("partition", {"label_table": [[...]],
     "class_names": [...]})`, names optional.
 
-    Args:
-      run_dir: a run's directory.
-
     Returns:
       Paths of the figures and their CSV files; fewer for a run without scores or label table.
-
-    Raises:
-      OSError: if there is no metrics.jsonl, or the files cannot be written.
     """
     folder = Path(run_dir)
     written = []
     records = read_records(folder / METRICS)
     names = list(dict.fromkeys(name for record in records for name in record))
-    scores = [name for name in names if name.startswith("test/") and is_headline(name) and _is_mean(name)]
+    scores = [name for name in names if name.startswith("test/") and is_headline(name) and is_overall(name)]
     losses = [name for name in names if name == "train/loss"]
     if scores or losses:
         path = folder / "accuracy.png"
@@ -54,11 +48,6 @@ def run_plots(run_dir: str | os.PathLike) -> list[Path]:
     return written
 
 
-def _is_mean(name: str) -> bool:
-    """Returns whether a score is of the whole run: a global one, or the mean over clients."""
-    return name.count("/") == 2 or name.endswith("/mean")
-
-
 def _progress(records: Sequence[Mapping[str, Any]], scores: Sequence[str], losses: Sequence[str]) -> Figure:
     """Draws accuracies above the training loss, over the same rounds."""
     panels = [names for names in (scores, losses) if names]
@@ -68,9 +57,9 @@ def _progress(records: Sequence[Mapping[str, Any]], scores: Sequence[str], losse
         axes = shared = figure.add_subplot(len(panels), 1, place, sharex=shared)
         lines, several = [], len({axis_label(name) for name in names}) > 1
         for name in names:
-            found = [(record["round"], record[name]) for record in records if name in record]
+            points = [(record["round"], record[name]) for record in records if name in record]
             label = f"{axis_label(name)}: {describe_score(name)}" if several else describe_score(name)
-            lines.append(Line(label, [r for r, _ in found], [v for _, v in found]))
+            lines.append(Line(label, [r for r, _ in points], [v for _, v in points]))
         draw_lines(axes, lines, names[0])
         if several:
             axes.set_ylabel("test score")

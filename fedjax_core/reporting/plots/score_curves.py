@@ -25,9 +25,7 @@ _TABLE_RUN = re.compile(r"(.+)--(.+)--seed\d+--[0-9a-f]{8}")  # directory of a t
 
 
 class Line(NamedTuple):
-    """Values [n] over rounds [n]; `band` [n] is their standard deviation over seeds, None for a
-    single run.
-    """
+    """Values [n] over rounds [n]; `band` [n]: their standard deviation over seeds, if several."""
 
     label: str
     rounds: Sequence[float]
@@ -47,18 +45,15 @@ def curves(
     common rounds, with a band of one sample standard deviation to either side.
 
     Args:
-      run_dirs: their directories.
-      metric: a name in metrics.jsonl, e.g. "test/global/accuracy"; of several names, the first that
-        a run has.
-      path: of the figure, whose suffix is the format (.png, .pdf, .svg). Its CSV has columns run,
-        round, `metric`, and for several seeds standard_deviation, seeds.
+      metric: a name in metrics.jsonl; of several names, the first that a run has.
+      path: its CSV has columns run, round, `metric`, and for several seeds standard_deviation,
+        seeds.
       labels: of the lines or of the runs; default: the directories' names, or row and column for a
         table's runs.
 
     Raises:
-      OSError: if a run has no metrics.jsonl, or the files cannot be written.
-      ValueError: if a run lacks the score (the message lists its scores), seeds have no common
-        round, or the number of labels is wrong.
+      ValueError: a run lacks the score (the message lists its scores), seeds have no common round,
+        or the number of labels is wrong.
     """
     folders = [Path(run_dirs)] if isinstance(run_dirs, (str, os.PathLike)) else [Path(folder) for folder in run_dirs]
     metrics = [metric] if isinstance(metric, str) else list(metric)
@@ -95,9 +90,7 @@ def group_by_seed(folders: Sequence[Path]) -> list[list[Path]]:
 
 
 def _seedless_key(folder: Path) -> Any:
-    """Returns a key shared by a run and its repetitions with other seeds; the folder itself without
-    a config.
-    """
+    """Returns a key shared by a run and its other seeds; the folder itself without a config."""
     file = folder / CONFIG
     if not file.exists():
         return folder
@@ -108,9 +101,7 @@ def _seedless_key(folder: Path) -> Any:
 
 
 def make_line_labels(folders: Sequence[Path], groups: Sequence[Sequence[Path]], given: Sequence[str] | None) -> list[str]:
-    """Returns a label for each group: as given, or from the directories' names, or row and column
-    for a table's runs.
-    """
+    """Returns a label per group: as given, from directories, or a table's row and column."""
     if given is None:
         return _default_labels(folders, groups)
     if len(given) == len(groups):

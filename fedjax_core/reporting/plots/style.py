@@ -52,12 +52,7 @@ def save_figure(figure: Figure, path: str | os.PathLike, rows: Sequence[Mapping[
 
 
 def write(figure: Figure, path: str | os.PathLike) -> None:
-    """Writes a figure in the format of the path's suffix; PNG without one.
-
-    Raises:
-      OSError: if it cannot be written.
-      ValueError: if the format is unknown.
-    """
+    """Writes a figure in the format of the suffix, by default PNG; ValueError if unknown."""
     path = Path(path)
     kind = path.suffix.removeprefix(".") or "png"
     allowed = sorted(figure.canvas.get_supported_filetypes())
@@ -94,9 +89,7 @@ def hide_axes(axes: Axes, labels: int, scale: float) -> None:
 
 
 def resolve_class_names(classes: int, names: Sequence[str] | None) -> list[str]:
-    """Returns the names of classes, by default their numbers; raises ValueError unless there is one
-    per class.
-    """
+    """Returns the names of classes, by default their numbers; ValueError unless all."""
     resolved = [str(k) for k in range(classes)] if names is None else list(map(str, names))
     if len(resolved) != classes:
         raise ValueError(f"{len(resolved)} class names for {classes} classes; give one per class")
@@ -121,9 +114,7 @@ def make_client_rows(
 
 
 def legend_entry(label: str) -> str:
-    """Returns a label that matplotlib shows: it omits labels that are empty or begin with "_", so
-    these get a zero-width space.
-    """
+    """Returns a label that matplotlib shows, which omits those that are empty or begin with "_"."""
     return label if label and not label.startswith("_") else f"\u200b{label}"
 
 
@@ -133,7 +124,5 @@ def shorten(names: Sequence[str]) -> list[str]:
 
 
 def tick_step(least: float) -> int:
-    """Returns the smallest round number that is at least `least`: the distance of labels that do
-    not touch.
-    """
+    """Returns the smallest round number >= `least`: the distance of labels that do not touch."""
     return next((step for step in (1, 2, 5, 10, 20, 25, 50) if step >= least), 100)

@@ -1,18 +1,21 @@
 """Augmentations of color; see `pipeline.py`."""
 
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Array
-from fedjax_core.option_types import Fraction, NonNegative, Positive
+from fedjax_core.option_types import Fraction, Limit, NonNegative, Positive, check_arguments
 from fedjax_core.training.augment.geometric import Augment
 
 Planes = tuple[Array, ...]  # the channels of an image, each [H, W]: one, or red, green and blue
+HalfCircle = Annotated[float, Limit("in [0, 0.5]", lambda v: 0 <= v <= 0.5)]
 GREY = (0.2989, 0.587, 0.114)  # of red, green, blue
 
 
 def colour_jitter(
-    brightness: NonNegative = 0.4, contrast: NonNegative = 0.4, saturation: NonNegative = 0.4, hue: NonNegative = 0.4
+    brightness: NonNegative = 0.4, contrast: NonNegative = 0.4, saturation: NonNegative = 0.4, hue: HalfCircle = 0.4
 ) -> Augment:
     """Changes brightness, contrast, saturation and hue by random amounts, in random order.
 
@@ -24,20 +27,16 @@ def colour_jitter(
     Momentum Contrast for Unsupervised Visual Representation Learning. CVPR 2020).
 
     Args:
-      brightness: a >= 0; pixels are multiplied by the factor.
-      contrast: a >= 0; distances to the image's mean grey are multiplied by it.
-      saturation: a >= 0; distances to the pixel's grey are multiplied by it.
+      brightness: a; pixels are multiplied by the factor.
+      contrast: a; distances to the image's mean grey are multiplied by it.
+      saturation: a; distances to the pixel's grey are multiplied by it.
       hue: in [0, 0.5], as a fraction of the color circle.
 
     Raises:
-      ValueError: an amount below 0, or a hue above 0.5. When traced: the image has neither 1 nor 3
-        channels.
+      ValueError: an amount is out of range; (when traced) the image has neither 1 nor 3 channels.
     """
     amounts = {"brightness": brightness, "contrast": contrast, "saturation": saturation, "hue": hue}
-    for name, amount in amounts.items():
-        if not 0 <= amount <= (0.5 if name == "hue" else float("inf")):
-            limit = "in [0, 0.5]" if name == "hue" else "at least 0"
-            raise ValueError(f"augmentation colour_jitter: {name}={amount} must be {limit}")
+    check_arguments(colour_jitter, **amounts)
 
     def op(key: Array, x: Array) -> Array:
         _channels("colour_jitter", x)
@@ -50,9 +49,8 @@ def colour_jitter(
         order = jnp.argsort(jax.random.uniform(of_order, (len(active),)))
         drawn = low + (high - low) * jax.random.uniform(of_amounts, (len(active),))
         adjust = [ADJUST[name] for name in active]
-        planes = jax.lax.fori_loop(
-            0, len(active), lambda i, planes: jax.lax.switch(order[i], adjust, planes, drawn[order[i]]), _planes(x)
-        )
+        step = lambda i, planes: jax.lax.switch(order[i], adjust, planes, drawn[order[i]])
+        planes = jax.lax.fori_loop(0, len(active), step, _planes(x))
         return jnp.stack(planes, -1).astype(x.dtype)
 
     return op
@@ -106,17 +104,8 @@ ADJUST = {"brightness": adjust_brightness, "contrast": adjust_contrast, "saturat
 
 
 def greyscale(probability: Fraction = 0.2) -> Augment:
-    """Makes an image grey (0.2989 red + 0.587 green + 0.114 blue in all channels) with a given probability.
-
-    Args:
-      probability: of becoming grey, in [0, 1].
-
-    Raises:
-      ValueError: the probability is not in [0, 1]. When traced: the image has neither 1 nor 3
-        channels.
-    """
-    if not 0 <= probability <= 1:
-        raise ValueError(f"augmentation greyscale: probability={probability} is not in [0, 1]")
+    """Makes an image grey, 0.2989 red + 0.587 green + 0.114 blue, with a given probability."""
+    check_arguments(greyscale, probability=probability)
 
     def op(key: Array, x: Array) -> Array:
         _channels("greyscale", x)
@@ -130,14 +119,8 @@ def normalise(mean: float | tuple[float, ...], std: Positive | tuple[Positive, .
     """Normalizes to (x - mean) / std, each one number or one per channel.
 
     For your own pipelines only: the networks here normalize their inputs themselves, also in
-      evaluation.
-
-    Args:
-      mean: in units of the pixels, which are in [0, 1].
-      std: likewise; > 0.
-
-    Raises:
-      ValueError: a std that is not positive.
+    evaluation. Both are in units of the pixels, which are in [0, 1]; raises ValueError for a std
+    that is not positive.
     """
     mean, std = (tuple(v) if isinstance(v, (tuple, list)) else (v,) for v in (mean, std))
     if not all(s > 0 for s in std):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Array
-from fedjax_core.option_types import AtLeastZero, Fraction, Positive
+from fedjax_core.option_types import AtLeastZero, Fraction, Positive, check_arguments
 
 Augment = Callable[[Array, Array], Array]  # key, image [H, W, C] in [0, 1] -> [H, W, C]
 Range = tuple[Positive, Positive]  # lowest and highest
@@ -25,8 +25,7 @@ def crop(padding: AtLeastZero = 4) -> Augment:
     Raises:
       ValueError: padding < 0. When traced: the image is not larger than the padding.
     """
-    if padding < 0:
-        raise ValueError(f"augmentation crop: padding={padding} must be at least 0")
+    check_arguments(crop, padding=padding)
 
     def op(key: Array, x: Array) -> Array:
         if padding >= min(x.shape[:2]):
@@ -42,16 +41,8 @@ def crop(padding: AtLeastZero = 4) -> Augment:
 
 
 def flip(probability: Fraction = 0.5) -> Augment:
-    """Flips left and right with a given probability.
-
-    Args:
-      probability: of a flip, in [0, 1].
-
-    Raises:
-      ValueError: the probability is not in [0, 1].
-    """
-    if not 0 <= probability <= 1:
-        raise ValueError(f"augmentation flip: probability={probability} is not in [0, 1]")
+    """Flips left and right with a given probability."""
+    check_arguments(flip, probability=probability)
     return lambda key, x: jnp.where(jax.random.uniform(key) < probability, x[:, ::-1], x)
 
 

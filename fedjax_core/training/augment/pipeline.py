@@ -32,8 +32,6 @@ from fedjax_core.training.augment.color import colour_jitter, greyscale, normali
 from fedjax_core.training.augment.geometric import Augment, crop, flip, resized_crop
 
 _STREAM = 0x617567  # separates these draws from the network's own (dropout), which use the same key
-
-
 OPS: dict[str, Callable[..., Augment]] = {
     "crop": crop,
     "flip": flip,
@@ -89,7 +87,7 @@ def augment_batch(augment: Augment) -> Augment:
             raise ValueError(f"augmentation is for images [H, W, C], these examples are {list(images.shape[1:])}; set augment=None")
         if images.dtype == jnp.uint8:
             images = images.astype(jnp.float32) / 255
-        keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(len(images)))
+        keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(len(images)))
         views = jax.vmap(augment)(keys, images)
         if views.shape != images.shape or views.dtype != images.dtype:
             image, view = (f"{x.dtype}{list(x.shape[1:])}" for x in (images, views))
@@ -111,15 +109,14 @@ def parse_for_training(text: str) -> Augment:
 
 
 def with_augmentation(model: Model, by: str | Augment) -> Model:
-    """Returns the model with augmentation: of `apply` and `features` with train=True.
+    """Returns the model, which normalizes its own inputs, with augmentation in training mode.
 
     Args:
-      model: normalizes its inputs itself.
       by: augmentation of one image, or a string, see `parse_for_training`.
 
     Raises:
-      ValueError, TypeError: as `parse_for_training`; (when traced) training without a key, or on inputs
-        that are no images.
+      ValueError, TypeError: as `parse_for_training`; (when traced) training without a key, or on
+        inputs that are no images.
     """
     augment = augment_batch(parse_for_training(by) if isinstance(by, str) else by)
 

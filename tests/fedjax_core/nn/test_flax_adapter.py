@@ -112,7 +112,7 @@ def test_a_module_says_which_axes_several_devices_divide(axes):
 
 
 def test_batch_statistics_leave_out_padding_or_are_refused():
-    with pytest.raises(ValueError, match="has batch statistics, which rows of padding would enter"):
+    with pytest.raises(ValueError, match="has batch statistics, which padding would enter"):
         of(Normalised)
     model = of(Masked)
     net, mask = model.init(jax.random.key(0)), jnp.asarray([True] * 4 + [False] * 2)

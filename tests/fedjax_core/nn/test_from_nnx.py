@@ -9,6 +9,7 @@ from flax import nnx
 
 from fedjax_core import nn, registry
 from fedjax_core.nn import from_nnx
+from fedjax_core.nn.resnet import Bottleneck, ResNet
 
 SMALL = {
     "mlp": {"widths": (8, 6)},
@@ -64,8 +65,9 @@ def test_the_cnn_of_mcmahan_et_al_has_the_published_parameters():
 def test_model_is_pure_and_plain(name):
     chex.clear_trace_counter()
     network, key = build(name), jax.random.key(0)
-    net, x = network.init(key), images()
-    chex.assert_trees_all_equal(net, network.init(key))
+    init, x = jax.jit(network.init), images()
+    net = init(key)
+    chex.assert_trees_all_equal(net, init(key))
     assert jax.tree.structure(net) == jax.tree.structure(jax.eval_shape(build(name).init, key))
     assert type(net.params) is dict
     assert type(net.stats) is dict
@@ -89,13 +91,18 @@ def test_model_is_pure_and_plain(name):
     again = step(net.params, net.stats, x.at[3].set(255), mask)
     chex.assert_trees_all_equal(((value, stats), gradient), again)
 
-    outputs, kept = network.apply(net, x)
-    assert kept is net.stats
+    @jax.jit
+    def evaluate(net, x):
+        outputs, kept = network.apply(net, x)
+        assert kept is net.stats
+        body = net._replace(params={k: v for k, v in net.params.items() if k != "head"})
+        features, _ = network.features(body, x)
+        return outputs, features, network.head(net, features)
+
+    outputs, features, logits = evaluate(net, x)
     assert set(outputs) == {"logits", "features"}
-    body = net._replace(params={k: v for k, v in net.params.items() if k != "head"})
-    features, _ = network.features(body, x)
     np.testing.assert_array_equal(features, outputs["features"])
-    np.testing.assert_array_equal(network.head(net, features), outputs["logits"])
+    np.testing.assert_array_equal(logits, outputs["logits"])
 
 
 def test_nan_in_masked_rows_reaches_nothing():
@@ -134,11 +141,17 @@ def test_vmap_over_clients_equals_one_by_one():
 
 def test_frozen_statistics_never_move():
     network, usual = build("resnet8", stats_mode="freeze"), build("resnet8")
-    net, x = network.init(jax.random.key(0)), images()
-    outputs, stats = network.apply(net, x, train=True)
-    assert stats is net.stats
-    np.testing.assert_array_equal(outputs["logits"], network.apply(net, x)[0]["logits"])
-    assert np.abs(outputs["logits"] - usual.apply(net, x, train=True)[0]["logits"]).max() > 1e-3
+
+    @jax.jit
+    def logits(net, x):
+        outputs, stats = network.apply(net, x, train=True)
+        assert stats is net.stats
+        others = network.apply(net, x)[0], usual.apply(net, x, train=True)[0]
+        return [each["logits"] for each in (outputs, *others)]
+
+    training, evaluation, moving = logits(jax.jit(network.init)(jax.random.key(0)), images())
+    np.testing.assert_array_equal(training, evaluation)
+    assert np.abs(training - moving).max() > 1e-3
 
 
 def test_dropout_is_a_function_of_the_key():
@@ -153,8 +166,8 @@ def test_dropout_is_a_function_of_the_key():
 def test_a_cnn_s_dropout_before_the_head_may_be_another():
     def zeros(**rates) -> float:
         network = from_nnx.build("cnn", 5, SHAPE, widths=(4,), dense=2000, **rates)
-        features = network.apply(network.init(jax.random.key(0)), images(), jax.random.key(3), train=True)[0]["features"]
-        return float(jnp.mean(features == 0))
+        run = lambda key, x: network.apply(network.init(jax.random.key(0)), x, key, train=True)[0]["features"]
+        return float(np.mean(jax.jit(run)(jax.random.key(3), images()) == 0))
 
     without = zeros()
     assert abs(zeros(head_dropout=0.5) - (1 + without) / 2) < 0.03
@@ -173,18 +186,19 @@ def test_bytes_and_numbers_are_normalised_alike():
 
 
 def test_bottlenecks():
-    network = from_nnx.build("resnet50", 5, SHAPE, width=2, norm="group")
+    make = lambda rngs: ResNet(5, SHAPE, blocks=(1, 1), block=Bottleneck, width=2, norm="group", rngs=rngs)
+    network = from_nnx.from_module(make, "bottlenecks")
     net = jax.eval_shape(network.init, jax.random.key(0))
     outputs, stats = jax.eval_shape(lambda net, x: network.apply(net, x, intermediates=True), net, images())
-    assert outputs["features"].shape == (4, 2 * 8 * 4)
+    assert outputs["features"].shape == (4, 2 * 2 * 4)
     assert outputs["intermediates"]["stage2"].shape == (4, 5, 4, 16)
     assert stats == {}
 
 
 def test_intermediates_by_name():
     network = build("resnet8")
-    net, x = network.init(jax.random.key(0)), images()
-    seen = network.apply(net, x, intermediates=True)[0]["intermediates"]
+    run = lambda key, x: network.apply(network.init(key), x, intermediates=True)[0]["intermediates"]
+    seen = jax.jit(run)(jax.random.key(0), images())
     assert set(seen) == {"stem_pre", "stem", "stage1_pre", "stage1", "stage2_pre", "stage2", "stage3_pre", "stage3"}
     for name in ("stem", "stage2"):
         np.testing.assert_array_equal(jax.nn.relu(seen[f"{name}_pre"]), seen[name])
@@ -202,8 +216,8 @@ def test_features_are_averaged_in_groups():
 
 def test_bfloat16_computes_and_float32_stays():
     network = build("resnet8", dtype=jnp.bfloat16)
-    net, x = network.init(jax.random.key(0)), images()
-    outputs, stats = network.apply(net, x, train=True, intermediates=True)
+    net = jax.eval_shape(network.init, jax.random.key(0))
+    outputs, stats = jax.eval_shape(lambda net, x: network.apply(net, x, train=True, intermediates=True), net, images())
     assert outputs["intermediates"]["stage1"].dtype == jnp.bfloat16
     assert {leaf.dtype for leaf in jax.tree.leaves((net, stats, outputs["logits"], outputs["features"]))} == {jnp.dtype("float32")}
 
@@ -211,13 +225,13 @@ def test_bfloat16_computes_and_float32_stays():
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("resnet9", {}, "unknown model 'resnet9'; did you mean 'resnet"),
-        ("cnn", {"width": 3}, "unknown option of cnn 'width'; did you mean 'widths'"),
-        ("resnet8", {"stem": "small"}, "unknown stem 'small'; use one of cifar, imagenet"),
+        ("resnet9", {}, "unknown model 'resnet9'; allowed: .*Did you mean 'resnet"),
+        ("cnn", {"width": 3}, "unknown option of cnn 'width'; allowed: .*Did you mean 'widths'"),
+        ("resnet8", {"stem": "small"}, "unknown stem 'small'; allowed: cifar, imagenet"),
         ("resnet8", {"norm": "layer"}, "unknown norm 'layer'"),
         ("resnet8", {"features": 100}, "features=100 does not divide the 256 channels"),
         ("resnet8", {"conv_form": "fft"}, "unknown convolution form 'fft'"),
-        ("mlp", {"stats_mode": "mean"}, "unknown stats_mode 'mean'; use one of average, local, freeze"),
+        ("mlp", {"stats_mode": "mean"}, "unknown stats_mode 'mean'; allowed: average, local, freeze"),
         ("cnn", {"kernel": 5}, "too small"),
     ],
 )

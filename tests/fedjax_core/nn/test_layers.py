@@ -79,5 +79,5 @@ def test_dropout():
 
 
 def test_unknown_norm():
-    with pytest.raises(ValueError, match="unknown norm 'layer'; use one of batch, group, none"):
+    with pytest.raises(ValueError, match="unknown norm 'layer'; allowed: batch, group, none"):
         layers.make_norm("layer", 3, nnx.Rngs(0))

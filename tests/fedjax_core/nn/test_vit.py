@@ -182,7 +182,7 @@ def test_epsilon_counts():
         ({"heads": 3}, "heads=3 of a vit do not divide its width=8"),
         ({"depth": 0}, "depth=0 of a vit must be at least 1"),
         ({"prompts": -1}, r"prompts=-1 of a vit must be 0 \(none\) or more"),
-        ({"promts": 1}, "unknown option of vit 'promts'; did you mean 'prompts'"),
+        ({"promts": 1}, "unknown option of vit 'promts'; allowed: .*Did you mean 'prompts'"),
     ],
 )
 def test_errors(options, words):

@@ -198,7 +198,7 @@ class RefitTest(chex.TestCase):
         scale = made["features"].mean(0), made["features"].std(0)
         theta = {"kernel": jnp.zeros((width, width)), "bias": jnp.zeros(width)}
         matched, frozen = linear_probe._match_logits(view.task.network), (scale, (view.task.frozen, head))
-        logits = matched(theta, frozen, made["features"])
+        logits = jax.jit(matched)(theta, frozen, made["features"])
         np.testing.assert_allclose(logits, made["logits"], atol=1e-5)
 
         y = sim.spec.data.test.y
@@ -208,8 +208,9 @@ class RefitTest(chex.TestCase):
             rows = losses.cross_entropy_per_example(matched(theta, frozen, made["features"]), y)
             return jnp.sum(rows) + jnp.sum(theta["kernel"] ** 2) / 2
 
-        self.assertLess(loss(best), loss(theta))
-        for slope, steepest in zip(*(jax.tree.leaves(jax.grad(loss)(at)) for at in (best, theta)), strict=True):
+        self.assertLess(*map(jax.jit(loss), (best, theta)))
+        gradient = jax.jit(jax.grad(loss))
+        for slope, steepest in zip(*(jax.tree.leaves(gradient(at)) for at in (best, theta)), strict=True):
             self.assertLess(jnp.abs(slope).max(), 0.02 * jnp.abs(steepest).max() + 0.02)
 
     def test_heads_are_found_wherever_they_are(self):
@@ -372,13 +373,12 @@ class CommunicationTest(chex.TestCase):
         self.assertEqual(parameter_counts._part(["control", "head", "bias"]), "control")
 
     def test_sums_are_the_engines(self):
-        for name in ("fedavg", "scaffold", "local", "fedhe_mixed"):
+        for name in ("scaffold", "fedhe_mixed"):
             sim = toy.simulate(name)
             rows = analysis.communication(sim)
             for way, wanted in (("down", sim.spec.shapes.down), ("up", sim.spec.shapes.up)):
                 groups = len(sim.spec.bound_groups)
                 self.assertEqual(sum(row["bytes"] for row in rows if row["way"] == way), wanted * groups, name)
-        rows = analysis.communication(toy.simulate("fedhe_mixed"))
         logits, known = (row for row in rows if (row["group"], row["way"]) == ("narrow", "down"))
         self.assertEqual((logits["array"], logits["shape"], logits["numbers"], logits["bytes"]), ("logits", "3x3", 9, 36))
         self.assertEqual((known["dtype"], known["bytes"]), ("bool", 3))
@@ -400,7 +400,6 @@ class SizesTest(chex.TestCase):
             "fedbabu": body,  # under a fixed head
             "fedrep": whole,  # head, then body
             "ditto": 2 * whole,
-            "pfedme": 2 * whole,
             "pfedpt": whole + 2,  # and two pixels of a frame
             "fedpft": whole + 4 * features**2 + 3 * features,  # and transformation and prompts
         }.items():

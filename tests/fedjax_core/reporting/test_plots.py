@@ -196,7 +196,7 @@ def test_areas_are_proportional_to_counts(tmp_path):
     assert rows(tmp_path / "x.csv") == [["client", "cat", "dog"], ["0", "100", "0"], ["1", "25", "1"], ["2", "0", "4"]]
 
 
-@pytest.mark.parametrize(("clients", "classes"), [(1, 1), (5, 2), (5, 100), (20, 10), (100, 2), (100, 100), (3400, 62)])
+@pytest.mark.parametrize(("clients", "classes"), [(1, 1), (5, 100), (100, 2), (3400, 62)])
 def test_charts_of_every_size_are_legible(tmp_path, clients, classes):
     counts = np.random.default_rng(0).integers(0, 50, (clients, classes)) + 1
     figure = partition_bubbles(counts, tmp_path / "x.png")

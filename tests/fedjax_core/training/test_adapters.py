@@ -224,8 +224,8 @@ def test_what_cannot_be_adapted_is_refused():
     model, net = toy.model(), jax.device_get(toy.model().init(jax.random.key(0)))
     for spec, message in (
         ("lora(rank=0)", "rank=0 must be at least 1"),
-        ("lora(alpha=0.0)", "alpha=0.0 positive"),
-        ("bottleneck(dropout=1.0)", r"dropout=1.0 in \[0, 1\)"),
+        ("lora(alpha=0.0)", "alpha=0.0 must be positive"),
+        ("bottleneck(dropout=1.0)", r"dropout=1.0 must be in \[0, 1\)"),
         ("lorra", "unknown adapter 'lorra'; allowed: lora, bottleneck. Did you mean 'lora'"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -67,7 +67,7 @@ def recorded(rows, padding, *, epochs, batch, key):
 
 
 class BatchesTest(chex.TestCase):
-    @parameterized.parameters((10, 4, 3), (8, 4, 0), (3, 4, 5), (1, 4, 0), (7, 1, 2), (5, 64, 1))
+    @parameterized.parameters((10, 4, 3), (3, 4, 5), (1, 4, 0), (5, 64, 1))
     def test_every_epoch_visits_every_row_once_in_the_documented_order(self, n, batch, padding):
         rows, key = list(range(30 - n, 30)), jax.random.key(n)
         steps, seen, _, total = recorded(rows, [39] * padding, epochs=2, batch=batch, key=key)

@@ -24,7 +24,7 @@ def test_mean_of_what_is_no_float32(dtype):
     values = jnp.tile(jnp.asarray([1, 1, 0]), 100).astype(dtype)
     pair = metrics.mean_pair(values, jnp.arange(300) < 198)
     assert all(jnp.issubdtype(part.dtype, jnp.floating) for part in pair)
-    np.testing.assert_allclose(float(metrics.pair_value(pair)), 2 / 3, rtol=1e-2)
+    np.testing.assert_allclose(float(pair[0] / pair[1]), 2 / 3, rtol=1e-2)
 
 
 def test_accuracy_counts_hits_and_rows():
@@ -36,11 +36,7 @@ def test_pairs_of_parts_add_up_to_the_whole():
     parts = [metrics.accuracy(LOGITS[i : i + 2], Y[i : i + 2], MASK[i : i + 2]) for i in (0, 2)]
     whole = metrics.accuracy(LOGITS, Y, MASK)
     assert jax.tree.map(jnp.add, *parts) == whole
-    np.testing.assert_allclose(metrics.pair_value(whole), 2 / 3, rtol=1e-6)
-
-
-def test_nothing_weighed_is_zero():
-    assert float(metrics.pair_value((jnp.zeros(()), jnp.zeros(())))) == 0.0
+    np.testing.assert_allclose(whole[0] / whole[1], 2 / 3, rtol=1e-6)
 
 
 def test_bytes_of_arrays_and_of_shapes():

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -11,23 +12,17 @@ from fedjax_core.nn.kernels import conv
 CASES = [
     (1, 1, (5, 6), "SAME", 3, 4),
     (1, 2, (5, 6), "SAME", 3, 4),
-    (1, 2, (6, 5), "VALID", 3, 4),
     (3, 1, (9, 10), "SAME", 16, 4),  # one product of shifted rows and columns
-    (3, 1, (10, 11), "VALID", 16, 4),
     (3, 1, (5, 6), "SAME", 3, 4),
-    (3, 1, (6, 5), "VALID", 3, 4),
     (3, 2, (5, 6), "SAME", 3, 4),
     (3, 2, (6, 5), "SAME", 3, 4),
-    (3, 2, (5, 6), "VALID", 3, 4),
     (3, 2, (6, 5), 1, 3, 4),
     (5, 1, (9, 8), 2, 16, 4),
-    (7, 2, (10, 9), 3, 3, 4),
     (7, 1, (7, 8), "SAME", 2, 4),
     (3, 1, (5, 6), "SAME", 8, 32),  # blocks of images
     (3, 2, (10, 9), "VALID", 8, 32),  # no window sees the last row
     (5, 2, (8, 9), 2, 3, 32),
     (3, 1, (8, 6), "SAME", 32, 40),  # fewer products
-    (3, 1, (9, 6), "VALID", 40, 32),
     (3, 1, (4, 5), 3, 32, 32),
     (3, 1, (2, 2), 1, 3, 4),  # tiny
     (3, 2, (4, 4), 1, 3, 4),
@@ -46,17 +41,18 @@ def with_gradients(function):
 
 def draw(size, channels, kernel, stride, padding, outputs=4):
     """x [2 clients, 3 rows, H, W, C], kernel [2, k, k, C, O], dy."""
-    keys = jax.random.split(jax.random.key(0), 3)
-    x = jax.random.normal(keys[0], (2, 3, *size, channels))
-    weights = jax.random.normal(keys[1], (2, kernel, kernel, channels, outputs))
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 3, *size, channels)).astype(np.float32)
+    weights = rng.normal(size=(2, kernel, kernel, channels, outputs)).astype(np.float32)
     shape = jax.eval_shape(jax.vmap(lambda x, k: lax_conv(x, k, stride, padding)), x, weights).shape
-    return x, weights, jax.random.normal(keys[2], shape)
+    return x, weights, rng.normal(size=shape).astype(np.float32)
 
 
 def assert_close(found, wanted):
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         assert a.shape == b.shape
-        assert float(jnp.max(jnp.abs(a - b))) <= 1e-5 * float(jnp.max(jnp.abs(b)))
+        a, b = np.asarray(a), np.asarray(b)
+        assert np.abs(a - b).max() <= 1e-5 * np.abs(b).max()
 
 
 @pytest.mark.parametrize(("kernel", "stride", "size", "padding", "channels", "outputs"), CASES)
@@ -85,7 +81,8 @@ def test_forms_equal_lax(kernel, stride, size, padding, channels, outputs):
 def test_auto_under_every_vmap_and_in_a_loop():
     x, weights, dy = draw((9, 8), 16, 3, 1, "SAME")
     auto = with_gradients(conv.conv)
-    wanted = [with_gradients(lambda x, k: lax_conv(x, k, 1, "SAME"))(x[i], weights[i], dy[i]) for i in range(2)]
+    reference = jax.jit(with_gradients(lambda x, k: lax_conv(x, k, 1, "SAME")))
+    wanted = [reference(x[i], weights[i], dy[i]) for i in range(2)]
     together = jax.tree.map(lambda *parts: jnp.stack(parts), *wanted)
     assert_close(jax.jit(lambda *a: lax.map(lambda b: auto(*b), a))(x, weights, dy), together)
     shared = jax.jit(jax.vmap(auto, (0, None, 0)))(x, weights[0], dy)
@@ -96,7 +93,8 @@ def test_auto_under_every_vmap_and_in_a_loop():
 
 
 def test_gradient_of_a_vmap_with_shared_kernel():
-    x, weights, _ = draw((5, 6), 3, 3, 2, 1)
+    keys = jax.random.split(jax.random.key(0), 3)
+    x, weights = jax.random.normal(keys[0], (2, 3, 5, 6, 3)), jax.random.normal(keys[1], (2, 3, 3, 3, 4))
 
     def loss(kernel, form):
         return jnp.sum(jnp.sin(jax.vmap(lambda x: conv.conv(x, kernel, 2, 1, form))(x)))
@@ -125,7 +123,7 @@ def test_no_grouped_convolution_when_every_client_has_a_kernel():
 def test_bfloat16(outputs):
     x, weights, dy = draw((9, 8), 16, 3, 1, "SAME", outputs)
     args = [a[0].astype(jnp.bfloat16) for a in (x, weights, dy)]
-    for out in with_gradients(conv.conv)(*args):
+    for out in jax.jit(with_gradients(conv.conv))(*args):
         assert out.dtype == jnp.bfloat16
 
 

@@ -372,7 +372,7 @@ def test_training_on_views_ignores_padding():
         ("resized_crop(scale=0.5)", ValueError, "augmentation 'resized_crop': scale=0.5 must be a tuple of 2"),
         ("crop(padding='x')", ValueError, "augmentation 'crop': padding='x' must be an int"),
         ("resized_crop(ratio=(2.0, 1.0))", ValueError, "resized_crop: ratio=(2.0, 1.0) must be 0 < lowest <= highest"),
-        ("colour_jitter(hue=0.6)", ValueError, "augmentation colour_jitter: hue=0.6 must be in [0, 0.5]"),
+        ("colour_jitter(hue=0.6)", ValueError, "augmentation 'colour_jitter': hue=0.6 must be in [0, 0.5]"),
         ("colour_jitter(contrast=-1)", ValueError, "augmentation 'colour_jitter': contrast=-1 must be at least 0"),
         ("normalise(mean=0.0, std=0.0)", ValueError, "augmentation 'normalise': std=0.0 must be positive"),
     ],
