@@ -121,6 +121,7 @@ def _compare_rows(table: Any, configs: Configs, column: str, kind: str) -> str:
 def _settings_of(kind: str, config: Any, space: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a kind by the name that they are shown with; "" where none is needed."""
     fields = flatten(to_json_values(experiment.complete_config(config)))
+    fields = {field: value for field, value in fields.items() if value is not None and value != {}}
     if kind == "cohort":
         setting = {"": _cohort_of(fields), "cohort.sampling": fields.get("cohort.sampling")}
         return setting | {"dropout": fields.get("dropout") or None}
