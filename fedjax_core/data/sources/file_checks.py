@@ -28,7 +28,7 @@ _ARRAY_ERRORS = (  # what numpy and zipfile raise for data that are no array
     *(OSError, EOFError, ValueError, SyntaxError, RuntimeError, OverflowError, MemoryError, KeyError),
     *(tokenize.TokenError, zipfile.BadZipFile, zlib.error),
 )
-_HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _BYTE_ORDER_MARKS = {  # those that begin with another one come first
     codecs.BOM_UTF32_LE: "utf-32-le",
     codecs.BOM_UTF32_BE: "utf-32-be",
@@ -165,7 +165,7 @@ def check_array_header(file: IO[bytes], size: int, what: str) -> tuple[tuple[int
       ValueError: it is no such array, holds pickled objects, or claims more bytes than there are.
     """
     try:
-        shape, _, dtype = _HEADER_READERS[np.lib.format.read_magic(file)](file)
+        shape, _, dtype = HEADER_READERS[np.lib.format.read_magic(file)](file)
     except _ARRAY_ERRORS as error:
         raise _no_array(what, error) from error
     if dtype.hasobject:
