@@ -67,9 +67,9 @@ def folder(
     if not has_split and test_fraction is None:
         raise ValueError(f"{root}: has no train/ and test/; pass test_fraction, such as 0.2, to split it.")
     parts = [_list_images(half, domains) for half in (halves if has_split else [root])]
-    classes, domain_index = (
-        {name: i for i, name in enumerate(sorted({image[field] for part in parts for image in part}))} for field in (1, 0)
-    )
+    images = [image for part in parts for image in part]
+    classes = {name: i for i, name in enumerate(sorted({image.class_name for image in images}))}
+    domain_index = {name: i for i, name in enumerate(sorted({image.domain for image in images}))}
 
     def encode(images: Sequence[ImageFile]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the classes and the domains, as indices of their names."""

@@ -125,7 +125,7 @@ def read_cifar(name: str, spec: Cifar, data_dir: Path, labels: str) -> Dataset:
     for records in (np.concatenate(parts[:-1]), parts[-1]):
         pixels = records[:, len(spec.labels) :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
         arrays += [np.ascontiguousarray(pixels), records[:, column]]
-    return from_arrays(*arrays, class_names, name=name)
+    return from_arrays(*arrays, class_names=class_names, name=name)
 
 
 def mnist(data_dir: Path) -> Dataset:
@@ -141,7 +141,7 @@ def mnist(data_dir: Path) -> Dataset:
         blob = read_unpacked(where)
         check_md5(where, blob, md5)
         arrays.append(add_channel_axis(read_idx(where, blob)))
-    return from_arrays(*arrays, tuple(string.digits), name="mnist")
+    return from_arrays(*arrays, class_names=tuple(string.digits), name="mnist")
 
 
 def emnist(data_dir: Path, split: str = "balanced") -> Dataset:
@@ -232,4 +232,4 @@ def read_svhn(data_dir: Path, md5: dict[str, str]) -> Dataset:
         held: dict[str, Any] = loadmat(io.BytesIO(blob), variable_names=["X", "y"])
         x, y = held["X"], held["y"].reshape(-1)
         arrays += [np.ascontiguousarray(x.transpose(3, 0, 1, 2)), y.astype(np.int32) % 10]
-    return from_arrays(*arrays, tuple(string.digits), name="svhn")
+    return from_arrays(*arrays, class_names=tuple(string.digits), name="svhn")

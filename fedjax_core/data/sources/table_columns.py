@@ -84,8 +84,8 @@ def read_column(part: str, table: Any, name: str) -> Column:
         raise ValueError(f"{part} has no column {name!r}; it has: {', '.join(map(str, columns))}.")
     features = getattr(table, "features", None)  # Hugging Face's
     has_bytes = isinstance(features, Mapping) and _is_array_of_bytes(features.get(name))
-    cells = list(table[name])
-    return [to_uint8(cell) for cell in cells] if has_bytes else cells
+    held: Any = table  # pyright narrows `table` to rows
+    return [to_uint8(cell) for cell in held[name]] if has_bytes else list(held[name])
 
 
 def to_uint8(cell: Any) -> Any:
@@ -101,7 +101,7 @@ def _is_array_of_bytes(feature: Any) -> bool:
     inner = feature[0] if isinstance(feature, list) and len(feature) == 1 else getattr(feature, "feature", None)
     if inner is not None:  # of a list
         return getattr(inner, "dtype", None) == "uint8" or _is_array_of_bytes(inner)
-    return hasattr(feature, "shape") and feature.dtype == "uint8"
+    return hasattr(feature, "shape") and getattr(feature, "dtype", None) == "uint8"
 
 
 def known_names(table: Any, column: str) -> tuple[str, ...] | None:

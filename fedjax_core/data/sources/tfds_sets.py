@@ -78,7 +78,7 @@ def tfds(
             if len(blobs) == len(rows):
                 cached.store(*decoded)
         arrays += decoded
-    return from_arrays(*arrays, tuple(features[label].names), name=builder.info.name)
+    return from_arrays(*arrays, class_names=tuple(features[label].names), name=builder.info.name)
 
 
 def _read_examples(
