@@ -29,16 +29,7 @@ TEMPORARY = ".writing-"  # prefix of files that are being written
 
 @contextlib.contextmanager
 def reword_os_errors(action: str, path: str | os.PathLike) -> Iterator[None]:
-    """Rewords an OSError raised inside as one line, `cannot <action> <path>: <reason>`, with the
-    same errno.
-
-    Args:
-      action: the verb of the message, "write" or "read".
-      path: the file or directory.
-
-    Raises:
-      OSError: the reworded error.
-    """
+    """Rewords an OSError raised inside as `cannot <action> <path>: <reason>`, with the same errno."""
     try:
         yield
     except OSError as error:
@@ -47,9 +38,7 @@ def reword_os_errors(action: str, path: str | os.PathLike) -> Iterator[None]:
 
 
 def sync_directory(path: str | os.PathLike) -> None:
-    """Syncs a directory, so that renames in it survive a power cut, where the platform supports
-    that.
-    """
+    """Syncs a directory, so that renames in it survive a power cut."""
     if os.name != "nt":
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -62,9 +51,7 @@ def sync_directory(path: str | os.PathLike) -> None:
 
 
 def check_regular(path: str | os.PathLike) -> None:
-    """Raises OSError if a path exists and is not a regular file, such as a folder, a pipe or a
-    device.
-    """
+    """Raises OSError if a path exists and is not a regular file."""
     with contextlib.suppress(FileNotFoundError):
         _check_mode(os.stat(path).st_mode)
 
@@ -77,11 +64,7 @@ def _check_mode(mode: int) -> None:
 
 
 def open_regular(path: str | os.PathLike) -> io.BufferedReader:
-    """Opens a file for reading bytes.
-
-    Raises:
-      OSError: the file does not exist or is not regular, such as a folder, a pipe or a device.
-    """
+    """Opens a file for reading bytes; raises OSError if it is not regular."""
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # never block on a pipe
     handle = os.open(path, flags)
     try:
@@ -93,16 +76,12 @@ def open_regular(path: str | os.PathLike) -> io.BufferedReader:
 
 
 def open_text(path: str | os.PathLike) -> io.TextIOWrapper:
-    """Opens a file for reading UTF-8 text, without translating line ends. Raises as `open_regular`."""
+    """Opens a file for reading UTF-8 text, as `open_regular`, without translating line ends."""
     return io.TextIOWrapper(open_regular(path), encoding="utf-8", newline="")
 
 
 def read_bytes(path: str | os.PathLike) -> bytes:
-    """Returns the content of a regular file.
-
-    Raises:
-      OSError: the file is missing, unreadable or not regular; one line that names the path.
-    """
+    """Returns the content of a regular file; raises OSError with one line that names the path."""
     with reword_os_errors("read", path), open_regular(path) as file:
         return file.read()
 
@@ -112,10 +91,6 @@ def write_bytes(path: str | os.PathLike, data: bytes) -> None:
 
     Links are followed. A target that is not a regular file, such as a device or a pipe, is written
     into.
-
-    Args:
-      path: the file; its directory must exist.
-      data: its content.
 
     Raises:
       OSError: the file cannot be written and is unchanged; one line that names the path.
@@ -146,12 +121,7 @@ def write_blocks(path: str | os.PathLike, blocks: Iterable[bytes | memoryview]) 
 
 
 def _is_written_into(path: str | os.PathLike) -> bool:
-    """Returns whether a path must not be replaced: it is not a regular file, or an open file such
-    as /dev/stdout.
-
-    Raises:
-      OSError: links form a circle.
-    """
+    """Returns whether a path must not be replaced: not regular, or open, such as /dev/stdout."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -168,7 +138,7 @@ def write_csv(path: str | os.PathLike, rows: Iterable[Mapping[str, Any]], column
     """Writes a CSV file whose columns are the union of the rows' keys; missing cells are empty.
 
     Args:
-      path: the file; its directory must exist.
+      path: the file.
       rows: one mapping per line.
       columns: the first columns, in order; the others follow in order of appearance.
     """
@@ -209,8 +179,7 @@ def digest_bytes(data: bytes) -> str:
     """Returns the CRC-32 of bytes, such as "crc32:0a1b2c3d".
 
     CRC-32 detects every flipped bit and every burst of up to 32 bits, and misses other damage with
-    probability 2^-32. It reads one to two GB per second. It does not protect against deliberate
-    changes.
+    probability 2^-32. It does not protect against deliberate changes.
     """
     return f"crc32:{zlib.crc32(data):08x}"
 

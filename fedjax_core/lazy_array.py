@@ -12,22 +12,12 @@ Index = tuple[slice, ...]
 class LazyArray:
     """An array whose shape is known and that is read part by part.
 
-    jax accepts it where shapes are enough, such as `jax.eval_shape`, and refuses it elsewhere. `numpy.asarray` and
-    `jax.device_get` read all of it.
-
-    Attributes:
-      shape: of the array.
-      dtype: of the array.
+    jax accepts it where shapes are enough, such as `jax.eval_shape`, and refuses it elsewhere.
+    `numpy.asarray` and `jax.device_get` read all of it.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, read: Callable[[Index], np.ndarray]):
-        """Reads nothing.
-
-        Args:
-          shape: of the array.
-          dtype: of the array.
-          read: (a slice without a step for each axis) -> that part of it.
-        """
+        """Takes `read`: a slice without a step for each axis -> that part of the array."""
         self.shape, self.dtype, self._read = tuple(shape), np.dtype(dtype), read
 
     @property
@@ -45,7 +35,7 @@ class LazyArray:
         return whole if dtype is None else whole.astype(dtype, copy=False)
 
     def put(self, sharding: jax.sharding.Sharding) -> jax.Array:
-        """Returns the array on the devices of a sharding; devices with the same shard share what is read."""
+        """Returns the array on the devices of a sharding; equal shards are read once."""
         parts: dict[Any, np.ndarray] = {}
 
         def part(index: Any) -> np.ndarray:
@@ -59,6 +49,6 @@ class LazyArray:
 
 
 def with_zeros_for_lazy(tree: Any) -> Any:
-    """Returns the tree with zeros, which take no memory, in place of deferred arrays: for its shapes."""
+    """Returns the tree with zeros, which take no memory, in place of lazy arrays: for its shapes."""
     zeros = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape) if isinstance(leaf, LazyArray) else leaf
     return jax.tree.map(zeros, tree)

@@ -173,8 +173,8 @@ def test_a_missing_data_set_says_what_to_put_where(launcher, tmp_path, source, f
 def test_another_config_is_refused_with_the_difference(launcher, copy):
     before = content(copy)
     error = only_error_of(launcher.run(SMOKE, f"--workdir={copy}", "--config.optimizer.lr=0.2", "--config.seed=3"), 1)
-    assert "optimizer.lr: 0.1 in the directory, 0.2 asked" in error
-    assert "seed: 0 in the directory, 3 asked" in error
+    assert "optimizer.lr: 0.1 in the directory, 0.2 now" in error
+    assert "seed: 0 in the directory, 3 now" in error
     assert content(copy) == before
 
 

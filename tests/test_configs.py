@@ -17,7 +17,7 @@ from ml_collections import config_flags
 from configs import base
 from fedjax_core import experiment, nn
 from fedjax_core.data import sources
-from fedjax_core.data.sources import mnist_idx
+from fedjax_core.data.sources import published_images
 from fedjax_core.language import instruction_data, load_pretrained
 from fedjax_core.language import instruction_task as language
 from fedjax_core.language.models import llama
@@ -34,7 +34,8 @@ SETS = {  # training examples, test examples, shape, classes of the published se
     "cifar100": (50_000, 10_000, (32, 32, 3), 100),
     "svhn": (73_257, 26_032, (32, 32, 3), 10),
 } | {
-    f"emnist_{split}": (*rows[0], (28, 28, 1), len(mnist_idx.EMNIST_NAMES[split])) for split, rows in mnist_idx.EMNIST_ROWS.items()
+    f"emnist_{split}": (*rows[0], (28, 28, 1), len(published_images.EMNIST_NAMES[split]))
+    for split, rows in published_images.EMNIST_ROWS.items()
 }
 
 

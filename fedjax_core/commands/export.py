@@ -52,9 +52,9 @@ def export(
         (`experiment.load`).
 
     Returns:
-      The description in the file: `storage.export_model.FIELDS`, "offset", "limit", "input_dtype",
+      The description in the file: `storage.export_model.FORM`, "offset", "limit", "input_dtype",
       "method", "predictor", "client", "round", "config" and what `storage.export_model.add_usage`
-      says; of a model that is not one network also `storage.export_predictor.FIELDS`.
+      says; of a model that is not one network also `storage.export_predictor.FORM`.
 
     Raises:
       ValueError: there is no such model, or it is not one network and has no such layout; no such

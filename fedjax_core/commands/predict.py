@@ -32,8 +32,8 @@ from fedjax_core.data.sources.image_folder import IMAGE_ENDINGS, convert, to_byt
 from fedjax_core.data.sources.numpy_files import read_member
 from fedjax_core.reporting import console, reporter
 from fedjax_core.storage import export_model, export_predictor
+from fedjax_core.storage.pretrained_weights import check_scaling, check_weights
 from fedjax_core.storage.safetensors_files import read_tensors
-from fedjax_core.storage.weight_checks import check_scaling, check_weights
 
 COLUMNS = ("file", "class", "probability")
 log = logging.getLogger("fedjax_core")

@@ -1,9 +1,7 @@
-"""A digest of a data set's contents, to check that a resumed run has the inputs and targets that it
-began with.
+"""A digest of a data set's examples, to check that a resumed run has those that it began with.
 
-A partition's hash says which examples clients have, not what the examples are. This digest is of
-the examples themselves. It does not depend on where they are (in memory, in a file, on a device),
-and reads of a large array some examples alone.
+A partition's hash says which examples clients have, not what the examples are. This digest does not
+depend on where they are (in memory, in a file, on a device), and reads a sample of a large array.
 """
 
 import hashlib
@@ -30,7 +28,7 @@ Named = tuple[str, Any, int]  # an array's name, the array [n, ...], and how man
 
 
 class ContentDigest(NamedTuple):
-    """What was found of a data set.
+    """A data set's digest.
 
     Attributes:
       digest: of all arrays, with their names, dtypes and shapes.
@@ -43,12 +41,7 @@ class ContentDigest(NamedTuple):
 
 
 def digest_data(data: FederatedData) -> ContentDigest:
-    """Returns the digest of all inputs and targets, and of what was taken off them; without
-    examples that attackers' poisons made.
-
-    Raises:
-      OSError: a file that holds examples cannot be read.
-    """
+    """Returns the digest of all inputs, targets and offsets, without poisoned examples."""
     train = len(data.train.y) - data.poisoned_rows
     offsets = (("x_offset", data.x_offset), ("y_offset", data.y_offset))
     taken_off = [(name, offset, len(offset)) for name, offset in offsets if offset is not None]
@@ -56,11 +49,7 @@ def digest_data(data: FederatedData) -> ContentDigest:
 
 
 def digest_examples(name: str, examples: Examples) -> ContentDigest:
-    """Returns the digest of one set of examples, which is called `name`.
-
-    Raises:
-      OSError: a file that holds examples cannot be read.
-    """
+    """Returns the digest of one set of examples, which is called `name`."""
     return _digest(_arrays(name, examples, len(examples.y)))
 
 
@@ -87,9 +76,7 @@ def _digest(arrays: list[Named]) -> ContentDigest:
 
 
 def _sample(number: int, row_bytes: int) -> list[tuple[int, int]]:
-    """Returns (start, stop) of rows: of all where they are few bytes, else evenly spread, the first
-    and the last among them.
-    """
+    """Returns (start, stop) of rows: of all if they are few bytes, else of evenly spread runs."""
     if number * row_bytes <= WHOLE:
         return [(0, number)]
     spans = max(2, min(SPANS, WHOLE // row_bytes))
@@ -110,4 +97,4 @@ def _read(array: Any, spans: list[tuple[int, int]], row_bytes: int) -> Iterator[
     for first, last in spans:
         for start in range(first, last, length):
             stop = min(start + length, last)
-            yield np.asarray(array[start:stop]) if reader is None else reader.slab(np.arange(start, stop), stop - start)
+            yield np.asarray(array[start:stop]) if reader is None else reader.read_padded(np.arange(start, stop), stop - start)

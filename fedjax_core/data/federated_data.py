@@ -20,14 +20,14 @@ from fedjax_core.data.sources import Dataset
 from fedjax_core.data.target_types import label_table, label_table_columns, require_classes, stratify
 from fedjax_core.option_types import escape_unprintable
 
-LONGEST_NAME = 20  # signs of a client's name on the screen
+LONGEST_NAME = 20  # characters of a client's name on the screen
 READABLE = 50  # clients that a label table on the screen may have
 TEST_SPLITS = ("proportional", "matched", "all", "partition")
 log = logging.getLogger("fedjax_core")
 
 
 class UnseenClients(NamedTuple):
-    """Clients that have data and never train (`held_out_clients.py`).
+    """Clients that have data and never train (`hold_out_clients`).
 
     Attributes:
       ids: [U] their numbers in the partition, sorted; all others are the population, in their
@@ -51,24 +51,24 @@ class FederatedData:
 
     Attributes:
       name: of the data set.
-      train: Examples, all training examples, with targets of one of `algorithm.TARGETS`; which of
-        them are used is up to `train_index`.
+      train: Examples, with targets of one of `algorithm.TARGETS`; `train_index` says which are
+        used.
       test: Examples, the official test set.
       class_names: K names, of classes, labels, numbers or tokens.
-      train_index: N sorted int32 arrays of example indices into `train`, by offsets (`RowLists`).
+      train_index: N sorted int32 arrays of example indices into `train` (`RaggedIndex`).
       test_index: N arrays into `test`: each client's own test examples. May be empty for a client.
       validation_index: N arrays into `train`: examples kept out of everybody's `train_index`, to
-        choose rounds and settings by (`client_validation_split.py`); empty unless asked for.
+        choose rounds and settings by (`hold_out_validation`); empty by default.
       partition_hash: sha256 of the index lists; two runs with the same hash train and test on the
         same examples.
       label_table: [N, K] training examples of each class, or with each label; [N, 1] training
         examples where targets are neither.
       test_label_table: the same of test examples.
-      unseen: further clients, which never train; None unless asked for.
+      unseen: further clients, which never train, or None.
       client_names: N names, of natural clients; empty if clients have none but their numbers.
-      poisoned_rows: how many of the last training examples attackers' poisons have made
+      poisoned_rows: number of the last training examples that attackers' poisons have made
         (`poisoning.py`).
-      x_offset: [C] float64, what was taken off each channel (the last axis) of x before it became
+      x_offset: [C] float64, subtracted from each channel (the last axis) of x before it became
         float32 (`center_features`); None: nothing.
       y_offset: [D], likewise of numbers to predict.
     """
@@ -123,16 +123,15 @@ def federate(
     """Divides a data set over clients.
 
     Args:
-      dataset: what `sources.load` or `sources.from_arrays` gives. Its test set is never mixed into
-        the training examples.
+      dataset: from `sources.load` or `sources.from_arrays`. Its test set is never mixed into the
+        training examples.
       partition: one of `partition.SCHEMES` with its options, as configs write it,
-        `"dirichlet(alpha=0.5)"`, or as `{"name": "dirichlet", "alpha": 0.5}`; or one that is found
-        already.
+        `"dirichlet(alpha=0.5)"`, or as `{"name": "dirichlet", "alpha": 0.5}`, or resolved.
       clients: N; None: with `natural` all that there are, else 20.
       seed: data seed, apart from the training seed: methods compared at one data seed see the same
         examples.
       long_tail: imbalance factor rho of `partition.long_tail`, applied to the training examples
-        before they are divided. The test set stays as it is.
+        before they are divided.
       test_split: the clients' own test examples.
         "proportional": each class's test examples are divided over the clients in proportion to
           their training examples of it, so that they are disjoint and cover every class that
@@ -148,12 +147,11 @@ def federate(
       test_examples: for "matched" only.
 
     Raises:
-      ValueError: what was asked for is impossible with these data; the message says why and what is
-        possible.
+      ValueError: these data cannot be divided so; the message says why and what is possible.
       TypeError: an option that the partition does not have.
     """
-    scheme = _scheme(partition)
-    _check_labels(dataset)
+    scheme = _resolve_scheme(partition)
+    _check_dataset(dataset)
     if test_split is not None:
         registry.check_choice("test split", test_split, TEST_SPLITS)
     if (test_split == "matched") != (test_examples is not None):
@@ -172,13 +170,11 @@ def federate(
     else:
         test_index = client_test_split.split_proportionally(dataset, train_index, seed)
     names = _client_names(dataset, train_index) if scheme.function is natural else ()
-    return _build(dataset, train_index, test_index, _none(len(train_index)), client_names=names)
+    return _build(dataset, train_index, test_index, _empty_lists(len(train_index)), client_names=names)
 
 
 def _client_names(dataset: Dataset, train_index: Sequence[np.ndarray]) -> tuple[str, ...]:
-    """Returns the names of natural clients, by the first example of each; empty if they are their
-    numbers from 0.
-    """
+    """Returns the names of natural clients; empty if they are their numbers from 0."""
     assert dataset.train_clients is not None
     lists = RaggedIndex.from_lists(train_index)
     ids = np.asarray(dataset.train_clients)[lists.rows[lists.start]]
@@ -195,15 +191,15 @@ def from_index(
     >>> import numpy as np
     >>> from fedjax_core.data import sources
     >>> images = np.zeros((6, 8, 8, 1), np.uint8)
-    >>> mine = sources.from_arrays(images, [0, 1, 2, 0, 1, 2], images[:2], [0, 1], class_names=("cat", "dog", "owl"))
-    >>> data = from_index(mine, [[0, 1, 2], [3, 4, 5]], [[0], [1]])
+    >>> dataset = sources.from_arrays(images, [0, 1, 2, 0, 1, 2], images[:2], [0, 1], class_names=("cat", "dog", "owl"))
+    >>> data = from_index(dataset, [[0, 1, 2], [3, 4, 5]], [[0], [1]])
     >>> data.label_table.tolist()
     [[1, 1, 1], [1, 1, 1]]
 
     Args:
       dataset: what the lists index.
       train_index: N lists of example indices into `dataset.train`; lists may overlap. Millions of
-        them are quickest as `RowLists`.
+        them are quickest as `RaggedIndex`.
       test_index: N lists into `dataset.test`; None: divided in proportion to the training examples
         (`federate`).
       seed: data seed of that division.
@@ -212,17 +208,17 @@ def from_index(
       ValueError: lists that are not integers, out of range, or not equally many for training and
         testing.
     """
-    _check_labels(dataset)
-    train = _given("train_index", train_index, len(dataset.train.y))
+    _check_dataset(dataset)
+    train = _check_lists("train_index", train_index, len(dataset.train.y))
     if not len(train):
         raise ValueError("train_index has no lists: must have one per client.")
     if test_index is None:
         test = client_test_split.split_proportionally(dataset, train, seed)
     else:
-        test = _given("test_index", test_index, len(dataset.test.y))
+        test = _check_lists("test_index", test_index, len(dataset.test.y))
     if len(test) != len(train):
         raise ValueError(f"train_index has {len(train)} lists and test_index {len(test)}: must have one per client each.")
-    return _build(dataset, train, test, _none(len(train)))
+    return _build(dataset, train, test, _empty_lists(len(train)))
 
 
 def replace_index(
@@ -233,9 +229,7 @@ def replace_index(
     unseen: UnseenClients | None = None,
     client_names: tuple[str, ...] | None = None,
 ) -> FederatedData:
-    """Returns the same data with other index lists, and the same unseen clients and names unless
-    given.
-    """
+    """Returns the same data with other index lists; unseen clients and names stay unless given."""
     dataset = Dataset(data.name, data.train, data.test, data.class_names)
     names = data.client_names if client_names is None else client_names
     divided = _build(dataset, train_index, test_index, validation_index, unseen or data.unseen, names)
@@ -243,11 +237,10 @@ def replace_index(
 
 
 def center_features(data: FederatedData) -> FederatedData:
-    """Returns the same data with float64 inputs and targets as float32; of a channel far from 0 its
-    median is taken off first.
+    """Returns the same data with float64 inputs and targets centred, as float32.
 
-    Seconds since 1970 would lose their digits in the cast: float32 has one number in 128 there.
-    `x_offset` and `y_offset` say what was taken off. What has no such channel stays as it is.
+    Of a channel far from 0 its median is subtracted (`x_offset`, `y_offset`): seconds since 1970
+    would lose their digits in the cast, as float32 has one number in 128 there.
     """
     parts: dict[str, Any] = {"x": (data.train.x, data.test.x), "y": (data.train.y, data.test.y)}
     changed = {}
@@ -279,8 +272,9 @@ def pool_clients(data: FederatedData) -> FederatedData:
 
 
 def format_summary(data: FederatedData, max_clients: int = 20, max_classes: int = 12) -> str:
-    """Returns the label table as a string, cut to the first clients and classes, with sizes and the
-    partition hash; of more than `READABLE` clients what it adds up to.
+    """Returns the label table as a string, cut to the first clients and classes.
+
+    Of more than `READABLE` clients it is what the table adds up to.
     """
     kind = targets_of(data.train.y)
     sizes, tests = (RaggedIndex.from_lists(index).size for index in (data.train_index, data.test_index))
@@ -307,8 +301,8 @@ def format_summary(data: FederatedData, max_clients: int = 20, max_classes: int 
         deciles = ", ".join(f"{size:g}" for size in np.quantile(sizes, np.arange(1, 10) / 10).round())
         lines.append(f"deciles of training examples: {deciles}")
         if len(data.columns) > 1:
-            whose = ", ".join(f"{name} {number}" for name, number in zip(titles, data.label_table.sum(0)[:columns], strict=True))
-            lines.append(f"training examples of each {'class' if kind == 'classes' else 'label'}: {whose}{more}")
+            counts = ", ".join(f"{name} {number}" for name, number in zip(titles, data.label_table.sum(0)[:columns], strict=True))
+            lines.append(f"training examples of each {'class' if kind == 'classes' else 'label'}: {counts}{more}")
     else:
         lines.append(line("client", "train", "test", titles) + more)
         lines += [line(names[i], sizes[i], tests[i], data.label_table[i, :columns]) for i in range(rows)]
@@ -323,7 +317,7 @@ def format_summary(data: FederatedData, max_clients: int = 20, max_classes: int 
     return "\n".join(lines)
 
 
-def _check_labels(dataset: Dataset) -> None:
+def _check_dataset(dataset: Dataset) -> None:
     """Checks a `Dataset`, which users may make by hand: inputs, targets and names must agree."""
     classes = len(dataset.class_names)
     for part, examples in (("train", dataset.train), ("test", dataset.test)):
@@ -343,11 +337,10 @@ def _check_labels(dataset: Dataset) -> None:
             raise ValueError(f"{part}: labels from {y.min()} to {y.max()}: must lie in [0, {classes}), as there are names.")
 
 
-def _scheme(asked: str | Mapping[str, Any] | registry.ResolvedSpec) -> registry.ResolvedSpec:
-    """Returns the partition of a spec."""
-    if isinstance(asked, registry.ResolvedSpec):
-        return asked
-    options: dict[str, Any] = dict(asked) if isinstance(asked, Mapping) else {"name": asked}
+def _resolve_scheme(spec: str | Mapping[str, Any] | registry.ResolvedSpec) -> registry.ResolvedSpec:
+    if isinstance(spec, registry.ResolvedSpec):
+        return spec
+    options: dict[str, Any] = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
     if "name" not in options:
         raise ValueError(f"partition {options}: needs a name, such as {{'name': 'dirichlet', 'alpha': 0.5}}.")
     name = options.pop("name")
@@ -375,12 +368,8 @@ def _divide(dataset: Dataset, scheme: registry.ResolvedSpec, clients: int | None
     return RaggedIndex(kept[train.rows], train.start, train.size), test
 
 
-def _given(what: str, lists: Sequence[Any], limit: int) -> Sequence[np.ndarray]:
-    """Returns index lists, checked and sorted.
-
-    Raises:
-      ValueError: one is not integers, or out of range.
-    """
+def _check_lists(what: str, lists: Sequence[Any], limit: int) -> Sequence[np.ndarray]:
+    """Returns index lists, checked and sorted."""
     if not isinstance(lists, RaggedIndex):
         return [check_index(f"{what}[{i}]", rows, limit) for i, rows in enumerate(lists)]
     once, back = lists.unique()
@@ -392,7 +381,7 @@ def _given(what: str, lists: Sequence[Any], limit: int) -> Sequence[np.ndarray]:
     return lists if ascending.all() else RaggedIndex.split(rows, once.size).select(back)
 
 
-def _none(clients: int) -> RaggedIndex:
+def _empty_lists(clients: int) -> RaggedIndex:
     return RaggedIndex.repeat(np.zeros(0, np.int32), clients)
 
 

@@ -1,4 +1,4 @@
-"""Centre, spread and scale of each channel (the last axis), estimated from evenly spaced examples."""
+"""Centre, spread and scale of each channel (the last axis), estimated from a sample of examples."""
 
 import math
 
@@ -18,7 +18,7 @@ def sample_channels(x: np.ndarray, rows: np.ndarray | None = None, most: int = S
     Args:
       x: in memory or in a file, of which the sampled examples alone are read.
       rows: example indices that may be sampled; None: all.
-      most: numbers; at least one whole row is taken.
+      most: numbers; at least one whole example is taken.
     """
     count = len(x) if rows is None else len(rows)
     number = min(count, max(1, most // max(1, math.prod(x.shape[1:]))))
@@ -27,17 +27,11 @@ def sample_channels(x: np.ndarray, rows: np.ndarray | None = None, most: int = S
 
 
 def find_centre_and_spread(sample: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns median and robust deviation of each channel, which a few wild examples do not move.
+    """Returns median [C] and robust deviation [C] of each channel of a sample [n, C].
 
     The deviation is the interquartile range over 1.349, as of a normal distribution. Where that is
     0 (more than half of the examples alike) it is that of the 99 % of examples nearest to the
     median, and where those are alike, too, that of all examples.
-
-    Args:
-      sample: [n, C].
-
-    Returns:
-      (median [C], deviation [C]); a deviation is 0 where all numbers are alike.
     """
     low, median, high = np.quantile(sample, (0.25, 0.5, 0.75), axis=0)
     spread = (high - low) / NORMAL_IQR
@@ -49,16 +43,10 @@ def find_centre_and_spread(sample: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def find_offset(x: np.ndarray) -> np.ndarray | None:
-    """Returns what to take off each channel so that float32 keeps its digits; None: nothing.
+    """Returns what to take off each channel [C] so that float32 keeps its digits; None: nothing.
 
     A channel is far from 0 if rounding to float32 changes its typical numbers by more than a
     thousandth of their spread, such as seconds since 1970. Then its median is taken off, else 0.
-
-    Args:
-      x: [n, ..., C], finite.
-
-    Returns:
-      [C] float64, or None where no channel is far from 0.
     """
     median, spread = find_centre_and_spread(sample_channels(x))
     is_far = (spread > 0) & (np.abs(median) * FLOAT32_STEP > LOSS * spread)
@@ -66,11 +54,9 @@ def find_offset(x: np.ndarray) -> np.ndarray | None:
 
 
 def ratio_of_deviations(x: np.ndarray, other: np.ndarray) -> float | None:
-    """Returns how many times larger deviations of `other` are than those of x, the median over
-    channels.
+    """Returns the median over channels of deviations of `other` over those of x.
 
-    Returns:
-      The ratio; None for too few numbers, or numbers that are all alike.
+    None for too few numbers, or numbers that are all alike.
     """
     samples = [sample_channels(part) for part in (x, other)]
     if min(map(len, samples)) < MIN_SAMPLE:

@@ -1,8 +1,7 @@
-"""Poisoned examples: what attackers train on instead of their own examples. Their test and
-validation examples stay as they are.
+"""Poisoned examples: what attackers train on instead of their own examples.
 
-The examples are written anew behind the others, and the attackers' lists point there, so that
-nobody else's examples change and a round costs what it did.
+They are appended to the others, and the attackers' lists point there, so that nobody else's
+examples change and a round costs what it did. Test and validation examples stay as they are.
 """
 
 import dataclasses
@@ -20,9 +19,11 @@ from fedjax_core.option_types import AtLeastOne, AtLeastZero, PositiveFraction
 
 
 class Poison(NamedTuple):
-    """Attributes:
-    change: (x [n, ...], y [n], number of classes, generator) -> (x, y) of an attacker's examples.
-    trigger: the pattern of a backdoor, None of other poisons.
+    """A change of an attacker's examples.
+
+    Attributes:
+      change: (x [n, ...], y [n], number of classes, generator) -> (x, y).
+      trigger: the pattern of a backdoor; None of other poisons.
     """
 
     change: Callable[[Any, np.ndarray, int, np.random.Generator], tuple[Any, np.ndarray]]
@@ -33,9 +34,9 @@ class Trigger(NamedTuple):
     """A square in the last corner of an image, or the last entries of a vector, set to one value.
 
     Attributes:
-      target: the class that a model with the backdoor gives to whatever has the trigger.
-      size: its edge in pixels, or how many entries.
-      value: that it has; of uint8 pixels 255 times this.
+      target: the class that a model with the backdoor predicts for whatever has the trigger.
+      size: its edge in pixels, or number of entries.
+      value: of its pixels or entries; of uint8 pixels 255 times this.
     """
 
     target: int
@@ -43,16 +44,12 @@ class Trigger(NamedTuple):
     value: float
 
     def add_to(self, x: Any) -> Any:
-        """Returns examples [n, H, W, C] or [n, D] with the trigger, as NumPy's or JAX's arrays.
-
-        Raises:
-          ValueError: they are neither images nor vectors of numbers, or smaller than the trigger.
-        """
+        """Returns examples [n, H, W, C] or [n, D] with the trigger, as NumPy's or JAX's arrays."""
         shape = getattr(x, "shape", ())
         floating = np.issubdtype(getattr(x, "dtype", np.int32), np.floating)
         if len(shape) not in (2, 4) or not (floating or x.dtype == np.uint8):
-            given = f"{getattr(x, 'dtype', type(x).__name__)}{list(shape[1:])}"
-            raise ValueError(f"backdoor: a trigger is for images or vectors of floats, these examples are {given}")
+            kind = f"{getattr(x, 'dtype', type(x).__name__)}{list(shape[1:])}"
+            raise ValueError(f"backdoor: a trigger is for images or vectors of floats, these examples are {kind}")
         corner = shape[1:3] if len(shape) == 4 else shape[1:2]
         if min(corner) < self.size:
             raise ValueError(f"backdoor: size={self.size} is more than an example of {list(corner)} has")
@@ -67,16 +64,13 @@ class Trigger(NamedTuple):
 
 
 def label_flip(source: AtLeastZero | None = None, target: AtLeastZero | None = None) -> Poison:
-    """Class y becomes K - 1 - y; or `source` alone becomes `target`.
+    """Replaces class y by K - 1 - y; or `source` alone by `target`.
 
     Fang, Cao, Jia, Gong. Local Model Poisoning Attacks to Byzantine-Robust Federated Learning.
     USENIX Security 2020.
-
-    Raises:
-      ValueError: one of `source` and `target` is given without the other.
     """
     if (source is None) != (target is None):
-        raise ValueError(f"label_flip: source={source}, target={target}: give both, or none to turn all classes round")
+        raise ValueError(f"label_flip: source={source}, target={target}: give both, or neither to reverse all classes")
 
     def change(x, y, classes, rng):
         del rng
@@ -95,10 +89,10 @@ def backdoor(
     size: AtLeastOne = 3,
     value: Annotated[float, option_types.Limit("a number", lambda v: abs(v) < option_types.LARGEST)] = 1.0,
 ) -> Poison:
-    """Adds a trigger and the class `target` to a `share` of an attacker's examples;
-    test/global/backdoor is how often a model falls for it.
+    """Adds a trigger and the class `target` to a `share` of an attacker's examples.
 
-    Gu, Dolan-Gavitt, Garg. BadNets. 2017.
+    test/global/backdoor is the rate at which a model falls for it. Gu, Dolan-Gavitt, Garg. BadNets.
+    2017.
     """
     trigger = Trigger(target, size, value)
 
@@ -117,26 +111,18 @@ POISONS: dict[str, Callable[..., Poison]] = {"label_flip": label_flip, "backdoor
 
 
 def mock_poisoned(data: FederatedData, poisons: Sequence[Poison], clients: Sequence[int] | np.ndarray) -> FederatedData:
-    """Returns data of the size of `poison_clients` ones, all examples the first one: to count, not to
-    train on.
-    """
+    """Returns data of the size of `poison_clients`, only the first example repeated, for counts."""
     if not poisons:
         return data
-    _need_array(data)
-    index, number = _moved(data, clients)
+    _check_array(data)
+    index, number = _append_lists(data, clients)
     x = np.broadcast_to(data.train.x[:1], (number, *data.train.x.shape[1:]))
     train = Examples(x, np.resize(np.asarray(data.train.y), number))
     return replace_index(dataclasses.replace(data, train=train), index, data.test_index, data.validation_index)
 
 
 def poison_clients(data: FederatedData, poisons: Sequence[Poison], clients: Sequence[int] | np.ndarray, seed: int) -> FederatedData:
-    """Returns the data whose `clients` train on poisoned examples.
-
-    Args:
-      data: with classes.
-      poisons: one after another.
-      clients: ids of the attackers.
-      seed: of the choice of examples.
+    """Returns the data whose `clients` train on examples changed by each poison in turn.
 
     Raises:
       ValueError: targets are no classes, examples are in files, or a poison is not for such
@@ -144,8 +130,8 @@ def poison_clients(data: FederatedData, poisons: Sequence[Poison], clients: Sequ
     """
     if not poisons:
         return data
-    _need_array(data)
-    xs, ys, index = [data.train.x], [data.train.y], _moved(data, clients)[0]
+    _check_array(data)
+    xs, ys, index = [data.train.x], [data.train.y], _append_lists(data, clients)[0]
     for client in clients:
         rows, rng = data.train_index[client], np.random.default_rng([seed, 0x706F, int(client)])
         x, y = data.train.x[rows], np.asarray(data.train.y)[rows]
@@ -158,18 +144,14 @@ def poison_clients(data: FederatedData, poisons: Sequence[Poison], clients: Sequ
     return dataclasses.replace(changed, poisoned_rows=len(train.y) - len(data.train.y))
 
 
-def _need_array(data: FederatedData) -> None:
+def _check_array(data: FederatedData) -> None:
     require_classes("adversary.attack with poisoned examples", data.train.y, "attacks on what is sent need none")
     if not isinstance(data.train.x, np.ndarray) or locate_in_file(data.train.x):
-        raise ValueError(
-            "adversary.attack: poisoned examples are written behind the others, so the data must be one array in memory"
-        )
+        raise ValueError("adversary.attack: poisoned examples are appended to the others, so the data must be one array in memory")
 
 
-def _moved(data: FederatedData, clients: Sequence[int] | np.ndarray) -> tuple[list[np.ndarray], int]:
-    """Returns (index lists in which those of `clients` point behind all examples, number of
-    examples then).
-    """
+def _append_lists(data: FederatedData, clients: Sequence[int] | np.ndarray) -> tuple[list[np.ndarray], int]:
+    """Returns index lists, those of `clients` behind all examples, and the number of examples then."""
     index, end = list(data.train_index), len(data.train.y)
     for client in clients:
         index[client] = np.arange(end, end + len(index[client]), dtype=np.int32)

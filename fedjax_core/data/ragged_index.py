@@ -1,6 +1,4 @@
-"""Ragged index lists: one array of example indices, with the offset and the length of each client's
-part.
-"""
+"""Ragged index lists: one array of example indices, with each client's offset and length."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
@@ -11,8 +9,7 @@ _BLOCK = 2**22  # example indices that are worked on at once
 
 
 class RaggedIndex(Sequence[np.ndarray]):
-    """N lists of example indices, read like a tuple of arrays. A client costs eight bytes beside
-    its examples, however long the longest is.
+    """N lists of example indices, read like a tuple of arrays; a client costs eight bytes more.
 
     >>> lists = RaggedIndex.from_lists([[4, 5, 6], [], [2]])
     >>> lists[0].tolist(), len(lists), lists.rows.tolist(), lists.start.tolist(), lists.size.tolist()
@@ -21,15 +18,10 @@ class RaggedIndex(Sequence[np.ndarray]):
     Attributes:
       rows: [R] int32, all lists one after another; lists may share a part of it.
       start: [N] int32, where in `rows` each list begins.
-      size: [N] int32, how long it is.
+      size: [N] int32, its length.
     """
 
     def __init__(self, rows: np.ndarray, start: np.ndarray, size: np.ndarray):
-        """Takes the attributes; arrays of the right type are not copied.
-
-        Raises:
-          ValueError: more examples than 32 bits count.
-        """
         if len(rows) > np.iinfo(np.int32).max:
             raise ValueError(f"{len(rows)} examples of all clients together: must be at most {np.iinfo(np.int32).max}.")
         self.rows, self.start, self.size = (np.asarray(part, np.int32) for part in (rows, start, size))
@@ -125,9 +117,7 @@ class RaggedIndex(Sequence[np.ndarray]):
             begin = end
 
     def count_labels(self, labels: np.ndarray, classes: int) -> np.ndarray:
-        """Returns the number of examples of each class, [N, K] int64, from the labels [n] of all
-        examples.
-        """
+        """Returns the number of examples of each class [N, K], from the labels [n] of all examples."""
         if self.total > len(self.rows):  # lists that several clients share are counted once
             once, back = self.unique()
             if len(once) < len(self):

@@ -1,6 +1,4 @@
-"""Readers of single examples from arrays in memory or in files, and a check that an array fits into
-memory.
-"""
+"""Readers of single examples from arrays in memory or in files, and a check of memory."""
 
 import math
 import os
@@ -18,9 +16,10 @@ _ALIGNED = 64  # bytes; a CPU's devices copy arrays that begin elsewhere, each o
 
 
 class ExampleReader:
-    """Examples of a pytree of arrays [n, ...]. A memory-mapped array is read by its file: what was
-    read does not stay in memory, and a file that was cut is an error and no crash. Several threads
-    may read.
+    """Examples of a pytree of arrays [n, ...]; several threads may read.
+
+    A memory-mapped array is read by its file: what was read does not stay in memory, and a file
+    that was cut is an error and no crash.
 
     Attributes:
       like: the arrays.
@@ -28,28 +27,22 @@ class ExampleReader:
     """
 
     def __init__(self, arrays: Any):
-        """Opens the files.
-
-        Raises:
-          OSError: one cannot be opened.
-        """
         self.like = arrays
         leaves, self._structure = jax.tree.flatten(arrays)
         self._leaves = [leaf if (place := locate_in_file(leaf)) is None else _File(leaf, *place) for leaf in leaves]
         self.row_bytes = sum(leaf.dtype.itemsize * math.prod(leaf.shape[1:]) for leaf in leaves)
 
-    def slab(self, rows: np.ndarray, capacity: int) -> Any:
+    def read_padded(self, rows: np.ndarray, capacity: int) -> Any:
         """Returns the examples [R] padded with zeros: leaves [capacity, ...].
 
         Raises:
-          ValueError: there are more examples than the capacity.
           OSError: a file cannot be read, or is shorter than it was; one line.
         """
         if len(rows) > capacity:
             raise ValueError(f"{len(rows)} examples: must be at most capacity={capacity}")
         padded = []
         for leaf in self._leaves:
-            out = _room((capacity, *leaf.shape[1:]), np.dtype(leaf.dtype))
+            out = _allocate_aligned((capacity, *leaf.shape[1:]), np.dtype(leaf.dtype))
             out[len(rows) :] = 0
             if isinstance(leaf, _File):
                 leaf.read(rows, out)
@@ -59,8 +52,8 @@ class ExampleReader:
         return self._structure.unflatten(padded)
 
 
-def _room(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Allocates an aligned array, which CPU devices use without a copy."""
+def _allocate_aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Returns an array that CPU devices use without a copy."""
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + _ALIGNED, np.uint8)
     begin = -memory.ctypes.data % _ALIGNED
@@ -77,7 +70,7 @@ class _File:
         weakref.finalize(self, os.close, self._handle)
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Reads examples into `out`; neighbouring ones are read at once."""
+        """Reads examples into `out`, neighbouring ones at once."""
         if not len(rows) or not self.row_bytes:
             return
         into = out.reshape(-1).view(np.uint8).data
@@ -95,9 +88,7 @@ class _File:
 
 
 def locate_in_file(array: np.ndarray) -> tuple[Path, int] | None:
-    """Returns (file, offset in bytes) of a memory-mapped array, or of whole examples of one; None
-    of others.
-    """
+    """Returns (file, offset in bytes) of a memory-mapped array or whole rows of one, or None."""
     if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
         return None
     root = array
@@ -115,19 +106,22 @@ def open_in_memory(arrays: Any) -> ExampleReader:
 
 
 def open_on_disk(arrays: Any) -> ExampleReader:
-    """Opens a reader of arrays in files; those in memory are written to temporary files, which go
-    with the process, or with the last that reads them.
+    """Opens a reader of arrays in files; those in memory are written to temporary files.
+
+    The files go with the process, or with the last that reads them.
 
     Raises:
       OSError: they cannot be written; one line.
     """
     with tempfile.TemporaryDirectory(prefix="fedjax-rows-", ignore_cleanup_errors=True) as folder:
         leaves, structure = jax.tree.flatten(arrays)
-        kept = [_written(leaf, Path(folder) / str(at)) if locate_in_file(leaf) is None else leaf for at, leaf in enumerate(leaves)]
+        kept = [
+            _write_and_map(leaf, Path(folder) / str(at)) if locate_in_file(leaf) is None else leaf for at, leaf in enumerate(leaves)
+        ]
         return ExampleReader(structure.unflatten(kept))  # which has the files open, so their names may go
 
 
-def _written(array: np.ndarray, path: Path) -> np.ndarray:
+def _write_and_map(array: np.ndarray, path: Path) -> np.ndarray:
     array = np.asarray(array)
     if not array.nbytes:
         return array
@@ -143,20 +137,11 @@ def _written(array: np.ndarray, path: Path) -> np.ndarray:
 
 
 def check_fits(what: str, shape: Sequence[int], dtype: Any) -> None:
-    """Refuses an array that is larger than this machine's memory.
-
-    Args:
-      what: begins the message: the field or the file, and its value.
-      shape: of the array.
-      dtype: of the array.
-
-    Raises:
-      ValueError: it does not fit; the message has both sizes.
-    """
+    """Raises ValueError for an array that is larger than this machine's memory; `what` begins it."""
     needed = math.prod(int(n) for n in shape) * np.dtype(dtype).itemsize
-    if needed > (here := machine_memory()):
+    if needed > (available := machine_memory()):
         array = f"an array {list(shape)} of {np.dtype(dtype)} takes {format_bytes(needed)}"
-        raise ValueError(f"{what}: {array}, this machine has {format_bytes(here)}.")
+        raise ValueError(f"{what}: {array}, this machine has {format_bytes(available)}.")
 
 
 def machine_memory() -> float:

@@ -27,15 +27,13 @@ def label_table_columns(y: Any, class_names: Sequence[str]) -> tuple[str, ...]:
 
 
 def label_table(y: np.ndarray, lists: RaggedIndex, classes: int) -> np.ndarray:
-    """Counts the examples of each class, or with each label, [N, K]; of other targets all examples,
-    [N, 1].
-    """
+    """Counts the examples of each class, or with each label, [N, K]; of other targets all, [N, 1]."""
     if targets_of(y) == "labels":
         return np.stack([lists.count_labels(column, 2)[:, 1] for column in np.asarray(y).T], 1)
     return lists.count_labels(stratify(y), num_strata(y, classes))
 
 
 def require_classes(what: str, y: np.ndarray, instead: str) -> None:
-    """Raises ValueError where `what` reads classes and there are none; says what to use instead."""
+    """Raises ValueError if targets are no classes; `what` begins the message, `instead` ends it."""
     if (kind := targets_of(y)) != "classes":
         raise ValueError(f"{what} needs classes, the data have {kind}: {TARGETS[kind]}; {instead}")

@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_core import nn
 from fedjax_core.algorithm import Net, targets_of
 from fedjax_core.data import federated_data
-from fedjax_core.data.held_out_clients import find_seen_examples
+from fedjax_core.data.hold_out import find_seen_examples
 from fedjax_core.experiment import input_normalization
 from fedjax_core.experiment.lookup import Network, find_network
 from fedjax_core.experiment.resolve_config import ResolvedConfig

@@ -14,9 +14,8 @@ import numpy as np
 from fedjax_core import nn
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated_data, sources
-from fedjax_core.data.client_validation_split import hold_out_validation
 from fedjax_core.data.federated_data import FederatedData
-from fedjax_core.data.held_out_clients import find_seen_examples, hold_out_clients
+from fedjax_core.data.hold_out import find_seen_examples, hold_out_clients, hold_out_validation
 from fedjax_core.data.partition import DEFAULT_CLIENTS
 from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.data.sources.dataset import check_scales

@@ -81,7 +81,8 @@ def _method_options(resolved: ResolvedConfig) -> dict[str, Any]:
 def _flatten(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns options by dotted name; of a group that is off only that it is."""
     is_off = {key: isinstance(value, Mapping) and value.get("on") is False for key, value in options.items()}
-    return flatten({key: {"on": False} if is_off[key] else value for key, value in options.items()})
+    flat = flatten({key: {"on": False} if is_off[key] else value for key, value in options.items()})
+    return {key: value for key, value in flat.items() if value is not None and value != {}}
 
 
 def _training_options(resolved: ResolvedConfig) -> list[str]:

@@ -1,11 +1,10 @@
-"""Language models that generate answers: the Model that is trained, and decoding of many prompts.
+"""Language models that generate answers: the Model that is trained, decoding, and scores of texts.
 
-  writing(model)             a Model that learns to write answers; FedAvg of an adapter of it is FedIT
-  complete(generate, ...)    decoding of many prompts, greedy or with beams, in batches of like lengths
-
-Data are those of `instruction_data.build_generation_data`.
+Data are those of `instruction_data.build_generation_data`. FedAvg of an adapter of `make_writer`'s
+Model is FedIT.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,19 +12,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Array, Net, PyTree
+from fedjax_core.language.instruction_data import pad_sequences
 from fedjax_core.language.length_bucketing import drop_padding
 from fedjax_core.language.models.transformer import LanguageModel, last_token_index, name_layers
 from fedjax_core.task import Model
 
 
 class AnswerOutputs(NamedTuple):
-    """What a language model makes of questions with their answers; A: of the longest answer.
+    """Outputs of a language model for questions with their answers; A: of the longest answer.
 
     Attributes:
       logits: [B, A, V] for the tokens of the answers.
       targets: [B, A] those tokens; -1 before a shorter answer.
       features: [B, D] last hidden state of the last token of prompt and answer.
-      layers: [L, B, D] all layers' states of that token, if asked for.
+      layers: [L, B, D] all layers' states of that token, or None.
     """
 
     logits: Array
@@ -35,10 +35,9 @@ class AnswerOutputs(NamedTuple):
 
 
 def compute_answer_outputs(model: LanguageModel, params: PyTree, x: PyTree, layers: bool = False) -> AnswerOutputs:
-    """Runs the model once over `build_generation_data`'s x: {"tokens": [B, T], "mask": [B, T],
-    padding on the left, "answer": [B, A]}.
+    """Runs the model once over `build_generation_data`'s x.
 
-    Logits are made for the answers' places alone, which in a long text saves nearly all of them.
+    Logits are computed at the answers' places alone, which in a long text saves nearly all of them.
     """
     a = x["answer"].shape[1]
     end = last_token_index(x["mask"])
@@ -50,17 +49,12 @@ def compute_answer_outputs(model: LanguageModel, params: PyTree, x: PyTree, laye
 
 
 def make_writer(model: LanguageModel) -> Model:
-    """Makes a Model that learns to write answers: with `local_training.model_loss`, on their
-    tokens and ends alone.
+    """Makes a Model that learns to write answers, on their tokens and ends alone.
 
-    Args:
-      model: the network, whose parameters are the Model's.
-
-    Returns:
-      The Model. x is `build_generation_data`'s. Outputs are "logits" [B, A, V], "targets" [B, A]
-      (-1: none) and "features" [B, D] of the last token, intermediates its states after each layer,
-      "layer1" to "layerL". `head` gives the next token's logits. To decode, hand `model.generate`
-      the params of the `Net`.
+    x is `build_generation_data`'s. Outputs are "logits" [B, A, V], "targets" [B, A] (-1: none) and
+    "features" [B, D] of the last token, intermediates its states after each layer, "layer1" to
+    "layerL". `head` gives the next token's logits. To decode, hand `model.generate` the params of
+    the `Net`.
     """
 
     def apply(net: Net, x: PyTree, key=None, train=False, mask=None, intermediates=False):
@@ -84,23 +78,19 @@ def generate_completions(
     multiple: int = 32,
     widest: int | None = None,
 ) -> list[list[int]]:
-    """Generates completions of many prompts: the longest first, in batches as wide as their longest
-    prompt.
+    """Generates completions of many prompts, in batches of like lengths, the longest first.
 
     Args:
       generate: (tokens [B, T], mask [B, T]) -> (tokens [B, L], mask [B, L]), such as
         `functools.partial(generate, params)` of `generate =
-        jax.jit(functools.partial(model.generate, limit=80))`, or with beams=4 beside the limit.
-      prompts: examples of tokens, none of them empty.
+        jax.jit(functools.partial(model.generate, limit=80))`.
+      prompts: tokens of each, none of them empty.
       batch: B.
       multiple: widths are multiples of it, so that few programs are compiled.
-      widest: but no width is larger, such as `model.context - limit`; None: no such end.
+      widest: largest width, such as `model.context - limit`; None: no limit.
 
     Returns:
       Each prompt's completion, in the order of the prompts, without the token that ended it.
-
-    Raises:
-      ValueError: a prompt is empty, or longer than the widest.
     """
     if not all(len(prompt) for prompt in prompts):
         raise ValueError("a prompt has no tokens; there must be at least one to begin with")
@@ -111,13 +101,25 @@ def generate_completions(
     completions: list[list[int]] = [[] for _ in prompts]
     for start in range(0, len(order), batch):
         indices = order[start : start + batch]
-        width = -(-len(prompts[indices[0]]) // multiple) * multiple
-        width = width if widest is None else min(width, widest)
-        tokens, mask = np.zeros((batch, width), np.int32), np.zeros((batch, width), bool)
-        for row in range(batch):
-            prompt = prompts[indices[min(row, len(indices) - 1)]]  # a short last batch repeats its last one
-            tokens[row, width - len(prompt) :], mask[row, width - len(prompt) :] = prompt, True
+        filled = indices + indices[-1:] * (batch - len(indices))  # a short last batch repeats its last prompt
+        tokens, mask = pad_sequences([prompts[i] for i in filled], multiple, widest=widest)
         new, real = (np.asarray(array) for array in generate(jnp.asarray(tokens), jnp.asarray(mask)))
         for row, i in enumerate(indices):
             completions[i] = new[row][real[row]].tolist()
     return completions
+
+
+def compute_rouge1(texts: Sequence[str], answers: Sequence[str]) -> list[float]:
+    """Computes ROUGE-1 F of each text with its answer by `rouge-score`, without stemming."""
+    try:
+        from rouge_score import rouge_scorer
+    except ImportError:
+        raise ImportError("ROUGE needs the package rouge-score: pip install 'fedjax-core[text]'") from None
+    scorer = rouge_scorer.RougeScorer(["rouge1"])
+    return [float(scorer.score(answer, text)["rouge1"].fmeasure) for text, answer in zip(texts, answers, strict=True)]
+
+
+def is_exact_match(texts: Sequence[str], answers: Sequence[str]) -> list[bool]:
+    """Returns whether each text is its answer, but for case and white space."""
+    plain = lambda text: re.sub(r"\s+", " ", text).strip().casefold()
+    return [plain(text) == plain(answer) for text, answer in zip(texts, answers, strict=True)]

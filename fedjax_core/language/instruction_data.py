@@ -1,5 +1,4 @@
-"""Instruction data: questions in words with answers in words, divided over clients by data set, as
-token arrays.
+"""Instruction data: questions in words with answers in words, by client, as token arrays.
 
   train, test = read("train.jsonl.gz"), read("test.jsonl.gz")
   divided = leave_task_out(train, test, "sentiment", clients=6, seed=0)
@@ -7,25 +6,22 @@ token arrays.
   data = build_generation_data(divided, tokenizer, limit=512, end=eos)  # for `make_writer`
 
 A file has one JSON object per line, with the fields task, dataset, instruction and output, where
-the instruction may end with the permitted answers:
+the instruction may end with the permitted answers (FLAN's form):
 
   OPTIONS:
   - yes
   - no
 
-(FLAN's form); or with input and target in place of instruction and output, the permitted answers in
-a list `options`, and maybe a field split. It may be packed with gzip.
+or with input and target in place of instruction and output, the permitted answers in a list
+`options`, and maybe a field split. It may be packed with gzip.
 
-A jitted round needs one shape, so that a data set has one T, the smallest multiple of `multiple`
-that holds its longest text, or the limit. Longer texts than the limit are refused, or cut where
-that is asked for; the number of cut texts is logged.
+A jitted round needs one shape, so a data set has one T, the smallest multiple of `multiple` that
+holds its longest text, or the limit. Longer texts than the limit are refused, or cut where a config
+says so; the number of cut texts is logged.
 """
 
 import dataclasses
-import gzip
-import json
 import logging
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,8 +33,7 @@ from fedjax_core import registry
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import apportion, federated_data, partition
 from fedjax_core.data.sources import Dataset
-from fedjax_core.data.sources.file_checks import SPLIT_SEED
-from fedjax_core.storage.json_files import check_schema
+from fedjax_core.data.sources.file_checks import SPLIT_SEED, read_json_lines
 
 ALPACA = "### Instruction:\n{instruction}\n\n### Response:\n"
 OPTIONS = "OPTIONS:"
@@ -48,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class Tokenizer(Protocol):
-    """What this file needs of a tokenizer; `load_pretrained.Tokenizer` is one."""
+    """The interface of a tokenizer; `load_pretrained.Tokenizer` is one."""
 
     def encode(self, texts: Sequence[str], special: bool = True, limit: int | None = None) -> list[list[int]]: ...
 
@@ -58,7 +53,7 @@ class Instance:
     """One question.
 
     Attributes:
-      task: what kind it is, such as "sentiment"; several data sets may have one task.
+      task: its kind, such as "sentiment"; several data sets may have one task.
       dataset: where it comes from, such as "sst2".
       instruction: the whole question, with its options.
       question: the same without them.
@@ -78,46 +73,27 @@ def read(path: str | Path, split: str | None = None) -> list[Instance]:
     """Reads a file of the form above.
 
     Args:
-      path: ends in .gz if it is packed.
+      path: packed if it ends in .gz.
       split: only the examples whose field `split` has this value; None: all.
 
     Raises:
-      ValueError: the file is damaged, a line lacks a field, or no example is left; the message
-        names the line.
-      OSError: it cannot be read.
+      ValueError: the file is damaged, a line lacks a field, or no example is left.
     """
-    blob = Path(path).read_bytes()
-    try:
-        text = (gzip.decompress(blob) if Path(path).suffix == ".gz" else blob).decode("utf-8-sig")
-    except (EOFError, OSError, zlib.error, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot be unpacked ({error}): truncated or damaged; get it again") from None
     instances = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
+    for place, row in read_json_lines(Path(path)):
         try:
-            row = json.loads(line)
-            check_schema(row, dict, f"line {number} of {path}")
             if split is None or row["split"] == split:
-                instances.append(_instance(row))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"line {number} of {path} is not JSON ({error})") from None
-        except RecursionError:
-            raise ValueError(f"line {number} of {path} is nested too deeply, expected an object of texts") from None
+                instances.append(_parse_instance(row))
         except (KeyError, TypeError) as error:
             needed = "task, dataset, instruction (or input) and output (or target), each a text"
-            raise ValueError(f"line {number} of {path} lacks {error}; a line must have {needed}") from None
+            raise ValueError(f"{place}: lacks {error}; a line must have {needed}") from None
     if not instances:
         raise ValueError(f"{path} has no examples" + ("" if split is None else f" with split={split!r}"))
     return instances
 
 
 def subsample(instances: Sequence[Instance], number: int) -> list[Instance]:
-    """Keeps `number` examples of each data set, always the same ones, in their order.
-
-    Raises:
-      ValueError: a set has fewer, or the number is not positive.
-    """
+    """Keeps `number` examples of each data set, always the same ones, in their order."""
     kept = []
     for name in dict.fromkeys(instance.dataset for instance in instances):
         indices = [i for i, instance in enumerate(instances) if instance.dataset == name]
@@ -128,7 +104,7 @@ def subsample(instances: Sequence[Instance], number: int) -> list[Instance]:
     return [instances[i] for i in sorted(kept)]
 
 
-def _instance(row: dict[str, Any]) -> Instance:
+def _parse_instance(row: dict[str, Any]) -> Instance:
     instruction = row["instruction"] if "instruction" in row else row["input"]
     answer = row["output"] if "output" in row else row["target"]
     for name, value in {"task": row["task"], "dataset": row["dataset"], "instruction": instruction, "output": answer}.items():
@@ -143,8 +119,7 @@ def _instance(row: dict[str, Any]) -> Instance:
 
 
 def parse_options(instruction: str) -> tuple[str, tuple[str, ...]]:
-    r"""Splits an instruction into (question, options), if it ends with a block of options; else all
-    of it and ().
+    r"""Splits an instruction into (question, options), with () where it ends in no options.
 
     >>> parse_options("Is it?\n\nOPTIONS:\n- yes\n- no")
     ('Is it?', ('yes', 'no'))
@@ -157,7 +132,7 @@ def parse_options(instruction: str) -> tuple[str, tuple[str, ...]]:
 
 
 class LeaveOneOutSplit(NamedTuple):
-    """Instances and who has them.
+    """Instances and the clients that have them.
 
     Attributes:
       train: of the tasks that are trained.
@@ -177,8 +152,7 @@ class LeaveOneOutSplit(NamedTuple):
 def leave_task_out(
     train: Sequence[Instance], test: Sequence[Instance], task: str, clients: int, seed: int, tested: str = "left_out"
 ) -> LeaveOneOutSplit:
-    """Trains on all tasks but one, each client on one data set; several clients of one set have IID
-    parts of it.
+    """Trains on all tasks but one, each client on one data set or an IID part of it.
 
     Args:
       train: all training examples.
@@ -224,15 +198,13 @@ def build_option_data(
       tokenizer: the encoder's.
       limit: the most tokens of a text.
       multiple: T is one of it, or the limit.
-      long: what is done with more: "refuse" them, or "cut" all but the tail of a question or an
-        option.
+      long: "refuse" longer texts, or "cut" all but the tail of a question or an option.
 
     Returns:
       (data, options). x is {"tokens": [n, T] int32, "mask": [n, T] bool, padding on the right,
       "options": [n, K] int32, the example's options as indices into the second result, -1 where
-        there are
-      no more}; y is the answer's index among the example's. The second has "tokens" and "mask" [U,
-      T'] of all options of all examples, each text once.
+      there are no more}; y is the answer's index among the example's. The second has "tokens" and
+      "mask" [U, T'] of all options of all examples, each text once.
 
     Raises:
       ValueError: an answer is not among its options, a text is longer than the limit and `long` is
@@ -288,7 +260,7 @@ def build_generation_data(
       tokenizer: the model's.
       limit: the most tokens of prompt, answer and end.
       end: the token that ends an answer.
-      long: what is done with more: "refuse" them, or "cut" the instruction's beginning.
+      long: "refuse" longer texts, or "cut" the instruction's beginning.
       template: of the prompt, with {instruction} in it.
       multiple: T is one of it, or the limit.
 
@@ -323,11 +295,9 @@ def tokenize_pairs(
     template: str = ALPACA,
     what: str = "texts",
 ) -> list[tuple[list[int], list[int]]]:
-    """Tokenizes each example as (prompt, answer with `end`), together, as a model reads them;
-    `what` they are, the log says of those that are cut.
+    """Tokenizes each example as (prompt, answer with `end`), together, as a model reads them.
 
-    Raises:
-      ValueError: as `build_generation_data`.
+    Raises as `build_generation_data`; `what` they are, the log says of those that are cut.
     """
     texts = [template.replace("{instruction}", instance.instruction) for instance in instances]
     wholes = _encode_unended(tokenizer, [text + instance.answer for text, instance in zip(texts, instances, strict=True)], end)
@@ -344,12 +314,7 @@ def tokenize_pairs(
 def tokenize_prompts(
     instances: Sequence[Instance], tokenizer: Tokenizer, limit: int, end: int, *, long: str = "refuse", template: str = ALPACA
 ) -> list[list[int]]:
-    """Tokenizes the prompts alone, to be completed, as `tokenize_pairs` has them; at most `limit`
-    each.
-
-    Raises:
-      ValueError: a prompt is longer, and `long` is "refuse".
-    """
+    """Tokenizes the prompts alone, as `tokenize_pairs`; at most `limit` tokens each."""
     fit = _make_cutter(tokenizer, limit, long, template)
     whole = _encode_unended(tokenizer, [template.replace("{instruction}", instance.instruction) for instance in instances], end)
     fitted = [fit(prompt, 0, instance.dataset) for instance, prompt in zip(instances, whole, strict=True)]
@@ -359,7 +324,7 @@ def tokenize_prompts(
 
 
 def _encode_unended(tokenizer: Tokenizer, texts: Sequence[str], end: int) -> list[list[int]]:
-    """Encodes texts that go on: without the end that a tokenizer may append."""
+    """Encodes texts without the end that a tokenizer may append."""
     return [tokens[:-1] if tokens[-1:] == [end] else tokens for tokens in tokenizer.encode(texts)]
 
 
@@ -370,9 +335,7 @@ def _check_length(tokens: int, limit: int, dataset: str) -> None:
 
 
 def _log_cut(cut: Sequence[str], datasets: Sequence[str], limit: int, what: str) -> None:
-    """Logs how many texts of each data set were cut: `cut` has the sets of those, `datasets` of
-    all.
-    """
+    """Logs how many texts of each data set were cut: `cut` has the sets of those, `datasets` all."""
     totals = Counter(datasets)
     for dataset, number in Counter(cut).items():
         message = "%s: %d of %d %s had more than %d tokens; their beginnings were left out"
@@ -380,8 +343,9 @@ def _log_cut(cut: Sequence[str], datasets: Sequence[str], limit: int, what: str)
 
 
 def _make_cutter(tokenizer: Tokenizer, limit: int, long: str, template: str):
-    """Makes (prompt, tokens taken, data set) -> a prompt that fits: what comes before the
-    instruction, then the prompt's tail.
+    """Makes (prompt, tokens taken, data set) -> a prompt that fits.
+
+    It keeps the template before the instruction, and a tail.
     """
     registry.check_choice("long", long, LONG)
     before = tokenizer.encode([template.partition("{instruction}")[0]])[0]
@@ -408,16 +372,13 @@ def _count_shared(a: Sequence[int], b: Sequence[int]) -> int:
 def pad_sequences(
     sequences: Sequence[Sequence[int]], multiple: int, side: str = "left", widest: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pads sequences of tokens to one array.
+    """Pads sequences of tokens to one array: (tokens [n, T] int32, mask [n, T] bool).
 
     Args:
       sequences: of any lengths.
-      multiple: the width is the smallest multiple of it that holds the longest row, at least one.
-      side: where the padding is, "left" or "right"; it has the token 0.
-      widest: but no wider, such as a limit that all examples keep; None: no such end.
-
-    Returns:
-      (tokens [n, T] int32, mask [n, T] bool).
+      multiple: T is the smallest multiple of it that holds the longest sequence, at least one.
+      side: of the padding, "left" or "right"; it has the token 0.
+      widest: largest T, such as a limit that all examples keep; None: no limit.
     """
     registry.check_choice("side", side, ("left", "right"))
     width = -(-max([1, *map(len, sequences)]) // multiple) * multiple

@@ -1,16 +1,14 @@
-"""Language models on instructions, as a config names them: the data as the model's tokenizer reads
-them, and the task.
+"""Language models on instructions, as a config names them: their data and their task.
 
   config.data.source = "instructions(folder='flan_ood', leave_out='sentiment')"
-  config.data.partition = "by_domain"                                   # a client has one data set, or an equal part of one
+  config.data.partition = "by_domain"  # a client has one data set, or an equal part of one
   config.models = ("pretrained(folder='llama-7b', dtype='bfloat16', limit=512)",)
   config.adapter = "lora(rank=8)"
 
 An encoder (BERT) scores each question's options and is also scored by the ROUGE-1 of the option
 that it chooses; a language model (LLaMA) writes the answer, and its accuracy and loss are those of
-the answers' tokens (`option_scoring.py`). Either is also scored on each test set by itself
-("accuracy_record"), or where clients are tested on their own sets, on each task. Answers in words:
-`generate_answers`.
+the answers' tokens. Either is also scored on each test set by itself ("accuracy_record"), or where
+clients are tested on their own sets, on each task.
 """
 
 import dataclasses
@@ -29,15 +27,7 @@ import numpy as np
 from fedjax_core import registry
 from fedjax_core.algorithm import Array, Examples, Net, PyTree
 from fedjax_core.data import federated_data, sources
-from fedjax_core.language import (
-    generation,
-    instruction_data,
-    length_bucketing,
-    load_pretrained,
-    option_scoring,
-    rouge,
-    tfds_instructions,
-)
+from fedjax_core.language import generation, instruction_data, length_bucketing, load_pretrained, option_scoring, tfds_instructions
 from fedjax_core.language.models.transformer import DTYPES, Encoder, LanguageModel
 from fedjax_core.option_types import AtLeastOne, Positive, one_of
 from fedjax_core.storage.json_files import read_json
@@ -56,7 +46,7 @@ class Source(NamedTuple):
       leave_out: the task that nobody trains on.
       folder: with the files, in the directory of data.
       train, test: files; if both are one, its examples have a field `split`.
-      tested: "left_out" or "own", see `instruction_data.leave_out`.
+      tested: "left_out" or "own", see `instruction_data.leave_task_out`.
       prepared: whether tfds sets are read in place of files (`tfds_instructions.py`).
       examples, test_examples: examples of each data set; None: all in files, 1000 and 200 of
         prepared sets.
@@ -95,17 +85,17 @@ class Spec(NamedTuple):
 
 
 class PreparedTask(NamedTuple):
-    """What a source and a model make together.
+    """The data of a source as a model reads them, and that model.
 
     Attributes:
       data: the federated data.
       model: without its weights.
       options: [U, T] tokens and mask of all options, for an encoder; else None.
       spec: of the model.
-      folder: its.
+      folder: of the model.
       divided: the instances, in the order of the data's examples.
-      kinds: names of the test sets, or of their tasks; "kind" in a test example's x is the place of
-        its own.
+      kinds: names of the test sets, or of their tasks; "kind" in a test example's x is an index of
+        them.
       widths: to which batches are cut, beside the widest, see
         `length_bucketing.with_length_buckets`.
     """
@@ -121,32 +111,32 @@ class PreparedTask(NamedTuple):
 
 
 def check_spec(spec: Spec) -> None:
-    """Raises ValueError for a model that has not one place that it is read from."""
+    """Raises ValueError for a model that does not have exactly one of folder and package."""
     if (spec.folder is None) == (spec.package is None):
         raise ValueError(f"model {MODEL!r} has folder={spec.folder!r}, package={spec.package!r}; it must have one of them")
+
+
+def find_model_folder(spec: Spec) -> Path:
+    """Returns the folder of a model; raises FileNotFoundError if its package is not installed."""
+    if spec.folder is None:
+        return load_pretrained.find_package_folder(str(spec.package))
+    return Path(spec.folder).expanduser()
 
 
 @functools.lru_cache(maxsize=2)
 def prepare_data(source: Source, data_dir: str | None, clients: int, seed: int, spec: Spec) -> PreparedTask:
     """Reads and tokenizes data once.
 
-    Args:
-      source: of the texts.
-      data_dir: the folder of data sets; None: as `sources.load`.
-      clients: N.
-      seed: of the data.
-      spec: of the model.
-
     Raises:
       ValueError: damaged files, or a text that does not fit.
-      OSError: a file is not there.
+      OSError: a file is missing.
       ImportError: a package is missing; the message says how to get it.
     """
     check_spec(spec)
     root = Path(data_dir or os.environ.get(sources.DATA_VARIABLE) or Path.home() / "fedjax_data").expanduser() / source.folder
     train, test = _read(source, root)
     divided = instruction_data.leave_task_out(train, test, source.leave_out, clients, seed, source.tested)
-    folder = Path(spec.folder).expanduser() if spec.folder is not None else load_pretrained.find_package_folder(str(spec.package))
+    folder = find_model_folder(spec)
     model, tokenizer = build_model(folder, spec), load_pretrained.load_tokenizer(folder)
     if spec.limit > model.context:
         raise ValueError(f"limit={spec.limit} is too much for {model.name}: it takes at most {model.context} tokens")
@@ -155,14 +145,14 @@ def prepare_data(source: Source, data_dir: str | None, clients: int, seed: int, 
     kind = np.array([kinds.index(name) for name in names], np.int32)
     if isinstance(model, Encoder):
         data, options = instruction_data.build_option_data(divided, tokenizer, spec.limit, long=spec.long)
-        data_with_kinds = _beside(data, rouge1=_rouges(data, divided), kind=kind)
+        data_with_kinds = _add_to_test(data, rouge1=_score_options(data, divided), kind=kind)
         return PreparedTask(data_with_kinds, model, options, spec, folder, divided, kinds, _widths(data, divided, kind))
     if not model.stop:
         raise ValueError(f"{folder}: its config.json has no eos_token_id, with which an answer ends")
     if model.vocabulary is not None:
         check_tokens(model.stop[0], model.vocabulary, model.name, where=f"{folder}: eos_token_id: ")
     data = instruction_data.build_generation_data(divided, tokenizer, spec.limit, model.stop[0], long=spec.long)
-    return PreparedTask(_beside(data, kind=kind), model, None, spec, folder, divided, kinds, _widths(data, divided, kind))
+    return PreparedTask(_add_to_test(data, kind=kind), model, None, spec, folder, divided, kinds, _widths(data, divided, kind))
 
 
 def _widths(data: federated_data.FederatedData, divided: instruction_data.LeaveOneOutSplit, kind: np.ndarray) -> tuple[int, ...]:
@@ -192,16 +182,16 @@ def build_model(folder: Path, spec: Spec, config: dict[str, Any] | None = None) 
     return load_pretrained.FAMILIES[family].build(description, spec.dtype, spec.remat)
 
 
-def _beside(data: federated_data.FederatedData, **more: np.ndarray) -> federated_data.FederatedData:
+def _add_to_test(data: federated_data.FederatedData, **more: np.ndarray) -> federated_data.FederatedData:
     """Adds entries to the x of the test set."""
     return dataclasses.replace(data, test=Examples(data.test.x | more, data.test.y))
 
 
-def _rouges(data: federated_data.FederatedData, divided: instruction_data.LeaveOneOutSplit) -> np.ndarray:
+def _score_options(data: federated_data.FederatedData, divided: instruction_data.LeaveOneOutSplit) -> np.ndarray:
     """Computes ROUGE-1 of each option with the answer, [n_test, K]."""
     rows = np.zeros(data.test.x["options"].shape, np.float32)
     for i, row in enumerate(divided.test):
-        rows[i, : len(row.options)] = rouge.compute_rouge1(row.options, [row.answer] * len(row.options))
+        rows[i, : len(row.options)] = generation.compute_rouge1(row.options, [row.answer] * len(row.options))
     return rows
 
 
@@ -218,7 +208,7 @@ def accuracy(outputs: dict[str, Array], x: PyTree, y: Array, mask: Array) -> Pai
     return metrics.accuracy(outputs["logits"], outputs.get("targets", y), mask)
 
 
-def _of_kind(score: Callable[..., Pair], kind: int) -> Callable[..., Pair]:
+def _restrict_to_kind(score: Callable[..., Pair], kind: int) -> Callable[..., Pair]:
     """Restricts a score to one of the test sets."""
     return lambda outputs, x, y, mask: score(outputs, x, y, mask & (x["kind"] == kind))
 
@@ -227,7 +217,7 @@ _SHARED: dict[Hashable, tuple[Any, list[weakref.ref]]] = {}  # trees, and their 
 
 
 def _shared(key: Hashable, make: Callable[[], PyTree]) -> PyTree:
-    """Returns `make()`, or the object that it made before for this key while somebody holds it."""
+    """Returns `make()`, or its earlier result for this key while somebody holds it."""
     structure, leaves = _SHARED.get(key, (None, []))
     values = [leaf() for leaf in leaves]
     if structure is None or any(leaf is None for leaf in values):
@@ -237,9 +227,7 @@ def _shared(key: Hashable, make: Callable[[], PyTree]) -> PyTree:
 
 
 def _arrays(prepared: PreparedTask) -> Net:
-    """Returns the weights, read later, which all tasks on one folder share, and of an encoder the
-    options' embeddings under them.
-    """
+    """Returns the weights, read later, which all tasks on one folder share."""
     model, spec, folder = prepared.model, prepared.spec, prepared.folder
     key = folder.resolve(), spec.dtype, *((f.name, f.stat().st_mtime_ns) for f in sorted(folder.iterdir()))
     base = _shared(key, lambda: load_pretrained.load(folder, spec.dtype, spec.remat, later=True)[1])
@@ -262,11 +250,8 @@ def build_task(prepared: PreparedTask, adapter: adapters.AdapterConfig | None, s
 
     Args:
       prepared: by `prepare_data`.
-      adapter: what is trained with the model frozen; None: the model is trained whole.
-      shapes_only: zeros that take no memory in place of its weights, which are not looked for.
-
-    Raises:
-      ValueError, OSError: as `load_pretrained.load` and `adapters.adapter_task`.
+      adapter: trained with the model frozen; None: the model is trained whole.
+      shapes_only: zeros that take no memory in place of its weights, which are not read.
     """
     is_encoder = isinstance(prepared.model, Encoder)
     if isinstance(prepared.model, Encoder):
@@ -290,7 +275,7 @@ def build_task(prepared: PreparedTask, adapter: adapters.AdapterConfig | None, s
     own: dict[str, Any] = {"rouge1": rouge1} if is_encoder else {}
     scores = dict(own)
     for i, kind in enumerate(prepared.kinds if len(prepared.kinds) > 1 else ()):
-        scores |= {f"{name}_{kind}": _of_kind(score, i) for name, score in {"accuracy": accuracy, **own}.items()}
+        scores |= {f"{name}_{kind}": _restrict_to_kind(score, i) for name, score in {"accuracy": accuracy, **own}.items()}
     return dataclasses.replace(built, scores=scores)
 
 
@@ -319,7 +304,7 @@ def generate_answers(
       beams: of a language model; 1: greedily.
 
     Raises:
-      ValueError: a language model has no place for a question before so long an answer.
+      ValueError: a language model has no room for a question before so long an answer.
     """
     if isinstance(prepared.model, Encoder):
         assert prepared.options is not None
@@ -332,25 +317,17 @@ def generate_answers(
         return [prepared.divided.test[row].options[k] for row, k in zip(rows, chosen, strict=True)]
     if longest >= prepared.model.context:
         raise ValueError(
-            f"longest={longest} leaves no place for a question: {prepared.model.name} takes {prepared.model.context} tokens"
+            f"longest={longest} leaves no room for a question: {prepared.model.name} takes {prepared.model.context} tokens"
         )
-    asked, tokenizer = [prepared.divided.test[row] for row in rows], load_pretrained.load_tokenizer(prepared.folder)
+    questions, tokenizer = [prepared.divided.test[row] for row in rows], load_pretrained.load_tokenizer(prepared.folder)
     widest = min(prepared.spec.limit, prepared.model.context - longest)
-    tokens = instruction_data.tokenize_prompts(asked, tokenizer, widest, prepared.model.stop[0], long=prepared.spec.long)
+    tokens = instruction_data.tokenize_prompts(questions, tokenizer, widest, prepared.model.stop[0], long=prepared.spec.long)
     write = functools.partial(_writer(prepared.model, longest, beams), params)
     return tokenizer.decode(generation.generate_completions(write, tokens, batch, widest=widest))
 
 
 def generation_params(prepared: PreparedTask, adapter: adapters.AdapterConfig | None, frozen: Net, net: Net) -> PyTree:
-    """Returns the parameters that `generate` takes of one network: its adapter beside the frozen
-    kernels, unmerged, so that no base is copied.
-
-    Args:
-      prepared: by `prepare_data`.
-      adapter: as in `build_task`.
-      frozen: of the task.
-      net: what a predictor reads, the server's or a client's.
-    """
+    """Returns the parameters that `generate` takes: an adapter beside the frozen kernels, unmerged."""
     if adapter is None:
         return frozen.params | net.params
     return adapters.make_adapter(adapter, frozen.params, prepared.model.name).wrap(frozen.params, net.params[adapters.ENTRY], None)

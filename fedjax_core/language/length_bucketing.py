@@ -1,4 +1,4 @@
-"""Batches of texts cut to their longest one, for models of `option_scoring.py` and `generation.py`."""
+"""Batches of texts cut to their longest one, for `make_option_scorer` and `make_writer`."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -17,9 +17,7 @@ MAX_RELATIVE_WORK = 0.85  # another width, which is another program to compile, 
 
 @jax.custom_batching.custom_vmap
 def _common(number: Array) -> Array:
-    """Returns the number; under vmap the largest of all, unbatched, so that a switch on it stays a
-    switch.
-    """
+    """Returns the number; under vmap the largest, unbatched, so that a switch on it stays a switch."""
     return number
 
 
@@ -30,23 +28,19 @@ def _(size: int, batched: list[bool], number: Array) -> tuple[Array, bool]:
 
 
 def with_length_buckets(model: Model, widths: Sequence[int], side: str = "right") -> Model:
-    """Runs a model on batches that are cut to the smallest width that holds their longest real
-    text.
+    """Runs a model on batches that are cut to the smallest width that holds their longest text.
 
-    All that it gives is what the model gives of whole batches, to rounding: padding is not looked
-    at, and dropout of an adapter is drawn as for the whole width. Clients that train at once, under
-    vmap, share a width, the widest that one of them needs.
+    Results are those of whole batches, to rounding: padding is not looked at, and dropout of an
+    adapter is drawn as for the whole width. Clients that train at once, under vmap, share the
+    widest width that one of them needs. Programs have one branch for each width. A gradient keeps
+    what its backward pass needs of each of them, of which all but one are zeros; what is frozen is
+    not copied.
 
     Args:
       model: `make_option_scorer` or `make_writer`; x has "tokens" and "mask" [B, T].
       widths: numbers of tokens; those that are not below T, or have no room for x's answers, are
         never taken, T always may be.
-      side: where the padding is, "right", or "left" as in `build_generation_data`.
-
-    Returns:
-      The Model; the same one for no widths. Programs have one branch for each width. A gradient
-      keeps what its backward pass needs of each of them, of which all but one are zeros; what is
-      frozen is not copied.
+      side: of the padding, "right", or "left" as in `build_generation_data`.
     """
     if not widths:
         return model
@@ -85,8 +79,7 @@ def with_length_buckets(model: Model, widths: Sequence[int], side: str = "right"
 def choose_widths(
     lengths: Sequence[np.ndarray], longest: int, batch: int = 16, most: int = 2, multiple: int = 16
 ) -> tuple[int, ...]:
-    """Chooses widths below the longest that save work, for `with_length_buckets`: those with the
-    least expected number of tokens.
+    """Chooses the widths below the longest with the least expected work, for `with_length_buckets`.
 
     Args:
       lengths: tokens of the texts from which batches are drawn, an array for each client or test

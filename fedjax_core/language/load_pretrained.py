@@ -1,11 +1,12 @@
 """Pre-trained language models from a local folder in the public layout. Nothing is downloaded.
 
-config.json                            what the network is; its `model_type` chooses between `language/models/llama.py` and
-`language/models/bert.py` model.safetensors, or model.safetensors.index.json           its weights, in one file or in several
-tokenizer.json                         how text becomes tokens; read by the package `tokenizers` (pip install '.[text]')
+config.json           the network; its `model_type` chooses between `models/llama.py` and
+`models/bert.py`
+model.safetensors     its weights; or in several files, which model.safetensors.index.json names
+tokenizer.json        read by the package `tokenizers` (pip install '.[text]')
 
-  model, params = load("llama-7b", dtype="bfloat16")
-  tokens = load_tokenizer("llama-7b").encode(["Hello"])
+model, params = load("llama-7b", dtype="bfloat16")
+tokens = load_tokenizer("llama-7b").encode(["Hello"])
 """
 
 import importlib.util
@@ -32,21 +33,16 @@ CONFIG, ONE_FILE, INDEX, TOKENIZER = "config.json", "model.safetensors", "model.
 def load(
     folder: str | os.PathLike, dtype: str = "float32", remat: bool = False, later: bool = False
 ) -> tuple[LanguageModel, PyTree] | tuple[Encoder, PyTree]:
-    """Loads a model and its parameters.
+    """Loads a model, a `LanguageModel` (LLaMA) or an `Encoder` (BERT), and its parameters.
 
     Args:
       folder: with config.json and the weights.
       dtype: of parameters and computation, "float32" or "bfloat16"; the files may have another.
       remat: whether a backward pass computes each layer anew, to save memory.
-      later: True: parameters are `Deferred`, read when they are put on devices.
-
-    Returns:
-      (model, params): a `LanguageModel` (LLaMA) or an `Encoder` (BERT).
+      later: True: parameters are `LazyArray`s, read when they are put on devices.
 
     Raises:
-      ValueError: the configuration has a value that is not supported, a tensor is missing, unknown,
-        or of a wrong shape or kind, or a file is damaged; the message names it.
-      OSError: a file is not there, or cannot be read.
+      ValueError: a value of the configuration or a tensor is not supported; the message names it.
     """
     where, nested = Path(folder), (dict, type(None))
     config = read_json(where / CONFIG, {"model_type": str, "rope_parameters?": nested, "rope_scaling?": nested})
@@ -56,13 +52,7 @@ def load(
 
 
 def read_folder_tensors(folder: str | os.PathLike) -> dict[str, np.ndarray]:
-    """Returns all arrays of `model.safetensors`, or of the files that
-    `model.safetensors.index.json` names.
-
-    Raises:
-      ValueError: a file is damaged, or has not the tensors that the index says.
-      FileNotFoundError: there is neither, or one of several is missing.
-    """
+    """Returns all arrays of `model.safetensors`, or of the files that its index names."""
     where = Path(folder)
     if not (where / INDEX).is_file():
         if not (where / ONE_FILE).is_file():
@@ -79,11 +69,7 @@ def read_folder_tensors(folder: str | os.PathLike) -> dict[str, np.ndarray]:
 
 
 def find_package_folder(package: str) -> Path:
-    """Returns the folder with config.json in an installed Python package that ships a model.
-
-    Raises:
-      FileNotFoundError: it is not installed, or has none.
-    """
+    """Returns the folder with config.json in an installed Python package that ships a model."""
     spec = importlib.util.find_spec(package)
     for root in [] if spec is None else spec.submodule_search_locations or []:
         candidate = sorted(Path(root).rglob(CONFIG), key=lambda path: (len(path.parts), path))
@@ -94,23 +80,15 @@ def find_package_folder(package: str) -> Path:
 
 
 class Tokenizer:
-    """Text to tokens and back.
-
-    Attributes:
-      size: how many tokens there are.
-    """
+    """Text to tokens and back; `size` is the number of tokens."""
 
     def __init__(self, path: str | os.PathLike, embedded: int | None = None):
-        """Reads tokenizer.json; what it says of cutting and padding does not count.
+        """Reads tokenizer.json, without its settings of truncation and padding.
 
         Args:
           path: of the file.
-          embedded: how many tokens the network embeds, so that `encode` refuses others; None: any.
-
-        Raises:
-          ImportError: the package `tokenizers` is not installed.
-          ValueError: the file is damaged.
-          FileNotFoundError: it is not there.
+          embedded: number of tokens that the network embeds, so that `encode` refuses others; None:
+            any.
         """
         try:
             from tokenizers import Tokenizer
@@ -172,8 +150,9 @@ class Tokenizer:
 
 
 def _check_template(path: str | os.PathLike, processor: Any) -> None:
-    """Raises ValueError where the template of a tokenizer's post-processor names a special token
-    that it does not list: the package would end the process.
+    """Raises ValueError for a template that names a special token that it does not list.
+
+    The package would end the process.
     """
     if not isinstance(processor, dict):
         return
@@ -190,12 +169,7 @@ def _check_template(path: str | os.PathLike, processor: Any) -> None:
 
 
 def load_tokenizer(folder: str | os.PathLike) -> Tokenizer:
-    """Returns the tokenizer of a folder, for the network of the config.json beside it, if there is
-    one.
-
-    Raises:
-      ValueError, ImportError, FileNotFoundError: as `Tokenizer`; or config.json is damaged.
-    """
+    """Returns the tokenizer of a folder, for the network of its config.json, if it has one."""
     path = Path(folder) / CONFIG
     size = read_json(path, {"vocab_size?": (int, type(None))}).get("vocab_size") if path.is_file() else None
     return Tokenizer(Path(folder) / TOKENIZER, size)

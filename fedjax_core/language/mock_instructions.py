@@ -1,9 +1,6 @@
-"""Instructions and language models as shapes alone: nothing is read but a folder's config.json, of
-known models not even that.
-"""
+"""Instructions and language models as shapes alone; at most a folder's config.json is read."""
 
 import dataclasses
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +9,7 @@ from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated_data
 from fedjax_core.data.sources import Dataset
 from fedjax_core.language import instruction_data, load_pretrained
-from fedjax_core.language.instruction_task import PreparedTask, Source, Spec, build_model, check_spec
+from fedjax_core.language.instruction_task import PreparedTask, Source, Spec, build_model, check_spec, find_model_folder
 from fedjax_core.language.models.transformer import Encoder
 
 _LLAMA = {"model_type": "llama", "vocab_size": 32_000, "max_position_embeddings": 2048, "eos_token_id": 2}
@@ -29,12 +26,12 @@ KNOWN = {
 
 
 class Sizes(NamedTuple):
-    """What no config says of texts.
+    """Sizes of texts, which no config has.
 
     Attributes:
       rows: training texts of all clients; None: a thousand each, as FedOA has them.
       test_rows: of the task that is left out.
-      answer: tokens of the longest answer, or how many options a question has.
+      answer: tokens of the longest answer, or options of a question.
     """
 
     rows: int | None = None
@@ -42,50 +39,36 @@ class Sizes(NamedTuple):
     answer: int = 16
 
 
-def mock_prepared(of: Source, clients: int, own: Spec, sizes: Sizes) -> PreparedTask:
-    """Makes what `prepare` would of texts that are all as long as the model reads.
+def mock_prepared(source: Source, clients: int, spec: Spec, sizes: Sizes) -> PreparedTask:
+    """Makes the result of `prepare_data` for texts that are all as long as the model reads.
 
     Args:
-      of: where the texts would be.
+      source: where the texts would be.
       clients: N, each with equally many.
-      own: the model. Its folder must have a config.json, or one of the names in `KNOWN`.
+      spec: of the model. Its folder must have a config.json, or one of the names in `KNOWN`.
       sizes: of the data.
-
-    Raises:
-      ValueError, OSError: as `prepare`.
     """
-    check_spec(own)
-    file = describe_model(own)
-    folder = file.parent
-    model = build_model(folder, own, None if file.is_file() else KNOWN.get(folder.name))
+    check_spec(spec)
+    folder = find_model_folder(spec)
+    file = folder / load_pretrained.CONFIG
+    model = build_model(folder, spec, None if file.is_file() else KNOWN.get(folder.name))
     rows = sizes.rows or 1000 * clients
-    encoder = isinstance(model, Encoder)
+    is_encoder = isinstance(model, Encoder)
 
     def examples(number: int, test: bool) -> Examples:
         blank = lambda kind, *shape: np.broadcast_to(np.zeros((), kind), (number, *shape))
-        x = {"tokens": blank(np.int32, own.limit), "mask": np.broadcast_to(np.ones((), bool), (number, own.limit))}
-        x["options" if encoder else "answer"] = blank(np.int32 if encoder else bool, sizes.answer)
+        x = {"tokens": blank(np.int32, spec.limit), "mask": np.broadcast_to(np.ones((), bool), (number, spec.limit))}
+        x["options" if is_encoder else "answer"] = blank(np.int32 if is_encoder else bool, sizes.answer)
         if test:
-            x |= {"kind": blank(np.int32)} | ({"rouge1": blank(np.float32, sizes.answer)} if encoder else {})
-        return Examples(x, np.zeros(number, np.int32) if encoder else np.arange(number, dtype=np.int32) % clients)
+            x |= {"kind": blank(np.int32)} | ({"rouge1": blank(np.float32, sizes.answer)} if is_encoder else {})
+        return Examples(x, np.zeros(number, np.int32) if is_encoder else np.arange(number, dtype=np.int32) % clients)
 
-    names = tuple(f"option {i + 1}" for i in range(sizes.answer)) if encoder else tuple(f"set {i}" for i in range(clients))
+    names = tuple(f"option {i + 1}" for i in range(sizes.answer)) if is_encoder else tuple(f"set {i}" for i in range(clients))
     train = [np.arange(i, rows, clients, dtype=np.int32) for i in range(clients)]
     test = [np.arange(i, sizes.test_rows, clients, dtype=np.int32) for i in range(clients)]
     data = federated_data.from_index(Dataset("texts", examples(rows, False), examples(sizes.test_rows, False), names), train, test)
     data = dataclasses.replace(data, test=examples(sizes.test_rows, True))
-    tokens = np.broadcast_to(np.zeros((), np.int32), (sizes.answer, own.limit))
-    options = {"tokens": tokens, "mask": tokens == 0} if encoder else None
+    tokens = np.broadcast_to(np.zeros((), np.int32), (sizes.answer, spec.limit))
+    options = {"tokens": tokens, "mask": tokens == 0} if is_encoder else None
     divided = instruction_data.LeaveOneOutSplit([], [], tuple(train), tuple(test), names)
-    return PreparedTask(data, model, options, own, folder, divided, (of.leave_out,), ())
-
-
-def describe_model(own: Spec) -> Path:
-    """Returns the config.json of a model, or a published one where there is none.
-
-    Raises:
-      FileNotFoundError: its package is not installed.
-    """
-    return (
-        Path(own.folder).expanduser() if own.folder is not None else load_pretrained.find_package_folder(str(own.package))
-    ) / load_pretrained.CONFIG
+    return PreparedTask(data, model, options, spec, folder, divided, (source.leave_out,), ())

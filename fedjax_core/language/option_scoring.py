@@ -1,14 +1,11 @@
 """Encoders that score the answer options of each example.
 
-  scoring(encoder, ...)      a Model whose classes are each example's options; its arrays: `add_option_embeddings`
-
-It is a network like others, whole: what is trained of it is chosen around it, by `task.make_partial_task`, or
-by `adapters.adapter_task`, whose frozen base exists once and travels as an argument of the round.
-
-    encoder, base = load_pretrained.load(folder) data, options = instruction_data.to_choose(divided,
-    load_pretrained.load_tokenizer(folder), limit=256) arrays = with_options(encoder, base,
-    **options) model = scoring(encoder, len(options["tokens"])) task = adapters.adapter_task(model,
-    arrays, adapters.lora(), classes=data.classes, population=data.clients)
+encoder, base = load_pretrained.load(folder)
+data, options = build_option_data(divided, load_pretrained.load_tokenizer(folder), limit=256)
+arrays = add_option_embeddings(encoder, base, **options)
+model = make_option_scorer(encoder, len(options["tokens"]))
+task = adapters.adapter_task(model, arrays, adapters.lora(), classes=data.classes,
+population=data.clients)
 """
 
 import functools
@@ -29,9 +26,7 @@ TEMPERATURE = 0.05  # by which cosines are divided
 
 
 def embed_batch(encoder: Encoder, params: PyTree, tokens: Array, mask: Array) -> Array:
-    """Returns the mean of the real tokens' hidden states, of length 1: [B, T], [B, T] bool -> [B,
-    D] float32; zeros for an empty row.
-    """
+    """Returns the mean hidden states of real tokens, of length 1: [B, T] -> [B, D] float32."""
     return losses.normalize(_mean(encoder.hidden(params, tokens, mask), mask))
 
 
@@ -44,19 +39,7 @@ def _mean(hidden: Array, mask: Array) -> Array:
 def embed_texts(
     encoder: Encoder, params: PyTree, tokens: np.ndarray, mask: np.ndarray, batch: int = 64, multiple: int = 16
 ) -> Array:
-    """Embeds many texts, in batches of like lengths.
-
-    Args:
-      encoder: the network.
-      params: its parameters.
-      tokens: [U, T].
-      mask: [U, T]; padding is on the right.
-      batch: examples at once.
-      multiple: batches are as wide as the smallest multiple of it that holds them.
-
-    Returns:
-      [U, D].
-    """
+    """Embeds many texts [U, T], padded on the right, as [U, D], in batches of like lengths."""
     embed_jit = jax.jit(functools.partial(embed_batch, encoder))
     lengths = mask.sum(1)
     order = np.argsort(lengths, kind="stable")
@@ -75,21 +58,16 @@ def make_option_scorer(encoder: Encoder, options: int, temperature: float = TEMP
         logit_k = cos(embedding of the question, embedding of option k under the frozen base) /
         temperature
 
+    Params are the encoder's, and "head": {"options": [U, D]}, which no gradient reaches
+    (`add_option_embeddings` has both). x is {"tokens": [B, T], "mask": [B, T], "options": [B, K] in
+    [0, U), or -1 for none}; such a place has a logit of -1e30. The features are the questions'
+    embeddings, intermediates "layer1" to "layerL" the means of each layer's hidden states. There is
+    no head from features alone: `Model.head` raises ValueError.
+
     Args:
       encoder: the network.
       options: U, the number of different options in the data.
       temperature: small ones make scores differ more.
-
-    Returns:
-      The Model. Params are the encoder's, and "head": {"options": [U, D]}, which no gradient
-      reaches; `add_option_embeddings` has both. x is {"tokens": [B, T], "mask": [B, T], "options":
-      [B, K] in [0, U), or -1 for none}; such a place has a logit of -1e30. The features are the
-      questions' embeddings, intermediates "layer1" to "layerL" the means of each layer's hidden
-      states. There is
-      no head from features alone: `Model.head` raises ValueError.
-
-    Raises:
-      ValueError: temperature is not positive.
     """
     if not temperature > 0:
         raise ValueError(f"temperature={temperature} must be positive")
@@ -107,11 +85,11 @@ def make_option_scorer(encoder: Encoder, options: int, temperature: float = TEMP
 
     def apply(net: Net, x: PyTree, key=None, train=False, mask=None, intermediates=False):
         del key, train
-        asked = drop_padding(x, mask)
-        read = (lambda hidden: _mean(hidden, asked["mask"])) if intermediates else None
-        hidden = encoder.hidden(net.params, asked["tokens"], asked["mask"], read=read)
+        visible = drop_padding(x, mask)
+        read = (lambda hidden: _mean(hidden, visible["mask"])) if intermediates else None
+        hidden = encoder.hidden(net.params, visible["tokens"], visible["mask"], read=read)
         hidden, layers = hidden if intermediates else (hidden, None)
-        embeddings = losses.normalize(_mean(hidden, asked["mask"]))
+        embeddings = losses.normalize(_mean(hidden, visible["mask"]))
         listed = jax.lax.stop_gradient(net.params["head"]["options"])[jnp.maximum(x["options"], 0)]  # [B, K, D]
         scores = jnp.einsum("bd,bkd->bk", embeddings, listed) / temperature
         outputs: dict[str, Any] = {"logits": jnp.where(x["options"] >= 0, scores, MASKED_SCORE), "features": embeddings}
@@ -123,7 +101,5 @@ def make_option_scorer(encoder: Encoder, options: int, temperature: float = TEMP
 
 
 def add_option_embeddings(encoder: Encoder, base: PyTree, tokens: np.ndarray, mask: np.ndarray, batch: int = 64) -> Net:
-    """Returns the arrays of such a model: the base, and the embeddings of all options [U, T] under
-    it.
-    """
+    """Returns the arrays of such a model: the base, and all options [U, T] embedded by it."""
     return Net(base | {"head": {"options": embed_texts(encoder, base, tokens, mask, batch)}}, {})

@@ -1,21 +1,19 @@
-"""Instruction data from text sets that tensorflow_datasets has prepared: FedOA's eight, in words of
-our own.
+"""Instruction data from text sets of tensorflow_datasets: FedOA's eight, in words of our own.
 
   train, test = read(DIR, examples=1000, tests=200)
 
-  task                    set (its folder)      test examples from    answers
+  task                    set (its folder)      test examples     answers
   entailment              snli, anli/r1         test              yes, it cannot be said, no
   sentiment               glue/sst2             validation        negative, positive
-                          sentiment140          test              the same; neutral tweets are left out
+                          sentiment140          test              the same, but no neutral tweets
   paraphrase              glue/mrpc             validation        no, yes
                           glue/stsb             validation        0 to 5, rounded
   reading_comprehension   openbookqa            test              the four choices
                           super_glue/record     validation        the article's entities
 
 A question ends with its answers, as `instruction_data.read` has them. Examples without a label are
-left out. Those that are taken are
-always the same: of the training examples of each answer equally many, as far as there are; of the
-tests any. TensorFlow is not needed.
+left out. The same ones are always taken: of the training examples of each answer equally many, as
+far as possible; of the tests any. TensorFlow is not needed.
 """
 
 import math
@@ -68,8 +66,8 @@ def _mrpc(row: Mapping[str, Any]) -> Words:
 
 
 def _stsb(row: Mapping[str, Any]) -> Words:
-    asked = "How near are they in meaning, from 0 (nothing in common) to 5 (the same)?"
-    return _labelled(f"{row['sentence1']}\n{row['sentence2']}\n\n{asked}", SCORES, math.floor(row["label"] + 0.5))
+    question = "How near are they in meaning, from 0 (nothing in common) to 5 (the same)?"
+    return _labelled(f"{row['sentence1']}\n{row['sentence2']}\n\n{question}", SCORES, math.floor(row["label"] + 0.5))
 
 
 def _openbookqa(row: Mapping[str, Any]) -> Words:
@@ -94,7 +92,7 @@ class Form(NamedTuple):
       folder: as tfds names it.
       test: the split that is tested on.
       words: record -> question, answers and answer.
-      balanced: whether the same few answers are those of all examples.
+      balanced: whether all examples have the same few answers.
     """
 
     task: str
@@ -117,27 +115,24 @@ FORMS = {
 
 
 def read(data_dir: str | Path, examples: int = 1000, tests: int = 200) -> tuple[list[Instance], list[Instance]]:
-    """Reads all eight sets.
+    """Reads all eight sets: (training examples, test examples), set after set.
 
     Args:
       data_dir: holds `NAME/[CONFIG/]VERSION/` of each, itself or in its folder `tfds`.
       examples: training examples of each set.
       tests: test examples of each.
 
-    Returns:
-      (training examples, test examples), set after set.
-
     Raises:
-      FileNotFoundError: a set is not there; the message says how to prepare it.
+      FileNotFoundError: a set is missing; the message says how to prepare it.
       ValueError: it has not as many examples with a label, or is damaged.
     """
     if examples < 1 or tests < 1:
         raise ValueError(f"examples={examples} and test_examples={tests} must be at least 1")
-    train = [row for name in FORMS for row in _drawn(Path(data_dir), name, "train", examples, FORMS[name].balanced)]
-    return train, [row for name in FORMS for row in _drawn(Path(data_dir), name, FORMS[name].test, tests, False)]
+    train = [row for name in FORMS for row in _draw(Path(data_dir), name, "train", examples, FORMS[name].balanced)]
+    return train, [row for name in FORMS for row in _draw(Path(data_dir), name, FORMS[name].test, tests, False)]
 
 
-def _drawn(data_dir: Path, name: str, split: str, number: int, balanced: bool) -> list[Instance]:
+def _draw(data_dir: Path, name: str, split: str, number: int, balanced: bool) -> list[Instance]:
     """Draws `number` examples of a split, of each answer equally many if `balanced`."""
     import tensorflow_datasets
 
@@ -150,7 +145,7 @@ def _drawn(data_dir: Path, name: str, split: str, number: int, balanced: bool) -
         instances: list[Instance] = []
         for start in range(0, len(order), BLOCK):
             records = rows.__getitems__(order[start : start + BLOCK].tolist())
-            instances += [_instance(name, words) for record in records if (words := form.words(_text(record)))]
+            instances += [_make_instance(name, words) for record in records if (words := form.words(_decode_texts(record)))]
             counts = Counter(row.answer for row in instances)
             share = -(-number // len(instances[0].options)) if instances and balanced else 0
             if len(instances) >= number and all(counts[option] >= share for option in instances[0].options if balanced):
@@ -160,7 +155,7 @@ def _drawn(data_dir: Path, name: str, split: str, number: int, balanced: bool) -
     except (KeyError, ValueError, RuntimeError, OSError) as error:
         raise ValueError(f"{where}: split {split!r} is missing, damaged or of another form ({error}); prepare it again.") from error
     if len(instances) < number:
-        raise ValueError(f"{where}: split {split!r} has {len(instances)} examples with a label, {number} are asked for.")
+        raise ValueError(f"{where}: split {split!r} has {len(instances)} examples with a label, of which {number} are needed.")
     if not balanced:
         return instances[:number]
     seen: Counter[str] = Counter()
@@ -172,20 +167,20 @@ def _drawn(data_dir: Path, name: str, split: str, number: int, balanced: bool) -
     return [instances[i] for i in kept]
 
 
-def _text(value: Any) -> Any:
+def _decode_texts(value: Any) -> Any:
     """Returns a record with strings in place of bytes, stripped."""
     if isinstance(value, Mapping):
-        return {key: _text(part) for key, part in value.items()}
+        return {key: _decode_texts(part) for key, part in value.items()}
     if isinstance(value, bytes):
         return value.decode().strip()
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim):
-        return [_text(part) for part in value]
+        return [_decode_texts(part) for part in value]
     return value.item() if isinstance(value, (np.generic, np.ndarray)) else value
 
 
-def _instance(name: str, words: tuple[str, Sequence[str], str]) -> Instance:
+def _make_instance(name: str, words: tuple[str, Sequence[str], str]) -> Instance:
     question, answers, answer = words
     line = lambda text: " ".join(text.split())
     options = tuple(dict.fromkeys(map(line, answers)))

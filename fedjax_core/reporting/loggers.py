@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_core.atomic_files import read_bytes, reword_os_errors, write_text
-from fedjax_core.storage.json_files import to_json_values
-from fedjax_core.storage.workdir import flatten_config
+from fedjax_core.storage.json_files import flatten, to_json_values
 
 MAX_PARAM_LENGTH = 500  # characters of a parameter's value in MLflow
 
@@ -90,7 +89,7 @@ class MLflow:
             known = client.get_experiment_by_name(self._experiment)
             experiment_id = known.experiment_id if known else client.create_experiment(self._experiment)
             self._id = client.create_run(experiment_id, run_name=self._name or started.directory.name).info.run_id
-            for field, value in flatten_config(to_json_values(started.config)).items():
+            for field, value in flatten(to_json_values(started.config)).items():
                 if value != {}:
                     client.log_param(self._id, field, str(value)[:MAX_PARAM_LENGTH])
             write_text(id_file, self._id)

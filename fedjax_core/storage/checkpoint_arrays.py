@@ -1,7 +1,6 @@
-"""Arrays of a checkpoint: leaves of a state to and from named host arrays, and their files, which
-Orbax writes.
+"""Arrays of a checkpoint: leaves of a state as named host arrays, and their files by Orbax.
 
-Only this module uses Orbax. Orbax is imported with the first checkpoint: the import takes about as
+Only this module uses Orbax. It is imported with the first checkpoint: the import takes about as
 long as that of jax, and no run should wait for it before its first round.
 """
 
@@ -29,11 +28,7 @@ ENTRY = {"path": str, "dtype": str, "shape": [int], "stored": bool}  # schema of
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Writes arrays, none of them empty, into a new directory.
-
-    Raises:
-      OSError: they cannot be written.
-    """
+    """Writes arrays, none of them empty, into a new directory; raises OSError."""
 
     def write() -> None:
         import orbax.checkpoint as ocp
@@ -45,11 +40,7 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def read_arrays(path: Path, names: list[str]) -> dict[str, np.ndarray]:
-    """Reads arrays of `write_arrays`.
-
-    Raises:
-      OSError: they cannot be read.
-    """
+    """Reads arrays of `write_arrays`; raises OSError."""
 
     def read() -> dict[str, np.ndarray]:
         import orbax.checkpoint as ocp
@@ -75,11 +66,9 @@ def _make_checkpointer() -> Any:
 
 
 def _call_orbax(call: Callable[[], T]) -> T:
-    """Runs a call without Orbax's logs, in a thread of its own (a notebook's thread already has an
-    event loop).
+    """Runs a call without Orbax's logs, and turns any of its errors into an OSError.
 
-    Raises:
-      OSError: any error of Orbax, with the errno in its message.
+    It runs in a thread of its own: a notebook's thread already has an event loop.
     """
     with _silence_logger("absl"), concurrent.futures.ThreadPoolExecutor(1) as thread:
         before, sys.unraisablehook = sys.unraisablehook, _ignore_closed_loop(sys.unraisablehook)
@@ -97,9 +86,7 @@ def _call_orbax(call: Callable[[], T]) -> T:
 
 
 def _ignore_closed_loop(hook: Callable) -> Callable:
-    """Returns an unraisablehook without the messages of TensorStore's threads after their event
-    loop has failed.
-    """
+    """Returns an unraisablehook without what TensorStore's threads report to a closed event loop."""
 
     def filtered(unraisable: Any) -> None:
         if not (unraisable.exc_type is RuntimeError and str(unraisable.exc_value) == "Event loop is closed"):
@@ -120,8 +107,7 @@ def _silence_logger(name: str) -> Iterator[None]:
 
 
 def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
-    """Returns the leaves of a state under the names that errors and leaves.json use:
-    "server/net/params/0/kernel".
+    """Returns the leaves of a state with their names in messages: "server/net/params/0/kernel".
 
     Raises:
       ValueError: two leaves have one name.
@@ -134,8 +120,7 @@ def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
 
 
 def _dtype_and_shape(name: str, leaf: Any) -> tuple[str, list[int]]:
-    """Returns a leaf's dtype and shape: "float32", "key<fry>" for keys, "int" ... for Python
-    numbers.
+    """Returns a leaf's dtype and shape; of keys "key<fry>", of Python numbers "int" ....
 
     Raises:
       TypeError: the leaf is neither a number nor an array of numbers or keys.
@@ -165,11 +150,9 @@ def _key_impl(like: Any) -> Any:
 
 
 def to_host(name: str, leaf: Any) -> tuple[dict[str, Any], np.ndarray | None]:
-    """Returns a leaf's entry for leaves.json, and its bits as an array that Orbax accepts; None for
-    an empty leaf.
+    """Returns a leaf's entry for leaves.json, and its bits for Orbax unless it is empty.
 
     Raises:
-      TypeError: the leaf is neither a number nor an array.
       ValueError: the leaf is sharded over several processes.
     """
     dtype, shape = _dtype_and_shape(name, leaf)
@@ -209,12 +192,7 @@ def from_host(entry: Mapping[str, Any], host: np.ndarray | None, like: Any) -> A
 
 
 def check_leaves(checkpoint: Path, entries: list[dict[str, Any]], like: list[tuple[str, Any]]) -> None:
-    """Checks that a checkpoint has the leaves of `like`.
-
-    Raises:
-      ValueError: a leaf is missing, unexpected, or of another dtype or shape; the message names the
-        first.
-    """
+    """Raises ValueError for the first leaf that is missing, unexpected or of another kind."""
 
     def show(kind: tuple[str, list[int]] | None) -> str:
         return "nothing" if kind is None else f"{kind[0]}[{','.join(map(str, kind[1]))}]"

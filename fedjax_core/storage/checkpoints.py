@@ -1,19 +1,18 @@
 """Checkpoints: a pytree of arrays with a JSON record, by round.
 
-A checkpoint is a directory named by its round:
-
     checkpoints/00000012/
       arrays/        Orbax's: the leaves, by number, as host arrays
-      leaves.json    by number: path in the state, dtype, shape, and what Orbax cannot store (key types, empty arrays)
+      leaves.json    by number: path in the state, dtype, shape, and what Orbax cannot store (key
+        types, empty arrays)
       record.json    the caller's record
       digests.json   checksums of the two files above and of every array, compared on restore
-      parts/         files of client states, partly shared with earlier checkpoints (`client_state_files.py`), if any
+      parts/         files of client states, partly shared with earlier checkpoints
+      (`client_state_files.py`), if any
 
 A checkpoint is written under another name, synced, and renamed, so a process killed at any moment
 leaves either the old checkpoints or the old and the new. Leaves are stored as host arrays without
-their sharding, and restored to that of `like`: a run may resume on another number of devices.
-Saving is synchronous: when `save` returns, the checkpoint is on the disk and the caller may donate
-the state's buffers.
+their sharding, and restored to that of `like`: a run may resume on another number of devices. When
+`save` returns, the checkpoint is on the disk and the caller may donate the state's buffers.
 
 Orbax's CheckpointManager does less: it does not sync files, verifies no content on restore, never
 replaces a round, and cannot share files between steps.
@@ -67,8 +66,7 @@ class Checkpoints:
 
     With several processes each calls `save` and `restore` with its own view of the same state.
     Process 0 writes the state, each process its own parts, if there are any. All processes read, so
-    all must see the directory. A leaf must be addressable as a whole by process 0: on the host, on
-    its own devices, or replicated.
+    all must see the directory. A leaf must be addressable as a whole by process 0.
     """
 
     def __init__(
@@ -84,9 +82,6 @@ class Checkpoints:
           writer: whether this process writes; default: process 0 does.
           beside: another directory of checkpoints of this run, which may share parts with these;
             errors name its rounds.
-
-        Raises:
-          ValueError: `keep` is less than 1.
         """
         if keep < 1:
             raise ValueError(f"keep is {keep}; a run needs at least 1 checkpoint to resume from")
@@ -121,8 +116,9 @@ class Checkpoints:
           round_num: number of rounds done.
           state: pytree of jax arrays (typed keys too), numpy arrays and Python numbers; only read.
           record: JSON values.
-          parts: named arrays, read back by `parts`; None: the checkpoint has no parts. With several
-            processes each passes its own, and none returns before the checkpoint is complete.
+          parts: named arrays, read back by `read_parts`; None: the checkpoint has no parts. With
+            several processes each passes its own, and none returns before the checkpoint is
+            complete.
           earlier_round: round of the checkpoint whose parts come before these; None: none do.
           dropped: numbers of its parts to leave out.
           earlier_in: the checkpoints that `earlier_round` refers to; None: these.
@@ -131,8 +127,8 @@ class Checkpoints:
           The number of the first new part; 0 without parts.
 
         Raises:
-          OSError: the checkpoint cannot be written, with parts by any process; one line that names
-            the path. Earlier checkpoints are intact.
+          OSError: the checkpoint cannot be written, with parts by any process; earlier ones are
+            intact.
           TypeError: a leaf is not an array, or `record` has a value that JSON cannot represent.
           ValueError: a leaf is sharded over several processes, or the round is negative.
         """
@@ -158,11 +154,7 @@ class Checkpoints:
         return first
 
     def delete_after(self, after: int) -> None:
-        """Deletes the checkpoints of all rounds after `after`, to which the run has gone back.
-
-        Raises:
-          OSError: leftovers of killed processes cannot be deleted.
-        """
+        """Deletes the checkpoints of all rounds after `after`, to which the run has gone back."""
         if not self.writer or (self.latest() or 0) <= after:
             return
         with reword_os_errors("write", self.directory):
@@ -180,9 +172,8 @@ class Checkpoints:
     ) -> "_Pending":
         """Writes everything but the new parts to a temporary directory.
 
-        Args:
-          earlier: (checkpoints, round, numbers of dropped parts) of the parts to link; None: the
-            checkpoint has no parts.
+        `earlier` are the parts to link, as (checkpoints, round, numbers of dropped parts), if it
+        has any.
         """
         leaves = [to_host(name, leaf) for name, leaf in named_leaves(state)]
         arrays = {_number(index): array for index, (_, array) in enumerate(leaves) if array is not None}
@@ -216,9 +207,7 @@ class Checkpoints:
             raise
 
     def _write_parts(self, pending: "_Pending | None", parts: Iterable[Mapping[str, np.ndarray]]) -> int:
-        """Writes this process's parts, registers those of all processes, and returns the number of
-        the first.
-        """
+        """Writes this process's parts, registers those of all, and returns the number of the first."""
         name, first = distributed.broadcast_from_process_0(None if pending is None else [pending.temporary.name, pending.first])
         is_single = jax.process_count() == 1
         process = None if is_single else jax.process_index()
@@ -247,9 +236,7 @@ class Checkpoints:
                 self._delete(checkpoint)
 
     def _unshared(self, checkpoints: list[Path]) -> list[Path]:
-        """Returns the last checkpoint that shares no part with the newest, and the one after it;
-        else the first.
-        """
+        """Returns the last checkpoint that shares no part with the newest, and the next one."""
         *older, newest = checkpoints
         unshared = [i for i, checkpoint in enumerate(older) if not client_state_files.has_shared_part(newest, checkpoint)]
         return checkpoints[unshared[-1] : unshared[-1] + 2] if unshared else checkpoints[:1]
@@ -261,17 +248,16 @@ class Checkpoints:
 
         Args:
           round_num: one of `rounds()`.
-          like: the state's structure. A numpy array (or `Rows`) or Python number gives such a leaf.
-            A jax array or ShapeDtypeStruct gives a jax array, with its `sharding` if it has one
-            and, if it is an array, is committed to it, otherwise on the default device.
+          like: the state's structure. A numpy array or Python number gives such a leaf. A jax array
+            or ShapeDtypeStruct gives a jax array, with its `sharding` if it has one and, if it is
+            an array, is committed to it, otherwise on the default device.
 
         Returns:
           The state and the record.
 
         Raises:
-          ValueError: there is no such checkpoint; its leaves do not match `like` (the message names
-            the leaf); it is damaged (the message names the older checkpoints and how to go back to
-            one).
+          ValueError: there is no such checkpoint; its leaves do not match `like`; it is damaged.
+            The message names the leaf, or the older checkpoints and how to go back to one.
           OSError: it cannot be read; the message names the older checkpoints too.
         """
         checkpoint, wanted = self._path(round_num), named_leaves(like)
@@ -295,11 +281,7 @@ class Checkpoints:
 
         Args:
           round_num: one of `rounds()`.
-          wanted: returns the names of the arrays of a part that will be used; only these are read.
-            None: all.
-
-        Raises:
-          ValueError, OSError: as `restore`.
+          wanted: part -> names of its arrays that will be used; only these are read. None: all.
         """
         checkpoint = self._path(round_num)
         with self._suggest_older(round_num, checkpoint):
@@ -307,12 +289,7 @@ class Checkpoints:
             yield from client_state_files.read_parts(checkpoint, names, True if wanted is None else wanted)
 
     def part_numbers(self, round_num: int) -> list[int] | None:
-        """Returns the number of each of `parts`; None if there is no such checkpoint or it has no
-        parts.
-
-        Raises:
-          ValueError, OSError: as `restore`.
-        """
+        """Returns the number of each part; None if there is no such checkpoint or it has no parts."""
         checkpoint = self._list_complete().get(round_num)
         if checkpoint is None:
             return None
@@ -321,20 +298,14 @@ class Checkpoints:
         return None if names is None else list(map(client_state_files.part_number, names))
 
     def read_record(self, round_num: int) -> dict[str, Any]:
-        """Returns the record of a checkpoint.
-
-        Raises:
-          ValueError, OSError: as `restore`.
-        """
+        """Returns the record of a checkpoint."""
         checkpoint = self._path(round_num)
         with self._suggest_older(round_num, checkpoint):
             return _read_verified_json(checkpoint, _RECORD, _read_digests(checkpoint), dict)
 
     @contextlib.contextmanager
     def _suggest_older(self, round_num: int, checkpoint: Path) -> Iterator[None]:
-        """Adds the older checkpoints, and how to go back to one, to an error in reading a
-        checkpoint.
-        """
+        """Adds the older checkpoints to an error in reading one, and how to go back to one."""
         try:
             yield
         except (ValueError, OSError) as error:
@@ -344,61 +315,38 @@ class Checkpoints:
             raise (OSError(error.errno, text) if isinstance(error, OSError) else ValueError(text)) from error
 
     def unusable_error(self, round_num: int, reason: str) -> ValueError:
-        """Returns the error of a checkpoint with wrong content; it names the others and how to go
-        back to one.
-        """
+        """Returns the error of a checkpoint with wrong content, which names the others."""
         return ValueError(self._describe_unusable(round_num, self._path(round_num), reason, None))
 
     def _describe_unusable(self, round_num: int, checkpoint: Path, reason: Any, damaged: str | None) -> str:
-        """Returns the text of an error; `damaged`: name of the part that is damaged."""
-        remedy = self._describe_older(round_num, checkpoint, damaged) + self._describe_beside(checkpoint, damaged)
-        return f"the checkpoint of round {round_num} cannot be used ({reason}); {remedy}"
-
-    def _describe_beside(self, checkpoint: Path, damaged: str | None) -> str:
-        """Describes the rounds of the directory beside this one, by whether they share the damaged
-        part.
-        """
-        others = {} if self._beside is None else Checkpoints(self._beside)._list_complete()
-        is_damaged = {
-            other: bool(damaged) and client_state_files.has_shared_part(checkpoint, path, damaged) for other, path in others.items()
-        }
-        affected = ", ".join(str(other) for other in sorted(others) if is_damaged[other])
-        intact = ", ".join(str(other) for other in sorted(others) if not is_damaged[other])
-        text = f"; in {self._beside} round {affected} has the same file" if affected else ""
-        return text + (f"; {self._beside} has round {intact}{' without it' if affected else ''}" if intact else "")
-
-    def _describe_older(self, round_num: int, checkpoint: Path, damaged: str | None) -> str:
-        """Describes how to go back to an older checkpoint."""
+        """Returns the text of an error: which checkpoints lack the damaged part, and how to go back."""
         complete = self._list_complete()
-        others = sorted(other for other in complete if other != round_num)
-        affected = [
-            other for other in others if damaged and client_state_files.has_shared_part(checkpoint, complete[other], damaged)
-        ]
-        text = f"round {', '.join(map(str, affected))} has the same file; " if affected else ""
+        affected, intact = _split_by_part({n: complete[n] for n in complete if n != round_num}, checkpoint, damaged)
+        older = [other for other in intact if other < round_num]
+        remedy = f"round {_join(affected)} has the same file; " if affected else ""
         without = " without it" if affected else ""
-        older = [other for other in others if other < round_num and other not in affected]
-        if not older:
-            return f"{text}there is no older one{without}; start anew in another directory"
-        renamed = [
-            complete[other] for other in [*others, round_num] if other == round_num or (other in affected and other > older[-1])
-        ]
-        names = " and ".join(f"{path} to {path.name}.damaged" for path in sorted(renamed))
-        return (
-            f"{text}older{without}: round {', '.join(map(str, older))}; "
-            f"to go back to round {older[-1]} rename {names} and call again"
-        )
+        if older:
+            renamed = sorted(complete[n] for n in complete if n == round_num or (n in affected and n > older[-1]))
+            names = " and ".join(f"{path} to {path.name}.damaged" for path in renamed)
+            remedy += f"older{without}: round {_join(older)}; to go back to round {older[-1]} rename {names} and call again"
+        else:
+            remedy += f"there is no older one{without}; start anew in another directory"
+        if self._beside is not None:
+            affected, intact = _split_by_part(Checkpoints(self._beside)._list_complete(), checkpoint, damaged)
+            remedy += f"; in {self._beside} round {_join(affected)} has the same file" if affected else ""
+            without = " without it" if affected else ""
+            remedy += f"; {self._beside} has round {_join(intact)}{without}" if intact else ""
+        return f"the checkpoint of round {round_num} cannot be used ({reason}); {remedy}"
 
     def _path(self, round_num: int) -> Path:
         path = self._list_complete().get(round_num)
         if path is None:
-            available = ", ".join(map(str, self.rounds())) or "none"
+            available = _join(self.rounds()) or "none"
             raise ValueError(f"{self.directory} has no checkpoint of round {round_num}; it has: {available}")
         return path
 
     def _list_complete(self) -> dict[int, Path]:
-        """Returns the directories of complete checkpoints by round; of a replaced round, the
-        newest.
-        """
+        """Returns the directories of complete checkpoints by round; the newest of a replaced one."""
         if not self.directory.exists():
             return {}
         newest: dict[int, tuple[int, Path]] = {}
@@ -410,9 +358,7 @@ class Checkpoints:
         return {round_num: path for round_num, (_, path) in newest.items()}
 
     def _delete(self, path: Path) -> None:
-        """Deletes a checkpoint; renames it first, so that a partly deleted one does not look
-        complete.
-        """
+        """Deletes a checkpoint; renamed first, as a partly deleted one must not look complete."""
         renamed = self.directory / f"{_UNFINISHED}{path.name}"
         try:
             path.rename(renamed)
@@ -450,6 +396,16 @@ class _Pending(NamedTuple):
     first: int = 0
 
 
+def _split_by_part(others: Mapping[int, Path], checkpoint: Path, part: str | None) -> tuple[list[int], list[int]]:
+    """Returns the rounds of other checkpoints that share a part with this one, and those that do not."""
+    affected = {n for n, path in others.items() if part and client_state_files.has_shared_part(checkpoint, path, part)}
+    return sorted(affected), sorted(others.keys() - affected)
+
+
+def _join(rounds: Iterable[int]) -> str:
+    return ", ".join(map(str, rounds))
+
+
 def _replacements(path: Path) -> int:
     """Returns how often the checkpoint of this round had been replaced."""
     return int(path.name.partition("-")[2] or 0)
@@ -474,12 +430,7 @@ def _read_digests(checkpoint: Path) -> dict[str, Any] | None:
 
 
 def _read_verified_json(checkpoint: Path, file: str, digests: Mapping[str, Mapping[str, str]] | None, schema: Any) -> Any:
-    """Reads a JSON file of a checkpoint.
-
-    Raises:
-      ValueError: its digest or its schema differs.
-      OSError: it cannot be read.
-    """
+    """Reads a JSON file of a checkpoint; raises ValueError if its digest or its schema differs."""
     path = checkpoint / file
     if digests is not None and digest_bytes(read_bytes(path)) != digests["files"].get(file):
         raise ValueError(f"{path} is damaged: it is not what was written (its digest differs)")
@@ -489,12 +440,7 @@ def _read_verified_json(checkpoint: Path, file: str, digests: Mapping[str, Mappi
 def _read_verified_arrays(
     checkpoint: Path, entries: list[dict[str, Any]], digests: Mapping[str, Mapping[str, str]] | None
 ) -> dict[str, np.ndarray]:
-    """Reads the arrays of a checkpoint by number.
-
-    Raises:
-      ValueError: the digest of an array differs; the message names its leaf.
-      OSError: they cannot be read.
-    """
+    """Reads the arrays of a checkpoint by number; raises ValueError if the digest of one differs."""
     paths = {_number(index): entry["path"] for index, entry in enumerate(entries) if entry["stored"]}
     with reword_os_errors("read", checkpoint):
         for file in (checkpoint / _ARRAYS).rglob("*"):

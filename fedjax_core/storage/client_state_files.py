@@ -1,5 +1,4 @@
-"""Parts of checkpoints: files of client states, written once and shared by later checkpoints; and
-their compaction.
+"""Parts of checkpoints: files of client states that later checkpoints share, and their compaction.
 
 The folder `parts/` of a checkpoint has files 00000.safetensors, 00001.safetensors ...
 (`safetensors_files.py`, with digests). The next checkpoint hard-links the parts that it still needs
@@ -23,8 +22,8 @@ With `full` bytes per part, T bytes of live states and w bytes changed since the
   written at once: at most 2 w and three parts' worth, however large T is
   written in all: each changed byte once for itself, once for the oldest parts, and both again when
     their part is merged into one at least half as large again: about log2(full / w) times at most
-  read on restore: at most 3 T and three parts' worth, from at most
-    6 T / full + log2(full / smallest state) + 3 parts (per group of clients)
+  read on restore: at most 3 T and three parts' worth, from at most 6 T / full + log2(full /
+    smallest state) + 3 parts (per group of clients)
 
 This is the circular log of Rosenblum and Ousterhout (The Design and Implementation of a
 Log-Structured File System, 1992), whose tail is cleaned, with the binary merging of Bentley and
@@ -47,11 +46,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class DamagedPart(ValueError):
-    """A part is missing or differs from what was written.
-
-    Attributes:
-      name: of the part's file.
-    """
+    """A part, whose file has this name, is missing or differs from what was written."""
 
     def __init__(self, name: str, text: str):
         super().__init__(text)
@@ -61,11 +56,11 @@ class DamagedPart(ValueError):
 def link_parts(
     checkpoint: Path, earlier: Path | None, dropped: Collection[int] = (), names: Iterable[str] | None = None
 ) -> tuple[list[str], int]:
-    """Creates the folder of a checkpoint's parts, with the parts of an earlier checkpoint.
+    """Creates the folder of a checkpoint's parts, with those of an earlier checkpoint (or None).
 
     Args:
-      checkpoint: the checkpoint that is being written.
-      earlier: the earlier checkpoint; None: start without parts.
+      checkpoint: that is being written.
+      earlier: whose parts it goes on from.
       dropped: numbers of the earlier parts to leave out.
       names: of the earlier checkpoint's parts, as it recorded them; None: those in its folder.
 
@@ -74,7 +69,6 @@ def link_parts(
 
     Raises:
       DamagedPart: a recorded part is missing.
-      OSError: the folder cannot be written.
     """
     folder = checkpoint / PARTS
     folder.mkdir()
@@ -93,20 +87,13 @@ def link_parts(
 
 
 def write_parts(checkpoint: Path, parts: Iterable[Arrays], first: int, process: int | None = None) -> int:
-    """Writes a checkpoint's own parts.
+    """Writes a checkpoint's own parts, named arrays, and returns their number.
 
     Args:
-      checkpoint: the checkpoint that is being written.
-      parts: named arrays, one file for each.
+      checkpoint: that is being written.
+      parts: one file for each.
       first: number of the first part.
-      process: index of this process, where several write parts of different clients; None: there is
-        one.
-
-    Returns:
-      The number of parts.
-
-    Raises:
-      OSError: they cannot be written.
+      process: index of this process, if several write parts of different clients.
     """
     count = 0
     for count, arrays in enumerate(parts, 1):
@@ -120,9 +107,7 @@ def part_name(number: int, process: int | None) -> str:
 
 
 def part_number(name: str) -> int:
-    """Returns the number of a part; files of several processes that were written together have one
-    number.
-    """
+    """Returns the number of a part; files that several processes wrote together have one number."""
     return _sort_key(name)[0]
 
 
@@ -135,12 +120,10 @@ def _sort_key(name: str) -> tuple[int, int]:
 def read_parts(
     checkpoint: Path, names: Iterable[str], checked: bool | Callable[[Arrays], Collection[str]] = True
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yields the arrays of parts in order, compared with their digests; `checked` as in
-    `read_tensors`.
+    """Yields the arrays of parts in order; `checked` as in `read_tensors`.
 
     Raises:
       DamagedPart: a part is missing or differs from what was written.
-      OSError: a part cannot be read.
     """
     for name in names:
         file = checkpoint / PARTS / name
@@ -173,6 +156,11 @@ def _is_same_file(one: Path, other: Path) -> bool:
 def choose_parts_to_rewrite(live: Mapping[int, int], changed: int, paid: int, full: int) -> tuple[list[int], int]:
     """Chooses the parts whose live states the next checkpoint rewrites.
 
+    >>> choose_parts_to_rewrite({0: 100, 1: 40, 2: 10}, changed=8, paid=50, full=1000)  # 10 < 2 * 8, 40 >= 2 * 18
+    ([2], 58)
+    >>> choose_parts_to_rewrite({0: 100, 1: 40}, changed=8, paid=95, full=1000)  # 0 is paid for; 40 < 2 * 108
+    ([0, 1], 0)
+
     Args:
       live: {part number: bytes that no later part has and that have not changed}; larger numbers
         are later.
@@ -182,12 +170,6 @@ def choose_parts_to_rewrite(live: Mapping[int, int], changed: int, paid: int, fu
 
     Returns:
       (their numbers, ascending; the payment that is left).
-
-    Example:
-      >>> choose_parts_to_rewrite({0: 100, 1: 40, 2: 10}, changed=8, paid=50, full=1000)  # 10 < 2 * 8, 40 >= 2 * 18
-      ([2], 58)
-      >>> choose_parts_to_rewrite({0: 100, 1: 40}, changed=8, paid=95, full=1000)  # 0 is paid for; 40 < 2 * 108
-      ([0, 1], 0)
     """
     numbers, paid, written = sorted(live), paid + changed, changed
     first = 0

@@ -1,5 +1,4 @@
-"""Exports a trained network as one safetensors file with a description, which other programs can
-read too.
+"""Exports a trained network as one safetensors file with a description, for other programs too.
 
     save_model("model.safetensors", net, description)
     model, net, description = load_model("model.safetensors")
@@ -7,12 +6,9 @@ read too.
 
 The file has arrays under dotted names (`params.head.kernel`, `stats.norm.mean`) and the description
 as JSON in its metadata. Loading rebuilds the network from the description and runs no code from the
-file. A round trip is exact for every dtype.
-
-A network outside of this library needs its builder as an argument: a file alone must not choose
-what code is imported.
-
-    model, net, description = load_model("model.safetensors", lambda name: Wide)
+file. A round trip is exact for every dtype. A network outside of this library needs its builder as
+an argument, `load_model(path, lambda name: Wide)`: a file alone must not choose what code is
+imported.
 """
 
 import functools
@@ -35,8 +31,7 @@ from fedjax_core.storage.safetensors_files import read_tensors, write_tensors
 from fedjax_core.task import Model, Task
 from fedjax_core.training import local_training
 
-FIELDS = ("model", "classes", "input_shape", "mean", "std", "statistics", "class_names")
-_FORM = {
+FORM = {  # the schema of a description
     **{"model": str, "classes": int, "input_shape": [int], "statistics": str, "class_names": [(str, int)]},
     **{"mean": (float, [float]), "std": (float, [float])},
     **{"offset?": ([float], type(None)), "limit?": (float, type(None))},
@@ -48,11 +43,7 @@ Builders = Callable[[str], Callable[..., Any]]  # name in a description -> build
 
 
 def refuse_foreign_network(name: str) -> Callable[..., Any]:
-    """The default of `Builders`, without networks outside of this library.
-
-    Raises:
-      ValueError: always.
-    """
+    """Raises ValueError: the default of `Builders`, without networks outside of this library."""
     raise ValueError(f"the network {name} is not part of this library; load it in Python by load_model(path, lambda name: BUILDER)")
 
 
@@ -68,7 +59,6 @@ def save_model(
     Args:
       path: the file.
       net: its arrays.
-      builders: of networks outside of this library.
       description: JSON values. It must have
         "model": the network as in configs, such as "cnn(widths=(32, 64))";
         "classes": K; "class_names": K names;
@@ -79,31 +69,29 @@ def save_model(
         "offset": subtracted from inputs in float64, before they become float32;
         "limit": deviations at which normalised inputs are clipped;
         and anything else, such as the method, the round, the config.
+      builders: of networks outside of this library.
 
     Raises:
       ValueError: a field is missing, or the arrays do not match the described model.
-      OSError: the file cannot be written.
     """
     description = to_json_values(description)
     model = build_described_model(description, "the description", builders)
     arrays = named_arrays(net)
-    check_shapes(_model_shapes(model), arrays, f"the network to be saved in {path}", model.name)
+    check_shapes(jax.eval_shape(model.init, jax.random.key(0)), arrays, f"the network to be saved in {path}", model.name)
     write_tensors(path, arrays, {"description": json.dumps(description, allow_nan=False)})
 
 
 def add_usage(description: Mapping[str, Any], layout: str = "own") -> dict[str, Any]:
-    """Returns a description with fields that tell other programs how to use the network, unless it
-    has them.
+    """Returns a description with fields that tell other programs how to use the network.
 
-    "preprocessing" has {"divide", "offset", "mean", "std", "limit", "axes"}: inputs become
-    ((x - offset) / divide - mean) / std, one number or one per channel, with the offset subtracted
-    in float64, and are clipped to [-limit, limit]; divide is 255 for uint8 inputs, else 1; a
-    missing offset or limit is null; "axes" is the order of an image's axes, or null. It is null for
-    inputs without normalisation. "final_activation" is "softmax", because the network returns
-    logits.
+    "preprocessing" has {"divide", "offset", "mean", "std", "limit", "axes"}: inputs become ((x -
+    offset) / divide - mean) / std, one number or one per channel, with the offset subtracted in
+    float64, and are clipped to [-limit, limit]; divide is 255 for uint8 inputs, else 1; a missing
+    offset or limit is null; "axes" is the order of an image's axes, or null. It is null for inputs
+    without normalisation. "final_activation" is "softmax", because the network returns logits.
 
     Args:
-      description: as `save_model` takes it.
+      description: as `save_model` takes it; its own fields stay.
       layout: of the tensors; other programs' have channels first.
     """
     uint8 = description.get("input_dtype", "uint8") == "uint8"
@@ -118,33 +106,23 @@ def add_usage(description: Mapping[str, Any], layout: str = "own") -> dict[str, 
 
 
 def load_model(path: str | os.PathLike, builders: Builders = refuse_foreign_network) -> tuple[Model, Net, dict[str, Any]]:
-    """Reads a file of `save_model`.
-
-    Args:
-      path: the file.
-      builders: of networks outside of this library.
-
-    Returns:
-      (model, net, description), with lists for tuples in the description.
+    """Reads a file of `save_model`; the description has lists for tuples.
 
     Raises:
       ValueError: the file is damaged, is not such a model, or is of an unknown network.
-      OSError: it cannot be read.
     """
     arrays, metadata = read_tensors(path)
     description = read_description(metadata, path)
-    model = build_described_model(description, str(path), builders)
+    model = build_described_model(description, f"the description of {path}", builders)
     if description.get("holds", "network") != "network":
         raise ValueError(f"{path} holds what {description.get('method')} predicts with, not one network: load_predictor reads it")
-    like = _model_shapes(model)
+    like = jax.eval_shape(model.init, jax.random.key(0))
     check_shapes(like, arrays, str(path), model.name)
     return model, restore_tree(like, arrays, str(path)), description
 
 
 def find_network(view: ClientView, name: str, x: PyTree) -> Net:
-    """Returns the network of a client's model (or "global") with its frozen arrays, as
-    `find_trained_network`.
-    """
+    """Returns the network of a client's model (or "global") with its frozen arrays."""
     return view.task.model.full_net(find_trained_network(view, name, x))
 
 
@@ -180,7 +158,9 @@ def find_trained_network(view: ClientView, name: str, x: PyTree) -> Net:
         tolerance = max(EXACT, min(rounding, 2 * min(distances)))
     matching: list[Net] = []
     for net, distance in zip(nets, distances, strict=True):
-        if distance <= tolerance and not any(_equal(net, other) for other in matching):
+        leaves = jax.tree.leaves(net)
+        is_twin = lambda other: all(map(np.array_equal, leaves, jax.tree.leaves(other)))  # noqa: B023 (called at once)
+        if distance <= tolerance and not any(map(is_twin, matching)):
             matching.append(net)
     if len(matching) != 1:
         what = "several networks that predict alike" if matching else f"no {model.name} that predicts as it does"
@@ -209,7 +189,8 @@ def _init_net(network: Callable[[PyTree], Model], frozen: PyTree, key: Array) ->
 def _find_networks(task: Task, held: tuple[PyTree, PyTree]) -> list[Net]:
     """Returns every `Net` of the architecture's structure in (sent, client state)."""
     like = _init_net.eval_shape(task.network, task.frozen, jax.random.key(0))
-    nets = [x for x in jax.tree.leaves(held, is_leaf=_is_net) if _is_net(x)]
+    is_net = lambda x: isinstance(x, Net)
+    nets = [x for x in jax.tree.leaves(held, is_leaf=is_net) if is_net(x)]
     client = held[1]
     if isinstance(client, tuple) and len(client) == 2 and _same_shapes(client[1], like.stats):  # local statistics
         nets += [net._replace(stats=client[1]) for net in nets]
@@ -219,25 +200,13 @@ def _find_networks(task: Task, held: tuple[PyTree, PyTree]) -> list[Net]:
     return [net for net in nets if _same_shapes(net, like)]
 
 
-def _is_net(x: Any) -> bool:
-    return isinstance(x, Net)
-
-
 def _same_shapes(a: PyTree, b: PyTree) -> bool:
     shapes = [[leaf.shape for leaf in jax.tree.leaves(tree)] for tree in (a, b)]
     return jax.tree.structure(a) == jax.tree.structure(b) and shapes[0] == shapes[1]
 
 
-def _equal(a: Net, b: Net) -> bool:
-    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
-
-
 def read_description(metadata: Mapping[str, str], where: str | os.PathLike) -> dict[str, Any]:
-    """Returns the description in a file's metadata.
-
-    Raises:
-      ValueError: there is none.
-    """
+    """Returns the description in a file's metadata; raises ValueError if there is none."""
     try:
         description = json.loads(metadata["description"])
     except (KeyError, TypeError, ValueError, RecursionError):
@@ -249,33 +218,23 @@ def build_described_model(description: Mapping[str, Any], where: str, builders: 
     """Builds the network of a description; one outside of this library by its builder.
 
     Raises:
-      ValueError: a field is missing or malformed, or the network is unknown; the message begins
-        with `where`.
+      ValueError: a field is missing or malformed, or the network is unknown.
     """
-    if missing := [field for field in FIELDS if field not in description]:
-        raise ValueError(f"{where} lacks {', '.join(missing)}; a saved model needs {', '.join(FIELDS)}")
-    check_schema(description, _FORM, f"the description of {where}")
+    check_schema(description, FORM, where)
     if len(description["class_names"]) != description["classes"]:
         raise ValueError(f"{where} has {len(description['class_names'])} class_names for {description['classes']} classes")
     limit = description.get("limit")
     name, options = registry.parse_spec(description["model"])
-    classes, shape, mean, std, statistics = (
-        description[field] for field in ("classes", "input_shape", "mean", "std", "statistics")
-    )
+    classes, shape = description["classes"], description["input_shape"]
+    mean, std, statistics = description["mean"], description["std"], description["statistics"]
     if name in nn.MODULES or (builders is refuse_foreign_network and ":" not in name):
         return nn.build(name, classes, shape, mean, std, statistics, limit=limit, **options)
     scaled = functools.partial(nn.normalize_inputs, mean=mean, std=std, dtype=None, limit=limit)
     return nn.flax_adapter.build(builders(name), name, classes, tuple(shape), options, scaled, statistics)
 
 
-def _model_shapes(model: Model) -> Net:
-    return jax.eval_shape(model.init, jax.random.key(0))
-
-
 def check_shapes(like: PyTree, arrays: Mapping[str, Any], where: str, what: str) -> None:
-    """Raises ValueError for the first named array that is missing, unexpected or of another shape
-    than in `like`.
-    """
+    """Raises ValueError for the first named array that is missing, unexpected or of another shape."""
     expected = named_arrays(like)
     for name in [*expected, *arrays]:
         in_file, in_model = (list(tree[name].shape) if name in tree else "missing" for tree in (arrays, expected))
@@ -284,11 +243,7 @@ def check_shapes(like: PyTree, arrays: Mapping[str, Any], where: str, what: str)
 
 
 def restore_tree(like: PyTree, arrays: Mapping[str, Any], where: str) -> Any:
-    """Returns named arrays in the structure of `like`.
-
-    Raises:
-      ValueError: JAX cannot represent a dtype.
-    """
+    """Returns named arrays in the structure of `like`; raises ValueError if JAX lacks a dtype."""
     tree = jax.tree.unflatten(jax.tree.structure(like), [jnp.array(arrays[name]) for name in named_arrays(like)])
     for name, leaf in named_arrays(tree).items():
         if leaf.dtype != arrays[name].dtype:

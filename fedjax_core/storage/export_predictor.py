@@ -1,5 +1,4 @@
-"""Exports models of more than one network: the state that a method predicts with, and what rebuilds
-its predictor.
+"""Exports models of more than one network: the state that a method predicts with.
 
     save_predictor("model.safetensors", view, "personal", examples, description, experiment.method)
     predictor = load_predictor("model.safetensors", experiment.method)
@@ -36,13 +35,12 @@ from fedjax_core.storage.export_model import (
 )
 from fedjax_core.storage.json_files import check_schema, to_json_values
 from fedjax_core.storage.safetensors_files import read_tensors, write_tensors
-from fedjax_core.task import TRAINABLE_PARTS, Task, make_partial_task, make_task
+from fedjax_core.task import TRAINABLE_PARTS, make_partial_task, make_task
 from fedjax_core.training import adapters, local_training
 from fedjax_core.training.local_batch_norm import with_local_statistics
 
 HOLDS = "predictor"  # field "holds" of a description
-FIELDS = ("method", "options", "predictor", "population", "round", "train", "adapter")
-_FORM = {
+FORM = {  # the schema of a description, beside that of `export_model`
     **dict.fromkeys(("method", "predictor", "train"), str),
     **dict.fromkeys(("population", "round"), int),
     "options": dict,
@@ -52,10 +50,12 @@ Methods = Callable[[str], Callable[..., Algorithm]]  # name -> builder of a meth
 
 
 class Predictor(NamedTuple):
-    """Attributes:
-    apply: (arrays, x) -> {"logits": [B, K], "features": [B, D]}; not compiled.
-    arrays: {"held": (sent, client state), "frozen": a `Net` or ()}.
-    description: as it was saved; lists stand for tuples and lists.
+    """A predictor and its arrays.
+
+    Attributes:
+      apply: (arrays, x) -> {"logits": [B, K], "features": [B, D]}; not compiled.
+      arrays: {"held": (sent, client state), "frozen": a `Net` or ()}.
+      description: as it was saved; lists stand for tuples and lists.
     """
 
     apply: Callable[[PyTree, PyTree], dict[str, Array]]
@@ -87,14 +87,13 @@ def save_predictor(
     Raises:
       ValueError: a field is missing, the method cannot be rebuilt, or it predicts something else
         then.
-      OSError: the file cannot be written.
     """
     saved: dict[str, Any] = to_json_values({**description, "predictor": name, "holds": HOLDS})
     held = view.holds[name]
     is_partial = saved.get("train") != "all" or saved.get("adapter") is not None
     arrays = named_arrays({"held": held, "frozen": view.task.frozen if is_partial else ()})
     rebuilt = _build_predictor(saved, arrays, methods, builders, "the description")
-    outputs = view.predict(name, held, x), _predict(rebuilt, x)
+    outputs = view.predict(name, held, x), jax.jit(rebuilt.apply)(rebuilt.arrays, x)
     expected, actual = (np.asarray(output["logits"], np.float64) for output in outputs)
     if expected.shape != actual.shape or not np.abs(actual - expected).max() <= EXACT * max(np.abs(expected).max(), 1e-30):
         raise ValueError(f"the model {name!r} of {saved['method']} predicts something else when it is rebuilt, so it is not saved")
@@ -104,25 +103,15 @@ def save_predictor(
 def load_predictor(path: str | os.PathLike, methods: Methods, builders: Builders = refuse_foreign_network) -> Predictor:
     """Reads a file of `save_predictor`.
 
-    Args:
-      path: the file.
-      methods: returns the builder of a method.
-      builders: of networks outside of this library.
-
     Raises:
       ValueError: the file is damaged or is not such a model, or its method is unknown or takes
         other options.
-      OSError: it cannot be read.
     """
     arrays, metadata = read_tensors(path)
     description = read_description(metadata, path)
     if description.get("holds") != HOLDS:
         raise ValueError(f"{path} holds one network: load_model reads it")
-    return _build_predictor(description, arrays, methods, builders, str(path))
-
-
-def _predict(predictor: Predictor, x: PyTree) -> dict[str, Array]:
-    return jax.jit(predictor.apply)(predictor.arrays, x)
+    return _build_predictor(description, arrays, methods, builders, f"the description of {path}")
 
 
 def _build_predictor(
@@ -130,9 +119,7 @@ def _build_predictor(
 ) -> Predictor:
     """Builds the predictor of a description from named arrays."""
     network = build_described_model(description, where, builders)
-    if missing := [field for field in FIELDS if field not in description]:
-        raise ValueError(f"{where} lacks {', '.join(missing)}; a saved predictor needs {', '.join(FIELDS)}")
-    check_schema(description, _FORM, f"the description of {where}")
+    check_schema(description, FORM, where)
     registry.check_choice("train", description["train"], TRAINABLE_PARTS)
     shape = tuple(description["input_shape"])
     settings = {"classes": description["classes"], "population": description["population"], "shape": shape}
@@ -150,7 +137,7 @@ def _build_predictor(
     registry.check_call(what, builder, ("optimizer", *registry.positional_names(what, builder, ("task",))), options)
     build = functools.partial(builder, optimizer=local_training.sgd(1.0), **options)
     build = with_local_statistics(build) if description["statistics"] == "local" else build
-    build_algorithm = functools.partial(_algorithm, build, task, description["round"])
+    build_algorithm = lambda frozen: build(task.bind((frozen, ()), description["round"]))
     like = jax.eval_shape(lambda frozen: {"held": _initial_states(build_algorithm(frozen)), "frozen": frozen}, untrained)
     check_shapes(like, arrays, where, f"{description['method']} of {network.name}")
     name = description["predictor"]
@@ -164,14 +151,8 @@ def _build_predictor(
     return Predictor(apply, restore_tree(like, arrays, where), description)
 
 
-def _algorithm(build: Callable[[Task], Algorithm], task: Task, done: int, frozen: PyTree) -> Algorithm:
-    return build(task.bind((frozen, ()), done))
-
-
 def _initial_states(algorithm: Algorithm) -> tuple[PyTree, PyTree]:
-    """Returns (sent, client state) of client 0 before the first round; their structure never
-    changes.
-    """
+    """Returns (sent, client state) of client 0 before the first round."""
     key, client = jax.random.key(0), jnp.int32(0)
     server = algorithm.server_init(key)
     return algorithm.broadcast(server, client), algorithm.client_init(key, server, client)

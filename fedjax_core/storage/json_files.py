@@ -1,5 +1,4 @@
-"""JSON files: conversion of values, schemas, files that are replaced as a whole, and files that
-grow by lines.
+"""JSON files: values, schemas, files that are replaced as a whole, and files that grow by lines.
 
 JSON is strict. Floats that are not finite are stored as the strings "NaN", "Infinity" and
 "-Infinity", which `read_json` and `read_jsonl` turn back into floats.
@@ -38,12 +37,7 @@ _TYPE_NAMES: dict[Any, str] = {
 
 
 def write_json(path: str | os.PathLike, value: Any) -> None:
-    """Writes a value as strict, readable JSON: keys sorted, one table row per line.
-
-    Args:
-      path: the file; its directory must exist.
-      value: see `to_json_values`.
-    """
+    """Writes a value as strict, readable JSON: keys sorted, one table row per line."""
     write_text(path, format_json(value))
 
 
@@ -53,16 +47,12 @@ def format_json(value: Any) -> str:
 
 
 def read_json(path: str | os.PathLike, schema: Any = None) -> Any:
-    """Reads a file of `write_json`.
-
-    Args:
-      path: the file.
-      schema: of the value, see `check_schema`; None accepts anything.
+    """Reads a file of `write_json`; a schema as `check_schema` takes it.
 
     Raises:
       OSError: the file cannot be read.
-      ValueError: the content is not JSON or does not match the schema; the message names the file
-        and the field.
+      ValueError: it is not JSON or does not match the schema; the message names the file and the
+        field.
     """
     return _parse(read_bytes(path), os.fspath(path), schema, "restore it, or take another directory")
 
@@ -71,7 +61,6 @@ def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
     """Reads a file of JSON lines, without an unfinished last line (its writer was killed).
 
     Raises:
-      OSError: the file cannot be read.
       ValueError: a line is not a JSON object.
     """
     *lines, _ = read_bytes(path).split(b"\n")  # after the last newline: nothing, or a torn line
@@ -80,12 +69,7 @@ def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def _parse(data: bytes, name: str, schema: Any, remedy: str) -> Any:
-    """Parses JSON and checks its schema.
-
-    Raises:
-      ValueError: it is not JSON or does not match; one line with the value's `name` and the
-        `remedy`.
-    """
+    """Parses JSON and checks its schema; the errors have the value's `name` and the `remedy`."""
     try:
         raw = json.loads(data)
         value = _restore_floats(raw)
@@ -167,7 +151,7 @@ def format_json_lines(records: Iterable[Mapping[str, Any]]) -> str:
 
 
 class JsonLinesFile:
-    """An append-only file of JSON lines. Lines are on the disk when `append` returns.
+    """An append-only file of JSON lines, which are on the disk when `append` returns.
 
     Opening the file cuts a line that an earlier process left unfinished. An append that fails, such
     as on a full disk, leaves the earlier lines alone.
@@ -184,12 +168,7 @@ class JsonLinesFile:
             self._file.truncate(data.rfind(b"\n") + 1)
 
     def append(self, *records: Mapping[str, Any]) -> None:
-        """Adds one line per record, and syncs once.
-
-        Raises:
-          OSError: the lines cannot be written; earlier lines are intact. One line that names the
-            file.
-        """
+        """Adds one line per record, and syncs once."""
         data = format_json_lines(records).encode()
         with reword_os_errors("write", self.path):
             end = os.fstat(self._file.fileno()).st_size
@@ -208,12 +187,10 @@ class JsonLinesFile:
 
 
 def to_json_values(value: Any, name: str = "") -> Any:
-    """Returns a copy of a value made of JSON types: dicts with string keys, lists, strings,
-    numbers, booleans, None.
+    """Returns a copy of a value made of JSON types.
 
     Tuples become lists, arrays nested lists, numpy and jax scalars Python numbers, paths strings,
-    and objects with a `to_dict` (a ConfigDict) dicts. Floats that are not finite become the strings
-    "NaN", "Infinity" and "-Infinity".
+    and objects with a `to_dict` (a ConfigDict) dicts. Floats that are not finite become strings.
 
     Args:
       value: the value.
@@ -242,26 +219,20 @@ def to_json_values(value: Any, name: str = "") -> Any:
 
 
 def flatten(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested fields by dotted name, without those that are None.
+    """Returns the leaves of nested mappings by dotted name; an empty mapping is a leaf.
 
-    >>> flatten({"a": {"b": 1, "c": None}, "d": 2})
-    {'a.b': 1, 'd': 2}
+    >>> flatten({"a": {"b": 1, "c": {}}, "d": 2})
+    {'a.b': 1, 'a.c': {}, 'd': 2}
     """
     flat: dict[str, Any] = {}
     for name, value in fields.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{name}.")
-        elif value is not None:
-            flat[f"{prefix}{name}"] = value
+        is_branch = isinstance(value, Mapping) and value
+        flat |= flatten(value, f"{prefix}{name}.") if is_branch else {f"{prefix}{name}": value}
     return flat
 
 
 def _restore_floats(value: Any, levels: int = _MAX_DEPTH) -> Any:
-    """Returns a parsed value with the strings of `_NOT_FINITE` as floats.
-
-    Raises:
-      RecursionError: it is nested deeper than `levels`.
-    """
+    """Returns a parsed value with the strings of `_NOT_FINITE` as floats."""
     if levels < 0:
         raise RecursionError
     if isinstance(value, str):

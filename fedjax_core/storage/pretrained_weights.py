@@ -1,7 +1,7 @@
 """Reads and writes pre-trained weights in the layouts that others publish.
 
-    net = backbone("vit_base_patch16_224.safetensors", "vit_b16", jax.eval_shape(model.init, key))
-    write("model.safetensors", net, "timm")
+    net = read_backbone("vit_base_patch16_224.safetensors", "vit_b16", jax.eval_shape(model.init, key))
+    write_weights("model.safetensors", net, "timm")
 
   layout         written by                                                   networks       written here
   own            `export_model.save_model`                                    all            by `save_model`
@@ -12,15 +12,14 @@
 The layout is detected from the tensors' names. Position embeddings for another grid of patches are
 interpolated as the layout's own code does: bicubic with antialiasing for timm and own, bicubic
 without for transformers, bilinear with aligned corners for npz. The epsilon of norms is not in the
-tensors; `read_options` returns it. Only npz and own have the number of heads; for other layouts it is
-the network's. Safetensors are memory-mapped; pickles are never read.
+tensors; `read_options` returns it. Only npz and own have the number of heads; for other layouts it
+is the network's. Safetensors are memory-mapped; pickles are never read.
 
 https://github.com/huggingface/pytorch-image-models, https://github.com/huggingface/transformers,
 https://github.com/google-research/vision_transformer
 """
 
 import json
-import math
 import os
 import re
 import zipfile
@@ -37,30 +36,26 @@ from fedjax_core import registry
 from fedjax_core.algorithm import Net
 from fedjax_core.atomic_files import open_regular, reword_os_errors, write_bytes
 from fedjax_core.nn import image_size
-from fedjax_core.storage import position_embeddings, weight_layouts
-from fedjax_core.storage.export_model import named_arrays
+from fedjax_core.storage import weight_layouts
+from fedjax_core.storage.export_model import named_arrays, read_description
 from fedjax_core.storage.json_files import check_schema, read_json, to_json_values
 from fedjax_core.storage.safetensors_files import read_tensors, write_tensors
-from fedjax_core.storage.weight_checks import check_scaling, check_weights
 
 Arrays = Mapping[str, np.ndarray]
 WRITTEN = ("own", "timm", "transformers")  # layouts that can be written
 _EPSILON = 1e-6  # ViT's own
+_VARIANCES = ("var", "running_var")  # last parts of names
+_LARGEST = float(np.sqrt(np.finfo(np.float32).max))  # float32 holds its square, as in norms and optimizers
 
 # Tensors without use here: counters, a pooler, a token for masked training, the classifier's hidden layer.
 _UNUSED = re.compile(r".*num_batches_tracked|pooler\..*|embeddings\.mask_token|pre_logits[./].*")
 
 
 def read_weights(path: str | os.PathLike, *, checked: bool = True) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Reads tensors and metadata (none in .npz) of a safetensors or .npz file.
-
-    Args:
-      path: the file.
-      checked: as in `read_tensors`.
+    """Reads tensors and metadata (none in .npz) of a file; `checked` as `read_tensors`.
 
     Raises:
       ValueError: the file is of another format or damaged.
-      OSError: the file cannot be read.
     """
     if not _is_npz(path):
         return read_tensors(path, checked=checked)
@@ -81,10 +76,6 @@ def read_options(path: str | os.PathLike) -> dict[str, Any]:
     For a ViT in transformers' layout that is the epsilon of norms: from the description if we wrote
     the file, else from the `config.json` beside it, else transformers' default 1e-12. Other files
     need the networks' defaults.
-
-    Raises:
-      ValueError: the layout is unknown.
-      OSError: the file cannot be read.
     """
     if _is_npz(path):
         return {}
@@ -100,13 +91,9 @@ def read_options(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def read_scaling(path: str | os.PathLike) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Returns the mean and deviation by channel for input normalisation, from a file that we wrote;
-    None for others.
+    """Returns mean and deviation by channel of inputs, from a file that we wrote; else None.
 
     The mean includes the offset that is subtracted from inputs.
-
-    Raises:
-      ValueError: they are not finite, or a deviation is not positive.
     """
     description = _read_description(path)
     if not {"mean", "std"} <= description.keys():
@@ -118,9 +105,7 @@ def read_scaling(path: str | os.PathLike) -> tuple[tuple[float, ...], tuple[floa
 
 
 def read_input_limit(path: str | os.PathLike) -> float | None:
-    """Returns the deviations at which normalised inputs are clipped, from a file that we wrote;
-    None: nowhere.
-    """
+    """Returns the deviations at which a file of ours clips normalised inputs; None: nowhere."""
     limit = _read_description(path).get("limit")
     return None if limit is None else float(limit)
 
@@ -141,12 +126,11 @@ def read_backbone(path: str | os.PathLike, name: str, like: Net, *, image: tuple
 
     Returns:
       Host arrays: statistics and params, without "head" if the file's has another shape or a hidden
-      layer, and without "prompts" if the file has none.
+        layer, and without "prompts" if the file has none.
 
     Raises:
       ValueError: the layout is unknown, or a tensor is missing, unknown, of another shape, or has
         invalid numbers.
-      OSError: the file cannot be read.
     """
     arrays, metadata = read_weights(path)
     layout = weight_layouts.detect_layout(arrays, path)
@@ -166,8 +150,8 @@ def read_backbone(path: str | os.PathLike, name: str, like: Net, *, image: tuple
     leaves = {tensor.leaf: np.empty(shapes[tensor.leaf].shape, shapes[tensor.leaf].dtype) for tensor in wanted.values()}
     for key, tensor in wanted.items():
         array = np.asarray(arrays[key])
-        if tensor.leaf == "params.positions" and (array.shape != tensor.shape or _has_other_grid(like, tensor, image, seen)):
-            array = position_embeddings.fit_positions(array.astype(np.float32), tensor.shape, like, layout, image, seen, where)
+        if tensor.leaf == "params.positions":
+            array = weight_layouts.fit_positions(array, tensor.shape, like, layout, image, seen, where)
         target = leaves[tensor.leaf]
         target[tensor.at] = array.transpose(tensor.order).reshape(target[tensor.at].shape)
     whole = jax.tree.unflatten(jax.tree.structure(like), [leaves.get(leaf) for leaf in shapes])
@@ -175,17 +159,13 @@ def read_backbone(path: str | os.PathLike, name: str, like: Net, *, image: tuple
 
 
 def write_weights(path: str | os.PathLike, net: Net, layout: str, description: Mapping[str, Any] | None = None) -> None:
-    """Writes the weights of a network in another program's layout, atomically.
+    """Writes the weights of a ViT or ResNet in another program's layout, atomically.
 
     Args:
       path: the file.
-      net: arrays of a ViT or ResNet.
+      net: its arrays.
       layout: "timm" or "transformers".
       description: JSON values for the file's metadata.
-
-    Raises:
-      ValueError: the layout is another one, or has no tensor for a leaf.
-      OSError: the file cannot be written.
     """
     registry.check_choice("layout", layout, WRITTEN[1:])
     leaves, arrays = named_arrays(net), {}
@@ -208,17 +188,9 @@ def check_config(path: str | os.PathLike) -> None:
 
 
 def write_config(path: str | os.PathLike, net: Net, description: Mapping[str, Any]) -> None:
-    """Writes the `config.json` with which transformers loads a network from its folder.
+    """Writes the `config.json` with which transformers loads a ViT or ResNet from its folder.
 
-    Args:
-      path: the file.
-      net: arrays of a ViT or ResNet.
-      description: that of `export_model.save_model`.
-
-    Raises:
-      ValueError: the layout has no tensor for a leaf, or there is a `config.json` that is not
-        transformers'.
-      OSError: the file cannot be written.
+    `description` is that of `export_model.save_model`. A `config.json` of something else stays.
     """
     weight_layouts.map_written_tensors(net, "transformers")
     check_config(path)
@@ -285,26 +257,11 @@ def _check_tensors(
 
 
 def _trained_image_size(description: Mapping[str, Any]) -> tuple[int, ...]:
-    """Returns height and width of a described network's images after its own resizing; () if
-    unknown.
-    """
+    """Returns height and width of a described network's images after its own resizing, or ()."""
     try:
         return image_size(description.get("input_shape", ()), **registry.parse_spec(description.get("model", "none"))[1]) or ()
     except (TypeError, ValueError):
         return ()
-
-
-def _has_other_grid(like: Net, tensor: weight_layouts.LeafSlice, image: tuple[int, int] | None, seen: tuple[int, ...]) -> bool:
-    """Returns whether a file's positions have another grid than the network's with the same number
-    of patches.
-    """
-    if image is None or "patches" not in like.params:
-        return False
-    patch, number = like.params["patches"]["kernel"].shape[0], tensor.shape[-2] - 1
-    grid, old = ((size[0] // patch, size[1] // patch) if size else (0, 0) for size in (image, seen))
-    side = math.isqrt(number)
-    old = old if math.prod(old) == number else (side, side)  # as in `fit_positions`
-    return old != grid and math.prod(old) == math.prod(grid) == number
 
 
 def _is_npz(path: str | os.PathLike) -> bool:
@@ -314,19 +271,53 @@ def _is_npz(path: str | os.PathLike) -> bool:
 
 
 def _parse_description(metadata: Mapping[str, str], path: str | os.PathLike) -> dict[str, Any]:
-    """Returns the description of a file that we wrote; {} for other files.
-
-    Raises:
-      ValueError: a field is malformed.
-    """
+    """Returns the description of a file that we wrote; {} for other files."""
     try:
-        description = json.loads(metadata.get("description", "{}"))
-    except (ValueError, RecursionError):
-        return {}
-    if not isinstance(description, dict):
+        description = read_description(metadata, path)
+    except ValueError:
         return {}
     numbers = (float, [float], type(None))
     schema = {"model?": str, "input_shape?": [int], "mean?": numbers, "std?": numbers}
     schema |= {"offset?": ([float], type(None)), "limit?": (float, type(None))}
     check_schema(description, schema, f"the description of {path}")
     return description
+
+
+def check_weights(arrays: Mapping[str, np.ndarray], where: str | os.PathLike) -> None:
+    """Raises ValueError for arrays that a network cannot compute with in float32.
+
+    A value or its square is not finite, or a variance is negative.
+    """
+    for name, array in arrays.items():
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            continue
+        with np.errstate(over="ignore"):
+            values = np.asarray(array, np.float32)
+        if not np.isfinite(values).all():
+            raise ValueError(f"{where}: {name} is not finite; a network needs finite weights (as float32)")
+        if not values.size:
+            continue
+        if name.rpartition(".")[2] in _VARIANCES:
+            if values.min() < 0:
+                raise ValueError(f"{where}: {name} has {values.min():g}; a variance must be at least 0")
+        elif np.abs(values).max() > _LARGEST:
+            largest = values.flat[np.argmax(np.abs(values))]
+            raise ValueError(f"{where}: {name} has {largest:g}; a weight must lie between -{_LARGEST:.2g} and {_LARGEST:.2g}")
+
+
+def check_scaling(description: Mapping[str, Any], where: str | os.PathLike) -> None:
+    """Raises ValueError for an input normalisation that is not finite or has no positive std.
+
+    It has "mean" and "std", and maybe "offset" and "limit"; all are float32 but the offset.
+    """
+    tiny = np.finfo(np.float32).tiny
+    for field in ("mean", "std", "offset", "limit"):
+        if description.get(field) is None:
+            continue
+        type_, is_positive = np.float64 if field == "offset" else np.float32, field in ("std", "limit")
+        with np.errstate(over="ignore", under="ignore"):
+            values = np.asarray(description[field], np.float64).astype(type_)
+        if not np.isfinite(values).all() or (is_positive and not (values >= tiny).all()):
+            wanted = "finite and positive" if is_positive else "finite"
+            message = f"{field}={description[field]} must be {wanted}: inputs are normalised by it"
+            raise ValueError(f"{where}: {message} (as {type_.__name__})")

@@ -1,8 +1,8 @@
 """Reads and writes safetensors files without that package. Files are memory-mapped.
 
-The format: https://github.com/huggingface/safetensors, eight bytes with the header's length, the header in JSON ({name: {"dtype",
-"shape", "data_offsets"}, "__metadata__": {string: string}}), and the arrays' bytes, little-endian,
-one after another without gaps.
+The format (https://github.com/huggingface/safetensors) is eight bytes with the header's length, the
+header in JSON ({name: {"dtype", "shape", "data_offsets"}, "__metadata__": {string: string}}), and
+the arrays' bytes, little-endian, one after another without gaps.
 
 Files written here have a digest of every array and metadata entry in the metadata entry "digests"
 (JSON), which is checked when they are read. Files of other programs have none.
@@ -30,12 +30,7 @@ _MAX_HEADER = 100_000_000  # bytes; the limit of the format
 
 
 def write_tensors(path: str | os.PathLike, arrays: Mapping[str, np.ndarray | Array], metadata: Mapping[str, str]) -> None:
-    """Writes arrays as a safetensors file, atomically.
-
-    Raises:
-      TypeError: the format has no such dtype.
-      OSError: the file cannot be written.
-    """
+    """Writes arrays as a safetensors file, atomically; raises TypeError for a dtype that it lacks."""
     codes = {dtype: code for code, dtype in _DTYPES.items()}
     header: dict[str, Any] = {}
     parts, end, digests = [], 0, {}
@@ -70,7 +65,6 @@ def read_tensors(
     Raises:
       ValueError: the file is malformed or damaged: every byte must belong to an array, and every
         digest must match.
-      OSError: the file cannot be read.
     """
     with reword_os_errors("read", path):
         data = np.memmap(path, np.uint8, "r") if os.path.getsize(path) else np.empty(0, np.uint8)
@@ -94,12 +88,7 @@ def read_tensors(
 
 
 def _view_arrays(header: dict[str, Any], data: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns the tensors of a header as views of the data.
-
-    Raises:
-      ValueError: an entry is malformed, or its offsets do not match its shape.
-      OverflowError: a shape is too large.
-    """
+    """Returns the tensors of a header as views of the data; refuses a malformed entry."""
     check_schema(header, {str: {"dtype": str, "shape": [int], "data_offsets": [int]}}, "its header")
     arrays, end = {}, 0
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
@@ -128,11 +117,7 @@ def _digest_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 def _verify(arrays: Mapping[str, np.ndarray], names: Collection[str], metadata: Mapping[str, str], whole: bool) -> None:
-    """Compares the digests of some arrays and of all metadata; `whole`: no array may be missing.
-
-    Raises:
-      _DigestMismatch: a digest differs.
-    """
+    """Compares the digests of some arrays and of all metadata; `whole`: no array may be missing."""
     try:
         expected = json.loads(metadata[_DIGESTS])
         check_schema(expected, {"tensors": {str: str}, "metadata": {str: str}}, f"its entry {_DIGESTS}")

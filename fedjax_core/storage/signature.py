@@ -1,5 +1,4 @@
-"""Signatures of configs: whether this user, with this home directory, started the run of a
-directory.
+"""Signatures of configs: whether this user, with this home, started the run of a directory.
 
 A run whose config names code outside of the library is signed at its start: run.json has an HMAC
 (SHA-256) of the config under a key in the user's home. Nobody else has the key, so nobody else can
@@ -25,16 +24,12 @@ _LENGTH = 32  # bytes of a key
 
 
 def key_path() -> Path:
-    """Returns the path of the user's key: $XDG_DATA_HOME/fedjax_core/key, by default in
-    ~/.local/share.
-    """
+    """Returns the path of the user's key: $XDG_DATA_HOME (~/.local/share) / fedjax_core/key."""
     return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "fedjax_core" / "key"
 
 
 def sign_config(config: Mapping[str, Any]) -> str | None:
-    """Returns the signature of a config of JSON values; None if there is no key and none can be
-    created.
-    """
+    """Returns the signature of a config; None if there is no key and none can be created."""
     key = _read_key() or _make_key()
     return None if key is None else _sign(config, key)
 

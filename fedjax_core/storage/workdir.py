@@ -13,17 +13,21 @@ import contextlib
 import errno
 import logging
 import os
+import platform
 import shutil
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
 import jax
 
+from fedjax_core import __version__
 from fedjax_core.atomic_files import TEMPORARY, reword_os_errors
-from fedjax_core.storage.environment import describe_environment
-from fedjax_core.storage.json_files import PositiveInt, dump_compact, read_json, to_json_values, write_json
+from fedjax_core.storage.json_files import PositiveInt, dump_compact, flatten, read_json, to_json_values, write_json
 
 _log = logging.getLogger("fedjax_core")
 
@@ -58,40 +62,25 @@ RECORDED = {  # the schema of run.json
 }
 
 
-def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns the leaves of nested mappings by dotted name; an empty mapping is a leaf."""
-    fields: dict[str, Any] = {}
-    for key, value in config.items():
-        is_branch = isinstance(value, Mapping) and value
-        fields |= flatten_config(value, f"{prefix}{key}.") if is_branch else {f"{prefix}{key}": value}
-    return fields
-
-
 def diff_configs(recorded: Mapping[str, Any], requested: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the fields in which two configs differ: {dotted name: "<value> in the directory,
-    <value> asked"}.
-    """
-    recorded, requested = flatten_config(to_json_values(recorded)), flatten_config(to_json_values(requested))
+    """Returns the fields in which two configs differ, with both values."""
+    recorded, requested = flatten(to_json_values(recorded)), flatten(to_json_values(requested))
 
     def show(fields: Mapping[str, Any], name: str) -> str:
         return dump_compact(fields[name]) if fields.get(name) is not None else "absent"  # as a field newer than the directory
 
     pairs = {name: (show(recorded, name), show(requested, name)) for name in sorted(recorded.keys() | requested.keys())}
-    return {name: f"{old} in the directory, {new} asked" for name, (old, new) in pairs.items() if old != new}
+    return {name: f"{old} in the directory, {new} now" for name, (old, new) in pairs.items() if old != new}
 
 
 def compare_configs(
     recorded: Mapping[str, Any], requested: Mapping[str, Any], may_differ: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns the allowed differences of two configs, and the others, as `diff_configs`;
-    `may_differ` as in `WorkDir.open`.
-    """
+    """Returns the allowed differences of two configs, and the others."""
     differences = diff_configs(recorded, requested)
-    allowed = {name for name in differences if any(name == field or name.startswith(f"{field}.") for field in may_differ)}
-    return (
-        {name: text for name, text in differences.items() if name in allowed},
-        {name: text for name, text in differences.items() if name not in allowed},
-    )
+    is_allowed = lambda name: any(f"{name}.".startswith(f"{field}.") for field in may_differ)
+    allowed = {name: text for name, text in differences.items() if is_allowed(name)}
+    return allowed, {name: text for name, text in differences.items() if name not in allowed}
 
 
 def _delete(path: Path) -> None:
@@ -156,17 +145,12 @@ class Lock:
 
 
 def lock_directory(path: Path) -> Lock:
-    """Acquires the lock of a run's directory: no run starts there until it is closed.
-
-    Raises:
-      BlockingIOError: another process runs there.
-      OSError: this process runs there, or the lock file cannot be opened.
-    """
+    """Acquires the lock of a run's directory; raises as `Lock`."""
     return Lock(path / _LOCK)
 
 
 class WorkDir:
-    """The directory of one run, locked by one process. Made by `WorkDir.open`; a context manager.
+    """The directory of one run, locked by one process: `WorkDir.open`; a context manager.
 
     Attributes:
       path: the directory.
@@ -203,8 +187,7 @@ class WorkDir:
           path: the directory; created with its parents.
           config: the resolved config, of JSON values.
           may_differ: dotted names of fields (`"rounds"`) or branches (`"report"`) that a resumed
-            run may change. The directory gets the new values from `take_over`; until then it is
-            unchanged.
+            run may change. The directory gets the new values from `commit_resume`.
           writer: whether this process writes and locks; default: process 0 does. The other
             processes see the same directory only after process 0 has opened it, so put a barrier
             between the two.
@@ -250,7 +233,7 @@ class WorkDir:
         return workdir
 
     def _prepare_resume(self, may_differ: Sequence[str]) -> None:
-        """Collects what `take_over` will write."""
+        """Collects what `commit_resume` will write."""
         self._pending_changes = self._check_config(self.path, self.config, may_differ)
         first = read_json(self.path / ENVIRONMENT, {"resumed?": [dict]})
         changes = {key: value for key, value in describe_environment().items() if value != first.get(key) or key == "time"}
@@ -266,9 +249,6 @@ class WorkDir:
         """Deletes the files of the earlier run (`WRITTEN`) and initialises a new one.
 
         Other files stay. Links stay too; what they point to is deleted.
-
-        Raises:
-          OSError: a file cannot be deleted or written.
         """
         self.resumed, self.restarted = False, True
         self._cached_records, self._pending_files, self._pending_changes = None, {}, {}
@@ -284,12 +264,7 @@ class WorkDir:
         self._write_initial_files()
 
     def commit_resume(self) -> None:
-        """Records the resumption and the changed config fields. Call it once all checks have
-        passed; later calls do nothing.
-
-        Raises:
-          OSError: a file cannot be written.
-        """
+        """Records the resumption and the changed config fields, once all checks have passed."""
         for file, value in self._pending_files.items():
             write_json(file, value)
         if self._pending_changes:
@@ -306,13 +281,11 @@ class WorkDir:
         is_unfinished = _LOCK in names and names <= {_LOCK, ENVIRONMENT}  # killed before its config was written
         if names and not is_run and not is_unfinished:
             listed = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
-            raise ValueError(f"{path} is not empty and holds no run (found {listed}); give a new or an empty directory")
+            raise ValueError(f"{path} is not empty and holds no run (it has {listed}); give a new or an empty directory")
 
     @staticmethod
     def _check_config(path: Path, requested: Mapping[str, Any], may_differ: Sequence[str]) -> dict[str, str]:
-        """Returns the allowed differences from the directory's config; raises ValueError for
-        others.
-        """
+        """Returns the allowed differences from the directory's config; refuses others."""
         allowed, refused = compare_configs(read_json(path / CONFIG, dict), requested, may_differ)
         if refused:
             raise ValueError(
@@ -332,13 +305,7 @@ class WorkDir:
         return self.path / CHECKPOINTS
 
     def record(self, name: str, value: Mapping[str, Any]) -> None:
-        """Stores a choice of this run in run.json for later starts; replaces an earlier record of
-        that name.
-
-        Args:
-          name: such as "plan" or "partition".
-          value: JSON values (`plain`). A process that does not write ignores it.
-        """
+        """Stores a choice of this run, such as "plan", in run.json for later starts."""
         if self.writer:
             self._cached_records = self._read_records() | {name: to_json_values(value, name)}
             write_json(self.path / RUN, self._cached_records)
@@ -367,3 +334,40 @@ class WorkDir:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def describe_environment() -> dict[str, Any]:
+    """Returns versions, devices, commit, command and time, without names of user and machine."""
+    versions = {}
+    for package in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    kinds = [device.device_kind for device in jax.devices()]
+    home = os.path.expanduser("~").rstrip(os.sep) + os.sep
+    return {
+        "python": platform.python_version(),
+        "versions": versions,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "backend": jax.default_backend(),
+        "devices": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
+        "processes": jax.process_count(),
+        "cpus": os.cpu_count(),
+        "commit": _commit() or {"version": __version__},
+        "command": [argument.replace(home, f"~{os.sep}") for argument in sys.argv] if home != os.sep else sys.argv,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _commit() -> dict[str, Any] | None:
+    """Returns the project's commit and whether its files differ; None for an installed copy."""
+    here = Path(__file__).resolve()
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(here.parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", here.name)  # an installed copy may be inside another repository
+        return {"hash": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -11,8 +11,8 @@ from fedjax_core import experiment
 from fedjax_core.atomic_files import write_csv
 from fedjax_core.commands.analyses.context import AnalysisContext, RunLoader, features_suffix, run_labels, write_markdown
 from fedjax_core.engine.simulator import Simulator, State
+from fedjax_core.language import generation
 from fedjax_core.language import instruction_task as language
-from fedjax_core.language import rouge as rouge_scores
 from fedjax_core.reporting import analysis, reporter
 from fedjax_core.storage.export_model import find_trained_network
 from fedjax_core.storage.json_files import read_json, write_json
@@ -44,7 +44,7 @@ def collect_answers(
         texts = language.generate_answers(prepared, params, rows, simulation.spec.batches.test, beams=beams)
         examples = [prepared.divided.test[row] for row in rows]
         targets = [example.answer for example in examples]
-        rouge1, exact = rouge_scores.compute_rouge1(texts, targets), rouge_scores.is_exact_match(texts, targets)
+        rouge1, exact = generation.compute_rouge1(texts, targets), generation.is_exact_match(texts, targets)
         for example, text, score, is_exact in zip(examples, texts, rouge1, exact, strict=True):
             record = {"client": client, "task": example.task, "dataset": example.dataset, "answer": example.answer}
             records.append(record | {"said": text, "rouge1": score, "exact": is_exact})

@@ -17,7 +17,8 @@ from fedjax_core import code_fingerprint, experiment, registry
 from fedjax_core.commands.plans import device_targets
 from fedjax_core.data import row_readers
 from fedjax_core.experiment.mock_data import Counts
-from fedjax_core.language import mock_instructions as language
+from fedjax_core.language.instruction_task import Spec, find_model_folder
+from fedjax_core.language.load_pretrained import CONFIG
 from fedjax_core.own_packages import HOME
 from fedjax_core.storage.json_files import read_json, to_json_values, write_json
 
@@ -194,8 +195,8 @@ def source_files(config: dict[str, Any]) -> Sequence[Path]:
     with registry.record_lookups() as lookups:
         resolved = experiment.resolve(ConfigDict(lists_to_tuples(config)))
     files = {place.file for place in code_fingerprint.find_sources(lookups)} | set(code_fingerprint.find_own_files(lookups))
-    of_texts = [network.resolved() for network in resolved.networks if network.resolved.function is language.Spec]
-    files |= {file.resolve() for file in map(language.describe_model, of_texts) if file.is_file()}
+    of_texts = [network.resolved() for network in resolved.networks if network.resolved.function is Spec]
+    files |= {file.resolve() for spec in of_texts if (file := find_model_folder(spec) / CONFIG).is_file()}
     for package in ("fedjax_core", "methods"):
         files |= {file for file in (HOME / package).rglob("*.py") if "reporting" not in file.parts}
     return sorted(files)

@@ -1,24 +1,21 @@
-"""How a data set is divided over clients: pure functions of labels and a data seed.
+"""Divides a data set over clients by pure functions of labels and a data seed.
 
-Every scheme takes `labels` [n] (or domains, or ids), the number of clients N and a seed, and
-returns one sorted int32 array of example indices per client. A scheme whose protocol also fixes the
-clients' test sets takes the test labels and returns a pair `(train, test)` of such lists. Draws
-come from `numpy.random.Generator`s made from `(seed, scheme)`, so the data seed alone fixes a
-partition, whatever the training seed, the backend or the number of devices.
+A scheme takes `labels` [n] (or domains, or ids), the number of clients N and a seed, and returns
+one sorted int32 array of example indices per client. A scheme whose protocol also fixes the
+clients' test sets returns a pair `(train, test)` of such lists. Generators are made from `(seed,
+scheme)`, so the data seed alone fixes a partition, whatever the training seed, the backend or the
+number of devices. What cannot be met ends, after a bounded number of tries, with a ValueError that
+holds the numbers.
 
-Labels are only ever read in place: examples move between clients together with their labels. A
-request that cannot be met ends, after a bounded number of tries, with a ValueError that holds the
-numbers.
-
-A further scheme is a function, and a line in `SCHEMES`. A scheme from outside is the same function
-in a module or file of its own, which a config names by its place, `package.module:name(option=...)`
-or `path/to/file.py:name(option=...)`, or an entry point of the group `fedjax_core.partitions`. It
-takes those of these arguments that it names, and options of its own, whose annotations say which
-values they may have:
+A further scheme is a function, and an entry of `SCHEMES`. A scheme from outside is the same
+function in a module or file of its own, which a config names by its place,
+`package.module:name(option=...)` or `path/to/file.py:name(option=...)`, or an entry point of the
+group `fedjax_core.partitions`. It takes those of these arguments that it names, and options of its
+own, whose annotations say which values they may have:
   labels, test_labels            [n], [n_test] int32 class indices
-  domains, test_domains          the same of domains; a scheme that names one without a default needs data that have it
+  domains, test_domains          the same of domains; one without a default needs data that have it
   ids, test_ids                  the same of natural clients
-  clients, seed                  N, which is `DEFAULT_CLIENTS` where nobody said it, and the data seed;
+  clients, seed                  N, by default `DEFAULT_CLIENTS`, and the data seed;
                                  `apportion.make_generator(seed, name)` makes a generator of it
 It returns N index lists into the training examples, or a pair of such lists, the second into the
 test examples. Whatever it returns is checked, and sorted.
@@ -67,8 +64,8 @@ def make(
 
     Args:
       name: one of `SCHEMES`, or one from outside.
-      columns: what is known about the rows: `labels`, `test_labels`, `domains`, `test_domains`,
-        `ids`, `test_ids`; None or absent where the data have no such column.
+      columns: `labels`, `test_labels`, `domains`, `test_domains`, `ids`, `test_ids`; None or absent
+        where the data have no such column.
       clients: N; None: all natural clients, with other schemes `DEFAULT_CLIENTS`.
       seed: data seed.
       **options: the scheme's own keyword arguments.
@@ -86,8 +83,7 @@ def make(
 
 
 def resolve_num_clients(spec: str, clients: int | None) -> int | None:
-    """Returns N as the scheme of a spec is given it: None stays for one that counts clients itself,
-    for others it is `DEFAULT_CLIENTS`.
+    """Returns N as a scheme gets it: None stays for one that counts clients itself.
 
     >>> resolve_num_clients("iid", None), resolve_num_clients("iid", 5), resolve_num_clients("natural", None)
     (20, 5, None)

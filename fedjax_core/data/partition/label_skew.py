@@ -41,32 +41,24 @@ def dirichlet(
     log space: a tiny alpha gives each class whole to one client, and never NaN.
 
     Args:
-      labels: [n] class indices.
-      clients: N, at most the number of examples.
-      seed: data seed.
       alpha: concentration; one number, or N of them, one per client; or "random" (FedHPL): for each
         class, N uniform numbers scaled to add up to 1.
       min_size: examples that the smallest client must have; the draw is repeated until it has. 0
         allows empty clients.
       min_share: part of *each class* that every client gets before the rest is drawn (FedHPL: 0.01
-        for 5 clients on CIFAR-10, so 50 of 5000 rows); rounded down to whole examples. At most 1/N.
+        for 5 clients on CIFAR-10, so 50 of 5000 examples); rounded down. At most 1/N.
       balanced: all clients get equally many examples (up to one). The drawn proportions are fitted
         to equal client sizes by iterative proportional fitting, which keeps the draw's odds ratios;
-        what whole examples leave over is moved between clients.
+        what rounding leaves over is moved between clients.
       max_tries: draws before giving up on `min_size`.
 
-    Returns:
-      N disjoint index arrays that cover all examples.
-
     Raises:
-      ValueError: alpha outside (0, inf), N * min_size more than there are examples, N * min_share
-        over 1, `min_share` with `balanced`, or no draw in `max_tries` with `min_size` examples for
-        everyone; the message names a `min_size` and an alpha that would do.
+      ValueError: no draw in `max_tries` with `min_size` examples for everyone; the message names a
+        `min_size` and an alpha that would do.
 
     Source: Hsu, Qi, Brown. Measuring the Effects of Non-Identical Data Distribution for Federated
-    Visual Classification, 2019,
-    in the per-class form of Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural
-    Networks, ICML 2019.
+    Visual Classification, 2019, in the per-class form of Yurochkin et al., Bayesian Nonparametric
+    Federated Learning of Neural Networks, ICML 2019.
     """
     labels = check_labels(labels, clients)
     if not 0 <= min_share <= 1 / clients:
@@ -103,8 +95,7 @@ def grouped_dirichlet(
     equal_sizes: bool = True,
     max_tries: AtLeastOne = 1000,
 ) -> RaggedIndex:
-    """Divides random parts of the data, each over a group of clients, by a capped Dirichlet
-    distribution.
+    """Divides random parts of the data over groups of clients by a capped Dirichlet distribution.
 
     The examples are shuffled and cut into one part per group, in proportion to the group's clients.
     Within a group, each class in turn is divided in proportions drawn from a Dirichlet
@@ -115,21 +106,11 @@ def grouped_dirichlet(
     one.
 
     Args:
-      labels: [n] class indices.
-      clients: N, at most the number of examples.
-      seed: data seed.
       alpha: concentration; small alpha means more skew.
       group_size: clients of a group; the last one may have fewer.
       min_fraction: part of a group's mean size that its smallest client must have.
       equal_sizes: whether all clients get equally many examples in the end.
       max_tries: draws per group before giving up.
-
-    Returns:
-      N disjoint index arrays that cover all examples.
-
-    Raises:
-      ValueError: alpha outside (0, inf), or no draw in `max_tries` with enough examples for
-        everyone.
 
     Source: Lin, Kong, Stich, Jaggi. Ensemble Distillation for Robust Model Fusion in Federated
     Learning. NeurIPS 2020 (its released code); with `equal_sizes` the data of FedSKC's released
@@ -168,29 +149,18 @@ def grouped_dirichlet(
 def pathological(
     labels: np.ndarray, clients: int, seed: int, *, classes_per_client: AtLeastOne | Sequence[AtLeastOne], equal_volume: bool = True
 ) -> RaggedIndex:
-    """Gives each client n classes; a class's examples are divided equally over the clients that
-    hold it.
+    """Gives each client n classes; the clients that hold a class divide its examples equally.
 
     Classes are dealt so that each has the same number of holders, up to one: 20 clients with n = 2
     and 10 classes of 5000 examples give every class 4 holders with 1250 examples each, so 2500
     examples per client.
 
     Args:
-      labels: [n] class indices.
-      clients: N.
-      seed: data seed.
       classes_per_client: n, between 1 and K; or N of them, one per client (FedHPL, Figures 7 to 9:
         2, 4, 6, 8 and 10).
       equal_volume: every client gets the same number of examples of each of its classes, the
         largest that all can have; examples beyond it belong to no client. False deals out all
         examples, and sizes differ as class sizes and holders do.
-
-    Returns:
-      N disjoint index arrays, each with exactly n classes.
-
-    Raises:
-      ValueError: n outside [1, K] or not one per client; N * n < K, which would leave classes
-        without a holder; or a class with fewer examples than holders.
     """
     labels = check_labels(labels, clients)
     classes, rows = np.unique(labels, return_counts=True)
@@ -219,23 +189,13 @@ def pathological(
 
 
 def shards(labels: np.ndarray, clients: int, seed: int, *, shards_per_client: AtLeastOne = 2) -> RaggedIndex:
-    """Sorts the examples by label, cuts them into N * s shards of equal size (up to one example)
-    and deals s of them to each client.
+    """Sorts the examples by label, cuts them into N * s equal shards and deals s to each client.
 
     60,000 examples, 100 clients and s = 2 give 200 shards of 300 examples; most clients then hold
     two classes.
 
     Args:
-      labels: [n] class indices.
-      clients: N.
-      seed: data seed.
       shards_per_client: s.
-
-    Returns:
-      N disjoint index arrays that cover all examples.
-
-    Raises:
-      ValueError: s < 1, or more shards than examples.
 
     Source: McMahan et al. Communication-Efficient Learning of Deep Networks from Decentralized
     Data. AISTATS 2017.
@@ -256,9 +216,7 @@ def shards(labels: np.ndarray, clients: int, seed: int, *, shards_per_client: At
 
 
 def _fit_equal_sizes(rows: np.ndarray, log_share: np.ndarray) -> np.ndarray:
-    """Returns integers [K, N] with row sums `rows`, equal column sums (up to one), and about the
-    odds ratios of the draw.
-    """
+    """Returns integers [K, N] near the draw's odds, with sums `rows` and equal column sums."""
     sizes = apportion(rows.sum(), np.ones(log_share.shape[1]))
     logs = log_share
     for _ in range(FITTING_STEPS):
@@ -273,9 +231,7 @@ def _fit_equal_sizes(rows: np.ndarray, log_share: np.ndarray) -> np.ndarray:
 
 
 def _move_one_by_one(table: np.ndarray, surplus: np.ndarray, logs: np.ndarray) -> None:
-    """Moves examples in `table` [K, N] from clients with a surplus [N] to those with a deficit, the
-    largest first.
-    """
+    """Moves examples in `table` [K, N] from clients with a surplus [N], largest first, to others."""
     while surplus.any():  # every move uses up a surplus, a deficit or a cell
         giver, taker = int(surplus.argmax()), int(surplus.argmin())
         gain = np.where(table[:, giver] > 0, logs[:, taker] - logs[:, giver], -np.inf)
@@ -286,9 +242,7 @@ def _move_one_by_one(table: np.ndarray, surplus: np.ndarray, logs: np.ndarray) -
 
 
 def _move_together(table: np.ndarray, surplus: np.ndarray, logs: np.ndarray) -> None:
-    """Moves examples for very many clients: one example from each giver to a taker of its own, at
-    most about K times.
-    """
+    """Moves one example from each giver to a taker of its own, at most about K times."""
     while surplus.any():
         givers, takers = np.flatnonzero(surplus > 0), np.flatnonzero(surplus < 0)
         number = min(len(givers), len(takers))
@@ -301,9 +255,7 @@ def _move_together(table: np.ndarray, surplus: np.ndarray, logs: np.ndarray) -> 
 
 
 def _deal(labels: np.ndarray, classes: np.ndarray, table: np.ndarray, rng: np.random.Generator) -> RaggedIndex:
-    """Deals `table[c, i]` random examples of class c to client i, disjointly; examples beyond the
-    table's sums go to nobody.
-    """
+    """Deals `table[c, i]` random examples of class c to client i, disjointly."""
     shuffled = [rng.permutation(np.flatnonzero(labels == c)) for c in classes]
     rows = np.concatenate([of_class[: numbers.sum()] for of_class, numbers in zip(shuffled, table, strict=True)])
     everyone = np.arange(table.shape[1])

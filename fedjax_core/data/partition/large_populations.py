@@ -1,7 +1,6 @@
-"""Draws for very many clients (more than `apportion.MANY`), made together: a loop over clients
-would take minutes.
+"""Draws for more than `apportion.MANY` clients, without a loop over clients.
 
-They follow the distributions of the draws one by one in `sampling.py`, with other numbers.
+They follow the distributions of `sampling.py`, with other numbers.
 """
 
 import itertools
@@ -16,14 +15,15 @@ _BLOCK = 2**22  # examples that are drawn at once
 
 
 def choose_examples(rng: np.random.Generator, of_class: Index, numbers: np.ndarray, replace: bool) -> RaggedIndex:
-    """Draws `numbers[i, c]` random examples of class c for each client i; with repetition only
-    where a class has fewer and `replace` allows it.
+    """Draws `numbers[i, c]` random examples of class c for each client i.
+
+    They repeat only where a class has fewer and `replace` allows it.
 
     Args:
-      rng: its draws come block of clients by block, class by class.
+      rng: draws a block of clients after the other, class by class.
       of_class: each class's examples, ascending.
       numbers: [N, K].
-      replace: whether more than a class has may be asked for.
+      replace: whether `numbers` may exceed a class.
     """
     sizes = numbers.sum(1)
     blocks = np.maximum(np.cumsum(sizes) - 1, 0) // _BLOCK
@@ -32,8 +32,9 @@ def choose_examples(rng: np.random.Generator, of_class: Index, numbers: np.ndarr
     for begin, end in itertools.pairwise(edges):
         drawn = []
         for rows, wanted in zip(of_class, numbers[begin:end].T, strict=True):
-            whose, places = _with_repetition(rng, wanted, len(rows)) if replace else (np.zeros(0, np.int64),) * 2
-            drawn.append(whose * limit + rows[places])
+            if replace:  # with repetition, from classes with fewer examples than wanted
+                whose = np.repeat(np.arange(len(wanted)), np.where(wanted > len(rows), wanted, 0))
+                drawn.append(whose * limit + rows[rng.integers(0, max(len(rows), 1), len(whose))])
             whose, places = _distinct(rng, np.where(wanted > len(rows), 0, wanted), len(rows))
             drawn.append(whose * limit + rows[places])
         cells = np.sort(np.concatenate(drawn))
@@ -41,15 +42,8 @@ def choose_examples(rng: np.random.Generator, of_class: Index, numbers: np.ndarr
     return RaggedIndex(np.concatenate(parts), np.cumsum(sizes) - sizes, sizes)
 
 
-def _with_repetition(rng: np.random.Generator, numbers: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (client, place) of draws from classes with fewer examples than wanted."""
-    whose = np.repeat(np.arange(len(numbers)), np.where(numbers > rows, numbers, 0))
-    return whose, rng.integers(0, max(rows, 1), len(whose))
-
-
 def _distinct(rng: np.random.Generator, numbers: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draws (client, place): `numbers[i]` different places of `rows` for each client i, every set
-    of places equally likely.
+    """Draws (client, place): `numbers[i]` different places of `rows` for each client i, uniformly.
 
     What was drawn twice is drawn again. Of those that want more than a half, what they do not get
     is drawn.
@@ -80,8 +74,7 @@ def _distinct(rng: np.random.Generator, numbers: np.ndarray, rows: int) -> tuple
 
 
 def assign_classes(rng: np.random.Generator, classes: int, clients: int, each: int) -> np.ndarray:
-    """Assigns `each` classes per client, those that the fewest clients hold so far, ties at random;
-    [N, K] 0 or 1.
+    """Assigns `each` classes per client as `sampling.assign_classes`; [N, K] 0 or 1.
 
     After K / gcd(K, each) clients all classes are held equally often, and the dealing begins anew:
     such runs of clients are dealt to side by side.
@@ -99,13 +92,7 @@ def assign_classes(rng: np.random.Generator, classes: int, clients: int, each: i
 
 
 def apportion_capped(totals: np.ndarray, shares: np.ndarray, caps: np.ndarray) -> np.ndarray:
-    """Applies `apportion.apportion_capped` to each row of shares.
-
-    Args:
-      totals: [N], each at most the sum of the caps.
-      shares: [N, K] numbers >= 0.
-      caps: [K] integers >= 0.
-    """
+    """Applies `apportion.apportion_capped` to totals [N], shares [N, K] and caps [K]."""
     parts = np.zeros(shares.shape, np.int64)
     while len(short := np.flatnonzero(totals - parts.sum(1))):
         room = caps - parts[short]

@@ -17,28 +17,16 @@ def by_domain(
     train_examples: AtLeastOne | None = None,
     test_examples: AtLeastOne | None = None,
 ) -> tuple[Index, Index]:
-    """Gives each client one domain (feature shift); with several clients per domain they divide it
-    equally.
+    """Gives each client one domain (feature shift); with several clients per domain they divide it.
 
     Client i has the i-th domain, counting round: 4 clients on PACS have one domain each, 8 clients
-    halve each domain. Where no domain is both trained and tested on (`sources.unseen_domain`),
-    every client has all test examples.
+    halve each domain, and N must be a multiple of the number of domains. Where no domain is both
+    trained and tested on (`sources.unseen_domain`), every client has all test examples.
 
     Args:
-      domains: [n] domain indices of the training examples.
-      test_domains: [n_test] domain indices of the test examples.
-      clients: N, a multiple of the number of domains.
-      seed: data seed.
       train_examples: training examples per client, drawn from its part (FedPFT on PACS: 1000);
         None: all of them.
       test_examples: test examples per client (FedPFT on PACS: 500); None: all of them.
-
-    Returns:
-      Training and test index arrays, N each, disjoint but for the test examples of unseen domains.
-
-    Raises:
-      ValueError: N is no multiple of the number of domains, a domain without test examples, or
-        fewer examples in a client's part than asked for.
     """
     domains, test_domains = check_labels(domains, clients, "domain"), check_labels(test_domains, 1, "domain")
     present = np.unique(domains)
@@ -72,19 +60,8 @@ def natural(
 ) -> tuple[RaggedIndex, RaggedIndex | None]:
     """Keeps the clients that come with the data, such as the writers of handwritten characters.
 
-    Args:
-      ids: [n] the client of each training example, integers >= 0.
-      clients: N; None: all that there are. Fewer than there are ids: N of them are chosen at
-        random. They come in increasing order of id.
-      seed: data seed.
-      test_ids: [n_test] the client of each test example; None if test examples belong to nobody.
-
-    Returns:
-      Training index arrays, and test index arrays or None. A chosen client without test examples
-      has an empty test array.
-
-    Raises:
-      ValueError: more clients than ids.
+    They come in increasing order of id; of more than N, N are chosen at random. Where test examples
+    belong to nobody (test_ids None), there are no own ones.
     """
     ids = check_labels(ids, 1 if clients is None else clients, "id")
     small = ids.max(initial=0) < 4 * len(ids)  # then counting is faster than sorting
@@ -99,9 +76,7 @@ def natural(
 
 
 def _rows_of(ids: np.ndarray, chosen: np.ndarray) -> RaggedIndex:
-    """Returns the examples of each chosen id, in one pass over the sorted ids; each list ascends,
-    as the sort is stable.
-    """
+    """Returns the examples of each chosen id, ascending, in one pass over the sorted ids."""
     order = np.argsort(ids, kind="stable")
     ids = ids[order]
     first = np.searchsorted(ids, chosen, "left")

@@ -1,6 +1,4 @@
-"""Label skew per client: each client has a distribution over the classes, and clients may share
-examples.
-"""
+"""Label skew per client: clients have distributions over the classes, and may share examples."""
 
 from typing import Literal
 
@@ -38,20 +36,15 @@ def dirichlet_clients(
     replace: bool = False,
     max_tries: AtLeastOne = 1000,
 ) -> tuple[Lists, Lists]:
-    """Draws a label distribution per client, q ~ Dir(alpha) over the classes, and fixed numbers of
-    examples from it.
+    """Draws q ~ Dir(alpha) over the classes per client, and fixed numbers of examples from it.
 
     Client i gets q_ic * train_examples training examples and q_ic * test_examples test examples of
     class c (largest remainders, so the totals are exact). Clients choose their examples
-    independently and *may share examples*. Small alpha means fewer classes
-    per client: with 10 classes the largest has 94 % of a client's examples on average at alpha
-    0.01, 66 % at 0.1, 29 % at 1.
+    independently and *may share examples*. Small alpha means fewer classes per client: with 10
+    classes the largest has 94 % of a client's examples on average at alpha 0.01, 66 % at 0.1, 29 %
+    at 1.
 
     Args:
-      labels: [n] class indices of the training examples.
-      test_labels: [n_test] class indices of the test examples.
-      clients: N.
-      seed: data seed.
       alpha: concentration; one number, or one per class that occurs in `labels`.
       train_examples: training examples per client (FedPFT: 500).
       test_examples: test examples per client (FedPFT: 100; 200 on Tiny-ImageNet).
@@ -60,17 +53,8 @@ def dirichlet_clients(
         keeps q.
       max_tries: draws of q per client before giving up.
 
-    Returns:
-      Training and test index arrays, N each, of exactly the sizes asked for.
-
-    Raises:
-      ValueError: alpha outside (0, inf), a number of examples that is negative or (training) 0, a
-        class without test examples, or a client whose q asks for more examples than a class has in
-        each of `max_tries` draws; the message says of what.
-
     Source: Wu et al. Tackling Feature-Classifier Mismatch in Federated Learning via Prompt-Driven
-    Feature Transformation
-    (FedPFT), 2024.
+    Feature Transformation (FedPFT), 2024.
     """
     labels, test_labels = check_labels(labels, 1), check_labels(test_labels, 1)
     check_num_clients(clients)
@@ -96,32 +80,20 @@ def pathological_clients(
     test_examples: AtLeastZero = 100,
     replace: bool = False,
 ) -> tuple[Lists, Lists]:
-    """Draws n classes per client and fixed numbers of examples from them, equally many of each;
-    clients may share examples.
+    """Draws n classes per client and fixed numbers of examples, equally many of each of them.
 
     With 10 classes, n = 2 and 500 training examples a client holds 250 examples of each of two
-    classes. Classes are dealt so that all are used equally often (up to one client).
+    classes. Classes are dealt so that all are used equally often (up to one client); clients may
+    share examples.
 
     Args:
-      labels: [n] class indices of the training examples.
-      test_labels: [n_test] class indices of the test examples.
-      clients: N.
-      seed: data seed.
       classes_per_client: n (FedPFT: 2, 20 and 40 on 10, 100 and 200 classes).
       train_examples: training examples per client.
       test_examples: test examples per client.
       replace: True draws a class's examples with repetition where a client wants more than there
         are; False refuses.
 
-    Returns:
-      Training and test index arrays, N each, of exactly the sizes asked for.
-
-    Raises:
-      ValueError: n outside [1, K], or more examples of a class than there are.
-
-    Source: Wu et al. Tackling Feature-Classifier Mismatch in Federated Learning via Prompt-Driven
-    Feature Transformation
-    (FedPFT), 2024.
+    Source: Wu et al., as `dirichlet_clients`.
     """
     labels, test_labels = check_labels(labels, 1), check_labels(test_labels, 1)
     check_num_clients(clients)
@@ -147,30 +119,19 @@ def overlapping_dirichlet(
     alpha: Alpha | Literal["random_over_classes", "random_over_clients"] = "random_over_classes",
     train_examples: AtLeastOne | None = None,
 ) -> Lists:
-    """Divides as FedHPL's "Dir": client k takes q_kc * |D_k| examples of each class c, q_k ~
-    Dir(alpha_k); clients may share examples.
+    """Divides as FedHPL's "Dir": client k takes q_kc * |D_k| examples of class c.
 
-    Small alpha means fewer classes per client. A client's share of a class can exceed the class: 5
-    clients on CIFAR-10 take 10,000 examples each, and a class has 5,000. It then gets the whole
-    class, and the excess is divided over its other classes in proportion to q (our choice; the
-    paper is silent). An example occurs at most once in a client.
+    q_k ~ Dir(alpha_k), and clients may share examples. Small alpha means fewer classes per client.
+    A client's share of a class can exceed the class: 5 clients on CIFAR-10 take 10,000 examples
+    each, and a class has 5,000. It then gets the whole class, and the excess is divided over its
+    other classes in proportion to q (our choice; the paper is silent). An example occurs at most
+    once in a client.
 
     Args:
-      labels: [n] class indices.
-      clients: N.
-      seed: data seed.
       alpha: concentration, one number or one per class; or drawn uniformly and scaled so that the
         alpha_kc of a client add up to 1 ("random_over_classes", FedHPL's CIFAR-10) or those of a
         class do ("random_over_clients", its CIFAR-100 and SVHN).
-      train_examples: |D_k|. None: the examples are counted out equally, so that the sizes add up to
-        all examples.
-
-    Returns:
-      N index arrays that may overlap.
-
-    Raises:
-      ValueError: alpha outside (0, inf), an unknown way to draw it, or `train_examples` outside [1,
-        examples].
+      train_examples: |D_k|. None: the examples are counted out equally.
 
     Source: Ma et al. FedHPL: Efficient Heterogeneous Federated Learning with Prompt Tuning and
     Logit Distillation, 2024.
@@ -203,8 +164,7 @@ def overlapping_dirichlet(
 
 
 def _own_distributions(name, labels, numbers, clients: int, draw, rng, replace: bool, max_tries: int) -> tuple[Lists, Lists]:
-    """Draws a label distribution per client, and `numbers` (training, test) of examples from it,
-    shared between clients.
+    """Draws `numbers` (training, test) of examples per client from a label distribution of its own.
 
     `draw()` is the next client's distribution over the classes of the training labels, `draw(ids)`
     those of these clients [n, K]; it is drawn again while a class has too few examples.

@@ -1,6 +1,4 @@
-"""Partitions that ignore labels (IID, quantity skew), and long-tailed class sizes before a
-partition.
-"""
+"""Partitions that ignore labels (IID, quantity skew), and long-tailed class sizes."""
 
 import math
 
@@ -20,19 +18,7 @@ from fedjax_core.option_types import AtLeastOne, AtLeastZero
 
 
 def iid(labels: np.ndarray, clients: int, seed: int) -> RaggedIndex:
-    """Shuffles all examples and cuts them into N parts of equal size (up to one example).
-
-    Args:
-      labels: [n] class indices; only their number matters.
-      clients: N, at most the number of examples.
-      seed: data seed.
-
-    Returns:
-      N disjoint index arrays that cover all examples: 10 examples for 3 clients give sizes 4, 3, 3.
-
-    Raises:
-      ValueError: more clients than examples, or bad labels.
-    """
+    """Shuffles all examples and cuts them into N parts of equal size, up to one example."""
     labels = check_labels(labels, clients)
     size, more = divmod(len(labels), clients)
     return RaggedIndex.split(make_generator(seed, "iid").permutation(len(labels)), size + (np.arange(clients) < more))
@@ -41,25 +27,15 @@ def iid(labels: np.ndarray, clients: int, seed: int) -> RaggedIndex:
 def quantity_skew(
     labels: np.ndarray, clients: int, seed: int, *, alpha: Alpha, min_size: AtLeastZero = 1, max_tries: AtLeastOne = 1000
 ) -> RaggedIndex:
-    """Draws client sizes from a Dirichlet distribution, and examples at random: label distributions
-    agree, quantities do not.
+    """Draws client sizes from a Dirichlet distribution, and examples at random.
 
-    Small alpha means more skew: with 10 clients the largest holds 66 % of the examples on average
-    at alpha 0.1, 15 % at alpha 10.
+    Label distributions agree, quantities do not. Small alpha means more skew: with 10 clients the
+    largest holds 66 % of the examples on average at alpha 0.1, 15 % at alpha 10.
 
     Args:
-      labels: [n] class indices; only their number matters.
-      clients: N, at most the number of examples.
-      seed: data seed.
       alpha: concentration, one number or N of them.
       min_size: examples that the smallest client must have; 0 allows empty clients.
       max_tries: draws before giving up on `min_size`.
-
-    Returns:
-      N disjoint index arrays that cover all examples.
-
-    Raises:
-      ValueError: as `dirichlet`.
 
     Source: Li, Diao, Chen, He. Federated Learning on Non-IID Data Silos: An Experimental Study.
     ICDE 2022.
@@ -81,20 +57,18 @@ def long_tail(labels: np.ndarray, seed: int, *, rho: float) -> np.ndarray:
     Class j of K keeps n_j = floor(n_max * rho^(-j / (K-1))) examples, chosen at random: class 0 is
     the head, class K-1 the tail, and rho the ratio between them. On CIFAR-10 with rho = 100: 5000,
     2997, 1796, 1077, 645, 387, 232, 139, 83, 50. n_max is the size of the classes if all are equal,
-    and else the largest with which no class falls short of its n_j. Small rho means less skew; 1
-    balances the classes.
+    and else the largest with which no class falls short of its n_j.
 
     Args:
       labels: [n] class indices.
       seed: data seed.
-      rho: imbalance factor, at least 1 (FedSKC: 10, 50, 100).
+      rho: imbalance factor, at least 1, which balances the classes (FedSKC: 10, 50, 100).
 
     Returns:
       The kept examples, sorted, int32.
 
     Raises:
-      ValueError: rho is not a number >= 1, or so large that the last class would be empty; the
-        message has the largest that is possible.
+      ValueError: rho is not a number >= 1, or so large that the last class would be empty.
 
     Source: Cao et al. Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss.
     NeurIPS 2019.

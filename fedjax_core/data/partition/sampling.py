@@ -1,6 +1,4 @@
-"""Dirichlet draws at any concentration, random choices of examples, and checks of labels and index
-lists.
-"""
+"""Dirichlet draws at any concentration, random choices of examples, and checks of index lists."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,8 +27,9 @@ def check_concentration(alpha: Alpha, number: int, per: str) -> np.ndarray:
 
 
 def log_dirichlet(rng: np.random.Generator, alpha: np.ndarray | float, shape: tuple[int, ...]) -> np.ndarray:
-    """Draws the logarithm of a Dirichlet sample over the last axis, finite at any alpha: Gamma(a) =
-    Gamma(a + 1) * U^(1 / a).
+    """Draws the logarithm of a Dirichlet sample over the last axis, finite at any alpha.
+
+    Gamma(a) = Gamma(a + 1) * U^(1 / a).
     """
     alpha = np.broadcast_to(alpha, shape)
     log_gamma = np.log(rng.gamma(alpha + 1.0)) + np.log(1.0 - rng.random(shape)) / alpha
@@ -43,9 +42,7 @@ def log_sum_exp(logs: np.ndarray, axis: int) -> np.ndarray:
 
 
 def draw_until_min_size(draw, name: str, alpha, min_size: int, rows: int, clients: int, max_tries: int) -> np.ndarray:
-    """Returns the first of at most `max_tries` tables [K, N] in which every client has `min_size`
-    examples.
-    """
+    """Returns the first table [K, N] drawn in which each client has `min_size` examples."""
     if not 0 <= min_size <= rows // clients:
         raise ValueError(
             f"{name}: min_size={min_size} for {clients} clients and {rows} examples: must lie in [0, {rows // clients}]."
@@ -72,9 +69,7 @@ def draw_until_min_size(draw, name: str, alpha, min_size: int, rows: int, client
 
 
 def check_labels(labels: np.ndarray, clients: int, what: str = "label") -> np.ndarray:
-    """Returns labels (or domains, or ids) as an array, checked, with at least one example per
-    client.
-    """
+    """Returns labels (or domains, or ids) as an array; checks it, and that no client need be empty."""
     labels = np.asarray(labels)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(f"{what}s of shape {labels.shape} and type {labels.dtype}: must be integers of shape [n].")
@@ -96,16 +91,19 @@ def sort_indices(rows: np.ndarray) -> np.ndarray:
 
 
 def choose_examples(rng: np.random.Generator, of_class: Index, numbers: np.ndarray, replace: bool) -> np.ndarray:
-    """Draws `numbers[c]` examples of each class, sorted; with repetition only where a class has
-    fewer and `replace` allows it.
+    """Draws `numbers[c]` examples of each class, sorted.
+
+    They repeat only where a class has fewer and `replace` allows it.
     """
     drawn = [rng.choice(rows, n, replace=replace and n > len(rows)) for rows, n in zip(of_class, numbers, strict=True) if n]
     return sort_indices(np.concatenate([np.zeros(0, np.int64), *drawn]))
 
 
 def assign_classes(rng: np.random.Generator, classes: int, clients: int, each: int | Sequence[int]) -> np.ndarray:
-    """Assigns `each` classes per client, those that the fewest clients hold so far, ties at random;
-    [N, K] 0 or 1.
+    """Assigns `each` classes per client, those that the fewest clients hold so far, ties at random.
+
+    Returns:
+      [N, K] 0 or 1.
     """
     numbers = np.broadcast_to(each, clients)
     if not 1 <= numbers.min() <= numbers.max() <= classes:
@@ -120,16 +118,7 @@ def assign_classes(rng: np.random.Generator, classes: int, clients: int, each: i
 
 
 def check_index(what: str, rows: Any, limit: int) -> np.ndarray:
-    """Returns one client's indices, checked and sorted, int32.
-
-    Args:
-      what: begins a message.
-      rows: example indices in any order; may be empty.
-      limit: how many examples there are.
-
-    Raises:
-      ValueError: they are not integers of shape [n], or out of range.
-    """
+    """Returns one client's indices, checked and sorted, int32; they must be below `limit`."""
     rows = np.asarray(rows) if len(rows) else np.zeros(0, np.int32)
     if rows.ndim != 1 or not np.issubdtype(rows.dtype, np.integer):
         raise ValueError(f"{what} has shape {rows.shape} and type {rows.dtype}: must be a list of integer example indices.")

@@ -56,16 +56,14 @@ import numpy as np
 from fedjax_core import registry
 from fedjax_core.algorithm import targets_of
 from fedjax_core.data.sources.char_text import text
-from fedjax_core.data.sources.cifar import cifar10, cifar100
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
 from fedjax_core.data.sources.derived import fc100, only, resplit, rotated, unseen, unseen_domain
 from fedjax_core.data.sources.file_checks import DATA_VARIABLE
 from fedjax_core.data.sources.image_folder import folder
-from fedjax_core.data.sources.mnist_idx import emnist, mnist
 from fedjax_core.data.sources.numpy_files import npy, npz
 from fedjax_core.data.sources.pfllib import pfllib
+from fedjax_core.data.sources.published_images import cifar10, cifar100, emnist, mnist, svhn
 from fedjax_core.data.sources.record_files import array_record, csv, jsonl, parquet
-from fedjax_core.data.sources.svhn_mat import svhn
 from fedjax_core.data.sources.tabular import from_table
 from fedjax_core.data.sources.tfds_sets import tfds
 from fedjax_core.data.sources.tff import femnist, shakespeare, stackoverflow
@@ -75,37 +73,12 @@ from fedjax_core.data.sources.user_photos import flair, inaturalist, landmarks
 __all__ = ["DATA_VARIABLE", "GIVEN", "PREFIXED", "READERS", "Dataset", "find_reader", "from_arrays", "from_table", "load"]
 
 READERS: dict[str, Callable[..., Dataset]] = {
-    "digits": digits,
-    "cifar10": cifar10,
-    "cifar100": cifar100,
-    "fc100": fc100,
-    "mnist": mnist,
-    "emnist": emnist,
-    "femnist": femnist,
-    "shakespeare": shakespeare,
-    "stackoverflow": stackoverflow,
-    "flair": flair,
-    "landmarks": landmarks,
-    "inaturalist": inaturalist,
-    "svhn": svhn,
-    "tfds": tfds,
-    "npz": npz,
-    "npy": npy,
-    "folder": folder,
-    "pfllib": pfllib,
-    "csv": csv,
-    "jsonl": jsonl,
-    "parquet": parquet,
-    "array_record": array_record,
-    "unseen": unseen,
-    "unseen_domain": unseen_domain,
-    "only": only,
-    "resplit": resplit,
-    "rotated": rotated,
-    "blank": blank,
-    "diabetes": diabetes,
-    "multilabel": multilabel,
-    "text": text,
+    reader.__name__: reader
+    for reader in (
+        *(digits, cifar10, cifar100, fc100, mnist, emnist, femnist, shakespeare, stackoverflow, flair, landmarks, inaturalist),
+        *(svhn, tfds, npz, npy, folder, pfllib, csv, jsonl, parquet, array_record),
+        *(unseen, unseen_domain, only, resplit, rotated, blank, diabetes, multilabel, text),
+    )
 }
 PREFIXED = dict.fromkeys(("npz", "csv", "jsonl", "parquet", "array_record"), "FILE") | {
     "tfds": "NAME",
@@ -146,14 +119,13 @@ def load(name: str, data_dir: str | os.PathLike | None = None, **options: Any) -
     Args:
       name: one of the names above, or one from outside; with options in brackets, or without.
       data_dir: the folder of the files; None: $FEDJAX_DATA, else ~/fedjax_data.
-      **options: the reader's own keyword arguments: those of the function in `READERS` that are not
-        in `GIVEN`.
+      **options: the reader's own keyword arguments.
 
     Raises:
       ValueError: an unknown name, a value that an option may not have, or files that are damaged or
         not what they should be.
-      FileNotFoundError: the files are not there; the message says which, where to get and where to
-        put them.
+      FileNotFoundError: files are missing; the message says which, where to get and where to put
+        them.
       TypeError: an option that the reader does not have; or a reader from outside that returns
         something else than a data set.
     """
@@ -173,10 +145,10 @@ def read_dataset(
     """
     root = Path(data_dir or os.environ.get(DATA_VARIABLE) or Path.home() / "fedjax_data").expanduser()
     result = reader(data_dir=root, load=lambda spec: load(spec, root), training_examples=training_examples)
-    return result if reader.origin == registry.BUILT_IN else _checked(reader.name, result)
+    return result if reader.origin == registry.BUILT_IN else _check_result(reader.name, result)
 
 
-def _checked(name: str, result: Any) -> Dataset:
+def _check_result(name: str, result: Any) -> Dataset:
     """Validates what a reader from outside returned."""
     given: dict[str, Any]
     if isinstance(result, Dataset):

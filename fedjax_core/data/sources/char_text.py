@@ -25,17 +25,14 @@ def text(
     Python's manual its topics.
 
     Args:
-      data_dir: where a relative path begins.
       path: a text file in UTF-8, which may end in .gz; None: the topics of Python's own manual,
         which come with it and differ between its versions.
-      length: T, the positions of an example; the rest of a part that
-        fills no example is left out.
+      length: T, the positions of an example; the rest of a part that fills no example is left out.
       parts: of a file; as many natural clients. None: 20.
       most: examples of each client; None: all.
       test_fraction: part of each client's examples that becomes the test set.
 
     Raises:
-      FileNotFoundError: there is no such file.
       ValueError: it is no such text, or too short; or `parts` without a file.
     """
     if path is None and parts is not None:
@@ -52,10 +49,10 @@ def text(
         client_names = []
         name, pieces = file.name, [whole[a:b] for a, b in itertools.pairwise(cuts)]
     characters = sorted({*"".join(pieces)})
-    place = {character: i for i, character in enumerate(characters)}
+    index = {character: i for i, character in enumerate(characters)}
     rows, clients = [], []
     for client, piece in enumerate(pieces):
-        ids = np.array([place[character] for character in piece], np.int32)
+        ids = np.array([index[character] for character in piece], np.int32)
         number = min((len(ids) - 1) // length, len(ids) if most is None else most)
         rows += [ids[i * length : (i + 1) * length + 1] for i in range(number)]
         clients += [client] * number
@@ -63,8 +60,8 @@ def text(
         raise ValueError(
             f"{name}: {sum(map(len, pieces))} characters make {len(rows)} examples of length={length}; too few for {parts}."
         )
-    whose, x = np.array(clients, np.int32), np.stack(rows)
-    is_test = stratified_fraction_mask([whose], test_fraction)
+    owners, x = np.array(clients, np.int32), np.stack(rows)
+    is_test = stratified_fraction_mask([owners], test_fraction)
     return from_arrays(
         x[~is_test],
         None,
@@ -73,7 +70,7 @@ def text(
         [repr(character)[1:-1] for character in characters],
         targets="tokens",
         name=name,
-        train_clients=whose[~is_test],
-        test_clients=whose[is_test],
+        train_clients=owners[~is_test],
+        test_clients=owners[is_test],
         client_names=client_names,
     )

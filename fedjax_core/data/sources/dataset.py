@@ -31,11 +31,10 @@ class Dataset(NamedTuple):
         casts it (`FederatedData.x_offset`). Numbers to predict likewise.
       test: Examples of the same kind.
       class_names: K names: of the classes, labels, numbers or tokens.
-      train_domains: [n] int32 in [0, len(domain_names)), or None.
-      test_domains: [n_test], or None.
+      train_domains, test_domains: [n] int32 in [0, len(domain_names)), or None.
       domain_names: empty if there are no domains.
-      train_clients: [n] int32, the natural client of each example (a writer, a user), or None.
-      test_clients: [n_test], or None.
+      train_clients, test_clients: [n] int32, the natural client of each example (a writer, a user),
+        or None.
       client_names: of the natural clients 0 ...; empty: they are called by their numbers.
     """
 
@@ -49,6 +48,16 @@ class Dataset(NamedTuple):
     train_clients: np.ndarray | None = None
     test_clients: np.ndarray | None = None
     client_names: tuple[str, ...] = ()
+
+    def select(self, train: Any = slice(None), test: Any = slice(None)) -> "Dataset":
+        """Returns some of the training and test examples, given by masks or indices."""
+        parts = (("train", self.train, train), ("test", self.test, test))
+        changes: dict[str, Any] = {part: Examples(x[index], y[index]) for part, (x, y), index in parts}
+        for part, _, index in parts:
+            for column in (f"{part}_domains", f"{part}_clients"):
+                values = getattr(self, column)
+                changes[column] = None if values is None else values[index]
+        return self._replace(**changes)
 
 
 def from_arrays(
@@ -71,8 +80,8 @@ def from_arrays(
 
     >>> import numpy as np
     >>> images = np.zeros((6, 8, 8, 1), np.uint8)
-    >>> mine = from_arrays(images, [0, 1, 2, 0, 1, 2], images[:2], [0, 1], class_names=("cat", "dog", "owl"))
-    >>> mine.train.x.shape, mine.train.y.tolist(), mine.class_names
+    >>> data = from_arrays(images, [0, 1, 2, 0, 1, 2], images[:2], [0, 1], class_names=("cat", "dog", "owl"))
+    >>> data.train.x.shape, data.train.y.tolist(), data.class_names
     ((6, 8, 8, 1), [0, 1, 2, 0, 1, 2], ('cat', 'dog', 'owl'))
 
     >>> many = from_arrays(images, np.eye(6, 4), images[:2], np.eye(2, 4), ("sun", "sea", "dog", "cat"), targets="labels")
@@ -86,8 +95,7 @@ def from_arrays(
         numbers, normalised as the same floats would be, except where a network asks for token ids
         [n, T] (`nn/flax_adapter.py`) or targets are "tokens": it gets them as they are.
       train_y: the targets, see `targets`; None of "tokens": those of x shifted by one place.
-      test_x: as `train_x`, with the same shape of an example.
-      test_y: [n_test].
+      test_x, test_y: the same of the test set.
       class_names: K names; None: "0" ... up to the largest label.
       targets: what `train_y` and `test_y` are.
         "classes": [n] integers in [0, K).
@@ -107,58 +115,57 @@ def from_arrays(
 
     Raises:
       ValueError: a wrong shape, type or range, or images of training and test set in different
-        ranges; the message names the array, what it found and what is allowed.
+        ranges; the message names the array, the value and what is allowed.
     """
     registry.check_choice("targets", targets, TARGETS)
     parts = {"train": (train_x, train_y), "test": (test_x, test_y)}
     if targets == "tokens" and train_y is None and test_y is None:
         parts = {part: shift_tokens(f"{part}_x", x) for part, (x, _) in parts.items()}
     read = {"classes": _integers, "labels": _truths, "numbers": _numbers, "tokens": _tokens}[targets]
-    inputs = _of_one_type({f"{part}_x": _inputs(f"{part}_x", x) for part, (x, _) in parts.items()}, targets)
-    read_targets = {f"{part}_y": read(f"{part}_y", y) for part, (_, y) in parts.items()}
-    read_targets = _of_one_type(read_targets, targets) if targets == "numbers" else read_targets
-    examples = {part: Examples(inputs[f"{part}_x"], read_targets[f"{part}_y"]) for part in parts}
-    train, test = examples["train"], examples["test"]
+    x = _unify_types({f"{part}_x": _inputs(f"{part}_x", x) for part, (x, _) in parts.items()}, targets)
+    y = {f"{part}_y": read(f"{part}_y", y) for part, (_, y) in parts.items()}
+    y = _unify_types(y, targets) if targets == "numbers" else y
+    train, test = (Examples(x[f"{part}_x"], y[f"{part}_y"]) for part in parts)
     for what, train_array, test_array in (("x", train.x, test.x), ("y", train.y, test.y)):
         if train_array.shape[1:] != test_array.shape[1:] or train_array.dtype != test_array.dtype:
             shapes = " and ".join(f"{array.shape} {array.dtype}" for array in (train_array, test_array))
             types = {train_array.dtype, test_array.dtype}
             hint = "; uint8 are pixels, 0 ... 255" if len(types) > 1 and np.dtype(np.uint8) in types else ""
             raise ValueError(f"train_{what} and test_{what} are {shapes}: examples must agree in shape and type{hint}.")
-    for part, rows in examples.items():
-        if len(rows.x) != len(rows.y) or not len(rows.y):
-            raise ValueError(f"{part}_x has {len(rows.x)} examples and {part}_y {len(rows.y)}: must be equally many, at least 1.")
-        if targets == "tokens" and rows.x.shape[:2] != rows.y.shape:
-            raise ValueError(f"{part}_x is {rows.x.shape} and {part}_y {rows.y.shape}: there must be a target for each place.")
+    for part, (inputs, values) in (("train", train), ("test", test)):
+        if len(inputs) != len(values) or not len(values):
+            raise ValueError(f"{part}_x has {len(inputs)} examples and {part}_y {len(values)}: must be equally many, at least 1.")
+        if targets == "tokens" and inputs.shape[:2] != values.shape:
+            raise ValueError(f"{part}_x is {inputs.shape} and {part}_y {values.shape}: there must be a target for each place.")
     if targets != "tokens":
         check_scales("train_x", train.x, "test_x", test.x)
     class_names = _target_names(targets, class_names, train, test)
-    columns = {"train_domains": train_domains, "test_domains": test_domains}
+    columns: dict[str, Any] = {"train_domains": train_domains, "test_domains": test_domains}
     columns |= {"train_clients": train_clients, "test_clients": test_clients}
-    checked = {what: None if values is None else _integers(what, values) for what, values in columns.items()}
-    for what, values in checked.items():
-        rows = len(examples[what.split("_")[0]].y)
-        if values is not None and len(values) != rows:
+    for what, values in columns.items():
+        if values is None:
+            continue
+        columns[what] = values = _integers(what, values)
+        rows = len(train.y if what.startswith("train") else test.y)
+        if len(values) != rows:
             raise ValueError(f"{what} has {len(values)} entries for {rows} examples: must be one per example.")
-    domains = {what: checked[what] for what in ("train_domains", "test_domains")}
-    if (checked["train_domains"] is None) != (checked["test_domains"] is None):
+    domains, clients = ({what: v for what, v in columns.items() if what.endswith(end)} for end in ("domains", "clients"))
+    if (domains["train_domains"] is None) != (domains["test_domains"] is None):
         raise ValueError("train_domains and test_domains: give both or neither.")
-    if checked["train_clients"] is None and checked["test_clients"] is not None:
+    if clients["train_clients"] is None and clients["test_clients"] is not None:
         raise ValueError("test_clients without train_clients: give both, or train_clients alone.")
-    domain_names = () if checked["train_domains"] is None else _names("domain_names", domain_names or None, domains)
-    whose = {what: checked[what] for what in ("train_clients", "test_clients") if checked[what] is not None}
-    if len(client_names) and not whose:
+    domain_names = () if domains["train_domains"] is None else _names("domain_names", domain_names or None, domains)
+    if len(client_names) and clients["train_clients"] is None:
         raise ValueError(f"client_names has {len(client_names)} names without train_clients: give both.")
-    client_names = _names("client_names", client_names, whose) if len(client_names) else ()
-    return Dataset(name, train, test, class_names, domain_names=domain_names, client_names=client_names, **checked)
+    present = {what: values for what, values in clients.items() if values is not None}
+    client_names = _names("client_names", client_names, present) if len(client_names) else ()
+    return Dataset(name, train, test, class_names, domain_names=domain_names, client_names=client_names, **columns)
 
 
 def shift_tokens(what: str, tokens: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Splits token ids [n, T + 1], negative at the end of shorter texts, into inputs and targets
-    [n, T]: each position predicts the next token. Targets are -1 beyond a text, inputs 0.
+    """Splits token ids [n, T + 1] into inputs and targets [n, T], the next tokens.
 
-    Raises:
-      ValueError: they are no such integers.
+    Ids are negative at the end of shorter texts; there targets are -1 and inputs 0.
     """
     tokens = _array(what, tokens)
     if tokens.ndim != 2 or tokens.shape[1] < 2 or not np.issubdtype(tokens.dtype, np.signedinteger):
@@ -191,9 +198,7 @@ def _inputs(what: str, values: Any) -> np.ndarray:
 
 
 def _floats(what: str, values: np.ndarray) -> np.ndarray:
-    """Returns numbers as float32, or as float64 if they are more precise than that; checks that
-    they are finite as float32.
-    """
+    """Returns finite numbers as float32, or as float64 if they are more precise than that."""
     values = values.astype(np.float64 if values.dtype.itemsize > 4 else np.float32, copy=False)
     largest, step = np.finfo(np.float32).max, max(1, BLOCK // math.prod(values.shape[1:]))
     blocks = (values[start : start + step] for start in range(0, len(values), step))
@@ -202,23 +207,22 @@ def _floats(what: str, values: np.ndarray) -> np.ndarray:
     return values
 
 
-def _of_one_type(parts: Mapping[str, np.ndarray], targets: str) -> dict[str, np.ndarray]:
-    """Returns arrays of the training and the test set in one of the types that a `Dataset` has.
+def _unify_types(parts: Mapping[str, np.ndarray], targets: str) -> dict[str, np.ndarray]:
+    """Returns arrays of the training and then the test set in one of the types of a `Dataset`.
 
-    Args:
-      parts: by name, the training set's first: uint8, other integers, float32 or float64. Pixels
-        stay apart from other numbers.
-      targets: of the data; with "tokens" integers are token ids.
-
-    Raises:
-      ValueError: integers that are too large for token ids, or for an array that stays in its file.
+    Pixels (uint8) stay apart from other numbers. Integers must fit token ids, or, in an array that
+    stays in its file, float32.
     """
     types = {values.dtype for values in parts.values()}
     if np.dtype(np.uint8) in types:
         return dict(parts)
     if all(np.issubdtype(dtype, np.integer) for dtype in types):
         limit = np.iinfo(np.int32).max if targets == "tokens" else EXACT_INTEGER
-        large = {name: values for name, values in parts.items() if values.size and not _is_within(values, limit)}
+        large = {
+            name: values
+            for name, values in parts.items()
+            if values.size and not -limit <= int(values.min()) <= int(values.max()) <= limit
+        }
         if not large:
             return {name: values.astype(np.int32, copy=False) for name, values in parts.items()}
         for name, values in large.items():
@@ -238,23 +242,11 @@ def _of_one_type(parts: Mapping[str, np.ndarray], targets: str) -> dict[str, np.
     return {name: values.astype(np.float64 if is_far else np.float32, copy=False) for name, values in parts.items()}
 
 
-def _is_within(values: np.ndarray, limit: int) -> bool:
-    """Returns whether all integers are in [-limit, limit]."""
-    return -limit <= int(values.min()) and int(values.max()) <= limit
-
-
 def check_scales(what: str, x: np.ndarray, other_what: str, other: np.ndarray) -> None:
-    """Refuses images, and warns of other numbers, of which one part is on another scale: [0, 1] and
-    0 ... 255.
-
-    Args:
-      what: x is, such as "train_x".
-      x: [n, ...].
-      other_what: the other array is.
-      other: [n, ...].
+    """Refuses images of which one part is on another scale, and warns of other numbers.
 
     Raises:
-      ValueError: images of different scales; the message has both ranges.
+      ValueError: images of different scales, such as [0, 1] and 0 ... 255.
     """
     if x.shape[1:] != other.shape[1:] or input_range.is_alike(ratio := input_range.ratio_of_deviations(x, other)):
         return
@@ -309,9 +301,7 @@ def _tokens(what: str, values: Any) -> np.ndarray:
 
 
 def _target_names(targets: str, names: Sequence[str] | None, train: Examples, test: Examples) -> tuple[str, ...]:
-    """Returns the names of a network's outputs: K classes or tokens, as many as there are of labels
-    and numbers.
-    """
+    """Returns the names of a network's outputs: classes or tokens, labels, or numbers."""
     if targets in ("labels", "numbers"):
         width = train.y.shape[1]
         if names is not None and len(names) != width:
@@ -329,9 +319,7 @@ def _target_names(targets: str, names: Sequence[str] | None, train: Examples, te
 
 
 def _names(what: str, names: Sequence[str] | None, columns: dict[str, Any]) -> tuple[str, ...]:
-    """Returns the names of the values 0 ... of the columns, by default the numbers; checks that
-    there are enough.
-    """
+    """Returns the names of the values 0 ... of the columns, checked; by default the numbers."""
     top = {column: int(values.max()) for column, values in columns.items()}
     if names is None:
         column, largest = max(top.items(), key=lambda item: item[1])

@@ -1,16 +1,17 @@
-"""Checks of data files: where they are looked for, whether they are what was published, arrays; and
-fixed-seed test splits.
+"""Files of data: where they are, whether they are what was published, texts and arrays in them.
+
+Also test splits of a fixed seed, for sets that are published without one.
 """
 
 import codecs
 import gzip
 import hashlib
+import json
 import math
-import tarfile
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Annotated, Any
 
@@ -21,13 +22,13 @@ from fedjax_core.data.row_readers import check_fits, format_bytes
 from fedjax_core.option_types import Limit
 
 DATA_VARIABLE = "FEDJAX_DATA"
-SPLIT_SEED = 0  # of test splits of sets that are published without one
+SPLIT_SEED = 0
 TestFraction = Annotated[float, Limit("between 0 and 1", lambda v: 0 < v < 1)]
 _ARRAY_ERRORS = (  # what numpy and zipfile raise for data that are no array
     *(OSError, EOFError, ValueError, SyntaxError, RuntimeError, OverflowError, MemoryError, KeyError),
     *(tokenize.TokenError, zipfile.BadZipFile, zlib.error),
 )
-_HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _BYTE_ORDER_MARKS = {  # those that begin with another one come first
     codecs.BOM_UTF32_LE: "utf-32-le",
     codecs.BOM_UTF32_BE: "utf-32-be",
@@ -40,7 +41,7 @@ _BYTE_ORDER_MARKS = {  # those that begin with another one come first
 def _is_encoding(name: str) -> bool:
     try:
         b"a".decode(name)
-    except UnicodeError:  # a sign may need more bytes
+    except UnicodeError:  # a character may need more bytes
         return True
     except (LookupError, ValueError):
         return False
@@ -51,21 +52,18 @@ Encoding = Annotated[str, Limit("an encoding that Python knows, such as 'utf-8'"
 
 
 def find_file(name: str, data_dir: Path, candidates: Iterable[Path], how: str, *folders: Path) -> Path:
-    """Returns the first candidate file (or folder) that exists."""
+    """Returns the first candidate file (or folder) that exists; `how` to get it ends the error."""
     candidates = list(candidates)
-    for place in candidates:
-        if place.is_file():
-            return place
-    for place in folders:
-        if place.is_dir():
-            return place
-    looked = ", ".join(str(place) for place in [*candidates, *(f"{place}/" for place in folders)])
+    if path := next((path for path in candidates if path.is_file()), None) or next(filter(Path.is_dir, folders), None):
+        return path
+    looked = ", ".join(str(path) for path in [*candidates, *(f"{path}/" for path in folders)])
     raise FileNotFoundError(
         f"{name} is not in {data_dir}: looked for {looked}; {how} (or set data_dir, or the variable {DATA_VARIABLE})."
     )
 
 
 def check_md5(where: Path, blob: bytes, published: str) -> None:
+    """Raises ValueError if the content of a file has another MD5 than the published one."""
     md5 = hashlib.md5(blob, usedforsecurity=False).hexdigest()
     if md5 != published:
         raise ValueError(
@@ -75,18 +73,30 @@ def check_md5(where: Path, blob: bytes, published: str) -> None:
 
 
 def read_unpacked(where: Path) -> bytes:
-    return decompress_gzip(where, where.read_bytes()) if where.suffix == ".gz" else where.read_bytes()
+    """Returns the content of a file, decompressed if it ends in .gz."""
+    return _decompress_gzip(where, where.read_bytes()) if where.suffix == ".gz" else where.read_bytes()
+
+
+def _decompress_gzip(where: Path, blob: bytes) -> bytes:
+    try:
+        return gzip.decompress(blob)
+    except (EOFError, OSError, zlib.error) as error:
+        raise ValueError(f"{where}: cannot be unpacked ({error}): truncated or damaged; get it again.") from error
+
+
+def read_zip_member(where: Path, member: str) -> bytes:
+    """Returns the decompressed content of a .gz file in a zip archive."""
+    try:
+        with zipfile.ZipFile(where) as archive:
+            return _decompress_gzip(where, archive.read(member))
+    except (zipfile.BadZipFile, KeyError, EOFError) as error:
+        raise ValueError(f"{where}: cannot read {member} ({error}): truncated or another archive; get it again.") from error
 
 
 def read_text(where: Path, encoding: str = "utf-8") -> str:
     """Returns the text of a file, which may be packed (.gz), without its byte-order mark.
 
-    Args:
-      where: the file.
-      encoding: of a file that does not begin with a byte-order mark, which says it itself.
-
-    Raises:
-      ValueError: it is no text in that encoding, or cannot be unpacked.
+    A byte-order mark overrides `encoding`.
     """
     blob = read_unpacked(where)
     for mark, own in _BYTE_ORDER_MARKS.items():
@@ -100,17 +110,29 @@ def read_text(where: Path, encoding: str = "utf-8") -> str:
         raise ValueError(f"{where}: is no text in {encoding.upper()} ({error}); {hint}.") from None
 
 
-def load_array(file: IO[bytes], size: int, what: str) -> np.ndarray:
-    """Reads an array in numpy's .npy format, without pickle.
-
-    Args:
-      file: open at its start; can be rewound.
-      size: bytes of the file.
-      what: begins messages, such as the path.
+def read_json_lines(where: Path, encoding: str = "utf-8") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields ("FILE, line N", object) of each line of a file that is not empty.
 
     Raises:
-      ValueError: as `check_array_header`, or the array does not fit into memory.
+      ValueError: a line is no JSON object.
     """
+    for number, line in enumerate(read_text(where, encoding).split("\n"), 1):
+        if not line.strip():
+            continue
+        place = f"{where}, line {number}"
+        try:
+            row = json.loads(line)
+        except RecursionError:
+            raise ValueError(f"{place}: has lists or objects inside each other, deeper than can be read.") from None
+        except ValueError as error:  # JSONDecodeError, or an integer of thousands of digits
+            raise ValueError(f"{place}: is not JSON ({error}).") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"{place}: is {type(row).__name__}, must be an object.")
+        yield place, row
+
+
+def load_array(file: IO[bytes], size: int, what: str) -> np.ndarray:
+    """Reads an array in numpy's .npy format, without pickle; raises as `check_array_header`."""
     shape, dtype = check_array_header(file, size, what)
     check_fits(what, shape, dtype)
     try:
@@ -121,9 +143,7 @@ def load_array(file: IO[bytes], size: int, what: str) -> np.ndarray:
 
 
 def map_array(path: Path, what: str) -> np.memmap:
-    """Maps a .npy file into memory; `what` begins messages, which are those of
-    `check_array_header`.
-    """
+    """Maps a .npy file into memory; raises as `check_array_header`."""
     try:
         with open(path, "rb") as file:
             check_array_header(file, path.stat().st_size, what)
@@ -134,7 +154,7 @@ def map_array(path: Path, what: str) -> np.memmap:
 
 
 def check_array_header(file: IO[bytes], size: int, what: str) -> tuple[tuple[int, ...], np.dtype]:
-    """Returns shape and type of an array in numpy's .npy format, of which the header alone is read.
+    """Returns shape and dtype of an array in numpy's .npy format; reads its header alone.
 
     Args:
       file: open at its start.
@@ -145,7 +165,7 @@ def check_array_header(file: IO[bytes], size: int, what: str) -> tuple[tuple[int
       ValueError: it is no such array, holds pickled objects, or claims more bytes than there are.
     """
     try:
-        shape, _, dtype = _HEADER_READERS[np.lib.format.read_magic(file)](file)
+        shape, _, dtype = HEADER_READERS[np.lib.format.read_magic(file)](file)
     except _ARRAY_ERRORS as error:
         raise _no_array(what, error) from error
     if dtype.hasobject:
@@ -161,7 +181,7 @@ def check_array_header(file: IO[bytes], size: int, what: str) -> tuple[tuple[int
 
 def _no_array(what: str, error: BaseException) -> ValueError:
     if "max_header_size" in str(error):
-        reason = "its header is longer than the 10,000 signs that any array needs"
+        reason = "its header is longer than the 10,000 characters that any array needs"
     elif isinstance(error, OverflowError | MemoryError):
         reason = "its header claims more numbers than there can be"
     elif isinstance(error, OSError | zipfile.BadZipFile | zlib.error):
@@ -171,35 +191,16 @@ def _no_array(what: str, error: BaseException) -> ValueError:
     return ValueError(f"{what} is no .npy array, or is damaged ({reason}); get the file again.")
 
 
-def decompress_gzip(where: Path, blob: bytes) -> bytes:
-    try:
-        return gzip.decompress(blob)
-    except (EOFError, OSError, zlib.error) as error:
-        raise ValueError(f"{where}: cannot be unpacked ({error}): truncated or damaged; get it again.") from error
-
-
-def read_zip_member(where: Path, member: str) -> bytes:
-    try:
-        with zipfile.ZipFile(where) as archive:
-            return decompress_gzip(where, archive.read(member))
-    except (zipfile.BadZipFile, KeyError, EOFError) as error:
-        raise ValueError(f"{where}: cannot read {member} ({error}): truncated or another archive; get it again.") from error
-
-
-def read_tar_member(archive: tarfile.TarFile, where: Path, member: str) -> bytes:
-    try:
-        file = archive.extractfile(member)
-    except KeyError:
-        file = None
-    if file is None:
-        raise ValueError(f"{where}: has no file {member}.")
-    return file.read()
+def choose_users(names: Iterable[str], number: int, file: Path) -> list[str]:
+    """Chooses `number` users to read, sorted, always the same ones."""
+    names = sorted(names)
+    if number > len(names):
+        raise ValueError(f"{file}: has {len(names)} users; users={number} must be at most that.")
+    return sorted(make_generator(SPLIT_SEED, "users").choice(names, number, replace=False).tolist())
 
 
 def stratified_mask(strata: np.ndarray, tests: int) -> np.ndarray:
-    """Returns the mask [n] of `tests` test examples, from every stratum in proportion; the same at
-    every call.
-    """
+    """Returns the mask [n] of `tests` examples, of each stratum in proportion; always the same."""
     values, counts = np.unique(strata, return_counts=True)
     rng = make_generator(SPLIT_SEED, "split")
     is_test = np.zeros(len(strata), bool)
@@ -209,19 +210,12 @@ def stratified_mask(strata: np.ndarray, tests: int) -> np.ndarray:
 
 
 def choose_stratified(strata: np.ndarray, number: int | None) -> np.ndarray | None:
-    """Returns so many examples, from every stratum in proportion and always the same ones; None for
-    all that there are.
-    """
+    """Returns the indices of `number` examples, as `stratified_mask`; None where that is all."""
     return None if number is None or number >= len(strata) else np.flatnonzero(stratified_mask(strata, number))
 
 
 def stratified_fraction_mask(columns: Sequence[np.ndarray], fraction: float) -> np.ndarray:
-    """Returns the mask [n] of a fraction of the examples, stratified by all columns together.
-
-    Raises:
-      ValueError: the fraction is no number between 0 and 1, or leaves no example on one of the
-        sides.
-    """
+    """Returns the mask [n] of a fraction of the examples, stratified by all columns together."""
     if isinstance(fraction, bool) or not isinstance(fraction, int | float | np.number) or not 0 < fraction < 1:
         raise ValueError(f"test_fraction={fraction!r}: must lie between 0 and 1, such as 0.2.")
     rows = len(columns[0])

@@ -1,8 +1,7 @@
-"""Decoded images: of published lists in memory, or, where they are too many for it, in files beside
-the list, made once; of prepared sets in a cache, so that a later start need not decode them again.
+"""Decoded images: of published lists, in memory or in files beside them; of prepared sets, cached.
 
-The cache is the folder $FEDJAX_CACHE, by default ~/.cache/fedjax_core/decoded; "" is for none. Its
-files may be removed at any time.
+The cache is the folder $FEDJAX_CACHE, by default ~/.cache/fedjax_core/decoded; "" is for none. A
+later start need not decode its sets again. Its files may be removed at any time.
 """
 
 import contextlib
@@ -32,16 +31,13 @@ log = logging.getLogger("fedjax_core")
 
 
 def load_images(parts: Mapping[str, Sequence[Path]], size: int, folder: Path) -> dict[str, np.ndarray]:
-    """Loads each part's images as [n, size, size, 3] uint8, in memory or memory-mapped in the
-    folder.
+    """Loads each part's images [n, size, size, 3] uint8 from their files.
 
-    Args:
-      parts: the files of each part's images.
-      size: images become size x size.
-      folder: where decoded images are kept; their files are made again if they are removed.
+    If they would take too much memory, they are decoded once into files in the folder, which are
+    memory-mapped; those are written again if they are removed.
 
     Raises:
-      FileNotFoundError: an image is not there.
+      FileNotFoundError: an image is missing.
       ValueError: an image cannot be read, or a file of decoded images is another one.
       OSError: such a file cannot be written; one line.
     """
@@ -49,56 +45,52 @@ def load_images(parts: Mapping[str, Sequence[Path]], size: int, folder: Path) ->
     if needed <= SHARE * row_readers.machine_memory():
         for files in parts.values():
             _check_present(files)
-        return {part: _decoded(files, size) for part, files in parts.items()}
-    return {part: _kept(files, size, folder) for part, files in parts.items()}
+        return {part: _decode(files, size) for part, files in parts.items()}
+    return {part: _map_decoded(files, size, folder) for part, files in parts.items()}
 
 
-def _decoded(files: Sequence[Path], size: int) -> np.ndarray:
-    def blobs() -> Iterator[bytes]:
-        for file in files:
-            yield read_bytes(file)
-
-    return decode_images(lambda i: str(files[i]), blobs(), len(files), 3, size)
+def _decode(files: Sequence[Path], size: int) -> np.ndarray:
+    return decode_images(lambda i: str(files[i]), map(read_bytes, files), len(files), 3, size)
 
 
-def _kept(files: Sequence[Path], size: int, folder: Path) -> np.ndarray:
+def _map_decoded(files: Sequence[Path], size: int, folder: Path) -> np.ndarray:
     listed = "\n".join(os.path.relpath(file, folder) for file in files)
-    place = folder / f"decoded-{size}-{hashlib.sha256(listed.encode()).hexdigest()[:16]}.npy"
+    path = folder / f"decoded-{size}-{hashlib.sha256(listed.encode()).hexdigest()[:16]}.npy"
     shape = (len(files), size, size, 3)
-    with _alone(place):
-        if not place.is_file():
-            _write(place, files, size, shape)
+    with _lock(path):
+        if not path.is_file():
+            _write_decoded(path, files, size, shape)
     try:
-        array = map_array(place, str(place))
+        array = map_array(path, str(path))
     except ValueError as error:
-        raise ValueError(f"{error} Remove it, and it is made again.") from error
+        raise ValueError(f"{error} Remove it, and it is written again.") from error
     if array.shape != shape or array.dtype != np.uint8:
-        raise ValueError(f"{place}: has {array.shape} {array.dtype}, not {shape} uint8; remove it, and it is made again.")
+        raise ValueError(f"{path}: has {array.shape} {array.dtype}, not {shape} uint8; remove it, and it is written again.")
     return array
 
 
 @contextlib.contextmanager
-def _alone(place: Path) -> Iterator[None]:
-    """Locks a file's place for one process, where the file system has locks."""
+def _lock(path: Path) -> Iterator[None]:
+    """Lets one process at a time write a file, where the file system has locks."""
     with contextlib.ExitStack() as stack:
-        if not place.is_file() and sys.platform != "win32":
+        if not path.is_file() and sys.platform != "win32":
             import fcntl
 
             with contextlib.suppress(OSError):
-                lock = stack.enter_context(open(place.with_name(f".{place.name}.lock"), "a"))
+                lock = stack.enter_context(open(path.with_name(f".{path.name}.lock"), "a"))
                 fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _write(place: Path, files: Sequence[Path], size: int, shape: tuple[int, ...]) -> None:
+def _write_decoded(path: Path, files: Sequence[Path], size: int, shape: tuple[int, ...]) -> None:
     """Writes the file block by block, so that memory holds one."""
     row = size * size * 3
-    log.warning("decoding %d images into %s, once (%s)", len(files), place, row_readers.format_bytes(len(files) * row))
+    log.warning("decoding %d images into %s, once (%s)", len(files), path, row_readers.format_bytes(len(files) * row))
     _check_present(files)
     images_per_block = max(1, _BLOCK // row)
-    blocks = (_decoded(files[begin : begin + images_per_block], size) for begin in range(0, len(files), images_per_block))
+    blocks = (_decode(files[begin : begin + images_per_block], size) for begin in range(0, len(files), images_per_block))
     try:
-        _write_array(place, shape, np.dtype(np.uint8), blocks)
+        _write_array(path, shape, np.dtype(np.uint8), blocks)
     except OSError as error:
         what = f"these are {len(files)} decoded images, which this machine's memory does not hold"
         raise OSError(error.errno, f"{error.strerror}; {what}: give a smaller size, or room there") from error
@@ -107,7 +99,7 @@ def _write(place: Path, files: Sequence[Path], size: int, shape: tuple[int, ...]
 def _check_present(files: Sequence[Path]) -> None:
     for file in files:
         if not file.is_file():
-            raise FileNotFoundError(f"{file} is not there, and the list names it; get the images again.")
+            raise FileNotFoundError(f"{file} is missing, and the list names it; get the images again.")
 
 
 def _write_array(path: Path, shape: tuple[int, ...], dtype: np.dtype, blocks: Iterable[np.ndarray]) -> None:
@@ -119,25 +111,21 @@ def _write_array(path: Path, shape: tuple[int, ...], dtype: np.dtype, blocks: It
 
 
 class DecodedCache:
-    """A decoded set in the cache: images [n, H, W, C] uint8 and labels [n]."""
+    """A decoded set in the cache: images [n, H, W, C] uint8 and labels [n].
 
-    def __init__(self, files: Sequence[Path], *how: Any):
-        """Finds the place of the set.
+    Its name depends on the paths, sizes and times of change of the files that it is decoded from,
+    and on `settings`, such as the size of its images.
+    """
 
-        Args:
-          files: that it is decoded from; of other ones, by path, size or time of change, the set is
-            another.
-          how: else it is decoded, such as the size of its images.
-        """
+    def __init__(self, files: Sequence[Path], *settings: Any):
         folder = os.environ.get(CACHE_VARIABLE, os.path.join("~", ".cache", "fedjax_core", "decoded"))
         versions = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-        name = hashlib.sha256(repr((versions, how)).encode()).hexdigest()[:24]
+        name = hashlib.sha256(repr((versions, settings)).encode()).hexdigest()[:24]
         self._folder = Path(folder).expanduser() if folder else None
         self._x, self._y = f"{name}.npy", f"{name}-labels.npy"
 
     def load(self, choose: Callable[[np.ndarray], np.ndarray | None]) -> tuple[np.ndarray, np.ndarray] | None:
-        """Returns images and labels if the cache has them, else None; a damaged file counts as
-        none.
+        """Returns images and labels; None if the cache has none, or a damaged file.
 
         Args:
           choose: labels -> the examples that are wanted, or None for all.
@@ -152,20 +140,18 @@ class DecodedCache:
             labels, images = labels[chosen], np.array(images[chosen])
         except (OSError, ValueError, IndexError):
             return None
-        good = images.ndim == 4 and images.dtype == np.uint8 and labels.shape == images.shape[:1]
-        return (images, labels) if good else None
+        is_valid = images.ndim == 4 and images.dtype == np.uint8 and labels.shape == images.shape[:1]
+        return (images, labels) if is_valid else None
 
     def store(self, images: np.ndarray, labels: np.ndarray) -> None:
-        """Keeps a set that is worth it, if the disk has four times its size; where it cannot be
-        written the set is not kept.
-        """
+        """Writes a set of at least `CACHED` bytes, if the disk has room for four of it."""
         if self._folder is None or images.nbytes < CACHED:
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             if shutil.disk_usage(self._folder).free < 4 * images.nbytes:
                 return
-            for name, array in ((self._y, labels), (self._x, images)):  # who finds the images finds the labels
+            for name, array in ((self._y, labels), (self._x, images)):  # labels first: a set with images has labels
                 _write_array(self._folder / name, array.shape, array.dtype, [array])
         except OSError as error:
             log.info("decoded images are not kept in %s: %s", self._folder, error.strerror)

@@ -1,4 +1,4 @@
-"""Data sets in a .npz file (arrays or encoded images) or in a folder of memory-mapped .npy files."""
+"""Data sets in a .npz file (arrays or encoded images) or a folder of memory-mapped .npy files."""
 
 import itertools
 import zipfile
@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedjax_core.data.sources import file_checks, image_folder
+from fedjax_core.data.sources import file_checks
 from fedjax_core.data.sources.dataset import Dataset, add_channel_axis, from_arrays
 from fedjax_core.data.sources.file_checks import TestFraction, stratified_fraction_mask
+from fedjax_core.data.sources.image_folder import decode_images
 from fedjax_core.option_types import AtLeastOne
 
 OF_ROWS = ("images", "features", "bytes", "offsets", "labels", "domains", "clients")
@@ -35,8 +36,9 @@ def npz(
     Either both parts, `train_` and `test_` in front of each key, or one with `is_test` [n] bool and
     bare keys:
       images                 [n, H, W] or [n, H, W, C], uint8 or floats
-      features               instead of images: [n, ...], numbers of any shape and type, as `from_arrays` takes them
-      bytes, offsets         instead of images: encoded files one after another, file i is bytes[offsets[i]:offsets[i + 1]]
+      features               instead of images: [n, ...], numbers as `from_arrays` takes them
+      bytes, offsets         instead of images: encoded files one after another, file i is
+                             bytes[offsets[i]:offsets[i + 1]]
       labels                 [n] or [n, 1] integers
       domains, clients       [n] integers, optional
     and without a prefix, optional: class_names [K], domain_names, client_names. Or the arrays
@@ -44,7 +46,6 @@ def npz(
     uint8 [n, H, W], else features; y is labels.
 
     Args:
-      data_dir: where relative paths start.
       path: the file; its ending .npz may be left out.
       channels: 3 or 1, what encoded images are converted to.
       size: resize encoded images to size x size pixels; needed where they differ.
@@ -52,7 +53,6 @@ def npz(
         place of `is_test`.
 
     Raises:
-      FileNotFoundError: there is no such file.
       ValueError: it is damaged, lacks a key, or its arrays do not fit together; the message has the
         file and the key.
     """
@@ -60,18 +60,20 @@ def npz(
     candidates = [where] if where.suffix == ".npz" else [where, where.with_name(where.name + ".npz")]
     where = file_checks.find_file(f"npz:{path}", data_dir, candidates, "put the file there, or give its full path")
     try:
-        return _dataset(where.stem, _columns(where), channels, size, test_fraction)
+        return _build_dataset(where.stem, _read_columns(where), channels, size, test_fraction)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 
 
-def _dataset(name: str, columns: dict[str, np.ndarray], channels: int, size: int | None, test_fraction: float | None) -> Dataset:
-    names = {key: [str(name) for name in columns.pop(key)] for key in SHARED[1:] if key in columns}
+def _build_dataset(
+    name: str, columns: dict[str, np.ndarray], channels: int, size: int | None, test_fraction: float | None
+) -> Dataset:
+    names: dict[str, Any] = {key: [str(name) for name in columns.pop(key)] for key in SHARED[1:] if key in columns}
     if "labels" in columns:
-        rows = _rows(columns, "", channels, size)
-        labels = rows["labels"]
+        examples = _read_part(columns, "", channels, size)
+        labels = examples["y"]
         if test_fraction is not None:
-            is_test = stratified_fraction_mask([labels, rows["domains"]] if "domains" in rows else [labels], test_fraction)
+            is_test = stratified_fraction_mask([examples[key] for key in ("y", "domains") if key in examples], test_fraction)
         elif "is_test" in columns:
             is_test = columns["is_test"]
             if len(is_test) != len(labels) or is_test.dtype.kind not in "bui" or not np.isin(is_test, (0, 1)).all():
@@ -79,62 +81,48 @@ def _dataset(name: str, columns: dict[str, np.ndarray], channels: int, size: int
                 raise ValueError(f"`is_test` has {what}: must be {len(labels)} times True or False, one for each label.")
         else:
             raise ValueError("has neither `is_test` nor a test part; pass test_fraction, such as 0.2.")
-        is_test = is_test.astype(bool)
-        train, test = ({key: values[chosen] for key, values in rows.items()} for chosen in (~is_test, is_test))
+        masks = {"train": is_test == 0, "test": is_test != 0}
+        parts = {part: {key: values[mask] for key, values in examples.items()} for part, mask in masks.items()}
     elif test_fraction is not None:
         raise ValueError(f"test_fraction={test_fraction}, but the file has a test part of its own.")
     else:
-        train, test = (_rows(columns, prefix, channels, size) for prefix in ("train_", "test_"))
-    return from_arrays(
-        train["x"],
-        train["labels"],
-        test["x"],
-        test["labels"],
-        names.get("class_names"),
-        name=name,
-        train_domains=train.get("domains"),
-        test_domains=test.get("domains"),
-        domain_names=names.get("domain_names", ()),
-        train_clients=train.get("clients"),
-        test_clients=test.get("clients"),
-        client_names=names.get("client_names", ()),
-    )
+        parts = {part: _read_part(columns, f"{part}_", channels, size) for part in ("train", "test")}
+    arrays: dict[str, Any] = {f"{part}_{key}": values for part, held in parts.items() for key, values in held.items()}
+    return from_arrays(**arrays, **names, name=name)
 
 
-def _rows(columns: dict[str, np.ndarray], prefix: str, channels: int, size: int | None) -> dict[str, np.ndarray]:
-    """Returns "x", "labels", and "domains", "clients" if there are, of one part; checks that they
-    are equally long.
-    """
-    rows = {key: columns[prefix + key] for key in OF_ROWS if prefix + key in columns}
-    if "labels" not in rows:
-        raise ValueError(f"has no `{prefix}labels` (found: {', '.join(columns)}).")
-    count = len(rows["labels"])
-    for key, values in rows.items():
+def _read_part(columns: dict[str, np.ndarray], prefix: str, channels: int, size: int | None) -> dict[str, np.ndarray]:
+    """Returns "x" and "y" of one part, and "domains" and "clients" if it has them."""
+    held = {key: columns[prefix + key] for key in OF_ROWS if prefix + key in columns}
+    if "labels" not in held:
+        raise ValueError(f"has no `{prefix}labels`, but: {', '.join(columns)}.")
+    count = len(held["labels"])
+    for key, values in held.items():
         if key not in ("bytes", "offsets") and len(values) != count:
             raise ValueError(f"`{prefix}{key}` has {len(values)} examples for {count} `{prefix}labels`: must be equally many.")
-    held = {key: rows[key] for key in ("labels", "domains", "clients") if key in rows}
-    return {"x": _inputs(rows, prefix, channels, size), **held}
+    others = {key: held[key] for key in ("domains", "clients") if key in held}
+    return {"x": _read_inputs(held, prefix, channels, size), "y": held["labels"], **others}
 
 
-def _inputs(rows: dict[str, np.ndarray], prefix: str, channels: int, size: int | None) -> np.ndarray:
-    array = next((key for key in ("images", "features") if key in rows), None)
+def _read_inputs(held: dict[str, np.ndarray], prefix: str, channels: int, size: int | None) -> np.ndarray:
+    array = next((key for key in ("images", "features") if key in held), None)
     if array is not None:
         if size is not None:
             raise ValueError(f"size={size}: only encoded images are resized, `{prefix}{array}` is an array.")
-        return add_channel_axis(rows[array]) if array == "images" else rows[array]
-    if "bytes" not in rows or "offsets" not in rows:
+        return add_channel_axis(held[array]) if array == "images" else held[array]
+    if "bytes" not in held or "offsets" not in held:
         raise ValueError(f"has neither `{prefix}images` nor `{prefix}features` nor `{prefix}bytes` with `{prefix}offsets`.")
-    blob, offsets, count = rows["bytes"].tobytes(), rows["offsets"], len(rows["labels"])
+    blob, offsets, count = held["bytes"].tobytes(), held["offsets"], len(held["labels"])
     whole = len(offsets) == count + 1 and np.issubdtype(offsets.dtype, np.integer)
     if not whole or offsets[0] != 0 or offsets[-1] != len(blob) or np.any(offsets[1:] < offsets[:-1]):
         raise ValueError(
             f"`{prefix}offsets` must be {count + 1} increasing numbers from 0 to {len(blob)}, one more than there are labels."
         )
     blobs = (blob[a:b] for a, b in itertools.pairwise(offsets.tolist()))
-    return image_folder.decode_images(lambda i: f"image {i} of `{prefix}bytes`", blobs, count, channels, size)
+    return decode_images(lambda i: f"image {i} of `{prefix}bytes`", blobs, count, channels, size)
 
 
-def _columns(where: Path) -> dict[str, np.ndarray]:
+def _read_columns(where: Path) -> dict[str, np.ndarray]:
     """Reads the arrays of the file that have a known key."""
     if not zipfile.is_zipfile(where):
         raise ValueError("is not a .npz archive, or is truncated.")
@@ -158,7 +146,7 @@ def _columns(where: Path) -> dict[str, np.ndarray]:
         columns[key.removesuffix("x") + ("images" if images_too else "features")] = values
     if not columns:
         known = f"x_train, y_train, x_test, y_test; or, of both parts with train_ and test_ in front, {', '.join(OF_ROWS)}; and"
-        raise ValueError(f"has none of the known keys, {known} {', '.join(SHARED)}; found {', '.join(members) or 'nothing'}.")
+        raise ValueError(f"has none of the known keys, {known} {', '.join(SHARED)}; it has {', '.join(members) or 'nothing'}.")
     return columns
 
 
@@ -167,14 +155,12 @@ def _known_key(name: str) -> str | None:
     key = OTHER_NAMES.get(name, name)
     if key in ("train_y", "test_y"):
         return key.removesuffix("y") + "labels"
-    known = key in ("train_x", "test_x") or key.removeprefix("train_").removeprefix("test_") in OF_ROWS or key in SHARED
-    return key if known else None
+    is_known = key in ("train_x", "test_x") or key.removeprefix("train_").removeprefix("test_") in OF_ROWS or key in SHARED
+    return key if is_known else None
 
 
 def read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, what: str) -> np.ndarray:
-    """Reads an array of a .npz archive; `what` begins messages, which are those of
-    `file_checks.load_array`.
-    """
+    """Reads an array of a .npz archive; raises as `file_checks.load_array`."""
     try:
         with archive.open(info) as file:
             array = file_checks.load_array(file, info.file_size, what)
@@ -195,11 +181,9 @@ def npy(data_dir: Path, path: str) -> Dataset:
     `domain_names`. Neighbouring examples of one client are read at once.
 
     Args:
-      data_dir: where relative paths start.
       path: the folder.
 
     Raises:
-      FileNotFoundError: there is no such folder, or it lacks a file.
       ValueError: a file is damaged, or the arrays do not fit together; the message has the folder.
     """
     where = data_dir / Path(path).expanduser()
@@ -208,27 +192,22 @@ def npy(data_dir: Path, path: str) -> Dataset:
         if not (folder / f"{name}.npy").is_file():
             raise FileNotFoundError(f"npy:{path}: there is no {folder / name}.npy; a folder needs {', '.join(NEEDED_FILES)}.")
     try:
-        arrays = {
-            name: _read(folder / f"{name}.npy") for name in (*NEEDED_FILES, *OPTIONAL_FILES) if (folder / f"{name}.npy").is_file()
-        }
-        parts = {}
+        files = {name: folder / f"{name}.npy" for name in (*NEEDED_FILES, *OPTIONAL_FILES)}
+        arrays: dict[str, Any] = {name: _map_file(file) for name, file in files.items() if file.is_file()}
         for part in ("train", "test"):
-            parts[f"{part}_x"] = arrays.pop(f"{part}_features")
-            parts[f"{part}_y"] = y = arrays.pop(f"{part}_labels")
+            arrays[f"{part}_x"] = arrays.pop(f"{part}_features")
+            arrays[f"{part}_y"] = y = arrays.pop(f"{part}_labels")
             if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
-                found = f"{part}_labels.npy has shape {y.shape} and type {y.dtype}: must be classes, [n] integers"
-                raise ValueError(f"{found}; other targets need a source of your own with from_arrays(..., targets=).")
-        return from_arrays(**parts, name=folder.name, **{name: _names(name, array) for name, array in arrays.items()})
+                wanted = "must be classes, [n] integers; other targets need a source of your own with from_arrays(..., targets=)"
+                raise ValueError(f"{part}_labels.npy has shape {y.shape} and type {y.dtype}: {wanted}.")
+        arrays |= {name: list(map(str, array)) for name, array in arrays.items() if name.endswith("names")}
+        return from_arrays(**arrays, name=folder.name)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
 
 
-def _read(file: Path) -> np.ndarray:
+def _map_file(file: Path) -> np.ndarray:
     array = file_checks.map_array(file, file.name)
     if file.stem.endswith("features") and array.dtype not in (np.uint8, np.float32, np.int32):
         raise ValueError(f"{file.name} has type {array.dtype}: must be uint8, float32 or int32, to be read in place.")
     return array
-
-
-def _names(name: str, array: np.ndarray) -> Any:
-    return [str(entry) for entry in array] if name.endswith("names") else array

@@ -68,9 +68,7 @@ def _read_client(file: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def _read_object(file: io.BytesIO) -> Any:
     """Returns the single object in a .npy file."""
-    version = np.lib.format.read_magic(file)
-    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read_header(file)
+    shape, _, dtype = file_checks.HEADER_READERS[np.lib.format.read_magic(file)](file)
     if dtype != np.dtype(object) or shape != ():
         raise ValueError(f"an array {shape} {dtype}, not one object")
     held = _ArrayUnpickler(file).load()

@@ -1,43 +1,46 @@
-"""Tables in files: delimited texts, JSON lines, Parquet or array_record, with a column that names
-the client.
-"""
+"""Tables in files: delimited texts, JSON lines, Parquet or array_record."""
 
+import csv as csv_module
 import functools
 import importlib
-import json
-from collections.abc import Callable, Sequence
+import io
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
-
 from fedjax_core import option_types
 from fedjax_core.algorithm import TARGETS
-from fedjax_core.data.sources import tf_example
-from fedjax_core.data.sources.cell_values import is_missing
-from fedjax_core.data.sources.csv_reader import read_delimited
 from fedjax_core.data.sources.dataset import Dataset
-from fedjax_core.data.sources.file_checks import Encoding, TestFraction, find_file, read_text
-from fedjax_core.data.sources.table_columns import to_uint8
+from fedjax_core.data.sources.file_checks import Encoding, TestFraction, find_file, read_json_lines, read_text
+from fedjax_core.data.sources.table_columns import MISSING_TEXTS, as_number, is_missing, to_uint8
 from fedjax_core.data.sources.tabular import MISSING, from_table, select_test_rows
+from fedjax_core.data.sources.tfds_sets import decode_example
 from fedjax_core.data.sources.vocabulary import index_texts
 from fedjax_core.option_types import AtLeastOne, Limit, Width, one_of
 
+Targets = Annotated[str, one_of(*TARGETS)]
 Missing = Annotated[str, one_of(*MISSING)]
-Delimiter = Annotated[str, Limit("one sign, no quote and no line's end", lambda v: len(v) == 1 and v not in '"\r\n')]
+Delimiter = Annotated[str, Limit("one character, no quote and no line's end", lambda v: len(v) == 1 and v not in '"\r\n')]
+Columns = str | Sequence[str]
+DELIMITERS = (",", ";", "\t", "|")  # candidates if none is given
+_INTEGER = re.compile(r"[+-]?(0|[1-9][0-9]*)", re.ASCII)
+_CODE = re.compile(r"[+-]?0[0-9]+", re.ASCII)  # such as the postcode 01067
+_IMAGES_BEGIN = (b"\x89PNG\r\n", b"\xff\xd8\xff")  # PNG, JPEG
 
 
 def csv(
     data_dir: Path,
     path: str,
-    x: str | Sequence[str],
-    y: str | Sequence[str] | None = None,
+    x: Columns,
+    y: Columns | None = None,
     clients: str | None = None,
     domains: str | None = None,
     test: str | None = None,
     test_fraction: TestFraction | None = None,
-    targets: Annotated[str, one_of(*TARGETS)] = "classes",
-    categorical: str | Sequence[str] = (),
+    targets: Targets = "classes",
+    categorical: Columns = (),
     missing: Missing = "error",
     delimiter: Delimiter | None = None,
     decimal: Literal[".", ","] = ".",
@@ -45,47 +48,36 @@ def csv(
     words: AtLeastOne | None = None,
     length: Width | None = None,
 ) -> Dataset:
-    """Reads a delimited text, such as CSV, whose first line names the columns, each further one a
-    row.
+    """Reads a delimited text, such as CSV, whose first line names the columns.
 
       hospital,age,ward,ill
       hospital_00,61,north,yes
 
     A column of nothing but numbers is one of numbers, unless one begins with 0 as postcodes do;
     others are texts. A cell is missing that is empty, NA, N/A, NaN, null or ?, or None in a column
-    of numbers.
+    of numbers. Other arguments as those of `jsonl`.
 
     Args:
-      data_dir, path, x, y, clients, domains, test, test_fraction, targets, words, length: as those
-        of `jsonl`.
-      categorical: columns of x that hold categories: a feature for each value, 1 in the rows that
-        have it (`from_table`).
-      missing: cells: "error"; "drop" leaves their rows out; "mean" puts the training examples' mean
-        in their place (`from_table`).
       delimiter: between cells; None: of comma, semicolon, tab and | the one that the first line has
         most of.
       decimal: the decimal sign.
-      encoding: of the file, such as "latin-1"; a file with a byte-order mark says its own.
-
-    Raises:
-      FileNotFoundError, ValueError: as `jsonl`.
     """
-    read = functools.partial(read_delimited, delimiter=delimiter, encoding=encoding, decimal=decimal)
+    read = functools.partial(_read_delimited, delimiter=delimiter, encoding=encoding, decimal=decimal)
     columns = dict(x=x, y=y, clients=clients, domains=domains, targets=targets, categorical=categorical, missing=missing)
-    return _rows(read, data_dir, path, test, test_fraction, words, length, **columns)
+    return _load_tables(read, data_dir, path, test, test_fraction, words, length, **columns)
 
 
 def jsonl(
     data_dir: Path,
     path: str,
-    x: str | Sequence[str],
-    y: str | Sequence[str] | None = None,
+    x: Columns,
+    y: Columns | None = None,
     clients: str | None = None,
     domains: str | None = None,
     test: str | None = None,
     test_fraction: TestFraction | None = None,
-    targets: Annotated[str, one_of(*TARGETS)] = "classes",
-    categorical: str | Sequence[str] = (),
+    targets: Targets = "classes",
+    categorical: Columns = (),
     missing: Missing = "error",
     encoding: Encoding = "utf-8",
     words: AtLeastOne | None = None,
@@ -96,7 +88,6 @@ def jsonl(
       {"user": "ann", "text": "the cat sat", "mood": "calm"}
 
     Args:
-      data_dir: where relative paths start.
       path: the file; packed if it ends in .gz.
       x: the column of the inputs, or several of numbers (`from_table`); or one of texts, see
         `words`.
@@ -112,7 +103,7 @@ def jsonl(
         have it (`from_table`).
       missing: cells, such as null: "error"; "drop" leaves their rows out; "mean" puts the training
         examples' mean in their place (`from_table`).
-      encoding: of the file, such as "latin-1"; a file with a byte-order mark says its own.
+      encoding: of a file without a byte-order mark, such as "latin-1".
       words: of x that are texts: so many of the most frequent words of the training examples are
         distinguished (`vocabulary.py`). The networks `lstm` and `causal` predict next words alone
         (targets="tokens"); to classify texts take a language task with an encoder, or a network of
@@ -120,82 +111,73 @@ def jsonl(
       length: of such texts: words of a row; longer ones are cut. Needed with `words`.
 
     Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: a line is no JSON object, or lacks a column, or what `from_table` refuses; the
-        message has file and line.
+      ValueError: a line is no JSON object, or lacks a column, or what `from_table` refuses.
     """
-    read = functools.partial(_json, encoding=encoding)
+    read = lambda file: [row for _, row in read_json_lines(file, encoding)]
     columns = dict(x=x, y=y, clients=clients, domains=domains, targets=targets, categorical=categorical, missing=missing)
-    return _rows(read, data_dir, path, test, test_fraction, words, length, **columns)
+    return _load_tables(read, data_dir, path, test, test_fraction, words, length, **columns)
 
 
 def parquet(
     data_dir: Path,
     path: str,
-    x: str | Sequence[str],
-    y: str | Sequence[str] | None = None,
+    x: Columns,
+    y: Columns | None = None,
     clients: str | None = None,
     domains: str | None = None,
     test: str | None = None,
     test_fraction: TestFraction | None = None,
-    targets: Annotated[str, one_of(*TARGETS)] = "classes",
-    categorical: str | Sequence[str] = (),
+    targets: Targets = "classes",
+    categorical: Columns = (),
     missing: Missing = "error",
     size: AtLeastOne | None = None,
     words: AtLeastOne | None = None,
     length: Width | None = None,
 ) -> Dataset:
-    """Reads a Parquet table with a column that names the client; reading it needs pyarrow. Images
-    are bytes of files, or such with their path as the Hugging Face hub has them. Other arguments as
-    those of `jsonl`.
+    """Reads a Parquet table with a column that names the client; needs pyarrow.
+
+    Images are bytes of files, or such with their path as the Hugging Face hub has them. Other
+    arguments as those of `jsonl`.
 
     Args:
       size: images are resized to size x size pixels; needed where they differ.
-
-    Raises:
-      FileNotFoundError, ValueError: as `jsonl`.
-      ImportError: pyarrow is not there.
     """
     columns = dict(x=x, y=y, clients=clients, domains=domains, targets=targets, categorical=categorical, missing=missing)
-    return _rows(_parquet, data_dir, path, test, test_fraction, words, length, size=size, **columns)
+    return _load_tables(_read_parquet, data_dir, path, test, test_fraction, words, length, size=size, **columns)
 
 
 def array_record(
     data_dir: Path,
     path: str,
-    x: str | Sequence[str],
-    y: str | Sequence[str] | None = None,
+    x: Columns,
+    y: Columns | None = None,
     clients: str | None = None,
     domains: str | None = None,
     test: str | None = None,
     test_fraction: TestFraction | None = None,
-    targets: Annotated[str, one_of(*TARGETS)] = "classes",
-    categorical: str | Sequence[str] = (),
+    targets: Targets = "classes",
+    categorical: Columns = (),
     missing: Missing = "error",
     size: AtLeastOne | None = None,
     words: AtLeastOne | None = None,
     length: Width | None = None,
 ) -> Dataset:
-    """Reads an array_record file, whose records are TensorFlow's (`tf.train.Example`), with a
-    feature that names the client. Features with one value are that value, but those of `y` with
+    """Reads an array_record file of TensorFlow's records (`tf.train.Example`); needs array_record.
+
+    A feature names the client. Features with one value are that value, but those of `y` with
     targets="labels" stay lists; bytes are texts, or the files of PNG and JPEG images. Other
     arguments as those of `jsonl`.
 
     Args:
       size: images are resized to size x size pixels; needed where they differ.
-
-    Raises:
-      FileNotFoundError, ValueError: as `jsonl`.
-      ImportError: array_record is not there.
     """
     wanted = [y] if isinstance(y, str) else list(y or ())
-    lists = wanted if targets == "labels" and len(wanted) == 1 else ()
+    read = functools.partial(_read_array_record, lists=wanted if targets == "labels" and len(wanted) == 1 else ())
     columns = dict(x=x, y=y, clients=clients, domains=domains, targets=targets, categorical=categorical, missing=missing)
-    read = functools.partial(_records, lists=lists)
-    return _rows(read, data_dir, path, test, test_fraction, words, length, size=size, **columns)
+    return _load_tables(read, data_dir, path, test, test_fraction, words, length, size=size, **columns)
 
 
-def _rows(
+def _load_tables(
     read: Callable[[Path], Any],
     data_dir: Path,
     path: str,
@@ -205,49 +187,51 @@ def _rows(
     length: int | None,
     **columns: Any,
 ) -> Dataset:
-    """Builds a data set from the rows of files, as `jsonl` describes it; `columns` are arguments of
-    `from_table`.
-    """
-    tables = {"train": _read(read, data_dir, path)} | ({} if test is None else {"test": _read(read, data_dir, test)})
+    """Builds a data set from files; `columns` are arguments of `from_table`."""
+    tables = {part: _read(read, data_dir, file) for part, file in (("train", path), ("test", test)) if file is not None}
     if (words is None) != (length is None):
         raise ValueError(f"words={words}, length={length}: texts need both, other inputs neither.")
-    names, texts, x, targets = None, {}, columns["x"], columns["targets"]
+    names = None
     try:
         if words is not None and length is not None:
-            if not isinstance(x, str):
-                raise ValueError(f"x={x!r} must be the one column of texts, with words={words}.")
-            tables = {part: _as_rows(table) for part, table in tables.items()}
-            texts = {part: [_text(part, i, row, x) for i, row in enumerate(rows)] for part, rows in tables.items()}
-        if texts and test is None and test_fraction is not None:  # words are counted in the training examples alone
-            y, domains, clients = (columns[key] for key in ("y", "domains", "clients"))
-            is_test = select_test_rows(tables["train"], targets, y, domains, clients, test_fraction)
-            tables, texts = (_split(parts["train"], is_test) for parts in (tables, texts))
-            test_fraction = None
-        if texts and words is not None and length is not None:
-            names, ids = index_texts(texts, words, length, behind=targets == "tokens" and columns["y"] is None)
-            tables = {
-                part: [row | {x: None if is_missing(row[x]) else token_ids} for row, token_ids in zip(rows, ids[part], strict=True)]
-                for part, rows in tables.items()
-            }
-            names = names if targets == "tokens" else None
+            tables, names = _index_words(tables, words, length, test_fraction, columns)
+            test_fraction = None if test is None else test_fraction
         given = columns | {"class_names": names, "test_fraction": test_fraction, "name": Path(path).name}
         return from_table(tables["train"], tables.get("test"), **given)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
+def _index_words(
+    tables: dict[str, Any], words: int, length: int, test_fraction: float | None, columns: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str] | None]:
+    """Returns the tables with token ids in place of the texts of column x, and the tokens' names.
+
+    Words are counted in the training examples alone, so a table of both is split first.
+    """
+    x, y, targets = (columns[key] for key in ("x", "y", "targets"))
+    if not isinstance(x, str):
+        raise ValueError(f"x={x!r} must be the one column of texts, with words={words}.")
+    rows = {part: _as_rows(table) for part, table in tables.items()}
+    texts = {part: [_split_words(part, i, row, x) for i, row in enumerate(held)] for part, held in rows.items()}
+    if "test" not in rows and test_fraction is not None:
+        is_test = select_test_rows(rows["train"], targets, y, columns["domains"], columns["clients"], test_fraction)
+        masks = {"train": ~is_test, "test": is_test}
+        rows = {part: [*itertools.compress(rows["train"], mask)] for part, mask in masks.items()}
+        texts = {part: [*itertools.compress(texts["train"], mask)] for part, mask in masks.items()}
+    names, ids = index_texts(texts, words, length, behind=targets == "tokens" and y is None)
+    for part, held in rows.items():
+        rows[part] = [row | {x: None if is_missing(row[x]) else tokens} for row, tokens in zip(held, ids[part], strict=True)]
+    return rows, names if targets == "tokens" else None
+
+
 def _as_rows(table: Any) -> list[dict[str, Any]]:
-    """Returns a table as a list of rows; one of columns is turned."""
     if not isinstance(table, dict):
         return table
     return [dict(zip(table, cells, strict=True)) for cells in zip(*table.values(), strict=True)]
 
 
-def _split(rows: Sequence[Any], is_test: np.ndarray) -> dict[str, list[Any]]:
-    return {part: [row for row, held in zip(rows, is_test, strict=True) if held == (part == "test")] for part in ("train", "test")}
-
-
-def _text(part: str, i: int, row: dict[str, Any], column: str) -> list[str]:
+def _split_words(part: str, i: int, row: dict[str, Any], column: str) -> list[str]:
     if column in row and is_missing(row[column]):
         return []
     if not isinstance(row.get(column), str):
@@ -262,77 +246,109 @@ def _read(read: Callable[[Path], Any], data_dir: Path, path: str) -> Any:
     return table
 
 
-def _json(file: Path, encoding: str) -> list[dict[str, Any]]:
-    rows = []
-    for number, line in enumerate(read_text(file, encoding).split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except RecursionError:
-            raise ValueError(f"{file}, line {number}: has lists or objects inside each other, deeper than can be read.") from None
-        except ValueError as error:  # JSONDecodeError, or an integer of thousands of digits
-            raise ValueError(f"{file}, line {number}: is not JSON ({error}).") from None
-        if not isinstance(row, dict):
-            raise ValueError(f"{file}, line {number}: is {type(row).__name__}, must be an object with a value for each column.")
-        rows.append(row)
-    return rows
+def _read_delimited(file: Path, delimiter: str | None, encoding: str, decimal: str) -> dict[str, list[Any]]:
+    """Reads the cells of a file by column; its first line names the columns.
 
+    A column in which every cell that is not missing is a number becomes integers, or floats; one
+    with a leading zero, such as 01067, stays texts. Missing cells become None.
 
-def _parquet(file: Path) -> list[dict[str, Any]]:
+    Raises:
+      ValueError: no header, a duplicate name, a line with more or fewer cells than the header, or
+        quotes that do not close; the message has the file and the line.
+    """
+    text = read_text(file, encoding)
+    delimiter = delimiter or _find_delimiter(text)
+    reader = csv_module.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
+    names: list[str] = []
+    rows: list[list[str]] = []
     try:
-        pq = importlib.import_module("pyarrow.parquet")
+        for cells in reader:
+            if not any(map(str.strip, cells)) and len(cells) <= 1:  # an empty line
+                continue
+            if not names:
+                names = _check_header(file, cells)
+            elif len(cells) != len(names):
+                counts = f"has {len(cells)} cells, the header {len(names)}, with delimiter={delimiter!r}"
+                raise ValueError(f"{file}, line {reader.line_num}: {counts}.")
+            else:
+                rows.append(cells)
+    except csv_module.Error as error:
+        raise ValueError(f"{file}, line {reader.line_num}: cannot be read with delimiter={delimiter!r} ({error}).") from None
+    if not names:
+        raise ValueError(f"{file}: has no header line that names the columns.")
+    columns = zip(*rows, strict=True) if rows else ((),) * len(names)
+    return {name: _parse_column(cells, decimal) for name, cells in zip(names, columns, strict=True)}
+
+
+def _find_delimiter(text: str) -> str:
+    header = next((line for line in text.splitlines() if line.strip()), "")
+    unquoted = re.sub(r'"[^"]*"', "", header)
+    return max(DELIMITERS, key=unquoted.count)
+
+
+def _check_header(file: Path, cells: Sequence[str]) -> list[str]:
+    names = [cell.strip() for cell in cells]
+    if twice := next((name for i, name in enumerate(names) if name in names[:i]), None):
+        raise ValueError(f"{file}: the header has the column {twice!r} twice.")
+    return names if names.count("") <= 1 else [name or f"column {i}" for i, name in enumerate(names)]
+
+
+def _parse_column(cells: Sequence[str], decimal: str) -> list[Any]:
+    """Returns a column's cells as numbers if all are, else as strings; None where missing."""
+    cells = [cell.strip() for cell in cells]
+    # with a decimal comma a cell with a point is no number
+    plain = cells if decimal == "." else [cell.replace(".", ":").replace(",", ".") for cell in cells]
+    numbers = [as_number(cell) for cell in plain]
+    present = [cell for cell, number in zip(plain, numbers, strict=True) if number == number]
+    if all(number is not None for number in numbers) and not any(map(_CODE.fullmatch, present)):
+        is_integer = all(map(_INTEGER.fullmatch, present))
+        return [
+            None if number != number else int(cell) if is_integer else number for cell, number in zip(plain, numbers, strict=True)
+        ]
+    return [None if cell.casefold() in MISSING_TEXTS else cell for cell in cells]
+
+
+def _import(module: str, file: Path) -> Any:
+    package = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
     except ImportError:
-        raise ImportError(f"{file.name} is read with pyarrow: pip install pyarrow") from None
+        raise ImportError(f"{file.name} is read with {package}: pip install {package}") from None
+
+
+def _read_parquet(file: Path) -> list[dict[str, Any]]:
+    pq = _import("pyarrow.parquet", file)
     try:
         table = pq.read_table(file)
-        return _with_bytes(table.to_pylist(), [field.name for field in table.schema if _is_list_of_bytes(field.type)])
+        rows = table.to_pylist()
     except (ValueError, OSError) as error:
         raise ValueError(f"{file}: is no Parquet table, or damaged ({error}).") from error
+    pixels = [field.name for field in table.schema if _is_list_of_bytes(field.type)]  # plain lists do not say that they are
+    return [row | {name: to_uint8(row[name]) for name in pixels} for row in rows] if pixels else rows
 
 
 def _is_list_of_bytes(arrow_type: Any) -> bool:
     """Returns whether cells of a column are lists (of lists) of uint8, such as pixels."""
-    is_list = hasattr(arrow_type, "value_type")
     storage = getattr(arrow_type, "storage_type", None)  # of an extension type, such as Array2D of Hugging Face
     if storage is not None:
         return _is_list_of_bytes(storage)
-    return is_list and (str(arrow_type.value_type) == "uint8" or _is_list_of_bytes(arrow_type.value_type))
+    inner = getattr(arrow_type, "value_type", None)
+    return inner is not None and (str(inner) == "uint8" or _is_list_of_bytes(inner))
 
 
-def _with_bytes(rows: list[dict[str, Any]], columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns the rows, with cells of some columns as arrays of uint8, which plain lists do not say
-    that they are.
-    """
-    for row in rows:
-        row |= {name: to_uint8(row[name]) for name in columns}
-    return rows
-
-
-def _records(file: Path, lists: Sequence[str]) -> list[dict[str, Any]]:
+def _read_array_record(file: Path, lists: Sequence[str]) -> list[dict[str, Any]]:
+    module = _import("array_record.python.array_record_module", file)
     try:
-        module = importlib.import_module("array_record.python.array_record_module")
-    except ImportError:
-        raise ImportError(f"{file.name} is read with array_record: pip install array_record") from None
-    try:
-        reader = module.ArrayRecordReader(str(file))
-        records = [tf_example.decode(blob) for blob in reader.read_all()]
+        records = [decode_example(blob) for blob in module.ArrayRecordReader(str(file)).read_all()]
     except (ValueError, RuntimeError, OSError, IndexError) as error:
         raise ValueError(f"{file}: is no array_record of tf.train.Example, or damaged ({error}).") from error
-    return [{name: _plain(feature) if name in lists else _value(feature) for name, feature in row.items()} for row in records]
+    return [{name: _decode_feature(feature, name in lists) for name, feature in row.items()} for row in records]
 
 
-def _value(feature: Any) -> Any:
-    """Returns a feature's single string, image or number, or the list of them."""
-    plain = _plain(feature)
-    return plain[0] if len(plain) == 1 else plain
-
-
-def _plain(feature: Any) -> list[Any]:
-    """Returns a feature's strings, images or numbers."""
-    if not isinstance(feature, list):
-        return feature.tolist()
-    return [value if value.startswith(_IMAGES_BEGIN) else value.decode(errors="replace") for value in feature]
-
-
-_IMAGES_BEGIN = (b"\x89PNG\r\n", b"\xff\xd8\xff")  # PNG, JPEG
+def _decode_feature(feature: Any, as_list: bool) -> Any:
+    """Returns a feature's strings, images or numbers; one alone as itself unless `as_list`."""
+    if isinstance(feature, list):
+        values = [value if value.startswith(_IMAGES_BEGIN) else value.decode(errors="replace") for value in feature]
+    else:
+        values = feature.tolist()
+    return values if as_list or len(values) != 1 else values[0]

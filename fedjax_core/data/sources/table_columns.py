@@ -1,27 +1,63 @@
 """Columns of tables as arrays: inputs (numbers, categories, images), targets and labels.
 
 A table is a Hugging Face dataset, a pandas frame, a mapping of columns or a sequence of rows. None
-of those libraries is
-imported: what counts is how a table can be read. `Parts` are the cells by part ("train", "test")
-  and column.
+of those libraries is imported: what counts is how a table can be read. `Parts` are the cells by
+part ("train", "test") and column.
 """
 
+import decimal
 import io
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedjax_core import option_types
 from fedjax_core.data.row_readers import check_fits
-from fedjax_core.data.sources import image_folder
-from fedjax_core.data.sources.cell_values import as_number, is_missing
-from fedjax_core.data.sources.dataset import add_channel_axis
+from fedjax_core.data.sources.image_folder import decode_images
 
 Column = list[Any]
 Parts = Mapping[str, Mapping[str, Column]]
+MISSING_TEXTS = frozenset(("", "na", "n/a", "nan", "null", "?"))  # of files; in any case of letters
+_NOT_A_NUMBER = MISSING_TEXTS | {"none"}  # a column of texts may have "None" as a value
+_TRUTHS = {"true": 1.0, "false": 0.0}
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.ASCII | re.IGNORECASE)
+_PANDAS = ("NAType", "NaTType")  # types of pandas.NA and pandas.NaT
 _GREY_MODES = ("L", "1", "I", "F")  # Pillow's; others of grey pixels begin with "I;"
 _LABEL_TYPES = {str: "a text", int: "an integer", bool: "true or false"}
+
+
+def is_missing(cell: Any) -> bool:
+    """Returns whether a cell holds nothing: None, NaN, or what pandas has for it."""
+    if cell is None:
+        return True
+    if isinstance(cell, float | np.floating | decimal.Decimal):
+        return math.isnan(cell)
+    return type(cell).__name__ in _PANDAS
+
+
+def as_number(cell: Any) -> Any:
+    """Returns a cell of a column of numbers, for `np.asarray`; None if a text is no number.
+
+    Texts such as "31", " 2.5 " and "true" become numbers, decimals floats, and what is missing
+    NaN, in lists as well. Any other cell stays as it is.
+
+    >>> as_number("31"), as_number(""), as_number("north"), as_number([1, None])
+    (31.0, nan, None, [1, nan])
+    """
+    if isinstance(cell, str):
+        text = cell.strip()
+        if _NUMBER.fullmatch(text):
+            return float(text)
+        text = text.casefold()
+        return math.nan if text in _NOT_A_NUMBER else _TRUTHS.get(text)
+    if isinstance(cell, list | tuple):
+        return [math.nan if entry is None else entry for entry in cell] if any(entry is None for entry in cell) else cell
+    if is_missing(cell):
+        return math.nan
+    return float(cell) if isinstance(cell, decimal.Decimal) else cell
 
 
 def read_column(part: str, table: Any, name: str) -> Column:
@@ -48,9 +84,8 @@ def read_column(part: str, table: Any, name: str) -> Column:
         raise ValueError(f"{part} has no column {name!r}; it has: {', '.join(map(str, columns))}.")
     features = getattr(table, "features", None)  # Hugging Face's
     has_bytes = isinstance(features, Mapping) and _is_array_of_bytes(features.get(name))
-    readable: Any = table
-    cells = list(readable[name])
-    return [to_uint8(cell) for cell in cells] if has_bytes else cells
+    held: Any = table  # pyright narrows `table` to rows
+    return [to_uint8(cell) for cell in held[name]] if has_bytes else list(held[name])
 
 
 def to_uint8(cell: Any) -> Any:
@@ -63,14 +98,10 @@ def to_uint8(cell: Any) -> Any:
 
 def _is_array_of_bytes(feature: Any) -> bool:
     """Returns whether a feature of Hugging Face's is an array, or lists, of uint8."""
-    if isinstance(feature, list):
-        return len(feature) == 1 and _is_of_bytes(feature[0])
-    inner = getattr(feature, "feature", None)  # of a list; an array has a shape
-    return _is_of_bytes(inner) if inner is not None else hasattr(feature, "shape") and feature.dtype == "uint8"
-
-
-def _is_of_bytes(feature: Any) -> bool:
-    return getattr(feature, "dtype", None) == "uint8" or _is_array_of_bytes(feature)
+    inner = feature[0] if isinstance(feature, list) and len(feature) == 1 else getattr(feature, "feature", None)
+    if inner is not None:  # of a list
+        return getattr(inner, "dtype", None) == "uint8" or _is_array_of_bytes(inner)
+    return hasattr(feature, "shape") and getattr(feature, "dtype", None) == "uint8"
 
 
 def known_names(table: Any, column: str) -> tuple[str, ...] | None:
@@ -112,8 +143,7 @@ def encode_inputs(
         elif alone and any(is_image(cell) for cells in held.values() for cell in cells):
             arrays = _decode_images(held, column, size)
         else:
-            axes = None if alone else 0
-            arrays = {part: _stack(part, column, cells, axes, fill) for part, cells in held.items()}
+            arrays = {part: _stack(part, column, cells, fill, scalars=not alone) for part, cells in held.items()}
         for part, array in arrays.items():
             inputs[part][column] = array if alone or array.ndim > 1 else array[:, None]
     return inputs
@@ -152,9 +182,7 @@ def is_image(cell: Any) -> bool:
 
 
 def _decode_images(held: Mapping[str, Column], column: str, size: int | None) -> dict[str, np.ndarray]:
-    """Returns [n, H, W, 1 or 3] uint8 of each part; a missing cell is like the first that is not."""
-    from PIL import Image
-
+    """Returns [n, H, W, 1 or 3] uint8 of each part; a missing cell is like the first present one."""
     where = lambda part, i: f"{part}: row {i} of column {column!r}"
     images: dict[str, Column] = {}
     for part, cells in held.items():
@@ -167,41 +195,26 @@ def _decode_images(held: Mapping[str, Column], column: str, size: int | None) ->
             if not is_missing(cell) and not is_image(cell):
                 raise ValueError(f"{where(part, i)} is {type(cell).__name__}: must be an image, as others are.")
     present = [cell for cells in images.values() for cell in cells if not is_missing(cell)]
-
-    def mode(cell: Any) -> str:
-        if not isinstance(cell, bytes):
-            return cell.mode
-        try:
-            return Image.open(io.BytesIO(cell)).mode
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
-            return "RGB"  # `decode_images` says what is wrong, and in which row
-
-    channels = 1 if all(m in _GREY_MODES or m.startswith("I;") for m in map(mode, present)) else 3
-    images = {part: [present[0] if is_missing(cell) else cell for cell in cells] for part, cells in images.items()}
-    if all(isinstance(cell, bytes) for cell in present):
-        return {
-            part: image_folder.decode_images(lambda i, part=part: where(part, i), cells, len(cells), channels, size)
-            for part, cells in images.items()
-        }
-    arrays, brightest = {}, []
+    channels = 1 if all(map(_is_grey, present)) else 3
+    arrays = {}
     for part, cells in images.items():
-        pixels = []
-        for i, cell in enumerate(cells):
-            image = Image.open(io.BytesIO(cell)) if isinstance(cell, bytes) else cell
-            eight_bits = image_folder.to_bytes(image, where(part, i))
-            if image_folder.is_deep(image):
-                brightest.append(eight_bits.getextrema()[1])
-            image = image_folder.convert(eight_bits, channels, where(part, i))
-            pixels.append(np.asarray(image if size is None else image.resize((size, size), Image.Resampling.BILINEAR)))
-        arrays[part] = add_channel_axis(_stack(part, column, pixels))
-    image_folder.warn_if_dark(max(brightest, default=None), f"row 0 of column {column!r}")
+        filled = [present[0] if is_missing(cell) else cell for cell in cells]
+        arrays[part] = decode_images(lambda i, part=part: where(part, i), filled, len(filled), channels, size)
     return arrays
 
 
-def _stack(part: str, name: str, cells: Column, axes: int | None = None, fill: float = 0) -> np.ndarray:
-    """Stacks a column's cells [n, ...]; missing cells are `fill`. A number per row becomes [n, 1],
-    unless `axes` is 0.
-    """
+def _is_grey(image: Any) -> bool:
+    from PIL import Image
+
+    try:
+        mode = Image.open(io.BytesIO(image)).mode if isinstance(image, bytes) else image.mode
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        return False  # `decode_images` says what is wrong, and in which row
+    return mode in _GREY_MODES or mode.startswith("I;")
+
+
+def _stack(part: str, name: str, cells: Column, fill: float, *, scalars: bool) -> np.ndarray:
+    """Stacks a column's cells: [n, ...], or [n] scalars; missing ones are `fill`."""
     arrays: list[np.ndarray | None] = []
     first: np.ndarray | None = None
     for i, cell in enumerate(cells):
@@ -219,28 +232,26 @@ def _stack(part: str, name: str, cells: Column, axes: int | None = None, fill: f
                 hint = f"; a column of categories is named in categorical=({name!r},), one of texts takes words= and length="
             raise ValueError(f"{part}: row {i} of column {name!r} is {value}: must be numbers of one shape, or an image{hint}.")
         first = array if first is None else first
-        if array.shape != first.shape or (axes is not None and array.ndim != axes):
-            wanted = "one number" if axes == 0 else f"as the first, {list(first.shape)}; pad, cut or resize them first"
+        if array.shape != first.shape or (scalars and array.ndim):
+            wanted = "one number" if scalars else f"as the first, {list(first.shape)}; pad, cut or resize them first"
             raise ValueError(f"{part}: row {i} of column {name!r} has shape {list(array.shape)}: must be {wanted}.")
         arrays.append(array)
     if first is None:
-        stacked = np.full(len(cells) if axes == 0 else (len(cells), 1), fill, np.float64)
+        stacked = np.full(len(cells) if scalars else (len(cells), 1), fill, np.float64)
     else:
         empty = np.full(first.shape, fill) if fill else np.zeros(first.shape, first.dtype)
         stacked = np.stack([empty if array is None else array for array in arrays])
-    return stacked[:, None] if stacked.ndim == 1 and axes is None else stacked
+    return stacked[:, None] if stacked.ndim == 1 and not scalars else stacked
 
 
 def encode_targets(
     parts: Parts, columns: Sequence[str], targets: str, names: Sequence[str] | None
 ) -> tuple[dict[str, Any], Sequence[str] | None]:
-    """Returns (targets that are no classes, by part; their names); lists of texts become truth
-    values.
-    """
+    """Returns (targets that are no classes, by part; names); lists of texts become truth values."""
     if not columns and targets == "tokens":
         return dict.fromkeys(parts), names
     if not columns:
-        raise ValueError(f"y={None}: targets={targets!r} are in a column, or in several.")
+        raise ValueError(f"y=None: targets={targets!r} are in a column, or in several.")
     present = [cell for held in parts.values() for cell in held[columns[0]] if not is_missing(cell)]
     is_lists = len(columns) == 1 and all(isinstance(cell, list | tuple | np.ndarray) for cell in present)
     if targets == "labels" and is_lists:
@@ -257,9 +268,12 @@ def _encode_label_lists(
     parts: Parts, column: str, labels: list[str], names: Sequence[str] | None
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Returns (truth values [n, K] by part, names) of a column of lists of texts."""
-    for part, i, label in _iterate_labels(parts, column):
-        if not isinstance(label, str):
-            raise ValueError(f"{part}: row {i} of column {column!r} has the label {label!r}: must be a text, as others are.")
+    for part, held in parts.items():
+        for i, cell in enumerate(held[column]):
+            for label in () if is_missing(cell) else cell:
+                if not isinstance(label, str):
+                    wanted = "must be a text, as others are"
+                    raise ValueError(f"{part}: row {i} of column {column!r} has the label {label!r}: {wanted}.")
     names = labels if names is None else [str(name) for name in names]
     if unknown := sorted({*labels} - {*names}):
         raise ValueError(f"column {column!r} has {unknown[0]!r}, which has no name among {', '.join(names)}.")
@@ -270,25 +284,16 @@ def _encode_label_lists(
     return encoded, names
 
 
-def _iterate_labels(parts: Parts, column: str) -> Iterator[tuple[str, int, Any]]:
-    """Yields (part, row, label) of every entry of a column of lists."""
-    for part, held in parts.items():
-        for i, cell in enumerate(held[column]):
-            yield from ((part, i, label) for label in (() if is_missing(cell) else cell))
-
-
 def encode_labels(
     parts: Parts, column: str, names: Sequence[str] | None, *, renumber: bool = False
 ) -> tuple[dict[str, np.ndarray], Sequence[str] | None]:
-    """Returns (integers by part, names): integers stay, texts become their index among the names;
-    -1 where missing.
+    """Returns (integers by part, names): integers stay, texts become their index; -1 where missing.
 
     Args:
       parts: the cells.
       column: of the labels.
       names: of the integers from 0; None: of texts in alphabetical order.
-      renumber: whether integers below 0 or of more than 31 bits become their index in order, and
-        have names.
+      renumber: whether integers below 0 or of more than 31 bits become their index in order.
     """
     labels = {part: [None if is_missing(cell) else _as_label(cell) for cell in held[column]] for part, held in parts.items()}
     first: tuple[int, type] | None = None
@@ -322,9 +327,7 @@ def encode_labels(
 
 
 def _as_label(cell: Any) -> Any:
-    """Returns a text, an integer or a truth value as Python's; whole floats as integers; others as
-    they are.
-    """
+    """Returns a text, an integer or a truth value as Python's; floats such as 2.0 as integers."""
     if isinstance(cell, bool | np.bool_):
         return bool(cell)
     if isinstance(cell, str):

@@ -1,6 +1,4 @@
-"""Data sets from tables: Hugging Face `datasets`, pandas frames, mappings of columns and lists of
-rows.
-"""
+"""Data sets from tables: Hugging Face `datasets`, pandas frames, mappings of columns, or rows."""
 
 import logging
 import math
@@ -12,10 +10,9 @@ import numpy as np
 from fedjax_core import option_types, registry
 from fedjax_core.algorithm import TARGETS
 from fedjax_core.data.sources import table_columns
-from fedjax_core.data.sources.cell_values import is_missing
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
 from fedjax_core.data.sources.file_checks import stratified_fraction_mask
-from fedjax_core.data.sources.table_columns import Column
+from fedjax_core.data.sources.table_columns import Column, is_missing
 
 MISSING = ("error", "mean", "drop")  # what may be done about missing cells
 _STRATIFIED_BY = {True: ("y", "domains"), False: ("domains", "clients")}  # of classes; of other targets
@@ -42,8 +39,8 @@ def from_table(
 
     >>> train = {"text": [[5, 2, 0], [7, 1, 4], [5, 3, 0]], "mood": ["sad", "glad", "sad"], "user": ["u7", "u3", "u7"]}
     >>> test = {"text": [[7, 2, 4]], "mood": ["glad"], "user": ["u3"]}
-    >>> mine = from_table(train, test, x="text", y="mood", clients="user")
-    >>> mine.train.x.shape, mine.class_names, mine.train.y.tolist(), mine.train_clients.tolist()
+    >>> data = from_table(train, test, x="text", y="mood", clients="user")
+    >>> data.train.x.shape, data.class_names, data.train.y.tolist(), data.train_clients.tolist()
     ((3, 3), ('glad', 'sad'), [1, 0, 1], [1, 0, 1])
 
     With Hugging Face's library `from_table(data["train"], data["test"], x="img", y="label")`, with
@@ -66,15 +63,13 @@ def from_table(
         Face's ClassLabel, pandas' categories), else the texts in alphabetical order, else the
         numbers.
       domains: a column of integers from 0, or of texts: where rows come from several domains.
-      clients: a column of integers or texts: the natural client of each row, which tables of
-        results call by it.
+      clients: a column of integers or texts: the natural client of each row.
       categorical: those of the columns x that hold categories. Each becomes one feature for each of
         its values in the order of the alphabet (numbers by size), 1 where a row has it and else 0.
       missing: what is done about cells that hold nothing (None, NaN, pandas' NA, and in a column of
-        numbers "" and "NA").
-        "error": the first is named. "drop": rows with one in a column that is used are left out.
-          "mean": of x, they become the mean
-        of the training rows, of categories the values' shares; elsewhere they are an error.
+        numbers "" and "NA"). "error": the first is named. "drop": rows with one in a column that is
+        used are left out. "mean": of x, they become the mean of the training rows, of categories
+        the values' shares; elsewhere they are an error.
       size: images become size x size; needed where they differ.
       test_fraction: part of each class (and domain) that becomes the test set, where there is no
         other; of other targets of each client's (and domain's) rows; fixed seed.
@@ -100,8 +95,7 @@ def from_table(
     if other := [column for column in one_hot if column not in x_columns]:
         raise ValueError(f"categorical={categorical!r}: {other[0]!r} must be one of the columns x, {', '.join(x_columns)}.")
     columns = list(dict.fromkeys([*x_columns, *y_columns, *filter(None, (domains, clients))]))
-    read = table_columns.read_column
-    cells = {part: {column: read(part, table, column) for column in columns} for part, table in tables.items()}
+    cells = {part: {name: table_columns.read_column(part, table, name) for name in columns} for part, table in tables.items()}
     for part, held in cells.items():
         if len({len(column) for column in held.values()}) != 1:
             raise ValueError(f"{part}: columns have {', '.join(f'{len(c)} ({name})' for name, c in held.items())} rows.")
@@ -111,19 +105,19 @@ def from_table(
     names: dict[str, Any] = {}
     if targets == "classes":
         known = class_names or table_columns.known_names(train, y_columns[0])
-        encoded["y"], names["y"] = table_columns.encode_labels(cells, y_columns[0], known)
+        encoded["y"], names["class_names"] = table_columns.encode_labels(cells, y_columns[0], known)
     else:
-        encoded["y"], names["y"] = table_columns.encode_targets(cells, y_columns, targets, class_names)
-    for field, column in (("domains", domains), ("clients", clients)):
-        encoded[field] = names[field] = None
+        encoded["y"], names["class_names"] = table_columns.encode_targets(cells, y_columns, targets, class_names)
+    for field, column in (("domain", domains), ("client", clients)):
         if column is not None:
-            encoded[field], names[field] = table_columns.encode_labels(cells, column, None, renumber=field == "clients")
+            labels, values = table_columns.encode_labels(cells, column, None, renumber=field == "client")
+            encoded[f"{field}s"], names[f"{field}_names"] = labels, values or ()
     parts = {}
     for part, held in cells.items():
         joined = table_columns.join_columns(inputs[part], x_columns)
-        arrays = {"x": joined} | {field: codes and codes[part] for field, codes in encoded.items()}
-        lacks = {column: _missing_mask(of_column, inputs[part].get(column)) for column, of_column in held.items()}
-        parts[part] = _select(arrays, _complete_rows(part, held, lacks, missing, x_columns))
+        arrays = {"x": joined} | {field: codes[part] for field, codes in encoded.items()}
+        masks = {column: _missing_mask(column_cells, inputs[part].get(column)) for column, column_cells in held.items()}
+        parts[part] = _select(arrays, _complete_rows(part, held, masks, missing, x_columns))
     if test_fraction is not None:
         whole = parts["train"]
         is_test = _test_mask(whole, len(whole["x"]), targets, test_fraction)
@@ -131,21 +125,8 @@ def from_table(
     if missing == "mean":
         feature_columns = [column for column in x_columns for _ in range(inputs["train"][column].shape[1])]
         _fill_with_means(parts, feature_columns)
-    return from_arrays(
-        parts["train"]["x"],
-        parts["train"]["y"],
-        parts["test"]["x"],
-        parts["test"]["y"],
-        names["y"],
-        targets=targets,
-        name=name,
-        train_domains=parts["train"]["domains"],
-        test_domains=parts["test"]["domains"],
-        domain_names=names["domains"] or (),
-        train_clients=parts["train"]["clients"],
-        test_clients=parts["test"]["clients"],
-        client_names=names["clients"] or (),
-    )
+    columns_of_parts: dict[str, Any] = {f"{part}_{field}": array for part, held in parts.items() for field, array in held.items()}
+    return from_arrays(**columns_of_parts, **names, targets=targets, name=name)
 
 
 def select_test_rows(
@@ -172,7 +153,7 @@ def _test_mask(columns: Mapping[str, Any], rows: int, targets: str, test_fractio
 
 
 def _select(arrays: Mapping[str, Any], mask: np.ndarray | None) -> dict[str, Any]:
-    """Returns the rows of a mask, None for all, of the arrays that are not None."""
+    """Returns the rows of a mask (None: all) of the arrays that are not None."""
     return {field: array if array is None or mask is None else array[mask] for field, array in arrays.items()}
 
 
@@ -185,14 +166,14 @@ def _missing_mask(cells: Column, array: np.ndarray | None) -> np.ndarray:
 
 
 def _complete_rows(
-    part: str, held: Mapping[str, Column], lacks: Mapping[str, np.ndarray], missing: str, inputs: Sequence[str]
+    part: str, held: Mapping[str, Column], masks: Mapping[str, np.ndarray], missing: str, inputs: Sequence[str]
 ) -> np.ndarray | None:
-    """Returns the mask [n] of the rows that stay, or None for all.
+    """Returns the mask [n] of the rows that stay, or None for all, from the masks of missing cells.
 
     Raises:
       ValueError: a cell is missing and must not be; or no row is left.
     """
-    for column, mask in lacks.items():
+    for column, mask in masks.items():
         if not mask.any() or missing == "drop":
             continue
         i = int(mask.argmax())
@@ -204,10 +185,10 @@ def _complete_rows(
         also = ", missing='mean' puts the training rows' mean in its place" if can_fill else ""
         what = f"row {i} of column {column!r} is missing ({option_types.shorten(held[column][i])})"
         raise ValueError(f"{part}: {what}; missing='drop' leaves such rows out{also}.")
-    dropped = np.any([*lacks.values()], 0)
+    dropped = np.any([*masks.values()], 0)
     if missing != "drop" or not dropped.any():
         return None
-    columns = {column: mask.sum() for column, mask in lacks.items() if mask.any()}
+    columns = {column: mask.sum() for column, mask in masks.items() if mask.any()}
     if dropped.all():
         raise ValueError(f"{part}: every row has a missing cell, in {', '.join(columns)}.")
     where = ", ".join(f"{column} ({number})" for column, number in columns.items())
@@ -216,10 +197,10 @@ def _complete_rows(
 
 
 def _fill_with_means(parts: dict[str, dict[str, Any]], feature_columns: Sequence[str]) -> None:
-    """Puts the training rows' means where inputs [n, D, ...] are NaN.
+    """Puts the training rows' means where the parts' inputs "x" [n, D, ...] are NaN.
 
     Args:
-      parts: by name, with the inputs "x", which are replaced.
+      parts: by name; "x" is replaced.
       feature_columns: the column of each of the D.
 
     Raises:

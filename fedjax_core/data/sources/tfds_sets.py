@@ -1,12 +1,12 @@
-"""Image sets that tensorflow_datasets has prepared, read without TensorFlow."""
+"""Image sets that tensorflow_datasets has prepared, and its records, without TensorFlow."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedjax_core.data.sources import image_cache, image_folder, tf_example
+from fedjax_core.data.sources import image_cache, image_folder
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
 from fedjax_core.data.sources.file_checks import choose_stratified
 from fedjax_core.option_types import AtLeastOne
@@ -24,27 +24,22 @@ def tfds(
     label: str | None = None,
     training_examples: int | None = None,
 ) -> Dataset:
-    """Reads an image classification set that tensorflow_datasets prepared in random-access form,
-    without TensorFlow.
+    """Reads an image classification set that tensorflow_datasets prepared in random-access form.
 
-    Decoded images are kept in a cache (`image_cache.py`), so that later starts need not decode them
-    again.
+    TensorFlow is not needed. Decoded images are kept in a cache (`image_cache.py`), so that later
+    starts need not decode them again. The set may be in the folder `tfds`.
 
     Args:
-      data_dir: holds `NAME/[CONFIG/]VERSION/`, itself or in its folder `tfds`.
       path: NAME, NAME/CONFIG, or either with :VERSION; the newest version if none is given.
       train: split that is trained on; slices such as "train[:1000]" work.
       test: split that is the test set; some sets have "validation" only.
       size: resize all images to size x size; needed where they differ.
-      image: feature that holds the image; None: the only one there is, or the one that is called
-        "image".
-      label: feature that holds the label; None: the only one there is, or the one that is called
-        "label".
-      training_examples: so many of the training examples, as `data.examples` takes them; the others
-        are not decoded. None: all.
+      image: feature that holds the image; None: the only one, or that called "image".
+      label: feature that holds the label; None: the only one, or that called "label".
+      training_examples: as `data.examples`; the others are not decoded.
 
     Raises:
-      FileNotFoundError: the set is not prepared there; the message says how to.
+      FileNotFoundError: the set is not prepared; the message says how to.
       ValueError: no such split or feature, another file format or type of images, or files that are
         damaged.
     """
@@ -67,7 +62,7 @@ def tfds(
             files = sorted({Path(part.filename) for part in builder.info.splits[split].file_instructions})
             cached = image_cache.DecodedCache(files, builder.info.full_name, *what)
             if (decoded := cached.load(choose)) is None:
-                blobs, labels = _records(rows.data_source, image, label, choose)
+                blobs, labels = _read_examples(rows.data_source, image, label, choose)
         except NotImplementedError as error:
             raise ValueError(
                 f"tfds:{path}: prepared as {builder.info.file_format.value}, which has no random access; prepare it again with "
@@ -83,20 +78,15 @@ def tfds(
             if len(blobs) == len(rows):
                 cached.store(*decoded)
         arrays += decoded
-    train_x, train_y, test_x, test_y = arrays
-    return from_arrays(train_x, train_y, test_x, test_y, tuple(features[label].names), name=builder.info.name)
+    return from_arrays(*arrays, class_names=tuple(features[label].names), name=builder.info.name)
 
 
-def _records(
+def _read_examples(
     source: Any, image: str, label: str, choose: Callable[[np.ndarray], np.ndarray | None]
 ) -> tuple[dict[int, bytes], np.ndarray]:
-    """Returns the encoded images of the chosen examples, by row, and their labels.
-
-    Raises:
-      RuntimeError, OSError: the files are missing, truncated or damaged.
-    """
+    """Returns the encoded images of the chosen examples, by row, and their labels."""
     blocks = [range(begin, min(begin + _BLOCK, len(source))) for begin in range(0, len(source), _BLOCK)]
-    read = lambda rows, feature: [record[feature][0] for record in _decoded(source.__getitems__([*rows]), (feature,))]
+    read = lambda rows, feature: [record[feature][0] for record in _decode_records(source.__getitems__([*rows]), (feature,))]
     labels = np.array([int(value) for block in blocks for value in read(block, label)], np.int64)
     rows = choose(labels)
     rows = np.arange(len(labels)) if rows is None else rows
@@ -105,19 +95,46 @@ def _records(
     return dict(zip(rows.tolist(), encoded, strict=True)), labels[rows]
 
 
-def _decoded(records: Iterable[bytes], wanted: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """Yields the wanted features of records; what is no record ends as a damaged file does."""
+def _decode_records(records: Iterable[bytes], wanted: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """Yields the wanted features of records; raises RuntimeError for what is no record."""
     for record in records:
         try:
-            yield tf_example.decode(record, wanted)
+            yield decode_example(record, wanted)
         except ValueError as error:
             raise RuntimeError(str(error)) from None
 
 
-def find_feature(path: str, features: Mapping[str, Any], kind: type, option: str, chosen: str | None) -> str:
-    """Returns the name of the feature of one kind: the chosen one, the only one, or the one named
-    as the option.
+def decode_example(record: bytes, names: Collection[str] | None = None) -> dict[str, list[bytes] | np.ndarray]:
+    """Returns the features of a `tf.train.Example`: lists of bytes, and arrays of numbers.
+
+    Raises:
+      ValueError: it is no such record.
     """
+    from google.protobuf.message import DecodeError
+    from tensorflow_datasets.proto import tf_example_pb2
+
+    try:
+        message = tf_example_pb2.Example.FromString(record)  # pyright: ignore[reportAttributeAccessIssue]
+        features = message.features.feature
+    except DecodeError as error:
+        raise ValueError(f"a record of {len(record)} bytes is no tf.train.Example ({error})") from None
+    decoded: dict[str, list[bytes] | np.ndarray] = {}
+    for name in features if names is None else names:
+        if name not in features:
+            continue
+        feature = features[name]
+        kind = feature.WhichOneof("kind")
+        if kind == "float_list":
+            decoded[name] = np.array(feature.float_list.value, np.float32)
+        elif kind == "int64_list":
+            decoded[name] = np.array(feature.int64_list.value, np.int64)
+        else:
+            decoded[name] = list(feature.bytes_list.value)
+    return decoded
+
+
+def find_feature(path: str, features: Mapping[str, Any], kind: type, option: str, chosen: str | None) -> str:
+    """Returns the name of the chosen feature of a kind, else of the only one, else `option`."""
     candidates = [key for key, feature in features.items() if type(feature) is kind]
     if chosen is None:
         chosen = candidates[0] if len(candidates) == 1 else option if option in candidates else None
@@ -137,18 +154,13 @@ def find_tfds_folder(data_dir: Path, path: str) -> Path:
                 yield child
 
     for root in roots:
-        found_versions = {child.name: child for child in versions(root / name)}
-        if found_versions and not version:
-            return max(found_versions.values(), key=lambda child: [int(n) if n.isdigit() else -1 for n in child.name.split(".")])
-        if version in found_versions:
-            return found_versions[version]
-    known = sorted(
-        f"{name}/{child.name}"
-        for root in roots
-        if (root / name).is_dir()
-        for child in (root / name).iterdir()
-        if any(versions(child))
-    )
+        by_name = {child.name: child for child in versions(root / name)}
+        if by_name and not version:
+            return max(by_name.values(), key=lambda child: [int(n) if n.isdigit() else -1 for n in child.name.split(".")])
+        if version in by_name:
+            return by_name[version]
+    configs = [child for root in roots if (root / name).is_dir() for child in (root / name).iterdir() if any(versions(child))]
+    known = sorted(f"{name}/{child.name}" for child in configs)
     have = f" It has {', '.join(known)}: name one." if known else ""
     looked = ", ".join(str(root / name / (version or "VERSION") / "dataset_info.json") for root in roots)
     raise FileNotFoundError(

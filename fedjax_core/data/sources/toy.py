@@ -14,11 +14,10 @@ from fedjax_core.option_types import AtLeastOne
 
 
 def digits() -> Dataset:
-    """Loads scikit-learn's handwritten digits: 8x8x1, 10 classes, 1437 training and 360 test
-    examples (stratified, fixed seed).
+    """Loads scikit-learn's handwritten digits, 8x8x1: 1437 training and 360 test images.
 
-    The grey levels 0..16 are scaled to 0..255. Original: Alpaydin, Kaynak. Optical Recognition of
-    Handwritten Digits, UCI, 1998.
+    10 classes, split by class, fixed seed. The grey levels 0..16 are scaled to 0..255. Original:
+    Alpaydin, Kaynak. Optical Recognition of Handwritten Digits, UCI, 1998.
     """
     levels = _digits()
     x = np.round(levels[:, :-1].reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
@@ -28,9 +27,7 @@ def digits() -> Dataset:
 
 
 def _digits() -> np.ndarray:
-    """Reads grey levels and the digit [1797, 65] from scikit-learn's file: importing it takes
-    longer than the first round.
-    """
+    """Reads grey levels and digits [1797, 65]; importing scikit-learn takes longer than a round."""
     spec = importlib.util.find_spec("sklearn")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         file = Path(folder, "datasets", "data", "digits.csv.gz")
@@ -43,13 +40,11 @@ def _digits() -> np.ndarray:
 
 
 def diabetes() -> Dataset:
-    """Loads scikit-learn's diabetes patients: 10 features, one number to predict, 342 training and
-    100 test examples (fixed seed).
+    """Loads scikit-learn's diabetes patients: 10 features and one number to predict, standardised.
 
-    That number, a measure of the disease's progress, has the training examples' mean taken off and
-    is divided by their deviation.
-    Original: Efron, Hastie, Johnstone, Tibshirani. Least angle regression. Annals of Statistics,
-      2004.
+    342 training and 100 test examples, fixed seed. The number is a measure of the disease's
+    progress. Original: Efron, Hastie, Johnstone, Tibshirani. Least angle regression. Annals of
+    Statistics, 2004.
     """
     import sklearn.datasets
 
@@ -63,8 +58,7 @@ def diabetes() -> Dataset:
 def multilabel(
     rows: AtLeastOne = 2000, tests: AtLeastOne = 500, features: AtLeastOne = 20, classes: AtLeastOne = 10, labels: AtLeastOne = 3
 ) -> Dataset:
-    """Draws examples with several labels by scikit-learn: bags of words, each of its labels' words
-    (fixed seed).
+    """Draws examples with several labels by scikit-learn: bags of words of their labels.
 
     Args:
       rows: of the training set.
@@ -72,9 +66,6 @@ def multilabel(
       features: different words.
       classes: K labels.
       labels: of an example, on average; at most `classes`.
-
-    Raises:
-      ValueError: more labels of an example than there are, or more examples than fit into memory.
     """
     import sklearn.datasets
 
@@ -92,24 +83,19 @@ def multilabel(
 
 
 def blank(shape: Sequence[int] = (32, 32, 3), classes: int = 10, rows: int = 100) -> Dataset:
-    """Makes black images with labels in turn: to count parameters and traffic, and to time rounds,
-    of a set whose files are not there.
+    """Makes black images with labels in turn, to count and to time with.
 
     Args:
       shape: of an image, [H, W, C].
       classes: K.
       rows: of the training set, and as many of the test set.
-
-    Raises:
-      ValueError: a shape of another form, fewer than 2 classes, fewer examples than classes, or
-        more than fits into memory.
     """
-    for field, value, holds, wanted in (
+    for field, value, is_valid, wanted in (
         ("shape", tuple(shape), len(shape) == 3 and min(shape) >= 1, "(H, W, C), each at least 1"),
         ("classes", classes, classes >= 2, "at least 2"),
         ("rows", rows, rows >= classes, f"at least as many as the {classes} classes"),
     ):
-        if not holds:
+        if not is_valid:
             raise ValueError(f"blank: {field}={value} must be {wanted}.")
     check_fits(f"blank: shape={shape}, rows={rows}", (rows, *shape), np.uint8)
     x, y = np.zeros((rows, *shape), np.uint8), np.arange(rows) % classes

@@ -21,11 +21,9 @@ SPECIAL, UNKNOWN = ("<pad>", "<bos>", "<eos>"), "<unk>"
 
 
 def most_frequent_words(texts: Iterable[Sequence[str]], number: int) -> list[str]:
-    """Returns the `number` most frequent words; equally frequent ones in alphabetical order.
-    Special tokens are no words.
-    """
+    """Returns the `number` most frequent words, equally frequent ones in alphabetical order."""
     counts = Counter(word for text in texts for word in text)
-    for name in token_names(()):
+    for name in token_names(()):  # special tokens are no words
         del counts[name]
     return sorted(counts, key=lambda word: (-counts[word], word))[:number]
 
@@ -51,7 +49,7 @@ def encode_texts(texts: Sequence[Sequence[str]], words: Sequence[str], length: i
 
 
 def _encode(texts: Sequence[Sequence[str]], index: Callable[[str], int], width: int, padding: int) -> np.ndarray:
-    """Returns [texts, width] int32: the index of each word between <bos> and <eos>, then padding."""
+    """Returns [texts, width] int32: the index of each word between <bos> and <eos>, padded."""
     check_fits(f"length={width} of {len(texts)} texts", (len(texts), width), np.int32)
     encoded = np.full((len(texts), width), padding, np.int32)
     for row, text in zip(encoded, texts, strict=True):
@@ -69,21 +67,16 @@ def index_texts(
 
 
 class StreamingVocabulary:
-    """`index_texts` for millions of texts: each word is kept once, and token ids are renumbered at
-    the end.
-    """
+    """`index_texts` for millions of texts: words are kept once, and ids renumbered at the end."""
 
     def __init__(self, length: int, behind: bool):
-        """Takes `length` and `behind` as `encode_texts` does."""
         self._width = length + behind
         self._padding = -1 if behind else PAD
         self._numbers: dict[str, int] = {}  # from 1; 0 is a word that was never counted
         self._counts = [0]
 
     def encode(self, texts: Sequence[Sequence[str]], counted: bool) -> np.ndarray:
-        """Encodes texts as [texts, width] int32 for `index_texts`; `counted`: whether their words
-        count for the vocabulary.
-        """
+        """Encodes texts as [texts, width] int32; `counted` words count for the vocabulary."""
         for word in (word for text in texts for word in text) if counted else ():
             number = self._numbers.setdefault(word, len(self._counts))
             if number == len(self._counts):
@@ -94,7 +87,7 @@ class StreamingVocabulary:
     def index_texts(self, number: int, parts: Mapping[str, deque[np.ndarray]]) -> tuple[list[str], dict[str, np.ndarray]]:
         """Returns (names, token ids of each part), by the words that were counted.
 
-        Takes the blocks out of their queues, so that memory has no part twice.
+        It empties the queues, so that memory has no part twice.
         """
         counted = self._numbers.keys() - token_names(())
         words = heapq.nsmallest(number, counted, key=lambda word: (-self._counts[self._numbers[word]], word))

@@ -99,7 +99,7 @@ def pack(reader: ExampleReader, tables: Sequence[IndexTable], ids: np.ndarray, c
         ends = begin + np.cumsum(size)
         buffer_tables.append(BufferTable(ids, (ends - size).astype(np.int32), size, table.most))
         begin = int(ends[-1]) if len(ends) else begin
-    return reader.slab(np.concatenate(rows), capacity), buffer_tables
+    return reader.read_padded(np.concatenate(rows), capacity), buffer_tables
 
 
 def abstract_buffer(

@@ -275,7 +275,7 @@ class TestSetBatches:
         first = first.reshape(-1).astype(np.int32)
         index = (first[:, None] + np.arange(self.batch)).reshape(-1)
         rows = np.where(index < len(self._rows), self._rows[np.minimum(index, len(self._rows) - 1)], 0)
-        return self._put((self._reader.slab(rows, len(rows)), first))
+        return self._put((self._reader.read_padded(rows, len(rows)), first))
 
 
 class Prefetcher(Generic[T]):

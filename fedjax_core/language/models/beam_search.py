@@ -1,9 +1,8 @@
-"""Beam search: the likeliest texts are looked for among several at once, with what attention needs
-of earlier tokens kept.
+"""Beam search with a cache of keys and values.
 
 It is transformers' `generate(num_beams=W, do_sample=False)` with its defaults (length penalty 1, no
-early stopping): a text that has ended counts by the sum of its tokens' log-probabilities, the
-stop's too, over their number.
+early stopping): a finished text scores the sum of its tokens' log-probabilities, the stop's too,
+over their number.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Array, PyTree
-from fedjax_core.language.models.transformer import last_token_index, token_positions
+from fedjax_core.language.models.transformer import is_stop, read_prompts
 
 NEVER = -1e9  # the score of a beam that is none
 
@@ -44,21 +43,14 @@ def beam_search(
         the text.
 
     Returns:
-      (tokens [B, limit], mask [B, limit]): the mask has what was written before the stop, which is
-      not part of it.
-
-    Raises:
-      ValueError: limit or beams < 1.
+      (tokens [B, limit], mask [B, limit]): the mask has what was written before the stop.
     """
     for name, value in (("limit", limit), ("beams", beams)):
         if value < 1:
             raise ValueError(f"{name}={value} must be at least 1")
     (b, t), w = tokens.shape, beams
-    ends = lambda token: jnp.isin(token, jnp.asarray(stop, jnp.int32)) if len(stop) else jnp.zeros(token.shape, bool)
     rows = lambda x: jnp.repeat(x, w, 0)
-    is_visible = jnp.pad(mask, ((0, 0), (0, limit)))
-    causal = jnp.arange(t)[:, None] >= jnp.arange(t + limit)[None]
-    logits, cache = step(cache, tokens, token_positions(mask), 0, is_visible[:, None] & causal[None], last_token_index(mask))
+    logits, cache, is_visible = read_prompts(step, cache, tokens, mask, limit)
     cache = jax.tree.map(lambda leaf: jnp.repeat(leaf, w, 1), cache)
     is_visible, length = rows(is_visible), rows(jnp.sum(mask, 1, dtype=jnp.int32))
     vocabulary = logits.shape[-1]
@@ -66,14 +58,14 @@ def beam_search(
 
     def chosen(i, logits, running, out, finished):
         """Adds one token: chooses the beams that go on with their parents, and the finished texts."""
-        texts, scores, lengths, open_ = finished
+        texts, scores, lengths, is_open = finished
         total = running[..., None] + jax.nn.log_softmax(logits.reshape(b, w, vocabulary).astype(jnp.float32))
         values, places = jax.lax.top_k(total.reshape(b, -1), most)
         parents, token = places // vocabulary, (places % vocabulary).astype(jnp.int32)
         written = jnp.take_along_axis(out, parents[..., None], 1).at[:, :, i].set(token)
-        stops = ends(token)
+        stops = is_stop(token, stop)
         over = stops | (i + 1 == limit)
-        counts = over & (jnp.arange(most)[None] < w) & (values > NEVER / 2) & open_[:, None]
+        counts = over & (jnp.arange(most)[None] < w) & (values > NEVER / 2) & is_open[:, None]
         every = jnp.concatenate([scores, jnp.where(counts, values / (i + 1), NEVER)], 1)
         scores, best = jax.lax.top_k(every, w)
         pick = lambda old, new: jnp.take_along_axis(jnp.concatenate([old, new], 1), best, 1)
@@ -82,8 +74,8 @@ def beam_search(
         running, best = jax.lax.top_k(jnp.where(over, NEVER, values), w)
         onward = lambda x: jnp.take_along_axis(x, best, 1)
         out = jnp.take_along_axis(written, best[..., None], 1)
-        open_ = open_ & ((running[:, 0] / (i + 1) > scores[:, -1]) | (scores[:, -1] <= NEVER / 2))
-        return onward(token), onward(parents), running, out, (texts, scores, lengths, open_)
+        is_open = is_open & ((running[:, 0] / (i + 1) > scores[:, -1]) | (scores[:, -1] <= NEVER / 2))
+        return onward(token), onward(parents), running, out, (texts, scores, lengths, is_open)
 
     running = jnp.where(jnp.arange(w) == 0, 0.0, NEVER)[None] * jnp.ones((b, 1))
     nothing = jnp.zeros((b, w, limit), jnp.int32)

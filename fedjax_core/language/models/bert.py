@@ -1,5 +1,4 @@
-"""Encoders of the BERT family: learned positions, a norm after each part, GELU, everybody looks at
-everybody.
+"""Encoders of the BERT family: learned positions, a norm after each part, GELU, full attention.
 
 Devlin, Chang, Lee, Toutanova. BERT: Pre-training of Deep Bidirectional Transformers for Language
 Understanding. NAACL 2019. https://arxiv.org/abs/1810.04805
@@ -15,8 +14,8 @@ Files have the layout of `BertModel`; a pooler and the heads of pre-training are
 computation runs in the dtype of the parameters; norms and softmax in float32.
 
 Departures: no dropout, as the base is frozen wherever we train. Positions count the real tokens, so
-  that padding may be on either
-side; the original counts places, which is the same with the padding on the right.
+that padding may be on either side; the original counts places, which is the same with the padding
+on the right.
 """
 
 from collections.abc import Mapping
@@ -55,13 +54,13 @@ OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}  # of norms, in files made f
 
 
 class Config(NamedTuple):
-    """What config.json says.
+    """Fields of config.json.
 
     Attributes:
       vocabulary: V; width: D; inner: F; layers: L; heads: of the attention; types: of tokens.
       activation: a key of `ACTIVATIONS`.
       epsilon: of the norms.
-      context: positions that there are.
+      context: number of positions.
       std: of the initial weights.
     """
 
@@ -78,11 +77,7 @@ class Config(NamedTuple):
 
 
 def read_config(config: Mapping[str, Any]) -> Config:
-    """Reads config.json's fields.
-
-    Raises:
-      ValueError: a field is missing, or has a value that is not supported; the message names it.
-    """
+    """Reads config.json's fields; raises ValueError for one that is missing or not supported."""
     read_choice(config, "model_type", "bert")
     read_choice(config, "position_embedding_type", "absolute")
     for name in ("is_decoder", "add_cross_attention"):
@@ -121,7 +116,7 @@ class LayerNorm(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Everybody looks at every real token."""
+    """Full attention to real tokens."""
 
     def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
         make = lambda: Linear(config.width, config.width, bias=True, std=config.std, dtype=dtype, rngs=rngs)
@@ -162,7 +157,7 @@ class Layer(nnx.Module):
 
 
 class Embedding(nnx.Module):
-    """The sum of what a token, its position and its type are, normalised."""
+    """The normalised sum of the embeddings of a token, its position and its type."""
 
     def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
         table = lambda rows: nnx.Param(config.std * jax.random.normal(rngs.params(), (rows, config.width), dtype))
@@ -175,18 +170,12 @@ class Embedding(nnx.Module):
 
 
 def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: bool = False) -> Encoder:
-    """Builds an encoder.
+    """Builds an encoder; equal arguments give equal tree structures.
 
     Args:
-      config: what config.json has.
+      config: fields of config.json.
       dtype: of the parameters that `init` makes.
       remat: whether a backward pass computes each layer anew, to save memory.
-
-    Returns:
-      The model; equal arguments give equal tree structures.
-
-    Raises:
-      ValueError: as `read_config`.
     """
     c = config if isinstance(config, Config) else read_config(config)
     fresh, embedding = as_pure_functions(lambda rngs: Embedding(c, jnp.dtype(dtype), rngs))
@@ -213,17 +202,14 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
 def from_tensors(
     config: Mapping[str, Any] | Config, tensors: Mapping[str, np.ndarray], dtype: str = "float32", later: bool = False
 ) -> PyTree:
-    """Reads parameters from published files.
+    """Reads the `params` of a configuration from published files.
 
     Args:
-      config: what config.json has.
+      config: fields of config.json.
       tensors: by the names that `BertModel` gives them, or behind "bert.", as in models that
         contain it.
       dtype: "float32" or "bfloat16".
       later: see `read_params`.
-
-    Returns:
-      What the model of that configuration takes as `params`.
 
     Raises:
       ValueError: as `read_config`; a tensor is missing, unknown, or not of the right shape or kind.

@@ -1,17 +1,18 @@
-"""Decoders of the LLaMA family: RMSNorm before each part, rotary positions, grouped-query
-attention, SwiGLU.
+"""Decoders of the LLaMA family: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 
-Touvron et al. LLaMA: Open and Efficient Foundation Language Models. 2023. https://arxiv.org/abs/2302.13971
-Llama 3's long contexts: Grattafiori et al. The Llama 3 Herd of Models. 2024. https://arxiv.org/abs/2407.21783
+Touvron et al. LLaMA: Open and Efficient Foundation Language Models. 2023.
+https://arxiv.org/abs/2302.13971
+Llama 3's long contexts: Grattafiori et al. The Llama 3 Herd of Models. 2024.
+https://arxiv.org/abs/2407.21783
 Rotary positions: Su et al. RoFormer. 2021. https://arxiv.org/abs/2104.09864
 
-  params                                                                   shape
-  embedding                                                                [V, D]
-  layers / attention / query, key, value, output / kernel                  [L, D, H E], [L, D, G E], [L, D, G E], [L, H E, D]
-  layers / mlp / gate, up, down / kernel                                   [L, D, F], [L, D, F], [L, F, D]
-  layers / attention_norm, mlp_norm / scale                                [L, D]
-  norm / scale                                                             [D]
-  head / kernel; none where the embedding is the head too                  [D, V]
+  params                                                   shape
+  embedding                                                [V, D]
+  layers / attention / query, key, value, output / kernel  [L, D, H E], [L, D, G E], [L, D, G E], [L, H E, D]
+  layers / mlp / gate, up, down / kernel                   [L, D, F], [L, D, F], [L, F, D]
+  layers / attention_norm, mlp_norm / scale                [L, D]
+  norm / scale                                             [D]
+  head / kernel; none where the embedding is the head too  [D, V]
 
 H heads of E numbers, G of keys and values. Files have the layout of `LlamaForCausalLM`. The
 computation runs in the dtype of the parameters; norms, softmax and logits in float32. No dropout.
@@ -52,7 +53,7 @@ IGNORED = r".*rotary_emb\.inv_freq"  # old files have this table, which follows 
 
 
 class Config(NamedTuple):
-    """What config.json says.
+    """Fields of config.json.
 
     Attributes:
       vocabulary: V; width: D; inner: F; layers: L; heads: H; groups: G; head_width: E.
@@ -80,11 +81,7 @@ class Config(NamedTuple):
 
 
 def read_config(config: Mapping[str, Any]) -> Config:
-    """Reads config.json's fields.
-
-    Raises:
-      ValueError: a field is missing, or has a value that is not supported; the message names it.
-    """
+    """Reads config.json's fields; raises ValueError for one that is missing or not supported."""
     read_choice(config, "model_type", "llama")
     read_choice(config, "hidden_act", "silu")
     for name in ("attention_bias", "mlp_bias"):
@@ -122,8 +119,7 @@ def read_config(config: Mapping[str, Any]) -> Config:
 def _frequencies(config: Mapping[str, Any], head_width: int, context: int) -> tuple[float, ...]:
     """Returns the frequencies theta^(-2j / E), scaled for longer texts.
 
-    Both of config.json's forms are read: rope_theta beside rope_scaling, and rope_parameters with
-    all of it.
+    Both of config.json's forms are read: rope_theta beside rope_scaling, and rope_parameters.
     """
     scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     theta = read_positive({"rope_theta": scaling.get("rope_theta") or config.get("rope_theta")}, "rope_theta", float, 10000.0)
@@ -166,8 +162,10 @@ class Attention(nnx.Module):
         self.heads, self.groups = c.heads, c.groups
 
     def __call__(self, x: Array, angles: Array, mask: Array, place: Array | int, cache: PyTree) -> tuple[Array, PyTree]:
-        """Maps [B, T, D] to [B, T, D]; keys and values are put into the cache (if any) at `place`,
-        and all of the cache is looked at.
+        """Maps [B, T, D] to [B, T, D].
+
+        Keys and values are put into the cache (if any) at `place`, and all of the cache is looked
+        at.
         """
         query, key = rotate(split_heads(self.query(x), self.heads), angles), rotate(split_heads(self.key(x), self.groups), angles)
         value = split_heads(self.value(x), self.groups)
@@ -231,18 +229,12 @@ class Ends(nnx.Module):
 
 
 def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: bool = False) -> LanguageModel:
-    """Builds a decoder.
+    """Builds a decoder; equal arguments give equal tree structures.
 
     Args:
-      config: what config.json has.
+      config: fields of config.json.
       dtype: of the parameters that `init` makes.
       remat: whether a backward pass computes each layer anew, to save memory.
-
-    Returns:
-      The model; equal arguments give equal tree structures.
-
-    Raises:
-      ValueError: as `read_config`.
     """
     c = config if isinstance(config, Config) else read_config(config)
     fresh, merged = as_pure_functions(lambda rngs: Ends(c, jnp.dtype(dtype), rngs))
@@ -294,16 +286,13 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
 def from_tensors(
     config: Mapping[str, Any] | Config, tensors: Mapping[str, np.ndarray], dtype: str = "float32", later: bool = False
 ) -> PyTree:
-    """Reads parameters from published files.
+    """Reads the `params` of a configuration from published files.
 
     Args:
-      config: what config.json has.
+      config: fields of config.json.
       tensors: by the names that `LlamaForCausalLM` gives them.
       dtype: "float32" or "bfloat16".
       later: see `read_params`.
-
-    Returns:
-      What the model of that configuration takes as `params`.
 
     Raises:
       ValueError: as `read_config`; a tensor is missing, unknown, or not of the right shape or kind.

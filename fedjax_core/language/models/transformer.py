@@ -1,5 +1,4 @@
-"""What language models share: layers stacked for one compiled loop, positions from a mask, weights
-from published files.
+"""Language models: layers stacked for one loop, positions from a mask, decoding, published weights.
 
 Parameters are plain nested dicts. All layers are in `params["layers"]` with a leading axis [L,
 ...], and one layer's program is scanned over them, so that 32 layers compile as fast as one. A
@@ -14,10 +13,10 @@ whose leaves have the axis [L] in front and that has
 which keeps the base once, unmerged, and takes gradients for the small leaves alone.
 
 `mask` [B, T] says which tokens are real, on whatever side the padding is: positions count the real
-tokens, and nobody attends to the others. What comes out at a place that is not real is finite, and
-means nothing.
+tokens, and nobody attends to the others. Outputs at other places are finite, and mean nothing.
 """
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -49,14 +48,14 @@ class Encoder(NamedTuple):
     Attributes:
       init: key -> params, as they are before any training.
       hidden: (params, tokens [B, T], mask [B, T], types [B, T] = None) -> [B, T, D], the last
-        layer's, after the final norm. With read=f it is (that, [L, ...]): what f makes of each
-        layer's output [B, T, D].
+        layer's, after the final norm. With read=f it is (that, [L, ...]): f of each layer's output
+        [B, T, D].
       width: D.
       context: the most tokens that it takes at once.
       name: what error messages call it.
       model_axes: see `Model`.
-      vocabulary: V, how many tokens it embeds; others are refused by `hidden` where they are no
-        traced arrays.
+      vocabulary: V, number of tokens it embeds; `hidden` refuses others where they are no traced
+        arrays.
     """
 
     init: Callable[[Array], PyTree]
@@ -72,20 +71,12 @@ class LanguageModel(NamedTuple):
     """A causal network that reads and writes text, as pure functions over a nested dict.
 
     Attributes:
-      init: key -> params, as they are before any training.
-      hidden: (params, tokens [B, T], mask [B, T]) -> [B, T, D], the last layer's, after the final
-        norm. With read=f it is (that, [L, ...]): what f makes of each layer's output [B, T, D].
+      init, width, context, name, model_axes, vocabulary: as an `Encoder`'s.
+      hidden: the same without types.
       logits: (params, hidden [..., D]) -> [..., V] float32: of the next token.
       generate: (params, tokens [B, T], mask [B, T], *, limit, stop=..., beams=1) -> (tokens [B,
-        limit], mask [B, limit]), see `greedy_decode`, and for more beams than one
-        `beam_search.beam_search`.
-      width: D.
-      context: the most tokens that it takes at once.
+        limit], mask [B, limit]), see `greedy_decode` and `beam_search.beam_search`.
       stop: ids of the tokens that end a text, from the configuration; may be empty.
-      name: what error messages call it.
-      model_axes: see `Model`.
-      vocabulary: V, how many tokens it embeds; others are refused by `hidden` where they are no
-        traced arrays.
     """
 
     init: Callable[[Array], PyTree]
@@ -121,8 +112,8 @@ class Stack(NamedTuple):
     Attributes:
       init: key -> params, leaves [L, ...].
       run: (params, x, *context, cache=(), read=None) -> (x, cache): each layer is called (x,
-        *context, its own cache), and returns the like. With read=f it is (x, [L, ...]): what f
-        makes of each layer's x.
+        *context, its own cache), and returns the like. With read=f it is (x, [L, ...]): f of each
+        layer's x.
     """
 
     init: Callable[[Array], PyTree]
@@ -135,11 +126,7 @@ def stack_layers(make: Callable[[nnx.Rngs], Any], layers: int, remat: bool = Fal
     Args:
       make: builds one layer from the stream that initialises it; its variables are `nnx.Param`s.
       layers: L.
-      remat: whether the backward pass computes each layer anew, in place of keeping what is inside:
-        L times less memory.
-
-    Returns:
-      The stack.
+      remat: whether the backward pass computes each layer anew, for L times less memory.
     """
     init_layer, layer = as_pure_functions(make)
 
@@ -158,18 +145,14 @@ def stack_layers(make: Callable[[nnx.Rngs], Any], layers: int, remat: bool = Fal
 
 
 def as_pure_functions(make: Callable[[nnx.Rngs], Any]) -> tuple[Callable[[Array], dict[str, Any]], Callable[[PyTree], Any]]:
-    """Returns a module, whose variables are `nnx.Param`s, as pure functions: key -> params, and
-    params -> the module.
-    """
+    """Returns a module of `nnx.Param`s as functions: key -> params, and params -> the module."""
     graphdef = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))), nnx.Param)[0]
     init = lambda key: nnx.to_pure_dict(nnx.split(make(nnx.Rngs(params=key)), nnx.Param)[1])
     return init, lambda params: nnx.merge(graphdef, params)
 
 
 def token_positions(mask: Array) -> Array:
-    """Returns the position of each token among the real ones of its text, from 0: [B, T] bool ->
-    [B, T] int32.
-    """
+    """Returns the position of each token among the real ones of its text, from 0: [B, T] int32."""
     return jnp.maximum(jnp.cumsum(mask, 1, dtype=jnp.int32) - 1, 0)
 
 
@@ -189,6 +172,22 @@ def check_context(name: str, tokens: int, context: int) -> None:
         raise ValueError(f"{tokens} tokens, padding with them, for {name}: it takes at most {context}")
 
 
+def is_stop(token: Array, stop: Sequence[int]) -> Array:
+    """Returns the mask of tokens that end a text."""
+    return jnp.isin(token, jnp.asarray(stop, jnp.int32)) if len(stop) else jnp.zeros(token.shape, bool)
+
+
+def read_prompts(
+    step: Callable[..., tuple[Array, PyTree]], cache: PyTree, tokens: Array, mask: Array, limit: int
+) -> tuple[Array, PyTree, Array]:
+    """Returns the logits after prompts [B, T], the cache, and its visible places [B, T + limit]."""
+    t = tokens.shape[1]
+    is_visible = jnp.pad(mask, ((0, 0), (0, limit)))
+    causal = jnp.arange(t)[:, None] >= jnp.arange(t + limit)[None]
+    places = is_visible[:, None] & causal[None]
+    return *step(cache, tokens, token_positions(mask), 0, places, last_token_index(mask)), is_visible
+
+
 def greedy_decode(
     step: Callable[..., tuple[Array, PyTree]], cache: PyTree, tokens: Array, mask: Array, *, limit: int, stop: Sequence[int]
 ) -> tuple[Array, Array]:
@@ -205,20 +204,14 @@ def greedy_decode(
       stop: ids that end a text.
 
     Returns:
-      (tokens [B, limit], mask [B, limit]): the mask has what was written before the stop, which is
-      not part of it.
-
-    Raises:
-      ValueError: limit < 1.
+      (tokens [B, limit], mask [B, limit]): the mask has what was written before the stop.
     """
     if limit < 1:
         raise ValueError(f"limit={limit} must be at least 1")
     b, t = tokens.shape
-    ends = lambda token: jnp.isin(token, jnp.asarray(stop, jnp.int32)) if len(stop) else jnp.zeros(b, bool)
+    ends = functools.partial(is_stop, stop=stop)
     pick = lambda logits: jnp.argmax(logits, -1).astype(jnp.int32)
-    is_visible = jnp.pad(mask, ((0, 0), (0, limit)))
-    causal = jnp.arange(t)[:, None] >= jnp.arange(t + limit)[None]
-    logits, cache = step(cache, tokens, token_positions(mask), 0, is_visible[:, None] & causal[None], last_token_index(mask))
+    logits, cache, is_visible = read_prompts(step, cache, tokens, mask, limit)
     token, length = pick(logits), jnp.sum(mask, 1, dtype=jnp.int32)
     write = lambda out, i, token: jax.lax.dynamic_update_slice_in_dim(out, token[:, None], i, 1)
     out = write(jnp.zeros((b, limit), jnp.int32), 0, token)
@@ -275,10 +268,7 @@ def read_params(
       ignored: regular expression of the names that a file may have beyond those.
       dtype: of the parameters, "float32" or "bfloat16".
       name: what error messages call the model.
-      later: True: nothing is read yet.
-
-    Returns:
-      The parameters; what is read later as `Deferred`.
+      later: True: nothing is read yet; parameters are `LazyArray`s.
 
     Raises:
       ValueError: a tensor is missing, has another shape, is not of floats, or is none of the
@@ -323,11 +313,7 @@ def read_params(
 
 
 def read_positive(config: Mapping[str, Any], name: str, kind: type = int, default: Any = None) -> Any:
-    """Returns a positive number of config.json.
-
-    Raises:
-      ValueError: it is missing and there is no default, or it is not a positive number of the kind.
-    """
+    """Returns a positive number of config.json; raises ValueError for anything else."""
     value = config.get(name)
     value = default if value is None else value
     kinds = (int, float) if kind is float else (int,)
@@ -337,11 +323,7 @@ def read_positive(config: Mapping[str, Any], name: str, kind: type = int, defaul
 
 
 def read_choice(config: Mapping[str, Any], name: str, *allowed: Any) -> Any:
-    """Returns a field of config.json, the first of the allowed values where it is missing.
-
-    Raises:
-      ValueError: it is none of them.
-    """
+    """Returns a field of config.json, the first of the allowed values where it is missing."""
     value = config.get(name, allowed[0])
     if value not in allowed:
         raise ValueError(f"config.json: {name}={value!r} is not supported; allowed: {', '.join(map(repr, allowed))}")

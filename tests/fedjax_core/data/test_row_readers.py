@@ -28,7 +28,7 @@ def test_rows_and_zeros_after_them(place, tmp_path):
         wanted = np.maximum(ROWS, 2)
         rows = wanted - 2
     reader = row_readers.open_on_disk(examples) if place == "written" else row_readers.ExampleReader(examples)
-    x, y = reader.slab(rows, 9)
+    x, y = reader.read_padded(rows, 9)
     np.testing.assert_array_equal(x[:7], X[wanted])
     np.testing.assert_array_equal(y[:7], Y[wanted])
     assert not x[7:].any()
@@ -41,7 +41,7 @@ def test_rows_and_zeros_after_them(place, tmp_path):
 def test_rows_side_by_side_are_read_at_once(tmp_path):
     reader = row_readers.ExampleReader(in_files(tmp_path).x)
     with mock.patch.object(row_readers.os, "preadv", wraps=row_readers.os.preadv) as read:
-        reader.slab(ROWS, 7)
+        reader.read_padded(ROWS, 7)
     assert read.call_count == 5  # 0; 3, 4, 5; 19; 2; 2
 
 
@@ -50,7 +50,7 @@ def test_a_file_that_was_cut_is_one_line(tmp_path):
     with open(tmp_path / "x.npy", "r+b") as file:
         file.truncate(200)
     with pytest.raises(OSError, match=r"cannot read row 19 of .*x\.npy: the file has become shorter than its array$"):
-        reader.slab(np.array([19]), 1)
+        reader.read_padded(np.array([19]), 1)
 
 
 def test_a_full_disk_is_one_line(tmp_path):
@@ -69,4 +69,4 @@ def test_files_that_were_written_have_no_names_left(tmp_path):
     with mock.patch.object(row_readers.tempfile, "tempdir", str(tmp_path)):
         reader = row_readers.open_on_disk(Examples(X, Y))
     assert not any(tmp_path.iterdir())
-    np.testing.assert_array_equal(reader.slab(ROWS, 7).x, X[ROWS])
+    np.testing.assert_array_equal(reader.read_padded(ROWS, 7).x, X[ROWS])

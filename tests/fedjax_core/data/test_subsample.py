@@ -66,7 +66,7 @@ def test_out_of_range(options, message):
 
 def test_features_cannot_be_resized():
     features = sources.from_arrays(np.zeros((4, 3)), np.arange(4) % 2, np.zeros((2, 3)), np.arange(2))
-    with pytest.raises(ValueError, match=r"images of bytes: found float32\[4, 3\]"):
+    with pytest.raises(ValueError, match=r"images of bytes, not float32\[4, 3\]"):
         subsample(features, size=4)
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from sklearn import metrics as sklearn_metrics
 
-from fedjax_core.data.client_validation_split import hold_out_validation
-from fedjax_core.data.held_out_clients import hold_out_clients
+from fedjax_core.data.hold_out import hold_out_clients, hold_out_validation
 from fedjax_core.engine import client_loop, evaluation
 from fedjax_core.engine.simulator import Evaluation, Simulator, build_spec, one_group
 from fedjax_core.task import make_task

@@ -11,8 +11,7 @@ import pytest
 
 from fedjax_core.algorithm import PER_ROW, TARGETS, Examples
 from fedjax_core.data import federated_data, sources
-from fedjax_core.data.client_validation_split import hold_out_validation
-from fedjax_core.data.held_out_clients import hold_out_clients
+from fedjax_core.data.hold_out import hold_out_clients, hold_out_validation
 from fedjax_core.engine import client_loop, dispatch, evaluation
 from fedjax_core.engine.simulator import Evaluation, Simulator, build_spec, one_group
 from fedjax_core.nn import build

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from fedjax_core.algorithm import Examples
-from fedjax_core.data import held_out_clients as data_unseen
+from fedjax_core.data import hold_out as data_unseen
 from fedjax_core.engine import client_loop, evaluation, unseen_clients
 from fedjax_core.engine.simulator import Evaluation, Simulator, build_spec, one_group
 from fedjax_core.reporting import reporter

@@ -17,8 +17,8 @@ from configs import base
 from fedjax_core import experiment
 from fedjax_core.commands import analyze
 from fedjax_core.commands.analyses import scalar_metrics
+from fedjax_core.language import generation, length_bucketing, load_pretrained
 from fedjax_core.language import instruction_task as language
-from fedjax_core.language import length_bucketing, load_pretrained, rouge
 from fedjax_core.language.models import bert, llama
 from fedjax_core.lazy_array import LazyArray
 from fedjax_core.storage.json_files import read_json
@@ -170,7 +170,7 @@ def test_a_language_model_writes(config, tmp_path, monkeypatch):
     pytest.importorskip("rouge_score", reason="no rouge-score: pip install -e '.[text]'")
     monkeypatch.setattr(Letters, "decode", lambda self, tokens: [decoded(row) for row in tokens], raising=False)
     monkeypatch.setattr(experiment, "load", lambda run, data, trust: (asked, sim, state))
-    monkeypatch.setattr(rouge, "compute_rouge1", lambda texts, answers: [float(len(said) + i) for i, said in enumerate(texts)])
+    monkeypatch.setattr(generation, "compute_rouge1", lambda texts, answers: [float(len(said) + i) for i, said in enumerate(texts)])
     written = language.generate_answers(made, language.generation_params(made, adapter, task.frozen, net), range(6), batch=4)
     lengths = np.array([len(said) for said in written]) + np.arange(6)
     for name, wanted in (("rouge(model='global')", lengths), ("rouge(model='global', of='proofs')", lengths[3:])):
@@ -371,5 +371,5 @@ def test_what_does_not_go_together_is_refused(config):
 @pytest.mark.parametrize("longest", [256, 300])
 def test_an_answer_that_leaves_no_place_for_a_question_is_refused(config, longest):
     prepared = experiment.read_instructions(config("llama", name="fedit", batch=4))
-    with pytest.raises(ValueError, match=rf"^longest={longest} leaves no place for a question: .* takes 256 tokens$"):
+    with pytest.raises(ValueError, match=rf"^longest={longest} leaves no room for a question: .* takes 256 tokens$"):
         language.generate_answers(prepared, {}, [0], longest=longest)

@@ -177,7 +177,7 @@ def test_answers_are_balanced_and_rows_without_a_label_left_out(folder):
 def test_what_is_not_there_is_named(folder, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"tfds:snli is not prepared in .*array_record"):
         tfds_instructions.read(tmp_path)
-    with pytest.raises(ValueError, match=r"tfds:snli: split 'train' has 30 examples with a label, 31 are asked for"):
+    with pytest.raises(ValueError, match=r"tfds:snli: split 'train' has 30 examples with a label, of which 31 are needed"):
         tfds_instructions.read(folder, examples=31)
     with pytest.raises(ValueError, match="examples=0 and test_examples=200 must be at least 1"):
         tfds_instructions.read(folder, examples=0)

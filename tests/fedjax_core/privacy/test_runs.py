@@ -59,10 +59,10 @@ def test_a_run_with_correlated_noise_tells_its_epsilon_and_takes_no_other_rounds
     assert read_json(tmp_path / "summary.json")["facts"]["privacy"]["epsilon"] == pytest.approx(told[-1])
     config.rounds = 4
     with pytest.raises(
-        ValueError, match=r"holds a run with other privacy \(privacy\.decays: .* in the directory, .* asked"
+        ValueError, match=r"holds a run with other privacy \(privacy\.decays: .* in the directory, .* now"
     ) as caught:
         experiment.execute(config, str(tmp_path), progress=False)
-    assert "privacy.rounds: 3 in the directory, 4 asked" in str(caught.value)
+    assert "privacy.rounds: 3 in the directory, 4 now" in str(caught.value)
     assert "clip" not in str(caught.value), "what is alike is not said"
 
 

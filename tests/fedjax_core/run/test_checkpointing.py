@@ -67,7 +67,7 @@ def test_long_lists_of_numbers_stay(tmp_path):
         checkpointing.check_settings(workdir, record)
         checkpointing.check_settings(workdir, {"privacy": {**record["privacy"], "clip": 0.5 * (1 + 1e-15)}})  # of another machine
         other = {"privacy": {**record["privacy"], "clip": 0.25}}
-        with pytest.raises(ValueError, match=r"other privacy \(privacy\.clip: 0\.5 in the directory, 0\.25 asked\); take another"):
+        with pytest.raises(ValueError, match=r"other privacy \(privacy\.clip: 0\.5 in the directory, 0\.25 now\); take another"):
             checkpointing.check_settings(workdir, other)
 
 

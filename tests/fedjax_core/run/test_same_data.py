@@ -113,7 +113,7 @@ def test_fresh_begins_a_directory_anew(begun, tmp_path):
             (folder / name).write_text("{}")
     config = small(2)
     config.seed = 7
-    with pytest.raises(ValueError, match=r"another config \(seed: 0 in the directory, 7 asked\); .* begin it anew \(--fresh\)"):
+    with pytest.raises(ValueError, match=r"another config \(seed: 0 in the directory, 7 now\); .* begin it anew \(--fresh\)"):
         ran(folder, config, data=divided(sign=-1))
     _, _, said = ran(folder, config, data=divided(sign=-1), fresh=True)
     assert said == [f"{folder} is begun anew: what it held of another run is deleted"]

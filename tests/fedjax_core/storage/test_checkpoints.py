@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from fedjax_core.storage.checkpoints import Checkpoints
 
@@ -29,17 +29,16 @@ class Net(NamedTuple):
     stats: Any = ()
 
 
-def start(code: str, *arguments: object, devices: int = 1) -> subprocess.Popen:
-    """Runs Python code in a process of its own with so many simulated devices."""
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+def start(code: str, *arguments: object) -> subprocess.Popen:
+    """Runs Python code in a process of its own."""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *map(str, arguments)]
     return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def run(code: str, *arguments: object, devices: int = 1) -> str:
+def run(code: str, *arguments: object) -> str:
     """The same, to the end; nothing may appear on stderr."""
-    process = start(code, *arguments, devices=devices)
+    process = start(code, *arguments)
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert errors == ""
@@ -111,7 +110,7 @@ def test_shapes_suffice_to_restore(tmp_path):
     assert isinstance(host["net"].params, np.ndarray)
 
 
-@pytest.mark.parametrize("state", [(), {}, Net(()), {"empty": np.zeros(0)}, jnp.arange(3), None])
+@pytest.mark.parametrize("state", [(), Net({"empty": np.zeros(0)}), None])
 def test_states_of_hardly_anything(tmp_path, state):
     Checkpoints(tmp_path).save(0, state)
     assert_same(Checkpoints(tmp_path).restore(0, state)[0], state)
@@ -349,19 +348,6 @@ def test_inside_a_running_event_loop(tmp_path):
     assert_same(asyncio.run(cell()), {"x": jnp.arange(5)})
 
 
-def test_nothing_is_logged_even_at_full_verbosity(tmp_path):
-    code = """
-    import sys
-    import numpy as np
-    from absl import logging
-    from fedjax_core.storage.checkpoints import Checkpoints
-    logging.set_verbosity(logging.DEBUG)
-    Checkpoints(sys.argv[1]).save(1, np.arange(3))
-    Checkpoints(sys.argv[1]).restore(1, np.arange(3))
-    """
-    assert run(code, tmp_path) == ""
-
-
 def test_kills_leave_a_consistent_checkpoint(tmp_path):
     """SIGKILL at random moments of a loop that does nothing but save, replace, and delete."""
     code = """
@@ -382,7 +368,7 @@ def test_kills_leave_a_consistent_checkpoint(tmp_path):
     """
     moments = random.Random(0)
     told = -1
-    for _ in range(5):
+    for _ in range(3):
         with start(code, tmp_path) as process:
             assert process.stdout is not None
             assert process.stderr is not None
@@ -399,34 +385,37 @@ def test_kills_leave_a_consistent_checkpoint(tmp_path):
     assert len(Checkpoints(tmp_path).rounds()) <= 3
 
 
-@pytest.mark.parametrize("size", [10, 100_000])
-def test_a_full_disk_leaves_earlier_checkpoints(tmp_path, size):
-    """A limit on the size of files stands in for it, above and below what Orbax needs for the arrays."""
+def test_a_full_disk_leaves_earlier_checkpoints(tmp_path):
+    """A limit on the size of files in its place, above and below what Orbax needs for the arrays; nothing is logged."""
     code = """
     import os, resource, sys
     import numpy as np
+    from absl import logging
     from fedjax_core.storage.checkpoints import Checkpoints
+    logging.set_verbosity(logging.DEBUG)
     noise = np.random.default_rng(0).integers(0, 256, 300_000, np.uint8)
     checkpoints = Checkpoints(sys.argv[1])
     checkpoints.save(1, noise)
     before, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
-    try:
-        checkpoints.save(2, noise)
-    except OSError as error:
-        message = str(error)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (before, resource.RLIM_INFINITY))
-    assert os.listdir(sys.argv[1]) == ["00000001"], os.listdir(sys.argv[1])
-    assert (checkpoints.restore(1, noise)[0] == noise).all()
+    for size in (10, 100_000):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+        try:
+            checkpoints.save(2, noise)
+        except OSError as error:
+            message = str(error)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, resource.RLIM_INFINITY))
+        assert os.listdir(sys.argv[1]) == ["00000001"], os.listdir(sys.argv[1])
+        assert (checkpoints.restore(1, noise)[0] == noise).all()
+        sys.stdout.write(message + "\\n")
     checkpoints.save(2, noise)
     assert checkpoints.rounds() == [1, 2]
-    sys.stdout.write(message)
     """
-    message = run(code, tmp_path, size)
-    start = f"[Errno 27] cannot write the checkpoint of round 2 (earlier ones are intact) in {tmp_path}: "
-    assert message.startswith(start)
-    assert message.endswith("File too large")
-    assert "\n" not in message
+    messages = run(code, tmp_path).splitlines()
+    assert len(messages) == 2
+    for message in messages:
+        start = f"[Errno 27] cannot write the checkpoint of round 2 (earlier ones are intact) in {tmp_path}: "
+        assert message.startswith(start)
+        assert message.endswith("File too large")
 
 
 def test_a_directory_that_cannot_be_made(tmp_path):
@@ -435,40 +424,29 @@ def test_a_directory_that_cannot_be_made(tmp_path):
         Checkpoints(tmp_path / "file" / "x").save(1, {})
 
 
-DEVICES = """
-import sys
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
-from fedjax_core.storage.checkpoints import Checkpoints
-mesh = jax.make_mesh((jax.device_count(),), ("clients",), axis_types=(jax.sharding.AxisType.Auto,))
-split, whole = NamedSharding(mesh, PartitionSpec("clients")), NamedSharding(mesh, PartitionSpec())
-state = {
-    "clients": jax.device_put(jnp.arange(32.0, dtype=jnp.bfloat16).reshape(16, 2), split),
-    "server": jax.device_put(jnp.arange(5.0), whole),
-    "keys": jax.device_put(jax.random.split(jax.random.key(1), 16), split),
-    "key": jax.random.key(2),
-}
-"""
-
-
 def test_other_numbers_of_devices(tmp_path):
     """Saved on 8, restored and saved on 1, restored on 8."""
-    save = DEVICES + "Checkpoints(sys.argv[1]).save(int(sys.argv[2]), state)"
-    restore = f"""{DEVICES}
-restored, _ = Checkpoints(sys.argv[1]).restore(int(sys.argv[2]), state)
-by_shape, _ = Checkpoints(sys.argv[1]).restore(int(sys.argv[2]), jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state))
-for tree in (restored, by_shape):
-    for name, wanted in state.items():
-        found = tree[name]
-        assert found.sharding == wanted.sharding, (name, found.sharding)
-        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
-        assert bool(jnp.all(found == wanted)), name
-assert len(restored["clients"].sharding.device_set) == jax.device_count()
-"""
-    run(save, tmp_path, 1, devices=8)
-    run(restore + "Checkpoints(sys.argv[1]).save(2, restored)", tmp_path, 1, devices=1)
-    run(restore, tmp_path, 2, devices=8)
+
+    def lay(devices):
+        mesh = jax.make_mesh((devices,), ("clients",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
+        split, whole = NamedSharding(mesh, PartitionSpec("clients")), NamedSharding(mesh, PartitionSpec())
+        return {
+            "clients": jax.device_put(jnp.arange(32.0, dtype=jnp.bfloat16).reshape(16, 2), split),
+            "server": jax.device_put(jnp.arange(5.0), whole),
+            "keys": jax.device_put(jax.random.split(jax.random.key(1), 16), split),
+            "key": jax.random.key(2),
+        }
+
+    Checkpoints(tmp_path).save(0, lay(8))
+    for round_num, devices in enumerate((1, 8)):
+        like = lay(devices)
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
+        for form in (like, shapes):
+            restored, _ = Checkpoints(tmp_path).restore(round_num, form)
+            assert_same(restored, like)
+            assert all(restored[name].sharding == like[name].sharding for name in like)
+            assert len(restored["clients"].sharding.device_set) == devices
+        Checkpoints(tmp_path).save(round_num + 1, restored)
 
 
 def test_restored_to_where_the_state_lies(tmp_path):

@@ -123,7 +123,7 @@ def test_what_does_not_come_back_is_not_saved(tmp_path):
     with pytest.raises(ValueError, match="predicts something else when it is rebuilt"):
         export_predictor.save_predictor(tmp_path / "m", view("fednh"), "global", X, told | {"mean": 5.0}, experiment.method_builder)
     less = {field: value for field, value in told.items() if field != "options"}
-    with pytest.raises(ValueError, match="the description lacks options; a saved predictor needs method"):
+    with pytest.raises(ValueError, match="the description has no options, expected an object"):
         export_predictor.save_predictor(tmp_path / "m", view("fednh"), "global", X, less, experiment.method_builder)
     assert not (tmp_path / "m").exists()
 

@@ -20,7 +20,7 @@ from scipy.ndimage import zoom
 from fedjax_core import nn
 from fedjax_core.nn.from_nnx import from_module
 from fedjax_core.nn.resnet import Block, Bottleneck, ResNet
-from fedjax_core.storage import export_model, position_embeddings, pretrained_weights, weight_layouts
+from fedjax_core.storage import export_model, pretrained_weights, weight_layouts
 from fedjax_core.storage.safetensors_files import read_tensors, write_tensors
 
 TIMM = Path(__file__).parents[2] / "fixtures" / "timm.npz"
@@ -106,7 +106,7 @@ def test_timm_positions_of_another_grid(tmp_path):
     old = fixture("vit")["weights/pos_embed"][0]
     for grid in ((3, 5), (2, 2), (7, 6)):
         wanted = fixture("vit")["positions{}x{}".format(*grid)][0]
-        close(position_embeddings.interpolate(old, grid, "timm"), wanted)
+        close(weight_layouts.interpolate(old, grid, "timm"), wanted)
         image = (grid[0] * 8, grid[1] * 8)
         net = pretrained_weights.read_backbone(tmp_path / "m", "vit", shapes(vit(shape=(*image, 3))), image=image)
         close(net.params["positions"], wanted)
@@ -225,7 +225,7 @@ def test_positions_are_interpolated_as_each_program_does_it():
     for grid in ((2, 7), (5, 4), (1, 9)):
         for layout, antialias in {"transformers": False, "timm": True, "own": True}.items():
             wanted = torch.nn.functional.interpolate(image, size=grid, mode="bicubic", antialias=antialias)[0].numpy()
-            found = position_embeddings.interpolate(old, grid, layout)
+            found = weight_layouts.interpolate(old, grid, layout)
             np.testing.assert_array_equal(found[0], old[0])
             close(found[1:], wanted.transpose(1, 2, 0).reshape(-1, 3), layout)
 
@@ -359,7 +359,7 @@ def test_our_own_files(tmp_path):
     wider = pretrained_weights.read_backbone(path, "vit", shapes(small(4, (16, 12, 3), prompts=3)), image=(16, 12))
     assert "head" not in wider.params
     np.testing.assert_array_equal(wider.params["prompts"], net.params["prompts"])
-    close(wider.params["positions"], position_embeddings.interpolate(net.params["positions"], (4, 3), "own", (2, 3)))
+    close(wider.params["positions"], weight_layouts.interpolate(net.params["positions"], (4, 3), "own", (2, 3)))
     with pytest.raises(ValueError, match=r"params.prompts has no place in vit$"):
         pretrained_weights.read_backbone(path, "vit", shapes(small(3, (8, 12, 3))))
     with pytest.raises(ValueError, match=r"m \(own\): the 9 patches of the network are not a grid of 2 x 2"):
@@ -551,7 +551,7 @@ def test_positions_of_another_grid_of_as_many_patches(tmp_path):
     small = functools.partial(nn.build, "vit", patch=4, width=8, depth=1, heads=2)
     net, path = filled(small(3, (16, 16, 3))), tmp_path / "m"
     wide = shapes(small(3, (8, 32, 3)))
-    wanted = position_embeddings.interpolate(net.params["positions"], (2, 8), "timm", (4, 4))
+    wanted = weight_layouts.interpolate(net.params["positions"], (2, 8), "timm", (4, 4))
     assert np.abs(wanted - net.params["positions"]).max() > 0.01
     description = {"model": "vit(patch=4)", "input_shape": (16, 16, 3)}
     for told, changes in (

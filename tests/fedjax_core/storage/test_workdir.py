@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fedjax_core
 from fedjax_core.storage.json_files import read_json
-from fedjax_core.storage.workdir import WorkDir
+from fedjax_core.storage.workdir import WorkDir, describe_environment
 
 ROOT = Path(__file__).parents[3]
 CONFIG = {"rounds": 20, "method": {"name": "fedavg", "lr": 0.1}, "seed": 0}
@@ -95,10 +96,10 @@ def test_every_difference_of_the_config_is_told(tmp_path):
         WorkDir.open(tmp_path, asked)
     message = str(error.value)
     assert "\n" not in message
-    assert "rounds: 20 in the directory, 30 asked" in message
-    assert 'method.name: "fedavg" in the directory, "fedprox" asked' in message
-    assert "method.mu: absent in the directory, 1.0 asked" in message
-    assert "seed: 0 in the directory, absent asked" in message
+    assert "rounds: 20 in the directory, 30 now" in message
+    assert 'method.name: "fedavg" in the directory, "fedprox" now' in message
+    assert "method.mu: absent in the directory, 1.0 now" in message
+    assert "seed: 0 in the directory, absent now" in message
     assert "method.lr" not in message
     assert read_json(tmp_path / "config.json") == CONFIG
     WorkDir.open(tmp_path, CONFIG).close()  # the refused one let go of the lock
@@ -107,7 +108,7 @@ def test_every_difference_of_the_config_is_told(tmp_path):
 def test_fields_that_may_differ(tmp_path):
     WorkDir.open(tmp_path, CONFIG | {"report": {"every": 1}}).close()
     asked = CONFIG | {"rounds": 30, "report": {"every": 2, "bar": True}}
-    with pytest.raises(ValueError, match=r"\(rounds: 20 in the directory, 30 asked\)"):
+    with pytest.raises(ValueError, match=r"\(rounds: 20 in the directory, 30 now\)"):
         WorkDir.open(tmp_path, asked, may_differ=("report", "round"))
     with WorkDir.open(tmp_path, asked, may_differ=("report", "rounds")) as run:
         assert run.resumed
@@ -208,7 +209,7 @@ def test_forbidden_directories(tmp_path):
     """Root may write anywhere, so the checks run as nobody."""
     code = """
     import os, sys, tempfile
-    from fedjax_core.storage.environment import describe_environment
+    from fedjax_core.storage.workdir import describe_environment
     from fedjax_core.storage.workdir import WorkDir
     describe_environment()
     base = tempfile.mkdtemp()
@@ -270,7 +271,7 @@ def test_a_process_that_does_not_write_leaves_no_trace(tmp_path):
     with WorkDir.open(path, CONFIG) as first, WorkDir.open(path, CONFIG, writer=False) as follower:
         first.record("plan", {"chunk": 3, "devices": 1})
         assert follower.get_record("plan") == {"chunk": 3, "devices": 1}
-    with pytest.raises(ValueError, match="seed: 0 in the directory, 1 asked"):
+    with pytest.raises(ValueError, match="seed: 0 in the directory, 1 now"):
         WorkDir.open(path, CONFIG | {"seed": 1}, writer=False)
 
 
@@ -306,3 +307,13 @@ def test_a_full_disk_leaves_what_was_there(tmp_path):
     assert not [name for name in names(tmp_path / "run") if re.match(r"\.writing", name)]
     with WorkDir.open(tmp_path / "second", {}) as second:  # once there is room again
         assert not second.resumed
+
+
+def test_the_home_directory_is_not_recorded(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["main", f"--workdir={os.path.expanduser('~')}/runs/x"])
+    assert describe_environment()["command"] == ["main", "--workdir=~/runs/x"]
+
+
+def test_without_git_the_version_stands_for_the_commit(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert describe_environment()["commit"] == {"version": fedjax_core.__version__}

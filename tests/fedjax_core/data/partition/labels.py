@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-LIGHT = settings(max_examples=25, deadline=None)
+LIGHT = settings(max_examples=10, deadline=None)
 BALANCED = np.repeat(np.arange(10), 100)
 BALANCED_TEST = np.repeat(np.arange(10), 40)
 seeds = st.integers(0, 2**31)

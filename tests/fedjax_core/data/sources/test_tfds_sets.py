@@ -44,11 +44,8 @@ def test_tfds_pixels_and_labels_are_those_of_its_own_decoder(shared_data):
     rows: Any = tensorflow_datasets.data_source("cifar10", split="test[:20]", data_dir=shared_data / "tfds")
     np.testing.assert_array_equal(data.test.x, [row["image"] for row in rows])
     assert data.test.y.tolist() == [row["label"] for row in rows]
-
-
-def test_tfds_resizes(shared_data):
-    data = sources.load("tfds:cifar10", shared_data, train="train[:3]", test="test[:3]", size=16)
-    assert data.train.x.shape == (3, 16, 16, 3)
+    small = sources.load("tfds:cifar10", shared_data, train="train[:3]", test="test[:3]", size=16)
+    assert small.train.x.shape == (3, 16, 16, 3)
 
 
 def test_tfds_errors_name_what_is_there(shared_data, tmp_path):
@@ -132,22 +129,18 @@ def test_decoded_sets_are_kept(shared_data, tmp_path, monkeypatch):
     assert calls[6:] == [60, 20]
 
 
-def test_a_cache_on_a_full_disk_is_done_without(shared_data, tmp_path, monkeypatch):
-    """Its files are synced, as all others."""
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_cache_that_cannot_be_written_is_done_without(shared_data, tmp_path, monkeypatch, is_full):
+    """On a full disk (its files are synced, as all others), or below a file."""
 
     def full(handle):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setenv(image_cache.CACHE_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(image_cache, "CACHED", 0)
-    monkeypatch.setattr(os, "fsync", full)
-    assert len(sources.load("tfds:cifar10", shared_data, train="train[:3]", test="test[:2]").train.y) == 3
-    assert not [*tmp_path.iterdir()]
-
-
-def test_a_cache_that_cannot_be_written_is_done_without(shared_data, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(image_cache.CACHE_VARIABLE, str(tmp_path / "file" / "kept"))
+    (tmp_path / "cache").mkdir()
+    monkeypatch.setenv(image_cache.CACHE_VARIABLE, str(tmp_path / "cache" if is_full else tmp_path / "file" / "cache"))
     monkeypatch.setattr(image_cache, "CACHED", 0)
-    data = sources.load("tfds:cifar10", shared_data, train="train[:3]", test="test[:2]")
-    assert len(data.train.y) == 3
+    if is_full:
+        monkeypatch.setattr(os, "fsync", full)
+    assert len(sources.load("tfds:cifar10", shared_data, train="train[:3]", test="test[:2]").train.y) == 3
+    assert not [*(tmp_path / "cache").iterdir()]

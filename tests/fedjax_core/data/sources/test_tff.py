@@ -12,7 +12,8 @@ import pytest
 from tensorflow_datasets.proto import tf_example_pb2
 
 from fedjax_core.data import federated_data, sources
-from fedjax_core.data.sources import tf_example, tff, vocabulary
+from fedjax_core.data.sources import tff, vocabulary
+from fedjax_core.data.sources.tfds_sets import decode_example
 
 TABLES = """
 CREATE TABLE examples (split_name TEXT NOT NULL, client_id TEXT NOT NULL, serialized_example_proto BLOB NOT NULL);
@@ -55,13 +56,13 @@ def writer(seed, rows):
 def test_records_are_decoded():
     blob = b"\x0a\x13\x0a\x11\x0a\x01b\x12\x0c\x1a\x0a\x0a\x08\x03\xfe\xff\xff\xff\xff\xff\xff"  # two ints are cut
     with pytest.raises(ValueError, match=r"is no tf\.train\.Example"):
-        tf_example.decode(blob)
-    assert tf_example.decode(b"\x0a\x0c\x0a\x0a\x0a\x01b\x12\x05\x1a\x03\x0a\x01\x03")["b"].tolist() == [3]
-    found = tf_example.decode(record(a=b"text", b=-3, c=[0.5, 2.0], d=b"") + b"")
+        decode_example(blob)
+    assert decode_example(b"\x0a\x0c\x0a\x0a\x0a\x01b\x12\x05\x1a\x03\x0a\x01\x03")["b"].tolist() == [3]
+    found = decode_example(record(a=b"text", b=-3, c=[0.5, 2.0], d=b"") + b"")
     assert (found["a"], found["b"].tolist(), found["c"].tolist(), found["d"]) == ([b"text"], [-3], [0.5, 2.0], [b""])
-    assert tf_example.decode(record(a=b"text", b=-3), ("b",)).keys() == {"b"}
+    assert decode_example(record(a=b"text", b=-3), ("b",)).keys() == {"b"}
     with pytest.raises(ValueError, match=r"a record of 3 bytes is no tf\.train\.Example"):
-        tf_example.decode(b"\x0a\x7f\x00")
+        decode_example(b"\x0a\x7f\x00")
 
 
 def test_emnist_by_writer(tmp_path):
@@ -105,7 +106,7 @@ def test_stackoverflow_by_user(tmp_path):
     assert data.train.x.tolist() == [[1, 3, 2], [1, 3, 4], [1, 3, 5]]
     assert data.test.y.tolist() == [[3, 5, 2]]
     assert data.train_clients.tolist() == [0, 1, 1]
-    with pytest.raises(ValueError, match="has 2 clients, 5 are asked for"):
+    with pytest.raises(ValueError, match="has 2 users; users=5 must be at most that"):
         sources.load("stackoverflow(users=5)", tmp_path)
 
 
@@ -193,7 +194,7 @@ def test_what_a_reader_raises_is_no_damage(tmp_path):
     written(tmp_path / "shakespeare.sqlite", {"train": {"HAMLET": [record(snippets=b"To be")]}})
 
     def fails():
-        with tff._opened(tmp_path, "", "shakespeare", "shakespeare") as reads:
+        with tff.open_parts(tff.Files("", "shakespeare", "shakespeare"), tmp_path) as reads:
             assert next(next(reads)[1](("snippets",)))[0] == "HAMLET"
             raise OSError("the reader's own")
 
@@ -229,7 +230,7 @@ def test_stackoverflow_keeps_each_word_once(tmp_path):
 
 
 def test_windows_begin_with_the_last_of_the_one_before():
-    assert tff._windows(np.arange(1, 7), 3).tolist() == [[1, 2, 3, 4], [4, 5, 6, -1]]
+    assert tff.cut_windows(np.arange(1, 7), 3).tolist() == [[1, 2, 3, 4], [4, 5, 6, -1]]
     assert vocabulary.most_frequent_words([["b", "a"], ["c", "c"]], 2) == ["c", "a"]
 
 

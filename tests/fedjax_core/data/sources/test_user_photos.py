@@ -46,7 +46,7 @@ def test_flair_has_several_labels_by_user(tmp_path):
     assert len(sources.load("flair(size=4, users=1, most=1)", tmp_path).train.y) == 1
     assert sources.load("flair(size=4, fine=True)", tmp_path).class_names[0] == "dog_x"
     (tmp_path / "flair" / "small_images" / "c.jpg").unlink()
-    with pytest.raises(FileNotFoundError, match=r"c\.jpg is not there, and the list names it"):
+    with pytest.raises(FileNotFoundError, match=r"c\.jpg is missing, and the list names it"):
         sources.load("flair(size=4)", tmp_path)
     (tmp_path / "flair" / "labels_and_metadata.json").write_text('[{"image_id": "a"}]')
     with pytest.raises(ValueError, match=r"must be a list of objects with image_id, user_id, partition and labels \('labels'\)"):
@@ -74,7 +74,7 @@ def test_images_that_no_memory_holds_are_decoded_once_into_files(tmp_path, monke
     with pytest.raises(ValueError, match=r"decoded-4-\w+\.npy: has \(3,\) float64, not \(3, 4, 4, 3\) uint8; remove it"):
         sources.load("flair(size=4)", tmp_path)
     kept.unlink()
-    with pytest.raises(FileNotFoundError, match=r"a\.jpg is not there, and the list names it"):
+    with pytest.raises(FileNotFoundError, match=r"a\.jpg is missing, and the list names it"):
         sources.load("flair(size=4)", tmp_path)
 
     def full(handle):

@@ -1,5 +1,6 @@
 """Arrays, and files in their published byte layout."""
 
+import functools
 import hashlib
 import io
 import tarfile
@@ -8,9 +9,17 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from fedjax_core.data import sources
+
 
 def images(rows, height=32, width=32, channels=3, seed=0):
     return np.random.default_rng(seed).integers(0, 256, (rows, height, width, channels), np.uint8)
+
+
+@functools.cache
+def pacs(shared_data):
+    """PACS, decoded once for all tests."""
+    return sources.load("npz:pacs64.npz", shared_data)
 
 
 def savez(file, **arrays: Any):

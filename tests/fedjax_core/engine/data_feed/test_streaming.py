@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.algorithm import Examples
-from fedjax_core.data import client_validation_split
+from fedjax_core.data import hold_out
 from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.data.row_readers import ExampleReader
 from fedjax_core.engine import dispatch
@@ -27,7 +27,7 @@ def threads() -> set[threading.Thread]:
 
 def everything(name, **settings):
     """(state after three rounds, their records, all scores) of a run that stops after the first and goes on from its snapshot."""
-    data = client_validation_split.hold_out_validation(toy.data(), 0.34, 0)
+    data = hold_out.hold_out_validation(toy.data(), 0.34, 0)
     settings = {"data": data, "evaluation": Evaluation(("global", "own", "post_local"), batch=4)} | settings
     sim = toy.simulate(name, **settings)
     state, records = sim.run_rounds(sim.init(0), 1)

@@ -146,8 +146,7 @@ def naive(config: dict, weights: dict[str, np.ndarray], tokens: list[int]) -> np
     return np.stack([head @ norm(x, w["model.norm.weight"]) for x in xs])
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(("name", "side"), [("plain", "left"), ("scaled", "right"), ("tied", "left")])
 def test_logits_are_those_of_the_loops(name, side):
     tokens, mask = texts(side)
     found = np.asarray(built(name).logits(built(name).params, tokens, mask))

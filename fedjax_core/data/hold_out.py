@@ -1,5 +1,8 @@
-"""Validation examples: a part of each client's training examples that nobody trains on, to choose
-rounds and settings by.
+"""Clients and examples that nobody trains on.
+
+Unseen clients have training and test examples, and never train: they score what a method does for
+clients that join later. Validation examples are a part of each client's training examples, to
+choose rounds and settings by.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,20 +11,66 @@ import numpy as np
 
 from fedjax_core import option_types
 from fedjax_core.data import apportion
-from fedjax_core.data.federated_data import FederatedData, replace_index
+from fedjax_core.data.federated_data import FederatedData, UnseenClients, replace_index
 from fedjax_core.data.ragged_index import RaggedIndex
-from fedjax_core.data.target_types import num_strata as strata_number
-from fedjax_core.data.target_types import stratify
+from fedjax_core.data.target_types import label_table, num_strata, stratify
+
+Lists = Sequence[np.ndarray]
+
+
+def hold_out_clients(data: FederatedData, part: float | int, seed: int) -> FederatedData:
+    """Moves random clients into `unseen`; the others keep their order, and are numbered from 0.
+
+    Args:
+      data: without unseen clients. Validation examples of those that are chosen become training
+        examples again.
+      part: of the clients, a fraction in (0, 1), rounded, at least one; or a number of clients.
+      seed: data seed.
+
+    Raises:
+      ValueError: the data have unseen clients already, or `part` is out of range.
+    """
+    if data.unseen is not None:
+        raise ValueError(f"data.unseen_clients={part}: these data have unseen clients already")
+    if option_types.describe_mismatch(part, option_types.Part) or max(part, 1) >= data.clients:
+        what = f"data.unseen_clients={part} must be a fraction in (0, 1), or a number below that of all clients"
+        raise ValueError(f"{what}, {data.clients}")
+    number = int(part) if part >= 1 else min(max(1, round(part * data.clients)), data.clients - 1)
+    ids = np.sort(apportion.make_generator(seed, "unseen").permutation(data.clients)[:number]).astype(np.int32)
+    others = np.setdiff1d(np.arange(data.clients), ids)
+    train, test, validation = map(RaggedIndex.from_lists, (data.train_index, data.test_index, data.validation_index))
+    train_of_unseen = _merge(train.select(ids), validation.select(ids))
+    table = label_table(data.train.y, train_of_unseen, data.classes)
+    names = [tuple(data.client_names[i] for i in which) if data.client_names else () for which in (ids, others)]
+    unseen = UnseenClients(ids, train_of_unseen, test.select(ids), table, data.test_label_table[ids], names[0])
+    train, test, validation = (each.select(others) for each in (train, test, validation))
+    return replace_index(data, train, test, validation, unseen, names[1])
+
+
+def find_seen_examples(data: FederatedData) -> np.ndarray | None:
+    """Returns the training examples of seen clients, by which inputs may be scaled; None: all."""
+    if data.unseen is None:
+        return None
+    seen = np.ones(len(data.train.y), bool)
+    seen[RaggedIndex.from_lists(data.unseen.train_index).concatenate()] = False
+    for index in (data.train_index, data.validation_index):
+        seen[RaggedIndex.from_lists(index).concatenate()] = True
+    return np.flatnonzero(seen)
+
+
+def _merge(*parts: RaggedIndex) -> RaggedIndex:
+    """Merges the lists of each client, repeats included, ascending."""
+    rows = np.concatenate([lists.concatenate() for lists in parts])
+    owners = np.concatenate([np.repeat(np.arange(len(lists)), lists.size) for lists in parts])
+    return RaggedIndex.group_by_client(rows, owners, len(parts[0]))
 
 
 def hold_out_validation(data: FederatedData, part: float | int, seed: int) -> FederatedData:
-    """Moves some of each client's training examples into `validation_index`, its classes in
-    proportion as far as possible.
+    """Moves a part of each client's training examples, by class, into `validation_index`.
 
     An example that is a validation example of anybody is a training example of nobody, also where
-    clients share examples. Of examples that a client has several times one is held; those that it
-    goes on training on stay as often as they are. Unseen clients keep theirs, they train nothing
-    that validation examples choose.
+    clients share examples. Of examples that a client has several times one is held out. Unseen
+    clients keep theirs.
 
     Args:
       data: without validation examples.
@@ -36,31 +85,33 @@ def hold_out_validation(data: FederatedData, part: float | int, seed: int) -> Fe
     if RaggedIndex.from_lists(data.validation_index).total:
         raise ValueError(f"data.validation={part}: these data have validation examples already")
     option_types.check_value("data.validation", part, option_types.Part)
-    lists, labels, classes = (
-        RaggedIndex.from_lists(data.train_index),
-        stratify(data.train.y),
-        strata_number(data.train.y, data.classes),
-    )
-    given, which = lists.unique()
+    lists = RaggedIndex.from_lists(data.train_index)
+    labels, classes = stratify(data.train.y), num_strata(data.train.y, data.classes)
+    different, which = lists.unique()
     used = np.zeros(len(labels), bool)
-    used[given.concatenate()] = True
+    used[different.concatenate()] = True
     shared = lists.total > np.count_nonzero(used)  # some example is in two lists, or twice in one
-    once = _each_once(given) if shared else given
+    once = different
+    if shared:
+        is_first = lambda rows, whose: np.append(True, (np.diff(rows) != 0) | (np.diff(whose) != 0))[: len(rows)]
+        once = _filter(different, is_first)
     size = once.size[which]
     numbers = np.where(size > 0, part if part >= 1 else part * size.astype(float), 0).astype(np.int64)
     if len(few := np.flatnonzero((size > 0) & (size <= numbers))):
-        most, different = int(size[size > 0].min()) - 1, "different " if shared else ""
-        what = f"data.validation={part}: client {few[0]} has {size[few[0]]} {different}training examples"
+        most, kind = int(size[size > 0].min()) - 1, "different " if shared else ""
+        what = f"data.validation={part}: client {few[0]} has {size[few[0]]} {kind}training examples"
         raise ValueError(f"{what}; it must be {f'at most {most}, or ' if most else ''}a fraction")
     rng = apportion.make_generator(seed, "holdout")
     if not shared:
-        divided = _one_by_one if len(lists) <= apportion.MANY else _together
-        kept, held = divided(lists, numbers, labels, classes, rng)
+        divide = _one_by_one if len(lists) <= apportion.MANY else _together
+        kept, held = divide(lists, numbers, labels, classes, rng)
         return replace_index(data, kept, data.test_index, held)
     number = np.zeros(len(once), np.int64)
     number[which] = numbers
-    held = _in_common(once, number, labels, classes, rng)
-    kept = _without(given, held.concatenate(), len(labels))
+    held = _hold_in_common(once, number, labels, classes, rng)
+    free = np.ones(len(labels), bool)
+    free[held.concatenate()] = False
+    kept = _filter(different, lambda rows, whose: free[rows])
     if len(idle := np.flatnonzero((size > 0) & (kept.size[which] == 0))):
         client, rows, own = idle[0], size[idle[0]], numbers[idle[0]]
         what = f"data.validation={part}: client {client} would train on nothing: of its {rows} different training examples"
@@ -70,15 +121,10 @@ def hold_out_validation(data: FederatedData, part: float | int, seed: int) -> Fe
     return replace_index(data, kept.select(which), data.test_index, held.select(which))
 
 
-Lists = Sequence[np.ndarray]
-
-
 def _one_by_one(
     lists: RaggedIndex, numbers: np.ndarray, all_labels: np.ndarray, classes: int, rng: np.random.Generator
 ) -> tuple[Lists, Lists]:
-    """Returns the (kept, held) examples of each client, of which `numbers` are held; `all_labels`
-    is [n].
-    """
+    """Returns the (kept, held) examples of each client, of which `numbers` are held."""
     kept, held = [], []
     for rows, number in zip(lists, numbers, strict=True):
         labels = all_labels[rows]
@@ -94,8 +140,10 @@ def _one_by_one(
 def _together(
     lists: RaggedIndex, numbers: np.ndarray, all_labels: np.ndarray, classes: int, rng: np.random.Generator
 ) -> tuple[Lists, Lists]:
-    """Divides as `_one_by_one`, without a step for each client: of its examples in a random order,
-    class by class, equally spaced ones are held, from a random one on.
+    """Divides as `_one_by_one`, without a loop over clients.
+
+    Of a client's examples in a random order, class by class, equally spaced ones are held, from a
+    random one on.
     """
     kept, held = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
     for block in lists.blocks():
@@ -113,15 +161,15 @@ def _together(
     return lists_of(kept, lists.size - numbers), lists_of(held, numbers)
 
 
-def _in_common(
+def _hold_in_common(
     lists: RaggedIndex, numbers: np.ndarray, all_labels: np.ndarray, classes: int, rng: np.random.Generator
 ) -> RaggedIndex:
-    """Returns the examples that each client holds where clients share examples. Each example has a
-    random rank, the same for everybody, and of each class a client holds those with the lowest. So
-    clients hold the same examples as far as they go, and few are lost to the others.
+    """Returns the examples that each client holds out where clients share examples.
 
-    A class's number is rounded down; what is missing are examples with the lowest ranks again, of
-    each class one at most.
+    Each example has a random rank, the same for everybody, and of each class a client holds out
+    those with the lowest. So clients hold out the same examples as far as possible, and few are
+    lost to the others. A class's number is rounded down; what is missing are examples with the
+    lowest ranks again, of each class one at most.
     """
     rank = rng.permutation(len(all_labels))
     parts = [np.zeros(0, np.int32)]
@@ -143,22 +191,8 @@ def _in_common(
     return RaggedIndex(np.concatenate(parts), np.cumsum(numbers) - numbers, numbers)
 
 
-def _without(lists: RaggedIndex, taken: np.ndarray, rows: int) -> RaggedIndex:
-    """Returns the lists, of indices below `rows`, without those that are taken."""
-    free = np.ones(rows, bool)
-    free[taken] = False
-    return _filtered(lists, lambda rows, whose: free[rows])
-
-
-def _each_once(lists: RaggedIndex) -> RaggedIndex:
-    """Returns the sorted lists without repeats."""
-    return _filtered(lists, lambda rows, whose: np.append(True, (np.diff(rows) != 0) | (np.diff(whose) != 0))[: len(rows)])
-
-
-def _filtered(lists: RaggedIndex, wanted: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> RaggedIndex:
-    """Keeps the examples for which `wanted(examples [R], clients [R])` is true, a block of clients
-    at a time.
-    """
+def _filter(lists: RaggedIndex, wanted: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> RaggedIndex:
+    """Keeps the examples for which `wanted(examples [R], clients [R])` is true."""
     parts, sizes = [np.zeros(0, np.int32)], np.zeros(len(lists), np.int64)
     for block in lists.blocks():
         rows, size = lists.concatenate(block), lists.size[block]

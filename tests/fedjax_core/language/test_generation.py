@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedjax_core.language import rouge
+from fedjax_core.language import generation
 
 
 def test_rouge_is_the_f_measure_of_words():
@@ -16,9 +16,9 @@ def test_rouge_is_the_f_measure_of_words():
         ("no", ""): 0.0,
         ("running", "run"): 0.0,
     }
-    found = rouge.compute_rouge1(*zip(*pairs, strict=True))
+    found = generation.compute_rouge1(*zip(*pairs, strict=True))
     np.testing.assert_allclose(found, list(pairs.values()))
 
 
 def test_exact_answers():
-    assert rouge.is_exact_match(["Yes ", "no", "a\n b"], ["yes", "yes", "a b"]) == [True, False, True]
+    assert generation.is_exact_match(["Yes ", "no", "a\n b"], ["yes", "yes", "a b"]) == [True, False, True]

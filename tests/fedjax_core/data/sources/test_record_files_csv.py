@@ -114,7 +114,7 @@ def test_codes_with_a_leading_zero_stay_texts(tmp_path):
             "",
             r"row 1 of column 'age' is 'old': must be numbers.*categorical=\('age',\)",
         ),
-        (HEAD + "\n".join(ROWS), ", delimiter=',,'", "delimiter=',,' must be one sign"),
+        (HEAD + "\n".join(ROWS), ", delimiter=',,'", "delimiter=',,' must be one character"),
         (HEAD + "\n".join(ROWS), ", encoding='rot13'", "encoding='rot13' must be an encoding that Python knows"),
         (HEAD + "\n".join(ROWS), ", missing='zero'", "missing='zero' must be one of 'error', 'mean', 'drop'"),
         (HEAD + "\n".join(ROWS), ", categorical='ward'", "categorical='ward': 'ward' must be one of the columns x, age, dose"),
