@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -89,6 +90,11 @@ def find_model_axis(path: str, axes: Axes) -> int | None:
     """
     matches = [(len(end), axis) for end, axis in axes if f"/{path}".endswith(f"/{end}")]
     return max(matches)[1] if matches else None
+
+
+def count_parameters(tree: PyTree) -> int:
+    """Returns the number of elements in a tree of arrays or shapes, such as `jax.eval_shape(model.init, key).params`."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
 def feature_size(model: Model) -> int:

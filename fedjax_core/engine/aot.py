@@ -92,14 +92,14 @@ class _Tracer:
     def add_round(self, traces: Traces) -> None:
         arrays = self.program_arrays(("index",))
         if not self.spec.is_offloaded:
-            traces[ROUND] = lambda: self.programs.run_rounds.trace(arrays, self.state, self.number)
+            traces[ROUND] = lambda: self.programs.run_resident_rounds.trace(arrays, self.state, self.number)
             return
         drawn = jax.eval_shape(self.programs.draw_cohorts, self.arrays, self.key_data, self.number)
         cohorts = [self.client_states(g, len(cohort.ids)) for g, (cohort, _) in enumerate(drawn)]
         states = self.abstract([states for states, _ in cohorts], self.compiled.layout.client_rows)
         touched = self.abstract([touched for _, touched in cohorts], self.by_client)
-        given = arrays, self.state, self.initial, self.abstract(drawn), states, touched
-        traces[ROUND] = lambda: self.programs.run_round_offloaded[False].trace(*given)
+        given = arrays, self.state, self.abstract(drawn), states, self.initial, touched
+        traces[ROUND] = lambda: self.programs.run_offloaded_round[False].trace(*given)
 
     def add_evaluation(self, traces: Traces) -> None:
         spec, scopes, bounds = self.spec, self.spec.evaluation.scopes, (self.number, self.number)
@@ -136,7 +136,7 @@ class _Tracer:
         part, which = ("test", None) if rows == "test" else ("train", spec.host_arrays.validation_rows)
         given, block, kind = (self.arrays, self.state.server, self.number), (), rows
         if part in feed.streamed:
-            batches = feed.test_batches(part, which, evaluation.server_batch(spec, rows), spec.plan.parts)
+            batches = feed.test_batches(part, which, evaluation.server_batch(spec, rows), spec.plan.client_shards)
             number, kind = batches.at_once * batches.devices, "streamed"
             of_block = lambda x: jax.ShapeDtypeStruct((number * batches.batch, *x.shape[1:]), x.dtype)
             examples = self.abstract(jax.tree.map(of_block, feed.stored_examples(part)))

@@ -22,7 +22,7 @@ from fedjax_core.training.metrics import METRIC_NAMES, finalize_metrics, metric_
 SCORED_EXAMPLES = {"own": "its own test rows", "validation": "its validation rows", "all": "the test set"}  # by scope
 UNSEEN_TABLES = ("unseen_index", "unseen_test_index")
 TRAINING_TABLES = ("index", "unseen_index")  # of examples that models are trained on before they are scored
-PIECE_SECONDS = 0.5  # after which an evaluation can be stopped, if a client, or a batch, takes no longer
+INTERVAL_SECONDS = 0.5  # after which an evaluation can be stopped, if a client, or a batch, takes no longer
 Pairs = dict[str, tuple[np.ndarray, np.ndarray]]  # by score, sums and weights
 Watch = Callable[[str, int, int], None]  # (what is scored, how much is done, of how much); may raise to stop
 
@@ -50,7 +50,7 @@ def evaluate(compiled: CompiledPlan, state: State, watch: Watch = ignore_progres
     Args:
       compiled: the simulation under its plan.
       state: to score; it stays as it is.
-      watch: called after every piece of the work; what it raises ends the evaluation.
+      watch: called about every `INTERVAL_SECONDS`; what it raises ends the evaluation.
 
     Raises:
       Diverged: a loss is not finite; says whose.
@@ -117,20 +117,20 @@ def score_server(compiled: CompiledPlan, state: State, rows: str, watch: Watch =
     given = compiled.device_arrays, state.server, state.round
     if part not in feed.streamed:
         sums, number = programs.init_server_sums[rows](*given), _count_batches(spec, rows)
-        for bounds in _pieces(compiled, name, number, lambda done: watch(name, done, number)):
+        for bounds in _chunk_bounds(compiled, name, number, lambda done: watch(name, done, number)):
             sums = jax.block_until_ready(programs.score_server[rows](*given, sums, bounds))
-        return jax.device_get(programs.add_up_parts(sums))
+        return jax.device_get(programs.add_up_shards(sums))
     which = None if rows == "test" else spec.host_arrays.validation_rows
-    batches = feed.test_batches(part, which, server_batch(spec, rows), spec.plan.parts)
+    batches = feed.test_batches(part, which, server_batch(spec, rows), spec.plan.client_shards)
     number, sums = compiled.put(np.int32(batches.number)), None
     init, program = programs.init_server_sums["streamed"], programs.score_server["streamed"]
     for block_num, (examples, first) in enumerate(batches):
         block, before = (examples, first, number), block_num * batches.at_once
         sums = init(*given, block) if sums is None else sums
         tell = lambda done, before=before: watch(name, min(before + done, batches.batches_per_device), batches.batches_per_device)
-        for bounds in _pieces(compiled, name, batches.at_once, tell):
+        for bounds in _chunk_bounds(compiled, name, batches.at_once, tell):
             sums = jax.block_until_ready(program(*given, sums, bounds, block))
-    return jax.device_get(programs.add_up_parts(sums))
+    return jax.device_get(programs.add_up_shards(sums))
 
 
 def server_batch(spec: SimulationSpec, rows: str) -> int:
@@ -146,24 +146,26 @@ def _count_batches(spec: SimulationSpec, rows: str) -> int:
     else:
         size = len(arrays.test.y if rows == "test" else arrays.validation_rows)
         number = -(-size // max(1, min(server_batch(spec, rows), size)))
-    return -(-number // spec.plan.parts)
+    return -(-number // spec.plan.client_shards)
 
 
-def _pieces(compiled: CompiledPlan, name: str, number: int, tell: Callable[[int], None]) -> Iterator[tuple[jax.Array, jax.Array]]:
-    """Splits a program's chunks into pieces that take about PIECE_SECONDS.
+def _chunk_bounds(
+    compiled: CompiledPlan, name: str, number: int, tell: Callable[[int], None]
+) -> Iterator[tuple[jax.Array, jax.Array]]:
+    """Splits a program's chunks into ranges that take about INTERVAL_SECONDS.
 
     Args:
       compiled: remembers how long chunks took.
       name: of the program.
       number: of its chunks, of each device.
-      tell: called after each piece with how many are done; may raise to stop.
+      tell: called after each range with how many chunks are done; may raise to stop.
 
     Yields:
-      Bounds for `client_loop.map_part`; the caller waits for its result.
+      Bounds for `client_loop.map_chunk_range`; the caller waits for its result.
     """
     first, pace = 0, compiled.pace
     while first < number:
-        most = PIECE_SECONDS / max(pace[name], 1e-9) if name in pace else 1
+        most = INTERVAL_SECONDS / max(pace[name], 1e-9) if name in pace else 1
         last = distributed.broadcast_from_process_0(min(number, first + max(1, int(min(most, number)))))
         start = time.monotonic()
         yield compiled.put((np.int32(first), np.int32(last)))
@@ -188,7 +190,7 @@ def score_clients(compiled: CompiledPlan, state: State, watch: Watch = ignore_pr
             _, clients, touched, initial = compiled.states.read(state, g, block)
             given = arrays, state, initial, compiled.put(block), clients, touched
             program = compiled.programs.score_clients[g]
-            scores = _run_in_pieces(compiled, g, "clients", program, given, (number, blocks), watch)
+            scores = _run_interruptibly(compiled, g, "clients", program, given, (number, blocks), watch)
             is_real = block < spec.population
             scores = jax.tree.map(lambda x, keep=is_real: x[keep], scores)
             parts.append({scope: _finish(spec, g, models) for scope, models in scores.items()})
@@ -207,14 +209,14 @@ def score_unseen(compiled: CompiledPlan, state: State, watch: Watch = ignore_pro
         for number, (block, arrays) in enumerate(zip(blocks, block_arrays, strict=True)):
             given = arrays, state.server, state.round, state.key, compiled.put(block)
             program = compiled.programs.score_unseen[g]
-            scores = _run_in_pieces(compiled, g, "unseen clients", program, given, (number, blocks), watch)
+            scores = _run_interruptibly(compiled, g, "unseen clients", program, given, (number, blocks), watch)
             is_real = block < len(spec.host_arrays.unseen_size)
             parts.append(_finish(spec, g, jax.tree.map(lambda x, keep=is_real: x[keep], scores)))
             ids.append(block[is_real])
     return evaluation_step.sort_by_client(parts, ids)
 
 
-def _run_in_pieces(
+def _run_interruptibly(
     compiled: CompiledPlan,
     g: int,
     who: str,
@@ -223,16 +225,16 @@ def _run_in_pieces(
     position: tuple[int, list[np.ndarray]],
     watch: Watch,
 ) -> dict[str, Any]:
-    """Runs a program of group g's clients piece by piece. `position`: the number of its block, and all blocks."""
+    """Runs a program of group g's clients range by range of its chunks. `position`: the number of its block, and all blocks."""
     (block_num, blocks), plan, groups = position, compiled.spec.plan_of(g), compiled.spec.groups
-    size, step = len(blocks[0]), plan.chunk * plan.parts
+    size, step = len(blocks[0]), plan.chunk * plan.client_shards
     name = who if len(groups) == 1 else f"{who} with network {groups[g].name}"
     result = None
     tell = lambda done: watch(name, block_num * size + done * step, size * len(blocks))
-    for bounds in _pieces(compiled, name, size // step, tell):
-        piece = jax.device_get(program(*given, bounds))
-        # Each piece has zeros where the others have scores.
-        result = piece if result is None else jax.tree.map(np.add, result, piece)
+    for bounds in _chunk_bounds(compiled, name, size // step, tell):
+        scores = jax.device_get(program(*given, bounds))
+        # Clients outside of the range have zeros.
+        result = scores if result is None else jax.tree.map(np.add, result, scores)
     assert result is not None
     return result
 

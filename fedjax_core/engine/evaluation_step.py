@@ -63,17 +63,17 @@ def score_server(
       arrays: what all programs read.
       server: the server's state.
       round_num: rounds done.
-      sums, bounds: as `client_loop.map_part` takes them.
+      sums, bounds: as `client_loop.map_chunk_range` takes them.
       block: of streamed examples, (examples [n * B], index [n] of each batch's first one, how many there are in all).
       rows: "test": the whole test set; "validation": all validation examples; "streamed": those of `block`.
     """
     score_batch, shared, entries = _server_batches(spec, arrays, server, round_num, block, rows)
     plan = _server_plan(spec)
-    return client_loop.map_part(score_batch, shared, entries, sums, bounds, plan=plan, mesh=spec.mesh)[0]
+    return client_loop.map_chunk_range(score_batch, shared, entries, sums, bounds, plan=plan, mesh=spec.mesh)[0]
 
 
 def _server_batches(spec: SimulationSpec, arrays: DeviceArrays, server: PyTree, round_num: Array, block: PyTree, rows: str):
-    """Returns (a batch's scores, what all batches read, their entries [n]), for `client_loop.map_part`."""
+    """Returns (a batch's scores, what all batches read, their entries [n]), for `client_loop.map_chunk_range`."""
     own = spec.groups[0].task.scores
 
     def score(arrays, server, round_num, x, y, mask):
@@ -105,7 +105,7 @@ def _server_batches(spec: SimulationSpec, arrays: DeviceArrays, server: PyTree, 
         x, y, mask, _ = make_batches(arrays)[1](jnp.minimum(i, number - 1))
         return score(arrays, server, round_num, x, y, mask & (i < number))
 
-    return score_resident, (arrays, server, round_num), jnp.arange(client_loop.slots(number, _server_plan(spec)))
+    return score_resident, (arrays, server, round_num), jnp.arange(_server_plan(spec).slots(number))
 
 
 def _server_plan(spec: SimulationSpec) -> Plan:
@@ -126,7 +126,7 @@ def score_clients(
 ):
     """Scores group g's clients `ids` [E]: {"own": {predictor: {"loss", "accuracy"}: pairs [E]}, "all": ...}.
 
-    Clients outside of the chunks in `bounds` get zeros (`client_loop.map_part`).
+    Clients outside of the chunks in `bounds` get zeros (`client_loop.map_chunk_range`).
     """
     if spec.is_offloaded:
         client_states = host_store.init_untouched(spec, g, arrays, initial, state.key, ids, client_states, touched)
@@ -155,7 +155,7 @@ def score_clients(
     shared = arrays, state.server, state.round, state.key
     plan, in_specs = spec.plan_of(g), cohort_buffer.shared_input_specs(shared)
     entries = ids, client_states
-    return client_loop.map_part(score_client, shared, entries, (), bounds, plan=plan, mesh=spec.mesh, in_specs=in_specs)[1]
+    return client_loop.map_chunk_range(score_client, shared, entries, (), bounds, plan=plan, mesh=spec.mesh, in_specs=in_specs)[1]
 
 
 def score_own_test(spec: SimulationSpec, g: int, arrays: DeviceArrays, i: Array, is_active: Array, models: Models):

@@ -56,8 +56,8 @@ def choose_batches(evaluation: Evaluation, host: DeviceArrays, plan: Plan, platf
     test = np.array([len(host.test.y)])
     of_clients = cost._replace(each=-(-cost.each // plan.chunk))
     return ScoreBatches(
-        test=choose_batch(test, cost, plan.parts),
-        validation_rows=choose_batch(np.array([len(host.validation_rows)]), cost, plan.parts),
+        test=choose_batch(test, cost, plan.client_shards),
+        validation_rows=choose_batch(np.array([len(host.validation_rows)]), cost, plan.client_shards),
         all=choose_batch(test, of_clients),
         own=choose_batch(host.test_size, of_clients),
         validation=choose_batch(host.validation_size, of_clients),

@@ -77,7 +77,7 @@ def build_spec(
     episodes: EpisodeSampler | None = None,
     data_on: str | None = None,
     devices: Sequence[Any] | None = None,
-    links: Sequence[UplinkTransform] = (),
+    transforms: Sequence[UplinkTransform] = (),
     leave_out: bool = False,
     sampling: str = "fixed",
 ) -> SimulationSpec:
@@ -95,9 +95,9 @@ def build_spec(
       episodes: how minibatches and tests are drawn, for networks made by `few_shot.prototypical_model`; None: plain examples.
       data_on: "device", "host" or "disk": where the data are; None: where they fit (`data_placement.py`).
       devices: the plan takes the first of them; None: those that jax sees. For a topology's, programs can be compiled.
-      links: the transforms of uplinks: attacks, compression, privacy, a robust rule (`fedjax_core/uplink/`).
+      transforms: of uplinks: attacks, compression, privacy, a robust rule (`fedjax_core/uplink/`).
       leave_out: whether a client that sends something not finite is left out of its round, which else ends the run.
-      sampling: "fixed", "poisson" or "cyclic", see `client_sampling.py`.
+      sampling: one of `client_sampling.SAMPLERS`.
 
     Raises:
       ValueError: a setting is out of range; the groups do not partition the population or disagree about the server's
@@ -110,7 +110,7 @@ def build_spec(
         if any(contracts.check_algorithm(group.build(group.task), group.build).pooled for group in groups):
             if len(groups) > 1:
                 raise ValueError("a pooled method trains one network; it cannot have groups")
-            if links or leave_out:
+            if transforms or leave_out:
                 raise ValueError(
                     "a pooled method has no clients that send something; it goes without attacks, rules, compression, privacy"
                 )
@@ -123,11 +123,8 @@ def build_spec(
         contracts.validate_tokens(groups, data)
         skip_reason, has_unseen = unseen_clients.find_skip_reason(groups), data.unseen is not None and len(data.unseen.ids) > 0
         evaluation = unseen_clients.add_unseen_scope(evaluation, skip_reason, has_unseen)
-        size = client_sampling.resolve_cohort_size(cohort, population)
-        client_sampling.check_sampling(sampling, size, population)
-        is_poisson = sampling == "poisson"
-        slots = client_sampling.poisson_slots(size, population) if is_poisson else size
-        plan = client_loop.choose_plan(slots, among=devices, **({} if plan is None else plan._asdict()))
+        sampler = client_sampling.make_sampler(sampling, cohort, population)
+        plan = client_loop.choose_plan(sampler.slots, among=devices, **({} if plan is None else plan._asdict()))
         mesh = meshes.make_mesh(plan, devices)
         is_numeric = targets_of(data.train.y) == "numbers"
         center = np.asarray(data.train.y).mean(0, dtype=np.float64) if is_numeric else 0.0
@@ -142,10 +139,7 @@ def build_spec(
             host_arrays=make_host_arrays(
                 [group.clients for group in groups], tuple(group.task.bound_arrays for group in groups), data, episodes
             ),
-            cohort=size,
-            cohort_slots=slots,
-            rate=size / population if is_poisson else None,
-            is_cyclic=sampling == "cyclic",
+            sampling=sampler,
             dropout=dropout,
             evaluation=evaluation,
             episodes=episodes,
@@ -158,16 +152,18 @@ def build_spec(
             devices=devices,
         )
         spec = dataclasses.replace(spec, shapes=contracts.trace_shapes(spec))
-        if links or leave_out:
-            spec = dataclasses.replace(spec, groups=_wrap_uplinks(spec, links, leave_out))
+        if transforms or leave_out:
+            spec = dataclasses.replace(spec, groups=_wrap_uplinks(spec, transforms, leave_out))
             spec = dataclasses.replace(spec, shapes=contracts.trace_shapes(spec))
         return dataclasses.replace(spec, score_bytes=check_own_scores.check_scores(spec))
 
 
-def _wrap_uplinks(spec: SimulationSpec, links: Sequence[UplinkTransform], leave_out: bool) -> tuple[Group, ...]:
+def _wrap_uplinks(spec: SimulationSpec, transforms: Sequence[UplinkTransform], leave_out: bool) -> tuple[Group, ...]:
     """Returns the groups, whose methods' uplinks go through transforms."""
     pairs = zip(spec.groups, spec.shapes.groups, strict=True)
-    return tuple(group._replace(build=wrap_builder(group.build, links, shapes.out.uplink, leave_out)) for group, shapes in pairs)
+    return tuple(
+        group._replace(build=wrap_builder(group.build, transforms, shapes.out.uplink, leave_out)) for group, shapes in pairs
+    )
 
 
 class Simulator:
@@ -211,17 +207,17 @@ class Simulator:
         """
         metrics: list[dict[str, float]] = []
         while len(metrics) < n:
-            is_last = scored and len(metrics) == n - 1
-            most = 1 if is_last else min(self.spec.dispatch, n - len(metrics) - bool(scored))
-            if is_last in self.compiled.fits and not self.spec.is_offloaded:  # it consumes the state: no second try
-                state, records = dispatch.run_rounds(self.compiled, state, most, is_last)
-            else:
-                before = state
-                state, records = self._retry_on_oom(
-                    lambda compiled, before=before, most=most, last=is_last: dispatch.run_rounds(compiled, before, most, last)
-                )
+            is_scored = scored and len(metrics) == n - 1
+            most = 1 if is_scored else min(self.spec.dispatch, n - len(metrics) - bool(scored))
+            state, records = self._dispatch(state, most, is_scored)
             metrics += self.flatten_records(state, records)
         return state, metrics
+
+    def _dispatch(self, state: State, n: int, scored: bool) -> tuple[State, list[PyTree]]:
+        """Runs at most n rounds, with smaller chunks if they do not fit the devices."""
+        if scored in self.compiled.fits and not self.spec.is_offloaded:  # it consumes the state: no second try
+            return dispatch.dispatch_rounds(self.compiled, state, n, scored)
+        return self._retry_on_oom(lambda compiled: dispatch.dispatch_rounds(compiled, state, n, scored))
 
     def flatten_records(self, state: State, records: Sequence[PyTree]) -> list[dict[str, float]]:
         """Returns the metrics of rounds by name, from their raw records; `state` is the one after the last round.
@@ -297,7 +293,7 @@ class Simulator:
 
         Args:
           state: to save.
-          with_offloaded: whether it includes offloaded client states; False: these are saved as `offloaded_states.read_pieces`.
+          with_offloaded: whether it includes offloaded client states; False: these are saved as `offloaded_states.read_parts`.
         """
         offloaded, saved = self.offloaded_states, {"state": meshes.fetch(state)}
         if offloaded is None:

@@ -81,8 +81,8 @@ class ResolvedConfig(NamedTuple):
       chunk, devices, model, hold: how a round is mapped to devices, see `client_loop.choose_plan`.
       data_on: where the data are stored, see `data_placement.choose_placement`.
       adversary: who attacks and how, or None.
-      links: what uplinks pass through beside attacks, see `uplink`.
-      rule: the robust rule in place of the mean, after its pre-aggregators; also among `links`.
+      transforms: what uplinks pass through beside attacks, see `uplink`.
+      rule: the robust rule in place of the mean, after its pre-aggregators; also among `transforms`.
       leave_out: whether clients that send NaN or Inf are left out.
       sampling: of cohorts, "fixed", "poisson" or "cyclic".
       mechanism: of differential privacy, or None; it takes what `privacy` says.
@@ -117,7 +117,7 @@ class ResolvedConfig(NamedTuple):
     hold: str
     data_on: str | None
     adversary: uplink_options.Adversary | None
-    links: tuple[UplinkTransform, ...]
+    transforms: tuple[UplinkTransform, ...]
     rule: tuple[ResolvedSpec, ...]
     leave_out: bool
     sampling: str
@@ -191,7 +191,7 @@ def _resolve(fields: Mapping[str, Any]) -> ResolvedConfig:
         hold=fields["plan.hold"],
         data_on=fields["plan.data"],
         adversary=uplink_options.parse_adversary(fields),
-        links=uplink_options.parse_transforms(fields),
+        transforms=uplink_options.parse_transforms(fields),
         rule=uplink_options.find_rules(fields),
         leave_out=uplink_options.should_leave_out(fields),
         sampling=fields["cohort.sampling"] or "fixed",

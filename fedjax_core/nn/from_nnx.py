@@ -3,7 +3,6 @@
 import difflib
 import functools
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -236,8 +235,3 @@ def _known(what: str, word: str, allowed: Any) -> str:
     near = difflib.get_close_matches(word, allowed, 1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise ValueError(f"unknown {what} {word!r}; {hint}use one of {', '.join(sorted(allowed))}")
-
-
-def count_parameters(tree: PyTree) -> int:
-    """Counts the numbers in a tree of arrays or shapes, such as `jax.eval_shape(model.init, key).params`."""
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))

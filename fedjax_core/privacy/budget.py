@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fedjax_core.privacy.accounting import Release, calibrate_noise, choose_accountant, compute_epsilon
+from fedjax_core.privacy.accounting import RELATIONS, Release, calibrate_noise, choose_accountant, compute_epsilon
 from fedjax_core.privacy.matrix_factorization import STRATEGIES, Strategy, restore_strategy
 from fedjax_core.privacy.participation import Participation, cyclic_participation, weaken
 
@@ -116,6 +116,11 @@ class PrivacyConfig(NamedTuple):
             return Release(noise, "local")
         if sampling != "cyclic" and real == everybody:
             sampling = "all"
+        if sampling not in RELATIONS:
+            raise ValueError(
+                f"privacy.mechanism={self.name!r}: epsilon is not known for cohorts that are drawn this way; set "
+                "cohort.sampling to 'fixed', 'poisson' or 'cyclic', or use a local mechanism"
+            )
         return Release(noise, sampling, real, everybody)
 
     def _calibrate(self, release: Release, times: int, recorded_noise: float | None) -> tuple[float, str]:

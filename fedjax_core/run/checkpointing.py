@@ -239,7 +239,7 @@ def restore_plan(simulation: Simulator, workdir: WorkDir, chosen: bool, reporter
     if processes > 1 and not chosen and plan != simulation.spec.plan:
         current = simulation.spec.plan
         adapted = client_loop.choose_plan(
-            simulation.spec.cohort_slots, chunk=plan.chunk, devices=current.devices, model=current.model
+            simulation.spec.sampling.slots, chunk=plan.chunk, devices=current.devices, model=current.model
         )
         if adapted != current:
             simulation.use_plan(adapted)
@@ -328,13 +328,13 @@ def save_checkpoint(simulation: Simulator, checkpoints: Checkpoints, state: Stat
     rewritten, record["paid"], linked = None, 0, {}  # everything is written
     if earlier is not None and live.keys() <= set(earlier["numbers"]):
         rewritten, record["paid"] = choose_parts_to_rewrite(
-            live, offloaded.changed_bytes(), earlier["paid"], offloaded.max_piece_bytes
+            live, offloaded.changed_bytes(), earlier["paid"], offloaded.max_part_bytes
         )
         dropped = set(earlier["numbers"]) - (live.keys() - set(rewritten))
         linked = {"earlier_round": before, "dropped": dropped}
-    pieces = offloaded.make_pieces(rewritten)
-    first = checkpoints.save(done, simulation.to_host(state, with_offloaded=False), record, offloaded.read_pieces(pieces), **linked)
-    offloaded.mark_saved(pieces, first)
+    parts = offloaded.plan_parts(rewritten)
+    first = checkpoints.save(done, simulation.to_host(state, with_offloaded=False), record, offloaded.read_parts(parts), **linked)
+    offloaded.mark_saved(parts, first)
 
 
 def _read_parts_record(checkpoints: Checkpoints, done: int) -> dict[str, Any] | None:
@@ -355,7 +355,7 @@ def save_selected(simulation: Simulator, checkpoints: Checkpoints, state: State,
         return
     read = lambda: of.part_numbers(done) is not None if of.writer else None
     is_saved = distributed.broadcast_from_process_0(distributed.all_or_none("read the checkpoint of this round", read))
-    parts = () if is_saved else offloaded.read_pieces(offloaded.make_pieces(None))
+    parts = () if is_saved else offloaded.read_parts(offloaded.plan_parts(None))
     earlier_round = done if is_saved else None
     checkpoints.save(done, simulation.to_host(state, with_offloaded=False), record, parts, earlier_round, earlier_in=of)
 

@@ -42,7 +42,7 @@ def run(simulator: Simulator, directory: str, config: Mapping[str, Any], setting
     """
     with lenient_console(), open_run(simulator, directory, config, settings) as training:
         for stop_round in training.round_boundaries():
-            records = training.run_rounds(stop_round)
+            records = training.train_to(stop_round)
             is_evaluated = training.is_eval_round(stop_round)
             by_client = training.evaluate(records) if is_evaluated else None
             training.log(records, by_client)
@@ -98,7 +98,7 @@ def run_seeds(runs: Sequence[RunArguments], vmapped: VmappedSeeds) -> list[Outco
                     groups.setdefault(seed.scores_clients_in(seed.done + n), []).append(i)
                 for scored, group in groups.items():
                     seeds = [training[i] for i in group]
-                    results, *seconds = measure_time(lambda: _run_rounds(vmapped, seeds, n, scored))  # noqa: B023
+                    results, *seconds = measure_time(lambda: _advance_seeds(vmapped, seeds, n, scored))  # noqa: B023
                     for i, seed, result in zip(group, seeds, results, strict=True):
                         with step_of(i):
                             if isinstance(result, Exception):
@@ -116,9 +116,9 @@ def run_seeds(runs: Sequence[RunArguments], vmapped: VmappedSeeds) -> list[Outco
     return [outcomes[i] for i in range(len(runs))]
 
 
-def _run_rounds(vmapped: VmappedSeeds, seeds: Sequence[TrainingRun], n: int, scored: bool) -> Sequence[Result]:
+def _advance_seeds(vmapped: VmappedSeeds, seeds: Sequence[TrainingRun], n: int, scored: bool) -> Sequence[Result]:
     """Does n rounds of each. An error of the whole program is an error of each."""
     try:
-        return vmapped.run_rounds([(seed.simulator, seed.state) for seed in seeds], n, scored)
+        return vmapped.advance_seeds([(seed.simulator, seed.state) for seed in seeds], n, scored)
     except Exception as error:
         return [error] * len(seeds)

@@ -103,7 +103,7 @@ class TrainingRun:
         """Returns whether a round scores its clients right after their training (the scope "post_local")."""
         return self.is_eval_round(round_num) and "post_local" in self.simulator.spec.evaluation.scopes
 
-    def run_rounds(self, stop_round: int) -> list[dict[str, Any]]:
+    def train_to(self, stop_round: int) -> list[dict[str, Any]]:
         """Trains to a round. Returns a record of each round."""
         n, scored = stop_round - self.done, self.scores_clients_in(stop_round)
         trace = self.workdir.path / PROFILE if self.done == self._profiled_round else None

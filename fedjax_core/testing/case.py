@@ -111,8 +111,8 @@ class Case:
             arrays = sim.compiled.feed.for_cohort([cohort.ids for cohort, _ in drawn], ["index"])
             # Where the round expects them, or it would compile again.
             drawn, rows = sim.compiled.put(drawn), jax.device_put(rows, spread)
-            run_round = sim.compiled.programs.run_round_offloaded[False]
-            after, rows, record = run_round(arrays, start, start.server, drawn, rows, touched)
+            run_round = sim.compiled.programs.run_offloaded_round[False]
+            after, rows, record = run_round(arrays, start, drawn, rows, start.server, touched)
             return jax.device_get((after.server, rows, record))
 
         return run, drawn, rows

@@ -20,13 +20,13 @@ def check_no_retrace_or_transfer(case: Case) -> None:
     sim, before, after = case.reference_run
     state, two = sim.compiled.put(before), sim.compiled.put(np.int32(2))
     with jax.transfer_guard("disallow"):
-        state, _ = sim.compiled.programs.run_rounds(
+        state, _ = sim.compiled.programs.run_resident_rounds(
             sim.compiled.device_arrays, state, two
         )  # traces anew if jax's caches were cleared
-        traces = _traces(sim.compiled.programs.run_rounds)
+        traces = _traces(sim.compiled.programs.run_resident_rounds)
         for _ in range(2):
-            state, _ = sim.compiled.programs.run_rounds(sim.compiled.device_arrays, state, two)
-    assert _traces(sim.compiled.programs.run_rounds) == traces, (
+            state, _ = sim.compiled.programs.run_resident_rounds(sim.compiled.device_arrays, state, two)
+    assert _traces(sim.compiled.programs.run_resident_rounds) == traces, (
         "a later round was retraced: its state changed shape, dtype or structure"
     )
     assert int(state.round) == 6
@@ -67,7 +67,7 @@ def check_cohort_order_is_irrelevant(case: Case) -> None:
 
 def check_absent_client_changes_nothing(case: Case) -> None:
     """A client that drops out, with NaN in its state, changes the round as little as an empty slot."""
-    if case.reference_run[0].spec.cohort == 1:
+    if case.reference_run[0].spec.sampling.size == 1:
         return  # a pooled method has one client
     run, drawn, rows = case.make_round_fn()
     gone = [(Cohort(c.ids, _first(c.examples, 0)), p) for c, p in drawn]
@@ -101,7 +101,7 @@ def check_checkpoint_resumes(case: Case) -> None:
 def check_round_exports(case: Case) -> None:
     """The compiled round lowers for CPU, TPU and CUDA."""
     sim, before, _ = case.reference_run
-    exported = jax.export.export(sim.compiled.programs.run_rounds, platforms=("cpu", "tpu", "cuda"))(
+    exported = jax.export.export(sim.compiled.programs.run_resident_rounds, platforms=("cpu", "tpu", "cuda"))(
         sim.compiled.device_arrays, sim.compiled.put(before), sim.compiled.put(np.int32(1))
     )
     assert exported.platforms == ("cpu", "tpu", "cuda")

@@ -18,11 +18,6 @@ def flatten(tree: PyTree) -> Array:
     return jnp.concatenate([jnp.zeros(0), *leaves])
 
 
-def flat_size(shapes: PyTree) -> int:
-    """Returns the size D of `flatten`."""
-    return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
-
-
 def unflatten(vector: Array, shapes: PyTree) -> PyTree:
     """Inverts `flatten`: returns a tree with the shapes and dtypes of `shapes`."""
     leaves, structure = jax.tree.flatten(shapes)

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Array, Cohort, PyTree
+from fedjax_core.task import count_parameters
 from fedjax_core.uplink import sharded_aggregation
-from fedjax_core.uplink.flatten import check_shape, clamp_variances, flat_size, masked_sum
+from fedjax_core.uplink.flatten import check_shape, clamp_variances, masked_sum
 from fedjax_core.uplink.transform import ClientContext
 from fedjax_core.uplink.wrapped_method import WrappedMethod, WrappedServer, WrappedUplink
 
@@ -60,7 +61,7 @@ def _reduce_uplinks(
         old_memory = wrapped.reduce_memory(memory)
         delta, new_memory, metrics = sharded_aggregation.finalize(reduce, deltas, old_memory, reduce_key, order)
         source = "the mean" if slot is None else f"{wrapped.transforms[slot].label}, reducing,"
-        delta = check_shape(delta, (flat_size(layout.shapes.deltas),), source)
+        delta = check_shape(delta, (count_parameters(layout.shapes.deltas),), source)
         if slot is not None:
             memory = (*memory[:slot], new_memory, *memory[slot + 1 :])
     finalize_classes = jax.vmap(

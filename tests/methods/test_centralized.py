@@ -60,5 +60,5 @@ class CentralizedTest(chex.TestCase):
         sim = simulator.Simulator(
             simulator.build_spec(toy.groups(build), toy.data(), cohort=3, dropout=0.9, plan=client_loop.Plan(1, 1))
         )
-        self.assertEqual((sim.spec.population, sim.spec.cohort, sim.spec.dropout), (1, 1, 0.0))
+        self.assertEqual((sim.spec.population, sim.spec.sampling.size, sim.spec.dropout), (1, 1, 0.0))
         np.testing.assert_array_equal(sim.spec.host_arrays.index[0], UNION)

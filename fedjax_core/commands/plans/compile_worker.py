@@ -67,8 +67,8 @@ def describe_simulation(sim: Simulator, lanes: int = 1) -> dict[str, Any]:
         "plan": sim.spec.plan._asdict(),
         "data on": sim.spec.placed.where,
         "population": sim.spec.population,
-        "cohort": sim.spec.cohort,
-        "places": sim.spec.cohort_slots,
+        "cohort": sim.spec.sampling.size,
+        "places": sim.spec.sampling.slots,
         "rows": {"all": int(sizes.sum()), "mean": float(sizes.mean()), "most": int(sizes.max())},
         "processes": len({device.process_index for device in sim.spec.mesh.devices.flat}),
         "hold": sim.spec.hold,
@@ -105,7 +105,7 @@ def trace_programs(sim: Simulator, parts: tuple[str, ...], lanes: int = 1) -> di
 
 def expected_active_share(sim: Simulator) -> float:
     """Returns the mean share of a round's slots whose clients return."""
-    return sim.spec.cohort / sim.spec.cohort_slots * (1 - sim.spec.dropout)
+    return sim.spec.sampling.size / sim.spec.sampling.slots * (1 - sim.spec.dropout)
 
 
 def analyze_program(traced: Any, sim: Simulator, active_share: float = 1.0) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from fedjax_core.algorithm import PyTree
-from fedjax_core.engine.client_state.host_store import HostStore, Keeps
+from fedjax_core.engine.client_state.host_store import HostStore, IsLocal
 
 READ_BYTES = 2**30  # of one system call, which transfers at most 2 GiB
 
@@ -19,13 +19,13 @@ READ_BYTES = 2**30  # of one system call, which transfers at most 2 GiB
 class DiskStore(HostStore):
     """A `HostStore` in files without names, which end with the process; checkpoints outlive it."""
 
-    def __init__(self, n: int, like: PyTree, keeps: Keeps | None = None):
+    def __init__(self, n: int, like: PyTree, is_local: IsLocal | None = None):
         """Creates the files.
 
         Raises:
           OSError: they cannot be created; one line.
         """
-        self._reset(n, keeps)
+        self._reset(n, is_local)
         leaves, self._structure = jax.tree.flatten(like)
         self._columns = [_Column(n, leaf) for leaf in leaves]
 

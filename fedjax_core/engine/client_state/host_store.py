@@ -13,7 +13,7 @@ from fedjax_core.algorithm import Algorithm, Array, PyTree
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.simulation_spec import SimulationSpec, stream_key
 
-Keeps = Callable[[np.ndarray], np.ndarray]
+IsLocal = Callable[[np.ndarray], np.ndarray]
 
 
 def init_client_states(spec: SimulationSpec, g: int, arrays: DeviceArrays, server: PyTree, key_data: Array) -> PyTree:
@@ -60,19 +60,19 @@ class HostStore:
     Attributes:
       rows: leaves [n, ...], NumPy; a state counts only if it is touched.
       touched: [n] bool, in any process.
-      changed: [n] bool, written since they were last saved, in any process.
-      part: [n] int32, of those that were not, the number of the checkpoint's part that has them.
-      keeps: slots [C] -> [C] bool, whether this process keeps them; None: it keeps all.
+      changed: [n] bool, written since the last checkpoint, in any process.
+      part_number: [n] int32, of the others, the number of the checkpoint's part that has them.
+      is_local: slots [C] -> [C] bool, whether this process stores them; None: it stores all.
     """
 
-    def __init__(self, n: int, like: PyTree, keeps: Keeps | None = None):
+    def __init__(self, n: int, like: PyTree, is_local: IsLocal | None = None):
         self.rows = jax.tree.map(lambda s: _lazy_zeros((n, *s.shape), s.dtype), like)
-        self._reset(n, keeps)
+        self._reset(n, is_local)
 
-    def _reset(self, n: int, keeps: Keeps | None) -> None:
+    def _reset(self, n: int, is_local: IsLocal | None) -> None:
         """Marks all states as untouched."""
-        self.touched, self.changed, self.part = np.zeros(n, bool), np.zeros(n, bool), np.zeros(n, np.int32)
-        self.keeps = keeps
+        self.touched, self.changed, self.part_number = np.zeros(n, bool), np.zeros(n, bool), np.zeros(n, np.int32)
+        self.is_local = is_local
 
     def read(self, slots: np.ndarray) -> tuple[PyTree, np.ndarray]:
         """Returns (states, touched) at the given slots; those beyond n read the last one."""
@@ -85,8 +85,8 @@ class HostStore:
 
     def write(self, slots: np.ndarray, rows: PyTree, mask: np.ndarray) -> None:
         """Writes the states [C, ...] where `mask` [C], as far as this process keeps them."""
-        is_kept = mask if self.keeps is None else mask & self.keeps(slots)
-        self.put(slots[is_kept], jax.tree.map(lambda new: np.asarray(new)[is_kept], rows))
+        chosen = mask if self.is_local is None else mask & self.is_local(slots)
+        self.put(slots[chosen], jax.tree.map(lambda new: np.asarray(new)[chosen], rows))
         self.touch(slots[mask])
 
     def put(self, slots: np.ndarray, rows: PyTree) -> None:

@@ -48,7 +48,7 @@ class StateShards:
         devices = np.moveaxis(mesh.devices, mesh.axis_names.index(AXIS), 0)
         process = np.array([[device.process_index for device in row] for row in devices.reshape(len(devices), -1)])
         self.keepers, self.mesh = len(devices), mesh
-        self._is_local = (process == jax.process_index()).any(1)
+        self._has_device = (process == jax.process_index()).any(1)
         self._is_first = process[:, 0] == jax.process_index()
         self._by_keeper = client_sharded(mesh)
         shardings = client_sharded(mesh) if shardings is None else shardings
@@ -63,11 +63,11 @@ class StateShards:
         head = lambda states, n: jax.tree.map(lambda x: x[:n], states)
         self._head = jax.jit(head, static_argnums=1, out_shardings=on_mesh(specs(None)))
 
-    def keeps(self, slots: np.ndarray) -> np.ndarray:
-        """Returns [n] whether this process keeps the states at these slots of a store."""
-        return self._is_local[slots % self.keepers]
+    def is_local(self, slots: np.ndarray) -> np.ndarray:
+        """Returns [n] whether this process stores the states at these slots."""
+        return self._has_device[slots % self.keepers]
 
-    def writes(self, slots: np.ndarray) -> np.ndarray:
+    def is_written_here(self, slots: np.ndarray) -> np.ndarray:
         """Returns [n] whether this process writes them into a checkpoint; exactly one process writes each state."""
         return self._is_first[slots % self.keepers]
 
@@ -98,7 +98,7 @@ class StateShards:
 
     def read(self, read: Read, route: Route) -> PyTree:
         """Returns the states that keepers of this process have, [those keepers, D * K, ...]; zeros in empty slots."""
-        slots = route.store_slots[self._is_local]
+        slots = route.store_slots[self._has_device]
         states = read(slots[slots >= 0])[0]
 
         def lay_out(leaf):
@@ -110,7 +110,7 @@ class StateShards:
 
     def put(self, states: PyTree) -> PyTree:
         """Puts what `read` returned on the keepers' devices: [D, D * K, ...]."""
-        index = np.cumsum(self._is_local) - 1
+        index = np.cumsum(self._has_device) - 1
         put_leaf = lambda x, sharding: _from_rows(lambda d: x[index[d]], (self.keepers, *x.shape[1:]), x.dtype, sharding)
         return jax.tree.map(lambda sharding, part: jax.tree.map(lambda x: put_leaf(x, sharding), part), self._kept, states)
 
@@ -138,7 +138,7 @@ class StateShards:
         """Returns for each keeper of this process (positions [D * K] of its slots, host states [D * K, ...])."""
         leaves, structure = jax.tree.flatten(returned)
         rows = [_local_rows(leaf) for leaf in leaves]
-        keepers = np.flatnonzero(self._is_local).tolist()
+        keepers = np.flatnonzero(self._has_device).tolist()
         return [(route.position[d], structure.unflatten([of_leaf[d] for of_leaf in rows])) for d in keepers]
 
     def fetch_states(self, read: Read, slots: np.ndarray, population: int) -> PyTree:

@@ -31,9 +31,14 @@ class Plan(NamedTuple):
     model: int = 1
 
     @property
-    def parts(self) -> int:
+    def client_shards(self) -> int:
         """The number of shards of the clients axis."""
         return self.devices // self.model
+
+    def slots(self, clients: int) -> int:
+        """Returns the slots for so many clients: the next multiple of those that all devices run at once."""
+        at_once = self.chunk * self.client_shards
+        return -(-clients // at_once) * at_once
 
 
 def make_mesh(plan: Plan, among: Sequence[Any] | None = None) -> Mesh:
@@ -43,9 +48,9 @@ def make_mesh(plan: Plan, among: Sequence[Any] | None = None) -> Mesh:
         return jax.make_mesh((plan.devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
     axes, types = (AXIS, MODEL), (AxisType.Auto,) * 2
     if len({device.process_index for device in devices}) > 1:
-        grouped = group_by_process(devices).reshape(plan.parts, plan.model)
+        grouped = group_by_process(devices).reshape(plan.client_shards, plan.model)
         return Mesh(grouped, axes, axis_types=types)
-    return jax.make_mesh((plan.parts, plan.model), axes, axis_types=types, devices=devices)
+    return jax.make_mesh((plan.client_shards, plan.model), axes, axis_types=types, devices=devices)
 
 
 def group_by_process(devices: Sequence[Any]) -> np.ndarray:

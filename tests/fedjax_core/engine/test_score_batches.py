@@ -126,7 +126,7 @@ def test_an_evaluation_in_pieces_is_the_same_to_the_bit(monkeypatch, devices):
     sim, told = simulate(SIZES, plan=client_loop.Plan(1, devices), scopes=("global", "own", "all")), []
     state = sim.init(0)
     whole = [sim.evaluate(state).metrics for _ in range(2)][-1]
-    monkeypatch.setattr(evaluation, "PIECE_SECONDS", 0.0)
+    monkeypatch.setattr(evaluation, "INTERVAL_SECONDS", 0.0)
     pieces, _ = sim.evaluate(state, lambda *piece: told.append(piece))
     assert pieces == whole
     assert told == [("clients", done, 12) for done in range(devices, 13, devices)]

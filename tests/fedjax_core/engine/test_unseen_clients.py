@@ -156,8 +156,8 @@ def test_a_newcomer_is_no_attacker_whoever_of_the_population_is():
     """An update of an attacker that sends NaN is left out, and would leave its head as it began."""
     found = []
     for who in (0, 1):
-        links = [attacks.make_attack("not_finite", attacks.not_finite(), [who])]
-        sim = simulate(functools.partial(fedper, epochs=1), links=links, leave_out=True)
+        transforms = [attacks.make_attack("not_finite", attacks.not_finite(), [who])]
+        sim = simulate(functools.partial(fedper, epochs=1), transforms=transforms, leave_out=True)
         found.append(evaluation.score_unseen(sim.compiled, sim.init(0)))
     jax.tree.map(np.testing.assert_array_equal, *found)
 

@@ -186,8 +186,8 @@ def test_of_vectors_that_are_as_good_the_lowest_id_is_taken_whatever_the_plan(te
     """With so few clients a score of Krum is one distance, and the two nearest have the same."""
     nets = []
     for plan in ((1, 1), (2, 1)):
-        links = [robust_aggregation.parse_rule(text)]
-        sim = toy.simulate("fedavg", links=links, leave_out=True, statistics=False, cohort=clients, plan=plan)
+        transforms = [robust_aggregation.parse_rule(text)]
+        sim = toy.simulate("fedavg", transforms=transforms, leave_out=True, statistics=False, cohort=clients, plan=plan)
         nets.append([jax.device_get(unwrap(sim.run_rounds(sim.init(seed), 1)[0].server).net.params) for seed in range(3)])
     chex.assert_trees_all_close(*nets, atol=1e-5)
 
@@ -218,7 +218,7 @@ def test_an_own_reduction_with_another_shape_is_refused_in_a_line(tmp_path, body
         f"    total, weight = joined\n    return {body}, memory, {{}}\n\n"
         "def mine():\n    return UplinkTransform('rule', 'mine', reduce=VectorReduce(finalize=finalize))\n"
     )
-    sim = toy.simulate("fedavg", links=[robust_aggregation.parse_rule(f"{file}:mine")])
+    sim = toy.simulate("fedavg", transforms=[robust_aggregation.parse_rule(f"{file}:mine")])
     with pytest.raises(ValueError, match=rf"rule 'mine', reducing, returned an array {says}; expected a real array \["):
         sim.run_rounds(sim.init(0), 1)
 
@@ -229,7 +229,7 @@ def test_an_own_rule_from_a_file_and_a_rule_over_classes(tmp_path):
     file.write_text("import jax.numpy as jnp\n\ndef third(scale: float = 1.0):\n    return lambda rows, there: scale * rows[2]\n")
     rows, mask = cohort(3, ())
     np.testing.assert_allclose(applied(f"{file}:third(scale=2.0)", rows, mask), 2 * rows[2], rtol=1e-6)
-    sim = toy.simulate("fedproto", links=[robust_aggregation.parse_rule("median")], leave_out=True, cohort=8)
+    sim = toy.simulate("fedproto", transforms=[robust_aggregation.parse_rule("median")], leave_out=True, cohort=8)
     plain = toy.simulate("fedproto", cohort=8)
     found, expected = (jax.device_get(s.run_rounds(s.init(0), 1)[0].server) for s in (sim, plain))
     np.testing.assert_array_equal(found.inner.known, expected.known)

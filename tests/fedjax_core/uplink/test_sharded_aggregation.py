@@ -129,7 +129,9 @@ def test_a_run_on_several_devices_is_that_on_one(rule):
     """Where not all clients take part, and vectors do not divide evenly."""
     found = []
     for number in (1, 4):
-        sim = toy.simulate("scaffold", links=[robust_aggregation.parse_rule(rule)], leave_out=True, cohort=5, plan=Plan(1, number))
+        sim = toy.simulate(
+            "scaffold", transforms=[robust_aggregation.parse_rule(rule)], leave_out=True, cohort=5, plan=Plan(1, number)
+        )
         assert sim.spec.mesh.shape[client_loop.AXIS] == number
         state, _ = sim.run_rounds(sim.init(0), 2)
         found.append(jax.device_get((unwrap(state.server), state.server.memory)))

@@ -33,7 +33,7 @@ def everything(name, **settings):
     state, records = sim.run_rounds(sim.init(0), 1)
     state, more = sim.run_rounds(sim.from_host(jax.tree.map(np.copy, sim.to_host(state))), 2, scored=True)
     found = jax.device_get(state), records + more, sim.evaluate(state)[0]
-    program: Any = sim.compiled.programs.run_rounds
+    program: Any = sim.compiled.programs.run_resident_rounds
     assert program._cache_size() == 1
     sim.release()
     return found

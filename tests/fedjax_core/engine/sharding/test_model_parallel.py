@@ -135,7 +135,7 @@ def test_numbers_do_not_depend_on_it_and_memory_falls(name):
     for model in (models := (1, 2, 4)):
         sim = simulate(name, model)
         state = sim.from_host(begun(name))
-        compiled = sim.compiled.programs.run_rounds.lower(
+        compiled = sim.compiled.programs.run_resident_rounds.lower(
             sim.compiled.device_arrays, state, sim.compiled.put(np.int32(1))
         ).compile()
         analysis: Any = compiled.memory_analysis()
@@ -165,7 +165,7 @@ def test_in_float64_they_agree_over_rounds(name, model):
     with doubled():
         for sim, mine in zip(sims, held, strict=True):
             mine, state = meshes.put(mine, sim.spec.mesh, sim.compiled.layout.arrays), sim.from_host(start)
-            compiled = sim.compiled.programs.run_rounds.lower(mine, state, sim.compiled.put(np.int32(1))).compile()
+            compiled = sim.compiled.programs.run_resident_rounds.lower(mine, state, sim.compiled.put(np.int32(1))).compile()
             found.append(ends(sim, compiled, mine, state)[0])
     assert {leaf.dtype for leaf in jax.tree.leaves(found[0]) if leaf.dtype.kind == "f"} == {np.dtype("float64")}
     chex.assert_trees_all_close(found[1], found[0], atol=1e-10, rtol=1e-10)
