@@ -25,7 +25,6 @@ def trace_programs(simulation: Simulator, parts: tuple[str, ...] = PARTS) -> Tra
 
     Args:
       simulation: on any devices, such as a topology's (`experiment.build(devices=...)`).
-      parts: which of `PARTS`.
     """
     tracer = _Tracer(simulation.compiled)
     traces: Traces = {}

@@ -107,10 +107,7 @@ def _try(name: str, score: Callable, like: tuple[Inputs, Inputs], classes: int) 
     """Checks what a score gives of rows drawn at random: with some more rows, outside of the mask, it must be the same.
 
     Args:
-      name: of the score.
-      score: it.
       like: (outputs, x, y) of ROWS + PADDING rows and of ROWS, as shapes.
-      classes: K.
     """
     more, fewer = like
     rng = np.random.default_rng(0)

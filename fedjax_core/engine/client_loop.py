@@ -34,10 +34,8 @@ def choose_plan(
     times slower. On an accelerator all train at once; `Simulator` halves the chunk if they do not fit its memory.
 
     Args:
-      cohort: C.
       chunk: clients at once on one device; None: 1 on a CPU, all on an accelerator.
       devices: None: all, but no more than `model` for each client of the cohort; with several processes all.
-      model: devices that hold one network together.
       among: the devices to choose from, such as a topology's; None: those that jax sees.
 
     Raises:
@@ -95,7 +93,6 @@ def arrange(examples: Array, plan: Plan, by_size: bool = False) -> Array:
 
     Args:
       examples: [n] work of each client, n a multiple of chunk * parts.
-      plan: the plan.
       by_size: order by size even where clients train one after another.
 
     Returns:
@@ -133,11 +130,8 @@ def map_clients(
     """Maps `fn` over clients. With `plan.model` the compiler shards what is computed with sharded networks.
 
     Args:
-      fn: (shared, one client's entry) -> (added, stacked).
       shared: what all clients read; never mapped.
       mapped: leaves [n, ...], n a multiple of plan.chunk * plan.client_shards.
-      plan: how many clients run at once, and on how many devices.
-      mesh: the plan's devices.
       in_specs: PartitionSpecs of `shared`, a prefix; where it is sharded by clients, a device's clients read its own
         shard. None: every device has all of it.
 

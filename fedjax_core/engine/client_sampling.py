@@ -146,9 +146,7 @@ def make_sampler(sampling: str, cohort: int | float | None, population: int) -> 
     """Returns the sampler of a config.
 
     Args:
-      sampling: one of `SAMPLERS`.
       cohort: as in `resolve_cohort_size`.
-      population: N.
 
     Raises:
       ValueError: the sampling is unknown, or the cohort's size is out of range.
@@ -213,9 +211,7 @@ def select_members(ids: Array, is_member: Array, population: int, slots: int) ->
     """Selects the cohort's clients of one group.
 
     Args:
-      ids: [C] the cohort.
       is_member: [C] bool, which of them are of the group.
-      population: N.
       slots: at least min(C, the group's clients).
 
     Returns:

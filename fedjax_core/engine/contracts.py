@@ -223,10 +223,6 @@ def check_algorithm(algorithm: Any, build: Any) -> Algorithm:
 def check_client_output(out: Any, collect: PyTree) -> ClientOutput:
     """Returns what `client_update` returned.
 
-    Args:
-      out: the output.
-      collect: the method's, a tree prefix of the uplink.
-
     Raises:
       TypeError: it is not a ClientOutput; its metrics are not pairs of numbers by name; a leaf of `collect` is not a
         Reduce.
@@ -265,11 +261,6 @@ def check_pairs(pairs: Any, wants: str) -> None:
 
 def check_score(name: str, score: Callable, result: Any) -> Any:
     """Returns the result of a score of `evaluation.scores`: a pair, or with `finalize` sums of at least 32 bits.
-
-    Args:
-      name: its name in the records.
-      score: the function.
-      result: what it returned.
 
     Raises:
       TypeError: the result is not a pair of numbers, or with `finalize` not numbers and arrays of numbers.
@@ -315,11 +306,6 @@ def check_predictions(outputs: Any, name: str, group: str, y: Array, classes: in
     """Checks that a predictor gives logits that can be scored.
 
     Args:
-      outputs: what it returned for some examples.
-      name: the predictor's.
-      group: the name of the clients' group.
-      y: the targets of these examples.
-      classes: K.
       may_be_wider: whether more logits than classes are allowed, as where public examples have classes of their own.
 
     Raises:

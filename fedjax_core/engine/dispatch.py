@@ -102,11 +102,6 @@ class CompiledPlan:
     """A simulation under one plan: its programs, what they read, and the client states that they change.
 
     Attributes:
-      spec: with the plan.
-      layout: shardings.
-      programs: compiled when they are first called.
-      feed: the arrays that programs read.
-      states: the clients', between rounds.
       fits: whether scored rounds, or plain ones (True, False), have run: their program fits the devices.
       pace: by program of an evaluation, the seconds that a chunk of each device last took.
     """
@@ -132,8 +127,6 @@ class CompiledPlan:
         """Splits clients into blocks of one size, dealt to the devices by their work.
 
         Args:
-          g: the clients' group.
-          clients: their ids.
           nobody: the id of an empty slot.
           work: [nobody] of every client, such as its examples.
           client_bytes: memory that one client takes; a block takes at most BLOCK_BYTES.
@@ -171,8 +164,6 @@ def compile_for_plan(
     """Returns the simulation under a plan.
 
     Args:
-      spec: the simulation.
-      plan: the plan.
       offloaded: client states that were offloaded under another plan.
     """
     mesh = meshes.make_mesh(plan, spec.devices)
@@ -220,8 +211,6 @@ def dispatch_rounds(compiled: CompiledPlan, state: State, num_rounds: int, score
     error, for a smaller chunk to take over.
 
     Args:
-      compiled: the simulation under its plan.
-      state: before the rounds.
       num_rounds: the most to run; one, where `scored`.
       scored: whether the round scores clients right after their training.
 

@@ -31,7 +31,6 @@ class EvaluationResult(NamedTuple):
     """The scores of an evaluation.
 
     Attributes:
-      metrics: by name.
       by_client: the values of single clients behind them; None without scopes "own", "all" and "unseen".
     """
 
@@ -46,11 +45,6 @@ def ignore_progress(what: str, done: int, total: int) -> None:
 
 def evaluate(compiled: CompiledPlan, state: State, watch: Watch = ignore_progress) -> EvaluationResult:
     """Returns all scores of the configured scopes except "post_local".
-
-    Args:
-      compiled: the simulation under its plan.
-      state: to score; it stays as it is.
-      watch: called about every `INTERVAL_SECONDS`; what it raises ends the evaluation.
 
     Raises:
       Diverged: a loss is not finite; says whose.
@@ -155,8 +149,6 @@ def _chunk_bounds(
     """Splits a program's chunks into ranges that take about INTERVAL_SECONDS.
 
     Args:
-      compiled: remembers how long chunks took.
-      name: of the program.
       number: of its chunks, of each device.
       tell: called after each range with how many chunks are done; may raise to stop.
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_core.algorithm import Algorithm, Array, Examples, PyTree, targets_of
 from fedjax_core.engine import client_loop, contracts
-from fedjax_core.engine.client_state import host_store
+from fedjax_core.engine.client_state import stores
 from fedjax_core.engine.data_feed import cohort_buffer
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.sharding.mesh import Plan
@@ -59,10 +59,6 @@ def score_server(
     Batches are spread over devices as clients are.
 
     Args:
-      spec: the simulation.
-      arrays: what all programs read.
-      server: the server's state.
-      round_num: rounds done.
       sums, bounds: as `client_loop.map_chunk_range` takes them.
       block: of streamed examples, (examples [n * B], index [n] of each batch's first one, how many there are in all).
       rows: "test": the whole test set; "validation": all validation examples; "streamed": those of `block`.
@@ -129,7 +125,7 @@ def score_clients(
     Clients outside of the chunks in `bounds` get zeros (`client_loop.map_chunk_range`).
     """
     if spec.is_offloaded:
-        client_states = host_store.init_untouched(spec, g, arrays, initial, state.key, ids, client_states, touched)
+        client_states = stores.init_untouched(spec, g, arrays, initial, state.key, ids, client_states, touched)
 
     def score_client(shared, entry):
         (arrays, _, round_num, _), (i, client) = shared, entry
@@ -217,7 +213,6 @@ def sort_by_client(blocks: list[dict[str, PyTree]], ids: list[np.ndarray]) -> di
 
     Args:
       blocks: {predictor: {"loss", "accuracy"}: pairs [E]}, with an E of each block's own.
-      ids: [E] of each.
     """
     models = [name for name in blocks[0] if all(name in block for block in blocks)]
     shared = [{name: block[name] for name in models} for block in blocks]

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_core.algorithm import Array, Cohort, PyTree, Reduce
 from fedjax_core.engine import client_loop, client_sampling, contracts, divergence, evaluation_step
-from fedjax_core.engine.client_state import host_store
+from fedjax_core.engine.client_state import stores as stores
 from fedjax_core.engine.data_feed import cohort_buffer
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.sharding.mesh import AXIS
@@ -25,8 +25,7 @@ def init_state(spec: SimulationSpec, arrays: DeviceArrays, key_data: Array) -> S
     """Returns the state before round 1, without `prepare`."""
     server = spec.algorithm(0, arrays, 0).server_init(stream_key(key_data, "init", 0))
     clients = tuple(
-        () if spec.is_offloaded else host_store.init_client_states(spec, g, arrays, server, key_data)
-        for g in range(len(spec.groups))
+        () if spec.is_offloaded else stores.init_client_states(spec, g, arrays, server, key_data) for g in range(len(spec.groups))
     )
     return State(server, clients, jnp.zeros((), jnp.int32), key_data)
 
@@ -52,7 +51,7 @@ def prepare_clients(
 
     if spec.is_offloaded:
         untouched = jnp.zeros(len(ids), bool)
-        states = host_store.init_untouched(spec, g, arrays, server, key_data, ids, states, untouched)
+        states = stores.init_untouched(spec, g, arrays, server, key_data, ids, states, untouched)
     shared = arrays, server, key_data
     in_specs = cohort_buffer.shared_input_specs(shared)
     entries, plan = (ids, states), spec.plan_of(g)
@@ -68,11 +67,11 @@ def run_resident_rounds(spec: SimulationSpec, arrays: DeviceArrays, state: State
 
     def run_next(state: State):
         drawn = draw_cohorts(spec, arrays, state.key, state.round)
-        stores = list(zip(state.clients, drawn, strict=True))
-        clients = [host_store.gather(store, slots) for store, (_, slots) in stores]
+        groups = list(zip(state.clients, drawn, strict=True))
+        clients = [stores.gather(store, slots) for store, (_, slots) in groups]
         state, clients, record = run_round(spec, arrays, state, drawn, clients, scored=scored)
-        new = tuple(host_store.scatter(store, slots, new) for (store, (_, slots)), new in zip(stores, clients, strict=True))
-        return state._replace(clients=new), record
+        changed = tuple(stores.scatter(store, slots, new) for (store, (_, slots)), new in zip(groups, clients, strict=True))
+        return state._replace(clients=changed), record
 
     if scored:
         return run_next(state)
@@ -123,14 +122,9 @@ def run_round(
     """Runs one round: trains the cohort, aggregates its uplinks and updates the server.
 
     Args:
-      spec: the simulation.
-      arrays: what all rounds read.
       state: before the round; its client states are not used.
-      drawn: the cohort.
-      clients: per group, the cohort's client states.
       initial: of offloaded states, the server before round 1, from which untouched clients begin.
       touched: of offloaded states, per group, [C] whether they were ever written.
-      scored: whether clients are scored right after local training.
 
     Returns:
       (state whose client states are still the old ones, the cohort's client states per group, record).
@@ -182,7 +176,7 @@ def run_client(spec: SimulationSpec, g: int, scored: bool, shared, entry):
     is_active = client.examples > 0
     i = jnp.minimum(client.ids, spec.population - 1)
     if spec.is_offloaded:
-        state = host_store.init_if_untouched(algorithm, initial, key_data, i, state, touched)
+        state = stores.init_if_untouched(algorithm, initial, key_data, i, state, touched)
     sent = algorithm.broadcast(server, i)
     data = spec.client_data(arrays, i, client.examples)
     client_key = jax.random.fold_in(stream_key(key_data, "client", round_num), i)
@@ -236,10 +230,7 @@ def flatten_record(
 
     Args:
       record: what the round's program returned, on the host.
-      round_num: from 1.
-      targets: the kind of the targets, one of `algorithm.TARGETS`.
       own: per group, its task's own scores, by name; empty where the record has no such scores.
-      y: the training targets, for the advice in messages.
 
     Raises:
       Diverged: something was not finite, says what, and of which clients; or everybody was left out.

@@ -44,11 +44,7 @@ def choose_batches(evaluation: Evaluation, host: DeviceArrays, plan: Plan, platf
     """Returns the rows at once of each kind of score; `evaluation.batch`, if it is given, for all of them.
 
     Args:
-      evaluation: what is scored.
-      host: every client's lists of rows, on the host.
       plan: clients that are scored at once on a device share the cost of a batch.
-      platform: of the devices, such as "cpu".
-      convolves: whether the network has convolutions.
     """
     if evaluation.batch is not None:
         return ScoreBatches(*[evaluation.batch] * len(ScoreBatches._fields))

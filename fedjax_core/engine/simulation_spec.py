@@ -40,7 +40,6 @@ class Group(NamedTuple):
       name: what messages call it.
       build: task -> Algorithm; called anew inside each traced program, so it must be cheap and free of side effects.
       task: the group's network; `task.population` is the whole population's.
-      clients: [n] ids.
     """
 
     name: str
@@ -55,10 +54,8 @@ class State(NamedTuple):
     Client states that are offloaded to the host or the disk are kept by the simulator, those of the newest state only.
 
     Attributes:
-      server: the method's server state.
       clients: per group, client states with leaves [n, ...]; `()` if offloaded.
       round: [] rounds done.
-      key: the experiment's key data.
     """
 
     server: PyTree
@@ -150,18 +147,14 @@ class SimulationSpec:
       data: the federated data (pooled for a method that asks for it), stored as `placed` says.
       placed: where the data are, and why.
       readers: of "train" and "test", where examples are streamed; else none.
-      host_arrays: what all rounds read, on the host.
-      sampling: how cohorts are drawn.
       dropout: the probability with which a sampled client does not come back.
       evaluation: what is scored, with unseen clients where that is possible.
       episodes: how minibatches and tests are drawn; None: plain examples.
       hold: "device", "host" or "disk", where client states are between rounds.
-      dispatch: the most rounds in one dispatch.
       center: of numeric targets, [D] the mean over the training examples.
       unseen_skip_reason: why unseen clients, if there are any, are not scored; "" if they are.
       plan, mesh, devices: the client loop's plan, the plan's devices, and the devices that it may take (None: all).
       batches: examples that are scored at once; they follow from the plan.
-      shapes: of states and messages.
       score_bytes: per group, bytes of a client's sums of scores with `finalize`, of one model.
       by_size: whether clients are ordered by size whatever the plan, as under `vmap` over runs, where clients of all
         runs that train at once should be of like size.

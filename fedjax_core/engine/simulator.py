@@ -89,7 +89,6 @@ def build_spec(
       cohort: clients a round, as a number or a fraction; None: all.
       dropout: probability with which a sampled client does not come back.
       plan: None: `client_loop.choose_plan`.
-      evaluation: what is scored.
       hold: "device", "host" or "disk": where client states are between rounds. Off the device a dispatch has one round.
       dispatch: the most rounds in one dispatch. Where data are streamed it is one.
       episodes: how minibatches and tests are drawn, for networks made by `few_shot.prototypical_model`; None: plain examples.
@@ -167,11 +166,7 @@ def _wrap_uplinks(spec: SimulationSpec, transforms: Sequence[UplinkTransform], l
 
 
 class Simulator:
-    """One method on one federated data set.
-
-    Attributes:
-      compiled: the programs, arrays and client states under the current plan.
-    """
+    """One method on one federated data set."""
 
     def __init__(self, spec: SimulationSpec):
         """Compiles nothing, and puts nothing on a device; `spec` is from `build_spec`."""
@@ -196,7 +191,6 @@ class Simulator:
 
         Args:
           state: from `init`, `run_rounds` or a checkpoint.
-          n: number of rounds.
           scored: whether the last of them also scores the clients' models right after local training (scope "post_local").
 
         Returns:
@@ -237,7 +231,6 @@ class Simulator:
         """Returns all scores of the configured scopes except "post_local"; names as in `Evaluation`.
 
         Args:
-          state: to score; it stays as it is.
           watch: called with what is scored, how much of it is done and of how much, about twice a second; what it
             raises ends the evaluation.
 
@@ -257,8 +250,6 @@ class Simulator:
         """Returns what one client holds, and its models: for analyses, outside of rounds.
 
         Args:
-          state: to look at; it stays as it is.
-          client: id.
           trained: True: what the client would hold right after its local training in the coming round.
 
         Raises:
@@ -292,7 +283,6 @@ class Simulator:
         """Returns everything that a checkpoint must keep, as host arrays.
 
         Args:
-          state: to save.
           with_offloaded: whether it includes offloaded client states; False: these are saved as `offloaded_states.read_parts`.
         """
         offloaded, saved = self.offloaded_states, {"state": meshes.fetch(state)}
@@ -319,7 +309,6 @@ class Simulator:
         """Restores what `to_host` returned, on this simulation's devices, whatever the earlier ones were.
 
         Args:
-          saved: the snapshot.
           read_parts: (part -> names of its arrays to read) -> (number, arrays) of parts of offloaded client states.
         """
         compiled, mesh = self.compiled, self.spec.mesh
@@ -360,9 +349,6 @@ class Simulator:
 
         A `MemoryError` is raised by all processes together. One that only this process's devices raised ends a run of
         several processes: the others would wait for a round that never comes.
-
-        Args:
-          work: its inputs must survive a failure.
 
         Raises:
           Whatever `work` raised, if it is no lack of memory or the chunk is 1 already.

@@ -54,12 +54,6 @@ def score_unseen(
     """Scores unseen clients that have group g's network on their own test examples.
 
     Args:
-      spec: the simulation.
-      g: the group.
-      arrays: what all programs read.
-      server: the server's state.
-      round_num: rounds done.
-      key_data: the experiment's.
       indices: [E] which unseen clients; beyond the last one: empty slots.
       bounds: the chunks that are done (`client_loop.map_chunk_range`); other clients get zeros.
 

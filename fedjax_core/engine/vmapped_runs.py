@@ -48,15 +48,7 @@ def find_vmap_obstacle(simulator: Simulator) -> str:
 
 
 def run_vmapped_rounds(spec: SimulationSpec, arrays: DeviceArrays, states: Sequence[State], n: Array, scored: bool):
-    """Does `rounds.run_resident_rounds` of several states. Returns (states, records with leaves [seeds, ...]).
-
-    Args:
-      spec: shared.
-      arrays: shared.
-      states: of the seeds.
-      n: rounds of each.
-      scored: one round, that scores its clients.
-    """
+    """Does `rounds.run_resident_rounds` of several states. Returns (states, records with leaves [seeds, ...])."""
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
     stacked, records = jax.vmap(lambda state: rounds.run_resident_rounds(spec, arrays, state, n, scored))(stacked)
     return tuple(_take(stacked, index) for index in range(len(states))), records
@@ -66,7 +58,6 @@ class VmappedSeeds:
     """Replicas of a simulator, one for each seed, whose rounds are one program.
 
     Attributes:
-      replicas: one per seed, which share programs and data.
       at_once: how many seeds the program has at most; fewer if so many do not fit.
     """
 
@@ -75,7 +66,6 @@ class VmappedSeeds:
 
         Args:
           simulator: without a `find_vmap_obstacle` against it.
-          number: of seeds.
         """
         self._simulator = simulator
         self.replicas = [simulator.as_replica() for _ in range(number)]
@@ -106,8 +96,6 @@ class VmappedSeeds:
         """Does n rounds of each seed. One that fails ends there; the others go on.
 
         Args:
-          seeds: different replicas, with their states.
-          n: rounds.
           scored: whether the last round scores clients right after local training.
 
         Returns:

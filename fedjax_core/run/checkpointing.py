@@ -130,7 +130,6 @@ def check_inputs(directory: str | Path, recorded: Mapping[str, Any], now: Mappin
     """Compares the digests of inputs and targets with those of a run.
 
     Args:
-      directory: of the run, for the message.
       recorded: from its run.json.
       now: from `digest_inputs`; public examples are compared if both have them.
 

@@ -96,7 +96,6 @@ def find_selected_round(folder: Path, checkpoints: Checkpoints) -> int | None:
     round is selected yet.
 
     Args:
-      folder: of the run.
       checkpoints: of the run, which may still have that round.
 
     Raises:
@@ -117,7 +116,6 @@ class ScoreBound(NamedTuple):
     """A score to reach.
 
     Attributes:
-      score: its name.
       is_lower_bound: whether the score must be at least `value`; False: at most.
       value: as scores are recorded, 0.97 for 97 %.
     """
@@ -154,10 +152,6 @@ class TargetScore:
 
     def __init__(self, text: str | None, scores: Sequence[str]):
         """Checks that evaluations have the score.
-
-        Args:
-          text: `evaluation.until`.
-          scores: of evaluations.
 
         Raises:
           ValueError: the text has another form, or names no score of evaluations.

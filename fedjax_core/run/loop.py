@@ -11,10 +11,9 @@ from typing import Any
 
 from fedjax_core.engine.simulator import Simulator
 from fedjax_core.engine.vmapped_runs import Result, VmappedSeeds
-from fedjax_core.run.resource_use import measure_time
 from fedjax_core.run.settings import Finished, Interrupted, RunSettings
 from fedjax_core.run.signals import StopRequest, lenient_console
-from fedjax_core.run.training_run import TrainingRun, open_run
+from fedjax_core.run.training_run import TrainingRun, measure_time, open_run
 
 Outcome = Finished | Exception | Interrupted  # of one of several runs: what it returned or raised
 RunArguments = tuple[Simulator, str, Mapping[str, Any], RunSettings]  # what `run` takes
@@ -27,11 +26,8 @@ def run(simulator: Simulator, directory: str, config: Mapping[str, Any], setting
     plan is recorded and used again.
 
     Args:
-      simulator: what trains.
-      directory: a new one, or one that holds this run.
       config: all that defines the run, as plain values. In the directory only fields of
         `MAY_DIFFER` may differ.
-      settings: how the run trains, what it reports and what it keeps.
 
     Raises:
       ValueError: the directory holds another run, or this run on other data.
@@ -59,7 +55,6 @@ def run_seeds(runs: Sequence[RunArguments], vmapped: VmappedSeeds) -> list[Outco
 
     Args:
       runs: the arguments of `run` for each; their simulators are those of `vmapped`.
-      vmapped: does the rounds of all of them.
 
     Returns:
       An outcome of each run, in their order.

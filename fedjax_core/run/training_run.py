@@ -1,14 +1,17 @@
 """One run between its first and its last round: what the loop (`loop.py`) does with it.
 
-`open_run` opens the directory and restores what it holds, `TrainingRun` has the steps of the loop, and its `finish` closes the run.
+`open_run` opens the directory and restores what it holds, `TrainingRun` has the steps of the loop, and its `finish`
+closes the run.
 """
 
 import contextlib
 import dataclasses
+import resource
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -20,16 +23,17 @@ from fedjax_core.engine.simulator import Diverged, Simulator, State
 from fedjax_core.reporting import client_scores
 from fedjax_core.reporting import reporter as report
 from fedjax_core.run import checkpointing
-from fedjax_core.run.callbacks import CallbackFailed, Callbacks, Ended, Started
+from fedjax_core.run.callbacks import CallbackFailed, Callbacks, Ended, Started, StateReader
 from fedjax_core.run.early_stopping import SELECTED, BestRound, TargetScore
-from fedjax_core.run.resource_use import measure_time, peak_memory
 from fedjax_core.run.settings import Finished, Interrupted, RunSettings
 from fedjax_core.run.signals import StopRequest
-from fedjax_core.run.state_reader import StateReader
 from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json, read_jsonl
 from fedjax_core.storage.signature import sign_config
 from fedjax_core.storage.workdir import BEGUN_HERE, CHECKPOINTS, CONFIG, METRICS, WorkDir
+
+Result = TypeVar("Result")
+
 
 PROFILE = "profile"
 DISPATCH_SECONDS = 2.0  # the longest that Ctrl-C waits for rounds
@@ -45,7 +49,6 @@ class TrainingRun:
     """A run that trains: the steps of the loop.
 
     Attributes:
-      simulator, workdir, settings: of the run.
       state: after the last round.
       done: rounds done.
       checkpoints, best, target, reporter, callbacks, stop: what the steps write to and ask.
@@ -309,10 +312,6 @@ def open_run(
     """Opens a run: its directory, its state from there or new, and its callbacks. An error inside ends the callbacks.
 
     Args:
-      simulator: of the run.
-      directory: a new one, or one that holds this run.
-      config: all that defines the run, as plain values. In the directory only fields of `MAY_DIFFER` may differ.
-      settings: of the run.
       stop: handles the signals of several runs; None: this run handles them.
 
     Raises:
@@ -403,3 +402,44 @@ def _restore_or_init(
 def _rounds_per_dispatch(seconds: float) -> int:
     """How many rounds of so many seconds fit `DISPATCH_SECONDS`; at least one."""
     return min(max(int(DISPATCH_SECONDS / seconds), 1), 2**30)
+
+
+def measure_time(work: Callable[[], Result], trace: Path | None = None) -> tuple[Result, float, float]:
+    """Returns the result of `work`, the seconds that it took, and how many of them compiled programs.
+
+    Args:
+      trace: the folder of a profiler's trace; None: nothing is traced.
+    """
+    compile_seconds, start = _CompileTime.seconds, time.monotonic()
+    with contextlib.nullcontext() if trace is None else _profile(trace):
+        result = work()
+    return result, time.monotonic() - start, _CompileTime.seconds - compile_seconds
+
+
+def _profile(folder: Path) -> contextlib.AbstractContextManager:
+    """A trace without Python calls: their hooks, set in all threads, have ended processes (SIGSEGV), and a round is one call."""
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    return jax.profiler.trace(folder, profiler_options=options)
+
+
+class _CompileTime:
+    """Seconds that this process has spent tracing and compiling."""
+
+    seconds = 0.0
+
+    @classmethod
+    def add(cls, event: str, duration_secs: float, **kwargs: Any) -> None:
+        del kwargs
+        if event.startswith("/jax/core/compile/"):
+            cls.seconds += duration_secs
+
+
+jax.monitoring.register_event_duration_secs_listener(_CompileTime.add)
+
+
+def peak_memory(simulator: Simulator) -> int:
+    """Returns the most bytes in use: of the device, or of this process where the device does not report them."""
+    stats = simulator.spec.mesh.local_devices[0].memory_stats() or {}
+    scale = 1 if sys.platform == "darwin" else 1024
+    return stats.get("peak_bytes_in_use") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale

@@ -35,13 +35,10 @@ def wrap_method(
     """Returns the method with transforms applied to its uplinks.
 
     Args:
-      method: the method.
-      transforms: in any order.
       shapes: of one client's uplink.
       leave_out: whether a client whose metrics, uplink or state are not finite counts as dropped
         out: it keeps its old state, and the number of such clients is logged. Otherwise such a
         round ends the run.
-      name: of the method, for messages.
 
     Raises:
       ValueError: a part of the uplink is neither a delta nor class means; two transforms replace

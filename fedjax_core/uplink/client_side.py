@@ -21,9 +21,6 @@ class _Message(NamedTuple):
     """One client's uplink behind all `send` transforms.
 
     Attributes:
-      value: the uplink.
-      kept: each transform's client state.
-      metrics: of the transforms.
       wire: arrays that are transmitted, or None for the uplink itself.
       was_finite: [] whether the uplink was finite wherever a transform may have hidden that it is
         not.

@@ -42,7 +42,6 @@ class NoiseStream(NamedTuple):
     """Generates correlated noise row by row.
 
     Attributes:
-      num_vectors: size of the state.
       step: (Noise, key) -> (row [D] for z of deviation 1, Noise).
     """
 
@@ -96,11 +95,8 @@ def make_mechanism(clip: float, noise: float, cohort: float, real: float, strate
     """Returns the mechanism: `dp_mechanisms.gaussian` with correlated noise.
 
     Args:
-      clip: norm.
       noise: multiplier: deviation of z over the clip times the sensitivity of C. Its epsilon is
         that of one Gaussian mechanism.
-      cohort, real: see `dp_mechanisms.py`.
-      strategy: C.
     """
     stream = make_stream(strategy)
     scale = noise * clip * strategy.sensitivity() * (cohort / real)

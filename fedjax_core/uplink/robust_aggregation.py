@@ -27,7 +27,7 @@ from fedjax_core import option_types, registry
 from fedjax_core.algorithm import Array
 from fedjax_core.option_types import AtLeastOne, Positive
 from fedjax_core.task import count_parameters
-from fedjax_core.uplink.flatten import check_shape, masked_mean
+from fedjax_core.uplink.layout import check_shape, masked_mean
 from fedjax_core.uplink.sharded_aggregation import row_norms, sum_over_devices
 from fedjax_core.uplink.transform import UplinkTransform, VectorReduce
 

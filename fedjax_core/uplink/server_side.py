@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedjax_core.algorithm import Array, Cohort, PyTree
 from fedjax_core.task import count_parameters
 from fedjax_core.uplink import sharded_aggregation
-from fedjax_core.uplink.flatten import check_shape, clamp_variances, masked_sum
+from fedjax_core.uplink.layout import check_shape, clamp_variances, masked_sum
 from fedjax_core.uplink.transform import ClientContext
 from fedjax_core.uplink.wrapped_method import WrappedMethod, WrappedServer, WrappedUplink
 
@@ -89,12 +89,8 @@ def _attack_stack(
     """Returns contributions to the reduction, of vectors that attackers have changed.
 
     Args:
-      wrapped: the method.
       deltas: (vectors [C, D], weights [C]), or a pair of None.
       class_means: (vectors [C, K, D], weights [C, K]) of each.
-      counted: the clients that count.
-      memory: of each transform.
-      key: of the server's update.
     """
 
     def attack(vectors: Array, weights: Array, *folds: Any) -> Array:

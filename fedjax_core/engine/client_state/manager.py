@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Array, PyTree
-from fedjax_core.engine.client_state import host_store
-from fedjax_core.engine.client_state.disk_store import DiskStore
-from fedjax_core.engine.client_state.host_store import HostStore
+from fedjax_core.engine.client_state import stores
 from fedjax_core.engine.client_state.multi_process import SharedExchange, StateShards
 from fedjax_core.engine.client_state.offload import Exchange
+from fedjax_core.engine.client_state.stores import DiskStore, HostStore
 from fedjax_core.engine.sharding import mesh as meshes
 from fedjax_core.engine.sharding.model_parallel import Layout
 from fedjax_core.engine.simulation_spec import SimulationSpec, State
@@ -26,7 +25,6 @@ class CheckpointPart(NamedTuple):
     """The client states of one part of a checkpoint; each of several processes writes a file of it, with its share.
 
     Attributes:
-      group: index of their group.
       slots: [n] int32, ascending, in the group's store.
     """
 
@@ -115,10 +113,6 @@ class OffloadedStates:
     def load_part(self, number: int, part: Mapping[str, np.ndarray]) -> None:
         """Restores one of the parts, in their order.
 
-        Args:
-          number: of the part in the checkpoint.
-          part: named arrays.
-
         Raises:
           ValueError: it has states of another method or model.
         """
@@ -165,8 +159,6 @@ class ClientStates:
         """Creates no store.
 
         Args:
-          spec: with its plan.
-          layout: shardings.
           offloaded: states that the plan before has offloaded.
         """
         self._spec, self._layout, self._offloaded = spec, layout, offloaded
@@ -199,7 +191,7 @@ class ClientStates:
         mesh, offloaded = self._spec.mesh, self.offloaded
         slots = self._spec.host_arrays.slots[g][ids]
         if offloaded is None:
-            states = host_store.gather(state.clients[g], meshes.put(slots, mesh))
+            states = stores.gather(state.clients[g], meshes.put(slots, mesh))
             return slots, states, meshes.put(np.zeros(len(ids), bool), mesh), state.server
         store = offloaded.stores[g]
         if offloaded.shards is not None:
@@ -214,7 +206,7 @@ class ClientStates:
         offloaded = self.offloaded
         if offloaded is None:
             clients = list(state.clients)
-            clients[g] = host_store.scatter(clients[g], meshes.put(slots, self._spec.mesh), states)
+            clients[g] = stores.scatter(clients[g], meshes.put(slots, self._spec.mesh), states)
             return state._replace(clients=tuple(clients))
         offloaded.stores[g].write(slots, meshes.fetch(states), slots < len(self._spec.groups[g].clients))
         self.close()  # what was prefetched is outdated

@@ -20,8 +20,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_core.algorithm import Array, PyTree
-from fedjax_core.engine.client_state.host_store import HostStore
 from fedjax_core.engine.client_state.offload import Exchange, PrefetchedRound, Route, find_returning_clients
+from fedjax_core.engine.client_state.stores import HostStore
 from fedjax_core.engine.sharding.mesh import AXIS, client_sharded
 
 Read = Callable[[np.ndarray], tuple[PyTree, np.ndarray]]  # slots [n] of a store -> (states [n, ...], touched [n])
@@ -35,7 +35,6 @@ class StateShards:
 
     Attributes:
       keepers: D.
-      mesh: the devices.
     """
 
     def __init__(self, mesh: Mesh, shardings: PyTree = None):

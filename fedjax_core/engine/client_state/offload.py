@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import PyTree
-from fedjax_core.engine.client_state.host_store import HostStore
+from fedjax_core.engine.client_state.stores import HostStore
 
 
 class Route(NamedTuple):
@@ -72,9 +72,7 @@ class Exchange:
         """Reads nothing yet.
 
         Args:
-          stores: per group.
           draw: (key data, rounds done) -> `rounds.draw_cohorts`.
-          put: client states -> the same on the devices.
           sharding: of such states, or for each group a tree of such in a list.
         """
         self._stores, self._draw, self._put = stores, draw, put

@@ -53,7 +53,6 @@ class BufferTable:
     Attributes:
       ids: [C] int32 the clients; N for an empty slot.
       start, size: [C] int32.
-      most: M.
     """
 
     ids: Array | np.ndarray
@@ -179,7 +178,6 @@ def round_capacity(spec: SimulationSpec, sizes: np.ndarray, is_dealt: bool) -> i
     """Returns the capacity of a device's shard of a round's buffer.
 
     Args:
-      spec: with its plan.
       sizes: [N] each client's examples that rounds read.
       is_dealt: whether clients are dealt to devices by these sizes.
     """

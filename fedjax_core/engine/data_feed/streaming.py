@@ -42,8 +42,6 @@ class DataFeed:
         """Puts nothing on a device.
 
         Args:
-          spec: with its plan and readers.
-          shardings: of `DeviceArrays`.
           draw: `rounds.draw_cohorts`, compiled.
         """
         needs_whole_test = spec.episodes is not None or "all" in spec.evaluation.scopes

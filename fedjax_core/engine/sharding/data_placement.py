@@ -79,8 +79,6 @@ def choose_placement(place: str | None, data: FederatedData, mesh: Mesh) -> Plac
     Args:
       place: one of `PLACES`; None: "device" if they fit into half of one device's memory (CPU devices each hold a copy
         in their part of the machine's memory); else "host", or "disk" if they are memory-mapped files.
-      data: the arrays.
-      mesh: the plan's devices.
 
     Raises:
       ValueError: there is no such place.

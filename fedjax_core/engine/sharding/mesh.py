@@ -74,8 +74,6 @@ def put(tree: PyTree, mesh: Mesh, shardings: PyTree = None) -> PyTree:
     """Puts host arrays on the devices; deferred arrays are read shard by shard.
 
     Args:
-      tree: the arrays; in several processes, each must hold the same.
-      mesh: the devices.
       shardings: a prefix of the tree; None: every device holds all of it.
     """
     shardings = replicated(mesh) if shardings is None else shardings
@@ -102,8 +100,6 @@ def assemble_shards(shapes: PyTree, mesh: Mesh, make_shard: Callable[[int], Sequ
     """Returns client-sharded arrays [n, ...]; each process makes the shards of its own devices.
 
     Args:
-      shapes: of the arrays.
-      mesh: the devices.
       make_shard: d -> the d-th shards [n / D, ...] of all leaves.
     """
     leaves, structure = jax.tree.flatten(shapes)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.privacy import Participation, PrivacyConfig, Release, compute_epsilon, cyclic_participation, matrix_factorization
-from fedjax_core.privacy.participation import weaken
+from fedjax_core.privacy.matrix_factorization import weaken
 
 needs_library = pytest.mark.skipif(importlib.util.find_spec("dp_accounting") is None, reason="dp-accounting is not installed")
 needs_peer = pytest.mark.skipif(importlib.util.find_spec("jax_privacy") is None, reason="jax-privacy is not installed")

@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_core import run as runs
 from fedjax_core.run.callbacks import Callbacks, Ended, Started
-from fedjax_core.run.state_reader import StateReader
+from fedjax_core.run.callbacks import StateReader
 from fedjax_core.storage.checkpoints import Checkpoints
 from tests import toy
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.engine.client_state import manager
-from fedjax_core.engine.client_state.host_store import HostStore
+from fedjax_core.engine.client_state.stores import HostStore
 from fedjax_core.engine.client_state.manager import OffloadedStates
 from fedjax_core.run import checkpointing
 from fedjax_core.storage import client_state_files

@@ -21,7 +21,7 @@ from fedjax_core.uplink import (
     unwrap,
     wrap_method,
 )
-from fedjax_core.uplink.flatten import clamp_variances
+from fedjax_core.uplink.layout import clamp_variances
 from tests import toy
 
 SAME = UplinkTransform("attack", "same", send=lambda value, context, client_state: TransformOutput(value))

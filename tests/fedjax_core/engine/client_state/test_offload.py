@@ -10,8 +10,8 @@ import pytest
 
 from fedjax_core.algorithm import Cohort
 from fedjax_core.engine import client_loop
-from fedjax_core.engine.client_state.disk_store import DiskStore
-from fedjax_core.engine.client_state.host_store import HostStore
+from fedjax_core.engine.client_state.stores import DiskStore
+from fedjax_core.engine.client_state.stores import HostStore
 from fedjax_core.engine.client_state.manager import OffloadedStates, make_exchange
 from fedjax_core.engine.client_state.multi_process import StateShards
 from fedjax_core.engine.client_state.offload import Exchange
@@ -99,7 +99,7 @@ def test_a_state_that_cannot_be_written_ends_the_round_after_in_one_line(monkeyp
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fedjax_core.engine.client_state.disk_store.os.pwrite", full)
+    monkeypatch.setattr("fedjax_core.engine.client_state.stores.os.pwrite", full)
     coming = exchange.get(KEY, 0)
     exchange.prefetch(KEY, 1, exchange.draw(KEY, 1))
     exchange.put_async(coming, coming.states)
