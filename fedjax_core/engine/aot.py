@@ -103,9 +103,9 @@ class _Tracer:
     def add_evaluation(self, traces: Traces) -> None:
         spec, scopes, bounds = self.spec, self.spec.evaluation.scopes, (self.number, self.number)
         if evaluation.scores_server(spec):
-            for rows in ("test", "validation") if spec.has_validation else ("test",):
-                name = f"{EVALUATION}: server{', validation rows' if rows == 'validation' else ''}"
-                traces[name] = self.make_server_trace(rows)
+            for source in ("test", "validation") if spec.has_validation else ("test",):
+                name = f"{EVALUATION}: server{', validation rows' if source == 'validation' else ''}"
+                traces[name] = self.make_server_trace(source)
         for g in range(len(spec.groups)):
             if {"own", "all"} & set(scopes) and (blocks := evaluation.client_blocks(self.compiled, g)):
 
@@ -129,13 +129,13 @@ class _Tracer:
             arrays = self.program_arrays(("index", "test_index"))
             traces[SCORED_ROUND] = lambda: self.programs.run_scored_round.trace(arrays, self.state, self.number)
 
-    def make_server_trace(self, rows: str) -> Callable[[], Traced]:
+    def make_server_trace(self, source: str) -> Callable[[], Traced]:
         """Returns what traces the scores of the server's model on "test" or "validation" examples."""
         spec, feed = self.spec, self.compiled.feed
-        part, which = ("test", None) if rows == "test" else ("train", spec.host_arrays.validation_rows)
-        given, block, kind = (self.arrays, self.state.server, self.number), (), rows
+        part, which = ("test", None) if source == "test" else ("train", spec.host_arrays.validation_rows)
+        given, block, kind = (self.arrays, self.state.server, self.number), (), source
         if part in feed.streamed:
-            batches = feed.test_batches(part, which, evaluation.server_batch(spec, rows), spec.plan.client_shards)
+            batches = feed.test_batches(part, which, evaluation.server_batch(spec, source), spec.plan.client_shards)
             number, kind = batches.at_once * batches.devices, "streamed"
             of_block = lambda x: jax.ShapeDtypeStruct((number * batches.batch, *x.shape[1:]), x.dtype)
             examples = self.abstract(jax.tree.map(of_block, feed.stored_examples(part)))

@@ -92,11 +92,11 @@ def arrange(examples: Array, plan: Plan, by_size: bool = False) -> Array:
     with the least work so far gets the largest of them.
 
     Args:
-      examples: [n] work of each client, n a multiple of chunk * parts.
+      examples: [n] work of each client, n a multiple of chunk * shards.
       by_size: order by size even where clients train one after another.
 
     Returns:
-      [n] indices; device d has those at [d * n / parts, (d + 1) * n / parts).
+      [n] indices; device d has those at [d * n / shards, (d + 1) * n / shards).
     """
     if plan.client_shards == 1 and (plan.chunk == len(examples) or (plan.chunk == 1 and not by_size)):
         return jnp.arange(len(examples))
@@ -178,11 +178,11 @@ def map_chunk_range(
 ) -> tuple[PyTree, PyTree]:
     """Maps `fn` over some of each device's chunks.
 
-    All parts one after another give the same bits as all chunks at once, and what `map_clients` gives up to rounding.
+    All ranges one after another give the same bits as all chunks at once, and what `map_clients` gives up to rounding.
 
     Args:
       fn, shared, mapped, plan, mesh, in_specs: as in `map_clients`.
-      sums: leaves [parts, ...], what each device has added up so far (`init_sums`); `add_up_shards` gives their total.
+      sums: leaves [shards, ...], what each device has added up so far (`init_sums`); `add_up_shards` gives their total.
       bounds: (first, last), [] each: the chunks from `first` to before `last`.
 
     Returns:
@@ -215,7 +215,7 @@ def map_chunk_range(
 
 
 def init_sums(fn: ClientFn, shared: PyTree, mapped: PyTree, plan: Plan) -> PyTree:
-    """Returns the sums [parts, ...] with which `map_chunk_range` begins: zeros."""
+    """Returns the sums [shards, ...] with which `map_chunk_range` begins: zeros."""
     added, _ = jax.eval_shape(fn, shared, jax.tree.map(lambda x: x[0], mapped))
     return jax.tree.map(lambda s: jnp.zeros((plan.client_shards, *s.shape), _sum_dtype(s.dtype)), added)
 
@@ -243,12 +243,12 @@ def _sum_dtype(dtype: Any) -> Any:
     return jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.inexact) else dtype
 
 
-def add_up_shards(parts: PyTree, plan: Plan, mesh: Mesh) -> PyTree:
-    """Adds up leaves [parts, ...] on the devices, as `map_clients` adds up those of its devices."""
+def add_up_shards(shards: PyTree, plan: Plan, mesh: Mesh) -> PyTree:
+    """Adds up leaves [shards, ...] on the devices, as `map_clients` adds up those of its devices."""
     if plan.client_shards == 1:
-        return jax.tree.map(lambda x: x[0], parts)
-    total = lambda parts: jax.lax.psum(jax.tree.map(lambda x: x[0], parts), AXIS)
-    return _shard_over_clients(total, mesh, PartitionSpec(AXIS), PartitionSpec())(parts)
+        return jax.tree.map(lambda x: x[0], shards)
+    total = lambda shards: jax.lax.psum(jax.tree.map(lambda x: x[0], shards), AXIS)
+    return _shard_over_clients(total, mesh, PartitionSpec(AXIS), PartitionSpec())(shards)
 
 
 def _shard_over_clients(fn: Callable[..., PyTree], mesh: Mesh, in_specs: PyTree, out_specs: PyTree) -> Callable[..., PyTree]:

@@ -36,7 +36,7 @@ class Programs(NamedTuple):
       run_resident_rounds, run_scored_round: `rounds.run_resident_rounds`, the latter with scores right after local
         training; both consume the state.
       run_offloaded_round: `rounds.run_round`, by whether it scores.
-      init_server_sums, score_server: of `evaluation_step`, by the examples: `evaluation_step.ROWS`.
+      init_server_sums, score_server: of `evaluation_step`, by the examples: `evaluation_step.SOURCES`.
       score_clients: of `evaluation_step`.
       add_up_shards: of `client_loop`.
       score_unseen: of `unseen_clients`.
@@ -82,10 +82,12 @@ def jit_programs(spec: SimulationSpec, layout: Layout) -> Programs:
             scored: jit(rounds.run_round, out=of_offloaded, fixed_names={"scored": scored}) for scored in (False, True)
         },
         init_server_sums={
-            rows: jit(evaluation_step.init_server_sums, out=by_client, fixed_names={"rows": rows}) for rows in evaluation_step.ROWS
+            source: jit(evaluation_step.init_server_sums, out=by_client, fixed_names={"source": source})
+            for source in evaluation_step.SOURCES
         },
         score_server={
-            rows: jit(evaluation_step.score_server, out=by_client, fixed_names={"rows": rows}) for rows in evaluation_step.ROWS
+            source: jit(evaluation_step.score_server, out=by_client, fixed_names={"source": source})
+            for source in evaluation_step.SOURCES
         },
         add_up_shards=jax.jit(
             functools.partial(client_loop.add_up_shards, plan=spec.plan, mesh=spec.mesh), out_shardings=everywhere

@@ -19,7 +19,7 @@ from fedjax_core.engine.divergence import Diverged
 from fedjax_core.engine.simulation_spec import SimulationSpec, State
 from fedjax_core.training.metrics import METRIC_NAMES, finalize_metrics, metric_sums_bytes
 
-SCORED_EXAMPLES = {"own": "its own test rows", "validation": "its validation rows", "all": "the test set"}  # by scope
+SCORED_EXAMPLES = {"own": "its own test examples", "validation": "its validation examples", "all": "the test set"}  # by scope
 UNSEEN_TABLES = ("unseen_index", "unseen_test_index")
 TRAINING_TABLES = ("index", "unseen_index")  # of examples that models are trained on before they are scored
 INTERVAL_SECONDS = 0.5  # after which an evaluation can be stopped, if a client, or a batch, takes no longer
@@ -66,14 +66,14 @@ def evaluate(compiled: CompiledPlan, state: State, watch: Watch = ignore_progres
     if "unseen" in scopes:
         assert spec.data.unseen is not None
         models = score_unseen(compiled, state, watch)
-        where = "its test rows, as one that never trained,"
+        where = "its test examples, as one that never trained,"
         divergence.raise_if_scores_diverged(models, spec.data.unseen.ids, where, round_num, y)
         values = {}
         for model, score in models.items():
             metrics |= evaluation_step.client_statistics(f"test/{model}/unseen", score)
             values |= _client_values(f"test/{model}/unseen", score)
-        rows = spec.host_arrays.unseen_test_size
-        unseen = evaluation_step.ClientScores(spec.population + np.arange(len(rows)), rows, values)
+        examples = spec.host_arrays.unseen_test_size
+        unseen = evaluation_step.ClientScores(spec.population + np.arange(len(examples)), examples, values)
         by_client = unseen if by_client is None else evaluation_step.concatenate_clients(by_client, unseen)
         metrics |= unseen_clients.participation_gaps(metrics, list(models), METRIC_NAMES[spec.targets][0])
     own_scores = {name for group in spec.groups for name in group.task.scores}
@@ -93,64 +93,64 @@ def scores_server(spec: SimulationSpec) -> bool:
 def _evaluate_server(compiled: CompiledPlan, state: State, round_num: int, watch: Watch) -> dict[str, float]:
     """Scores the server's model on the test set and on all validation examples; scores without weight are left out."""
     spec, metrics = compiled.spec, {}
-    for rows in ("test", *(["validation"] if spec.has_validation else [])):
-        sums = score_server(compiled, state, rows, watch)
+    for source in ("test", *(["validation"] if spec.has_validation else [])):
+        sums = score_server(compiled, state, source, watch)
         for name, (total, weight) in finalize_metrics(spec.targets, sums, spec.groups[0].task.scores).items():
             if weight > 0:
-                metrics[f"{rows}/global/{name}"] = float(total / weight)
+                metrics[f"{source}/global/{name}"] = float(total / weight)
     if not math.isfinite(metrics.get("test/global/loss", 0.0)):
         advice = divergence.advice_for(spec.host_arrays.train.y)
         raise Diverged(f"round {round_num}: the loss of the server's model on the test set is not finite; {advice}")
     return metrics
 
 
-def score_server(compiled: CompiledPlan, state: State, rows: str, watch: Watch = ignore_progress) -> Pairs:
+def score_server(compiled: CompiledPlan, state: State, source: str, watch: Watch = ignore_progress) -> Pairs:
     """Scores the server's model on the "test" examples, or all "validation" examples."""
     feed, programs, spec = compiled.feed, compiled.programs, compiled.spec
-    part, name = {"test": "test", "validation": "train"}[rows], f"batches of {rows} rows"
+    part, name = {"test": "test", "validation": "train"}[source], f"batches of {source} examples"
     given = compiled.device_arrays, state.server, state.round
     if part not in feed.streamed:
-        sums, number = programs.init_server_sums[rows](*given), _count_batches(spec, rows)
+        sums, number = programs.init_server_sums[source](*given), _count_batches(spec, source)
         for bounds in _chunk_bounds(compiled, name, number, lambda done: watch(name, done, number)):
-            sums = jax.block_until_ready(programs.score_server[rows](*given, sums, bounds))
+            sums = jax.block_until_ready(programs.score_server[source](*given, sums, bounds))
         return jax.device_get(programs.add_up_shards(sums))
-    which = None if rows == "test" else spec.host_arrays.validation_rows
-    batches = feed.test_batches(part, which, server_batch(spec, rows), spec.plan.client_shards)
+    which = None if source == "test" else spec.host_arrays.validation_rows
+    batches = feed.test_batches(part, which, server_batch(spec, source), spec.plan.client_shards)
     number, sums = compiled.put(np.int32(batches.number)), None
     init, program = programs.init_server_sums["streamed"], programs.score_server["streamed"]
     for block_num, (examples, first) in enumerate(batches):
         block, before = (examples, first, number), block_num * batches.at_once
         sums = init(*given, block) if sums is None else sums
-        tell = lambda done, before=before: watch(name, min(before + done, batches.batches_per_device), batches.batches_per_device)
-        for bounds in _chunk_bounds(compiled, name, batches.at_once, tell):
+        report = lambda done, before=before: watch(name, min(before + done, batches.batches_per_device), batches.batches_per_device)
+        for bounds in _chunk_bounds(compiled, name, batches.at_once, report):
             sums = jax.block_until_ready(program(*given, sums, bounds, block))
     return jax.device_get(programs.add_up_shards(sums))
 
 
-def server_batch(spec: SimulationSpec, rows: str) -> int:
+def server_batch(spec: SimulationSpec, source: str) -> int:
     """Returns how many "test" or "validation" examples the server's model scores at once."""
-    return spec.batches.test if rows == "test" else spec.batches.validation_rows
+    return spec.batches.test if source == "test" else spec.batches.validation_rows
 
 
-def _count_batches(spec: SimulationSpec, rows: str) -> int:
+def _count_batches(spec: SimulationSpec, source: str) -> int:
     """Returns how many batches of resident examples each device scores with the server's model."""
     arrays = spec.host_arrays
-    if rows == "test" and spec.episodes is not None:
+    if source == "test" and spec.episodes is not None:
         number = len(arrays.tests[0])
     else:
-        size = len(arrays.test.y if rows == "test" else arrays.validation_rows)
-        number = -(-size // max(1, min(server_batch(spec, rows), size)))
+        size = len(arrays.test.y if source == "test" else arrays.validation_rows)
+        number = -(-size // max(1, min(server_batch(spec, source), size)))
     return -(-number // spec.plan.client_shards)
 
 
 def _chunk_bounds(
-    compiled: CompiledPlan, name: str, number: int, tell: Callable[[int], None]
+    compiled: CompiledPlan, name: str, number: int, report: Callable[[int], None]
 ) -> Iterator[tuple[jax.Array, jax.Array]]:
     """Splits a program's chunks into ranges that take about INTERVAL_SECONDS.
 
     Args:
       number: of its chunks, of each device.
-      tell: called after each range with how many chunks are done; may raise to stop.
+      report: called after each range with how many chunks are done; may raise to stop.
 
     Yields:
       Bounds for `client_loop.map_chunk_range`; the caller waits for its result.
@@ -162,7 +162,7 @@ def _chunk_bounds(
         start = time.monotonic()
         yield compiled.put((np.int32(first), np.int32(last)))
         pace[name] = (time.monotonic() - start) / (last - first)
-        tell(last)
+        report(last)
         first = last
 
 
@@ -222,8 +222,8 @@ def _run_interruptibly(
     size, step = len(blocks[0]), plan.chunk * plan.client_shards
     name = who if len(groups) == 1 else f"{who} with network {groups[g].name}"
     result = None
-    tell = lambda done: watch(name, block_num * size + done * step, size * len(blocks))
-    for bounds in _chunk_bounds(compiled, name, size // step, tell):
+    report = lambda done: watch(name, block_num * size + done * step, size * len(blocks))
+    for bounds in _chunk_bounds(compiled, name, size // step, report):
         scores = jax.device_get(program(*given, bounds))
         # Clients outside of the range have zeros.
         result = scores if result is None else jax.tree.map(np.add, result, scores)
@@ -303,8 +303,8 @@ def _statistic_names(prefixes: Sequence[str], names: Sequence[str]) -> list[str]
     return [f"{prefix}/{name}/{s}" for prefix in prefixes for name in names for s in evaluation_step.STATISTICS]
 
 
-def _server_score_names(spec: SimulationSpec, rows: str, names: Sequence[str]) -> list[str]:
-    return [f"{rows}/global/{name}" for name in names] if scores_server(spec) else []
+def _server_score_names(spec: SimulationSpec, source: str, names: Sequence[str]) -> list[str]:
+    return [f"{source}/global/{name}" for name in names] if scores_server(spec) else []
 
 
 def _models_and_scores(spec: SimulationSpec) -> tuple[list[str], list[str]]:

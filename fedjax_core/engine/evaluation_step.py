@@ -17,7 +17,7 @@ from fedjax_core.engine.simulation_spec import SimulationSpec, State, stream_key
 from fedjax_core.training import local_training, metrics
 from fedjax_core.training.few_shot import make_episode_batch
 
-ROWS = ("test", "validation", "streamed")  # that the server's model is scored on
+SOURCES = ("test", "validation", "streamed")  # that the server's model is scored on
 STATISTICS = ("mean", "weighted", "lowest", "highest")
 Batches = tuple[Any, Callable[[Array], local_training.Batch]]  # how many there are, and each by its number
 Models = dict[str, Callable[[PyTree], dict[str, Array]]]  # by name: x -> outputs
@@ -38,10 +38,10 @@ class ClientScores(NamedTuple):
 
 
 def init_server_sums(
-    spec: SimulationSpec, arrays: DeviceArrays, server: PyTree, round_num: Array, block: PyTree = (), rows: str = "test"
+    spec: SimulationSpec, arrays: DeviceArrays, server: PyTree, round_num: Array, block: PyTree = (), source: str = "test"
 ) -> PyTree:
     """Returns the zeros [parts, ...] with which `score_server` begins: pairs by name."""
-    return client_loop.init_sums(*_server_batches(spec, arrays, server, round_num, block, rows), _server_plan(spec))
+    return client_loop.init_sums(*_server_batches(spec, arrays, server, round_num, block, source), _server_plan(spec))
 
 
 def score_server(
@@ -52,7 +52,7 @@ def score_server(
     sums: PyTree,
     bounds: tuple[Array, Array],
     block: PyTree = (),
-    rows: str = "test",
+    source: str = "test",
 ) -> PyTree:
     """Adds the scores of the server's model on some batches to `sums`.
 
@@ -61,14 +61,14 @@ def score_server(
     Args:
       sums, bounds: as `client_loop.map_chunk_range` takes them.
       block: of streamed examples, (examples [n * B], index [n] of each batch's first one, how many there are in all).
-      rows: "test": the whole test set; "validation": all validation examples; "streamed": those of `block`.
+      source: "test": the whole test set; "validation": all validation examples; "streamed": those of `block`.
     """
-    score_batch, shared, entries = _server_batches(spec, arrays, server, round_num, block, rows)
+    score_batch, shared, entries = _server_batches(spec, arrays, server, round_num, block, source)
     plan = _server_plan(spec)
     return client_loop.map_chunk_range(score_batch, shared, entries, sums, bounds, plan=plan, mesh=spec.mesh)[0]
 
 
-def _server_batches(spec: SimulationSpec, arrays: DeviceArrays, server: PyTree, round_num: Array, block: PyTree, rows: str):
+def _server_batches(spec: SimulationSpec, arrays: DeviceArrays, server: PyTree, round_num: Array, block: PyTree, source: str):
     """Returns (a batch's scores, what all batches read, their entries [n]), for `client_loop.map_chunk_range`."""
     own = spec.groups[0].task.scores
 
@@ -77,7 +77,7 @@ def _server_batches(spec: SimulationSpec, arrays: DeviceArrays, server: PyTree, 
         outputs = algorithm.predict["global"](algorithm.broadcast(server, jnp.int32(0)), (), x)
         return _score_outputs(outputs, x, y, mask, own, spec.center), ()
 
-    if rows == "streamed":
+    if source == "streamed":
         examples, first, number = block
         b = len(jax.tree.leaves(examples.y)[0]) // len(first)
 
@@ -90,7 +90,7 @@ def _server_batches(spec: SimulationSpec, arrays: DeviceArrays, server: PyTree, 
         return score_streamed, (arrays, server, round_num, examples, number), (jnp.arange(len(first)), first)
 
     def make_batches(arrays: DeviceArrays) -> Batches:
-        if rows == "test":
+        if source == "test":
             return whole_test_batches(spec, arrays, spec.batches.test)
         return _validation_batches(spec, arrays)
 
@@ -237,9 +237,8 @@ def client_statistics(prefix: str, scores: dict[str, tuple[np.ndarray, np.ndarra
 
 def _batches(examples: Examples, index: Array, size: Array | int, b: int) -> Batches:
     """Returns the first `size` of the examples `index` [M] in batches of `b`."""
-    rows = index.shape[0]
-    b = max(1, min(b, rows))
-    index = jnp.pad(index, (0, -rows % b))
+    b = max(1, min(b, len(index)))
+    index = jnp.pad(index, (0, -len(index) % b))
 
     def batch(i):
         offsets = i * b + jnp.arange(b)

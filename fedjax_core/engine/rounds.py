@@ -251,7 +251,7 @@ def flatten_record(
     begin = 0
     for g, group in enumerate(record.get("post_local", ())):
         group_ids = ids[begin : begin + len(jax.tree.leaves(group)[0])] if group else ids[:0]
-        where = "its own test rows right after training"
+        where = "its own test examples right after training"
         divergence.raise_if_scores_diverged(group, group_ids, where, round_num, y)
         begin += len(group_ids)
         for name, score in group.items():

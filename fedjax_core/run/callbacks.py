@@ -184,7 +184,7 @@ class Callbacks:
     """All callbacks of one run.
 
     Attributes:
-      stop_reason: which callback asked to stop, and why; "" while none has.
+      stop_reason: which callback stopped the run, and why; "" while none has.
       failed: the error of the first callback that raised; None while none has.
     """
 
@@ -198,18 +198,18 @@ class Callbacks:
 
         Raises:
           TypeError: one of them has none of the methods, or gets an unknown option.
-          ValueError: a name is unknown, or a callback cannot be made.
+          ValueError: a name is unknown, or a callback's constructor fails.
         """
         resolved = [find_callback(given) if isinstance(given, str) else given for given in callbacks]
-        made = [given() if isinstance(given, registry.ResolvedSpec) else given for given in resolved]
-        for index, callback in enumerate(made):
+        instances = [given() if isinstance(given, registry.ResolvedSpec) else given for given in resolved]
+        for index, callback in enumerate(instances):
             has_method = any(callable(getattr(callback, name, None)) for name in METHODS)
             if not has_method or isinstance(callback, type):
                 raise TypeError(
                     f"callbacks[{index}]={callback!r:.80} is no object with one of the methods "
                     f"{', '.join(METHODS)}; see fedjax_core/run/callbacks.py"
                 )
-        self._callbacks = tuple(made) if writer else ()
+        self._callbacks = tuple(instances) if writer else ()
         self._has_ended = False
         self.stop_reason, self.failed = "", None
 

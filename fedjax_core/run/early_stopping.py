@@ -42,7 +42,7 @@ class BestRound:
         """
         if by is not None:
             if not simulator.spec.has_validation:
-                raise ValueError(f"evaluation.select={by!r} needs validation rows; set data.validation, such as 0.2")
+                raise ValueError(f"evaluation.select={by!r} needs validation examples; set data.validation, such as 0.2")
             registry.check_choice("evaluation.select", by, evaluation.list_validation_scores(simulator.spec))
         elif patience is not None:
             raise ValueError(f"evaluation.patience={patience} needs evaluation.select, such as 'validation/global/accuracy'")

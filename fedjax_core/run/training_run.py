@@ -178,7 +178,7 @@ class TrainingRun:
         """
         settings, reporter, callbacks = self.settings, self.reporter, self.callbacks
         early = self.early_stop_reason if self.done < settings.rounds else ""
-        asked = distributed.broadcast_from_process_0(callbacks.stop_reason) if self.done < settings.rounds and not early else ""
+        ended_by = distributed.broadcast_from_process_0(callbacks.stop_reason) if self.done < settings.rounds and not early else ""
         if early:
             reporter.note(ended=early)
         reporter.note(**{report.ENDED: peak_memory(self.simulator)})  # the mark of a run that ended without an error
@@ -195,12 +195,12 @@ class TrainingRun:
             reporter.say(f"plots    {drawn[0].parent}")
         if early:
             reporter.say(f"stopped after round {self.done}: {early}")
-        if asked:
-            reporter.say(f"stopped after round {self.done} by callback {asked}; the same command resumes from there")
-        callbacks.end(Ended("stopped" if asked else "finished", self.done, asked, summary))
+        if ended_by:
+            reporter.say(f"stopped after round {self.done} by callback {ended_by}; the same command resumes from there")
+        callbacks.end(Ended("stopped" if ended_by else "finished", self.done, ended_by, summary))
         if callbacks.failed is not None:
             raise CallbackFailed(f"{callbacks.failed} (the run itself is complete)") from callbacks.failed.__cause__
-        return Finished(self.state, summary, drawn, history, self._is_stopped, asked, self.best.round or None)
+        return Finished(self.state, summary, drawn, history, self._is_stopped, ended_by, self.best.round or None)
 
     # How a run begins again.
 

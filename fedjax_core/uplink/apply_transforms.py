@@ -76,9 +76,9 @@ def _describe(
         transform.check(name, layout.shapes)
         if transform.requires_uniform_weights:
             layout.check_uniform_weights(transform)
-    reducing = {slot: one.reduce for slot, one in enumerate(transforms) if one.reduce is not None}
+    reducing = {slot: transform.reduce for slot, transform in enumerate(transforms) if transform.reduce is not None}
     slot, reduce = next(iter(reducing.items()), (None, VectorReduce()))
-    attack_slots = tuple(slot for slot, one in enumerate(transforms) if one.attack_stack is not None)
+    attack_slots = tuple(slot for slot, transform in enumerate(transforms) if transform.attack_stack is not None)
     central = next((transform.name for transform in transforms if transform.kind == "privacy"), None)
     if attack_slots and central is not None:
         raise ValueError(

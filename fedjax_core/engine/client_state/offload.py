@@ -78,7 +78,7 @@ class Exchange:
         self._stores, self._draw, self._put = stores, draw, put
         shardings = sharding if isinstance(sharding, list) else [sharding] * len(stores)
         # The round expects its states sharded so; other shardings would compile it again.
-        self._patch = [jax.jit(_patch_states, out_shardings=one) for one in shardings]
+        self._patch = [jax.jit(_patch_states, out_shardings=of_group) for of_group in shardings]
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
         self._next: tuple[tuple[bytes, int], concurrent.futures.Future[PrefetchedRound]] | None = None
         self._writes: list[concurrent.futures.Future[None]] = []

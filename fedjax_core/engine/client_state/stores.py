@@ -66,7 +66,7 @@ class HostStore:
     """Client states on the host, for populations that do not fit the device. Untouched clients cost nothing.
 
     Attributes:
-      rows: leaves [n, ...], NumPy; a state counts only if it is touched.
+      states: leaves [n, ...], NumPy; a state counts only if it is touched.
       touched: [n] bool, in any process.
       changed: [n] bool, written since the last checkpoint, in any process.
       part_number: [n] int32, of the others, the number of the checkpoint's part that has them.
@@ -74,7 +74,7 @@ class HostStore:
     """
 
     def __init__(self, n: int, like: PyTree, is_local: IsLocal | None = None):
-        self.rows = jax.tree.map(lambda s: _lazy_zeros((n, *s.shape), s.dtype), like)
+        self.states = jax.tree.map(lambda s: _lazy_zeros((n, *s.shape), s.dtype), like)
         self._reset(n, is_local)
 
     def _reset(self, n: int, is_local: IsLocal | None) -> None:
@@ -85,21 +85,21 @@ class HostStore:
     def read(self, slots: np.ndarray) -> tuple[PyTree, np.ndarray]:
         """Returns (states, touched) at the given slots; those beyond n read the last one."""
         slots = np.minimum(slots, len(self.touched) - 1)
-        return jax.tree.map(lambda x: x[slots], self.rows), self.touched[slots]
+        return jax.tree.map(lambda x: x[slots], self.states), self.touched[slots]
 
     def is_touched(self, slots: np.ndarray) -> np.ndarray:
         """Returns which of these slots were touched, in any process."""
         return self.touched[np.minimum(slots, len(self.touched) - 1)]
 
-    def write(self, slots: np.ndarray, rows: PyTree, mask: np.ndarray) -> None:
+    def write(self, slots: np.ndarray, states: PyTree, mask: np.ndarray) -> None:
         """Writes the states [C, ...] where `mask` [C], as far as this process keeps them."""
         chosen = mask if self.is_local is None else mask & self.is_local(slots)
-        self.put(slots[chosen], jax.tree.map(lambda new: np.asarray(new)[chosen], rows))
+        self.put(slots[chosen], jax.tree.map(lambda new: np.asarray(new)[chosen], states))
         self.touch(slots[mask])
 
-    def put(self, slots: np.ndarray, rows: PyTree) -> None:
+    def put(self, slots: np.ndarray, states: PyTree) -> None:
         """Writes states [n, ...]."""
-        for x, new in zip(jax.tree.leaves(self.rows), jax.tree.leaves(rows), strict=True):
+        for x, new in zip(jax.tree.leaves(self.states), jax.tree.leaves(states), strict=True):
             x[slots] = new
 
     def touch(self, slots: np.ndarray) -> None:
@@ -148,7 +148,7 @@ class DiskStore(HostStore):
         self._columns = [_Column(n, leaf) for leaf in leaves]
 
     @property
-    def rows(self) -> PyTree:
+    def states(self) -> PyTree:
         """All states, read from the files."""
         return self._read(np.arange(len(self.touched)))
 
@@ -156,8 +156,8 @@ class DiskStore(HostStore):
         slots = np.minimum(slots, len(self.touched) - 1)
         return self._read(slots), self.touched[slots]
 
-    def put(self, slots: np.ndarray, rows: PyTree) -> None:
-        for column, new in zip(self._columns, jax.tree.leaves(rows), strict=True):
+    def put(self, slots: np.ndarray, states: PyTree) -> None:
+        for column, new in zip(self._columns, jax.tree.leaves(states), strict=True):
             column.write(slots, new)
 
     def _read(self, slots: np.ndarray) -> PyTree:
@@ -195,10 +195,10 @@ class _Column:
                 rest, offset = rest[number:], offset + number
         return out
 
-    def write(self, slots: np.ndarray, rows: np.ndarray) -> None:
+    def write(self, slots: np.ndarray, states: np.ndarray) -> None:
         if not self.bytes:
             return
-        source = np.ascontiguousarray(rows, self.dtype).reshape(-1).view(np.uint8).data
+        source = np.ascontiguousarray(states, self.dtype).reshape(-1).view(np.uint8).data
         for index, slot in enumerate(slots.tolist()):
             rest, offset = source[index * self.bytes : (index + 1) * self.bytes], slot * self.bytes
             while len(rest):

@@ -87,16 +87,16 @@ def pack(reader: ExampleReader, tables: Sequence[IndexTable], ids: np.ndarray, c
       ValueError: the capacity is too small.
       OSError: examples cannot be read; one line.
     """
-    rows, buffer_tables, begin = [np.array([tables[0].filler], np.int32)], [], 1
+    indices, buffer_tables, begin = [np.array([tables[0].filler], np.int32)], [], 1
     for table in tables:
         mask = ids < len(table.size)
         known = np.where(mask, ids, 0)
         size = np.where(mask, table.size[known], 0).astype(np.int32)
-        rows.append(RaggedIndex(np.asarray(table.rows), np.asarray(table.start)[known], size).concatenate())
+        indices.append(RaggedIndex(np.asarray(table.rows), np.asarray(table.start)[known], size).concatenate())
         ends = begin + np.cumsum(size)
         buffer_tables.append(BufferTable(ids, (ends - size).astype(np.int32), size, table.most))
         begin = int(ends[-1]) if len(ends) else begin
-    return reader.slab(np.concatenate(rows), capacity), buffer_tables
+    return reader.slab(np.concatenate(indices), capacity), buffer_tables
 
 
 def abstract_buffer(

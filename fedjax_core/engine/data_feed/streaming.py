@@ -25,7 +25,7 @@ from fedjax_core.engine.sharding import mesh as meshes
 from fedjax_core.engine.simulation_spec import SimulationSpec
 
 T = TypeVar("T")
-PREFETCH_DEPTH = 2  # results that are made before they are asked for
+PREFETCH_DEPTH = 2  # results that are computed before they are needed
 TEST_BYTES = 2**26  # of the test examples that are scored at once, on each device
 
 
@@ -141,7 +141,7 @@ class DataFeed:
     def for_blocks(self, blocks: Sequence[np.ndarray], tables: Sequence[str]) -> Iterator[DeviceArrays]:
         """Yields what a program about clients of one group reads, for each block of them.
 
-        Each is made while its predecessor is in use. `blocks`: ids [C]; N for an empty slot.
+        Each is put on the devices while its predecessor is in use. `blocks`: ids [C]; N for an empty slot.
         """
         arrays, shards, by_split = self.on_device, self._spec.plan.client_shards, self._tables_by_split(tables)
         if not by_split:
@@ -221,11 +221,11 @@ class DataFeed:
             fields |= jax.tree.map(with_sharding, {split: buffer, **dict(zip(names, buffer_tables, strict=True))})
         return fields
 
-    def test_batches(self, split: str, rows: np.ndarray | None, batch: int, devices: int) -> "TestSetBatches":
-        """Returns all examples of a split, or those at indices `rows`, as batches for the server's model."""
+    def test_batches(self, split: str, indices: np.ndarray | None, batch: int, devices: int) -> "TestSetBatches":
+        """Returns all examples of a split, or those at `indices`, as batches for the server's model."""
         reader = self._spec.readers[split]
-        number = len(jax.tree.leaves(reader.like)[0]) if rows is None else len(rows)
-        indices = np.arange(number, dtype=np.int32) if rows is None else rows
+        if indices is None:
+            indices = np.arange(len(jax.tree.leaves(reader.like)[0]), dtype=np.int32)
         return TestSetBatches(reader, indices, batch, devices, self._put)
 
     def close(self) -> None:
@@ -248,10 +248,10 @@ class TestSetBatches:
       at_once: batches of a device in one block.
     """
 
-    def __init__(self, reader: ExampleReader, rows: np.ndarray, batch: int, devices: int, put: Callable[[PyTree], PyTree]):
-        self._reader, self._rows, self._put, self.devices = reader, rows, put, devices
-        self.number, self.batch = len(rows), max(1, min(batch, len(rows)))
-        self.batches_per_device = math.ceil(math.ceil(len(rows) / self.batch) / devices)
+    def __init__(self, reader: ExampleReader, indices: np.ndarray, batch: int, devices: int, put: Callable[[PyTree], PyTree]):
+        self._reader, self._indices, self._put, self.devices = reader, indices, put, devices
+        self.number, self.batch = len(indices), max(1, min(batch, len(indices)))
+        self.batches_per_device = math.ceil(math.ceil(len(indices) / self.batch) / devices)
         at_once = max(1, TEST_BYTES // max(1, self.batch * reader.row_bytes * devices))
         blocks = max(1, math.ceil(self.batches_per_device / at_once))
         self.at_once = max(1, math.ceil(self.batches_per_device / blocks))
@@ -264,22 +264,22 @@ class TestSetBatches:
         batches = number * self.at_once + np.arange(self.at_once)
         in_order = np.arange(self.devices)[:, None] * self.batches_per_device
         in_order = in_order + np.minimum(batches, self.batches_per_device)
-        first = np.where(batches < self.batches_per_device, in_order * self.batch, len(self._rows))
+        first = np.where(batches < self.batches_per_device, in_order * self.batch, len(self._indices))
         first = first.reshape(-1).astype(np.int32)
         index = (first[:, None] + np.arange(self.batch)).reshape(-1)
-        rows = np.where(index < len(self._rows), self._rows[np.minimum(index, len(self._rows) - 1)], 0)
-        return self._put((self._reader.slab(rows, len(rows)), first))
+        indices = np.where(index < len(self._indices), self._indices[np.minimum(index, len(self._indices) - 1)], 0)
+        return self._put((self._reader.slab(indices, len(indices)), first))
 
 
 class Prefetcher(Generic[T]):
-    """Makes results for the numbers n, n + 1, ... in a thread, a few before they are asked for.
+    """Computes results for the numbers n, n + 1, ... in a thread, a few before they are needed.
 
-    An error in the thread is raised where its number is asked for. On several processes each result is made when it is
-    asked for: all processes must start programs in the same order.
+    An error in the thread is raised where its number is needed. On several processes each result is computed when it is
+    needed: all processes must start programs in the same order.
     """
 
     def __init__(self, make: Callable[[int], T]):
-        """Starts nothing. `make`: number -> result; called in increasing order unless another number is asked for."""
+        """Starts nothing. `make`: number -> result; called in increasing order unless `get` gets another number."""
         self._make = make
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
         self._pending: deque[tuple[int, concurrent.futures.Future[T]]] = deque()
@@ -291,7 +291,7 @@ class Prefetcher(Generic[T]):
         if not self._pending or self._pending[0][0] != number:
             self.close()
         if self._thread is None:
-            self._thread = concurrent.futures.ThreadPoolExecutor(1, "rows of coming rounds")
+            self._thread = concurrent.futures.ThreadPoolExecutor(1, "examples of coming rounds")
         while len(self._pending) <= PREFETCH_DEPTH:
             following = number + len(self._pending)
             self._pending.append((following, self._thread.submit(self._make, following)))
@@ -304,7 +304,7 @@ class Prefetcher(Generic[T]):
         return result
 
     def close(self) -> None:
-        """Ends the thread when its current result is made; `get` starts a new one."""
+        """Ends the thread after its current result; `get` starts a new one."""
         self._pending.clear()
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
@@ -312,7 +312,7 @@ class Prefetcher(Generic[T]):
 
 
 def prefetch(make: Callable[[int], T], count: int) -> Iterator[T]:
-    """Yields `make(0)` ... `make(count - 1)`, each made while its predecessor is in use."""
+    """Yields `make(0)` ... `make(count - 1)`, each computed while its predecessor is in use."""
     prefetcher = Prefetcher(lambda i: make(i) if i < count else None)
     try:
         for i in range(count):

@@ -90,7 +90,7 @@ def choose_placement(place: str | None, data: FederatedData, mesh: Mesh) -> Plac
     where = "device" if needed <= DATA_SHARE * available else "host"
     if where == "host" and any(row_readers.locate_in_file(leaf) for leaf in leaves):
         where = "disk"
-    why = f"{row_readers.format_bytes(needed)} of rows, a device has {row_readers.format_bytes(available)}"
+    why = f"{row_readers.format_bytes(needed)} of examples, a device has {row_readers.format_bytes(available)}"
     return Placed(*distributed.broadcast_from_process_0([where, why]))
 
 

@@ -188,12 +188,12 @@ WRONG = {
     "padding in the sum": (
         lambda out, x, y, mask: (jnp.sum(jnp.argmax(out["logits"], 1) == y), jnp.sum(mask)),
         ValueError,
-        "score 'x' of evaluation.scores counts rows outside of `mask`",
+        "score 'x' of evaluation.scores counts examples outside of `mask`",
     ),
     "padding in the weight": (
         lambda out, x, y, mask: (jnp.sum(mask & (y == 0)), len(y)),
         ValueError,
-        "counts rows outside of `mask`",
+        "counts examples outside of `mask`",
     ),
     "nan": (mean(lambda z, y: jnp.log(z[:, 0])), ValueError, r"score 'x' of evaluation.scores is not finite .*: \[array\(nan"),
     "raises": (lambda out, x, y, mask: out["logit"], ValueError, "score 'x' of evaluation.scores: raised KeyError: 'logit'"),
@@ -201,15 +201,15 @@ WRONG = {
     "sums of rows": (
         Changed(lambda out, x, y, mask: jnp.where(mask, y, 0)),
         ValueError,
-        r"sums whose shapes depend on the number of rows: \[\[8\]\] of 8, \[\[6\]\] of 6",
+        r"sums whose shapes depend on the number of examples: \[\[8\]\] of 8, \[\[6\]\] of 6",
     ),
-    "truth values": (Changed(lambda out, x, y, mask: jnp.any(mask)), TypeError, r"which are added up; found an array bool\[\]"),
+    "truth values": (Changed(lambda out, x, y, mask: jnp.any(mask)), TypeError, r"which are added up, not an array bool\[\]"),
     "nothing": (
         Changed(lambda out, x, y, mask: None),
         TypeError,
-        "must return numbers and arrays of numbers; found None without any",
+        "must return numbers and arrays of numbers, not None without any",
     ),
-    "padding in sums": (Changed(lambda out, x, y, mask: jnp.sum(out["logits"], 0)), ValueError, "counts rows outside of `mask`"),
+    "padding in sums": (Changed(lambda out, x, y, mask: jnp.sum(out["logits"], 0)), ValueError, "examples outside of `mask`"),
     "finalize gives an array": (
         Changed(finalize=lambda sums: np.ones(3)),
         TypeError,

@@ -168,13 +168,13 @@ class FirstTest(chex.TestCase):
 
         sim = simulate(None, two_groups(functools.partial(tally, prepare=prepare)), hold=hold)
         state = sim.init(5)
-        rows = [store.rows for store in sim.offloaded_states.stores] if hold == "host" else state.clients
+        rows = [store.states for store in sim.offloaded_states.stores] if hold == "host" else state.clients
         for i in range(N):
             mine = of_client(sim, state._replace(clients=tuple(rows)), i)
             self.assertEqual((mine["rounds"], mine["sent"]), (100 + len(toy.data().train_index[i]), 10 * i))
             np.testing.assert_allclose(mine["draw"], jax.random.uniform(jax.random.fold_in(naive.stream(5, 1), i)))
         state, _ = sim.run_rounds(state, 1)
-        rows = [store.rows for store in sim.offloaded_states.stores] if hold == "host" else state.clients
+        rows = [store.states for store in sim.offloaded_states.stores] if hold == "host" else state.clients
         for i in range(N):
             mine = of_client(sim, state._replace(clients=tuple(rows)), i)
             self.assertEqual(mine["rounds"], 100 + len(toy.data().train_index[i]) + (i in naive.cohort(5, 0, N, 5)))

@@ -211,7 +211,7 @@ def test_impossible_selections_are_refused_before_anything_runs(tmp_path, change
 def test_a_selection_needs_validation_rows(tmp_path):
     made = config(select=BY)
     made.data.validation = None
-    with pytest.raises(ValueError, match=r"needs validation rows; set data.validation"):
+    with pytest.raises(ValueError, match=r"needs validation examples; set data.validation"):
         run(tmp_path / "run", made)
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fedjax_core.engine.client_state import manager
-from fedjax_core.engine.client_state.stores import HostStore
 from fedjax_core.engine.client_state.manager import OffloadedStates
+from fedjax_core.engine.client_state.stores import HostStore
 from fedjax_core.run import checkpointing
 from fedjax_core.storage import client_state_files
 from fedjax_core.storage.checkpoints import Checkpoints
@@ -203,7 +203,7 @@ def test_a_process_reads_the_rows_that_it_keeps_and_whose_the_others_are(tmp_pat
         kept.load_part(*each)
     assert store.part_number[[1, 2, 4]].tolist() == [0, 1, 2]
     assert np.flatnonzero(store.touched).tolist() == [1, 2, 4]
-    assert store.rows["w"][[1, 2, 4]].tolist() == [[0, 0], [2, 2], [4, 4]]
+    assert store.states["w"][[1, 2, 4]].tolist() == [[0, 0], [2, 2], [4, 4]]
     file.write_bytes(whole[:-4] + np.array([3], np.int32).tobytes())
     with pytest.raises(ValueError, match="0/places is not what was written"):
         list(checkpoints.read_parts(5, kept.wanted_arrays))
@@ -276,7 +276,7 @@ def test_checkpoints_of_many_touched_states(tmp_path, monkeypatch):
             for each in zip(store.part_numbers(done) or (), store.read_parts(done), strict=True):
                 kept.load_part(*each)
             kept.mark_saved()
-            np.testing.assert_array_equal(kept.stores[0].rows["w"], run.offloaded_states.stores[0].rows["w"])
+            np.testing.assert_array_equal(kept.stores[0].states["w"], run.offloaded_states.stores[0].states["w"])
             assert kept.live_bytes() == run.offloaded_states.live_bytes()
             run.offloaded_states = kept
     assert written[0] >= n
@@ -289,4 +289,4 @@ def test_checkpoints_of_many_touched_states(tmp_path, monkeypatch):
     found = {}
     for part in store.read_parts(40):
         found |= dict(zip(part["0/places"].tolist(), part["0/00000"].tolist(), strict=True))
-    assert [found[place] for place in range(n)] == kept.stores[0].rows["w"].tolist()
+    assert [found[place] for place in range(n)] == kept.stores[0].states["w"].tolist()

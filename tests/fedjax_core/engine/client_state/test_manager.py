@@ -40,7 +40,7 @@ class HostTest(chex.TestCase):
         self.assertLess(kept, 3 * cohort * 10_000)
         self.assertEqual(sim.offloaded_states.touched_counts(), [len(expected)])
         # the server's control is the mean over the whole population, of which all others' are zero
-        mean = jax.tree.map(lambda x: x[store.touched].sum(0) / population, store.rows)
+        mean = jax.tree.map(lambda x: x[store.touched].sum(0) / population, store.states)
         chex.assert_trees_all_close(jax.device_get(state.server.c), mean, atol=1e-8)
 
     def test_absent_clients_stay_untouched(self):

@@ -10,11 +10,10 @@ import pytest
 
 from fedjax_core.algorithm import Cohort
 from fedjax_core.engine import client_loop
-from fedjax_core.engine.client_state.stores import DiskStore
-from fedjax_core.engine.client_state.stores import HostStore
 from fedjax_core.engine.client_state.manager import OffloadedStates, make_exchange
 from fedjax_core.engine.client_state.multi_process import StateShards
 from fedjax_core.engine.client_state.offload import Exchange
+from fedjax_core.engine.client_state.stores import DiskStore, HostStore
 from fedjax_core.engine.sharding import mesh as meshes
 from fedjax_core.run import checkpointing
 from fedjax_core.storage import client_state_files
@@ -73,7 +72,7 @@ def test_rounds_see_what_the_rounds_before_have_left(store, shared):
         exchange.put_async(coming, [jax.device_put(left, meshes.client_sharded(mesh))])
         truth |= {p: int(n) for p, n, there in zip(COHORTS[number][0], new, COHORTS[number][1], strict=True) if there}
     exchange.flush()
-    assert {place: int(kept.rows["n"][place]) for place in np.flatnonzero(kept.touched)} == truth
+    assert {place: int(kept.states["n"][place]) for place in np.flatnonzero(kept.touched)} == truth
     again = store(N, LIKE)
     again.unpack(kept.packed())
     chex.assert_trees_all_equal(again.packed(), kept.packed())

@@ -38,9 +38,7 @@ class StoreTest(chex.TestCase):
 
     @pytest.mark.skipif(sys.platform != "linux", reason="only there pages are reserved without memory")
     def test_states_of_more_clients_than_memory_holds(self):
-        store = stores.HostStore(
-            100_000, {"w": jax.ShapeDtypeStruct((784, 200, 2), jnp.float32)}
-        )  # 125 GB, were they all touched
+        store = stores.HostStore(100_000, {"w": jax.ShapeDtypeStruct((784, 200, 2), jnp.float32)})  # 125 GB, were they all touched
         rows = {"w": np.ones((2, 784, 200, 2), np.float32)}
         store.write(np.array([99_999, 7]), rows, np.array([True, True]))
         read, touched = store.read(np.array([7, 50_000]))
@@ -57,7 +55,7 @@ class StoreTest(chex.TestCase):
         other.write(np.array([5]), {"a": np.array([[9, 9]], np.float32)}, np.array([True]))
         other.unpack(packed)
         np.testing.assert_array_equal(other.touched, store.touched)
-        np.testing.assert_array_equal(other.rows["a"][store.touched], store.rows["a"][store.touched])
+        np.testing.assert_array_equal(other.states["a"][store.touched], store.states["a"][store.touched])
         empty = stores.HostStore(6, like)
         empty.unpack(stores.HostStore(6, like).packed())
         self.assertFalse(empty.touched.any())
