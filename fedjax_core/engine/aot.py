@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.stages import Lowered, Traced
+from jax.stages import Traced
 
 from fedjax_core.algorithm import PyTree
 from fedjax_core.engine import evaluation
@@ -34,14 +34,12 @@ def trace_programs(simulation: Simulator, parts: tuple[str, ...] = PARTS) -> Tra
     return traces
 
 
-def resident_shapes(simulation: Simulator) -> tuple[DeviceArrays, State]:
+def resident_shapes(compiled: CompiledPlan) -> tuple[DeviceArrays, State]:
     """Returns what is on the devices all the time, as shapes with their shardings."""
-    return _resident_shapes(simulation.compiled)
-
-
-def lower(traced: Traced) -> Lowered:
-    """Returns the program as its devices' compiler takes it."""
-    return traced.lower()
+    key_data = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+    arrays = _abstract(compiled.feed.on_host, compiled.layout.arrays)
+    state = jax.eval_shape(compiled.programs.init_state, arrays, key_data)
+    return arrays, _abstract(state, compiled.layout.state)
 
 
 class _Tracer:
@@ -52,7 +50,7 @@ class _Tracer:
         self.replicated, self.by_client = replicated(self.spec.mesh), client_sharded(self.spec.mesh)
         self.number = self.abstract(np.int32(0))
         self.key_data = self.abstract(jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))))
-        self.arrays, self.state = _resident_shapes(compiled)
+        self.arrays, self.state = resident_shapes(compiled)
         self.initial = self.state.server if self.spec.is_offloaded else ()
 
     def abstract(self, tree: PyTree, shardings: Any = None) -> PyTree:
@@ -146,13 +144,6 @@ class _Tracer:
             return self.programs.score_server[kind].trace(*given, sums, (self.number, self.number), block)
 
         return trace
-
-
-def _resident_shapes(compiled: CompiledPlan) -> tuple[DeviceArrays, State]:
-    key_data = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
-    arrays = _abstract(compiled.feed.on_host, compiled.layout.arrays)
-    state = jax.eval_shape(compiled.programs.init_state, arrays, key_data)
-    return arrays, _abstract(state, compiled.layout.state)
 
 
 def _abstract(tree: PyTree, shardings: Any) -> PyTree:

@@ -267,7 +267,7 @@ def _dispatch_offloaded_round(compiled: CompiledPlan, state: State, scored: bool
     coming = exchange.get(key, round_num)
     touched = meshes.put(coming.touched, mesh, meshes.client_sharded(mesh))
     arrays = compiled.feed.for_round(key, round_num, scored)
-    following = exchange.draw(key, round_num + 1)  # before the round: a device runs one program after another
+    following = draw(key, round_num + 1)  # before the round: a device runs one program after another
     program = programs.run_offloaded_round[scored]
     state, clients, record = program(arrays, state, coming.drawn, coming.states, initial, touched)
     exchange.prefetch(key, round_num + 1, following)

@@ -172,63 +172,71 @@ def score_clients(compiled: CompiledPlan, state: State, watch: Watch = ignore_pr
     Returns:
       Pairs [E], in the order of `spec.scored_clients`.
     """
-    parts, ids, spec = [], [], compiled.spec
+    scores_of_blocks, ids, spec = [], [], compiled.spec
     for g in range(len(spec.groups)):
-        blocks = client_blocks(compiled, g)
-        if not blocks:
-            continue
-        block_arrays = compiled.feed.for_blocks(blocks, client_tables(spec, g))
-        for number, (block, arrays) in enumerate(zip(blocks, block_arrays, strict=True)):
+
+        def read_inputs(block: np.ndarray, g: int = g) -> tuple:
             _, clients, touched, initial = compiled.states.read(state, g, block)
-            given = arrays, state, initial, compiled.put(block), clients, touched
-            program = compiled.programs.score_clients[g]
-            scores = _run_interruptibly(compiled, g, "clients", program, given, (number, blocks), watch)
-            is_real = block < spec.population
-            scores = jax.tree.map(lambda x, keep=is_real: x[keep], scores)
-            parts.append({scope: _finish(spec, g, models) for scope, models in scores.items()})
-            ids.append(block[is_real])
-    return {scope: evaluation_step.sort_by_client([part[scope] for part in parts], ids) for scope in parts[0]}
+            return state, initial, compiled.put(block), clients, touched
+
+        blocks = client_blocks(compiled, g), client_tables(spec, g), spec.population
+        program = compiled.programs.score_clients[g]
+        for block_ids, scopes in _score_blocks(compiled, g, "clients", program, blocks, read_inputs, watch):
+            scores_of_blocks.append({scope: _finish(spec, g, models) for scope, models in scopes.items()})
+            ids.append(block_ids)
+    scopes = list(scores_of_blocks[0])
+    return {scope: evaluation_step.sort_by_client([scores[scope] for scores in scores_of_blocks], ids) for scope in scopes}
 
 
 def score_unseen(compiled: CompiledPlan, state: State, watch: Watch = ignore_progress) -> dict[str, Pairs]:
     """Scores the unseen clients by model: pairs [E], in the order of `data.unseen`."""
-    parts, ids, spec = [], [], compiled.spec
+    scores_of_blocks, ids, spec = [], [], compiled.spec
+
+    def read_inputs(block: np.ndarray) -> tuple:
+        return state.server, state.round, state.key, compiled.put(block)
+
     for g in range(len(spec.groups)):
-        blocks = unseen_blocks(compiled, g)
-        if not blocks:
-            continue
-        block_arrays = compiled.feed.for_blocks(blocks, UNSEEN_TABLES)
-        for number, (block, arrays) in enumerate(zip(blocks, block_arrays, strict=True)):
-            given = arrays, state.server, state.round, state.key, compiled.put(block)
-            program = compiled.programs.score_unseen[g]
-            scores = _run_interruptibly(compiled, g, "unseen clients", program, given, (number, blocks), watch)
-            is_real = block < len(spec.host_arrays.unseen_size)
-            parts.append(_finish(spec, g, jax.tree.map(lambda x, keep=is_real: x[keep], scores)))
-            ids.append(block[is_real])
-    return evaluation_step.sort_by_client(parts, ids)
+        blocks = unseen_blocks(compiled, g), UNSEEN_TABLES, len(spec.host_arrays.unseen_size)
+        program = compiled.programs.score_unseen[g]
+        for block_ids, models in _score_blocks(compiled, g, "unseen clients", program, blocks, read_inputs, watch):
+            scores_of_blocks.append(_finish(spec, g, models))
+            ids.append(block_ids)
+    return evaluation_step.sort_by_client(scores_of_blocks, ids)
 
 
-def _run_interruptibly(
+def _score_blocks(
     compiled: CompiledPlan,
     g: int,
     who: str,
     program: Any,
-    given: tuple,
-    position: tuple[int, list[np.ndarray]],
+    clients: tuple[list[np.ndarray], Sequence[str], int],
+    read_inputs: Callable[[np.ndarray], tuple],
     watch: Watch,
-) -> dict[str, Any]:
-    """Runs a program of group g's clients range by range of its chunks. `position`: the number of its block, and all blocks."""
-    (block_num, blocks), plan, groups = position, compiled.spec.plan_of(g), compiled.spec.groups
+) -> Iterator[tuple[np.ndarray, PyTree]]:
+    """Runs a program of group g's clients block by block, and each block in ranges of its chunks.
+
+    Args:
+      who: the clients, for `watch`.
+      clients: blocks of ids [E], the tables that the program reads, and the id from which slots are empty.
+      read_inputs: a block -> the program's inputs between its arrays and its bounds.
+
+    Yields:
+      (ids of a block, their scores).
+    """
+    (blocks, tables, nobody), plan, groups = clients, compiled.spec.plan_of(g), compiled.spec.groups
+    if not blocks:
+        return
     size, step = len(blocks[0]), plan.chunk * plan.client_shards
     name = who if len(groups) == 1 else f"{who} with network {groups[g].name}"
-    result = None
-    report = lambda done: watch(name, block_num * size + done * step, size * len(blocks))
-    for bounds in _chunk_bounds(compiled, name, size // step, report):
-        scores = jax.device_get(program(*given, bounds))
-        # Clients outside of the range have zeros.
-        result = scores if result is None else jax.tree.map(np.add, result, scores)
-    assert result is not None
-    return result
+    for number, (block, arrays) in enumerate(zip(blocks, compiled.feed.for_blocks(blocks, tables), strict=True)):
+        inputs = read_inputs(block)
+        report = lambda done, number=number: watch(name, number * size + done * step, size * len(blocks))
+        scores = None
+        for bounds in _chunk_bounds(compiled, name, size // step, report):
+            of_range = jax.device_get(program(arrays, *inputs, bounds))  # other clients have zeros
+            scores = of_range if scores is None else jax.tree.map(np.add, scores, of_range)
+        is_real = block < nobody
+        yield block[is_real], jax.tree.map(lambda x, keep=is_real: x[keep], scores)
 
 
 def client_blocks(compiled: CompiledPlan, g: int) -> list[np.ndarray]:

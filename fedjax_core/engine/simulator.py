@@ -152,17 +152,11 @@ def build_spec(
         )
         spec = dataclasses.replace(spec, shapes=contracts.trace_shapes(spec))
         if transforms or leave_out:
-            spec = dataclasses.replace(spec, groups=_wrap_uplinks(spec, transforms, leave_out))
+            pairs = zip(spec.groups, spec.shapes.groups, strict=True)
+            wrap = lambda group, shapes: wrap_builder(group.build, transforms, shapes.out.uplink, leave_out)
+            spec = dataclasses.replace(spec, groups=tuple(group._replace(build=wrap(group, shapes)) for group, shapes in pairs))
             spec = dataclasses.replace(spec, shapes=contracts.trace_shapes(spec))
         return dataclasses.replace(spec, score_bytes=check_own_scores.check_scores(spec))
-
-
-def _wrap_uplinks(spec: SimulationSpec, transforms: Sequence[UplinkTransform], leave_out: bool) -> tuple[Group, ...]:
-    """Returns the groups, whose methods' uplinks go through transforms."""
-    pairs = zip(spec.groups, spec.shapes.groups, strict=True)
-    return tuple(
-        group._replace(build=wrap_builder(group.build, transforms, shapes.out.uplink, leave_out)) for group, shapes in pairs
-    )
 
 
 class Simulator:

@@ -88,7 +88,7 @@ class VmappedSeeds:
 
     def trace(self, scored: bool = False) -> Traced:
         """Traces the round of all seeds, with nothing on a device."""
-        arrays, state = aot.resident_shapes(self._simulator)
+        arrays, state = aot.resident_shapes(self._simulator.compiled)
         n = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(self._simulator.spec.mesh))
         return self._programs[scored].trace(arrays, (state,) * len(self.replicas), n)
 

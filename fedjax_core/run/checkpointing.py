@@ -34,7 +34,7 @@ _HOLD = {"plan?": ({"hold?": (str, type(None))}, type(None))}  # schema of a con
 
 
 def open_workdir(directory: str | Path, config: Mapping[str, Any], fresh: bool = False) -> WorkDir:
-    """The directory, by process 0 first; begun anew where `starts_afresh`."""
+    """Opens the directory, by process 0 first; begins it anew where `starts_afresh`."""
     if jax.process_index() == 0:
         should_restart = functools.partial(starts_afresh, directory, config, fresh)
         workdir = WorkDir.open(directory, config, may_differ=MAY_DIFFER, should_restart=should_restart)

@@ -68,7 +68,7 @@ def run_seeds(runs: Sequence[RunArguments], vmapped: VmappedSeeds) -> list[Outco
 
     @contextlib.contextmanager
     def step_of(i: int) -> Iterator[None]:
-        """A step of run i, which is then closed if it is over or failed; the others go on."""
+        """Runs a step of run i, and closes the run if it is over or failed; the others go on."""
         try:
             with open_runs[i] as opened:
                 yield

@@ -91,7 +91,7 @@ class TrainingRun:
         return self.target.reason or self.best.exhausted_reason
 
     def next_stop(self) -> int:
-        """The next evaluated round, or an earlier one: after a profiled round, or after rounds of `DISPATCH_SECONDS`."""
+        """Returns the next evaluated round, or an earlier one: after a profiled round, or after rounds of `DISPATCH_SECONDS`."""
         if self.done == self._profiled_round:
             return self.done + 1
         every = self.settings.eval_every
@@ -219,7 +219,7 @@ class TrainingRun:
                 self.reporter.say(f"{what}: that of a later round, given up since, had taken its place")
 
     def _unscored_record(self, records: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-        """The last record, if its round must be evaluated and was not; else None."""
+        """Returns the last record, if its round must be evaluated and was not; else None."""
         names = {*evaluation.list_test_scores(self.simulator.spec), *evaluation.list_validation_scores(self.simulator.spec)}
         if not records or not names or not self.is_eval_round(self.done):
             return None
@@ -400,7 +400,7 @@ def _restore_or_init(
 
 
 def _rounds_per_dispatch(seconds: float) -> int:
-    """How many rounds of so many seconds fit `DISPATCH_SECONDS`; at least one."""
+    """Returns how many rounds of so many seconds fit `DISPATCH_SECONDS`; at least one."""
     return min(max(int(DISPATCH_SECONDS / seconds), 1), 2**30)
 
 
@@ -417,7 +417,7 @@ def measure_time(work: Callable[[], Result], trace: Path | None = None) -> tuple
 
 
 def _profile(folder: Path) -> contextlib.AbstractContextManager:
-    """A trace without Python calls: their hooks, set in all threads, have ended processes (SIGSEGV), and a round is one call."""
+    """Returns a trace without Python calls, whose hooks in all threads have ended processes (SIGSEGV)."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     return jax.profiler.trace(folder, profiler_options=options)

@@ -82,7 +82,7 @@ def describe_simulation(sim: Simulator, lanes: int = 1) -> dict[str, Any]:
 
 def resident_bytes(sim: Simulator, lanes: int = 1) -> dict[str, float]:
     """Returns the bytes on a device between rounds; each lane has states of its own."""
-    arrays, state = aot.resident_shapes(sim)
+    arrays, state = aot.resident_shapes(sim.compiled)
     shard_bytes = lambda leaf: float(np.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize)
     sum_bytes = lambda tree: sum(map(shard_bytes, jax.tree.leaves(tree)), 0.0)
     return {
@@ -120,7 +120,7 @@ def analyze_program(traced: Any, sim: Simulator, active_share: float = 1.0) -> d
       Fields of plan.json; "needs" if it is too large to compile.
     """
     clock = time.perf_counter()
-    lowered = aot.lower(traced)
+    lowered = traced.lower()
     lowering_seconds = time.perf_counter() - clock
     try:
         compiled, hlo_text = _compile(lowered, sim)

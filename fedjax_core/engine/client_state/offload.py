@@ -101,10 +101,6 @@ class Exchange:
         self._writes = self._writes[-1:]
         return self._patch_newest(prefetched)
 
-    def draw(self, key: np.ndarray, round_num: int) -> Any:
-        """Dispatches the draw of the round after `round_num`."""
-        return self._draw(key, round_num)
-
     def prefetch(self, key: np.ndarray, round_num: int, drawn: Any) -> None:
         """Begins to read for the round after `round_num`, while the one before it trains; `drawn`: its draw."""
         future = self._start_thread().submit(self._read, key, round_num, drawn)

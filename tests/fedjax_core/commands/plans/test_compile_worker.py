@@ -97,7 +97,7 @@ def test_lanes_are_planned_together():
     alone, together = (compile_worker.trace_programs(sim, PARTS, lanes) for lanes in (1, 3))
     assert list(alone) == list(together)
     shapes = [sorted(leaf.shape for leaf in jax.tree.leaves(of["round"]().lower().args_info)) for of in (alone, together)]
-    state = aot.resident_shapes(sim)[1]
+    state = aot.resident_shapes(sim.compiled)[1]
     assert len(shapes[1]) - len(shapes[0]) == 2 * len(jax.tree.leaves(state))
     program = {"peak": 100}
     beside = [of_plans._add_fit(program, name, ABOUT | {"lanes": 3})["beside"] for name in ("round", "evaluation: server")]

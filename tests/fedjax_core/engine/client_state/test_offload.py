@@ -66,7 +66,7 @@ def test_rounds_see_what_the_rounds_before_have_left(store, shared):
                 if place in truth:
                     assert int(coming.states[0]["n"][at]) == truth[place]
                     assert coming.states[0]["w"][at].tolist() == [truth[place], -truth[place]]
-        exchange.prefetch(KEY, number + 1, exchange.draw(KEY, number + 1))
+        exchange.prefetch(KEY, number + 1, draw(KEY, number + 1))
         new = jnp.arange(3, dtype=jnp.int32) + 10 * (number + 1)
         left = {"w": jnp.stack([new, -new], 1).astype(jnp.float32), "n": new, "none": jnp.zeros((3, 0), jnp.int8)}
         exchange.put_async(coming, [jax.device_put(left, meshes.client_sharded(mesh))])
@@ -100,7 +100,7 @@ def test_a_state_that_cannot_be_written_ends_the_round_after_in_one_line(monkeyp
 
     monkeypatch.setattr("fedjax_core.engine.client_state.stores.os.pwrite", full)
     coming = exchange.get(KEY, 0)
-    exchange.prefetch(KEY, 1, exchange.draw(KEY, 1))
+    exchange.prefetch(KEY, 1, draw(KEY, 1))
     exchange.put_async(coming, coming.states)
     assert exchange._writes[0].exception() is not None  # it is over
     with pytest.raises(OSError, match=r"cannot keep client states in .*: No space left on device"):
