@@ -62,9 +62,6 @@ def check_tokens(tokens: PyTree, vocabulary: int, model: str, mask: PyTree | Non
       model: the network's name.
       mask: ids to check, of the same shape; None: all.
       where: prefix of the message, such as "test: ".
-
-    Raises:
-      ValueError: an id is negative, or not below V.
     """
     if isinstance(tokens, Tracer) or isinstance(mask, Tracer):
         return

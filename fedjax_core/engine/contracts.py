@@ -210,24 +210,14 @@ def explain_missing_head(groups: Sequence[Group]) -> Iterator[None]:
 
 
 def check_algorithm(algorithm: Any, build: Any) -> Algorithm:
-    """Returns what a method's builder returned.
-
-    Raises:
-      TypeError: it is not an Algorithm.
-    """
+    """Returns what a method's builder returned, or raises TypeError unless it is an Algorithm."""
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"{builder_name(build)} must return a fedjax_core.algorithm.Algorithm, it returned {_describe(algorithm)}")
     return algorithm
 
 
 def check_client_output(out: Any, collect: PyTree) -> ClientOutput:
-    """Returns what `client_update` returned.
-
-    Raises:
-      TypeError: it is not a ClientOutput; its metrics are not pairs of numbers by name; a leaf of `collect` is not a
-        Reduce.
-      ValueError: `collect` is not a prefix of the uplink.
-    """
+    """Returns what `client_update` returned, or raises unless it is a ClientOutput that `collect` is for."""
     if not isinstance(out, ClientOutput):
         raise TypeError(f"client_update must return a fedjax_core.algorithm.ClientOutput, it returned {_describe(out)}")
     check_pairs(out.metrics, "client_update: the metrics of a ClientOutput must be {name: (sum, weight)}")
@@ -260,11 +250,7 @@ def check_pairs(pairs: Any, wants: str) -> None:
 
 
 def check_score(name: str, score: Callable, result: Any) -> Any:
-    """Returns the result of a score of `evaluation.scores`: a pair, or with `finalize` sums of at least 32 bits.
-
-    Raises:
-      TypeError: the result is not a pair of numbers, or with `finalize` not numbers and arrays of numbers.
-    """
+    """Returns the result of a score: a pair, or with `finalize` sums of at least 32 bits; raises TypeError for others."""
     if finalizer(score) is None:
         try:
             check_pairs({name: result}, "a score of evaluation.scores must return (sum, weight)")
@@ -288,11 +274,7 @@ def _smallest_dtype(leaf: Any) -> Any:
 
 
 def check_server_output(result: Any) -> tuple[PyTree, dict[str, Any]]:
-    """Returns what `server_update` returned; metrics that are None become `{}`.
-
-    Raises:
-      TypeError: it is not a pair of a state and metrics.
-    """
+    """Returns the pair that `server_update` returned, or raises TypeError; metrics that are None become `{}`."""
     if not isinstance(result, tuple) or len(result) != 2 or hasattr(result, "_fields"):
         actual = f"a tuple of {len(result)}" if type(result) is tuple else _describe(result)
         raise TypeError(f"server_update must return (state, metrics), metrics being {{name: (sum, weight)}}; it returned {actual}")

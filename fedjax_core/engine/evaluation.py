@@ -44,11 +44,7 @@ def ignore_progress(what: str, done: int, total: int) -> None:
 
 
 def evaluate(compiled: CompiledPlan, state: State, watch: Watch = ignore_progress) -> EvaluationResult:
-    """Returns all scores of the configured scopes except "post_local".
-
-    Raises:
-      Diverged: a loss is not finite; says whose.
-    """
+    """Returns all scores of the configured scopes except "post_local"."""
     spec, round_num = compiled.spec, int(jax.device_get(state.round))
     scopes, y = spec.evaluation.scopes, spec.data.train.y
     metrics, by_client = {}, None

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_core.algorithm import Array, Cohort, PyTree, Reduce
 from fedjax_core.engine import client_loop, client_sampling, contracts, divergence, evaluation_step
-from fedjax_core.engine.client_state import stores as stores
+from fedjax_core.engine.client_state import stores
 from fedjax_core.engine.data_feed import cohort_buffer
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.sharding.mesh import AXIS

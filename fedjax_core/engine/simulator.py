@@ -208,11 +208,7 @@ class Simulator:
         return self._retry_on_oom(lambda compiled: dispatch.dispatch_rounds(compiled, state, n, scored))
 
     def flatten_records(self, state: State, records: Sequence[PyTree]) -> list[dict[str, float]]:
-        """Returns the metrics of rounds by name, from their raw records; `state` is the one after the last round.
-
-        Raises:
-          Diverged: as `run_rounds`.
-        """
+        """Returns the metrics of rounds by name, from their raw records; `state` is the one after the last round."""
         spec, metrics, done = self.spec, [], int(jax.device_get(state.round))
         own, y = [group.task.scores for group in spec.groups], spec.data.train.y
         for round_num, record in enumerate(records, done - len(records) + 1):

@@ -97,12 +97,6 @@ class VmappedSeeds:
 
         Args:
           scored: whether the last round scores clients right after local training.
-
-        Returns:
-          A result of each, in their order.
-
-        Raises:
-          Exception: the program of several seeds failed.
         """
         results: list[Result] = [(state, []) for _, state in seeds]
         for dispatched, is_scored in _dispatches(n, scored, self._simulator.spec.dispatch):

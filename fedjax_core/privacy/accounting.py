@@ -64,11 +64,7 @@ class Release(NamedTuple):
 
 
 def import_library() -> Any:
-    """Imports dp-accounting.
-
-    Raises:
-      ValueError: it is not installed.
-    """
+    """Imports dp-accounting."""
     try:
         library = importlib.import_module("dp_accounting")
         importlib.import_module("dp_accounting.pld")
@@ -156,9 +152,6 @@ def compute_epsilon(release: Release, multiplier: float, rounds: int, delta: flo
     Args:
       rounds: how many; of "cyclic" those in which a client participates.
       delta: 0 for pure differential privacy of Laplace noise, by addition.
-
-    Raises:
-      ValueError: dp-accounting is not installed.
     """
     if rounds == 0:
         return 0.0

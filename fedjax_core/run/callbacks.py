@@ -94,9 +94,6 @@ class StateReader:
         Scopes are "own" and "all" of `config.evaluation.scopes`, and "validation" if clients have
         such examples. A client without examples of a scope has NaN. A call takes as long as an
         evaluation.
-
-        Raises:
-          ValueError: the run has several processes.
         """
         self._check_alone()
         sums = self._simulation.client_scores(self._newest()[0])

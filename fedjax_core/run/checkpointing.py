@@ -49,9 +49,6 @@ def starts_afresh(directory: str | os.PathLike, config: Mapping[str, Any], fresh
 
     It does so if `fresh`; if there is no run; and if the run has neither a checkpoint nor a
     finished summary, and its config is unreadable or differs from `config`.
-
-    Raises:
-      OSError: a file or folder of it cannot be read.
     """
     folder = Path(directory)
     if fresh or not (folder / CONFIG).exists():
@@ -117,9 +114,6 @@ def _check_data(simulation: Simulator, workdir: WorkDir, inputs: Mapping[str, An
 def digest_inputs(simulation: Simulator) -> dict[str, Any]:
     """Returns the digests of inputs, targets and public examples for run.json; of large arrays a
     sample is read.
-
-    Raises:
-      OSError: a file of examples cannot be read.
     """
     data, public = contents.digest_data(simulation.spec.data), simulation.spec.bound_groups[0].task.public
     digests = {"digest": data.digest, "sampled": data.sampled}
@@ -127,14 +121,11 @@ def digest_inputs(simulation: Simulator) -> dict[str, Any]:
 
 
 def check_inputs(directory: str | Path, recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Compares the digests of inputs and targets with those of a run.
+    """Raises ValueError if the digests of inputs and targets are not those of a run.
 
     Args:
       recorded: from its run.json.
       now: from `digest_inputs`; public examples are compared if both have them.
-
-    Raises:
-      ValueError: they differ.
     """
     for field, what in (("digest", "inputs or targets"), ("public", "public examples")):
         digests = [entry.get(field, "") for entry in (recorded, now)]
@@ -168,13 +159,10 @@ def _short_names(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def check_settings(workdir: WorkDir, settings: Mapping[str, Any]) -> None:
-    """Compares settings with those in run.json; records those that are missing.
+    """Raises ValueError if settings are not those in run.json; records those that are missing.
 
     Long lists of ints, such as attackers' ids, are recorded as a digest. Runs of earlier versions
     may have the list, or a digest of other lists.
-
-    Raises:
-      ValueError: they differ.
     """
     for name, value in settings.items():
         recorded = _read_record(workdir, name)

@@ -97,9 +97,6 @@ def find_selected_round(folder: Path, checkpoints: Checkpoints) -> int | None:
 
     Args:
       checkpoints: of the run, which may still have that round.
-
-    Raises:
-      ValueError: they do not have it.
     """
     summary = folder / SUMMARY
     if not summary.exists():

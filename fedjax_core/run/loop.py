@@ -55,12 +55,6 @@ def run_seeds(runs: Sequence[RunArguments], vmapped: VmappedSeeds) -> list[Outco
 
     Args:
       runs: the arguments of `run` for each; their simulators are those of `vmapped`.
-
-    Returns:
-      An outcome of each run, in their order.
-
-    Raises:
-      KeyboardInterrupt: a second signal came.
     """
     outcomes: dict[int, Outcome] = {}
     training: dict[int, TrainingRun] = {}

@@ -171,11 +171,7 @@ class TrainingRun:
             raise Interrupted(f"after round {self.done}; the same command resumes from there")
 
     def finish(self) -> Finished:
-        """Writes summary and plots, and ends the callbacks.
-
-        Raises:
-          CallbackFailed: a callback raised at the end.
-        """
+        """Writes summary and plots, and ends the callbacks."""
         settings, reporter, callbacks = self.settings, self.reporter, self.callbacks
         early = self.early_stop_reason if self.done < settings.rounds else ""
         ended_by = distributed.broadcast_from_process_0(callbacks.stop_reason) if self.done < settings.rounds and not early else ""
@@ -226,13 +222,7 @@ class TrainingRun:
         return None if names & records[-1].keys() else records[-1]
 
     def complete_evaluation(self) -> None:
-        """Evaluates the last round, if an earlier start was stopped in its evaluation.
-
-        Raises:
-          Diverged: a loss is not finite.
-          CallbackFailed: a callback raised.
-          Interrupted: a signal came again.
-        """
+        """Evaluates the last round, if an earlier start was stopped in its evaluation."""
         if self._unscored is None:
             return
         try:
@@ -270,11 +260,7 @@ class TrainingRun:
                 )
 
     def _evaluate_after(self, round_num: int) -> tuple[dict[str, float], ClientScores | None]:
-        """Evaluates the state after a round. A long evaluation reports its progress.
-
-        Raises:
-          _EvaluationStopped: it takes long, and a signal asks to stop.
-        """
+        """Evaluates the state after a round. A long evaluation reports its progress."""
         start, next_report = time.monotonic(), PROGRESS_SECONDS
 
         def watch(what: str, done: int, total: int) -> None:
@@ -313,10 +299,6 @@ def open_run(
 
     Args:
       stop: handles the signals of several runs; None: this run handles them.
-
-    Raises:
-      ValueError: the directory holds another run, or this run on other data.
-      OSError: the directory cannot be written.
     """
     best = BestRound(settings.select, settings.patience, Path(directory), simulator)
     target = TargetScore(

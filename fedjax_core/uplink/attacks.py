@@ -187,9 +187,6 @@ def find_attacks(spec: str, poisons: dict[str, Callable[..., Any]]) -> list[Reso
     Args:
       spec: "name(option=literal, ...) | name | ...".
       poisons: attacks that change data, by name.
-
-    Raises:
-      ValueError, TypeError: an unknown name, option or value.
     """
     known = SENT | CRAFTED | poisons
     return [registry.resolve_spec("attack", part.strip(), known, field="adversary.attack") for part in spec.split("|")]

@@ -260,9 +260,6 @@ def parse_compressor(text: str) -> UplinkTransform:
 
     Args:
       text: "name(option=literal, ...)", with the names and options of `COMPRESSORS`.
-
-    Raises:
-      ValueError, TypeError: an unknown name, option or value.
     """
     spec = registry.resolve_spec("compressor", text, COMPRESSORS, field="compression.uplink")
     if not isinstance(compressor := spec(), Compressor):

@@ -85,11 +85,7 @@ class Exchange:
         self._last: tuple[PrefetchedRound, list[PyTree]] | None = None
 
     def get(self, key: np.ndarray, round_num: int) -> PrefetchedRound:
-        """Returns the round after `round_num`, with the states as the rounds before left them.
-
-        Raises:
-          OSError: states cannot be read or written; one line.
-        """
+        """Returns the round after `round_num`, with the states as the rounds before left them."""
         if self._next is None or self._next[0] != (key.tobytes(), round_num):
             self.close()
             return self._patch_newest(self._read(key, round_num))
@@ -112,11 +108,7 @@ class Exchange:
         self._writes.append(self._start_thread().submit(self._write, done, states))
 
     def flush(self) -> None:
-        """Waits until all is written.
-
-        Raises:
-          OSError: something cannot be written; one line.
-        """
+        """Waits until all is written."""
         writes, self._writes = self._writes, []
         for write in writes:
             write.result()

@@ -138,11 +138,7 @@ class DiskStore(HostStore):
     """A `HostStore` in files without names, which end with the process; checkpoints outlive it."""
 
     def __init__(self, n: int, like: PyTree, is_local: IsLocal | None = None):
-        """Creates the files.
-
-        Raises:
-          OSError: they cannot be created; one line.
-        """
+        """Creates the files."""
         self._reset(n, is_local)
         leaves, self._structure = jax.tree.flatten(like)
         self._columns = [_Column(n, leaf) for leaf in leaves]

@@ -89,11 +89,7 @@ class DataFeed:
         self._on_device = None
 
     def for_round(self, key: PyTree, round_num: PyTree, scored: bool) -> DeviceArrays:
-        """Returns what the program of the round after `round_num` reads, and begins to pack for coming rounds.
-
-        Raises:
-          OSError: examples cannot be read; one line.
-        """
+        """Returns what the program of the round after `round_num` reads, and begins to pack for coming rounds."""
         arrays = self.on_device
         if not self.streamed:
             return arrays

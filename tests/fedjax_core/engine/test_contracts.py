@@ -113,7 +113,7 @@ def test_a_predictor_returns_logits(change, message):
 @pytest.mark.parametrize("outputs", [2, 7])
 def test_a_network_has_one_output_for_each_class(outputs):
     wide = toy.task().wrap_model(lambda model: toy_federation.model(outputs=outputs))
-    message = rf"gives logits of shape \[2, {outputs}\] for 2 rows, the data's {toy.CLASSES} classes need \[2, {toy.CLASSES}\]"
+    message = rf"gives logits of shape \[2, {outputs}\] for 2 examples, the data's {toy.CLASSES} classes need \[2, {toy.CLASSES}\]"
     refused(ValueError, message, lambda inner: {}, wide)
 
 
