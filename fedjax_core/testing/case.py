@@ -76,7 +76,7 @@ class Case:
         sim = simulator.Simulator(add_padding(sim.spec))
         state, _ = sim.run_rounds(self._begun(sim), 2)
         assert sim.offloaded_states is not None
-        return sim, state, [jax.tree.map(np.copy, (store.rows, store.touched)) for store in sim.offloaded_states.stores]
+        return sim, state, [jax.tree.map(np.copy, (store.states, store.touched)) for store in sim.offloaded_states.stores]
 
     def _begun(self, sim: simulator.Simulator) -> simulator.State:
         """Returns the reference's initial state with client states off the device; prepared anew if the method does so."""

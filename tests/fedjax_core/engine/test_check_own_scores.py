@@ -12,7 +12,7 @@ from sklearn import metrics as sklearn_metrics
 
 from fedjax_core.data.client_validation_split import hold_out_validation
 from fedjax_core.data.held_out_clients import hold_out_clients
-from fedjax_core.engine import client_loop, evaluation
+from fedjax_core.engine import check_own_scores, client_loop, evaluation
 from fedjax_core.engine.simulator import Evaluation, Simulator, build_spec, one_group
 from fedjax_core.task import make_task
 from fedjax_core.training import local_training
@@ -113,12 +113,10 @@ def test_every_scope_has_every_score():
 @pytest.mark.parametrize(
     "settings",
     [
-        {"plan": client_loop.Plan(2, 4)},
-        {"plan": client_loop.Plan(3, 1), "hold": "host"},
-        {"plan": client_loop.Plan(1, 2), "data_on": "host"},
-        {"batch": 64},
+        {"plan": client_loop.Plan(2, 4), "batch": 64},
+        {"plan": client_loop.Plan(3, 2), "hold": "host", "data_on": "host"},
     ],
-    ids=["devices", "states on the host", "rows on the host", "one batch"],
+    ids=["devices, one batch", "states and examples on the host"],
 )
 def test_plans_agree_and_padding_never_counts(settings):
     sim, _, record, scores, _ = trained()
@@ -227,8 +225,15 @@ WRONG = {
 @pytest.mark.parametrize("name", list(WRONG))
 def test_what_is_wrong_is_said_before_round_1(name):
     score, error, message = WRONG[name]
+    spec = plain_spec()
+    group = spec.groups[0]._replace(task=dataclasses.replace(spec.groups[0].task, scores={"x": score}))
     with pytest.raises(error, match=message):
-        simulated({"x": score})
+        check_own_scores.check_scores(dataclasses.replace(spec, groups=(group,)))
+
+
+@functools.cache
+def plain_spec():
+    return simulated({}).spec
 
 
 def test_finalize_of_several_clients_gives_a_number_for_each():

@@ -12,6 +12,7 @@ import pytest
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import held_out_clients as data_unseen
 from fedjax_core.engine import client_loop, evaluation, unseen_clients
+from fedjax_core.engine.simulation_spec import with_peer_groups
 from fedjax_core.engine.simulator import Evaluation, Simulator, build_spec, one_group
 from fedjax_core.reporting import reporter
 from fedjax_core.training import local_training
@@ -184,17 +185,16 @@ def test_two_architectures_on_two_devices_with_states_on_the_host_agree_with_one
 @pytest.mark.parametrize("name", toy.METHODS)
 def test_every_method_has_models_for_a_newcomer_or_says_why_not(name):
     """Programs are traced only."""
-    refused = name in SERVED_BY_NOTHING
-    build = lambda scopes: toy.simulate(name, data=beside(), evaluation=Evaluation(scopes))
-    sim = build(("global",))
-    assert bool(sim.spec.unseen_skip_reason) == refused
-    assert ("unseen" in sim.spec.evaluation.scopes) == (not refused)
+    case, refused = toy.CASES[name], name in SERVED_BY_NOTHING
+    build = functools.partial(case.method, optimizer=local_training.sgd(0.1))
+    reason = unseen_clients.find_skip_reason(with_peer_groups(toy.groups(build, case.mixed, task=case.task)))
+    assert bool(reason) == refused
     if refused:
-        with pytest.raises(
-            ValueError, match=r"evaluation.scopes has 'unseen', but Local |evaluation.scopes has 'unseen', but \w*Fed\w+"
-        ):
-            build(("own", "unseen"))
+        with pytest.raises(ValueError, match=r"evaluation.scopes has 'unseen', but (Local |\w*Fed\w+)"):
+            unseen_clients.add_unseen_scope(Evaluation(("own", "unseen")), reason, True)
         return
+    sim = toy.simulate(name, data=beside(), evaluation=Evaluation(("global",)))
+    assert "unseen" in sim.spec.evaluation.scopes
     traced(sim)
 
 

@@ -71,7 +71,7 @@ class Process(threading.local):
     clock = 0.0
 
 
-@pytest.mark.parametrize("draw", range(5))
+@pytest.mark.parametrize("draw", range(2))
 def test_processes_whose_clocks_differ_do_the_same(monkeypatch, draw):
     """The first is cold, the second warm, and no round takes as long as another: both dispatch the same rounds at once, and write
     checkpoints after the same ones, those that the first alone would choose."""

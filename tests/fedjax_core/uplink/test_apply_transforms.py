@@ -1,5 +1,7 @@
 """Uplinks that pass transforms: what changes nothing, who is left out, who is refused."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -82,9 +84,7 @@ def test_who_sends_what_is_not_finite_is_left_out_and_counted():
     "transforms",
     [
         [],
-        [robust_aggregation.parse_rule("norm_bound")],
         [compression.parse_compressor("sign(majority=True)")],
-        [dp_mechanisms.gaussian(1.0, 1.0, 5, 5)],
         [dp_mechanisms.adaptive(1.0, 1.0, 5, 5)],
     ],
     ids=lambda transforms: transforms[0].name if transforms else "none",
@@ -190,6 +190,7 @@ def test_momentum_of_a_variance_may_be_below_zero_behind_links():
     chex.assert_trees_all_equal(clamp_variances((momentum, (moved,))), (momentum, (moved,)))
 
 
+@functools.cache
 def cohort(name):
     """Clients of the first round."""
     sim = toy.simulate(name)
@@ -220,20 +221,10 @@ def test_transforms_have_one_order_and_one_reduction():
         order_transforms([noise, STREAMED])
 
 
-@pytest.mark.parametrize(
-    "transforms",
-    [
-        [],
-        [robust_aggregation.parse_rule("median")],
-        [compression.parse_compressor("sign(majority=True)")],
-        [dp_mechanisms.gaussian(1.0, 1.0, 5, 5)],
-    ],
-    ids=lambda transforms: transforms[0].name if transforms else "none",
-)
-def test_a_round_in_which_nobody_counts_has_diverged(transforms):
-    """Else its server would stay as it is, or take steps of noise, in every round to come."""
+def test_a_round_in_which_nobody_counts_has_diverged():
+    """Else its server would take steps of noise in every round to come."""
     everybody = UplinkTransform(
         "attack", "all", send=lambda value, context, client_state: TransformOutput(jax.tree.map(lambda x: x * jnp.nan, value))
     )
     with pytest.raises(divergence.Diverged, match=r"^round 1: all 5 clients of the cohort .* nobody is left"):
-        round_of("fedavg_uniform", [everybody, *transforms], statistics=False, leave_out=True)
+        round_of("fedavg_uniform", [everybody, dp_mechanisms.gaussian(1.0, 1.0, 5, 5)], statistics=False, leave_out=True)

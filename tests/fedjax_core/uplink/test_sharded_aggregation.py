@@ -124,9 +124,9 @@ def test_each_device_has_its_part_alone():
     assert "f32[64,4096]" not in text
 
 
-@pytest.mark.parametrize("rule", ["median", "centred_clipping"])
-def test_a_run_on_several_devices_is_that_on_one(rule):
+def test_a_run_on_several_devices_is_that_on_one():
     """Where not all clients take part, and vectors do not divide evenly."""
+    rule = "centred_clipping"
     found = []
     for number in (1, 4):
         sim = toy.simulate(

@@ -21,8 +21,8 @@ from tests import toy
 
 
 def threads() -> set[threading.Thread]:
-    """Those that read rows of coming rounds, for whatever simulation."""
-    return {thread for thread in threading.enumerate() if "rows of coming rounds" in thread.name}
+    """Those that read examples of coming rounds, for whatever simulation."""
+    return {thread for thread in threading.enumerate() if "examples of coming rounds" in thread.name}
 
 
 def everything(name, **settings):

