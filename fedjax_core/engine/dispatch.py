@@ -223,7 +223,7 @@ def dispatch_rounds(compiled: CompiledPlan, state: State, num_rounds: int, score
         return _dispatch_offloaded_round(compiled, state, scored)
     if not compiled.feed.streamed:
         state, record = _run_program(compiled, compiled.device_arrays, state, num_rounds, scored)
-        return state, _split_record(jax.device_get(record), num_rounds, scored)
+        return state, split_record(jax.device_get(record), num_rounds, scored)
     key, done = jax.device_get(state.key), int(jax.device_get(state.round))
     records: list[PyTree] = []
     for round_num in range(done, done + (num_rounds if scored in compiled.fits else 1)):
@@ -231,7 +231,7 @@ def dispatch_rounds(compiled: CompiledPlan, state: State, num_rounds: int, score
         state, record = _run_program(compiled, arrays, state, 1, scored)  # dispatched while the round before it trains
         records[-1:] = [jax.device_get(earlier) for earlier in records[-1:]]  # at most two rounds are dispatched
         records.append(record)
-    return state, [of_round for record in jax.device_get(records) for of_round in _split_record(record, 1, scored)]
+    return state, [of_round for record in jax.device_get(records) for of_round in split_record(record, 1, scored)]
 
 
 def _run_program(compiled: CompiledPlan, arrays: DeviceArrays, state: State, num_rounds: int, scored: bool) -> tuple[State, PyTree]:
@@ -250,7 +250,7 @@ def _run_program(compiled: CompiledPlan, arrays: DeviceArrays, state: State, num
     return state, record
 
 
-def _split_record(record: PyTree, num_rounds: int, scored: bool) -> list[PyTree]:
+def split_record(record: PyTree, num_rounds: int, scored: bool) -> list[PyTree]:
     """Returns the raw records of the first rounds of a dispatch."""
     return [record] if scored else [jax.tree.map(lambda x, i=i: x[i], record) for i in range(num_rounds)]
 

@@ -92,7 +92,8 @@ def _server_batches(spec: SimulationSpec, arrays: DeviceArrays, server: PyTree, 
     def make_batches(arrays: DeviceArrays) -> Batches:
         if source == "test":
             return whole_test_batches(spec, arrays, spec.batches.test)
-        return _validation_batches(spec, arrays)
+        examples = arrays.validation_rows
+        return _batches(arrays.train, examples, len(examples), spec.batches.validation_rows)
 
     number = make_batches(arrays)[0]
 
@@ -245,12 +246,6 @@ def _batches(examples: Examples, index: Array, size: Array | int, b: int) -> Bat
         return local_training.gather_batch(examples, index[offsets], offsets < size)
 
     return -(-size // b), batch
-
-
-def _validation_batches(spec: SimulationSpec, arrays: DeviceArrays) -> Batches:
-    """Returns all validation examples."""
-    number = len(arrays.validation_rows)
-    return _batches(arrays.train, arrays.validation_rows, number, spec.batches.validation_rows)
 
 
 def whole_test_batches(spec: SimulationSpec, arrays: DeviceArrays, batch: int) -> Batches:

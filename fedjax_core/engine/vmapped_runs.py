@@ -157,7 +157,7 @@ class VmappedSeeds:
         results: list[Result] = []
         for index, (replica, _) in enumerate(seeds):
             of_seed = _take(raw, index)
-            by_round = [of_seed] if scored else [_take(of_seed, i) for i in range(n)]
+            by_round = dispatch.split_record(of_seed, n, scored)
             try:
                 results.append((states[index], replica.flatten_records(states[index], by_round)))
             except Diverged as error:

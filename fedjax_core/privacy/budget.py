@@ -172,8 +172,7 @@ class PrivacyLedger(NamedTuple):
 
         PLD takes long for each number of rounds. It is evaluated at a few of them, and the others
         have the value of the next one: an upper bound, for at most a sixteenth more rounds, and
-        exact at the
-          last.
+        exact at the last.
         """
         if self.accountant == "pld":
             step = max(1, 2 ** (max(done, 1).bit_length() - 1) // STEPS_PER_OCTAVE)
@@ -187,10 +186,6 @@ class PrivacyLedger(NamedTuple):
         elif self.participation is not None:
             done = self.participation.times_by(done)
         return compute_epsilon(self.release, noise, done, self.delta, self.accountant)
-
-    def round_metrics(self, done: int) -> dict[str, float]:
-        """Returns the metrics of a round."""
-        return {"privacy/epsilon": self.epsilon(done)}
 
     def facts(self) -> dict[str, Any]:
         """Returns all but the rounds done, for run.json and summary.json."""

@@ -120,7 +120,7 @@ class TrainingRun:
         n, privacy = len(records), self.settings.privacy
         for record in records:
             record |= {"seconds": seconds / n, "compile_seconds": compile_seconds / n}
-            record |= {} if privacy is None else privacy.round_metrics(int(record["round"]))
+            record |= {} if privacy is None else {"privacy/epsilon": privacy.epsilon(int(record["round"]))}
         self._max_rounds = _rounds_per_dispatch(max(seconds - compile_seconds, 1e-6) / n)
         return records
 

@@ -71,9 +71,7 @@ def planned(name="gaussian", **given):
 @needs_library
 def test_a_run_says_what_it_has_spent():
     spent = planned().make_ledger(5, 50, "poisson")
-    assert spent.round_metrics(40)["privacy/epsilon"] == compute_epsilon(
-        Release("gaussian", "poisson", 5, 50), 1.0, 40, 1e-5, "rdp"
-    )
+    assert spent.epsilon(40) == compute_epsilon(Release("gaussian", "poisson", 5, 50), 1.0, 40, 1e-5, "rdp")
     assert "epsilon" in spent.describe(3)
     assert "add or remove one client" in spent.describe(3)
     assert planned().make_ledger(5, 50, "fixed").facts()["neighbours"] == "replace one client"
