@@ -130,13 +130,13 @@ class _Tracer:
     def make_server_trace(self, source: str) -> Callable[[], Traced]:
         """Returns what traces the scores of the server's model on "test" or "validation" examples."""
         spec, feed = self.spec, self.compiled.feed
-        part, which = ("test", None) if source == "test" else ("train", spec.host_arrays.validation_rows)
+        split, which = ("test", None) if source == "test" else ("train", spec.host_arrays.validation_rows)
         given, block, kind = (self.arrays, self.state.server, self.number), (), source
-        if part in feed.streamed:
-            batches = feed.test_batches(part, which, evaluation.server_batch(spec, source), spec.plan.client_shards)
+        if split in feed.streamed:
+            batches = feed.test_batches(split, which, evaluation.server_batch(spec, source), spec.plan.client_shards)
             number, kind = batches.at_once * batches.devices, "streamed"
             of_block = lambda x: jax.ShapeDtypeStruct((number * batches.batch, *x.shape[1:]), x.dtype)
-            examples = self.abstract(jax.tree.map(of_block, feed.stored_examples(part)))
+            examples = self.abstract(jax.tree.map(of_block, feed.stored_examples(split)))
             block = examples, self.abstract(np.zeros(number, np.int32)), self.number
 
         def trace() -> Traced:
@@ -149,4 +149,4 @@ class _Tracer:
 def _abstract(tree: PyTree, shardings: Any) -> PyTree:
     """Returns the shapes of a tree with shardings, of which `shardings` is a prefix."""
     shape = lambda x, sharding: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=sharding)
-    return jax.tree.map(lambda sharding, part: jax.tree.map(lambda x: shape(x, sharding), part), shardings, tree)
+    return jax.tree.map(lambda sharding, split: jax.tree.map(lambda x: shape(x, sharding), split), shardings, tree)

@@ -22,6 +22,7 @@ from fedjax_core.algorithm import (
     PyTree,
     Reduce,
     builder_name,
+    is_reduce,
     targets_of,
 )
 from fedjax_core.data.federated_data import FederatedData
@@ -221,7 +222,7 @@ def check_client_output(out: Any, collect: PyTree) -> ClientOutput:
     if not isinstance(out, ClientOutput):
         raise TypeError(f"client_update must return a fedjax_core.algorithm.ClientOutput, it returned {_describe(out)}")
     check_pairs(out.metrics, "client_update: the metrics of a ClientOutput must be {name: (sum, weight)}")
-    parts, structure = jax.tree.flatten(collect, is_leaf=lambda x: isinstance(x, Reduce))
+    parts, structure = jax.tree.flatten(collect, is_leaf=is_reduce)
     if other := [part for part in parts if not isinstance(part, Reduce)]:
         raise TypeError(
             f"collect must have a fedjax_core.algorithm.Reduce for each part of the uplink, it has {_describe(other[0])}"

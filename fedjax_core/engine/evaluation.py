@@ -103,15 +103,15 @@ def _evaluate_server(compiled: CompiledPlan, state: State, round_num: int, watch
 def score_server(compiled: CompiledPlan, state: State, source: str, watch: Watch = ignore_progress) -> Pairs:
     """Scores the server's model on the "test" examples, or all "validation" examples."""
     feed, programs, spec = compiled.feed, compiled.programs, compiled.spec
-    part, name = {"test": "test", "validation": "train"}[source], f"batches of {source} examples"
+    split, name = {"test": "test", "validation": "train"}[source], f"batches of {source} examples"
     given = compiled.device_arrays, state.server, state.round
-    if part not in feed.streamed:
+    if split not in feed.streamed:
         sums, number = programs.init_server_sums[source](*given), _count_batches(spec, source)
         for bounds in _chunk_bounds(compiled, name, number, lambda done: watch(name, done, number)):
             sums = jax.block_until_ready(programs.score_server[source](*given, sums, bounds))
         return jax.device_get(programs.add_up_shards(sums))
     which = None if source == "test" else spec.host_arrays.validation_rows
-    batches = feed.test_batches(part, which, server_batch(spec, source), spec.plan.client_shards)
+    batches = feed.test_batches(split, which, server_batch(spec, source), spec.plan.client_shards)
     number, sums = compiled.put(np.int32(batches.number)), None
     init, program = programs.init_server_sums["streamed"], programs.score_server["streamed"]
     for block_num, (examples, first) in enumerate(batches):

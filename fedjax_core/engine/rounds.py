@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.algorithm import Array, Cohort, PyTree, Reduce
+from fedjax_core.algorithm import Array, Cohort, PyTree, is_reduce
 from fedjax_core.engine import client_loop, client_sampling, contracts, divergence, evaluation_step
 from fedjax_core.engine.client_state import stores
 from fedjax_core.engine.data_feed import cohort_buffer
@@ -181,7 +181,7 @@ def run_client(spec: SimulationSpec, g: int, scored: bool, shared, entry):
     data = spec.client_data(arrays, i, client.examples)
     client_key = jax.random.fold_in(stream_key(key_data, "client", round_num), i)
     out = algorithm.client_update(sent, state, data, client_key)
-    reduces, structure = jax.tree.flatten(algorithm.collect, is_leaf=_is_reduce)
+    reduces, structure = jax.tree.flatten(algorithm.collect, is_leaf=is_reduce)
     parts = structure.flatten_up_to(out.uplink)
     mapped = [(r.combine == "add", r.map(part, client)) for r, part in zip(reduces, parts, strict=True)]
     adds, stacks = ([x for is_added, x in mapped if is_added == wanted] for wanted in (True, False))
@@ -201,7 +201,7 @@ def run_client(spec: SimulationSpec, g: int, scored: bool, shared, entry):
 
 def collect(prefix: PyTree, contributions: list) -> PyTree:
     """Joins the groups' contributions and finishes each part: what `server_update` gets."""
-    reduces, structure = jax.tree.flatten(prefix, is_leaf=_is_reduce)
+    reduces, structure = jax.tree.flatten(prefix, is_leaf=is_reduce)
     adds = iter(functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), [added for added, _ in contributions]))
     stacks = iter(zip(*(stacked for _, stacked in contributions), strict=True))
     collected = []
@@ -213,10 +213,6 @@ def collect(prefix: PyTree, contributions: list) -> PyTree:
         else:
             collected.append(r.finalize(jax.tree.map(lambda *x: jnp.concatenate(x), *next(stacks))))
     return structure.unflatten(collected)
-
-
-def _is_reduce(x: object) -> bool:
-    return isinstance(x, Reduce)
 
 
 def flatten_record(

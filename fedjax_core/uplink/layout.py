@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.algorithm import Array, Cohort, Net, PyTree, Reduce
+from fedjax_core.algorithm import Array, Cohort, Net, PyTree, Reduce, is_reduce
 from fedjax_core.training import aggregators
 from fedjax_core.uplink.transform import UplinkTransform, UplinkValue
 
@@ -28,7 +28,7 @@ class UplinkLayout:
           ValueError: clients send nothing; a part is neither a delta nor class means; deltas are
             weighted in different ways.
         """
-        paths, self._structure = jax.tree.flatten_with_path(collect, is_leaf=_is_reduce)
+        paths, self._structure = jax.tree.flatten_with_path(collect, is_leaf=is_reduce)
         self._reduces: list[Reduce] = [reduce for _, reduce in paths]
         self._method = method
         needs = transforms[0].label if transforms else "aggregation.not_finite='leave_out'"
@@ -113,10 +113,6 @@ class UplinkLayout:
             class_means.append((values.astype(old.dtype), weights.astype(old.dtype)))
         new = {"delta": iter(deltas), "class means": iter(class_means)}
         return self._structure.unflatten([next(new[reduce.payload]) for reduce in self._reduces])
-
-
-def _is_reduce(x: object) -> bool:
-    return isinstance(x, Reduce)
 
 
 def _with_count(reduce: Reduce) -> Reduce:

@@ -173,7 +173,7 @@ def test_attackers_draw_anew_for_every_class():
     assert len(np.unique(after.inner[0])) == 4
 
 
-def test_a_running_variance_is_not_below_zero_behind_links():
+def test_a_running_variance_is_not_below_zero_behind_transforms():
     """Of a server that takes what an attacker sends as its network; what else it holds stays as it is."""
     net = Net({"var": jnp.full(2, -1.0)}, {"norm": {"mean": jnp.full(2, -2.0), "var": jnp.full(2, -3.0)}})
     made = wrap_method(one_part(aggregators.mean(), net), [SAME], jax.eval_shape(lambda: net))
@@ -184,7 +184,7 @@ def test_a_running_variance_is_not_below_zero_behind_links():
     chex.assert_trees_all_equal(after.inner, expected)
 
 
-def test_momentum_of_a_variance_may_be_below_zero_behind_links():
+def test_momentum_of_a_variance_may_be_below_zero_behind_transforms():
     momentum = optax.trace(0.9).init(Net({}, {"norm": {"var": jnp.zeros(2)}}))
     moved = jax.tree.map(lambda x: x - 1, momentum)
     chex.assert_trees_all_equal(clamp_variances((momentum, (moved,))), (momentum, (moved,)))
