@@ -136,7 +136,7 @@ class _Tracer:
             batches = feed.test_batches(split, which, evaluation.server_batch(spec, source), spec.plan.client_shards)
             number, kind = batches.at_once * batches.devices, "streamed"
             of_block = lambda x: jax.ShapeDtypeStruct((number * batches.batch, *x.shape[1:]), x.dtype)
-            examples = self.abstract(jax.tree.map(of_block, feed.stored_examples(split)))
+            examples = self.abstract(jax.tree.map(of_block, spec.readers[split].like))
             block = examples, self.abstract(np.zeros(number, np.int32)), self.number
 
         def trace() -> Traced:
@@ -149,4 +149,4 @@ class _Tracer:
 def _abstract(tree: PyTree, shardings: Any) -> PyTree:
     """Returns the shapes of a tree with shardings, of which `shardings` is a prefix."""
     shape = lambda x, sharding: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=sharding)
-    return jax.tree.map(lambda sharding, split: jax.tree.map(lambda x: shape(x, sharding), split), shardings, tree)
+    return jax.tree.map(lambda sharding, branch: jax.tree.map(lambda x: shape(x, sharding), branch), shardings, tree)

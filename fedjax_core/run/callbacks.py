@@ -70,7 +70,7 @@ class StateReader:
         return self._simulation.spec.population
 
     def view(self, client: int) -> ClientView:
-        """Returns the state and models of one client: `client_view.predict(name, view.holds[name],
+        """Returns the state and models of one client: `view.predict(name, view.holds[name],
         x)`.
 
         Raises:

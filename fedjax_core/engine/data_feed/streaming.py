@@ -192,10 +192,6 @@ class DataFeed:
         shard_bytes = lambda leaf: math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         return coming * sum(map(shard_bytes, jax.tree.leaves((arrays.train, arrays.index))))
 
-    def stored_examples(self, split: str) -> PyTree:
-        """Returns all examples of a split, where they are stored."""
-        return self._spec.readers[split].like
-
     def abstract_buffers(self, tables: Sequence[str], blocks: Sequence[np.ndarray] | None = None) -> dict[str, PyTree]:
         """Returns the fields of `DeviceArrays` that `for_cohort`, or `for_blocks` of these blocks, replaces.
 
@@ -211,7 +207,7 @@ class DataFeed:
                 capacity = cohort_buffer.blocks_capacity(self._tables(names), blocks, shards)
                 number = len(blocks[0])
             buffer, buffer_tables = cohort_buffer.abstract_buffer(
-                self.stored_examples(split), self._tables(names), (shards, number // shards), capacity
+                spec.readers[split].like, self._tables(names), (shards, number // shards), capacity
             )
             with_sharding = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
             fields |= jax.tree.map(with_sharding, {split: buffer, **dict(zip(names, buffer_tables, strict=True))})
