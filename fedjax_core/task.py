@@ -88,7 +88,7 @@ def find_model_axis(path: str, axes: Axes) -> int | None:
 
 
 def count_parameters(tree: PyTree) -> int:
-    """Returns the number of elements in a tree of arrays or shapes, such as `jax.eval_shape(model.init, key).params`."""
+    """Returns the number of elements in a tree of arrays, or of shapes as `jax.eval_shape` gives."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 

@@ -29,9 +29,10 @@ def check_scores(spec: SimulationSpec) -> tuple[int, ...]:
       Per group, bytes of the sums of scores with `finalize`, of one model.
 
     Raises:
-      TypeError: a score does not return what it must (`contracts.check_score`), or its `finalize` no number.
-      ValueError: a score fails, is not finite, has sums that depend on the number of examples, or counts
-        examples outside of its mask.
+      TypeError: a score does not return what it must (`contracts.check_score`), or its `finalize`
+        no number.
+      ValueError: a score fails, is not finite, has sums that depend on the number of examples, or
+        counts examples outside of its mask.
     """
     return tuple(_check_group(spec, g) for g in range(len(spec.groups)))
 
@@ -72,7 +73,7 @@ def _is_ours(score: Callable) -> bool:
 
 
 def _outputs(spec: SimulationSpec, g: int, arrays: DeviceArrays, examples: int) -> tuple[Batch, dict[str, PyTree]]:
-    """Returns a batch of `examples` test examples, or an episode, and each predictor's outputs for it, as shapes."""
+    """Returns the shapes of a batch of test examples, or of an episode, and of all predictions."""
     shape = spec.shapes.groups[g]
     local = (shape.sent, shape.out.state) if shape.out.local is None else shape.out.local
 
@@ -105,7 +106,7 @@ def _sums(name: str, score: Callable, outputs: PyTree, batch: Batch) -> PyTree:
 
 
 def _try(name: str, score: Callable, like: tuple[Inputs, Inputs], classes: int) -> None:
-    """Checks what a score gives of examples drawn at random: with some more examples, outside of the mask, it must be the same.
+    """Checks a score on random examples: more of them, outside of the mask, must change nothing.
 
     Args:
       like: (outputs, x, y) of EXAMPLES + PADDING examples and of EXAMPLES, as shapes.

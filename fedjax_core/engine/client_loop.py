@@ -178,11 +178,12 @@ def map_chunk_range(
 ) -> tuple[PyTree, PyTree]:
     """Maps `fn` over some of each device's chunks.
 
-    All ranges one after another give the same bits as all chunks at once, and what `map_clients` gives up to rounding.
+    All ranges one after another give the bits of all chunks at once, and the numbers of
+    `map_clients` up to rounding.
 
     Args:
       fn, shared, mapped, plan, mesh, in_specs: as in `map_clients`.
-      sums: leaves [shards, ...], what each device has added up so far (`init_sums`); `add_up_shards` gives their total.
+      sums: leaves [shards, ...], each device's sums so far (`init_sums`, `add_up_shards`).
       bounds: (first, last), [] each: the chunks from `first` to before `last`.
 
     Returns:
@@ -244,7 +245,7 @@ def _sum_dtype(dtype: Any) -> Any:
 
 
 def add_up_shards(shards: PyTree, plan: Plan, mesh: Mesh) -> PyTree:
-    """Adds up leaves [shards, ...] on the devices, as `map_clients` adds up those of its devices."""
+    """Adds up leaves [shards, ...] of the devices, as `map_clients` does."""
     if plan.client_shards == 1:
         return jax.tree.map(lambda x: x[0], shards)
     total = lambda shards: jax.lax.psum(jax.tree.map(lambda x: x[0], shards), AXIS)

@@ -40,7 +40,7 @@ class ClientSampler:
         return self.size
 
     def draw(self, key: Array, round_num: Array | int) -> Array:
-        """Returns the ids [slots] of a round's clients, N in empty slots. All rounds get the same key."""
+        """Returns a round's ids [slots], N in empty slots. All rounds get the same key."""
         raise NotImplementedError
 
     def log_moments(self, exponents: np.ndarray, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -71,9 +71,9 @@ class FixedSampler(ClientSampler):
         """Returns the smaller of two bounds.
 
         One is for independent draws with probability C / N, because membership is negatively
-        associated (Joag-Dev and Proschan, Negative Association of Random Variables, 1983), the other
-        for C draws with replacement (Hoeffding, Probability Inequalities for Sums of Bounded Random
-        Variables, 1963, theorem 4).
+        associated (Joag-Dev and Proschan, Negative Association of Random Variables, 1983). The
+        other is for C draws with replacement (Hoeffding, Probability Inequalities for Sums of
+        Bounded Random Variables, 1963, theorem 4).
         """
         relative = np.exp(exponents * (values - values[-1])) @ counts / counts.sum()
         with_replacement = self.size * (exponents[:, 0] * values[-1] + np.log(relative))
@@ -98,7 +98,7 @@ class CyclicSampler(FixedSampler):
         """Returns the ids [C].
 
         Example:
-          >>> [CyclicSampler(2, 5).draw(jax.random.key(0), round_num).tolist() for round_num in range(3)]
+          >>> [CyclicSampler(2, 5).draw(jax.random.key(0), r).tolist() for r in range(3)]
           [[0, 2], [4, 1], [3, 0]]
         """
         period = math.lcm(self.population, self.size) // self.size  # rounds until the circle begins with the same client
@@ -107,7 +107,7 @@ class CyclicSampler(FixedSampler):
 
 
 class PoissonSampler(ClientSampler):
-    """Every client independently with probability C / N, so that the number of clients varies around C.
+    """Every client independently with probability C / N: the number of clients varies around C.
 
     Clients beyond the slots are left out, the last ids first.
     """
@@ -196,7 +196,7 @@ def sample_fixed(key: Array, population: int, size: int) -> Array:
 
 
 def _independent_log_moments(rate: float, exponents: np.ndarray, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Returns log E[exp(a * S)] where each client is drawn independently with probability `rate`."""
+    """Returns log E[exp(a * S)] of independent draws of each client with probability `rate`."""
     with np.errstate(divide="ignore"):
         return np.logaddexp(np.log1p(-rate), np.log(rate) + exponents * values) @ counts
 

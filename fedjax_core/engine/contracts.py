@@ -218,7 +218,7 @@ def check_algorithm(algorithm: Any, build: Any) -> Algorithm:
 
 
 def check_client_output(out: Any, collect: PyTree) -> ClientOutput:
-    """Returns what `client_update` returned, or raises unless it is a ClientOutput that `collect` is for."""
+    """Returns the result of `client_update`; raises unless it is a ClientOutput for `collect`."""
     if not isinstance(out, ClientOutput):
         raise TypeError(f"client_update must return a fedjax_core.algorithm.ClientOutput, it returned {_describe(out)}")
     check_pairs(out.metrics, "client_update: the metrics of a ClientOutput must be {name: (sum, weight)}")
@@ -251,7 +251,7 @@ def check_pairs(pairs: Any, wants: str) -> None:
 
 
 def check_score(name: str, score: Callable, result: Any) -> Any:
-    """Returns the result of a score: a pair, or with `finalize` sums of at least 32 bits; raises TypeError for others."""
+    """Returns a score's pair, or sums of at least 32 bits for `finalize`; else raises TypeError."""
     if finalizer(score) is None:
         try:
             check_pairs({name: result}, "a score of evaluation.scores must return (sum, weight)")
@@ -275,7 +275,7 @@ def _smallest_dtype(leaf: Any) -> Any:
 
 
 def check_server_output(result: Any) -> tuple[PyTree, dict[str, Any]]:
-    """Returns the pair that `server_update` returned, or raises TypeError; metrics that are None become `{}`."""
+    """Returns (server, metrics) of `server_update`, None as `{}`; else raises TypeError."""
     if not isinstance(result, tuple) or len(result) != 2 or hasattr(result, "_fields"):
         actual = f"a tuple of {len(result)}" if type(result) is tuple else _describe(result)
         raise TypeError(f"server_update must return (state, metrics), metrics being {{name: (sum, weight)}}; it returned {actual}")

@@ -33,10 +33,10 @@ class Programs(NamedTuple):
 
     Attributes:
       init_state, prepare_clients, draw_cohorts: of `rounds`.
-      run_resident_rounds, run_scored_round: `rounds.run_resident_rounds`, the latter with scores right after local
-        training; both consume the state.
+      run_resident_rounds, run_scored_round: `rounds.run_resident_rounds`, the latter with scores
+        right after local training; both consume the state.
       run_offloaded_round: `rounds.run_round`, by whether it scores.
-      init_server_sums, score_server: of `evaluation_step`, by the examples: `evaluation_step.SOURCES`.
+      init_server_sums, score_server: of `evaluation_step`, by `evaluation_step.SOURCES`.
       score_clients: of `evaluation_step`.
       add_up_shards: of `client_loop`.
       score_unseen: of `unseen_clients`.
@@ -235,7 +235,7 @@ def dispatch_rounds(compiled: CompiledPlan, state: State, num_rounds: int, score
 
 
 def _run_program(compiled: CompiledPlan, arrays: DeviceArrays, state: State, num_rounds: int, scored: bool) -> tuple[State, PyTree]:
-    """Runs rounds on resident client states in one program; the first time on a copy of the state, to its end."""
+    """Runs rounds on resident states in one program; the first time on a copy, to the end."""
     program = compiled.programs.run_scored_round if scored else compiled.programs.run_resident_rounds
     number = compiled.put(np.int32(num_rounds))
     if scored in compiled.fits:

@@ -213,7 +213,7 @@ def _score_blocks(
 
     Args:
       who: the clients, for `watch`.
-      clients: blocks of ids [E], the tables that the program reads, and the id from which slots are empty.
+      clients: blocks of ids [E], the tables that the program reads, the id of an empty slot.
       read_inputs: a block -> the program's inputs between its arrays and its bounds.
 
     Yields:

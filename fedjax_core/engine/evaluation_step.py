@@ -61,7 +61,7 @@ def score_server(
     Args:
       sums, bounds: as `client_loop.map_chunk_range` takes them.
       block: of streamed examples, (examples [n * B], index [n] of each batch's first one, how many there are in all).
-      source: "test": the whole test set; "validation": all validation examples; "streamed": those of `block`.
+      source: "test", "validation": all such examples; "streamed": those of `block`.
     """
     score_batch, shared, entries = _server_batches(spec, arrays, server, round_num, block, source)
     plan = _server_plan(spec)
@@ -69,7 +69,7 @@ def score_server(
 
 
 def _server_batches(spec: SimulationSpec, arrays: DeviceArrays, server: PyTree, round_num: Array, block: PyTree, source: str):
-    """Returns (a batch's scores, what all batches read, their entries [n]), for `client_loop.map_chunk_range`."""
+    """Returns (a batch's scores, what all batches read, their entries [n])."""
     own = spec.groups[0].task.scores
 
     def score(arrays, server, round_num, x, y, mask):

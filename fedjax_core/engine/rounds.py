@@ -127,7 +127,7 @@ def run_round(
       touched: of offloaded states, per group, [C] whether they were ever written.
 
     Returns:
-      (state whose client states are still the old ones, the cohort's client states per group, record).
+      (state with the old client states, the cohort's client states per group, record).
     """
     contributions, outputs = [], []
     for g, ((cohort, _), states) in enumerate(zip(drawn, clients, strict=True)):

@@ -1,10 +1,10 @@
 """How many examples a network is scored on at once: chosen by what clients have and by the device.
 
-A batch of b examples, real ones or padding, costs as much as b + c examples: c stands for what each batch costs by itself
-(reading the weights, starting kernels). The batch is the one under which all lists of examples cost least. On CPUs more
-than 64 examples at once gain little; a convolution uses its weights at every pixel, so it gains nothing past a few examples, and
-loses where its activations leave the cache. Numbers were measured on two cores of a server;
-`tests/benchmarks/evaluation.py` measures what they come to.
+A batch of b examples, real ones or padding, costs as much as b + c examples: c stands for reading
+the weights and starting kernels. The batch is the one under which all lists of examples cost least.
+On CPUs more than 64 examples at once gain little. A convolution uses its weights at every pixel: it
+gains nothing past a few examples, and loses where its activations leave the cache. Numbers are of
+two cores of a server; `tests/benchmarks/evaluation.py` measures what they come to.
 """
 
 from typing import NamedTuple
@@ -41,7 +41,7 @@ def has_convolution(weights: PyTree) -> bool:
 
 
 def choose_batches(evaluation: Evaluation, host: DeviceArrays, plan: Plan, platform: str, convolves: bool = False) -> ScoreBatches:
-    """Returns the examples at once of each kind of score; `evaluation.batch`, if it is given, for all of them.
+    """Returns the examples at once of each kind of score; `evaluation.batch` if it is given.
 
     Args:
       plan: clients that are scored at once on a device share the cost of a batch.

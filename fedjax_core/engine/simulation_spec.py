@@ -222,7 +222,7 @@ class SimulationSpec:
         return self.plan._replace(chunk=min(self.plan.chunk, most))
 
     def group_slots(self, g: int) -> int:
-        """Returns the slots of group g's part of a cohort, a multiple of what the plan runs at once."""
+        """Returns the slots of a cohort's clients of group g."""
         return self.plan_of(g).slots(min(self.sampling.slots, len(self.groups[g].clients)))
 
     def client_data(self, arrays: DeviceArrays, i: Array | int, size: Array) -> ClientData:
@@ -238,7 +238,7 @@ class SimulationSpec:
 
 
 def stream_key(key_data: Array, stream: str, round_num: Array | int | None = None) -> Array:
-    """Returns the key of one stream of draws, in one round or (None) in all, from the experiment's key data."""
+    """Returns the key of one stream of draws, in one round or (None) in all."""
     key = jax.random.fold_in(jax.random.wrap_key_data(key_data), STREAMS[stream])
     return key if round_num is None else jax.random.fold_in(key, round_num)
 

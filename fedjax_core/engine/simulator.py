@@ -208,7 +208,7 @@ class Simulator:
         return self._retry_on_oom(lambda compiled: dispatch.dispatch_rounds(compiled, state, n, scored))
 
     def flatten_records(self, state: State, records: Sequence[PyTree]) -> list[dict[str, float]]:
-        """Returns the metrics of rounds by name, from their raw records; `state` is the one after the last round."""
+        """Returns the metrics of rounds from their raw records; `state` is that after the last."""
         spec, metrics, done = self.spec, [], int(jax.device_get(state.round))
         own, y = [group.task.scores for group in spec.groups], spec.data.train.y
         for round_num, record in enumerate(records, done - len(records) + 1):
@@ -273,7 +273,7 @@ class Simulator:
         """Returns everything that a checkpoint must keep, as host arrays.
 
         Args:
-          with_offloaded: whether it includes offloaded client states; False: these are saved as `offloaded_states.read_parts`.
+          with_offloaded: False: offloaded client states are saved by `offloaded_states.read_parts`.
         """
         offloaded, saved = self.offloaded_states, {"state": meshes.fetch(state)}
         if offloaded is None:

@@ -48,7 +48,7 @@ def find_vmap_obstacle(simulator: Simulator) -> str:
 
 
 def run_vmapped_rounds(spec: SimulationSpec, arrays: DeviceArrays, states: Sequence[State], n: Array, scored: bool):
-    """Does `rounds.run_resident_rounds` of several states. Returns (states, records with leaves [seeds, ...])."""
+    """Runs `rounds.run_resident_rounds` of several states; records have leaves [seeds, ...]."""
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
     stacked, records = jax.vmap(lambda state: rounds.run_resident_rounds(spec, arrays, state, n, scored))(stacked)
     return tuple(_take(stacked, index) for index in range(len(states))), records
@@ -141,7 +141,7 @@ class VmappedSeeds:
         return [results[i] for i in range(len(seeds))]
 
     def _run_batch(self, seeds: list[Seed], n: int, scored: bool) -> list[Result]:
-        """Does the rounds of several seeds in one program, whose spare slots repeat the first seed."""
+        """Runs several seeds in one program, whose spare slots repeat the first seed."""
         size = self._size(len(seeds))
         spare = [jax.tree.map(jnp.copy, seeds[0][1]) for _ in range(size - len(seeds))]
         states, program = (*(state for _, state in seeds), *spare), self._programs[scored]
@@ -165,7 +165,7 @@ class VmappedSeeds:
         return results
 
     def _size(self, number: int) -> int:
-        """Returns the slots of the program of so many seeds: `at_once`, or a half, a quarter ... of it.
+        """Returns the slots of a program of so many seeds: `at_once`, or a half, a quarter ... of it.
 
         So few programs are compiled, whenever seeds end.
         """

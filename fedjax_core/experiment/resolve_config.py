@@ -82,7 +82,7 @@ class ResolvedConfig(NamedTuple):
       data_on: where the data are stored, see `data_placement.choose_placement`.
       adversary: who attacks and how, or None.
       transforms: what uplinks pass through beside attacks, see `uplink`.
-      rule: the robust rule in place of the mean, after its pre-aggregators; also among `transforms`.
+      rule: the robust rule in place of the mean, behind its pre-aggregators; among `transforms`.
       leave_out: whether clients that send NaN or Inf are left out.
       sampling: of cohorts, "fixed", "poisson" or "cyclic".
       mechanism: of differential privacy, or None; it takes what `privacy` says.

@@ -73,7 +73,8 @@ class Finished(NamedTuple):
       summary: of all records (`report.summarise`), also in summary.json.
       history: each score over the rounds: `axes.plot(*history["test/global/accuracy"])`.
       stopped: whether a signal came during the last rounds; the caller must then start no other run.
-      ended_by: the callback that ended the run before its last round, and why; "" if none did. The same call resumes the run.
+      ended_by: the callback that ended the run before its last round, and why; "" if none did. The
+        same call resumes the run.
       selected: the best round by a validation score, which `experiment.load` restores; None without a selection.
     """
 

@@ -1,7 +1,6 @@
 """One run between its first and its last round: what the loop (`loop.py`) does with it.
 
-`open_run` opens the directory and restores what it holds, `TrainingRun` has the steps of the loop, and its `finish`
-closes the run.
+`open_run` opens the directory and restores what it holds. `TrainingRun` has the steps of the loop.
 """
 
 import contextlib
@@ -91,7 +90,7 @@ class TrainingRun:
         return self.target.reason or self.best.exhausted_reason
 
     def next_stop(self) -> int:
-        """Returns the next evaluated round, or an earlier one: after a profiled round, or after rounds of `DISPATCH_SECONDS`."""
+        """Returns the next evaluated round, or an earlier one that the profile or the time asks for."""
         if self.done == self._profiled_round:
             return self.done + 1
         every = self.settings.eval_every
@@ -387,7 +386,7 @@ def _rounds_per_dispatch(seconds: float) -> int:
 
 
 def measure_time(work: Callable[[], Result], trace: Path | None = None) -> tuple[Result, float, float]:
-    """Returns the result of `work`, the seconds that it took, and how many of them compiled programs.
+    """Returns the result of `work`, its seconds, and how many of them compiled programs.
 
     Args:
       trace: the folder of a profiler's trace; None: nothing is traced.
@@ -399,7 +398,7 @@ def measure_time(work: Callable[[], Result], trace: Path | None = None) -> tuple
 
 
 def _profile(folder: Path) -> contextlib.AbstractContextManager:
-    """Returns a trace without Python calls, whose hooks in all threads have ended processes (SIGSEGV)."""
+    """Returns a trace without Python calls, whose hooks have ended processes (SIGSEGV)."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     return jax.profiler.trace(folder, profiler_options=options)
@@ -421,7 +420,7 @@ jax.monitoring.register_event_duration_secs_listener(_CompileTime.add)
 
 
 def peak_memory(simulator: Simulator) -> int:
-    """Returns the most bytes in use: of the device, or of this process where the device does not report them."""
+    """Returns the peak bytes of the device, or of this process if the device reports none."""
     stats = simulator.spec.mesh.local_devices[0].memory_stats() or {}
     scale = 1 if sys.platform == "darwin" else 1024
     return stats.get("peak_bytes_in_use") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale

@@ -128,7 +128,7 @@ def _map_uplink(
 
 
 def _nan_unless(is_kept: Array, x: Array) -> Array:
-    """Returns `x`, or NaN unless it is kept: the engine must see a hidden fault, and end the run."""
+    """Returns `x` if it is kept, else NaN: the engine must see a hidden fault, and end the run."""
     return jnp.where(is_kept, x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 

@@ -22,7 +22,7 @@ PART_BYTES = 2**28  # of client states in one file of a checkpoint
 
 
 class CheckpointPart(NamedTuple):
-    """The client states of one part of a checkpoint; each of several processes writes a file of it, with its share.
+    """Client states of one part of a checkpoint; each process writes a file with its share.
 
     Attributes:
       slots: [n] int32, ascending, in the group's store.
@@ -84,7 +84,7 @@ class OffloadedStates:
         return dict(live)
 
     def plan_parts(self, again: Collection[int] | None) -> list[CheckpointPart]:
-        """Returns the states to save, in parts of at most `max_part_bytes`; the same in all processes.
+        """Returns the states to save, in parts of at most `max_part_bytes`; all processes agree.
 
         Args:
           again: parts of the last checkpoint whose states are written again, beside those that changed; None: all
@@ -99,7 +99,7 @@ class OffloadedStates:
         return parts
 
     def read_parts(self, parts: Sequence[CheckpointPart]) -> Iterator[dict[str, np.ndarray]]:
-        """Yields the states of each part as named arrays, as `load_part` reads them; each process those that it writes."""
+        """Yields this process's states of each part as named arrays, for `load_part`."""
         for g, slots in parts:
             slots = slots if self.shards is None else slots[self.shards[g].is_written_here(slots)]
             leaves = jax.tree.leaves(self.stores[g].read(slots)[0])

@@ -195,7 +195,7 @@ class SharedExchange(Exchange):
 
 
 def _from_keepers(entry: Callable[[int], np.ndarray], shape: tuple[int, ...], dtype: np.dtype, sharding: NamedSharding) -> Array:
-    """Returns an array [D, ...] of the keepers' entries; this process provides those of its own keepers."""
+    """Returns an array [D, ...]; each process provides the entries of its own keepers."""
     read = lambda index: entry(index[0].start or 0)[index[1:]][None]
     return jax.make_array_from_callback(shape, sharding, read, dtype=dtype)
 

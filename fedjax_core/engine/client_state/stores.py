@@ -41,7 +41,7 @@ def init_untouched(
     states: PyTree,
     touched: Array,
 ) -> PyTree:
-    """Returns the states [C, ...], initialised from the initial `server` where they were never touched."""
+    """Returns states [C, ...], untouched ones initialised from the initial `server`."""
     algorithm = spec.algorithm(g, arrays, 0)
     return jax.lax.map(lambda entry: init_if_untouched(algorithm, server, key_data, *entry), (ids, states, touched))
 
@@ -63,7 +63,7 @@ def scatter(store: PyTree, slots: Array, states: PyTree) -> PyTree:
 
 
 class HostStore:
-    """Client states on the host, for populations that do not fit the device. Untouched clients cost nothing.
+    """Client states in memory of the host. Untouched clients cost nothing.
 
     Attributes:
       states: leaves [n, ...], NumPy; a state counts only if it is touched.
@@ -125,7 +125,7 @@ class HostStore:
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Returns zeros whose pages cost nothing until they are written, even if there are more of them than memory."""
+    """Returns zeros whose pages cost nothing until they are written, even beyond the memory."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if sys.platform != "linux" or not size:
         return np.zeros(shape, dtype)

@@ -1,19 +1,16 @@
 """Cohort buffers: the packed examples of a program's clients, sharded as the clients are.
 
-Of each group of clients device d has the d-th shard, as `client_loop.map_clients` shards them. So a buffer has a shard
-for each device, leaves [D * capacity, ...], and its tables have the clients [D * C / D]. Inside the client loop a
-device sees its own shard only, whose example 0 is what index lists are padded with. A program that is not sharded has
-one shard.
+A buffer has a shard for each of D devices, leaves [D * capacity, ...], and its tables have the
+clients [D * C / D]. Inside the client loop a device sees its own shard only, whose example 0 is
+what index lists are padded with.
 
-All buffers of a run have one capacity, so that one program serves all its rounds. Cohorts are random, and so is the
-number of their examples. The capacity is exceeded with a probability below `OVERFLOW` a round, by Chernoff's bound on
-the sum of the sizes of the sampled clients: P(S >= t) <= E[exp(a S)] / exp(a t) for every a > 0, where the sampler
-bounds E[exp(a S)]. The capacity never exceeds what the largest clients fill. A cohort with more examples gets a larger
-buffer, and its round is compiled anew.
+All buffers of a run have one capacity, so that one program serves all its rounds. A cohort exceeds
+it with a probability below `OVERFLOW`, by Chernoff's bound on the sum of the sizes of the sampled
+clients: P(S >= t) <= E[exp(a S)] / exp(a t) for every a > 0, where the sampler bounds E[exp(a S)].
+Its round is then compiled anew, for a larger buffer.
 
-Where clients are spread over D devices, each has the examples of its own. `client_loop.arrange` deals chunks by size:
-a device's first chunk has at most the examples of the cohort's largest clients, and its others together at most a D-th
-of all examples.
+`client_loop.arrange` deals chunks to devices by size: a device's first chunk has at most the
+examples of the cohort's largest clients, and its others together at most a D-th of all examples.
 """
 
 import dataclasses
@@ -81,7 +78,7 @@ def count_examples(tables: Sequence[IndexTable], ids: np.ndarray) -> np.ndarray:
 
 
 def pack(reader: ExampleReader, tables: Sequence[IndexTable], ids: np.ndarray, capacity: int) -> tuple[PyTree, list[BufferTable]]:
-    """Returns a buffer's shard, leaves [capacity, ...], with the examples of clients `ids` [C], and its tables.
+    """Returns a shard, leaves [capacity, ...], with the examples of clients `ids` [C], and tables.
 
     Raises:
       ValueError: the capacity is too small.
@@ -198,5 +195,5 @@ def round_capacity(spec: SimulationSpec, sizes: np.ndarray, is_dealt: bool) -> i
 
 
 def blocks_capacity(tables: Sequence[IndexTable], blocks: Sequence[np.ndarray], shards: int) -> int:
-    """Returns the capacity of a device's shard of a buffer for each of these blocks of clients [C]; N for an empty slot."""
+    """Returns the capacity of a shard for each block of clients [C]; N for an empty slot."""
     return 1 + max(int(count_examples(tables, split_by_device([ids], shards)).max()) for ids in blocks)

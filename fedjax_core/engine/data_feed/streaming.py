@@ -35,7 +35,7 @@ class DataFeed:
     Data are on the devices all the time, or are streamed from the host or the disk: then programs read cohort buffers.
 
     Attributes:
-      streamed: the splits that are streamed: none; "train"; "train" and "test", unless the whole test set stays.
+      streamed: none; "train"; "train" and "test", unless the whole test set stays.
     """
 
     def __init__(self, spec: SimulationSpec, shardings: Any, draw: Any):
@@ -89,7 +89,7 @@ class DataFeed:
         self._on_device = None
 
     def for_round(self, key: PyTree, round_num: PyTree, scored: bool) -> DeviceArrays:
-        """Returns what the program of the round after `round_num` reads, and begins to pack for coming rounds."""
+        """Returns what the round after `round_num` reads, and begins to pack for coming rounds."""
         arrays = self.on_device
         if not self.streamed:
             return arrays
@@ -137,7 +137,7 @@ class DataFeed:
     def for_blocks(self, blocks: Sequence[np.ndarray], tables: Sequence[str]) -> Iterator[DeviceArrays]:
         """Yields what a program about clients of one group reads, for each block of them.
 
-        Each is put on the devices while its predecessor is in use. `blocks`: ids [C]; N for an empty slot.
+        Each is made while its predecessor is in use. `blocks`: ids [C]; N for an empty slot.
         """
         arrays, shards, by_split = self.on_device, self._spec.plan.client_shards, self._tables_by_split(tables)
         if not by_split:
@@ -161,7 +161,7 @@ class DataFeed:
         return [getattr(self._spec.host_arrays, name) for name in names]
 
     def _round_capacity(self, names: tuple[str, ...]) -> int:
-        """Returns the capacity of a device's shard of the buffers of rounds that use these tables."""
+        """Returns the capacity of a shard for rounds that use these tables."""
         if names not in self._capacities:
             sizes = np.sum([np.asarray(table.size, np.int64) for table in self._tables(names)], axis=0)
             self._capacities[names] = cohort_buffer.round_capacity(self._spec, sizes, is_dealt=names == ("index",))
@@ -214,7 +214,7 @@ class DataFeed:
         return fields
 
     def test_batches(self, split: str, indices: np.ndarray | None, batch: int, devices: int) -> "TestSetBatches":
-        """Returns all examples of a split, or those at `indices`, as batches for the server's model."""
+        """Returns a split's examples, or those at `indices`, in batches for the server's model."""
         reader = self._spec.readers[split]
         if indices is None:
             indices = np.arange(len(jax.tree.leaves(reader.like)[0]), dtype=np.int32)
@@ -266,12 +266,12 @@ class TestSetBatches:
 class Prefetcher(Generic[T]):
     """Computes results for the numbers n, n + 1, ... in a thread, a few before they are needed.
 
-    An error in the thread is raised where its number is needed. On several processes each result is computed when it is
-    needed: all processes must start programs in the same order.
+    An error is raised where its number is needed. On several processes nothing is computed ahead:
+    all processes must start programs in the same order.
     """
 
     def __init__(self, make: Callable[[int], T]):
-        """Starts nothing. `make`: number -> result; called in increasing order unless `get` gets another number."""
+        """Starts nothing. `make`: number -> result; called for the numbers that follow a `get`."""
         self._make = make
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
         self._pending: deque[tuple[int, concurrent.futures.Future[T]]] = deque()

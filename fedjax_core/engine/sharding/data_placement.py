@@ -104,7 +104,7 @@ def _device_memory(mesh: Mesh) -> float:
 
 
 def open_data(placed: Placed, data: FederatedData) -> tuple[FederatedData, dict[str, row_readers.ExampleReader]]:
-    """Returns the data, stored as `placed` says, and readers of "train" and "test"; none if all is on the devices."""
+    """Returns the data, stored as `placed` says, and readers of their splits if they are streamed."""
     if placed.where == "device":
         return data, {}
     make_reader = row_readers.open_in_memory if placed.where == "host" else row_readers.open_on_disk

@@ -36,7 +36,7 @@ class Plan(NamedTuple):
         return self.devices // self.model
 
     def slots(self, clients: int) -> int:
-        """Returns the slots for so many clients: the next multiple of those that all devices run at once."""
+        """Returns the slots for so many clients: a multiple of what all devices run at once."""
         at_once = self.chunk * self.client_shards
         return -(-clients // at_once) * at_once
 
