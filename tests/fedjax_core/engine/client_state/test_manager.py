@@ -17,7 +17,7 @@ from tests.fedjax_core.engine.tallied import SGD, N, simulate, tally
 
 class HostTest(chex.TestCase):
     def test_a_huge_population_costs_what_it_touches(self):
-        population, cohort = 100_000, 6
+        population, cohort = 20_000, 6
         whole = toy.data()
         dataset = sources.Dataset("toy", whole.train, whole.test, whole.class_names)
         lists = [np.array([i % 30, i % 7 + 32], np.int32) for i in range(population)]
