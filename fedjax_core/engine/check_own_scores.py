@@ -45,7 +45,7 @@ def _check_group(spec: SimulationSpec, g: int) -> int:
         return 0
     sizes = dict.fromkeys(own, 0)
     arrays = jax.eval_shape(lambda h: h, spec.host_arrays)
-    (batch, of_all), (smaller, of_fewer) = (_outputs(spec, g, arrays, examples) for examples in (EXAMPLES + PADDING, EXAMPLES))
+    (batch, of_all), (smaller, of_fewer) = (_outputs(spec, g, arrays, number) for number in (EXAMPLES + PADDING, EXAMPLES))
     seen = []
     for predictor, outputs in of_all.items():
         if (shape := jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), outputs)) in seen:
@@ -72,7 +72,7 @@ def _is_ours(score: Callable) -> bool:
     return str(getattr(metrics.unwrap_score(score), "__module__", "")).startswith("fedjax_core.")
 
 
-def _outputs(spec: SimulationSpec, g: int, arrays: DeviceArrays, examples: int) -> tuple[Batch, dict[str, PyTree]]:
+def _outputs(spec: SimulationSpec, g: int, arrays: DeviceArrays, number: int) -> tuple[Batch, dict[str, PyTree]]:
     """Returns the shapes of a batch of test examples, or of an episode, and of all predictions."""
     shape = spec.shapes.groups[g]
     local = (shape.sent, shape.out.state) if shape.out.local is None else shape.out.local
@@ -81,7 +81,7 @@ def _outputs(spec: SimulationSpec, g: int, arrays: DeviceArrays, examples: int) 
         if spec.episodes is not None:
             return evaluation_step.whole_test_batches(spec, arrays, 1)[1](jnp.int32(0))
         examples = arrays.test if len(jax.tree.leaves(arrays.test.y)[0]) else arrays.train
-        return gather_batch(examples, jnp.zeros(examples, jnp.int32), jnp.ones(examples, bool))
+        return gather_batch(examples, jnp.zeros(number, jnp.int32), jnp.ones(number, bool))
 
     def predict_all(arrays: DeviceArrays, local: tuple[PyTree, PyTree], x: PyTree) -> dict[str, PyTree]:
         sent, client = local
