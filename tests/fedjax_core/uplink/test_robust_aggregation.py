@@ -271,8 +271,8 @@ def test_bulyan_averages_the_nearest_values_where_values_tie():
     column = np.array([[-3, -3, -1, 0, 9, 9, 9]], np.float32).T
     np.testing.assert_allclose(robust_aggregation._nearest_mean(column, everyone, 3), [-4 / 3], rtol=1e-6)
     rng, nearest_mean = np.random.default_rng(0), jax.jit(robust_aggregation._nearest_mean)
-    for n in range(1, 14):
-        rows, mask = rng.integers(-4, 5, (13, 300)).astype(np.float32), rng.permutation(13) < n
+    for n in (1, 2, 3, 6, 7, 12, 13):
+        rows, mask = rng.integers(-4, 5, (13, 60)).astype(np.float32), rng.permutation(13) < n
         for number in range(1, n + 1):
             expected = [mean_of_nearest(column, number) for column in rows[mask].T]
             found = nearest_mean(rows, mask, number)

@@ -126,13 +126,13 @@ def doubled():
         yield
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedit", "fedpft"])
+@pytest.mark.parametrize("name", ["fedavg", "fedpft"])
 def test_numbers_do_not_depend_on_it_and_memory_falls(name):
-    """Clients x model is 4 x 1, and 4 x 2 or 2 x 4; both go on from one checkpoint. They agree to 1e-5 after a round, after two
+    """Clients x model is 4 x 1 and 4 x 2; both go on from one checkpoint. They agree to 1e-5 after a round, after two
     about as well as an undivided network agrees with itself when it begins one unit in the last place away. XLA's analysis says
     what a device has."""
     found, sizes, moved = [], [], []
-    for model in (models := (1, 2 if name in ("fedavg", "fedpft") else 4)):
+    for model in (models := (1, 2)):
         sim = simulate(name, model)
         state = sim.from_host(begun(name))
         compiled = sim.compiled.programs.run_resident_rounds.lower(
@@ -165,6 +165,8 @@ def test_in_float64_they_agree_over_rounds():
     with doubled():
         for sim, mine in zip(sims, held, strict=True):
             mine, state = meshes.put(mine, sim.spec.mesh, sim.compiled.layout.arrays), sim.from_host(start)
+            big = biggest((mine.tasks, state.server))
+            assert big.addressable_shards[0].data.size == big.size // sim.spec.plan.model
             compiled = sim.compiled.programs.run_resident_rounds.lower(mine, state, sim.compiled.put(np.int32(1))).compile()
             found.append(ends(sim, compiled, mine, state)[0])
     assert {leaf.dtype for leaf in jax.tree.leaves(found[0]) if leaf.dtype.kind == "f"} == {np.dtype("float64")}
