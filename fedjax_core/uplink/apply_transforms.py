@@ -45,7 +45,7 @@ def wrap_method(
         the mean; a transform does not support the method; an attack on the stack meets central
         privacy.
     """
-    wrapped = _describe(method, transforms, shapes, leave_out, name)
+    wrapped = _make_wrapped_method(method, transforms, shapes, leave_out, name)
 
     def wrap_predictor(predict: Callable) -> Callable:
         return lambda sent, client, x: predict(unwrap(sent), unwrap(client), x)
@@ -66,10 +66,10 @@ def wrap_method(
     )
 
 
-def _describe(
+def _make_wrapped_method(
     method: Algorithm, transforms: Sequence[UplinkTransform], shapes: PyTree, leave_out: bool, name: str
 ) -> WrappedMethod:
-    """Validates that the transforms support the method and each other; see `wrap_method`."""
+    """Validates that the transforms support the method and each other, and sorts them by use."""
     transforms = order_transforms(transforms)
     layout = UplinkLayout(method.collect, shapes, name, transforms)
     for transform in transforms:
