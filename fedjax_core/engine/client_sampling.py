@@ -80,6 +80,7 @@ class FixedSampler(ClientSampler):
         return np.minimum(_independent_log_moments(self.size / self.population, exponents, values, counts), with_replacement)
 
 
+@dataclasses.dataclass(frozen=True)
 class CyclicSampler(FixedSampler):
     """All clients in a circle, in an order drawn once; each round takes the next C of them."""
 

@@ -83,10 +83,9 @@ def test_a_sampler_is_a_class_and_a_name(monkeypatch):
     """Rounds draw by it, streamed examples have room for its cohorts, and central privacy is refused."""
     monkeypatch.setitem(client_sampling.SAMPLERS, "even", EverySecond)
     sim = toy.simulate("fedavg", sampling="even", cohort=3, data_on="host")
-    state, records = sim.run_rounds(sim.init(0), 1)
-    assert records[0]["cohort"] == 3
-    ((cohort, _),) = sim.compiled.programs.draw_cohorts(sim.compiled.device_arrays, state.key, state.round)
-    assert sorted(cohort.ids.tolist()) == [0, 2, 4, toy.CLIENTS, toy.CLIENTS]
+    arrays = sim.compiled.feed.for_round(jax.random.key_data(jax.random.key(0)), 0, False)
+    assert sorted(arrays.index.ids.tolist()) == [0, 2, 4, toy.CLIENTS, toy.CLIENTS]
+    assert len(arrays.train.y) == 1 + SizeBound(sim.spec.host_arrays.size, sim.spec.sampling).total()
     bound = SizeBound(np.array([1, 9, 1, 9, 1, 9, 1, 2]), sim.spec.sampling)
     assert bound.total() == 9 + 9 + 9 + 2 + 1
     sim.release()
