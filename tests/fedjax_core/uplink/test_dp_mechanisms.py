@@ -177,21 +177,6 @@ def flat(tree):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        (
-            "fedavg_uniform",
-            r"all that clients of fedavg send, which makes running variances negative: set statistics='local'",
-        ),
-        ("fedamp", "supports deltas and class means; the uplink of fedamp is neither"),
-    ],
-)
-def test_what_cannot_have_noise_is_refused_by_name(name, says):
-    with pytest.raises(ValueError, match=says):
-        toy.simulate(name, transforms=[gaussian(1.0, 1.0, 5, 5)])
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
         ("fedavg", r"privacy 'gaussian' needs uniform client weights; fedavg weights .* set method.weights='uniform'"),
         ("fedproto", "clips deltas; fedproto sends class means, whose counts"),
         ("fednh", "clips deltas; fednh sends class means beside its delta"),
