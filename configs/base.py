@@ -1,7 +1,7 @@
 """Base of all configs. A config changes a few fields, and its docstring says what results to expect.
 
 Sources, partitions and models are named with their options: "dirichlet(alpha=0.5)". The command line
-locks the config, so a misspelt flag is an error. `None` stands for the default of what is configured.
+locks the config, so a misspelled field is an error. `None` selects the default.
 """
 
 from typing import Any

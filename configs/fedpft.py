@@ -5,8 +5,8 @@ Command:  python -m methods.main --config=configs/fedpft.py --workdir=runs/fedpf
               --config.method.transform_rate=0.1
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds); paper: CIFAR-10, 40 clients with 500 + 100 images
-          each and a label distribution of their own, Dirichlet(0.5), ResNet-8 with the 7x7 stem, 4
-          + 1 local epochs of batches of 100, SGD 0.1 (0.05 for the transformation), 1000 rounds.
+          and one label distribution each, Dirichlet(0.5), ResNet-8 with the 7x7 stem, 4 + 1 local
+          epochs of batches of 100, SGD 0.1 (0.05 for the transformation), 1000 rounds.
 """
 
 from configs import base
@@ -35,7 +35,7 @@ def get_config(variant: str = "small"):
             size=128,
             momentum=0.999,
             temperature=0.07,
-            augment="resized_crop(scale=(0.2, 1.0)) | colour_jitter",  # digits are grey, and not symmetric
+            augment="resized_crop(scale=(0.2, 1.0)) | colour_jitter",  # digits are gray and not symmetric
             momentum_transform=False,
             first=0,
         ),

@@ -1,8 +1,8 @@
-"""One setting for all tests: eight simulated devices, strict broadcasting, warnings are errors, nothing implicit on a GPU.
+"""Settings of all tests: eight simulated devices, strict broadcasting, warnings as errors.
 
-Programs of tests run for milliseconds and take seconds to compile, so XLA compiles them quickly here and not well
-(`tests/quick.py`). FEDJAX_TEST_OPTIMISED=1 compiles as users do; a lane of CI does. What was compiled is kept until the session
-ends, for all of its workers.
+Programs of tests run for milliseconds but take seconds to compile, so XLA compiles them fast and
+with few optimizations (`tests/quick.py`). FEDJAX_TEST_OPTIMISED=1 compiles as for users; one job of
+CI does. Compiled programs are cached until the end of the session, for all of its workers.
 """
 
 import gc
@@ -20,26 +20,26 @@ import pytest
 from tests import launch, quick
 
 os.environ["XLA_FLAGS"] = quick.flags(os.environ)
-os.environ["FEDJAX_CACHE"] = ""  # decoded images of tests are not kept
+os.environ["FEDJAX_CACHE"] = ""  # tests do not cache decoded images
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_default_matmul_precision", "highest")
 
 
 def pytest_configure(config):
-    """A folder for the session's compiled programs; xdist's workers take up their controller's."""
+    """Creates the session's folder of compiled programs; xdist's workers use their controller's."""
     if not hasattr(config, "workerinput"):
         folder = tempfile.mkdtemp(prefix="programs")
         os.environ["FEDJAX_TEST_PROGRAMS"] = folder
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
-    os.environ["XDG_DATA_HOME"] = os.path.join(os.environ["FEDJAX_TEST_PROGRAMS"], "home")  # of the key that signs runs
+    os.environ["XDG_DATA_HOME"] = os.path.join(os.environ["FEDJAX_TEST_PROGRAMS"], "home")  # has the key that signs runs
     jax.config.update("jax_compilation_cache_dir", os.environ["FEDJAX_TEST_PROGRAMS"])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def pytest_collection_finish():
-    """What is imported by now stays: it need not be looked through for garbage again and again."""
+    """Freezes all imported objects, so that garbage collection skips them."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
@@ -47,24 +47,24 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def _strict():
-    """Warnings are errors; NumPy's global generator is fixed, for libraries that still draw from it."""
+    """Makes warnings errors and seeds NumPy's global generator, which some libraries still use."""
     np.random.seed(0)  # noqa: NPY002
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        # jax writes a program in place, so that another worker may find half of it. It says so and compiles.
+        # jax writes a program in place, so another worker may read half of it; jax warns and compiles.
         warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
         yield
 
 
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
-    """Where real public data are, if they are (FEDJAX_TEST_DATA, default ../shared/data)."""
+    """Returns the existing folder of data sets (FEDJAX_TEST_DATA, default ../shared/data)."""
     return Path(os.environ.get("FEDJAX_TEST_DATA", Path(__file__).parents[1] / "../shared/data")).resolve()
 
 
 @pytest.fixture(scope="session")
 def shared_data(data_folder) -> Path:
-    """The directory with real public data; tests skip where it is absent."""
+    """Returns the folder of public data sets; tests skip if it is absent."""
     if not data_folder.is_dir():
         pytest.skip(f"no real data at {data_folder}; set FEDJAX_TEST_DATA")
     return data_folder
@@ -72,13 +72,13 @@ def shared_data(data_folder) -> Path:
 
 @pytest.fixture(scope="session")
 def launcher(tmp_path_factory):
-    """Starts command lines; one for all files, for its start takes as long as all that it imports."""
+    """Starts command lines; shared by all files, since its start costs all imports."""
     with launch.Launcher(tmp_path_factory.mktemp("launcher")) as started:
         yield started
 
 
 def _case(nodeid: str) -> str:
-    """The method of `tests/toy.py` that a test of the contract suite is about; empty of another test."""
+    """Returns the method of `tests/toy.py` that a contract test checks; empty for other tests."""
     file, _, test = nodeid.partition("::")
     if not file.endswith("test_every_method.py"):
         return ""
@@ -88,7 +88,7 @@ def _case(nodeid: str) -> str:
 
 
 def _group(nodeid: str) -> str:
-    """Tests that share compiled rounds: those of a file, and with a method's own file the contract of all its variants."""
+    """Returns the tests that share compiled rounds: a file, or a method with its contract."""
     file = nodeid.partition("::")[0]
     own = [path for path in METHODS if _case(nodeid).startswith(path.stem.removeprefix("test_"))]
     return f"tests/methods/{max(own, key=lambda path: len(path.stem)).name}" if own else file
@@ -96,7 +96,7 @@ def _group(nodeid: str) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With `--dist loadgroup` a group goes to one worker. xdist's own marks of groups do nothing under pytest 9.2."""
+    """Sends a group to one worker; xdist's own marks have no effect under pytest 9.2."""
     if config.getvalue("dist") != "loadgroup":
         return None
     from xdist.scheduler import LoadScopeScheduling
@@ -109,7 +109,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 METHODS = sorted((Path(__file__).parent / "methods").glob("test_*.py"))
-SLOW = {  # files that take more than some ten seconds of computing, as measured
+SLOW = {  # files with more than about ten measured seconds of computing
     *(
         "test_command_line",
         "test_configs",
@@ -157,8 +157,8 @@ SLOW = {  # files that take more than some ten seconds of computing, as measured
         "test_plan_tpu",
     ),
 }
-QUICK_METHODS = {"fedavg", "scaffold", "fedskc", "fedper", "fedoa"}  # whose contract and own tests a quick run has
-SLOW_TESTS = {  # single ones of other files, by how their names begin
+QUICK_METHODS = {"fedavg", "scaffold", "fedskc", "fedper", "fedoa"}  # their contract and tests are in a quick run
+SLOW_TESTS = {  # single tests of other files, by prefix
     "test_accounting": ("test_noise_of_pfl_research",),
     "test_numpy_files": ("test_npz_reads_",),
     "test_compile_worker": ("test_a_language_model", "test_streamed", "test_what_is_lowered"),
@@ -246,25 +246,28 @@ def _slow(item) -> bool:
 
 
 def pytest_collection_modifyitems(items):
-    """`-m "not slow"` answers in minutes."""
+    """Marks slow tests: `-m "not slow"` takes minutes."""
     for item in items:
         if _slow(item):
             item.add_marker(pytest.mark.slow)
 
 
-KEPT = 2**30  # bytes of compiled programs and traces that tests may leave behind for the next ones
+KEPT = 2**30  # bytes of compiled programs and traces that tests may keep for later ones
 _resident_before = 0
 
 
 def _resident() -> int | None:
-    """Bytes of this process in memory; None where nobody tells."""
+    """Returns the resident bytes of this process; None where they are unknown."""
     file = Path("/proc/self/statm")
     return int(file.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if file.exists() else None
 
 
 def pytest_runtest_teardown(item, nextitem):
-    """After a group its compiled programs go where there are many: of the whole suite they would take many gigabytes, but what all
-    groups use would be made anew. What `toy.reference` gives stays, for other groups to compare with."""
+    """Drops the compiled programs of a group if there are many.
+
+    Those of the whole suite would take many gigabytes; dropping after every group would compile
+    shared programs again. Results of `toy.reference` stay, for other groups to compare with.
+    """
     global _resident_before
     if nextitem is None or _group(item.nodeid) != _group(nextitem.nodeid):
         for case in sys.modules["tests.toy"].CASES.values() if "tests.toy" in sys.modules else ():

@@ -1,12 +1,12 @@
-"""Records what runs compute, and compares it after a change that must move no number.
+"""Records results of runs, and compares them after a change that must not change any number.
 
   python -m tests.golden_runs record DIR      # before the change
   python -m tests.golden_runs compare DIR     # after it: the same runs again, equal bit for bit
 
-The runs are those of every config's smoke variant and of one config each with privacy, a robust rule,
-compression, data on disk, client states on disk, eight devices and two processes. Besides, a finished
-and an interrupted work directory of the recording are resumed by `compare`. Numbers depend on the
-machine, so both halves run on one. Times are not compared.
+The runs are every config's smoke variant and one config each with privacy, a robust rule,
+compression, data on disk, client states on disk, eight devices and two processes. `compare` also
+resumes a finished and an interrupted work directory of the recording. Numbers depend on the
+machine, so both commands run on one. Times are not compared.
 """
 
 import argparse
@@ -29,7 +29,7 @@ EXTRA = {  # name: (config, flags)
     "data_on_disk": ("fedavg", ("--config.plan.data=disk",)),
     "states_on_disk": ("scaffold", ("--config.plan.hold=disk",)),
 }  # fmt: skip
-TIMES = ("seconds", "time", "memory")  # parts of names of what a machine decides
+TIMES = ("seconds", "time", "memory")  # parts of names of values that depend on the machine
 
 
 def make_flags(config: str, workdir: Path, flags: tuple[str, ...] = ()) -> list[str]:
@@ -38,7 +38,7 @@ def make_flags(config: str, workdir: Path, flags: tuple[str, ...] = ()) -> list[
 
 
 def run_here(flags: list[str]) -> None:
-    """Runs the main command in this process, which keeps what is imported."""
+    """Runs the main command in this process, so that imports are shared."""
     sys.argv = ["main", *flags]
     try:
         runpy.run_module("methods.main", run_name="__main__")
@@ -48,7 +48,7 @@ def run_here(flags: list[str]) -> None:
 
 
 def run_apart(*command_lines: list[str], devices: int = 1) -> None:
-    """Runs the main command in processes of their own, side by side."""
+    """Runs the main command in separate processes, in parallel."""
     flags = f"--xla_force_host_platform_device_count={devices}" if devices > 1 else ""
     environment = os.environ | {"XLA_FLAGS": flags}
     started = [subprocess.Popen([sys.executable, "-m", "methods.main", *line], env=environment, cwd=ROOT) for line in command_lines]
@@ -58,7 +58,7 @@ def run_apart(*command_lines: list[str], devices: int = 1) -> None:
 
 
 def run_all(place: Path) -> None:
-    """Runs what is recorded, each in a folder of `place`; folders that are there are kept."""
+    """Runs all recorded configs, each in a folder of `place`; existing folders are kept."""
     names = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
     for name in names:
         if name not in ("__init__", "base") and not (place / name).exists():
@@ -77,7 +77,7 @@ def run_all(place: Path) -> None:
 
 
 def read_metrics(workdir: Path) -> list[dict[str, float]]:
-    """Returns the records of a run without what the machine decides."""
+    """Returns the records of a run without values that depend on the machine."""
     records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in record.items() if not any(part in name for part in TIMES)} for record in records]
 
@@ -101,7 +101,7 @@ def find_differences(old: Path, new: Path) -> list[str]:
 
 
 def main() -> int:
-    """Records or compares; the exit status says whether anything differs."""
+    """Records or compares; returns 1 if anything differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("what", choices=("record", "compare"))
     parser.add_argument("folder", type=Path)
@@ -116,13 +116,13 @@ def main() -> int:
     run_all(again)
     lines = find_differences(folder / "runs", again)
     shutil.copytree(folder / "begun", again / "begun")
-    run_here(make_flags("fedavg", again / "begun"))  # goes on to all rounds
+    run_here(make_flags("fedavg", again / "begun"))  # resumes up to all rounds
     resumed, whole = read_metrics(again / "begun"), read_metrics(folder / "runs" / "fedavg")
-    resumed[2] = {name: value for name, value in resumed[2].items() if name in whole[2]}  # it was scored as the last round
+    resumed[2] = {name: value for name, value in resumed[2].items() if name in whole[2]}  # it was evaluated as the last round
     if resumed != whole:
         lines.append("begun: the resumed run differs from the one in one go")
     finished = shutil.copytree(folder / "runs" / "fedavg", again / "finished")
-    run_here(make_flags("fedavg", finished))  # has nothing to do
+    run_here(make_flags("fedavg", finished))  # is finished
     print("\n".join(lines) or "all runs are equal")  # noqa: T201
     return bool(lines)
 

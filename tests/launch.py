@@ -1,7 +1,8 @@
-"""Starts the command line in processes that have imported everything already: a start costs milliseconds, not seconds.
+"""Starts command lines from a process with all imports done, in milliseconds.
 
-`Launcher` holds one process that imports the project and then forks, before jax has made a device, a child for every start. The
-child runs `python -m methods.main` as the interpreter would, with its own streams, environment and limits.
+`Launcher` holds one process that imports the project and, before jax creates a device, forks a
+child for every start. The child runs `python -m methods.main` like the interpreter, with its own
+streams, environment and limits.
 """
 
 import json
@@ -20,7 +21,7 @@ PATIENCE = 300.0  # seconds until a test gives up on a process
 
 
 class Ended(NamedTuple):
-    """Exit status (negative: the signal that ended it), standard output, standard error."""
+    """Exit status (negative: the signal), standard output, standard error."""
 
     status: int
     out: str
@@ -28,7 +29,7 @@ class Ended(NamedTuple):
 
 
 class Process:
-    """A command line that runs."""
+    """A running command line."""
 
     def __init__(self, launcher: "Launcher", pid: int, out: Path, err: Path):
         self.pid = pid
@@ -36,13 +37,13 @@ class Process:
         self._status: int | None = None
 
     def poll(self) -> int | None:
-        """Its exit status, None while it runs."""
+        """Returns the exit status; None while it runs."""
         if self._status is None:
             self._status = self._launcher.ask(poll=self.pid)
         return self._status
 
     def until(self, condition, what: str) -> bool:
-        """Waits for a condition; False if the process ended first."""
+        """Waits for a condition; returns False if the process ends first."""
         start = time.monotonic()
         while not condition():
             if self.poll() is not None:
@@ -52,7 +53,7 @@ class Process:
         return True
 
     def send(self, number: int) -> None:
-        """Sends a signal, if it still runs: an ended child keeps its id until it is polled."""
+        """Sends a signal if it still runs; an ended child keeps its id until it is polled."""
         if self._status is None:
             os.kill(self.pid, number)
 
@@ -72,10 +73,10 @@ class Process:
 
 
 class Launcher:
-    """Starts command lines; a context manager, at whose end all of them are killed."""
+    """A context manager that starts command lines and kills all of them at its end."""
 
     def __init__(self, directory: Path):
-        """`directory`: for streams. Compiled programs are kept with the session's."""
+        """Starts the parent process; `directory` is for streams."""
         self._directory, self._count = directory, 0
         environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
         environment |= {"JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -102,11 +103,12 @@ class Launcher:
         """Starts the command line.
 
         Args:
-          *flags: of the command; without --compilation_cache all programs are kept, those too that a user's runs find too small.
+          *flags: flags of the command; without --compilation_cache, all programs are cached,
+            including those too small for users' runs.
           environment: variables to set.
-          largest_file: bytes; writing more to a file fails as on a full disk.
-          powerless: for the superuser too, permissions count.
-          module: which command line.
+          largest_file: maximum bytes per file; larger writes fail as on a full disk.
+          powerless: whether permissions also apply to the superuser.
+          module: module of the command line.
         """
         self._count += 1
         out, err = self._directory / f"out{self._count}", self._directory / f"err{self._count}"
@@ -161,7 +163,7 @@ def _child(request: dict[str, Any]) -> None:
 
 
 def _give_up_capabilities() -> None:
-    """The superuser without any of its powers (Linux)."""
+    """Drops all capabilities of the superuser (Linux)."""
     import ctypes
 
     header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
@@ -170,7 +172,10 @@ def _give_up_capabilities() -> None:
 
 
 def _finish(status: int) -> None:
-    """Ends as the interpreter does: exit handlers (jax.distributed has one), streams; then without the parent's leftovers."""
+    """Ends as the interpreter does, with exit handlers and flushed streams.
+
+    Leftovers of the parent process are skipped.
+    """
     import atexit
     import threading
 
@@ -183,7 +188,7 @@ def _finish(status: int) -> None:
     os._exit(status)
 
 
-EARLY = (  # what a run imports at once or on its way
+EARLY = (  # modules that a run imports, at its start or later
     *("fedjax_core.commands.run", "fedjax_core.commands.tables", "fedjax_core.experiment"),
     *("ml_collections.config_flags", "matplotlib.backends.backend_agg", "orbax.checkpoint"),
     *("fedjax_core.reporting.plots", "fedjax_core.commands.tables.difference_figure"),

@@ -1,7 +1,7 @@
-"""What oracles share: local training as the papers write it, in loops over epochs and batches. Imports nothing of the library.
+"""Reference local training, in loops over epochs and batches, without the library.
 
-Draws follow the documented rules: (seed, stream, round, client id) for who takes part and what a client draws, (key, epoch, place
-of the row) for the order of its rows.
+Draws follow the documented rules: (seed, stream, round, client id) for sampling and for a client's
+draws, (key, epoch, position of the example) for the order of its examples.
 """
 
 import functools
@@ -33,7 +33,10 @@ def client_key(seed, round, i):  # noqa: A002
 
 
 def cohort(seed, round, population, size, dropout=0.0):  # noqa: A002
-    """Ids of the clients that come back; `size` must be a large part of the population, which is then permuted."""
+    """Returns the ids of participating clients.
+
+    `size` must be a large part of the population, which is then permuted.
+    """
     if size == population:
         ids = range(population)
     else:
@@ -44,25 +47,25 @@ def cohort(seed, round, population, size, dropout=0.0):  # noqa: A002
 
 
 def rows(data):
-    """Each client's (x, y)."""
+    """Returns each client's (x, y)."""
     return [(data.train.x[index], data.train.y[index]) for index in data.train_index]
 
 
 def order(key, epoch, n):
-    """The order in which an epoch visits n rows."""
+    """Returns the order in which an epoch visits n examples."""
     shuffle, _ = jax.random.split(jax.random.fold_in(key, epoch))
     draws = [int(_bits(shuffle, place)) for place in range(n)]
     return sorted(range(n), key=lambda place: (draws[place], place))
 
 
 def cross_entropy(logits, y):
-    """Mean over the rows of -log softmax(logits)[y]."""
+    """Returns the mean of -log softmax(logits)[y] over examples."""
     return jnp.mean(jnp.log(jnp.sum(jnp.exp(logits), 1)) - logits[jnp.arange(len(y)), y])
 
 
 @functools.cache
 def gradient(model, term):
-    """(params, stats, x, y, given) -> the gradient of cross-entropy + term, and (stats, logits, cross-entropy)."""
+    """Returns `gradient_of` cross-entropy + term."""
     net = type(jax.eval_shape(model.init, jax.random.key(0)))
 
     def value(params, stats, x, y, given):
@@ -75,13 +78,16 @@ def gradient(model, term):
 
 @functools.cache
 def gradient_of(whole):
-    """That of a loss (params, stats, x, y, given) -> (value, (stats, logits, cross-entropy))."""
+    """Returns the gradient of a loss (params, stats, x, y, given) -> (value, auxiliary)."""
     return jax.jit(jax.grad(whole, has_aux=True))
 
 
 @functools.cache
 def with_term(model, term):
-    """The loss cross-entropy + term(params, outputs, x, y, given), where outputs are the model's; for `train(whole=...)`."""
+    """Returns the loss cross-entropy + term(params, outputs, x, y, given), for `train(whole=...)`.
+
+    `outputs` are the model's.
+    """
     net = type(jax.eval_shape(model.init, jax.random.key(0)))
 
     def whole(params, stats, x, y, given):
@@ -93,7 +99,7 @@ def with_term(model, term):
 
 
 def direction(z):
-    """z / |z|; zeros for zeros."""
+    """Returns z / |z|; zeros for zeros."""
     square = jnp.sum(z**2)
     return jnp.where(square > 0, z / jnp.sqrt(jnp.where(square > 0, square, 1.0)), 0.0)
 
@@ -104,7 +110,11 @@ def nothing(logits, y, given):
 
 
 class Trained(NamedTuple):
-    """`gradients`: of every step, raw; `seen`: (label, logits) of every example in every epoch; `loss`: mean cross-entropy."""
+    """The result of a training.
+
+    `gradients`: the raw gradient of each step; `seen`: (label, logits) of every example in every
+    epoch; `loss`: mean cross-entropy.
+    """
 
     params: dict
     stats: dict
@@ -132,25 +142,26 @@ def train(
     first=0,
     whole=None,
 ) -> Trained:
-    """Stochastic gradient descent from `params`.
+    """Runs stochastic gradient descent from `params`.
 
     Args:
-      model: anything with `init` and `apply`; one and the same for all calls, since its gradient is compiled once.
-      params: where it starts.
-      stats: likewise.
+      model: an object with `init` and `apply`; the same object for all calls, since its gradient is
+        compiled once.
+      params: initial parameters.
+      stats: initial batch statistics.
       x: [n, ...].
       y: [n].
-      key: of the order of the rows.
-      epochs: passes over all rows.
-      batch: rows a step; what is left over at the end of an epoch makes a short one.
+      key: key of the order of examples.
+      epochs: passes over all examples.
+      batch: examples per step; the last step of an epoch may have fewer.
       lr: learning rate.
-      momentum: of the velocity, which starts at zero.
+      momentum: momentum of the velocity, which starts at zero.
       drift: added to every gradient before the momentum.
-      term: (logits, y, given) -> what the loss has beside the cross-entropy; a function of a module.
-      given: what `term` reads.
-      chosen: names of the entries of `params` that are trained; None: all.
-      first: number of the first epoch, for a training that goes on.
-      whole: the loss in place of model and term, a function of a module; see `gradient_of`.
+      term: (logits, y, given) -> term beside the cross-entropy; a function of a module.
+      given: argument of `term`.
+      chosen: names of the trained entries of `params`; None: all.
+      first: index of the first epoch, for a training that continues.
+      whole: the loss, instead of model and term; a function of a module; see `gradient_of`.
     """
     find = gradient(model, term) if whole is None else gradient_of(whole)
     params, drift = arrays(params), arrays(drift)
@@ -172,18 +183,18 @@ def train(
 
 
 def arrays(tree):
-    """The same tree of NumPy arrays: arithmetic on them compiles nothing."""
+    """Returns the tree with NumPy arrays, on which arithmetic compiles nothing."""
     return jax.tree.map(np.asarray, tree)
 
 
 def _as(like, x):
-    """x in the dtype of `like`: a scalar of NumPy would make it float64."""
+    """Returns x in the dtype of `like`; NumPy scalars would make it float64."""
     assert np.issubdtype(like.dtype, np.inexact) or like.dtype == "bfloat16", like.dtype
     return np.asarray(x, like.dtype)
 
 
 def mean(trees, weights):
-    """sum_i weights_i trees_i / sum_i weights_i."""
+    """Returns sum_i weights_i trees_i / sum_i weights_i."""
     weights = [np.asarray(w) for w in weights]
     return jax.tree.map(
         lambda *xs: _as(xs[0], sum(w * x for x, w in zip(xs, weights, strict=True)) / sum(weights)), *map(arrays, trees)
@@ -195,5 +206,5 @@ def minus(a, b):
 
 
 def plus(a, b, scale=1.0):
-    """a + scale * b."""
+    """Returns a + scale * b."""
     return jax.tree.map(lambda x, y: _as(x, x + scale * y), arrays(a), arrays(b))

@@ -1,4 +1,4 @@
-"""XLA's flags for tests: a third of the time to compile, for programs that run for milliseconds."""
+"""XLA flags for tests: they cut compile time to a third, for programs that run for milliseconds."""
 
 from collections.abc import Mapping
 
@@ -8,16 +8,16 @@ FLAGS = {
     "xla_backend_optimization_level": "0",
     "xla_llvm_disable_expensive_passes": "true",
     "xla_cpu_use_fusion_emitters": "false",
-    "xla_cpu_parallel_codegen_split_count": "1",  # the parts of a small program cost more than they gain
+    "xla_cpu_parallel_codegen_split_count": "1",  # splitting a small program costs more than it gains
     "xla_disable_hlo_passes": "simplify-while-loops,while-loop-invariant-code-motion,while-loop-constant-sinking,"
-    "tree_reduction_rewriter,"  # run again and again for a program: a tenth of the time
-    "hlo-verifier",  # looks for mistakes of XLA's own passes after each of them
+    "tree_reduction_rewriter,"  # runs many times per program: a tenth of the time
+    "hlo-verifier",  # checks the output of every XLA pass
 }
-KNOWN = ("0.10.", "0.11.")  # versions of jaxlib that have all of them: XLA ends the process at a flag that it does not know
+KNOWN = ("0.10.", "0.11.")  # versions of jaxlib with all flags: XLA ends the process on an unknown one
 
 
 def flags(environment: Mapping[str, str]) -> str:
-    """XLA_FLAGS of an environment with these added, where nothing else is said of them."""
+    """Returns the XLA_FLAGS of an environment, with these added unless they are set."""
     given = environment.get("XLA_FLAGS", "")
     if environment.get("FEDJAX_TEST_OPTIMISED") or not jaxlib.__version__.startswith(KNOWN):
         return given

@@ -1,4 +1,4 @@
-"""The other implementation of language models that ours are compared with, where it is installed: transformers with torch."""
+"""The reference implementation of language models, if it is installed: transformers with torch."""
 
 import warnings
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 
 def library() -> Any:
-    """The module `transformers`; skips the test, saying why, where it or torch is not installed."""
+    """Returns the module `transformers`; skips the test if it or torch is not installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its imports warn of each other
         pytest.importorskip("torch", reason="no torch: pip install -e '.[reference]'")
@@ -15,7 +15,7 @@ def library() -> Any:
 
 
 def saved(model: Any, folder: Any, **options: Any) -> Any:
-    """The model in evaluation mode, its weights made random (norms and biases too) and written to a folder."""
+    """Randomizes all weights of the model and saves it; returns it in evaluation mode."""
     import torch
 
     generator = torch.Generator().manual_seed(0)

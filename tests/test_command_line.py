@@ -1,4 +1,4 @@
-"""The command line as a user meets it: what a run leaves behind, and what each mistake gets to read."""
+"""The command line: files of a run, and the message for each mistake."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ NOISE = re.compile(r"Traceback|^[IWEF]\d{4} |^\d{4}-\d\d-\d\d |WARNING|\bjax\._s
 
 @pytest.fixture(scope="module")
 def finished(launcher, tmp_path_factory) -> tuple[Path, Ended]:
-    """A smoke run from start to end, as (directory, what it said); tests read it, and change copies."""
+    """Returns (directory, output) of a complete smoke run, which tests read and copy."""
     directory = tmp_path_factory.mktemp("finished") / "run"
     return directory, launcher.run(SMOKE, f"--workdir={directory}")
 
@@ -31,12 +31,12 @@ def copy(finished, tmp_path) -> Path:
 
 
 def content(directory: Path) -> dict[str, bytes]:
-    """Every file below a directory, but for the lock, which is rewritten by whoever takes it."""
+    """Returns all files below a directory, except the lock, which each owner rewrites."""
     return {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file() and p.name != ".lock"}
 
 
 def error_of(ended: Ended, status: int) -> str:
-    """The one line that says what is wrong; nothing else was said, unless rounds were run before."""
+    """Returns the line of the error; before round 1, nothing else may be printed."""
     lines = ended.err.splitlines()
     assert ended.status == status, ended
     assert [line.startswith("error: ") for line in lines].count(True) == 1, ended.err
@@ -262,7 +262,7 @@ def test_a_full_disk_during_a_checkpoint_leaves_the_one_before(launcher, copy):
 
 
 def test_a_loss_that_is_not_finite_names_round_and_client(launcher, copy):
-    """First in a new directory, then after a checkpoint, which stays: the optimiser's decay grows the learning rate from there."""
+    """In a new directory, and after a checkpoint, which stays; the decay raises the rate."""
     new = copy.with_name("new")
     error = error_of(launcher.run(SMOKE, f"--workdir={new}", "--config.optimizer.lr=1e9"), 1)
     assert re.search(r"round 1: the training loss .* not finite", error)

@@ -1,4 +1,4 @@
-"""Every config in every variant builds at full size, the round of each `paper` traces, and every `smoke` runs."""
+"""All variants of configs build at full size; each `paper` traces, and each `smoke` runs."""
 
 import functools
 import importlib
@@ -27,8 +27,8 @@ from tests.fedjax_core.training.test_adapters import LLAMA_7B
 
 ROOT = Path(__file__).parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "base"))
-OFFLINE = ("diabetes", "multilabel", "text")  # sets that need no files and that nobody has published results on
-SETS = {  # training rows, test rows, shape, classes of the published sets
+OFFLINE = ("diabetes", "multilabel", "text")  # sets without files and without published results
+SETS = {  # training examples, test examples, shape, classes of the published sets
     "mnist": (60_000, 10_000, (28, 28, 1), 10),
     "cifar10": (50_000, 10_000, (32, 32, 3), 10),
     "cifar100": (50_000, 10_000, (32, 32, 3), 100),
@@ -40,7 +40,7 @@ SETS = {  # training rows, test rows, shape, classes of the published sets
 
 @functools.cache
 def mocked(kind: str) -> sources.Dataset:
-    """A data set as large as the published one, all black."""
+    """Returns a black data set as large as the published one."""
     train, test, shape, classes = SETS[kind]
     y = [(np.arange(rows) % classes).astype(np.int32) for rows in (train, test)]
     x = [np.zeros((rows, *shape), np.uint8) for rows in (train, test)]
@@ -48,13 +48,13 @@ def mocked(kind: str) -> sources.Dataset:
 
 
 def texts(rows: int, clients: int, length: int, words: int) -> sources.Dataset:
-    """Rows of one word, of so many clients."""
+    """Returns texts of one repeated word, with their clients."""
     x, whose = np.zeros((rows, length + 1), np.int32), np.arange(rows) % clients
     return sources.from_arrays(x, None, x[:100], None, [str(i) for i in range(words)], targets="tokens", train_clients=whose)
 
 
 def femnist() -> sources.Dataset:
-    """As large as the published set, all black."""
+    """Returns a black data set as large as the published one."""
     rows, tests = 671_585, 77_483
     y, whose = np.arange(rows) % 62, np.arange(rows) % 3400
     x = np.broadcast_to(np.zeros(1, np.uint8), (rows, 28, 28, 1))
@@ -62,7 +62,7 @@ def femnist() -> sources.Dataset:
 
 
 def flair(size: int) -> sources.Dataset:
-    """A black image of each user."""
+    """Returns a black image per user."""
     x, y = np.broadcast_to(np.zeros(1, np.uint8), (41_131, size, size, 3)), np.zeros((41_131, 17), np.uint8)
     return sources.from_arrays(x, y, x[:100], y[:100], targets="labels", train_clients=np.arange(41_131))
 
@@ -73,15 +73,15 @@ READERS = {kind: functools.partial(mocked, kind) for kind in ("mnist", "cifar10"
     "femnist": femnist,
     "flair": flair,
     "shakespeare": lambda: texts(40_000, 715, 80, 90),
-    "stackoverflow": lambda: texts(342_477, 342_477, 20, 10_004),  # a sentence of each user
-}  # of the sets that are files
+    "stackoverflow": lambda: texts(342_477, 342_477, 20, 10_004),  # one sentence per user
+}  # for sets that are files
 
 
-TASKS = {"entailment": 2, "sentiment": 2, "paraphrase": 2, "reading_comprehension": 2}  # data sets of each
+TASKS = {"entailment": 2, "sentiment": 2, "paraphrase": 2, "reading_comprehension": 2}  # number of data sets
 
 
 def instances(path, split=None):
-    """`instruction_data.read`, as many rows as FedOA has."""
+    """Replaces `instruction_data.read`, with as many examples as in FedOA."""
     del split
     rows = []
     for task, sets in TASKS.items():
@@ -91,7 +91,7 @@ def instances(path, split=None):
 
 
 class Words:
-    """`load_pretrained.Tokenizer`; every text has 300 tokens, with an answer one more."""
+    """Replaces `load_pretrained.Tokenizer`; a text has 300 tokens, with an answer one more."""
 
     def encode(self, texts, special=True, limit=None):
         return [[1] * 300 + [2] * text.endswith("yes") for text in texts]
@@ -103,15 +103,17 @@ def get(name: str, variant: str):
 
 @functools.cache
 def traced_once(*given, **options):
-    """`nn.build`; what a network computes is traced and differentiated once for all configs that have it, and called by their
-    programs, which are not compiled here."""
+    """Replaces `nn.build`: each network is traced and differentiated once for all configs.
+
+    Their programs call it and are not compiled.
+    """
     model = network(*given, **options)
     apply = jax.jit(model.apply, static_argnames=("train", "intermediates"))
     return model._replace(init=jax.jit(model.init), apply=apply, features=jax.jit(model.features, static_argnames="train"))
 
 
 def build(config):
-    """At full size; nothing is put on a device, and files of weights are not looked for."""
+    """Builds at full size, without device arrays and files of weights."""
     if config.plan.devices is None:
         config.plan.devices = 1
     llama_7b = lambda folder, spec: llama.build(LLAMA_7B, spec.dtype, spec.remat)
@@ -138,7 +140,7 @@ def test_paper_builds_and_its_round_traces_at_full_size(name):
     new, records = jax.eval_shape(
         sim.compiled.programs.run_scored_round
         if sim.spec.episodes is None
-        else sim.compiled.programs.run_resident_rounds,  # with the clients' scores that belong to a round
+        else sim.compiled.programs.run_resident_rounds,  # with the clients' scores of a round
         shapes(sim.spec.host_arrays),
         state,
         jax.ShapeDtypeStruct((), jnp.int32),
@@ -154,7 +156,7 @@ def test_the_small_variant_builds(name):
 
 @pytest.mark.parametrize("variant", ["small", "smoke"])
 def test_small_configs_train_as_many_of_the_clients(variant):
-    """So that a table of any of them compares methods alone; papers with all clients in each round have them in `paper`."""
+    """So that tables compare only methods; a paper's own cohort is in `paper`."""
     fractions = {name: get(name, variant).cohort.fraction for name in NAMES}
     assert fractions == dict.fromkeys(NAMES, base.get_config(variant).cohort.fraction)
     assert {get(name, variant).cohort.get("size") for name in NAMES} == {None}
@@ -163,7 +165,7 @@ def test_small_configs_train_as_many_of_the_clients(variant):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_smoke_needs_no_files_and_runs(name):
-    """A round and its scores; what a run leaves on the disk depends on no method (test_command_line.py)."""
+    """One round and its scores; test_command_line.py checks the files of a run."""
     config = get(name, "smoke")
     own = re.fullmatch(r"digits|\w+\(of='digits', .*\)", config.data.source) or config.data.source.startswith(OFFLINE)
     assert own, "a smoke variant must run anywhere"
@@ -216,7 +218,7 @@ def test_every_method_has_a_config_and_a_row_in_the_readme():
 
 @pytest.mark.parametrize(("contrast", "trained"), [({}, 1_523_108), ({"on": True}, 1_561_124)], ids=["plain", "contrast"])
 def test_what_a_client_of_fedpft_trains_at_full_size(contrast, trained):
-    """On CIFAR-100: the network's 1,258,404, prompts, transformation, and with the contrast its projection."""
+    """On CIFAR-100: network (1,258,404), prompts, transformation, projection of the contrast."""
     config = get("fedpft", "paper")
     config.data.source = "cifar100"
     with config.unlocked():

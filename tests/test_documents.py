@@ -1,4 +1,4 @@
-"""What the documents show, runs from a wheel alone: the commands, and the notebooks."""
+"""Commands and notebooks of the documentation run from an installed wheel."""
 
 import json
 import os
@@ -30,9 +30,9 @@ ABSOLUTE = re.compile(r"(?<![\w.:/])/(?:tmp|home|root|usr|work|Users|var|mnt)/")
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Path:
-    """An environment with the project's wheel, and beside it what the running environment has installed."""
+    """Returns an environment with the wheel and the packages of the running environment."""
     folder = tmp_path_factory.mktemp("installed")
-    source = folder / "source"  # a build writes beside what it builds
+    source = folder / "source"  # a build writes into its source
     source.mkdir()
     for place in (ROOT / name for name in PACKAGED):
         if place.is_dir():
@@ -47,18 +47,18 @@ def installed(tmp_path_factory) -> Path:
     subprocess.run([*pip, f"--python={python}", "install", "--no-deps", "--no-index", wheel], check=True)
     (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
     others = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
-    (site / "running.pth").write_text("\n".join(others))  # a path alone: what is installed there for editing does not count
+    (site / "running.pth").write_text("\n".join(others))  # only a path: editable installs there have no effect
     return folder / "venv"
 
 
 def alone(**variables: str) -> dict[str, str]:
-    """An environment's variables, without a way to this checkout."""
+    """Returns environment variables without a path to this checkout."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     return kept | {"JAX_PLATFORMS": "cpu"} | variables
 
 
 def test_the_commands_run_from_a_wheel_beside_other_packages_of_their_names(installed, tmp_path):
-    """In an empty folder but for the user's packages `methods` and `configs`, and their config."""
+    """The folder has only a config and the user's own packages `methods` and `configs`."""
 
     def command(*arguments: str, status: int = 0) -> str:
         done = subprocess.run(arguments, cwd=tmp_path, env=alone(), capture_output=True, text=True, timeout=500)
@@ -97,7 +97,7 @@ def test_the_wheel_has_what_it_should(installed):
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 @pytest.mark.filterwarnings("ignore")  # Jupyter's own
 def test_notebook_runs_where_the_wheel_is(notebook, installed, data_folder, monkeypatch, tmp_path):
-    """As it stands, in a folder of its own. One with a part on real text runs it where there are such data, and the encoder."""
+    """Unchanged, in an empty folder; text data and the encoder are used if they exist."""
     if notebook.stem == "fedoa":
         monkeypatch.setenv("FEDJAX_DATA", str(data_folder))
     kernel = tmp_path / "jupyter" / "kernels" / "wheel"

@@ -1,4 +1,4 @@
-"""One contract for all methods (`fedjax_core.testing`). A newcomer adds a line to `toy.METHODS`."""
+"""The contract of all methods (`fedjax_core.testing`); a new one adds a line to `toy.METHODS`."""
 
 import chex
 import jax
@@ -35,9 +35,9 @@ class EnginePlansTest(chex.TestCase):
         state, _ = sim.run_rounds(sim.compiled.put(before), 2)
         chex.assert_trees_all_close(jax.device_get(state), after, atol=1e-5, rtol=1e-5)
 
-    @parameterized.named_parameters(("scaffold", "scaffold"), ("fedhe_mixed", "fedhe_mixed"))  # their groups have their references
+    @parameterized.named_parameters(("scaffold", "scaffold"), ("fedhe_mixed", "fedhe_mixed"))  # references exist in their groups
     def test_states_on_the_host_are_those_on_the_device(self, name):
-        """Under one plan: to rounding of one program in another."""
+        """Under one plan, up to rounding between two programs."""
         _, _, after = toy.reference(name)
         sim = toy.simulate(name, hold="host")
         state, _ = sim.run_rounds(sim.init(0), 2)

@@ -1,4 +1,4 @@
-"""Who may import whom: arrows point down only. Read from the files' syntax, so nothing is run."""
+"""Imports between packages point down only. Read from the syntax of files; nothing is run."""
 
 import ast
 import functools
@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("fedjax_core", "methods", "configs")
 FILES = sorted(str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-ROOMS = {  # of fedjax_core, top to bottom: what each may import beside itself
+ROOMS = {  # of fedjax_core, top to bottom: allowed imports beside the package itself
     "__main__": {"commands"},
     "testing": {"storage", "engine", "uplink", "training", "nn", "data", "task"},
     "commands": {"experiment", "run", "reporting", "language", "storage", "engine", "uplink", "training", "nn", "data", "task"},
@@ -46,8 +46,8 @@ EVERYBODY = {
     "algorithm",
     "lazy_array",
     "atomic_files",
-}  # what all others may import too
-ALONE = {"finite_checks", "option_types", "algorithm", "lazy_array", "own_packages"}  # which import nothing of ours
+}  # also importable by all others
+ALONE = {"finite_checks", "option_types", "algorithm", "lazy_array", "own_packages"}  # import no other module of the project
 OF_METHODS = {"training", "nn", "task"} | EVERYBODY
 
 
@@ -60,7 +60,7 @@ MODULES = {module(file): file for file in FILES}
 
 @functools.cache
 def imports(file: str) -> frozenset[str]:
-    """Our modules that a file imports, at any depth of its code, as dotted names."""
+    """Returns the project's modules that a file imports anywhere, as dotted names."""
     found = set()
     for node in ast.walk(ast.parse((ROOT / file).read_text())):
         names = []
@@ -70,12 +70,12 @@ def imports(file: str) -> frozenset[str]:
             assert node.level == 0, f"{file}:{node.lineno}: relative imports hide who imports whom"
             inside = [f"{node.module}.{alias.name}" for alias in node.names]
             names = [name if name in MODULES else node.module for name in inside]
-        found |= {name for name in names if name.split(".")[0] in PACKAGES and name != "fedjax_core"}  # which has the version alone
+        found |= {name for name in names if name.split(".")[0] in PACKAGES and name != "fedjax_core"}  # has only the version
     return frozenset(found)
 
 
 def room(name: str) -> str:
-    """Where a module of fedjax_core stands."""
+    """Returns the package of a module of fedjax_core."""
     return name.split(".")[1]
 
 
@@ -119,7 +119,7 @@ def test_configs_are_settings_alone(file):
     assert all(name.startswith("configs") for name in imports(file))
 
 
-LEAVES = {  # what the bottom of a room may import of ours
+LEAVES = {  # allowed imports of the lowest modules of a package
     "fedjax_core/algorithm.py": set(),
     "fedjax_core/registry.py": {"fedjax_core.option_types"},
     "fedjax_core/option_types.py": set(),

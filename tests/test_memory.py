@@ -1,4 +1,4 @@
-"""Two hundred rounds: memory stays flat and nothing is traced again, although every round has another cohort."""
+"""Over two hundred rounds with different cohorts, memory stays constant and nothing is retraced."""
 
 import gc
 import os
@@ -16,12 +16,12 @@ WARM, ROUNDS, EVERY = 60, 200, 10
 
 
 def resident() -> int:
-    """Bytes of this process in memory."""
+    """Returns the resident bytes of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def traces(sim) -> list[int]:
-    """How many versions of each of its programs were compiled."""
+    """Returns the number of compiled versions of each program."""
     made = sim.compiled.programs
     programs = [made.run_resident_rounds, made.run_scored_round, made.score_server["test"], made.draw_cohorts]
     programs += [*made.run_offloaded_round.values(), *made.score_clients, *made.prepare_clients]
@@ -44,7 +44,7 @@ def test_memory_is_flat_and_nothing_is_traced_again(name, settings):
             state, records = sim.run_rounds(state, EVERY)
             sim.evaluate(state)
             cohorts.update((record["train/loss"], record["cohort"]) for record in records)
-        sim.close()  # what is read ahead comes and goes
+        sim.close()  # prefetched examples vary
 
     run(WARM)
     gc.collect()
@@ -59,15 +59,17 @@ def test_memory_is_flat_and_nothing_is_traced_again(name, settings):
     finally:
         tracemalloc.stop()
     assert int(state.round) == ROUNDS
-    assert len(cohorts) - seen > 100  # the rounds were different ones
+    assert len(cohorts) - seen > 100  # cohorts differ
     assert after[1] <= before[1], f"{after[1] - before[1]} more live arrays"
-    assert after[2] - before[2] < 300_000, f"{after[2] - before[2]} more bytes of Python objects"  # jax's caches fill up to 150,000
+    assert after[2] - before[2] < 300_000, (
+        f"{after[2] - before[2]} more bytes of Python objects"
+    )  # jax's caches grow by up to 150,000
     assert after[0] - before[0] < 10_000_000, f"{after[0] - before[0]} more bytes resident"
     assert after[3] == before[3]
 
 
 def test_the_round_is_traced_once(monkeypatch):
-    """Rounds by one and by several, with evaluations between: one trace serves all."""
+    """One trace serves single rounds and several, with evaluations between."""
     sim = toy.simulate("fedavg")
     monkeypatch.setattr(rounds, "run_resident_rounds", chex.assert_max_traces(rounds.run_resident_rounds, n=1))
     sim.use_plan(sim.spec.plan)

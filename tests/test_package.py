@@ -1,4 +1,4 @@
-"""What gets installed: every package, no needless ceilings on versions, and no other framework."""
+"""The package: all subpackages, no needless upper bounds on versions, no other framework."""
 
 import ast
 import os
@@ -23,7 +23,7 @@ EXTRAS = {
 
 def test_every_package_is_installed():
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*") if path.is_file() and path.suffix != ".pyc"]
-    files = [path for path in files if path.suffix != ".md"]  # for readers of the repository
+    files = [path for path in files if path.suffix != ".md"]  # documentation
     folders = {str(path.parent.relative_to(ROOT)) for path in files}
     assert folders >= {"fedjax_core", "fedjax_core/nn", "fedjax_core/data", "methods", "configs"}
     found = find_packages(str(ROOT), **PROJECT["tool"]["setuptools"]["packages"]["find"])
@@ -37,7 +37,7 @@ def test_every_package_is_installed():
     )
 
 
-PINNED = ("reference", "plan")  # what others are held against, and a compiler that belongs to a version of jax
+PINNED = ("reference", "plan")  # references of tests, and a compiler for one version of jax
 
 
 FREE = [*CORE, *(requirement for name, extra in EXTRAS.items() if name not in PINNED for requirement in extra)]
@@ -56,14 +56,14 @@ def test_the_core_needs_no_other_framework():
 
 
 def test_what_is_imported_is_required():
-    """At any depth of the code. Names differ between import and index for few."""
+    """Imports at any depth of the code. A few names differ between import and package index."""
     index = {"sklearn": "scikit-learn", "orbax": "orbax-checkpoint", "ml_collections": "ml-collections", "PIL": "pillow"}
     index |= {"tensorflow_datasets": "tensorflow-datasets", "array_record": "array-record", "tensorboardX": "tensorboardx"}
     index |= {"rouge_score": "rouge-score"}
-    # requirements of a requirement, which cannot do without
+    # installed with a requirement that needs them
     through = {"absl": "ml-collections", "jaxlib": "jax", "threadpoolctl": "scikit-learn", "scipy": "scikit-learn"}
-    through |= {"google": "tensorflow-datasets"}  # protobuf, which decodes its records
-    # the extras' inside functions: they load nothing unasked for
+    through |= {"google": "tensorflow-datasets"}  # protobuf decodes its records
+    # extras are imported inside functions, on demand
     required = {r.name.lower() for r in [*CORE, *EXTRAS["text"], *EXTRAS["sets"]]}
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -74,7 +74,7 @@ def test_what_is_imported_is_required():
 
 
 def test_importing_is_quick_and_pulls_no_other_framework():
-    """In an interpreter of its own; every module but main, whose flags are the command line's."""
+    """In a separate interpreter; all modules except main, which has the command line's flags."""
     names = sorted(
         str(path.relative_to(ROOT)).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         for package in PACKAGES

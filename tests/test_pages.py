@@ -1,4 +1,4 @@
-"""The site's pages: their code runs, what they name is there, and the worked example passes the contract from an empty folder."""
+"""Pages of the site: code runs, names exist, and the example method passes the contract."""
 
 import os
 import re
@@ -24,9 +24,9 @@ TEXT = "\n".join(page.read_text() for page in [*PAGES, ROOT / "README.md"])
 
 def blocks(page: Path) -> list[str]:
     found = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    return (
-        [] if page.stem == "quickstart" else [code for code in found if code not in EXAMPLES.values()]
-    )  # these have tests of their own
+    if page.stem == "quickstart":
+        return []  # tested separately, as are the examples
+    return [code for code in found if code not in EXAMPLES.values()]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.stem)
@@ -38,7 +38,7 @@ def test_code_of_a_page_runs(page, tmp_path, monkeypatch):
 
 
 def test_the_quickstart_leads_to_a_table(tmp_path, monkeypatch):
-    """Each command of the page, in an empty folder; of the runs only the smoke variants."""
+    """All commands of the page in an empty folder, with smoke variants of the runs."""
     page = (ROOT / "docs" / "pages" / "quickstart.md").read_text()
     (study,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     commands = [line.split()[1:] for line in page.splitlines() if line.startswith("fedjax-core ")]
@@ -55,7 +55,7 @@ def test_the_quickstart_leads_to_a_table(tmp_path, monkeypatch):
 
 
 def test_a_page_shows_the_files_of_the_examples_as_they_are():
-    """Readable on a plain Markdown page: a file that was changed is pasted into the page again."""
+    """The page is plain Markdown; a changed example file must be pasted into it again."""
     page = (ROOT / "docs" / "pages" / "your-method.md").read_text()
     for name, code in EXAMPLES.items():
         assert f"```python\n{code}```\n" in page, f"docs/examples/{name} is not what docs/pages/your-method.md shows"
@@ -72,7 +72,7 @@ def test_commands_name_what_is_there():
 
 
 def test_what_files_say_of_the_documents_is_there():
-    """A section of the README, a page, and how many methods there are."""
+    """Sections of the README, pages, and the number of methods."""
     headings = set(re.findall(r"^#+ (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE))
     files = [file for folder in ("fedjax_core", "methods", "configs", "docs") for file in (ROOT / folder).rglob("*.py")]
     for file in [*files, *(ROOT / "colab").glob("*.ipynb"), *(ROOT / "colab").glob("*.py")]:
@@ -127,7 +127,7 @@ def test_results_name_commands_and_files_that_are_there(file):
 
 
 def anchors(page: Path) -> set[str]:
-    """Of a page's headings, as GitHub makes them."""
+    """Returns the anchors of a page's headings in GitHub's form."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -163,7 +163,7 @@ def test_the_readme_is_a_front_page():
 
 
 def test_the_example_of_a_method_lives_outside(tmp_path):
-    """Its tests and a run of it, in an empty folder, in processes of their own."""
+    """Its tests and a run, in an empty folder and in separate processes."""
     for file in (ROOT / "docs" / "examples").glob("*.py"):
         shutil.copy(file, tmp_path)
     (tmp_path / "conftest.py").write_text("import jax\n\njax.config.update('jax_num_cpu_devices', 2)\n")

@@ -1,4 +1,4 @@
-"""The tables of the papers, as they are defined: cells, protocols, and counts that are known without training."""
+"""Definitions of the papers' tables: cells, protocols, and counts that need no training."""
 
 import functools
 import importlib.util
@@ -25,7 +25,7 @@ DEFINITIONS = sorted((Path(__file__).parents[1] / "configs" / "tables").rglob("[
 @pytest.mark.parametrize("variant", base.VARIANTS)
 @pytest.mark.parametrize("file", [path for path in DEFINITIONS if "def get_table" in path.read_text()], ids=lambda path: path.stem)
 def test_every_table_is_well_defined(file, variant):
-    """Every cell of its first seed: those of the others differ in the seed alone."""
+    """All cells of the first seed; other seeds differ only in the seed."""
     table = tables.read_definition(str(file), variant)
     assert len(set(table.seeds)) == len(table.seeds) > 0
     cells = tables.build_cells(table, variant, table.seeds[:1])
@@ -52,7 +52,7 @@ def test_tables_of_one_paper_share_their_runs():
 
 
 def test_epochs_of_fedpft():
-    """4 + 1, but 3 + 2 of FedPFT+Con at alpha 0.1; the others have five as well."""
+    """4 + 1, and 3 + 2 for FedPFT+Con at alpha 0.1; the others have five, too."""
     for cell in tables.build_cells(tables.read_definition("configs/tables/fedpft/table8.py", "paper"), "paper", [0]):
         method = cell.config.method
         if cell.row.startswith("FedPFT"):
@@ -77,7 +77,7 @@ def test_a_row_of_the_paper_that_is_too_short_is_refused():
 
 
 def test_pacs_is_a_domain_per_client(shared_data):
-    """As the paper has it, 4 clients with 1000 + 500 images, of the file that we have."""
+    """4 clients with 1000 + 500 images, as in the paper, from the local file."""
     of_file = ["/pacs:data.source=npz(path='pacs64.npz', test_fraction=0.32)", f"data.dir={shared_data}"]
     table = tables.apply_settings(tables.read_definition("configs/tables/fedpft/table10.py", "paper"), of_file)
     (cell,) = tables.select_cells(tables.build_cells(table, "paper", [0]), ["FedPFT/PACS"])
@@ -90,7 +90,7 @@ def test_pacs_is_a_domain_per_client(shared_data):
 
 @pytest.mark.parametrize(("number", "clients", "rows"), [(2, 6, 1000), (7, 30, 200)])
 def test_protocol_of_fedoa(number, clients, rows):
-    """At full size, without the files: a data set per client or a fifth of one, everybody tested on what was left out."""
+    """At full size, without files: all clients are tested on the task left out."""
     table = tables.read_definition(f"configs/tables/fedoa/table{number}.py", "paper")
     cells = tables.build_cells(table, "paper", [0])
     assert {cell.config.data.source.partition("leave_out='")[2].rstrip("')") for cell in cells} == set(test_configs.TASKS)
@@ -118,7 +118,7 @@ def test_tables_of_fedoa_share_their_runs():
 
 
 def test_domains_of_fedoa(shared_data):
-    """Its Table 8 in small, on the file that we have: three clients, three domains, tested on the fourth."""
+    """Table 8 in small, on the local file: three clients, three domains, tested on the fourth."""
     of_file = [f"data.dir={shared_data}"]
     table = tables.apply_settings(tables.read_definition("configs/tables/fedoa/table8.py", "small"), of_file)
     (cell,) = tables.select_cells(tables.build_cells(table, "small", [0]), ["FedOA/Photo"])
@@ -130,7 +130,7 @@ def test_domains_of_fedoa(shared_data):
 
 
 def test_the_table_of_digits_has_every_method_once_on_digits():
-    """Each cell's names and settings are found and checked; other targets and data have configs, and no row."""
+    """All names and settings resolve; configs with other targets or data have no row."""
     of_digits = digits.get_table("small")
     configs = {cell.row: cell.config for cell in tables.build_cells(of_digits, "small")}
     assert experiment.method_summaries().keys() - configs.keys() == set()
@@ -142,8 +142,10 @@ def test_the_table_of_digits_has_every_method_once_on_digits():
 
 @needs_library
 def test_epsilons_of_the_mechanisms_differ_in_noise_that_is_felt():
-    """Independent noise on the mean is several times as long as a delta may be at epsilon 1, and about as long at 8; what has no
-    noise has the same cohorts and clip."""
+    """Independent noise on the mean has the norm of several clips at epsilon 1, of about one at 8.
+
+    Rows without noise have the same cohorts and clip.
+    """
     cells = {(cell.row, cell.column): cell.config for cell in tables.build_cells(mechanisms.get_table("small"), "small")}
     long = {}
     for column in ("epsilon 1", "epsilon 8"):
@@ -168,11 +170,11 @@ def data_of(source: str):
     return experiment.dataset(config)
 
 
-ENTRIES: dict[tuple, dict[str, int]] = {}  # of a network for data of a shape and a number of classes
+ENTRIES: dict[tuple, dict[str, int]] = {}  # per network, shape and number of classes
 
 
 def entries(spec: str, source: str) -> dict[str, int]:
-    """Numbers in each entry of a network's params."""
+    """Returns the size of each entry of a network's params."""
     data = data_of(source)
     key = spec, data.train.x.shape[1:], data.classes
     if key not in ENTRIES:
@@ -182,7 +184,10 @@ def entries(spec: str, source: str) -> dict[str, int]:
 
 
 def counts(config) -> list[tuple[int, int, int]]:
-    """Of the config's network on each client, from shapes: body, whole, and what is trained of it (FedBABU's head is fixed)."""
+    """Returns sizes of the config's network per client, from shapes: body, whole, trained.
+
+    FedBABU's head is fixed.
+    """
     found = []
     for spec in config.models:
         number = entries(spec, config.data.source)
@@ -194,8 +199,8 @@ def counts(config) -> list[tuple[int, int, int]]:
     return [found[i % len(found)] for i in range(config.data.clients)]
 
 
-OURS = {  # where the printed number is not of the network alone, or is not right: what it should be
-    ("ViT-S", "entire"): 20.666,  # printed 20.57; 20.70 is of 100 classes
+OURS = {  # corrected values where the printed number includes more than the network, or is wrong
+    ("ViT-S", "entire"): 20.666,  # printed 20.57; 20.70 has 100 classes
     ("pFedPT", "a client"): 1.026,  # printed with its frame
     ("pFedPG", "a client"): 0.015,  # printed with the server's generator
     ("FedGen", "five clients"): 84.360,  # printed with the generator
@@ -209,7 +214,7 @@ OURS = {  # where the printed number is not of the network alone, or is not righ
 
 @pytest.mark.parametrize("name", ["table5", "table6", "table7", "table8", "parameters"])
 def test_parameters_of_fedhpl_are_the_published_ones(name):
-    """To the last printed digit, by built networks of full size."""
+    """Up to the last printed digit, from built networks at full size."""
     table = tables.read_definition(f"configs/tables/fedhpl/{name}.py", "small")
     compared = 0
     for cell in tables.build_cells(table, "small"):
@@ -231,7 +236,7 @@ def test_parameters_of_fedhpl_are_the_published_ones(name):
 
 
 def test_uplinks_of_fedhpl_and_of_its_baselines_are_the_published_ones(tmp_path):
-    """Nothing is trained, and no run is left; any network with 512 features sends as much."""
+    """Nothing is trained; any network with 512 features sends as much."""
     table = tables.apply_settings(
         tables.read_definition("configs/tables/fedhpl/table9.py", "small"), ["models=('cnn(widths=(2,), dense=512)',)"]
     )
@@ -242,7 +247,7 @@ def test_uplinks_of_fedhpl_and_of_its_baselines_are_the_published_ones(tmp_path)
     for cell in tables.select_cells(tables.build_cells(table, "smoke"), chosen):
         paper = table.paper[cell.row][cell.column]
         values = outcome.results[cell.name].values
-        labels = 10 if cell.row == "FedGen" else 0  # how many of each, where the paper has all of them
+        labels = 10 if cell.row == "FedGen" else 0  # counts per label; the paper sends all labels
         assert values["a client"] == paper["a client"].value + labels
         if paper["five clients"]:
             assert values["five clients"] / 2**10 == pytest.approx(paper["five clients"].value, abs=0.005)

@@ -1,4 +1,4 @@
-"""Two processes with `jax.distributed` on CPU compute what one computes; only process 0 touches the disk."""
+"""Two processes with `jax.distributed` compute the results of one; only process 0 writes."""
 
 import itertools
 import signal
@@ -16,7 +16,7 @@ from tests.launch import Ended, Launcher, Process
 from tests.test_resume import CONFIGS, assert_close, leaves, lines, metrics
 
 ROUNDS = 4
-SCORES = "--config.evaluation.scores=('macro_f1', 'auroc')"  # of which client and device add up arrays
+SCORES = "--config.evaluation.scores=('macro_f1', 'auroc')"  # sums over clients and devices are arrays
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def free_port() -> int:
 
 
 def cluster_port() -> int:
-    """One of those that jax takes on Slurm and Open MPI."""
+    """Returns a port that jax uses on Slurm and Open MPI."""
     for port in range(61_440, 65_536):
         with socket.socket() as listening:
             try:
@@ -63,8 +63,9 @@ def told_by_open_mpi(port: int, number: int, of: int) -> tuple[tuple[str, ...], 
 def begin(
     launcher: Launcher, *flags: str, of_second: tuple[str, ...] = (), told=told_by_flags, largest: int | None = 0, devices: int = 1
 ) -> list[Process]:
-    """The same command in two processes with so many devices each, which know each other as `told` has it. The second fails if it
-    writes more than `largest` bytes to any file, standard error included.
+    """Starts the same command in two processes, connected by the variables in `told`.
+
+    The second fails if it writes more than `largest` bytes to any file, including standard error.
     """
     there = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}" if devices > 1 else ""}
     port, started = free_port() if told is told_by_flags else cluster_port(), []
@@ -76,7 +77,7 @@ def begin(
 
 
 def together(launcher: Launcher, *flags: str, **options: Any) -> list[Ended]:
-    """`begin`, and how they ended."""
+    """Runs `begin` and returns how the processes ended."""
     return [process.wait() for process in begin(launcher, *flags, **options)]
 
 
@@ -89,9 +90,12 @@ def together(launcher: Launcher, *flags: str, **options: Any) -> list[Ended]:
     ids=["fedavg, rows on the host", "fedhe, states on the disk"],
 )
 def test_two_processes_agree_with_one(launcher, place, name, stops, told, more):
-    """At once by one process; by two that a cluster has started, which stop in between and resume, also in one process, and with
-    networks that two devices of each hold together. Rows off the devices go where their clients are trained. Client states off the
-    devices are kept, and written, by both, each its share; else the second writes nothing."""
+    """One process; two processes that stop and resume, also in one process; sharded networks.
+
+    Networks are sharded over two devices per process. Examples off the devices go to the devices of
+    their clients. Client states off the devices are stored and written by both processes; otherwise
+    the second writes nothing.
+    """
     both, one = place / f"both_{name}", place / f"one_{name}"
     held = "--config.plan.hold=disk" in more
     flags, largest = (f"--config={place / name}.py", f"--config.rounds={ROUNDS}", *more), None if held else 0
@@ -123,7 +127,7 @@ def test_two_processes_agree_with_one(launcher, place, name, stops, told, more):
 
 
 def test_a_cold_process_beside_a_warm_one(launcher, place):
-    """The first waits for the second's compiling, so by their clocks they would not do the same number of rounds at once."""
+    """By their own clocks, they would dispatch different numbers of rounds."""
     directory, rounds = place / "cold", 7
     flags = f"--config={place / 'fedavg'}.py", f"--workdir={directory}", f"--config.rounds={rounds}"
     cold = (f"--compilation_cache={place / 'empty'}",)
@@ -133,7 +137,7 @@ def test_a_cold_process_beside_a_warm_one(launcher, place):
 
 
 def test_an_error_of_one_process_ends_both(launcher, place):
-    """What only process 0 meets, such as a directory that it cannot have, must not leave the other one waiting."""
+    """An error that only process 0 raises must not leave the other waiting."""
     file = place / "file"
     file.write_text("mine")
     first, second = together(launcher, f"--config={place / 'fedavg'}.py", f"--workdir={file}")
@@ -145,8 +149,10 @@ def test_an_error_of_one_process_ends_both(launcher, place):
 
 @pytest.mark.parametrize("dies", [0, 1])
 def test_a_process_that_dies_ends_the_other_and_the_run_goes_on(launcher, place, dies):
-    """Killed between two checkpoints, which are written at every second round: the first process, whom the other met at and which
-    writes, or the other. Two go on, until one of them is told to stop."""
+    """Either process is killed between two checkpoints, which are written every second round.
+
+    Process 0 coordinates and writes. Both are then restarted, until one of them is stopped.
+    """
     directory = place / f"died{dies}"
     flags = f"--config={place / 'fedavg'}.py", f"--workdir={directory}"
     long = *flags, "--config.rounds=100000", "--config.evaluation.every=2"
@@ -156,12 +162,12 @@ def test_a_process_that_dies_ends_the_other_and_the_run_goes_on(launcher, place,
     killed = time.monotonic()
     other = both[1 - dies].wait()
     assert other.status not in (0, 130)
-    if dies == 1:  # where the process that all have met at is gone, jax ends the others itself
+    if dies == 1:  # without the coordinator, jax ends the others
         assert other.err.splitlines()[-1].startswith("error: another process of this run has ended, or is out of reach; ")
     assert time.monotonic() - killed < 60
     assert both[dies].wait().status == -signal.SIGKILL
     done = len(metrics(directory))
-    first, second = begin(launcher, *long, largest=None)  # the second says that it stops
+    first, second = begin(launcher, *long, largest=None)  # the second logs that it stops
     assert first.until(lambda: lines(directory) > done, "a round beyond")
     second.send(signal.SIGTERM)
     ended = first.wait()

@@ -1,4 +1,4 @@
-"""A run that is killed at any moment and started again ends as one that was left alone: bit for bit, in state and metrics."""
+"""A run that is killed at any moment and resumed equals an uninterrupted one, bit for bit."""
 
 import functools
 import os
@@ -14,7 +14,7 @@ from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json, read_jsonl
 
 ROUNDS = 12
-CONFIGS = {  # a checkpoint at every second round
+CONFIGS = {  # a checkpoint every second round
     "fedavg": """
 from configs import base
 
@@ -50,13 +50,13 @@ def place(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def command(place):
-    """(config, directory, further flags) -> the flags of the command line."""
+    """Returns the flags of the command line for a config, a directory and further flags."""
     return lambda name, directory, *flags: (f"--config={place / name}.py", f"--workdir={place / directory}", *flags)
 
 
 @pytest.fixture(scope="module")
 def alone(launcher, command, place):
-    """(config, further flags) -> the directory of a run that was left alone; each is made once."""
+    """Returns the directory of an uninterrupted run of a config; each runs once."""
     made = {}
 
     def run(name: str, *flags: str) -> Path:
@@ -71,13 +71,13 @@ def alone(launcher, command, place):
 
 
 def leaves(directory: Path, rounds: int = ROUNDS) -> dict[str, np.ndarray]:
-    """The arrays of the last checkpoint, which is of the last round."""
+    """Returns the arrays of the last checkpoint, which is that of the last round."""
     checkpoints = Checkpoints(directory / "checkpoints")
     assert checkpoints.latest() == rounds
     (place,) = [p for p in (directory / "checkpoints").iterdir() if p.name.split("-")[0] == f"{rounds:08d}"]
     like = {entry["path"]: np.zeros(entry["shape"], entry["dtype"]) for entry in read_json(place / "leaves.json")}
     kept: dict[str, dict[int, np.ndarray]] = {}
-    for part in checkpoints.read_parts(rounds):  # client states, as often as they were written
+    for part in checkpoints.read_parts(rounds):  # client states, once per write
         (places,) = [rows for name, rows in part.items() if name.endswith("/places")]
         for name, rows in part.items():
             kept.setdefault(name, {}).update(zip(places.tolist(), rows, strict=True))
@@ -119,7 +119,7 @@ def checkpoints(directory: Path) -> set[str]:
         return set()
 
 
-MOMENTS = {  # (directory, lines and checkpoints that were there at the start) -> whether it has come
+MOMENTS = {  # (directory, initial numbers of lines and checkpoints) -> whether the moment has come
     "before the first round": lambda directory, lines_before, saved: (directory / "config.json").exists(),
     "after some rounds": lambda directory, lines_before, saved: lines(directory) > lines_before,
     "while it writes a checkpoint": lambda directory, lines_before, saved: any(
@@ -150,7 +150,7 @@ def test_killed_at_any_moment_it_ends_bit_for_bit_the_same(launcher, command, al
         if process.until(come, moment):
             process.send(signal.SIGKILL)
         kills += process.wait().status == -signal.SIGKILL
-    assert kills >= min(2, len(moments))  # a run that has ended has nothing left to kill: a late moment may not come
+    assert kills >= min(2, len(moments))  # a finished run cannot be killed: a late moment may not come
     ended = launcher.run(*command(name, directory, *flags))
     assert ended.status == 0, ended.err
     assert_same(directory, alone(name, *flags))
@@ -159,7 +159,7 @@ def test_killed_at_any_moment_it_ends_bit_for_bit_the_same(launcher, command, al
 
 @pytest.mark.parametrize(("number", "where"), [(signal.SIGINT, "host"), (signal.SIGTERM, "device")], ids=["SIGINT", "SIGTERM"])
 def test_interrupted_it_writes_a_checkpoint_and_says_how_to_go_on(launcher, command, alone, place, number, where):
-    """Also while a thread makes the rows of rounds to come."""
+    """Also while a thread prepares the examples of later rounds."""
     directory = place / f"interrupted{number}"
     flags = command("fedavg", directory, "--config.checkpoint.seconds=1e9", f"--config.plan.data={where}")
     process = launcher.start(*flags)
@@ -179,7 +179,7 @@ def test_interrupted_it_writes_a_checkpoint_and_says_how_to_go_on(launcher, comm
 
 
 def test_rounds_can_be_extended(launcher, command, alone, place):
-    """And two architectures on the device go on bit for bit."""
+    """Also with two architectures on the device, bit for bit."""
     directory = place / "extended"
     assert launcher.run(*command("fedhe", directory, "--config.rounds=4")).status == 0
     assert len(metrics(directory)) == 4
@@ -212,7 +212,7 @@ def devices(number: int) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def on_two_devices(launcher, command, place) -> tuple[Path, Path]:
-    """The directories of a whole run on two devices, and of its first half."""
+    """Returns the directories of a whole run on two devices, and of its first half."""
     straight, half = place / "two", place / "half of two"
     assert launcher.run(*command("fedavg", straight), environment=devices(2)).status == 0
     assert launcher.run(*command("fedavg", half, "--config.rounds=6"), environment=devices(2)).status == 0
@@ -220,7 +220,7 @@ def on_two_devices(launcher, command, place) -> tuple[Path, Path]:
 
 
 def test_the_recorded_plan_is_taken_up_again(launcher, command, place, on_two_devices):
-    """Two devices first; four, which would be used by choice, leave the plan and so every bit as they are."""
+    """Two devices first; four, the default then, keep the plan and so every bit."""
     straight, resumed = on_two_devices[0], shutil.copytree(on_two_devices[1], place / "resumed")
     plan = read_json(straight / "run.json")["plan"]
     assert plan["devices"] == 2

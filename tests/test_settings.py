@@ -1,4 +1,4 @@
-"""What the `paper` variants and the tables train with is what configs/tables/settings.toml says, each number with its source."""
+"""`paper` variants and tables have the settings in configs/tables/settings.toml."""
 
 import fnmatch
 import importlib
@@ -17,7 +17,7 @@ from fedjax_core.commands import tables
 
 ROOT = Path(__file__).parents[1] / "configs"
 FILE = ROOT / "tables" / "settings.toml"
-# the other tables are ours, of the configs' small variants
+# the other tables are ours, with the configs' small variants
 PAPERS = ("fedskc", "fedpft", "fedhpl", "fedoa", "mcmahan", "pfl_research")
 CONFIGS = sorted(path.stem for path in ROOT.glob("[!_]*.py") if path.stem != "base")
 TABLES = {f"{paper}/{path.stem}": path for paper in PAPERS for path in sorted((ROOT / "tables" / paper).glob("[!_]*.py"))}
@@ -28,7 +28,7 @@ Entry = Mapping[str, list]  # by field: [value, source]
 
 
 def flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} as {"a.b": 1}, without None; tuples as lists, as TOML has them."""
+    """Returns {"a": {"b": 1}} as {"a.b": 1}, without None; tuples become lists."""
     found: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, dict):
@@ -39,7 +39,7 @@ def flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def settings(config: Any) -> dict[str, Any]:
-    """All that a config says, and what its method takes by default."""
+    """Returns all fields of a config and the defaults of its method."""
     said = experiment.complete_config(config)
     parameters = inspect.signature(experiment.method_builder(said["method"]["name"])).parameters
     defaults = {name: p.default for name, p in parameters.items() if isinstance(p.default, bool | int | float | str)}
@@ -47,14 +47,16 @@ def settings(config: Any) -> dict[str, Any]:
 
 
 def held(found: Mapping[str, Any]) -> set[str]:
-    """The fields that must be in the file: what is common to all methods, and each number of the method's own."""
+    """Returns the fields that the file must list: common ones, and the method's numbers."""
     numbers = {field for field, value in found.items() if isinstance(value, int | float) and not isinstance(value, bool)}
     return {field for field in found if field.startswith(HELD)} | {field for field in numbers if field.startswith("method.")}
 
 
 def differences(found: Mapping[str, Any], entries: Iterable[Entry], free: Iterable[str] = ()) -> dict[str, Any]:
-    """By field, what the settings have and what the entries say, put together; a method that has no local epochs has none. Fields
-    that are free say nothing."""
+    """Returns, by field, the setting and the entry where they differ.
+
+    A method without local epochs has none; free fields are not compared.
+    """
     wanted = {field: value for entry in entries for field, (value, _) in entry.items()}
     if "method.epochs" not in found:
         wanted.pop("method.epochs", None)
@@ -82,7 +84,7 @@ def test_paper_variants(file, name):
 
 
 def trained() -> dict[str, Any]:
-    """The papers' tables in their paper variants, but for those of nothing but counts."""
+    """Returns the papers' tables in their paper variants, except those of counts only."""
     read = {
         name: tables.read_definition(str(path), "paper") for name, path in TABLES.items() if "def get_table" in path.read_text()
     }
@@ -91,7 +93,7 @@ def trained() -> dict[str, Any]:
 
 
 def test_rows_of_tables(file):
-    """Every row on all of its data. An entry that nothing uses any more is out of date."""
+    """Every row on all of its data. An unused entry of the file is an error."""
     wrong: list[str] = []
     used: set[tuple[str, str]] = set()
     for name, table in trained().items():
@@ -130,14 +132,14 @@ def test_every_number_has_a_source(file):
 
 
 def test_methods_with_prototypes_are_scored_by_the_nearest():
-    """In the FedHPL tables, as their papers predict: before the classifier's score, which they have too."""
+    """As in their papers; in the FedHPL tables, before the score of the classifier."""
     for measure in (all_methods.LAST, all_methods.BEST, *all_methods.SPREAD):
         where = [score.split("/")[1] for score in measure.scores]
         assert where.index("nearest") < where.index("personal")
 
 
 def test_a_slip_is_found(file):
-    """A rate, a coefficient and a default that are another, a number that the file lacks, and one that a config has not."""
+    """A wrong rate, coefficient or default, and a number that the file or a config lacks."""
     found = settings(importlib.import_module("configs.fedbabu").get_config("paper"))
     entries = general(file, "fedpft", "fedbabu")
     assert not differences(found, entries)

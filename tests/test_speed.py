@@ -1,8 +1,9 @@
-"""A guard: whole rounds of the engine against a bare jitted loop of the same maths in the same process. Ratios, not seconds.
+"""Guards speed: rounds of the engine against a bare jitted loop in the same process, by ratios.
 
-The reference scans over clients and steps and adds the weights up as it goes; it draws cohort and shuffles, sums loss and
-accuracy, and does nothing else. Both run on one device, in turns; the best of many short samples is compared, and a bad comparison
-is repeated, so that other load on the machine does not fail the test.
+The reference scans over clients and steps and accumulates the weights; it samples the cohort,
+shuffles, sums loss and accuracy, and does nothing else. Both run on one device, in turns. The best
+of many short samples is compared, and a failed comparison is repeated, so that other load on the
+machine does not fail the test.
 """
 
 import functools
@@ -26,7 +27,7 @@ CLIENTS, COHORT, RATE = 40, 16, 0.05
 
 
 class Small(NamedTuple):
-    """A workload of milliseconds. `recorded`: the reference's time over the engine's, as measured."""
+    """A workload of milliseconds; `recorded`: measured time of the reference over the engine's."""
 
     model: str
     options: dict
@@ -47,7 +48,7 @@ def dense(layer, x):
 
 
 def convolution(layer, x):
-    """3x3, valid, by patches."""
+    """Computes a valid 3x3 convolution by patches."""
     kernel = layer["kernel"]
     h, w = x.shape[1] - 2, x.shape[2] - 2
     patches = jnp.concatenate([x[:, i : i + h, j : j + w] for i in range(3) for j in range(3)], -1)
@@ -65,7 +66,7 @@ def forward(model, params, x):
 
 
 def reference(small, params, x, y):
-    """rounds -> seconds for one, of the bare loop."""
+    """Returns rounds -> seconds per round of the bare loop."""
     steps = small.examples // small.batch
 
     def loss(params, x, y):
@@ -114,7 +115,7 @@ def reference(small, params, x, y):
 
 
 def engine(small, x, y):
-    """rounds -> seconds for one, of the engine; and its initial weights."""
+    """Returns rounds -> seconds per round of the engine, and its initial weights."""
     dataset = sources.Dataset("random", Examples(x, y), Examples(x[:10], y[:10]), tuple("0123456789"))
     index = np.arange(len(y)).reshape(CLIENTS, -1)
     data = federated_data.from_index(dataset, list(index), [np.zeros(0, int)] * CLIENTS)

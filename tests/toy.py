@@ -1,4 +1,4 @@
-"""Every method on the small federation of `fedjax_core.testing`, with arguments that make each of its terms count."""
+"""All methods on the federation of `fedjax_core.testing`, with all of their terms active."""
 
 import functools
 from typing import Any
@@ -72,7 +72,7 @@ __all__ += ["groups", "model", "prompted", "reference", "simulate", "task", "tas
 __all__ += ["task_with_prompts", "task_with_public"]
 BATCH = 4
 
-# Every method, with arguments that make each of its terms count. A newcomer adds a line.
+# Every method, with arguments that activate all of its terms. A new method adds a line.
 METHODS: dict[str, Any] = {
     "fedavg": functools.partial(fedavg, epochs=2, batch=BATCH),
     "fedavg_uniform": functools.partial(fedavg, epochs=2, batch=BATCH, weights="uniform"),
@@ -91,7 +91,7 @@ METHODS: dict[str, Any] = {
         prompts=3,
         transform_epochs=2,
         batch=BATCH,
-        contrast={"on": True, "prompts": 2, "queue": 6, "size": 4, "augment": "", "temperature": 0.5},  # 0.07 magnifies rounding
+        contrast={"on": True, "prompts": 2, "queue": 6, "size": 4, "augment": "", "temperature": 0.5},  # 0.07 amplifies rounding
     ),
     "fedskc": functools.partial(fedskc, epochs=2, batch=BATCH),
     "fedskc_printed": functools.partial(fedskc, epochs=2, batch=BATCH, variant="printed"),
@@ -134,10 +134,10 @@ METHODS: dict[str, Any] = {
     "perada": functools.partial(perada, lam=0.35, epochs=2, batch=BATCH, distil={"on": True, "epochs": 2, "batch": 4, "lr": 0.01}),
     "pfedme": functools.partial(pfedme, lam=2.0, inner_steps=2, outer_lr=0.3, epochs=2, batch=BATCH),
 }
-MIXED = {"local", "fedhe_mixed", "fedhpl_mixed", "fedtgp", "fedgh", "fedgen", "fedmd"}  # these run with two architectures
+MIXED = {"local", "fedhe_mixed", "fedhpl_mixed", "fedtgp", "fedgh", "fedgen", "fedmd"}  # run with two architectures
 
 
-TASKS = {  # of methods that need another one
+TASKS = {  # for methods that need another task
     "fedoa_lora": task_adapted,
     "perada": task_with_public,
     "fedtgp": task_alike,
@@ -148,7 +148,7 @@ TASKS = {  # of methods that need another one
     "pfedpg": task_with_prompts,
 }
 CASES = {
-    name: Case(method, task=TASKS.get(name, task), mixed=name in MIXED)  # each compiles what is asked of it once
+    name: Case(method, task=TASKS.get(name, task), mixed=name in MIXED)  # each compiles once
     for name, method in METHODS.items()
 }
 
@@ -160,15 +160,18 @@ def client_data(i: int) -> ClientData:
 
 
 def update_client(algorithm: Algorithm, sent: Any, client: Any, i: int = 0) -> ClientOutput:
-    """Runs one client's update: far less to compile than a round of a simulation."""
+    """Runs one client's update, which compiles much less than a round of a simulation."""
     return jax.device_get(jax.jit(algorithm.client_update)(sent, client, client_data(i), jax.random.key(5)))
 
 
 def simulate(name: str, **settings) -> simulator.Simulator:
-    """A simulation of one of METHODS; settings as of `Case.simulate`."""
+    """Returns a simulation of one of METHODS; settings as in `Case.simulate`."""
     return CASES[name].simulate(**settings)
 
 
 def reference(name: str) -> tuple[simulator.Simulator, Any, Any]:
-    """(simulation, host copy of the state before, and after two rounds) one client after another; compiled once for all tests."""
+    """Returns a simulation, and host copies of its state before and after two rounds.
+
+    Clients train one after another; compiled once for all tests.
+    """
     return CASES[name].reference_run

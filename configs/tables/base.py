@@ -1,9 +1,10 @@
-"""The definition of a table: a method per row, data per column, some runs per cell, and the paper's numbers beside ours.
+"""The definition of a table: a method per row, data per column, and published numbers.
 
-A definition is a file with `get_table(variant) -> Table`; `fedjax-core table` runs it. Changes are written as in
-`--config.<field>=`: {"data.partition": "iid", "optimizer.lr": 0.01}. An option of a method that its config leaves out may be set
-too ("method.server_lr"). Changes are applied in the order table, column, row, cell; the last one counts.
-A table with a `Search` chooses settings of its rows on validation examples before it runs their cells.
+A definition is a file with `get_table(variant) -> Table`, which `fedjax-core table` runs. Changes
+are written as in `--config.<field>=`: {"data.partition": "iid", "optimizer.lr": 0.01}. They may set
+an option of a method that its config omits ("method.server_lr"). They apply in the order table,
+column, row, cell; the last one wins. A table with a `Search` selects settings of its rows on
+validation examples before it runs their cells.
 """
 
 import dataclasses
@@ -19,11 +20,12 @@ class Row:
     """A method with its settings.
 
     Attributes:
-      label: how the table calls it.
+      label: name in the table.
       config: variant -> config: the `get_config` of a file in `configs/`.
-      changes: of that config.
-      space: what a search tries, by field: {"optimizer.lr": LogUniform(0.01, 1.0), "method.mu": (0.01, 0.1, 1.0)}. Data, clients,
-        rounds, evaluation, privacy, attacks, rules and compression are not the row's to choose.
+      changes: changes of that config.
+      space: search space by field: {"optimizer.lr": LogUniform(0.01, 1.0), "method.mu": (0.01, 0.1,
+        1.0)}. Fields of data, clients, rounds, evaluation, privacy, attacks, rules and compression
+        are refused.
     """
 
     label: str
@@ -37,9 +39,9 @@ class Column:
     """A data setting.
 
     Attributes:
-      label: how the table calls it.
-      changes: of every row's config.
-      targets: accuracies whose first round the table gives; None: the table's.
+      label: name in the table.
+      changes: changes of every row's config.
+      targets: accuracies for which the first round is reported; None: those of the table.
     """
 
     label: str
@@ -52,26 +54,31 @@ class Measure:
     """A number that a cell shows.
 
     Attributes:
-      label: how the table calls it.
-      scores: names in metrics.jsonl; the first that a run has is taken, so that methods with a global and with personal models can
-        share a table. Or one analysis of the last state, averaged over clients: "analysis:probe", "analysis:match",
-        "analysis:origin" (the model as it is), with options as "analysis:probe(model='global', key='features')"; "analysis:rouge",
-        of answers in words, with of='sst2' on one test set or task, and beams=4 for a language model's. Or a count of
-        numbers, from shapes alone: "analysis:trained", "analysis:whole", "analysis:body" (of a client's network), "analysis:up",
-        "analysis:down" (its messages), averaged over clients, added up with total=True, of one architecture with group=0. A table
-        that only counts trains nothing.
-      statistic: over the rounds: "last", "first", "best" (selected on test data), "mean_of_last" (`evaluation.last_k`),
-        "selected" (in the round that `evaluation.select` chose). Or "rounds_to(target=0.97)": the number of rounds until the score,
-        made monotone by the best so far, crosses the target, interpolated linearly between evaluations; "never" if it does not.
-        Beside it stands the published number, and the ratio of ours to it.
-      percent: whether to show it times 100; None: if it is an accuracy.
-      unit: what it is shown in: 2**20 for millions as papers count parameters. Not together with `percent`.
-      digits: decimals shown; None: two of per cent, else four significant digits.
-      better: which of two numbers is: "larger", "smaller", "neither"; the best of a column is bold. None: the larger accuracy,
-        ROUGE or analysis, the smaller loss; neither of counts and of other scores.
-      clients: more than a mean over clients: "worst_tenth" (the mean of the worst tenth of them), "decile(number=1)" ... 9,
-        "worse_than(row='Local')" (the share of clients that are worse off than in that row, with the same column, seed and client).
-        Scores are then named without a statistic, "test/personal/own/accuracy", and are of the "last" or the "selected" round.
+      label: name in the table.
+      scores: names in metrics.jsonl, of which the first one in a run is used, so that methods with
+        global and with personal models can share a table. Or one analysis of the last state,
+        averaged over clients: "analysis:probe", "analysis:match", "analysis:origin" (the unchanged
+        model), with options such as "analysis:probe(model='global', key='features')";
+        "analysis:rouge" of answers as text, with of='sst2' for one test set or task, and beams=4
+        for a language model. Or a count from shapes alone: "analysis:trained", "analysis:whole",
+        "analysis:body" (of a client's network), "analysis:up", "analysis:down" (of its messages),
+        averaged over clients, summed with total=True, for one architecture with group=0. A table of
+        counts only trains nothing.
+      statistic: over the rounds: "last", "first", "best" (selected on test data), "mean_of_last"
+        (`evaluation.last_k`), "selected" (in the round selected by `evaluation.select`). Or
+        "rounds_to(target=0.97)": the number of rounds until the best score so far crosses the
+        target, interpolated linearly between evaluations; "never" if it does not. The published
+        number and the ratio to it are shown beside it.
+      percent: whether to multiply by 100; None: if it is an accuracy.
+      unit: divisor, such as 2**20 for millions as papers count parameters. Not together with
+        `percent`.
+      digits: number of decimals; None: two for percentages, else four significant digits.
+      better: "larger", "smaller" or "neither"; the best number of a column is bold. None: larger
+        for accuracies, ROUGE and analyses, smaller for losses, neither for counts and other scores.
+      clients: a statistic over clients: "worst_tenth" (the mean of the worst tenth),
+        "decile(number=1)" to 9, "worse_than(row='Local')" (the share of clients with a lower score
+        than in that row, with the same column, seed and client). Scores are then named without a
+        statistic, "test/personal/own/accuracy", and belong to the "last" or the "selected" round.
     """
 
     label: str
@@ -86,7 +93,7 @@ class Measure:
 
 @dataclasses.dataclass(frozen=True)
 class Uniform:
-    """The numbers between two, uniformly distributed."""
+    """A uniform distribution over an interval."""
 
     low: float
     high: float
@@ -102,7 +109,7 @@ class Uniform:
 
 @dataclasses.dataclass(frozen=True)
 class LogUniform:
-    """The numbers between two positive ones, log-uniformly distributed."""
+    """A log-uniform distribution over a positive interval."""
 
     low: float
     high: float
@@ -118,26 +125,29 @@ class LogUniform:
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """The search for the settings of rows, for each column separately.
+    """A search for the settings of each row, separately for each column.
 
-    Each row has equally many trials, and the best by a score on validation examples runs its cells. Trial 0 has the row's own
-    settings; the others change the fields of the row's space. A trial is an ordinary run: the next call finds it finished, and so
-    do other tables of the same directory with the same labels of row and column.
+    All rows have the same number of trials. The best trial by a validation score supplies the
+    settings of the row's cells. Trial 0 has the row's own settings; the others change the fields of
+    the row's space. A trial is an ordinary run: later calls reuse it, and so do other tables in the
+    same directory with the same labels of row and column.
 
     Attributes:
-      measure: the score on validation examples, "validation/global/accuracy", or several of which the first that a run has counts.
-        It is that of the selected round if `evaluation.select` is set, else of the last. The highest is the best, of losses the
-        lowest, of equal ones the first trial.
-      trials: of each row, its own settings among them.
-      sampler: "random": drawn from (seed, trial, field), so that rows with the same field try the same values. "grid": points of
-        the spaces' product in an order drawn from the seed. "tpe": a few random trials, then settings that Optuna proposes from
-        the row's own scores; not with `halving`. It needs the package optuna: pip install 'fedjax-core[search]'.
-      seed: of the draws.
-      seeds: of training; a trial's score is the mean over them.
-      rounds: of a trial; None: as many as the row runs.
-      halving: a factor f: all trials run a part of the rounds, the best 1/f of them go on for f times as many, and so on to the
-        full number. Trial 0 always runs to the end, so that the gain of tuning is known. None: all run to the end. Not with noise
-        that is made for a number of rounds (`privacy.epsilon`).
+      measure: the validation score, "validation/global/accuracy", or several, of which the first
+        one in a run is used. It belongs to the selected round if `evaluation.select` is set, else
+        to the last. The highest wins, for losses the lowest, and on ties the first trial.
+      trials: number of trials per row, including its own settings.
+      sampler: "random": drawn from (seed, trial, field), so that rows with the same field try the
+        same values. "grid": points of the product of the spaces in an order drawn from the seed.
+        "tpe": a few random trials, then settings that Optuna proposes from the row's own scores;
+        not with `halving`. It needs the package optuna: pip install 'fedjax-core[search]'.
+      seed: seed of the draws.
+      seeds: seeds of training; the score of a trial is the mean over them.
+      rounds: rounds of a trial; None: those of the row.
+      halving: a factor f: all trials run a part of the rounds, the best 1/f of them continue for f
+        times as many, and so on to the full number. Trial 0 always runs to the end, so that the
+        gain of tuning is known. None: all trials run to the end. Not with noise calibrated to a
+        number of rounds (`privacy.epsilon`).
       fewer: labels of rows that may have fewer trials, without a space or with fewer points in it.
     """
 
@@ -153,7 +163,10 @@ class Search:
 
 @dataclasses.dataclass(frozen=True)
 class Paper:
-    """A published number, as printed (accuracies in per cent); `math.inf` rounds to a target that was never reached."""
+    """A published number as printed, accuracies in percent.
+
+    `math.inf` is a number of rounds to a target that was never reached.
+    """
 
     value: float
     std: float | None = None
@@ -165,10 +178,12 @@ class Latex:
     """The LaTeX environment of each measure in table.tex, with caption and label.
 
     Attributes:
-      environment: "table", or "table*" over both columns of a page; None: tabulars alone, for an environment of yours.
-      caption: as LaTeX; of several measures each adds its label. None: the table's title.
-      label: as LaTeX; of several measures each adds its own name, "tab:first-whole-test-set". None: of the title.
-      placement: of the environment.
+      environment: "table", or "table*" over both columns of a page; None: only tabulars, for your
+        own environment.
+      caption: LaTeX; with several measures, each appends its label. None: the title of the table.
+      label: LaTeX; with several measures, each appends its name, "tab:first-whole-test-set". None:
+        from the title.
+      placement: placement of the environment.
     """
 
     environment: str | None = "table"
@@ -179,28 +194,32 @@ class Latex:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """The definition.
+    """The definition of a table.
 
     Attributes:
-      title: its heading.
+      title: heading.
       rows: methods.
       columns: data.
-      measures: what each cell shows; rounds to accuracies are of the first.
-      seeds: of training, one run each.
-      changes: of all configs.
+      measures: numbers in each cell; rounds to accuracies refer to the first one.
+      seeds: seeds of training, one run each.
+      changes: changes of all configs.
       cells: changes of single cells, by (row, column).
-      new_partitions: whether each seed also draws a partition of its own (data.seed + seed).
-      targets: accuracies whose first round is given.
-      paper: {row: {column: number}}: a number, a `Paper`, with several measures a dict of these by measure; None where the paper
-        has none, for a cell or a row. Either empty or complete, so that nothing is left out by mistake.
-      source: which table of which paper; needed if `paper` has numbers without their own.
+      new_partitions: whether each seed also draws its own partition (data.seed + seed).
+      targets: accuracies for which the first round is reported.
+      paper: {row: {column: number}}: a number, a `Paper`, or with several measures a dict of these
+        by measure; None for a cell or a row that the paper lacks. Either empty or complete, so that
+        nothing is omitted by mistake.
+      source: table and paper; required if `paper` has numbers without their own source.
       note: a paragraph below the heading.
-      against: the row whose difference to all others is given, with its interval; None: none is.
-      figure: labels of the measures that the figure of differences to `against` shows side by side; none: the first of them.
-      search: how settings are chosen; None: each row has its own.
-      differ: in which settings rows may differ beside their methods: "cohort", "rounds", "epochs", "batch", "network",
-        "optimizer", "data". A table whose rows differ in anything else is refused; what differs stands above its numbers.
-      latex: environment, caption and label of table.tex; None: it has tabulars alone.
+      against: the row to which differences of all others are reported, with intervals; None: no
+        row.
+      figure: labels of the measures that the figure of differences to `against` shows side by side;
+        empty: the first one.
+      search: how settings are selected; None: each row keeps its own.
+      differ: settings in which rows may differ beside their methods: "cohort", "rounds", "epochs",
+        "batch", "network", "optimizer", "data". Other differences are refused; these are listed
+        above the numbers.
+      latex: environment, caption and label of table.tex; None: only tabulars.
     """
 
     title: str

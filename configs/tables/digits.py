@@ -1,12 +1,13 @@
-"""Every method on digits, each as its config has it: whether it learns what it should.
+"""All methods on digits, each in its own config, as a check that they learn.
 
 Command:  fedjax-core table --table=configs/tables/digits.py --workdir=runs/digits
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (two rounds); paper: as small.
 
-A method with one model for all should come within 3 points of FedAvg, one with a model per client to at least Local less one
-point, on the clients' own test rows. Settings are the configs': published coefficients where there are any, but for FedSDR,
-PerAda and pFedMe, whose configs say so; none of them tuned here.
+On the clients' own test examples, a method with one model should come within 3 points of FedAvg,
+and one with a model per client at least within one point of Local. Settings are those of the
+configs: published coefficients where they exist, except for FedSDR, PerAda and pFedMe, whose
+configs note it. Nothing is tuned.
 """
 
 import importlib
@@ -17,7 +18,7 @@ from configs.tables.base import Column, Measure, Row, Table
 OWN = ("test/personal/own/accuracy/mean", "test/global/own/accuracy/mean")
 WHOLE = ("test/global/accuracy", "test/personal/all/accuracy/mean")
 METHODS = Path(__file__).parents[2] / "methods"
-# Of the configs those that are called by their method: the others have other data or targets, or a method a second time.
+# Only configs named like their method: the others have other data or targets, or repeat a method.
 NAMES = sorted(path.stem for path in Path(__file__).parents[1].glob("[!_]*.py") if (METHODS / path.name).exists())
 
 
@@ -28,7 +29,7 @@ def get_table(variant: str = "small"):
 
     rows = [Row(name, as_small(name)) for name in NAMES]
     contrast = {"method.contrast.on": True, "method.transform_rate": 0.1}
-    contrast |= {} if variant == "smoke" else {"rounds": 150}  # at 50 it still learns
+    contrast |= {} if variant == "smoke" else {"rounds": 150}  # at 50 it has not converged
     rows.append(Row("fedpft with contrast", as_small("fedpft"), contrast))
     for change, values in {"method.server": ("yogi", "adagrad", "momentum")}.items():
         rows += [Row(f"fedopt {value}", as_small("fedopt"), {change: value}) for value in values]

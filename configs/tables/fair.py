@@ -1,17 +1,20 @@
-"""Methods with one network for all, compared so that a sceptic may believe it: tuned with equal budgets, on validation rows.
+"""Methods with one network for all clients, tuned with equal budgets on validation data.
 
 Command:  fedjax-core table fair --workdir=runs/fair --set=data.dir=DIR
 Expect:   see configs/RESULTS.md; on two cores 10 seconds a run.
-Variants: small (the default): digits with an MLP, 50 rounds, and 4,000 images of MNIST at 14 x 14 pixels with a small CNN, 30
-          rounds; smoke (two rounds of digits, two trials); paper: both with 200 rounds, all of MNIST at full size.
+Variants: small (the default): digits with an MLP, 50 rounds, and 4,000 images of MNIST at 14 x 14
+          pixels with a small CNN, 30 rounds; smoke (two rounds of digits, two trials); paper: both
+          with 200 rounds, all of MNIST at full size.
 
-20 clients, Dirichlet(0.1), of which 4 are unseen: they never train, and are scored as newcomers. A fifth of each client's
-training rows is for validation: it chooses settings, by 8 trials for each row and column, and the round. Test rows choose
-nothing. Every row tries rates between 0.01 and 1. FedAvg, Local, FedAvg+Linear, FedPer and FedRep try nothing else; each other
-row tries one coefficient of its own: most of them over two magnitudes, which need not have the authors' value in their middle
-(FedSKC's tau from 0.05 to 5, theirs is 0.08), SCAFFOLD's server rate over one magnitude, FedNH's scale from 1 to 30, FedAMP's
-alpha up to sigma / 15 (16 clients train), pFedGate and FedCAC one of three values. What a client is scored with is the method's
-own: its personal model if it has one, else the global one, on the client's own test rows.
+20 clients, Dirichlet(0.1), of which 4 are unseen: they never train. A fifth of each client's
+training examples is held out for validation and selects settings, by 8 trials for each row and
+column, and the round. Test examples select nothing. Every row tries rates between 0.01 and 1.
+FedAvg, Local, FedAvg+Linear, FedPer and FedRep try nothing else. Each other row tries one
+coefficient of its own, most of them over two magnitudes, not necessarily centered at the authors'
+value (FedSKC's tau from 0.05 to 5; theirs is 0.08). SCAFFOLD's server rate covers one magnitude,
+FedNH's scale 1 to 30, FedAMP's alpha up to sigma / 15 (16 clients train); pFedGate and FedCAC try
+one of three values. A client is evaluated with the method's personal model if there is one, else
+with the global model, on its own test examples.
 """
 
 import importlib
@@ -19,7 +22,7 @@ from typing import Any
 
 from configs.tables.base import Column, LogUniform, Measure, Row, Search, Table
 
-GLOBAL: dict[str, tuple[str, dict[str, Any]]] = {  # methods that score a global model: config, and what they try beside the rate
+GLOBAL: dict[str, tuple[str, dict[str, Any]]] = {  # methods evaluated by a global model: config, and search space beside the rate
     "FedAvg": ("fedavg", {}),
     "FedProx": ("fedprox", {"method.mu": LogUniform(1e-3, 1e-1)}),
     "SCAFFOLD": ("scaffold", {"method.server_lr": LogUniform(0.1, 1.0)}),
@@ -30,7 +33,7 @@ GLOBAL: dict[str, tuple[str, dict[str, Any]]] = {  # methods that score a global
     "FedRCL": ("fedrcl", {"method.beta": LogUniform(0.1, 10.0)}),
     "FedSKC": ("fedskc", {"method.lcl.tau": LogUniform(0.05, 5.0)}),
 }
-PERSONAL: dict[str, tuple[str, dict[str, Any]]] = {  # methods that score a model per client
+PERSONAL: dict[str, tuple[str, dict[str, Any]]] = {  # methods evaluated by a model per client
     "Local": ("local", {}),
     "FedAvg, fine-tuned": ("fedavg_ft", {"method.finetune_rate": LogUniform(0.1, 10.0)}),
     "FedAvg+Linear": ("fedavg_linear", {}),
@@ -62,7 +65,7 @@ SHARED: dict[str, Any] = {
 
 
 def row(label: str, name: str, model: str, space: dict[str, Any]) -> Row:
-    """A method by its small config, whose round is chosen by the model that it is scored with."""
+    """Returns a method with its small config; the round is selected by the model that is evaluated."""
     small = importlib.import_module(f"configs.{name}").get_config
     select = {"evaluation.select": f"validation/{model}/own/accuracy/mean"}
     return Row(label, lambda variant: small("smoke" if variant == "smoke" else "small"), select, {"optimizer.lr": RATES} | space)

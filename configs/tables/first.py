@@ -1,15 +1,17 @@
-"""The first table: FedAvg by samples and uniform, Local, Centralized, SCAFFOLD and FedHe on digits, three partitions, three seeds.
+"""FedAvg (both weightings), Local, Centralized, SCAFFOLD and FedHe on partitions of digits.
 
 Command:  fedjax-core table --table=configs/tables/first.py --workdir=runs/first
 Expect:   see configs/RESULTS.md.
-Variants: small (the default; minutes); smoke (two rounds of few clients, seconds); paper: as small, no paper has it.
+Variants: small (the default; minutes); smoke (two rounds of few clients, seconds); paper: as small,
+          since no paper has this table.
 
-Methods end with one model for all (FedAvg, SCAFFOLD, Centralized) or with one per client (Local, FedHe), so there are two measures
-that all of them have:
+Some methods have one model (FedAvg, SCAFFOLD, Centralized), others one per client (Local, FedHe).
+Two measures apply to all:
 
-  own     the clients' own test rows, each scored by the model that its client uses, over all these rows together. Every test row
-          belongs to one client, so of a global model this is its accuracy on the whole test set.
-  whole   the whole test set: of a global model, or the mean over the clients' models. What it knows of data it never had.
+  own     the clients' own test examples, each evaluated with the model of its client, over all
+          examples together. Each test example belongs to one client, so for a global model this is
+          the accuracy on the whole test set.
+  whole   the whole test set, with the global model, or the mean over the clients' models.
 """
 
 from configs import centralized, fedavg, fedhe, local, scaffold
@@ -27,15 +29,15 @@ def get_table(variant: str = "small") -> Table:
     def like_small(get_config):
         return lambda variant: get_config("small" if variant == "paper" else variant)
 
-    everyone = {"cohort.fraction": 1.0}  # nobody waits for Local; FedHe is defined over all clients
+    all_clients = {"cohort.fraction": 1.0}  # Local has no rounds to wait for; FedHe is defined over all clients
     return Table(
         title="First table: digits",
         rows=(
             Row("FedAvg (samples)", like_small(fedavg.get_config)),
             Row("FedAvg (uniform)", like_small(fedavg.get_config), {"method.weights": "uniform"}),
             Row("SCAFFOLD", like_small(scaffold.get_config)),
-            Row("FedHe", like_small(fedhe.get_config), everyone),
-            Row("Local", like_small(local.get_config), everyone),
+            Row("FedHe", like_small(fedhe.get_config), all_clients),
+            Row("Local", like_small(local.get_config), all_clients),
             Row("Centralized", like_small(centralized.get_config)),
         ),
         columns=(

@@ -1,4 +1,4 @@
-"""FedDyn: each client's objective is bent so that all clients agree at the optimum of their sum.
+"""FedDyn: a dynamic regulariser aligns the clients' optima with that of the global objective.
 
 Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama. Federated Learning Based on Dynamic Regularization. ICLR 2021.
 https://arxiv.org/abs/2111.04263
@@ -6,10 +6,10 @@ https://arxiv.org/abs/2111.04263
   paper        here          meaning
   theta        server.net    server model
   h            server.h      the server's state
-  g_k          g             client k's gradient at its last model, what it keeps
+  g_k          g             client k's gradient at its last model, its state
   alpha        alpha         weight of the regulariser
 
-Departures: batch statistics are averaged and not regularised. A round to which nobody comes back changes nothing.
+Departures: batch statistics are averaged and not regularised. A round without participants changes nothing.
 """
 
 from typing import NamedTuple
@@ -59,10 +59,10 @@ def feddyn(task: Task, *, optimizer: local_training.Optimizer, alpha: float = 0.
         return ClientOutput(g, delta, sums, local=(sent._replace(net=net), g))
 
     def server_update(server, delta, cohort, key):
-        came = jnp.sum(cohort.examples > 0)
-        h = optax.tree.add_scale(server.h, -alpha * came / task.population, delta.params)
+        participants = jnp.sum(cohort.examples > 0)
+        h = optax.tree.add_scale(server.h, -alpha * participants / task.population, delta.params)
         params = optax.tree.add_scale(optax.tree.add(server.net.params, delta.params), -1 / alpha, h)
-        params = jax.tree.map(lambda new, old: jnp.where(came > 0, new, old), params, server.net.params)
+        params = jax.tree.map(lambda new, old: jnp.where(participants > 0, new, old), params, server.net.params)
         return Server(Net(params, optax.tree.add(server.net.stats, delta.stats)), h), {}
 
     return Algorithm(

@@ -1,4 +1,4 @@
-"""FedDyn keeps the contract of all methods, and its step is the paper's."""
+"""FedDyn passes the contract of all methods, and its step is the paper's."""
 
 import functools
 
@@ -28,16 +28,16 @@ def test_two_rounds_equal_the_loop():
     model, (x, y), zero = case.task(statistics=False).model, sim.spec.data.train, jax.tree.map(np.zeros_like, theta)
     g, h = [zero] * 8, zero
 
-    def loss(params, rows):
-        log_p = jax.nn.log_softmax(model.apply(state.server.net._replace(params=params), x[rows])[0]["logits"])
-        return -log_p[np.arange(len(rows)), y[rows]].mean()
+    def loss(params, index):
+        log_p = jax.nn.log_softmax(model.apply(state.server.net._replace(params=params), x[index])[0]["logits"])
+        return -log_p[np.arange(len(index)), y[index]].mean()
 
     for _ in range(2):
         trained = []
-        for k, rows in enumerate(sim.spec.data.train_index):
-            gradient = jax.grad(loss)(theta, rows)
-            trained.append(jax.tree.map(lambda t, d, mine: t - RATE * (d - mine), theta, gradient, g[k]))
-            g[k] = jax.tree.map(lambda mine, new, old: mine - ALPHA * (new - old), g[k], trained[k], theta)
+        for k, index in enumerate(sim.spec.data.train_index):
+            gradient = jax.grad(loss)(theta, index)
+            trained.append(jax.tree.map(lambda t, d, own: t - RATE * (d - own), theta, gradient, g[k]))
+            g[k] = jax.tree.map(lambda own, new, old: own - ALPHA * (new - old), g[k], trained[k], theta)
         mean = jax.tree.map(lambda *leaves: sum(leaves) / 8, *trained)
         h = jax.tree.map(lambda s, new, old: s - ALPHA * (new - old), h, mean, theta)
         theta = jax.tree.map(lambda new, s: new - s / ALPHA, mean, h)

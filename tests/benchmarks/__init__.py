@@ -1,1 +1,1 @@
-"""Speed, measured: `python -m tests.benchmarks` (see `__main__.py`). Not collected by pytest."""
+"""Benchmarks of speed: `python -m tests.benchmarks` (see `__main__.py`)."""

@@ -1,9 +1,9 @@
-"""Measures whole rounds of the engine beside other ways to do the same work, in turns, and reports ratios.
+"""Measures whole rounds of the engine against other implementations, in turns, and reports ratios.
 
-python -m tests.benchmarks                                        # all workloads but b; peers that are there
-sh tests/benchmarks/peers/make.sh                                 # makes the peers' environments, under build/peers
+python -m tests.benchmarks                                   # all workloads but b; peers that are installed
+sh tests/benchmarks/peers/make.sh                                 # creates the peers' environments, under build/peers
 python -m tests.benchmarks --workloads=a,c --repeats=9 --json=build/benchmarks/ac.json
-python -m tests.benchmarks --scale=rows,reader --repeats=9         # what size costs, ours alone (scale.py); also host, disk
+python -m tests.benchmarks --scale=rows,reader --repeats=9         # cost of scale, only ours (scale.py); also host, disk
 python -m tests.benchmarks --workloads=b --peers=torch --ours='(chunk=4)' --ours='(conv_form=native, dtype=bfloat16)'
 """
 
@@ -41,12 +41,12 @@ PEERS = {  # name: (environment, module, variants)
     "pfl": ("pfl", "pfl_simulation", {"pfl-research": {}, "pfl-research, 1 thread": {"threads": 1}}),
     "flower": ("flower", "flower_simulation", {"Flower simulation engine": {}}),
 }
-PASSIVE = {"OMP_WAIT_POLICY": "passive"}  # torch's idle threads would spin, and take the cores from whoever's turn it is
+PASSIVE = {"OMP_WAIT_POLICY": "passive"}  # torch's idle threads would spin and take the cores of other contenders
 DEFAULT = "a,b4,c,c10,d,d5,dpft,e10,e100,e1000,e10000,f1000,f100000,g"
 
 
 def contenders(workload: Workload, peers: Sequence[str], variants: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:
-    """(name, command) of each, ours first."""
+    """Returns (name, command) of each contender, ours first."""
     named = []
     for variant in variants:
         told = ", ".join(f"{k}={v}" for k, v in variant.items())
@@ -67,7 +67,7 @@ def contenders(workload: Workload, peers: Sequence[str], variants: Sequence[dict
 
 
 def compete(workloads: Sequence[Workload], peers: Sequence[str], variants: Sequence[dict[str, Any]], repeats: int) -> list[dict]:
-    """Measures workloads that are compared with each other, all contenders alive at once and in turns."""
+    """Measures workloads with all contenders alive at once and in turns."""
     results, alive = [], []
     before = os.getloadavg()[0]
     for workload in workloads:
@@ -124,12 +124,12 @@ def compete(workloads: Sequence[Workload], peers: Sequence[str], variants: Seque
 
 
 def say(text: str) -> None:
-    """Progress."""
+    """Prints progress."""
     print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Parses, measures, prints the tables and writes the JSON."""
+    """Parses flags, measures, prints the tables and writes the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", default=DEFAULT, help=f"some of {', '.join(WORKLOADS)}")
     parser.add_argument("--peers", default=",".join(PEERS), help=f"some of {', '.join(PEERS)}; '' for none")
@@ -181,7 +181,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def machine(measured: list[dict]) -> dict[str, Any]:
-    """What it was measured on."""
+    """Returns a description of the machine."""
     ready = next(({**e["ready"]} for r in measured for e in r["contenders"] if "matmul_rate" in e.get("ready", {})), {})
     return {
         "device": ready.get("device", "?") if ready.get("device") != "cpu" else f"CPU, {platform.machine()}",

@@ -1,4 +1,4 @@
-"""What `configs/tables/pfl_research/cifar10.py` trains on, as one file that pfl-research's side reads.
+"""Writes the data of `configs/tables/pfl_research/cifar10.py` to a file for pfl-research.
 
 python -m tests.benchmarks.cifar10 build/benchmarks/cifar10.npz tfds:cifar10 DIR
 build/peers/pfl/bin/python -m tests.benchmarks.peers.pfl_cifar10 build/benchmarks/cifar10.npz runs/pfl_own --rounds=1500
@@ -16,7 +16,7 @@ from fedjax_core.commands.tables.table_cells import build_cells
 
 
 def write(file: Path, source: str, directory: str) -> None:
-    """Images as they are stored, labels, and each client's rows: x, y, index, x_test, y_test."""
+    """Writes raw images, labels, and each client's indices: x, y, index, x_test, y_test."""
     config = build_cells(cifar10.get_table("paper"), "paper")[0].config
     config.data.source, config.data.dir = source, directory
     data = experiment.dataset(config)

@@ -1,3 +1,3 @@
-"""Peers import what only their own environments have."""
+"""Peers import packages that only their own environments have."""
 
 collect_ignore_glob = ["peers/*"]

@@ -1,7 +1,8 @@
-"""That the engine and the bare torch loop compute the same thing: same initial weights, same batches, same averaged weights.
+"""The engine and the bare torch loop compute the same average from equal weights and batches.
 
-The batches that the engine draws are found by running the same simulation, with the same seed, on a "network" whose weights are
-a counter of steps and, per row of the data, the step in which it was seen. Then torch trains on them, from the same weights.
+The engine's batches are read off a simulation with the same seed and a "network" whose weights are
+a step counter and, per example, the step in which it was used. Then torch trains on them, from the
+same weights.
 """
 
 import dataclasses
@@ -25,11 +26,11 @@ from tests.benchmarks import ours
 from tests.benchmarks.workloads import WORKLOADS, Workload
 
 TOLERANCE = 1e-4
-GENTLE = 0.001  # rate for networks with batch normalisation: at 0.05 torch differs from itself in float64 by more than from us
+GENTLE = 0.001  # rate for networks with batch normalisation: at 0.05, torch differs more from torch in float64 than from ours
 
 
 def batches(workload: Workload, data: federated_data.FederatedData) -> dict[int, np.ndarray]:
-    """Client -> [steps, B] rows, as round 1 of seed 0 draws them (one epoch, batches of one size)."""
+    """Returns client -> [steps, B] indices of round 1 of seed 0 (one epoch, equal batches)."""
     rows = len(data.train.y)
     spied = dataclasses.replace(data, train=Examples(np.arange(rows, dtype=np.int32), data.train.y))
 
@@ -68,7 +69,7 @@ def batches(workload: Workload, data: federated_data.FederatedData) -> dict[int,
 
 
 def named(part: str, net: Net) -> dict[str, np.ndarray]:
-    """Leaves by "part/path"."""
+    """Returns leaves by "part/path"."""
     leaves = jax.tree_util.tree_leaves_with_path((net.params, net.stats))
     return {"/".join([part, *(key.key for key in path[1:])]): np.asarray(leaf) for path, leaf in leaves}
 
@@ -78,11 +79,11 @@ def check(name: str, python: Path, scratch: Path) -> dict[str, Any]:
 
     Args:
       name: the workload.
-      python: the torch environment's interpreter.
+      python: the interpreter of torch's environment.
       scratch: a directory.
 
-    Returns:
-      "difference": largest of any averaged weight; "change": how far the round moved any.
+    Returns: "difference": the largest one of an averaged weight; "change": the largest change in
+    the round.
     """
     workload = WORKLOADS[name]
     if workload.model.startswith("resnet"):

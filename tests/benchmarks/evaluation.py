@@ -1,13 +1,14 @@
-"""What an evaluation costs, over the forward passes of the rows that are scored: in one process, in turns.
+"""Cost of an evaluation over bare forward passes of the same examples, in one process, in turns.
 
 python -m tests.benchmarks.evaluation
 python -m tests.benchmarks.evaluation --networks=cnn --batches=None,256 --repeats=9
 
-Each turn does the bare forward passes and each evaluation once; the least processor time of all turns counts. Bare passes
-are those of one network over all rows, in full batches of several sizes, and, with --exact, those of each client's network
-over exactly its rows, in batches of at most so many. The ratio of an evaluation is to the cheapest bare passes over the same
-lists: clients have very different numbers of rows, half of them fewer than 40, and no program can put rows of two networks
-into one batch.
+Each turn runs the bare forward passes and each evaluation once; the minimum processor time over all
+turns counts. Bare passes are those of one network over all examples, in full batches of several
+sizes, and, with --exact, those of each client's network over its examples, in batches of limited
+size. The ratio of an evaluation is to the cheapest bare passes over the same lists: clients have
+very different numbers of examples, half of them fewer than 40, and no program can put examples of
+two networks into one batch.
 """
 
 import argparse
@@ -34,10 +35,10 @@ from methods.local import local
 
 CLIENTS, UNSEEN, CLASSES = 20, 8, 10
 SCORED = 3  # clients on the whole test set
-BARE = (16, 32, 64, 256)  # rows at once of the bare passes
-EXACT = 64  # rows at most of those of each client
+BARE = (16, 32, 64, 256)  # batch sizes of the bare passes
+EXACT = 64  # maximum batch size of those of each client
 TARGET = 1.3
-NETWORKS: dict[str, tuple[str, tuple[int, ...], dict[str, Any], float]] = {  # network, row, options, rows for one of the mlp
+NETWORKS: dict[str, tuple[str, tuple[int, ...], dict[str, Any], float]] = {  # network, shape, options, examples relative to mlp
     "mlp": ("mlp", (784,), {"widths": (200, 200)}, 1.0),
     "cnn": ("cnn", (28, 28, 1), {"widths": (8, 16), "dense": 64}, 0.5),
     "resnet8": ("resnet8", (32, 32, 3), {"width": 16}, 0.2),
@@ -48,9 +49,9 @@ class Case(NamedTuple):
     """One evaluation.
 
     Attributes:
-      name: what is scored.
-      work: does it.
-      rows: that it scores.
+      name: what is evaluated.
+      work: runs it.
+      rows: number of evaluated examples.
     """
 
     name: str
@@ -59,13 +60,13 @@ class Case(NamedTuple):
 
 
 def draw_sizes(total: int, clients: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns the rows of each client, at least 2, about `total` together; most have few."""
+    """Returns each client's number of examples, at least 2, about `total` in sum; most have few."""
     share = rng.lognormal(0, 1.2, clients)
     return np.maximum(2, np.round(total * share / share.sum())).astype(int)
 
 
 def make_data(shape: tuple[int, ...], total: int) -> federated_data.FederatedData:
-    """Returns clients with `total` own test rows together, as many validation rows, and unseen clients."""
+    """Returns clients with `total` test and validation examples each, and unseen clients."""
     rng = np.random.default_rng(0)
     sizes = draw_sizes(total, CLIENTS, rng)
     new_sizes = draw_sizes(total * UNSEEN // CLIENTS, UNSEEN, rng)
@@ -81,7 +82,7 @@ def make_data(shape: tuple[int, ...], total: int) -> federated_data.FederatedDat
 
 
 def make_cases(network: str, batch: int | None, scale: float) -> tuple[list[Case], Model, federated_data.FederatedData]:
-    """Returns the evaluations of a network, itself, and the data."""
+    """Returns the evaluations of a network, the network, and the data."""
     kind, shape, options, part = NETWORKS[network]
     data = make_data(shape, int(3000 * scale * part))
     model = nn.build(kind, CLASSES, shape, **options)
@@ -105,7 +106,7 @@ def make_cases(network: str, batch: int | None, scale: float) -> tuple[list[Case
             cases.append(Case("own and validation rows", functools.partial(sim.client_scores, state), 2 * own))
             unseen = sum(map(len, data.unseen.test_index))
             cases.append(Case("unseen clients", functools.partial(evaluating.score_unseen, sim.compiled, state), unseen))
-        else:  # with scope "all" the validation rows are scored, too
+        else:  # scope "all" also evaluates validation examples
             rows = SCORED * len(data.test.y) + sum(len(data.validation_index[i]) for i in sim.spec.scored_clients())
             cases.append(Case("all, and validation rows", functools.partial(sim.client_scores, state), rows))
     return cases, model, data
@@ -128,7 +129,7 @@ def make_bare(model: Model, x: PyTree, batch: int) -> Case:
 
 
 def make_bare_clients(name: str, model: Model, x: PyTree, lists: Sequence[np.ndarray], batch: int) -> Case:
-    """Returns forward passes of each client's network over exactly its rows, one client after the other in one program."""
+    """Returns forward passes of each client's network over its examples, in one program."""
     lists = [index for index in lists if len(index)]
     nets = jax.vmap(model.init)(jax.random.split(jax.random.key(0), len(lists)))
 
@@ -139,7 +140,7 @@ def make_bare_clients(name: str, model: Model, x: PyTree, lists: Sequence[np.nda
             net = jax.tree.map(lambda leaf: leaf[client], nets)  # noqa: B023
             for begin in range(0, len(index), batch):
                 chunk = rows[client][begin : begin + batch]
-                total, chunk = jax.lax.optimization_barrier((total, chunk))  # one after the other, as in an evaluation
+                total, chunk = jax.lax.optimization_barrier((total, chunk))  # sequential, as in an evaluation
                 total += jnp.sum(model.apply(net, chunk)[0]["logits"])
         return total
 
@@ -150,9 +151,9 @@ def make_bare_clients(name: str, model: Model, x: PyTree, lists: Sequence[np.nda
 
 
 def measure_least(cases: Sequence[Case], repeats: int) -> list[tuple[float, float]]:
-    """Returns the least (processor, wall) microseconds a row of each case, of so many turns."""
+    """Returns minimum (processor, wall) microseconds per example of each case, over turns."""
     for case in cases:
-        for _ in range(2):  # an evaluation learns its pace
+        for _ in range(2):  # an evaluation measures its speed first
             case.work()
     found = np.full((len(cases), 2), np.inf)
     for _ in range(repeats):
@@ -167,7 +168,7 @@ def measure_least(cases: Sequence[Case], repeats: int) -> list[tuple[float, floa
 def measure_network(
     network: str, batches: Sequence[int | None], repeats: int, scale: float = 1.0, exact: bool = False
 ) -> dict[str, float]:
-    """Prints the times of a network; returns each evaluation's processor time over the cheapest bare passes'."""
+    """Prints a network's times; returns ratios of processor time to the cheapest bare passes."""
     cases: list[Case] = []
     for batch in batches:
         mine, model, data = make_cases(network, batch, scale)
@@ -195,13 +196,13 @@ def measure_network(
 
 
 def say(text: str) -> None:
-    """Writes a line."""
+    """Prints a line."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def main() -> None:
-    """Measures what the command line says."""
+    """Measures as given on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--batches", default="None", help="of evaluation.batch: None chooses")

@@ -1,4 +1,4 @@
-"""Four seeds of a job in one process, one after another and in one program, in turns.
+"""Four seeds of a job in one process, sequentially and in one vmapped program, in turns.
 
 python -m tests.benchmarks --scale=lanes --repeats=9
 """
@@ -18,7 +18,7 @@ SEEDS, ROUNDS = 4, 10
 
 @dataclasses.dataclass
 class Alone(Contender):
-    """A program of one run, called for each."""
+    """A program of one run, called once per run."""
 
     def after(self, state: list[Any]) -> list[Any]:
         return [self.simulation.run_rounds(one, self.rounds)[0] for one in state]
@@ -26,7 +26,7 @@ class Alone(Contender):
 
 @dataclasses.dataclass
 class Together(Contender):
-    """A program of all of them."""
+    """One program of all runs."""
 
     lanes: Any = None
 
@@ -36,7 +36,7 @@ class Together(Contender):
 
 
 def seeds(repeats: int) -> str:
-    """The digits job of two methods; `set up` is the first turn, with compiling."""
+    """Measures digits with two methods; `set up` is the first turn, including compilation."""
     tables = []
     for name, config in (("FedAvg", fedavg.get_config()), ("SCAFFOLD", scaffold.get_config())):
         before, contenders = os.getloadavg()[0], []

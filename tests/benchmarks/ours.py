@@ -1,8 +1,8 @@
-"""The engine itself, as a contender: `python -m tests.benchmarks.ours '{"workload": "a"}'`.
+"""The engine as a contender: `python -m tests.benchmarks.ours '{"workload": "a"}'`.
 
-Options beside the workload, each by default the engine's own choice: `devices` (on a CPU: that many simulated ones), `chunk`,
-`dtype` ("float32", "tf32", "bfloat16" of the computation; parameters and sums stay float32), `conv_form`, `cache` (a directory
-for compiled programs).
+Options beside the workload, by default the engine's own choice: `devices` (on a CPU: number of
+simulated ones), `chunk`, `dtype` ("float32", "tf32", "bfloat16" of the computation; parameters and
+sums stay float32), `conv_form`, `cache` (a directory for compiled programs).
 """
 
 import functools
@@ -29,7 +29,7 @@ PRECISION = {"float32": "highest", "tf32": "tensorfloat32", "bfloat16": "default
 
 
 class Compiling:
-    """What jax has compiled in this process."""
+    """Counts what jax has compiled in this process."""
 
     seconds = 0.0
     programs = 0
@@ -44,7 +44,7 @@ class Compiling:
 
 
 def task_of(workload: Workload, *, dtype: str = "float32", conv_form: str | None = None) -> Task:
-    """The workload's network."""
+    """Returns the workload's task."""
     compute = jnp.bfloat16 if dtype == "bfloat16" else None
     if workload.model == "prompts":
         return prompted(workload, compute)
@@ -56,7 +56,7 @@ def task_of(workload: Workload, *, dtype: str = "float32", conv_form: str | None
 
 
 def federation(workload: Workload) -> federated_data.FederatedData:
-    """The workload's data; no client has test rows of its own."""
+    """Returns the workload's data; clients have no test examples."""
     x, y = workload.data()
     names = tuple(str(k) for k in range(workload.classes))
     dataset = sources.Dataset(workload.name, Examples(x, y), Examples(x[:1000], y[:1000]), names)
@@ -73,7 +73,7 @@ def build(
     conv_form: str | None = None,
     task: Task | None = None,
 ) -> simulator.Simulator:
-    """The workload as a simulation."""
+    """Returns the workload as a simulation."""
     task = task_of(workload, dtype=dtype, conv_form=conv_form) if task is None else task
     return simulator.Simulator(
         simulator.build_spec(
@@ -87,7 +87,7 @@ def build(
 
 
 def method(workload: Workload, **more: Any) -> Any:
-    """The workload's method with its options, and more of them."""
+    """Returns the workload's method with its options and further ones."""
     arguments = {**(workload.arguments or {"epochs": workload.epochs}), **more}
     return functools.partial(
         experiment.method_builder(workload.method), optimizer=local_training.sgd(workload.lr), batch=workload.batch, **arguments
@@ -95,7 +95,7 @@ def method(workload: Workload, **more: Any) -> Any:
 
 
 def prompted(workload: Workload, dtype: Any = None) -> Task:
-    """A task whose transformer is frozen; a client trains its prompts and its head."""
+    """Returns a task with a frozen transformer; a client trains its prompts and its head."""
     o = workload.options
     width, depth, patch = o["width"], o["depth"], o["patch"]
     side = workload.shape[0] // patch
@@ -160,7 +160,7 @@ def _norm(x):
 
 
 def matmul_rate(dtype: str) -> float:
-    """FLOP per second of a large matrix product on one device: what utilisation is measured against."""
+    """Returns the FLOP per second of a large matrix product on one device."""
     n = 1024 if jax.default_backend() == "cpu" else 8192
     a = jnp.ones((n, n), jnp.bfloat16 if dtype == "bfloat16" else jnp.float32)
     product = jax.jit(lambda a: a @ a)
@@ -174,12 +174,12 @@ def matmul_rate(dtype: str) -> float:
 
 
 def set_up(devices: int | None = None, dtype: str = "float32", cache: str | None = None) -> None:
-    """What must be set before jax looks for devices."""
+    """Sets what jax reads before it looks for devices."""
     if devices is None:
         experiment.use_all_cores()
     else:
         jax.config.update("jax_num_cpu_devices", devices)
-    if jax.default_backend() != "cpu":  # on a CPU a product of float32 is one
+    if jax.default_backend() != "cpu":  # on CPUs, float32 products are exact
         jax.config.update("jax_default_matmul_precision", PRECISION[dtype])
     if cache:
         jax.config.update("jax_compilation_cache_dir", cache)

@@ -1,7 +1,8 @@
-"""How the benchmark talks to a contender, a process of its own: JSON lines, one request at a time. Standard library only.
+"""The protocol between the benchmark and a contender: JSON lines. Standard library only.
 
-The contender prepares and warms up, says {"ready": ...}, and then waits to be told how many rounds to run. So all contenders are
-alive at once and take turns, whatever drives their own loops.
+The contender is a separate process. It prepares and warms up, sends {"ready": ...}, and then waits
+for numbers of rounds to run. So all contenders are alive at once and take turns, whatever drives
+their own loops.
 """
 
 import contextlib
@@ -17,19 +18,19 @@ from typing import Any
 
 
 class Gate:
-    """The contender's end. What anything prints goes to standard error instead."""
+    """The contender's end. All other output goes to standard error."""
 
     def __init__(self):
         self._out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
     def say(self, **what: Any) -> None:
-        """One answer."""
+        """Sends an answer."""
         self._out.write(json.dumps(what) + "\n")
         self._out.flush()
 
     def __iter__(self) -> Iterator[int]:
-        """The numbers of rounds that are asked for; each needs one answer with `seconds`."""
+        """Yields the requested numbers of rounds; each needs one answer with `seconds`."""
         for line in sys.stdin:
             rounds = json.loads(line)["rounds"]
             if not rounds:
@@ -38,7 +39,7 @@ class Gate:
 
 
 def serve(run: Any, **ready: Any) -> None:
-    """A contender whose rounds are a function: rounds -> anything to report; it returns when they are done."""
+    """Serves a contender: a function rounds -> anything to report, which runs them."""
     gate = Gate()
     gate.say(ready=True, **ready)
     for rounds in gate:
@@ -48,26 +49,26 @@ def serve(run: Any, **ready: Any) -> None:
 
 
 class Failed(RuntimeError):
-    """A contender could not do it."""
+    """A contender failed."""
 
 
 class Contender:
     """The benchmark's end.
 
     Attributes:
-      name: what the report calls it.
-      ready: what it said when it was.
+      name: name in the report.
+      ready: its answer after the warm-up.
     """
 
     def __init__(self, name: str, command: list[str], log: Path, *, patience: float = 1200.0, environment: dict | None = None):
-        """Starts it and waits until it has warmed up.
+        """Starts the contender and waits until it has warmed up.
 
         Args:
-          name: what the report calls it.
-          command: the process; it must speak this protocol.
-          log: where its standard error goes.
+          name: name in the report.
+          command: the process; it must use this protocol.
+          log: file of its standard error.
           patience: seconds to wait for any answer.
-          environment: more variables.
+          environment: further variables.
 
         Raises:
           Failed: it ended, or did not answer in time; the message has the end of its log.
@@ -100,7 +101,8 @@ class Contender:
         )
 
     def measure(self, rounds: int) -> dict[str, Any]:
-        """Runs so many rounds; its answer, with "seconds" and "cpu_seconds" for one of them."""
+        """Runs a number of rounds; returns the answer, with "seconds" and "cpu_seconds" per
+        round."""
         assert self._process.stdin is not None
         family = _tree(self._process.pid)
         before = sum(map(_cpu, family))
@@ -110,11 +112,11 @@ class Contender:
         return answer | {"cpu_seconds": (sum(map(_cpu, family)) - before) / rounds}
 
     def peak_memory(self) -> int:
-        """Bytes: the sum over its processes of each one's largest resident size so far; 0 where there is no /proc."""
+        """Returns the sum over its processes of peak resident bytes; 0 without /proc."""
         return sum(_peak(pid) for pid in _tree(self._process.pid))
 
     def stop(self) -> None:
-        """Ends it, and what it has started."""
+        """Ends it and all processes that it has started."""
         family = _tree(self._process.pid)
         with contextlib.suppress(OSError, ValueError):
             assert self._process.stdin is not None
@@ -130,7 +132,7 @@ class Contender:
 
 
 def _tree(root: int) -> list[int]:
-    """A process and all its descendants."""
+    """Returns a process and all its descendants."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -142,7 +144,7 @@ def _tree(root: int) -> list[int]:
 
 
 def _cpu(pid: int) -> float:
-    """Processor seconds that a process has used, all threads together."""
+    """Returns the processor seconds of a process over all threads."""
     with contextlib.suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""Tables in Markdown from the benchmark's results: `python -m tests.benchmarks.report FILE.json ...` shows saved ones."""
+"""Markdown tables of results; `python -m tests.benchmarks.report FILE.json` prints saved ones."""
 
 import json
 import statistics
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def table(result: dict[str, Any]) -> str:
-    """One workload's table, ratios against the first contender."""
+    """Returns the table of one workload, with ratios to the first contender."""
     before, after = result["load"]
     columns = (
         "",
@@ -51,17 +51,17 @@ def table(result: dict[str, Any]) -> str:
 
 
 def row(*cells: str) -> str:
-    """One line of a table."""
+    """Returns a line of a table."""
     return f"| {' | '.join(cells)} |"
 
 
 def spread(values: list[float]) -> str:
-    """Median (min-max)."""
+    """Returns the median (min-max)."""
     return f"{number(statistics.median(values))} ({number(min(values))}-{number(max(values))})"
 
 
 def ratio(result: dict[str, Any], entry: dict[str, Any], what: str) -> str:
-    """How many times the first contender's, median over the repeats: each is compared with its own turn's."""
+    """Returns the median over repeats of the ratio to the first contender in the same turn."""
     first = result["contenders"][0]
     if "failed" in first or entry is first:
         return ""
@@ -69,12 +69,12 @@ def ratio(result: dict[str, Any], entry: dict[str, Any], what: str) -> str:
 
 
 def paired(ours: list[float], theirs: list[float]) -> list[float]:
-    """Ratios, turn by turn."""
+    """Returns the ratios per turn."""
     return [t / max(o, 1e-9) for o, t in zip(ours, theirs, strict=True)]
 
 
 def growth(results: list[dict[str, Any]]) -> str:
-    """Cost per client and memory against the size of cohort or population."""
+    """Returns cost per client and memory against the size of cohort or population."""
     columns = (
         "workload",
         "cohort",
@@ -106,12 +106,12 @@ def growth(results: list[dict[str, Any]]) -> str:
 
 
 def number(x: float) -> str:
-    """Three digits that count."""
+    """Returns a number with three significant digits."""
     return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
 
 
 def whole(results: dict[str, Any]) -> str:
-    """Everything."""
+    """Returns the whole report."""
     of = results["machine"]
     versions = {name: version for found in results["versions"].values() for name, version in found.items() if name != "jax"}
     for name, found in results["versions"].items():

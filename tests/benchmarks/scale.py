@@ -1,8 +1,9 @@
-"""What size costs, in one process and in turns: populations of very many clients, and rows that are read beside resident ones.
+"""Cost of scale, in turns: very large populations, and streamed against resident examples.
 
 python -m tests.benchmarks --scale=host,disk,rows,reader,lanes,uplinks --repeats=9
 
-Each turn measures every contender once, in one order and in the reverse by turns, and compares it with the first one of that turn.
+Each turn measures every contender once, in alternating order, and compares it with the first one of
+that turn.
 """
 
 import functools
@@ -33,7 +34,7 @@ from tests.benchmarks.turns import Contender, measure, table
 
 POPULATIONS = (1_000, 100_000, 10_000_000)
 SHAPE, CLASSES = (784,), 10
-CAP = 40_000_000  # bytes that streamed rows may take on a device; the data have ten times as much
+CAP = 40_000_000  # maximum bytes of streamed examples on a device; the data are ten times as large
 
 
 def _simulated(data: federated_data.FederatedData, widths: tuple[int, ...], cohort: int, method: str, epochs: int, **options: Any):
@@ -52,7 +53,7 @@ def _dataset(x: np.ndarray, y: np.ndarray) -> sources.Dataset:
 
 
 def populations(hold: str, repeats: int) -> str:
-    """SCAFFOLD, whose states are kept for clients that were drawn; clients share the rows of one small data set."""
+    """Measures SCAFFOLD, which stores states of sampled clients; clients share examples."""
     each, rows = 60, 6_000
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((rows, *SHAPE), np.float32), rng.integers(0, CLASSES, rows).astype(np.int32)
@@ -72,7 +73,7 @@ def populations(hold: str, repeats: int) -> str:
 
 
 def rows(repeats: int, cores: str = "all cores compute") -> str:
-    """FedAvg on data on the disk that are ten times `CAP`, beside the same data resident; by how long a round computes."""
+    """Measures FedAvg on data on the disk, ten times `CAP`, against resident data."""
     each, cohort, clients = 100, 20, 1_300
     rng, tables = np.random.default_rng(0), []
     with tempfile.TemporaryDirectory(prefix="fedjax-benchmark-") as folder:
@@ -104,32 +105,34 @@ def rows(repeats: int, cores: str = "all cores compute") -> str:
 
 
 def reader(repeats: int) -> str:
-    """`rows` where the programs have one core, and what reads has the others. In a process of its own, for threads stay on the
-    cores that they began on."""
+    """Measures `rows` with one core for programs and the others for reading.
+
+    Needs a separate process, since threads stay on their initial cores.
+    """
     lines = "from tests.benchmarks import scale", "scale.leave_a_core()", f"print(scale.rows({repeats}, 'one core computes'))"
     return subprocess.run([sys.executable, "-c", "; ".join(lines)], stdout=subprocess.PIPE, text=True, check=True).stdout.rstrip()
 
 
 def leave_a_core() -> None:
-    """Programs compute on the first core alone, all else is done on the others."""
+    """Restricts programs to the first core, and all else to the others."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise ValueError("--scale=reader needs two cores, and there is one")
     os.sched_setaffinity(0, cores[:1])
     ours.set_up()
-    jax.devices()  # begins the threads that compute
+    jax.devices()  # starts the computing threads
     os.sched_setaffinity(0, cores[1:])
 
 
 def _taken(feed: Any) -> int:
-    """Bytes of the cohort buffers that there can be at once: those that are made ahead, and those of two rounds that have begun."""
+    """Returns the bytes of all cohort buffers: prepared ones, and those of two running rounds."""
     assert feed.streamed
     most = max(feed._capacities.values())
     return (PREFETCH_DEPTH + 3) * most * feed._spec.readers["train"].row_bytes
 
 
 def _forget(file: Path) -> None:
-    """Takes a file out of the system's cache: its rows come from the disk again."""
+    """Evicts a file from the system's cache, so that its examples come from the disk."""
     handle = os.open(file, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -139,7 +142,7 @@ def _forget(file: Path) -> None:
 
 
 def _reading(file: Path, number: int) -> float:
-    """Seconds to read so many bytes of a file that is in no cache, median of five."""
+    """Returns the seconds to read a number of bytes of an uncached file, median of five."""
     found = []
     for _ in range(5):
         _forget(file)

@@ -1,9 +1,10 @@
-"""Seconds from a command to its first round, of one checkout or of several in turns, with nothing compiled before and with all.
+"""Seconds from a command to its first round, for one or more checkouts in turns, cold and warm.
 
 python -m tests.benchmarks.start . ../before --repeats=5
 
-Each start is a process of its own, ended when its first record is written. Cold: an empty folder for compiled programs; warm: the
-one that the cold start before it has filled. Ratios are to the first checkout, turn by turn.
+Each start is a separate process, ended when its first record is written. Cold: with an empty folder
+for compiled programs; warm: with the folder that the cold start before it has filled. Ratios are to
+the first checkout, per turn.
 """
 
 import argparse
@@ -29,7 +30,7 @@ PATIENCE = 600.0
 
 
 def started(checkout: Path, arguments: Sequence[str], programs: Path) -> tuple[float, float]:
-    """(seconds, processor seconds) until the first record of a run is on the disk."""
+    """Returns (seconds, processor seconds) until the first record of a run is on the disk."""
     with tempfile.TemporaryDirectory(prefix="fedjax-start-") as folder:
         command = [sys.executable, "-m", "fedjax_core", "run", *arguments, f"--workdir={folder}/run"]
         before, began = _children(), time.monotonic()
@@ -55,7 +56,7 @@ def _children() -> float:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measures, and prints a table."""
+    """Measures and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkouts", nargs="+", type=lambda text: Path(text).resolve())
     parser.add_argument("--commands", default=",".join(COMMANDS), help=f"some of {', '.join(COMMANDS)}")

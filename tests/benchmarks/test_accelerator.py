@@ -1,4 +1,4 @@
-"""The pieces for a day with an accelerator: all of them at toy size, and how calls end and go on."""
+"""All accelerator pieces at toy size, and how calls end and resume."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.benchmarks.accelerator.pieces import Asked, Piece, Step
 
 
 def test_every_piece_runs_at_toy_size_and_once(tmp_path, capsys):
-    """In three calls: one of them for a single piece, one for all others, one that has nothing left to do."""
+    """In three calls: a single piece, all others, nothing left to do."""
     out = tmp_path / "out"
     calls = [["--only=rate"], [], []]
     states = []
@@ -137,7 +137,7 @@ sys.exit(int(sys.argv[2]))
 
 
 def test_a_call_ends_in_time_and_the_next_one_goes_on(tmp_path, monkeypatch, capsys):
-    """Steps in processes of their own: a measurement that is over, one that fails, a run that is stopped and then ends."""
+    """Steps in separate processes: a measurement, a failing one, a run that stops and resumes."""
     (tmp_path / "sleeps.py").write_text(SLEEPS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(doing, "RESERVE", 0.2)
@@ -188,7 +188,7 @@ def test_a_measurement_prints_one_line_or_fails_in_one(capsys):
 
 
 def test_lanes_are_timed_from_the_start(tmp_path, monkeypatch):
-    """Not from where a call was ended: its finished runs would count as none."""
+    """A call that was ended left finished runs, which would take no time."""
     from tests.benchmarks.accelerator import steps
 
     folder = tmp_path / "lanes1"

@@ -1,4 +1,4 @@
-"""Contenders of one process that take turns, and the table of what they took."""
+"""Contenders of one process that take turns, and the table of their times."""
 
 import dataclasses
 import os
@@ -12,18 +12,18 @@ import numpy as np
 from fedjax_core.engine import simulator
 from tests.benchmarks.report import number, row
 
-QUIET = 0.1  # seconds between contenders, for what a thread has begun
+QUIET = 0.1  # seconds between contenders, for threads to finish
 
 
 @dataclasses.dataclass
 class Contender:
-    """A simulation that takes its turns.
+    """A simulation that takes turns.
 
     Attributes:
-      name: for the table.
-      simulation: what runs.
-      rounds: in one turn.
-      before: done before a turn, unmeasured.
+      name: name in the table.
+      simulation: the simulation.
+      rounds: rounds per turn.
+      before: called before a turn, unmeasured.
       setting_up: seconds from index lists to the first round.
     """
 
@@ -37,7 +37,7 @@ class Contender:
     state: Any = None
 
     def after(self, state: Any) -> Any:
-        """The state after the rounds of a turn."""
+        """Returns the state after the rounds of a turn."""
         return self.simulation.run_rounds(state, self.rounds)[0]
 
     def turn(self) -> None:
@@ -51,7 +51,7 @@ class Contender:
 
 
 def measure(contenders: Sequence[Contender], repeats: int) -> None:
-    """All of them in turns, after a warm-up."""
+    """Measures all contenders in turns, after a warm-up."""
     for contender in contenders:
         contender.state = contender.simulation.init(0) if contender.state is None else contender.state
         contender.turn()
@@ -63,7 +63,7 @@ def measure(contenders: Sequence[Contender], repeats: int) -> None:
 
 
 def table(title: str, contenders: Sequence[Contender], before: float) -> str:
-    """A table; ratios against the first contender, turn by turn."""
+    """Returns a table, with ratios to the first contender per turn."""
     columns = ("", "ms a round, median (quartiles)", "ratio", "CPU ms a round", "ratio", "set up, s")
     lines = [f"{title}. {len(contenders[0].seconds)} turns; load {before:.1f} before, {os.getloadavg()[0]:.1f} after.", ""]
     lines += [row(*columns), "|---" * len(columns) + "|"]
@@ -77,6 +77,6 @@ def table(title: str, contenders: Sequence[Contender], before: float) -> str:
 
 
 def spread(values: Sequence[float], form: str) -> str:
-    """Median and quartiles."""
+    """Returns median and quartiles."""
     first, median, third = np.quantile(values, (0.25, 0.5, 0.75))
     return f"{median:{form}} ({first:{form}}-{third:{form}})"

@@ -1,4 +1,4 @@
-"""What rules, compressors and noise cost: rounds of FedAvg with each of them beside those without, in turns.
+"""Cost of rules, compressors and noise: rounds of FedAvg with each, against plain ones, in turns.
 
 python -m tests.benchmarks --scale=uplinks --repeats=9
 python -m tests.benchmarks --scale=uplinks_resnet8 --repeats=3
@@ -17,17 +17,17 @@ from tests.benchmarks.turns import Contender, measure, table
 from tests.benchmarks.workloads import WORKLOADS, Workload
 
 ROUNDS = 3
-EPOCHS = 10  # of the second table, in which clients compute for longer
+EPOCHS = 10  # local epochs of the second table
 RULES = (
     *("mean", "median", "trimmed_mean", "krum", "multi_krum", "bulyan", "geometric_median", "centred_clipping", "norm_bound"),
     "mixing | trimmed_mean",
 )
-OF_RESNET8 = ("median", "trimmed_mean", "krum", "bulyan")  # of a network that computes for longer for each parameter
+OF_RESNET8 = ("median", "trimmed_mean", "krum", "bulyan")  # for a network with more computation per parameter
 COMPRESSORS = ("bfloat16", "quantise(bits=4)", "top_k", "random_k", "power_sgd", "sign")
 
 
 def links() -> dict[str, UplinkTransform | None]:
-    """What is compared with plain FedAvg, the first."""
+    """Returns the uplink transforms that are compared with plain FedAvg, which is first."""
     cohort = WORKLOADS["a"].cohort
     turns = cyclic_participation(1000, cohort, WORKLOADS["a"].population)
     noise = {"gaussian": dp_mechanisms.gaussian(1.0, 1.0, cohort, cohort)}
@@ -44,7 +44,7 @@ def links() -> dict[str, UplinkTransform | None]:
 
 
 def simulated(workload: Workload, link: UplinkTransform | None) -> Simulator:
-    """A workload's round, all clients of one weight."""
+    """Returns a workload as a simulation with equal weights."""
     plain = ours.build(workload)
     build = ours.method(workload, weights="uniform")
     groups = one_group(build, ours.task_of(workload), workload.population)
@@ -54,14 +54,14 @@ def simulated(workload: Workload, link: UplinkTransform | None) -> Simulator:
 
 
 def costs(repeats: int) -> str:
-    """Milliseconds of a round with each, and times plain FedAvg's; of workload a, and with more local epochs."""
+    """Measures rounds and ratios to plain FedAvg, on workload a and with more local epochs."""
     short = WORKLOADS["a"]
     long = dataclasses.replace(short, epochs=EPOCHS, title=f"{short.title}, {EPOCHS} epochs")
     return "\n\n".join(_costs(workload, links(), ROUNDS, repeats) for workload in (short, long))
 
 
 def costs_resnet8(repeats: int) -> str:
-    """As `costs`, of rules on a ResNet-8: 100 of 100 clients, one batch of 50 each."""
+    """Measures rules on ResNet-8 as in `costs`: 100 of 100 clients, one batch of 50 each."""
     title = "ResNet-8 (3x3 stem), 32x32x3, 100 of 100 clients x 50, batch 50"
     workload = dataclasses.replace(WORKLOADS["b4"], population=100, cohort=100, examples=50, batch=50, title=title)
     return _costs(workload, {"FedAvg": None} | {rule: robust_aggregation.parse_rule(rule) for rule in OF_RESNET8}, 1, repeats)

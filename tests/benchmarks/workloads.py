@@ -1,4 +1,4 @@
-"""What is measured, each workload declared once. NumPy only: the peers read this too, each in its own environment."""
+"""Definitions of all workloads. NumPy only: peers read this file in their own environments."""
 
 import dataclasses
 import itertools
@@ -12,27 +12,29 @@ SEED = 0
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """One federated round's work. FLOP are multiply-adds counted twice, of convolutions and matrix products alone.
+    """The work of one federated round; FLOP of convolutions and matrix products, 2 per product.
 
     Attributes:
-      name: how the command line and the report call it.
+      name: name on the command line and in the report.
       title: one line for the report.
-      model: "mlp", "cnn", "resnet8", "resnet10" or "prompts" (a frozen transformer with prompts per client).
-      shape: of one example.
+      model: "mlp", "cnn", "resnet8", "resnet10" or "prompts" (a frozen transformer with prompts per
+        client).
+      shape: shape of one example.
       classes: K.
-      population: N clients, every one with the same number of examples.
-      cohort: C of them in each round.
-      examples: of one client.
+      population: N clients with equal numbers of examples.
+      cohort: C clients in each round.
+      examples: examples per client.
       batch: B.
-      epochs: local passes.
-      lr: of plain SGD.
-      rounds: in one measurement.
-      options: of the model.
-      arguments: of the method, in place of `epochs`.
+      epochs: local epochs.
+      lr: rate of plain SGD.
+      rounds: rounds per measurement.
+      options: options of the model.
+      arguments: arguments of the method, instead of `epochs`.
       method: a file of `methods/`.
-      hold: where client states are kept.
-      rows: of the data set; clients share rows if it has fewer than population * examples. None: each has its own.
-      peers: who can do it too.
+      hold: where client states are stored.
+      rows: size of the data set; clients share examples if it is less than population * examples.
+        None: no sharing.
+      peers: contenders that support it.
     """
 
     name: str
@@ -56,19 +58,20 @@ class Workload:
 
     @property
     def steps(self) -> int:
-        """Local steps of one client in a round."""
+        """Returns the local steps of one client in a round."""
         return self.epochs * math.ceil(self.examples / self.batch)
 
     @property
     def seen(self) -> int:
-        """Training examples of one round."""
+        """Returns the training examples of one round."""
         return self.cohort * self.examples * self.epochs
 
     @property
     def flop(self) -> float:
-        """Of one round's training: forward, and backward twice that (once where nothing behind it is trained).
+        """Returns the FLOP of one round's training: forward, and twice that backward.
 
-        FedPFT's first phase computes the features once, and trains the four matrices of its transformation on them.
+        Backward counts once behind which nothing is trained. FedPFT's first phase computes the
+        features once, and trains the four matrices of its transformation on them.
         """
         if self.method == "fedpft":
             first, second, width = self.arguments["transform_epochs"], self.arguments["model_epochs"], 512
@@ -77,12 +80,12 @@ class Workload:
         return self.seen * forward_flop(self) * (2 if self.model == "prompts" else 3)
 
     def index(self) -> np.ndarray:
-        """[N, examples]: the rows of each client."""
+        """Returns the example indices of each client, [N, examples]."""
         rows = self.rows or self.population * self.examples
         return (np.arange(self.population * self.examples) % rows).reshape(self.population, self.examples)
 
     def data(self) -> tuple[np.ndarray, np.ndarray]:
-        """Synthetic (x [rows, ...] float32, y [rows] int32); images are [H, W, channels]."""
+        """Returns synthetic (x [n, ...] float32, y [n] int32); images are [H, W, channels]."""
         rng = np.random.default_rng(SEED)
         rows = self.rows or self.population * self.examples
         return rng.standard_normal((rows, *self.shape), np.float32), rng.integers(0, self.classes, rows).astype(np.int32)
@@ -92,8 +95,8 @@ PROMPTS = {"patch": 4, "width": 192, "depth": 4, "heads": 3, "prompts": 8}
 _MLP = {"model": "mlp", "shape": (784,), "classes": 10, "examples": 60, "batch": 10, "options": {"widths": (200, 200)}, "lr": 0.1}
 _FEDPFT: dict[str, Any] = dict(
     model="resnet10", shape=(32, 32, 3), classes=100, population=40, examples=500, batch=100
-)  # its CIFAR-100
-_PHASES = {"transform_epochs": 4, "model_epochs": 1}  # of its 5 local epochs
+)  # FedPFT's CIFAR-100
+_PHASES = {"transform_epochs": 4, "model_epochs": 1}  # FedPFT's 5 local epochs
 _CIFAR = {"shape": (32, 32, 3), "classes": 10}
 
 WORKLOADS = {
@@ -232,7 +235,7 @@ WORKLOADS = {
 
 
 def forward_flop(workload: Workload) -> float:
-    """FLOP of one example's way through the network."""
+    """Returns the FLOP of one example's forward pass."""
     if workload.model == "mlp":
         sizes = (math.prod(workload.shape), *workload.options["widths"], workload.classes)
         return sum(2.0 * a * b for a, b in itertools.pairwise(sizes))

@@ -1,27 +1,33 @@
-"""What the tables of the FedHPL paper share; as a table itself, all methods on one setting that two cores finish.
+"""Shared definitions of the FedHPL paper's tables; as a table, all methods on one small setting.
 
 Command:  fedjax-core table --table=configs/tables/fedhpl/all_methods.py --workdir=runs/fedhpl --set=data.dir=DIR
 Expect:   see configs/RESULTS.md.
-Variants: small (the default): CIFAR-10 at 16 x 16 pixels, 5 clients with 1000 images each, small networks from scratch, 20 rounds;
-          smoke (two rounds on digits, seconds); paper: the published setting, ViT-S/B/L and ResNet-18/34/50 at 224 pixels, 5
-          clients, batches of 16, one local epoch, 10 rounds of FedHPL on CIFAR-10 and 15 on the others, 100 of all baselines.
+Variants: small (the default): CIFAR-10 at 16 x 16 pixels, 5 clients with 1000 images each, small
+          networks from scratch, 20 rounds; smoke (two rounds on digits, seconds); paper: the
+          published setting, ViT-S/B/L and ResNet-18/34/50 at 224 pixels, 5 clients, batches of 16,
+          one local epoch, 10 rounds of FedHPL on CIFAR-10 and 15 on the others, 100 of all
+          baselines.
 
-The paper's are `table*.py` and `figure*.py`; in one --workdir they share runs whose row, column and settings are the
-same. The number is the mean over the clients of the accuracy on the whole test set (of a global model, its own); the paper does not
-say of which round, so its number stands beside the last and beside the best. Settings of data are the paper's: IID; Dir, where
-clients' examples overlap; Non-IID, disjoint, with 1 % of each class for every client on CIFAR-10, 10 % on CIFAR-100 and 0.5 % on
-SVHN.
+The paper's tables and figures are `table*.py` and `figure*.py`. With one --workdir they share runs
+with equal row, column and settings. The score is the accuracy on the whole test set, averaged over
+clients (for a global model, its own). The paper does not name the round, so its number is shown
+beside the last and beside the best round. Data settings are the paper's: IID; Dir, where clients'
+examples overlap; Non-IID, disjoint, where every client has 1 % of each class on CIFAR-10, 10 % on
+CIFAR-100 and 0.5 % on SVHN.
 
-Frozen backbones come from files (docs/pages/pretrained.md), for which the paper variant looks in the folder weights:
-vit_s16.npz, vit_b16.npz and vit_l16.npz (ImageNet-21k, then ImageNet-1k, supervised), resnet18.safetensors, ... of 34 and 50.
-Without files (small, smoke) a network is trained whole beside its prompts; with some of the data's size:
---only=fedhpl,local --set=weights=FILE --set=train=prompts. All baselines but pFedPG train from scratch: ViTs at 224 pixels, ResNets
-at 32, with the stem that Table 7 counts (3x3 of FedGH, FedMD and FedHE, 7x7 of the others), pFedPT with Table 5's small ViT.
-FedProto and FedTGP predict by the closest prototype (`test/nearest/...`), as their authors do.
-FedMD's public set is not named: here 5,000 examples of SVHN for CIFAR-10, and of CIFAR-10 for the other two.
+Frozen backbones come from files (docs/pages/pretrained.md), which the paper variant reads from the
+folder weights: vit_s16.npz, vit_b16.npz and vit_l16.npz (ImageNet-21k, then ImageNet-1k,
+supervised), resnet18.safetensors, and likewise 34 and 50. Without files (small, smoke), a network
+is trained whole together with its prompts. With your own for this image size: --only=fedhpl,local
+--set=weights=FILE --set=train=prompts. All baselines except pFedPG train from scratch: ViTs at 224
+pixels, ResNets at 32, with the stem counted in Table 7 (3x3 for FedGH, FedMD and FedHE, 7x7 for the
+others), pFedPT with Table 5's small ViT. FedProto and FedTGP predict by the nearest prototype
+(`test/nearest/...`), as their authors do. The paper does not name FedMD's public set; here 5,000
+examples of SVHN for CIFAR-10, and of CIFAR-10 for the other two.
 
-CIFAR-10 as a prepared tfds set: --set="/cifar-10-*:data.source=tfds:cifar10". Figure 4 is `fedjax-core analyse RUN
---what=partition`, Figures 5, 6 and 10 `--what=classes --scope=all` and 7 to 9 `--what=clients,classes` of several runs together.
+CIFAR-10 from a prepared tfds set: --set="/cifar-10-*:data.source=tfds:cifar10". Figure 4 is
+`fedjax-core analyse RUN --what=partition`, Figures 5, 6 and 10 are `--what=classes --scope=all`,
+and 7 to 9 `--what=clients,classes` of several runs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +56,7 @@ from configs import (
 )
 from configs.tables.base import Changes, Column, Measure, Paper, Row, Table
 
-PREDICTORS = ("nearest", "personal")  # FedProto and FedTGP alone have the first: by the closest prototype, as their papers predict
+PREDICTORS = ("nearest", "personal")  # "nearest" exists for FedProto and FedTGP: nearest prototype, as in their papers
 LAST = Measure("last round", (*(f"test/{of}/all/accuracy/mean" for of in PREDICTORS), "test/global/accuracy"))
 BEST = Measure("best round", LAST.scores, "best")
 SPREAD = tuple(
@@ -61,7 +67,7 @@ SEEDS = (0,)
 CIFAR10, CIFAR100, SVHN = "CIFAR-10", "CIFAR-100", "SVHN"
 SOURCES = {CIFAR10: "cifar10", CIFAR100: "cifar100", SVHN: "svhn"}
 ROUNDS = {CIFAR10: 10, CIFAR100: 15, SVHN: 15}
-LEAST = {CIFAR10: 0.01, CIFAR100: 0.1, SVHN: 0.005}  # of each class, for every client, where they are disjoint
+LEAST = {CIFAR10: 0.01, CIFAR100: 0.1, SVHN: 0.005}  # of each class, for every client, in disjoint partitions
 PUBLIC = {CIFAR10: "svhn(examples=5000)", CIFAR100: "cifar10(examples=5000)", SVHN: "cifar10(examples=5000)"}
 SKEWS = ("IID", "Dir", "Non-IID")
 
@@ -86,14 +92,17 @@ SHARED: dict[str, Any] = {
 
 # ---------------------------------------------------------------------------------------------------- networks
 
-MIXED = {"vit": ("s16", "b16", "l16", "b16", "s16"), "resnet": ("18", "34", "50", "34", "18")}  # of the five clients (Table 4)
-PFEDPT_VIT = "vit(patch=4, width=128, depth=8, heads=4, mlp=2)"  # has the paper's counts with 10 and with 100 classes
+MIXED = {
+    "vit": ("s16", "b16", "l16", "b16", "s16"),
+    "resnet": ("18", "34", "50", "34", "18"),
+}  # models of the five clients (Table 4)
+PFEDPT_VIT = "vit(patch=4, width=128, depth=8, heads=4, mlp=2)"  # matches the paper's counts with 10 and with 100 classes
 SMALL_VITS = {"s16": 24, "b16": 48, "l16": 64}  # widths
 SMALL_RESNETS = {"18": "resnet8", "34": "resnet10", "50": "resnet18"}
 
 
 def vit(size: str, variant: str, prompts: str = "") -> str:
-    """A ViT's spec: of "s16", "b16" or "l16"; `prompts` such as "prompts=3"."""
+    """Returns the spec of a ViT: "s16", "b16" or "l16", with `prompts` such as "prompts=3"."""
     more = f", {prompts}" if prompts else ""
     if variant == "paper":
         return f"vit_{size}(resize=224{more})"
@@ -102,7 +111,10 @@ def vit(size: str, variant: str, prompts: str = "") -> str:
 
 
 def resnet(depth: str, variant: str, stem: str = "", more: str = "") -> str:
-    """A ResNet's spec: of "18", "34" or "50"; in small of fewer layers and an eighth of the channels, in smoke a CNN."""
+    """Returns the spec of a ResNet: "18", "34" or "50".
+
+    In small it has fewer layers and an eighth of the channels; in smoke it is a CNN.
+    """
     options = ", ".join(filter(None, (f"stem={stem!r}" if stem and variant == "paper" else "", more)))
     if variant == "smoke":
         return f"cnn(widths=(4,), dense=16{', ' + options if options else ''})"
@@ -112,32 +124,32 @@ def resnet(depth: str, variant: str, stem: str = "", more: str = "") -> str:
 
 
 def frozen(variant: str, files: Sequence[str], normalise: str) -> Changes:
-    """Prompts and head alone are trained, in the paper variant; elsewhere there are no files, and everything is."""
+    """Returns settings that, in the paper variant only, train just prompts and head."""
     if variant != "paper":
         return {}
     return {"train": "prompts", "weights": tuple(f"weights/{file}" for file in files), "normalise": normalise}
 
 
 def homogeneous(variant: str, prompts: str = "prompts=3") -> Changes:
-    """ViT-B for all."""
+    """Returns ViT-B for all clients."""
     return {"models": (vit("b16", variant, prompts),), **frozen(variant, ["vit_b16.npz"], "half")}
 
 
 def heterogeneous(variant: str, prompts: str = "prompts=3") -> Changes:
-    """ViT-S, B, L, B, S."""
+    """Returns ViT-S, B, L, B, S."""
     specs = tuple(vit(size, variant, prompts) for size in MIXED["vit"])
     return {"models": specs, **frozen(variant, [f"vit_{size}.npz" for size in MIXED["vit"]], "half")}
 
 
 def framed(variant: str, size: int = 224) -> Changes:
-    """ResNet-18, 34, 50, 34, 18 with a frame of three pixels around images of this size."""
+    """Returns ResNet-18, 34, 50, 34, 18 with a frame of three pixels around images of this size."""
     more = {"paper": "frame=3" if size == 32 else f"frame=3, resize={size}", "small": "frame=2", "smoke": "frame=1"}[variant]
     specs = tuple(resnet(depth, variant, "imagenet", more) for depth in MIXED["resnet"])
     return {"models": specs, **frozen(variant, [f"resnet{depth}.safetensors" for depth in MIXED["resnet"]], "imagenet")}
 
 
 def resnets(variant: str, stem: str, aligned: bool = False) -> Changes:
-    """ResNet-18, 34, 50, 34, 18 from scratch; `aligned`, their features all of the smallest one's length."""
+    """Returns ResNet-18, 34, 50, 34, 18 from scratch; `aligned`: with features of one length."""
     more = {"paper": "features=512", "small": "features=32", "smoke": ""}[variant] if aligned else ""
     return {"models": tuple(resnet(depth, variant, stem, more) for depth in MIXED["resnet"])}
 
@@ -150,18 +162,18 @@ def _row(label: str, get_config: Callable[[str], Any], *changes: Changes) -> Row
 
 
 def _baseline(label: str, get_config: Callable[[str], Any], variant: str, *changes: Changes, epochs: str = "method.epochs") -> Row:
-    """A row with 100 rounds in the paper variant, scored every fifth."""
+    """Returns a row with 100 rounds in the paper variant, evaluated every fifth."""
     own = {"rounds": 100, "evaluation.every": 5} if variant == "paper" else {}
     return _row(label, get_config, own, {epochs: 1} if epochs else {}, *changes)
 
 
 def fedhpl(label: str, networks: Changes, **options: Any) -> Row:
-    """FedHPL with options of the method."""
+    """Returns a row of FedHPL with options of the method."""
     return _row(label, fedhpl_config.get_config, networks, {f"method.{k}": value for k, value in ({"epochs": 1} | options).items()})
 
 
 def local(label: str, networks: Changes) -> Row:
-    """Prompts (or what else is trained) of every client alone."""
+    """Returns a row in which every client trains its prompts (or network) alone."""
     return _row(label, local_config.get_config, networks, {"method.epochs": 1})
 
 
@@ -169,24 +181,24 @@ KINDS: dict[str, Callable[[str], Changes]] = {"": homogeneous, " (ViT)": heterog
 
 
 def both(variant: str, suffix: str = "", **options: Any) -> tuple[Row, ...]:
-    """FedHPL with ViT-B for all, and with mixed ViTs."""
+    """Returns FedHPL with ViT-B for all clients, and with mixed ViTs."""
     return tuple(fedhpl(f"FedHPL{kind}{suffix}", networks(variant), **options) for kind, networks in KINDS.items())
 
 
 def one_network(variant: str) -> tuple[Row, ...]:
-    """The methods of Table 1."""
-    alike, tuned = {"models": (vit("b16", variant),)}, {"method.finetune_epochs": 10}
-    slowly = {"method.finetune_rate": 0.1}  # of 0.01: the authors fine-tune at 1e-3
-    common = {**alike, "evaluation.scopes": ("global",)}
+    """Returns the methods of Table 1."""
+    vit_b, tuned = {"models": (vit("b16", variant),)}, {"method.finetune_epochs": 10}
+    slow_finetuning = {"method.finetune_rate": 0.1}  # times 0.01: the authors fine-tune at 1e-3
+    common = {**vit_b, "evaluation.scopes": ("global",)}
     small = PFEDPT_VIT if variant == "paper" else vit("b16", variant)
     prompted = {"models": (vit("b16", variant, "prompts=10, deep=False"),), **frozen(variant, ["vit_b16.npz"], "half")}
     return (
         _baseline("FedAvg", fedavg.get_config, variant, common),
         _baseline("FedProx", fedprox.get_config, variant, common),
         _baseline("SCAFFOLD", scaffold.get_config, variant, common),
-        _baseline("FedBABU", fedbabu.get_config, variant, alike, tuned, slowly),
+        _baseline("FedBABU", fedbabu.get_config, variant, vit_b, tuned, slow_finetuning),
         _baseline(
-            "FedRep", fedrep.get_config, variant, alike, tuned, {"method.head_epochs": 1, "method.body_epochs": 1}, epochs=""
+            "FedRep", fedrep.get_config, variant, vit_b, tuned, {"method.head_epochs": 1, "method.body_epochs": 1}, epochs=""
         ),
         _baseline(
             "pFedPT",
@@ -200,7 +212,7 @@ def one_network(variant: str) -> tuple[Row, ...]:
 
 
 def many_networks(variant: str) -> tuple[Row, ...]:
-    """The methods of Table 2."""
+    """Returns the methods of Table 2."""
     with_stem, plain = resnets(variant, "imagenet", aligned=True), resnets(variant, "cifar")
     public = {"public": "digits"} if variant != "paper" else {}
     return (
@@ -219,7 +231,7 @@ def many_networks(variant: str) -> tuple[Row, ...]:
 
 
 def partition(data: str, skew: str | float) -> str:
-    """One of `SKEWS`, or the concentration of a Non-IID one."""
+    """Returns the partition of one of `SKEWS`, or of a Non-IID concentration."""
     if skew == "IID":
         return "iid"
     if skew == "Dir":
@@ -229,7 +241,7 @@ def partition(data: str, skew: str | float) -> str:
 
 
 def column(data: str, skew: str | float, variant: str, label: str = "") -> Column:
-    """A data set and how it is divided."""
+    """Returns a data set with its partition."""
     changes: dict[str, Any] = {"data.partition": partition(data, skew)}
     if variant != "smoke":
         changes["data.source"] = SOURCES[data]
@@ -239,7 +251,7 @@ def column(data: str, skew: str | float, variant: str, label: str = "") -> Colum
 
 
 def columns(variant: str, skews: Sequence[str | float] = SKEWS) -> tuple[Column, ...]:
-    """The skews of each data set; beside the paper variant of CIFAR-10 alone."""
+    """Returns the skews of each data set; outside of the paper variant only CIFAR-10."""
     return tuple(column(data, skew, variant) for data in (SOURCES if variant == "paper" else (CIFAR10,)) for skew in skews)
 
 
@@ -254,11 +266,11 @@ def table(
     measures: Sequence[Measure] = (LAST, BEST),
     **more: Any,
 ) -> Table:
-    """A table with the protocol of the paper, or a reduced one."""
+    """Returns a table with the paper's protocol, or a reduced one."""
     if variant == "paper":
         public = {SOURCES[data]: {"public": name} for data, name in PUBLIC.items()}
-        held = {("FedMD", c.label): public.get(c.changes["data.source"], {}) for c in columns}
-        more["cells"] = (held if "FedMD" in [row.label for row in rows] else {}) | more.get("cells", {})
+        public_cells = {("FedMD", c.label): public.get(c.changes["data.source"], {}) for c in columns}
+        more["cells"] = (public_cells if "FedMD" in [row.label for row in rows] else {}) | more.get("cells", {})
     return Table(title, rows, columns, measures, SEEDS, SHARED | SETTINGS[variant], **more)
 
 
@@ -269,45 +281,46 @@ def published(
     measures: Sequence[Measure] = (LAST, BEST),
     of: Sequence[Sequence[Measure]] = ((LAST, BEST),),
 ) -> dict[str, Any]:
-    """What `Table.paper` wants, of rows as the paper prints them.
+    """Returns `Table.paper` from rows as printed.
 
     Args:
-      numbers: "97.89 96.37 96.60 ..." by row: for each column (there may be more of them in the paper) a number for each of `of`.
-      source: which table.
-      columns: of the table; the first ones of the paper's.
-      measures: of the table.
-      of: measures beside which a number stands.
+      numbers: "97.89 96.37 96.60 ..." by row: for each column, one number for each of `of`. The
+        paper may have more columns.
+      source: table of the paper.
+      columns: columns of the table, the first ones of the paper's.
+      measures: measures of the table.
+      of: measures to which the numbers belong.
     """
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for row, line in numbers.items():
         values = iter(line.split())
-        found[row] = {}
+        entries[row] = {}
         for column in columns:
             entry: dict[str, Any] = {measure.label: None for measure in measures}
             for beside in of:
                 value = Paper(float(next(values)), source=f"FedHPL, {source}")
                 entry |= {measure.label: value for measure in beside}
-            found[row][column.label] = entry
-    return found
+            entries[row][column.label] = entry
+    return entries
 
 
 BLANK = tuple(Column(label, {"data.source": f"blank(classes={k})"}) for label, k in (("CIFAR-10, SVHN", 10), ("CIFAR-100", 100)))
 
 
 def counted(title: str, rows: Sequence[Row], measures: Sequence[Measure], columns: Sequence[Column] = BLANK, **more: Any) -> Table:
-    """A table of counts, which trains nothing and needs no files; the same in all variants."""
+    """Returns a table of counts, which trains nothing and needs no files; equal in all variants."""
     changes = {"data.clients": 5, "data.partition": "iid", "data.test_split": None, "data.examples": None, **BEGINNING}
     return Table(title, rows, columns, measures, SEEDS, changes, **more)
 
 
 def network_of(row: Row) -> Row:
-    """A row of counts: a method's networks, trained whole but for FedBABU's head."""
+    """Returns a row of counts: a method's networks, trained whole except for FedBABU's head."""
     get_config = row.config if row.label == "FedBABU" else local_config.get_config
     return Row(row.label, get_config, {name: row.changes[name] for name in ("models", "train") if name in row.changes})
 
 
 def network(label: str, spec: str, train: str = "all") -> Row:
-    """A row of counts: one network of all clients."""
+    """Returns a row of counts: one network for all clients."""
     return Row(label, local_config.get_config, {"models": (spec,), "train": train})
 
 

@@ -1,7 +1,7 @@
-"""FedHPL with batches of 16 and of 32: the two comparisons in the paper's text on hyper-parameters.
+"""FedHPL with batches of 16 and of 32: both comparisons in the paper's text on hyperparameters.
 
 Command:  fedjax-core table --table=configs/tables/fedhpl/batch.py --workdir=runs/fedhpl --variant=paper
-Variants: see `all_methods.py`; without SVHN, small and smoke have the other column alone.
+Variants: see `all_methods.py`; small and smoke lack SVHN and have only the other column.
 """
 
 from configs.tables.fedhpl import all_methods as fedhpl

@@ -1,9 +1,10 @@
-"""Figure 10 of the FedHPL paper: mixed ResNets and mixed ViTs, at 32 and at 224 pixels.
+"""FedHPL, Figure 10: mixed ResNets and mixed ViTs, at 32 and at 224 pixels.
 
 Command:  fedjax-core table --table=configs/tables/fedhpl/figure10.py --workdir=runs/fedhpl --variant=paper
           fedjax-core analyse RUN RUN RUN RUN --what=classes --scope=all --out=DIR       (accuracy of each class)
-Variants: see `all_methods.py`. At 32 pixels the position embeddings of the ViTs' files are interpolated. In small and smoke sizes
-          are not the paper's, and there is one row of each. The accuracies are in the figure alone.
+Variants: see `all_methods.py`. At 32 pixels the position embeddings in the ViTs' files are
+          interpolated. Small and smoke have other sizes, and one row of each. The accuracies are
+          only in the figure.
 """
 
 from configs.tables.fedhpl import all_methods as fedhpl

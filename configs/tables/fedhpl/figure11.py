@@ -1,8 +1,8 @@
-"""Figures 3a and 11 of the FedHPL paper: how many prompts, in front of the first block (shallow) or of each (deep).
+"""FedHPL, Figures 3a and 11: number of prompts before the first block (shallow) or each (deep).
 
 Command:  fedjax-core table --table=configs/tables/fedhpl/figure11.py --workdir=runs/fedhpl --variant=paper
-Variants: see `all_methods.py`. Lowest, mean and highest client in the last round and in the best one; the accuracies, and the
-          numbers of prompts, are in the figures alone.
+Variants: see `all_methods.py`. Lowest, mean and highest client in the last and in the best round.
+          The accuracies and the numbers of prompts are only in the figures.
 """
 
 from configs.tables.base import Measure

@@ -1,8 +1,8 @@
-"""Figure 12 of the FedHPL paper: the weight gamma of the distillation and its temperature, with shallow and with deep prompts.
+"""FedHPL, Figure 12: weight gamma and temperature of the distillation, shallow and deep prompts.
 
 Command:  fedjax-core table --table=configs/tables/fedhpl/figure12.py --workdir=runs/fedhpl --variant=paper
-Variants: see `all_methods.py`. Lowest, mean and highest client in the last round and in the best one; the accuracies are
-          in the figure alone.
+Variants: see `all_methods.py`. Lowest, mean and highest client in the last and in the best round.
+          The accuracies are only in the figure.
 """
 
 from configs.tables.fedhpl import all_methods as fedhpl

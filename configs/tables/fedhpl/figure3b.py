@@ -1,8 +1,8 @@
-"""Figure 3b of the FedHPL paper: a part of the training examples, each client alone; beside it all of them and FedHPL.
+"""FedHPL, Figure 3b: local training on fractions of the examples, on all of them, and FedHPL.
 
 Command:  fedjax-core table --table=configs/tables/fedhpl/figure3b.py --workdir=runs/fedhpl --variant=paper
-Variants: see `all_methods.py`. The accuracies are in the figure alone, as are the parts that it shows; the examples are divided
-          IID.
+Variants: see `all_methods.py`. The accuracies and the fractions are only in the figure. The
+          partition is IID.
 """
 
 from configs.tables.fedhpl import all_methods as fedhpl

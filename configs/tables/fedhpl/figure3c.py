@@ -1,8 +1,9 @@
-"""Figure 3c of the FedHPL paper, what its parts do: the plain average in place of the weighted one, all logits in place of the
-correct ones, no distillation.
+"""FedHPL, Figure 3c: its ablation: plain average, all logits, no distillation.
 
 Command:  fedjax-core table --table=configs/tables/fedhpl/figure3c.py --workdir=runs/fedhpl --variant=paper
-Variants: see `all_methods.py`. The accuracies are in the figure alone. The last row has the denominator as Eq. 8 prints it.
+Variants: see `all_methods.py`. The accuracies are only in the figure. The plain average replaces
+          the weighted one, and all logits the correct ones. The last row has the denominator as
+          printed in Eq. 8.
 """
 
 from configs.tables.fedhpl import all_methods as fedhpl

@@ -1,10 +1,12 @@
-"""Figures 7, 8 and 9 of the FedHPL paper: private test sets, a fifth of each class's training examples; five clients that have 2,
-4, 6, 8 and 10 classes (of CIFAR-100 10 to 100).
+"""FedHPL, Figures 7, 8 and 9: private test sets; clients with 2 to 10 (10 to 100) classes.
 
 Command:  fedjax-core table --table=configs/tables/fedhpl/figure7.py --workdir=runs/fedhpl --variant=paper
           fedjax-core analyse RUN RUN RUN RUN --what=clients --out=DIR       (accuracy of each client)
-Variants: see `all_methods.py`. The score is the clients' mean accuracy on their own test examples, which are of their classes; the
-          accuracies are in the figures alone. A class's examples are divided equally over the clients that hold it.
+Variants: see `all_methods.py`. Test sets are a fifth of each class's training examples. The five
+          clients have 2, 4, 6, 8 and 10 classes (of CIFAR-100, 10 to 100); a class's examples are
+          divided equally over the clients with that class. The score is the clients' mean accuracy
+          on their own test examples, which are of their classes. The accuracies are only in the
+          figures.
 """
 
 import dataclasses
@@ -17,7 +19,7 @@ HELD = {fedhpl.CIFAR10: (2, 4, 6, 8, 10), fedhpl.CIFAR100: (10, 30, 50, 70, 100)
 
 
 def column(data: str, variant: str) -> Column:
-    """A data set whose clients hold different numbers of classes."""
+    """Returns a data set whose clients have different numbers of classes."""
     divided = fedhpl.column(data, "IID", variant, data)
     split = {"data.source": f"resplit(of={divided.changes.get('data.source', 'digits')!r})"}
     split |= {"data.partition": f"pathological(classes_per_client={HELD[data]}, equal_volume=False)"}

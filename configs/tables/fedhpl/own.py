@@ -1,4 +1,4 @@
-"""FedHPL on backbones of one's own: three pre-trained architectures among five clients, which two cores finish.
+"""FedHPL on backbones of one's own: three architectures among five clients, for two cores.
 
 Command:  for spec in "vit64 vit(patch=8,width=64,depth=4,heads=2)" "vit96 vit(patch=8,width=96,depth=4,heads=3)" \
               "resnet10 resnet10(stem='imagenet',width=32)"; do set -- $spec
@@ -7,13 +7,14 @@ Command:  for spec in "vit64 vit(patch=8,width=64,depth=4,heads=2)" "vit96 vit(p
                   --config.data.examples=20000 && fedjax-core export runs/$1 --out=backbones/$1.safetensors; done
           fedjax-core table --table=configs/tables/fedhpl/own.py --workdir=runs/fedhpl_own --set=data.dir=DIR
 Expect:   see configs/RESULTS.md.
-Variants: small (the default): CIFAR-10 at 32 x 32 pixels, 5 clients with 500 images each, two vision transformers and a ResNet that
-          were pre-trained on another data set, 10 rounds of one epoch; smoke: two rounds on digits, random backbones; paper: as
-          small with all 50,000 images.
+Variants: small (the default): CIFAR-10 at 32 x 32 pixels, 5 clients with 500 images each, two
+          vision transformers and a ResNet pre-trained on another data set, 10 rounds of one epoch;
+          smoke: two rounds on digits, random backbones; paper: as small with all 50,000 images.
 
-Question: does distillation add to prompt tuning, as the paper's Table 3 says it does by about a point (FedHPL against Local)? The
-baselines that exchange logits or projected features have the same frozen backbones, prompts and heads. The others need features of
-one length, and train from scratch, as all baselines do in the paper.
+The table tests whether distillation adds to prompt tuning, as in the paper's Table 3 (about a
+point, FedHPL against Local). The baselines that exchange logits or projected features have the same
+frozen backbones, prompts and heads. The others need features of equal length and train from
+scratch, like all baselines in the paper.
 """
 
 from configs import fedgh, fedhe, fedmd
@@ -30,7 +31,7 @@ SEEDS = (0, 1, 2)
 
 
 def frozen(variant: str):
-    """Prompts and heads of frozen backbones."""
+    """Returns settings that train prompts and heads of frozen backbones."""
     if variant == "smoke":
         return {
             "models": ("vit(patch=4, width=8, depth=1, heads=2, prompts=3)", "cnn(widths=(4,), dense=16, frame=1)"),

@@ -1,10 +1,11 @@
-"""The parameters in Tables 1 and 2 of the FedHPL paper: trained by a client, and by the five together.
+"""Parameters in Tables 1 and 2 of the FedHPL paper: trained by a client, and by all five.
 
 Command:  fedjax-core table --table=configs/tables/fedhpl/parameters.py --workdir=runs/fedhpl_counts/parameters
-Variants: small, smoke and paper are the same: numbers of the built networks; nothing is trained, and no files are needed. In
-          units of 2^20, on CIFAR-10. The paper prints a client's mean in Table 1, the sum of five in Table 2; it counts a
-          server's generator to pFedPG, FedGen and FedTGP, a mapping layer to FedProto and ten outputs to FedMD, which here no
-          client trains.
+Variants: small, smoke and paper are equal: counts of the built networks; nothing is trained, and no
+          files are needed. In units of 2^20, on CIFAR-10. The paper prints a client's mean in Table
+          1 and the sum of five in Table 2. It includes a server's generator for pFedPG, FedGen and
+          FedTGP, a mapping layer for FedProto and ten outputs for FedMD, which no client trains
+          here.
 """
 
 from configs.tables.base import Measure

@@ -1,7 +1,7 @@
-"""Table 1 of the FedHPL paper, one network for all: accuracy on three data sets and three ways to divide them.
+"""FedHPL, Table 1: one network for all clients: accuracy on three data sets and three partitions.
 
 Command:  fedjax-core table --table=configs/tables/fedhpl/table1.py --workdir=runs/fedhpl --variant=paper
-Variants: see `all_methods.py`. The parameters that the paper counts beside them are `parameters.py`.
+Variants: see `all_methods.py`. `parameters.py` has the paper's parameter counts.
 """
 
 from configs.tables.fedhpl import all_methods as fedhpl

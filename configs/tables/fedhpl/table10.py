@@ -1,8 +1,9 @@
-"""Table 10 of the FedHPL paper: numbers sent by all clients in the first and in the last round, if every correct logit is sent.
+"""FedHPL, Table 10: numbers sent in the first and the last round if all correct logits are sent.
 
 Command:  fedjax-core table --table=configs/tables/fedhpl/table10.py --workdir=runs/fedhpl --variant=paper
-Variants: see `all_methods.py`. Of CIFAR-10 and SVHN, whose logits have 10 numbers and a label; CIFAR-100 is
-          `table10_cifar100.py`. Means per class are 550 and 50,500 numbers (`table9.py`).
+Variants: see `all_methods.py`. For CIFAR-10 and SVHN, whose logits have 10 numbers and a label;
+          CIFAR-100 is in `table10_cifar100.py`. Means per class are 550 and 50,500 numbers
+          (`table9.py`).
 """
 
 from configs.tables.base import Measure
@@ -15,10 +16,10 @@ PAPER = {  # first, last
 
 
 def sent(variant: str, data, classes: int, paper):
-    """The table for data sets of so many classes."""
+    """Returns the table for data sets with this number of classes."""
     rows = fedhpl.both(variant, ", each logit", compress=False)
     columns = tuple(fedhpl.column(name, skew, variant) for name in data for skew in fedhpl.SKEWS)
-    unit = 2**20 / (5 * (classes + 1))  # the score is the mean over five clients, of logits
+    unit = 2**20 / (5 * (classes + 1))  # the score is the mean number of logits over five clients
     measures = tuple(Measure(f"{when} round", ("train/logits_sent",), when, unit=unit, digits=3) for when in ("first", "last"))
     numbers = fedhpl.published(paper, "Table 10", columns, measures, [[measure] for measure in measures])
     note = "Numbers in units of 2^20: the mean number of correct logits, times five clients, times classes and label."

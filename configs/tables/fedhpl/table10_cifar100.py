@@ -1,7 +1,7 @@
-"""Table 10 of the FedHPL paper, its CIFAR-100 columns: numbers sent by all clients if every correct logit is sent.
+"""FedHPL, Table 10, CIFAR-100 columns: numbers sent if all correct logits are sent.
 
 Command:  fedjax-core table --table=configs/tables/fedhpl/table10_cifar100.py --workdir=runs/fedhpl --variant=paper
-Variants: see `all_methods.py` and `table10.py`; without CIFAR-100, small and smoke are on the data of the other tables.
+Variants: see `all_methods.py` and `table10.py`; small and smoke use the data of the other tables.
 """
 
 from configs.tables.fedhpl import all_methods as fedhpl

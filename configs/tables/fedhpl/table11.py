@@ -1,7 +1,8 @@
-"""Table 11 of the FedHPL paper: means of each class's correct logits are sent, or every one of them; the same but for rounding.
+"""FedHPL, Table 11: sending class means of correct logits against sending all of them.
 
 Command:  fedjax-core table --table=configs/tables/fedhpl/table11.py --workdir=runs/fedhpl --variant=paper
-Variants: see `all_methods.py`. In the paper these are other runs than those of Tables 1 and 2.
+Variants: see `all_methods.py`. Both are equal up to rounding. In the paper these are other runs
+          than those of Tables 1 and 2.
 """
 
 from configs.tables.fedhpl import all_methods as fedhpl

@@ -1,8 +1,9 @@
-"""Table 12 of the FedHPL paper: backbones that were pre-trained without labels (MoCo-v3), 50 rounds.
+"""FedHPL, Table 12: backbones pre-trained without labels (MoCo-v3), 50 rounds.
 
 Command:  fedjax-core table --table=configs/tables/fedhpl/table12.py --workdir=runs/fedhpl --variant=paper
-Variants: see `all_methods.py`. The files are weights/vit_s16_moco.safetensors, ... of b16 and l16; MoCo-v3's public ones have no
-          ViT-L, and their ViT-S has twelve heads. Small and smoke, without files, are runs as any.
+Variants: see `all_methods.py`. The files are weights/vit_s16_moco.safetensors, and likewise b16 and
+          l16. MoCo-v3 has no public ViT-L, and its ViT-S has twelve heads. Small and smoke use no
+          files and are ordinary runs.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ PAPER = {
 
 
 def self_supervised(variant: str, networks: Callable[[str], Changes], rounds: int | None = 50) -> Changes:
-    """The networks with MoCo-v3's weights, trained for so many rounds; None: as many as else."""
+    """Returns the networks with MoCo-v3's weights and a number of rounds; None: the default."""
     changes = dict(networks(variant))
     if variant == "paper":
         twelve = "vit(patch=16, width=384, depth=12, heads=12, "

@@ -1,14 +1,15 @@
-"""Table 13 of the FedHPL paper: how skewed the data are, with backbones pre-trained without and with labels.
+"""FedHPL, Table 13: label skew, with backbones pre-trained without and with labels.
 
 Command:  fedjax-core table --table=configs/tables/fedhpl/table13.py --workdir=runs/fedhpl --variant=paper
-Variants: see `all_methods.py` and, for MoCo-v3's files, `table12.py`; (1) is as many rounds as with labels, (2) is 50. In
-          small and smoke, without files, these rows would be as the others, and are left out.
+Variants: see `all_methods.py` and, for MoCo-v3's files, `table12.py`; (1) has as many rounds as
+          with labels, (2) has 50. Small and smoke use no files and omit these rows, which would
+          equal the others.
 """
 
 from configs.tables.fedhpl import all_methods as fedhpl
 from configs.tables.fedhpl.table12 import self_supervised
 
-PAPER = {  # alpha 0.1, 0.5, 1 of each data set
+PAPER = {  # alpha 0.1, 0.5, 1 per data set
     "FedHPL, MoCo-v3 (1)": "45.73 84.14 89.98  27.00 35.88 39.51  42.35 71.75 79.85",
     "FedHPL, MoCo-v3 (2)": "88.97 93.28 94.38  60.27 67.24 69.21  52.81 81.26 85.94",
     "FedHPL": "91.43 96.13 96.90  86.01 86.92 88.27  72.91 88.58 91.68",

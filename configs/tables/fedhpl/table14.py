@@ -1,4 +1,4 @@
-"""Table 14 of the FedHPL paper: one to four local epochs, at alpha 0.1; the lowest, the mean and the highest client.
+"""FedHPL, Table 14: one to four local epochs, at alpha 0.1; lowest, mean and highest client.
 
 Command:  fedjax-core table --table=configs/tables/fedhpl/table14.py --workdir=runs/fedhpl --variant=paper
 Variants: see `all_methods.py`.

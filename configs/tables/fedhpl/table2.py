@@ -1,7 +1,7 @@
-"""Table 2 of the FedHPL paper, networks that differ: accuracy on three data sets and three ways to divide them.
+"""FedHPL, Table 2: different networks: accuracy on three data sets and three partitions.
 
 Command:  fedjax-core table --table=configs/tables/fedhpl/table2.py --workdir=runs/fedhpl --variant=paper
-Variants: see `all_methods.py`. The parameters that the paper counts beside them are `parameters.py`.
+Variants: see `all_methods.py`. `parameters.py` has the paper's parameter counts.
 """
 
 from configs.tables.fedhpl import all_methods as fedhpl

@@ -1,7 +1,7 @@
-"""Table 3 of the FedHPL paper, left: how skewed the clients' data are; accuracy of the lowest, the mean and the highest client.
+"""FedHPL, Table 3, left: label skew; lowest, mean and highest client.
 
 Command:  fedjax-core table --table=configs/tables/fedhpl/table3.py --workdir=runs/fedhpl --variant=paper
-Variants: see `all_methods.py`; FedHPL is with ViT-B for all, FedHPL (ViT) with ViT-S, B and L.
+Variants: see `all_methods.py`. FedHPL has ViT-B for all clients, FedHPL (ViT) has ViT-S, B and L.
 """
 
 from configs.tables.fedhpl import all_methods as fedhpl

@@ -1,7 +1,7 @@
-"""Table 3 of the FedHPL paper, right: each client alone, FedHPL, and with prompts or heads averaged among clients of one width.
+"""FedHPL, Table 3, right: Local, FedHPL, and averages of prompts or heads among equal widths.
 
 Command:  fedjax-core table --table=configs/tables/fedhpl/table3_policies.py --workdir=runs/fedhpl --variant=paper
-Variants: see `all_methods.py`. Both at once, as in the last row of each half, is ours.
+Variants: see `all_methods.py`. The last row of each half, with both averages, is ours.
 """
 
 from configs.tables.fedhpl import all_methods as fedhpl

@@ -1,9 +1,10 @@
-"""Table 5 of the FedHPL paper: parameters of ViT-S/16, B/16 and L/16, without and with a linear head, and of pFedPT's small ViT.
+"""FedHPL, Table 5: parameters of ViT-S/16, B/16, L/16, with and without head, and pFedPT's ViT.
 
 Command:  fedjax-core table --table=configs/tables/fedhpl/table5.py --workdir=runs/fedhpl_counts/table5
-Variants: small, smoke and paper are the same: numbers of the built networks; nothing is trained, and no files are needed.
-          In units of 2^20. ViT-S with a head on CIFAR-10 is printed as 20.57, for 20.67. The generators G1 of pFedPT, a frame of
-          1,344 pixels, and G2 of pFedPG are the methods' own.
+Variants: small, smoke and paper are equal: counts of the built networks; nothing is trained, and no
+          files are needed. In units of 2^20. ViT-S with a head on CIFAR-10 is printed as 20.57
+          instead of 20.67. The generators G1 of pFedPT, a frame of 1,344 pixels, and G2 of pFedPG
+          belong to the methods.
 """
 
 from configs.tables.base import Measure

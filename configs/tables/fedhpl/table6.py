@@ -1,14 +1,14 @@
-"""Table 6 of the FedHPL paper: trained parameters, the prompts and the head, with n shallow or deep prompts.
+"""FedHPL, Table 6: trained parameters, prompts and head, with n shallow or deep prompts.
 
 Command:  fedjax-core table --table=configs/tables/fedhpl/table6.py --workdir=runs/fedhpl_counts/table6
-Variants: small, smoke and paper are the same: numbers of the built networks; nothing is trained, and no files are needed.
-          In units of 2^10. The paper prints them as head + n * prompt.
+Variants: small, smoke and paper are equal: counts of the built networks; nothing is trained, and no
+          files are needed. In units of 2^10. The paper prints them as head + n * prompt.
 """
 
 from configs.tables.base import Measure
 from configs.tables.fedhpl import all_methods as fedhpl
 
-PAPER = {  # of the head, with 10 and with 100 classes; of a shallow prompt, and of a deep one
+PAPER = {  # head, with 10 and with 100 classes; a shallow prompt; a deep one
     "ViT-S": (3.76, 37.60, 0.375, 4.5),
     "ViT-B": (7.51, 75.10, 0.75, 9),
     "ViT-L": (10.01, 100.10, 1, 24),

@@ -1,10 +1,11 @@
-"""Table 7 of the FedHPL paper: parameters of the ResNets, as each method has them.
+"""FedHPL, Table 7: parameters of the ResNets of each method.
 
 Command:  fedjax-core table --table=configs/tables/fedhpl/table7.py --workdir=runs/fedhpl_counts/table7
-Variants: small, smoke and paper are the same: numbers of the built networks; nothing is trained, and no files are needed.
-          In units of 2^20. FedGen and FedTGP have the 7x7 stem, FedHE, FedMD and FedGH the 3x3 one. Of the paper's rows FedMD (ten
-          outputs more, for the public classes), FedGH (a linear layer before the head) and FedProto (a mapping layer of 2^20
-          numbers, which it does not describe) are left out.
+Variants: small, smoke and paper are equal: counts of the built networks; nothing is trained, and no
+          files are needed. In units of 2^20. FedGen and FedTGP have the 7x7 stem, FedHE, FedMD and
+          FedGH the 3x3 one. Omitted rows of the paper: FedMD (ten more outputs, for the public
+          classes), FedGH (a linear layer before the head) and FedProto (a mapping layer of 2^20
+          numbers, which the paper does not describe).
 """
 
 from configs.tables.base import Measure

@@ -1,8 +1,8 @@
-"""Table 8 of the FedHPL paper: trained parameters of its ResNets, a frame of three pixels and the head.
+"""FedHPL, Table 8: trained parameters of its ResNets, a frame of three pixels and the head.
 
 Command:  fedjax-core table --table=configs/tables/fedhpl/table8.py --workdir=runs/fedhpl_counts/table8
-Variants: small, smoke and paper are the same: numbers of the built networks; nothing is trained, and no files are needed.
-          In units of 2^10. ResNet-34 has as many as ResNet-18.
+Variants: small, smoke and paper are equal: counts of the built networks; nothing is trained, and no
+          files are needed. In units of 2^10. ResNet-34 has as many as ResNet-18.
 """
 
 from configs.tables.base import Measure

@@ -1,9 +1,10 @@
-"""Table 9 of the FedHPL paper: numbers that a client sends in a round; and what five clients send, beside Table 10's constants.
+"""FedHPL, Table 9: numbers sent by one client per round, and by five, with Table 10's constants.
 
 Command:  fedjax-core table --table=configs/tables/fedhpl/table9.py --workdir=runs/fedhpl_counts/table9
-Variants: small, smoke and paper are the same: numbers of the built networks; nothing is trained, and no files are needed.
-          FedGen's printed count goes with a label per example; here it goes with how many there are of each. FedMD sends 21 or 111
-          numbers for each public example, FedHPL without compression 11 or 101 for each correct logit (`table10.py`).
+Variants: small, smoke and paper are equal: counts of the built networks; nothing is trained, and no
+          files are needed. FedGen's printed count has a label per example; here it has the number
+          of examples per label. FedMD sends 21 or 111 numbers for each public example, FedHPL
+          without compression 11 or 101 for each correct logit (`table10.py`).
 """
 
 from configs import fedgen, fedgh, fedhe, fedproto, fedtgp

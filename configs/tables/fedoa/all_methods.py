@@ -1,26 +1,32 @@
-"""What the tables of the FedOA paper share; as a table itself, all methods on one setting that two cores finish.
+"""Shared definitions of the FedOA paper's tables; as a table, all methods on one small setting.
 
 Command:  fedjax-core table --table=configs/tables/fedoa/all_methods.py --workdir=runs/fedoa --set=data.dir=DIR
 Expect:   see configs/RESULTS.md.
-Variants: small (the default): a sentence encoder (docs/pages/pretrained.md: the extra `weights`) that chooses among the options,
-          FLAN's questions in DIR/flan_ood, 100 training and 50 test rows of each data set, 128 tokens, 3 rounds; smoke (two rounds
-          of turned digits, an angle left out, seconds); paper: the published setting, LoRA of LLaMA-7B in the folder llama-7b, 1000
-          and 200 rows of each data set, 512 tokens, 20 rounds, and the ROUGE-1 of what the models write.
+Variants: small (the default): a sentence encoder (docs/pages/pretrained.md: the extra `weights`)
+          that scores the options of FLAN's questions in DIR/flan_ood, 100 training and 50 test
+          examples of each data set, 128 tokens, 3 rounds; smoke (two rounds of rotated digits, one
+          angle left out, seconds); paper: the published setting, LoRA of LLaMA-7B in the folder
+          llama-7b, 1000 and 200 examples of each data set, 512 tokens, 20 rounds, ROUGE-1 of
+          generated answers.
 
-The paper's are `table*.py` and `figure*.py`; in one --workdir they share runs whose row, column and settings agree. One
-task (or domain) is left out, the others are the clients', and each personal model is scored on the test sets of the one left out,
-which are equally large: the number is the mean over sets and clients. Of FedIT and Centralized it is the global model's. Each test
-set by itself is in metrics.jsonl ("rouge1_record").
+The paper's tables and figures are `table*.py` and `figure*.py`. With one --workdir they share runs
+with equal row, column and settings. One task (or domain) is left out; the clients have the others.
+Each personal model (for FedIT and Centralized the global one) is evaluated on the test sets of the
+task left out, which have equal sizes: the score is the mean over sets and clients. Each test set by
+itself is in metrics.jsonl ("rouge1_record").
 
-LoRA of rank 8 beside queries and values, AdamW at 3e-4 that falls to 0 in each local training, 2 local epochs, batches of 32, all
-clients in every round, lambda 0.5. Centralized: 10 epochs at once. In small: 2e-3, batches of 16, 6 epochs at once. pFedMe: one
-inner step on each batch, so that it takes as many gradients as the others, and an outer rate of 0.5; the paper says neither.
+LoRA of rank 8 on queries and values, AdamW at 3e-4 that decays to 0 in each local training, 2 local
+epochs, batches of 32, all clients in every round, lambda 0.5; Centralized has one round of 10
+epochs. In small: 2e-3, batches of 16, one round of 6 epochs. pFedMe has one inner step per batch,
+so that it takes as many gradients as the others, and an outer rate of 0.5; the paper gives neither.
 
-The published numbers are of the authors' code, in which personal adapters start later and anew, and the pull of PerAda and pFedMe
-has no gradient: --only=fedoa,perada,fedsdr --set=method.variant=released is nearer to them, and so is the row "pFedMe, released".
-Answers are decoded with 4 beams, as theirs are.
+The published numbers are from the authors' code, in which personal adapters start later and anew,
+and the proximal term of PerAda and pFedMe has no gradient. --only=fedoa,perada,fedsdr
+--set=method.variant=released is closer to them, and so is the row "pFedMe, released". Answers are
+decoded with 4 beams, as in that code.
 
-Other data: --set=data.source="instructions(leave_out='sentiment', prepared=True)" reads prepared tfds sets, for one column.
+Other data: --set=data.source="instructions(leave_out='sentiment', prepared=True)" reads prepared
+tfds sets, for one column.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +41,7 @@ GLOBAL, PERSONAL = {"evaluation.scopes": ("global",)}, {"evaluation.scopes": ("a
 
 
 def score(name: str) -> tuple[str, ...]:
-    """On what is left out: of each client's personal model, or of the global one."""
+    """Returns score names on the task left out: personal models, else the global model."""
     return f"test/personal/all/{name}/mean", f"test/global/{name}"
 
 
@@ -90,13 +96,13 @@ FEDOA = Row("FedOA", fedoa.get_config, {"method.lam": 0.5, **PERSONAL})
 
 
 def centralized(variant: str) -> Row:
-    """One training on all clients' rows."""
+    """Returns a row of one training on the examples of all clients."""
     changes = {"rounds": 1, "evaluation.every": 1, "method.epochs": AT_ONCE[variant], **GLOBAL}
     return Row("Centralized", centralized_config.get_config, changes)
 
 
-def of_fedoa(label: str, **options: Any) -> Row:
-    """FedOA with options of the method."""
+def fedoa_row(label: str, **options: Any) -> Row:
+    """Returns a row of FedOA with options of the method."""
     return Row(label, FEDOA.config, {**FEDOA.changes, **{f"method.{name}": value for name, value in options.items()}})
 
 
@@ -104,7 +110,7 @@ PERSONALISED = (PFEDME, FEDLORA, PERADA, FEDSDR, FEDOA)
 
 
 def with_options(row: Row, **changes: Any) -> Row:
-    """The row with more changes; "__" for the dot."""
+    """Returns the row with more changes; "__" stands for the dot."""
     return Row(row.label, row.config, {**row.changes, **{field.replace("__", "."): value for field, value in changes.items()}})
 
 
@@ -117,11 +123,14 @@ TASKS = {
     "Reading comprehension": "reading_comprehension",
 }
 READING = "Reading comprehension"
-ANGLES = dict(zip(TASKS, ("0", "30", "60", "90"), strict=True))  # what is left out of the turned digits in smoke
+ANGLES = dict(zip(TASKS, ("0", "30", "60", "90"), strict=True))  # rotations left out in smoke
 
 
 def questions(task: str, variant: str, more: str = "", tests: int = 50) -> Changes:
-    """FLAN's questions without a task, in small with few test rows of each set; in smoke turned digits without an angle."""
+    """Returns FLAN's questions without one task, in small with few test examples per set.
+
+    In smoke: rotated digits without one angle.
+    """
     if variant == "smoke":
         return {"data.source": f"""unseen_domain(of="rotated(of='digits')", domain={ANGLES[task]!r})""", "data.examples": 240}
     fewer = f", examples=100, test_examples={tests}" if variant == "small" else ""
@@ -129,7 +138,7 @@ def questions(task: str, variant: str, more: str = "", tests: int = 50) -> Chang
 
 
 def columns(variant: str, tasks: Sequence[str] = tuple(TASKS), tests: int = 50) -> tuple[Column, ...]:
-    """One task left out after the other."""
+    """Returns one column per task left out."""
     return tuple(Column(task, questions(task, variant, tests=tests)) for task in tasks)
 
 
@@ -144,7 +153,7 @@ def table(
     measures: Sequence[Measure] | None = None,
     **more: Any,
 ) -> Table:
-    """A table with the protocol of the paper, or a reduced one; smoke has other data, and no published numbers."""
+    """Returns a table with the paper's protocol or a reduced one; smoke has no numbers."""
     more = {name: value for name, value in more.items() if variant != "smoke" or name not in ("paper", "note")}
     measures = MEASURES[variant] if measures is None else measures
     return Table(title, rows, columns, measures, SEEDS, SHARED | SETTINGS[variant] | more.pop("changes", {}), **more)
@@ -153,26 +162,26 @@ def table(
 def published(
     numbers: Mapping[str, str], source: str, columns: Sequence[Column], measures: Sequence[Measure], of: Sequence[Measure] = ()
 ) -> dict[str, Any]:
-    """What `Table.paper` wants, of rows as the paper prints them: "39.73±1.26 82.63±0.59".
+    """Returns `Table.paper` from rows as printed: "39.73±1.26 82.63±0.59".
 
     Args:
-      numbers: by row: for each column a number for each of `of`.
-      source: which table.
-      columns: of the table.
-      measures: of the table.
-      of: those that the numbers stand beside; (): the first.
+      numbers: by row: for each column, one number for each of `of`.
+      source: table of the paper.
+      columns: columns of the table.
+      measures: measures of the table.
+      of: measures to which the numbers belong; (): the first.
     """
-    of, found = of or measures[:1], {}
+    of, entries = of or measures[:1], {}
     for row, line in numbers.items():
         values = iter(line.split())
-        found[row] = {column.label: {measure.label: None for measure in measures} for column in columns}
+        entries[row] = {column.label: {measure.label: None for measure in measures} for column in columns}
         for column in columns:
             for measure in of:
                 number = map(float, next(values).split("±"))
-                found[row][column.label][measure.label] = Paper(*number, source=f"FedOA, {source}")
+                entries[row][column.label][measure.label] = Paper(*number, source=f"FedOA, {source}")
         if more := list(values):
             raise ValueError(f"{source}, {row}: {len(more)} numbers too many")
-    return found
+    return entries
 
 
 TABLE2 = {

@@ -1,9 +1,10 @@
-"""Figures 1 and 3 of the FedOA paper: accuracy round by round, and the loss around FedIT's model; reading comprehension left out.
+"""FedOA, Figures 1 and 3: accuracy per round, and the loss around FedIT's model.
 
 Command:  fedjax-core table --table=configs/tables/fedoa/figure1.py --workdir=runs/fedoa --variant=paper --set=data.dir=DIR
           fedjax-core analyse RUN RUN ... --what=curves --out=DIR --score=test/personal/all/accuracy/mean,test/global/accuracy
           fedjax-core analyse FEDIT RUN ... --what=plane --out=DIR     (Figure 3: the first run has the model in the middle)
-Variants: see `all_methods.py`. Each round is scored: by the accuracy of the choice, in the paper variant of the answers' tokens.
+Variants: see `all_methods.py`. Reading comprehension is left out. Each round is evaluated: the
+          accuracy of the choice, in the paper variant of the answers' tokens.
 """
 
 from configs.tables.fedoa import all_methods as fedoa

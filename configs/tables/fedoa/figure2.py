@@ -1,8 +1,9 @@
-"""Figure 2 of the FedOA paper: how far personal models' features are from the global one's, reading comprehension left out.
+"""FedOA, Figure 2: distance of personal models' features to the global model's.
 
 Command:  fedjax-core table --table=configs/tables/fedoa/figure2.py --workdir=runs/fedoa --variant=paper --set=data.dir=DIR
           fedjax-core analyse RUN RUN RUN --what=curves --score=train/feature_distance --out=DIR
-Variants: see `all_methods.py`. Mean Euclidean distance over the clients' training rows after local training, to the model as
+Variants: see `all_methods.py`. Reading comprehension is left out. The distance is the mean
+          Euclidean one over the clients' training examples after local training, to the model as
           received.
 """
 

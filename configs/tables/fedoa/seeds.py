@@ -1,11 +1,12 @@
-"""Does FedOA's pull help on a task that nobody trained on? Four methods, all four tasks of Table 2, three seeds, with intervals.
+"""FedOA against three methods on all four unseen tasks of Table 2: three seeds, with intervals.
 
 Command:  fedjax-core table fedoa/seeds --workdir=runs/fedoa_seeds --set=data.dir=DIR
 Expect:   see configs/RESULTS.md.
-Variants: see `all_methods.py`; in small all 200 test rows of each data set.
+Variants: see `all_methods.py`; small has all 200 test examples of each data set.
 
-All four train LoRA by the same steps. FedIT keeps one adapter for all; FedLoRA fine-tunes it at each client; PerAda and FedOA have
-personal adapters that are pulled to the common one, PerAda by its weights, FedOA by its features. Differences are to FedOA.
+The four methods train LoRA with equal steps. FedIT has one adapter for all clients; FedLoRA
+fine-tunes it at each client; PerAda and FedOA have personal adapters with a proximal term towards
+the common one, PerAda on weights, FedOA on features. Differences are to FedOA.
 """
 
 import dataclasses

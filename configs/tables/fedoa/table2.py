@@ -1,7 +1,8 @@
-"""Table 2 of the FedOA paper: one task left out after the other, personal models scored on it.
+"""FedOA, Table 2: each task left out in turn; personal models are evaluated on it.
 
 Command:  fedjax-core table --table=configs/tables/fedoa/table2.py --workdir=runs/fedoa --variant=paper --set=data.dir=DIR
-Variants: see `all_methods.py`. The paper's last column is the mean of the four: 56.51, 58.36, 52.16, 56.98, 52.48, 47.22 and 59.05.
+Variants: see `all_methods.py`. The paper's last column is the mean of the four: 56.51, 58.36,
+          52.16, 56.98, 52.48, 47.22 and 59.05.
 """
 
 from configs.tables.fedoa import all_methods as fedoa

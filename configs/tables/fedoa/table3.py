@@ -1,7 +1,8 @@
-"""Table 3 of the FedOA paper: lambda, reading comprehension left out.
+"""FedOA, Table 3: lambda, with reading comprehension left out.
 
 Command:  fedjax-core table --table=configs/tables/fedoa/table3.py --workdir=runs/fedoa --variant=paper --set=data.dir=DIR
-Variants: see `all_methods.py`. The number of lambda 0.5 is another run than Table 2's. Lambda 0 would be each client alone.
+Variants: see `all_methods.py`. The number for lambda 0.5 is from another run than Table 2's. Lambda
+          0 would be local training.
 """
 
 from configs.tables.fedoa import all_methods as fedoa
@@ -10,7 +11,7 @@ PAPER = {"0.01": "61.14", "0.1": "66.16", "0.5": "67.61", "1": "69.05", "2": "69
 
 
 def get_table(variant: str = "small"):
-    rows, columns = [fedoa.of_fedoa(f"lambda {lam}", lam=float(lam)) for lam in PAPER], fedoa.columns(variant, [fedoa.READING])
+    rows, columns = [fedoa.fedoa_row(f"lambda {lam}", lam=float(lam)) for lam in PAPER], fedoa.columns(variant, [fedoa.READING])
     numbers = {f"lambda {lam}": number for lam, number in PAPER.items()}
     paper = fedoa.published(numbers, "Table 3", columns, fedoa.MEASURES[variant])
     return fedoa.table("FedOA, Table 3", variant, rows, columns, paper=paper, note=fedoa.NOTE)

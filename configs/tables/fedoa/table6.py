@@ -1,8 +1,9 @@
-"""Table 6 of the FedOA paper: personalisation, clients tested on their own data sets; reading comprehension is not among them.
+"""FedOA, Table 6: personalisation, clients tested on their own data sets.
 
 Command:  fedjax-core table --table=configs/tables/fedoa/table6.py --workdir=runs/fedoa --variant=paper --set=data.dir=DIR
-Variants: see `all_methods.py`. Each number is the mean over the two clients that have the task's data sets, the average over all
-          six; in smoke the average alone, of turned digits.
+Variants: see `all_methods.py`. Reading comprehension is left out. Each number is the mean over the
+          two clients with the task's data sets, the average over all six; smoke has only the
+          average, on rotated digits.
 """
 
 from configs.tables.base import Column, Measure
@@ -20,7 +21,7 @@ PAPER = {
 
 
 def measure(label: str, variant: str) -> Measure:
-    """ROUGE-1 on the tests of one task, or of all."""
+    """Returns ROUGE-1 on the tests of one task, or of all."""
     task = TASKS[label]
     if variant == "paper":
         return Measure(label, (f"analysis:rouge(of={task!r}, beams=4)" if task else "analysis:rouge(beams=4)",), percent=True)

@@ -1,8 +1,9 @@
-"""Table 7 of the FedOA paper: 30 clients, each with a fifth of a data set.
+"""FedOA, Table 7: 30 clients, each with a fifth of a data set.
 
 Command:  fedjax-core table --table=configs/tables/fedoa/table7.py --workdir=runs/fedoa --variant=paper --set=data.dir=DIR
-Variants: see `all_methods.py`. How the sets are divided is not said: here into five random parts. The paper's last column is the
-          mean of the four: 55.70, 42.27, 46.01, 42.43, 32.97 and 55.20.
+Variants: see `all_methods.py`. The paper does not say how the sets are divided; here into five
+          random parts. Its last column is the mean of the four: 55.70, 42.27, 46.01, 42.43, 32.97
+          and 55.20.
 """
 
 from configs.tables.fedoa import all_methods as fedoa

@@ -1,13 +1,15 @@
-"""Table 8 of the FedOA paper: a vision transformer on Office-Home, one domain left out, three clients with one domain each.
+"""FedOA, Table 8: a vision transformer on Office-Home, one domain left out, three clients.
 
 Command:  fedjax-core table --table=configs/tables/fedoa/table8.py --workdir=runs/fedoa --variant=paper --set=data.dir=DIR
-Variants: paper: Office-Home at 224 pixels in the folder office_home of DIR (DOMAIN/CLASS/*), ViT-B/16 from weights/vit_b16.npz
-          (docs/pages/pretrained.md), its adapter and head trained; small: PACS at 32 pixels from DIR/pacs64.npz, a small
-          vision transformer, trained whole for there are no weights, 10 rounds; smoke: turned digits. Which ViT and which rates
-          the paper takes it does not say; here the language models' rates. Its last column is the mean: 69.97, 53.96, 64.47, 53.98
-          and 69.35.
+Variants: paper: Office-Home at 224 pixels in the folder office_home of DIR (DOMAIN/CLASS/*),
+          ViT-B/16 from weights/vit_b16.npz (docs/pages/pretrained.md), training adapter and head;
+          small: PACS at 32 pixels from DIR/pacs64.npz, a small vision transformer without weights,
+          trained whole, 10 rounds; smoke: rotated digits. Each client has one domain. The paper
+          gives neither the ViT nor the rates; here these are the language models' rates. Its last
+          column is the mean: 69.97, 53.96, 64.47, 53.98 and 69.35.
 
-The columns are the domains that are left out. Another backbone: --set=models="('vit_s16',)" --set=weights=FILE.
+The columns are the domains that are left out. Another backbone: --set=models="('vit_s16',)"
+--set=weights=FILE.
 """
 
 from configs.tables.base import Column

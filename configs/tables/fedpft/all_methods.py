@@ -1,20 +1,24 @@
-"""What the tables of the FedPFT paper share; as a table itself, all methods on one setting that two cores finish.
+"""Shared definitions of the FedPFT paper's tables; as a table, all methods on one small setting.
 
 Command:  fedjax-core table --table=configs/tables/fedpft/all_methods.py --workdir=runs/fedpft --set=data.dir=DIR
 Expect:   see configs/RESULTS.md.
-Variants: small (the default): CIFAR-10 at 16 x 16 pixels, 10 clients with 200 + 100 images each, networks with a quarter of the
-          channels, batches of 20, 40 rounds; smoke (two rounds on digits, seconds); paper: the published setting, 40 clients with
-          500 + 100 images (200 of Tiny-ImageNet), batches of 100, 1000 rounds.
+Variants: small (the default): CIFAR-10 at 16 x 16 pixels, 10 clients with 200 + 100 images each,
+          networks with a quarter of the channels, batches of 20, 40 rounds; smoke (two rounds on
+          digits, seconds); paper: the published setting, 40 clients with 500 + 100 images (200 of
+          Tiny-ImageNet), batches of 100, 1000 rounds.
 
-The paper's are `table*.py` and `figure*.py`, numbered as in its ICLR version. In one --workdir they share the runs
-that they have in common. The published number is the best round's mean accuracy of the clients on their own test rows; beside it
-stands the last round's. ResNet-8 for CIFAR-10, ResNet-10 for CIFAR-100 and Tiny-ImageNet, both with the 7x7 stem; 4 + 1 local
-epochs, 3 + 2 of FedPFT+Con at alpha 0.1; all methods at a rate of 0.1 (the paper chooses each one's among 0.1, 0.01 and 0.001).
+The paper's tables and figures are `table*.py` and `figure*.py`, numbered as in its ICLR version.
+With one --workdir they share equal runs. The published number is the mean accuracy of the clients
+on their own test examples in the best round; the last round is shown beside it. ResNet-8 for
+CIFAR-10, ResNet-10 for CIFAR-100 and Tiny-ImageNet, both with the 7x7 stem; 4 + 1 local epochs, 3 +
+2 for FedPFT+Con at alpha 0.1; a rate of 0.1 for all methods (the paper selects each one's among
+0.1, 0.01 and 0.001).
 
-CIFAR-10 as a prepared tfds set: --set="/cifar-10-*:data.source=tfds:cifar10". Tiny-ImageNet: a folder tiny-imagenet-200 with
-train/CLASS/* and test/CLASS/*. Every table gives the seconds per round;
-Table 15 is `fedjax-core analyse RUN --what=communication`, Figures 4 and 5 are `--what=tsne` (--features=extractor, features
-or contrast; --centroids), Figure 8 `--what=partition`, Figure 10 `--what=attention`.
+CIFAR-10 from a prepared tfds set: --set="/cifar-10-*:data.source=tfds:cifar10". Tiny-ImageNet: a
+folder tiny-imagenet-200 with train/CLASS/* and test/CLASS/*. Every table reports seconds per round.
+Table 15 is `fedjax-core analyse RUN --what=communication`. Figures 4 and 5 are `--what=tsne`
+(--features=extractor, features or contrast; --centroids), Figure 8 `--what=partition`, Figure 10
+`--what=attention`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,7 +56,7 @@ FEDBN = Row("FedBN", fedbn.get_config, {"method.epochs": 5})
 FEDROD = Row("FedRoD", fedrod.get_config)
 PFEDSD = Row("pFedSD", pfedsd.get_config)
 FEDCAC = Row("FedCAC", fedcac.get_config)
-CAC_OF_MANY = {"method.tau": 0.4, "method.beta": 170}  # the authors' for CIFAR-100, here of Tiny-ImageNet too; CIFAR-10: 0.5, 100
+CAC_OF_MANY = {"method.tau": 0.4, "method.beta": 170}  # the authors' for CIFAR-100, here also for Tiny-ImageNet; CIFAR-10: 0.5, 100
 LINEAR = Row("FedAvg+Linear", fedavg_linear.get_config)
 BASELINES = (
     FEDAVG,
@@ -99,14 +103,14 @@ SHARED: dict[str, Any] = {
     "optimizer.weight_decay": None,
     "evaluation.scopes": ("own",),
 }
-EXAMPLES = {"paper": (500, 100), "small": (200, 100), "smoke": (40, 10)}  # of a client, for training and testing
+EXAMPLES = {"paper": (500, 100), "small": (200, 100), "smoke": (40, 10)}  # per client, for training and testing
 CIFAR10, CIFAR100, TINY = "CIFAR-10", "CIFAR-100", "Tiny-ImageNet"
 SOURCES = {CIFAR10: "cifar10", CIFAR100: "cifar100", TINY: "folder(path='tiny-imagenet-200')"}
-CLASSES = {CIFAR10: 2, CIFAR100: 20, TINY: 40}  # of a client, where they are the skew
+CLASSES = {CIFAR10: 2, CIFAR100: 20, TINY: 40}  # per client, in pathological partitions
 
 
 def network(name: str, variant: str) -> Changes:
-    """ResNets with the 7x7 stem: of full width in the paper, a quarter of it in small; in smoke a CNN."""
+    """Returns a ResNet with the 7x7 stem, in small at a quarter of its width; in smoke a CNN."""
     width = "" if variant == "paper" else ", width=16"
     return {"models": ("cnn(widths=(4,), dense=16)" if variant == "smoke" else f"{name}(stem='imagenet'{width})",)}
 
@@ -121,28 +125,28 @@ def _column(label: str, variant: str, data: str, scheme: str, option: str, model
 
 
 def dirichlet(data: str, alpha: float, variant: str, more: str = "", model: str = "", **changes: Any) -> Column:
-    """A data set whose clients draw a label distribution each. In smoke it is digits, divided in the same way.
+    """Returns a data set whose clients have one label distribution each; in smoke digits.
 
     Args:
       data: one of `SOURCES`.
-      alpha: small: strong skew.
-      variant: of the table.
-      more: end of the label.
+      alpha: a small alpha is a strong skew.
+      variant: variant of the table.
+      more: suffix of the label.
       model: a ResNet; "": the paper's for these data.
-      **changes: more of them, with "__" for the dot.
+      **changes: further changes, with "__" for the dot.
     """
-    found = _column(f"{data}, alpha {alpha}{more}", variant, data, "dirichlet_clients", f"alpha={alpha}", model)
-    return Column(found.label, {**found.changes, **{field.replace("__", "."): value for field, value in changes.items()}})
+    base = _column(f"{data}, alpha {alpha}{more}", variant, data, "dirichlet_clients", f"alpha={alpha}", model)
+    return Column(base.label, {**base.changes, **{field.replace("__", "."): value for field, value in changes.items()}})
 
 
 def pathological(data: str, variant: str) -> Column:
-    """A data set whose clients have a few classes each, equally many rows of each."""
+    """Returns a data set whose clients have a few classes each, of equal sizes."""
     classes = 2 if variant == "smoke" else CLASSES[data]
     return _column(f"{data}, {CLASSES[data]} classes", variant, data, "pathological_clients", f"classes_per_client={classes}")
 
 
-def of_alpha(column: Column, alpha: float) -> bool:
-    """Whether the column is Dirichlet's with this alpha."""
+def has_alpha(column: Column, alpha: float) -> bool:
+    """Returns whether the column is a Dirichlet partition with this alpha."""
     return column.changes["data.partition"].startswith(f"dirichlet_clients(alpha={alpha},")
 
 
@@ -154,10 +158,10 @@ def table(
     measures: Sequence[Measure] = (BEST, LAST),
     **more: Any,
 ) -> Table:
-    """A table with the protocol of the paper, or a reduced one."""
+    """Returns a table with the paper's protocol, or a reduced one."""
     early = {"method.transform_epochs": 3, "method.model_epochs": 2}
     contrasted = [row for row in rows if row.changes.get("method.contrast.on")]
-    cells = {(row.label, column.label): early for row in contrasted for column in columns if of_alpha(column, 0.1)}
+    cells = {(row.label, column.label): early for row in contrasted for column in columns if has_alpha(column, 0.1)}
     many = [column for column in columns if column.changes.get("data.source") in (SOURCES[CIFAR100], SOURCES[TINY])]
     cells |= {(row.label, column.label): CAC_OF_MANY for row in rows if row.config == FEDCAC.config for column in many}
     return Table(title, rows, columns, measures, SEEDS, SHARED | SETTINGS[variant], cells, **more)
@@ -170,14 +174,15 @@ def published(
     measures: Sequence[Measure] = (BEST, LAST),
     of: Sequence[Measure] = (BEST,),
 ) -> dict[str, Any]:
-    """What `Table.paper` wants, of rows as the paper prints them: "34.91±0.86 32.78±0.23", for each column the measures `of`."""
+    """Returns `Table.paper` from rows as printed, "34.91±0.86 ...": the measures `of` per
+    column."""
     places = [(column.label, measure.label) for column in columns for measure in of]
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for row, line in numbers.items():
-        found[row] = {column.label: {measure.label: None for measure in measures} for column in columns}
+        entries[row] = {column.label: {measure.label: None for measure in measures} for column in columns}
         for (column, measure), text in zip(places, line.split(), strict=True):
-            found[row][column][measure] = Paper(*map(float, text.split("±")), source=f"FedPFT, {source}")
-    return found
+            entries[row][column][measure] = Paper(*map(float, text.split("±")), source=f"FedPFT, {source}")
+    return entries
 
 
 PAPER = {

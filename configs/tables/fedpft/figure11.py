@@ -1,7 +1,8 @@
-"""Figure 11 of the FedPFT paper, the number n_kappa of prompts; and n_rho of the contrast, which the arXiv version varies too.
+"""FedPFT, Figure 11: number n_kappa of prompts; and n_rho of the contrast (arXiv version).
 
 Command:  fedjax-core table --table=configs/tables/fedpft/figure11.py --workdir=runs/fedpft --variant=paper
-Variants: see `all_methods.py`. The values, and the accuracies, are in the figures alone: these are ours.
+Variants: see `all_methods.py`. The paper shows values and accuracies only in its figures; the
+          values here are ours.
 """
 
 from configs import fedpft as fedpft_config

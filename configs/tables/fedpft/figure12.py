@@ -1,7 +1,8 @@
-"""Figure 12 of the FedPFT paper: R_f of the five local epochs for the transformation, at alpha 0.1; of FedPFT+Con as on arXiv.
+"""FedPFT, Figure 12: local epochs R_f of the transformation, out of five, at alpha 0.1.
 
 Command:  fedjax-core table --table=configs/tables/fedpft/figure12.py --workdir=runs/fedpft --variant=paper
-Variants: see `all_methods.py`. The accuracies are in the figures alone. R_f = 4 is FedPFT, 3 is FedPFT+Con.
+Variants: see `all_methods.py`. FedPFT+Con as in the arXiv version. The accuracies are only in the
+          figures. R_f = 4 is FedPFT, 3 is FedPFT+Con.
 """
 
 import dataclasses

@@ -1,8 +1,9 @@
-"""Figure 9 of the FedPFT paper: FedPFT+Con beside two stages, 1000 rounds of the contrast alone, then 1000 of classification.
+"""FedPFT, Figure 9: FedPFT+Con against two stages of 1000 rounds: contrast, classification.
 
 Command:  fedjax-core table --table=configs/tables/fedpft/figure9.py --workdir=runs/fedpft --variant=paper
           fedjax-core analyse RUN RUN --what=curves --score=train/contrast --out=DIR      (also train/loss)
-Variants: see `all_methods.py`. The accuracies are the arXiv version's; the curves of the losses are in the figure alone.
+Variants: see `all_methods.py`. The accuracies are from the arXiv version; the loss curves are only
+          in the figure.
 """
 
 from configs import fedpft as fedpft_config

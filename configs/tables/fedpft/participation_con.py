@@ -1,7 +1,7 @@
-"""The arXiv version's table of FedPFT+Con (there called FedPFT) with 90, 70 and 50 % of the clients in a round, at alpha 0.1.
+"""FedPFT, arXiv version: FedPFT+Con with 90, 70 and 50 % of the clients in a round, at alpha 0.1.
 
 Command:  fedjax-core table --table=configs/tables/fedpft/participation_con.py --workdir=runs/fedpft --variant=paper
-Variants: see `all_methods.py`.
+Variants: see `all_methods.py`. The arXiv version calls the method FedPFT.
 """
 
 from configs.tables.fedpft import all_methods as fedpft

@@ -1,13 +1,15 @@
-"""Which reading of what the FedPFT paper leaves open comes closest to its numbers? Chosen on validation rows.
+"""Readings of what the FedPFT paper leaves open, compared on validation examples.
 
 Command:  fedjax-core table fedpft/readings --workdir=runs/fedpft_readings --set=data.dir=DIR
 Expect:   see configs/RESULTS.md.
-Variants: see `all_methods.py`, with its published division in small too: CIFAR-10, alpha 0.5, 40 clients with 500 + 100 images at
-          full resolution. Small (the default) has a quarter of the channels and 60 rounds; paper: the whole ResNet-8, 100 rounds.
+Variants: see `all_methods.py`, but with the published partition also in small: CIFAR-10, alpha 0.5,
+          40 clients with 500 + 100 images at full resolution. Small (the default) has a quarter of
+          the channels and 60 rounds; paper: the whole ResNet-8, 100 rounds.
 
-The paper says nothing of a residual path beside the attention, of momentum, of batch normalisation while the extractor is frozen.
-Momentum 0.9 is what its first author's library has for FedCAC in the same setting; a network in training mode whose leaves are
-frozen has batch statistics. A fifth of each client's training rows is for validation.
+The paper does not mention a residual path beside the attention, momentum, or batch normalisation
+while the extractor is frozen. Momentum 0.9 is the setting of FedCAC in its first author's library
+for the same data. A network in training mode with frozen leaves uses batch statistics. A fifth of
+each client's training examples is held out for validation.
 """
 
 import dataclasses

@@ -1,12 +1,13 @@
-"""Table 1 of the FedPFT paper, the mismatch: accuracy as trained, with a new head, and with a linear layer before the head.
+"""FedPFT, Table 1: the mismatch: as trained, with a new head, with a linear layer before the head.
 
 Command:  fedjax-core table --table=configs/tables/fedpft/table1.py --workdir=runs/fedpft --variant=paper
-Variants: see `all_methods.py`. The analyses are of the last round; heads and layers are refitted to their optimum.
+Variants: see `all_methods.py`. Analyses use the last round; heads and layers are refitted to their
+          optimum.
 """
 
 from configs.tables.fedpft import all_methods as fedpft
 
-PAPER = {  # of each column: probe, origin, match
+PAPER = {  # per column: probe, origin, match
     "FedAvg": "72.52 59.66 72.60  68.38 60.33 68.37",
     "FedPer": "71.07 68.86 71.03  66.51 64.83 66.75",
     "FedBN": "70.15 66.20 70.60  66.51 62.97 66.80",

@@ -1,18 +1,20 @@
-"""Table 10 of the FedPFT paper, feature shift: PACS on 4 clients and DomainNet on 6, one domain each, 1000 + 500 images.
+"""FedPFT, Table 10: feature shift: PACS on 4 clients, DomainNet on 6, one domain each.
 
 Command:  fedjax-core table --table=configs/tables/fedpft/table10.py --workdir=runs/fedpft --variant=paper
-Variants: see `all_methods.py`; in small 200 + 100 images, in smoke digits, divided by class. The paper gives neither network nor
-          size: here ResNet-8 with the 7x7 stem and 64 x 64 pixels. Nor does it give DomainNet's classes: the folder's are taken
-          (ten in public code). Both are folders DOMAIN/CLASS/*; a part of each domain that holds 500 images becomes the test set.
+Variants: see `all_methods.py`. 1000 + 500 images per client; in small 200 + 100, in smoke digits,
+          partitioned by class. The paper gives neither network nor image size; here ResNet-8 with
+          the 7x7 stem and 64 x 64 pixels. Nor does it give DomainNet's classes; all classes of the
+          folder are used (ten in public code). Both data sets are folders DOMAIN/CLASS/*; a part of
+          each domain with 500 images becomes the test set.
 
-PACS as one file: --set="/pacs:data.source=npz(path='pacs64.npz', test_fraction=0.32)".
+PACS from one file: --set="/pacs:data.source=npz(path='pacs64.npz', test_fraction=0.32)".
 """
 
 from configs.tables.base import Column
 from configs.tables.fedpft import all_methods as fedpft
 
-DATA = {"PACS": (4, "PACS", 0.32), "DomainNet": (6, "DomainNet", 0.25)}  # clients, folder, part that is tested on
-PAPER = {  # of each column: origin, match
+DATA = {"PACS": (4, "PACS", 0.32), "DomainNet": (6, "DomainNet", 0.25)}  # clients, folder, test fraction
+PAPER = {  # per column: origin, match
     "FedAvg": "71.48 75.49  63.53 67.17",
     "FedPer": "74.86 75.31  65.70 65.67",
     "FedBN": "73.91 74.71  67.57 68.57",
@@ -22,7 +24,7 @@ PAPER = {  # of each column: origin, match
 
 
 def column(label: str, variant: str) -> Column:
-    """A data set with a domain per client."""
+    """Returns a data set with one domain per client."""
     clients, folder, tests = DATA[label]
     train, test = {"paper": (1000, 500)}.get(variant, fedpft.EXAMPLES[variant])
     if variant == "smoke":

@@ -1,4 +1,4 @@
-"""Table 11 of the FedPFT paper: CIFAR-10 on 100 clients.
+"""FedPFT, Table 11: CIFAR-10 on 100 clients.
 
 Command:  fedjax-core table --table=configs/tables/fedpft/table11.py --workdir=runs/fedpft --variant=paper
 Variants: see `all_methods.py`; small has 25 clients, smoke 10.

@@ -1,4 +1,4 @@
-"""Table 12 of the FedPFT paper: CIFAR-10 with ResNet-18.
+"""FedPFT, Table 12: CIFAR-10 with ResNet-18.
 
 Command:  fedjax-core table --table=configs/tables/fedpft/table12.py --workdir=runs/fedpft --variant=paper
 Variants: see `all_methods.py`.

@@ -1,4 +1,4 @@
-"""Table 13 of the FedPFT paper: FedPFT with 90, 70 and 50 % of the clients in a round, at alpha 0.5.
+"""FedPFT, Table 13: FedPFT with 90, 70 and 50 % of the clients in a round, at alpha 0.5.
 
 Command:  fedjax-core table --table=configs/tables/fedpft/table13.py --workdir=runs/fedpft --variant=paper
 Variants: see `all_methods.py`. FedPFT+Con at alpha 0.1, of the arXiv version, is `participation_con.py`.
@@ -19,7 +19,7 @@ PAPER = {
 
 
 def shares(row: Row) -> tuple[Row, ...]:
-    """The row, and the same with fewer clients in a round."""
+    """Returns the row, and the same with fewer clients in a round."""
     fewer = ((f"{row.label}, {100 * part:.0f} %", {**row.changes, "cohort.fraction": part}) for part in PARTS)
     return row, *(dataclasses.replace(row, label=label, changes=changes) for label, changes in fewer)
 

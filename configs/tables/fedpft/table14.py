@@ -1,8 +1,8 @@
-"""Table 14 of the FedPFT paper: seconds per round, on CIFAR-100 with ResNet-10.
+"""FedPFT, Table 14: seconds per round, on CIFAR-100 with ResNet-10.
 
 Command:  fedjax-core table --table=configs/tables/fedpft/table14.py --workdir=runs/fedpft_time --variant=paper
-Variants: see `all_methods.py`; 100 rounds in paper. The seconds stand in the table's last section, compiling left out; the
-          accuracies are those after so few rounds, which the paper does not give.
+Variants: see `all_methods.py`; 100 rounds in paper. The last section of the table has the seconds,
+          without compilation. The accuracies after so few rounds are not in the paper.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tables 2 and 3 of the FedPFT paper: CIFAR-100 and Tiny-ImageNet, Dirichlet; Table 3 is the row of FedPFT+Con.
+"""FedPFT, Tables 2 and 3: CIFAR-100 and Tiny-ImageNet, Dirichlet; Table 3 is the row FedPFT+Con.
 
 Command:  fedjax-core table --table=configs/tables/fedpft/table2.py --workdir=runs/fedpft --variant=paper
 Variants: see `all_methods.py`.

@@ -1,4 +1,4 @@
-"""Table 4 of the FedPFT paper, its ablation on CIFAR-100, with all eight settings of the arXiv version.
+"""FedPFT, Table 4: its ablation on CIFAR-100, with all eight settings of the arXiv version.
 
 Command:  fedjax-core table --table=configs/tables/fedpft/table4.py --workdir=runs/fedpft --variant=paper
 Variants: see `all_methods.py`. Numbered as in the arXiv version (VIII is the ICLR version's VI): FedAvg is I, FedPFT III,

@@ -1,7 +1,8 @@
-"""Table 5 of the FedPFT paper: new linear heads on each method's features, on CIFAR-10 and CIFAR-100.
+"""FedPFT, Table 5: new linear heads on each method's features, on CIFAR-10 and CIFAR-100.
 
 Command:  fedjax-core table --table=configs/tables/fedpft/table5.py --workdir=runs/fedpft --variant=paper
-Variants: see `all_methods.py`. The probe is of the last round, of FedPFT on the features that its classifier sees.
+Variants: see `all_methods.py`. The probe uses the last round, and for FedPFT the input features of
+          its classifier.
 """
 
 from configs.tables.fedpft import all_methods as fedpft

@@ -1,7 +1,8 @@
-"""Table 6 of the FedPFT paper: new linear heads on FedPFT+Con's features before and after they are transformed by either prompts.
+"""FedPFT, Table 6: linear heads on FedPFT+Con's features before and after either prompts.
 
 Command:  fedjax-core table --table=configs/tables/fedpft/table6.py --workdir=runs/fedpft --variant=paper
-Variants: see `all_methods.py`. The paper's last column is printed as alpha 0.5; it is 1.0, as Table 5 shows.
+Variants: see `all_methods.py`. The paper's last column is printed as alpha 0.5; Table 5 shows that
+          it is 1.0.
 """
 
 from configs.tables.base import Measure

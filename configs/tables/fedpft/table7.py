@@ -1,4 +1,4 @@
-"""Table 7 of the FedPFT paper: clients with 2, 20 and 40 classes of CIFAR-10, CIFAR-100 and Tiny-ImageNet.
+"""FedPFT, Table 7: clients with 2, 20 and 40 classes of CIFAR-10, CIFAR-100 and Tiny-ImageNet.
 
 Command:  fedjax-core table --table=configs/tables/fedpft/table7.py --workdir=runs/fedpft --variant=paper
 Variants: see `all_methods.py`.

@@ -1,4 +1,4 @@
-"""Table 8 of the FedPFT paper: CIFAR-10, Dirichlet.
+"""FedPFT, Table 8: CIFAR-10, Dirichlet.
 
 Command:  fedjax-core table --table=configs/tables/fedpft/table8.py --workdir=runs/fedpft --variant=paper
 Variants: see `all_methods.py`.

@@ -1,11 +1,13 @@
-"""A part of Table 8 of the FedPFT paper that two cores finish in a night: its own setting at alpha 0.5, four methods, fewer rounds.
+"""Part of Table 8 of the FedPFT paper at its own setting: alpha 0.5, four methods, fewer rounds.
 
 Command:  fedjax-core table fedpft/table8_short --variant=paper --workdir=runs/fedpft8 --set=data.dir=DIR
 Expect:   see configs/RESULTS.md; 76 s a round of a core, of FedPFT 21: 6.5 h in all.
-Variants: see `all_methods.py`, whose setting it has: 40 clients with 500 + 100 images each, ResNet-8 with the 7x7 stem, batches of
-          100, 5 local epochs, of FedPFT 4 + 1.
+Variants: see `all_methods.py`. Paper has its setting: 40 clients with 500 + 100 images each,
+          ResNet-8 with the 7x7 stem, batches of 100, 5 local epochs (FedPFT 4 + 1). Two cores
+          finish it in a night.
 
-The paper runs 1000 rounds and gives the best one. `ROUNDS` are fewer: Local and FedPer have their best round early.
+The paper runs 1000 rounds and reports the best one. `ROUNDS` has fewer: Local and FedPer reach
+their best round early.
 """
 
 import dataclasses

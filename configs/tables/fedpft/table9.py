@@ -1,7 +1,8 @@
-"""Table 9 of the FedPFT paper: FedAvg with a personal linear layer before the classifier, on CIFAR-10 and CIFAR-100.
+"""FedPFT, Table 9: FedAvg with a personal linear layer before the classifier.
 
 Command:  fedjax-core table --table=configs/tables/fedpft/table9.py --workdir=runs/fedpft --variant=paper
-Variants: see `all_methods.py`. Its other rows are also in Tables 2, 3 and 8.
+Variants: see `all_methods.py`. CIFAR-10 and CIFAR-100. The other rows are also in Tables 2, 3 and
+          8.
 """
 
 from configs.tables.fedpft import all_methods as fedpft

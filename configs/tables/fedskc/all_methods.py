@@ -1,17 +1,19 @@
-"""What the tables of the FedSKC paper share; as a table itself, all methods on one setting that two cores finish.
+"""Shared definitions of the FedSKC paper's tables; as a table, all methods on one small setting.
 
 Command:  fedjax-core table --table=configs/tables/fedskc/all_methods.py --workdir=runs/fedskc --set=data.dir=DIR
 Expect:   see configs/RESULTS.md.
-Variants: small (the default): CIFAR-10 at 16 x 16 pixels, 10,000 of its training images, ResNet-8 with a quarter of the channels, 2
-          local epochs, 30 rounds, learning rate 0.05; smoke (two rounds on digits, seconds); paper: the published setting.
+Variants: small (the default, for two cores): CIFAR-10 at 16 x 16 pixels, 10,000 of its training
+          images, ResNet-8 with a quarter of the channels, 2 local epochs, 30 rounds, learning rate
+          0.05; smoke (two rounds on digits, seconds); paper: the published setting.
 
-The paper's are `table1.py` to `table5.py` and `figure3*.py`; `readings.py` compares readings of GDA. In one --workdir they share
-the runs that they have in common. FedSKC stands there as it is by default and as printed; the other methods have their authors'
-coefficients. The paper does not name the member of FedOPT: it is FedAdam here. CIFAR-10 as a prepared tfds set:
+The paper's tables and figures are `table1.py` to `table5.py` and `figure3*.py`; `readings.py`
+compares readings of GDA. With one --workdir they share equal runs. FedSKC has two rows, the default
+and the printed reading; the other methods have their authors' coefficients. The paper does not name
+the member of FedOPT; here it is FedAdam. CIFAR-10 from a prepared tfds set:
 --set="/cifar-10-*:data.source=tfds:cifar10".
 
-Figures 4a to 4c are `fedjax-core analyse RUN ... --what=knowledge` of runs of FedSKC, FedAvg, and FedSKC with M = 0 (without
-Eq. 1; `figure3ab.py`); Figure 1b is `--what=landscape`.
+Figures 4a to 4c are `fedjax-core analyse RUN ... --what=knowledge` for runs of FedSKC, FedAvg, and
+FedSKC with M = 0 (without Eq. 1; `figure3ab.py`); Figure 1b is `--what=landscape`.
 """
 
 from typing import Any
@@ -22,7 +24,7 @@ from configs.tables.base import Column, Measure, Row, Table
 ACCURACY = Measure("global test accuracy", ("test/global/accuracy",))
 SEEDS = (0, 1, 2)
 
-CLIPPED = {"optimizer.clip": 10.0}  # norm of gradients, in the code of both
+CLIPPED = {"optimizer.clip": 10.0}  # norm of gradients, as in both authors' code
 BASELINES = (
     Row("FedAvg", fedavg.get_config),
     Row("FedProx", fedprox.get_config),
@@ -65,8 +67,8 @@ SHARED: dict[str, Any] = {
     "optimizer.weight_decay": None,
     "evaluation.scopes": ("global",),
 }
-MANY = {"MOON": {"method.mu": 1.0}}  # the paper's for CIFAR-100 and Tiny-ImageNet; its 5 is of CIFAR-10
-ON_CNN = {"FedNH": {"method.scale": 1.0}}  # the authors' for their small CNN; 20 is of ResNet-18
+MANY = {"MOON": {"method.mu": 1.0}}  # the authors' for CIFAR-100 and Tiny-ImageNet; 5 for CIFAR-10
+ON_CNN = {"FedNH": {"method.scale": 1.0}}  # the authors' for their small CNN; 20 for ResNet-18
 CNN = {"paper": "cnn(widths=(32, 64), dense=128)", "small": "cnn(widths=(8, 16), dense=32)", "smoke": "mlp(widths=(16,))"}
 
 
@@ -78,7 +80,7 @@ def column(
     long_tail: float | None = None,
     targets: tuple[float, ...] | None = None,
 ) -> Column:
-    """A data setting: `long_tail` is rho. In smoke it is digits, divided in the same way."""
+    """Returns a data setting; `long_tail` is rho. Smoke partitions digits in the same way."""
     changes: dict[str, Any] = {"data.partition": f"dirichlet(alpha={alpha})", "data.long_tail": long_tail}
     if variant != "smoke":
         changes["data.source"] = source
@@ -88,17 +90,17 @@ def column(
 
 
 def table(title: str, variant: str, columns: tuple[Column, ...], rows: tuple[Row, ...] = ROWS, **more: Any) -> Table:
-    """A table with the protocol of the paper, or a reduced one; with coefficients that go with the data."""
-    cells = {(row.label, column.label): found for row in rows for column in columns if (found := of_data(row, column))}
+    """Returns a table with the paper's protocol or a reduced one, and coefficients for its data."""
+    cells = {(row.label, column.label): own for row in rows for column in columns if (own := coefficients_for(row, column))}
     more |= {"differ": ("optimizer",)} if any(row.changes == CLIPPED for row in rows) else {}
     return Table(title, rows, columns, (ACCURACY,), SEEDS, SHARED | SETTINGS[variant], cells, **more)
 
 
-def of_data(row: Row, column: Column) -> dict[str, Any]:
-    """What a method's authors set otherwise for such data than for CIFAR-10.
+def coefficients_for(row: Row, column: Column) -> dict[str, Any]:
+    """Returns the settings in which a method's authors differ for these data from CIFAR-10.
 
-    MOON's authors have 1 for the 100 and 200 classes of CIFAR-100 and Tiny-ImageNet. CIFAR-100-LT is a part of CIFAR-100. EMNIST
-    they do not have: its 47 classes are taken for many too.
+    MOON's authors use 1 for the 100 and 200 classes of CIFAR-100 and Tiny-ImageNet; CIFAR-100-LT is
+    a part of CIFAR-100. They do not use EMNIST; its 47 classes also count as many.
     """
     source = column.changes.get("data.source", "")
     cnn = source.startswith("emnist")
@@ -106,9 +108,9 @@ def of_data(row: Row, column: Column) -> dict[str, Any]:
 
 
 def published(numbers: dict[str, tuple[float, ...] | None], columns: tuple[Column, ...]) -> dict[str, Any]:
-    """{row: numbers in the order of the columns} as a table wants it; None for a row without."""
+    """Returns `Table.paper` from {row: numbers in the order of the columns}; None: no numbers."""
     labels = [column.label for column in columns]
-    return {row: None if found is None else dict(zip(labels, found, strict=True)) for row, found in numbers.items()}
+    return {row: None if line is None else dict(zip(labels, line, strict=True)) for row, line in numbers.items()}
 
 
 def get_table(variant: str = "small") -> Table:

@@ -1,8 +1,8 @@
-"""Figures 3a and 3b of the FedSKC paper: the temperature tau (Eq. 3) and the number M of similar clients (Eq. 1), on CIFAR-10.
+"""FedSKC, Figures 3a and 3b: temperature tau (Eq. 3) and number M of similar clients (Eq. 1).
 
 Command:  fedjax-core table --table=configs/tables/fedskc/figure3ab.py --workdir=runs/fedskc --variant=paper
-Variants: see `all_methods.py`. The values of the paper's curves are in its figure alone; its text names tau = 0.01 (NaN there),
-          0.07 to 0.11, and M = 0 and 1.
+Variants: see `all_methods.py`. CIFAR-10. The values of the paper's curves are only in its figure;
+          its text names tau = 0.01 (NaN there), 0.07 to 0.11, and M = 0 and 1.
 """
 
 from configs import fedskc as fedskc_config

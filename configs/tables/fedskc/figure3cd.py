@@ -1,7 +1,7 @@
-"""Figures 3c and 3d of the FedSKC paper: all methods over the heterogeneity alpha (CIFAR-10) and the imbalance rho (CIFAR-10-LT).
+"""FedSKC, Figures 3c and 3d: all methods over alpha (CIFAR-10) and rho (CIFAR-10-LT).
 
 Command:  fedjax-core table --table=configs/tables/fedskc/figure3cd.py --workdir=runs/fedskc --variant=paper
-Variants: see `all_methods.py`. All columns but alpha 0.5 are also Table I's.
+Variants: see `all_methods.py`. All columns except alpha 0.5 are also in Table I.
 """
 
 from configs.tables.fedskc import all_methods as fedskc

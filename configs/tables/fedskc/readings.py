@@ -1,13 +1,13 @@
-"""Readings of FedSKC's discrepancy aggregation (Eq. 4) beside FedAvg and FedSKC without it, on rows held out of the training data.
+"""Readings of FedSKC's discrepancy aggregation (Eq. 4), compared on held-out training examples.
 
 Command:  fedjax-core table --table=configs/tables/fedskc/readings.py --workdir=runs/fedskc_readings --set=data.dir=DIR
 Expect:   see configs/RESULTS.md.
-Variants: small (the default): digits as `configs/fedskc.py` has them, and CIFAR-10 as `all_methods.py` has it with 4,000 images
-          and 20 rounds; smoke; paper: CIFAR-10 in the published setting.
+Variants: small (the default): digits as in `configs/fedskc.py`, and CIFAR-10 as in `all_methods.py`
+          with 4,000 images and 20 rounds; smoke; paper: CIFAR-10 in the published setting.
 
-"Test" rows are a tenth (of digits a fifth) of the training rows of each class, taken out before the rest is divided over the
-clients; the sets' own test rows are not used, so that a reading can be chosen by the table. CIFAR-10 is read from a prepared tfds
-set.
+The other rows are FedAvg and FedSKC without it. The "test" examples are a tenth (of digits a fifth)
+of the training examples of each class, held out before the rest is partitioned. The original test
+sets are not used, so the table may choose a reading. CIFAR-10 is read from a prepared tfds set.
 """
 
 import dataclasses

@@ -1,11 +1,12 @@
-"""What FedSKC's discrepancy aggregation is worth when clients have different numbers of examples, and when they have the same.
+"""FedSKC's discrepancy aggregation for clients of different and of equal sizes.
 
 Command:  fedjax-core table --table=configs/tables/fedskc/sizes.py --workdir=runs/fedskc_sizes --set=data.dir=DIR
 Expect:   see configs/RESULTS.md.
 Variants: see `all_methods.py`.
 
-The paper's split divides each class over the clients, so their sizes differ; its released code cuts them to one size afterwards.
-Here that is "equal sizes": 500 examples a client, of a label distribution that each draws for itself; clients may share examples.
+The paper's split divides each class over the clients, so their sizes differ; its released code then
+cuts them to one size. Here, "equal sizes" are 500 examples per client, with one label distribution
+each; clients may share examples.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
-"""Table I of the FedSKC paper: global test accuracy on CIFAR-10, CIFAR-100 and long-tailed CIFAR-10 (Dirichlet 0.2).
+"""FedSKC, Table I: global test accuracy on CIFAR-10, CIFAR-100 and CIFAR-10-LT (alpha 0.2).
 
 Command:  fedjax-core table --table=configs/tables/fedskc/table1.py --workdir=runs/fedskc --variant=paper
-Variants: see `all_methods.py`. Its columns of FC100 are `table1_fc100.py`.
+Variants: see `all_methods.py`. The columns of FC100 are in `table1_fc100.py`.
 """
 
 from configs.tables.fedskc import all_methods as fedskc

@@ -1,12 +1,13 @@
-"""Table I of the FedSKC paper, its columns of FC100: 5-way 5-shot, prototypical networks, scored by episodes of unseen classes.
+"""FedSKC, Table I, columns of FC100: 5-way 5-shot episodes of unseen classes.
 
 Command:  fedjax-core table --table=configs/tables/fedskc/table1_fc100.py --workdir=runs/fedskc --variant=paper
-Variants: see `all_methods.py`; small and smoke are the stand-in of `fedavg_fc100.py`, without files: clients train on five digits,
-          and the test's episodes are of the other five.
+Variants: see `all_methods.py`; small and smoke use the offline data of `fedavg_fc100.py`: clients
+          train on five digits, and test episodes are of the other five.
 
-The paper says no more than 5-way 5-shot. A prototypical network has no classifier, so FedSKC's knowledge is of its embeddings and
-FedRCL contrasts the queries' embeddings. MOON and FedNH, which put a classifier of their own in the network's place, are left out:
-the paper does not say what they train here (its numbers: 48.25 50.81 and 48.68 51.22).
+The paper specifies only 5-way 5-shot; here these are prototypical networks. They have no
+classifier, so FedSKC's knowledge consists of embeddings, and FedRCL contrasts the embeddings of
+queries. MOON and FedNH, which replace the classifier, are omitted: the paper does not say what they
+train here (its numbers: 48.25 50.81 and 48.68 51.22).
 """
 
 import dataclasses

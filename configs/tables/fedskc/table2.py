@@ -1,7 +1,8 @@
-"""Table II of the FedSKC paper: EMNIST (by merge, 47 labels) and long-tailed CIFAR-100 (Dirichlet 0.2).
+"""FedSKC, Table II: EMNIST (by merge, 47 labels) and long-tailed CIFAR-100 (Dirichlet 0.2).
 
 Command:  fedjax-core table --table=configs/tables/fedskc/table2.py --workdir=runs/fedskc --variant=paper
-Variants: see `all_methods.py`. The paper does not give the layers of its CNN for EMNIST; ours is the small one of the library.
+Variants: see `all_methods.py`. The paper does not give the layers of its CNN for EMNIST; here it is
+          the small CNN of the library.
 """
 
 from configs.tables.fedskc import all_methods as fedskc

@@ -1,9 +1,10 @@
-"""Table III of the FedSKC paper: rounds until given accuracies, on columns of Table I (Dirichlet 0.2).
+"""FedSKC, Table III: rounds to given accuracies, on columns of Table I (Dirichlet 0.2).
 
 Command:  fedjax-core table --table=configs/tables/fedskc/table3.py --workdir=runs/fedskc --variant=paper
 Variants: see `all_methods.py`. The runs are those of Table I.
 
-The paper's rounds until 20, 40 and 75 % (CIFAR-10), 20 and 50 % (CIFAR-100), 20 and 50 % (CIFAR-10-LT):
+The paper's rounds to 20, 40 and 75 % (CIFAR-10), 20 and 50 % (CIFAR-100), 20 and 50 %
+(CIFAR-10-LT):
 
     FedAvg  6 23 165    18 105     6 108        FedProto  6 20 155    18  94     6  95
     FedProx 6 20 162    18  98     8 103        FedNH     6 16 119    18  83     5  77
@@ -23,5 +24,5 @@ def get_table(variant: str = "small"):
     whole = table1.get_table(variant)
     columns = tuple(dataclasses.replace(c, targets=COLUMNS[c.label]) for c in whole.columns if c.label in COLUMNS)
     paper = {row: numbers and {label: numbers[label] for label in COLUMNS} for row, numbers in whole.paper.items()}
-    cells = {pair: found for pair, found in whole.cells.items() if pair[1] in COLUMNS}
+    cells = {pair: changes for pair, changes in whole.cells.items() if pair[1] in COLUMNS}
     return dataclasses.replace(whole, title="FedSKC, Table III", columns=columns, cells=cells, paper=paper)

@@ -1,9 +1,9 @@
-"""Table IV of the FedSKC paper: rounds until given accuracies, on columns of Table II (Dirichlet 0.2).
+"""FedSKC, Table IV: rounds to given accuracies, on columns of Table II (Dirichlet 0.2).
 
 Command:  fedjax-core table --table=configs/tables/fedskc/table4.py --workdir=runs/fedskc --variant=paper
 Variants: see `all_methods.py`.
 
-The paper's rounds until 70 and 80 % (EMNIST), 15 and 30 % (CIFAR-100-LT):
+The paper's rounds to 70 and 80 % (EMNIST), 15 and 30 % (CIFAR-100-LT):
 
     FedAvg   51 116    24 108       FedProto  46 107    21  92
     FedProx  46 112    21  97       FedNH     42  96    17  79
@@ -23,5 +23,5 @@ def get_table(variant: str = "small"):
     whole = table2.get_table(variant)
     columns = tuple(dataclasses.replace(c, targets=COLUMNS[c.label]) for c in whole.columns if c.label in COLUMNS)
     paper = {row: numbers and {label: numbers[label] for label in COLUMNS} for row, numbers in whole.paper.items()}
-    cells = {pair: found for pair, found in whole.cells.items() if pair[1] in COLUMNS}
+    cells = {pair: changes for pair, changes in whole.cells.items() if pair[1] in COLUMNS}
     return dataclasses.replace(whole, title="FedSKC, Table IV", columns=columns, cells=cells, paper=paper)

@@ -1,9 +1,10 @@
-"""Table V of the FedSKC paper, its ablation (Dirichlet 0.2): FedAvg, LCL, LCL + GDA, LCL + GPR, all three.
+"""FedSKC, Table V: its ablation (Dirichlet 0.2): FedAvg, LCL, LCL + GDA, LCL + GPR, all three.
 
 Command:  fedjax-core table --table=configs/tables/fedskc/table5.py --workdir=runs/fedskc --variant=paper
-Variants: see `all_methods.py`. The check marks of the paper's rows are lost in the text that we have; this is how we read them.
-          Parts alone, and LCL without its normalisation U (Eq. 2), follow: the paper does not have them. Then its rows as printed,
-          where GDA's weights are uniform and GPR shrinks the weights.
+Variants: see `all_methods.py`. Our copy of the paper lacks the check marks of the rows; this is our
+          reading of them. Further rows are not in the paper: single parts, and LCL without its
+          normalisation U (Eq. 2). The last rows are as printed, with uniform weights of GDA and a
+          GPR that shrinks the weights.
 """
 
 from configs import fedskc as fedskc_config

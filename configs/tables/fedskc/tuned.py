@@ -1,17 +1,19 @@
-"""Do FedSKC's parts beat FedAvg where both are tuned? MNIST with a small CNN, strong and mild skew; CIFAR-10: `tuned_cifar10.py`.
+"""FedSKC's parts against FedAvg on MNIST, each tuned; `tuned_cifar10.py` has CIFAR-10.
 
 Command:  fedjax-core table fedskc/tuned --workdir=runs/fedskc_tuned --set=data.dir=DIR
 Expect:   see configs/RESULTS.md.
-Variants: small (the default): 12,000 training images, a CNN of 16 and 32 channels, 2 local epochs, 60 rounds; paper: all images,
-          10 local epochs, 200 rounds; smoke: two rounds of digits, two trials.
+Variants: small (the default): 12,000 training images, a CNN of 16 and 32 channels, 2 local epochs,
+          60 rounds; paper: all images, 10 local epochs, 200 rounds; smoke: two rounds of digits,
+          two trials.
 
-20 clients, 8 a round, batches of 64, plain SGD. The rows are those of the paper's Table V and three
-controls that it does not have: FedAvg and LCL with uniform weights, and GDA alone. They say whether GDA
-does more than uniform weights do. A tenth of each client's training rows is for validation: it chooses
-settings, with one number of trials for every row and column, and the round. Test rows choose nothing.
-All rows try rates between 0.01 and 0.5; rows with LCL its temperature too, over two magnitudes. A third
-of the trials goes on after a third of the rounds. Each seed divides the data anew. The last column divides
-them as the released code does, into clients of one size, among whom weights by samples are uniform.
+A small CNN under strong and mild skew. 20 clients, 8 a round, batches of 64, plain SGD. The rows
+are those of the paper's Table V and three controls: FedAvg and LCL with uniform weights, and GDA
+alone. They show whether GDA does more than uniform weights. A tenth of each client's training
+examples is held out for validation and selects settings, with the same number of trials for every
+row and column, and the round. Test examples select nothing. All rows try rates between 0.01 and
+0.5; rows with LCL also its temperature, over two magnitudes. A third of the trials continues after
+a third of the rounds. Each seed draws its own partition. The last column partitions the data as in
+the released code, into clients of equal size, for which weights by samples are uniform.
 """
 
 from configs import fedavg, fedskc
@@ -35,14 +37,14 @@ SHARED = {
 
 
 def table(variant: str, data: str, changes: Changes, highest: float, trials: int) -> Table:
-    """FedAvg and the parts on one set.
+    """Returns the table of FedAvg and FedSKC's parts on one data set.
 
     Args:
       variant: small, paper or smoke.
-      data: what columns call the set.
-      changes: the set and the network, which smoke replaces.
-      highest: rate that trials have at most.
-      trials: of each row and column.
+      data: name of the data set in the columns.
+      changes: data set and network, which smoke replaces.
+      highest: maximum learning rate of the trials.
+      trials: number of trials per row and column.
     """
     rate = {"optimizer.lr": LogUniform(0.01, highest)}
     with_tau = rate | {"method.lcl.tau": LogUniform(0.05, 5.0)}

@@ -1,11 +1,11 @@
-"""`tuned.py` on CIFAR-10: do FedSKC's parts beat FedAvg where both are tuned?
+"""FedSKC's parts against FedAvg on CIFAR-10, each tuned; see `tuned.py`.
 
 Command:  fedjax-core table fedskc/tuned_cifar10 --workdir=runs/fedskc_tuned_cifar10 --set=data.dir=DIR
 Expect:   see configs/RESULTS.md.
-Variants: as there, with 80 rounds in small. The CNN has a max-pool after each convolution.
+Variants: see `tuned.py`; small has 80 rounds. The CNN has a max-pool after each convolution.
 
-As a prepared tfds set: --set=data.source=tfds:cifar10. Nine trials choose among rates below 0.15: three of six up to 0.5 diverged,
-as this network has no normalisation.
+From a prepared tfds set: --set=data.source=tfds:cifar10. Nine trials select rates below 0.15: with
+rates up to 0.5, three of six diverged, because this network has no normalisation.
 """
 
 import dataclasses

@@ -1,10 +1,12 @@
-"""The rates behind `table1_2nn.py`: a row for each of a grid of ratio 10^(1/3), a column for each cell; the best is bold.
+"""The grid of learning rates behind `table1_2nn.py`.
 
 Command:  fedjax-core table mcmahan/rates_2nn --workdir=runs/rates --set=data.dir=DIR --only="rate 0.1/IID - B 10 - C 0.1"
-Variants: see `table1_2nn.py`. With --set=normalise=data the rates behind `table1_2nn_normalised.py`.
+Variants: see `table1_2nn.py`. With --set=normalise=data, the rates behind
+          `table1_2nn_normalised.py`.
 
-The whole grid takes days on two cores; --only takes the cells of a few rates, coarse ones first. A best rate at the grid's edge, or
-beside rates that were not run, is none yet.
+A row has one rate (of ratio 10^(1/3)), a column one cell; the best rate is bold. The whole grid
+takes days on two cores; --only selects cells of a few rates, coarse ones first. A best rate at the
+edge of the grid, or beside rates that were not run, is not final.
 """
 
 import math
@@ -20,16 +22,16 @@ GRID = tuple(float(f"{10 ** (power / 3):.3g}") for power in range(-6, 4))  # 0.0
 def table(
     title: str, variant: str, changes: dict[str, Any], published: Mapping[float, tuple[int | None, ...]], target: float
 ) -> Table:
-    """The grid of a half of Table 1; arguments as of `half.table`."""
+    """Returns the grid of a half of Table 1; arguments as in `half.table`."""
     places = [(split, batch, fraction) for split, batch in half.COLUMNS for fraction in half.FRACTIONS]
     numbers = {(*place, c): published[c][i] for i, place in enumerate(half.COLUMNS) for c in half.FRACTIONS}
     columns = []
     for split, batch, fraction in places:
         length = {} if variant == "smoke" else half.rounds(numbers[split, batch, fraction])
-        said = half.data(split, batch) | half.clients(fraction) | length
-        columns.append(Column(f"{split} - {batch} - {half.label(fraction)}", said))
+        column_changes = half.data(split, batch) | half.clients(fraction) | length
+        columns.append(Column(f"{split} - {batch} - {half.label(fraction)}", column_changes))
     known = {c.label: math.inf if (n := numbers[p]) is None else n for c, p in zip(columns, places, strict=True)}
-    rows = tuple(Row(f"rate {rate:g}", half.of_paper(variant), {"optimizer.lr": rate}) for rate in GRID)
+    rows = tuple(Row(f"rate {rate:g}", half.get_base_config(variant), {"optimizer.lr": rate}) for rate in GRID)
     return Table(
         title=title,
         rows=rows,

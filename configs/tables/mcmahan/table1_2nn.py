@@ -1,18 +1,21 @@
-"""Table 1 of McMahan et al. (2017), its upper half: rounds of FedAvg on MNIST until 97 %, a 2NN, one local epoch.
+"""McMahan et al. (2017), Table 1, upper half: rounds to 97 % on MNIST, 2NN, one local epoch.
 
 Command:  fedjax-core table mcmahan/table1_2nn --workdir=runs/mcmahan --set=data.dir=DIR
 Expect:   see configs/RESULTS.md.
-Variants: small (the default) and paper: the published protocol; smoke: two rounds of digits, seconds.
+Variants: small (the default) and paper: the published protocol; smoke: two rounds of digits,
+          seconds.
 
-100 clients of 600 images: IID, or two shards of 300 images of about one digit each. C * 100 of them a round, at least one; plain
-SGD, means weighted by examples; B inf is one batch of all 600. Pixels lie in [0, 1]; `table1_2nn_normalised.py` normalises them by
-the training set's mean and deviation, as our configs do. The paper says neither this nor how networks begin.
+100 clients of 600 images: IID, or two shards of 300 images with about one digit each. C * 100 of
+them take part in a round, at least one; plain SGD; means weighted by examples; B inf is one batch
+of all 600. Pixels are in [0, 1]; `table1_2nn_normalised.py` normalises them by the training set's
+mean and deviation, as our configs do. The paper gives neither this nor the initialization.
 
-A number is the round in which the accuracy on the test set crosses the target (`Measure`, "rounds_to"). A run ends there, or after
-1.5 times the published rounds; where the paper never reached it, after 1,600. Accuracies are taken every round where fewer than 250
-are published, else every fifth. As in the paper the rate of each cell is the best one by this very number, so it is selected on
-test data: `RATES` are of a grid of ratio 10^(1/3) that `rates_2nn.py` runs; configs/results/fedavg.md says which of them were, and
-which are guesses.
+A number is the round in which the test accuracy crosses the target (`Measure`, "rounds_to"). A run
+ends there, or after 1.5 times the published rounds, or after 1,600 if the paper never reached the
+target. Accuracy is evaluated every round if fewer than 250 rounds are published, else every fifth.
+As in the paper, the rate of each cell is the best one by this number itself, so it is selected on
+test data. `RATES` come from a grid of ratio 10^(1/3) that `rates_2nn.py` runs;
+configs/results/fedavg.md shows which of them were run and which are guesses.
 """
 
 import math
@@ -35,9 +38,9 @@ PUBLISHED = {  # rounds, for the columns in order; None: never reached
     0.5: (None, 75, None, 443),
     1.0: (None, 70, None, 380),
 }
-LONGER = 1.5  # a run may take so many times the published rounds
-UNKNOWN = 1600  # rounds where there is no published number
-RATES = {  # of each cell, in the order of `PUBLISHED`
+LONGER = 1.5  # maximum length of a run over the published rounds
+UNKNOWN = 1600  # maximum number of rounds without a published number
+RATES = {  # per cell, in the order of `PUBLISHED`
     0.0: (0.464, 0.1, 0.215, 0.1),
     0.1: (1.0, 0.215, 0.464, 0.215),
     0.2: (0.464, 0.215, 0.464, 0.215),
@@ -52,7 +55,7 @@ def label(fraction: float) -> str:
 
 
 def clients(fraction: float) -> dict[str, Any]:
-    """max(C * 100, 1) clients a round."""
+    """Returns a cohort of max(C * 100, 1) clients."""
     return {"cohort.size": max(round(fraction * 100), 1)}
 
 
@@ -61,15 +64,17 @@ def data(split: str, batch: str) -> dict[str, Any]:
 
 
 def rounds(published: int | None) -> dict[str, Any]:
-    """How long a run may take, and how often it is scored: at least 50 times before the published number, every round if it is
-    below 250."""
+    """Returns the maximum length of a run and the interval of its evaluations.
+
+    There are at least 50 evaluations before the published number; below 250 rounds, one per round.
+    """
     most = UNKNOWN if published is None else math.ceil(LONGER * published)
     return {"rounds": most, "evaluation.every": 1 if (published or most) < 250 else 5}
 
 
 def shared(variant: str, target: float = TARGET, **changes: Any) -> dict[str, Any]:
-    """What all cells have."""
-    said = {
+    """Returns the settings that all cells share."""
+    settings = {
         "method.weights": "samples",
         "normalise": "unit",
         "models": (MODEL,),
@@ -78,9 +83,9 @@ def shared(variant: str, target: float = TARGET, **changes: Any) -> dict[str, An
         "evaluation.until": f"test/global/accuracy >= {target}",
     } | {field.replace("__", "."): value for field, value in changes.items()}
     if variant == "smoke":
-        of_smoke = {"data.source": "digits", "data.clients": 100, "rounds": 2, "evaluation.every": 1}
-        return said | of_smoke | {"models": ("mlp(widths=(4,))",)}
-    return said
+        smoke = {"data.source": "digits", "data.clients": 100, "rounds": 2, "evaluation.every": 1}
+        return settings | smoke | {"models": ("mlp(widths=(4,))",)}
+    return settings
 
 
 def measure(target: float = TARGET) -> Measure:
@@ -95,14 +100,14 @@ def table(
     published: Mapping[float, tuple[int | None, ...]] | None = None,
     target: float = TARGET,
 ) -> Table:
-    """A half of the table.
+    """Returns a half of the table.
 
     Args:
-      title: its heading.
-      variant: of the configs.
-      changes: of all cells, from `shared`.
-      rates: of each cell.
-      published: rounds of each cell.
+      title: heading.
+      variant: variant of the configs.
+      changes: settings of all cells, from `shared`.
+      rates: learning rate of each cell.
+      published: published rounds of each cell.
       target: accuracy.
     """
     published = published or PUBLISHED
@@ -118,7 +123,7 @@ def table(
     }
     return Table(
         title=title,
-        rows=tuple(Row(label(fraction), of_paper(variant), clients(fraction)) for fraction in FRACTIONS),
+        rows=tuple(Row(label(fraction), get_base_config(variant), clients(fraction)) for fraction in FRACTIONS),
         columns=columns,
         measures=(measure(target),),
         changes=changes,
@@ -131,8 +136,8 @@ def table(
     )
 
 
-def of_paper(variant: str) -> Any:
-    """FedAvg's config of MNIST, or of digits."""
+def get_base_config(variant: str) -> Any:
+    """Returns FedAvg's config for MNIST, or in smoke for digits."""
     return lambda _: fedavg.get_config("smoke" if variant == "smoke" else "paper")
 
 

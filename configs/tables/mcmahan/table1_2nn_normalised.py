@@ -1,13 +1,14 @@
-"""Table 1 of McMahan et al. (2017), its upper half, with pixels normalised by the training set's mean and deviation.
+"""McMahan et al. (2017), Table 1, upper half, with normalised pixels.
 
 Command:  fedjax-core table mcmahan/table1_2nn_normalised --workdir=runs/mcmahan_normalised --set=data.dir=DIR
-Variants: see `table1_2nn.py`, which has pixels in [0, 1] and is the same otherwise.
+Variants: see `table1_2nn.py`, which differs only in its pixels in [0, 1]. Here they are normalised
+          by the training set's mean and deviation.
 """
 
 from configs.tables.base import Table
 from configs.tables.mcmahan import table1_2nn as half
 
-RATES = {  # of each cell, in the order of `half.PUBLISHED`
+RATES = {  # per cell, in the order of `half.PUBLISHED`
     0.0: (0.215, 0.0464, 0.1, 0.0464),
     0.1: (0.464, 0.1, 0.215, 0.1),
     0.2: (0.464, 0.1, 0.215, 0.1),

@@ -1,8 +1,8 @@
-"""Table 1 of McMahan et al. (2017), its lower half: rounds of FedAvg on MNIST until 99 %, a CNN, five local epochs.
+"""McMahan et al. (2017), Table 1, lower half: rounds to 99 % on MNIST, CNN, five local epochs.
 
 Command:  fedjax-core table mcmahan/table1_cnn --workdir=runs/mcmahan_cnn --set=data.dir=DIR
-Variants: see `table1_2nn.py`, whose protocol it has. The network: 5x5 convolutions of 32 and 64 channels, each with a 2x2 max-pool,
-          a dense layer of 512: 1,663,370 parameters.
+Variants: see `table1_2nn.py` for the protocol. The network has 5x5 convolutions of 32 and 64
+          channels, each with a 2x2 max-pool, and a dense layer of 512: 1,663,370 parameters.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ PUBLISHED = {
     0.5: (164, 18, 1067, 261),
     1.0: (246, 16, None, 97),
 }
-RATES = {  # of each cell; most are guesses, configs/results/fedavg.md has those that were run
+RATES = {  # per cell; most are guesses, configs/results/fedavg.md has those that were run
     0.0: (0.215, 0.1, 0.1, 0.0464),
     0.1: (0.215, 0.215, 0.1, 0.1),
     0.2: (0.215, 0.215, 0.1, 0.1),

@@ -1,17 +1,18 @@
-"""The CIFAR-10 benchmark of pfl-research: FedAvg, 1,500 rounds of 50 of 1,000 users with 50 images each, IID.
+"""The CIFAR-10 benchmark of pfl-research: FedAvg, 1,500 rounds of 50 of 1,000 IID users.
 
 Command:  fedjax-core table pfl_research/cifar10 --variant=paper --workdir=runs/pfl_research --set=data.dir=DIR
 Expect:   paper: an hour and a half of two cores (3 s a round); see configs/RESULTS.md.
-Variants: paper: as its `benchmarks/image_classification/configs/baseline.yaml` has it; small (the default): 150 rounds; smoke: two
-          rounds of digits.
+Variants: paper: `benchmarks/image_classification/configs/baseline.yaml` of pfl-research; small (the
+          default): 150 rounds; smoke: two rounds of digits.
 
-One local epoch of batches of 10 at a rate of 0.1, all users with one weight, no momentum, pixels normalised by channel, scored
-every tenth round. The network: 3x3 convolutions of 32 and 64 channels, a max-pool, dropout 0.25 before a dense layer of 128 and
-0.5 after it.
+Users have 50 images each. One local epoch of batches of 10 at a rate of 0.1, equal weights, no
+momentum, pixels normalised by channel, evaluated every tenth round. The network has 3x3
+convolutions of 32 and 64 channels, a max-pool, dropout 0.25, a dense layer of 128 and dropout 0.5.
 
-Granqvist et al. pfl-research: simulation framework for accelerating research in Private Federated Learning. NeurIPS 2024,
-arXiv 2404.06430. Its script reshapes CIFAR-10's rows, three planes of 1,024 pixels, to [32, 32, 3] without a
-transposition, so its networks see other pixels side by side than ours do, and accuracies differ for that alone.
+Granqvist et al. pfl-research: simulation framework for accelerating research in Private Federated
+Learning. NeurIPS 2024, arXiv 2404.06430. Its script reshapes CIFAR-10's rows, three planes of 1,024
+pixels, to [32, 32, 3] without a transposition. So its networks get other neighboring pixels than
+ours, and accuracies differ for this reason alone.
 """
 
 from configs import fedavg

@@ -1,19 +1,23 @@
-"""Accuracy against epsilon: Gaussian noise with and without amplification by sampling, and noise that is correlated over rounds.
+"""Accuracy against epsilon: Gaussian noise, with and without amplification, and correlated noise.
 
 Command:  fedjax-core table private/mechanisms --workdir=runs/private
 Figure:   fedjax-core analyse runs/private/runs/*--epsilon-1--* --what=epsilon --out=runs/private
 Expect:   see configs/RESULTS.md; on two cores some seconds a cell, 28 of them.
-Variants: small (the default): digits, an MLP, 100 rounds; smoke: two rounds; paper: EMNIST by writer, 3,400 clients, a CNN, 1,500
-          rounds, three seeds (TensorFlow Federated's files must be there, see `configs/fedopt_femnist.py`).
+Variants: small (the default): digits, an MLP, 100 rounds; smoke: two rounds; paper: EMNIST by
+          writer, 3,400 clients, a CNN, 1,500 rounds, three seeds (needs TensorFlow Federated's
+          files, see `configs/fedopt_femnist.py`).
 
-small: 250 clients, 10 a round, in place of a deployment of 1,000 with 40 a round, whose epsilon at delta 1e-4 is told. In turn
-a client comes every 25th round, 4 times in all. At epsilon 1 the mean of 40 deltas, of length 0.5 at most, has independent noise in
-turn of length 4.3 (2,410 numbers, each of deviation 0.088), at epsilon 8 of 0.7; a much larger deployment has so little that no
-mechanism differs from another. paper: 100 clients a round, for 10,000 of 340,000; in turn every 34th round.
+In small, 10 of 250 clients take part in a round. Epsilon at delta 1e-4 is that of a deployment with
+40 of 1,000. With cyclic cohorts, a client takes part every 25th round, 4 times in total. At epsilon
+1, the mean of 40 deltas, of norm at most 0.5, has independent noise of norm 4.3 (2,410 entries with
+deviation 0.088 each), at epsilon 8 of 0.7. A much larger deployment has so little noise that
+mechanisms do not differ. In paper, 100 clients take part in a round, for 10,000 of 340,000; with
+cyclic cohorts every 34th round.
 
-"Gaussian, sampled" draws each client by itself and is amplified by that, which needs a server that can; the others are told whom
-rounds bring, in turn. "no noise" has deltas of the same length at most, and the same cohorts, in turn and sampled: its columns are
-alike. Epsilon is of the last round; one over the rounds is in each run's records.
+"Gaussian, sampled" draws each client independently, with amplification; this needs a server that
+can sample. The other mechanisms use cyclic cohorts ("in turn"). "no noise" clips deltas to the same
+norm, with cyclic and with sampled cohorts; its columns are equal. Epsilon is that of the last
+round; each run's records have its course.
 """
 
 from typing import Any, NamedTuple
@@ -35,12 +39,12 @@ MECHANISMS = {
 
 
 class Deployment(NamedTuple):
-    """What epsilon is told of.
+    """The deployment for which epsilon is computed.
 
     Attributes:
-      cohort: clients a round.
-      population: all of them.
-      delta: of (epsilon, delta).
+      cohort: clients per round.
+      population: number of clients.
+      delta: delta of (epsilon, delta).
     """
 
     cohort: int
@@ -49,7 +53,7 @@ class Deployment(NamedTuple):
 
 
 def private(change: dict[str, Any], variant: str, deployment: Deployment) -> dict[str, Any]:
-    """A row's settings."""
+    """Returns the settings of a row."""
     if "privacy.mechanism" not in change:
         return {"aggregation.rule": f"norm_bound(bound={CLIP})"} | change
     if variant == "smoke":
@@ -58,13 +62,13 @@ def private(change: dict[str, Any], variant: str, deployment: Deployment) -> dic
 
 
 def table(title: str, variant: str, changes: dict[str, Any], deployment: Deployment) -> Table:
-    """All mechanisms at all epsilons.
+    """Returns the table of all mechanisms at all epsilons.
 
     Args:
-      title: of the table.
+      title: heading.
       variant: "smoke" has two bands, for few rounds; "paper" three seeds.
-      changes: what all cells have.
-      deployment: what epsilon is told of.
+      changes: settings of all cells.
+      deployment: deployment for which epsilon is computed.
     """
     columns = tuple(Column(f"epsilon {epsilon:g}", {}) for epsilon in EPSILONS)
     rows = tuple(Row(label, fedavg.get_config, private(change, variant, deployment)) for label, change in MECHANISMS.items())
@@ -88,7 +92,7 @@ def table(title: str, variant: str, changes: dict[str, Any], deployment: Deploym
 
 
 def shared(variant: str) -> dict[str, Any]:
-    """What all cells have, but for data and network."""
+    """Returns the settings that all cells share, except data and network."""
     return {
         "data.partition": "iid",
         "method.weights": "uniform",

@@ -3,10 +3,11 @@
 Command:  fedjax-core table robust/compression --workdir=runs/compression --set=data.dir=DIR
 Figure:   fedjax-core analyse runs/compression/runs/* --what=traffic --out=runs/compression
 Expect:   see configs/RESULTS.md; on two cores some seconds a cell, 11 of them.
-Variants: small (the default): 4,000 images at 14 x 14 pixels, an MLP, 30 rounds; smoke: two rounds of digits; paper: all of MNIST
-          at full size with a CNN, 100 rounds, three seeds.
+Variants: small (the default): 4,000 images at 14 x 14 pixels, an MLP, 30 rounds; smoke: two rounds
+          of digits; paper: all of MNIST at full size with a CNN, 100 rounds, three seeds.
 
-20 clients, Dirichlet(0.3), 8 a round. The table's costs are the bytes that a client sends in a round, those of packed arrays.
+20 clients, Dirichlet(0.3), 8 a round. Costs are the bytes of the packed arrays that a client sends
+per round.
 """
 
 from configs import fedavg

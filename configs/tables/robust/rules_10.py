@@ -1,13 +1,14 @@
-"""Robust rules against attacks on MNIST, a tenth of the clients attacking: 8 rules, 6 attacks and none, 3 partitions.
+"""Robust rules on MNIST, a tenth of the clients attacking: 8 rules, 6 attacks, 3 partitions.
 
 Command:  fedjax-core table robust/rules_10 --workdir=runs/robust --set=data.dir=DIR
 Expect:   see configs/RESULTS.md; on two cores some seconds a cell, 168 of them.
-Variants: small (the default): 4,000 images at 14 x 14 pixels, an MLP, 25 rounds; smoke: two rounds of digits; paper: all of MNIST
-          at full size with a CNN, 100 rounds, three seeds.
+Variants: small (the default): 4,000 images at 14 x 14 pixels, an MLP, 25 rounds; smoke: two rounds
+          of digits; paper: all of MNIST at full size with a CNN, 100 rounds, three seeds.
 
-20 clients, all in every round, of which 2 attack; with `rules_30` 6 do. A rule is told how many. ALIE is given z = 1.5, for its own
-is 0 with so few attackers. Signs are flipped with twice the length: with three times that, six attackers of 20 turn the mean round,
-and its run diverges. Clients count alike, as rules have it. Called again, the command runs what is missing.
+A column has no attack. 20 clients, all in every round, of which 2 attack (6 in `rules_30`). Rules
+are set to this number. ALIE uses z = 1.5, because its default is 0 with so few attackers. Sign
+flips double the norm: with three times the norm, six attackers of 20 invert the mean and its run
+diverges. Clients have equal weights, as in the rules. The same command again runs missing cells.
 """
 
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from configs import fedavg
 from configs.tables.base import Column, Measure, Row, Table
 
-RULES = {  # with the share of attackers that each is told, where it asks
+RULES = {  # with the fraction of attackers, for rules that take it
     "mean": "mean",
     "median": "median",
     "trimmed mean": "trimmed_mean(attackers={share})",
@@ -37,8 +38,8 @@ PARTITIONS = {"IID": "iid", "Dirichlet(1)": "dirichlet(alpha=1.0)", "Dirichlet(0
 
 
 def shared(variant: str) -> dict[str, Any]:
-    """What all cells have."""
-    said: dict[str, Any] = {
+    """Returns the settings that all cells share."""
+    settings: dict[str, Any] = {
         "data.clients": 20,
         "method.weights": "uniform",
         "method.epochs": 1,
@@ -49,16 +50,16 @@ def shared(variant: str) -> dict[str, Any]:
         "evaluation.batch": 1000,
     }
     if variant == "smoke":
-        return said | {"rounds": 2, "evaluation.every": 1}
+        return settings | {"rounds": 2, "evaluation.every": 1}
     if variant == "paper":
         cnn = {"models": ("cnn(widths=(16, 32), dense=64)",), "method.epochs": 2, "method.batch": 50}
-        return said | cnn | {"data.source": "mnist", "rounds": 100, "evaluation.every": 10}
+        return settings | cnn | {"data.source": "mnist", "rounds": 100, "evaluation.every": 10}
     few = {"data.examples": 4_000, "data.size": 14, "models": ("mlp(widths=(64,))",)}
-    return said | few | {"data.source": "mnist", "rounds": 25, "evaluation.every": 5}
+    return settings | few | {"data.source": "mnist", "rounds": 25, "evaluation.every": 5}
 
 
 def table(variant: str, share: float) -> Table:
-    """With a share of the clients attacking."""
+    """Returns the table for a fraction of attackers."""
     columns = [
         Column(f"{partition}, {attack}", {"data.partition": scheme} | change)
         for partition, scheme in PARTITIONS.items()

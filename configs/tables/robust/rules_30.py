@@ -1,7 +1,8 @@
-"""Robust rules against attacks on MNIST, three of ten clients attacking; see `rules_10.py`.
+"""Robust rules against attacks by three of ten clients on MNIST; see `rules_10.py`.
 
 Command:  fedjax-core table robust/rules_30 --workdir=runs/robust --set=data.dir=DIR
-Expect:   see configs/RESULTS.md; on two cores some seconds a cell, 168 of them. Bulyan withstands fewer than a quarter.
+Expect:   see configs/RESULTS.md; on two cores some seconds a cell, 168 of them. Bulyan tolerates
+          fewer than a quarter.
 Variants: as `rules_10.py`.
 """
 

@@ -1,1 +1,1 @@
-"""A day with an accelerator: what is to be measured there, the most valuable first, in pieces that go on where they were."""
+"""Measurements on an accelerator, the most valuable first, in resumable parts."""

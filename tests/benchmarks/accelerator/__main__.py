@@ -1,19 +1,21 @@
-"""Measures what is to be known of an accelerator, piece by piece, and goes on where the last call ended.
+"""Measures an accelerator piece by piece, and resumes where the last call ended.
 
-sh tests/benchmarks/accelerator.sh OUT                              # nine minutes of it; again and again until all is done
-sh tests/benchmarks/accelerator.sh OUT --data=DIR --seconds=3600    # the pieces too that train on CIFAR-10, for an hour
+sh tests/benchmarks/accelerator.sh OUT                              # nine minutes; repeat until all is done
+sh tests/benchmarks/accelerator.sh OUT --data=DIR --seconds=3600    # also pieces that train on CIFAR-10, for an hour
 sh tests/benchmarks/accelerator.sh OUT --only=rate,fedit
 python -m tests.benchmarks.accelerator build/toy --toy              # every piece at toy size on a CPU, in this process
-sh tests/benchmarks/accelerator.sh build/day --seconds=480; tar czf day.tar.gz build/day    # where a machine keeps nothing
+sh tests/benchmarks/accelerator.sh build/day --seconds=480; tar czf day.tar.gz build/day    # on a machine without storage
 
-OUT/results.jsonl has a line for each measurement and each run, OUT/PIECE the directories of runs and tables, OUT/logs what was
-said, OUT/done/PIECE that a piece is over; checkpoints of finished pieces are removed. OUT and the same --data are all that a
-later call needs, wherever they lie then: OUT/data is a link to the data. A measurement begins if the time that it may need is
-left; runs and tables end at a round when the time is used up, and go on from there. A step that fails is tried once more after
-all others, and then given up: without its lines in OUT/results.jsonl it is tried again.
+OUT/results.jsonl has a line for each measurement and each run, OUT/PIECE the directories of runs
+and tables, OUT/logs the output, OUT/done/PIECE marks a finished piece; checkpoints of finished
+pieces are removed. A later call needs only OUT and the same --data, in any location: OUT/data is a
+link to the data. A measurement starts if enough time is left; runs and tables stop at a round when
+the time is used up, and resume from there. A failed step is retried once after all others, and then
+given up; without its lines in OUT/results.jsonl it is tried again.
 
-Exit status: 0 all is done (what needs data that are not given is skipped), 75 more is left, 1 all that is left was given up or
-no measurement is possible here, 2 for a wrong command line or a missing package, 130 after an interruption.
+Exit status: 0 all done (pieces without their data are skipped), 75 more is left, 1 the rest was
+given up or no measurement is possible here, 2 for a wrong command line or a missing package, 130
+after an interruption.
 """
 
 import argparse
@@ -42,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Does the next pieces; the exit status."""
+    """Runs the next pieces; returns the exit status."""
     parser = _parser()
     given = parser.parse_args(arguments)
     only = [name for name in given.only.split(",") if name]
@@ -60,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     if lacking := [package for module, package in needed.items() if not _there(module)]:
         tell(f"error: packages are missing: pip install {' '.join(lacking)}")
         return 2
-    from tests.benchmarks.accelerator.doing import Doing  # what it stands on may be what is missing
+    from tests.benchmarks.accelerator.doing import Doing  # its imports may be missing
 
     if data is not None:
         try:
@@ -72,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
     ends = {}
     for piece in chosen:
         ends[piece] = doing.piece(piece)
-        if piece.gate and ends[piece] == "failed":  # nothing can be measured here
+        if piece.gate and ends[piece] == "failed":  # no measurement is possible here
             return 1
     for piece in chosen if "more" not in ends.values() else ():
         if ends[piece] == "again":
@@ -89,7 +91,7 @@ def _there(module: str) -> bool:
 
 
 def tell(line: str) -> None:
-    """Says something."""
+    """Prints a line."""
     print(line, flush=True)  # noqa: T201
 
 

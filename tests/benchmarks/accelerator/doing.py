@@ -1,4 +1,4 @@
-"""Does pieces: step by step, each in a process of its own, and writes down what came of it."""
+"""Runs pieces step by step, each in a separate process, and records the results."""
 
 import contextlib
 import importlib
@@ -22,9 +22,9 @@ from tests.benchmarks.accelerator.pieces import BEGINS, LONGEST, Asked, Piece, S
 
 RESULTS = "results.jsonl"
 STOPPED = 130
-RESERVE = 45.0  # seconds before the end at which a run is asked to stop: it ends at a round
-TRIES = 2  # of a step that fails
-WHOLE = 0.9  # share of a call that no later one can better by much
+RESERVE = 45.0  # seconds before the end at which a run is asked to stop, which it does after a round
+TRIES = 2  # per failing step
+WHOLE = 0.9  # fraction of a call; later calls are not much longer
 ROOT = Path(__file__).resolve().parents[3]
 _SUMMARY = {"rounds": int, "metrics": {str: dict}, "speed": dict}
 
@@ -33,13 +33,13 @@ class Doing:
     """A call.
 
     Attributes:
-      asked: what it is for.
+      asked: its settings.
     """
 
     def __init__(self, asked: Asked, until: float, say: Callable[[str], None]):
-        """`until`: by `time.monotonic`, when the call is to be over; `say`: takes a line."""
+        """Prepares a call that ends at `until`, by `time.monotonic`; `say` prints a line."""
         self.asked, self._until, self._say = asked, until, say
-        self._enough = min(LONGEST, WHOLE * (until - time.monotonic()))  # what does not end in it has failed
+        self._enough = min(LONGEST, WHOLE * (until - time.monotonic()))  # a longer step has failed
         for folder in ("done", "logs"):
             (asked.out / folder).mkdir(parents=True, exist_ok=True)
         there = read_jsonl(asked.out / RESULTS) if (asked.out / RESULTS).exists() else []
@@ -51,14 +51,13 @@ class Doing:
         self._runs = {line["run"] for line in there if "run" in line}
 
     def piece(self, piece: Piece, again: bool = False) -> str:
-        """Does what is left of a piece, as far as time is left; says in a line how it ended.
+        """Runs the rest of a piece while time is left, and prints a line with the outcome.
 
         Args:
-          piece: which.
-          again: whether steps that failed once are tried again, now that all others are over.
+          piece: the piece.
+          again: whether failed steps are retried, after all others are over.
 
-        Returns:
-          "done", "more", "again" (steps that failed are to be tried again), "failed" or "skipped".
+        Returns: "done", "more", "again" (failed steps are to be retried), "failed" or "skipped".
         """
         marker = self.asked.out / "done" / piece.name
         if marker.exists():
@@ -91,7 +90,7 @@ class Doing:
         return state
 
     def _step(self, piece: Piece, step: Step) -> str:
-        """Does a step: "" if it is over, "more" if it is not, else why it failed, which is written down."""
+        """Runs a step; returns "" if it is over, "more" if not, else the reason of its failure."""
         left = self._until - time.monotonic()
         if left < (step.seconds if step.directory is None else BEGINS) and not self.asked.toy:
             return "more"
@@ -113,7 +112,7 @@ class Doing:
         return ""
 
     def _of_runs(self, piece: Piece, directory: Path) -> list[dict[str, Any]]:
-        """A line for each run that is new in a directory: rounds, speed, and the last and the best of each score."""
+        """Returns a line per new run in a directory: rounds, speed, last and best of each score."""
         found = []
         for file in sorted(directory.rglob(SUMMARY)):
             run, said = str(file.parent.relative_to(self.asked.out)), read_json(file, _SUMMARY)
@@ -131,7 +130,7 @@ class Doing:
             file.close()
 
     def _here(self, step: Step, log: Path) -> tuple[int, str]:
-        """(exit status, standard output) of a step in this process."""
+        """Runs a step in this process; returns (exit status, standard output)."""
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             status = importlib.import_module(step.module).main(list(step.arguments))
@@ -140,16 +139,16 @@ class Doing:
 
 
 def _plain(name: str) -> str:
-    """A name as that of a file."""
+    """Returns a name as a file name."""
     return "".join(c if c.isalnum() else "-" for c in name)
 
 
 def _apart(step: Step, seconds: float, log: Path, folder: Path) -> tuple[int, str]:
-    """(exit status, standard output) of a step in a process of its own, of which nothing is left after so many seconds.
+    """Runs a step in a separate process with a time limit; returns (exit status, standard output).
 
-    A run or a table is asked to end in time; its status is then that of an interrupted one, as is that of one that had to be ended
-    and that of a measurement that did not end in time. It runs in `folder`, and in a session of its own: Ctrl-C in a terminal
-    reaches it through this process alone, once.
+    A run or a table is asked to end in time; then its status is that of an interruption, as it is
+    if the process had to be killed or a measurement did not end in time. It runs in `folder` and in
+    its own session: Ctrl-C in a terminal reaches it only through this process, once.
     """
     goes_on, process = step.directory is not None, None
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
@@ -176,7 +175,7 @@ def _apart(step: Step, seconds: float, log: Path, folder: Path) -> tuple[int, st
 
 
 def _stop(process: subprocess.Popen | None) -> bool:
-    """Asks a process to end, and ends it if it does not, or if a second signal comes here; whether its status is 0."""
+    """Ends a process, by force on a second signal; returns whether its status is 0."""
     if process is None:
         return False
     try:

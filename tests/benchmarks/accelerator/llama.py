@@ -1,4 +1,4 @@
-"""FedIT on a LLaMA whose weights and texts are random: speed and memory depend on neither."""
+"""FedIT on a LLaMA with random weights and texts, on which speed and memory do not depend."""
 
 import dataclasses
 import math
@@ -26,20 +26,19 @@ SIZES = {
     "num_key_value_heads": 4,
 }
 SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
-ROWS = 64  # texts of a client, each as long as the network reads: two steps of 32 an epoch
+ROWS = 64  # texts per client, of the network's maximum length: two steps of 32 per epoch
 
 
 def simulation(folder: str, chunk: int, batch: int, toy: bool) -> tuple[Simulator, int, int]:
-    """FedOA's setting: six clients, two epochs, LoRA of rank 8, bfloat16, layers computed anew in backward passes.
+    """Returns FedOA's setting: six clients, two epochs, LoRA of rank 8, bfloat16, remat.
 
     Args:
-      folder: where the network's config.json goes.
+      folder: folder for the network's config.json.
       chunk: clients at once.
-      batch: texts of a step.
-      toy: a network of one layer, and texts of eight tokens.
+      batch: texts per step.
+      toy: whether to use one layer and texts of eight tokens.
 
-    Returns:
-      (the simulation, tokens that a round trains on, parameters of the network).
+    Returns: (simulation, trained tokens per round, parameters of the network).
     """
     place = Path(folder) / "llama"
     place.mkdir(parents=True, exist_ok=True)
@@ -78,7 +77,7 @@ def simulation(folder: str, chunk: int, batch: int, toy: bool) -> tuple[Simulato
 
 
 def drawn(arrays: Any) -> Any:
-    """Random arrays of these shapes: ones for scales, and for the rest a normal distribution."""
+    """Returns random arrays of these shapes: ones for scales, else normally distributed."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(arrays)
     make, key = jax.jit(jax.random.normal, static_argnums=(1, 2)), jax.random.key(0)
     draw = lambda i, leaf: 0.02 * make(jax.random.fold_in(key, i), leaf.shape, leaf.dtype)

@@ -1,16 +1,16 @@
-"""The pieces, the most valuable first, and the steps that each is made of. Imports nothing that may be missing."""
+"""The pieces, the most valuable first, and their steps. Imports only what is always installed."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-LONGEST = 540  # seconds of a call, and of a step
-BEGINS = 75  # seconds that must be left for a run or a table to begin
-START = 15  # seconds at most that a call takes before its first step
-DATA = "data"  # link in the folder of results, so that runs and tables go on where that folder or the data lie elsewhere
+LONGEST = 540  # maximum seconds of a call and of a step
+BEGINS = 75  # seconds that must be left to start a run or a table
+START = 15  # maximum seconds before the first step of a call
+DATA = "data"  # link in the folder of results, so that runs and tables resume after a move of the folder or the data
 MEASURE, RUN, TABLE = "tests.benchmarks.accelerator.steps", "fedjax_core.commands.run", "fedjax_core.commands.table"
-NEEDED = {  # module: package, without which nothing runs
+NEEDED = {  # module: required package
     "jax": "jax",
     "flax": "flax",
     "optax": "optax",
@@ -24,18 +24,19 @@ NEEDED = {  # module: package, without which nothing runs
     "tensorboardX": "tensorboardX",
     "PIL": "Pillow",
 }
-PREPARED = {"tensorflow_datasets": "tensorflow-datasets", "array_record": "array-record"}  # and these read what tfds has prepared
+PREPARED = {"tensorflow_datasets": "tensorflow-datasets", "array_record": "array-record"}  # required for sets prepared by tfds
 DTYPES = ("tf32", "bfloat16", "float32")
 
 
 class Asked(NamedTuple):
-    """What a call is for.
+    """The settings of a call.
 
     Attributes:
       out: folder of all results.
-      data: (name of the source, its directory) of CIFAR-10, the latter as processes in `out` see it; None: there is none.
-      toy: whether all is done at toy size, in this process.
-      cache: where compiled programs are kept, "" for nowhere; None: where commands keep them.
+      data: (name of the source, its directory) of CIFAR-10, the latter as seen from `out`; None: no
+        data.
+      toy: whether all pieces run at toy size, in this process.
+      cache: folder of compiled programs, "" for none; None: the default of commands.
     """
 
     out: Path
@@ -45,14 +46,16 @@ class Asked(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one process does.
+    """The work of one process.
 
     Attributes:
-      name: within the piece.
-      module: with a `main` that takes arguments and returns an exit status; 130 if it was stopped, and goes on when called again.
-      arguments: of it.
-      seconds: that must be left for a measurement to begin; a run or a table needs `BEGINS`.
-      directory: of a run or a table, in which it goes on; None of a measurement, which prints a line of JSON.
+      name: name within the piece.
+      module: module with a `main` that takes arguments and returns an exit status; 130: stopped,
+        and resumed by the next call.
+      arguments: arguments of `main`.
+      seconds: time that must be left for a measurement to start; a run or a table needs `BEGINS`.
+      directory: directory of a run or a table, which resumes in it; None: a measurement, which
+        prints a line of JSON.
     """
 
     name: str
@@ -63,12 +66,14 @@ class Step(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Attributes:
-    name: of its results.
-    says: what it is, in a line.
-    steps: what it is made of.
-    data: whether it needs CIFAR-10.
-    gate: whether nothing can be measured where it fails; each call tries it anew.
+    """A group of steps.
+
+    Attributes:
+      name: name of its results.
+      says: its description, in a line.
+      steps: its steps.
+      data: whether it needs CIFAR-10.
+      gate: whether its failure makes all measurements impossible; each call tries it again.
     """
 
     name: str
@@ -79,19 +84,22 @@ class Piece(NamedTuple):
 
 
 def cifar10(folder: Path) -> tuple[str, str] | None:
-    """(name of the source, its directory) of the CIFAR-10 in a folder; None if there is none."""
+    """Returns (name of the source, its directory) of CIFAR-10 in a folder; None if it is absent."""
     if (folder / "cifar-10-binary.tar.gz").is_file():
         return "cifar10", str(folder)
     return next((("tfds:cifar10", str(place)) for place in (folder, folder / "tfds") if (place / "cifar10").is_dir()), None)
 
 
 def least(steps: Iterable[Step]) -> int:
-    """Seconds that a call needs for each of the steps to begin in one."""
+    """Returns the seconds that a call needs so that each of the steps can start in one."""
     return START + max((step.seconds if step.directory is None else BEGINS for step in steps), default=0)
 
 
 def link(out: Path, place: Path) -> str:
-    """Links the data into the folder of results; the link's name. Raises ValueError or OSError: one line."""
+    """Links the data into the folder of results; returns the link's name.
+
+    Raises ValueError or OSError with one line.
+    """
     at = out / DATA
     if at.is_symlink():
         at.unlink()
@@ -128,7 +136,7 @@ def _table(asked: Asked, piece: str, name: str, *more: str, toy: tuple[str, ...]
     return Step(piece, TABLE, (name, f"--workdir={place}", f"--variant={variant}", *of, *_cache(asked)), directory=place)
 
 
-ONE = "--set=plan.devices=1"  # toys are small
+ONE = "--set=plan.devices=1"  # toys need one device
 SMALL = ('--config.models=("mlp(widths=(4,))",)', "--config.plan.devices=1", "--config.rounds=2", "--config.data.clients=4")
 
 
@@ -138,7 +146,7 @@ def _rate(asked: Asked) -> Iterator[Step]:
 
 
 def _published(asked: Asked) -> Iterator[Step]:
-    for dtype in () if asked.toy else DTYPES:  # at toy size a round is one of `peers`
+    for dtype in () if asked.toy else DTYPES:  # at toy size, `peers` measures this round
         for workload in ("p7", "p7avg", "p3", "p3avg"):
             yield _measure(asked, f"{workload}, {dtype}", "rounds", 150, workload=workload, dtype=dtype)
     for config in ("fedskc",) if asked.toy else ("fedskc", "fedavg_cifar10"):

@@ -1,4 +1,4 @@
-"""One measurement, in a process of its own: prints a line of JSON.
+"""One measurement in a separate process: prints a line of JSON.
 
 python -m tests.benchmarks.accelerator.steps '{"what": "rate", "dtype": "tf32"}'
 python -m tests.benchmarks.accelerator.steps '{"what": "rounds", "workload": "p7", "dtype": "bfloat16", "chunk": 10}'
@@ -30,21 +30,21 @@ REPEATS = 5
 
 
 def rate(toy: bool, dtype: str) -> dict[str, Any]:
-    """Of a large matrix product. Ends where jax sees no accelerator."""
+    """Measures a large matrix product. Exits if jax sees no accelerator."""
     if jax.default_backend() == "cpu" and not toy:
         raise ValueError("jax sees no accelerator here; --toy tries the pieces on a CPU")
     return {"dtype": dtype, "gflops": ours.matmul_rate(dtype) / 1e9}
 
 
 def rounds(toy: bool, workload: str, dtype: str = "float32", **settings: Any) -> dict[str, Any]:
-    """Of a workload of the benchmarks."""
+    """Measures a workload of the benchmarks."""
     of = small(WORKLOADS[workload]) if toy else WORKLOADS[workload]
     found = timed(ours.build(of, dtype=dtype, **settings), of.rounds, toy)
     return {"workload": workload, "title": of.title, "dtype": dtype, **settings, "gflop": of.flop / 1e9} | found
 
 
 def small(workload: Workload) -> Workload:
-    """A workload as a toy: two of four clients with eight rows each."""
+    """Returns a workload at toy size: two of four clients with eight examples each."""
     models: dict[str, dict[str, Any]] = {
         "c10": {"model": "cnn", "shape": (8, 8, 1), "options": {"widths": (2,), "dense": 4, "dropout": 0.25}},
     }
@@ -53,7 +53,7 @@ def small(workload: Workload) -> Workload:
 
 
 def config(toy: bool, config: str, repeats: int = 2) -> dict[str, Any]:
-    """Of a config's paper variant, on rows of the size of its data's, which are not read."""
+    """Measures a config's paper variant on mock data of the same size."""
     made = experiment_config(config, "smoke" if toy else "paper")
     if toy:
         made.models, made.plan.devices, made.data.clients = ("mlp(widths=(4,))",), 1, 4
@@ -62,12 +62,12 @@ def config(toy: bool, config: str, repeats: int = 2) -> dict[str, Any]:
 
 
 def experiment_config(name: str, variant: str) -> Any:
-    """A shipped config."""
+    """Returns a built-in config."""
     return importlib.import_module(f"configs.{name}").get_config(variant)
 
 
 def lanes(toy: bool, lanes: int, folder: str) -> dict[str, Any]:
-    """Of eight runs of FedAvg on digits that differ in their seeds: seconds of all, so many at once in one program."""
+    """Measures eight seeds of FedAvg on digits, some at once in one program."""
     made = experiment_config("fedavg", "smoke" if toy else "small")
     if "lanes" not in made.plan:
         return {"lanes": lanes, "says": "there is no config.plan.lanes here"}
@@ -80,7 +80,7 @@ def lanes(toy: bool, lanes: int, folder: str) -> dict[str, Any]:
         seeds=tuple(range(2 if toy else 8)),
         changes=changes,
     )
-    shutil.rmtree(folder, ignore_errors=True)  # of a call that was ended: what is finished there would take no time
+    shutil.rmtree(folder, ignore_errors=True)  # left by an ended call: its finished runs would take no time
     began = time.perf_counter()
     outcome = tables.run(table, folder, "smoke" if toy else "small", progress=False, say=lambda text: None)
     if outcome.failures:
@@ -91,7 +91,7 @@ def lanes(toy: bool, lanes: int, folder: str) -> dict[str, Any]:
 
 
 def fedit(toy: bool, folder: str, chunk: int, batch: int) -> dict[str, Any]:
-    """Of FedIT in FedOA's setting, with a random network."""
+    """Measures FedIT in FedOA's setting, with a random network."""
     simulation, tokens, parameters = llama.simulation(folder, chunk, batch, toy)
     found = timed(simulation, 1, toy, 2)
     per_second = tokens / statistics.median(found["seconds"])
@@ -99,7 +99,7 @@ def fedit(toy: bool, folder: str, chunk: int, batch: int) -> dict[str, Any]:
 
 
 def timed(simulation: Simulator, number: int, toy: bool, repeats: int = REPEATS) -> dict[str, Any]:
-    """Seconds a round after a warm-up, what compiling took, the plan that came to fit, and the device's memory."""
+    """Returns seconds per round, compile time, the plan that fits, and device memory."""
     ours.Compiling.seconds, began = 0.0, time.perf_counter()
     state = simulation.init(0)
     state, _ = simulation.run_rounds(state, number)
@@ -135,7 +135,7 @@ WHAT: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measures what the one argument, JSON, says; prints a line of JSON with the device."""
+    """Runs the measurement given as JSON; prints a line of JSON with the device."""
     options = json.loads(arguments[0])
     what, cache = options.pop("what"), options.pop("cache", experiment.PROGRAMS)
     ours.set_up(dtype=options.get("dtype", "tf32"))

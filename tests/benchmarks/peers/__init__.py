@@ -1,1 +1,1 @@
-"""Other ways to do the same work, each in its own environment: `make.sh` makes them."""
+"""Other implementations of the same work, each in its own environment, created by `make.sh`."""

@@ -1,7 +1,8 @@
 """FedJAX's release: `python -m tests.benchmarks.peers.fedjax_simulation '{"workload": "a"}'`.
 
-With "pmap" its pmap backend, over as many simulated devices; else its jit backend. Batch normalisation normalises by the batch and
-keeps no running statistics, for which this framework's models have no place.
+With "pmap" its pmap backend, over as many simulated devices; else its jit backend. Batch
+normalisation uses batch statistics and keeps no running ones, which this framework's models cannot
+store.
 """
 
 import json
@@ -23,12 +24,12 @@ from tests.benchmarks.workloads import SEED, WORKLOADS  # noqa: E402
 
 
 def norm(x):
-    """Batch normalisation in training."""
+    """Applies batch normalisation in training mode."""
     return hk.BatchNorm(True, True, 0.9, eps=1e-5)(x, is_training=True)
 
 
 def block(x, width, stride):
-    """Two 3x3 convolutions beside a shortcut."""
+    """Applies two 3x3 convolutions beside a shortcut."""
     y = jax.nn.relu(norm(hk.Conv2D(width, 3, stride, padding=(1, 1), with_bias=False)(x)))
     y = norm(hk.Conv2D(width, 3, padding=(1, 1), with_bias=False)(y))
     if stride > 1 or x.shape[-1] != width:
@@ -37,7 +38,7 @@ def block(x, width, stride):
 
 
 def network(workload):
-    """The workload's network, a haiku function of a batch."""
+    """Returns the workload's network, a haiku function of a batch."""
 
     def forward(batch):
         x = batch["x"]
@@ -66,7 +67,7 @@ def network(workload):
 
 
 def _stateless(forward):
-    """Like `hk.transform`, with running statistics thrown away."""
+    """Transforms like `hk.transform`, and discards running statistics."""
     both = hk.transform_with_state(forward)
     empty = {}
 

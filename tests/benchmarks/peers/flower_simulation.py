@@ -25,14 +25,14 @@ from tests.benchmarks.workloads import SEED, WORKLOADS
 
 @functools.cache
 def held(name: str):
-    """What an actor keeps: (workload, network, x, y, index)."""
+    """Returns the data that an actor keeps: (workload, network, x, y, index)."""
     torch.set_num_threads(1)
     workload = WORKLOADS[name]
     return workload, torch_models.build(workload), *torch_models.tensors(workload), torch.from_numpy(workload.index())
 
 
 def train(message: Message, context: Context) -> Message:
-    """One client's round."""
+    """Runs one client's round."""
     workload, model, x, y, index = held(message.content["config"]["workload"])
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     rows = index[int(context.node_config["partition-id"])]
@@ -42,14 +42,14 @@ def train(message: Message, context: Context) -> Message:
 
 
 class Turns(FedAvg):
-    """Flower's FedAvg; lets the benchmark say when the next rounds run."""
+    """Flower's FedAvg; lets the benchmark decide when the next rounds run."""
 
     def __init__(self, gate, warm_up, ready, **options):
         super().__init__(**options)
         self.left, self.gate, self.ready, self.asked = warm_up + 1, gate, ready, None
 
     def configure_train(self, *arguments, **options):
-        """Called once a round, first thing."""
+        """Waits for the benchmark; Flower calls it at the start of each round."""
         self.left -= 1
         if not self.left:
             if self.asked is None:
@@ -64,7 +64,7 @@ class Turns(FedAvg):
         return super().configure_train(*arguments, **options)
 
     def aggregate_train(self, server_round, replies):
-        """As Flower does it, but a client's failure is one of the benchmark."""
+        """Aggregates as Flower does, but a failed client fails the benchmark."""
         replies = list(replies)
         failed = [reply.error.reason for reply in replies if reply.has_error()]
         if failed:
@@ -112,6 +112,6 @@ def main(options):
 
 
 if __name__ == "__main__":
-    from tests.benchmarks.peers import flower_simulation  # so that actors find `train` by its name
+    from tests.benchmarks.peers import flower_simulation  # so that actors import `train` by name
 
     flower_simulation.main(json.loads(sys.argv[1]))

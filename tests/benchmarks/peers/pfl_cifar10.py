@@ -1,8 +1,8 @@
-"""pfl-research itself on its CIFAR-10 benchmark, IID and without privacy, on the rows of ours (`tests/benchmarks/cifar10.py`).
+"""pfl-research's CIFAR-10 benchmark, IID, without privacy; `tests/benchmarks/cifar10.py` has data.
 
-50 of 1,000 users a round, one epoch of batches of 10 at a rate of 0.1, users with one weight, pixels normalised by channel, the
-network with torch's own initial weights. Into DIR/metrics.jsonl goes a line every tenth round: round, seconds of training so far,
-accuracy and loss on the test set. The same command goes on where it was.
+50 of 1,000 users a round, one epoch of batches of 10 at a rate of 0.1, equal weights, pixels
+normalised by channel, torch's initial weights. DIR/metrics.jsonl gets a line every tenth round:
+round, cumulative seconds of training, accuracy and loss on the test set. The same command resumes.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from tests.benchmarks.peers.pfl_simulation import Trained
 
 
 class CNN(torch_models.CNN):
-    """With a rate of its own behind the dense layer."""
+    """The CNN with a separate dropout rate after the dense layer."""
 
     def forward(self, x):
         x = F.max_pool2d(F.relu(self.conv2(F.relu(self.conv1(x)))), 2).flatten(1)
@@ -40,7 +40,7 @@ class CNN(torch_models.CNN):
 
 
 class Records(TrainingProcessCallback):
-    """Scores every tenth round, and writes it down."""
+    """Evaluates every tenth round and writes a record."""
 
     def __init__(self, file, x, y, every=10):
         self.file, self.x, self.y, self.every = file, x, y, every
@@ -72,7 +72,7 @@ class Records(TrainingProcessCallback):
 
 
 def main(data, directory, rounds):
-    """Trains, or goes on."""
+    """Trains or resumes."""
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002 - pfl draws from it
     torch.set_num_threads(len(os.sched_getaffinity(0)))

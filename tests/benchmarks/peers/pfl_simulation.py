@@ -26,26 +26,26 @@ from tests.benchmarks.workloads import SEED, WORKLOADS
 
 
 class Trained(torch.nn.Module):
-    """A network as pfl wants it."""
+    """A network in pfl's interface."""
 
     def __init__(self, network):
         super().__init__()
         self.network = network
 
     def loss(self, x, y):
-        """Mean cross-entropy."""
+        """Returns the mean cross-entropy."""
         self.train()
         return F.cross_entropy(self.network(x), y)
 
     @torch.no_grad()
     def metrics(self, x, y):
-        """Of an evaluation; only the warm-up round has one."""
+        """Returns the metrics of an evaluation; only the warm-up round has one."""
         self.eval()
         return {"loss": Weighted(F.cross_entropy(self.network(x), y, reduction="sum").item(), len(y))}
 
 
 class Turns(TrainingProcessCallback):
-    """Lets the benchmark say when the next rounds run."""
+    """Lets the benchmark decide when the next rounds run."""
 
     def __init__(self, warm_up, **ready):
         self.left, self.ready, self.gate = warm_up, ready, protocol.Gate()

@@ -1,6 +1,8 @@
-"""A bare torch loop over clients, no framework: `python -m tests.benchmarks.peers.torch_loop '{"workload": "a"}'`.
+"""A bare torch loop over clients, no framework: `python -m tests.benchmarks.peers.torch_loop
+'{"workload": "a"}'`.
 
-With "check" it trains from the weights and on the batches of a file that `equality.py` wrote, and says how far the mean is.
+With "check" it trains from the weights and on the batches of a file written by `equality.py`, and
+reports the difference of the mean.
 """
 
 import dataclasses
@@ -32,7 +34,7 @@ def main(options):
     personal = workload.method == "local"
     mine = [p for p in mine if not personal or isinstance(p, torch.nn.Parameter)]
     server = [p.detach().clone() for p in mine]
-    clients = {}  # of a method that keeps models
+    clients = {}  # for methods with client models
 
     def one_round():
         total = [torch.zeros_like(p) for p in server]
@@ -64,7 +66,8 @@ def main(options):
 
 
 def check(workload, file):
-    """Prints the largest difference of any averaged weight from ours, and the largest weight's change, as JSON."""
+    """Prints the largest difference of an averaged weight from ours, and the largest change, as
+    JSON."""
     found = np.load(file)
     model, (x, y) = torch_models.build(workload), torch_models.tensors(workload)
     before, after = (

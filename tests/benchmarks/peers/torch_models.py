@@ -1,4 +1,4 @@
-"""The workloads' networks in torch, with the names of ours, so that weights can be exchanged."""
+"""The workloads' networks in torch, with our names, so that weights can be exchanged."""
 
 import math
 from typing import Any
@@ -12,7 +12,7 @@ from tests.benchmarks.workloads import Workload
 
 
 class MLP(nn.Module):
-    """784-200-200-10 and its like."""
+    """784-200-200-10 and similar."""
 
     def __init__(self, sizes, classes):
         super().__init__()
@@ -112,7 +112,7 @@ class Prompted(nn.Module):
 
 
 def build(workload: Workload) -> nn.Module:
-    """The workload's network."""
+    """Returns the workload's network."""
     if workload.model == "mlp":
         return MLP((math.prod(workload.shape), *workload.options["widths"]), workload.classes)
     if workload.model == "cnn":
@@ -123,14 +123,14 @@ def build(workload: Workload) -> nn.Module:
 
 
 def tensors(workload: Workload) -> tuple[torch.Tensor, torch.Tensor]:
-    """The data, images as [channels, H, W]."""
+    """Returns the data, images as [channels, H, W]."""
     x, y = workload.data()
     x = np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if x.ndim == 4 else x
     return torch.from_numpy(x), torch.from_numpy(y.astype(np.int64))
 
 
 def from_ours(model: nn.Module, arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
-    """A state dict from ours, whose names are like "stem/kernel" and "stem_norm/mean"."""
+    """Returns a state dict from our arrays, named like "stem/kernel" and "stem_norm/mean"."""
     names = {"kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
     state = dict(model.state_dict())
     for path, found in arrays.items():
@@ -147,7 +147,7 @@ def from_ours(model: nn.Module, arrays: dict[str, np.ndarray]) -> dict[str, torc
 
 
 def train(model: nn.Module, x: torch.Tensor, y: torch.Tensor, batches: Any, lr: float) -> None:
-    """Plain SGD over batches of rows."""
+    """Runs plain SGD over batches."""
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=lr)
     for rows in batches:
         optimizer.zero_grad()
@@ -156,6 +156,6 @@ def train(model: nn.Module, x: torch.Tensor, y: torch.Tensor, batches: Any, lr: 
 
 
 def shuffled(rows: torch.Tensor, workload: Workload) -> Any:
-    """The batches of one client's round."""
+    """Returns the batches of one client's round."""
     for _ in range(workload.epochs):
         yield from rows[torch.randperm(len(rows))].split(workload.batch)
