@@ -43,5 +43,5 @@ class EnginePlansTest(chex.TestCase):
         state, _ = sim.run_rounds(sim.init(0), 2)
         chex.assert_trees_all_close(jax.device_get(state.server), after.server, atol=1e-6, rtol=1e-6)
         for store, rows in zip(sim.offloaded_states.stores, after.clients, strict=True):
-            for mine, theirs in zip(jax.tree.leaves(store.rows), jax.tree.leaves(rows), strict=True):
+            for mine, theirs in zip(jax.tree.leaves(store.states), jax.tree.leaves(rows), strict=True):
                 np.testing.assert_allclose(mine[store.touched], theirs[store.touched], atol=1e-6, rtol=1e-6)
