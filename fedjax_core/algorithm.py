@@ -146,6 +146,11 @@ class Reduce(NamedTuple):
     weight_fn: Callable[[Cohort], Array] | None = None
 
 
+def is_reduce(x: object) -> bool:
+    """Returns whether `x` is a leaf of a method's `collect`."""
+    return isinstance(x, Reduce)
+
+
 class Algorithm(NamedTuple):
     """A federated method.
 

@@ -42,8 +42,6 @@ def join_processes(coordinator: str | None, processes: int | None, process: int 
 
     Args:
       coordinator: host:port of process 0; None: the cluster tells all three.
-      processes: how many there are.
-      process: which one this is.
 
     Raises:
       ValueError: no cluster that tells, or one that jax cannot read; one line.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -30,7 +31,6 @@ class Model(NamedTuple):
         name (possibly {}).
       features: same arguments -> ([B, D], stats); the body alone.
       head: (net, features [B, D]) -> logits [B, K].
-      name: name in error messages and tables.
       whole: net -> the Net of the whole network, with its frozen entries (`make_partial_task`).
       model_axes: the axis of each array that is sharded where several devices hold a network
         together (`plan.model`); see `find_model_axis`.
@@ -59,13 +59,9 @@ def check_tokens(tokens: PyTree, vocabulary: int, model: str, mask: PyTree | Non
 
     Args:
       tokens: ids of any shape; traced ones are not checked.
-      vocabulary: V, the number of embedded tokens.
       model: the network's name.
       mask: ids to check, of the same shape; None: all.
       where: prefix of the message, such as "test: ".
-
-    Raises:
-      ValueError: an id is negative, or not below V.
     """
     if isinstance(tokens, Tracer) or isinstance(mask, Tracer):
         return
@@ -91,6 +87,11 @@ def find_model_axis(path: str, axes: Axes) -> int | None:
     return max(matches)[1] if matches else None
 
 
+def count_parameters(tree: PyTree) -> int:
+    """Returns the number of elements in a tree of arrays, or of shapes as `jax.eval_shape` gives."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
 def feature_size(model: Model) -> int:
     """Returns D, the number of a model's features: the inputs of its head."""
     return jax.eval_shape(model.init, jax.random.key(0)).params["head"]["kernel"].shape[0]
@@ -102,7 +103,6 @@ class PeerGroup:
 
     Attributes:
       network: () -> their network.
-      clients: their ids.
     """
 
     network: Callable[[], Model]
@@ -219,15 +219,7 @@ def require_common_feature_size(task: Task, method: str) -> int:
 
 
 def make_task(model: Model, *, classes: int, population: int, public: PyTree = (), shape: tuple[int, ...] | None = None) -> Task:
-    """Builds a task that trains the whole network.
-
-    Args:
-      model: the network.
-      classes: K.
-      population: N.
-      public: Examples that all clients share.
-      shape: of one example's x.
-    """
+    """Builds a task that trains the whole network."""
     return Task(lambda frozen: model, classes, population, public=public, shape=shape)
 
 
@@ -251,14 +243,9 @@ def make_partial_task(
     without dropout and with the running statistics of batch normalization.
 
     Args:
-      model: the whole network.
       arrays: params by entry, and stats; trained entries that are missing are drawn by
         `model.init`.
       trained: "all"; "prompts" (the entries "prompts" and "head"); "head"; or names of entries.
-      classes: K.
-      population: N.
-      public: Examples that all clients share.
-      shape: of one example's x.
 
     Raises:
       ValueError: the network has no such entry, or `arrays` lack a frozen entry or the statistics.

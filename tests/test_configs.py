@@ -141,7 +141,7 @@ def test_paper_builds_and_its_round_traces_at_full_size(name):
     new, records = jax.eval_shape(
         sim.compiled.programs.run_scored_round
         if sim.spec.episodes is None
-        else sim.compiled.programs.run_rounds,  # with the clients' scores of a round
+        else sim.compiled.programs.run_resident_rounds,  # with the clients' scores of a round
         shapes(sim.spec.host_arrays),
         state,
         jax.ShapeDtypeStruct((), jnp.int32),

@@ -66,5 +66,5 @@ class EnginePlansTest(chex.TestCase):
         state, _ = sim.run_rounds(sim.init(0), 2)
         chex.assert_trees_all_close(jax.device_get(state.server), after.server, atol=1e-6, rtol=1e-6)
         for store, states in zip(sim.offloaded_states.stores, after.clients, strict=True):
-            for offloaded, expected in zip(jax.tree.leaves(store.rows), jax.tree.leaves(states), strict=True):
+            for offloaded, expected in zip(jax.tree.leaves(store.states), jax.tree.leaves(states), strict=True):
                 np.testing.assert_allclose(offloaded[store.touched], expected[store.touched], atol=1e-6, rtol=1e-6)

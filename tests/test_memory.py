@@ -23,8 +23,8 @@ def resident() -> int:
 def traces(sim) -> list[int]:
     """Returns the number of compiled versions of each program."""
     made = sim.compiled.programs
-    programs = [made.run_rounds, made.run_scored_round, made.score_server["test"], made.draw_cohorts]
-    programs += [*made.run_round_offloaded.values(), *made.score_clients, *made.prepare_clients]
+    programs = [made.run_resident_rounds, made.run_scored_round, made.score_server["test"], made.draw_cohorts]
+    programs += [*made.run_offloaded_round.values(), *made.score_clients, *made.prepare_clients]
     return [program._cache_size() for program in programs]
 
 
@@ -71,7 +71,7 @@ def test_memory_is_flat_and_nothing_is_traced_again(name, settings):
 def test_the_round_is_traced_once(monkeypatch):
     """One trace serves single rounds and several, with evaluations between."""
     sim = toy.simulate("fedavg")
-    monkeypatch.setattr(rounds, "run_rounds", chex.assert_max_traces(rounds.run_rounds, n=1))
+    monkeypatch.setattr(rounds, "run_resident_rounds", chex.assert_max_traces(rounds.run_resident_rounds, n=1))
     sim.use_plan(sim.spec.plan)
     state = sim.init(0)
     for count in (1, 2, 5, 1):

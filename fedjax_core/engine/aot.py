@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.stages import Lowered, Traced
+from jax.stages import Traced
 
 from fedjax_core.algorithm import PyTree
 from fedjax_core.engine import evaluation
@@ -25,7 +25,6 @@ def trace_programs(simulation: Simulator, parts: tuple[str, ...] = PARTS) -> Tra
 
     Args:
       simulation: on any devices, such as a topology's (`experiment.build(devices=...)`).
-      parts: which of `PARTS`.
     """
     tracer = _Tracer(simulation.compiled)
     traces: Traces = {}
@@ -35,14 +34,12 @@ def trace_programs(simulation: Simulator, parts: tuple[str, ...] = PARTS) -> Tra
     return traces
 
 
-def resident_shapes(simulation: Simulator) -> tuple[DeviceArrays, State]:
+def resident_shapes(compiled: CompiledPlan) -> tuple[DeviceArrays, State]:
     """Returns what is on the devices all the time, as shapes with their shardings."""
-    return _resident_shapes(simulation.compiled)
-
-
-def lower(traced: Traced) -> Lowered:
-    """Returns the program as its devices' compiler takes it."""
-    return traced.lower()
+    key_data = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+    arrays = _abstract(compiled.feed.on_host, compiled.layout.arrays)
+    state = jax.eval_shape(compiled.programs.init_state, arrays, key_data)
+    return arrays, _abstract(state, compiled.layout.state)
 
 
 class _Tracer:
@@ -53,7 +50,7 @@ class _Tracer:
         self.replicated, self.by_client = replicated(self.spec.mesh), client_sharded(self.spec.mesh)
         self.number = self.abstract(np.int32(0))
         self.key_data = self.abstract(jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))))
-        self.arrays, self.state = _resident_shapes(compiled)
+        self.arrays, self.state = resident_shapes(compiled)
         self.initial = self.state.server if self.spec.is_offloaded else ()
 
     def abstract(self, tree: PyTree, shardings: Any = None) -> PyTree:
@@ -92,21 +89,21 @@ class _Tracer:
     def add_round(self, traces: Traces) -> None:
         arrays = self.program_arrays(("index",))
         if not self.spec.is_offloaded:
-            traces[ROUND] = lambda: self.programs.run_rounds.trace(arrays, self.state, self.number)
+            traces[ROUND] = lambda: self.programs.run_resident_rounds.trace(arrays, self.state, self.number)
             return
         drawn = jax.eval_shape(self.programs.draw_cohorts, self.arrays, self.key_data, self.number)
         cohorts = [self.client_states(g, len(cohort.ids)) for g, (cohort, _) in enumerate(drawn)]
         states = self.abstract([states for states, _ in cohorts], self.compiled.layout.client_rows)
         touched = self.abstract([touched for _, touched in cohorts], self.by_client)
-        given = arrays, self.state, self.initial, self.abstract(drawn), states, touched
-        traces[ROUND] = lambda: self.programs.run_round_offloaded[False].trace(*given)
+        given = arrays, self.state, self.abstract(drawn), states, self.initial, touched
+        traces[ROUND] = lambda: self.programs.run_offloaded_round[False].trace(*given)
 
     def add_evaluation(self, traces: Traces) -> None:
         spec, scopes, bounds = self.spec, self.spec.evaluation.scopes, (self.number, self.number)
         if evaluation.scores_server(spec):
-            for rows in ("test", "validation") if spec.has_validation else ("test",):
-                name = f"{EVALUATION}: server{', validation rows' if rows == 'validation' else ''}"
-                traces[name] = self.make_server_trace(rows)
+            for source in ("test", "validation") if spec.has_validation else ("test",):
+                name = f"{EVALUATION}: server{', validation rows' if source == 'validation' else ''}"
+                traces[name] = self.make_server_trace(source)
         for g in range(len(spec.groups)):
             if {"own", "all"} & set(scopes) and (blocks := evaluation.client_blocks(self.compiled, g)):
 
@@ -130,16 +127,16 @@ class _Tracer:
             arrays = self.program_arrays(("index", "test_index"))
             traces[SCORED_ROUND] = lambda: self.programs.run_scored_round.trace(arrays, self.state, self.number)
 
-    def make_server_trace(self, rows: str) -> Callable[[], Traced]:
+    def make_server_trace(self, source: str) -> Callable[[], Traced]:
         """Returns what traces the scores of the server's model on "test" or "validation" examples."""
         spec, feed = self.spec, self.compiled.feed
-        part, which = ("test", None) if rows == "test" else ("train", spec.host_arrays.validation_rows)
-        given, block, kind = (self.arrays, self.state.server, self.number), (), rows
-        if part in feed.streamed:
-            batches = feed.test_batches(part, which, evaluation.server_batch(spec, rows), spec.plan.parts)
+        split, which = ("test", None) if source == "test" else ("train", spec.host_arrays.validation_rows)
+        given, block, kind = (self.arrays, self.state.server, self.number), (), source
+        if split in feed.streamed:
+            batches = feed.test_batches(split, which, evaluation.server_batch(spec, source), spec.plan.client_shards)
             number, kind = batches.at_once * batches.devices, "streamed"
             of_block = lambda x: jax.ShapeDtypeStruct((number * batches.batch, *x.shape[1:]), x.dtype)
-            examples = self.abstract(jax.tree.map(of_block, feed.stored_examples(part)))
+            examples = self.abstract(jax.tree.map(of_block, spec.readers[split].like))
             block = examples, self.abstract(np.zeros(number, np.int32)), self.number
 
         def trace() -> Traced:
@@ -149,14 +146,7 @@ class _Tracer:
         return trace
 
 
-def _resident_shapes(compiled: CompiledPlan) -> tuple[DeviceArrays, State]:
-    key_data = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
-    arrays = _abstract(compiled.feed.on_host, compiled.layout.arrays)
-    state = jax.eval_shape(compiled.programs.init_state, arrays, key_data)
-    return arrays, _abstract(state, compiled.layout.state)
-
-
 def _abstract(tree: PyTree, shardings: Any) -> PyTree:
     """Returns the shapes of a tree with shardings, of which `shardings` is a prefix."""
     shape = lambda x, sharding: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=sharding)
-    return jax.tree.map(lambda sharding, part: jax.tree.map(lambda x: shape(x, sharding), part), shardings, tree)
+    return jax.tree.map(lambda sharding, branch: jax.tree.map(lambda x: shape(x, sharding), branch), shardings, tree)

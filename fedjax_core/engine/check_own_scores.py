@@ -17,9 +17,9 @@ from fedjax_core.engine.simulation_spec import SimulationSpec
 from fedjax_core.training import metrics
 from fedjax_core.training.batching import Batch, gather_batch
 
-ROWS, PADDING = 6, 2
-MOST_NUMBERS = 2**22  # of rows that are drawn
-Inputs = tuple[PyTree, PyTree, PyTree]  # outputs, x and y of rows
+EXAMPLES, PADDING = 6, 2
+MAX_DRAWN = 2**22  # of examples that are drawn
+Inputs = tuple[PyTree, PyTree, PyTree]  # outputs, x and y of examples
 
 
 def check_scores(spec: SimulationSpec) -> tuple[int, ...]:
@@ -29,8 +29,10 @@ def check_scores(spec: SimulationSpec) -> tuple[int, ...]:
       Per group, bytes of the sums of scores with `finalize`, of one model.
 
     Raises:
-      TypeError: a score does not return what it must (`contracts.check_score`), or its `finalize` no number.
-      ValueError: a score fails, is not finite, has sums that depend on the number of rows, or counts rows outside of its mask.
+      TypeError: a score does not return what it must (`contracts.check_score`), or its `finalize`
+        no number.
+      ValueError: a score fails, is not finite, has sums that depend on the number of examples, or
+        counts examples outside of its mask.
     """
     return tuple(_check_group(spec, g) for g in range(len(spec.groups)))
 
@@ -43,24 +45,24 @@ def _check_group(spec: SimulationSpec, g: int) -> int:
         return 0
     sizes = dict.fromkeys(own, 0)
     arrays = jax.eval_shape(lambda h: h, spec.host_arrays)
-    (batch, of_all), (smaller, of_fewer) = (_outputs(spec, g, arrays, rows) for rows in (ROWS + PADDING, ROWS))
+    (batch, of_all), (smaller, of_fewer) = (_outputs(spec, g, arrays, number) for number in (EXAMPLES + PADDING, EXAMPLES))
     seen = []
     for predictor, outputs in of_all.items():
         if (shape := jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), outputs)) in seen:
             continue  # what another model gives as well
         seen.append(shape)
         for name, score in own.items():
-            found = _sums(name, score, outputs, batch)
+            sums = _sums(name, score, outputs, batch)
             if metrics.finalizer(score) is not None:
-                sizes[name] = max(sizes[name], metrics.nbytes(found))
+                sizes[name] = max(sizes[name], metrics.nbytes(sums))
             if spec.episodes is not None or _is_ours(score):
                 continue
             fewer = _sums(name, score, of_fewer[predictor], smaller)
-            if _shapes(found) != _shapes(fewer):
-                what = f"score {name!r} of evaluation.scores returns sums whose shapes depend on the number of rows"
-                raise ValueError(f"{what}: {_shapes(found)} of {ROWS + PADDING}, {_shapes(fewer)} of {ROWS}")
+            if _shapes(sums) != _shapes(fewer):
+                what = f"score {name!r} of evaluation.scores returns sums whose shapes depend on the number of examples"
+                raise ValueError(f"{what}: {_shapes(sums)} of {EXAMPLES + PADDING}, {_shapes(fewer)} of {EXAMPLES}")
             like = (outputs, batch.x, batch.y), (of_fewer[predictor], smaller.x, smaller.y)
-            if sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(like[0])) <= MOST_NUMBERS:
+            if sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(like[0])) <= MAX_DRAWN:
                 _try(name, score, like, spec.groups[g].task.classes)
     return sum(sizes.values())
 
@@ -70,8 +72,8 @@ def _is_ours(score: Callable) -> bool:
     return str(getattr(metrics.unwrap_score(score), "__module__", "")).startswith("fedjax_core.")
 
 
-def _outputs(spec: SimulationSpec, g: int, arrays: DeviceArrays, rows: int) -> tuple[Batch, dict[str, PyTree]]:
-    """Returns a batch of `rows` test examples, or an episode, and each predictor's outputs for it, as shapes."""
+def _outputs(spec: SimulationSpec, g: int, arrays: DeviceArrays, number: int) -> tuple[Batch, dict[str, PyTree]]:
+    """Returns the shapes of a batch of test examples, or of an episode, and of all predictions."""
     shape = spec.shapes.groups[g]
     local = (shape.sent, shape.out.state) if shape.out.local is None else shape.out.local
 
@@ -79,7 +81,7 @@ def _outputs(spec: SimulationSpec, g: int, arrays: DeviceArrays, rows: int) -> t
         if spec.episodes is not None:
             return evaluation_step.whole_test_batches(spec, arrays, 1)[1](jnp.int32(0))
         examples = arrays.test if len(jax.tree.leaves(arrays.test.y)[0]) else arrays.train
-        return gather_batch(examples, jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool))
+        return gather_batch(examples, jnp.zeros(number, jnp.int32), jnp.ones(number, bool))
 
     def predict_all(arrays: DeviceArrays, local: tuple[PyTree, PyTree], x: PyTree) -> dict[str, PyTree]:
         sent, client = local
@@ -93,44 +95,41 @@ def _outputs(spec: SimulationSpec, g: int, arrays: DeviceArrays, rows: int) -> t
 def _sums(name: str, score: Callable, outputs: PyTree, batch: Batch) -> PyTree:
     """Returns the shapes of what a score gives."""
 
-    def one(*rows: PyTree) -> PyTree:
+    def compute(*examples: PyTree) -> PyTree:
         try:
-            found = score(*rows)
+            result = score(*examples)
         except Exception as error:  # somebody else's code
             raise _explain(f"score {name!r} of evaluation.scores", "raised", error) from error
-        return contracts.check_score(name, score, found)
+        return contracts.check_score(name, score, result)
 
-    return jax.eval_shape(one, outputs, batch.x, batch.y, batch.mask)
+    return jax.eval_shape(compute, outputs, batch.x, batch.y, batch.mask)
 
 
 def _try(name: str, score: Callable, like: tuple[Inputs, Inputs], classes: int) -> None:
-    """Checks what a score gives of rows drawn at random: with some more rows, outside of the mask, it must be the same.
+    """Checks a score on random examples: more of them, outside of the mask, must change nothing.
 
     Args:
-      name: of the score.
-      score: it.
-      like: (outputs, x, y) of ROWS + PADDING rows and of ROWS, as shapes.
-      classes: K.
+      like: (outputs, x, y) of EXAMPLES + PADDING examples and of EXAMPLES, as shapes.
     """
     more, fewer = like
     rng = np.random.default_rng(0)
     outputs, x = jax.tree.map(functools.partial(_draw, rng), more[:2])
     given = outputs, x, _draw_targets(rng, more[2], classes)
-    first = jax.tree.map(lambda leaf, part: leaf if leaf.shape == part.shape else leaf[:ROWS], given, fewer)
-    with_padding = jax.jit(score)(*given, np.arange(ROWS + PADDING) < ROWS)
-    found = jax.jit(score)(*first, np.ones(ROWS, bool))
-    sums = jax.device_get(contracts.check_score(name, score, found))
+    first = jax.tree.map(lambda leaf, part: leaf if leaf.shape == part.shape else leaf[:EXAMPLES], given, fewer)
+    with_padding = jax.jit(score)(*given, np.arange(EXAMPLES + PADDING) < EXAMPLES)
+    result = jax.jit(score)(*first, np.ones(EXAMPLES, bool))
+    sums = jax.device_get(contracts.check_score(name, score, result))
     as_numbers = lambda tree: [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(jax.device_get(tree))]
     what = f"score {name!r} of evaluation.scores"
     close = functools.partial(np.allclose, rtol=1e-2, atol=1e-3, equal_nan=True)
-    if not all(map(close, as_numbers(found), as_numbers(with_padding))):
+    if not all(map(close, as_numbers(result), as_numbers(with_padding))):
         raise ValueError(
-            f"{what} counts rows outside of `mask`, which pad a batch and may hold anything; take jnp.where(mask, values, 0) for a "
-            "sum, and jnp.sum(mask) for a weight"
+            f"{what} counts examples outside of `mask`, which pad a batch and may hold anything; take jnp.where(mask, values, 0) "
+            "for a sum, and jnp.sum(mask) for a weight"
         )
-    is_finite = all(np.isfinite(leaf).all() for leaf in as_numbers(found))
+    is_finite = all(np.isfinite(leaf).all() for leaf in as_numbers(result))
     if not is_finite and targets_of(more[2]) != "numbers":  # of which a network may give positive ones alone
-        raise ValueError(f"{what} is not finite for logits drawn at random: {option_types.shorten(as_numbers(found))}")
+        raise ValueError(f"{what} is not finite for logits drawn at random: {option_types.shorten(as_numbers(result))}")
     if metrics.finalizer(score) is not None and is_finite:
         _try_finalize(what, metrics.unwrap_score(score), sums)
 
@@ -145,8 +144,8 @@ def _try_finalize(what: str, score: Any, sums: PyTree) -> None:
                 value = score.finalize(given)
         except Exception as error:  # somebody else's code
             raise _explain(what, "finalize raised", error) from error
-        found = np.asarray(value)
-        if found.shape != leading or found.dtype.kind not in "fiu":
+        array = np.asarray(value)
+        if array.shape != leading or array.dtype.kind not in "fiu":
             wants = "[E] numbers of sums [E, ...]" if leading else "a number"
             raise TypeError(f"{what}: finalize must return {wants}, it returned {option_types.shorten(value)}")
 

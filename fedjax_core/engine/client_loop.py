@@ -34,10 +34,8 @@ def choose_plan(
     times slower. On an accelerator all train at once; `Simulator` halves the chunk if they do not fit its memory.
 
     Args:
-      cohort: C.
       chunk: clients at once on one device; None: 1 on a CPU, all on an accelerator.
       devices: None: all, but no more than `model` for each client of the cohort; with several processes all.
-      model: devices that hold one network together.
       among: the devices to choose from, such as a topology's; None: those that jax sees.
 
     Raises:
@@ -87,12 +85,6 @@ def _check_processes(model: int, devices: Sequence[Any]) -> None:
 ClientFn = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]  # (shared, one client's entry) -> (added, stacked)
 
 
-def slots(cohort: int, plan: Plan) -> int:
-    """Returns the slots that `arrange` makes for a cohort of C: the next multiple of chunk * parts."""
-    unit = plan.chunk * plan.parts
-    return -(-cohort // unit) * unit
-
-
 def arrange(examples: Array, plan: Plan, by_size: bool = False) -> Array:
     """Orders clients so that a chunk holds clients of similar size and devices get equal work.
 
@@ -100,32 +92,31 @@ def arrange(examples: Array, plan: Plan, by_size: bool = False) -> Array:
     with the least work so far gets the largest of them.
 
     Args:
-      examples: [n] work of each client, n a multiple of chunk * parts.
-      plan: the plan.
+      examples: [n] work of each client, n a multiple of chunk * shards.
       by_size: order by size even where clients train one after another.
 
     Returns:
-      [n] indices; device d has those at [d * n / parts, (d + 1) * n / parts).
+      [n] indices; device d has those at [d * n / shards, (d + 1) * n / shards).
     """
-    if plan.parts == 1 and (plan.chunk == len(examples) or (plan.chunk == 1 and not by_size)):
+    if plan.client_shards == 1 and (plan.chunk == len(examples) or (plan.chunk == 1 and not by_size)):
         return jnp.arange(len(examples))
     order = jnp.argsort(-examples, stable=True)
-    if plan.parts == 1:
+    if plan.client_shards == 1:
         return order
-    chunks = order.reshape(-1, plan.parts, plan.chunk)
+    chunks = order.reshape(-1, plan.client_shards, plan.chunk)
 
     def deal(work: Array, chunks: Array) -> tuple[Array, Array]:
         devices = jnp.argsort(work, stable=True)
         dealt = chunks[jnp.argsort(devices)]  # the k-th chunk to the k-th device of these
         return work + examples[dealt[:, 0]], dealt
 
-    _, dealt = jax.lax.scan(deal, jnp.zeros(plan.parts, examples.dtype), chunks)
+    _, dealt = jax.lax.scan(deal, jnp.zeros(plan.client_shards, examples.dtype), chunks)
     return dealt.swapaxes(0, 1).reshape(-1)
 
 
 def arrange_on_host(examples: np.ndarray, plan: Plan) -> np.ndarray:
     """Returns `arrange` of a host array, as a host array."""
-    if plan.parts == 1 and plan.chunk in (1, len(examples)):
+    if plan.client_shards == 1 and plan.chunk in (1, len(examples)):
         return np.arange(len(examples))
     return np.asarray(jax.device_get(_arrange(jax.device_put(examples), plan)))
 
@@ -139,11 +130,8 @@ def map_clients(
     """Maps `fn` over clients. With `plan.model` the compiler shards what is computed with sharded networks.
 
     Args:
-      fn: (shared, one client's entry) -> (added, stacked).
       shared: what all clients read; never mapped.
-      mapped: leaves [n, ...], n a multiple of plan.chunk * plan.parts.
-      plan: how many clients run at once, and on how many devices.
-      mesh: the plan's devices.
+      mapped: leaves [n, ...], n a multiple of plan.chunk * plan.client_shards.
       in_specs: PartitionSpecs of `shared`, a prefix; where it is sharded by clients, a device's clients read its own
         shard. None: every device has all of it.
 
@@ -168,16 +156,16 @@ def map_clients(
             total, stacked = jax.lax.scan(body, zero, chunks)
             total = jax.tree.map(lambda t, s: t.astype(s.dtype), total, shapes)
             stacked = jax.tree.map(lambda x: x.reshape(n, *x.shape[2:]), stacked)
-        return (jax.lax.psum(total, AXIS) if plan.parts > 1 else total), stacked
+        return (jax.lax.psum(total, AXIS) if plan.client_shards > 1 else total), stacked
 
-    if plan.parts == 1:
+    if plan.client_shards == 1:
         return on_device(shared, mapped)
     everywhere, sharded = PartitionSpec(), PartitionSpec(AXIS)
     inputs = (everywhere if in_specs is None else in_specs), sharded
     return _shard_over_clients(on_device, mesh, inputs, (everywhere, sharded))(shared, mapped)
 
 
-def map_part(
+def map_chunk_range(
     fn: ClientFn,
     shared: PyTree,
     mapped: PyTree,
@@ -190,11 +178,12 @@ def map_part(
 ) -> tuple[PyTree, PyTree]:
     """Maps `fn` over some of each device's chunks.
 
-    All parts one after another give the same bits as all chunks at once, and what `map_clients` gives up to rounding.
+    All ranges one after another give the bits of all chunks at once, and the numbers of
+    `map_clients` up to rounding.
 
     Args:
       fn, shared, mapped, plan, mesh, in_specs: as in `map_clients`.
-      sums: leaves [parts, ...], what each device has added up so far (`init_sums`); `add_up_parts` gives their total.
+      sums: leaves [shards, ...], each device's sums so far (`init_sums`, `add_up_shards`).
       bounds: (first, last), [] each: the chunks from `first` to before `last`.
 
     Returns:
@@ -219,7 +208,7 @@ def map_part(
         results = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), results)
         return jax.tree.map(lambda x: x[None], sums), results
 
-    if plan.parts == 1:
+    if plan.client_shards == 1:
         return on_device(shared, mapped, sums, bounds)
     everywhere, sharded = PartitionSpec(), PartitionSpec(AXIS)
     inputs = (everywhere if in_specs is None else in_specs), sharded, sharded, everywhere
@@ -227,9 +216,9 @@ def map_part(
 
 
 def init_sums(fn: ClientFn, shared: PyTree, mapped: PyTree, plan: Plan) -> PyTree:
-    """Returns the sums [parts, ...] with which `map_part` begins: zeros."""
+    """Returns the sums [shards, ...] with which `map_chunk_range` begins: zeros."""
     added, _ = jax.eval_shape(fn, shared, jax.tree.map(lambda x: x[0], mapped))
-    return jax.tree.map(lambda s: jnp.zeros((plan.parts, *s.shape), _sum_dtype(s.dtype)), added)
+    return jax.tree.map(lambda s: jnp.zeros((plan.client_shards, *s.shape), _sum_dtype(s.dtype)), added)
 
 
 def _map_chunk(fn: ClientFn, shared: PyTree, size: int) -> Callable[[PyTree], PyTree]:
@@ -255,12 +244,12 @@ def _sum_dtype(dtype: Any) -> Any:
     return jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.inexact) else dtype
 
 
-def add_up_parts(parts: PyTree, plan: Plan, mesh: Mesh) -> PyTree:
-    """Adds up leaves [parts, ...] on the devices, as `map_clients` adds up those of its devices."""
-    if plan.parts == 1:
-        return jax.tree.map(lambda x: x[0], parts)
-    total = lambda parts: jax.lax.psum(jax.tree.map(lambda x: x[0], parts), AXIS)
-    return _shard_over_clients(total, mesh, PartitionSpec(AXIS), PartitionSpec())(parts)
+def add_up_shards(shards: PyTree, plan: Plan, mesh: Mesh) -> PyTree:
+    """Adds up leaves [shards, ...] of the devices, as `map_clients` does."""
+    if plan.client_shards == 1:
+        return jax.tree.map(lambda x: x[0], shards)
+    total = lambda shards: jax.lax.psum(jax.tree.map(lambda x: x[0], shards), AXIS)
+    return _shard_over_clients(total, mesh, PartitionSpec(AXIS), PartitionSpec())(shards)
 
 
 def _shard_over_clients(fn: Callable[..., PyTree], mesh: Mesh, in_specs: PyTree, out_specs: PyTree) -> Callable[..., PyTree]:

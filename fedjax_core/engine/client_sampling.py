@@ -1,12 +1,14 @@
 """Samples a round's clients, and their dropout.
 
-"fixed" draws a set of C clients, uniformly at random, without replacement. "poisson" draws every client independently
-with probability C / N, so that the cohort's size varies around C; more clients than slots are drawn with a probability
-below `OVERFLOW` a round, and the last of them are then left out. "cyclic" arranges all clients in a circle, in an order
-drawn once, and takes the next C of them in every round.
+A way to sample is a `ClientSampler` in `SAMPLERS`, whose keys are the values of
+`config.cohort.sampling`. The round, the buffers of streamed examples and the privacy ledger read
+what they need from it.
 """
 
+import dataclasses
+import functools
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +16,145 @@ import numpy as np
 
 from fedjax_core.algorithm import Array
 
-SAMPLINGS = ("fixed", "poisson", "cyclic")
-OVERFLOW = 1e-20
+OVERFLOW = 1e-20  # probability that a Poisson cohort has more clients than slots, in one round
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientSampler:
+    """How cohorts are drawn. A subclass defines `draw`, and whatever else is not as here.
+
+    Attributes:
+      size: C, the clients of a cohort; where their number varies, its expected value.
+      population: N.
+      accounting: how the privacy ledger counts such cohorts, a key of `accounting.RELATIONS`; "":
+        central privacy is refused.
+    """
+
+    size: int
+    population: int
+    accounting: ClassVar[str] = ""
+
+    @property
+    def slots(self) -> int:
+        """The most clients that a cohort has."""
+        return self.size
+
+    def draw(self, key: Array, round_num: Array | int) -> Array:
+        """Returns a round's ids [slots], N in empty slots. All rounds get the same key."""
+        raise NotImplementedError
+
+    def log_moments(self, exponents: np.ndarray, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Bounds log E[exp(a * S)], where S is the sum of one number per client over a cohort.
+
+        This bound holds for every sampler. A lower one saves memory where examples are streamed.
+
+        Args:
+          exponents: [A, 1] values of a, above 0.
+          values: [L] the numbers, ascending.
+          counts: [L] how many clients have each.
+
+        Returns:
+          [A] bounds.
+        """
+        return self.slots * exponents[:, 0] * values[-1]
+
+
+class FixedSampler(ClientSampler):
+    """A set of C clients, uniformly at random, without replacement."""
+
+    accounting = "fixed"
+
+    def draw(self, key: Array, round_num: Array | int) -> Array:
+        return sample_fixed(jax.random.fold_in(key, round_num), self.population, self.size)
+
+    def log_moments(self, exponents: np.ndarray, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Returns the smaller of two bounds.
+
+        One is for independent draws with probability C / N, because membership is negatively
+        associated (Joag-Dev and Proschan, Negative Association of Random Variables, 1983). The
+        other is for C draws with replacement (Hoeffding, Probability Inequalities for Sums of
+        Bounded Random Variables, 1963, theorem 4).
+        """
+        relative = np.exp(exponents * (values - values[-1])) @ counts / counts.sum()
+        with_replacement = self.size * (exponents[:, 0] * values[-1] + np.log(relative))
+        return np.minimum(_independent_log_moments(self.size / self.population, exponents, values, counts), with_replacement)
+
+
+@dataclasses.dataclass(frozen=True)
+class CyclicSampler(FixedSampler):
+    """All clients in a circle, in an order drawn once; each round takes the next C of them."""
+
+    accounting = "cyclic"
+
+    def __post_init__(self):
+        """Raises ValueError for a cycle too long for int32."""
+        turns = math.lcm(self.population, self.size)
+        if turns >= 2**31:
+            raise ValueError(
+                f"sampling='cyclic': cohorts of {self.size} of {self.population} clients begin anew after {turns} turns, which "
+                f"must be below 2**31; take a cohort that divides the population, such as {math.gcd(self.population, self.size)}"
+            )
+
+    def draw(self, key: Array, round_num: Array | int) -> Array:
+        """Returns the ids [C].
+
+        Example:
+          >>> [CyclicSampler(2, 5).draw(jax.random.key(0), r).tolist() for r in range(3)]
+          [[0, 2], [4, 1], [3, 0]]
+        """
+        period = math.lcm(self.population, self.size) // self.size  # rounds until the circle begins with the same client
+        positions = (round_num % period * self.size + jnp.arange(self.size)) % self.population
+        return jax.random.permutation(jax.random.fold_in(key, 0), self.population)[positions].astype(jnp.int32)
+
+
+class PoissonSampler(ClientSampler):
+    """Every client independently with probability C / N: the number of clients varies around C.
+
+    Clients beyond the slots are left out, the last ids first.
+    """
+
+    accounting = "poisson"
+
+    @functools.cached_property
+    def slots(self) -> int:
+        """The most clients, by Chernoff's bound on a binomial's upper tail.
+
+        Example:
+          >>> [PoissonSampler(*sizes).slots for sizes in ((50, 1_000_000), (10, 20), (20, 20))]
+          [131, 20, 20]
+        """
+        rate, least = self.size / self.population, np.log(OVERFLOW)
+        for number in range(self.size, self.population):
+            a = (number + 1) / self.population
+            divergence = a * np.log(a / rate) + ((1 - a) * np.log((1 - a) / (1 - rate)) if a < 1 else 0)
+            if -self.population * divergence <= least:
+                return number
+        return self.population
+
+    def draw(self, key: Array, round_num: Array | int) -> Array:
+        rate, shape = self.size / self.population, (self.population,)
+        is_drawn = jax.random.bernoulli(jax.random.fold_in(key, round_num), rate, shape, mode="high")
+        return jnp.nonzero(is_drawn, size=self.slots, fill_value=self.population)[0].astype(jnp.int32)
+
+    def log_moments(self, exponents: np.ndarray, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        return _independent_log_moments(self.size / self.population, exponents, values, counts)
+
+
+SAMPLERS: dict[str, type[ClientSampler]] = {"fixed": FixedSampler, "poisson": PoissonSampler, "cyclic": CyclicSampler}
+
+
+def make_sampler(sampling: str, cohort: int | float | None, population: int) -> ClientSampler:
+    """Returns the sampler of a config.
+
+    Args:
+      cohort: as in `resolve_cohort_size`.
+
+    Raises:
+      ValueError: the sampling is unknown, or the cohort's size is out of range.
+    """
+    if sampling not in SAMPLERS:
+        raise ValueError(f"sampling={sampling!r} is not one of {', '.join(map(repr, SAMPLERS))}")
+    return SAMPLERS[sampling](resolve_cohort_size(cohort, population), population)
 
 
 def resolve_cohort_size(cohort: int | float | None, population: int) -> int:
@@ -39,17 +178,6 @@ def resolve_cohort_size(cohort: int | float | None, population: int) -> int:
     )
 
 
-def check_sampling(sampling: str, size: int, population: int) -> None:
-    """Raises ValueError for an unknown sampling, or a cycle too long for int32."""
-    if sampling not in SAMPLINGS:
-        raise ValueError(f"sampling={sampling!r} is not one of {', '.join(map(repr, SAMPLINGS))}")
-    if sampling == "cyclic" and math.lcm(population, size) >= 2**31:
-        raise ValueError(
-            f"sampling='cyclic': cohorts of {size} of {population} clients begin anew after {math.lcm(population, size)} turns, "
-            f"which must be below 2**31; take a cohort that divides the population, such as {math.gcd(population, size)}"
-        )
-
-
 def sample_fixed(key: Array, population: int, size: int) -> Array:
     """Draws `size` of `population` clients uniformly without replacement; [size] ids in no special order.
 
@@ -60,46 +188,18 @@ def sample_fixed(key: Array, population: int, size: int) -> Array:
     if size * size > population:
         return jax.random.permutation(key, population)[:size].astype(jnp.int32)
 
-    def draw(i, chosen):
+    def draw(i, drawn):
         top = population - size + i
         candidate = jax.random.randint(jax.random.fold_in(key, i), (), 0, top + 1)
-        return chosen.at[i].set(jnp.where(jnp.any(chosen == candidate), top, candidate))
+        return drawn.at[i].set(jnp.where(jnp.any(drawn == candidate), top, candidate))
 
     return jax.lax.fori_loop(0, size, draw, jnp.full((size,), -1, jnp.int32))
 
 
-def poisson_slots(expected: int, population: int) -> int:
-    """Returns the slots for a Poisson cohort of `expected` clients, by Chernoff's bound on a binomial's upper tail.
-
-    Example:
-      >>> poisson_slots(50, 1_000_000), poisson_slots(10, 20), poisson_slots(20, 20)
-      (131, 20, 20)
-    """
-    rate, least = expected / population, np.log(OVERFLOW)
-    for number in range(expected, population):
-        a = (number + 1) / population
-        divergence = a * np.log(a / rate) + ((1 - a) * np.log((1 - a) / (1 - rate)) if a < 1 else 0)
-        if -population * divergence <= least:
-            return number
-    return population
-
-
-def sample_poisson(key: Array, population: int, rate: float, size: int) -> Array:
-    """Draws each client independently with probability `rate`; [size] ids in ascending order, then N in empty slots."""
-    chosen = jax.random.bernoulli(key, rate, (population,), mode="high")
-    return jnp.nonzero(chosen, size=size, fill_value=population)[0].astype(jnp.int32)
-
-
-def sample_cyclic(key: Array, round_num: Array | int, population: int, size: int) -> Array:
-    """Returns a round's clients of the circle; [size] ids. The key is the same in all rounds.
-
-    Example:
-      >>> [sample_cyclic(jax.random.key(0), round_num, 5, 2).tolist() for round_num in range(3)]
-      [[0, 1], [4, 3], [2, 0]]
-    """
-    period = math.lcm(population, size) // size  # rounds until the circle begins with the same client
-    positions = (round_num % period * size + jnp.arange(size)) % population
-    return jax.random.permutation(key, population)[positions].astype(jnp.int32)
+def _independent_log_moments(rate: float, exponents: np.ndarray, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Returns log E[exp(a * S)] of independent draws of each client with probability `rate`."""
+    with np.errstate(divide="ignore"):
+        return np.logaddexp(np.log1p(-rate), np.log(rate) + exponents * values) @ counts
 
 
 def draw_stays(key: Array, ids: Array, dropout: float) -> Array:
@@ -112,9 +212,7 @@ def select_members(ids: Array, is_member: Array, population: int, slots: int) ->
     """Selects the cohort's clients of one group.
 
     Args:
-      ids: [C] the cohort.
       is_member: [C] bool, which of them are of the group.
-      population: N.
       slots: at least min(C, the group's clients).
 
     Returns:

@@ -7,7 +7,7 @@ import jax
 
 from fedjax_core.algorithm import Array, PyTree
 from fedjax_core.engine import evaluation_step
-from fedjax_core.engine.client_state import host_store
+from fedjax_core.engine.client_state import stores
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.simulation_spec import SimulationSpec, State, stream_key
 from fedjax_core.task import Task
@@ -20,7 +20,6 @@ class ClientView(NamedTuple):
     """One client at one moment.
 
     Attributes:
-      client: its id.
       task: its group's task at this round.
       holds: by model's name, the (sent, client state) that it predicts with: after the newest broadcast, and but for "global"
         personalised, if the method does that before scoring; or all of them right after a round of local training.
@@ -47,7 +46,7 @@ def make_holdings(
 ) -> tuple[Holdings, Holdings]:
     """Returns what client `ids` [1] holds as it is, and personalised; if `trained`, both right after local training."""
     if spec.is_offloaded:
-        client_states = host_store.init_untouched(spec, g, arrays, initial, state.key, ids, client_states, touched)
+        client_states = stores.init_untouched(spec, g, arrays, initial, state.key, ids, client_states, touched)
     algorithm = spec.algorithm(g, arrays, state.round)
     i, client = ids[0], jax.tree.map(lambda x: x[0], client_states)
     size = arrays.size[i]

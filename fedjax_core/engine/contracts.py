@@ -22,6 +22,7 @@ from fedjax_core.algorithm import (
     PyTree,
     Reduce,
     builder_name,
+    is_reduce,
     targets_of,
 )
 from fedjax_core.data.federated_data import FederatedData
@@ -46,7 +47,7 @@ def validate_settings(
     """Raises ValueError for a setting that is out of range."""
     everyone = np.sort(np.concatenate([np.asarray(g.clients) for g in groups]))
     if not np.array_equal(everyone, np.arange(population)):
-        raise ValueError(f"the groups' clients must be each of 0 ... {population - 1} once, found {everyone.tolist()[:20]}")
+        raise ValueError(f"the groups' clients must be each of 0 ... {population - 1} once, not {everyone.tolist()[:20]}")
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout={dropout} is not in [0, 1)")
     if hold not in PLACES:
@@ -140,7 +141,7 @@ def trace_shapes(spec: SimulationSpec) -> Shapes:
         client = algorithm.client_init(key, server, i)
         out = algorithm.client_update(sent, client, spec.client_data(arrays, 0, arrays.size[0]), key)
         out = check_client_output(out, algorithm.collect)
-        group, few = spec.groups[g], jax.tree.map(lambda rows: rows[:2], arrays.train)
+        group, few = spec.groups[g], jax.tree.map(lambda x: x[:2], arrays.train)
         local = (sent, out.state) if out.local is None else out.local
         for name, predict in algorithm.predict.items():
             if spec.episodes is not None:
@@ -210,32 +211,18 @@ def explain_missing_head(groups: Sequence[Group]) -> Iterator[None]:
 
 
 def check_algorithm(algorithm: Any, build: Any) -> Algorithm:
-    """Returns what a method's builder returned.
-
-    Raises:
-      TypeError: it is not an Algorithm.
-    """
+    """Returns what a method's builder returned, or raises TypeError unless it is an Algorithm."""
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"{builder_name(build)} must return a fedjax_core.algorithm.Algorithm, it returned {_describe(algorithm)}")
     return algorithm
 
 
 def check_client_output(out: Any, collect: PyTree) -> ClientOutput:
-    """Returns what `client_update` returned.
-
-    Args:
-      out: the output.
-      collect: the method's, a tree prefix of the uplink.
-
-    Raises:
-      TypeError: it is not a ClientOutput; its metrics are not pairs of numbers by name; a leaf of `collect` is not a
-        Reduce.
-      ValueError: `collect` is not a prefix of the uplink.
-    """
+    """Returns the result of `client_update`; raises unless it is a ClientOutput for `collect`."""
     if not isinstance(out, ClientOutput):
         raise TypeError(f"client_update must return a fedjax_core.algorithm.ClientOutput, it returned {_describe(out)}")
     check_pairs(out.metrics, "client_update: the metrics of a ClientOutput must be {name: (sum, weight)}")
-    parts, structure = jax.tree.flatten(collect, is_leaf=lambda x: isinstance(x, Reduce))
+    parts, structure = jax.tree.flatten(collect, is_leaf=is_reduce)
     if other := [part for part in parts if not isinstance(part, Reduce)]:
         raise TypeError(
             f"collect must have a fedjax_core.algorithm.Reduce for each part of the uplink, it has {_describe(other[0])}"
@@ -254,7 +241,7 @@ def check_pairs(pairs: Any, wants: str) -> None:
     """Raises TypeError, beginning with `wants`, unless there are pairs of numbers by name."""
     wants += ", each of the two one number"
     if not isinstance(pairs, Mapping):
-        raise TypeError(f"{wants}; found {_describe(pairs)}")
+        raise TypeError(f"{wants}, not {_describe(pairs)}")
     for name, pair in pairs.items():
         if not (isinstance(pair, tuple | list) and len(pair) == 2):
             raise TypeError(f"{wants}; {name!r} is {_describe(pair)}")
@@ -264,29 +251,20 @@ def check_pairs(pairs: Any, wants: str) -> None:
 
 
 def check_score(name: str, score: Callable, result: Any) -> Any:
-    """Returns the result of a score of `evaluation.scores`: a pair, or with `finalize` sums of at least 32 bits.
-
-    Args:
-      name: its name in the records.
-      score: the function.
-      result: what it returned.
-
-    Raises:
-      TypeError: the result is not a pair of numbers, or with `finalize` not numbers and arrays of numbers.
-    """
+    """Returns a score's pair, or sums of at least 32 bits for `finalize`; else raises TypeError."""
     if finalizer(score) is None:
         try:
             check_pairs({name: result}, "a score of evaluation.scores must return (sum, weight)")
         except TypeError as error:
-            raise TypeError(f"{error}; a score that is no mean of rows needs a function `finalize`") from None
+            raise TypeError(f"{error}; a score that is no mean of examples needs a function `finalize`") from None
         return result
     leaves, wants = jax.tree.leaves(result), f"score {name!r} of evaluation.scores must return numbers and arrays of numbers"
     if not leaves:
-        raise TypeError(f"{wants}; found {_describe(result)} without any")
+        raise TypeError(f"{wants}, not {_describe(result)} without any")
     for leaf in leaves:
         is_number = isinstance(leaf, int | float) and not isinstance(leaf, bool)
         if not is_number and not any(jnp.issubdtype(getattr(leaf, "dtype", bool), kind) for kind in (jnp.integer, jnp.floating)):
-            raise TypeError(f"{wants}, which are added up; found {_describe(leaf)}")
+            raise TypeError(f"{wants}, which are added up, not {_describe(leaf)}")
     to_32_bits = lambda leaf: jnp.asarray(leaf, jnp.promote_types(jnp.result_type(leaf), _smallest_dtype(leaf)))
     return jax.tree.map(to_32_bits, result)
 
@@ -297,14 +275,10 @@ def _smallest_dtype(leaf: Any) -> Any:
 
 
 def check_server_output(result: Any) -> tuple[PyTree, dict[str, Any]]:
-    """Returns what `server_update` returned; metrics that are None become `{}`.
-
-    Raises:
-      TypeError: it is not a pair of a state and metrics.
-    """
+    """Returns (server, metrics) of `server_update`, None as `{}`; else raises TypeError."""
     if not isinstance(result, tuple) or len(result) != 2 or hasattr(result, "_fields"):
-        found = f"a tuple of {len(result)}" if type(result) is tuple else _describe(result)
-        raise TypeError(f"server_update must return (state, metrics), metrics being {{name: (sum, weight)}}; it returned {found}")
+        actual = f"a tuple of {len(result)}" if type(result) is tuple else _describe(result)
+        raise TypeError(f"server_update must return (state, metrics), metrics being {{name: (sum, weight)}}; it returned {actual}")
     server, metrics_of_server = result
     metrics_of_server = {} if metrics_of_server is None else metrics_of_server
     check_pairs(metrics_of_server, "server_update: the metrics must be {name: (sum, weight)}")
@@ -315,11 +289,6 @@ def check_predictions(outputs: Any, name: str, group: str, y: Array, classes: in
     """Checks that a predictor gives logits that can be scored.
 
     Args:
-      outputs: what it returned for some examples.
-      name: the predictor's.
-      group: the name of the clients' group.
-      y: the targets of these examples.
-      classes: K.
       may_be_wider: whether more logits than classes are allowed, as where public examples have classes of their own.
 
     Raises:
@@ -327,20 +296,20 @@ def check_predictions(outputs: Any, name: str, group: str, y: Array, classes: in
       ValueError: the logits have another shape than [B, K].
     """
     if not isinstance(outputs, Mapping) or "logits" not in outputs:
-        found = f"only {', '.join(map(repr, outputs))}" if isinstance(outputs, Mapping) else _describe(outputs)
-        raise TypeError(f'group {group!r}: predict[{name!r}] must return {{"logits": [B, K], ...}}, it returned {found}')
+        actual = f"only {', '.join(map(repr, outputs))}" if isinstance(outputs, Mapping) else _describe(outputs)
+        raise TypeError(f'group {group!r}: predict[{name!r}] must return {{"logits": [B, K], ...}}, it returned {actual}')
     if "targets" in outputs or (kind := targets_of(y)) not in PER_ROW:
         return
     wanted = (*y.shape, classes) if kind == "classes" else y.shape
-    found = _shape(outputs["logits"]) or ()
-    is_wider = may_be_wider and found[:-1] == wanted[:-1] and found[-1:] > wanted[-1:]
-    if found != wanted and not is_wider:
+    shape = _shape(outputs["logits"]) or ()
+    is_wider = may_be_wider and shape[:-1] == wanted[:-1] and shape[-1:] > wanted[-1:]
+    if shape != wanted and not is_wider:
         need = f"the data's {classes} classes need" if kind == "classes" else f"{kind} need"
-        gives = f"group {group!r}: predict[{name!r}] gives logits of shape {list(found)} for {len(y)} rows"
+        gives = f"group {group!r}: predict[{name!r}] gives logits of shape {list(shape)} for {len(y)} examples"
         raise ValueError(f"{gives}, {need} {list(wanted)}")
 
 
-def assert_same_structure(wanted: PyTree, found: PyTree, what: str) -> None:
+def assert_same_structure(expected: PyTree, actual: PyTree, what: str) -> None:
     """Raises ValueError unless two pytrees agree in structure, shapes and dtypes, naming the first leaf that differs."""
 
     def describe_leaves(tree):
@@ -349,13 +318,13 @@ def assert_same_structure(wanted: PyTree, found: PyTree, what: str) -> None:
             for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
         }
 
-    wanted, found = jax.eval_shape(lambda: (wanted, found))
-    a, b = describe_leaves(wanted), describe_leaves(found)
+    expected, actual = jax.eval_shape(lambda: (expected, actual))
+    a, b = describe_leaves(expected), describe_leaves(actual)
     for path in [*a, *b]:
         if a.get(path) != b.get(path):
             raise ValueError(f"{what}: at {path}, {a.get(path, 'nothing')} against {b.get(path, 'nothing')}")
-    if jax.tree.structure(wanted) != jax.tree.structure(found):
-        raise ValueError(f"{what}: {jax.tree.structure(wanted)} against {jax.tree.structure(found)}")
+    if jax.tree.structure(expected) != jax.tree.structure(actual):
+        raise ValueError(f"{what}: {jax.tree.structure(expected)} against {jax.tree.structure(actual)}")
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:

@@ -33,12 +33,12 @@ class Programs(NamedTuple):
 
     Attributes:
       init_state, prepare_clients, draw_cohorts: of `rounds`.
-      run_rounds, run_scored_round: `rounds.run_rounds`, the latter with scores right after local training; both consume
-        the state.
-      run_round_offloaded: of `rounds`, by whether it scores.
-      init_server_sums, score_server: of `evaluation_step`, by the examples: `evaluation_step.ROWS`.
+      run_resident_rounds, run_scored_round: `rounds.run_resident_rounds`, the latter with scores
+        right after local training; both consume the state.
+      run_offloaded_round: `rounds.run_round`, by whether it scores.
+      init_server_sums, score_server: of `evaluation_step`, by `evaluation_step.SOURCES`.
       score_clients: of `evaluation_step`.
-      add_up_parts: of `client_loop`.
+      add_up_shards: of `client_loop`.
       score_unseen: of `unseen_clients`.
       view, predict: `client_view.make_holdings`, `client_view.predict`.
     """
@@ -46,12 +46,12 @@ class Programs(NamedTuple):
     init_state: Any
     prepare_clients: Sequence[Any]
     draw_cohorts: Any
-    run_rounds: Any
+    run_resident_rounds: Any
     run_scored_round: Any
-    run_round_offloaded: dict[bool, Any]
+    run_offloaded_round: dict[bool, Any]
     init_server_sums: dict[str, Any]
     score_server: dict[str, Any]
-    add_up_parts: Any
+    add_up_shards: Any
     score_clients: Sequence[Any]
     score_unseen: Sequence[Any]
     view: Sequence[Any]
@@ -70,24 +70,28 @@ def jit_programs(spec: SimulationSpec, layout: Layout) -> Programs:
         return jax.jit(bound, out_shardings=out, **options)
 
     def jit_rounds(scored: bool):
-        return jit(rounds.run_rounds, out=of_rounds, fixed_names={"scored": scored}, donate_argnums=1)
+        return jit(rounds.run_resident_rounds, out=of_rounds, fixed_names={"scored": scored}, donate_argnums=1)
 
     return Programs(
         init_state=jit(rounds.init_state, out=layout.state),
         prepare_clients=[jit(rounds.prepare_clients, g, out=layout.client_blocks[g]) for g in groups],
         draw_cohorts=jit(rounds.draw_cohorts),
-        run_rounds=jit_rounds(False),
+        run_resident_rounds=jit_rounds(False),
         run_scored_round=jit_rounds(True),
-        run_round_offloaded={
-            scored: jit(rounds.run_round_offloaded, out=of_offloaded, fixed_names={"scored": scored}) for scored in (False, True)
+        run_offloaded_round={
+            scored: jit(rounds.run_round, out=of_offloaded, fixed_names={"scored": scored}) for scored in (False, True)
         },
         init_server_sums={
-            rows: jit(evaluation_step.init_server_sums, out=by_client, fixed_names={"rows": rows}) for rows in evaluation_step.ROWS
+            source: jit(evaluation_step.init_server_sums, out=by_client, fixed_names={"source": source})
+            for source in evaluation_step.SOURCES
         },
         score_server={
-            rows: jit(evaluation_step.score_server, out=by_client, fixed_names={"rows": rows}) for rows in evaluation_step.ROWS
+            source: jit(evaluation_step.score_server, out=by_client, fixed_names={"source": source})
+            for source in evaluation_step.SOURCES
         },
-        add_up_parts=jax.jit(functools.partial(client_loop.add_up_parts, plan=spec.plan, mesh=spec.mesh), out_shardings=everywhere),
+        add_up_shards=jax.jit(
+            functools.partial(client_loop.add_up_shards, plan=spec.plan, mesh=spec.mesh), out_shardings=everywhere
+        ),
         score_clients=[jit(evaluation_step.score_clients, g) for g in groups],
         score_unseen=[jit(unseen_clients.score_unseen, g) for g in groups],
         view=[jit(client_view.make_holdings, g, out=layout.view, static_argnums=6) for g in groups],
@@ -100,11 +104,6 @@ class CompiledPlan:
     """A simulation under one plan: its programs, what they read, and the client states that they change.
 
     Attributes:
-      spec: with the plan.
-      layout: shardings.
-      programs: compiled when they are first called.
-      feed: the arrays that programs read.
-      states: the clients', between rounds.
       fits: whether scored rounds, or plain ones (True, False), have run: their program fits the devices.
       pace: by program of an evaluation, the seconds that a chunk of each device last took.
     """
@@ -130,8 +129,6 @@ class CompiledPlan:
         """Splits clients into blocks of one size, dealt to the devices by their work.
 
         Args:
-          g: the clients' group.
-          clients: their ids.
           nobody: the id of an empty slot.
           work: [nobody] of every client, such as its examples.
           client_bytes: memory that one client takes; a block takes at most BLOCK_BYTES.
@@ -140,10 +137,10 @@ class CompiledPlan:
           Ids, padded with `nobody`: one block if states and data are on the devices, else about a cohort each.
         """
         is_resident = not self.spec.is_offloaded and not self.feed.streamed
-        most = len(clients) if is_resident else min(len(clients), max(self.spec.cohort, MIN_BLOCK))
+        most = len(clients) if is_resident else min(len(clients), max(self.spec.sampling.size, MIN_BLOCK))
         most = min(most, max(1, BLOCK_BYTES // max(1, client_bytes)))
         plan = self.spec.plan_of(g)
-        size = client_loop.slots(most, plan)
+        size = plan.slots(most)
         ids = np.full(-(-len(clients) // size) * size, nobody, np.int32)
         ids[: len(clients)] = clients
         work = np.append(work, 0).astype(np.int32)
@@ -169,8 +166,6 @@ def compile_for_plan(
     """Returns the simulation under a plan.
 
     Args:
-      spec: the simulation.
-      plan: the plan.
       offloaded: client states that were offloaded under another plan.
     """
     mesh = meshes.make_mesh(plan, spec.devices)
@@ -211,15 +206,13 @@ def prepare_group(compiled: CompiledPlan, state: State, g: int) -> State:
     return state
 
 
-def run_rounds(compiled: CompiledPlan, state: State, num_rounds: int, scored: bool) -> tuple[State, list[PyTree]]:
-    """Runs the next rounds, of which one dispatch has at most `spec.dispatch`.
+def dispatch_rounds(compiled: CompiledPlan, state: State, num_rounds: int, scored: bool) -> tuple[State, list[PyTree]]:
+    """Runs the next rounds, at most `num_rounds`, and at most `spec.dispatch` in one program.
 
     The state is consumed, except where the program runs for the first time or states are offloaded: then it survives an
     error, for a smaller chunk to take over.
 
     Args:
-      compiled: the simulation under its plan.
-      state: before the rounds.
       num_rounds: the most to run; one, where `scored`.
       scored: whether the round scores clients right after their training.
 
@@ -227,30 +220,26 @@ def run_rounds(compiled: CompiledPlan, state: State, num_rounds: int, scored: bo
       (state after some rounds, a raw record of each).
     """
     if compiled.spec.is_offloaded:
-        return _run_round_offloaded(compiled, state, scored)
-    is_streamed = bool(compiled.feed.streamed)
-    if scored not in compiled.fits:
-        return _run_first_rounds(compiled, state, 1 if is_streamed else num_rounds, scored)
-    if is_streamed:
-        return _run_rounds_streamed(compiled, state, num_rounds, scored)
+        return _dispatch_offloaded_round(compiled, state, scored)
+    if not compiled.feed.streamed:
+        state, record = _run_program(compiled, compiled.device_arrays, state, num_rounds, scored)
+        return state, split_record(jax.device_get(record), num_rounds, scored)
+    key, done = jax.device_get(state.key), int(jax.device_get(state.round))
+    records: list[PyTree] = []
+    for round_num in range(done, done + (num_rounds if scored in compiled.fits else 1)):
+        arrays = compiled.feed.for_round(key, round_num, scored)
+        state, record = _run_program(compiled, arrays, state, 1, scored)  # dispatched while the round before it trains
+        records[-1:] = [jax.device_get(earlier) for earlier in records[-1:]]  # at most two rounds are dispatched
+        records.append(record)
+    return state, [of_round for record in jax.device_get(records) for of_round in split_record(record, 1, scored)]
+
+
+def _run_program(compiled: CompiledPlan, arrays: DeviceArrays, state: State, num_rounds: int, scored: bool) -> tuple[State, PyTree]:
+    """Runs rounds on resident states in one program; the first time on a copy, to the end."""
+    program = compiled.programs.run_scored_round if scored else compiled.programs.run_resident_rounds
     number = compiled.put(np.int32(num_rounds))
-    state, record = _get_program(compiled, scored)(compiled.device_arrays, state, number)
-    return state, _split_record(jax.device_get(record), num_rounds, scored)
-
-
-def _get_program(compiled: CompiledPlan, scored: bool) -> Any:
-    return compiled.programs.run_scored_round if scored else compiled.programs.run_rounds
-
-
-def _split_record(record: PyTree, num_rounds: int, scored: bool) -> list[PyTree]:
-    """Returns the raw records of the first rounds of a dispatch."""
-    return [record] if scored else [jax.tree.map(lambda x, i=i: x[i], record) for i in range(num_rounds)]
-
-
-def _run_first_rounds(compiled: CompiledPlan, state: State, num_rounds: int, scored: bool) -> tuple[State, list[PyTree]]:
-    """Runs rounds in one program that has not run yet, on a copy of the state."""
-    program, arrays = _get_program(compiled, scored), compiled.feed.for_round(state.key, state.round, scored)
-    number = compiled.put(np.int32(num_rounds))
+    if scored in compiled.fits:
+        return program(arrays, state, number)
     if compiled.spec.plan.chunk > 1:
         reason = out_of_memory_reason(compiled, program, (arrays, state, number))
         if distributed.any_process(reason is not None):
@@ -258,22 +247,15 @@ def _run_first_rounds(compiled: CompiledPlan, state: State, num_rounds: int, sco
     state, record = program(arrays, _copy(state), number)
     record = jax.device_get(record)
     compiled.fits.add(scored)
-    return state, _split_record(record, num_rounds, scored)
+    return state, record
 
 
-def _run_rounds_streamed(compiled: CompiledPlan, state: State, num_rounds: int, scored: bool) -> tuple[State, list[PyTree]]:
-    """Runs rounds one by one on streamed data; each is dispatched while the one before it trains."""
-    key, done = jax.device_get(state.key), int(jax.device_get(state.round))
-    one, program = compiled.put(np.int32(1)), _get_program(compiled, scored)
-    records: list[PyTree] = []
-    for i in range(num_rounds):
-        state, record = program(compiled.feed.for_round(key, done + i, scored), state, one)
-        records[-1:] = [jax.device_get(earlier) for earlier in records[-1:]]  # at most two rounds are dispatched
-        records.append(record)
-    return state, [of_round for record in jax.device_get(records) for of_round in _split_record(record, 1, scored)]
+def split_record(record: PyTree, num_rounds: int, scored: bool) -> list[PyTree]:
+    """Returns the raw records of the first rounds of a dispatch."""
+    return [record] if scored else [jax.tree.map(lambda x, i=i: x[i], record) for i in range(num_rounds)]
 
 
-def _run_round_offloaded(compiled: CompiledPlan, state: State, scored: bool) -> tuple[State, list[PyTree]]:
+def _dispatch_offloaded_round(compiled: CompiledPlan, state: State, scored: bool) -> tuple[State, list[PyTree]]:
     """Runs one round on offloaded client states."""
     resident, programs, mesh = compiled.device_arrays, compiled.programs, compiled.spec.mesh
 
@@ -284,10 +266,10 @@ def _run_round_offloaded(compiled: CompiledPlan, state: State, scored: bool) -> 
     key, round_num = np.asarray(jax.device_get(state.key)), int(jax.device_get(state.round))
     coming = exchange.get(key, round_num)
     touched = meshes.put(coming.touched, mesh, meshes.client_sharded(mesh))
-    arrays = compiled.feed.for_round(state.key, state.round, scored)
-    following = exchange.draw(key, round_num + 1)  # before the round: a device runs one program after another
-    program = programs.run_round_offloaded[scored]
-    state, clients, record = program(arrays, state, initial, coming.drawn, coming.states, touched)
+    arrays = compiled.feed.for_round(key, round_num, scored)
+    following = draw(key, round_num + 1)  # before the round: a device runs one program after another
+    program = programs.run_offloaded_round[scored]
+    state, clients, record = program(arrays, state, coming.drawn, coming.states, initial, touched)
     exchange.prefetch(key, round_num + 1, following)
     record = jax.device_get(record)
     exchange.put_async(coming, clients)

@@ -53,9 +53,7 @@ def check_client(out: ClientOutput, parts: Sequence[PyTree], before: PyTree, is_
     """Checks one client's output.
 
     Args:
-      out: the output.
       parts: of its uplink.
-      before: the client's state before the round.
       is_active: [] whether the client takes part.
     """
     sizes = jnp.stack([jnp.zeros(()), *(_magnitude(part) for part in parts)])[1:]
@@ -100,8 +98,6 @@ def raise_if_all_left_out(left_out: int, present: int, round_num: int, y: np.nda
     Args:
       left_out: clients that were left out because their loss, uplink or state was not finite.
       present: clients that took part, these included.
-      round_num: from 1.
-      y: the training targets.
     """
     if left_out >= present > 0:
         who = f"all {present} clients" if present > 1 else "the one client"
@@ -118,10 +114,6 @@ def raise_if_diverged(
 
     Args:
       ids: [C] of the cohort's clients; -1 for absent ones.
-      checks: of these clients.
-      server_diverged: whether the server's state became NaN or Inf.
-      round_num: from 1.
-      y: the training targets.
     """
     faults = np.asarray(checks.faults)
     if faults.any():
@@ -159,8 +151,6 @@ def raise_if_scores_diverged(
       scores: by model, by metric, (sums [E], weights [E]).
       ids: [E] of the clients; negative ones are not checked.
       where: the examples that were scored, for the message.
-      round_num: from 1.
-      y: the training targets.
     """
     for model, pairs in scores.items():
         bad = ids[~np.isfinite(np.asarray(pairs["loss"][0])) & (ids >= 0)] if "loss" in pairs else ids[:0]
@@ -170,13 +160,7 @@ def raise_if_scores_diverged(
 
 
 def warn_of_nan(metrics: Mapping[str, float], own: Collection[str], round_num: int) -> None:
-    """Warns in process 0 of the config's own scores that are not finite.
-
-    Args:
-      metrics: of an evaluation, by name.
-      own: names of the config's own scores.
-      round_num: from 1.
-    """
+    """Warns in process 0 of the config's own scores that are not finite."""
     is_own = lambda name: not set(own).isdisjoint(name.split("/"))
     bad = [name for name, value in metrics.items() if not math.isfinite(value) and is_own(name)]
     if bad and jax.process_index() == 0:

@@ -19,10 +19,10 @@ from fedjax_core.engine.divergence import Diverged
 from fedjax_core.engine.simulation_spec import SimulationSpec, State
 from fedjax_core.training.metrics import METRIC_NAMES, finalize_metrics, metric_sums_bytes
 
-SCORED_EXAMPLES = {"own": "its own test rows", "validation": "its validation rows", "all": "the test set"}  # by scope
+SCORED_EXAMPLES = {"own": "its own test examples", "validation": "its validation examples", "all": "the test set"}  # by scope
 UNSEEN_TABLES = ("unseen_index", "unseen_test_index")
 TRAINING_TABLES = ("index", "unseen_index")  # of examples that models are trained on before they are scored
-PIECE_SECONDS = 0.5  # after which an evaluation can be stopped, if a client, or a batch, takes no longer
+INTERVAL_SECONDS = 0.5  # after which an evaluation can be stopped, if a client, or a batch, takes no longer
 Pairs = dict[str, tuple[np.ndarray, np.ndarray]]  # by score, sums and weights
 Watch = Callable[[str, int, int], None]  # (what is scored, how much is done, of how much); may raise to stop
 
@@ -31,7 +31,6 @@ class EvaluationResult(NamedTuple):
     """The scores of an evaluation.
 
     Attributes:
-      metrics: by name.
       by_client: the values of single clients behind them; None without scopes "own", "all" and "unseen".
     """
 
@@ -45,16 +44,7 @@ def ignore_progress(what: str, done: int, total: int) -> None:
 
 
 def evaluate(compiled: CompiledPlan, state: State, watch: Watch = ignore_progress) -> EvaluationResult:
-    """Returns all scores of the configured scopes except "post_local".
-
-    Args:
-      compiled: the simulation under its plan.
-      state: to score; it stays as it is.
-      watch: called after every piece of the work; what it raises ends the evaluation.
-
-    Raises:
-      Diverged: a loss is not finite; says whose.
-    """
+    """Returns all scores of the configured scopes except "post_local"."""
     spec, round_num = compiled.spec, int(jax.device_get(state.round))
     scopes, y = spec.evaluation.scopes, spec.data.train.y
     metrics, by_client = {}, None
@@ -72,14 +62,14 @@ def evaluate(compiled: CompiledPlan, state: State, watch: Watch = ignore_progres
     if "unseen" in scopes:
         assert spec.data.unseen is not None
         models = score_unseen(compiled, state, watch)
-        where = "its test rows, as one that never trained,"
+        where = "its test examples, as one that never trained,"
         divergence.raise_if_scores_diverged(models, spec.data.unseen.ids, where, round_num, y)
         values = {}
         for model, score in models.items():
             metrics |= evaluation_step.client_statistics(f"test/{model}/unseen", score)
             values |= _client_values(f"test/{model}/unseen", score)
-        rows = spec.host_arrays.unseen_test_size
-        unseen = evaluation_step.ClientScores(spec.population + np.arange(len(rows)), rows, values)
+        examples = spec.host_arrays.unseen_test_size
+        unseen = evaluation_step.ClientScores(spec.population + np.arange(len(examples)), examples, values)
         by_client = unseen if by_client is None else evaluation_step.concatenate_clients(by_client, unseen)
         metrics |= unseen_clients.participation_gaps(metrics, list(models), METRIC_NAMES[spec.targets][0])
     own_scores = {name for group in spec.groups for name in group.task.scores}
@@ -99,76 +89,76 @@ def scores_server(spec: SimulationSpec) -> bool:
 def _evaluate_server(compiled: CompiledPlan, state: State, round_num: int, watch: Watch) -> dict[str, float]:
     """Scores the server's model on the test set and on all validation examples; scores without weight are left out."""
     spec, metrics = compiled.spec, {}
-    for rows in ("test", *(["validation"] if spec.has_validation else [])):
-        sums = score_server(compiled, state, rows, watch)
+    for source in ("test", *(["validation"] if spec.has_validation else [])):
+        sums = score_server(compiled, state, source, watch)
         for name, (total, weight) in finalize_metrics(spec.targets, sums, spec.groups[0].task.scores).items():
             if weight > 0:
-                metrics[f"{rows}/global/{name}"] = float(total / weight)
+                metrics[f"{source}/global/{name}"] = float(total / weight)
     if not math.isfinite(metrics.get("test/global/loss", 0.0)):
         advice = divergence.advice_for(spec.host_arrays.train.y)
         raise Diverged(f"round {round_num}: the loss of the server's model on the test set is not finite; {advice}")
     return metrics
 
 
-def score_server(compiled: CompiledPlan, state: State, rows: str, watch: Watch = ignore_progress) -> Pairs:
+def score_server(compiled: CompiledPlan, state: State, source: str, watch: Watch = ignore_progress) -> Pairs:
     """Scores the server's model on the "test" examples, or all "validation" examples."""
     feed, programs, spec = compiled.feed, compiled.programs, compiled.spec
-    part, name = {"test": "test", "validation": "train"}[rows], f"batches of {rows} rows"
+    split, name = {"test": "test", "validation": "train"}[source], f"batches of {source} examples"
     given = compiled.device_arrays, state.server, state.round
-    if part not in feed.streamed:
-        sums, number = programs.init_server_sums[rows](*given), _count_batches(spec, rows)
-        for bounds in _pieces(compiled, name, number, lambda done: watch(name, done, number)):
-            sums = jax.block_until_ready(programs.score_server[rows](*given, sums, bounds))
-        return jax.device_get(programs.add_up_parts(sums))
-    which = None if rows == "test" else spec.host_arrays.validation_rows
-    batches = feed.test_batches(part, which, server_batch(spec, rows), spec.plan.parts)
+    if split not in feed.streamed:
+        sums, number = programs.init_server_sums[source](*given), _count_batches(spec, source)
+        for bounds in _chunk_bounds(compiled, name, number, lambda done: watch(name, done, number)):
+            sums = jax.block_until_ready(programs.score_server[source](*given, sums, bounds))
+        return jax.device_get(programs.add_up_shards(sums))
+    which = None if source == "test" else spec.host_arrays.validation_rows
+    batches = feed.test_batches(split, which, server_batch(spec, source), spec.plan.client_shards)
     number, sums = compiled.put(np.int32(batches.number)), None
     init, program = programs.init_server_sums["streamed"], programs.score_server["streamed"]
     for block_num, (examples, first) in enumerate(batches):
         block, before = (examples, first, number), block_num * batches.at_once
         sums = init(*given, block) if sums is None else sums
-        tell = lambda done, before=before: watch(name, min(before + done, batches.batches_per_device), batches.batches_per_device)
-        for bounds in _pieces(compiled, name, batches.at_once, tell):
+        report = lambda done, before=before: watch(name, min(before + done, batches.batches_per_device), batches.batches_per_device)
+        for bounds in _chunk_bounds(compiled, name, batches.at_once, report):
             sums = jax.block_until_ready(program(*given, sums, bounds, block))
-    return jax.device_get(programs.add_up_parts(sums))
+    return jax.device_get(programs.add_up_shards(sums))
 
 
-def server_batch(spec: SimulationSpec, rows: str) -> int:
+def server_batch(spec: SimulationSpec, source: str) -> int:
     """Returns how many "test" or "validation" examples the server's model scores at once."""
-    return spec.batches.test if rows == "test" else spec.batches.validation_rows
+    return spec.batches.test if source == "test" else spec.batches.validation_rows
 
 
-def _count_batches(spec: SimulationSpec, rows: str) -> int:
+def _count_batches(spec: SimulationSpec, source: str) -> int:
     """Returns how many batches of resident examples each device scores with the server's model."""
     arrays = spec.host_arrays
-    if rows == "test" and spec.episodes is not None:
+    if source == "test" and spec.episodes is not None:
         number = len(arrays.tests[0])
     else:
-        size = len(arrays.test.y if rows == "test" else arrays.validation_rows)
-        number = -(-size // max(1, min(server_batch(spec, rows), size)))
-    return -(-number // spec.plan.parts)
+        size = len(arrays.test.y if source == "test" else arrays.validation_rows)
+        number = -(-size // max(1, min(server_batch(spec, source), size)))
+    return -(-number // spec.plan.client_shards)
 
 
-def _pieces(compiled: CompiledPlan, name: str, number: int, tell: Callable[[int], None]) -> Iterator[tuple[jax.Array, jax.Array]]:
-    """Splits a program's chunks into pieces that take about PIECE_SECONDS.
+def _chunk_bounds(
+    compiled: CompiledPlan, name: str, number: int, report: Callable[[int], None]
+) -> Iterator[tuple[jax.Array, jax.Array]]:
+    """Splits a program's chunks into ranges that take about INTERVAL_SECONDS.
 
     Args:
-      compiled: remembers how long chunks took.
-      name: of the program.
       number: of its chunks, of each device.
-      tell: called after each piece with how many are done; may raise to stop.
+      report: called after each range with how many chunks are done; may raise to stop.
 
     Yields:
-      Bounds for `client_loop.map_part`; the caller waits for its result.
+      Bounds for `client_loop.map_chunk_range`; the caller waits for its result.
     """
     first, pace = 0, compiled.pace
     while first < number:
-        most = PIECE_SECONDS / max(pace[name], 1e-9) if name in pace else 1
+        most = INTERVAL_SECONDS / max(pace[name], 1e-9) if name in pace else 1
         last = distributed.broadcast_from_process_0(min(number, first + max(1, int(min(most, number)))))
         start = time.monotonic()
         yield compiled.put((np.int32(first), np.int32(last)))
         pace[name] = (time.monotonic() - start) / (last - first)
-        tell(last)
+        report(last)
         first = last
 
 
@@ -178,63 +168,71 @@ def score_clients(compiled: CompiledPlan, state: State, watch: Watch = ignore_pr
     Returns:
       Pairs [E], in the order of `spec.scored_clients`.
     """
-    parts, ids, spec = [], [], compiled.spec
+    scores_of_blocks, ids, spec = [], [], compiled.spec
     for g in range(len(spec.groups)):
-        blocks = client_blocks(compiled, g)
-        if not blocks:
-            continue
-        block_arrays = compiled.feed.for_blocks(blocks, client_tables(spec, g))
-        for number, (block, arrays) in enumerate(zip(blocks, block_arrays, strict=True)):
+
+        def read_inputs(block: np.ndarray, g: int = g) -> tuple:
             _, clients, touched, initial = compiled.states.read(state, g, block)
-            given = arrays, state, initial, compiled.put(block), clients, touched
-            program = compiled.programs.score_clients[g]
-            scores = _run_in_pieces(compiled, g, "clients", program, given, (number, blocks), watch)
-            is_real = block < spec.population
-            scores = jax.tree.map(lambda x, keep=is_real: x[keep], scores)
-            parts.append({scope: _finish(spec, g, models) for scope, models in scores.items()})
-            ids.append(block[is_real])
-    return {scope: evaluation_step.sort_by_client([part[scope] for part in parts], ids) for scope in parts[0]}
+            return state, initial, compiled.put(block), clients, touched
+
+        blocks = client_blocks(compiled, g), client_tables(spec, g), spec.population
+        program = compiled.programs.score_clients[g]
+        for block_ids, scopes in _score_blocks(compiled, g, "clients", program, blocks, read_inputs, watch):
+            scores_of_blocks.append({scope: _finish(spec, g, models) for scope, models in scopes.items()})
+            ids.append(block_ids)
+    scopes = list(scores_of_blocks[0])
+    return {scope: evaluation_step.sort_by_client([scores[scope] for scores in scores_of_blocks], ids) for scope in scopes}
 
 
 def score_unseen(compiled: CompiledPlan, state: State, watch: Watch = ignore_progress) -> dict[str, Pairs]:
     """Scores the unseen clients by model: pairs [E], in the order of `data.unseen`."""
-    parts, ids, spec = [], [], compiled.spec
+    scores_of_blocks, ids, spec = [], [], compiled.spec
+
+    def read_inputs(block: np.ndarray) -> tuple:
+        return state.server, state.round, state.key, compiled.put(block)
+
     for g in range(len(spec.groups)):
-        blocks = unseen_blocks(compiled, g)
-        if not blocks:
-            continue
-        block_arrays = compiled.feed.for_blocks(blocks, UNSEEN_TABLES)
-        for number, (block, arrays) in enumerate(zip(blocks, block_arrays, strict=True)):
-            given = arrays, state.server, state.round, state.key, compiled.put(block)
-            program = compiled.programs.score_unseen[g]
-            scores = _run_in_pieces(compiled, g, "unseen clients", program, given, (number, blocks), watch)
-            is_real = block < len(spec.host_arrays.unseen_size)
-            parts.append(_finish(spec, g, jax.tree.map(lambda x, keep=is_real: x[keep], scores)))
-            ids.append(block[is_real])
-    return evaluation_step.sort_by_client(parts, ids)
+        blocks = unseen_blocks(compiled, g), UNSEEN_TABLES, len(spec.host_arrays.unseen_size)
+        program = compiled.programs.score_unseen[g]
+        for block_ids, models in _score_blocks(compiled, g, "unseen clients", program, blocks, read_inputs, watch):
+            scores_of_blocks.append(_finish(spec, g, models))
+            ids.append(block_ids)
+    return evaluation_step.sort_by_client(scores_of_blocks, ids)
 
 
-def _run_in_pieces(
+def _score_blocks(
     compiled: CompiledPlan,
     g: int,
     who: str,
     program: Any,
-    given: tuple,
-    position: tuple[int, list[np.ndarray]],
+    clients: tuple[list[np.ndarray], Sequence[str], int],
+    read_inputs: Callable[[np.ndarray], tuple],
     watch: Watch,
-) -> dict[str, Any]:
-    """Runs a program of group g's clients piece by piece. `position`: the number of its block, and all blocks."""
-    (block_num, blocks), plan, groups = position, compiled.spec.plan_of(g), compiled.spec.groups
-    size, step = len(blocks[0]), plan.chunk * plan.parts
+) -> Iterator[tuple[np.ndarray, PyTree]]:
+    """Runs a program of group g's clients block by block, and each block in ranges of its chunks.
+
+    Args:
+      who: the clients, for `watch`.
+      clients: blocks of ids [E], the tables that the program reads, the id of an empty slot.
+      read_inputs: a block -> the program's inputs between its arrays and its bounds.
+
+    Yields:
+      (ids of a block, their scores).
+    """
+    (blocks, tables, nobody), plan, groups = clients, compiled.spec.plan_of(g), compiled.spec.groups
+    if not blocks:
+        return
+    size, step = len(blocks[0]), plan.chunk * plan.client_shards
     name = who if len(groups) == 1 else f"{who} with network {groups[g].name}"
-    result = None
-    tell = lambda done: watch(name, block_num * size + done * step, size * len(blocks))
-    for bounds in _pieces(compiled, name, size // step, tell):
-        piece = jax.device_get(program(*given, bounds))
-        # Each piece has zeros where the others have scores.
-        result = piece if result is None else jax.tree.map(np.add, result, piece)
-    assert result is not None
-    return result
+    for number, (block, arrays) in enumerate(zip(blocks, compiled.feed.for_blocks(blocks, tables), strict=True)):
+        inputs = read_inputs(block)
+        report = lambda done, number=number: watch(name, number * size + done * step, size * len(blocks))
+        scores = None
+        for bounds in _chunk_bounds(compiled, name, size // step, report):
+            of_range = jax.device_get(program(arrays, *inputs, bounds))  # other clients have zeros
+            scores = of_range if scores is None else jax.tree.map(np.add, scores, of_range)
+        is_real = block < nobody
+        yield block[is_real], jax.tree.map(lambda x, keep=is_real: x[keep], scores)
 
 
 def client_blocks(compiled: CompiledPlan, g: int) -> list[np.ndarray]:
@@ -309,8 +307,8 @@ def _statistic_names(prefixes: Sequence[str], names: Sequence[str]) -> list[str]
     return [f"{prefix}/{name}/{s}" for prefix in prefixes for name in names for s in evaluation_step.STATISTICS]
 
 
-def _server_score_names(spec: SimulationSpec, rows: str, names: Sequence[str]) -> list[str]:
-    return [f"{rows}/global/{name}" for name in names] if scores_server(spec) else []
+def _server_score_names(spec: SimulationSpec, source: str, names: Sequence[str]) -> list[str]:
+    return [f"{source}/global/{name}" for name in names] if scores_server(spec) else []
 
 
 def _models_and_scores(spec: SimulationSpec) -> tuple[list[str], list[str]]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_core.algorithm import Algorithm, Array, Examples, PyTree, targets_of
 from fedjax_core.engine import client_loop, contracts
-from fedjax_core.engine.client_state import host_store
+from fedjax_core.engine.client_state import stores
 from fedjax_core.engine.data_feed import cohort_buffer
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.sharding.mesh import Plan
@@ -17,7 +17,7 @@ from fedjax_core.engine.simulation_spec import SimulationSpec, State, stream_key
 from fedjax_core.training import local_training, metrics
 from fedjax_core.training.few_shot import make_episode_batch
 
-ROWS = ("test", "validation", "streamed")  # that the server's model is scored on
+SOURCES = ("test", "validation", "streamed")  # that the server's model is scored on
 STATISTICS = ("mean", "weighted", "lowest", "highest")
 Batches = tuple[Any, Callable[[Array], local_training.Batch]]  # how many there are, and each by its number
 Models = dict[str, Callable[[PyTree], dict[str, Array]]]  # by name: x -> outputs
@@ -38,10 +38,10 @@ class ClientScores(NamedTuple):
 
 
 def init_server_sums(
-    spec: SimulationSpec, arrays: DeviceArrays, server: PyTree, round_num: Array, block: PyTree = (), rows: str = "test"
+    spec: SimulationSpec, arrays: DeviceArrays, server: PyTree, round_num: Array, block: PyTree = (), source: str = "test"
 ) -> PyTree:
     """Returns the zeros [parts, ...] with which `score_server` begins: pairs by name."""
-    return client_loop.init_sums(*_server_batches(spec, arrays, server, round_num, block, rows), _server_plan(spec))
+    return client_loop.init_sums(*_server_batches(spec, arrays, server, round_num, block, source), _server_plan(spec))
 
 
 def score_server(
@@ -52,28 +52,24 @@ def score_server(
     sums: PyTree,
     bounds: tuple[Array, Array],
     block: PyTree = (),
-    rows: str = "test",
+    source: str = "test",
 ) -> PyTree:
     """Adds the scores of the server's model on some batches to `sums`.
 
     Batches are spread over devices as clients are.
 
     Args:
-      spec: the simulation.
-      arrays: what all programs read.
-      server: the server's state.
-      round_num: rounds done.
-      sums, bounds: as `client_loop.map_part` takes them.
+      sums, bounds: as `client_loop.map_chunk_range` takes them.
       block: of streamed examples, (examples [n * B], index [n] of each batch's first one, how many there are in all).
-      rows: "test": the whole test set; "validation": all validation examples; "streamed": those of `block`.
+      source: "test", "validation": all such examples; "streamed": those of `block`.
     """
-    score_batch, shared, entries = _server_batches(spec, arrays, server, round_num, block, rows)
+    score_batch, shared, entries = _server_batches(spec, arrays, server, round_num, block, source)
     plan = _server_plan(spec)
-    return client_loop.map_part(score_batch, shared, entries, sums, bounds, plan=plan, mesh=spec.mesh)[0]
+    return client_loop.map_chunk_range(score_batch, shared, entries, sums, bounds, plan=plan, mesh=spec.mesh)[0]
 
 
-def _server_batches(spec: SimulationSpec, arrays: DeviceArrays, server: PyTree, round_num: Array, block: PyTree, rows: str):
-    """Returns (a batch's scores, what all batches read, their entries [n]), for `client_loop.map_part`."""
+def _server_batches(spec: SimulationSpec, arrays: DeviceArrays, server: PyTree, round_num: Array, block: PyTree, source: str):
+    """Returns (a batch's scores, what all batches read, their entries [n])."""
     own = spec.groups[0].task.scores
 
     def score(arrays, server, round_num, x, y, mask):
@@ -81,7 +77,7 @@ def _server_batches(spec: SimulationSpec, arrays: DeviceArrays, server: PyTree, 
         outputs = algorithm.predict["global"](algorithm.broadcast(server, jnp.int32(0)), (), x)
         return _score_outputs(outputs, x, y, mask, own, spec.center), ()
 
-    if rows == "streamed":
+    if source == "streamed":
         examples, first, number = block
         b = len(jax.tree.leaves(examples.y)[0]) // len(first)
 
@@ -94,9 +90,10 @@ def _server_batches(spec: SimulationSpec, arrays: DeviceArrays, server: PyTree, 
         return score_streamed, (arrays, server, round_num, examples, number), (jnp.arange(len(first)), first)
 
     def make_batches(arrays: DeviceArrays) -> Batches:
-        if rows == "test":
+        if source == "test":
             return whole_test_batches(spec, arrays, spec.batches.test)
-        return _validation_batches(spec, arrays)
+        examples = arrays.validation_rows
+        return _batches(arrays.train, examples, len(examples), spec.batches.validation_rows)
 
     number = make_batches(arrays)[0]
 
@@ -105,7 +102,7 @@ def _server_batches(spec: SimulationSpec, arrays: DeviceArrays, server: PyTree, 
         x, y, mask, _ = make_batches(arrays)[1](jnp.minimum(i, number - 1))
         return score(arrays, server, round_num, x, y, mask & (i < number))
 
-    return score_resident, (arrays, server, round_num), jnp.arange(client_loop.slots(number, _server_plan(spec)))
+    return score_resident, (arrays, server, round_num), jnp.arange(_server_plan(spec).slots(number))
 
 
 def _server_plan(spec: SimulationSpec) -> Plan:
@@ -126,10 +123,10 @@ def score_clients(
 ):
     """Scores group g's clients `ids` [E]: {"own": {predictor: {"loss", "accuracy"}: pairs [E]}, "all": ...}.
 
-    Clients outside of the chunks in `bounds` get zeros (`client_loop.map_part`).
+    Clients outside of the chunks in `bounds` get zeros (`client_loop.map_chunk_range`).
     """
     if spec.is_offloaded:
-        client_states = host_store.init_untouched(spec, g, arrays, initial, state.key, ids, client_states, touched)
+        client_states = stores.init_untouched(spec, g, arrays, initial, state.key, ids, client_states, touched)
 
     def score_client(shared, entry):
         (arrays, _, round_num, _), (i, client) = shared, entry
@@ -155,7 +152,7 @@ def score_clients(
     shared = arrays, state.server, state.round, state.key
     plan, in_specs = spec.plan_of(g), cohort_buffer.shared_input_specs(shared)
     entries = ids, client_states
-    return client_loop.map_part(score_client, shared, entries, (), bounds, plan=plan, mesh=spec.mesh, in_specs=in_specs)[1]
+    return client_loop.map_chunk_range(score_client, shared, entries, (), bounds, plan=plan, mesh=spec.mesh, in_specs=in_specs)[1]
 
 
 def score_own_test(spec: SimulationSpec, g: int, arrays: DeviceArrays, i: Array, is_active: Array, models: Models):
@@ -217,7 +214,6 @@ def sort_by_client(blocks: list[dict[str, PyTree]], ids: list[np.ndarray]) -> di
 
     Args:
       blocks: {predictor: {"loss", "accuracy"}: pairs [E]}, with an E of each block's own.
-      ids: [E] of each.
     """
     models = [name for name in blocks[0] if all(name in block for block in blocks)]
     shared = [{name: block[name] for name in models} for block in blocks]
@@ -242,21 +238,14 @@ def client_statistics(prefix: str, scores: dict[str, tuple[np.ndarray, np.ndarra
 
 def _batches(examples: Examples, index: Array, size: Array | int, b: int) -> Batches:
     """Returns the first `size` of the examples `index` [M] in batches of `b`."""
-    rows = index.shape[0]
-    b = max(1, min(b, rows))
-    index = jnp.pad(index, (0, -rows % b))
+    b = max(1, min(b, len(index)))
+    index = jnp.pad(index, (0, -len(index) % b))
 
     def batch(i):
         offsets = i * b + jnp.arange(b)
         return local_training.gather_batch(examples, index[offsets], offsets < size)
 
     return -(-size // b), batch
-
-
-def _validation_batches(spec: SimulationSpec, arrays: DeviceArrays) -> Batches:
-    """Returns all validation examples."""
-    number = len(arrays.validation_rows)
-    return _batches(arrays.train, arrays.validation_rows, number, spec.batches.validation_rows)
 
 
 def whole_test_batches(spec: SimulationSpec, arrays: DeviceArrays, batch: int) -> Batches:

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.algorithm import Array, Cohort, PyTree, Reduce
+from fedjax_core.algorithm import Array, Cohort, PyTree, is_reduce
 from fedjax_core.engine import client_loop, client_sampling, contracts, divergence, evaluation_step
-from fedjax_core.engine.client_state import host_store
+from fedjax_core.engine.client_state import stores
 from fedjax_core.engine.data_feed import cohort_buffer
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.sharding.mesh import AXIS
@@ -25,8 +25,7 @@ def init_state(spec: SimulationSpec, arrays: DeviceArrays, key_data: Array) -> S
     """Returns the state before round 1, without `prepare`."""
     server = spec.algorithm(0, arrays, 0).server_init(stream_key(key_data, "init", 0))
     clients = tuple(
-        () if spec.is_offloaded else host_store.init_client_states(spec, g, arrays, server, key_data)
-        for g in range(len(spec.groups))
+        () if spec.is_offloaded else stores.init_client_states(spec, g, arrays, server, key_data) for g in range(len(spec.groups))
     )
     return State(server, clients, jnp.zeros((), jnp.int32), key_data)
 
@@ -52,79 +51,48 @@ def prepare_clients(
 
     if spec.is_offloaded:
         untouched = jnp.zeros(len(ids), bool)
-        states = host_store.init_untouched(spec, g, arrays, server, key_data, ids, states, untouched)
+        states = stores.init_untouched(spec, g, arrays, server, key_data, ids, states, untouched)
     shared = arrays, server, key_data
     in_specs = cohort_buffer.shared_input_specs(shared)
     entries, plan = (ids, states), spec.plan_of(g)
     return client_loop.map_clients(prepare_client, shared, entries, plan=plan, mesh=spec.mesh, in_specs=in_specs)[1]
 
 
-def run_rounds(spec: SimulationSpec, arrays: DeviceArrays, state: State, num_rounds: Array, scored: bool):
+def run_resident_rounds(spec: SimulationSpec, arrays: DeviceArrays, state: State, num_rounds: Array, scored: bool):
     """Runs rounds whose client states are on the devices.
 
     Returns:
       (state, records): leaves [dispatch, ...]; of a `scored` round, which is one, leaves [...].
     """
 
-    def run_round(state: State):
+    def run_next(state: State):
         drawn = draw_cohorts(spec, arrays, state.key, state.round)
         groups = list(zip(state.clients, drawn, strict=True))
-        clients = [host_store.gather(store, slots) for store, (_, slots) in groups]
-        server, clients, record = run_cohort(spec, arrays, state, drawn, clients, scored)
-        record["server_diverged"] = _became_nonfinite(server, state.server)
-        stores = tuple(host_store.scatter(store, slots, new) for (store, (_, slots)), new in zip(groups, clients, strict=True))
-        return State(server, stores, state.round + 1, state.key), record
+        clients = [stores.gather(store, slots) for store, (_, slots) in groups]
+        state, clients, record = run_round(spec, arrays, state, drawn, clients, scored=scored)
+        changed = tuple(stores.scatter(store, slots, new) for (store, (_, slots)), new in zip(groups, clients, strict=True))
+        return state._replace(clients=changed), record
 
     if scored:
-        return run_round(state)
-    run_round = jax.jit(run_round, inline=True)  # one trace for its shapes and its use
+        return run_next(state)
+    run_next = jax.jit(run_next, inline=True)  # one trace for its shapes and its use
 
     def body(i, carry):
         state, records = carry
-        state, record = run_round(state)
+        state, record = run_next(state)
         return state, jax.tree.map(lambda all_, new: all_.at[i].set(new), records, record)
 
-    shapes = jax.eval_shape(run_round, state)[1]
+    shapes = jax.eval_shape(run_next, state)[1]
     records = jax.tree.map(lambda s: jnp.zeros((spec.dispatch, *s.shape), s.dtype), shapes)
     return jax.lax.fori_loop(0, num_rounds, body, (state, records))
 
 
-def run_round_offloaded(
-    spec: SimulationSpec,
-    arrays: DeviceArrays,
-    state: State,
-    initial: PyTree,
-    drawn: Drawn,
-    clients: list[PyTree],
-    touched: list[Array],
-    scored: bool,
-):
-    """Runs one round on client states that came from the host; returns (state, client states, record)."""
-    server, clients, record = run_cohort(spec, arrays, state, drawn, clients, scored, initial, touched)
-    record["server_diverged"] = _became_nonfinite(server, state.server)
-    return State(server, state.clients, state.round + 1, state.key), clients, record
-
-
-def _became_nonfinite(server: PyTree, before: PyTree) -> Array:
-    """Returns [] whether a server leaf that was finite before the round is now NaN or Inf."""
-    what = "server_update must return the server's state as server_init made it"
-    contracts.assert_same_structure(before, server, what)
-    return became_nonfinite(server, before)
-
-
 def draw_cohorts(spec: SimulationSpec, arrays: DeviceArrays, key_data: Array, round_num: Array) -> Drawn:
     """Returns the round's cohort, split by group."""
-    population, size = spec.population, spec.cohort_slots
-    cohort_key = stream_key(key_data, "cohort", round_num)
-    if spec.is_cyclic:
-        ids = client_sampling.sample_cyclic(stream_key(key_data, "cohort", 0), round_num, population, size)
-    elif spec.rate is None:
-        ids = client_sampling.sample_fixed(cohort_key, population, size)
-    else:
-        ids = client_sampling.sample_poisson(cohort_key, population, spec.rate, size)
-    drawn = []
+    population, drawn = spec.population, []
+    ids = spec.sampling.draw(stream_key(key_data, "cohort"), round_num)
     for g, group in enumerate(spec.groups):
-        slots = client_loop.slots(min(size, len(group.clients)), spec.plan_of(g))
+        slots = spec.group_slots(g)
         if len(spec.groups) > 1:
             is_member = arrays.slots[g][ids] < len(group.clients)
             chosen = client_sampling.select_members(ids, is_member, population, slots)
@@ -140,30 +108,26 @@ def draw_cohorts(spec: SimulationSpec, arrays: DeviceArrays, key_data: Array, ro
     return drawn
 
 
-def run_cohort(
+def run_round(
     spec: SimulationSpec,
     arrays: DeviceArrays,
     state: State,
     drawn: Drawn,
     clients: list[PyTree],
-    scored: bool,
     initial: PyTree = (),
     touched: list[Array] | None = None,
+    *,
+    scored: bool,
 ):
-    """Trains the cohort, aggregates its uplinks and updates the server: one round.
+    """Runs one round: trains the cohort, aggregates its uplinks and updates the server.
 
     Args:
-      spec: the simulation.
-      arrays: what all rounds read.
-      state: before the round.
-      drawn: the cohort.
-      clients: per group, the cohort's client states.
-      scored: whether clients are scored right after local training.
+      state: before the round; its client states are not used.
       initial: of offloaded states, the server before round 1, from which untouched clients begin.
       touched: of offloaded states, per group, [C] whether they were ever written.
 
     Returns:
-      (server, client states per group, record).
+      (state with the old client states, the cohort's client states per group, record).
     """
     contributions, outputs = [], []
     for g, ((cohort, _), states) in enumerate(zip(drawn, clients, strict=True)):
@@ -185,16 +149,20 @@ def run_cohort(
         server_key = stream_key(state.key, "server", state.round)
         result = algorithm.server_update(state.server, collected, everyone, server_key)
     server, server_metrics = contracts.check_server_output(result)
+    what = "server_update must return the server's state as server_init made it"
+    contracts.assert_same_structure(state.server, server, what)
     record = {
         "train": functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), [added[0] for added, _ in outputs]),
         "server": server_metrics,
+        "server_diverged": became_nonfinite(server, state.server),
         "cohort": jnp.sum(everyone.examples > 0),
         "ids": jnp.where(everyone.examples > 0, everyone.ids, -1),
         "checks": jax.tree.map(lambda *x: jnp.concatenate(x), *(stacked[1] for _, stacked in outputs)),
     }
     if scored:
         record["post_local"] = [stacked[2] for _, stacked in outputs]
-    return server, [stacked[0] for _, stacked in outputs], record
+    new_state = State(server, state.clients, state.round + 1, state.key)
+    return new_state, [stacked[0] for _, stacked in outputs], record
 
 
 def run_client(spec: SimulationSpec, g: int, scored: bool, shared, entry):
@@ -208,15 +176,15 @@ def run_client(spec: SimulationSpec, g: int, scored: bool, shared, entry):
     is_active = client.examples > 0
     i = jnp.minimum(client.ids, spec.population - 1)
     if spec.is_offloaded:
-        state = host_store.init_if_untouched(algorithm, initial, key_data, i, state, touched)
+        state = stores.init_if_untouched(algorithm, initial, key_data, i, state, touched)
     sent = algorithm.broadcast(server, i)
     data = spec.client_data(arrays, i, client.examples)
     client_key = jax.random.fold_in(stream_key(key_data, "client", round_num), i)
     out = algorithm.client_update(sent, state, data, client_key)
-    reduces, parts = _split_uplink(algorithm.collect, out.uplink)
-    lifted = [r.map(part, client) for r, part in zip(reduces, parts, strict=True)]
-    adds = [x for r, x in zip(reduces, lifted, strict=True) if r.combine == "add"]
-    stacks = [x for r, x in zip(reduces, lifted, strict=True) if r.combine != "add"]
+    reduces, structure = jax.tree.flatten(algorithm.collect, is_leaf=is_reduce)
+    parts = structure.flatten_up_to(out.uplink)
+    mapped = [(r.combine == "add", r.map(part, client)) for r, part in zip(reduces, parts, strict=True)]
+    adds, stacks = ([x for is_added, x in mapped if is_added == wanted] for wanted in (True, False))
 
     def if_active(new, old):
         return jax.tree.map(lambda n, o: jnp.where(is_active, n, o), new, old)
@@ -231,15 +199,9 @@ def run_client(spec: SimulationSpec, g: int, scored: bool, shared, entry):
     return added, stacked
 
 
-def _split_uplink(prefix: PyTree, uplink: PyTree) -> tuple[list[Reduce], list[PyTree]]:
-    """Returns the reductions, and the part of the uplink that each is for."""
-    reduces, structure = jax.tree.flatten(prefix, is_leaf=_is_reduce)
-    return reduces, structure.flatten_up_to(uplink)
-
-
 def collect(prefix: PyTree, contributions: list) -> PyTree:
     """Joins the groups' contributions and finishes each part: what `server_update` gets."""
-    reduces, structure = jax.tree.flatten(prefix, is_leaf=_is_reduce)
+    reduces, structure = jax.tree.flatten(prefix, is_leaf=is_reduce)
     adds = iter(functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), [added for added, _ in contributions]))
     stacks = iter(zip(*(stacked for _, stacked in contributions), strict=True))
     collected = []
@@ -253,10 +215,6 @@ def collect(prefix: PyTree, contributions: list) -> PyTree:
     return structure.unflatten(collected)
 
 
-def _is_reduce(x: object) -> bool:
-    return isinstance(x, Reduce)
-
-
 def flatten_record(
     record: PyTree,
     round_num: int,
@@ -268,10 +226,7 @@ def flatten_record(
 
     Args:
       record: what the round's program returned, on the host.
-      round_num: from 1.
-      targets: the kind of the targets, one of `algorithm.TARGETS`.
       own: per group, its task's own scores, by name; empty where the record has no such scores.
-      y: the training targets, for the advice in messages.
 
     Raises:
       Diverged: something was not finite, says what, and of which clients; or everybody was left out.
@@ -292,7 +247,7 @@ def flatten_record(
     begin = 0
     for g, group in enumerate(record.get("post_local", ())):
         group_ids = ids[begin : begin + len(jax.tree.leaves(group)[0])] if group else ids[:0]
-        where = "its own test rows right after training"
+        where = "its own test examples right after training"
         divergence.raise_if_scores_diverged(group, group_ids, where, round_num, y)
         begin += len(group_ids)
         for name, score in group.items():

@@ -1,10 +1,10 @@
-"""How many rows a network is scored on at once: chosen by what clients have and by the device.
+"""How many examples a network is scored on at once: chosen by what clients have and by the device.
 
-A batch of b rows, real ones or padding, costs as much as b + c rows: c stands for what each batch costs by itself
-(reading the weights, starting kernels). The batch is the one under which all lists of rows cost least. On CPUs more
-than 64 rows at once gain little; a convolution uses its weights at every pixel, so it gains nothing past a few rows, and
-loses where its activations leave the cache. Numbers were measured on two cores of a server;
-`tests/benchmarks/evaluation.py` measures what they come to.
+A batch of b examples, real ones or padding, costs as much as b + c examples: c stands for reading
+the weights and starting kernels. The batch is the one under which all lists of examples cost least.
+On CPUs more than 64 examples at once gain little. A convolution uses its weights at every pixel: it
+gains nothing past a few examples, and loses where its activations leave the cache. Numbers are of
+two cores of a server; `tests/benchmarks/evaluation.py` measures what they come to.
 """
 
 from typing import NamedTuple
@@ -22,8 +22,8 @@ class Cost(NamedTuple):
     """What batches cost on a kind of device.
 
     Attributes:
-      most: rows of a batch at most.
-      each: rows that a batch costs beside its own.
+      most: examples of a batch at most.
+      each: examples that a batch costs beside its own.
     """
 
     most: int
@@ -41,14 +41,10 @@ def has_convolution(weights: PyTree) -> bool:
 
 
 def choose_batches(evaluation: Evaluation, host: DeviceArrays, plan: Plan, platform: str, convolves: bool = False) -> ScoreBatches:
-    """Returns the rows at once of each kind of score; `evaluation.batch`, if it is given, for all of them.
+    """Returns the examples at once of each kind of score; `evaluation.batch` if it is given.
 
     Args:
-      evaluation: what is scored.
-      host: every client's lists of rows, on the host.
       plan: clients that are scored at once on a device share the cost of a batch.
-      platform: of the devices, such as "cpu".
-      convolves: whether the network has convolutions.
     """
     if evaluation.batch is not None:
         return ScoreBatches(*[evaluation.batch] * len(ScoreBatches._fields))
@@ -56,8 +52,8 @@ def choose_batches(evaluation: Evaluation, host: DeviceArrays, plan: Plan, platf
     test = np.array([len(host.test.y)])
     of_clients = cost._replace(each=-(-cost.each // plan.chunk))
     return ScoreBatches(
-        test=choose_batch(test, cost, plan.parts),
-        validation_rows=choose_batch(np.array([len(host.validation_rows)]), cost, plan.parts),
+        test=choose_batch(test, cost, plan.client_shards),
+        validation_rows=choose_batch(np.array([len(host.validation_rows)]), cost, plan.client_shards),
         all=choose_batch(test, of_clients),
         own=choose_batch(host.test_size, of_clients),
         validation=choose_batch(host.validation_size, of_clients),
@@ -65,8 +61,10 @@ def choose_batches(evaluation: Evaluation, host: DeviceArrays, plan: Plan, platf
     )
 
 
-def choose_batch(sizes: np.ndarray, cost: Cost, parts: int = 1) -> int:
-    """Returns the rows at once under which lists of `sizes` [n] rows cost least, each list's batches spread over `parts` devices.
+def choose_batch(sizes: np.ndarray, cost: Cost, shards: int = 1) -> int:
+    """Returns the examples at once under which lists of `sizes` [n] examples cost least.
+
+    The batches of each list are spread over `shards` devices.
 
     >>> choose_batch(np.array([50, 50, 50]), Cost(most=64, each=4))
     50
@@ -75,6 +73,6 @@ def choose_batch(sizes: np.ndarray, cost: Cost, parts: int = 1) -> int:
     """
     sizes, numbers = np.unique(np.asarray(sizes, np.int64), return_counts=True)
     batches = np.arange(1, min(cost.most, max(1, int(sizes.max(initial=1)))) + 1)
-    steps = np.ceil(np.ceil(sizes[:, None] / batches) / parts)
+    steps = np.ceil(np.ceil(sizes[:, None] / batches) / shards)
     costs = numbers @ steps * (batches + cost.each)
     return int(batches[len(batches) - 1 - np.argmin(costs[::-1])])  # of equal costs the fewest batches

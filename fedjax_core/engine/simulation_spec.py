@@ -12,6 +12,7 @@ from fedjax_core import lazy_array
 from fedjax_core.algorithm import Algorithm, Array, ClientData, PyTree, targets_of
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.data.row_readers import ExampleReader
+from fedjax_core.engine.client_sampling import ClientSampler
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.sharding.data_placement import Placed
 from fedjax_core.engine.sharding.mesh import Plan
@@ -39,7 +40,6 @@ class Group(NamedTuple):
       name: what messages call it.
       build: task -> Algorithm; called anew inside each traced program, so it must be cheap and free of side effects.
       task: the group's network; `task.population` is the whole population's.
-      clients: [n] ids.
     """
 
     name: str
@@ -54,10 +54,8 @@ class State(NamedTuple):
     Client states that are offloaded to the host or the disk are kept by the simulator, those of the newest state only.
 
     Attributes:
-      server: the method's server state.
       clients: per group, client states with leaves [n, ...]; `()` if offloaded.
       round: [] rounds done.
-      key: the experiment's key data.
     """
 
     server: PyTree
@@ -149,21 +147,14 @@ class SimulationSpec:
       data: the federated data (pooled for a method that asks for it), stored as `placed` says.
       placed: where the data are, and why.
       readers: of "train" and "test", where examples are streamed; else none.
-      host_arrays: what all rounds read, on the host.
-      cohort: C; of Poisson cohorts the expected size.
-      cohort_slots: slots of a cohort: C, of Poisson cohorts more.
-      rate: the probability of each client to be sampled, where sampling is Poisson; else None.
-      is_cyclic: whether cohorts are consecutive parts of a fixed random order.
       dropout: the probability with which a sampled client does not come back.
       evaluation: what is scored, with unseen clients where that is possible.
       episodes: how minibatches and tests are drawn; None: plain examples.
       hold: "device", "host" or "disk", where client states are between rounds.
-      dispatch: the most rounds in one dispatch.
       center: of numeric targets, [D] the mean over the training examples.
       unseen_skip_reason: why unseen clients, if there are any, are not scored; "" if they are.
       plan, mesh, devices: the client loop's plan, the plan's devices, and the devices that it may take (None: all).
       batches: examples that are scored at once; they follow from the plan.
-      shapes: of states and messages.
       score_bytes: per group, bytes of a client's sums of scores with `finalize`, of one model.
       by_size: whether clients are ordered by size whatever the plan, as under `vmap` over runs, where clients of all
         runs that train at once should be of like size.
@@ -175,10 +166,7 @@ class SimulationSpec:
     placed: Placed
     readers: dict[str, ExampleReader]
     host_arrays: DeviceArrays
-    cohort: int
-    cohort_slots: int
-    rate: float | None
-    is_cyclic: bool
+    sampling: ClientSampler
     dropout: float
     evaluation: Evaluation
     episodes: EpisodeSampler | None
@@ -230,8 +218,12 @@ class SimulationSpec:
 
     def plan_of(self, g: int) -> Plan:
         """Returns the plan for one group: its chunk is no larger than the group's part of a cohort."""
-        most = -(-min(self.cohort_slots, len(self.groups[g].clients)) // self.plan.parts)
+        most = -(-min(self.sampling.slots, len(self.groups[g].clients)) // self.plan.client_shards)
         return self.plan._replace(chunk=min(self.plan.chunk, most))
+
+    def group_slots(self, g: int) -> int:
+        """Returns the slots of a cohort's clients of group g."""
+        return self.plan_of(g).slots(min(self.sampling.slots, len(self.groups[g].clients)))
 
     def client_data(self, arrays: DeviceArrays, i: Array | int, size: Array) -> ClientData:
         """Returns client i's data, or none of it where `size` is 0."""
@@ -245,9 +237,10 @@ class SimulationSpec:
         return np.sort(np.random.default_rng(0).permutation(self.population)[:number])
 
 
-def stream_key(key_data: Array, stream: str, round_num: Array | int) -> Array:
-    """Returns the key of one stream of draws in one round, from the experiment's key data."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.wrap_key_data(key_data), STREAMS[stream]), round_num)
+def stream_key(key_data: Array, stream: str, round_num: Array | int | None = None) -> Array:
+    """Returns the key of one stream of draws, in one round or (None) in all."""
+    key = jax.random.fold_in(jax.random.wrap_key_data(key_data), STREAMS[stream])
+    return key if round_num is None else jax.random.fold_in(key, round_num)
 
 
 def one_group(build: Build, task: Task, population: int) -> list[Group]:

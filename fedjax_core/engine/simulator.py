@@ -77,7 +77,7 @@ def build_spec(
     episodes: EpisodeSampler | None = None,
     data_on: str | None = None,
     devices: Sequence[Any] | None = None,
-    links: Sequence[UplinkTransform] = (),
+    transforms: Sequence[UplinkTransform] = (),
     leave_out: bool = False,
     sampling: str = "fixed",
 ) -> SimulationSpec:
@@ -89,15 +89,14 @@ def build_spec(
       cohort: clients a round, as a number or a fraction; None: all.
       dropout: probability with which a sampled client does not come back.
       plan: None: `client_loop.choose_plan`.
-      evaluation: what is scored.
       hold: "device", "host" or "disk": where client states are between rounds. Off the device a dispatch has one round.
       dispatch: the most rounds in one dispatch. Where data are streamed it is one.
       episodes: how minibatches and tests are drawn, for networks made by `few_shot.prototypical_model`; None: plain examples.
       data_on: "device", "host" or "disk": where the data are; None: where they fit (`data_placement.py`).
       devices: the plan takes the first of them; None: those that jax sees. For a topology's, programs can be compiled.
-      links: the transforms of uplinks: attacks, compression, privacy, a robust rule (`fedjax_core/uplink/`).
+      transforms: of uplinks: attacks, compression, privacy, a robust rule (`fedjax_core/uplink/`).
       leave_out: whether a client that sends something not finite is left out of its round, which else ends the run.
-      sampling: "fixed", "poisson" or "cyclic", see `client_sampling.py`.
+      sampling: one of `client_sampling.SAMPLERS`.
 
     Raises:
       ValueError: a setting is out of range; the groups do not partition the population or disagree about the server's
@@ -110,7 +109,7 @@ def build_spec(
         if any(contracts.check_algorithm(group.build(group.task), group.build).pooled for group in groups):
             if len(groups) > 1:
                 raise ValueError("a pooled method trains one network; it cannot have groups")
-            if links or leave_out:
+            if transforms or leave_out:
                 raise ValueError(
                     "a pooled method has no clients that send something; it goes without attacks, rules, compression, privacy"
                 )
@@ -123,11 +122,8 @@ def build_spec(
         contracts.validate_tokens(groups, data)
         skip_reason, has_unseen = unseen_clients.find_skip_reason(groups), data.unseen is not None and len(data.unseen.ids) > 0
         evaluation = unseen_clients.add_unseen_scope(evaluation, skip_reason, has_unseen)
-        size = client_sampling.resolve_cohort_size(cohort, population)
-        client_sampling.check_sampling(sampling, size, population)
-        is_poisson = sampling == "poisson"
-        slots = client_sampling.poisson_slots(size, population) if is_poisson else size
-        plan = client_loop.choose_plan(slots, among=devices, **({} if plan is None else plan._asdict()))
+        sampler = client_sampling.make_sampler(sampling, cohort, population)
+        plan = client_loop.choose_plan(sampler.slots, among=devices, **({} if plan is None else plan._asdict()))
         mesh = meshes.make_mesh(plan, devices)
         is_numeric = targets_of(data.train.y) == "numbers"
         center = np.asarray(data.train.y).mean(0, dtype=np.float64) if is_numeric else 0.0
@@ -142,10 +138,7 @@ def build_spec(
             host_arrays=make_host_arrays(
                 [group.clients for group in groups], tuple(group.task.bound_arrays for group in groups), data, episodes
             ),
-            cohort=size,
-            cohort_slots=slots,
-            rate=size / population if is_poisson else None,
-            is_cyclic=sampling == "cyclic",
+            sampling=sampler,
             dropout=dropout,
             evaluation=evaluation,
             episodes=episodes,
@@ -158,24 +151,16 @@ def build_spec(
             devices=devices,
         )
         spec = dataclasses.replace(spec, shapes=contracts.trace_shapes(spec))
-        if links or leave_out:
-            spec = dataclasses.replace(spec, groups=_wrap_uplinks(spec, links, leave_out))
+        if transforms or leave_out:
+            pairs = zip(spec.groups, spec.shapes.groups, strict=True)
+            wrap = lambda group, shapes: wrap_builder(group.build, transforms, shapes.out.uplink, leave_out)
+            spec = dataclasses.replace(spec, groups=tuple(group._replace(build=wrap(group, shapes)) for group, shapes in pairs))
             spec = dataclasses.replace(spec, shapes=contracts.trace_shapes(spec))
         return dataclasses.replace(spec, score_bytes=check_own_scores.check_scores(spec))
 
 
-def _wrap_uplinks(spec: SimulationSpec, links: Sequence[UplinkTransform], leave_out: bool) -> tuple[Group, ...]:
-    """Returns the groups, whose methods' uplinks go through transforms."""
-    pairs = zip(spec.groups, spec.shapes.groups, strict=True)
-    return tuple(group._replace(build=wrap_builder(group.build, links, shapes.out.uplink, leave_out)) for group, shapes in pairs)
-
-
 class Simulator:
-    """One method on one federated data set.
-
-    Attributes:
-      compiled: the programs, arrays and client states under the current plan.
-    """
+    """One method on one federated data set."""
 
     def __init__(self, spec: SimulationSpec):
         """Compiles nothing, and puts nothing on a device; `spec` is from `build_spec`."""
@@ -200,7 +185,6 @@ class Simulator:
 
         Args:
           state: from `init`, `run_rounds` or a checkpoint.
-          n: number of rounds.
           scored: whether the last of them also scores the clients' models right after local training (scope "post_local").
 
         Returns:
@@ -211,24 +195,20 @@ class Simulator:
         """
         metrics: list[dict[str, float]] = []
         while len(metrics) < n:
-            is_last = scored and len(metrics) == n - 1
-            most = 1 if is_last else min(self.spec.dispatch, n - len(metrics) - bool(scored))
-            if is_last in self.compiled.fits and not self.spec.is_offloaded:  # it consumes the state: no second try
-                state, records = dispatch.run_rounds(self.compiled, state, most, is_last)
-            else:
-                before = state
-                state, records = self._retry_on_oom(
-                    lambda compiled, before=before, most=most, last=is_last: dispatch.run_rounds(compiled, before, most, last)
-                )
+            is_scored = scored and len(metrics) == n - 1
+            most = 1 if is_scored else min(self.spec.dispatch, n - len(metrics) - bool(scored))
+            state, records = self._dispatch(state, most, is_scored)
             metrics += self.flatten_records(state, records)
         return state, metrics
 
-    def flatten_records(self, state: State, records: Sequence[PyTree]) -> list[dict[str, float]]:
-        """Returns the metrics of rounds by name, from their raw records; `state` is the one after the last round.
+    def _dispatch(self, state: State, n: int, scored: bool) -> tuple[State, list[PyTree]]:
+        """Runs at most n rounds, with smaller chunks if they do not fit the devices."""
+        if scored in self.compiled.fits and not self.spec.is_offloaded:  # it consumes the state: no second try
+            return dispatch.dispatch_rounds(self.compiled, state, n, scored)
+        return self._retry_on_oom(lambda compiled: dispatch.dispatch_rounds(compiled, state, n, scored))
 
-        Raises:
-          Diverged: as `run_rounds`.
-        """
+    def flatten_records(self, state: State, records: Sequence[PyTree]) -> list[dict[str, float]]:
+        """Returns the metrics of rounds from their raw records; `state` is that after the last."""
         spec, metrics, done = self.spec, [], int(jax.device_get(state.round))
         own, y = [group.task.scores for group in spec.groups], spec.data.train.y
         for round_num, record in enumerate(records, done - len(records) + 1):
@@ -241,7 +221,6 @@ class Simulator:
         """Returns all scores of the configured scopes except "post_local"; names as in `Evaluation`.
 
         Args:
-          state: to score; it stays as it is.
           watch: called with what is scored, how much of it is done and of how much, about twice a second; what it
             raises ends the evaluation.
 
@@ -261,8 +240,6 @@ class Simulator:
         """Returns what one client holds, and its models: for analyses, outside of rounds.
 
         Args:
-          state: to look at; it stays as it is.
-          client: id.
           trained: True: what the client would hold right after its local training in the coming round.
 
         Raises:
@@ -296,8 +273,7 @@ class Simulator:
         """Returns everything that a checkpoint must keep, as host arrays.
 
         Args:
-          state: to save.
-          with_offloaded: whether it includes offloaded client states; False: these are saved as `offloaded_states.read_pieces`.
+          with_offloaded: False: offloaded client states are saved by `offloaded_states.read_parts`.
         """
         offloaded, saved = self.offloaded_states, {"state": meshes.fetch(state)}
         if offloaded is None:
@@ -323,7 +299,6 @@ class Simulator:
         """Restores what `to_host` returned, on this simulation's devices, whatever the earlier ones were.
 
         Args:
-          saved: the snapshot.
           read_parts: (part -> names of its arrays to read) -> (number, arrays) of parts of offloaded client states.
         """
         compiled, mesh = self.compiled, self.spec.mesh
@@ -364,9 +339,6 @@ class Simulator:
 
         A `MemoryError` is raised by all processes together. One that only this process's devices raised ends a run of
         several processes: the others would wait for a round that never comes.
-
-        Args:
-          work: its inputs must survive a failure.
 
         Raises:
           Whatever `work` raised, if it is no lack of memory or the chunk is 1 already.

@@ -54,14 +54,8 @@ def score_unseen(
     """Scores unseen clients that have group g's network on their own test examples.
 
     Args:
-      spec: the simulation.
-      g: the group.
-      arrays: what all programs read.
-      server: the server's state.
-      round_num: rounds done.
-      key_data: the experiment's.
       indices: [E] which unseen clients; beyond the last one: empty slots.
-      bounds: the chunks that are done (`client_loop.map_part`); other clients get zeros.
+      bounds: the chunks that are done (`client_loop.map_chunk_range`); other clients get zeros.
 
     Returns:
       {predictor: {"accuracy", "loss"}: pairs [E]}.
@@ -83,7 +77,7 @@ def score_unseen(
 
     shared = arrays, server, round_num, key_data
     plan, in_specs = spec.plan_of(g), cohort_buffer.shared_input_specs(shared)
-    return client_loop.map_part(score_client, shared, indices, (), bounds, plan=plan, mesh=spec.mesh, in_specs=in_specs)[1]
+    return client_loop.map_chunk_range(score_client, shared, indices, (), bounds, plan=plan, mesh=spec.mesh, in_specs=in_specs)[1]
 
 
 def make_holdings(

@@ -2,7 +2,7 @@
 
     vmapped = VmappedSeeds(simulator, 3)
     states = [replica.init(seed) for seed, replica in enumerate(vmapped.replicas)]
-    results = vmapped.run_rounds(list(zip(vmapped.replicas, states)), 10)
+    results = vmapped.advance_seeds(list(zip(vmapped.replicas, states)), 10)
 
 The program is the round of one simulator under `vmap`, over a leading axis of the states. Each seed
 has its own keys and draws its own cohorts, so draws are those of the run alone, and numbers agree to
@@ -30,7 +30,7 @@ from fedjax_core.engine.simulator import Simulator
 
 log = logging.getLogger("fedjax_core")
 
-Result = tuple[State, list[dict[str, float]]] | Exception  # of one seed: as `run_rounds`, or its error
+Result = tuple[State, list[dict[str, float]]] | Exception  # of one seed: as `Simulator.run_rounds`, or its error
 Seed = tuple[Simulator, State]  # a replica and its state, which is consumed
 
 
@@ -47,18 +47,10 @@ def find_vmap_obstacle(simulator: Simulator) -> str:
     return ""
 
 
-def run_rounds_vmapped(spec: SimulationSpec, arrays: DeviceArrays, states: Sequence[State], n: Array, scored: bool):
-    """Does `rounds.run_rounds` of several states. Returns (states, records with leaves [seeds, ...]).
-
-    Args:
-      spec: shared.
-      arrays: shared.
-      states: of the seeds.
-      n: rounds of each.
-      scored: one round, that scores its clients.
-    """
+def run_vmapped_rounds(spec: SimulationSpec, arrays: DeviceArrays, states: Sequence[State], n: Array, scored: bool):
+    """Runs `rounds.run_resident_rounds` of several states; records have leaves [seeds, ...]."""
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
-    stacked, records = jax.vmap(lambda state: rounds.run_rounds(spec, arrays, state, n, scored))(stacked)
+    stacked, records = jax.vmap(lambda state: rounds.run_resident_rounds(spec, arrays, state, n, scored))(stacked)
     return tuple(_take(stacked, index) for index in range(len(states))), records
 
 
@@ -66,7 +58,6 @@ class VmappedSeeds:
     """Replicas of a simulator, one for each seed, whose rounds are one program.
 
     Attributes:
-      replicas: one per seed, which share programs and data.
       at_once: how many seeds the program has at most; fewer if so many do not fit.
     """
 
@@ -75,7 +66,6 @@ class VmappedSeeds:
 
         Args:
           simulator: without a `find_vmap_obstacle` against it.
-          number: of seeds.
         """
         self._simulator = simulator
         self.replicas = [simulator.as_replica() for _ in range(number)]
@@ -84,7 +74,7 @@ class VmappedSeeds:
         spec = dataclasses.replace(simulator.spec, by_size=True)
         self._programs = {
             scored: jax.jit(
-                functools.partial(run_rounds_vmapped, spec, scored=scored),
+                functools.partial(run_vmapped_rounds, spec, scored=scored),
                 out_shardings=replicated(simulator.spec.mesh),
                 donate_argnums=1,
             )
@@ -98,23 +88,15 @@ class VmappedSeeds:
 
     def trace(self, scored: bool = False) -> Traced:
         """Traces the round of all seeds, with nothing on a device."""
-        arrays, state = aot.resident_shapes(self._simulator)
+        arrays, state = aot.resident_shapes(self._simulator.compiled)
         n = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(self._simulator.spec.mesh))
         return self._programs[scored].trace(arrays, (state,) * len(self.replicas), n)
 
-    def run_rounds(self, seeds: Sequence[Seed], n: int, scored: bool = False) -> list[Result]:
+    def advance_seeds(self, seeds: Sequence[Seed], n: int, scored: bool = False) -> list[Result]:
         """Does n rounds of each seed. One that fails ends there; the others go on.
 
         Args:
-          seeds: different replicas, with their states.
-          n: rounds.
           scored: whether the last round scores clients right after local training.
-
-        Returns:
-          A result of each, in their order.
-
-        Raises:
-          Exception: the program of several seeds failed.
         """
         results: list[Result] = [(state, []) for _, state in seeds]
         for dispatched, is_scored in _dispatches(n, scored, self._simulator.spec.dispatch):
@@ -159,7 +141,7 @@ class VmappedSeeds:
         return [results[i] for i in range(len(seeds))]
 
     def _run_batch(self, seeds: list[Seed], n: int, scored: bool) -> list[Result]:
-        """Does the rounds of several seeds in one program, whose spare places repeat the first seed."""
+        """Runs several seeds in one program, whose spare slots repeat the first seed."""
         size = self._size(len(seeds))
         spare = [jax.tree.map(jnp.copy, seeds[0][1]) for _ in range(size - len(seeds))]
         states, program = (*(state for _, state in seeds), *spare), self._programs[scored]
@@ -175,7 +157,7 @@ class VmappedSeeds:
         results: list[Result] = []
         for index, (replica, _) in enumerate(seeds):
             of_seed = _take(raw, index)
-            by_round = [of_seed] if scored else [_take(of_seed, i) for i in range(n)]
+            by_round = dispatch.split_record(of_seed, n, scored)
             try:
                 results.append((states[index], replica.flatten_records(states[index], by_round)))
             except Diverged as error:
@@ -183,7 +165,7 @@ class VmappedSeeds:
         return results
 
     def _size(self, number: int) -> int:
-        """How many places the program of so many seeds has: `at_once`, or a half, a quarter ... of it.
+        """Returns the slots of a program of so many seeds: `at_once`, or a half, a quarter ... of it.
 
         So few programs are compiled, whenever seeds end.
         """
@@ -194,7 +176,7 @@ class VmappedSeeds:
 
 
 def _dispatches(n: int, scored: bool, most: int) -> list[tuple[int, bool]]:
-    """How n rounds are dispatched: (number, whether it is the scored round) of each dispatch."""
+    """Returns (number of rounds, whether it is the scored one) of each dispatch of n rounds."""
     plain = n - scored
     numbers = [min(most, plain - begin) for begin in range(0, plain, most)]
     return [(number, False) for number in numbers] + [(1, True)] * scored

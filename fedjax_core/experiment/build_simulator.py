@@ -95,7 +95,7 @@ def build(
         data_on=resolved.data_on,
         episodes=resolved.episodes,
         devices=devices,
-        links=order_transforms([*resolved.transforms, *attacks, *mechanism]),
+        transforms=order_transforms([*resolved.transforms, *attacks, *mechanism]),
         leave_out=resolved.leave_out,
         sampling=resolved.sampling,
     )
@@ -190,6 +190,7 @@ def _with_scores(task: Task, scores: Mapping[str, Callable]) -> Task:
 def _choose_plan(resolved: ResolvedConfig, population: int, devices: Sequence[Any] | None) -> client_loop.Plan | None:
     if resolved.chunk is None and resolved.devices is None and resolved.model == 1:
         return None
-    size = client_sampling.resolve_cohort_size(resolved.cohort, population)
-    size = client_sampling.poisson_slots(size, population) if resolved.sampling == "poisson" else size
-    return client_loop.choose_plan(size, chunk=resolved.chunk, devices=resolved.devices, model=resolved.model, among=devices)
+    sampler = client_sampling.make_sampler(resolved.sampling, resolved.cohort, population)
+    return client_loop.choose_plan(
+        sampler.slots, chunk=resolved.chunk, devices=resolved.devices, model=resolved.model, among=devices
+    )

@@ -36,8 +36,8 @@ def opening_lines(
     sizes = f"{len(data.train.y):,} to train on, {len(data.test.y):,} to test on"
     shape = "x".join(map(str, getattr(data.train.x, "shape", ())[1:])) or "texts"
     targets = f"{data.classes} {simulation.spec.targets}"
-    is_sampled = resolved.cohort is not None and simulation.spec.cohort < simulation.spec.population
-    cohort = f"{simulation.spec.cohort} in a round" if is_sampled else "all in every round"
+    is_sampled = resolved.cohort is not None and simulation.spec.sampling.size < simulation.spec.population
+    cohort = f"{simulation.spec.sampling.size} in a round" if is_sampled else "all in every round"
     sampling = "" if resolved.sampling == "fixed" else f", {resolved.sampling} cohorts"
     partition = "" if given_data else f" by {fields['data.partition']}"
     clients = f"{simulation.spec.population}{partition}, {cohort}{sampling}"
@@ -157,7 +157,7 @@ def _noise(simulation: Simulator, private: PrivacyLedger | None) -> str:
         helps = f"privacy.cohort of {needed:,} or more clients (and a privacy.population to draw them from)"
     else:
         noise = private.noise * (math.sqrt(2) if private.release.noise == "laplace" else 1)
-        needed, ratio = noise_to_signal(noise, numbers, simulation.spec.cohort, local=True)
+        needed, ratio = noise_to_signal(noise, numbers, simulation.spec.sampling.size, local=True)
         helps = f"cohorts of {needed:,} or more clients, or a central mechanism such as 'gaussian'"
     if ratio <= 1:
         return ""

@@ -148,8 +148,8 @@ def account_privacy(
     """
     if privacy is None:
         return None
-    cohort_size = client_sampling.resolve_cohort_size(cohort, population)
-    return privacy.make_ledger(cohort_size, population, sampling, calibrate, recorded)
+    sampler = client_sampling.make_sampler(sampling, cohort, population)
+    return privacy.make_ledger(sampler.size, population, sampler.accounting, calibrate, recorded)
 
 
 def build_mechanism(

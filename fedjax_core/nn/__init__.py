@@ -6,13 +6,13 @@ from fedjax_core.nn.from_nnx import (
     MODULES,
     TEXT_MODULES,
     build,
-    count_parameters,
     from_module,
     image_size,
     normalize_inputs,
 )
 from fedjax_core.nn.kernels import use_kernels
 from fedjax_core.nn.kernels.conv import describe_conv
+from fedjax_core.task import count_parameters
 
 __all__ = [
     "FIXED_OPTIONS",

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -213,8 +212,3 @@ def image_size(
         return None
     height, width = input_shape[:2] if resize is None else (resize, resize) if isinstance(resize, int) else resize
     return height + 2 * frame, width + 2 * frame
-
-
-def count_parameters(tree: PyTree) -> int:
-    """Counts the numbers in a tree of arrays or shapes, such as `jax.eval_shape(model.init, key).params`."""
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))

@@ -8,8 +8,7 @@ not part of it.
 
 from fedjax_core.privacy.accounting import ACCOUNTANTS, Release, calibrate_noise, compute_epsilon
 from fedjax_core.privacy.budget import PrivacyConfig, PrivacyLedger, build_privacy_config, missing_settings
-from fedjax_core.privacy.matrix_factorization import STRATEGIES, Strategy
-from fedjax_core.privacy.participation import Participation, cyclic_participation
+from fedjax_core.privacy.matrix_factorization import STRATEGIES, Participation, Strategy, cyclic_participation
 
 __all__ = [
     "ACCOUNTANTS",

@@ -9,7 +9,7 @@ Each way of sampling a cohort is an event of dp-accounting, and protects a neigh
               multiplier. RDP.
   "all"       every client in every round, or "fixed" with C = N: no sampling. Remove one client's
               part of the sum. PLD or RDP.
-  "cyclic"    clients take turns (`participation.py`): no sampling and no amplification. Remove all
+  "cyclic"    clients take turns (`Participation`): no sampling and no amplification. Remove all
               that one client sends. PLD or RDP of the rounds in which it participates; with noise
               that is correlated over rounds, one Gaussian mechanism in all
               (`matrix_factorization.py`).
@@ -46,8 +46,6 @@ class Release(NamedTuple):
     Attributes:
       noise: "gaussian" or "laplace".
       sampling: one of `RELATIONS`.
-      cohort: C.
-      population: N.
     """
 
     noise: str
@@ -66,11 +64,7 @@ class Release(NamedTuple):
 
 
 def import_library() -> Any:
-    """Imports dp-accounting.
-
-    Raises:
-      ValueError: it is not installed.
-    """
+    """Imports dp-accounting."""
     try:
         library = importlib.import_module("dp_accounting")
         importlib.import_module("dp_accounting.pld")
@@ -86,7 +80,6 @@ def make_event(release: Release, multiplier: float) -> Any:
     """Returns one round as dp-accounting's event.
 
     Args:
-      release: of the round.
       multiplier: deviation, or Laplace's scale, over the clip.
     """
     dp = import_library()
@@ -128,11 +121,8 @@ def choose_accountant(
     """Returns the named accountant, or the tightest that supports the release.
 
     Args:
-      release: of one round.
       name: "pld", "rdp" or None.
       multiplier: deviation, or Laplace's scale, over the clip; None: not known yet.
-      rounds: how many, as in `compute_epsilon`.
-      delta: see `compute_epsilon`.
 
     Raises:
       ValueError: the named accountant does not support it.
@@ -160,14 +150,8 @@ def compute_epsilon(release: Release, multiplier: float, rounds: int, delta: flo
     """Returns epsilon of the rounds; infinite if the accountant finds no bound.
 
     Args:
-      release: of one round.
-      multiplier: deviation, or Laplace's scale, over the clip.
       rounds: how many; of "cyclic" those in which a client participates.
       delta: 0 for pure differential privacy of Laplace noise, by addition.
-      accountant: "pld" or "rdp".
-
-    Raises:
-      ValueError: dp-accounting is not installed.
     """
     if rounds == 0:
         return 0.0
@@ -205,13 +189,6 @@ def calibrate_noise(release: Release, wanted: float, delta: float, rounds: int, 
 
     The search of `dp_accounting.calibrate_dp_mechanism` ends on other last digits in some cases,
     and the noise of existing configs depends on them.
-
-    Args:
-      release: of one round.
-      wanted: epsilon.
-      delta: see `compute_epsilon`.
-      rounds: how many.
-      accountant: "pld" or "rdp".
 
     Raises:
       ValueError: no multiplier below 1e6 is enough; dp-accounting is not installed.

@@ -3,9 +3,15 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fedjax_core.privacy.accounting import Release, calibrate_noise, choose_accountant, compute_epsilon
-from fedjax_core.privacy.matrix_factorization import STRATEGIES, Strategy, restore_strategy
-from fedjax_core.privacy.participation import Participation, cyclic_participation, weaken
+from fedjax_core.privacy.accounting import RELATIONS, Release, calibrate_noise, choose_accountant, compute_epsilon
+from fedjax_core.privacy.matrix_factorization import (
+    STRATEGIES,
+    Participation,
+    Strategy,
+    cyclic_participation,
+    restore_strategy,
+    weaken,
+)
 
 PARTICIPATION_FIELDS = ("min_separation", "participations")  # of config.privacy, for cohorts that take turns
 SETTINGS = ("clip", "noise", "epsilon", "delta", "cohort", "population", "accountant", *PARTICIPATION_FIELDS)
@@ -16,17 +22,12 @@ class PrivacyConfig(NamedTuple):
     """Settings of a config, checked as far as possible without data.
 
     Attributes:
-      name: of the mechanism.
       clip: norm of a clipped delta.
-      noise: noise multiplier, or None.
-      epsilon: wanted instead of a multiplier, or None.
       delta: 0 for pure differential privacy.
       cohort, population: of the deployment; None: as simulated.
-      accountant: "pld", "rdp" or None.
       min_separation, participations: declared bounds for clients that take turns; None: those of
         the cohorts.
       rounds: T, which the noise is calibrated to.
-      options: of the mechanism.
     """
 
     name: str
@@ -53,8 +54,6 @@ class PrivacyConfig(NamedTuple):
         """Returns the ledger of a run, with its noise calibrated.
 
         Args:
-          cohort: expected size of a simulated cohort.
-          population: simulated number of clients.
           sampling: "fixed", "poisson" or "cyclic".
           calibrate: False: no accountant is used, and noise that would have to be calibrated is the
             recorded one, or 1: for shapes alone.
@@ -116,6 +115,11 @@ class PrivacyConfig(NamedTuple):
             return Release(noise, "local")
         if sampling != "cyclic" and real == everybody:
             sampling = "all"
+        if sampling not in RELATIONS:
+            raise ValueError(
+                f"privacy.mechanism={self.name!r}: epsilon is not known for cohorts that are drawn this way; set "
+                "cohort.sampling to 'fixed', 'poisson' or 'cyclic', or use a local mechanism"
+            )
         return Release(noise, sampling, real, everybody)
 
     def _calibrate(self, release: Release, times: int, recorded_noise: float | None) -> tuple[float, str]:
@@ -137,13 +141,10 @@ class PrivacyLedger(NamedTuple):
     """What rounds cost.
 
     Attributes:
-      release: of one round.
       noise: multiplier.
       clip: the (first) norm.
       delta: 0 for pure differential privacy.
-      accountant: "pld" or "rdp".
       rounds: of the whole run.
-      name: of the mechanism.
       simulated: simulated cohort and population, which may differ from the release's.
       participation: bounds for clients that take turns; else None.
       strategy: of noise that is correlated over rounds; else None.
@@ -171,8 +172,7 @@ class PrivacyLedger(NamedTuple):
 
         PLD takes long for each number of rounds. It is evaluated at a few of them, and the others
         have the value of the next one: an upper bound, for at most a sixteenth more rounds, and
-        exact at the
-          last.
+        exact at the last.
         """
         if self.accountant == "pld":
             step = max(1, 2 ** (max(done, 1).bit_length() - 1) // STEPS_PER_OCTAVE)
@@ -186,10 +186,6 @@ class PrivacyLedger(NamedTuple):
         elif self.participation is not None:
             done = self.participation.times_by(done)
         return compute_epsilon(self.release, noise, done, self.delta, self.accountant)
-
-    def round_metrics(self, done: int) -> dict[str, float]:
-        """Returns the metrics of a round."""
-        return {"privacy/epsilon": self.epsilon(done)}
 
     def facts(self) -> dict[str, Any]:
         """Returns all but the rounds done, for run.json and summary.json."""

@@ -2,7 +2,7 @@
 
 The server gets the rounds' sums x_1 ... x_n plus C^-1 z, where the rows of z are Gaussian and
 independent. That reveals no more than C x + z: one Gaussian mechanism with the sensitivity of C
-under the clients' participation (`participation.py`). The next rounds take back a part of one
+under the clients' participation (`Participation`). The next rounds take back a part of one
 round's noise, so that sums of rounds, which a model is, have less of it.
 
   tree     C counts the leaves below each node of a binary tree over the rounds; a sum of rounds is
@@ -38,11 +38,66 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from fedjax_core import option_types
-from fedjax_core.privacy.participation import Participation
 
 Bands = Annotated[int, option_types.Limit("in [1, 256]", lambda v: 1 <= v <= 256)]
 Buffers = Annotated[int, option_types.Limit("in [1, 6]", lambda v: 1 <= v <= 6)]
 DIGITS = 9  # that are kept of the numbers of C
+
+
+class Participation(NamedTuple):
+    """The papers' "b-min-separation with at most k participations", for every client.
+
+    Attributes:
+      rounds: n, all rounds of the run.
+      separation: b, the smallest number of rounds from one participation to the next; 1: every
+        round.
+      times: k, the largest number of participations.
+    """
+
+    rounds: int
+    separation: int
+    times: int
+
+    def times_by(self, done: int) -> int:
+        """Returns the largest number of participations in the first `done` rounds."""
+        return min(self.times, -(-done // self.separation))
+
+
+def cyclic_participation(rounds: int, cohort: int, population: int) -> Participation:
+    """Returns the bounds where each round takes the next `cohort` clients of a circle.
+
+    Between two cohorts that share a client there are as many rounds as whole cohorts fit the
+    circle. A client has rounds * cohort / population turns, rounded up.
+
+    Example:
+      >>> cyclic_participation(rounds=10, cohort=8, population=20)
+      Participation(rounds=10, separation=2, times=4)
+    """
+    return Participation(rounds, population // cohort, -(-rounds * cohort // population))
+
+
+def weaken(actual: Participation, separation: int | None, times: int | None) -> Participation:
+    """Returns the bounds that noise is calibrated to, if a config declares weaker ones.
+
+    Args:
+      actual: bounds of the cohorts.
+      separation: `privacy.min_separation`, or None.
+      times: `privacy.participations`, or None.
+
+    Raises:
+      ValueError: the cohorts exceed the declared bounds.
+    """
+    if separation is not None and separation > actual.separation:
+        raise ValueError(
+            f"privacy.min_separation={separation}: a client returns after {actual.separation} rounds; "
+            "use smaller cohorts, or more clients"
+        )
+    if times is not None and times < actual.times:
+        raise ValueError(
+            f"privacy.participations={times}: in {actual.rounds} rounds a client participates up to "
+            f"{actual.times} times; use fewer rounds, smaller cohorts, or more clients"
+        )
+    return Participation(actual.rounds, separation or actual.separation, times or actual.times)
 
 
 class Strategy(NamedTuple):
@@ -50,7 +105,6 @@ class Strategy(NamedTuple):
 
     Attributes:
       name: "tree", "banded" or "blt".
-      participation: of clients.
       coefficients: of "banded": the first column of C, [bands]; else `()`.
       decays, scales: of "blt": theta and omega. The first column is 1, then
         sum_j omega_j theta_j^(i - 1); else `()`.
@@ -129,7 +183,6 @@ def banded(participation: Participation, *, bands: Bands = 4) -> Strategy:
     """Noise by a banded Toeplitz matrix, optimised for the rounds and the clients' participation.
 
     Args:
-      participation: of clients.
       bands: diagonals; the noise keeps as many vectors, less one. More than the rounds between a
         client's turns are of no use.
 
@@ -175,7 +228,6 @@ def blt(participation: Participation, *, buffers: Buffers = 3) -> Strategy:
     """Noise by a buffered linear Toeplitz matrix, optimised likewise.
 
     Args:
-      participation: of clients.
       buffers: number of exponentials, and of vectors of noise that are kept. Three to five are
         close to the best for thousands of rounds.
     """
@@ -206,8 +258,6 @@ def restore_strategy(name: str, participation: Participation, facts: Mapping[str
     """Returns the strategy whose numbers are in run.json, which is not optimised again.
 
     Args:
-      name: "tree", "banded" or "blt".
-      participation: of clients.
       facts: what run.json has about privacy.
 
     Returns:

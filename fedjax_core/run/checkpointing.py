@@ -34,7 +34,7 @@ _HOLD = {"plan?": ({"hold?": (str, type(None))}, type(None))}  # schema of a con
 
 
 def open_workdir(directory: str | Path, config: Mapping[str, Any], fresh: bool = False) -> WorkDir:
-    """The directory, by process 0 first; begun anew where `starts_afresh`."""
+    """Opens the directory, by process 0 first; begins it anew where `starts_afresh`."""
     if jax.process_index() == 0:
         should_restart = functools.partial(starts_afresh, directory, config, fresh)
         workdir = WorkDir.open(directory, config, may_differ=MAY_DIFFER, should_restart=should_restart)
@@ -49,9 +49,6 @@ def starts_afresh(directory: str | os.PathLike, config: Mapping[str, Any], fresh
 
     It does so if `fresh`; if there is no run; and if the run has neither a checkpoint nor a
     finished summary, and its config is unreadable or differs from `config`.
-
-    Raises:
-      OSError: a file or folder of it cannot be read.
     """
     folder = Path(directory)
     if fresh or not (folder / CONFIG).exists():
@@ -117,9 +114,6 @@ def _check_data(simulation: Simulator, workdir: WorkDir, inputs: Mapping[str, An
 def digest_inputs(simulation: Simulator) -> dict[str, Any]:
     """Returns the digests of inputs, targets and public examples for run.json; of large arrays a
     sample is read.
-
-    Raises:
-      OSError: a file of examples cannot be read.
     """
     data, public = contents.digest_data(simulation.spec.data), simulation.spec.bound_groups[0].task.public
     digests = {"digest": data.digest, "sampled": data.sampled}
@@ -127,15 +121,11 @@ def digest_inputs(simulation: Simulator) -> dict[str, Any]:
 
 
 def check_inputs(directory: str | Path, recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Compares the digests of inputs and targets with those of a run.
+    """Raises ValueError if the digests of inputs and targets are not those of a run.
 
     Args:
-      directory: of the run, for the message.
       recorded: from its run.json.
       now: from `digest_inputs`; public examples are compared if both have them.
-
-    Raises:
-      ValueError: they differ.
     """
     for field, what in (("digest", "inputs or targets"), ("public", "public examples")):
         digests = [entry.get(field, "") for entry in (recorded, now)]
@@ -169,13 +159,10 @@ def _short_names(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def check_settings(workdir: WorkDir, settings: Mapping[str, Any]) -> None:
-    """Compares settings with those in run.json; records those that are missing.
+    """Raises ValueError if settings are not those in run.json; records those that are missing.
 
     Long lists of ints, such as attackers' ids, are recorded as a digest. Runs of earlier versions
     may have the list, or a digest of other lists.
-
-    Raises:
-      ValueError: they differ.
     """
     for name, value in settings.items():
         recorded = _read_record(workdir, name)
@@ -239,7 +226,7 @@ def restore_plan(simulation: Simulator, workdir: WorkDir, chosen: bool, reporter
     if processes > 1 and not chosen and plan != simulation.spec.plan:
         current = simulation.spec.plan
         adapted = client_loop.choose_plan(
-            simulation.spec.cohort_slots, chunk=plan.chunk, devices=current.devices, model=current.model
+            simulation.spec.sampling.slots, chunk=plan.chunk, devices=current.devices, model=current.model
         )
         if adapted != current:
             simulation.use_plan(adapted)
@@ -328,13 +315,13 @@ def save_checkpoint(simulation: Simulator, checkpoints: Checkpoints, state: Stat
     rewritten, record["paid"], linked = None, 0, {}  # everything is written
     if earlier is not None and live.keys() <= set(earlier["numbers"]):
         rewritten, record["paid"] = choose_parts_to_rewrite(
-            live, offloaded.changed_bytes(), earlier["paid"], offloaded.max_piece_bytes
+            live, offloaded.changed_bytes(), earlier["paid"], offloaded.max_part_bytes
         )
         dropped = set(earlier["numbers"]) - (live.keys() - set(rewritten))
         linked = {"earlier_round": before, "dropped": dropped}
-    pieces = offloaded.make_pieces(rewritten)
-    first = checkpoints.save(done, simulation.to_host(state, with_offloaded=False), record, offloaded.read_pieces(pieces), **linked)
-    offloaded.mark_saved(pieces, first)
+    parts = offloaded.plan_parts(rewritten)
+    first = checkpoints.save(done, simulation.to_host(state, with_offloaded=False), record, offloaded.read_parts(parts), **linked)
+    offloaded.mark_saved(parts, first)
 
 
 def _read_parts_record(checkpoints: Checkpoints, done: int) -> dict[str, Any] | None:
@@ -355,7 +342,7 @@ def save_selected(simulation: Simulator, checkpoints: Checkpoints, state: State,
         return
     read = lambda: of.part_numbers(done) is not None if of.writer else None
     is_saved = distributed.broadcast_from_process_0(distributed.all_or_none("read the checkpoint of this round", read))
-    parts = () if is_saved else offloaded.read_pieces(offloaded.make_pieces(None))
+    parts = () if is_saved else offloaded.read_parts(offloaded.plan_parts(None))
     earlier_round = done if is_saved else None
     checkpoints.save(done, simulation.to_host(state, with_offloaded=False), record, parts, earlier_round, earlier_in=of)
 

@@ -42,7 +42,7 @@ class BestRound:
         """
         if by is not None:
             if not simulator.spec.has_validation:
-                raise ValueError(f"evaluation.select={by!r} needs validation rows; set data.validation, such as 0.2")
+                raise ValueError(f"evaluation.select={by!r} needs validation examples; set data.validation, such as 0.2")
             registry.check_choice("evaluation.select", by, evaluation.list_validation_scores(simulator.spec))
         elif patience is not None:
             raise ValueError(f"evaluation.patience={patience} needs evaluation.select, such as 'validation/global/accuracy'")
@@ -96,11 +96,7 @@ def find_selected_round(folder: Path, checkpoints: Checkpoints) -> int | None:
     round is selected yet.
 
     Args:
-      folder: of the run.
       checkpoints: of the run, which may still have that round.
-
-    Raises:
-      ValueError: they do not have it.
     """
     summary = folder / SUMMARY
     if not summary.exists():
@@ -117,7 +113,6 @@ class ScoreBound(NamedTuple):
     """A score to reach.
 
     Attributes:
-      score: its name.
       is_lower_bound: whether the score must be at least `value`; False: at most.
       value: as scores are recorded, 0.97 for 97 %.
     """
@@ -154,10 +149,6 @@ class TargetScore:
 
     def __init__(self, text: str | None, scores: Sequence[str]):
         """Checks that evaluations have the score.
-
-        Args:
-          text: `evaluation.until`.
-          scores: of evaluations.
 
         Raises:
           ValueError: the text has another form, or names no score of evaluations.

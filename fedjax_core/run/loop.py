@@ -11,10 +11,9 @@ from typing import Any
 
 from fedjax_core.engine.simulator import Simulator
 from fedjax_core.engine.vmapped_runs import Result, VmappedSeeds
-from fedjax_core.run.resource_use import measure_time
 from fedjax_core.run.settings import Finished, Interrupted, RunSettings
 from fedjax_core.run.signals import StopRequest, lenient_console
-from fedjax_core.run.training_run import TrainingRun, open_run
+from fedjax_core.run.training_run import TrainingRun, measure_time, open_run
 
 Outcome = Finished | Exception | Interrupted  # of one of several runs: what it returned or raised
 RunArguments = tuple[Simulator, str, Mapping[str, Any], RunSettings]  # what `run` takes
@@ -27,11 +26,8 @@ def run(simulator: Simulator, directory: str, config: Mapping[str, Any], setting
     plan is recorded and used again.
 
     Args:
-      simulator: what trains.
-      directory: a new one, or one that holds this run.
       config: all that defines the run, as plain values. In the directory only fields of
         `MAY_DIFFER` may differ.
-      settings: how the run trains, what it reports and what it keeps.
 
     Raises:
       ValueError: the directory holds another run, or this run on other data.
@@ -42,7 +38,7 @@ def run(simulator: Simulator, directory: str, config: Mapping[str, Any], setting
     """
     with lenient_console(), open_run(simulator, directory, config, settings) as training:
         for stop_round in training.round_boundaries():
-            records = training.run_rounds(stop_round)
+            records = training.train_to(stop_round)
             is_evaluated = training.is_eval_round(stop_round)
             by_client = training.evaluate(records) if is_evaluated else None
             training.log(records, by_client)
@@ -59,13 +55,6 @@ def run_seeds(runs: Sequence[RunArguments], vmapped: VmappedSeeds) -> list[Outco
 
     Args:
       runs: the arguments of `run` for each; their simulators are those of `vmapped`.
-      vmapped: does the rounds of all of them.
-
-    Returns:
-      An outcome of each run, in their order.
-
-    Raises:
-      KeyboardInterrupt: a second signal came.
     """
     outcomes: dict[int, Outcome] = {}
     training: dict[int, TrainingRun] = {}
@@ -73,7 +62,7 @@ def run_seeds(runs: Sequence[RunArguments], vmapped: VmappedSeeds) -> list[Outco
 
     @contextlib.contextmanager
     def step_of(i: int) -> Iterator[None]:
-        """A step of run i, which is then closed if it is over or failed; the others go on."""
+        """Runs a step of run i, and closes the run if it is over or failed; the others go on."""
         try:
             with open_runs[i] as opened:
                 yield
@@ -98,7 +87,7 @@ def run_seeds(runs: Sequence[RunArguments], vmapped: VmappedSeeds) -> list[Outco
                     groups.setdefault(seed.scores_clients_in(seed.done + n), []).append(i)
                 for scored, group in groups.items():
                     seeds = [training[i] for i in group]
-                    results, *seconds = measure_time(lambda: _run_rounds(vmapped, seeds, n, scored))  # noqa: B023
+                    results, *seconds = measure_time(lambda: _advance_seeds(vmapped, seeds, n, scored))  # noqa: B023
                     for i, seed, result in zip(group, seeds, results, strict=True):
                         with step_of(i):
                             if isinstance(result, Exception):
@@ -116,9 +105,9 @@ def run_seeds(runs: Sequence[RunArguments], vmapped: VmappedSeeds) -> list[Outco
     return [outcomes[i] for i in range(len(runs))]
 
 
-def _run_rounds(vmapped: VmappedSeeds, seeds: Sequence[TrainingRun], n: int, scored: bool) -> Sequence[Result]:
+def _advance_seeds(vmapped: VmappedSeeds, seeds: Sequence[TrainingRun], n: int, scored: bool) -> Sequence[Result]:
     """Does n rounds of each. An error of the whole program is an error of each."""
     try:
-        return vmapped.run_rounds([(seed.simulator, seed.state) for seed in seeds], n, scored)
+        return vmapped.advance_seeds([(seed.simulator, seed.state) for seed in seeds], n, scored)
     except Exception as error:
         return [error] * len(seeds)

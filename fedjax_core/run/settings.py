@@ -15,7 +15,6 @@ class RunSettings:
 
     Attributes:
       seed: of initialisation, sampling and training.
-      rounds: T.
       eval_every: rounds between evaluations.
       targets: accuracies; the summary has the first round that reached each.
       last_k: the summary's means are over this many last evaluations.
@@ -23,11 +22,9 @@ class RunSettings:
       patience: the run ends after this many evaluations without a better one; None: it does not.
       until: the run ends when it reaches a score, "test/global/accuracy >= 0.97"; None: it does not.
       checkpoint_seconds: the least time between checkpoints; the end of a run always has one.
-      keep_checkpoints: how many checkpoints are kept.
       run_facts: more entries of run.json, such as convolution forms; they must be equal on resume.
       is_plan_chosen: whether the user set the simulator's plan, which then replaces the directory's.
       profile: writes a jax.profiler trace of one round into `profile/`: the second one, because the first one compiles.
-      callbacks: objects or specs, see `callbacks.py`.
       progress, console: see `reporter.Reporter`.
       privacy: what rounds cost; every record and the summary then have epsilon.
       header: returns the first lines that the run says; None: none.
@@ -73,12 +70,11 @@ class Finished(NamedTuple):
     """What a run returns.
 
     Attributes:
-      state: after the last round.
       summary: of all records (`report.summarise`), also in summary.json.
-      plots: paths of the figures.
       history: each score over the rounds: `axes.plot(*history["test/global/accuracy"])`.
       stopped: whether a signal came during the last rounds; the caller must then start no other run.
-      asked: the callback that ended the run before its last round, and why; "" if none did. The same call resumes the run.
+      ended_by: the callback that ended the run before its last round, and why; "" if none did. The
+        same call resumes the run.
       selected: the best round by a validation score, which `experiment.load` restores; None without a selection.
     """
 
@@ -87,7 +83,7 @@ class Finished(NamedTuple):
     plots: list
     history: dict[str, report.Series]
     stopped: bool
-    asked: str = ""
+    ended_by: str = ""
     selected: int | None = None
 
 

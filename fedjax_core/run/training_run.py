@@ -1,14 +1,16 @@
 """One run between its first and its last round: what the loop (`loop.py`) does with it.
 
-`open_run` opens the directory and restores what it holds, `TrainingRun` has the steps of the loop, and its `finish` closes the run.
+`open_run` opens the directory and restores what it holds. `TrainingRun` has the steps of the loop.
 """
 
 import contextlib
 import dataclasses
+import resource
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -20,16 +22,17 @@ from fedjax_core.engine.simulator import Diverged, Simulator, State
 from fedjax_core.reporting import client_scores
 from fedjax_core.reporting import reporter as report
 from fedjax_core.run import checkpointing
-from fedjax_core.run.callbacks import CallbackFailed, Callbacks, Ended, Started
+from fedjax_core.run.callbacks import CallbackFailed, Callbacks, Ended, Started, StateReader
 from fedjax_core.run.early_stopping import SELECTED, BestRound, TargetScore
-from fedjax_core.run.resource_use import measure_time, peak_memory
 from fedjax_core.run.settings import Finished, Interrupted, RunSettings
 from fedjax_core.run.signals import StopRequest
-from fedjax_core.run.state_reader import StateReader
 from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json, read_jsonl
 from fedjax_core.storage.signature import sign_config
 from fedjax_core.storage.workdir import BEGUN_HERE, CHECKPOINTS, CONFIG, METRICS, WorkDir
+
+Result = TypeVar("Result")
+
 
 PROFILE = "profile"
 DISPATCH_SECONDS = 2.0  # the longest that Ctrl-C waits for rounds
@@ -45,7 +48,6 @@ class TrainingRun:
     """A run that trains: the steps of the loop.
 
     Attributes:
-      simulator, workdir, settings: of the run.
       state: after the last round.
       done: rounds done.
       checkpoints, best, target, reporter, callbacks, stop: what the steps write to and ask.
@@ -88,7 +90,7 @@ class TrainingRun:
         return self.target.reason or self.best.exhausted_reason
 
     def next_stop(self) -> int:
-        """The next evaluated round, or an earlier one: after a profiled round, or after rounds of `DISPATCH_SECONDS`."""
+        """Returns the next evaluated round, or an earlier one that the profile or the time asks for."""
         if self.done == self._profiled_round:
             return self.done + 1
         every = self.settings.eval_every
@@ -103,7 +105,7 @@ class TrainingRun:
         """Returns whether a round scores its clients right after their training (the scope "post_local")."""
         return self.is_eval_round(round_num) and "post_local" in self.simulator.spec.evaluation.scopes
 
-    def run_rounds(self, stop_round: int) -> list[dict[str, Any]]:
+    def train_to(self, stop_round: int) -> list[dict[str, Any]]:
         """Trains to a round. Returns a record of each round."""
         n, scored = stop_round - self.done, self.scores_clients_in(stop_round)
         trace = self.workdir.path / PROFILE if self.done == self._profiled_round else None
@@ -117,7 +119,7 @@ class TrainingRun:
         n, privacy = len(records), self.settings.privacy
         for record in records:
             record |= {"seconds": seconds / n, "compile_seconds": compile_seconds / n}
-            record |= {} if privacy is None else privacy.round_metrics(int(record["round"]))
+            record |= {} if privacy is None else {"privacy/epsilon": privacy.epsilon(int(record["round"]))}
         self._max_rounds = _rounds_per_dispatch(max(seconds - compile_seconds, 1e-6) / n)
         return records
 
@@ -168,14 +170,10 @@ class TrainingRun:
             raise Interrupted(f"after round {self.done}; the same command resumes from there")
 
     def finish(self) -> Finished:
-        """Writes summary and plots, and ends the callbacks.
-
-        Raises:
-          CallbackFailed: a callback raised at the end.
-        """
+        """Writes summary and plots, and ends the callbacks."""
         settings, reporter, callbacks = self.settings, self.reporter, self.callbacks
         early = self.early_stop_reason if self.done < settings.rounds else ""
-        asked = distributed.broadcast_from_process_0(callbacks.stop_reason) if self.done < settings.rounds and not early else ""
+        ended_by = distributed.broadcast_from_process_0(callbacks.stop_reason) if self.done < settings.rounds and not early else ""
         if early:
             reporter.note(ended=early)
         reporter.note(**{report.ENDED: peak_memory(self.simulator)})  # the mark of a run that ended without an error
@@ -192,12 +190,12 @@ class TrainingRun:
             reporter.say(f"plots    {drawn[0].parent}")
         if early:
             reporter.say(f"stopped after round {self.done}: {early}")
-        if asked:
-            reporter.say(f"stopped after round {self.done} by callback {asked}; the same command resumes from there")
-        callbacks.end(Ended("stopped" if asked else "finished", self.done, asked, summary))
+        if ended_by:
+            reporter.say(f"stopped after round {self.done} by callback {ended_by}; the same command resumes from there")
+        callbacks.end(Ended("stopped" if ended_by else "finished", self.done, ended_by, summary))
         if callbacks.failed is not None:
             raise CallbackFailed(f"{callbacks.failed} (the run itself is complete)") from callbacks.failed.__cause__
-        return Finished(self.state, summary, drawn, history, self._is_stopped, asked, self.best.round or None)
+        return Finished(self.state, summary, drawn, history, self._is_stopped, ended_by, self.best.round or None)
 
     # How a run begins again.
 
@@ -216,20 +214,14 @@ class TrainingRun:
                 self.reporter.say(f"{what}: that of a later round, given up since, had taken its place")
 
     def _unscored_record(self, records: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-        """The last record, if its round must be evaluated and was not; else None."""
+        """Returns the last record, if its round must be evaluated and was not; else None."""
         names = {*evaluation.list_test_scores(self.simulator.spec), *evaluation.list_validation_scores(self.simulator.spec)}
         if not records or not names or not self.is_eval_round(self.done):
             return None
         return None if names & records[-1].keys() else records[-1]
 
     def complete_evaluation(self) -> None:
-        """Evaluates the last round, if an earlier start was stopped in its evaluation.
-
-        Raises:
-          Diverged: a loss is not finite.
-          CallbackFailed: a callback raised.
-          Interrupted: a signal came again.
-        """
+        """Evaluates the last round, if an earlier start was stopped in its evaluation."""
         if self._unscored is None:
             return
         try:
@@ -267,11 +259,7 @@ class TrainingRun:
                 )
 
     def _evaluate_after(self, round_num: int) -> tuple[dict[str, float], ClientScores | None]:
-        """Evaluates the state after a round. A long evaluation reports its progress.
-
-        Raises:
-          _EvaluationStopped: it takes long, and a signal asks to stop.
-        """
+        """Evaluates the state after a round. A long evaluation reports its progress."""
         start, next_report = time.monotonic(), PROGRESS_SECONDS
 
         def watch(what: str, done: int, total: int) -> None:
@@ -309,15 +297,7 @@ def open_run(
     """Opens a run: its directory, its state from there or new, and its callbacks. An error inside ends the callbacks.
 
     Args:
-      simulator: of the run.
-      directory: a new one, or one that holds this run.
-      config: all that defines the run, as plain values. In the directory only fields of `MAY_DIFFER` may differ.
-      settings: of the run.
       stop: handles the signals of several runs; None: this run handles them.
-
-    Raises:
-      ValueError: the directory holds another run, or this run on other data.
-      OSError: the directory cannot be written.
     """
     best = BestRound(settings.select, settings.patience, Path(directory), simulator)
     target = TargetScore(
@@ -401,5 +381,46 @@ def _restore_or_init(
 
 
 def _rounds_per_dispatch(seconds: float) -> int:
-    """How many rounds of so many seconds fit `DISPATCH_SECONDS`; at least one."""
+    """Returns how many rounds of so many seconds fit `DISPATCH_SECONDS`; at least one."""
     return min(max(int(DISPATCH_SECONDS / seconds), 1), 2**30)
+
+
+def measure_time(work: Callable[[], Result], trace: Path | None = None) -> tuple[Result, float, float]:
+    """Returns the result of `work`, its seconds, and how many of them compiled programs.
+
+    Args:
+      trace: the folder of a profiler's trace; None: nothing is traced.
+    """
+    compile_seconds, start = _CompileTime.seconds, time.monotonic()
+    with contextlib.nullcontext() if trace is None else _profile(trace):
+        result = work()
+    return result, time.monotonic() - start, _CompileTime.seconds - compile_seconds
+
+
+def _profile(folder: Path) -> contextlib.AbstractContextManager:
+    """Returns a trace without Python calls, whose hooks have ended processes (SIGSEGV)."""
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    return jax.profiler.trace(folder, profiler_options=options)
+
+
+class _CompileTime:
+    """Seconds that this process has spent tracing and compiling."""
+
+    seconds = 0.0
+
+    @classmethod
+    def add(cls, event: str, duration_secs: float, **kwargs: Any) -> None:
+        del kwargs
+        if event.startswith("/jax/core/compile/"):
+            cls.seconds += duration_secs
+
+
+jax.monitoring.register_event_duration_secs_listener(_CompileTime.add)
+
+
+def peak_memory(simulator: Simulator) -> int:
+    """Returns the peak bytes of the device, or of this process if the device reports none."""
+    stats = simulator.spec.mesh.local_devices[0].memory_stats() or {}
+    scale = 1 if sys.platform == "darwin" else 1024
+    return stats.get("peak_bytes_in_use") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale

@@ -76,7 +76,7 @@ class Case:
         sim = simulator.Simulator(add_padding(sim.spec))
         state, _ = sim.run_rounds(self._begun(sim), 2)
         assert sim.offloaded_states is not None
-        return sim, state, [jax.tree.map(np.copy, (store.rows, store.touched)) for store in sim.offloaded_states.stores]
+        return sim, state, [jax.tree.map(np.copy, (store.states, store.touched)) for store in sim.offloaded_states.stores]
 
     def _begun(self, sim: simulator.Simulator) -> simulator.State:
         """Returns the reference's initial state with client states off the device; prepared anew if the method does so."""
@@ -111,8 +111,8 @@ class Case:
             arrays = sim.compiled.feed.for_cohort([cohort.ids for cohort, _ in drawn], ["index"])
             # Where the round expects them, or it would compile again.
             drawn, rows = sim.compiled.put(drawn), jax.device_put(rows, spread)
-            run_round = sim.compiled.programs.run_round_offloaded[False]
-            after, rows, record = run_round(arrays, start, start.server, drawn, rows, touched)
+            run_round = sim.compiled.programs.run_offloaded_round[False]
+            after, rows, record = run_round(arrays, start, drawn, rows, start.server, touched)
             return jax.device_get((after.server, rows, record))
 
         return run, drawn, rows

@@ -19,7 +19,7 @@ def check_no_retrace_or_transfer(case: Case) -> None:
     """Further rounds do not retrace or move data between host and device; the state keeps its structure."""
     sim, before, after = case.reference_run
     state, two = sim.compiled.put(before), sim.compiled.put(np.int32(2))
-    run, arrays = sim.compiled.programs.run_rounds, sim.compiled.device_arrays
+    run, arrays = sim.compiled.programs.run_resident_rounds, sim.compiled.device_arrays
     with jax.transfer_guard("disallow"):
         state, _ = run(arrays, state, two)  # traces anew if jax's caches were cleared
         traces = run._cache_size()
@@ -64,7 +64,7 @@ def check_cohort_order_is_irrelevant(case: Case) -> None:
 
 def check_absent_client_changes_nothing(case: Case) -> None:
     """A client that drops out, with NaN in its state, changes the round as little as an empty slot."""
-    if case.reference_run[0].spec.cohort == 1:
+    if case.reference_run[0].spec.sampling.size == 1:
         return  # a pooled method has one client
     run, drawn, rows = case.make_round_fn()
     gone = [(Cohort(c.ids, _first(c.examples, 0)), p) for c, p in drawn]
@@ -99,7 +99,10 @@ def check_round_exports(case: Case) -> None:
     """The rounds lower for TPU and CUDA, on whatever backend they run here."""
     sim, before, _ = case.reference_run
     arguments = sim.compiled.device_arrays, sim.compiled.put(before), sim.compiled.put(np.int32(1))
-    assert jax.export.export(sim.compiled.programs.run_rounds, platforms=("tpu", "cuda"))(*arguments).platforms == ("tpu", "cuda")
+    assert jax.export.export(sim.compiled.programs.run_resident_rounds, platforms=("tpu", "cuda"))(*arguments).platforms == (
+        "tpu",
+        "cuda",
+    )
 
 
 def check_every_predictor_is_evaluated(case: Case) -> None:

@@ -15,7 +15,7 @@ An uplink passes these files, in order:
    3  uplink/apply_transforms.py     `wrap_method`: validates them and builds the Algorithm
    4  uplink/wrapped_method.py       its states and messages
    5  uplink/client_side.py          the client's side: method, `send` of each transform, `map`
-   6  uplink/layout.py               the uplink's parts, as trees and as vectors (flatten.py)
+   6  uplink/layout.py               the uplink's parts, as trees and as vectors
    7  uplink/dp_mechanisms.py, attacks.py, compression.py   what `send` does
    8  engine/rounds.py               contributions are summed or stacked over the client axis
    9  uplink/server_side.py          the server's side: attacks on the stack, the reduction, method

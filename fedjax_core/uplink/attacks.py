@@ -25,7 +25,7 @@ from fedjax_core import option_types, registry
 from fedjax_core.algorithm import Array
 from fedjax_core.option_types import Positive, one_of
 from fedjax_core.registry import ResolvedSpec
-from fedjax_core.uplink.flatten import check_shape, masked_mean
+from fedjax_core.uplink.layout import check_shape, masked_mean
 from fedjax_core.uplink.transform import ClientContext, TransformOutput, UplinkTransform, UplinkValue
 
 Attack = Callable[[Array, Array], Array]
@@ -187,9 +187,6 @@ def find_attacks(spec: str, poisons: dict[str, Callable[..., Any]]) -> list[Reso
     Args:
       spec: "name(option=literal, ...) | name | ...".
       poisons: attacks that change data, by name.
-
-    Raises:
-      ValueError, TypeError: an unknown name, option or value.
     """
     known = SENT | CRAFTED | poisons
     return [registry.resolve_spec("attack", part.strip(), known, field="adversary.attack") for part in spec.split("|")]

@@ -21,9 +21,6 @@ class _Message(NamedTuple):
     """One client's uplink behind all `send` transforms.
 
     Attributes:
-      value: the uplink.
-      kept: each transform's client state.
-      metrics: of the transforms.
       wire: arrays that are transmitted, or None for the uplink itself.
       was_finite: [] whether the uplink was finite wherever a transform may have hidden that it is
         not.
@@ -87,7 +84,7 @@ def update_client(
     may_hide = any(transform.may_hide_nonfinite for transform in wrapped.transforms)
     if may_hide and not wrapped.leave_out:
         is_kept = message.was_finite | (data.size == 0)
-        wrapped_uplink = jax.tree.map(lambda x: _poison(x, is_kept), wrapped_uplink)
+        wrapped_uplink = jax.tree.map(lambda x: _nan_unless(is_kept, x), wrapped_uplink)
     return ClientOutput(state, wrapped_uplink, metrics, local, wire)
 
 
@@ -130,8 +127,8 @@ def _map_uplink(
     return WrappedUplink((), deltas, class_means, weights[1], is_counted, message.metrics)
 
 
-def _poison(x: Array, is_kept: Array) -> Array:
-    """Returns NaN unless kept: the engine must see a hidden fault, and end the run."""
+def _nan_unless(is_kept: Array, x: Array) -> Array:
+    """Returns `x` if it is kept, else NaN: the engine must see a hidden fault, and end the run."""
     return jnp.where(is_kept, x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 

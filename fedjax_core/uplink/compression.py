@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from fedjax_core import option_types, registry
 from fedjax_core.algorithm import Array, PyTree
 from fedjax_core.option_types import AtLeastOne, Positive, PositiveFraction
-from fedjax_core.uplink.flatten import check_shape, flatten, unflatten
+from fedjax_core.uplink.layout import check_shape, flatten, unflatten
 from fedjax_core.uplink.transform import ClientContext, TransformOutput, UplinkTransform, UplinkValue, VectorReduce
 
 Bits = Annotated[int, option_types.Limit("in [2, 8]", lambda v: 2 <= v <= 8)]
@@ -260,9 +260,6 @@ def parse_compressor(text: str) -> UplinkTransform:
 
     Args:
       text: "name(option=literal, ...)", with the names and options of `COMPRESSORS`.
-
-    Raises:
-      ValueError, TypeError: an unknown name, option or value.
     """
     spec = registry.resolve_spec("compressor", text, COMPRESSORS, field="compression.uplink")
     if not isinstance(compressor := spec(), Compressor):

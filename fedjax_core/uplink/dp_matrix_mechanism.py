@@ -21,8 +21,8 @@ import numpy as np
 
 from fedjax_core.algorithm import Array
 from fedjax_core.privacy.matrix_factorization import Strategy, honaker_variances, num_levels
+from fedjax_core.task import count_parameters
 from fedjax_core.uplink.dp_mechanisms import make_central, map_clipped
-from fedjax_core.uplink.flatten import flat_size
 from fedjax_core.uplink.transform import UplinkTransform, VectorReduce
 
 
@@ -42,7 +42,6 @@ class NoiseStream(NamedTuple):
     """Generates correlated noise row by row.
 
     Attributes:
-      num_vectors: size of the state.
       step: (Noise, key) -> (row [D] for z of deviation 1, Noise).
     """
 
@@ -96,11 +95,8 @@ def make_mechanism(clip: float, noise: float, cohort: float, real: float, strate
     """Returns the mechanism: `dp_mechanisms.gaussian` with correlated noise.
 
     Args:
-      clip: norm.
       noise: multiplier: deviation of z over the clip times the sensitivity of C. Its epsilon is
         that of one Gaussian mechanism.
-      cohort, real: see `dp_mechanisms.py`.
-      strategy: C.
     """
     stream = make_stream(strategy)
     scale = noise * clip * strategy.sensitivity() * (cohort / real)
@@ -120,7 +116,7 @@ def make_mechanism(clip: float, noise: float, cohort: float, real: float, strate
         return (total + scale * row) / cohort, new_memory, metrics
 
     def init_memory(shapes: Any) -> Noise:
-        return Noise(jnp.int32(0), jnp.zeros((stream.num_vectors, flat_size(shapes.deltas))))
+        return Noise(jnp.int32(0), jnp.zeros((stream.num_vectors, count_parameters(shapes.deltas))))
 
     mechanism = make_central(strategy.name, VectorReduce(map_clipped(clip), "add", finalize), cohort)
     return mechanism._replace(init_memory=init_memory)

@@ -28,7 +28,7 @@ from fedjax_core import option_types
 from fedjax_core.algorithm import Array
 from fedjax_core.option_types import Positive
 from fedjax_core.privacy.matrix_factorization import STRATEGIES
-from fedjax_core.uplink.flatten import flatten, has_statistics, unflatten
+from fedjax_core.uplink.layout import flatten, has_statistics, unflatten
 from fedjax_core.uplink.transform import ClientContext, TransformOutput, UplinkTransform, UplinkValue, VectorReduce
 
 GIVEN = ("clip", "noise", "cohort", "real", "participation")  # arguments beside the options of a spec
@@ -41,7 +41,6 @@ def clip_vector(vector: Array, clip: Array | float, order: int = 2) -> tuple[Arr
 
     Args:
       vector: one that is not finite becomes zeros.
-      clip: the largest norm.
       order: 2, or 1 for the sum of magnitudes.
 
     Returns:

@@ -26,7 +26,8 @@ import jax.numpy as jnp
 from fedjax_core import option_types, registry
 from fedjax_core.algorithm import Array
 from fedjax_core.option_types import AtLeastOne, Positive
-from fedjax_core.uplink.flatten import check_shape, flat_size, masked_mean
+from fedjax_core.task import count_parameters
+from fedjax_core.uplink.layout import check_shape, masked_mean
 from fedjax_core.uplink.sharded_aggregation import row_norms, sum_over_devices
 from fedjax_core.uplink.transform import UplinkTransform, VectorReduce
 
@@ -307,7 +308,7 @@ def centred_clipping(radius: Positive = 1.0, iterations: AtLeastOne = 1) -> Upli
 
     reduce = VectorReduce(_keep_vector, "stack", finalize, shardable=True)
     return UplinkTransform(
-        "rule", "centred_clipping", reduce=reduce, init_memory=lambda shapes: jnp.zeros(flat_size(shapes.deltas))
+        "rule", "centred_clipping", reduce=reduce, init_memory=lambda shapes: jnp.zeros(count_parameters(shapes.deltas))
     )
 
 

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Array, Cohort, PyTree
+from fedjax_core.task import count_parameters
 from fedjax_core.uplink import sharded_aggregation
-from fedjax_core.uplink.flatten import check_shape, clamp_variances, flat_size, masked_sum
+from fedjax_core.uplink.layout import check_shape, clamp_variances, masked_sum
 from fedjax_core.uplink.transform import ClientContext
 from fedjax_core.uplink.wrapped_method import WrappedMethod, WrappedServer, WrappedUplink
 
@@ -60,7 +61,7 @@ def _reduce_uplinks(
         old_memory = wrapped.reduce_memory(memory)
         delta, new_memory, metrics = sharded_aggregation.finalize(reduce, deltas, old_memory, reduce_key, order)
         source = "the mean" if slot is None else f"{wrapped.transforms[slot].label}, reducing,"
-        delta = check_shape(delta, (flat_size(layout.shapes.deltas),), source)
+        delta = check_shape(delta, (count_parameters(layout.shapes.deltas),), source)
         if slot is not None:
             memory = (*memory[:slot], new_memory, *memory[slot + 1 :])
     finalize_classes = jax.vmap(
@@ -88,12 +89,8 @@ def _attack_stack(
     """Returns contributions to the reduction, of vectors that attackers have changed.
 
     Args:
-      wrapped: the method.
       deltas: (vectors [C, D], weights [C]), or a pair of None.
       class_means: (vectors [C, K, D], weights [C, K]) of each.
-      counted: the clients that count.
-      memory: of each transform.
-      key: of the server's update.
     """
 
     def attack(vectors: Array, weights: Array, *folds: Any) -> Array:

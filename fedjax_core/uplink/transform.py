@@ -54,7 +54,6 @@ class TransformOutput(NamedTuple):
 
     Attributes:
       value: the uplink as the server will have it.
-      client_state: what the transform keeps with the client.
       metrics: (sum, weight) pairs, merged over the cohort; logged as "server/<name>".
       wire: the arrays that are transmitted, if they differ from `value`.
     """
@@ -104,11 +103,9 @@ class UplinkTransform(NamedTuple):
 
     Attributes:
       kind: one of `KIND_ORDER`.
-      name: for messages, such as "krum".
       send: (value, ClientContext, client state) -> TransformOutput; runs inside the client loop.
       attack_stack: (vectors [C, D], mask [C], ids [C], key) -> vectors as the server receives them;
         `mask` selects the clients that count.
-      reduce: replaces the weighted mean.
       broadcast: what is sent to a client -> (as the client receives it, the arrays transmitted).
       init_memory: shapes of one client's `UplinkValue` -> the transform's memory at the server.
       init_client_state: the same shapes -> what each client keeps.

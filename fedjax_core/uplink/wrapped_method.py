@@ -57,7 +57,6 @@ class WrappedUplink(NamedTuple):
       class_means: contributions to that of each of the class means, else `()`.
       class_weights: the method's weights [K] for each of the class means, else `()`.
       is_counted: [] whether the client counts; False if it is left out.
-      metrics: of the transforms.
     """
 
     uplink: PyTree
@@ -72,9 +71,7 @@ class WrappedMethod(NamedTuple):
     """A method with the transforms of its uplinks; all of it is known before compilation.
 
     Attributes:
-      method: the method.
       transforms: in the order in which a message meets them.
-      layout: of the method's uplink.
       leave_out: whether clients with non-finite results are left out.
       reduce: of vectors; the default is the weighted mean.
       reduce_slot: index of the transform that has `reduce`; None for the weighted mean.

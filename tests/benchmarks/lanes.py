@@ -32,7 +32,7 @@ class Together(Contender):
 
     def after(self, state: list[Any]) -> list[Any]:
         seeds = list(zip(self.lanes.replicas, state, strict=True))
-        return [result[0] for result in self.lanes.run_rounds(seeds, self.rounds)]
+        return [result[0] for result in self.lanes.advance_seeds(seeds, self.rounds)]
 
 
 def seeds(repeats: int) -> str:

@@ -44,8 +44,7 @@ LETTERS = [nn.build(name, 5, (4,), None, None) for name in ("lstm", "causal")]
 
 @pytest.mark.parametrize("model", LETTERS, ids=lambda model: model.name)
 def test_ids_that_a_network_of_letters_does_not_embed_are_refused(model):
-    net = model.init(jax.random.key(0))
-    assert model.apply(net, np.array([[0, 1, 2, 4]]))[0]["logits"].shape == (1, 4, 5)
+    net = jax.jit(model.init)(jax.random.key(0))
     for wrong in (5, -1):
         for call in (model.apply, model.features):
             with pytest.raises(ValueError, match=f"token id {wrong}: {model.name} embeds 5 tokens"):
@@ -61,7 +60,7 @@ def test_a_simulation_is_refused_ids_that_its_network_does_not_embed(model, part
     data = federated_data.from_index(Dataset("letters", *examples, tuple("abcde")), [[0], [1]])
     settings = {"classes": 5, "population": 2, "shape": (4,)}
     whole = make_task(model, **settings)
-    arrays = jax.device_get(model.init(jax.random.key(0)))
+    arrays = jax.device_get(jax.jit(model.init)(jax.random.key(0)))
     for task in (whole, make_partial_task(model, arrays, "head", **settings)):
         groups = one_group(functools.partial(fedavg, optimizer=local_training.sgd(0.1)), task, 2)
         with pytest.raises(ValueError, match=f"{part}: token id 7: network '{model.name}' embeds 5"):
@@ -72,7 +71,7 @@ def test_a_simulation_is_refused_ids_that_its_network_does_not_embed(model, part
 def test_ids_that_a_language_model_does_not_embed_are_refused(name):
     family, config = {"bert": (bert, test_bert.CONFIG), "llama": (llama, test_llama.PLAIN)}[name]
     model, size = family.build(config), config["vocab_size"]
-    params = model.init(jax.random.key(0))
+    params = jax.jit(model.init)(jax.random.key(0))
     tokens, mask = np.array([[1, size - 1, size]]), np.array([[True, True, False]])
     assert np.isfinite(model.hidden(params, tokens, mask)).all(), "padding may be any number"
     with pytest.raises(ValueError, match=f"token id {size}: {name} of width .* embeds {size} tokens"):

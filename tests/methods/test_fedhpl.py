@@ -312,7 +312,7 @@ class FrozenTest(chex.TestCase):
         sim = simulator.Simulator(simulator.build_spec(simulator.one_group(make, task, N), toy.data(), plan=client_loop.Plan(4, 1)))
         state = jax.eval_shape(sim.compiled.programs.init_state, sim.compiled.device_arrays, jax.random.key_data(jax.random.key(0)))
         found = (
-            sim.compiled.programs.run_rounds.lower(sim.compiled.device_arrays, state, jax.ShapeDtypeStruct((), jnp.int32))
+            sim.compiled.programs.run_resident_rounds.lower(sim.compiled.device_arrays, state, jax.ShapeDtypeStruct((), jnp.int32))
             .compile()
             .memory_analysis()
         )

@@ -38,7 +38,7 @@ class LocalTest(chex.TestCase):
         x = np.array(sim.spec.host_arrays.train.x)
         x[toy.data().train_index[stranger]] *= 1.5
         held = sim.compiled.device_arrays._replace(train=sim.compiled.device_arrays.train._replace(x=sim.compiled.put(x)))
-        changed, _ = sim.compiled.programs.run_rounds(held, sim.compiled.put(before), sim.compiled.put(np.int32(2)))
+        changed, _ = sim.compiled.programs.run_resident_rounds(held, sim.compiled.put(before), sim.compiled.put(np.int32(2)))
         changed = jax.device_get(changed)
         for i in range(toy.CLIENTS):
             if i != stranger:

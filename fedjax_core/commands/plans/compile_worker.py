@@ -67,8 +67,8 @@ def describe_simulation(sim: Simulator, lanes: int = 1) -> dict[str, Any]:
         "plan": sim.spec.plan._asdict(),
         "data on": sim.spec.placed.where,
         "population": sim.spec.population,
-        "cohort": sim.spec.cohort,
-        "places": sim.spec.cohort_slots,
+        "cohort": sim.spec.sampling.size,
+        "places": sim.spec.sampling.slots,
         "rows": {"all": int(sizes.sum()), "mean": float(sizes.mean()), "most": int(sizes.max())},
         "processes": len({device.process_index for device in sim.spec.mesh.devices.flat}),
         "hold": sim.spec.hold,
@@ -82,7 +82,7 @@ def describe_simulation(sim: Simulator, lanes: int = 1) -> dict[str, Any]:
 
 def resident_bytes(sim: Simulator, lanes: int = 1) -> dict[str, float]:
     """Returns the bytes on a device between rounds; each lane has states of its own."""
-    arrays, state = aot.resident_shapes(sim)
+    arrays, state = aot.resident_shapes(sim.compiled)
     shard_bytes = lambda leaf: float(np.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize)
     sum_bytes = lambda tree: sum(map(shard_bytes, jax.tree.leaves(tree)), 0.0)
     return {
@@ -105,7 +105,7 @@ def trace_programs(sim: Simulator, parts: tuple[str, ...], lanes: int = 1) -> di
 
 def expected_active_share(sim: Simulator) -> float:
     """Returns the mean share of a round's slots whose clients return."""
-    return sim.spec.cohort / sim.spec.cohort_slots * (1 - sim.spec.dropout)
+    return sim.spec.sampling.size / sim.spec.sampling.slots * (1 - sim.spec.dropout)
 
 
 def analyze_program(traced: Any, sim: Simulator, active_share: float = 1.0) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def analyze_program(traced: Any, sim: Simulator, active_share: float = 1.0) -> d
       Fields of plan.json; "needs" if it is too large to compile.
     """
     clock = time.perf_counter()
-    lowered = aot.lower(traced)
+    lowered = traced.lower()
     lowering_seconds = time.perf_counter() - clock
     try:
         compiled, hlo_text = _compile(lowered, sim)

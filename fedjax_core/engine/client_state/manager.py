@@ -9,24 +9,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Array, PyTree
-from fedjax_core.engine.client_state import host_store
-from fedjax_core.engine.client_state.disk_store import DiskStore
-from fedjax_core.engine.client_state.host_store import HostStore
+from fedjax_core.engine.client_state import stores
 from fedjax_core.engine.client_state.multi_process import SharedExchange, StateShards
 from fedjax_core.engine.client_state.offload import Exchange
+from fedjax_core.engine.client_state.stores import DiskStore, HostStore
 from fedjax_core.engine.sharding import mesh as meshes
 from fedjax_core.engine.sharding.model_parallel import Layout
 from fedjax_core.engine.simulation_spec import SimulationSpec, State
 
 STORES = {"host": HostStore, "disk": DiskStore}
-PART = 2**28  # bytes of client states in one file of a checkpoint
+PART_BYTES = 2**28  # of client states in one file of a checkpoint
 
 
-class Piece(NamedTuple):
-    """Client states in one part of a checkpoint; each of several processes writes a file of it, with its share.
+class CheckpointPart(NamedTuple):
+    """Client states of one part of a checkpoint; each process writes a file with its share.
 
     Attributes:
-      group: index of their group.
       slots: [n] int32, ascending, in the group's store.
     """
 
@@ -54,7 +52,7 @@ class OffloadedStates:
         """Returns what a snapshot keeps.
 
         Raises:
-          ValueError: several processes keep them; `read_pieces` gives the share of each.
+          ValueError: several processes keep them; `read_parts` gives the share of each.
         """
         if self.shards is not None:
             raise ValueError("a snapshot cannot hold client states of several processes; their checkpoints do")
@@ -66,9 +64,9 @@ class OffloadedStates:
             store.unpack(packed_store)
 
     @property
-    def max_piece_bytes(self) -> int:
-        """The most bytes of a piece, unless one state is larger."""
-        return PART * (1 if self.shards is None else jax.process_count())
+    def max_part_bytes(self) -> int:
+        """The most bytes of a part, unless one state is larger."""
+        return PART_BYTES * (1 if self.shards is None else jax.process_count())
 
     def changed_bytes(self) -> int:
         """Returns the bytes of states that changed since they were last saved, in all processes."""
@@ -81,43 +79,39 @@ class OffloadedStates:
         """
         live: Counter[int] = Counter()
         for store in self.stores:
-            counts = np.bincount(store.part[store.touched & ~store.changed])
+            counts = np.bincount(store.part_number[store.touched & ~store.changed])
             live.update({int(part): int(counts[part]) * store.state_bytes for part in np.flatnonzero(counts)})
         return dict(live)
 
-    def make_pieces(self, again: Collection[int] | None) -> list[Piece]:
-        """Returns the states to save, in pieces of at most `max_piece_bytes`; the same in all processes.
+    def plan_parts(self, again: Collection[int] | None) -> list[CheckpointPart]:
+        """Returns the states to save, in parts of at most `max_part_bytes`; all processes agree.
 
         Args:
           again: parts of the last checkpoint whose states are written again, beside those that changed; None: all
             states that were touched.
         """
-        pieces: list[Piece] = []
+        parts: list[CheckpointPart] = []
         for g, store in enumerate(self.stores):
             chosen = store.touched if again is None else store.changed
-            chosen = chosen | (store.touched & np.isin(store.part, list(again))) if again else chosen
-            slots, step = np.flatnonzero(chosen).astype(np.int32), max(1, self.max_piece_bytes // store.state_bytes)
-            pieces += [Piece(g, slots[begin : begin + step]) for begin in range(0, len(slots), step)]
-        return pieces
+            chosen = chosen | (store.touched & np.isin(store.part_number, list(again))) if again else chosen
+            slots, step = np.flatnonzero(chosen).astype(np.int32), max(1, self.max_part_bytes // store.state_bytes)
+            parts += [CheckpointPart(g, slots[begin : begin + step]) for begin in range(0, len(slots), step)]
+        return parts
 
-    def read_pieces(self, pieces: Sequence[Piece]) -> Iterator[dict[str, np.ndarray]]:
-        """Yields the states of each piece as named arrays, as `load_part` reads them; each process those that it writes."""
-        for g, slots in pieces:
-            slots = slots if self.shards is None else slots[self.shards[g].writes(slots)]
+    def read_parts(self, parts: Sequence[CheckpointPart]) -> Iterator[dict[str, np.ndarray]]:
+        """Yields this process's states of each part as named arrays, for `load_part`."""
+        for g, slots in parts:
+            slots = slots if self.shards is None else slots[self.shards[g].is_written_here(slots)]
             leaves = jax.tree.leaves(self.stores[g].read(slots)[0])
             yield {f"{g}/places": slots} | {f"{g}/{index:05d}": leaf for index, leaf in enumerate(leaves)}
 
     def wanted_arrays(self, part: Mapping[str, np.ndarray]) -> list[str]:
         """Returns the names that `load_part` reads of a part: only the slots if none of its states is kept here."""
         name, store = self._find_store(part)
-        return list(part) if store.keeps is None or store.keeps(part[name]).any() else [name]
+        return list(part) if store.is_local is None or store.is_local(part[name]).any() else [name]
 
     def load_part(self, number: int, part: Mapping[str, np.ndarray]) -> None:
-        """Restores one of the pieces, in their order.
-
-        Args:
-          number: of the part in the checkpoint.
-          part: named arrays.
+        """Restores one of the parts, in their order.
 
         Raises:
           ValueError: it has states of another method or model.
@@ -131,17 +125,17 @@ class OffloadedStates:
             if array is None or expected != (array.shape, array.dtype) or len(part) != len(leaves) + 1:
                 raise ValueError("a checkpoint's client states are of another method or model than this run's")
         store.write(np.asarray(part[name]), structure.unflatten(saved), np.ones(count, bool))
-        store.part[part[name]] = number
+        store.part_number[part[name]] = number
 
     def _find_store(self, part: Mapping[str, np.ndarray]) -> tuple[str, HostStore]:
         """Returns the name of a part's slots, and the store that they are of."""
         (name,) = [name for name in part if name.endswith("/places")]
         return name, self.stores[int(name.partition("/")[0])]
 
-    def mark_saved(self, pieces: Sequence[Piece] = (), first: int = 0) -> None:
-        """Marks all states as saved; `pieces` were written, into parts numbered from `first`."""
-        for number, (g, slots) in enumerate(pieces, first):
-            self.stores[g].part[slots] = number
+    def mark_saved(self, parts: Sequence[CheckpointPart] = (), first: int = 0) -> None:
+        """Marks all states as saved; `parts` were written, into parts numbered from `first`."""
+        for number, (g, slots) in enumerate(parts, first):
+            self.stores[g].part_number[slots] = number
         for store in self.stores:
             store.changed[:] = False
 
@@ -165,8 +159,6 @@ class ClientStates:
         """Creates no store.
 
         Args:
-          spec: with its plan.
-          layout: shardings.
           offloaded: states that the plan before has offloaded.
         """
         self._spec, self._layout, self._offloaded = spec, layout, offloaded
@@ -190,16 +182,16 @@ class ClientStates:
         if jax.process_count() > 1:
             of_groups = shardings if isinstance(shardings, list) else [shardings] * len(spec.groups)
             shards = [StateShards(spec.mesh, of_group) for of_group in of_groups]
-        keeps, store = None if shards is None else shards[0].keeps, STORES[spec.hold]
+        is_local, store = None if shards is None else shards[0].is_local, STORES[spec.hold]
         groups = zip(spec.groups, spec.shapes.groups, strict=True)
-        return OffloadedStates(initial, [store(len(group.clients), s.client, keeps) for group, s in groups], shards)
+        return OffloadedStates(initial, [store(len(group.clients), s.client, is_local) for group, s in groups], shards)
 
     def read(self, state: State, g: int, ids: np.ndarray) -> tuple[np.ndarray, PyTree, Array, PyTree]:
         """Returns (slots, states, which were ever touched, initial server) of group g's clients `ids`."""
         mesh, offloaded = self._spec.mesh, self.offloaded
         slots = self._spec.host_arrays.slots[g][ids]
         if offloaded is None:
-            states = host_store.gather(state.clients[g], meshes.put(slots, mesh))
+            states = stores.gather(state.clients[g], meshes.put(slots, mesh))
             return slots, states, meshes.put(np.zeros(len(ids), bool), mesh), state.server
         store = offloaded.stores[g]
         if offloaded.shards is not None:
@@ -214,7 +206,7 @@ class ClientStates:
         offloaded = self.offloaded
         if offloaded is None:
             clients = list(state.clients)
-            clients[g] = host_store.scatter(clients[g], meshes.put(slots, self._spec.mesh), states)
+            clients[g] = stores.scatter(clients[g], meshes.put(slots, self._spec.mesh), states)
             return state._replace(clients=tuple(clients))
         offloaded.stores[g].write(slots, meshes.fetch(states), slots < len(self._spec.groups[g].clients))
         self.close()  # what was prefetched is outdated

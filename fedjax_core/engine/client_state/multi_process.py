@@ -20,8 +20,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_core.algorithm import Array, PyTree
-from fedjax_core.engine.client_state.host_store import HostStore
 from fedjax_core.engine.client_state.offload import Exchange, PrefetchedRound, Route, find_returning_clients
+from fedjax_core.engine.client_state.stores import HostStore
 from fedjax_core.engine.sharding.mesh import AXIS, client_sharded
 
 Read = Callable[[np.ndarray], tuple[PyTree, np.ndarray]]  # slots [n] of a store -> (states [n, ...], touched [n])
@@ -35,7 +35,6 @@ class StateShards:
 
     Attributes:
       keepers: D.
-      mesh: the devices.
     """
 
     def __init__(self, mesh: Mesh, shardings: PyTree = None):
@@ -48,11 +47,11 @@ class StateShards:
         devices = np.moveaxis(mesh.devices, mesh.axis_names.index(AXIS), 0)
         process = np.array([[device.process_index for device in row] for row in devices.reshape(len(devices), -1)])
         self.keepers, self.mesh = len(devices), mesh
-        self._is_local = (process == jax.process_index()).any(1)
+        self._has_device = (process == jax.process_index()).any(1)
         self._is_first = process[:, 0] == jax.process_index()
         self._by_keeper = client_sharded(mesh)
         shardings = client_sharded(mesh) if shardings is None else shardings
-        specs = lambda *front: jax.tree.map(lambda one: PartitionSpec(*front, *one.spec[1:]), shardings)
+        specs = lambda *front: jax.tree.map(lambda sharding: PartitionSpec(*front, *sharding.spec[1:]), shardings)
         on_mesh = lambda specs: jax.tree.map(functools.partial(NamedSharding, mesh), specs)
         spec, trained, kept = PartitionSpec(AXIS), specs(AXIS), specs(AXIS, None)
         self._kept = on_mesh(kept)
@@ -63,11 +62,11 @@ class StateShards:
         head = lambda states, n: jax.tree.map(lambda x: x[:n], states)
         self._head = jax.jit(head, static_argnums=1, out_shardings=on_mesh(specs(None)))
 
-    def keeps(self, slots: np.ndarray) -> np.ndarray:
-        """Returns [n] whether this process keeps the states at these slots of a store."""
-        return self._is_local[slots % self.keepers]
+    def is_local(self, slots: np.ndarray) -> np.ndarray:
+        """Returns [n] whether this process stores the states at these slots."""
+        return self._has_device[slots % self.keepers]
 
-    def writes(self, slots: np.ndarray) -> np.ndarray:
+    def is_written_here(self, slots: np.ndarray) -> np.ndarray:
         """Returns [n] whether this process writes them into a checkpoint; exactly one process writes each state."""
         return self._is_first[slots % self.keepers]
 
@@ -98,7 +97,7 @@ class StateShards:
 
     def read(self, read: Read, route: Route) -> PyTree:
         """Returns the states that keepers of this process have, [those keepers, D * K, ...]; zeros in empty slots."""
-        slots = route.store_slots[self._is_local]
+        slots = route.store_slots[self._has_device]
         states = read(slots[slots >= 0])[0]
 
         def lay_out(leaf):
@@ -110,8 +109,8 @@ class StateShards:
 
     def put(self, states: PyTree) -> PyTree:
         """Puts what `read` returned on the keepers' devices: [D, D * K, ...]."""
-        index = np.cumsum(self._is_local) - 1
-        put_leaf = lambda x, sharding: _from_rows(lambda d: x[index[d]], (self.keepers, *x.shape[1:]), x.dtype, sharding)
+        index = np.cumsum(self._has_device) - 1
+        put_leaf = lambda x, sharding: _from_keepers(lambda d: x[index[d]], (self.keepers, *x.shape[1:]), x.dtype, sharding)
         return jax.tree.map(lambda sharding, part: jax.tree.map(lambda x: put_leaf(x, sharding), part), self._kept, states)
 
     def patch_newest(
@@ -137,9 +136,9 @@ class StateShards:
     def split_by_keeper(self, returned: PyTree, route: Route) -> list[tuple[np.ndarray, PyTree]]:
         """Returns for each keeper of this process (positions [D * K] of its slots, host states [D * K, ...])."""
         leaves, structure = jax.tree.flatten(returned)
-        rows = [_local_rows(leaf) for leaf in leaves]
-        keepers = np.flatnonzero(self._is_local).tolist()
-        return [(route.position[d], structure.unflatten([of_leaf[d] for of_leaf in rows])) for d in keepers]
+        local = [_local_entries(leaf) for leaf in leaves]
+        keepers = np.flatnonzero(self._has_device).tolist()
+        return [(route.position[d], structure.unflatten([of_leaf[d] for of_leaf in local])) for d in keepers]
 
     def fetch_states(self, read: Read, slots: np.ndarray, population: int) -> PyTree:
         """Returns the states [n, ...] of clients at any slots of a store, on the devices."""
@@ -150,7 +149,7 @@ class StateShards:
         return states if number == len(slots) else self._head(states, len(slots))
 
     def _put_by_keeper(self, array: np.ndarray) -> Array:
-        return _from_rows(lambda d: array[d], array.shape, array.dtype, self._by_keeper)
+        return _from_keepers(lambda d: array[d], array.shape, array.dtype, self._by_keeper)
 
 
 class SharedExchange(Exchange):
@@ -189,30 +188,30 @@ class SharedExchange(Exchange):
     def _write(self, done: PrefetchedRound, states: list[PyTree]) -> None:
         groups = zip(self._stores, self._shards, done.routes, done.mask, done.slots, states, strict=True)
         for store, shards, route, mask, slots, new in groups:
-            for position, rows in shards.split_by_keeper(new, route):
+            for position, returned in shards.split_by_keeper(new, route):
                 is_real = (position >= 0) & mask[position]
-                store.put(slots[position[is_real]], jax.tree.map(lambda x, keep=is_real: x[keep], rows))
+                store.put(slots[position[is_real]], jax.tree.map(lambda x, keep=is_real: x[keep], returned))
             store.touch(slots[mask])
 
 
-def _from_rows(row: Callable[[int], np.ndarray], shape: tuple[int, ...], dtype: np.dtype, sharding: NamedSharding) -> Array:
-    """Returns an array [D, ...] of the keepers' rows; this process provides those of its own keepers."""
-    read = lambda index: row(index[0].start or 0)[index[1:]][None]
+def _from_keepers(entry: Callable[[int], np.ndarray], shape: tuple[int, ...], dtype: np.dtype, sharding: NamedSharding) -> Array:
+    """Returns an array [D, ...]; each process provides the entries of its own keepers."""
+    read = lambda index: entry(index[0].start or 0)[index[1:]][None]
     return jax.make_array_from_callback(shape, sharding, read, dtype=dtype)
 
 
-def _local_rows(array: Array) -> dict[int, np.ndarray]:
+def _local_entries(array: Array) -> dict[int, np.ndarray]:
     """Returns the entries of an array [D, ...] that this process has, by index."""
     if not array.size:  # which all have whole
         return dict(enumerate(np.zeros(array.shape, array.dtype)))
-    rows: dict[int, np.ndarray] = {}
+    entries: dict[int, np.ndarray] = {}
     for shard in array.addressable_shards:
         start, part = shard.index[0].start or 0, np.asarray(shard.data)[0]
         if part.shape == array.shape[1:]:
-            rows[start] = part
+            entries[start] = part
         else:
-            rows.setdefault(start, np.empty(array.shape[1:], array.dtype))[shard.index[1:]] = part
-    return rows
+            entries.setdefault(start, np.empty(array.shape[1:], array.dtype))[shard.index[1:]] = part
+    return entries
 
 
 def _pair_slots(size: int, keepers: int, most: int) -> int:
@@ -231,7 +230,7 @@ def _to_keepers(states: PyTree, leaving: Array) -> PyTree:
 
 
 def _all_to_all(x: Array) -> Array:
-    """Exchanges [D * K, ...], K rows for each device, for [D * K, ...], K rows from each."""
+    """Exchanges [D * K, ...], K for each device, for [D * K, ...], K from each."""
     if not x.size:
         return x
     number = jax.lax.axis_size(AXIS)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import PyTree
-from fedjax_core.engine.client_state.host_store import HostStore
+from fedjax_core.engine.client_state.stores import HostStore
 
 
 class Route(NamedTuple):
@@ -72,26 +72,20 @@ class Exchange:
         """Reads nothing yet.
 
         Args:
-          stores: per group.
           draw: (key data, rounds done) -> `rounds.draw_cohorts`.
-          put: client states -> the same on the devices.
           sharding: of such states, or for each group a tree of such in a list.
         """
         self._stores, self._draw, self._put = stores, draw, put
         shardings = sharding if isinstance(sharding, list) else [sharding] * len(stores)
         # The round expects its states sharded so; other shardings would compile it again.
-        self._patch = [jax.jit(_patch_states, out_shardings=one) for one in shardings]
+        self._patch = [jax.jit(_patch_states, out_shardings=of_group) for of_group in shardings]
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
         self._next: tuple[tuple[bytes, int], concurrent.futures.Future[PrefetchedRound]] | None = None
         self._writes: list[concurrent.futures.Future[None]] = []
         self._last: tuple[PrefetchedRound, list[PyTree]] | None = None
 
     def get(self, key: np.ndarray, round_num: int) -> PrefetchedRound:
-        """Returns the round after `round_num`, with the states as the rounds before left them.
-
-        Raises:
-          OSError: states cannot be read or written; one line.
-        """
+        """Returns the round after `round_num`, with the states as the rounds before left them."""
         if self._next is None or self._next[0] != (key.tobytes(), round_num):
             self.close()
             return self._patch_newest(self._read(key, round_num))
@@ -102,10 +96,6 @@ class Exchange:
                 write.result()
         self._writes = self._writes[-1:]
         return self._patch_newest(prefetched)
-
-    def draw(self, key: np.ndarray, round_num: int) -> Any:
-        """Dispatches the draw of the round after `round_num`."""
-        return self._draw(key, round_num)
 
     def prefetch(self, key: np.ndarray, round_num: int, drawn: Any) -> None:
         """Begins to read for the round after `round_num`, while the one before it trains; `drawn`: its draw."""
@@ -118,11 +108,7 @@ class Exchange:
         self._writes.append(self._start_thread().submit(self._write, done, states))
 
     def flush(self) -> None:
-        """Waits until all is written.
-
-        Raises:
-          OSError: something cannot be written; one line.
-        """
+        """Waits until all is written."""
         writes, self._writes = self._writes, []
         for write in writes:
             write.result()

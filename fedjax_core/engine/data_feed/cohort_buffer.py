@@ -1,22 +1,16 @@
 """Cohort buffers: the packed examples of a program's clients, sharded as the clients are.
 
-Of each group of clients device d has the d-th part, as `client_loop.map_clients` shards them. So a buffer has a part
-for each device, leaves [D * capacity, ...], and its tables have the clients [D * C / D]. Inside the client loop a
-device sees its own part only, whose example 0 is what index lists are padded with. A program that is not sharded has
-one part.
+A buffer has a shard for each of D devices, leaves [D * capacity, ...], and its tables have the
+clients [D * C / D]. Inside the client loop a device sees its own shard only, whose example 0 is
+what index lists are padded with.
 
-All buffers of a run have one capacity, so that one program serves all its rounds. Cohorts are random, and so is the
-number of their examples. The capacity is exceeded with a probability below `OVERFLOW` a round, by Chernoff's bound on
-the sum of the sizes of the sampled clients: P(S >= t) <= E[exp(a S)] / exp(a t) for every a > 0. For clients that are
-sampled independently, E[exp(a S)] is a product over all clients. For a random set of C clients it is no more than that
-product for draws with probability C / N (membership is negatively associated: Joag-Dev and Proschan, Negative
-Association of Random Variables, 1983), nor than for C draws with replacement (Hoeffding, Probability Inequalities for
-Sums of Bounded Random Variables, 1963, theorem 4). The capacity never exceeds what the largest clients fill. A cohort
-with more examples gets a larger buffer, and its round is compiled anew.
+All buffers of a run have one capacity, so that one program serves all its rounds. A cohort exceeds
+it with a probability below `OVERFLOW`, by Chernoff's bound on the sum of the sizes of the sampled
+clients: P(S >= t) <= E[exp(a S)] / exp(a t) for every a > 0, where the sampler bounds E[exp(a S)].
+Its round is then compiled anew, for a larger buffer.
 
-Where clients are spread over D devices, each has the examples of its own. `client_loop.arrange` deals chunks by size:
-a device's first chunk has at most the examples of the cohort's largest clients, and its others together at most a D-th
-of all examples.
+`client_loop.arrange` deals chunks to devices by size: a device's first chunk has at most the
+examples of the cohort's largest clients, and its others together at most a D-th of all examples.
 """
 
 import dataclasses
@@ -31,11 +25,12 @@ from jax.sharding import PartitionSpec
 from fedjax_core.algorithm import Array, PyTree
 from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.data.row_readers import ExampleReader
+from fedjax_core.engine.client_sampling import ClientSampler
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays, IndexTable
 from fedjax_core.engine.sharding.mesh import AXIS
 from fedjax_core.engine.simulation_spec import SimulationSpec
 
-PART = {  # the data that each table of `DeviceArrays` indexes
+SPLITS = {  # the data that each table of `DeviceArrays` indexes
     "index": "train",
     "validation_index": "train",
     "unseen_index": "train",
@@ -55,7 +50,6 @@ class BufferTable:
     Attributes:
       ids: [C] int32 the clients; N for an empty slot.
       start, size: [C] int32.
-      most: M.
     """
 
     ids: Array | np.ndarray
@@ -69,9 +63,9 @@ class BufferTable:
         return jnp.where(offsets < size, start + offsets, 0)
 
 
-def split_by_device(cohort: Sequence[np.ndarray], parts: int) -> np.ndarray:
+def split_by_device(cohort: Sequence[np.ndarray], shards: int) -> np.ndarray:
     """Returns each device's clients [D, C / D], from those of each group [C of the group]."""
-    return np.concatenate([ids.reshape(parts, -1) for ids in cohort], axis=1)
+    return np.concatenate([ids.reshape(shards, -1) for ids in cohort], axis=1)
 
 
 def count_examples(tables: Sequence[IndexTable], ids: np.ndarray) -> np.ndarray:
@@ -84,31 +78,31 @@ def count_examples(tables: Sequence[IndexTable], ids: np.ndarray) -> np.ndarray:
 
 
 def pack(reader: ExampleReader, tables: Sequence[IndexTable], ids: np.ndarray, capacity: int) -> tuple[PyTree, list[BufferTable]]:
-    """Returns a buffer's part, leaves [capacity, ...], with the examples of clients `ids` [C], and its tables.
+    """Returns a shard, leaves [capacity, ...], with the examples of clients `ids` [C], and tables.
 
     Raises:
       ValueError: the capacity is too small.
       OSError: examples cannot be read; one line.
     """
-    rows, buffer_tables, begin = [np.array([tables[0].filler], np.int32)], [], 1
+    indices, buffer_tables, begin = [np.array([tables[0].filler], np.int32)], [], 1
     for table in tables:
         mask = ids < len(table.size)
         known = np.where(mask, ids, 0)
         size = np.where(mask, table.size[known], 0).astype(np.int32)
-        rows.append(RaggedIndex(np.asarray(table.rows), np.asarray(table.start)[known], size).concatenate())
+        indices.append(RaggedIndex(np.asarray(table.rows), np.asarray(table.start)[known], size).concatenate())
         ends = begin + np.cumsum(size)
         buffer_tables.append(BufferTable(ids, (ends - size).astype(np.int32), size, table.most))
         begin = int(ends[-1]) if len(ends) else begin
-    return reader.read_padded(np.concatenate(rows), capacity), buffer_tables
+    return reader.read_padded(np.concatenate(indices), capacity), buffer_tables
 
 
 def abstract_buffer(
     examples: PyTree, tables: Sequence[IndexTable], shape: tuple[int, int], capacity: int
 ) -> tuple[PyTree, list[BufferTable]]:
     """Returns the shapes of a buffer of `examples` and of its tables, for clients [D, C / D]."""
-    parts, size = shape
-    buffer = jax.tree.map(lambda x: jax.ShapeDtypeStruct((parts * capacity, *x.shape[1:]), x.dtype), examples)
-    column: Any = jax.ShapeDtypeStruct((parts * size,), np.int32)
+    shards, size = shape
+    buffer = jax.tree.map(lambda x: jax.ShapeDtypeStruct((shards * capacity, *x.shape[1:]), x.dtype), examples)
+    column: Any = jax.ShapeDtypeStruct((shards * size,), np.int32)
     return buffer, [BufferTable(column, column, column, table.most) for table in tables]
 
 
@@ -118,34 +112,31 @@ def shared_input_specs(shared: tuple[Any, ...]) -> tuple[Any, ...] | None:
     Cohort buffers are sharded as clients are. None: there is no buffer.
     """
     tables = {
-        name for part in shared if isinstance(part, DeviceArrays) for name in PART if isinstance(getattr(part, name), BufferTable)
+        name
+        for entry in shared
+        if isinstance(entry, DeviceArrays)
+        for name in SPLITS
+        if isinstance(getattr(entry, name), BufferTable)
     }
     if not tables:
         return None
-    sharded = tables | {PART[name] for name in tables}
+    sharded = tables | {SPLITS[name] for name in tables}
     specs: list[Any] = [PartitionSpec(AXIS) if name in sharded else PartitionSpec() for name in DeviceArrays._fields]
     array_specs = DeviceArrays(*specs)
-    return tuple(array_specs if isinstance(part, DeviceArrays) else PartitionSpec() for part in shared)
+    return tuple(array_specs if isinstance(entry, DeviceArrays) else PartitionSpec() for entry in shared)
 
 
 class SizeBound:
     """Bounds on the examples of a round's clients.
 
-    >>> same_sizes = SizeBound(np.full(1000, 7), cohort=10)
+    >>> same_sizes = SizeBound(np.full(1000, 7), FixedSampler(10, 1000))
     >>> same_sizes.total(), same_sizes.largest(3)
     (70, 21)
     """
 
-    def __init__(self, sizes: np.ndarray, cohort: int, rate: float | None = None):
-        """Prepares the bounds.
-
-        Args:
-          sizes: [N] examples of each client.
-          cohort: clients that are drawn; with `rate` the most.
-          rate: the probability of each client to be drawn; None: a set of `cohort` clients is drawn.
-        """
-        self._cohort, self._is_fixed = min(cohort, len(sizes)), rate is None
-        self._rate = self._cohort / len(sizes) if rate is None else rate
+    def __init__(self, sizes: np.ndarray, sampler: ClientSampler):
+        """Takes the examples [N] of each client."""
+        self._sampler = sampler
         self._sizes, self._counts = np.unique(sizes, return_counts=True)
         step = max(1, -(-int(self._sizes[-1]) // _LEVELS))
         self._levels, inverse = np.unique(-(-self._sizes // step) * step, return_inverse=True)
@@ -153,7 +144,7 @@ class SizeBound:
 
     def total(self) -> int:
         """Returns a bound on the examples of all of them together."""
-        return min(self._sum_of_largest(self._cohort), self._bound_excess(0))
+        return min(self._sum_of_largest(self._sampler.slots), self._bound_excess(0))
 
     def largest(self, number: int) -> int:
         """Returns a bound on the examples of any `number` of them.
@@ -162,7 +153,7 @@ class SizeBound:
         """
         indices = np.linspace(0, len(self._levels) - 1, _THRESHOLDS).astype(int)
         bounds = [number * int(c) + self._bound_excess(int(c)) for c in np.unique(self._levels[indices])]
-        return min(self._sum_of_largest(min(number, self._cohort)), *bounds, self.total())
+        return min(self._sum_of_largest(min(number, self._sampler.slots)), *bounds, self.total())
 
     def _sum_of_largest(self, number: int) -> int:
         """Returns the examples of the `number` clients that have most."""
@@ -176,39 +167,33 @@ class SizeBound:
         if not excess[-1]:
             return 0
         exponents = _EXPONENTS[:, None] / excess[-1]
-        with np.errstate(divide="ignore"):
-            terms = np.logaddexp(np.log1p(-self._rate), np.log(self._rate) + exponents * excess)
-        logs = terms @ self._level_counts
-        if self._is_fixed:
-            grown = np.exp(exponents * (excess - excess[-1])) @ self._level_counts / self._level_counts.sum()
-            logs = np.minimum(logs, self._cohort * (exponents[:, 0] * excess[-1] + np.log(grown)))
+        logs = self._sampler.log_moments(exponents, excess, self._level_counts)
         return int(np.ceil(((logs - np.log(OVERFLOW)) / exponents[:, 0]).min()))
 
 
 def round_capacity(spec: SimulationSpec, sizes: np.ndarray, is_dealt: bool) -> int:
-    """Returns the capacity of a device's part of a round's buffer.
+    """Returns the capacity of a device's shard of a round's buffer.
 
     Args:
-      spec: with its plan.
       sizes: [N] each client's examples that rounds read.
       is_dealt: whether clients are dealt to devices by these sizes.
     """
-    parts = spec.plan.parts
-    if parts == 1:
-        return 1 + SizeBound(sizes, spec.cohort_slots, spec.rate).total()
+    shards = spec.plan.client_shards
+    if shards == 1:
+        return 1 + SizeBound(sizes, spec.sampling).total()
     capacity = 1
     for g, group in enumerate(spec.groups):
         group_sizes = np.zeros_like(sizes)
         group_sizes[group.clients] = sizes[group.clients]
-        bound, plan = SizeBound(group_sizes, spec.cohort_slots, spec.rate), spec.plan_of(g)
-        clients = -(-min(spec.cohort_slots, len(group.clients)) // (plan.chunk * parts)) * plan.chunk
+        bound, plan = SizeBound(group_sizes, spec.sampling), spec.plan_of(g)
+        clients = -(-min(spec.sampling.slots, len(group.clients)) // (plan.chunk * shards)) * plan.chunk
         most = bound.largest(clients)
         if is_dealt:
-            most = min(most, -(-bound.total() // parts) + bound.largest(plan.chunk))
+            most = min(most, -(-bound.total() // shards) + bound.largest(plan.chunk))
         capacity += most
     return capacity
 
 
-def blocks_capacity(tables: Sequence[IndexTable], blocks: Sequence[np.ndarray], parts: int) -> int:
-    """Returns the capacity of a device's part of a buffer for each of these blocks of clients [C]; N for an empty slot."""
-    return 1 + max(int(count_examples(tables, split_by_device([ids], parts)).max()) for ids in blocks)
+def blocks_capacity(tables: Sequence[IndexTable], blocks: Sequence[np.ndarray], shards: int) -> int:
+    """Returns the capacity of a shard for each block of clients [C]; N for an empty slot."""
+    return 1 + max(int(count_examples(tables, split_by_device([ids], shards)).max()) for ids in blocks)

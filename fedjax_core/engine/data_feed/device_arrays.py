@@ -84,9 +84,6 @@ def make_host_arrays(
 
     Args:
       clients: per group, the ids [n] of its clients.
-      tasks: per group, what `Task.bind` takes.
-      data: the federated data.
-      episodes: how tests are drawn; None: plain examples.
     """
     population = len(data.train_index)
     slots = tuple(np.full(population + 1, len(ids), np.int32) for ids in clients)

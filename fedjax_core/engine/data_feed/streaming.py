@@ -18,15 +18,14 @@ import numpy as np
 
 from fedjax_core.algorithm import PyTree
 from fedjax_core.data.row_readers import ExampleReader
-from fedjax_core.engine import client_loop
 from fedjax_core.engine.data_feed import cohort_buffer
-from fedjax_core.engine.data_feed.cohort_buffer import PART
+from fedjax_core.engine.data_feed.cohort_buffer import SPLITS
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.sharding import mesh as meshes
 from fedjax_core.engine.simulation_spec import SimulationSpec
 
 T = TypeVar("T")
-PREFETCH_DEPTH = 2  # results that are made before they are asked for
+PREFETCH_DEPTH = 2  # results that are computed before they are needed
 TEST_BYTES = 2**26  # of the test examples that are scored at once, on each device
 
 
@@ -36,20 +35,18 @@ class DataFeed:
     Data are on the devices all the time, or are streamed from the host or the disk: then programs read cohort buffers.
 
     Attributes:
-      streamed: parts of the data that are streamed: none; "train"; "train" and "test", unless the whole test set stays.
+      streamed: none; "train"; "train" and "test", unless the whole test set stays.
     """
 
     def __init__(self, spec: SimulationSpec, shardings: Any, draw: Any):
         """Puts nothing on a device.
 
         Args:
-          spec: with its plan and readers.
-          shardings: of `DeviceArrays`.
           draw: `rounds.draw_cohorts`, compiled.
         """
         needs_whole_test = spec.episodes is not None or "all" in spec.evaluation.scopes
-        parts = ("train",) if needs_whole_test else ("train", "test")
-        self.streamed = frozenset(parts if spec.readers else ())
+        splits = ("train",) if needs_whole_test else ("train", "test")
+        self.streamed = frozenset(splits if spec.readers else ())
         self._spec, self._shardings, self._draw = spec, shardings, draw
         self._on_device: DeviceArrays | None = None
         self._lender: DataFeed | None = None
@@ -67,7 +64,7 @@ class DataFeed:
     @property
     def on_host(self) -> DeviceArrays:
         """What is on the devices all the time, on the host, with zeros in place of deferred arrays."""
-        removed: dict[str, Any] = {name: () for name, part in PART.items() if part in self.streamed}
+        removed: dict[str, Any] = {name: () for name, split in SPLITS.items() if split in self.streamed}
         return self._spec.host_arrays._replace(**removed | dict.fromkeys(self.streamed, ()))
 
     @property
@@ -92,11 +89,7 @@ class DataFeed:
         self._on_device = None
 
     def for_round(self, key: PyTree, round_num: PyTree, scored: bool) -> DeviceArrays:
-        """Returns what the program of the round after `round_num` reads, and begins to pack for coming rounds.
-
-        Raises:
-          OSError: examples cannot be read; one line.
-        """
+        """Returns what the round after `round_num` reads, and begins to pack for coming rounds."""
         arrays = self.on_device
         if not self.streamed:
             return arrays
@@ -127,18 +120,18 @@ class DataFeed:
         return self._add_buffers(self.on_device, cohort, tables)
 
     def _add_buffers(self, arrays: DeviceArrays, cohort: Sequence[np.ndarray], tables: Sequence[str]) -> DeviceArrays:
-        for part, names in self._split_by_part(tables):
-            ids = cohort_buffer.split_by_device(cohort, self._spec.plan.parts)
+        for split, names in self._tables_by_split(tables):
+            ids = cohort_buffer.split_by_device(cohort, self._spec.plan.client_shards)
             needed = 1 + int(cohort_buffer.count_examples(self._tables(names), ids).max())
-            arrays = self._with_buffer(arrays, part, names, ids, max(self._round_capacity(names), needed))
+            arrays = self._with_buffer(arrays, split, names, ids, max(self._round_capacity(names), needed))
         return arrays
 
     def for_client(self, client: int, tables: Sequence[str]) -> DeviceArrays:
         """Returns what a program about one client reads: the same on all devices."""
         arrays = self.on_device
-        for part, names in self._split_by_part(tables):
+        for split, names in self._tables_by_split(tables):
             capacity = sum(table.most for table in self._tables(names)) + 1
-            arrays = self._with_buffer(arrays, part, names, np.array([[client]], np.int32), capacity)
+            arrays = self._with_buffer(arrays, split, names, np.array([[client]], np.int32), capacity)
         return arrays
 
     def for_blocks(self, blocks: Sequence[np.ndarray], tables: Sequence[str]) -> Iterator[DeviceArrays]:
@@ -146,47 +139,47 @@ class DataFeed:
 
         Each is made while its predecessor is in use. `blocks`: ids [C]; N for an empty slot.
         """
-        arrays, parts, by_part = self.on_device, self._spec.plan.parts, self._split_by_part(tables)
-        if not by_part:
+        arrays, shards, by_split = self.on_device, self._spec.plan.client_shards, self._tables_by_split(tables)
+        if not by_split:
             return (arrays for _ in blocks)
-        capacities = [cohort_buffer.blocks_capacity(self._tables(names), blocks, parts) for _, names in by_part]
+        capacities = [cohort_buffer.blocks_capacity(self._tables(names), blocks, shards) for _, names in by_split]
 
         def make_block(number: int) -> DeviceArrays:
-            block_arrays, ids = arrays, cohort_buffer.split_by_device([blocks[number]], parts)
-            for (part, names), capacity in zip(by_part, capacities, strict=True):
-                block_arrays = self._with_buffer(block_arrays, part, names, ids, capacity)
+            block_arrays, ids = arrays, cohort_buffer.split_by_device([blocks[number]], shards)
+            for (split, names), capacity in zip(by_split, capacities, strict=True):
+                block_arrays = self._with_buffer(block_arrays, split, names, ids, capacity)
             return block_arrays
 
         return prefetch(make_block, len(blocks))
 
-    def _split_by_part(self, names: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
-        """Returns the tables about each part of the data that is streamed."""
-        by_part = {part: tuple(name for name in names if PART[name] == part) for part in sorted(self.streamed)}
-        return [(part, names) for part, names in by_part.items() if names]
+    def _tables_by_split(self, names: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
+        """Returns the tables about each split of the data that is streamed."""
+        by_split = {split: tuple(name for name in names if SPLITS[name] == split) for split in sorted(self.streamed)}
+        return [(split, names) for split, names in by_split.items() if names]
 
     def _tables(self, names: Sequence[str]) -> list[Any]:
         return [getattr(self._spec.host_arrays, name) for name in names]
 
     def _round_capacity(self, names: tuple[str, ...]) -> int:
-        """Returns the capacity of a device's part of the buffers of rounds that use these tables."""
+        """Returns the capacity of a shard for rounds that use these tables."""
         if names not in self._capacities:
             sizes = np.sum([np.asarray(table.size, np.int64) for table in self._tables(names)], axis=0)
             self._capacities[names] = cohort_buffer.round_capacity(self._spec, sizes, is_dealt=names == ("index",))
         return self._capacities[names]
 
-    def _with_buffer(self, arrays: DeviceArrays, part: str, names: Sequence[str], ids: np.ndarray, capacity: int) -> DeviceArrays:
+    def _with_buffer(self, arrays: DeviceArrays, split: str, names: Sequence[str], ids: np.ndarray, capacity: int) -> DeviceArrays:
         """Returns the arrays with the examples of clients `ids` [D, C / D] by these tables, on the devices.
 
         D is 1 for a buffer that all devices hold whole.
         """
-        tables, reader = self._tables(names), self._spec.readers[part]
+        tables, reader = self._tables(names), self._spec.readers[split]
         if len(ids) == 1:
             buffer, buffer_tables = self._put(cohort_buffer.pack(reader, tables, ids[0], capacity))
         else:
             make_shard = functools.cache(lambda d: jax.tree.leaves(cohort_buffer.pack(reader, tables, ids[d], capacity)))
             shapes = cohort_buffer.abstract_buffer(reader.like, tables, ids.shape, capacity)
             buffer, buffer_tables = meshes.assemble_shards(shapes, self._spec.mesh, make_shard)
-        return arrays._replace(**{part: buffer}, **dict(zip(names, buffer_tables, strict=True)))
+        return arrays._replace(**{split: buffer}, **dict(zip(names, buffer_tables, strict=True)))
 
     def _put(self, tree: PyTree) -> PyTree:
         return meshes.put(tree, self._spec.mesh)
@@ -199,40 +192,32 @@ class DataFeed:
         shard_bytes = lambda leaf: math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         return coming * sum(map(shard_bytes, jax.tree.leaves((arrays.train, arrays.index))))
 
-    def stored_examples(self, part: str) -> PyTree:
-        """Returns all examples of a part, where they are stored."""
-        return self._spec.readers[part].like
-
     def abstract_buffers(self, tables: Sequence[str], blocks: Sequence[np.ndarray] | None = None) -> dict[str, PyTree]:
         """Returns the fields of `DeviceArrays` that `for_cohort`, or `for_blocks` of these blocks, replaces.
 
         They are shapes with their shardings: nothing is read or put on a device.
         """
         spec, fields = self._spec, {}
-        parts = spec.plan.parts
-        sharding = meshes.replicated(spec.mesh) if parts == 1 else meshes.client_sharded(spec.mesh)
-        for part, names in self._split_by_part(tables):
+        shards = spec.plan.client_shards
+        sharding = meshes.replicated(spec.mesh) if shards == 1 else meshes.client_sharded(spec.mesh)
+        for split, names in self._tables_by_split(tables):
             if blocks is None:
-                slots = [
-                    client_loop.slots(min(spec.cohort_slots, len(group.clients)), spec.plan_of(g))
-                    for g, group in enumerate(spec.groups)
-                ]
-                capacity, number = self._round_capacity(names), sum(slots)
+                capacity, number = self._round_capacity(names), sum(map(spec.group_slots, range(len(spec.groups))))
             else:
-                capacity = cohort_buffer.blocks_capacity(self._tables(names), blocks, parts)
+                capacity = cohort_buffer.blocks_capacity(self._tables(names), blocks, shards)
                 number = len(blocks[0])
             buffer, buffer_tables = cohort_buffer.abstract_buffer(
-                self.stored_examples(part), self._tables(names), (parts, number // parts), capacity
+                spec.readers[split].like, self._tables(names), (shards, number // shards), capacity
             )
             with_sharding = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-            fields |= jax.tree.map(with_sharding, {part: buffer, **dict(zip(names, buffer_tables, strict=True))})
+            fields |= jax.tree.map(with_sharding, {split: buffer, **dict(zip(names, buffer_tables, strict=True))})
         return fields
 
-    def test_batches(self, part: str, rows: np.ndarray | None, batch: int, devices: int) -> "TestSetBatches":
-        """Returns all examples of a part, or those at indices `rows`, as batches for the server's model."""
-        reader = self._spec.readers[part]
-        number = len(jax.tree.leaves(reader.like)[0]) if rows is None else len(rows)
-        indices = np.arange(number, dtype=np.int32) if rows is None else rows
+    def test_batches(self, split: str, indices: np.ndarray | None, batch: int, devices: int) -> "TestSetBatches":
+        """Returns a split's examples, or those at `indices`, in batches for the server's model."""
+        reader = self._spec.readers[split]
+        if indices is None:
+            indices = np.arange(len(jax.tree.leaves(reader.like)[0]), dtype=np.int32)
         return TestSetBatches(reader, indices, batch, devices, self._put)
 
     def close(self) -> None:
@@ -255,10 +240,10 @@ class TestSetBatches:
       at_once: batches of a device in one block.
     """
 
-    def __init__(self, reader: ExampleReader, rows: np.ndarray, batch: int, devices: int, put: Callable[[PyTree], PyTree]):
-        self._reader, self._rows, self._put, self.devices = reader, rows, put, devices
-        self.number, self.batch = len(rows), max(1, min(batch, len(rows)))
-        self.batches_per_device = math.ceil(math.ceil(len(rows) / self.batch) / devices)
+    def __init__(self, reader: ExampleReader, indices: np.ndarray, batch: int, devices: int, put: Callable[[PyTree], PyTree]):
+        self._reader, self._indices, self._put, self.devices = reader, indices, put, devices
+        self.number, self.batch = len(indices), max(1, min(batch, len(indices)))
+        self.batches_per_device = math.ceil(math.ceil(len(indices) / self.batch) / devices)
         at_once = max(1, TEST_BYTES // max(1, self.batch * reader.row_bytes * devices))
         blocks = max(1, math.ceil(self.batches_per_device / at_once))
         self.at_once = max(1, math.ceil(self.batches_per_device / blocks))
@@ -271,22 +256,22 @@ class TestSetBatches:
         batches = number * self.at_once + np.arange(self.at_once)
         in_order = np.arange(self.devices)[:, None] * self.batches_per_device
         in_order = in_order + np.minimum(batches, self.batches_per_device)
-        first = np.where(batches < self.batches_per_device, in_order * self.batch, len(self._rows))
+        first = np.where(batches < self.batches_per_device, in_order * self.batch, len(self._indices))
         first = first.reshape(-1).astype(np.int32)
         index = (first[:, None] + np.arange(self.batch)).reshape(-1)
-        rows = np.where(index < len(self._rows), self._rows[np.minimum(index, len(self._rows) - 1)], 0)
-        return self._put((self._reader.read_padded(rows, len(rows)), first))
+        indices = np.where(index < len(self._indices), self._indices[np.minimum(index, len(self._indices) - 1)], 0)
+        return self._put((self._reader.read_padded(indices, len(indices)), first))
 
 
 class Prefetcher(Generic[T]):
-    """Makes results for the numbers n, n + 1, ... in a thread, a few before they are asked for.
+    """Computes results for the numbers n, n + 1, ... in a thread, a few before they are needed.
 
-    An error in the thread is raised where its number is asked for. On several processes each result is made when it is
-    asked for: all processes must start programs in the same order.
+    An error is raised where its number is needed. On several processes nothing is computed ahead:
+    all processes must start programs in the same order.
     """
 
     def __init__(self, make: Callable[[int], T]):
-        """Starts nothing. `make`: number -> result; called in increasing order unless another number is asked for."""
+        """Starts nothing. `make`: number -> result; called for the numbers that follow a `get`."""
         self._make = make
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
         self._pending: deque[tuple[int, concurrent.futures.Future[T]]] = deque()
@@ -298,7 +283,7 @@ class Prefetcher(Generic[T]):
         if not self._pending or self._pending[0][0] != number:
             self.close()
         if self._thread is None:
-            self._thread = concurrent.futures.ThreadPoolExecutor(1, "rows of coming rounds")
+            self._thread = concurrent.futures.ThreadPoolExecutor(1, "examples of coming rounds")
         while len(self._pending) <= PREFETCH_DEPTH:
             following = number + len(self._pending)
             self._pending.append((following, self._thread.submit(self._make, following)))
@@ -311,7 +296,7 @@ class Prefetcher(Generic[T]):
         return result
 
     def close(self) -> None:
-        """Ends the thread when its current result is made; `get` starts a new one."""
+        """Ends the thread after its current result; `get` starts a new one."""
         self._pending.clear()
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
@@ -319,7 +304,7 @@ class Prefetcher(Generic[T]):
 
 
 def prefetch(make: Callable[[int], T], count: int) -> Iterator[T]:
-    """Yields `make(0)` ... `make(count - 1)`, each made while its predecessor is in use."""
+    """Yields `make(0)` ... `make(count - 1)`, each computed while its predecessor is in use."""
     prefetcher = Prefetcher(lambda i: make(i) if i < count else None)
     try:
         for i in range(count):

@@ -79,11 +79,6 @@ def choose_placement(place: str | None, data: FederatedData, mesh: Mesh) -> Plac
     Args:
       place: one of `PLACES`; None: "device" if they fit into half of one device's memory (CPU devices each hold a copy
         in their part of the machine's memory); else "host", or "disk" if they are memory-mapped files.
-      data: the arrays.
-      mesh: the plan's devices.
-
-    Raises:
-      ValueError: there is no such place.
     """
     if place is not None:
         return Placed(registry.check_choice("plan.data", place, PLACES), "")
@@ -92,7 +87,7 @@ def choose_placement(place: str | None, data: FederatedData, mesh: Mesh) -> Plac
     where = "device" if needed <= DATA_SHARE * available else "host"
     if where == "host" and any(row_readers.locate_in_file(leaf) for leaf in leaves):
         where = "disk"
-    why = f"{row_readers.format_bytes(needed)} of rows, a device has {row_readers.format_bytes(available)}"
+    why = f"{row_readers.format_bytes(needed)} of examples, a device has {row_readers.format_bytes(available)}"
     return Placed(*distributed.broadcast_from_process_0([where, why]))
 
 
@@ -109,11 +104,7 @@ def _device_memory(mesh: Mesh) -> float:
 
 
 def open_data(placed: Placed, data: FederatedData) -> tuple[FederatedData, dict[str, row_readers.ExampleReader]]:
-    """Returns the data, stored as `placed` says, and readers of "train" and "test"; none if all is on the devices.
-
-    Raises:
-      OSError: files cannot be opened or written.
-    """
+    """Returns the data, stored as `placed` says, and readers of their splits if they are streamed."""
     if placed.where == "device":
         return data, {}
     make_reader = row_readers.open_in_memory if placed.where == "host" else row_readers.open_on_disk

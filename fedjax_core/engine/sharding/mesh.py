@@ -31,9 +31,14 @@ class Plan(NamedTuple):
     model: int = 1
 
     @property
-    def parts(self) -> int:
+    def client_shards(self) -> int:
         """The number of shards of the clients axis."""
         return self.devices // self.model
+
+    def slots(self, clients: int) -> int:
+        """Returns the slots for so many clients: a multiple of what all devices run at once."""
+        at_once = self.chunk * self.client_shards
+        return -(-clients // at_once) * at_once
 
 
 def make_mesh(plan: Plan, among: Sequence[Any] | None = None) -> Mesh:
@@ -43,9 +48,9 @@ def make_mesh(plan: Plan, among: Sequence[Any] | None = None) -> Mesh:
         return jax.make_mesh((plan.devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
     axes, types = (AXIS, MODEL), (AxisType.Auto,) * 2
     if len({device.process_index for device in devices}) > 1:
-        grouped = group_by_process(devices).reshape(plan.parts, plan.model)
+        grouped = group_by_process(devices).reshape(plan.client_shards, plan.model)
         return Mesh(grouped, axes, axis_types=types)
-    return jax.make_mesh((plan.parts, plan.model), axes, axis_types=types, devices=devices)
+    return jax.make_mesh((plan.client_shards, plan.model), axes, axis_types=types, devices=devices)
 
 
 def group_by_process(devices: Sequence[Any]) -> np.ndarray:
@@ -69,8 +74,6 @@ def put(tree: PyTree, mesh: Mesh, shardings: PyTree = None) -> PyTree:
     """Puts host arrays on the devices; deferred arrays are read shard by shard.
 
     Args:
-      tree: the arrays; in several processes, each must hold the same.
-      mesh: the devices.
       shardings: a prefix of the tree; None: every device holds all of it.
     """
     shardings = replicated(mesh) if shardings is None else shardings
@@ -97,8 +100,6 @@ def assemble_shards(shapes: PyTree, mesh: Mesh, make_shard: Callable[[int], Sequ
     """Returns client-sharded arrays [n, ...]; each process makes the shards of its own devices.
 
     Args:
-      shapes: of the arrays.
-      mesh: the devices.
       make_shard: d -> the d-th shards [n / D, ...] of all leaves.
     """
     leaves, structure = jax.tree.flatten(shapes)

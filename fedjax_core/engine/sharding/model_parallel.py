@@ -74,10 +74,10 @@ def make_layout(spec: SimulationSpec) -> Layout:
     of_arrays = DeviceArrays(*[cast(Any, whole)] * len(DeviceArrays._fields))._replace(tasks=of_tasks)
     of_server = shardings(server, sum(axes, ()), mesh)
     blocks = [shardings(client, own, mesh, None) for client, own in zip(clients, axes, strict=True)]
-    rows = [shardings(client, own, mesh, AXIS) for client, own in zip(clients, axes, strict=True)]
+    by_client = [shardings(client, own, mesh, AXIS) for client, own in zip(clients, axes, strict=True)]
     of_clients = ((),) * len(clients) if spec.is_offloaded else tuple(blocks)
     of_state = State(of_server, of_clients, *[cast(Any, whole)] * 2)
-    return Layout(of_arrays, of_state, of_server, rows, blocks, None)
+    return Layout(of_arrays, of_state, of_server, by_client, blocks, None)
 
 
 def _warn_of_replicated(name: str, trees: PyTree, axes: Axes, devices: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 from sklearn import metrics as sklearn_metrics
 
 from fedjax_core.data.hold_out import hold_out_clients, hold_out_validation
-from fedjax_core.engine import client_loop, evaluation
+from fedjax_core.engine import check_own_scores, client_loop, evaluation
 from fedjax_core.engine.simulator import Evaluation, Simulator, build_spec, one_group
 from fedjax_core.task import make_task
 from fedjax_core.training import local_training
@@ -112,12 +112,10 @@ def test_every_scope_has_every_score():
 @pytest.mark.parametrize(
     "settings",
     [
-        {"plan": client_loop.Plan(2, 4)},
-        {"plan": client_loop.Plan(3, 1), "hold": "host"},
-        {"plan": client_loop.Plan(1, 2), "data_on": "host"},
-        {"batch": 64},
+        {"plan": client_loop.Plan(2, 4), "batch": 64},
+        {"plan": client_loop.Plan(3, 2), "hold": "host", "data_on": "host"},
     ],
-    ids=["devices", "states on the host", "rows on the host", "one batch"],
+    ids=["devices, one batch", "states and examples on the host"],
 )
 def test_plans_agree_and_padding_never_counts(settings):
     sim, _, record, scores, _ = trained()
@@ -187,12 +185,12 @@ WRONG = {
     "padding in the sum": (
         lambda out, x, y, mask: (jnp.sum(jnp.argmax(out["logits"], 1) == y), jnp.sum(mask)),
         ValueError,
-        "score 'x' of evaluation.scores counts rows outside of `mask`",
+        "score 'x' of evaluation.scores counts examples outside of `mask`",
     ),
     "padding in the weight": (
         lambda out, x, y, mask: (jnp.sum(mask & (y == 0)), len(y)),
         ValueError,
-        "counts rows outside of `mask`",
+        "counts examples outside of `mask`",
     ),
     "nan": (mean(lambda z, y: jnp.log(z[:, 0])), ValueError, r"score 'x' of evaluation.scores is not finite .*: \[array\(nan"),
     "raises": (lambda out, x, y, mask: out["logit"], ValueError, "score 'x' of evaluation.scores: raised KeyError: 'logit'"),
@@ -200,15 +198,15 @@ WRONG = {
     "sums of rows": (
         Changed(lambda out, x, y, mask: jnp.where(mask, y, 0)),
         ValueError,
-        r"sums whose shapes depend on the number of rows: \[\[8\]\] of 8, \[\[6\]\] of 6",
+        r"sums whose shapes depend on the number of examples: \[\[8\]\] of 8, \[\[6\]\] of 6",
     ),
-    "truth values": (Changed(lambda out, x, y, mask: jnp.any(mask)), TypeError, r"which are added up; found an array bool\[\]"),
+    "truth values": (Changed(lambda out, x, y, mask: jnp.any(mask)), TypeError, r"which are added up, not an array bool\[\]"),
     "nothing": (
         Changed(lambda out, x, y, mask: None),
         TypeError,
-        "must return numbers and arrays of numbers; found None without any",
+        "must return numbers and arrays of numbers, not None without any",
     ),
-    "padding in sums": (Changed(lambda out, x, y, mask: jnp.sum(out["logits"], 0)), ValueError, "counts rows outside of `mask`"),
+    "padding in sums": (Changed(lambda out, x, y, mask: jnp.sum(out["logits"], 0)), ValueError, "examples outside of `mask`"),
     "finalize gives an array": (
         Changed(finalize=lambda sums: np.ones(3)),
         TypeError,
@@ -226,8 +224,15 @@ WRONG = {
 @pytest.mark.parametrize("name", list(WRONG))
 def test_what_is_wrong_is_said_before_round_1(name):
     score, error, message = WRONG[name]
+    spec = plain_spec()
+    group = spec.groups[0]._replace(task=dataclasses.replace(spec.groups[0].task, scores={"x": score}))
     with pytest.raises(error, match=message):
-        simulated({"x": score})
+        check_own_scores.check_scores(dataclasses.replace(spec, groups=(group,)))
+
+
+@functools.cache
+def plain_spec():
+    return simulated({}).spec
 
 
 def test_finalize_of_several_clients_gives_a_number_for_each():

@@ -10,6 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_core.engine import client_sampling
+from fedjax_core.engine.client_sampling import ClientSampler
+from fedjax_core.engine.data_feed.cohort_buffer import SizeBound
+from fedjax_core.privacy import PrivacyConfig
+from tests import toy
 
 
 @pytest.mark.parametrize(
@@ -62,6 +66,34 @@ class SampleTest(chex.TestCase):
         """No array of the population's size is made."""
         jaxpr = jax.make_jaxpr(lambda key: client_sampling.sample_fixed(key, 10**9, 10))(jax.random.key(0))
         self.assertNotIn("1000000000]", str(jaxpr))
+
+
+class EverySecond(ClientSampler):
+    """The clients with even ids, in a program of two slots more."""
+
+    @property
+    def slots(self):
+        return self.size + 2
+
+    def draw(self, key, round_num):
+        return jnp.pad(2 * jnp.arange(self.size, dtype=jnp.int32), (0, 2), constant_values=self.population)
+
+
+def test_a_sampler_is_a_class_and_a_name(monkeypatch):
+    """Rounds draw by it, streamed examples have room for its cohorts, and central privacy is refused."""
+    monkeypatch.setitem(client_sampling.SAMPLERS, "even", EverySecond)
+    sim = toy.simulate("fedavg", sampling="even", cohort=3, data_on="host")
+    arrays = sim.compiled.feed.for_round(jax.random.key_data(jax.random.key(0)), 0, False)
+    assert sorted(arrays.index.ids.tolist()) == [0, 2, 4, toy.CLIENTS, toy.CLIENTS]
+    assert len(arrays.train.y) == 1 + SizeBound(sim.spec.host_arrays.size, sim.spec.sampling).total()
+    bound = SizeBound(np.array([1, 9, 1, 9, 1, 9, 1, 2]), sim.spec.sampling)
+    assert bound.total() == 9 + 9 + 9 + 2 + 1
+    sim.release()
+    private = PrivacyConfig("gaussian", 1.0, 1.0, None, 1e-5, None, None, "rdp", None, None, 3)
+    with pytest.raises(ValueError, match="epsilon is not known for cohorts that are drawn this way"):
+        private.make_ledger(3, 8, sim.spec.sampling.accounting, calibrate=False)
+    with pytest.raises(ValueError, match="sampling='odd' is not one of 'fixed', 'poisson', 'cyclic', 'even'"):
+        client_sampling.make_sampler("odd", 3, 8)
 
 
 class DropoutTest(chex.TestCase):

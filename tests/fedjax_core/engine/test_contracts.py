@@ -46,7 +46,7 @@ def test_a_builder_returns_an_algorithm():
     ("change", "message"),
     [
         (tuple, "client_update must return a fedjax_core.algorithm.ClientOutput, it returned a tuple"),
-        (lambda out: out._replace(metrics=()), r"must be \{name: \(sum, weight\)\}, each of the two one number; found a tuple"),
+        (lambda out: out._replace(metrics=()), r"must be \{name: \(sum, weight\)\}, each of the two one number, not a tuple"),
         (lambda out: out._replace(metrics={"loss": jnp.zeros(())}), "each of the two one number; 'loss' is an array float32"),
         (lambda out: out._replace(metrics={"loss": (jnp.zeros(3), 1.0)}), r"'loss' has an array of shape \[3\]"),
         (lambda out: out._replace(metrics={"loss": ("much", 1.0)}), "'loss' has no number"),
@@ -70,7 +70,7 @@ def test_each_part_of_the_uplink_has_its_reduce():
     ("change", "error", "message"),
     [
         (lambda result: result[0], TypeError, r"server_update must return \(state, metrics\).*; it returned a "),
-        (lambda result: tuple(jnp.zeros(2)), TypeError, "the metrics must be .*; found an array float32"),
+        (lambda result: tuple(jnp.zeros(2)), TypeError, "the metrics must be .*, not an array float32"),
         (lambda result: (*result, 0), TypeError, "it returned a tuple of 3"),
         (lambda result: (result[0], {"norm": 1.0}), TypeError, "server_update: the metrics must be .*; 'norm' is a float"),
         (
@@ -113,7 +113,7 @@ def test_a_predictor_returns_logits(change, message):
 @pytest.mark.parametrize("outputs", [2, 7])
 def test_a_network_has_one_output_for_each_class(outputs):
     wide = toy.task().wrap_model(lambda model: toy_federation.model(outputs=outputs))
-    message = rf"gives logits of shape \[2, {outputs}\] for 2 rows, the data's {toy.CLASSES} classes need \[2, {toy.CLASSES}\]"
+    message = rf"gives logits of shape \[2, {outputs}\] for 2 examples, the data's {toy.CLASSES} classes need \[2, {toy.CLASSES}\]"
     refused(ValueError, message, lambda inner: {}, wide)
 
 

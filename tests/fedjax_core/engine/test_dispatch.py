@@ -26,7 +26,7 @@ class StartTest(chex.TestCase):
         with jax.log_compiles(), self.assertLogs("jax", "WARNING") as logs:
             sim.run_rounds(state, 1)
         found = [match[1] for record in logs.records if (match := re.match(r"Compiling jit\((\w+)\)", record.getMessage()))]
-        self.assertEqual(found, ["_copy", "run_rounds"])
+        self.assertEqual(found, ["_copy", "run_resident_rounds"])
 
 
 ROWS = 997  # a size that nothing else has
@@ -76,7 +76,9 @@ class ConstantsTest(chex.TestCase):
             sim = simulate(None, simulator.one_group(build, given, N))
             state = sim.init(0)
             texts.append(
-                sim.compiled.programs.run_rounds.lower(sim.compiled.device_arrays, state, sim.compiled.put(np.int32(1))).as_text()
+                sim.compiled.programs.run_resident_rounds.lower(
+                    sim.compiled.device_arrays, state, sim.compiled.put(np.int32(1))
+                ).as_text()
             )
             state, _ = sim.run_rounds(state, 2)
             ends.append(jax.device_get(state.server.net))
@@ -87,7 +89,7 @@ class ConstantsTest(chex.TestCase):
 
     def test_nor_are_the_data(self):
         sim, before, _ = toy.reference("fedavg")
-        text = sim.compiled.programs.run_rounds.lower(
+        text = sim.compiled.programs.run_resident_rounds.lower(
             sim.compiled.device_arrays, sim.compiled.put(before), sim.compiled.put(np.int32(1))
         ).as_text()
         rows = len(toy.data().train.y)
@@ -96,7 +98,7 @@ class ConstantsTest(chex.TestCase):
 
     def test_nor_is_who_has_which_network(self):
         sim = simulate(None, two_groups(tally))
-        text = sim.compiled.programs.run_rounds.lower(
+        text = sim.compiled.programs.run_resident_rounds.lower(
             sim.compiled.device_arrays, sim.init(0), sim.compiled.put(np.int32(1))
         ).as_text()
         self.assertIsNone(re.search(r"constant dense<\[[0-7, ]+\]> : tensor<\d+xi32>", text))

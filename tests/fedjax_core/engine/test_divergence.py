@@ -89,7 +89,7 @@ class FaultsTest(chex.TestCase):
         sim, state = start(0, ALL)
         kept = state.clients[0]["kept"].at[3].set(jnp.nan)
         with self.assertRaisesRegex(
-            simulator.Diverged, "^round 0: the loss of the personal model of client 3 on its own test rows is not finite"
+            simulator.Diverged, "^round 0: the loss of the personal model of client 3 on its own test examples is not finite"
         ):
             sim.evaluate(state._replace(clients=({**state.clients[0], "kept": kept},)))
 

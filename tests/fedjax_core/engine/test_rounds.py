@@ -21,7 +21,7 @@ from tests.methods.test_fedavg import MODEL
 
 
 class RoundTest(chex.TestCase):
-    @parameterized.parameters((1, 0.0), (2, 0.0), (1, 0.4), (2, 0.4))
+    @parameterized.parameters((1, 0.0), (2, 0.4))
     def test_each_client_is_sent_its_own_and_keeps_its_own(self, groups, dropout):
         sim = simulate(tally, None if groups == 1 else two_groups(tally), dropout=dropout)
         state, records = sim.run_rounds(sim.init(4), 5)
@@ -67,7 +67,8 @@ class RoundTest(chex.TestCase):
                 return ClientOutput((), {"add": v, "stack": v, "group": {"v": v}, "mean": (v, {"deep": v})}, {})
 
             def server_update(server, collected, cohort, key):
-                return server | {"collected": collected, "cohort": cohort._asdict()}, {"mean": (collected["add"][0], 1.0)}
+                received.update(collected=collected, cohort=cohort._asdict())
+                return server, {"mean": (collected["add"][0], 1.0)}
 
             return Algorithm(
                 server_init=lambda key: {"round": jnp.zeros(())},
@@ -81,16 +82,19 @@ class RoundTest(chex.TestCase):
         sim = simulate(None, two_groups(build), cohort=6, dropout=0.3)
         state = sim.init(3)
         drawn = sim.compiled.programs.draw_cohorts(sim.compiled.device_arrays, state.key, state.round)
-        server, _, record = jax.jit(functools.partial(rounds.run_cohort, sim.spec, scored=False))(
-            sim.compiled.device_arrays, state, drawn, [(), ()]
-        )
+
+        def receive(arrays, state, drawn):
+            _, _, record = rounds.run_round(sim.spec, arrays, state, drawn, [(), ()], scored=False)
+            return received["collected"], received["cohort"], record
+
+        received = {}
+        collected, cohort, record = jax.device_get(jax.jit(receive)(sim.compiled.device_arrays, state, drawn))
         there = naive.cohort(3, 0, N, 6, 0.3)
         self.assertLess(len(there), 6)
         self.assertTrue({0, 1, 2, 5} & set(there) and {3, 4, 6, 7} & set(there))
         v = {i: np.array([i + 1.0, (i + 1.0) ** 2]) for i in there}
         n = {i: len(toy.data().train_index[i]) for i in there}
         by_size = sum(n[i] * v[i] for i in there) / sum(n.values())
-        collected, cohort = jax.device_get(server["collected"]), jax.device_get(server["cohort"])
         np.testing.assert_allclose(collected["add"], by_size, rtol=1e-5)
         np.testing.assert_allclose(collected["mean"][0], by_size, rtol=1e-5)
         np.testing.assert_allclose(collected["mean"][1]["deep"], sum(v.values()) / len(there), rtol=1e-5)
@@ -164,13 +168,13 @@ class FirstTest(chex.TestCase):
 
         sim = simulate(None, two_groups(functools.partial(tally, prepare=prepare)), hold=hold)
         state = sim.init(5)
-        rows = [store.rows for store in sim.offloaded_states.stores] if hold == "host" else state.clients
+        rows = [store.states for store in sim.offloaded_states.stores] if hold == "host" else state.clients
         for i in range(N):
             mine = of_client(sim, state._replace(clients=tuple(rows)), i)
             self.assertEqual((mine["rounds"], mine["sent"]), (100 + len(toy.data().train_index[i]), 10 * i))
             np.testing.assert_allclose(mine["draw"], jax.random.uniform(jax.random.fold_in(naive.stream(5, 1), i)))
         state, _ = sim.run_rounds(state, 1)
-        rows = [store.rows for store in sim.offloaded_states.stores] if hold == "host" else state.clients
+        rows = [store.states for store in sim.offloaded_states.stores] if hold == "host" else state.clients
         for i in range(N):
             mine = of_client(sim, state._replace(clients=tuple(rows)), i)
             self.assertEqual(mine["rounds"], 100 + len(toy.data().train_index[i]) + (i in naive.cohort(5, 0, N, 5)))

@@ -11,7 +11,7 @@ from fedjax_core import nn
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import client_loop, evaluation
-from fedjax_core.engine.score_batches import CONVOLUTION_COSTS, COSTS, Cost, choose_batch, has_convolution
+from fedjax_core.engine.score_batches import COSTS, Cost, choose_batch
 from fedjax_core.engine.simulator import Evaluation, Simulator, build_spec, one_group
 from fedjax_core.task import make_task
 from methods.local import local
@@ -51,20 +51,16 @@ def test_the_batch_is_the_one_that_costs_least(sizes, parts, wanted):
     assert choose_batch(np.array(sizes, int), Cost(most=64, each=4), parts) == wanted
 
 
-@pytest.mark.parametrize(("network", "convolves"), [("mlp", False), ("cnn", True), ("resnet8", True)])
-def test_convolutions_are_scored_in_small_batches(network, convolves):
-    weights = jax.eval_shape(nn.build(network, 10, (16, 16, 1)).init, jax.random.key(0))
-    assert has_convolution(weights) == convolves
-    assert CONVOLUTION_COSTS["cpu"].most < COSTS["cpu"].most
-
-
 def test_a_simulation_of_a_convolutional_network_takes_small_batches():
     rng = np.random.default_rng(0)
     examples = Examples(rng.standard_normal((200, 8, 8, 1), np.float32), rng.integers(0, toy.CLASSES, 200).astype(np.int32))
     data = federated_data.from_index(sources.Dataset("made", examples, examples, ("a", "b", "c")), *[[np.arange(100)] * 2] * 2)
-    task = make_task(nn.build("cnn", toy.CLASSES, (8, 8, 1)), classes=toy.CLASSES, population=2, shape=(8, 8, 1))
-    groups = one_group(functools.partial(local, optimizer=SGD), task, 2)
-    assert Simulator(build_spec(groups, data, plan=client_loop.Plan(1, 1))).spec.batches.own <= 16
+    own = {}
+    for network in ("cnn", "mlp"):
+        task = make_task(nn.build(network, toy.CLASSES, (8, 8, 1)), classes=toy.CLASSES, population=2, shape=(8, 8, 1))
+        groups = one_group(functools.partial(local, optimizer=SGD), task, 2)
+        own[network] = Simulator(build_spec(groups, data, plan=client_loop.Plan(1, 1))).spec.batches.own
+    assert own["cnn"] <= 16 < own["mlp"] == 50
 
 
 def test_chosen_batches_cost_little_more_than_the_rows():
@@ -99,7 +95,7 @@ def test_a_network_is_run_on_few_rows_beside_those_that_there_are():
 
 def test_scores_do_not_depend_on_the_batch_and_a_given_one_is_kept():
     found = []
-    for batch in (None, 7, 256):
+    for batch in (None, 7):
         sim = simulate(SIZES, scopes=("own", "all"), batch=batch)
         assert batch is None or set(sim.spec.batches) == {batch}
         found.append(sim.evaluate(sim.init(0)).metrics)
@@ -120,13 +116,13 @@ def test_devices_have_equally_many_rows_to_score():
     np.testing.assert_array_equal(scores[1], SIZES)  # in the order of the ids
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_an_evaluation_in_pieces_is_the_same_to_the_bit(monkeypatch, devices):
+def test_an_evaluation_in_pieces_is_the_same_to_the_bit(monkeypatch):
     """Whatever pieces it is cut into; somebody hears of each and may end it."""
+    devices = 2
     sim, told = simulate(SIZES, plan=client_loop.Plan(1, devices), scopes=("global", "own", "all")), []
     state = sim.init(0)
     whole = [sim.evaluate(state).metrics for _ in range(2)][-1]
-    monkeypatch.setattr(evaluation, "PIECE_SECONDS", 0.0)
+    monkeypatch.setattr(evaluation, "INTERVAL_SECONDS", 0.0)
     pieces, _ = sim.evaluate(state, lambda *piece: told.append(piece))
     assert pieces == whole
     assert told == [("clients", done, 12) for done in range(devices, 13, devices)]

@@ -85,7 +85,7 @@ def test_clients_are_scored_in_blocks_where_labels_make_much_of_each(monkeypatch
         return program(held, state, initial, ids, *rest)
 
     sim.compiled = dataclasses.replace(sim.compiled, programs=sim.compiled.programs._replace(score_clients=[spied]))
-    monkeypatch.setattr(evaluation, "PIECE_SECONDS", float("inf"))
+    monkeypatch.setattr(evaluation, "INTERVAL_SECONDS", float("inf"))
     monkeypatch.setattr(dispatch, "BLOCK_BYTES", 6 * 3 * 2 * metrics.LOGIT_BINS * 4 * toy.CLASSES)  # a predictor, three scopes
     jax.tree.map(np.testing.assert_array_equal, sim.client_scores(state), whole)
     assert sizes == [6] * -(-sim.spec.population // 6)

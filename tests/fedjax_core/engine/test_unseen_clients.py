@@ -12,6 +12,7 @@ import pytest
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import hold_out as data_unseen
 from fedjax_core.engine import client_loop, evaluation, unseen_clients
+from fedjax_core.engine.simulation_spec import with_peer_groups
 from fedjax_core.engine.simulator import Evaluation, Simulator, build_spec, one_group
 from fedjax_core.reporting import reporter
 from fedjax_core.training import local_training
@@ -44,7 +45,7 @@ def data():
     return data_unseen.hold_out_clients(toy.data(), NUMBER, 0)
 
 
-def newcomers():
+def unseen():
     found = data().unseen
     assert found is not None
     return found
@@ -83,7 +84,7 @@ def stepped(net, rows, rate, trained=lambda params: params):
 def accuracies(nets):
     """Of a network for each unseen client, on its own test rows."""
     found = []
-    for net, rows in zip(nets, newcomers().test_index, strict=True):
+    for net, rows in zip(nets, unseen().test_index, strict=True):
         logits = toy.model(statistics=False).apply(net, data().test.x[rows])[0]["logits"]
         found.append(np.mean(np.argmax(logits, 1) == data().test.y[rows]))
     return found
@@ -105,11 +106,11 @@ def test_scores_of_fedavg_and_of_its_fine_tuning_are_those_of_a_loop():
     assert each is not None
     assert set(evaluation.list_test_scores(sim.spec)) == {name for name in found if name.startswith("test/")}
     np.testing.assert_allclose(statistics(found, "global"), wanted(accuracies([w] * NUMBER)), atol=1e-6)
-    tuned = [stepped(w, rows, 0.5 * RATE) for rows in newcomers().train_index]
+    tuned = [stepped(w, rows, 0.5 * RATE) for rows in unseen().train_index]
     np.testing.assert_allclose(statistics(found, "personal"), wanted(accuracies(tuned)), atol=1e-6)
     assert accuracies(tuned) != accuracies([w] * NUMBER)
     assert each.ids.tolist() == list(range(sim.spec.population + NUMBER)), "unseen clients follow the population"
-    assert each.rows[-NUMBER:].tolist() == [len(rows) for rows in newcomers().test_index]
+    assert each.rows[-NUMBER:].tolist() == [len(rows) for rows in unseen().test_index]
     np.testing.assert_allclose(each.scores["test/personal/unseen/accuracy"][-NUMBER:], accuracies(tuned), atol=1e-6)
     for scope, others in (("unseen", slice(sim.spec.population)), ("own", slice(sim.spec.population, None))):
         assert np.isnan(each.scores[f"test/global/{scope}/accuracy"][others]).all()
@@ -123,7 +124,7 @@ def test_scores_of_fedavg_and_of_its_fine_tuning_are_those_of_a_loop():
     assert row.split()[-1] == "points"
 
     # other rows of theirs: their fine-tuned models are others, and nothing else is
-    rows = np.concatenate(newcomers().train_index)
+    rows = np.concatenate(unseen().train_index)
     x, y = data().train.x.copy(), data().train.y.copy()
     x[rows], y[rows] = -x[rows], (y[rows] + 1) % toy.CLASSES
     sim.compiled.feed._on_device = sim.compiled.put(sim.spec.host_arrays._replace(train=Examples(x, y)))
@@ -137,14 +138,14 @@ def test_scores_of_fedavg_and_of_its_fine_tuning_are_those_of_a_loop():
 
 
 def test_scores_of_fedper_are_those_of_a_loop():
-    """A newcomer's head begins as everybody's, is trained with the body, and predicts over the body that was sent."""
+    """An unseen client's head begins as everybody's, is trained with the body, and predicts over the body that was sent."""
     sim = simulate(functools.partial(fedper, epochs=2), evaluation=Evaluation(updates=2))
     begun = sim.init(0)
     head = jax.tree.map(lambda leaf: np.asarray(leaf[0]), begun.clients[0]).params["head"]
     state, _ = sim.run_rounds(begun, 2)
     body = jax.device_get(state.server)
     nets = []
-    for rows in newcomers().train_index:
+    for rows in unseen().train_index:
         net = body._replace(params=body.params | {"head": head})
         for _ in range(2):
             net = body._replace(params=body.params | {"head": stepped(net, rows, RATE).params["head"]})
@@ -152,12 +153,12 @@ def test_scores_of_fedper_are_those_of_a_loop():
     np.testing.assert_allclose(statistics(sim.evaluate(state).metrics, "personal"), wanted(accuracies(nets)), atol=1e-6)
 
 
-def test_a_newcomer_is_no_attacker_whoever_of_the_population_is():
+def test_an_unseen_client_is_no_attacker_whoever_of_the_population_is():
     """An update of an attacker that sends NaN is left out, and would leave its head as it began."""
     found = []
     for who in (0, 1):
-        links = [attacks.make_attack("not_finite", attacks.not_finite(), [who])]
-        sim = simulate(functools.partial(fedper, epochs=1), links=links, leave_out=True)
+        transforms = [attacks.make_attack("not_finite", attacks.not_finite(), [who])]
+        sim = simulate(functools.partial(fedper, epochs=1), transforms=transforms, leave_out=True)
         found.append(evaluation.score_unseen(sim.compiled, sim.init(0)))
     jax.tree.map(np.testing.assert_array_equal, *found)
 
@@ -171,30 +172,29 @@ def test_without_scores_of_seen_clients_there_is_no_gap_and_no_name_of_one():
 
 
 def test_two_architectures_on_two_devices_with_states_on_the_host_agree_with_one_after_another():
-    """Of three newcomers the first and the last have the first network."""
+    """Of three unseen clients the first and the last have the first network."""
     found = []
     for settings in ({}, {"plan": (2, 2), "hold": "host"}):
         sim = toy.simulate("fedhpl_mixed", data=beside(), **settings)
         found.append(evaluation.score_unseen(sim.compiled, sim.init(0)))
         assert [unseen_clients.members(sim.spec, g, NUMBER).tolist() for g in (0, 1)] == [[0, 2], [1]]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *found)
-    assert found[0]["personal"]["accuracy"][1].tolist() == [len(rows) for rows in newcomers().test_index]
+    assert found[0]["personal"]["accuracy"][1].tolist() == [len(rows) for rows in unseen().test_index]
 
 
 @pytest.mark.parametrize("name", toy.METHODS)
-def test_every_method_has_models_for_a_newcomer_or_says_why_not(name):
+def test_every_method_has_models_for_an_unseen_client_or_says_why_not(name):
     """Programs are traced only."""
-    refused = name in SERVED_BY_NOTHING
-    build = lambda scopes: toy.simulate(name, data=beside(), evaluation=Evaluation(scopes))
-    sim = build(("global",))
-    assert bool(sim.spec.unseen_skip_reason) == refused
-    assert ("unseen" in sim.spec.evaluation.scopes) == (not refused)
+    case, refused = toy.CASES[name], name in SERVED_BY_NOTHING
+    build = functools.partial(case.method, optimizer=local_training.sgd(0.1))
+    reason = unseen_clients.find_skip_reason(with_peer_groups(toy.groups(build, case.mixed, task=case.task)))
+    assert bool(reason) == refused
     if refused:
-        with pytest.raises(
-            ValueError, match=r"evaluation.scopes has 'unseen', but Local |evaluation.scopes has 'unseen', but \w*Fed\w+"
-        ):
-            build(("own", "unseen"))
+        with pytest.raises(ValueError, match=r"evaluation.scopes has 'unseen', but (Local |\w*Fed\w+)"):
+            unseen_clients.add_unseen_scope(Evaluation(("own", "unseen")), reason, True)
         return
+    sim = toy.simulate(name, data=beside(), evaluation=Evaluation(("global",)))
+    assert "unseen" in sim.spec.evaluation.scopes
     traced(sim)
 
 
@@ -207,11 +207,11 @@ def traced(sim):
         assert all({"accuracy", "loss"} <= set(scores) for scores in found.values())
 
 
-def test_statistics_that_stay_with_clients_are_a_newcomer_s_own():
+def test_statistics_that_stay_with_clients_are_a_unseen_client_s_own():
     build = with_local_statistics(functools.partial(fedavg, optimizer=local_training.sgd(RATE), batch=64))
     sim = Simulator(build_spec(one_group(build, toy.task(), toy.CLIENTS), beside(), plan=client_loop.Plan(1, 1)))
     state = sim.init(0)
-    for place, rows in enumerate(newcomers().train_index):
+    for place, rows in enumerate(unseen().train_index):
         held = sim.compiled.device_arrays
         algorithm = sim.spec.algorithm(0, held, state.round)
         client = unseen_clients.ClientData(held.train, held.unseen_index[place], held.unseen_size[place])
@@ -221,7 +221,7 @@ def test_statistics_that_stay_with_clients_are_a_newcomer_s_own():
         np.testing.assert_allclose(stats["mean"], 0.1 * data().train.x[rows].mean(0), atol=1e-6)
 
 
-def test_what_a_newcomer_begins_with_has_its_own_statistics_too():
+def test_what_an_unseen_client_begins_with_has_its_own_statistics_too():
     build = with_local_statistics(functools.partial(ditto, optimizer=local_training.sgd(RATE), batch=64))
     traced(Simulator(build_spec(one_group(build, toy.task(), toy.CLIENTS), beside(), plan=client_loop.Plan(1, 1))))
 

@@ -38,12 +38,12 @@ def test_seeds_are_their_runs_alone(name, scored):
     alone = [sim.run_rounds(sim.init(seed), 3, scored) for seed in SEEDS]
     vmapped, seeds = three(sim)
     first, *others = seeds
-    plain = vmapped.run_rounds(seeds, 2)
+    plain = vmapped.advance_seeds(seeds, 2)
     for result in plain:
         assert not isinstance(result, Exception)
     (state, records), *rest = plain
-    (last,) = vmapped.run_rounds([(first[0], state)], 1, scored)  # alone, as it is the only one left
-    results = vmapped.run_rounds([(one[0], result[0]) for one, result in zip(others, rest, strict=True)], 1, scored)
+    (last,) = vmapped.advance_seeds([(first[0], state)], 1, scored)  # alone, as it is the only one left
+    results = vmapped.advance_seeds([(one[0], result[0]) for one, result in zip(others, rest, strict=True)], 1, scored)
     for before, after, expected in zip([records, *(r[1] for r in rest)], [last, *results], alone, strict=True):
         assert not isinstance(after, Exception)
         same((after[0], before + after[1]), expected)
@@ -65,7 +65,7 @@ def test_a_seed_that_diverges_ends_alone():
     seeds[1] = replica, state._replace(server=replica.compiled.put(broken))
     with pytest.raises(Diverged) as alone:
         sim.run_rounds(jax.tree.map(np.copy, seeds[1][1]), 2)
-    first, second, third = vmapped.run_rounds(seeds, 2)
+    first, second, third = vmapped.advance_seeds(seeds, 2)
     assert isinstance(second, Diverged)
     assert str(second) == str(alone.value)
     same(first, fine)
@@ -83,7 +83,7 @@ def test_where_so_many_do_not_fit_fewer_train_at_once(monkeypatch, caplog):
         return "it needs 2.0 GiB of 1.0 GiB" if tried[-1] > 2 else None
 
     monkeypatch.setattr(dispatch, "out_of_memory_reason", find_excess)
-    results = vmapped.run_rounds(seeds, 2)
+    results = vmapped.advance_seeds(seeds, 2)
     assert tried == [3, 2]
     assert "3 seeds at once do not fit (it needs 2.0 GiB of 1.0 GiB); trying 2" in caplog.text
     for seed, result in zip(SEEDS, results, strict=True):
@@ -110,7 +110,7 @@ def test_what_fails_alone_ends_alone(monkeypatch, caplog):
 
     monkeypatch.setattr(vmapped, "_run_batch", lambda batch, n, scored: [(state, [{}] * n) for _, state in batch])
     monkeypatch.setattr(vmapped.replicas[1], "run_rounds", fails)
-    first, second, third = vmapped.run_rounds(seeds, 2)
+    first, second, third = vmapped.advance_seeds(seeds, 2)
     assert second is error
     assert not isinstance(first, Exception)
     assert not isinstance(third, Exception)
@@ -118,7 +118,7 @@ def test_what_fails_alone_ends_alone(monkeypatch, caplog):
     monkeypatch.setattr(vmapped, "_run_batch", fails)
     vmapped._fits.add((3, False))
     with pytest.raises(MemoryError, match="no room"):
-        vmapped.run_rounds([seeds[0], seeds[2]], 2)
+        vmapped.advance_seeds([seeds[0], seeds[2]], 2)
     assert not caplog.text
 
 

@@ -10,6 +10,7 @@ from flax import nnx
 from fedjax_core import nn, registry
 from fedjax_core.nn import from_nnx
 from fedjax_core.nn.resnet import Bottleneck, ResNet
+from fedjax_core.task import count_parameters
 
 SMALL = {
     "mlp": {"widths": (8, 6)},
@@ -43,22 +44,20 @@ def images(rows=4, seed=1):
 )
 def test_published_parameter_counts(name, classes, stem, trainable, all_but_head):
     net = jax.eval_shape(from_nnx.build(name, classes, (32, 32, 3), stem=stem).init, jax.random.key(0))
-    body = (
-        from_nnx.count_parameters(net.params) - from_nnx.count_parameters(net.params["head"]) + from_nnx.count_parameters(net.stats)
-    )
-    assert trainable in (None, from_nnx.count_parameters(net.params))
+    body = count_parameters(net.params) - count_parameters(net.params["head"]) + count_parameters(net.stats)
+    assert trainable in (None, count_parameters(net.params))
     assert all_but_head in (None, body)
 
 
 def test_cnn_parameter_count():
     net = jax.eval_shape(from_nnx.build("cnn", 62, (28, 28, 1)).init, jax.random.key(0))
-    assert from_nnx.count_parameters(net.params) == (9 + 1) * 32 + (9 * 32 + 1) * 64 + (12 * 12 * 64 + 1) * 128 + (128 + 1) * 62
+    assert count_parameters(net.params) == (9 + 1) * 32 + (9 * 32 + 1) * 64 + (12 * 12 * 64 + 1) * 128 + (128 + 1) * 62
 
 
 def test_the_cnn_of_mcmahan_et_al_has_the_published_parameters():
     """1,663,370, as they count: 5x5 convolutions of 32 and 64 channels, each with a 2x2 max-pool, 512 ReLU, softmax."""
     network = from_nnx.build("cnn", 10, (28, 28, 1), kernel=5, padding="SAME", pool="each", dense=512)
-    assert from_nnx.count_parameters(jax.eval_shape(network.init, jax.random.key(0)).params) == 1_663_370
+    assert count_parameters(jax.eval_shape(network.init, jax.random.key(0)).params) == 1_663_370
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -11,6 +11,7 @@ import pytest
 from scipy.special import erf
 
 from fedjax_core.nn import from_nnx
+from fedjax_core.task import count_parameters
 
 SHAPE, PATCH, WIDTH, DEPTH, HEADS = (8, 12, 3), 4, 8, 3, 2
 TINY = {"patch": PATCH, "width": WIDTH, "depth": DEPTH, "heads": HEADS, "mlp": 3}
@@ -125,13 +126,13 @@ def test_published_parameter_counts(name, numbers, width, depth):
         return jax.eval_shape(from_nnx.build(name, 10, (224, 224, 3), **options).init, jax.random.key(0)).params
 
     plain = params()
-    head = from_nnx.count_parameters(plain["head"])
-    assert from_nnx.count_parameters(plain) - head == numbers
+    head = count_parameters(plain["head"])
+    assert count_parameters(plain) - head == numbers
     assert round(head / 1024, 2) == {384: 3.76, 768: 7.51, 1024: 10.01}[width]
     for n in (1, 3):
         deep, shallow = params(prompts=n), params(prompts=n, deep=False)
-        assert from_nnx.count_parameters(deep["prompts"]) / 1024 == {384: 4.5, 768: 9, 1024: 24}[width] * n
-        assert from_nnx.count_parameters(shallow["prompts"]) / 1024 == {384: 0.375, 768: 0.75, 1024: 1}[width] * n
+        assert count_parameters(deep["prompts"]) / 1024 == {384: 4.5, 768: 9, 1024: 24}[width] * n
+        assert count_parameters(shallow["prompts"]) / 1024 == {384: 0.375, 768: 0.75, 1024: 1}[width] * n
         assert deep["prompts"].shape == (depth, n, width)
         assert plain == {entry: tree for entry, tree in deep.items() if entry != "prompts"}
 

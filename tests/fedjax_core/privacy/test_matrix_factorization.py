@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.privacy import Participation, PrivacyConfig, Release, compute_epsilon, cyclic_participation, matrix_factorization
-from fedjax_core.privacy.participation import weaken
+from fedjax_core.privacy.matrix_factorization import weaken
 
 needs_library = pytest.mark.skipif(importlib.util.find_spec("dp_accounting") is None, reason="dp-accounting is not installed")
 needs_peer = pytest.mark.skipif(importlib.util.find_spec("jax_privacy") is None, reason="jax-privacy is not installed")
@@ -37,9 +37,7 @@ def most(matrix, participation, done):
     return max(np.linalg.norm(matrix[:, rounds].sum(1)) for rounds in patterns(participation, done))
 
 
-@pytest.mark.parametrize(
-    "participation", [Participation(8, 2, 3), Participation(7, 3, 3), Participation(6, 6, 1), Participation(5, 1, 5)]
-)
+@pytest.mark.parametrize("participation", [Participation(8, 2, 3), Participation(6, 6, 1), Participation(5, 1, 5)])
 @pytest.mark.parametrize("name", ["banded", "blt", "tree"])
 def test_sensitivity_is_that_of_all_participations(name, participation):
     made = {"banded": lambda p: matrix_factorization.banded(p, bands=3), "blt": lambda p: matrix_factorization.blt(p, buffers=2)}
@@ -85,7 +83,7 @@ def test_noise_is_optimised_for_the_participation(make):
 
 
 @pytest.mark.parametrize("make", [lambda of, p: of("banded")(p, bands=4), lambda of, p: of("blt")(p, buffers=3)])
-@pytest.mark.parametrize("participation", [Participation(30, 1, 30), Participation(24, 8, 3), Participation(40, 40, 1)])
+@pytest.mark.parametrize("participation", [Participation(30, 1, 30), Participation(24, 8, 3)])
 def test_what_is_optimised_falls_and_is_better_than_its_start(monkeypatch, make, participation):
     noise = lambda strategy: np.mean(strategy.sum_deviations() ** 2) * strategy.sensitivity() ** 2
     best = make(lambda name: getattr(matrix_factorization, name), participation)

@@ -43,7 +43,7 @@ def test_a_run_tells_its_epsilon(tmp_path: Path, monkeypatch):
         experiment.execute(private(3, noise=1.2), str(tmp_path / "run"), progress=False)
     for name in ("compute_epsilon", "calibrate_noise"):
         monkeypatch.setattr(budget, name, lambda *given: pytest.fail("a run is read without an accountant"))
-    assert experiment.load(str(tmp_path / "run"))[1].spec.cohort == 4
+    assert experiment.load(str(tmp_path / "run"))[1].spec.sampling.size == 4
     calibrated = budget.PrivacyConfig("gaussian", 0.5, None, 2.0, 1e-5, None, None, "rdp", None, None, 3)
     assert calibrated.make_ledger(4, 20, "poisson", False, {"noise_multiplier": 1.25}).noise == 1.25
 
@@ -72,12 +72,12 @@ def test_a_resumed_run_has_the_noise_that_is_recorded(tmp_path: Path, monkeypatc
     config = private(2, mechanism="banded(bands=2)", noise=None, epsilon=4.0)
     config.cohort.sampling = "cyclic"
     told: dict[str, Any] = {}
-    links: list[Any] = []
+    mechanisms: list[Any] = []
     monkeypatch.setattr(run_experiment, "run", lambda simulation, workdir, config, settings: told.update(private=settings.privacy))
     monkeypatch.setattr(
         dp_matrix_mechanism,
         "make_mechanism",
-        lambda *given, of=dp_matrix_mechanism.make_mechanism: links.append(given) or of(*given),
+        lambda *given, of=dp_matrix_mechanism.make_mechanism: mechanisms.append(given) or of(*given),
     )
 
     def resumed(**other: Any) -> budget.PrivacyLedger:
@@ -88,7 +88,7 @@ def test_a_resumed_run_has_the_noise_that_is_recorded(tmp_path: Path, monkeypatc
         write_json(tmp_path / "run.json", {"partition": {"hash": ""}, "privacy": of_noise})
         experiment.execute(config, str(tmp_path))
         assert told["private"].participation == there
-        assert links[-1][1:] == (told["private"].noise, 4, 4, told["private"].strategy), "so is what makes the noise"
+        assert mechanisms[-1][1:] == (told["private"].noise, 4, 4, told["private"].strategy), "so is what makes the noise"
         return told["private"]
 
     experiment.execute(config, str(tmp_path))

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_core import run as runs
-from fedjax_core.run.callbacks import Callbacks, Ended, Started
-from fedjax_core.run.state_reader import StateReader
+from fedjax_core.run.callbacks import Callbacks, Ended, Started, StateReader
 from fedjax_core.storage.checkpoints import Checkpoints
 from tests import toy
 
@@ -77,13 +76,13 @@ def test_a_run_tells_its_callbacks_everything(alone):
         ("finished", 4),
     ]
     assert listener.ended.summary["rounds"] == 4
-    assert (done.stopped, done.asked) == (False, "")
+    assert (done.stopped, done.ended_by) == (False, "")
 
 
 def test_one_that_asks_stops_the_run_which_goes_on_when_called_again(alone, tmp_path):
     listener, other = Listener(evaluation2="good enough"), Listener()
     done, said = go(tmp_path / "run", listener, other)
-    assert (int(done.state.round), done.stopped, done.asked) == (2, False, "Listener: good enough")
+    assert (int(done.state.round), done.stopped, done.ended_by) == (2, False, "Listener: good enough")
     assert "stopped after round 2 by callback Listener: good enough; the same command resumes from there" in said
     assert listener.heard[-1] == other.heard[-1] == ("stopped", 2)
     assert listener.ended.why == "Listener: good enough"

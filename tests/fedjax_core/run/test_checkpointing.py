@@ -23,7 +23,7 @@ def test_several_processes_take_up_the_chunk_alone(monkeypatch, tmp_path):
     monkeypatch.setattr(distributed, "all_or_none", lambda what, step: step())
     monkeypatch.setattr(client_loop, "choose_plan", lambda places, **given: Plan(min(given["chunk"], places), given["devices"]))
     took, told = [], []
-    simulation: Any = SimpleNamespace(spec=SimpleNamespace(plan=Plan(1, 8), cohort_slots=40))
+    simulation: Any = SimpleNamespace(spec=SimpleNamespace(plan=Plan(1, 8), sampling=SimpleNamespace(slots=40)))
     reporter: Any = SimpleNamespace(say=told.append)
 
     def use(plan):

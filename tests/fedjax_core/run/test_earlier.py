@@ -72,9 +72,7 @@ def test_a_run_whose_files_have_another_form_is_not_loaded(tmp_path, file, text,
         experiment.load(directory)
 
 
-@pytest.mark.parametrize(
-    "file", ["config.json", "environment.json", "run.json", "metrics.jsonl", "checkpoints/00000003/record.json"]
-)
+@pytest.mark.parametrize("file", ["config.json", "metrics.jsonl", "checkpoints/00000003/record.json"])
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path, file):
     directory = Path(shutil.copytree(EARLIER, tmp_path / "run"))
     config = experiment.load(directory)[0]

@@ -71,7 +71,7 @@ class Process(threading.local):
     clock = 0.0
 
 
-@pytest.mark.parametrize("draw", range(5))
+@pytest.mark.parametrize("draw", range(2))
 def test_processes_whose_clocks_differ_do_the_same(monkeypatch, draw):
     """The first is cold, the second warm, and no round takes as long as another: both dispatch the same rounds at once, and write
     checkpoints after the same ones, those that the first alone would choose."""
@@ -197,7 +197,7 @@ class FakeRun:
     finish = lambda self: self.name
 
 
-def seeds(monkeypatch, heard: dict[str, Any], runs: dict[str, tuple], run_rounds: Any) -> Any:
+def seeds(monkeypatch, heard: dict[str, Any], runs: dict[str, tuple], advance: Any) -> Any:
     """What `run_seeds` returns of fake runs: by name their stops, and the error by which they close."""
 
     @contextlib.contextmanager
@@ -212,7 +212,7 @@ def seeds(monkeypatch, heard: dict[str, Any], runs: dict[str, tuple], run_rounds
 
     monkeypatch.setattr(loop, "open_run", open_run)
     seed_runs: Any = [(name, *given, None) for name, given in runs.items()]
-    vmapped: Any = SimpleNamespace(run_rounds=run_rounds)
+    vmapped: Any = SimpleNamespace(advance_seeds=advance)
     return loop.run_seeds(seed_runs, vmapped)
 
 
@@ -220,12 +220,12 @@ def test_a_second_signal_ends_each_seed_as_it_would_alone(monkeypatch):
     """Also the seed after one that fails as it ends."""
     heard: dict[str, Any] = {}
 
-    def run_rounds(*given):
+    def advance(*given):
         raise KeyboardInterrupt
 
     runs = {"a": ((1,), None), "b": ((1,), OSError("no space left")), "c": ((1,), None)}
     with pytest.raises(KeyboardInterrupt):
-        seeds(monkeypatch, heard, runs, run_rounds)
+        seeds(monkeypatch, heard, runs, advance)
     assert {name: type(error) for name, error in heard.items()} == dict.fromkeys("abc", KeyboardInterrupt)
 
 

@@ -31,7 +31,7 @@ def test_a_run_calls_clients_as_the_table_does(tmp_path):
 def test_a_config_of_no_number_of_clients_is_one_of_twenty(tmp_path):
     """So that runs from before the default was None are taken up."""
     config = fedavg.get_config("smoke")
-    config.rounds = 1
+    config.rounds, config.models, config.data.examples = 1, ("mlp(widths=(2,))",), 200
     experiment.execute(config, tmp_path, progress=False)
     assert json.loads((tmp_path / "config.json").read_text())["data"]["clients"] == 20
     config.data.clients = 20

@@ -23,7 +23,7 @@ def config(module, **data):
 
 
 def test_a_table_has_the_gap_of_the_methods_that_have_one(tmp_path):
-    """Two runs: Local has no model for a newcomer, runs without, and says why."""
+    """Two runs: Local has no model for an unseen client, runs without, and says why."""
     rows = Row("FedPer", lambda variant: config(fedper)), Row("Local", lambda variant: config(local))
     table = Table("Newcomers", rows, (Column("IID", {}),), (OWN, GAP), seeds=(0,))
     said: list[str] = []
@@ -54,7 +54,7 @@ def test_a_measure_of_unseen_clients_needs_some():
         tables.build_cells(table, "smoke")
 
 
-def test_methods_that_cannot_serve_a_newcomer_are_refused_if_it_was_asked_for(tmp_path):
+def test_methods_that_cannot_serve_an_unseen_client_are_refused_if_it_was_asked_for(tmp_path):
     made = config(local)
     made.evaluation.scopes = ("own", "unseen")
     with pytest.raises(ValueError, match="but Local shares nothing that an unseen client could begin from"):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fedjax_core.engine.client_state import manager
-from fedjax_core.engine.client_state.host_store import HostStore
 from fedjax_core.engine.client_state.manager import OffloadedStates
+from fedjax_core.engine.client_state.stores import HostStore
 from fedjax_core.run import checkpointing
 from fedjax_core.storage import client_state_files
 from fedjax_core.storage.checkpoints import Checkpoints
@@ -192,7 +192,7 @@ def test_a_part_that_cannot_be_written_leaves_what_there_was(tmp_path):
 
 
 def test_a_process_reads_the_rows_that_it_keeps_and_whose_the_others_are(tmp_path):
-    store = HostStore(8, {"w": jax.ShapeDtypeStruct((2,), np.float32)}, keeps=lambda places: places % 2 == 0)
+    store = HostStore(8, {"w": jax.ShapeDtypeStruct((2,), np.float32)}, is_local=lambda slots: slots % 2 == 0)
     checkpoints, kept = saved(tmp_path), OffloadedStates((), [store])
     file = tmp_path / "00000005" / "parts" / "00000.safetensors"  # client 1's, that another process keeps
     whole = file.read_bytes()
@@ -201,9 +201,9 @@ def test_a_process_reads_the_rows_that_it_keeps_and_whose_the_others_are(tmp_pat
         list(checkpoints.read_parts(5))
     for each in zip(checkpoints.part_numbers(5) or (), checkpoints.read_parts(5, kept.wanted_arrays), strict=True):
         kept.load_part(*each)
-    assert store.part[[1, 2, 4]].tolist() == [0, 1, 2]
+    assert store.part_number[[1, 2, 4]].tolist() == [0, 1, 2]
     assert np.flatnonzero(store.touched).tolist() == [1, 2, 4]
-    assert store.rows["w"][[1, 2, 4]].tolist() == [[0, 0], [2, 2], [4, 4]]
+    assert store.states["w"][[1, 2, 4]].tolist() == [[0, 0], [2, 2], [4, 4]]
     file.write_bytes(whole[:-4] + np.array([3], np.int32).tobytes())
     with pytest.raises(ValueError, match="0/places is not what was written"):
         list(checkpoints.read_parts(5, kept.wanted_arrays))
@@ -252,7 +252,7 @@ def test_the_bounds_hold_however_clients_are_drawn(draw):
 
 def test_checkpoints_of_many_touched_states(tmp_path, monkeypatch):
     """By files: all that is needed is there and nothing else, an old one that shares nothing is kept, and states come back."""
-    monkeypatch.setattr(manager, "PART", 16 * 40)  # rows of 16 bytes
+    monkeypatch.setattr(manager, "PART_BYTES", 16 * 40)  # rows of 16 bytes
     like, n, rng = {"w": jax.ShapeDtypeStruct((3,), np.float32)}, 400, np.random.default_rng(0)
     kept = OffloadedStates((), [HostStore(n, like)])
     run: Any = types.SimpleNamespace(offloaded_states=kept, to_host=lambda state, with_offloaded: state)
@@ -276,7 +276,7 @@ def test_checkpoints_of_many_touched_states(tmp_path, monkeypatch):
             for each in zip(store.part_numbers(done) or (), store.read_parts(done), strict=True):
                 kept.load_part(*each)
             kept.mark_saved()
-            np.testing.assert_array_equal(kept.stores[0].rows["w"], run.offloaded_states.stores[0].rows["w"])
+            np.testing.assert_array_equal(kept.stores[0].states["w"], run.offloaded_states.stores[0].states["w"])
             assert kept.live_bytes() == run.offloaded_states.live_bytes()
             run.offloaded_states = kept
     assert written[0] >= n
@@ -289,4 +289,4 @@ def test_checkpoints_of_many_touched_states(tmp_path, monkeypatch):
     found = {}
     for part in store.read_parts(40):
         found |= dict(zip(part["0/places"].tolist(), part["0/00000"].tolist(), strict=True))
-    assert [found[place] for place in range(n)] == kept.stores[0].rows["w"].tolist()
+    assert [found[place] for place in range(n)] == kept.stores[0].states["w"].tolist()

@@ -199,7 +199,7 @@ def test_a_round_of_a_method_takes_one_base_however_many_clients():
         sim = wide(clients)
         held, key = sim.spec.host_arrays, jax.random.key_data(jax.random.key(0))
         state = jax.eval_shape(sim.compiled.programs.init_state, held, key)
-        taken = sim.compiled.programs.run_rounds.lower(held, state, np.int32(1)).compile().memory_analysis()
+        taken = sim.compiled.programs.run_resident_rounds.lower(held, state, np.int32(1)).compile().memory_analysis()
         takes[clients] = taken.argument_size_in_bytes + taken.temp_size_in_bytes + taken.output_size_in_bytes
     adapter, rows = 4 * (1024 + 2048), 2 * 4 * 1024
     assert base < takes[6] < 1.5 * base

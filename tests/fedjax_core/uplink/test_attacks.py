@@ -42,8 +42,6 @@ def test_an_attacker_sends_something_else_and_the_honest_what_they_have(spec, ex
     ("body", "says"),
     [
         ("jnp.sum(x)", r"an array \[\]; expected a real array \[2\]"),
-        ("x[:1]", r"an array \[1\]; expected a real array \[2\]"),
-        ("x[None]", r"an array \[1, 2\]; expected a real array \[2\]"),
         ("0.0", r"float; expected a real array \[2\]"),
         ("1j * x", r"an array \[2\] of complex64; expected a real array \[2\]"),
     ],

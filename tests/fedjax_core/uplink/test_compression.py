@@ -117,7 +117,7 @@ def test_products_are_in_full_precision():
 def test_a_round_sends_packed_arrays_up_and_down():
     plain, _, state = toy.reference("scaffold")
     everything = toy.simulate(
-        "scaffold", links=[compression.parse_compressor("top_k(fraction=1.0)"), compression.compress_broadcast("float16")]
+        "scaffold", transforms=[compression.parse_compressor("top_k(fraction=1.0)"), compression.compress_broadcast("float16")]
     )
     found, _ = everything.run_rounds(everything.init(0), 2)
     chex.assert_trees_all_close(jax.device_get(unwrap(found.server)), state.server, atol=5e-3)
@@ -128,4 +128,4 @@ def test_a_round_sends_packed_arrays_up_and_down():
 
 def test_class_means_are_not_sent_in_part():
     with pytest.raises(ValueError, match="'top_k' sends a part of a delta now and the rest later; fedproto sends class means"):
-        toy.simulate("fedproto", links=[compression.parse_compressor("top_k")])
+        toy.simulate("fedproto", transforms=[compression.parse_compressor("top_k")])

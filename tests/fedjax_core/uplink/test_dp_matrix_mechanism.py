@@ -88,7 +88,7 @@ def test_rounds_have_it_and_a_restored_state_goes_on_with_it():
     record tells; a checkpoint after two rounds goes on bit for bit."""
     turns = cyclic_participation(6, 4, toy.CLIENTS)
     transform = dp_matrix_mechanism.make_mechanism(1e-6, 1e6, 4, 4, matrix_factorization.blt(turns, buffers=2))
-    sim = toy.simulate("fedavg_uniform", links=[transform], cohort=4, sampling="cyclic", statistics=False, leave_out=True)
+    sim = toy.simulate("fedavg_uniform", transforms=[transform], cohort=4, sampling="cyclic", statistics=False, leave_out=True)
     state = sim.init(0)
     begin = flat(state)
     state, records = sim.run_rounds(state, 2)
@@ -101,7 +101,7 @@ def test_rounds_have_it_and_a_restored_state_goes_on_with_it():
     assert [record["server/privacy/deviation"] for record in same] == [record["server/privacy/deviation"] for record in more]
     for found, record in zip(moved, (records[-1], more[-1]), strict=True):
         assert abs(found / record["server/privacy/deviation_of_sums"] - 1) < 0.35
-    assert sim.compiled.programs.run_rounds._cache_size() == 1, "one program over all rounds"
+    assert sim.compiled.programs.run_resident_rounds._cache_size() == 1, "one program over all rounds"
 
 
 def flat(state):
@@ -124,7 +124,7 @@ def test_cohorts_come_in_turn():
     assert max(map(len, rounds)) == cyclic_participation(9, 3, toy.CLIENTS).times
     assert min(b - a for one in rounds for a, b in itertools.pairwise(one)) == toy.CLIENTS // 3
     with pytest.raises(ValueError, match=r"cohorts of 999 of 10000000 clients begin anew after .* take a cohort that divides"):
-        client_sampling.check_sampling("cyclic", 999, 10**7)
+        client_sampling.make_sampler("cyclic", 999, 10**7)
 
 
 @pytest.mark.parametrize(

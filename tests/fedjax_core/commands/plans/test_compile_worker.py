@@ -29,7 +29,7 @@ def test_what_is_lowered_is_what_runs():
     assert list(programs) == ["start", "round", "evaluation: server", "evaluation: clients"]
     state = real.init(0)
     compiled = real.compiled
-    expected = compiled.programs.run_rounds.lower(compiled.device_arrays, state, compiled.put(np.int32(1)))
+    expected = compiled.programs.run_resident_rounds.lower(compiled.device_arrays, state, compiled.put(np.int32(1)))
     assert programs["round"]().lower().as_text() == expected.as_text()
     assert programs["evaluation: server"]().lower().as_text() == of_server(real, state, "test")
     (block,) = evaluation.client_blocks(compiled, 0)
@@ -57,7 +57,11 @@ def test_streamed_rows_have_the_room_that_a_run_gives_them():
     whole = feed.abstract_buffers(("index",))
     assert whole["index"].most == held.index.most
     assert whole["train"].x.shape[1:] == held.train.x.shape[1:]
-    assert sizes[: planned.spec.cohort].sum() <= len(whole["train"].x) <= 2 + 2 * np.sort(sizes)[-planned.spec.cohort :].sum()
+    assert (
+        sizes[: planned.spec.sampling.size].sum()
+        <= len(whole["train"].x)
+        <= 2 + 2 * np.sort(sizes)[-planned.spec.sampling.size :].sum()
+    )
     assert whole["train"].x.sharding.shard_shape(whole["train"].x.shape)[0] == len(whole["train"].x) / 2  # each device its clients'
     real.close()
 
@@ -67,7 +71,7 @@ def test_a_round_on_states_of_the_host_is_lowered_beside_its_evaluation():
     of.plan.hold = "host"
     programs = aot.trace_programs(experiment.build(of, shapes_only=True))
     assert list(programs) == ["start", "round", "evaluation: server", "evaluation: clients"]
-    assert "jit_run_round_offloaded" in programs["round"]().lower().as_text()
+    assert "jit_run_round" in programs["round"]().lower().as_text()
 
 
 def test_rows_that_attackers_write_anew_and_validation_rows_are_counted():
@@ -93,7 +97,7 @@ def test_lanes_are_planned_together():
     alone, together = (compile_worker.trace_programs(sim, PARTS, lanes) for lanes in (1, 3))
     assert list(alone) == list(together)
     shapes = [sorted(leaf.shape for leaf in jax.tree.leaves(of["round"]().lower().args_info)) for of in (alone, together)]
-    state = aot.resident_shapes(sim)[1]
+    state = aot.resident_shapes(sim.compiled)[1]
     assert len(shapes[1]) - len(shapes[0]) == 2 * len(jax.tree.leaves(state))
     program = {"peak": 100}
     beside = [of_plans._add_fit(program, name, ABOUT | {"lanes": 3})["beside"] for name in ("round", "evaluation: server")]
@@ -162,7 +166,7 @@ def test_an_error_of_one_program_leaves_the_others(monkeypatch, tmp_path):
         raise ValueError("this program\nis bad")
 
     monkeypatch.setattr(compile_worker, "analyze_program", analysed)
-    sim: Any = SimpleNamespace(spec=SimpleNamespace(cohort=8, cohort_slots=16, dropout=0.5))
+    sim: Any = SimpleNamespace(spec=SimpleNamespace(sampling=SimpleNamespace(size=8, slots=16), dropout=0.5))
     monkeypatch.setattr(compile_worker, "make_simulation", lambda *_: sim)
     monkeypatch.setattr(compile_worker, "describe_simulation", lambda sim, lanes: {"lanes": lanes})
     monkeypatch.setattr(aot, "trace_programs", lambda sim, parts: dict.fromkeys(parts, lambda: None))
@@ -180,8 +184,8 @@ def test_cohorts_by_poisson_are_planned_with_all_their_places():
     of.plan.chunk, of.plan.devices = 100, 1
     kind = mock_data.mock_pipeline(experiment.resolve(of))
     sim = experiment.build(of, shapes_only=True, pipeline=kind, devices=jax.devices()[:1])
-    assert sim.spec.cohort == 4 < sim.spec.cohort_slots == sim.spec.plan.chunk
-    assert compile_worker.describe_simulation(sim)["places"] == sim.spec.cohort_slots
+    assert sim.spec.sampling.size == 4 < sim.spec.sampling.slots == sim.spec.plan.chunk
+    assert compile_worker.describe_simulation(sim)["places"] == sim.spec.sampling.slots
 
 
 def test_several_processes_are_those_of_the_topology(monkeypatch):

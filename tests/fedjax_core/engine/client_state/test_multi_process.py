@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from fedjax_core.engine import client_loop
-from fedjax_core.engine.client_state.host_store import HostStore
 from fedjax_core.engine.client_state.multi_process import StateShards
 from fedjax_core.engine.client_state.offload import PrefetchedRound, find_returning_clients
+from fedjax_core.engine.client_state.stores import HostStore
 from fedjax_core.engine.sharding import mesh as meshes
 from fedjax_core.engine.sharding import model_parallel
 

@@ -10,11 +10,10 @@ import pytest
 
 from fedjax_core.algorithm import Cohort
 from fedjax_core.engine import client_loop
-from fedjax_core.engine.client_state.disk_store import DiskStore
-from fedjax_core.engine.client_state.host_store import HostStore
 from fedjax_core.engine.client_state.manager import OffloadedStates, make_exchange
 from fedjax_core.engine.client_state.multi_process import StateShards
 from fedjax_core.engine.client_state.offload import Exchange
+from fedjax_core.engine.client_state.stores import DiskStore, HostStore
 from fedjax_core.engine.sharding import mesh as meshes
 from fedjax_core.run import checkpointing
 from fedjax_core.storage import client_state_files
@@ -67,13 +66,13 @@ def test_rounds_see_what_the_rounds_before_have_left(store, shared):
                 if place in truth:
                     assert int(coming.states[0]["n"][at]) == truth[place]
                     assert coming.states[0]["w"][at].tolist() == [truth[place], -truth[place]]
-        exchange.prefetch(KEY, number + 1, exchange.draw(KEY, number + 1))
+        exchange.prefetch(KEY, number + 1, draw(KEY, number + 1))
         new = jnp.arange(3, dtype=jnp.int32) + 10 * (number + 1)
         left = {"w": jnp.stack([new, -new], 1).astype(jnp.float32), "n": new, "none": jnp.zeros((3, 0), jnp.int8)}
         exchange.put_async(coming, [jax.device_put(left, meshes.client_sharded(mesh))])
         truth |= {p: int(n) for p, n, there in zip(COHORTS[number][0], new, COHORTS[number][1], strict=True) if there}
     exchange.flush()
-    assert {place: int(kept.rows["n"][place]) for place in np.flatnonzero(kept.touched)} == truth
+    assert {place: int(kept.states["n"][place]) for place in np.flatnonzero(kept.touched)} == truth
     again = store(N, LIKE)
     again.unpack(kept.packed())
     chex.assert_trees_all_equal(again.packed(), kept.packed())
@@ -99,9 +98,9 @@ def test_a_state_that_cannot_be_written_ends_the_round_after_in_one_line(monkeyp
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fedjax_core.engine.client_state.disk_store.os.pwrite", full)
+    monkeypatch.setattr("fedjax_core.engine.client_state.stores.os.pwrite", full)
     coming = exchange.get(KEY, 0)
-    exchange.prefetch(KEY, 1, exchange.draw(KEY, 1))
+    exchange.prefetch(KEY, 1, draw(KEY, 1))
     exchange.put_async(coming, coming.states)
     assert exchange._writes[0].exception() is not None  # it is over
     with pytest.raises(OSError, match=r"cannot keep client states in .*: No space left on device"):

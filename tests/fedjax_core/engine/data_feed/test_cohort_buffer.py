@@ -3,15 +3,15 @@
 import types
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_core.engine import client_loop
+from fedjax_core.engine.client_sampling import FixedSampler, PoissonSampler
 from fedjax_core.engine.data_feed import cohort_buffer
 from fedjax_core.engine.simulation_spec import Group
 
-DRAWN = 300
+DRAWN = 100
 
 
 def cohorts(sizes, cohort, rate):
@@ -25,13 +25,15 @@ def cohorts(sizes, cohort, rate):
 @pytest.mark.parametrize("rate", [None, 0.02])
 @pytest.mark.parametrize("kind", ["alike", "long tail", "one has most"])
 def test_no_cohort_has_more_rows_and_the_room_is_no_multiple_of_them(kind, rate):
-    rng, n, cohort = np.random.default_rng(1), 5000, 100 if rate is None else 180
+    rng, n, cohort = np.random.default_rng(1), 5000, 100
     sizes = {
         "alike": np.full(n, 30),
         "long tail": np.minimum(1 + rng.pareto(1.5, n) * 20, 10_000).astype(int),
         "one has most": np.where(np.arange(n) == 7, 10_000, 10),
     }[kind]
-    bound, found = cohort_buffer.SizeBound(sizes, cohort, rate), list(cohorts(sizes, cohort, rate))
+    sampler = FixedSampler(cohort, n) if rate is None else PoissonSampler(round(rate * n), n)
+    cohort = sampler.slots
+    bound, found = cohort_buffer.SizeBound(sizes, sampler), list(cohorts(sizes, cohort, rate))
     totals, largest = [of.sum() for of in found], [of[:10].sum() for of in found]
     assert max(totals) <= bound.total() <= np.sort(sizes)[-cohort:].sum()
     assert max(largest) <= bound.largest(10) <= bound.total()
@@ -51,11 +53,14 @@ def test_each_of_several_devices_has_room_for_its_part():
         nothing: Any = None
         groups = [Group("all", nothing, nothing, np.arange(4000))]
         spec: Any = types.SimpleNamespace(
-            plan=plan, cohort_slots=cohort, rate=None, groups=groups, plan_of=lambda g, plan=plan: plan
+            plan=plan, sampling=FixedSampler(cohort, 4000), groups=groups, plan_of=lambda g, plan=plan: plan
         )
-        room, bound = cohort_buffer.round_capacity(spec, sizes, is_dealt=True), cohort_buffer.SizeBound(sizes, cohort)
+        room, bound = (
+            cohort_buffer.round_capacity(spec, sizes, is_dealt=True),
+            cohort_buffer.SizeBound(sizes, FixedSampler(cohort, 4000)),
+        )
         assert room <= cohort_buffer.round_capacity(spec, sizes, is_dealt=False) == 1 + bound.largest(12)
         for of in cohorts(sizes, cohort, None):
-            parts = of[np.asarray(client_loop.arrange(jnp.asarray(of), plan, True))].reshape(8, -1).sum(1)
+            parts = of[client_loop.arrange_on_host(of, plan)].reshape(8, -1).sum(1)
             assert 1 + parts.max() <= room
         assert room < bound.total() if chunk > 1 else bound.total() / 2

@@ -21,8 +21,8 @@ from tests import toy
 
 
 def threads() -> set[threading.Thread]:
-    """Those that read rows of coming rounds, for whatever simulation."""
-    return {thread for thread in threading.enumerate() if "rows of coming rounds" in thread.name}
+    """Those that read examples of coming rounds, for whatever simulation."""
+    return {thread for thread in threading.enumerate() if "examples of coming rounds" in thread.name}
 
 
 def everything(name, **settings):
@@ -33,7 +33,7 @@ def everything(name, **settings):
     state, records = sim.run_rounds(sim.init(0), 1)
     state, more = sim.run_rounds(sim.from_host(jax.tree.map(np.copy, sim.to_host(state))), 2, scored=True)
     found = jax.device_get(state), records + more, sim.evaluate(state)[0]
-    program: Any = sim.compiled.programs.run_rounds
+    program: Any = sim.compiled.programs.run_resident_rounds
     assert program._cache_size() == 1
     sim.release()
     return found
@@ -41,8 +41,8 @@ def everything(name, **settings):
 
 @pytest.mark.parametrize(
     ("name", "settings", "place"),
-    [("fedrep", {"dropout": 0.2}, "disk"), ("fedavg", {"plan": (1, 8)}, "host")],
-    ids=["on the disk, personalised, on one device", "on the host, on eight devices"],
+    [("fedrep", {"dropout": 0.2}, "disk"), ("fedavg", {"plan": (1, 2)}, "host")],
+    ids=["on the disk, personalised, on one device", "on the host, on two devices"],
 )
 def test_every_number_is_that_of_data_on_the_device(name, settings, place):
     before = threads()

@@ -70,7 +70,7 @@ def prompted():
     return build, make_task(net, **SETTINGS)
 
 
-FACTOR = 10  # by how much more they may be apart than by a unit in the last place at the start; with FedOA it is 4
+FACTOR = 10  # by how much more they may be apart than by a unit in the last place at the start
 CASES = {
     "fedavg": whole,
     "fedit": lambda: adapter(functools.partial(fedit, optimizer=local_training.adam(0.01), batch=2), 0.1),
@@ -100,9 +100,9 @@ def biggest(tree) -> jax.Array:
 
 
 def ends(sim: simulator.Simulator, compiled, held, state) -> tuple[list, Any]:
-    """(state, metrics) on the host after each of three rounds, and the last state on the devices."""
+    """(state, metrics) on the host after each of two rounds, and the last state on the devices."""
     found, one = [], sim.compiled.put(np.int32(1))
-    for _ in range(3):
+    for _ in range(2):
         state, record = compiled(held, state, one)
         found.append(jax.tree.map(np.copy, jax.device_get((state, record["train"]))))
     return found, state
@@ -126,16 +126,16 @@ def doubled():
         yield
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["fedavg", "fedpft"])
 def test_numbers_do_not_depend_on_it_and_memory_falls(name):
-    """Clients x model is 4 x 1, 4 x 2 and 2 x 4; all go on from one checkpoint. They agree to 1e-5 after a round, after three
+    """Clients x model is 4 x 1 and 4 x 2; both go on from one checkpoint. They agree to 1e-5 after a round, after two
     about as well as an undivided network agrees with itself when it begins one unit in the last place away. XLA's analysis says
     what a device has."""
     found, sizes, moved = [], [], []
-    for model in (models := (1, 2, 4)):
+    for model in (models := (1, 2)):
         sim = simulate(name, model)
         state = sim.from_host(begun(name))
-        compiled = sim.compiled.programs.run_rounds.lower(
+        compiled = sim.compiled.programs.run_resident_rounds.lower(
             sim.compiled.device_arrays, state, sim.compiled.put(np.int32(1))
         ).compile()
         analysis: Any = compiled.memory_analysis()
@@ -156,16 +156,18 @@ def test_numbers_do_not_depend_on_it_and_memory_falls(name):
         assert size - rows < (sizes[0] - rows) * (1 / model + 0.25)
 
 
-@pytest.mark.parametrize(("name", "model"), [("fedoa", 4)])
-def test_in_float64_they_agree_over_rounds(name, model):
+def test_in_float64_they_agree_over_rounds():
     """So what is apart in float32 is rounding: a distance of features that are nearly equal turns by it, however small it is."""
+    name, model = "fedoa", 4
     sims, found = [simulate(name, each) for each in (1, model)], []
     wide = functools.partial(mapped, lambda x: x.astype(np.float64))
     start, held = wide(begun(name)), [wide(sim.compiled.device_arrays) for sim in sims]
     with doubled():
         for sim, mine in zip(sims, held, strict=True):
             mine, state = meshes.put(mine, sim.spec.mesh, sim.compiled.layout.arrays), sim.from_host(start)
-            compiled = sim.compiled.programs.run_rounds.lower(mine, state, sim.compiled.put(np.int32(1))).compile()
+            big = biggest((mine.tasks, state.server))
+            assert big.addressable_shards[0].data.size == big.size // sim.spec.plan.model
+            compiled = sim.compiled.programs.run_resident_rounds.lower(mine, state, sim.compiled.put(np.int32(1))).compile()
             found.append(ends(sim, compiled, mine, state)[0])
     assert {leaf.dtype for leaf in jax.tree.leaves(found[0]) if leaf.dtype.kind == "f"} == {np.dtype("float64")}
     chex.assert_trees_all_close(found[1], found[0], atol=1e-10, rtol=1e-10)

@@ -11,23 +11,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core.engine.client_state import host_store
-from fedjax_core.engine.client_state.disk_store import DiskStore
+from fedjax_core.engine.client_state import stores
+from fedjax_core.engine.client_state.stores import DiskStore
 
 
 class StoreTest(chex.TestCase):
     def test_gather_and_scatter(self):
         store = {"a": jnp.arange(8.0).reshape(4, 2), "b": jnp.arange(4)}
         places = jnp.asarray([2, 4, 0])  # 4 lies outside
-        rows = host_store.gather(store, places)
+        rows = stores.gather(store, places)
         np.testing.assert_array_equal(rows["b"], [2, 3, 0])
-        new = host_store.scatter(store, places, jax.tree.map(lambda x: x + 10, rows))
+        new = stores.scatter(store, places, jax.tree.map(lambda x: x + 10, rows))
         np.testing.assert_array_equal(new["b"], [10, 1, 12, 3])
         np.testing.assert_array_equal(new["a"], [[10, 11], [2, 3], [14, 15], [6, 7]])
 
     def test_on_the_host_only_what_came_is_written(self):
         like = {"a": jax.ShapeDtypeStruct((2,), jnp.float32), "b": jax.ShapeDtypeStruct((), jnp.int32)}
-        store = host_store.HostStore(5, like)
+        store = stores.HostStore(5, like)
         rows = {"a": np.arange(8, dtype=np.float32).reshape(4, 2) + 1, "b": np.array([7, 8, 9, 10], np.int32)}
         store.write(np.array([4, 5, 1, 2]), rows, np.array([True, False, True, False]))  # 5 lies outside
         np.testing.assert_array_equal(store.touched, [False, True, False, False, True])
@@ -38,9 +38,7 @@ class StoreTest(chex.TestCase):
 
     @pytest.mark.skipif(sys.platform != "linux", reason="only there pages are reserved without memory")
     def test_states_of_more_clients_than_memory_holds(self):
-        store = host_store.HostStore(
-            100_000, {"w": jax.ShapeDtypeStruct((784, 200, 2), jnp.float32)}
-        )  # 125 GB, were they all touched
+        store = stores.HostStore(100_000, {"w": jax.ShapeDtypeStruct((784, 200, 2), jnp.float32)})  # 125 GB, were they all touched
         rows = {"w": np.ones((2, 784, 200, 2), np.float32)}
         store.write(np.array([99_999, 7]), rows, np.array([True, True]))
         read, touched = store.read(np.array([7, 50_000]))
@@ -49,17 +47,17 @@ class StoreTest(chex.TestCase):
 
     def test_packing_round_trip(self):
         like = {"a": jax.ShapeDtypeStruct((2,), jnp.float32)}
-        store = host_store.HostStore(6, like)
+        store = stores.HostStore(6, like)
         store.write(np.array([3, 0]), {"a": np.array([[1, 2], [3, 4]], np.float32)}, np.array([True, True]))
         packed = store.packed()
         np.testing.assert_array_equal(packed["places"], [0, 3])
-        other = host_store.HostStore(6, like)
+        other = stores.HostStore(6, like)
         other.write(np.array([5]), {"a": np.array([[9, 9]], np.float32)}, np.array([True]))
         other.unpack(packed)
         np.testing.assert_array_equal(other.touched, store.touched)
-        np.testing.assert_array_equal(other.rows["a"][store.touched], store.rows["a"][store.touched])
-        empty = host_store.HostStore(6, like)
-        empty.unpack(host_store.HostStore(6, like).packed())
+        np.testing.assert_array_equal(other.states["a"][store.touched], store.states["a"][store.touched])
+        empty = stores.HostStore(6, like)
+        empty.unpack(stores.HostStore(6, like).packed())
         self.assertFalse(empty.touched.any())
 
 
