@@ -64,7 +64,7 @@ def test_what_is_imported_is_required():
     through = {"absl": "ml-collections", "jaxlib": "jax", "threadpoolctl": "scikit-learn", "scipy": "scikit-learn"}
     through |= {"google": "tensorflow-datasets"}  # protobuf decodes its records
     # extras are imported inside functions, on demand
-    required = {r.name.lower() for r in [*CORE, *EXTRAS["text"], *EXTRAS["sets"]]}
+    required = {r.name.lower() for r in [*CORE, *EXTRAS["text"], *EXTRAS["sets"], *EXTRAS["gguf"]]}
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

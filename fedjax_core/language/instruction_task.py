@@ -30,7 +30,6 @@ from fedjax_core.data import federated_data, sources
 from fedjax_core.language import generation, instruction_data, length_bucketing, load_pretrained, option_scoring, tfds_instructions
 from fedjax_core.language.models.transformer import DTYPES, Encoder, LanguageModel
 from fedjax_core.option_types import AtLeastOne, Positive, one_of
-from fedjax_core.storage.json_files import read_json
 from fedjax_core.task import Task, check_tokens, make_partial_task
 from fedjax_core.training import adapters, metrics
 from fedjax_core.training.metrics import Pair, mean_pair
@@ -66,7 +65,7 @@ class Spec(NamedTuple):
     """Which model, and how it reads.
 
     Attributes:
-      folder: in the public layout (`load_pretrained.py`).
+      folder: in the public layout, or a GGUF file (`load_pretrained.py`).
       package: an installed package that brings a model along, in place of a folder.
       dtype: of parameters and computation.
       limit: the most tokens of a text.
@@ -117,7 +116,7 @@ def check_spec(spec: Spec) -> None:
 
 
 def find_model_folder(spec: Spec) -> Path:
-    """Returns the folder of a model; raises FileNotFoundError if its package is not installed."""
+    """Returns the folder or the GGUF file of a model; raises FileNotFoundError if its package is not installed."""
     if spec.folder is None:
         return load_pretrained.find_package_folder(str(spec.package))
     return Path(spec.folder).expanduser()
@@ -175,7 +174,7 @@ def _read(source: Source, root: Path) -> tuple[list[instruction_data.Instance], 
 
 def build_model(folder: Path, spec: Spec, config: dict[str, Any] | None = None) -> Encoder | LanguageModel:
     """Returns the model that a folder's config.json describes, or the one given in its place."""
-    description: Any = read_json(folder / load_pretrained.CONFIG) if config is None else config
+    description: Any = load_pretrained.read_config(folder) if config is None else config
     family = registry.check_choice(
         f"model_type in {folder / load_pretrained.CONFIG}", description.get("model_type"), load_pretrained.FAMILIES
     )
@@ -229,7 +228,7 @@ def _shared(key: Hashable, make: Callable[[], PyTree]) -> PyTree:
 def _arrays(prepared: PreparedTask) -> Net:
     """Returns the weights, read later, which all tasks on one folder share."""
     model, spec, folder = prepared.model, prepared.spec, prepared.folder
-    key = folder.resolve(), spec.dtype, *((f.name, f.stat().st_mtime_ns) for f in sorted(folder.iterdir()))
+    key = folder.resolve(), spec.dtype, *((f.name, f.stat().st_mtime_ns) for f in load_pretrained.list_files(folder))
     base = _shared(key, lambda: load_pretrained.load(folder, spec.dtype, spec.remat, later=True)[1])
     if not isinstance(model, Encoder):
         return Net(base, {})

@@ -20,6 +20,7 @@ import numpy as np
 
 from fedjax_core import registry
 from fedjax_core.algorithm import PyTree
+from fedjax_core.language import gguf_files
 from fedjax_core.language.models import bert, llama
 from fedjax_core.language.models.transformer import Encoder, LanguageModel
 from fedjax_core.option_types import shorten
@@ -36,7 +37,7 @@ def load(
     """Loads a model, a `LanguageModel` (LLaMA) or an `Encoder` (BERT), and its parameters.
 
     Args:
-      folder: with config.json and the weights.
+      folder: with config.json and the weights, or a GGUF file.
       dtype: of parameters and computation, "float32" or "bfloat16"; the files may have another.
       remat: whether a backward pass computes each layer anew, to save memory.
       later: True: parameters are `LazyArray`s, read when they are put on devices.
@@ -44,15 +45,38 @@ def load(
     Raises:
       ValueError: a value of the configuration or a tensor is not supported; the message names it.
     """
-    where, nested = Path(folder), (dict, type(None))
-    config = read_json(where / CONFIG, {"model_type": str, "rope_parameters?": nested, "rope_scaling?": nested})
-    family = FAMILIES[registry.check_choice(f"model_type in {where / CONFIG}", config.get("model_type"), FAMILIES)]
-    params = family.from_tensors(config, read_folder_tensors(where), dtype, later)
+    config = read_config(folder)
+    family = FAMILIES[registry.check_choice(f"model_type in {Path(folder) / CONFIG}", config["model_type"], FAMILIES)]
+    params = family.from_tensors(config, read_folder_tensors(folder), dtype, later)
     return family.build(config, dtype, remat), params
+
+
+def is_gguf(folder: str | os.PathLike) -> bool:
+    """Returns whether a model is a GGUF file, not a folder."""
+    return Path(folder).suffix == gguf_files.SUFFIX
+
+
+def read_config(folder: str | os.PathLike) -> dict[str, Any]:
+    """Returns what config.json says.
+
+    Raises:
+      ValueError, OSError: it is damaged, or not there.
+    """
+    if is_gguf(folder):
+        return gguf_files.read_config(folder)
+    nested = (dict, type(None))
+    return read_json(Path(folder) / CONFIG, {"model_type": str, "rope_parameters?": nested, "rope_scaling?": nested})
+
+
+def list_files(folder: str | os.PathLike) -> list[Path]:
+    """Returns the files of a model, sorted."""
+    return [Path(folder)] if is_gguf(folder) else sorted(Path(folder).iterdir())
 
 
 def read_folder_tensors(folder: str | os.PathLike) -> dict[str, np.ndarray]:
     """Returns all arrays of `model.safetensors`, or of the files that its index names."""
+    if is_gguf(folder):
+        return gguf_files.read_weights(folder)
     where = Path(folder)
     if not (where / INDEX).is_file():
         if not (where / ONE_FILE).is_file():
@@ -74,9 +98,10 @@ def find_package_folder(package: str) -> Path:
     for root in [] if spec is None else spec.submodule_search_locations or []:
         candidate = sorted(Path(root).rglob(CONFIG), key=lambda path: (len(path.parts), path))
         candidate = [path.parent for path in candidate if (path.parent / ONE_FILE).is_file() or (path.parent / INDEX).is_file()]
+        candidate += sorted(Path(root).rglob(f"*{gguf_files.SUFFIX}"))
         if candidate:
             return candidate[0]
-    raise FileNotFoundError(f"no installed package {package!r} with a {CONFIG} and weights beside it")
+    raise FileNotFoundError(f"no installed package {package!r} with a {CONFIG} and weights beside it, or a GGUF file")
 
 
 class Tokenizer:
@@ -97,7 +122,8 @@ class Tokenizer:
         if not Path(path).is_file():
             raise FileNotFoundError(f"there is no {path}; a tokenizer is read from tokenizer.json alone")
         try:
-            self._tokenizer = Tokenizer.from_file(str(path))
+            text = gguf_files.read_tokenizer(path) if is_gguf(path) else Path(path).read_text(encoding="utf-8")
+            self._tokenizer = Tokenizer.from_str(text)
         except Exception as error:  # the package raises nothing narrower
             raise ValueError(f"{path} is no tokenizer ({error})") from None
         _check_template(path, json.loads(self._tokenizer.to_str()).get("post_processor"))
@@ -170,6 +196,8 @@ def _check_template(path: str | os.PathLike, processor: Any) -> None:
 
 def load_tokenizer(folder: str | os.PathLike) -> Tokenizer:
     """Returns the tokenizer of a folder, for the network of its config.json, if it has one."""
+    if is_gguf(folder):
+        return Tokenizer(folder, gguf_files.read_config(folder)["vocab_size"])
     path = Path(folder) / CONFIG
     size = read_json(path, {"vocab_size?": (int, type(None))}).get("vocab_size") if path.is_file() else None
     return Tokenizer(Path(folder) / TOKENIZER, size)

@@ -50,8 +50,8 @@ def mock_prepared(source: Source, clients: int, spec: Spec, sizes: Sizes) -> Pre
     """
     check_spec(spec)
     folder = find_model_folder(spec)
-    file = folder / load_pretrained.CONFIG
-    model = build_model(folder, spec, None if file.is_file() else KNOWN.get(folder.name))
+    is_there = load_pretrained.is_gguf(folder) or (folder / load_pretrained.CONFIG).is_file()
+    model = build_model(folder, spec, None if is_there else KNOWN.get(folder.name))
     rows = sizes.rows or 1000 * clients
     is_encoder = isinstance(model, Encoder)
 
