@@ -56,6 +56,7 @@ from methods.fedrod import fedrod
 from methods.fedsdr import fedsdr
 from methods.fedskc import fedskc
 from methods.fedtgp import fedtgp
+from methods.lg_fedavg import lg_fedavg
 from methods.local import local
 from methods.moon import moon
 from methods.perada import perada
@@ -99,6 +100,7 @@ METHODS: dict[str, Any] = {
     "fedper": functools.partial(fedper, epochs=2, batch=BATCH),
     "fedrep": functools.partial(fedrep, head_epochs=2, body_epochs=1, batch=BATCH, finetune_epochs=1),
     "fedbn": functools.partial(fedbn, epochs=2, batch=BATCH),
+    "lg_fedavg": functools.partial(lg_fedavg, epochs=2, batch=BATCH),
     "fedrod": functools.partial(fedrod, epochs=2, batch=BATCH),
     "fedamp": functools.partial(fedamp, alpha=0.1, sigma=0.5, rho=0.7, epochs=2, batch=BATCH),
     "pfedsd": functools.partial(pfedsd, lam=0.5, temperature=2.0, epochs=2, batch=BATCH),

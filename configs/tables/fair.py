@@ -39,6 +39,7 @@ PERSONAL: dict[str, tuple[str, dict[str, Any]]] = {  # methods evaluated by a mo
     "FedAvg+Linear": ("fedavg_linear", {}),
     "FedPer": ("fedper", {}),
     "FedRep": ("fedrep", {}),
+    "LG-FedAvg": ("lg_fedavg", {}),
     "FedBABU": ("fedbabu", {"method.finetune_rate": LogUniform(0.1, 10.0)}),
     "FedRoD": ("fedrod", {"method.gamma": LogUniform(0.1, 10.0)}),
     "Ditto": ("ditto", {"method.lam": LogUniform(0.1, 10.0)}),
