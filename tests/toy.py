@@ -26,6 +26,7 @@ from fedjax_core.testing.toy_federation import (
     task_with_prompts,
     task_with_public,
 )
+from methods.apfl import apfl
 from methods.centralized import centralized
 from methods.ditto import ditto
 from methods.fedamp import fedamp
@@ -101,6 +102,7 @@ METHODS: dict[str, Any] = {
     "fedrep": functools.partial(fedrep, head_epochs=2, body_epochs=1, batch=BATCH, finetune_epochs=1),
     "fedbn": functools.partial(fedbn, epochs=2, batch=BATCH),
     "lg_fedavg": functools.partial(lg_fedavg, epochs=2, batch=BATCH),
+    "apfl": functools.partial(apfl, alpha=0.4, alpha_lr=0.3, epochs=2, batch=BATCH),
     "fedrod": functools.partial(fedrod, epochs=2, batch=BATCH),
     "fedamp": functools.partial(fedamp, alpha=0.1, sigma=0.5, rho=0.7, epochs=2, batch=BATCH),
     "pfedsd": functools.partial(pfedsd, lam=0.5, temperature=2.0, epochs=2, batch=BATCH),

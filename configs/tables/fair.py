@@ -41,6 +41,7 @@ PERSONAL: dict[str, tuple[str, dict[str, Any]]] = {  # methods evaluated by a mo
     "FedRep": ("fedrep", {}),
     "LG-FedAvg": ("lg_fedavg", {}),
     "FedBABU": ("fedbabu", {"method.finetune_rate": LogUniform(0.1, 10.0)}),
+    "APFL": ("apfl", {"method.alpha": (0.25, 0.5, 0.75)}),
     "FedRoD": ("fedrod", {"method.gamma": LogUniform(0.1, 10.0)}),
     "Ditto": ("ditto", {"method.lam": LogUniform(0.1, 10.0)}),
     "pFedMe": ("pfedme", {"method.lam": LogUniform(0.1, 10.0)}),

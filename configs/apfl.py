@@ -1,0 +1,19 @@
+"""APFL on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
+
+Command:  python -m methods.main --config=configs/apfl.py --workdir=runs/apfl
+Expect:   see configs/RESULTS.md.
+Variants: small (the default); smoke (seconds); paper: FedPFT's protocol: CIFAR-10, 40 clients with
+          500 + 100 images and one label distribution each, ResNet-8 with the 7x7 stem, 5 local
+          epochs, batch 100, SGD 0.1, 1000 rounds, all clients in every round; alpha = 0.5, fixed,
+          its authors' default.
+"""
+
+from configs import base
+
+
+def get_config(variant: str = "small"):
+    config = base.get_config(variant)
+    config.method = dict(name="apfl", alpha=0.5, alpha_lr=0.0, epochs=5, batch=32)
+    if variant == "paper":
+        base.as_in_fedpft(config)
+    return config
