@@ -60,6 +60,7 @@ from methods.fedtgp import fedtgp
 from methods.lg_fedavg import lg_fedavg
 from methods.local import local
 from methods.moon import moon
+from methods.per_fedavg import per_fedavg
 from methods.perada import perada
 from methods.pfedgate import pfedgate
 from methods.pfedme import pfedme
@@ -136,6 +137,7 @@ METHODS: dict[str, Any] = {
     "fedoa_lora": functools.partial(fedoa, lam=0.7, epochs=2, batch=BATCH, variant="released", reading={"micro": 3}),
     "fedsdr": functools.partial(fedsdr, lam=0.7, epochs=2, batch=BATCH),
     "perada": functools.partial(perada, lam=0.35, epochs=2, batch=BATCH, distil={"on": True, "epochs": 2, "batch": 4, "lr": 0.01}),
+    "per_fedavg": functools.partial(per_fedavg, alpha=0.3, hessian="difference", delta=0.05, adapt_steps=2, epochs=2, batch=BATCH),
     "pfedme": functools.partial(pfedme, lam=2.0, inner_steps=2, outer_lr=0.3, epochs=2, batch=BATCH),
 }
 MIXED = {"local", "fedhe_mixed", "fedhpl_mixed", "fedtgp", "fedgh", "fedgen", "fedmd"}  # run with two architectures

@@ -36,6 +36,7 @@ GLOBAL: dict[str, tuple[str, dict[str, Any]]] = {  # methods evaluated by a glob
 PERSONAL: dict[str, tuple[str, dict[str, Any]]] = {  # methods evaluated by a model per client
     "Local": ("local", {}),
     "FedAvg, fine-tuned": ("fedavg_ft", {"method.finetune_rate": LogUniform(0.1, 10.0)}),
+    "Per-FedAvg": ("per_fedavg", {"method.alpha": LogUniform(1e-3, 1.0)}),
     "FedAvg+Linear": ("fedavg_linear", {}),
     "FedPer": ("fedper", {}),
     "FedRep": ("fedrep", {}),
