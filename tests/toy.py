@@ -29,6 +29,7 @@ from fedjax_core.testing.toy_federation import (
 from methods.apfl import apfl
 from methods.centralized import centralized
 from methods.ditto import ditto
+from methods.fedala import fedala
 from methods.fedamp import fedamp
 from methods.fedavg import fedavg
 from methods.fedavg_ft import fedavg_ft
@@ -108,6 +109,7 @@ METHODS: dict[str, Any] = {
     "fedamp": functools.partial(fedamp, alpha=0.1, sigma=0.5, rho=0.7, epochs=2, batch=BATCH),
     "pfedsd": functools.partial(pfedsd, lam=0.5, temperature=2.0, epochs=2, batch=BATCH),
     "pfedgate": functools.partial(pfedgate, sparsity=0.5, epochs=2, batch=BATCH),
+    "fedala": functools.partial(fedala, mix_lr=2.0, fraction=0.7, threshold=0.02, first_epochs=15, epochs=2, batch=BATCH),
     "fedcac": functools.partial(fedcac, tau=0.4, beta=4, epochs=2, batch=BATCH),
     "pfedpt": functools.partial(pfedpt, pad=1, prompt_epochs=1, prompt_lr=0.3, epochs=2, batch=BATCH),
     "fedavg_linear": functools.partial(fedavg_linear, epochs=2, batch=BATCH),

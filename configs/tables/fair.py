@@ -46,6 +46,7 @@ PERSONAL: dict[str, tuple[str, dict[str, Any]]] = {  # methods evaluated by a mo
     "FedRoD": ("fedrod", {"method.gamma": LogUniform(0.1, 10.0)}),
     "Ditto": ("ditto", {"method.lam": LogUniform(0.1, 10.0)}),
     "pFedMe": ("pfedme", {"method.lam": LogUniform(0.1, 10.0)}),
+    "FedALA": ("fedala", {"method.mix_lr": LogUniform(0.1, 10.0)}),
     "pFedSD": ("pfedsd", {"method.lam": LogUniform(0.01, 1.0)}),
     "pFedGate": ("pfedgate", {"method.sparsity": (0.3, 0.5, 1.0)}),
     "FedAMP": ("fedamp", {"method.alpha": LogUniform(0.01, 0.65)}),

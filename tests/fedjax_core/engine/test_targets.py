@@ -20,7 +20,7 @@ from fedjax_core.training import local_training, metrics
 from methods.fedavg import fedavg
 from tests import toy
 
-ANY = "apfl centralized ditto fedamp fedavg fedavg_ft fedbabu fedbn fedcac fedit fedlora fedopt fedper fedprox fedrep lg_fedavg local per_fedavg scaffold"
+ANY = "apfl centralized ditto fedala fedamp fedavg fedavg_ft fedbabu fedbn fedcac fedit fedlora fedopt fedper fedprox fedrep lg_fedavg local per_fedavg scaffold"
 ROWS = "fedavg_linear fedsdr moon perada pfedgate pfedpg pfedpt"
 
 
