@@ -28,6 +28,7 @@ from fedjax_core.testing.toy_federation import (
 )
 from methods.apfl import apfl
 from methods.centralized import centralized
+from methods.dbe import dbe
 from methods.ditto import ditto
 from methods.fedala import fedala
 from methods.fedamp import fedamp
@@ -37,6 +38,7 @@ from methods.fedavg_linear import fedavg_linear
 from methods.fedbabu import fedbabu
 from methods.fedbn import fedbn
 from methods.fedcac import fedcac
+from methods.fedcp import fedcp
 from methods.fedgen import fedgen
 from methods.fedgh import fedgh
 from methods.fedhe import fedhe
@@ -105,6 +107,8 @@ METHODS: dict[str, Any] = {
     "fedbn": functools.partial(fedbn, epochs=2, batch=BATCH),
     "lg_fedavg": functools.partial(lg_fedavg, epochs=2, batch=BATCH),
     "apfl": functools.partial(apfl, alpha=0.4, alpha_lr=0.3, epochs=2, batch=BATCH),
+    "dbe": functools.partial(dbe, kappa=2.0, momentum=0.6, epochs=2, batch=BATCH),
+    "fedcp": functools.partial(fedcp, lam=0.8, epochs=2, batch=BATCH),
     "fedrod": functools.partial(fedrod, epochs=2, batch=BATCH),
     "fedamp": functools.partial(fedamp, alpha=0.1, sigma=0.5, rho=0.7, epochs=2, batch=BATCH),
     "pfedsd": functools.partial(pfedsd, lam=0.5, temperature=2.0, epochs=2, batch=BATCH),

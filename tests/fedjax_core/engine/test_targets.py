@@ -21,7 +21,7 @@ from methods.fedavg import fedavg
 from tests import toy
 
 ANY = "apfl centralized ditto fedala fedamp fedavg fedavg_ft fedbabu fedbn fedcac fedit fedlora fedopt fedper fedprox fedrep lg_fedavg local per_fedavg scaffold"
-ROWS = "fedavg_linear fedsdr moon perada pfedgate pfedpg pfedpt"
+ROWS = "dbe fedavg_linear fedcp fedsdr moon perada pfedgate pfedpg pfedpt"
 
 
 @functools.cache

@@ -1,0 +1,127 @@
+"""FedCP in loops with its gate and its loss written out, and its limits."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import parameterized
+
+from fedjax_core.algorithm import Net
+from methods.fedcp import Server, fedcp, init_gate, policy, squared_mmd
+from tests import naive, toy
+from tests.methods.test_fedavg import MODEL
+from tests.methods.test_fedper import STEPS, ended, made, one, simulate
+
+GATE, D = 0x6370, 6
+
+
+def shares(gate, z, v):
+    """(r_i, s_i) of one example."""
+    a = (z * v / jnp.sqrt(jnp.sum(v**2))) @ gate["linear"]["kernel"] + gate["linear"]["bias"]
+    a = (a - jnp.mean(a)) / jnp.sqrt(jnp.mean((a - jnp.mean(a)) ** 2) + 1e-5)
+    a = jnp.maximum(a * gate["scale"] + gate["bias"], 0)
+    r = jnp.exp(a[:D]) / (jnp.exp(a[:D]) + jnp.exp(a[D:]))
+    return r, 1 - r
+
+
+def mmd(a, b):
+    """The biased estimate over all pairs."""
+
+    def kernel(p, q):
+        return sum(jnp.exp(-0.5 * jnp.sum((p[:, None] - q[None]) ** 2, -1) / h) for h in (10, 15, 20, 50))
+
+    return jnp.mean(kernel(a, a) + kernel(b, b) - 2 * kernel(a, b))
+
+
+def divided(params, stats, x, y, given):
+    lam, received, head, v = given
+    outputs, stats = MODEL.apply(Net({"body": params["body"], "head": head}, stats), x, train=True)
+    z, logits = outputs["features"], []
+    for row in range(len(y)):
+        r, s = shares(params["gate"], z[row], v)
+        own = (r * z[row]) @ params["own"]["kernel"] + params["own"]["bias"]
+        logits.append(own + (s * z[row]) @ head["kernel"] + head["bias"])
+    ce = naive.cross_entropy(jnp.stack(logits), y)
+    far = mmd(z, MODEL.apply(Net(*received), x)[0]["features"])
+    return ce + lam * far, (stats, jnp.stack(logits), ce)
+
+
+def oracle(rounds, lam):
+    """The server's network, its gate, and all clients' heads; without noise."""
+    clients, key = naive.rows(toy.data()), naive.stream(0, naive.INIT)
+    w = tuple(MODEL.init(key))
+    gate = init_gate(jax.random.fold_in(key, GATE), D)
+    heads = [w[0]["head"]] * len(clients)
+    for r in range(rounds):
+        ends, share = [], []
+        for i in naive.cohort(0, r, len(clients), 5):
+            start, head = {"body": w[0]["body"], "own": heads[i], "gate": gate}, w[0]["head"]
+            given = lam, w, head, jnp.sum(jnp.asarray(heads[i]["kernel"]), 1)
+            client_key = naive.client_key(0, r, i)
+            end = naive.train(MODEL, start, w[1], *clients[i], client_key, epochs=2, whole=divided, given=given, **STEPS)
+            heads[i] = end.params["own"]
+            both = jax.tree.map(lambda own, shared: 0.5 * own + 0.5 * shared, heads[i], naive.arrays(head))
+            ends.append((({"body": end.params["body"], "head": both}, end.stats), end.params["gate"]))
+            share.append(len(clients[i][1]))
+        w, gate = naive.mean(ends, share)
+    return w, gate, heads
+
+
+class FedCPTest(chex.TestCase):
+    def test_equals_the_loops(self):
+        state = ended(made(fedcp, epochs=2, lam=0.8, gumbel=False))
+        w, gate, heads = oracle(2, 0.8)
+        chex.assert_trees_all_close(tuple(state.server.net), w, atol=5e-6)
+        chex.assert_trees_all_close(state.server.gate, gate, atol=5e-6)
+        for i in range(toy.CLIENTS):
+            chex.assert_trees_all_close(one(state.clients[0], i), heads[i], atol=5e-6)
+        drawn = toy.reference("fedcp")[2].server.gate["linear"]["kernel"]
+        self.assertGreater(np.abs(drawn - gate["linear"]["kernel"]).max(), 1e-4)
+
+    def test_a_gate_for_the_personal_head_alone_is_fedper(self):
+        net, gate = MODEL.init(jax.random.key(1)), init_gate(jax.random.key(2), D)
+        own = gate | {"scale": jnp.zeros(2 * D), "bias": jnp.repeat(jnp.asarray([200.0, 0.0]), D)}
+        head = jax.tree.map(lambda p: 0.5 * p, net.params["head"])
+        sent = Server(net._replace(params=net.params | {"head": jax.tree.map(jnp.zeros_like, head)}), own)
+        out = toy.update_client(made(fedcp, lam=0.0)(toy.task()), sent, head)
+        x, y = naive.rows(toy.data())[0]
+        end = naive.train(MODEL, net.params | {"head": head}, net.stats, x, y, jax.random.key(5), epochs=1, **STEPS)
+        chex.assert_trees_all_close(out.state, end.params["head"], atol=2e-6)
+        body = naive.plus(net.params["body"], out.uplink.net.params["body"])
+        chex.assert_trees_all_close(body, end.params["body"], atol=2e-6)
+        chex.assert_trees_all_close(out.uplink.net.params["head"], jax.tree.map(lambda p: p / 2, end.params["head"]), atol=2e-6)
+
+    def test_shares_sum_to_one_and_noise_moves_them(self):
+        gate, z = init_gate(jax.random.key(1), D), jax.random.normal(jax.random.key(2), (7, D))
+        plain, drawn = policy(gate, z, jnp.ones(D)), policy(gate, z, jnp.ones(D), jax.random.key(3))
+        for r, s in (plain, drawn):
+            np.testing.assert_allclose(r + s, 1, atol=1e-6)
+        self.assertGreater(np.abs(plain[0] - drawn[0]).max(), 0.1)
+
+    def test_discrepancy(self):
+        a, b = jax.random.normal(jax.random.key(1), (2, 5, D))
+        mask = jnp.arange(5) < 3
+        np.testing.assert_allclose(squared_mmd(a, b, mask), mmd(a[:3], b[:3]), atol=1e-5)
+        np.testing.assert_allclose(squared_mmd(a, a, mask), 0, atol=1e-6)
+
+    def test_a_client_predicts_with_both_heads(self):
+        sim, _, state = toy.reference("fedcp")
+        x, head = toy.data().test.x, one(state.clients[0], 3)
+        logits = sim.spec.algorithm(0, sim.spec.host_arrays, 2).predict["personal"](state.server, head, x)["logits"]
+        params = {"body": state.server.net.params["body"], "own": head, "gate": state.server.gate}
+        v, shared = jnp.sum(head["kernel"], 1), state.server.net.params["head"]
+        z = MODEL.features(state.server.net, x)[0]
+        for row in (0, 9):
+            r, s = shares(params["gate"], z[row], v)
+            wanted = (r * z[row]) @ head["kernel"] + head["bias"] + (s * z[row]) @ shared["kernel"] + shared["bias"]
+            np.testing.assert_allclose(logits[row], wanted, atol=1e-5)
+
+    def test_what_travels(self):
+        shapes = toy.reference("fedcp")[0].spec.shapes
+        numbers = (5 * 6 + 6) + (6 * 3 + 3) + 5 + 2 * D**2 + 6 * D
+        self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
+
+    @parameterized.parameters(-0.5, float("nan"))
+    def test_lambda_must_not_be_negative(self, lam):
+        with self.assertRaisesRegex(ValueError, f"^lam={lam} must be .*at least 0$"):
+            simulate(made(fedcp, lam=lam))
