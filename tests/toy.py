@@ -28,6 +28,7 @@ from fedjax_core.testing.toy_federation import (
 )
 from methods.apfl import apfl
 from methods.centralized import centralized
+from methods.cfl import cfl
 from methods.dbe import dbe
 from methods.ditto import ditto
 from methods.fedala import fedala
@@ -39,6 +40,7 @@ from methods.fedbabu import fedbabu
 from methods.fedbn import fedbn
 from methods.fedcac import fedcac
 from methods.fedcp import fedcp
+from methods.fedfomo import fedfomo
 from methods.fedgen import fedgen
 from methods.fedgh import fedgh
 from methods.fedhe import fedhe
@@ -60,6 +62,7 @@ from methods.fedrod import fedrod
 from methods.fedsdr import fedsdr
 from methods.fedskc import fedskc
 from methods.fedtgp import fedtgp
+from methods.ifca import ifca
 from methods.lg_fedavg import lg_fedavg
 from methods.local import local
 from methods.moon import moon
@@ -111,11 +114,14 @@ METHODS: dict[str, Any] = {
     "fedcp": functools.partial(fedcp, lam=0.8, epochs=2, batch=BATCH),
     "fedrod": functools.partial(fedrod, epochs=2, batch=BATCH),
     "fedamp": functools.partial(fedamp, alpha=0.1, sigma=0.5, rho=0.7, epochs=2, batch=BATCH),
+    "fedfomo": functools.partial(fedfomo, models=3, validation=0.4, epsilon=0.4, epsilon_decay=0.1, epochs=2, batch=BATCH),
     "pfedsd": functools.partial(pfedsd, lam=0.5, temperature=2.0, epochs=2, batch=BATCH),
     "pfedgate": functools.partial(pfedgate, sparsity=0.5, epochs=2, batch=BATCH),
     "fedala": functools.partial(fedala, mix_lr=2.0, fraction=0.7, threshold=0.02, first_epochs=15, epochs=2, batch=BATCH),
     "fedcac": functools.partial(fedcac, tau=0.4, beta=4, epochs=2, batch=BATCH),
     "pfedpt": functools.partial(pfedpt, pad=1, prompt_epochs=1, prompt_lr=0.3, epochs=2, batch=BATCH),
+    "ifca": functools.partial(ifca, clusters=3, epochs=2, batch=BATCH),
+    "cfl": functools.partial(cfl, mean_norm=5.0, client_norm=0.1, first_split=0, epochs=2, batch=BATCH),
     "fedavg_linear": functools.partial(fedavg_linear, epochs=2, batch=BATCH),
     "fedbabu": functools.partial(fedbabu, epochs=2, batch=BATCH, finetune_epochs=1, finetune_rate=0.5),
     "ditto": functools.partial(ditto, lam=0.7, epochs=2, personal_epochs=1, batch=BATCH),

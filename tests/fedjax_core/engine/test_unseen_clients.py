@@ -29,6 +29,8 @@ SERVED_BY_NOTHING = {
     "local",
     "fedamp",
     "fedcac",
+    "cfl",
+    "fedfomo",
     "pfedpg",
     "fedhe",
     "fedhe_mixed",

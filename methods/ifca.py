@@ -1,0 +1,111 @@
+"""IFCA: k global models; each client trains the one that fits its data best.
+
+In plain words: The server keeps several models. In each round a client picks the one with the
+smallest loss on its data and trains it, so that clients with similar data form a cluster.
+Sent to clients: all models.
+
+Ghosh, Chung, Yin, Ramchandran. An Efficient Framework for Clustered Federated Learning. NeurIPS
+2020. https://arxiv.org/abs/2006.04088
+
+  paper     here          meaning
+  k         clusters      number of models
+  theta_j   server        [k, ...] models of the clusters
+  j_hat     cluster       argmin_j F_i(theta_j) over all of the client's training examples, in
+                          evaluation mode; the lowest of equal ones
+  tau       local steps   `epochs` of them, by the optimizer
+
+A model becomes the uniform mean over the clients that chose it, and stays if none did (model
+averaging). A client is scored with the newest model that fits its training data best.
+
+Unseen clients use the model that fits their training data best.
+
+Departures: each model has its own random initialization, which is not drawn again if all clients
+choose one (the authors' code for MNIST does until each has a tenth of them). Gradient averaging is
+left out, and the layers that FEMNIST's models share.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_core.algorithm import TARGETS, Algorithm, ClientOutput, Reduce
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, check_arguments
+from fedjax_core.task import Task
+from fedjax_core.training import aggregators, local_training
+
+
+def ifca(
+    task: Task,
+    *,
+    optimizer: local_training.Optimizer,
+    clusters: AtLeastOne = 2,
+    epochs: AtLeastZero = 1,
+    batch: AtLeastOne = 64,
+    weights: str = "uniform",
+) -> Algorithm:
+    """Builds IFCA (Algorithm 1, model averaging).
+
+    Args:
+      task: network and population.
+      optimizer: local optimizer, whose state starts anew every round.
+      clusters: k; 1 is FedAvg.
+      epochs: local epochs.
+      batch: B.
+      weights: within a cluster, "uniform" or "samples".
+
+    Returns:
+      The algorithm; a client keeps the index of its cluster. The metric "largest_cluster" is that
+      cluster's share of the cohort.
+    """
+    check_arguments(ifca, clusters=clusters)
+    model, label_loss, weigh = task.model, local_training.label_loss(task), aggregators.make_weight_fn(weights)
+    train = local_training.fit(local_training.supervised_loss(task), optimizer(task.round_num), epochs=epochs, batch=batch)
+
+    def server_init(key):
+        keys = [key, *(jax.random.fold_in(key, j) for j in range(1, clusters))]
+        return jax.tree.map(lambda *nets: jnp.stack(nets), *map(model.init, keys))
+
+    def choose(models, data):
+        """Returns j_hat []."""
+
+        def losses(batch):
+            def of(net):
+                outputs, _ = model.apply(net, batch.x)
+                return local_training.loss_and_metrics(outputs, batch, label_loss)[1]["loss"]
+
+            return jax.lax.map(of, models)
+
+        total, examples = local_training.sum_over_batches(losses, data, batch=batch)
+        return jnp.argmin(total / jnp.maximum(examples, 1)).astype(jnp.int32)
+
+    def client_update(models, cluster, data, key):
+        cluster = choose(models, data)
+        theta = jax.tree.map(lambda theta: theta[cluster], models)
+        trained = train(theta, data, key)
+        local = jax.tree.map(lambda theta, new: theta.at[cluster].set(new), models, trained.net)
+        return ClientOutput(cluster, (optax.tree.sub(trained.net, theta), cluster), trained.sums, local=(local, cluster))
+
+    def map_part(part, client):
+        delta, cluster = part
+        w = weigh(client) * jax.nn.one_hot(cluster, clusters)
+        return jax.tree.map(lambda d: jnp.tensordot(w.astype(d.dtype), d, 0), delta), w, (w > 0).astype(jnp.float32)
+
+    def finalize(total):
+        deltas, w, members = total
+        share = lambda d: d / jnp.maximum(w, aggregators.TINY).astype(d.dtype).reshape(-1, *(1,) * (d.ndim - 1))
+        return jax.tree.map(share, deltas), members
+
+    def server_update(models, collected, cohort, key):
+        deltas, members = collected
+        return optax.apply_updates(models, deltas), {"largest_cluster": (jnp.max(members), jnp.sum(members))}
+
+    return Algorithm(
+        server_init,
+        client_update,
+        server_update,
+        collect=Reduce(map_part, "add", finalize),
+        predict={"personal": lambda models, j, x: model.apply(jax.tree.map(lambda theta: theta[j], models), x)[0]},
+        client_init=lambda key, server, client_id: jnp.int32(0),
+        personalise=lambda models, j, data, key: (models, choose(models, data)),
+        targets=tuple(TARGETS),
+    )
