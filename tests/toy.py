@@ -51,6 +51,7 @@ from methods.fedmd import fedmd
 from methods.fednh import fednh
 from methods.fedoa import fedoa
 from methods.fedopt import fedopt
+from methods.fedpac import fedpac
 from methods.fedper import fedper
 from methods.fedpft import fedpft
 from methods.fedproto import fedproto
@@ -113,6 +114,7 @@ METHODS: dict[str, Any] = {
     "dbe": functools.partial(dbe, kappa=2.0, momentum=0.6, epochs=2, batch=BATCH),
     "fedcp": functools.partial(fedcp, lam=0.8, epochs=2, batch=BATCH),
     "fedrod": functools.partial(fedrod, epochs=2, batch=BATCH),
+    "fedpac": functools.partial(fedpac, lam=0.7, head_rate=2.0, epochs=2, batch=BATCH),
     "fedamp": functools.partial(fedamp, alpha=0.1, sigma=0.5, rho=0.7, epochs=2, batch=BATCH),
     "fedfomo": functools.partial(fedfomo, models=3, validation=0.4, epsilon=0.4, epsilon_decay=0.1, epochs=2, batch=BATCH),
     "pfedsd": functools.partial(pfedsd, lam=0.5, temperature=2.0, epochs=2, batch=BATCH),

@@ -41,6 +41,7 @@ PERSONAL: dict[str, tuple[str, dict[str, Any]]] = {  # methods evaluated by a mo
     "FedPer": ("fedper", {}),
     "FedRep": ("fedrep", {}),
     "LG-FedAvg": ("lg_fedavg", {}),
+    "FedPAC": ("fedpac", {"method.lam": LogUniform(0.1, 10.0)}),
     "FedBABU": ("fedbabu", {"method.finetune_rate": LogUniform(0.1, 10.0)}),
     "APFL": ("apfl", {"method.alpha": (0.25, 0.5, 0.75)}),
     "DBE": ("dbe", {"method.kappa": LogUniform(0.1, 100.0)}),

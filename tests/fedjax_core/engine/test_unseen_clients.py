@@ -31,6 +31,7 @@ SERVED_BY_NOTHING = {
     "fedcac",
     "cfl",
     "fedfomo",
+    "fedpac",
     "pfedpg",
     "fedhe",
     "fedhe_mixed",
