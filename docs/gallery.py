@@ -16,6 +16,7 @@ round, so two methods differ only in what this page says. K is the number of cla
 |---|---|
 | one model for all clients | FedAvg, then SCAFFOLD, FedProx, FedOpt, FedSKC |
 | a model for each client | Local (the baseline to beat), FedAvg with fine-tuning, FedPer, Ditto, FedPFT |
+| a model for each group of clients | IFCA, CFL |
 | clients with different networks | FedHe, FedProto, FedMD, FedHPL |
 | adapters of a frozen network | FedIT, PerAda, FedOA |
 

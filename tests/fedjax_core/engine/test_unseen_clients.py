@@ -193,7 +193,7 @@ def test_every_method_has_models_for_an_unseen_client_or_says_why_not(name):
     reason = unseen_clients.find_skip_reason(with_peer_groups(toy.groups(build, case.mixed, task=case.task)))
     assert bool(reason) == refused
     if refused:
-        with pytest.raises(ValueError, match=r"evaluation.scopes has 'unseen', but (Local |\w*Fed\w+)"):
+        with pytest.raises(ValueError, match=r"evaluation.scopes has 'unseen', but (Local |CFL |\w*Fed\w+)"):
             unseen_clients.add_unseen_scope(Evaluation(("own", "unseen")), reason, True)
         return
     sim = toy.simulate(name, data=beside(), evaluation=Evaluation(("global",)))
