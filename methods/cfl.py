@@ -80,8 +80,9 @@ def cfl(
       batch: B.
 
     Returns:
-      The algorithm; the server keeps a model and an update per client. The metric "clusters" is
-      their number.
+      The algorithm; the server keeps a model and an update per client. Metrics: "clusters", their
+      number; "mean_norm", the mean of |mean_c Delta_i| over clusters; "client_norm", the largest
+      |Delta_i|. The last two help to choose eps_1 and eps_2.
     """
     check_arguments(cfl, mean_norm=mean_norm, client_norm=client_norm, first_split=first_split, linkage=linkage)
     model, clients = task.model, task.population
@@ -96,14 +97,16 @@ def cfl(
         return ClientOutput(client, optax.tree.sub(trained.net, theta), trained.sums, local=(trained.net, client))
 
     def split_clusters(updates, labels):
-        """Returns the new labels."""
+        """Returns (new labels, norms [N] of the old clusters' mean updates, the largest norm)."""
         norms = jax.vmap(optax.tree.norm)(updates)
 
-        def split(c, new):
+        def split(c, carry):
+            new, mean_norms = carry
             members = labels == c
             sent = members & (norms > 0)
             mean = aggregators.weighted_mean(updates, sent.astype(norms.dtype))
-            is_stationary = (optax.tree.norm(mean) < mean_norm) & (jnp.max(jnp.where(sent, norms, 0)) > client_norm)
+            mean_norms = mean_norms.at[c].set(optax.tree.norm(mean))
+            is_stationary = (mean_norms[c] < mean_norm) & (jnp.max(jnp.where(sent, norms, 0)) > client_norm)
             is_due = is_stationary & (jnp.sum(sent) > 2) & (task.round_num >= first_split)
 
             def halve():
@@ -112,19 +115,21 @@ def cfl(
                 rest = members & ~second
                 return jnp.where(second, jnp.argmax(second), jnp.where(rest, jnp.argmax(rest), new)).astype(new.dtype)
 
-            return jax.lax.cond(is_due, halve, lambda: new)
+            return jax.lax.cond(is_due, halve, lambda: new), mean_norms
 
-        return jax.lax.fori_loop(0, clients, split, labels)
+        return *jax.lax.fori_loop(0, clients, split, (labels, jnp.zeros(clients))), jnp.max(norms)
 
     def server_update(server, deltas, cohort, key):
         active = cohort.examples > 0
         updates = aggregators.scatter_clients(server.updates, cohort, deltas.params)
-        labels = split_clusters(updates, server.labels)
+        labels, mean_norms, largest = split_clusters(updates, server.labels)
         own = jnp.take(labels, cohort.ids, mode="clip")
         w = ((labels[:, None] == own[None]) & active[None]).astype(jnp.float32)
         mean = aggregators.mix_clients(deltas, w / jnp.maximum(jnp.sum(w, 1, keepdims=True), 1))
-        number = jnp.sum(labels == jnp.arange(clients), dtype=jnp.float32)
-        return Server(optax.apply_updates(server.models, mean), updates, labels), {"clusters": (number, jnp.ones(()))}
+        count = lambda labels: jnp.sum(labels == jnp.arange(clients), dtype=jnp.float32)
+        metrics = {"clusters": (count(labels), jnp.ones(())), "client_norm": (largest, jnp.ones(()))}
+        metrics |= {"mean_norm": (jnp.sum(mean_norms), count(server.labels))}
+        return Server(optax.apply_updates(server.models, mean), updates, labels), metrics
 
     return Algorithm(
         server_init,

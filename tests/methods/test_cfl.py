@@ -107,8 +107,10 @@ class CFLTest(chex.TestCase):
         settings = dict(mean_norm=mean_norm, client_norm=client_norm, first_split=first_split)
         algorithm = made(cfl, **settings)(toy.task())
         cohort = Cohort(jnp.arange(8), jnp.ones(8, jnp.int32))
-        server, _ = jax.jit(algorithm.server_update)(algorithm.server_init(jax.random.key(0)), deltas, cohort, None)
+        server, metrics = jax.jit(algorithm.server_update)(algorithm.server_init(jax.random.key(0)), deltas, cohort, None)
         self.assertEqual(server.labels.tolist(), [0, 1] * 4 if is_split else [0] * 8)
+        self.assertAlmostEqual(float(metrics["mean_norm"][0]), 0, places=5)
+        self.assertAlmostEqual(float(metrics["client_norm"][0]), np.linalg.norm(flat(net.params)), places=4)
         start = algorithm.server_init(jax.random.key(0)).models
         moved = naive.minus(server.models, start)
         chex.assert_trees_all_close(moved, naive.arrays(deltas) if is_split else jax.tree.map(np.zeros_like, moved), atol=1e-6)

@@ -36,14 +36,16 @@ def mmd(a, b):
 def divided(params, stats, x, y, given):
     lam, received, head, v = given
     outputs, stats = MODEL.apply(Net({"body": params["body"], "head": head}, stats), x, train=True)
-    z, logits = outputs["features"], []
-    for row in range(len(y)):
-        r, s = shares(params["gate"], z[row], v)
-        own = (r * z[row]) @ params["own"]["kernel"] + params["own"]["bias"]
-        logits.append(own + (s * z[row]) @ head["kernel"] + head["bias"])
-    ce = naive.cross_entropy(jnp.stack(logits), y)
+    z = outputs["features"]
+
+    def classify(z):
+        r, s = shares(params["gate"], z, v)
+        return (r * z) @ params["own"]["kernel"] + params["own"]["bias"] + (s * z) @ head["kernel"] + head["bias"]
+
+    logits = jax.vmap(classify)(z)
+    ce = naive.cross_entropy(logits, y)
     far = mmd(z, MODEL.apply(Net(*received), x)[0]["features"])
-    return ce + lam * far, (stats, jnp.stack(logits), ce)
+    return ce + lam * far, (stats, logits, ce)
 
 
 def oracle(rounds, lam):
