@@ -110,17 +110,17 @@ def apfl(
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)
     return base._replace(
         client_update=client_update,
-        predict=base.predict | {"personal": lambda w, client, x: mixed(w, *client, x)[0]},
+        predict=base.predict | {"personal": lambda w, client, x: mixed(w, client.v, client.alpha, x)[0]},
         client_init=lambda key, server, client_id: Client(model.init(key), jnp.float32(alpha)),
         init_unseen=lambda w, client: client._replace(v=w),
     )
 
 
 def first_step(lr: float) -> optax.GradientTransformation:
-    """Returns gradient descent within [0, 1] that takes its first step alone."""
+    """Returns gradient descent within [0, 1] that takes its first step alone; state: whether it did."""
 
-    def update(grads, is_done, params=None):
-        step = lambda g, a: jnp.where(is_done, 0, jnp.clip(a - lr * g, 0, 1) - a)
-        return jax.tree.map(step, grads, params), jnp.ones((), bool)
+    def update(updates, state, params=None):
+        step = lambda g, a: jnp.where(state, 0, jnp.clip(a - lr * g, 0, 1) - a)
+        return jax.tree.map(step, updates, params), jnp.ones((), bool)
 
     return optax.GradientTransformation(lambda params: jnp.zeros((), bool), update)

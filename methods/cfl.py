@@ -129,7 +129,7 @@ def cfl(
         count = lambda labels: jnp.sum(labels == jnp.arange(clients), dtype=jnp.float32)
         metrics = {"clusters": (count(labels), jnp.ones(())), "client_norm": (largest, jnp.ones(()))}
         metrics |= {"mean_norm": (jnp.sum(mean_norms), count(server.labels))}
-        return Server(optax.apply_updates(server.models, mean), updates, labels), metrics
+        return Server(optax.tree.add(server.models, mean), updates, labels), metrics
 
     return Algorithm(
         server_init,

@@ -141,15 +141,15 @@ def fedpac(
         return ClientOutput(client, uplink, sums, local=(Sent(body, head, sent.prototypes), client))
 
     def server_update(server, collected, cohort, key):
-        delta, means, heads, moments = collected
+        delta, means, heads, (h, v) = collected
         active = cohort.examples > 0
         if collaborate:
-            alpha = jax.vmap(lambda h_i: head_weights(h_i, *moments, active))(moments[0])
+            alpha = jax.vmap(lambda h_i: head_weights(h_i, h, v, active))(h)
             alpha = jnp.where(active[:, None], alpha, 0)
         else:
             alpha = jnp.diag(active.astype(jnp.float32))
         combined = aggregators.scatter_clients(server.heads, cohort, aggregators.mix_clients(heads, alpha))
-        new = Server(optax.apply_updates(server.body, delta), combined, update_prototypes(server.prototypes, *means))
+        new = Server(optax.tree.add(server.body, delta), combined, update_prototypes(server.prototypes, *means))
         return new, {"own_share": (jnp.trace(alpha), jnp.sum(active, dtype=jnp.float32))}
 
     def server_init(key):

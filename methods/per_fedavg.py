@@ -102,7 +102,7 @@ def per_fedavg(
                     ahead, behind = (at(optax.tree.add_scale(w, step, u)) for step in (delta, -delta))
                     curved = optax.tree.scale(1 / (2 * delta), optax.tree.sub(ahead, behind))
                 direction = optax.tree.add_scale(u, -alpha, curved)
-            return optax.tree.vdot(net.params, direction), aux
+            return jnp.asarray(optax.tree.vdot(net.params, direction)), aux
 
         return loss
 
