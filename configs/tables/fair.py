@@ -9,12 +9,13 @@ Variants: small (the default): digits with an MLP, 50 rounds, and 4,000 images o
 20 clients, Dirichlet(0.1), of which 4 are unseen: they never train. A fifth of each client's
 training examples is held out for validation and selects settings, by 8 trials for each row and
 column, and the round. Test examples select nothing. Every row tries rates between 0.01 and 1.
-FedAvg, Local, FedAvg+Linear, FedPer and FedRep try nothing else. Each other row tries one
-coefficient of its own, most of them over two magnitudes, not necessarily centered at the authors'
-value (FedSKC's tau from 0.05 to 5; theirs is 0.08). SCAFFOLD's server rate covers one magnitude,
-FedNH's scale 1 to 30, FedAMP's alpha up to sigma / 15 (16 clients train); pFedGate and FedCAC try
-one of three values. A client is evaluated with the method's personal model if there is one, else
-with the global model, on its own test examples.
+FedAvg, Local, FedAvg+Linear, FedPer, FedRep and LG-FedAvg try nothing else. Each other row tries
+one coefficient of its own, most of them over two magnitudes, not necessarily centered at the
+authors' value (FedSKC's tau from 0.05 to 5; theirs is 0.08). SCAFFOLD's server rate covers one
+magnitude, Per-FedAvg's alpha and DBE's kappa three, FedNH's scale 1 to 30, FedAMP's alpha up to
+sigma / 15 (16 clients train); pFedGate, FedCAC, APFL, FedFomo and IFCA try one of three values. A
+client is evaluated with the method's personal model if there is one, else with the global model, on
+its own test examples.
 """
 
 import importlib
