@@ -13,11 +13,11 @@ from configs import base
 
 def get_config(variant: str = "small"):
     config = base.get_config(variant)
-    config.method = dict(name="fedpac", lam=1.0, head_epochs=1, head_rate=1.0, epochs=5, batch=32)
+    config.method = dict(name="fedpac", lam=1.0, head_epochs=1, head_rate=1.0, epochs=4, batch=32)
     if variant == "paper":
         config.data.update(source="cifar10", clients=20, partition="dirichlet(alpha=0.1)")
         config.models = ("cnn(widths=(16, 32), dense=128, kernel=5, pool='each')",)
-        config.method.update(head_rate=10.0, batch=50)
+        config.method.update(head_rate=10.0, epochs=5, batch=50)
         config.optimizer.update(lr=0.01, momentum=0.5, weight_decay=5e-4)
         config.cohort.fraction = 1.0
         config.rounds = 200

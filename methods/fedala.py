@@ -26,7 +26,7 @@ newest server model. In its first round it starts from the server's model.
 Unseen clients train the server's model locally, then mix the result with it, as all clients do.
 
 Departures: the losses that end the first phase are means over an epoch, those of the authors' code
-of its last minibatch; and that phase ends after `first_epochs`. Minibatches are shuffled. The code
+of its last minibatch; and that phase ends after `first_limit`. Minibatches are shuffled. The code
 names layers by a number of tensors, 2 for the classifier.
 """
 
@@ -67,7 +67,7 @@ def fedala(
     mix_lr: NonNegative = 1.0,
     fraction: PositiveFraction = 0.8,
     threshold: NonNegative = 0.1,
-    first_epochs: AtLeastOne = 30,
+    first_limit: AtLeastOne = 30,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
     weights: str = "samples",
@@ -81,7 +81,7 @@ def fedala(
       mix_lr: eta; 0 is FedAvg.
       fraction: s / 100.
       threshold: deviation of losses that ends the first phase.
-      first_epochs: largest number of epochs of that phase.
+      first_limit: largest number of epochs of that phase.
       epochs: local epochs.
       batch: B, also for learning W_i.
       weights: "samples" or "uniform".
@@ -89,7 +89,7 @@ def fedala(
     Returns:
       The algorithm; a client keeps its model and W_i.
     """
-    check_arguments(fedala, mix_lr=mix_lr, fraction=fraction, threshold=threshold, first_epochs=first_epochs)
+    check_arguments(fedala, mix_lr=mix_lr, fraction=fraction, threshold=threshold, first_limit=first_limit)
     model, supervised = task.model, local_training.supervised_loss(task)
     train = local_training.fit(supervised, optimizer(task.round_num), epochs=epochs, batch=batch)
     split = lambda params: local_training.split_params(params, local_training.entries_filter(*top) if top else None)
@@ -111,7 +111,7 @@ def fedala(
         step = optax.chain(optax.sgd(mix_lr), _stay_fractions())  # (B)
         learn = local_training.fit(loss, step, epochs=1, batch=batch)
         window = draw_window(data, fraction, jax.random.fold_in(key, _WINDOW))
-        limit = jnp.where(client.rounds == 0, 0, jnp.where(client.rounds == 1, first_epochs, 1))
+        limit = jnp.where(client.rounds == 0, 0, jnp.where(client.rounds == 1, first_limit, 1))
 
         def is_learning(carry):
             _, losses, n = carry

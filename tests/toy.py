@@ -119,7 +119,7 @@ METHODS: dict[str, Any] = {
     "fedfomo": functools.partial(fedfomo, models=3, validation=0.4, epsilon=0.4, epsilon_decay=0.1, epochs=2, batch=BATCH),
     "pfedsd": functools.partial(pfedsd, lam=0.5, temperature=2.0, epochs=2, batch=BATCH),
     "pfedgate": functools.partial(pfedgate, sparsity=0.5, epochs=2, batch=BATCH),
-    "fedala": functools.partial(fedala, mix_lr=2.0, fraction=0.7, threshold=0.02, first_epochs=15, epochs=2, batch=BATCH),
+    "fedala": functools.partial(fedala, mix_lr=2.0, fraction=0.7, threshold=0.02, first_limit=15, epochs=2, batch=BATCH),
     "fedcac": functools.partial(fedcac, tau=0.4, beta=4, epochs=2, batch=BATCH),
     "pfedpt": functools.partial(pfedpt, pad=1, prompt_epochs=1, prompt_lr=0.3, epochs=2, batch=BATCH),
     "ifca": functools.partial(ifca, clusters=3, epochs=2, batch=BATCH),
