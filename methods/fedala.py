@@ -26,8 +26,8 @@ newest server model. In its first round it starts from the server's model.
 Unseen clients train the server's model locally, then mix the result with it, as all clients do.
 
 Departures: the losses that end the first phase are means over an epoch, those of the authors' code
-of its last minibatch; and that phase ends after `first_limit`. Minibatches are shuffled. The code
-names layers by a number of tensors, 2 for the classifier.
+of its last minibatch, and `first_limit` bounds that phase. Minibatches are shuffled. The code names
+layers by a number of tensors, 2 for the classifier.
 """
 
 from collections.abc import Sequence

@@ -57,7 +57,7 @@ PERSONAL: dict[str, tuple[str, dict[str, Any]]] = {  # methods evaluated by a mo
     "FedFomo": ("fedfomo", {"method.models": (2, 4, 8)}),
     "FedCAC": ("fedcac", {"method.tau": (0.3, 0.5, 0.7)}),
     "IFCA": ("ifca", {"method.clusters": (2, 3, 4)}),
-    "CFL": ("cfl", {"method.mean_norm": LogUniform(0.1, 10.0)}),
+    "CFL": ("cfl", {"method.client_norm": LogUniform(0.1, 10.0)}),
     "pFedPT": ("pfedpt", {"method.prompt_lr": LogUniform(0.1, 10.0)}),
     "FedPFT": ("fedpft", {"method.transform_rate": LogUniform(0.05, 5.0)}),
     "FedProto": ("fedproto", {"method.lam": LogUniform(0.1, 10.0)}),
