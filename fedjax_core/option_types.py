@@ -96,9 +96,15 @@ def escape_controls(text: str) -> str:
     return _CONTROLS.sub(lambda match: repr(match[0])[1:-1], text)
 
 
-def did_you_mean(name: str, allowed: Iterable[str]) -> str:
-    """Returns the end of an error message, " Did you mean 'x'?"; "" if no allowed name is close."""
-    close = difflib.get_close_matches(name, list(allowed), n=1)
+def did_you_mean(name: str, allowed: Iterable[str], cutoff: float = 0.6) -> str:
+    """Returns the end of an error message, " Did you mean 'x'?"; "" if no allowed name is close.
+
+    Args:
+      name: the unknown one.
+      allowed: names.
+      cutoff: the least similarity, from 0 to 1.
+    """
+    close = difflib.get_close_matches(name, list(allowed), n=1, cutoff=cutoff)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 

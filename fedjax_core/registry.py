@@ -211,7 +211,8 @@ def find_builder(what: str, name: str, builtin: Mapping[str, Callable], prefixes
     if what in ENTRY_POINT_GROUPS:
         searched = f" Looked in those built in and in entry points of the group {ENTRY_POINT_GROUPS[what]!r}; "
         searched += "others are named 'package.module:name' or 'path/to/file.py:name'."
-    hint = did_you_mean(name, names)
+    # Most methods begin with "fed": another one is no misspelling.
+    hint = did_you_mean(name.lower(), names, 0.85) if what == "method" else did_you_mean(name, names)
     raise ValueError(f"unknown {what} {option_types.shorten(name)}; allowed: {', '.join(names)}.{hint}{searched}")
 
 

@@ -57,8 +57,10 @@ def find_file(what: str, text: str) -> str:
     """Returns the file of a config or a table: a path, if `text` ends in .py, or the file that has
     this bare name."""
     if not text.endswith(".py"):
-        name = text.replace(os.sep, "/")
-        if name not in (known := list_bundled(what)):
+        name, known = text.replace(os.sep, "/"), list_bundled(what)
+        if name not in known:
+            name = name.lower().replace("-", "_")  # a paper's spelling, such as "FedAvg"
+        if name not in known:
             hint = registry.did_you_mean(name, known)
             advice = f"fedjax-core list {what}s shows all, a file of your own ends in .py"
             raise ValueError(f"there is no {what} {text!r}; {advice}.{hint}")

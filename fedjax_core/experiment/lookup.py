@@ -96,7 +96,10 @@ class Network(NamedTuple):
 
 
 class _Methods(Mapping[str, Callable]):
-    """The builders in `methods/` by name, each imported when it is needed."""
+    """The builders in `methods/` by name, each imported when it is needed.
+
+    Papers' spellings are names too: "FedAvg", "LG-FedAvg".
+    """
 
     def __iter__(self) -> Iterator[str]:
         return (name for name in _list_modules(str(own_packages.HOME / "methods")) if name != "main")
@@ -105,9 +108,10 @@ class _Methods(Mapping[str, Callable]):
         return sum(1 for _ in self)
 
     def __getitem__(self, name: str) -> Callable:
-        if name not in iter(self):
+        module = name.lower().replace("-", "_")
+        if module not in iter(self):
             raise KeyError(name)
-        return getattr(own_packages.import_bundled(f"methods.{name}"), name)
+        return getattr(own_packages.import_bundled(f"methods.{module}"), module)
 
 
 @functools.cache

@@ -75,6 +75,7 @@ class Causal(nnx.Module):
         Args:
           classes: V, the number of tokens.
           width: of a token, the features' number D.
+          layers: number of layers.
           heads: number of attention heads, a divisor of the width.
           hidden: width of a layer's hidden layer.
           dropout: rate before each shortcut.

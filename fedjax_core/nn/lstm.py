@@ -73,6 +73,7 @@ class LSTM(nnx.Module):
           classes: V, the number of tokens.
           embedding: width of a token's embedding.
           width: of each layer.
+          layers: number of layers.
           project: width of a linear map before the head; None: no such map. D is this, or `width`.
           dropout: rate after each layer.
         """

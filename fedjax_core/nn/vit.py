@@ -94,6 +94,7 @@ class ViT(nnx.Module):
         Args:
           patch: height and width of a patch, a divisor of H and W.
           width: of a token, the features' number D.
+          depth: number of blocks.
           heads: number of attention heads, a divisor of the width.
           mlp: width of a block's hidden layer, as a multiple of `width`.
           prompts: n, in the first block or in each; 0: none.

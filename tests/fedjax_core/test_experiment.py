@@ -65,6 +65,7 @@ class ErrorsTest(chex.TestCase):
     @parameterized.parameters(
         (ValueError, dict(method=dict(name="fedavgg")), r"unknown method 'fedavgg'; allowed: .*scaffold.* Did you mean 'fedavg'\?"),
         (ValueError, dict(method=dict(name="main")), "unknown method 'main'"),
+        (ValueError, dict(method=dict(name="fedavx2")), r"unknown method 'fedavx2'; allowed: [\w, ]*\. Looked"),  # no hint
         (
             TypeError,
             dict(method=dict(name="fedavg", epoch=3)),

@@ -30,7 +30,7 @@ def test_the_commands_are_listed(capsys):
     assert ended(capsys, "--version")[1] == f"fedjax-core {fedjax_core.__version__}\n"
     status, out, err = ended(capsys, "tabel")
     assert (status, out) == (2, "")
-    assert err == "error: there is no command 'tabel'; there are run, table, analyse, predict, plan, export, list\n"
+    assert err == "error: there is no command 'tabel'; there are run, table, analyse, predict, plan, export, new, list\n"
 
 
 @pytest.mark.parametrize("name", main.COMMANDS)
@@ -40,6 +40,7 @@ def test_a_command_has_a_module(name):
 
 def test_configs_and_tables_have_bare_names():
     assert config_flags.find_file("config", "fedavg") == str(ROOT / "configs" / "fedavg.py")
+    assert config_flags.find_file("config", "LG-FedAvg") == str(ROOT / "configs" / "lg_fedavg.py")
     assert config_flags.find_file("table", "fedskc/table1") == str(ROOT / "configs" / "tables" / "fedskc" / "table1.py")
     assert "base" not in config_flags.list_bundled("config")
     assert {"first", "fedskc/table1", "fedhpl/own"} <= set(config_flags.list_bundled("table"))
