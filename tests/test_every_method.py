@@ -11,9 +11,17 @@ from fedjax_core.engine import simulator
 from fedjax_core.testing import case, method_contract
 from tests import toy
 
-REPEATED = {"fedavg_uniform": "is FedIT without an adapter", "fedhe": "is in fedhe_mixed, beside another network"}
+REPEATED = {
+    "fedavg_uniform": "is FedIT without an adapter",
+    "fedhe": "is in fedhe_mixed, beside another network",
+    "fedrs": "is FedLC with other numbers",
+    "fedasam": "is FedSAM with another step",
+    "mofedsam": "is FedCM with FedSAM's steps",
+}
 RELATIVES = {  # by method: another that gives the engine the same parts and more, and has the whole contract
     **dict.fromkeys(["fedprox", "fedopt", "fedrcl", "fedit", "fedlora", "fedavg_linear"], "fedavg_ft"),
+    **dict.fromkeys(["fedlc", "fedntd", "fedsam"], "fedavg_ft"),
+    **dict.fromkeys(["feddyn", "fednova", "fedexp", "fedcm", "fedspeed", "qfedavg"], "scaffold"),
     **dict.fromkeys(["fedper", "fedbn", "fedbabu"], "fedrep"),
     "local": "fedhe_mixed",
     **dict.fromkeys(["fedoa", "fedsdr"], "fedoa_lora"),
