@@ -20,7 +20,7 @@ Departures: a client's direction is its change over eta_l K, which is measured a
 that clients may take unequal numbers of steps, with momentum or annealed rates. Weight decay of the
 optimizer is in the change, so it enters the direction and is applied again: at rest it is 1 / alpha
 times as strong, as in released code. `decay` adds decay * y to the gradient before it is mixed,
-which counts once. A round to which nobody comes back keeps the direction. Batch statistics are
+which counts once. A round without participants keeps the direction. Batch statistics are
 averaged.
 """
 
@@ -56,7 +56,7 @@ def fedcm(
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
 ) -> Algorithm:
-    """Builds FedCM (Algorithm 2).
+    """Builds FedCM.
 
     Args:
       task: network and population.
@@ -84,7 +84,7 @@ def fedcm(
         return Server(net, optax.tree.zeros_like(net.params))
 
     def client_update(sent, client, data, key):
-        mix = optax.stateless(lambda g, _: jax.tree.map(lambda g, d: alpha * g + (1 - alpha) * d, g, sent.direction))  # v
+        mix = optax.stateless(lambda g, _: jax.tree.map(lambda g, d: alpha * g + (1 - alpha) * d, g, sent.direction))
         chain = optax.chain(optax.add_decayed_weights(decay), mix, local_training.measure_steps(optimizer(task.round_num)))
         net, (*_, measured), sums = local_training.fit(loss, chain, epochs=epochs, batch=batch)(sent.net, data, key)
         delta = optax.tree.sub(net, sent.net)

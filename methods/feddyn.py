@@ -21,17 +21,17 @@ Unseen clients use the server's model.
 rate eta and a share P of the clients in a round, the mean of the states is a momentum of coefficient
 1 - P (1 - (1 - eta alpha)^K), and the server's step is 1 / alpha. A small alpha is therefore not
 near FedAvg, but a long memory with large steps; a falling rate makes the memory longer; and local
-steps are stable for eta (alpha + L) < 2 alone, L being the loss's curvature. Good values are from
-1 / (eta K) to 1 / eta. For others score="active_mean" scores the mean of the models
-that came back, which the server's step does not shake. The metric "correction" of a round is
-||h / alpha|| / ||theta||: where it grows from round to round, the run diverges.
+steps are stable only for eta (alpha + L) < 2, L being the loss's curvature. Good values are from
+1 / (eta K) to 1 / eta. With others, score="active_mean" scores the mean of the round's models, which
+the server's step does not reach. A round's metric "correction" is ||h / alpha|| / ||theta||: if it
+grows from round to round, the run diverges.
 
 Departures: as in the authors' code, states begin at 0 and means are uniform. That code scores the
 mean of the round's models or of all clients' last ones, never theta: score="active_mean" is the
 former. It also divides alpha by a client's share of the examples, and clips the gradient before it
 adds alpha theta, so that clipped steps shrink the weights; here alpha is one number, and
 config.optimizer.clip bounds the whole direction, which stays 0 where it was 0. Batch statistics are
-averaged. A round to which nobody comes back changes nothing.
+averaged. A round without participants changes nothing.
 """
 
 from typing import Annotated, NamedTuple

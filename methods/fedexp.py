@@ -13,9 +13,9 @@ https://arxiv.org/abs/2301.09604
   Delta       collected[0]     their mean
   eta_g       eta_g            the round's server learning rate, at least 1
   epsilon     eps              bounds it where the mean change is small
-  M           C                clients that came
+  M           C                participants
 
-The scored model is the mean of the server's last two, which the long steps jump around (Section 4.2).
+The scored model is the mean of the server's last two: with long steps the model oscillates around it.
 
 Unseen clients use the scored model.
 
@@ -89,7 +89,7 @@ def fedexp(
     def server_update(server, collected, cohort, key):
         delta, squares = collected
         length = optax.tree.norm(delta.params, squared=True) + eps
-        eta_g = jnp.maximum(1, squares / (2 * jnp.maximum(length, aggregators.TINY)))  # (5)
+        eta_g = jnp.maximum(1, squares / (2 * jnp.maximum(length, aggregators.TINY)))
         params = jax.tree.map(lambda w, d: w + eta_g.astype(w.dtype) * d, server.net.params, delta.params)
         net = Net(params, optax.tree.add(server.net.stats, delta.stats))
         return Server(net, server.net), {"eta_g": (eta_g, jnp.ones_like(eta_g))}

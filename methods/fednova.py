@@ -24,7 +24,7 @@ with a proximal term (1 - (1 - eta mu)^tau) / (eta mu).
 
 Unseen clients use the server's model.
 
-Departures: the paper's runs have all clients in each round; here weights are of those that came.
+Departures: the paper's runs have all clients in each round; here weights are of the participants.
 The released code takes tau_eff="mean_steps" with a proximal term, else "mean_a". With both momentum
 and a proximal term it mixes the two formulas; a measured number does not. Batch statistics are
 averaged as they are.
@@ -88,13 +88,13 @@ def fednova(
         net, measured, sums = train(sent, data, key)
         delta = optax.tree.sub(net, sent)
         moved = jnp.where(measured.moved > 0, measured.moved, 1)
-        direction = delta._replace(params=optax.tree.scale(1 / moved, delta.params))  # -d_i, (8)
+        direction = delta._replace(params=optax.tree.scale(1 / moved, delta.params))  # -d_i
         steps = measured.moved if tau_eff == "mean_a" else measured.unit * measured.steps
         return ClientOutput(client, (direction, steps), sums, local=(net, client))
 
     def server_update(server, collected, cohort, key):
         direction, steps = collected
-        delta = direction._replace(params=optax.tree.scale(steps, direction.params))  # tau_eff sum p_i d_i, (9)
+        delta = direction._replace(params=optax.tree.scale(steps, direction.params))  # -tau_eff sum p_i d_i
         return Server(*aggregator.update(server.net, delta, cohort, server.review)), {}
 
     return Algorithm(

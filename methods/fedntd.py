@@ -34,7 +34,7 @@ def not_true_distillation(logits: Array, teacher: Array, y: Array, mask: Array, 
     """Returns tau^2 times the mean divergence of the wrong classes' probabilities."""
     is_true = jax.nn.one_hot(y, logits.shape[-1], dtype=bool)
     others, others_of_teacher = (jnp.where(is_true, losses.ABSENT_LOGIT * tau, o) for o in (logits, teacher))
-    return tau**2 * losses.distillation(others, others_of_teacher, mask, tau)  # (5)
+    return tau**2 * losses.distillation(others, others_of_teacher, mask, tau)
 
 
 def fedntd(
@@ -70,7 +70,7 @@ def fedntd(
             outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
             logits, teacher = outputs["logits"], model.apply(sent, batch.x, mask=batch.mask)[0]["logits"]
             ce = local_training.label_loss(task)(logits, batch.y, batch.mask)
-            value = ce + beta * not_true_distillation(logits, teacher, batch.y, batch.mask, tau)  # (6)
+            value = ce + beta * not_true_distillation(logits, teacher, batch.y, batch.mask, tau)
             return value, local_training.Aux(stats, local_training.loss_metrics(ce, logits, batch))
 
         net, _, sums = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)(sent, data, key)

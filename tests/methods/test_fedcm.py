@@ -1,4 +1,4 @@
-"""FedCM against the paper's Algorithm 2 in loops, and its limits."""
+"""FedCM in loops, and its limits."""
 
 import functools
 
@@ -26,7 +26,7 @@ def own(params, stats, x, y, given):
 
 
 def oracle(seed, rounds, alpha, server_lr, decay, *, cohort=5, epochs=2, batch=toy.BATCH, momentum=0.5):
-    """Algorithm 2: x, its statistics and the direction."""
+    """FedCM: x, its statistics and the direction."""
     clients = naive.rows(toy.data())
     x, stats = MODEL.init(naive.stream(seed, naive.INIT))
     direction = jax.tree.map(np.zeros_like, x)

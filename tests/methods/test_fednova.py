@@ -22,7 +22,7 @@ def effective(steps, momentum=0.0):
 
 
 def oracle(seed, rounds, *, cohort=5, epochs=2, batch=toy.BATCH, momentum=0.5):
-    """x and its statistics after some rounds, with gradients normalised as in the paper's (8) and (9)."""
+    """x and its statistics after some rounds, with normalised changes."""
     clients = naive.rows(toy.data())
     x, stats = MODEL.init(naive.stream(seed, naive.INIT))
     for r in range(rounds):
