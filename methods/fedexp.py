@@ -15,7 +15,7 @@ https://arxiv.org/abs/2301.09604
   epsilon     eps              bounds it where the mean change is small
   M           C                participants
 
-The scored model is the mean of the server's last two: with long steps the model oscillates around it.
+The scored model is the mean of the server's last two: with long steps the model oscillates.
 
 Unseen clients use the scored model.
 
