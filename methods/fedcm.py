@@ -74,7 +74,7 @@ def fedcm(
       ValueError: an argument is out of range, or the optimizer is not linear.
     """
     check_arguments(fedcm, alpha=alpha, server_lr=server_lr, decay=decay)
-    local_training.require_linear(optimizer(0), "FedCM")
+    local_training.require_linear(optimizer, "FedCM")
     model = task.model
     loss = local_training.supervised_loss(task)
     mean = aggregators.mean(aggregators.weight_uniformly)

@@ -72,7 +72,7 @@ def fednova(
       ValueError: an argument is out of range, or the optimizer is not linear.
     """
     check_arguments(fednova, mu=mu, tau_eff=tau_eff, server_momentum=server_momentum)
-    local_training.require_linear(optimizer(0), "FedNova")
+    local_training.require_linear(optimizer, "FedNova")
     model = task.model
     chain = local_training.measure_steps(optax.chain(local_training.add_proximal_term(mu), optimizer(task.round_num)))
     train = local_training.fit(local_training.supervised_loss(task), chain, epochs=epochs, batch=batch)

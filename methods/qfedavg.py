@@ -52,7 +52,7 @@ def qfedavg(
       ValueError: q is negative, or the optimizer is not linear.
     """
     check_arguments(qfedavg, q=q)
-    local_training.require_linear(optimizer(0), "q-FedAvg")
+    local_training.require_linear(optimizer, "q-FedAvg")
     model, label_loss = task.model, local_training.label_loss(task)
     loss, chain = local_training.supervised_loss(task), local_training.measure_steps(optimizer(task.round_num))
     mean = aggregators.mean(aggregators.weight_uniformly)

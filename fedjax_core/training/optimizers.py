@@ -187,12 +187,11 @@ def measure_steps(optimizer: optax.GradientTransformation) -> optax.GradientTran
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def require_linear(optimizer: optax.GradientTransformation, method: str) -> None:
+def require_linear(optimizer: Optimizer, method: str) -> None:
     """Raises ValueError for an optimizer whose first step is not proportional to the gradient, such as Adam."""
     with jax.ensure_compile_time_eval():
-        params = jnp.zeros(())
-        state = optimizer.init(params)
-        stepped = optax.with_extra_args_support(optimizer)
+        stepped, params = optax.with_extra_args_support(optimizer(0)), jnp.zeros(())
+        state = stepped.init(params)
         small, large = (stepped.update(jnp.float32(k * PROBE), state, params, progress=0.0)[0] for k in (1, 2))
         if not abs(float(large) - 2 * float(small)) <= 1e-3 * abs(float(large)):
             raise ValueError(f"{method} needs an optimizer whose steps are proportional to its gradients: sgd, not adam")
