@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -78,7 +78,7 @@ class Ascent:
             sizes = jax.tree.map(lambda w: jnp.ones((), w.dtype), params)
         else:  # T_w of ASAM: of biases 1
             is_bias = lambda path: jax.tree_util.keystr(path[-1:], simple=True) == "bias"
-            size = lambda path, w: jnp.ones((), w.dtype) if is_bias(path) else jnp.abs(w) + self.eta
+            size = lambda path, w, eta=self.eta: jnp.ones((), w.dtype) if is_bias(path) else jnp.abs(w) + eta
             sizes = jax.tree_util.tree_map_with_path(size, params)
         scaled = jax.tree.map(jnp.multiply, sizes, grads)  # T g
         length = optax.tree.norm(scaled) + 1e-12 if self.normalized else 1
@@ -93,7 +93,7 @@ def sharpness_aware(
     It passes updates on unchanged. `fit` reads its state, `Ascent`, and gives the chain gradients that
     are taken at the top of a step up, on the same minibatch; so all links get these.
     """
-    ascent = Ascent(rho, eta, share, normalized)
+    ascent: Any = Ascent(rho, eta, share, normalized)
     return optax.GradientTransformation(lambda params: ascent, lambda updates, state, params=None: (updates, state))
 
 
@@ -180,7 +180,7 @@ def measure_steps(optimizer: optax.GradientTransformation) -> optax.GradientTran
         updates, inner = stepped.update(updates, state.optimizer, params, **extra_args)
         gradient, position = jnp.float32(PROBE), -PROBE * state.moved
         step, probe = stepped.update(gradient, state.probe, position, **extra_args)
-        moved = state.moved - step / PROBE
+        moved = state.moved - jnp.asarray(step) / PROBE
         unit = jnp.where(state.steps == 0, moved, state.unit)
         return updates, MeasuredSteps(inner, probe, moved, unit, state.steps + 1)
 
@@ -190,10 +190,10 @@ def measure_steps(optimizer: optax.GradientTransformation) -> optax.GradientTran
 def require_linear(optimizer: Optimizer, method: str) -> None:
     """Raises ValueError for an optimizer whose first step is not proportional to the gradient, such as Adam."""
     with jax.ensure_compile_time_eval():
-        stepped, params = optax.with_extra_args_support(optimizer(0)), jnp.zeros(())
-        state = stepped.init(params)
-        small, large = (stepped.update(jnp.float32(k * PROBE), state, params, progress=0.0)[0] for k in (1, 2))
-        if not abs(float(large) - 2 * float(small)) <= 1e-3 * abs(float(large)):
+        stepped, zero = optax.with_extra_args_support(optimizer(0)), jnp.zeros(())
+        take = lambda gradient: float(jnp.asarray(stepped.update(gradient, stepped.init(zero), zero, progress=0.0)[0]))
+        small, large = take(jnp.float32(PROBE)), take(jnp.float32(2 * PROBE))
+        if not abs(large - 2 * small) <= 1e-3 * abs(large):
             raise ValueError(f"{method} needs an optimizer whose steps are proportional to its gradients: sgd, not adam")
 
 
