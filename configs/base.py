@@ -23,6 +23,20 @@ def as_in_fedskc(config: Any) -> None:
     config.rounds = 200
 
 
+def as_in_fl_simulator(config: Any) -> None:
+    """Sets the protocol of the repository woodenchild95/FL-Simulator for CIFAR-10, which compares ten methods.
+
+    A ResNet-18 with group normalization; 100 clients, Dirichlet(0.6), 10 per round; 5 local epochs of batch
+    50; SGD at 0.1 with decay 0.998, weight decay 0.001 and gradients clipped at norm 10; 1000 rounds.
+    """
+    config.data.update(source="cifar10", clients=100, partition="dirichlet(alpha=0.6)")
+    config.models = ("resnet18(norm='group')",)
+    config.optimizer.update(lr=0.1, decay=0.998, weight_decay=1e-3, clip=10.0)
+    config.method.update(epochs=5, batch=50)
+    config.cohort.fraction = 0.1
+    config.rounds = 1000
+
+
 def as_in_fedpft(config: Any) -> None:
     """Sets FedPFT's protocol for CIFAR-10.
 
@@ -155,6 +169,9 @@ def get_config(variant: str = "small") -> Any:
     # "smoothed", "focal", "sigmoid_cross_entropy", "squared_error", "absolute_error", or your own,
     # "my_file.py:name": (logits, y, mask) -> mean.
     config.loss = placeholder(str)
+    # Terms of features that join the loss of any method: ("decorrelation(coefficient=0.1)",) is
+    # FedDecorr; or your own, "my_file.py:name": (features [B, D], mask [B]) -> number
+    config.regularizers = ()
     config.optimizer = ConfigDict()
     config.optimizer.name = "sgd"  # or "adam"
     config.optimizer.lr = 0.1  # learning rate of local training
@@ -166,6 +183,8 @@ def get_config(variant: str = "small") -> Any:
     config.optimizer.decay = placeholder(float)  # the learning rate of round r is lr * decay ** r
     # Decay to 0 within each local training: "linear" or "cosine"
     config.optimizer.anneal = placeholder(str)
+    # Sharpness-aware steps, with two gradients a step: "sam(rho=0.05)" or "asam(rho=0.5, eta=0.01)"
+    config.optimizer.sharpness = placeholder(str)
 
     config.evaluation = ConfigDict()
     config.evaluation.every = 5  # rounds between evaluations; the last round is always evaluated

@@ -51,6 +51,7 @@ ENTRY_POINT_GROUPS = {  # by kind
     "optimizer": "fedjax_core.optimizers",
     "augmentation": "fedjax_core.augmentations",
     "loss": "fedjax_core.losses",
+    "regularizer": "fedjax_core.regularizers",
     "score": "fedjax_core.scores",
     "callback": "fedjax_core.callbacks",
     "rule": "fedjax_core.rules",

@@ -63,9 +63,7 @@ def fedrod(
         return model.head(Net({"head": h_m}), z)
 
     def client_update(w, h_m, data, key):
-        counts = local_training.sum_over_batches(
-            lambda b: jnp.sum(jax.nn.one_hot(b.y, task.classes) * b.mask[:, None], 0), data, batch=batch
-        )
+        counts = local_training.class_counts(data, classes=task.classes, batch=batch)
         prior = gamma * jnp.log(jnp.maximum(counts, aggregators.TINY))
 
         def loss(net, batch, key):

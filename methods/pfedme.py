@@ -119,6 +119,7 @@ def pfedme(
                 theta, stats, state, _ = carry
                 of = lambda theta: ce(Net(theta, stats), batch, jax.random.fold_in(key, k))
                 grads, aux = jax.grad(of, has_aux=True)(theta)
+                grads = local_training.sharpen(lambda top: jax.grad(of, has_aux=True)(top)[0], theta, grads, state)
                 grads = jax.tree.map(lambda g, t, w: g + lam * (t - w), grads, theta, w_i)
                 updates, state = inner.update(grads, state, theta, progress=(done + k) / total)
                 return optax.apply_updates(theta, updates), aux.stats, state, aux.sums

@@ -11,12 +11,19 @@ from fedjax_core.engine import simulator
 from fedjax_core.testing import case, method_contract
 from tests import toy
 
-REPEATED = {"fedavg_uniform": "is FedIT without an adapter", "fedhe": "is in fedhe_mixed, beside another network"}
-RELATIVES = {  # by method: another that gives the engine the same parts and more, and has the whole contract
-    **dict.fromkeys(["fedprox", "fedopt", "fedrcl", "fedit", "fedlora", "fedavg_linear"], "fedavg_ft"),
+REPEATED = {
+    "fedavg_uniform": "is FedIT without an adapter",
+    "fedhe": "is in fedhe_mixed, beside another network",
+    "fedrs": "is FedLC with other numbers",
+    "fedasam": "is FedSAM with another step",
+    "mofedsam": "is FedCM with FedSAM's steps",
+}
+# By method: another that has the whole contract, and the same server and masked losses.
+RELATIVES = {
+    **dict.fromkeys(["fedprox", "fedopt", "fedit", "fedlora", "fedavg_linear", "fedsam"], "fedavg_ft"),
     **dict.fromkeys(["fedper", "fedbn", "fedbabu"], "fedrep"),
     "local": "fedhe_mixed",
-    **dict.fromkeys(["fedoa", "fedsdr"], "fedoa_lora"),
+    "fedoa": "fedoa_lora",
     "fedproto": "fedproto_g",
     "fedgen": "fedgen_official",
     "fedhpl": "fedhpl_mixed",

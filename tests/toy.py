@@ -39,16 +39,22 @@ from methods.fedavg_linear import fedavg_linear
 from methods.fedbabu import fedbabu
 from methods.fedbn import fedbn
 from methods.fedcac import fedcac
+from methods.fedcm import fedcm
 from methods.fedcp import fedcp
+from methods.feddyn import feddyn
+from methods.fedexp import fedexp
 from methods.fedfomo import fedfomo
 from methods.fedgen import fedgen
 from methods.fedgh import fedgh
 from methods.fedhe import fedhe
 from methods.fedhpl import fedhpl
 from methods.fedit import fedit
+from methods.fedlc import fedlc
 from methods.fedlora import fedlora
 from methods.fedmd import fedmd
 from methods.fednh import fednh
+from methods.fednova import fednova
+from methods.fedntd import fedntd
 from methods.fedoa import fedoa
 from methods.fedopt import fedopt
 from methods.fedpac import fedpac
@@ -60,8 +66,10 @@ from methods.fedprox import fedprox
 from methods.fedrcl import fedrcl
 from methods.fedrep import fedrep
 from methods.fedrod import fedrod
+from methods.fedsam import fedsam
 from methods.fedsdr import fedsdr
 from methods.fedskc import fedskc
+from methods.fedspeed import fedspeed
 from methods.fedtgp import fedtgp
 from methods.ifca import ifca
 from methods.lg_fedavg import lg_fedavg
@@ -74,6 +82,7 @@ from methods.pfedme import pfedme
 from methods.pfedpg import pfedpg
 from methods.pfedpt import pfedpt
 from methods.pfedsd import pfedsd
+from methods.qfedavg import qfedavg
 from methods.scaffold import scaffold
 
 __all__ = ["BATCH", "CASES", "CLASSES", "CLIENTS", "INPUTS", "METHODS", "MIXED", "PROMPTS", "PUBLIC", "SIZES", "TASKS"]
@@ -129,6 +138,18 @@ METHODS: dict[str, Any] = {
     "ditto": functools.partial(ditto, lam=0.7, epochs=2, personal_epochs=1, batch=BATCH),
     "fedavg_ft": functools.partial(fedavg_ft, epochs=2, batch=BATCH, finetune_epochs=1, finetune_rate=0.5),
     "fedprox": functools.partial(fedprox, epochs=2, batch=BATCH, mu=1.0),
+    "feddyn": functools.partial(feddyn, epochs=2, batch=BATCH, alpha=0.8),
+    "fednova": functools.partial(fednova, epochs=2, batch=BATCH),
+    "fedexp": functools.partial(fedexp, epochs=2, batch=BATCH),
+    "fedlc": functools.partial(fedlc, epochs=2, batch=BATCH, tau=0.7),
+    "fedrs": functools.partial(fedlc, epochs=2, batch=BATCH, variant="fedrs", alpha=0.3),
+    "fedntd": functools.partial(fedntd, epochs=2, batch=BATCH, beta=0.6, tau=2.0),
+    "fedcm": functools.partial(fedcm, epochs=2, batch=BATCH, alpha=0.4, server_lr=0.8, decay=0.1),
+    "fedsam": functools.partial(fedsam, epochs=2, batch=BATCH, rho=0.3),
+    "fedasam": functools.partial(fedsam, epochs=2, batch=BATCH, rho=0.5, eta=0.2),
+    "mofedsam": functools.partial(fedsam, epochs=2, batch=BATCH, rho=0.3, beta=0.4),
+    "qfedavg": functools.partial(qfedavg, epochs=2, batch=BATCH, q=0.8),
+    "fedspeed": functools.partial(fedspeed, epochs=2, batch=BATCH, alpha=0.8, rho=0.3, share=0.7, normalized=False),
     "fedopt": functools.partial(fedopt, epochs=2, batch=BATCH),
     "moon": functools.partial(moon, epochs=2, batch=BATCH, mu=1.0, projection=4),
     "fedproto": functools.partial(fedproto, epochs=2, batch=BATCH),

@@ -31,8 +31,9 @@ from fedjax_core.experiment.schema import FIELDS
 from fedjax_core.language import instruction_task as language
 from fedjax_core.nn.from_nnx import FIXED_OPTIONS
 from fedjax_core.reporting import loggers, reporter
-from fedjax_core.training import adapters
+from fedjax_core.training import adapters, local_training
 from fedjax_core.training.augment import pipeline
+from fedjax_core.training.regularizers import REGULARIZERS
 from fedjax_core.uplink import attacks, compression, dp_mechanisms, robust_aggregation
 
 INPUT_OPTIONS = {"resize": None, "frame": 0}  # options that every network of images has
@@ -66,9 +67,11 @@ SECTIONS = {
     ),
     "partitions": RegistrySection("partition", "data.partition", lambda: partition.SCHEMES, partition.GIVEN),
     "optimizers": RegistrySection("optimizer", "optimizer.name", lambda: experiment.OPTIMIZERS),
+    "sharpness": RegistrySection("sharpness", "optimizer.sharpness", lambda: local_training.SHARPNESS),
     "augmentations": RegistrySection("augmentation", "augment", lambda: pipeline.OPS),
     "adapters": RegistrySection("adapter", "adapter", lambda: adapters.ADAPTERS),
     "losses": RegistrySection("loss", "loss", lambda: experiment.LOSSES, ("logits", "y", "mask")),
+    "regularizers": RegistrySection("regularizer", "regularizers", lambda: REGULARIZERS, ("features", "mask")),
     "rules": RegistrySection("rule", "aggregation.rule", lambda: robust_aggregation.RULES),
     "attacks": RegistrySection("attack", "adversary.attack", lambda: attacks.SENT | attacks.CRAFTED | poisoning.POISONS),
     "compressors": RegistrySection("compressor", "compression.uplink", lambda: compression.COMPRESSORS),

@@ -2,6 +2,7 @@
 tasks of both."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from fedjax_core.experiment.schema import Config
 from fedjax_core.task import Task
 from fedjax_core.training import losses, metrics
 from fedjax_core.training.local_batch_norm import with_local_statistics
+from fedjax_core.training.regularizers import with_regularizers
 from fedjax_core.uplink import order_transforms
 
 
@@ -134,6 +136,9 @@ def _build_groups(
         task = pipeline.task(resolved, network._replace(file=None) if shapes_only else network, data, public, shapes_only)
         if scores or loss is not None:
             task = dataclasses.replace(_with_scores(task, scores), loss=loss)
+        if resolved.regularizers:
+            terms = tuple(map(bind_options, resolved.regularizers))
+            task = task.wrap_model(functools.partial(with_regularizers, regularizers=terms))
         has_network = np.isin(clients % len(resolved.networks), indices)
         groups.append(Group(f"{indices[0]}: {spec}", make, task, clients[has_network]))
     return groups

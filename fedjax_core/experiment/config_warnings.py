@@ -1,6 +1,7 @@
 """Warns about valid settings that have little or no effect, in a line each before a run."""
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -34,6 +35,7 @@ def warn(resolved: ResolvedConfig, data: FederatedData, attackers: int, fresh: M
         *check_source(resolved),
         *check_batch(resolved, data),
         *check_offset(resolved, data.x_offset is not None or data.y_offset is not None),
+        *check_feddyn(resolved, data, returning / data.clients),
     ]
     for line in lines:
         log.warning("%s", line)
@@ -47,6 +49,29 @@ def check_batch(resolved: ResolvedConfig, data: FederatedData) -> list[str]:
     largest = int(rows.size.max())
     what = f"method.batch={batch} is more than the {rows.total} training examples of all clients, of whom one has at most {largest}"
     return [f"{what}: each takes one step an epoch, on all that it has"]
+
+
+def check_feddyn(resolved: ResolvedConfig, data: FederatedData, participation: float) -> list[str]:
+    """Returns a warning of FedDyn with SGD whose alpha is outside of 1 / (rate * local steps) to 1 / rate.
+
+    `methods/feddyn.py` says what then happens. The mean of its states remembers 1 / (P (1 - (1 - rate * alpha)^steps)) rounds.
+    """
+    method, fields = resolved.method, resolved.fields
+    if method.origin != registry.BUILT_IN or method.name != "feddyn" or fields["optimizer.name"] != "sgd":
+        return []
+    takes = registry.read_parameters(method.function)[0]
+    alpha, epochs, batch = (method.options.get(name, takes[name].default) for name in ("alpha", "epochs", "batch"))
+    rate = fields["optimizer.lr"] / (1 - (fields.get("optimizer.momentum") or 0))
+    sizes = RaggedIndex.from_lists(data.train_index).size
+    steps = epochs * sum(math.ceil(size / batch) for size in sizes) / len(sizes)
+    if not steps or 1 <= rate * alpha * steps <= steps:
+        return []
+    range_ = f"alpha from {1 / (rate * steps):.2g} to {1 / rate:.2g} suits a rate of {rate:.2g} and {steps:.0f} local steps"
+    if rate * alpha > 1:
+        return [f"method.alpha={alpha:g}: local steps overshoot and may diverge; {range_}"]
+    memory = 1 / (participation * (1 - (1 - rate * alpha) ** steps))
+    what = f"FedDyn's states remember about {memory:.0f} rounds and the server steps by 1 / alpha, so that it may diverge"
+    return [f"method.alpha={alpha:g}: {what}; {range_}; method.score='active_mean' scores the mean of a round's models"]
 
 
 def check_evaluation(resolved: ResolvedConfig) -> list[str]:

@@ -21,6 +21,7 @@ from fedjax_core.language import instruction_task as language
 from fedjax_core.registry import ResolvedSpec, spell
 from fedjax_core.run.callbacks import find_callback as find_callback
 from fedjax_core.training import local_training, losses
+from fedjax_core.training.regularizers import REGULARIZERS
 from fedjax_core.training.scores import SCORES
 
 OPTIMIZERS = {"sgd": local_training.sgd, "adam": local_training.adam}
@@ -174,6 +175,15 @@ def find_method(fields: Mapping[str, Any]) -> ResolvedSpec:
 
 
 def find_optimizer(fields: Mapping[str, Any]) -> local_training.Optimizer:
+    """Builds the optimizer, with sharpness-aware steps if `optimizer.sharpness` names some."""
+    optimizer, spec = _find_plain_optimizer(fields), fields["optimizer.sharpness"]
+    if spec is None:
+        return optimizer
+    link = registry.resolve_spec("sharpness", spec, local_training.SHARPNESS, field="optimizer.sharpness")()
+    return lambda round: optax.chain(link, optimizer(round))  # noqa: A006
+
+
+def _find_plain_optimizer(fields: Mapping[str, Any]) -> local_training.Optimizer:
     """Builds the optimizer: one of `OPTIMIZERS`, one of optax's, or a similar function that is not
     built in."""
     name, options = fields["optimizer.name"], options_of(fields, "optimizer")
@@ -305,6 +315,12 @@ def bind_options(resolved: ResolvedSpec) -> Callable:
 def find_loss(spec: str | None) -> ResolvedSpec | None:
     """Returns the loss of labels; None: the one that fits the targets."""
     return None if spec is None else registry.resolve_spec("loss", spec, LOSSES, placed=("logits", "y", "mask"), field="loss")
+
+
+def find_regularizers(specs: Sequence[str]) -> tuple[ResolvedSpec, ...]:
+    """Returns the terms of features that join the method's loss."""
+    found = functools.partial(registry.resolve_spec, "regularizer", field="regularizers", placed=("features", "mask"))
+    return tuple(found(spec, REGULARIZERS) for spec in specs)
 
 
 def find_callbacks(specs: Sequence[str]) -> tuple[ResolvedSpec, ...]:

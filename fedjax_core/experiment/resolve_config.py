@@ -63,6 +63,7 @@ class ResolvedConfig(NamedTuple):
       episodes: how they are drawn; None where plain examples are classified.
       adapter: what is trained beside a frozen network, or None.
       scores: beside accuracy and loss, by name.
+      regularizers: terms of features that join the method's loss.
       cohort: number of clients in a round, or their fraction; None: all.
       chunk, devices, model, hold: how a round is mapped to devices, see `client_loop.choose_plan`.
       data_on: where the data are stored, see `data_placement.choose_placement`.
@@ -92,6 +93,7 @@ class ResolvedConfig(NamedTuple):
     augment: pipeline.Augment | None
     scores: dict[str, Callable]
     loss: ResolvedSpec | None
+    regularizers: tuple[ResolvedSpec, ...]
     cohort: int | float | None
     dropout: float
     evaluation: Evaluation
@@ -160,6 +162,7 @@ def _resolve(fields: Mapping[str, Any]) -> ResolvedConfig:
         augment=None if augment is None else pipeline.parse_for_training(augment),
         scores=lookup.find_scores(fields["evaluation.scores"] or ()),
         loss=lookup.find_loss(fields["loss"]),
+        regularizers=lookup.find_regularizers(fields["regularizers"]),
         cohort=fraction if fields["cohort.size"] is None else fields["cohort.size"],
         dropout=fields["dropout"],
         evaluation=Evaluation(

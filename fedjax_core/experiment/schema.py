@@ -58,7 +58,9 @@ FIELDS: dict[str, Any] = {
     "statistics": str,
     "augment": str | None,
     "loss": str | None,
+    "regularizers": Sequence[str],
     "optimizer.name": str,
+    "optimizer.sharpness": str | None,
     "evaluation.every": AtLeastOne,
     "evaluation.scopes": Sequence[Annotated[str, one_of(*SCOPES)]],
     "evaluation.batch": or_none(AtLeastOne),
@@ -110,6 +112,8 @@ DEFAULTS: dict[str, Any] = {  # of fields that an older config may lack
     **{f"evaluation.{name}": None for name in ("scores", "newcomer_updates", "select", "patience", "until")},
     "callbacks": (),
     "loss": None,
+    "regularizers": (),
+    "optimizer.sharpness": None,
     **{f"plan.{name}": None for name in ("data", "model", "lanes")},
     **{f"data.{name}": None for name in ("validation", "unseen_clients")},
     **{f"adversary.{name}": None for name in ("attack", "fraction")},
@@ -175,9 +179,9 @@ def read_fields(config: Config) -> dict[str, Any]:
 
 
 def options_of(fields: Mapping[str, Any], group: str) -> dict[str, Any]:
-    """Returns the options of a group of `WITH_OPTIONS` by name: its fields but for `name`."""
+    """Returns the options of a group of `WITH_OPTIONS` by name: its fields but for those of `FIELDS`."""
     options = {field.removeprefix(f"{group}."): value for field, value in fields.items() if field.startswith(f"{group}.")}
-    return {name: value for name, value in options.items() if name != "name"}
+    return {name: value for name, value in options.items() if f"{group}.{name}" not in FIELDS}
 
 
 def without_none(options: Mapping[str, Any]) -> dict[str, Any]:

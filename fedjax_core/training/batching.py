@@ -94,6 +94,11 @@ def class_sums(values: Array, y: Array, mask: Array, classes: int) -> tuple[Arra
     return one_hot.T @ jnp.where(mask[:, None], values, 0), jnp.sum(one_hot, 0)
 
 
+def class_counts(data: ClientData, *, classes: int, batch: int) -> Array:
+    """Returns one client's numbers of examples [K] by class."""
+    return sum_over_batches(lambda b: jnp.sum(jax.nn.one_hot(b.y, classes) * b.mask[:, None], 0), data, batch=batch)
+
+
 def class_means(fn: Callable[[Batch], Array], data: ClientData, *, classes: int, batch: int) -> tuple[Array, Array]:
     """Returns the means [K, D] of `fn` (Batch -> [B, D]) by class, and the numbers of examples [K].
 

@@ -22,6 +22,7 @@ from fedjax_core.task import Model, Task
 from fedjax_core.training import losses, metrics
 from fedjax_core.training.batching import (
     Batch,
+    class_counts,
     class_means,
     class_sums,
     gather_batch,
@@ -32,10 +33,24 @@ from fedjax_core.training.batching import (
     sum_over_batches,
     uplinks_as_examples,
 )
-from fedjax_core.training.optimizers import Optimizer, adam, add_proximal_term, scale_by_anneal, sgd, track_mean_gradient
+from fedjax_core.training.optimizers import (
+    SHARPNESS,
+    Optimizer,
+    adam,
+    add_proximal_term,
+    find_ascent,
+    measure_steps,
+    require_linear,
+    scale_by_anneal,
+    sgd,
+    sharpen,
+    sharpness_aware,
+    track_mean_gradient,
+)
 from fedjax_core.training.param_partition import entries_filter, join_params, part_filter, record_training, split_params
 
 __all__ = [
+    "SHARPNESS",
     "Aux",
     "Batch",
     "FitResult",
@@ -43,6 +58,7 @@ __all__ = [
     "Optimizer",
     "adam",
     "add_proximal_term",
+    "class_counts",
     "class_means",
     "class_sums",
     "entries_filter",
@@ -55,11 +71,15 @@ __all__ = [
     "loss_and_metrics",
     "loss_metrics",
     "map_examples",
+    "measure_steps",
     "model_loss",
     "num_steps",
     "part_filter",
+    "require_linear",
     "scale_by_anneal",
     "sgd",
+    "sharpen",
+    "sharpness_aware",
     "split_params",
     "sum_over_batches",
     "supervised_loss",
@@ -228,7 +248,9 @@ def fit(
 
         def step(i, carry, e, order, key, inputs):
             trained, stats, state, sums = carry
-            grads, aux = gradient(trained, stats, minibatch(order, i), jax.random.fold_in(key, i), *inputs)
+            given = minibatch(order, i), jax.random.fold_in(key, i), *inputs
+            grads, aux = gradient(trained, stats, *given)
+            grads = sharpen(lambda top: gradient(top, stats, *given)[0], trained, grads, state)
             updates, state = stepped.update(grads, state, trained, progress=(e + i / num_steps(data, batch)) / epochs)
             return optax.apply_updates(trained, updates), aux.stats, state, jax.tree.map(jnp.add, sums, aux.sums)
 
@@ -269,7 +291,7 @@ def full_batch_step(loss: LossFn, optimizer: optax.GradientTransformation, *, ba
       (net, data, key) -> FitResult.
 
     Raises:
-      ValueError: batch < 1.
+      ValueError: batch < 1; (when traced) the optimizer is sharpness-aware.
     """
     if batch < 1:
         raise ValueError(f"batch={batch} must be at least 1")
@@ -278,23 +300,25 @@ def full_batch_step(loss: LossFn, optimizer: optax.GradientTransformation, *, ba
     def run(net: Net, data: ClientData, key: Array) -> FitResult:
         b, minibatch = sequential_batches(data, batch)
 
-        def weighted_loss(params, stats, i):
-            value, aux = loss(Net(params, stats), minibatch(i), jax.random.fold_in(key, i))
-            return value * weight(aux.sums), aux
+        def batch_loss(params, stats, i):
+            return loss(Net(params, stats), minibatch(i), jax.random.fold_in(key, i))
 
-        gradient = jax.jit(jax.grad(weighted_loss, has_aux=True), inline=True)  # traced once, for shapes and for use
+        gradient = jax.jit(jax.grad(batch_loss, has_aux=True), inline=True)  # traced once, for shapes and for use
 
         def add(i, carry):
             stats, total, sums = carry
             grads, aux = gradient(net.params, stats, i)
+            grads = jax.tree.map(lambda g: weight(aux.sums).astype(g.dtype) * g, grads)
             return aux.stats, *jax.tree.map(jnp.add, (total, sums), (grads, aux.sums))
 
         shapes = jax.eval_shape(gradient, net.params, net.stats, jnp.int32(0))
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes[0], shapes[1].sums))
         stats, total, sums = loop_over_batches(-(-data.size // b), b, add, (net.stats, *zeros))
         grads = jax.tree.map(lambda g: g / jnp.maximum(weight(sums), 1).astype(g.dtype), total)
-        stepped = optax.with_extra_args_support(optimizer)
-        updates, state = stepped.update(grads, optimizer.init(net.params), net.params, progress=jnp.float32(0))
+        stepped, initial = optax.with_extra_args_support(optimizer), optimizer.init(net.params)
+        if find_ascent(initial) is not None:
+            raise ValueError("optimizer.sharpness: steps on all of a client's examples cannot be sharpness-aware")
+        updates, state = stepped.update(grads, initial, net.params, progress=jnp.float32(0))
         trained = optax.apply_updates(net.params, updates)
         record_training(net.params, trained)
         return FitResult(Net(trained, stats), state, sums)

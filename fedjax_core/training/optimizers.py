@@ -1,14 +1,15 @@
 """Optimizers of local training: optax chains by round, and transformations that methods put before them."""
 
+import dataclasses
 from collections.abc import Callable
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import Array, PyTree
-from fedjax_core.option_types import BelowOne, NonNegative, Positive, one_of
+from fedjax_core.option_types import BelowOne, NonNegative, Positive, check_arguments, one_of
 
 # round -> optimizer of one local training, whose state starts anew
 Optimizer = Callable[[Array | int], optax.GradientTransformation]
@@ -52,6 +53,148 @@ def add_proximal_term(mu: float, centre: PyTree = None) -> optax.GradientTransfo
         return jax.tree.map(lambda g, w, w_0: g + mu * (w - w_0), updates, params, state.centre), state
 
     return optax.GradientTransformation(init, update)
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Ascent:
+    """Where local training takes its gradients; a state without arrays of an optimizer's link.
+
+    Attributes:
+      rho: length of the step up, of normalized gradients; their factor, of others.
+      eta: ASAM's offset of the weights' sizes; None: SAM.
+      share: of the gradient at the top in the result; the rest is that at the weights.
+      normalized: whether the step up has length rho.
+    """
+
+    rho: float
+    eta: float | None = None
+    share: float = 1.0
+    normalized: bool = True
+
+    def find_top(self, params: PyTree, grads: PyTree) -> PyTree:
+        """Returns params + epsilon, a step up along `grads`; of zeros, params."""
+        if self.eta is None:
+            sizes = jax.tree.map(lambda w: jnp.ones((), w.dtype), params)
+        else:  # T_w of ASAM: of biases 1
+            is_bias = lambda path: jax.tree_util.keystr(path[-1:], simple=True) == "bias"
+            size = lambda path, w, eta=self.eta: jnp.ones((), w.dtype) if is_bias(path) else jnp.abs(w) + eta
+            sizes = jax.tree_util.tree_map_with_path(size, params)
+        scaled = jax.tree.map(jnp.multiply, sizes, grads)  # T g
+        length = optax.tree.norm(scaled) + 1e-12 if self.normalized else 1
+        return jax.tree.map(lambda w, t, g: w + jnp.asarray(self.rho / length, w.dtype) * t * g, params, sizes, scaled)
+
+
+def sharpness_aware(
+    rho: NonNegative, eta: float | None = None, share: float = 1.0, normalized: bool = True
+) -> optax.GradientTransformation:
+    """Returns a link of sharpness-aware steps, wherever it is in a chain.
+
+    It passes updates on unchanged. `fit` reads its state, `Ascent`, and gives the chain gradients that
+    are taken at the top of a step up, on the same minibatch; so all links get these.
+    """
+    ascent: Any = Ascent(rho, eta, share, normalized)
+    return optax.GradientTransformation(lambda params: ascent, lambda updates, state, params=None: (updates, state))
+
+
+def find_ascent(state: PyTree) -> Ascent | None:
+    """Returns the `Ascent` in an optimizer's state; None: it has none."""
+    is_ascent = lambda node: isinstance(node, Ascent)
+    return next(filter(is_ascent, jax.tree.leaves(state, is_leaf=is_ascent)), None)
+
+
+def sharpen(gradient: Callable[[PyTree], PyTree], params: PyTree, grads: PyTree, state: PyTree) -> PyTree:
+    """Returns the gradients that an optimizer in `state` wants: `grads` at `params`, or those of `sharpness_aware`.
+
+    Args:
+      gradient: params -> gradients of the same minibatch.
+      params: the weights.
+      grads: gradients at the weights.
+      state: the optimizer's.
+    """
+    ascent = find_ascent(state)
+    if ascent is None or ascent.rho == 0:
+        return grads
+    top = gradient(ascent.find_top(params, grads))
+    return top if ascent.share == 1 else jax.tree.map(lambda g, t: (1 - ascent.share) * g + ascent.share * t, grads, top)
+
+
+def sam(rho: NonNegative = 0.05) -> optax.GradientTransformation:
+    """Builds sharpness-aware steps (Foret et al. 2021): gradients at w + rho g / ||g||.
+
+    Args:
+      rho: length of the step up; one norm of all weights.
+    """
+    check_arguments(sam, rho=rho)
+    return sharpness_aware(rho)
+
+
+def asam(rho: NonNegative = 0.5, eta: NonNegative = 0.01) -> optax.GradientTransformation:
+    """Builds adaptive sharpness-aware steps (Kwon et al. 2021): gradients at w + rho T^2 g / ||T g||, T = |w| + eta.
+
+    Args:
+      rho: length of the step up, in units of the weights' sizes.
+      eta: added to the sizes. Biases have T = 1.
+    """
+    check_arguments(asam, rho=rho, eta=eta)
+    return sharpness_aware(rho, eta)
+
+
+SHARPNESS = {"sam": sam, "asam": asam}
+
+
+PROBE = 1e-4  # the constant gradient, which clipping leaves as it is
+
+
+class MeasuredSteps(NamedTuple):
+    """State of `measure_steps`.
+
+    Attributes:
+      optimizer: state of the optimizer.
+      probe: its state for the one number that is trained beside the network.
+      moved: [] how far that number came, in units of PROBE.
+      unit: [] how far it came in the first step.
+      steps: [] number of steps.
+    """
+
+    optimizer: PyTree
+    probe: PyTree
+    moved: Array
+    unit: Array
+    steps: Array
+
+
+def measure_steps(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Returns the optimizer, which also trains one number with a constant gradient.
+
+    How far that number moves is how much a gradient counts in the change of the weights: the learning
+    rate times FedNova's effective number of steps.
+    """
+    stepped = optax.with_extra_args_support(optimizer)
+
+    def init(params):
+        zero = jnp.zeros(())
+        return MeasuredSteps(stepped.init(params), stepped.init(zero), zero, zero, zero)
+
+    def update(updates, state, params=None, **extra_args):
+        updates, inner = stepped.update(updates, state.optimizer, params, **extra_args)
+        gradient, position = jnp.float32(PROBE), -PROBE * state.moved
+        step, probe = stepped.update(gradient, state.probe, position, **extra_args)
+        moved = state.moved - jnp.asarray(step) / PROBE
+        unit = jnp.where(state.steps == 0, moved, state.unit)
+        return updates, MeasuredSteps(inner, probe, moved, unit, state.steps + 1)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def require_linear(optimizer: Optimizer, method: str) -> None:
+    """Raises ValueError for an optimizer whose first step is not proportional to the gradient, such as Adam."""
+    with jax.ensure_compile_time_eval():
+        stepped, zero = optax.with_extra_args_support(optimizer(0)), jnp.zeros(())
+        take = lambda gradient: float(jnp.asarray(stepped.update(gradient, stepped.init(zero), zero, progress=0.0)[0]))
+        small, large = take(jnp.float32(PROBE)), take(jnp.float32(2 * PROBE))
+        if not abs(large - 2 * small) <= 1e-3 * abs(large):
+            raise ValueError(f"{method} needs an optimizer whose steps are proportional to its gradients: sgd, not adam")
 
 
 ANNEALS: dict[str, Callable[[Array], Array]] = {

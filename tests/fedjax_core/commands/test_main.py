@@ -130,8 +130,8 @@ def brought(task, optimizer, *, strength: float = 0.5):
 
 
 def test_what_packages_announce_is_listed(capsys, monkeypatch):
-    point = metadata.EntryPoint("feddyn", f"{__name__}:brought", registry.ENTRY_POINT_GROUPS["method"])
-    monkeypatch.setattr(registry, "find_entry_points", lambda what: {"feddyn": point} if what == "method" else {})
-    line = next(line for line in ended(capsys, "list", "methods")[1].splitlines() if line.startswith("feddyn "))
+    point = metadata.EntryPoint("fedmine", f"{__name__}:brought", registry.ENTRY_POINT_GROUPS["method"])
+    monkeypatch.setattr(registry, "find_entry_points", lambda what: {"fedmine": point} if what == "method" else {})
+    line = next(line for line in ended(capsys, "list", "methods")[1].splitlines() if line.startswith("fedmine "))
     assert line.endswith(f"[{__name__}:brought of a package]")
-    assert ended(capsys, "list", "methods", "feddyn")[1].startswith("feddyn(strength=0.5)\n")
+    assert ended(capsys, "list", "methods", "fedmine")[1].startswith("fedmine(strength=0.5)\n")

@@ -1,0 +1,19 @@
+"""FedCM on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
+
+Command:  python -m methods.main --config=configs/fedcm.py --workdir=runs/fedcm
+Expect:   see configs/RESULTS.md.
+Variants: small (the default); smoke (seconds); paper: FL-Simulator's CIFAR-10: 100 clients,
+          Dirichlet(0.6), 10 per round, a ResNet-18 with group normalization, 5 local epochs of batch
+          50, SGD at 0.1 with decay 0.998, weight decay 0.001 and clipping at norm 10, 1000 rounds;
+          alpha = 0.1, as in the paper.
+"""
+
+from configs import base
+
+
+def get_config(variant: str = "small"):
+    config = base.get_config(variant)
+    config.method = dict(name="fedcm", epochs=5, batch=32, alpha=0.1, server_lr=1.0, decay=0.0)
+    if variant == "paper":
+        base.as_in_fl_simulator(config)
+    return config

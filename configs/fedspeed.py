@@ -1,0 +1,20 @@
+"""FedSpeed on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
+
+Command:  python -m methods.main --config=configs/fedspeed.py --workdir=runs/fedspeed
+Expect:   see configs/RESULTS.md.
+Variants: small (the default); smoke (seconds); paper: FL-Simulator's CIFAR-10: 100 clients,
+          Dirichlet(0.6), 10 per round, a ResNet-18 with group normalization, 5 local epochs of batch
+          50, SGD at 0.1 with decay 0.998, weight decay 0.001 and clipping at norm 10, 1000 rounds;
+          rho = alpha = 0.1 and the released form.
+"""
+
+from configs import base
+
+
+def get_config(variant: str = "small"):
+    config = base.get_config(variant)
+    config.method = dict(name="fedspeed", epochs=5, batch=32, alpha=1.0, rho=0.1, share=1.0, normalized=True, dual_mean="active")
+    if variant == "paper":
+        base.as_in_fl_simulator(config)
+        config.method.update(alpha=0.1, dual_mean="all")
+    return config

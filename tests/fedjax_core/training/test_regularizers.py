@@ -1,0 +1,108 @@
+"""Terms of features against loops, in the loss of several methods."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import parameterized
+
+from configs import fedavg as config
+from fedjax_core import experiment
+from fedjax_core.training import local_training
+from fedjax_core.training.regularizers import correlations, decorrelation, with_regularizers
+from methods.fedavg import fedavg
+from tests import naive, toy
+from tests.methods.test_fedavg import MODEL
+from tests.methods.test_fedprox import compiled, one_round
+
+FEATURES = np.random.default_rng(0).normal(size=(8, 5)).astype(np.float32)
+ALL = np.ones(8, bool)
+
+
+def term(params, outputs, x, y, given):
+    """FedDecorr's released term, feature by feature."""
+    z = outputs["features"]
+    number, d = z.shape
+    if number == 1:
+        return 0.0
+    z = (z - jnp.mean(z, 0, keepdims=True)) / jnp.sqrt(jnp.var(z, 0, ddof=1, keepdims=True) + 1e-8)
+    total = 0.0
+    for i in range(d):
+        for j in range(d):
+            total += 0.0 if i == j else (jnp.sum(z[:, i] * z[:, j]) / (number - 1)) ** 2
+    return given * (number - 1) ** 2 / number * total / (d * (d - 1))
+
+
+class RegularizersTest(chex.TestCase):
+    def test_joins_the_loss_of_local_training(self):
+        net, (x, y) = MODEL.init(jax.random.key(0)), naive.rows(toy.data())[0]
+        task = toy.task().wrap_model(lambda model: with_regularizers(model, [functools.partial(decorrelation, coefficient=0.3)]))
+        ours = one_round(compiled(fedavg, task=task), net)
+        settings = dict(epochs=2, batch=toy.BATCH, lr=0.1, whole=naive.with_term(MODEL, term), given=0.3)
+        w = naive.train(None, *net, x, y, jax.random.key(5), **settings)
+        chex.assert_trees_all_close(ours.uplink.params, naive.minus(w.params, net.params), atol=2e-6)
+        total, number = ours.metrics["loss"]
+        np.testing.assert_allclose(total / number, w.loss, rtol=1e-5)  # the loss alone
+        plain = one_round(compiled(fedavg), net)
+        self.assertGreater(
+            float(jnp.max(jnp.abs(plain.uplink.params["body"]["kernel"] - ours.uplink.params["body"]["kernel"]))), 1e-4
+        )
+        none = toy.task().wrap_model(lambda model: with_regularizers(model, [functools.partial(decorrelation, coefficient=0.0)]))
+        chex.assert_trees_all_close(one_round(compiled(fedavg, task=none), net).uplink, plain.uplink, atol=1e-7)
+
+    @parameterized.parameters("scaffold", "moon", "fedrod", "fedrep", "pfedpt", "fedntd", "fedskc", "fedgen")
+    def test_every_training_pass_of_a_method_has_the_terms(self, name):
+        passes = []
+
+        def count(features, mask):
+            passes.append(features.shape)
+            return 0.0 * jnp.sum(features)
+
+        task = toy.CASES[name].task().wrap_model(lambda model: with_regularizers(model, [count]))
+        algorithm = toy.METHODS[name](task, optimizer=local_training.sgd(0.1))
+        key = jax.random.key(0)
+        server = jax.eval_shape(algorithm.server_init, key)
+        client = jax.eval_shape(lambda server: algorithm.client_init(key, server, 0), server)
+        sent = jax.eval_shape(lambda server: algorithm.broadcast(server, 0), server)
+        jax.eval_shape(algorithm.client_update, sent, client, toy.client_data(0), key)
+        self.assertNotEmpty(passes)
+
+    def test_both_scales_are_the_formulas(self):
+        r = np.corrcoef(FEATURES.T)
+        off = (np.sum(r**2) - 5) / 20
+        np.testing.assert_allclose(decorrelation(FEATURES, ALL, 1.0), 49 / 8 * off, rtol=1e-5)
+        np.testing.assert_allclose(decorrelation(FEATURES, ALL, 1.0, "paper"), 1 / 5 + (1 - 1 / 5) * off, rtol=1e-5)
+        padded = np.concatenate([FEATURES, np.full((3, 5), np.nan, np.float32)])
+        value, gradient = jax.value_and_grad(decorrelation)(padded, np.arange(11) < 8, 1.0)
+        np.testing.assert_allclose(value, 49 / 8 * off, rtol=1e-5)
+        np.testing.assert_array_equal(gradient[8:], 0)
+
+    def test_limits(self):
+        moved = FEATURES * np.array([1, 2, 0.5, 3, 4], np.float32) + 7
+        np.testing.assert_allclose(decorrelation(moved, ALL), decorrelation(FEATURES, ALL), rtol=1e-3)
+        twice = np.concatenate([FEATURES, FEATURES[:, :1]], 1)
+        np.testing.assert_allclose(correlations(twice, ALL)[0, 5], 1, rtol=1e-5)
+        dead = FEATURES * np.array([1, 0, 1, 1, 1], np.float32)
+        self.assertTrue(np.isfinite(jax.grad(decorrelation)(dead, ALL)).all())
+        for mask in (np.arange(8) < 1, np.zeros(8, bool)):
+            value, gradient = jax.value_and_grad(decorrelation)(FEATURES, mask)
+            self.assertEqual(float(value), 0)
+            np.testing.assert_array_equal(gradient, 0)
+
+    def test_a_config_names_them(self):
+        settings = config.get_config("smoke")
+        settings.regularizers = ("decorrelation(coefficient=0.2)",)
+        (found,) = experiment.resolve(settings).regularizers
+        self.assertEqual((found.function, found.options), (decorrelation, {"coefficient": 0.2}))
+        settings.regularizers = ("decorelation",)
+        with self.assertRaisesRegex(ValueError, "unknown regularizer 'decorelation'; allowed: decorrelation"):
+            experiment.resolve(settings)
+        texts = toy.task().wrap_model(
+            lambda model: model._replace(
+                apply=lambda *_, **__: ({"logits": jnp.ones((2, 3, 4)), "features": jnp.ones((2, 3, 4))}, {})
+            )
+        )
+        with self.assertRaisesRegex(ValueError, r"^regularizers need features \[B, D\]"):
+            with_regularizers(texts.model, [decorrelation]).apply(None, None, train=True)

@@ -1,0 +1,127 @@
+"""FedDyn against the paper's Algorithm 1 in loops, and its limits."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import parameterized
+
+from configs import feddyn as config
+from configs import fedprox
+from fedjax_core import experiment
+from fedjax_core.experiment import config_warnings
+from fedjax_core.training import local_training
+from methods.feddyn import feddyn
+from tests import naive, quadratics, toy
+from tests.methods.test_fedavg import MODEL
+from tests.methods.test_scaffold import one
+
+ALPHA = 0.8  # of tests/toy.py
+
+
+def bend(params, outputs, x, y, given):
+    """-<lambda, theta> + alpha / 2 |theta - w|^2."""
+    alpha, sent, dual = given
+    pairs = zip(*map(jax.tree.leaves, (params, sent, dual)), strict=True)
+    return sum(jnp.sum(alpha / 2 * (t - w) ** 2 - l * t) for t, w, l in pairs)
+
+
+def oracle(seed, rounds, alpha, *, epochs=2, batch=toy.BATCH, cohort=5):
+    """Algorithm 1: theta, statistics, h, and the clients' gradients."""
+    clients, whole = naive.rows(toy.data()), naive.with_term(MODEL, bend)
+    theta, stats = MODEL.init(naive.stream(seed, naive.INIT))
+    h = jax.tree.map(np.zeros_like, theta)
+    g = [h for _ in clients]
+    for r in range(rounds):
+        members = naive.cohort(seed, r, len(clients), cohort)
+        models, moved_stats = [], []
+        for k in members:
+            settings = dict(epochs=epochs, batch=batch, lr=0.1, momentum=0.5, whole=whole, given=(alpha, theta, g[k]))
+            theta_k = naive.train(None, theta, stats, *clients[k], naive.client_key(seed, r, k), **settings)
+            g[k] = naive.plus(g[k], naive.minus(theta_k.params, theta), -alpha)
+            models.append(theta_k.params)
+            moved_stats.append(theta_k.stats)
+        total = functools.reduce(naive.plus, [naive.minus(model, theta) for model in models])
+        h = naive.plus(h, total, -alpha / len(clients))
+        theta = naive.plus(naive.mean(models, [1] * len(models)), h, -1 / alpha)
+        stats = naive.mean(moved_stats, [1] * len(models))
+    return theta, stats, h, g
+
+
+class FedDynTest(chex.TestCase):
+    def test_equals_the_algorithm_box(self):
+        _, _, after = toy.reference("feddyn")
+        theta, stats, h, g = oracle(0, 2, ALPHA)
+        chex.assert_trees_all_close(tuple(after.server.net), (theta, stats), atol=1e-5)
+        chex.assert_trees_all_close(after.server.h, h, atol=1e-5)
+        for k in range(toy.CLIENTS):
+            chex.assert_trees_all_close(one(after.clients[0], k), g[k], atol=1e-5)
+
+    def test_h_is_the_mean_of_all_clients_states(self):
+        _, _, after = toy.reference("feddyn")
+        chex.assert_trees_all_close(after.server.h, jax.tree.map(lambda x: np.mean(x, 0), after.clients[0]), atol=1e-6)
+        self.assertGreater(max(np.abs(leaf).max() for leaf in jax.tree.leaves(after.server.h)), 1e-2)
+
+    @parameterized.parameters(None, 3)
+    def test_converges_to_the_optimum_of_the_mean(self, cohort):
+        """Where local training solves its problem, with all clients or half of them a round; FedAvg does not."""
+        method = functools.partial(feddyn, optimizer=local_training.sgd(0.1), alpha=1.0, epochs=40, batch=6)
+        state = quadratics.run(method, 150, cohort=cohort)
+        np.testing.assert_allclose(quadratics.weights(state.server.net), quadratics.optimum(), atol=2e-3)
+
+    def test_the_first_round_is_one_and_a_share_times_the_mean_delta(self):
+        """From states of 0: w = w_0 + (1 + P) mean delta, and the mean of the models is scored by "active_mean"."""
+        method = functools.partial(feddyn, optimizer=local_training.sgd(0.1), alpha=0.5, epochs=2, batch=6)
+        begin, after = quadratics.run(method, 0).server, quadratics.run(method, 1).server
+        first = quadratics.weights(begin.net)
+        ends = []
+        for x, y in quadratics.rows():
+            w = first
+            for _ in range(2):
+                w = w - 0.1 * (2 * x.T @ (x @ w - y) / len(x) + 0.5 * (w - first))
+            ends.append(w)
+        np.testing.assert_allclose(quadratics.weights(after.net), first + 2 * (np.mean(ends, 0) - first), atol=1e-5)
+        algorithm = feddyn(toy.task(), optimizer=local_training.sgd(0.1), alpha=0.5, score="active_mean")
+        net = MODEL.init(jax.random.key(0))
+        sent = type(after)(net, jax.tree.map(lambda x: 0.1 + x, net.params))
+        mean = net._replace(params=jax.tree.map(lambda w, h: w + h / 0.5, net.params, sent.h))
+        x = toy.data().test.x
+        np.testing.assert_allclose(algorithm.predict["global"](sent, (), x)["logits"], MODEL.apply(mean, x)[0]["logits"], atol=1e-6)
+
+    def test_with_constant_gradients_it_is_a_momentum(self):
+        """h/alpha^+ = (1 - alpha kappa) h/alpha + kappa g, so that a small alpha remembers more than one round."""
+        alpha, rate, steps = 0.5, 0.1, 3
+        kappa = (1 - (1 - rate * alpha) ** steps) / alpha
+        method = functools.partial(feddyn, optimizer=local_training.sgd(rate), alpha=alpha, epochs=steps, batch=6)
+        run = functools.partial(quadratics.run, method, loss=quadratics.linear)
+        mean, expected = np.mean(quadratics.constant_gradients(), 0), 0.0
+        for _ in range(4):
+            expected = (1 - alpha * kappa) * expected + kappa * mean
+        np.testing.assert_allclose(run(4).server.h["head"]["kernel"] / alpha, expected, rtol=1e-5)
+
+    @parameterized.parameters((3.0, None, ""), (0.01, None, "remember about"), (30.0, None, "overshoot"), (3.0, 0.9, "overshoot"))
+    def test_a_run_warns_of_an_alpha_that_does_not_suit_its_steps(self, alpha, momentum, message):
+        settings = config.get_config("smoke")
+        settings.method.alpha, settings.optimizer.momentum = alpha, momentum
+        lines = config_warnings.check_feddyn(experiment.resolve(settings), quadratics.data(), 0.4)
+        self.assertEqual(len(lines), bool(message))
+        for line in lines:
+            self.assertStartsWith(line, f"method.alpha={alpha:g}: ")
+            self.assertIn(message, line)
+        self.assertEmpty(config_warnings.check_feddyn(experiment.resolve(fedprox.get_config()), quadratics.data(), 0.4))
+
+    def test_what_travels(self):
+        """h is at the server; only for scores it is read beside the model."""
+        shapes = toy.reference("feddyn")[0].spec.shapes
+        numbers = (5 * 6 + 6) + (6 * 3 + 3) + 5
+        self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
+
+    @parameterized.parameters(
+        (dict(alpha=0.0), "^alpha=0.0 must be .*positive$"),
+        (dict(score="mean"), "score='mean' must be one of 'server', 'active_mean'"),
+    )
+    def test_errors(self, wrong, message):
+        with self.assertRaisesRegex(ValueError, message):
+            feddyn(toy.task(), optimizer=local_training.sgd(0.1), **wrong)
