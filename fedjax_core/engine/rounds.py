@@ -244,7 +244,8 @@ def flatten_record(
         left_out = int(record["server"]["left_out"][0])
         divergence.raise_if_all_left_out(left_out, int(record["cohort"]), round_num, y)
     metrics: dict[str, float] = {"round": round_num, "cohort": int(record["cohort"])}
-    metrics |= {name: int(record[name]) for name in ("sampled",) if name in record}
+    if "sampled" in record:
+        metrics["sampled"] = int(record["sampled"])
     for part in ("train", "server"):
         for name, pair in record[part].items():
             if weight := float(pair[1]):
