@@ -242,6 +242,22 @@ def get_config(variant: str = "small") -> Any:
     # or privacy.
     config.aggregation.not_finite = placeholder(str)
 
+    config.devices = ConfigDict()
+    # What clients' devices can do, by which rounds take simulated time:
+    # "lognormal(examples_per_second=500, down=1e6, up=2e5)", "tiers(...)", "edge(...)",
+    # "from_csv(path=...)": fedjax_core/devices/profiles.py. None: rounds take no time.
+    config.devices.profile = placeholder(str)
+    # Who can be reached in a round: "daily(mean=0.5)", "markov(on=10, off=5)", "trace(path=...)":
+    # fedjax_core/devices/availability.py. None: everybody. Others of a cohort do not come back.
+    config.devices.availability = placeholder(str)
+    # Simulated seconds after which an uplink comes too late: its client counts as absent
+    config.devices.deadline = placeholder(float)
+    # Fraction or number of a cohort's clients that the server waits for (over-selection): the first
+    # to finish, the others count as absent; None: all that come back
+    config.devices.wait_for = placeholder(object)
+    # Simulated seconds that the server takes in each round
+    config.devices.server_seconds = placeholder(float)
+
     config.privacy = ConfigDict()
     # Client-level differential privacy. By the server: "gaussian", "adaptive(quantile=0.5)"; by
     # each client: "local_gaussian", "local_laplace" (fedjax_core/uplink/dp_mechanisms.py). With

@@ -57,6 +57,8 @@ ENTRY_POINT_GROUPS = {  # by kind
     "rule": "fedjax_core.rules",
     "attack": "fedjax_core.attacks",
     "compressor": "fedjax_core.compressors",
+    "device profile": "fedjax_core.device_profiles",
+    "availability": "fedjax_core.availabilities",
 }
 PYTHON_ARGUMENTS = {"method": "method", "model": "model", "loss": "loss", "score": "scores"}  # of `experiment.build`, by kind
 IMPORT_PATH = re.compile(r"(?P<module>.+\.py|[^\W\d]\w*(\.\w+)*):(?P<name>[^\W\d]\w*)")

@@ -189,6 +189,8 @@ SLOW_TESTS = {  # single tests of other files, by prefix
         "test_without_its_parts",
     ),
     "test_given": ("test_a_loss_is", "test_all_at_once", "test_what_has_no_module"),
+    "test_devices": ("test_records_have_time", "test_a_resumed_run", "test_a_run_is_resumed"),
+    "test_participation": ("test_a_profile_alone", "test_off_the_devices", "test_records_say"),
     "test_early_stopping": (
         "test_a_run_ends_there",
         "test_a_run_that_is_resumed",

@@ -67,7 +67,8 @@ class Measure:
       statistic: over the rounds: "last", "first", "best" (selected on test data), "mean_of_last"
         (`evaluation.last_k`), "selected" (in the round selected by `evaluation.select`). Or
         "rounds_to(target=0.97)": the number of rounds until the best score so far crosses the
-        target, interpolated linearly between evaluations; "never" if it does not. The published
+        target, interpolated linearly between evaluations; "never" if it does not. Likewise
+        "seconds_to(target=0.97)": simulated seconds, of runs with `devices.profile`. The published
         number and the ratio to it are shown beside it.
       percent: whether to multiply by 100; None: if it is an accuracy.
       unit: divisor, such as 2**20 for millions as papers count parameters. Not together with

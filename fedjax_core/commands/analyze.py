@@ -2,6 +2,7 @@
 
   fedjax-core analyse runs/fedavg runs/scaffold --what=curves --out=analysis --labels=FedAvg,SCAFFOLD --format=png,pdf
   fedjax-core analyse runs/fedavg --what=partition,clients,classes,communication,probe,match,tsne,landscape
+  fedjax-core analyse runs/fedavg runs/scaffold --what=curves --axis=seconds --out=analysis
   fedjax-core analyse runs/fedpft --what=attention,probe,tsne --features=extractor
   fedjax-core analyse runs/fedit runs/perada runs/fedoa --what=plane --out=analysis
 
@@ -74,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         default="",
         help="of curves, such as test/global/accuracy; of several the first that a run has",
     )
+    parser.add_argument("--axis", default="rounds", choices=("rounds", "seconds"), help="of curves; seconds: of simulated time")
     parser.add_argument(
         "--labels",
         help="what figures and tables call the runs, with commas between, and in double quotes one that has a comma: one for each "
@@ -131,7 +133,18 @@ def main(arguments: Sequence[str]) -> int:
         scores = [name for name in given.score.split(",") if name]
         shown = (scores, given.model, given.features, chosen, given.rows, given.centroids)
         context = AnalysisContext(
-            runs, out, *shown, given.scope, given.span, given.points, given.seed, given.beams, labels, formats, given.trust
+            runs,
+            out,
+            *shown,
+            given.scope,
+            given.span,
+            given.points,
+            given.seed,
+            given.beams,
+            labels,
+            formats,
+            given.trust,
+            given.axis,
         )
     except ValueError as error:
         return reporter.fail(error, 2)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 
-from fedjax_core import experiment, nn, option_types, own_packages, registry
+from fedjax_core import devices, experiment, nn, option_types, own_packages, registry
 from fedjax_core.commands.config_flags import FOLDERS, find_file, list_bundled
 from fedjax_core.commands.main import run_and_exit
 from fedjax_core.data import partition, poisoning, sources
@@ -76,6 +76,8 @@ SECTIONS = {
     "attacks": RegistrySection("attack", "adversary.attack", lambda: attacks.SENT | attacks.CRAFTED | poisoning.POISONS),
     "compressors": RegistrySection("compressor", "compression.uplink", lambda: compression.COMPRESSORS),
     "mechanisms": RegistrySection("mechanism", "privacy.mechanism", lambda: dp_mechanisms.MECHANISMS, dp_mechanisms.GIVEN),
+    "profiles": RegistrySection("device profile", "devices.profile", lambda: devices.PROFILES, ("draws",)),
+    "availabilities": RegistrySection("availability", "devices.availability", lambda: devices.AVAILABILITIES, ("draws",)),
     "tasks": RegistrySection("task", "task", lambda: experiment.TASKS),
     "scores": RegistrySection("score", "evaluation.scores", lambda: experiment.SCORES, ("outputs", "x", "y", "mask")),
     "callbacks": RegistrySection("callback", "callbacks", lambda: loggers.CALLBACKS),

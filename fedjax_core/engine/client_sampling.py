@@ -202,8 +202,9 @@ def _independent_log_moments(rate: float, exponents: np.ndarray, values: np.ndar
         return np.logaddexp(np.log1p(-rate), np.log(rate) + exponents * values) @ counts
 
 
-def draw_stays(key: Array, ids: Array, dropout: float) -> Array:
-    """Returns [C] bool, which clients do not drop out; each drops with probability `dropout`, drawn by its id."""
+def draw_stays(key: Array, ids: Array, dropout: float | Array) -> Array:
+    """Returns [C] bool, which clients do not drop out; each drops with probability `dropout`, of all
+    or [C], drawn by its id."""
     draw = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i)))(ids)
     return draw >= dropout
 

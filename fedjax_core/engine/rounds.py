@@ -12,6 +12,7 @@ from fedjax_core.engine import client_loop, client_sampling, contracts, divergen
 from fedjax_core.engine.client_state import stores
 from fedjax_core.engine.data_feed import cohort_buffer
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
+from fedjax_core.engine.participation import Participation, count_sampled, draw_returns
 from fedjax_core.engine.sharding.mesh import AXIS
 from fedjax_core.engine.simulation_spec import SimulationSpec, State, stream_key
 from fedjax_core.finite_checks import became_nonfinite
@@ -91,6 +92,8 @@ def draw_cohorts(spec: SimulationSpec, arrays: DeviceArrays, key_data: Array, ro
     """Returns the round's cohort, split by group."""
     population, drawn = spec.population, []
     ids = spec.sampling.draw(stream_key(key_data, "cohort"), round_num)
+    is_limited = isinstance(arrays.participation, Participation)
+    returns = draw_returns(spec, arrays, key_data, round_num, ids) if is_limited else None
     for g, group in enumerate(spec.groups):
         slots = spec.group_slots(g)
         if len(spec.groups) > 1:
@@ -102,6 +105,8 @@ def draw_cohorts(spec: SimulationSpec, arrays: DeviceArrays, key_data: Array, ro
         if spec.dropout:
             stays = client_sampling.draw_stays(stream_key(key_data, "dropout", round_num), chosen, spec.dropout)
             examples = jnp.where(stays, examples, 0)
+        if returns is not None:
+            examples = jnp.where(returns(chosen), examples, 0)
         order = client_loop.arrange(examples, spec.plan_of(g), spec.by_size)
         cohort = Cohort(chosen[order], examples[order])
         drawn.append((cohort, arrays.slots[g][cohort.ids]))
@@ -159,6 +164,8 @@ def run_round(
         "ids": jnp.where(everyone.examples > 0, everyone.ids, -1),
         "checks": jax.tree.map(lambda *x: jnp.concatenate(x), *(stacked[1] for _, stacked in outputs)),
     }
+    if isinstance(arrays.participation, Participation):
+        record["sampled"] = count_sampled(spec, arrays, everyone)
     if scored:
         record["post_local"] = [stacked[2] for _, stacked in outputs]
     new_state = State(server, state.clients, state.round + 1, state.key)
@@ -237,6 +244,8 @@ def flatten_record(
         left_out = int(record["server"]["left_out"][0])
         divergence.raise_if_all_left_out(left_out, int(record["cohort"]), round_num, y)
     metrics: dict[str, float] = {"round": round_num, "cohort": int(record["cohort"])}
+    if "sampled" in record:
+        metrics["sampled"] = int(record["sampled"])
     for part in ("train", "server"):
         for name, pair in record[part].items():
             if weight := float(pair[1]):

@@ -12,6 +12,7 @@ from fedjax_core import lazy_array
 from fedjax_core.algorithm import Algorithm, Array, ClientData, PyTree, targets_of
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.data.row_readers import ExampleReader
+from fedjax_core.devices import ClientDevices
 from fedjax_core.engine.client_sampling import ClientSampler
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.sharding.data_placement import Placed
@@ -29,6 +30,7 @@ STREAMS = {
     "server": 5,
     "personalise": 6,
     "unseen": 7,
+    "failure": 8,
 }
 SCOPES = ("global", "own", "post_local", "all", "unseen")
 
@@ -156,6 +158,9 @@ class SimulationSpec:
       plan, mesh, devices: the client loop's plan, the plan's devices, and the devices that it may take (None: all).
       batches: examples that are scored at once; they follow from the plan.
       score_bytes: per group, bytes of a client's sums of scores with `finalize`, of one model.
+      client_devices: the clients' devices, and for whom the server waits; None: rounds take no time.
+      client_seconds: [N] float64, of each client's round; None without profiles.
+      awaited: clients that the server waits for; None: all that come back.
       by_size: whether clients are ordered by size whatever the plan, as under `vmap` over runs, where clients of all
         runs that train at once should be of like size.
     """
@@ -180,6 +185,9 @@ class SimulationSpec:
     batches: ScoreBatches = ScoreBatches()  # noqa: RUF009
     shapes: Shapes = Shapes((), 0.0, 0.0)  # noqa: RUF009
     score_bytes: tuple[int, ...] = ()
+    client_devices: ClientDevices | None = None
+    client_seconds: np.ndarray | None = None
+    awaited: int | None = None
     by_size: bool = False
 
     @property

@@ -25,6 +25,7 @@ import numpy as np
 from fedjax_core import distributed
 from fedjax_core.algorithm import PyTree, targets_of
 from fedjax_core.data.federated_data import FederatedData, pool_clients
+from fedjax_core.devices import ClientDevices
 from fedjax_core.engine import (
     check_own_scores,
     client_loop,
@@ -33,6 +34,7 @@ from fedjax_core.engine import (
     dispatch,
     divergence,
     evaluation,
+    participation,
     rounds,
     unseen_clients,
 )
@@ -80,6 +82,7 @@ def build_spec(
     transforms: Sequence[UplinkTransform] = (),
     leave_out: bool = False,
     sampling: str = "fixed",
+    client_devices: ClientDevices | None = None,
 ) -> SimulationSpec:
     """Returns what a simulation is made of. Checks everything that can be checked without training.
 
@@ -97,6 +100,7 @@ def build_spec(
       transforms: of uplinks: attacks, compression, privacy, a robust rule (`fedjax_core/uplink/`).
       leave_out: whether a client that sends something not finite is left out of its round, which else ends the run.
       sampling: one of `client_sampling.SAMPLERS`.
+      client_devices: the clients' devices, and for whom the server waits; None: rounds take no time.
 
     Raises:
       ValueError: a setting is out of range; the groups do not partition the population or disagree about the server's
@@ -107,6 +111,8 @@ def build_spec(
         tasks = tuple(group.task.bound_arrays for group in groups)
         groups = with_peer_groups(with_abstract_frozen_params(groups))
         if any(contracts.check_algorithm(group.build(group.task), group.build).pooled for group in groups):
+            if client_devices is not None:
+                raise ValueError("a pooled method has no clients, so it goes without config.devices")
             if len(groups) > 1:
                 raise ValueError("a pooled method trains one network; it cannot have groups")
             if transforms or leave_out:
@@ -156,6 +162,8 @@ def build_spec(
             wrap = lambda group, shapes: wrap_builder(group.build, transforms, shapes.out.uplink, leave_out)
             spec = dataclasses.replace(spec, groups=tuple(group._replace(build=wrap(group, shapes)) for group, shapes in pairs))
             spec = dataclasses.replace(spec, shapes=contracts.trace_shapes(spec))
+        if client_devices is not None:
+            spec = participation.add_client_devices(spec, client_devices)
         return dataclasses.replace(spec, score_bytes=check_own_scores.check_scores(spec))
 
 
@@ -212,7 +220,7 @@ class Simulator:
         spec, metrics, done = self.spec, [], int(jax.device_get(state.round))
         own, y = [group.task.scores for group in spec.groups], spec.data.train.y
         for round_num, record in enumerate(records, done - len(records) + 1):
-            metrics.append(rounds.flatten_record(record, round_num, spec.targets, own, y))
+            metrics.append(rounds.flatten_record(record, round_num, spec.targets, own, y) | participation.round_time(spec, record))
             outliers = divergence.find_outliers(record["ids"], record["checks"])
             divergence.warn_of_outliers(outliers, round_num, self._known_outliers)
         return metrics

@@ -13,7 +13,7 @@ from fedjax_core.algorithm import TARGETS, targets_of
 from fedjax_core.data import federated_data, poisoning
 from fedjax_core.engine import client_loop, client_sampling
 from fedjax_core.engine.simulator import Group, Simulator, build_spec
-from fedjax_core.experiment import build_task, config_warnings, python_overrides, uplink_options
+from fedjax_core.experiment import build_task, config_warnings, device_options, python_overrides, uplink_options
 from fedjax_core.experiment.lookup import LOSS_TARGETS, bind_options
 from fedjax_core.experiment.resolve_config import ResolvedConfig, bind_method, resolve
 from fedjax_core.experiment.schema import Config
@@ -100,7 +100,12 @@ def build(
         transforms=order_transforms([*resolved.transforms, *attacks, *mechanism]),
         leave_out=resolved.leave_out,
         sampling=resolved.sampling,
+        client_devices=device_options.make_client_devices(
+            resolved.client_devices, data.clients, resolved.data.seed, resolved.fields
+        ),
     )
+    if not shapes_only:
+        config_warnings.log_lines(device_options.check_devices(spec))
     return Simulator(spec)
 
 

@@ -37,6 +37,11 @@ def warn(resolved: ResolvedConfig, data: FederatedData, attackers: int, fresh: M
         *check_offset(resolved, data.x_offset is not None or data.y_offset is not None),
         *check_feddyn(resolved, data, returning / data.clients),
     ]
+    log_lines(lines)
+
+
+def log_lines(lines: Sequence[str]) -> None:
+    """Logs warnings."""
     for line in lines:
         log.warning("%s", line)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from fedjax_core import registry
 from fedjax_core.data import partition
 from fedjax_core.engine.simulator import Evaluation
-from fedjax_core.experiment import lookup, schema, uplink_options
+from fedjax_core.experiment import device_options, lookup, schema, uplink_options
 from fedjax_core.experiment.lookup import NORMALISATIONS
 from fedjax_core.experiment.schema import Config
 from fedjax_core.language import instruction_task as language
@@ -72,6 +72,7 @@ class ResolvedConfig(NamedTuple):
       rule: the robust rule in place of the mean, after its pre-aggregators; also among `transforms`.
       leave_out: whether clients that send NaN or Inf are left out.
       sampling: of cohorts, "fixed", "poisson" or "cyclic".
+      client_devices: the clients' devices, and for whom the server waits; None: rounds take no time.
       mechanism: of differential privacy, or None; it takes what `privacy` says.
       imports_code: whether the config names code that is neither built in nor installed; callbacks
         do not count.
@@ -107,6 +108,7 @@ class ResolvedConfig(NamedTuple):
     rule: tuple[ResolvedSpec, ...]
     leave_out: bool
     sampling: str
+    client_devices: device_options.DeviceOptions | None
     mechanism: ResolvedSpec | None
     privacy: PrivacyConfig | None
     run: RunOptions
@@ -181,6 +183,7 @@ def _resolve(fields: Mapping[str, Any]) -> ResolvedConfig:
         rule=uplink_options.find_rules(fields),
         leave_out=uplink_options.should_leave_out(fields),
         sampling=fields["cohort.sampling"] or "fixed",
+        client_devices=device_options.parse_devices(fields),
         mechanism=mechanism,
         privacy=privacy,
         run=RunOptions(

@@ -19,6 +19,7 @@ from fedjax_core.engine.simulator import Simulator, State
 from fedjax_core.experiment import lookup, python_overrides
 from fedjax_core.experiment.build_model import existing_weight_files
 from fedjax_core.experiment.build_simulator import build
+from fedjax_core.experiment.device_options import describe_devices
 from fedjax_core.experiment.resolve_config import Config, ResolvedConfig, complete_config, resolve
 from fedjax_core.experiment.run_header import opening_lines
 from fedjax_core.experiment.schema import IncompleteConfig
@@ -114,7 +115,7 @@ def make_run_settings(
     of_config: dict[str, Any] = {
         **resolved.run._asdict(),
         "seed": resolved.seed,
-        "run_facts": facts | _weights(resolved),
+        "run_facts": facts | _weights(resolved) | describe_devices(simulation.spec),
         "privacy": privacy,
         "header": functools.partial(opening_lines, resolved, simulation, privacy, given_data=given_data),
         "is_plan_chosen": resolved.has_plan,

@@ -53,6 +53,7 @@ def opening_lines(
         "clients": "1, which holds all data" if simulation.spec.population == 1 else clients,
         "training": ", ".join(training) + f"; {scored}",
         "devices": _devices(simulation),
+        "time": _time(resolved),
         "attack": _attack(resolved),
         "uplink": _uplink(resolved),
         "noise": _noise(simulation, private),
@@ -125,6 +126,20 @@ def _devices(simulation: Simulator) -> str:
     held = f", {plan.model} of them hold a network together" if plan.model > 1 else ""
     clients = "1 client" if plan.chunk == 1 else f"{plan.chunk} clients"
     return f"{plan.devices} ({kind}){processes}{held}; {clients} at once{'' if plan.devices == 1 else ' on each'}"
+
+
+def _time(resolved: ResolvedConfig) -> str:
+    """Returns the clients' devices, and for whom the server waits."""
+    options = resolved.client_devices
+    if options is None:
+        return ""
+    parts = [] if options.profile is None else [f"devices by {options.profile.spec}"]
+    parts += [] if options.availability is None else [f"available by {options.availability.spec}"]
+    parts += [] if options.deadline is None else [f"deadline {options.deadline:g} s"]
+    if options.wait_for is not None:
+        share = f"{100 * options.wait_for:g} %" if options.wait_for < 1 else f"{options.wait_for}"
+        parts.append(f"the first {share} of a cohort count")
+    return "; ".join(parts)
 
 
 def _attack(resolved: ResolvedConfig) -> str:

@@ -96,6 +96,11 @@ FIELDS: dict[str, Any] = {
     "aggregation.rule": str | None,
     "aggregation.not_finite": or_none(Annotated[str, one_of("leave_out", "end")]),
     "cohort.sampling": or_none(Annotated[str, one_of(*SAMPLERS)]),
+    "devices.profile": str | None,
+    "devices.availability": str | None,
+    "devices.deadline": or_none(option_types.Positive),
+    "devices.wait_for": or_none(Part),
+    "devices.server_seconds": or_none(option_types.NonNegative),
     "privacy.mechanism": str | None,
     "privacy.clip": or_none(option_types.Positive),
     "privacy.noise": or_none(option_types.Positive),
@@ -120,6 +125,7 @@ DEFAULTS: dict[str, Any] = {  # of fields that an older config may lack
     **{f"compression.{name}": None for name in ("uplink", "downlink")},
     **{f"aggregation.{name}": None for name in ("rule", "not_finite")},
     "cohort.sampling": None,
+    **{f"devices.{name}": None for name in ("profile", "availability", "deadline", "wait_for", "server_seconds")},
     **{f"privacy.{name}": None for name in ("mechanism", *SETTINGS)},
 }
 OPTIONAL_GROUPS = {field.partition(".")[0] for field in DEFAULTS if "." in field} - {

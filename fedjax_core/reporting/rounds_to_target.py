@@ -1,15 +1,15 @@
-"""Rounds to a target score, read off a curve as in McMahan et al. (2017)."""
+"""Rounds, or seconds, to a target score, read off a curve as in McMahan et al. (2017)."""
 
 import math
 from collections.abc import Sequence
 
 
-def interpolate_crossing(rounds: Sequence[int], values: Sequence[float], target: float, larger: bool = True) -> float:
+def interpolate_crossing(rounds: Sequence[float], values: Sequence[float], target: float, larger: bool = True) -> float:
     """Returns the round in which the best score so far crosses a target, interpolated linearly
     between evaluations.
 
     Args:
-      rounds: [E] rounds of the evaluations, ascending.
+      rounds: [E] rounds of the evaluations, ascending, or seconds.
       values: [E] scores; a value that is not finite counts as no evaluation.
       larger: whether the score must rise to it; False: fall.
 

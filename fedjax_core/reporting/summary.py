@@ -19,7 +19,8 @@ from fedjax_core.reporting.score_labels import (
     selection_key,
 )
 
-_COUNTS = {"round", "seconds", "compile_seconds", "cohort"}  # not scores
+CLOCK = "simulated_seconds_total"  # of a record: simulated seconds from the start of the run to the end of the round
+_COUNTS = {"round", "seconds", "compile_seconds", "cohort", "sampled", "simulated_seconds", CLOCK}  # not scores
 
 
 class Series(NamedTuple):
@@ -47,12 +48,15 @@ def summarise(
       - "metrics": per score "first", "last", "last_round", "evaluations", "mean_last_k", "k" (at
         most `last_k`), with `select` "selected" (the value in that round). Accuracies and R2 also
         have "best", "best_round" and "best_is" (what it is selected on), accuracies "rounds_to"
-        (per target the first round with at least that accuracy, or None).
+        (per target the first round with at least that accuracy, or None) and, with simulated
+        time, "seconds_to" (the simulated seconds until its end).
       - "selected": with `select`, its name "by", its best "round" and its "value".
       - "speed": "seconds", "rounds_per_second", "clients_per_second", "examples_per_second",
-        "compile_seconds", as far as the records have them; rates exclude compilation.
+        "compile_seconds", "simulated_seconds", as far as the records have them; rates exclude
+        compilation.
     """
     summary: dict[str, Any] = {"rounds": records[-1]["round"] if records else 0, "metrics": {}, "speed": _speed(records)}
+    clock = {record["round"]: record[CLOCK] for record in records if CLOCK in record}
     names = dict.fromkeys(name for record in records for name in record if name not in _COUNTS and name != "train/examples")
     for name in names:
         rounds = [record["round"] for record in records if is_number(record.get(name))]
@@ -75,6 +79,8 @@ def summarise(
         if is_accuracy(name):
             reached = {str(t): next((r for r, v in zip(rounds, values, strict=True) if v >= t), None) for t in targets}
             entry["rounds_to"] = reached
+            if clock:
+                entry["seconds_to"] = {target: None if r is None else clock[r] for target, r in reached.items()}
         summary["metrics"][name] = entry
     if select is not None and select in summary["metrics"]:
         _add_selected(records, select, summary)
@@ -107,6 +113,8 @@ def _speed(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     speed = {"seconds": seconds} if seconds else {}
     if compiling:
         speed["compile_seconds"] = compiling
+    if records and CLOCK in records[-1]:
+        speed["simulated_seconds"] = records[-1][CLOCK]
     if seconds > compiling:
         speed |= {f"{name}_per_second": count / (seconds - compiling) for name, count in counts.items() if count}
     return speed
@@ -136,8 +144,7 @@ def table(summary: Mapping[str, Any]) -> str:
         best = [format_score(name, entry["best"]), str(entry["best_round"])] if tested else ["", ""]
         at = [format_score(name, entry["selected"]) if "selected" in entry else ""] if chosen else []
         few = f" ({entry['k']})" if entry["k"] < span else ""
-        reached = entry.get("rounds_to", {}) if tested else {}
-        when = [("never" if reached[t] is None else str(reached[t])) if t in reached else "" for t in targets]
+        when = [_format_reached(entry, t) if tested else "" for t in targets]
         rows.append([name, format_score(name, entry["last"]), *at, *best, format_score(name, entry["mean_last_k"]) + few, *when])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
@@ -154,8 +161,18 @@ def table(summary: Mapping[str, Any]) -> str:
         lines.append(f"mean of last {span}: over the last {span} rounds that have the score{fewer}")
     if targets:
         first = f"{100 * float(targets[0]):g} %"
-        lines.append(f"to {first}: the first round with at least {first}, of those that have the score")
+        timed = ", and the simulated time until its end" if any("seconds_to" in entry for entry in scores.values()) else ""
+        lines.append(f"to {first}: the first round with at least {first}, of those that have the score{timed}")
     return "\n".join(line.rstrip() for line in [*lines, *_describe_spread(summary), *_describe_costs(summary)])
+
+
+def _format_reached(entry: Mapping[str, Any], target: str) -> str:
+    """Returns the cell of a score's first round with a target: "never", the round, and its simulated time if there is one."""
+    if target not in entry.get("rounds_to", {}):
+        return ""
+    if (first := entry["rounds_to"][target]) is None:
+        return "never"
+    return f"{first}, {readable_time(entry['seconds_to'][target])}" if "seconds_to" in entry else str(first)
 
 
 def _is_in_table(name: str) -> bool:
@@ -196,6 +213,10 @@ def _describe_costs(summary: Mapping[str, Any]) -> list[str]:
     if compiling is not None:
         parts.append(f"and {readable_time(compiling)} of compiling beside")
     lines = [f"speed    {', '.join(parts)}"]
+    if "simulated_seconds" in speed:
+        simulated = speed["simulated_seconds"]
+        rate = readable_time(simulated / max(summary["rounds"], 1))
+        lines.append(f"time     {readable_time(simulated)} simulated, {rate} a round")
     ways = [f"{readable_size(facts[f'bytes_{way}'])} {way}" for way in ("down", "up") if f"bytes_{way}" in facts]
     if ways:
         lines.append(f"traffic  {', '.join(ways)}, per client and round")

@@ -71,6 +71,7 @@ class TrainingRun:
         self._max_rounds = 1  # of a dispatch; one at first, because its time is unknown
         self._is_new_best = self._is_ended_by_callback = self._is_stopped = False
         self._unscored: dict[str, Any] | None = None
+        self._simulated_seconds = 0.0  # of all rounds done
 
     # The steps of the loop, in its order.
 
@@ -118,6 +119,9 @@ class TrainingRun:
         self.state, records = result
         n, privacy = len(records), self.settings.privacy
         for record in records:
+            if "simulated_seconds" in record:
+                self._simulated_seconds += record["simulated_seconds"]
+                record["simulated_seconds_total"] = self._simulated_seconds
             record |= {"seconds": seconds / n, "compile_seconds": compile_seconds / n}
             record |= {} if privacy is None else {"privacy/epsilon": privacy.epsilon(int(record["round"]))}
         self._max_rounds = _rounds_per_dispatch(max(seconds - compile_seconds, 1e-6) / n)
@@ -204,6 +208,8 @@ class TrainingRun:
         self.reporter.resume(self.done)
         records = read_jsonl(self.workdir.path / METRICS) if self.workdir.writer and self.done else []
         self._unscored = distributed.broadcast_from_process_0(self._unscored_record(records))
+        simulated = records[-1].get("simulated_seconds_total", 0.0) if records else 0.0
+        self._simulated_seconds = distributed.broadcast_from_process_0(simulated)
         self.best.resume(records, self.done)
         self.target.resume(records)
         if distributed.broadcast_from_process_0(self.best.is_missing):

@@ -1,5 +1,6 @@
 """Minibatches of one client's examples, and passes over them in which nothing is trained."""
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -7,6 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Array, ClientData, Cohort, Examples, PyTree
+
+_BATCH_LOOP = re.compile(r"batches_of_(\d+)\)*(?:/while)?$")
 
 
 class Batch(NamedTuple):
@@ -38,6 +41,16 @@ def loop_over_batches(number: Array, size: int, body: Callable[[Array, PyTree], 
     """
     with jax.named_scope(f"batches_of_{size}"):
         return jax.lax.fori_loop(0, number, body, carry)
+
+
+def parse_loop_name(name: str) -> int | None:
+    """Returns the examples in a minibatch of a loop of `loop_over_batches`, by its name in a program; None for others.
+
+    >>> parse_loop_name("jit(many)/while/body/batches_of_20/while"), parse_loop_name("jit(many)/while")
+    (20, None)
+    """
+    match = _BATCH_LOOP.search(name)
+    return None if match is None else int(match[1])
 
 
 def num_steps(data: ClientData, batch: int) -> Array:

@@ -55,6 +55,14 @@ def test_it_reports_what_is_between_clients_and_server():
     assert "noise" not in found
 
 
+def test_it_says_what_devices_do_and_for_whom_the_server_waits():
+    config = fedavg.get_config("smoke")
+    config.devices.update(profile="edge(examples_per_second=20)", availability="daily", deadline=600.0, wait_for=0.5)
+    assert opened(config)["time"] == (
+        "devices by edge(examples_per_second=20); available by daily; deadline 600 s; the first 50 % of a cohort count"
+    )
+
+
 def test_networks_and_options_in_parts_are_distinguished():
     found = opened(fedproto.get_config("smoke"))["network"]
     assert found == "mlp(widths=(32,)) of 10 clients: 2,410 parameters; cnn(widths=(4,), dense=32) of 10 clients: 1,554 parameters"

@@ -27,6 +27,7 @@ class AnalysisContext(NamedTuple):
       span, points: of the landscape and the plane.
       beams: with which a language model writes its answers; 1: greedily.
       labels: what figures and tables call the runs, one for each; for curves also one for each line. None: their directories.
+      axis: of curves: "rounds", or "seconds" of simulated time.
       trust: whether code that configs name may be imported, for runs that were not begun here.
     """
 
@@ -46,6 +47,7 @@ class AnalysisContext(NamedTuple):
     labels: Sequence[str] | None = None
     formats: Sequence[str] = ("png",)
     trust: bool = False
+    axis: str = "rounds"
 
 
 class RunLoader:

@@ -23,9 +23,10 @@ SCOPES = {scope: f"test accuracy, {ROWS[scope]}" for scope in ("own", "all")}
 
 
 def draw_curves(context: AnalysisContext, load: RunLoader) -> list[Path]:
-    """Draws a score over the rounds (--score); runs that differ in the seed alone as mean and deviation."""
+    """Draws a score over rounds, or --axis=seconds (--score); runs that differ in the seed alone as mean and deviation."""
     del load
-    return _draw(context, "curves", plots.curves, context.runs, context.scores or _main_scores(context.runs), labels=context.labels)
+    scores, name = context.scores or _main_scores(context.runs), "curves" if context.axis == "rounds" else f"curves_{context.axis}"
+    return _draw(context, name, plots.curves, context.runs, scores, labels=context.labels, axis=context.axis)
 
 
 def _main_scores(runs: Sequence[Path]) -> list[str]:

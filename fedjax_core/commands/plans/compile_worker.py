@@ -22,7 +22,7 @@ from fedjax_core import experiment, own_packages
 from fedjax_core.commands.plans import device_targets, program_costs
 from fedjax_core.data import row_readers
 from fedjax_core.data.ragged_index import RaggedIndex
-from fedjax_core.engine import aot, dispatch
+from fedjax_core.engine import aot, dispatch, flop_count
 from fedjax_core.engine.sharding import data_placement
 from fedjax_core.engine.simulator import Simulator
 from fedjax_core.engine.vmapped_runs import VmappedSeeds, find_vmap_obstacle
@@ -139,7 +139,7 @@ def analyze_program(traced: Any, sim: Simulator, active_share: float = 1.0) -> d
         "temporary": sizes.temp_size_in_bytes,
         "outputs": sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
         "peak": max(need, getattr(sizes, "peak_memory_in_bytes", 0)),
-        "flops": program_costs.count_flops(traced.jaxpr, clients.trip_count)
+        "flops": flop_count.count_flops(traced.jaxpr, clients.trip_count)
         / (sim.spec.plan.model if sim.compiled.layout.is_model_parallel else 1),  # at least so many
         "traffic": hlo.count_traffic(clients.trip_count),
         "collectives": [collective._asdict() for collective in hlo.count_collectives(clients.trip_count)],

@@ -1,19 +1,18 @@
-"""Counts FLOP in traced programs; collectives and memory traffic in the text of compiled ones.
+"""Counts collectives and memory traffic in the text of compiled programs, with loops multiplied out.
 
-Loops are multiplied out; a compiler's own count of FLOP has a loop's body once. A product of [M, K]
-and [K, N] has 2 M K N, and a convolution two for each entry of the kernel that an output sees,
-padding included, zeros between a dilated input's entries not. Where the text does not have a loop's
-trip count, it follows from the loop's name: local training has a step for each minibatch of a client.
+Where the text does not have a loop's trip count, it follows from the loop's name: local training has
+a step for each minibatch of a client.
 """
 
 import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from fedjax_core.training.batching import parse_loop_name
 
 Trips = Callable[[str], float | None]  # name of a loop -> how often it runs, if that is known
 KINDS = (
@@ -270,9 +269,6 @@ def _parse_arrays(shape: str) -> Iterator[Array]:
         yield Array(bits * size / 8, bool(re.search(r"S\([1-9]\)", layout)))
 
 
-_BATCH_LOOP = re.compile(r"batches_of_(\d+)\)*(?:/while)?$")  # what `training/batching.py` calls its loops
-
-
 class ClientLoops(NamedTuple):
     """Trip counts of loops over minibatches, from the clients' numbers of examples.
 
@@ -291,56 +287,5 @@ class ClientLoops(NamedTuple):
         >>> ClientLoops(np.array([10, 30])).trip_count("jit(many)/while/body/batches_of_20/while")
         1.5
         """
-        match = _BATCH_LOOP.search(name)
-        return None if match is None else self.active_share * float(np.mean(-(-self.examples // int(match[1]))))
-
-
-def count_flops(traced: Any, trips: Trips) -> float:
-    """Counts the FLOP of one call on one device. The loop of rounds, which has no name, counts once.
-
-    Args:
-      trips: of loops whose number of steps is no constant; others of that kind count once.
-    """
-    return _count(traced.jaxpr if isinstance(traced, ClosedJaxpr) else traced, trips)
-
-
-def _count(jaxpr: Jaxpr, trips: Trips) -> float:
-    total = 0.0
-    for equation in jaxpr.eqns:
-        name, params = equation.primitive.name, equation.params
-        if name == "dot_general":
-            total += _count_product(equation)
-        elif name == "conv_general_dilated":
-            total += _count_convolution(equation)
-        elif name == "scan":
-            total += params["length"] * _count(params["jaxpr"].jaxpr, trips)
-        elif name == "while":
-            number = trips(str(equation.source_info.name_stack))
-            total += (1 if number is None else number) * _count(params["body_jaxpr"].jaxpr, trips)
-        elif name == "cond":
-            total += max(_count(branch.jaxpr, trips) for branch in params["branches"])
-        else:
-            total += sum(_count(inner, trips) for inner in _inner_jaxprs(params))
-    return total
-
-
-def _inner_jaxprs(params: dict[str, Any]) -> Iterator[Jaxpr]:
-    for value in params.values():
-        for item in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(item, ClosedJaxpr):
-                yield item.jaxpr
-            elif isinstance(item, Jaxpr):
-                yield item
-
-
-def _count_product(equation: Any) -> float:
-    (contracted, _), _ = equation.params["dimension_numbers"]
-    left, out = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
-    return 2.0 * math.prod(out) * math.prod(left[axis] for axis in contracted)
-
-
-def _count_convolution(equation: Any) -> float:
-    spec = equation.params["dimension_numbers"].rhs_spec  # of the kernel: its outputs, its inputs, height and width
-    kernel, out = equation.invars[1].aval.shape, equation.outvars[0].aval.shape
-    seen = math.prod(kernel[axis] for axis in spec[1:])
-    return 2.0 * math.prod(out) * seen / math.prod(equation.params["lhs_dilation"])
+        batch = parse_loop_name(name)
+        return None if batch is None else self.active_share * float(np.mean(-(-self.examples // batch)))

@@ -99,8 +99,9 @@ def describe_measure(measure: Any, cells: Grid, name_score: Callable[[str], str]
     when = OF_LAST_STATE if measures.is_analysis(measure) and not measures.is_count(measure) else when
     sentences = [f"{names}{when}{measures.describe_unit(measure)}."]
     if target is not None:
+        count = "Simulated seconds" if measures.counts_seconds(measure) else "Rounds"
         sentences = [
-            f"Rounds until {names} crosses {target:g}: of each evaluation the best value so far, with linear "
+            f"{count} until {names} crosses {target:g}: of each evaluation the best value so far, with linear "
             "interpolation between two; never: not in the rounds that were run."
         ]
     if cells.letters:

@@ -17,6 +17,7 @@ from fedjax_core.training import metrics
 STATISTICS = {"last": "last", "first": "first", "best": "best", "mean_of_last": "mean_last_k", "selected": "selected"}
 BETTER = ("larger", "smaller", "neither")
 ROUNDS_TO = "rounds_to"  # a statistic with a target, which counts rounds
+SECONDS_TO = "seconds_to"  # likewise simulated seconds
 ANALYSIS = "analysis:"
 SCOPES = {"own", "all", "post_local", "unseen"}  # of scores of clients
 
@@ -24,10 +25,12 @@ SCOPES = {"own", "all", "post_local", "unseen"}  # of scores of clients
 def check_measure(measure: Any) -> None:
     """Validates a measure."""
     what = f"measure {measure.label!r}"
-    if measure.statistic.startswith(ROUNDS_TO):
+    if measure.statistic.startswith((ROUNDS_TO, SECONDS_TO)):
         _check_target(measure, f"statistic of {what}")
     else:
-        registry.check_choice(f"statistic of {what}", measure.statistic, (*STATISTICS, f"{ROUNDS_TO}(target=0.9)"))
+        registry.check_choice(
+            f"statistic of {what}", measure.statistic, (*STATISTICS, f"{ROUNDS_TO}(target=0.9)", f"{SECONDS_TO}(target=0.9)")
+        )
     scores = measure.scores
     if isinstance(scores, str) or not scores:
         raise ValueError(f"{what}: scores must be a tuple of one or more names, found {scores!r}")
@@ -50,14 +53,14 @@ def check_measure(measure: Any) -> None:
 
 def _check_target(measure: Any, what: str) -> None:
     name, options = registry.parse_spec(measure.statistic, what)
-    registry.check_choice(what, name, (*STATISTICS, ROUNDS_TO))
+    registry.check_choice(what, name, (*STATISTICS, ROUNDS_TO, SECONDS_TO))
     registry.check_call(f"{what}: {name}", _rounds_to, (), options)
     if any(score.startswith(ANALYSIS) or score_labels.better_direction(score) == "neither" for score in measure.scores):
         raise ValueError(f"{what}: {name} is of accuracies or losses, found {measure.scores!r}")
     if any(map(reporter.is_accuracy, measure.scores)) and not 0 <= _rounds_to(**options) <= 1:
         raise ValueError(f"{what}: target={options['target']} must be in [0, 1], as accuracies do; 97 % is 0.97")
     if measure.percent:
-        raise ValueError(f"{what}: {name} counts rounds, which are not shown in per cent")
+        raise ValueError(f"{what}: {name} counts {name.partition('_')[0]}, which are not shown in per cent")
 
 
 def _rounds_to(target: float) -> float:
@@ -65,10 +68,15 @@ def _rounds_to(target: float) -> float:
 
 
 def rounds_target(measure: Any) -> float | None:
-    """Returns the score that a measure counts the rounds to; None if it counts none."""
-    if not measure.statistic.startswith(ROUNDS_TO):
+    """Returns the score that a measure counts the rounds or seconds to; None if it counts none."""
+    if not measure.statistic.startswith((ROUNDS_TO, SECONDS_TO)):
         return None
     return _rounds_to(**registry.parse_spec(measure.statistic)[1])
+
+
+def counts_seconds(measure: Any) -> bool:
+    """Returns whether a measure counts simulated seconds."""
+    return measure.statistic.startswith(SECONDS_TO)
 
 
 def is_analysis(measure: Any) -> bool:
@@ -118,7 +126,7 @@ def describe_unit(measure: Any) -> str:
     if is_percent(measure):
         return ", in %"
     if rounds_target(measure) is not None:
-        return ", in rounds"
+        return ", in simulated seconds" if counts_seconds(measure) else ", in rounds"
     power = math.log2(measure.unit)
     return "" if measure.unit == 1 else f", in units of 2^{power:g}" if power.is_integer() else f", in units of {measure.unit:g}"
 

@@ -22,6 +22,7 @@ from fedjax_core.data import digest
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.reporting import metrics_log, reporter, score_labels
 from fedjax_core.reporting.rounds_to_target import interpolate_crossing
+from fedjax_core.reporting.summary import CLOCK
 from fedjax_core.run import MAY_DIFFER, check_inputs
 from fedjax_core.storage.json_files import read_json, to_json_values
 from fedjax_core.storage.workdir import CONFIG, DATA, RECORDED, RUN, compare_configs
@@ -214,10 +215,15 @@ def read_result(table: Definition, folder: Path, cell: Cell, data: FederatedData
             raise ValueError(f"the run has no {measure.statistic} of {' or '.join(measure.scores)}; it has {tested}")
         scores[measure.label], values[measure.label] = score, metrics[score][statistic]
         if target is not None:
-            series = reporter.history(records)[score]
-            values[measure.label] = interpolate_crossing(
-                series.rounds.tolist(), series.values.tolist(), target, score_labels.better_direction(score) == "larger"
-            )
+            history = reporter.history(records)
+            rounds_or_seconds, achieved = history[score].rounds.tolist(), history[score].values.tolist()
+            if measures.counts_seconds(measure):
+                if CLOCK not in history:
+                    raise ValueError("the run has no simulated time, for it ran without devices.profile")
+                clock = dict(zip(history[CLOCK].rounds.tolist(), history[CLOCK].values.tolist(), strict=True))
+                rounds_or_seconds = [clock[r] for r in rounds_or_seconds]
+            is_larger_better = score_labels.better_direction(score) == "larger"
+            values[measure.label] = interpolate_crossing(rounds_or_seconds, achieved, target, is_larger_better)
         if (
             client_values := client_statistics.read_client_values(workdir, measure, score, rounds.get(measure.statistic, 0))
         ) is not None:

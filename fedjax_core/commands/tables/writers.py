@@ -111,7 +111,8 @@ def _markdown_speedups(contents: Contents, measure: Any, cells: formatting.Grid)
     columns, against = contents.table.columns, contents.table.against
     if measures.rounds_target(measure) is None or against is None:
         return []
-    lines = ["", f"How many times fewer rounds than {against}.", "", *_markdown_head(columns)]
+    fewer = "less time" if measures.counts_seconds(measure) else "fewer rounds"
+    lines = ["", f"How many times {fewer} than {against}.", "", *_markdown_head(columns)]
     for row in contents.table.rows:
         ours, others = ([cells.summaries[label, c.label] for c in columns] for label in (row.label, against))
         lines.append(formatting.markdown_row(row.label, *map(formatting.format_speedup, ours, others)))

@@ -57,6 +57,7 @@ class DeviceArrays(NamedTuple):
       validation_index, validation_size: each client's validation examples of `train`; validation_rows: [V] those of
         all clients; `()` without such.
       unseen_index, unseen_size, unseen_test_index, unseen_test_size: of the unseen clients; `()` without such.
+      participation: of the clients' devices (`participation.py`); `()` without such.
     """
 
     tasks: tuple[PyTree, ...]
@@ -75,6 +76,7 @@ class DeviceArrays(NamedTuple):
     unseen_size: Any = ()
     unseen_test_index: Any = ()
     unseen_test_size: Any = ()
+    participation: Any = ()
 
 
 def make_host_arrays(

@@ -1,5 +1,6 @@
-"""Curves of a score over rounds; runs that differ only in the seed are one line with a band."""
+"""Curves of a score over rounds or simulated time; runs that differ only in the seed are one line with a band."""
 
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from fedjax_core.reporting.metrics_log import read_records
 from fedjax_core.reporting.plots import style
 from fedjax_core.reporting.score_labels import axis_label, describe_score, is_accuracy
+from fedjax_core.reporting.summary import CLOCK
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import CONFIG, METRICS
 
@@ -38,18 +40,20 @@ def curves(
     metric: str | Sequence[str],
     path: str | os.PathLike,
     labels: Sequence[str] | None = None,
+    axis: str = "rounds",
 ) -> Figure:
-    """Draws one score of one or several runs over rounds.
+    """Draws one score of one or several runs over rounds, or over simulated time.
 
     Runs whose configs differ only in seeds (also that of the data) are drawn as their mean over
     common rounds, with a band of one sample standard deviation to either side.
 
     Args:
       metric: a name in metrics.jsonl; of several names, the first that a run has.
-      path: its CSV has columns run, round, `metric`, and for several seeds standard_deviation,
-        seeds.
+      path: its CSV has columns run, round, seconds if they are the axis, `metric`, and for
+        several seeds standard_deviation, seeds.
       labels: of the lines or of the runs; default: the directories' names, or row and column for a
         table's runs.
+      axis: "rounds", or "seconds", simulated since the start of the run and averaged over seeds.
 
     Raises:
       ValueError: a run lacks the score (the message lists its scores), seeds have no common round,
@@ -58,20 +62,30 @@ def curves(
     folders = [Path(run_dirs)] if isinstance(run_dirs, (str, os.PathLike)) else [Path(folder) for folder in run_dirs]
     metrics = [metric] if isinstance(metric, str) else list(metric)
     groups = group_by_seed(folders)
-    lines, names, rows = [], [], []
+    lines, names, rows, clocks = [], [], [], []
     for label, group in zip(make_line_labels(folders, groups, labels), groups, strict=True):
         name, line = mean_line(label, group, metrics)
         lines.append(line)
         names.append(name)
+        clock = _mean_clock(group) if axis == "seconds" else {}
+        clocks.append(clock)
         for i, (r, v) in enumerate(zip(line.rounds, line.values, strict=True)):
             more = {} if line.band is None else {"standard_deviation": line.band[i], "seeds": len(group)}
-            rows.append({"run": label, "round": r, name: v} | more)
+            rows.append({"run": label, "round": r} | ({axis: clock[int(r)]} if clock else {}) | {name: v} | more)
+    if axis == "seconds":
+        unit, seconds = _time_unit(max(clock[int(line.rounds[-1])] for clock, line in zip(clocks, lines, strict=True)))
+        lines = [
+            line._replace(rounds=[clock[int(r)] / seconds for r in line.rounds]) for clock, line in zip(clocks, lines, strict=True)
+        ]
     if len(set(names)) > 1:
         lines = [line._replace(label=f"{line.label}: {describe_score(name)}") for line, name in zip(lines, names, strict=True)]
     with matplotlib.rc_context(style.STYLE):
         figure = Figure(figsize=(style.COLUMN, 2.4), layout="constrained")
         axes = figure.add_subplot()
         draw_lines(axes, lines, names[0])
+        if axis == "seconds":
+            axes.set_xlabel(f"simulated {unit}")
+            axes.xaxis.set_major_locator(MaxNLocator(6))
         titles = [describe_score(names[0])] if len(set(names)) == 1 and describe_score(names[0]) != axis_label(names[0]) else []
         titles += [BAND] if any(line.band is not None for line in lines) else []
         axes.set_title("\n".join(titles))
@@ -79,6 +93,32 @@ def curves(
             style.legend_above(figure, axes)
         style.save_figure(figure, path, rows)
     return figure
+
+
+def _mean_clock(group: Sequence[Path]) -> dict[int, float]:
+    """Returns the simulated seconds until the end of each round, averaged over seeds.
+
+    Raises:
+      ValueError: a run has none.
+    """
+    by_round: dict[int, list[float]] = {}
+    for folder in group:
+        clock = {record["round"]: record[CLOCK] for record in read_records(folder / METRICS) if CLOCK in record}
+        if not clock:
+            raise ValueError(f"{folder} has no simulated time, for it ran without devices.profile")
+        for r, seconds in clock.items():
+            by_round.setdefault(r, []).append(seconds)
+    return {r: math.fsum(values) / len(values) for r, values in by_round.items()}
+
+
+def _time_unit(longest: float) -> tuple[str, float]:
+    """Returns the unit of an axis that ends after so many seconds, and its seconds.
+
+    >>> _time_unit(90.0), _time_unit(10_000.0)
+    (('seconds', 1.0), ('hours', 3600.0))
+    """
+    units = {"days": 86400.0, "hours": 3600.0, "minutes": 60.0}
+    return next(((unit, seconds) for unit, seconds in units.items() if longest >= 2 * seconds), ("seconds", 1.0))
 
 
 def group_by_seed(folders: Sequence[Path]) -> list[list[Path]]:

@@ -103,7 +103,7 @@ def parse_for_training(text: str) -> Augment:
     Raises:
       ValueError, TypeError: as `parse`; or "normalise" is among the names.
     """
-    if "normalise" in (registry.parse_spec(part)[0] for part in text.split("|")):
+    if "normalise" in (registry.parse_spec(part, "augment")[0] for part in text.split("|")):
         raise ValueError(f"augment={text!r}: the network normalizes its inputs itself; leave normalise out")
     return parse(text)
 

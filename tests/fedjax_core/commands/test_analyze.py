@@ -316,6 +316,15 @@ def fake(folder: Path, seed: int = 0, **scores: float) -> Path:
     return folder
 
 
+def test_curves_over_simulated_time(tmp_path, capsys):
+    a = fake(tmp_path / "fedavg", **{"test/global/accuracy": 0.25, "simulated_seconds_total": 90.0})
+    assert call(a, "--what=curves", "--axis=seconds", f"--out={tmp_path / 'out'}") == 0
+    assert [row["seconds"] for row in rows(tmp_path / "out" / "curves_seconds.csv")] == ["90.0", "180.0"]
+    b = fake(tmp_path / "local", **{"test/global/accuracy": 0.25})
+    assert call(a, b, "--what=curves", "--axis=seconds", f"--out={tmp_path / 'out'}") == 1
+    assert "local has no simulated time, for it ran without devices.profile" in capsys.readouterr().err
+
+
 def test_curves_of_global_and_of_personal_models(tmp_path, capsys):
     """Each run's own main score; a run without one is told which there are."""
     a = fake(tmp_path / "fedavg", **{"test/global/accuracy": 0.25})

@@ -53,6 +53,20 @@ def test_the_numbers_of_a_table(tmp_path, fake):
     assert r"\quad paper, ratio & 5, x0.50 & never \\" in (tmp_path / "table.tex").read_text()
 
 
+def test_seconds_to_a_target(tmp_path, fake):
+    """As rounds, read off the simulated time of the evaluations; without such time there are none."""
+    fake.more = {"simulated_seconds_total": 60.0}
+    seconds = Measure("time to 0.7", GLOBAL.scores, "seconds_to(target=0.7)")
+    run(tmp_path / "timed", definition(measures=(seconds,), targets=(), against="FedAvg"))
+    text = (tmp_path / "timed" / "table.md").read_text()
+    assert "| FedAvg | 60 ± 0 | 60 ± 0 |" in text
+    assert "Simulated seconds until `test/global/accuracy` crosses 0.7" in text
+    assert "How many times less time than FedAvg." in text
+    fake.more = {}
+    outcome, _ = run(tmp_path / "plain", definition(measures=(seconds,), targets=()), only=["fedavg/iid"], seeds=[0])
+    assert list(outcome.failures.values()) == ["the run has no simulated time, for it ran without devices.profile"]
+
+
 def test_targets_that_some_seeds_do_not_reach(tmp_path, fake):
     """They are counted, their mean is of the others, and such a cell is not the best."""
     del fake

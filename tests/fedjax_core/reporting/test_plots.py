@@ -86,6 +86,24 @@ def seeds(tmp_path: Path, name: str, *accuracies: float, metric: str = "test/glo
     return made
 
 
+def test_curves_over_simulated_time(tmp_path):
+    """The time of seeds is averaged; the unit is chosen by the longest run."""
+    folders = []
+    for seed, seconds in enumerate((3600.0, 7200.0)):
+        clock = [{"round": r, "test/global/accuracy": r / 10, "simulated_seconds_total": r * seconds} for r in (1, 2)]
+        folders.append(log(tmp_path / f"a-seed{seed}", *clock))
+        write_json(folders[-1] / "config.json", {"seed": seed})
+    figure = curves(folders, "test/global/accuracy", tmp_path / "x.png", axis="seconds")
+    (axes,) = figure.axes
+    assert np.asarray(axes.get_lines()[0].get_xydata()).tolist() == [[1.5, 0.1], [3.0, 0.2]]
+    assert axes.get_xlabel() == "simulated hours"
+    header, *values = rows(tmp_path / "x.csv")
+    assert header == ["run", "round", "seconds", "test/global/accuracy", "standard_deviation", "seeds"]
+    assert [row[:4] for row in values] == [["a", "1", "5400.0", "0.1"], ["a", "2", "10800.0", "0.2"]]
+    with pytest.raises(ValueError, match=r"has no simulated time, for it ran without devices\.profile"):
+        curves(log(tmp_path / "b", *RECORDS), "test/global/accuracy", tmp_path / "y.png", axis="seconds")
+
+
 def test_a_damaged_config_is_named(tmp_path):
     (folder,) = seeds(tmp_path, "fedavg", 0.2)
     for value, said in (

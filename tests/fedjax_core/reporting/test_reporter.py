@@ -378,6 +378,23 @@ def test_the_closing_table():
     ]
 
 
+def test_simulated_time_stands_beside_rounds():
+    clock = [{"simulated_seconds": 30.0, "simulated_seconds_total": 30.0 * r["round"], "sampled": 4} for r in RECORDS]
+    summary = summarise([r | c for r, c in zip(RECORDS, clock, strict=True)], targets=(0.75, 0.95), last_k=3)
+    assert summary["metrics"].keys() == {"test/global/accuracy", "train/loss"}
+    assert summary["metrics"]["test/global/accuracy"]["seconds_to"] == {"0.75": 180.0, "0.95": None}
+    assert summary["speed"]["simulated_seconds"] == 300.0
+    lines = table(summary).splitlines()
+    assert lines[:2] == [
+        "                        last   best*  round  mean of last 3        to 75 %  to 95 %",
+        "test/global/accuracy  80.0 %  90.0 %      6          80.0 %  6, 3 min 00 s    never",
+    ]
+    assert (
+        "to 75 %: the first round with at least 75 %, of those that have the score, and the simulated time until its end" in lines
+    )
+    assert "time     5 min 00 s simulated, 30 s a round" in lines
+
+
 def test_rounds_over_seconds_are_the_rate_beside_them():
     """Compiling is told beside: 4 rounds in 2 of the 12 seconds."""
     records = [{"round": n, "seconds": 3.0, "compile_seconds": 2.5, "train/loss": 1.0} for n in (1, 2, 3, 4)]

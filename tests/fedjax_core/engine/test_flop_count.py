@@ -8,6 +8,7 @@ import optax
 from fedjax_core import nn
 from fedjax_core.algorithm import ClientData, Examples
 from fedjax_core.commands.plans import program_costs
+from fedjax_core.engine import flop_count
 from fedjax_core.training import local_training
 
 ROWS = program_costs.ClientLoops(np.array([10, 10]))
@@ -28,8 +29,8 @@ def trained(model, shape, classes):
 def test_operations_of_an_mlp_are_those_counted_by_hand():
     jaxpr = trained(nn.build("mlp", 3, (8,), widths=(5,)), (8,), 3)
     forward, backward = 2 * 4 * (8 * 5 + 5 * 3), 2 * 4 * (8 * 5 + 2 * 5 * 3)  # no gradient for the inputs
-    assert program_costs.count_flops(jaxpr, ROWS.trip_count) == 2 * 3 * (forward + backward)
-    assert program_costs.count_flops(jaxpr, lambda name: None) == 2 * (forward + backward)  # as a compiler counts: the steps once
+    assert flop_count.count_flops(jaxpr, ROWS.trip_count) == 2 * 3 * (forward + backward)
+    assert flop_count.count_flops(jaxpr, lambda name: None) == 2 * (forward + backward)  # as a compiler counts: the steps once
 
 
 def test_operations_of_convolutions_are_those_counted_by_hand():
@@ -38,4 +39,4 @@ def test_operations_of_convolutions_are_those_counted_by_hand():
 
     jaxpr = jax.make_jaxpr(jax.grad(value, (0, 1)))(jnp.zeros((4, 8, 8, 3)), jnp.zeros((3, 3, 3, 16)))
     each = 2 * 4 * (4 * 4) * 9 * 3 * 16  # forward, and each gradient: zeros between an image gradient's entries do not count
-    assert program_costs.count_flops(jaxpr, ROWS.trip_count) == 3 * each
+    assert flop_count.count_flops(jaxpr, ROWS.trip_count) == 3 * each

@@ -1,0 +1,41 @@
+"""Clients' devices: how fast they are, when they can be reached, and for whom the server waits.
+
+`profiles.py` draws what each device can do, `availability.py` says who can be reached in a round,
+`durations.py` computes the seconds of a client's round. `ClientDevices` is what a simulation takes.
+"""
+
+from typing import NamedTuple
+
+from fedjax_core.devices.availability import AVAILABILITIES, Availability, make_availability
+from fedjax_core.devices.durations import client_seconds
+from fedjax_core.devices.profiles import PROFILES, DeviceProfiles, draw_profiles
+
+__all__ = [
+    "AVAILABILITIES",
+    "PROFILES",
+    "Availability",
+    "ClientDevices",
+    "DeviceProfiles",
+    "client_seconds",
+    "draw_profiles",
+    "make_availability",
+]
+
+
+class ClientDevices(NamedTuple):
+    """The clients' devices, and for whom the server waits.
+
+    Attributes:
+      profiles: of all clients; None: their rounds take no time, and none fails.
+      availability: who can be reached in a round; None: all clients, always.
+      deadline: s after which a client's uplink comes too late; None: there is none.
+      wait_for: clients that the server waits for, a number or a fraction of the cohort; those that
+        finish later are dropped. None: all that come back.
+      server_seconds: that the server takes in each round, beside the clients.
+    """
+
+    profiles: DeviceProfiles | None = None
+    availability: Availability | None = None
+    deadline: float | None = None
+    wait_for: int | float | None = None
+    server_seconds: float = 0.0

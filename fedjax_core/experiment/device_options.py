@@ -1,0 +1,123 @@
+"""Reads the fields of a config about clients' devices."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_core.devices import ClientDevices, draw_profiles, make_availability
+from fedjax_core.devices.availability import find_availability
+from fedjax_core.devices.profiles import find_profile
+from fedjax_core.engine.participation import least_memory
+from fedjax_core.engine.simulation_spec import SimulationSpec
+from fedjax_core.registry import ResolvedSpec
+
+NEED_PROFILE = ("deadline", "wait_for", "server_seconds")
+
+
+class DeviceOptions(NamedTuple):
+    """The fields of a config about clients' devices; see `ClientDevices`."""
+
+    profile: ResolvedSpec | None
+    availability: ResolvedSpec | None
+    deadline: float | None
+    wait_for: int | float | None
+    server_seconds: float
+
+
+def parse_devices(fields: Mapping[str, Any]) -> DeviceOptions | None:
+    """Returns the options of clients' devices; None where the config has none.
+
+    Raises:
+      ValueError, TypeError: a name or an option does not exist, a value is not allowed, or fields
+        do not go together; the message names the field.
+    """
+    given = {name: fields[f"devices.{name}"] for name in DeviceOptions._fields}
+    if all(value is None for value in given.values()):
+        return None
+    if given["profile"] is None:
+        for name in NEED_PROFILE:
+            if given[name] is not None:
+                raise ValueError(f"devices.{name}={given[name]!r} needs devices.profile, by which clients take time")
+    options = DeviceOptions(
+        None if given["profile"] is None else find_profile(given["profile"]),
+        None if given["availability"] is None else find_availability(given["availability"]),
+        given["deadline"],
+        given["wait_for"],
+        given["server_seconds"] or 0.0,
+    )
+    if fields["privacy.mechanism"] is not None:
+        for name in ("availability", "deadline", "wait_for"):
+            if given[name] is not None:
+                raise _private_error(f"devices.{name}={given[name]!r}", fields)
+    return options
+
+
+def _private_error(what: str, fields: Mapping[str, Any]) -> ValueError:
+    mechanism = fields["privacy.mechanism"]
+    return ValueError(
+        f"{what} and privacy.mechanism={mechanism!r}: the noise is made for a share of clients that comes back whatever "
+        "their data and devices are; only dropout has such a share"
+    )
+
+
+def make_client_devices(
+    options: DeviceOptions | None, population: int, seed: int, fields: Mapping[str, Any]
+) -> ClientDevices | None:
+    """Returns the clients' devices; None without.
+
+    Args:
+      options: from `parse_devices`.
+      population: N.
+      seed: the data seed.
+      fields: all fields of the config by dotted name.
+
+    Raises:
+      ValueError, TypeError, OSError: as `draw_profiles` and `make_availability`; privacy with
+        devices that fail.
+    """
+    if options is None:
+        return None
+    profiles = None if options.profile is None else draw_profiles(options.profile, population, seed)
+    if profiles is not None and profiles.failure.any() and fields["privacy.mechanism"] is not None:
+        raise _private_error("devices.profile with failures", fields)
+    availability = None if options.availability is None else make_availability(options.availability, population, seed)
+    return ClientDevices(profiles, availability, options.deadline, options.wait_for, options.server_seconds)
+
+
+def describe_devices(spec: SimulationSpec) -> dict[str, Any]:
+    """Returns the facts about clients' devices for run.json: digests, which a resumed run must have too."""
+    devices, facts = spec.client_devices, {}
+    if devices is not None and devices.profiles is not None:
+        facts["profiles"] = _digest(devices.profiles)
+    if devices is not None and devices.availability is not None:
+        facts["availability"] = _digest(devices.availability.arrays)
+    return {"devices": facts} if facts else {}
+
+
+def _digest(tree: Any) -> str:
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(tree):
+        digest.update(np.ascontiguousarray(leaf).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def check_devices(spec: SimulationSpec) -> list[str]:
+    """Returns warnings of clients that never finish in time, and of those whose memory is too small."""
+    devices, seconds, lines = spec.client_devices, spec.client_seconds, []
+    if devices is None or devices.profiles is None or seconds is None:
+        return lines
+    if devices.deadline is not None and (late := int(np.sum(seconds > devices.deadline))):
+        lines.append(
+            f"devices.deadline={devices.deadline:g}: the rounds of {late} of {spec.population} clients take longer (at most "
+            f"{seconds.max():.4g} s), so they never count"
+        )
+    least = least_memory(spec)
+    if small := int(np.sum(devices.profiles.memory < least)):
+        lines.append(
+            f"devices.profile: {small} of {spec.population} clients have less memory (at least {devices.profiles.memory.min():.4g} "
+            f"bytes) than what they receive, keep and send takes, {least.max():.4g} bytes; they train nevertheless"
+        )
+    return lines

@@ -1,0 +1,161 @@
+"""Who comes back from a round in time, against loops over clients; and that programs without such policies stay as they are."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_core.devices import Availability, ClientDevices, DeviceProfiles
+from fedjax_core.engine import aot, participation
+from fedjax_core.engine.simulation_spec import stream_key
+from tests import naive, toy
+
+N = toy.CLIENTS
+ONES = np.ones(N)
+SPEED = np.array([30.0, 10.0, 100.0, 20.0, 5.0, 80.0, 40.0, 60.0])
+SIZES = np.array([len(index) for index in toy.data().train_index])
+
+
+def profiles(failure: float = 0.0, speed: np.ndarray = SPEED) -> DeviceProfiles:
+    return DeviceProfiles(speed, 1e3 * ONES, 2e3 * ONES, 0.25 * ONES, np.inf * ONES, failure * ONES)
+
+
+@functools.cache
+def simulate(mixed: bool = False, failure: float = 0.0, dropout: float = 0.0, available: bool = False, **devices):
+    availability = Availability({"even": np.arange(N) % 2 == 0}, lambda arrays, r, ids: arrays["even"][ids] | (r % 2 == 1))
+    client_devices = ClientDevices(profiles(failure), availability if available else None, **devices)
+    return toy.simulate("local", mixed=mixed, dropout=dropout, client_devices=client_devices)
+
+
+def drawn(simulation, round_num: int, seed: int = 4) -> dict[int, int]:
+    """Examples of each client of a round's cohort."""
+    key = np.asarray(jax.random.key_data(jax.random.key(seed)))
+    groups = simulation.compiled.programs.draw_cohorts(simulation.compiled.device_arrays, key, np.int32(round_num))
+    ids, examples = (np.concatenate([np.asarray(cohort[i]) for cohort, _ in groups]) for i in (0, 1))
+    return {int(i): int(n) for i, n in zip(ids, examples, strict=True) if i < N}
+
+
+def seconds_of(simulation) -> np.ndarray:
+    """Seconds of each client's round."""
+    assert simulation.spec.client_seconds is not None
+    return simulation.spec.client_seconds
+
+
+def text_of(simulation) -> str:
+    arrays, state = aot.resident_shapes(simulation.compiled)
+    return simulation.compiled.programs.run_resident_rounds.lower(arrays, state, np.int32(1)).as_text()
+
+
+def test_a_profile_alone_changes_no_program():
+    plain = toy.simulate("local", mixed=False)
+    assert text_of(plain) == text_of(simulate()) == text_of(simulate(server_seconds=2.0))
+    assert text_of(plain) != text_of(simulate(deadline=1.0))
+
+
+def test_seconds_by_hand():
+    spec, seconds = simulate().spec, seconds_of(simulate())
+    shapes = spec.shapes.groups[0]
+    down, up = (sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)) for tree in shapes.wire)
+    np.testing.assert_allclose(seconds, 0.25 + down / 1e3 + 2 * SIZES / SPEED + up / 2e3)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"deadline": 0.8},
+        {"wait_for": 3},
+        {"wait_for": 0.5, "dropout": 0.3},
+        {"failure": 0.4},
+        {"available": True},
+        {"failure": 0.3, "available": True, "deadline": 1.2, "wait_for": 2, "dropout": 0.2},
+    ],
+    ids=str,
+)
+def test_who_counts_is_who_comes_back_in_time(policy, mixed):
+    simulation = simulate(mixed, **policy)
+    seconds, seed, counts = seconds_of(simulation), 4, set()
+    for r in range(6):
+        cohort = drawn(simulation, r)
+        there = set(naive.cohort(seed, r, N, 5, policy.get("dropout", 0.0)))
+        assert set(cohort) == set(naive.cohort(seed, r, N, 5))
+        if "failure" in policy:
+            draws = [_uniform(seed, r, i) for i in range(N)]
+            there &= {i for i in range(N) if draws[i] >= np.float32(policy["failure"])}
+        if "available" in policy:
+            there &= {i for i in range(N) if i % 2 == 0 or r % 2 == 1}
+        if "deadline" in policy:
+            there &= {i for i in range(N) if seconds[i] <= policy["deadline"]}
+        if "wait_for" in policy:
+            awaited = policy["wait_for"] if policy["wait_for"] >= 1 else round(policy["wait_for"] * 5)
+            there = set(sorted(there, key=lambda i: (seconds[i], i))[:awaited])
+        assert cohort == {i: SIZES[i] if i in there else 0 for i in cohort}
+        counts.add(len(there))
+    assert min(counts) < 5
+
+
+def _uniform(seed: int, round_num: int, i: int) -> float:
+    key = stream_key(jax.random.key_data(jax.random.key(seed)), "failure", round_num)
+    return float(jax.random.uniform(jax.random.fold_in(key, i)))
+
+
+@pytest.mark.parametrize(
+    ("devices", "ids", "sampled", "seconds"),
+    [
+        ({}, [1, 3, -1], 3, "slowest"),
+        ({}, [-1, -1, -1], 3, 0.0),
+        ({"server_seconds": 2.0}, [1, 3, 5], 3, "slowest"),
+        ({"deadline": 9.0}, [1, 3, 5], 3, "slowest"),
+        ({"deadline": 9.0}, [1, 3, -1], 3, 9.0),  # somebody that was sampled does not come: the server cannot know
+        ({"deadline": 9.0, "wait_for": 2}, [1, 3, -1], 3, "slowest"),
+        ({"deadline": 9.0, "wait_for": 3}, [1, 3, -1], 3, 9.0),
+        ({"wait_for": 3}, [1, 3, -1], 3, "slowest"),
+    ],
+)
+def test_a_round_lasts_until_those_are_back_that_the_server_waits_for(devices, ids, sampled, seconds):
+    spec = simulate(**devices).spec
+    record = {"ids": np.array(ids), "sampled": np.int32(sampled)}
+    expected = max(seconds_of(simulate(**devices))[i] for i in ids if i >= 0) if seconds == "slowest" else seconds
+    time = participation.round_time(spec, record)
+    assert time == {"simulated_seconds": expected + devices.get("server_seconds", 0.0)}
+
+
+def test_records_say_who_was_sampled_and_how_long_it_took():
+    simulation = simulate(deadline=0.8)
+    _, records = simulation.run_rounds(simulation.init(4), 2)
+    for r, record in enumerate(records):
+        cohort = drawn(simulation, r)
+        there = [i for i, n in cohort.items() if n]
+        assert (record["sampled"], record["cohort"]) == (5, len(there))
+        assert record["simulated_seconds"] == (0.8 if len(there) < 5 else seconds_of(simulation)[there].max())
+        assert record["train/examples"] == 2 * sum(cohort.values())
+
+
+def test_off_the_devices_all_is_the_same():
+    plain = simulate(deadline=0.8)
+    other = toy.simulate("local", mixed=False, hold="host", data_on="host", client_devices=plain.spec.client_devices)
+    for one, two in zip(*(sim.run_rounds(sim.init(4), 2)[1] for sim in (plain, other)), strict=True):
+        assert {name: one[name] for name in ("sampled", "cohort", "simulated_seconds", "train/examples")}.items() <= two.items()
+
+
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [
+        ({"deadline": 1e-3}, r"devices.deadline=0.001 s is before the fastest client's round ends, 0\.\d+ s"),
+        ({"wait_for": 6}, "devices.wait_for=6 must be at most the 5 clients of a cohort"),
+    ],
+)
+def test_policies_that_cannot_be(devices, message):
+    with pytest.raises(ValueError, match=message):
+        simulate(**devices)
+
+
+def test_policies_need_profiles():
+    with pytest.raises(ValueError, match=r"devices.deadline and devices.wait_for need devices.profile"):
+        toy.simulate("local", client_devices=ClientDevices(deadline=1.0))
+
+
+def test_a_pooled_method_has_no_devices():
+    with pytest.raises(ValueError, match="a pooled method has no clients"):
+        toy.simulate("centralized", client_devices=ClientDevices(profiles()))
