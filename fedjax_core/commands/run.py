@@ -123,9 +123,9 @@ def main(arguments: Sequence[str]) -> int:
             experiment.use_all_cores()
         if seeds is not None:
             return _run_seeds(given.config, given.workdir, seeds, given.fresh)
-        if (lanes := experiment.seeds_at_once(given.config)) > 1:
+        if (at_once := experiment.seeds_at_once(given.config)) > 1:
             experiment.check_config(given.config)
-            reporter.say(f"plan.lanes={lanes} is for several seeds, such as --seeds=0,1,2; this is one run")
+            reporter.say(f"plan.lanes={at_once} is for several seeds, such as --seeds=0,1,2; this is one run")
         experiment.execute(given.config, given.workdir, fresh=given.fresh)
     except KeyboardInterrupt as error:
         return reporter.fail(error if str(error) else "interrupted before a checkpoint was due", 130)

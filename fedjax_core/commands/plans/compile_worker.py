@@ -48,10 +48,10 @@ def make_simulation(config: Any, target: device_targets.Target, counts: mock_dat
     )
 
 
-def describe_simulation(sim: Simulator, lanes: int = 1) -> dict[str, Any]:
-    """Describes a simulation without compiling. `lanes`: runs at once, if it can have lanes."""
-    alone = find_vmap_obstacle(sim) if lanes > 1 else ""
-    lanes = 1 if alone else lanes
+def describe_simulation(sim: Simulator, num_runs: int = 1) -> dict[str, Any]:
+    """Describes a simulation without compiling. `num_runs`: runs that train at once, where they can."""
+    alone = find_vmap_obstacle(sim) if num_runs > 1 else ""
+    num_runs = 1 if alone else num_runs
     first = sim.spec.mesh.devices.flat[0]
     chip, sizes = data_placement.device_spec(first), RaggedIndex.from_lists(sim.spec.data.train_index).size
     if chip is not None and first not in jax.devices():
@@ -74,13 +74,13 @@ def describe_simulation(sim: Simulator, lanes: int = 1) -> dict[str, Any]:
         "hold": sim.spec.hold,
         "divided": sim.compiled.layout.is_model_parallel,
         "chip": None if chip is None else {"flops": chip.flops, "bandwidth": chip.bandwidth, "source": chip.source},
-        "lanes": lanes,
+        "num_runs": num_runs,
         "alone": alone,
-        "bytes": resident_bytes(sim, lanes),
+        "bytes": resident_bytes(sim, num_runs),
     }
 
 
-def resident_bytes(sim: Simulator, lanes: int = 1) -> dict[str, float]:
+def resident_bytes(sim: Simulator, num_runs: int = 1) -> dict[str, float]:
     """Returns the bytes on a device between rounds; each lane has states of its own."""
     arrays, state = aot.resident_shapes(sim.compiled)
     shard_bytes = lambda leaf: float(np.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize)
@@ -88,16 +88,16 @@ def resident_bytes(sim: Simulator, lanes: int = 1) -> dict[str, float]:
     return {
         "rows of data": sum_bytes((arrays.train, arrays.test)),
         "frozen and public arrays": sum_bytes(arrays.tasks),
-        "client states": lanes * sum_bytes(state.clients),
-        "server state": lanes * sum_bytes(state.server),
+        "client states": num_runs * sum_bytes(state.clients),
+        "server state": num_runs * sum_bytes(state.server),
     }
 
 
-def trace_programs(sim: Simulator, parts: tuple[str, ...], lanes: int = 1) -> dict[str, Callable[[], Any]]:
-    """Returns `aot.trace_programs`, with rounds of so many lanes at once."""
+def trace_programs(sim: Simulator, parts: tuple[str, ...], num_runs: int = 1) -> dict[str, Callable[[], Any]]:
+    """Returns `aot.trace_programs`, with rounds of so many runs at once."""
     traced_programs = aot.trace_programs(sim, parts)
-    if lanes > 1:
-        several = VmappedSeeds(sim, lanes)
+    if num_runs > 1:
+        several = VmappedSeeds(sim, num_runs)
         rounds = {aot.ROUND: several.trace, aot.SCORED_ROUND: functools.partial(several.trace, True)}
         traced_programs |= {name: traced for name, traced in rounds.items() if name in traced_programs}
     return traced_programs
@@ -182,7 +182,7 @@ def main() -> None:
             signal.alarm(request["seconds"])
             sim = make_simulation(config, target, counts)
             done["about"] = describe_simulation(sim, experiment.seeds_at_once(config))
-            traced = trace_programs(sim, tuple(request["parts"]), done["about"]["lanes"])
+            traced = trace_programs(sim, tuple(request["parts"]), done["about"]["num_runs"])
             done["names"] = list(traced)
             write_json(out, done)
             for name in (name for name in traced if name not in request["done"]):

@@ -27,12 +27,12 @@ def _render_target(target: Mapping[str, Any]) -> str:
     head = f"{target['target']}: {about['devices']} x {about['device']}, {format_bytes(about['limit'])} each; "
     head += f"{about['cohort']} of {about['population']} clients a round, {about['plan']['chunk']} at once on a device; "
     head += f"data on the {about['data on']}"
-    head += f"; {about['lanes']} lanes" if about["lanes"] > 1 else ""
+    head += f"; {about['num_runs']} runs at once" if about["num_runs"] > 1 else ""
     lines = [head, *align_columns([HEAD, *(_program_row(name, program) for name, program in target["programs"].items())])]
     messages = {program["says"] for program in target["programs"].values() if "says" in program}
     lines += [f"  {line}" for line in sorted(messages)]
     if about["alone"]:
-        lines.append(f"  Runs go one after the other, not in lanes: {about['alone']}.")
+        lines.append(f"  Runs train one after another: {about['alone']}.")
     if about["processes"] > 1 and about["hold"] != "device":
         lines.append(f"  Not counted: what {about['processes']} processes exchange of client states (plan.hold={about['hold']}).")
     if about["plan"].get("model", 1) > 1 and not about["divided"]:
@@ -52,8 +52,8 @@ def _render_target(target: Mapping[str, Any]) -> str:
 
 def _describe_round(bound: Mapping[str, Any], about: Mapping[str, Any]) -> str:
     rows = about["rows"]
-    of_lanes = f" of {about['lanes']} lanes" if about["lanes"] > 1 else ""
-    text = f"A {ROUND}{of_lanes} is {bound['flops'] / 1e12:,.3g} TFLOP and {bound['traffic'] / 1e9:,.3g} GB to and from "
+    of_runs = f" of {about['num_runs']} runs at once" if about["num_runs"] > 1 else ""
+    text = f"A {ROUND}{of_runs} is {bound['flops'] / 1e12:,.3g} TFLOP and {bound['traffic'] / 1e9:,.3g} GB to and from "
     text += f"memory on each device (clients of {rows['mean']:,.0f} rows): "
     if bound["seconds"] is None:
         return text + f"no peak is known of {about['device']}, so no bound on its time."
@@ -97,9 +97,9 @@ def suggest_changes(config: Mapping[str, Any], about: Mapping[str, Any], chunk: 
         sentences.append(f"plan.data=host keeps {readable_size(sizes['rows of data'])} of rows off the device.")
     if is_large("client states") and plan["hold"] == "device":
         sentences.append(f"plan.hold=host keeps {readable_size(sizes['client states'])} of client states off the device.")
-    if about["lanes"] > 1:
+    if about["num_runs"] > 1:
         sentences.append(
-            f"plan.lanes={about['lanes'] // 2} needs half of it for states and training; a run takes as many as fit by itself."
+            f"plan.lanes={about['num_runs'] // 2} needs half of it for states and training; a run takes as many as fit by itself."
         )
     hosts = about["processes"]
     shared = hosts == 1 or about["devices"] // hosts % 2 == 0  # devices of one process hold a network together

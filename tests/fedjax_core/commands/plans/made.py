@@ -41,7 +41,7 @@ ABOUT = {
     "processes": 1,
     "hold": "device",
     "divided": False,
-    "lanes": 1,
+    "num_runs": 1,
     "alone": "",
     "rows": {"all": 400, "mean": 10.0, "most": 20},
     "chip": DEVICE_SPECS["TPU v5 lite"]._asdict(),

@@ -88,36 +88,36 @@ def test_rows_that_attackers_write_anew_and_validation_rows_are_counted():
     real.release()
 
 
-def test_lanes_are_planned_together():
+def test_runs_are_planned_together():
     _, sim = sims()
     one, three = compile_worker.describe_simulation(sim), compile_worker.describe_simulation(sim, 3)
-    assert (one["lanes"], three["lanes"]) == (1, 3)
+    assert (one["num_runs"], three["num_runs"]) == (1, 3)
     assert three["bytes"]["server state"] == 3 * one["bytes"]["server state"]
     assert three["bytes"]["rows of data"] == one["bytes"]["rows of data"]
-    alone, together = (compile_worker.trace_programs(sim, PARTS, lanes) for lanes in (1, 3))
+    alone, together = (compile_worker.trace_programs(sim, PARTS, num_runs) for num_runs in (1, 3))
     assert list(alone) == list(together)
     shapes = [sorted(leaf.shape for leaf in jax.tree.leaves(of["round"]().lower().args_info)) for of in (alone, together)]
     state = aot.resident_shapes(sim.compiled)[1]
     assert len(shapes[1]) - len(shapes[0]) == 2 * len(jax.tree.leaves(state))
     program = {"peak": 100}
-    beside = [of_plans._add_fit(program, name, ABOUT | {"lanes": 3})["beside"] for name in ("round", "evaluation: server")]
-    assert beside == [210, 140]  # a copy of all states; those of two lanes
-    assert "plan.lanes=1 needs half" in " ".join(plan_report.suggest_changes(config().to_dict(), ABOUT | {"lanes": 3}, 0))
+    beside = [of_plans._add_fit(program, name, ABOUT | {"num_runs": 3})["beside"] for name in ("round", "evaluation: server")]
+    assert beside == [210, 140]  # a copy of all states; those of two runs
+    assert "plan.lanes=1 needs half" in " ".join(plan_report.suggest_changes(config().to_dict(), ABOUT | {"num_runs": 3}, 0))
     target: dict[str, Any] = {
         "target": "here",
-        "about": ABOUT | {"lanes": 3},
+        "about": ABOUT | {"num_runs": 3},
         "programs": {},
         "chunk": None,
         "round": None,
         "advice": [],
     }
-    assert "; 3 lanes" in plan_report.render_plan({"targets": [target]})
+    assert "; 3 runs at once" in plan_report.render_plan({"targets": [target]})
     streamed = sims("host")[1]
     about = compile_worker.describe_simulation(streamed, 3)
-    assert about["lanes"] == 1
+    assert about["num_runs"] == 1
     assert about["bytes"] == compile_worker.describe_simulation(streamed)["bytes"]
     target["about"] = ABOUT | {"alone": about["alone"]}
-    assert "Runs go one after the other, not in lanes: the data are on the host." in plan_report.render_plan({"targets": [target]})
+    assert "Runs train one after another: the data are on the host." in plan_report.render_plan({"targets": [target]})
 
 
 def test_networks_of_another_backend_take_its_form_of_convolutions():
@@ -168,7 +168,7 @@ def test_an_error_of_one_program_leaves_the_others(monkeypatch, tmp_path):
     monkeypatch.setattr(compile_worker, "analyze_program", analysed)
     sim: Any = SimpleNamespace(spec=SimpleNamespace(sampling=SimpleNamespace(size=8, slots=16), dropout=0.5))
     monkeypatch.setattr(compile_worker, "make_simulation", lambda *_: sim)
-    monkeypatch.setattr(compile_worker, "describe_simulation", lambda sim, lanes: {"lanes": lanes})
+    monkeypatch.setattr(compile_worker, "describe_simulation", lambda sim, num_runs: {"num_runs": num_runs})
     monkeypatch.setattr(aot, "trace_programs", lambda sim, parts: dict.fromkeys(parts, lambda: None))
     compile_worker.main()
     found = json.loads(out.read_text())
