@@ -225,5 +225,5 @@ def test_what_a_client_of_fedpft_trains_at_full_size(contrast, trained):
     config.data.source = "cifar100"
     with config.unlocked():
         config.method.contrast = contrast or None
-    (found,) = analysis.sizes(build(config))
+    (found,) = analysis.count_sizes(build(config))
     assert (found["whole"], found["trained"]) == (1_258_404, trained)

@@ -21,7 +21,7 @@ from fedjax_core.reporting.console import Parser, fail, one_line, readable_size,
 from fedjax_core.reporting.loggers import TensorBoardWriter
 from fedjax_core.reporting.metrics_log import CSV, read_records, restore_records
 from fedjax_core.reporting.score_labels import is_accuracy, is_headline
-from fedjax_core.reporting.summary import Series, format_score, history, summarise, table
+from fedjax_core.reporting.summary import Series, collect_history, format_score, format_summary, summarize_records
 from fedjax_core.storage.json_files import JsonLinesFile, format_json_lines, to_json_values, write_json
 from fedjax_core.storage.workdir import METRICS, WorkDir
 
@@ -36,15 +36,15 @@ __all__ = [
     "Parser",
     "Reporter",
     "Series",
+    "collect_history",
     "fail",
-    "history",
+    "format_summary",
     "is_accuracy",
     "one_line",
     "readable_size",
     "readable_time",
     "say",
-    "summarise",
-    "table",
+    "summarize_records",
 ]
 
 
@@ -206,7 +206,7 @@ class Reporter:
         """Writes metrics.csv and summary.json from all records; may be called again.
 
         Returns:
-          The summary: that of `summarise`, with the noted facts and the distribution of scores over
+          The summary: that of `summarize_records`, with the noted facts and the distribution of scores over
           clients; {} on a process that does not write.
         """
         self._release()
@@ -214,7 +214,7 @@ class Reporter:
             return {}
         metrics = self.path / METRICS
         records = read_records(metrics) if metrics.exists() else []
-        summary = summarise(records, self.targets, self.last_k, self.select)
+        summary = summarize_records(records, self.targets, self.last_k, self.select)
         summary |= {"total_rounds": self.total_rounds, "facts": self._facts}
         summary |= client_scores.summarize_spread(self.path, summary["rounds"], summary.get("selected", {}).get("round"))
         write_csv(self.path / CSV, records, ["round"])

@@ -30,7 +30,7 @@ class Series(NamedTuple):
     values: np.ndarray
 
 
-def summarise(
+def summarize_records(
     records: Sequence[Mapping[str, Any]], targets: Sequence[float] = (), last_k: int = 10, select: str | None = None
 ) -> dict[str, Any]:
     """Summarises a run.
@@ -120,7 +120,7 @@ def _speed(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return speed
 
 
-def history(records: Sequence[Mapping[str, Any]]) -> dict[str, Series]:
+def collect_history(records: Sequence[Mapping[str, Any]]) -> dict[str, Series]:
     """Returns a run's records by score.
 
     >>> history([{"round": 1, "train/loss": 2.0}, {"round": 2, "train/loss": 1.5, "test/global/accuracy": 0.75}])["train/loss"]
@@ -131,7 +131,7 @@ def history(records: Sequence[Mapping[str, Any]]) -> dict[str, Series]:
     return {name: Series(*map(np.array, zip(*pairs, strict=True))) for name, pairs in points.items() if pairs}
 
 
-def table(summary: Mapping[str, Any]) -> str:
+def format_summary(summary: Mapping[str, Any]) -> str:
     """Returns the closing table of a summary: scores, speed, traffic and memory."""
     scores = {name: entry for name, entry in summary["metrics"].items() if _is_in_table(name)}
     targets = list(dict.fromkeys(target for entry in scores.values() for target in entry.get("rounds_to", ())))

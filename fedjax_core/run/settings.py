@@ -70,7 +70,7 @@ class Finished(NamedTuple):
     """What a run returns.
 
     Attributes:
-      summary: of all records (`report.summarise`), also in summary.json.
+      summary: of all records (`report.summarize_records`), also in summary.json.
       history: each score over the rounds: `axes.plot(*history["test/global/accuracy"])`.
       stopped: whether a signal came during the last rounds; the caller must then start no other run.
       ended_by: the callback that ended the run before its last round, and why; "" if none did. The

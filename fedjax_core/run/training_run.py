@@ -187,8 +187,8 @@ class TrainingRun:
         if self.workdir.writer:
             from fedjax_core.reporting import plots  # matplotlib must not delay the first round
 
-            drawn, history = plots.run_plots(self.workdir.path), report.history(read_jsonl(self.workdir.path / METRICS))
-            reporter.say(report.table(summary))
+            drawn, history = plots.plot_run(self.workdir.path), report.collect_history(read_jsonl(self.workdir.path / METRICS))
+            reporter.say(report.format_summary(summary))
             if settings.privacy is not None:
                 reporter.say(settings.privacy.describe(self.done))
             reporter.say(f"plots    {drawn[0].parent}")

@@ -194,10 +194,10 @@ def test_which_value_is_the_better_one():
     assert found == dict.fromkeys(names[:3], "larger") | dict.fromkeys(names[3:6], "smaller") | dict.fromkeys(names[6:], "neither")
     assert score_labels.axis_label("test/global/macro_f1") == "test macro f1"
     assert score_labels.better_direction("train/my_loss") == "neither"  # what methods report is as it was
-    summary = reporter.summarise([{"round": 1, "test/global/auroc": 0.5, "test/global/mine": 2.0, "server/norm": 1.0}])
-    rows = reporter.table(summary).splitlines()
+    summary = reporter.summarize_records([{"round": 1, "test/global/auroc": 0.5, "test/global/mine": 2.0, "server/norm": 1.0}])
+    rows = reporter.format_summary(summary).splitlines()
     assert [row.split()[:3] for row in rows[1:3]] == [["test/global/auroc", "50.0", "%"], ["test/global/mine", "2", "2"]]
-    assert "server/norm" not in reporter.table(summary)
+    assert "server/norm" not in reporter.format_summary(summary)
 
 
 def test_accuracies_of_two_kinds_are_distinguished_in_a_figure(tmp_path):

@@ -19,7 +19,7 @@ class AnalysisContext(NamedTuple):
 
     Attributes:
       scores: of curves: the first that a run has is taken; none: its main one, see `figures.draw_curves`.
-      model: a predictor; None: see `analysis.model_of`.
+      model: a predictor; None: see `analysis.choose_scored_model`.
       features: which of the model's outputs.
       rows: examples per client, in the plane and in attention; None: `EMBEDDED`, `ATTENDED`.
       centroids: whether tsne also shows the mean of each client's features of each class.
@@ -72,10 +72,10 @@ class RunLoader:
         return self._runs[run]
 
     def accuracies(self, run: Path, model: str | None, scope: str = "own") -> tuple[np.ndarray, np.ndarray]:
-        """Returns `analysis.class_accuracies`, computed once for all analyses."""
+        """Returns `analysis.compute_class_accuracies`, computed once for all analyses."""
         key = run, model, scope
         if key not in self._accuracies:
-            self._accuracies[key] = analysis.class_accuracies(*self(run), model, scope)
+            self._accuracies[key] = analysis.compute_class_accuracies(*self(run), model, scope)
         return self._accuracies[key]
 
 

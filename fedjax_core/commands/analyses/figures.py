@@ -26,7 +26,7 @@ def draw_curves(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """Draws a score over rounds, or --axis=seconds (--score); runs that differ in the seed alone as mean and deviation."""
     del load
     scores, name = context.scores or _main_scores(context.runs), "curves" if context.axis == "rounds" else f"curves_{context.axis}"
-    return _draw(context, name, plots.curves, context.runs, scores, labels=context.labels, axis=context.axis)
+    return _draw(context, name, plots.plot_curves, context.runs, scores, labels=context.labels, axis=context.axis)
 
 
 def _main_scores(runs: Sequence[Path]) -> list[str]:
@@ -45,14 +45,14 @@ def draw_traffic(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """Draws a score over the bytes that a client has sent, a line for each run (--score)."""
     del load
     scores = context.scores or _main_scores(context.runs)
-    return _draw(context, "traffic", plots.spending, context.runs, scores, cost="bytes", labels=context.labels)
+    return _draw(context, "traffic", plots.plot_costs, context.runs, scores, cost="bytes", labels=context.labels)
 
 
 def draw_epsilon(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """Draws a score over the epsilon spent so far, a line for each run that has noise (--score)."""
     del load
     scores = context.scores or _main_scores(context.runs)
-    return _draw(context, "epsilon", plots.spending, context.runs, scores, cost="epsilon", labels=context.labels)
+    return _draw(context, "epsilon", plots.plot_costs, context.runs, scores, cost="epsilon", labels=context.labels)
 
 
 def draw_partition(context: AnalysisContext, load: RunLoader) -> list[Path]:
@@ -64,7 +64,7 @@ def draw_partition(context: AnalysisContext, load: RunLoader) -> list[Path]:
         if not partition.get("label_table"):
             lost = run / partition["whole"] if "whole" in partition else run / RUN
             raise ValueError(f"{run} has no label table, which {lost} would hold; restore that file, or leave the run out")
-        for kind, draw in (("bubbles", plots.partition_bubbles), ("heatmap", plots.heatmap)):
+        for kind, draw in (("bubbles", plots.plot_partition), ("heatmap", plots.plot_heatmap)):
             names = {key: partition.get(key) for key in ("class_names", "clients", "client_names")}
             files += _draw(context, f"{name}partition_{kind}", draw, partition["label_table"], **names)
     return files
@@ -76,13 +76,13 @@ def draw_tsne(context: AnalysisContext, load: RunLoader) -> list[Path]:
     for run, name in runs_with_prefixes(context):
         simulation, state = load(run)
         most = EMBEDDED if context.rows is None else context.rows
-        points = analysis.features(simulation, state, context.model, context.features, clients=context.clients, most=most)
+        points = analysis.compute_features(simulation, state, context.model, context.features, clients=context.clients, most=most)
         shown = analysis.with_centroids(points) if context.centroids else points
-        places = analysis.tsne(shown.features, context.seed)
+        places = analysis.embed_by_tsne(shown.features, context.seed)
         centres = np.arange(len(places)) >= len(points.classes)
         labels = {"class_names": simulation.spec.data.class_names, "centres": centres}
         files += _draw(
-            context, f"{name}tsne{features_suffix(context)}", plots.embedding, places, shown.classes, shown.clients, **labels
+            context, f"{name}tsne{features_suffix(context)}", plots.plot_embedding, places, shown.classes, shown.clients, **labels
         )
     return files
 
@@ -94,10 +94,10 @@ def draw_attention(context: AnalysisContext, load: RunLoader) -> list[Path]:
         simulation, state = load(run)
         client = context.clients[0] if context.clients else 0
         most = ATTENDED if context.rows is None else context.rows
-        maps, classes = analysis.attention(simulation, state, context.model, client, most)
+        maps, classes = analysis.compute_attention(simulation, state, context.model, client, most)
         for name_of_map, weights in maps.items():
             names = [simulation.spec.data.class_names[k] for k in classes]
-            files += _draw(context, f"{name}{name_of_map}", plots.attention, weights, labels=names)
+            files += _draw(context, f"{name}{name_of_map}", plots.plot_attention, weights, labels=names)
     return files
 
 
@@ -110,19 +110,19 @@ def draw_knowledge(context: AnalysisContext, load: RunLoader) -> list[Path]:
         x, y = simulation.spec.data.test
         rows = np.unique(np.linspace(0, len(y) - 1, min(len(y), KNOWLEDGE_ROWS)).round().astype(int))
         view = simulation.client_view(state, client, trained=True)
-        model = analysis.model_of(simulation, state, context.model)
-        views = {"local": (view, *analysis.class_knowledge(simulation, view, model))}
+        model = analysis.choose_scored_model(simulation, state, context.model)
+        views = {"local": (view, *analysis.collect_class_knowledge(simulation, view, model))}
         known = getattr(state.server, "known", None)
         if hasattr(state.server, "knowledge") and known is not None and np.any(known) and "global" in view.holds:
             classes = np.flatnonzero(known)
             views["global"] = (simulation.client_view(state, client), np.asarray(state.server.knowledge)[classes], classes)
         for name_of_view, (view_shown, landmarks, classes) in views.items():
-            outputs = analysis.outputs(view_shown, model, x[rows], simulation.spec.batches.test)
+            outputs = analysis.compute_outputs(view_shown, model, x[rows], simulation.spec.batches.test)
             points = outputs["logits"] if outputs["logits"].shape[1] == landmarks.shape[1] else outputs["features"]
-            places = analysis.tsne(np.concatenate([points, landmarks]), context.seed)
+            places = analysis.embed_by_tsne(np.concatenate([points, landmarks]), context.seed)
             embedded = places[: len(rows)], y[rows], places[len(rows) :], classes
             names = simulation.spec.data.class_names
-            files += _draw(context, f"{name}knowledge_{name_of_view}", plots.landmarks, *embedded, class_names=names)
+            files += _draw(context, f"{name}knowledge_{name_of_view}", plots.plot_landmarks, *embedded, class_names=names)
     return files
 
 
@@ -130,10 +130,10 @@ def draw_client_accuracies(context: AnalysisContext, load: RunLoader) -> list[Pa
     """Draws the accuracy of every client, all runs together (--scope)."""
     series = {}
     for run, label in zip(context.runs, run_labels(context), strict=True):
-        accuracies = analysis.client_accuracies(*load.accuracies(run, context.model, context.scope))
+        accuracies = analysis.compute_client_accuracies(*load.accuracies(run, context.model, context.scope))
         names = read_partition(run).get("client_names") or list(map(str, range(len(accuracies))))
         series[label] = dict(zip(names, accuracies.tolist(), strict=True))
-    return _draw(context, "clients", plots.dots, series, across="client", up=SCOPES[context.scope])
+    return _draw(context, "clients", plots.plot_dots, series, across="client", up=SCOPES[context.scope])
 
 
 def draw_class_accuracies(context: AnalysisContext, load: RunLoader) -> list[Path]:
@@ -148,8 +148,8 @@ def draw_class_accuracies(context: AnalysisContext, load: RunLoader) -> list[Pat
         series[label] = dict(zip(names, of_class.tolist(), strict=True))
         options = {"class_names": names, "client_names": simulation.spec.data.client_names or None}
         options |= {"of": SCOPES[context.scope], "percent": True}
-        files += _draw(context, f"{name}classes_by_client", plots.heatmap, each, **options)
-    return [*_draw(context, "classes", plots.dots, series, across="class", up=SCOPES[context.scope]), *files]
+        files += _draw(context, f"{name}classes_by_client", plots.plot_heatmap, each, **options)
+    return [*_draw(context, "classes", plots.plot_dots, series, across="class", up=SCOPES[context.scope]), *files]
 
 
 def draw_landscape(context: AnalysisContext, load: RunLoader) -> list[Path]:
@@ -158,8 +158,8 @@ def draw_landscape(context: AnalysisContext, load: RunLoader) -> list[Path]:
     for run, name in runs_with_prefixes(context):
         client = context.clients[0] if context.clients else 0
         grid = {"span": context.span, "points": context.points, "seed": context.seed}
-        surface = analysis.landscape(*load(run), context.model, client, **grid)
-        files += _draw(context, f"{name}landscape", plots.contours, surface.steps, surface.loss, accuracy=surface.accuracy)
+        surface = analysis.compute_landscape(*load(run), context.model, client, **grid)
+        files += _draw(context, f"{name}landscape", plots.plot_contours, surface.steps, surface.loss, accuracy=surface.accuracy)
     return files
 
 
@@ -168,17 +168,17 @@ def draw_plane(context: AnalysisContext, load: RunLoader) -> list[Path]:
     nets, run_of_net = [], []
     for run, label in zip(context.runs, run_labels(context), strict=True):
         simulation, state = load(run)
-        model = analysis.model_of(simulation, state, context.model)
+        model = analysis.choose_scored_model(simulation, state, context.model)
         x = jax.tree.map(lambda a: np.asarray(a[:8]), simulation.spec.data.test.x)
         for client in range(simulation.spec.population) if context.clients is None else context.clients:
             nets.append(find_trained_network(simulation.client_view(state, client), model, x))
             run_of_net.append(label)
             if model == "global":
                 break
-    surface, positions = analysis.surroundings(*load(context.runs[0]), nets, span=context.span, points=context.points)
+    surface, positions = analysis.compute_surroundings(*load(context.runs[0]), nets, span=context.span, points=context.points)
     marks = {label: positions.places[[other == label for other in run_of_net]] for label in dict.fromkeys(run_of_net)}
     options = {"accuracy": surface.accuracy, "marks": marks, "share": positions.share.tolist()}
-    return _draw(context, "plane", plots.contours, surface.steps, surface.loss, **options)
+    return _draw(context, "plane", plots.plot_contours, surface.steps, surface.loss, **options)
 
 
 def _draw(context: AnalysisContext, name: str, draw: Callable[..., Figure], *shown: Any, **how: Any) -> list[Path]:
@@ -190,5 +190,5 @@ def _draw(context: AnalysisContext, name: str, draw: Callable[..., Figure], *sho
     files = [context.out / f"{name}.{kind}" for kind in context.formats]
     figure = draw(*shown, path=files[0], **how)
     for file in files[1:]:
-        plots.write(figure, file)
+        plots.write_figure(figure, file)
     return files

@@ -20,15 +20,15 @@ _NUMBERS_FORM = {str: {"round": (int, type(None)), "value": float}}  # by the an
 
 
 def _mean_origin(simulation: Simulator, state: State, model: str | None = None) -> float:
-    return float(np.nanmean(analysis.client_accuracies(*analysis.class_accuracies(simulation, state, model))))
+    return float(np.nanmean(analysis.compute_client_accuracies(*analysis.compute_class_accuracies(simulation, state, model))))
 
 
 def _mean_probe(simulation: Simulator, state: State, model: str | None = None, key: str = "features") -> float:
-    return float(np.nanmean(analysis.probe(simulation, state, model, key)))
+    return float(np.nanmean(analysis.score_probe(simulation, state, model, key)))
 
 
 def _mean_match(simulation: Simulator, state: State, model: str | None = None, key: str = "features") -> float:
-    return float(np.nanmean(analysis.match(simulation, state, model, key)))
+    return float(np.nanmean(analysis.score_match(simulation, state, model, key)))
 
 
 def _mean_rouge(
@@ -54,7 +54,7 @@ def _read_size(rows: Sequence[Mapping[str, Any]], what: str, total: bool = False
 
 def _make_size(what: str) -> Callable[..., float]:
     def size(simulation: Simulator, total: bool = False, group: int | None = None) -> float:
-        return _read_size(analysis.sizes(simulation), what, total, group)
+        return _read_size(analysis.count_sizes(simulation), what, total, group)
 
     return size
 
@@ -71,7 +71,7 @@ def is_size(text: str) -> bool:
 
 def compute_sizes(texts: Sequence[str], simulation: Simulator) -> list[float]:
     """Returns analyses that need shapes alone, not a run; see `make_metric`."""
-    rows, specs = analysis.sizes(simulation), map(registry.parse_spec, texts)
+    rows, specs = analysis.count_sizes(simulation), map(registry.parse_spec, texts)
     return [_read_size(rows, name, **options) for name, options in specs]
 
 
@@ -80,7 +80,8 @@ def make_metric(text: str) -> Callable[..., float]:
 
     Args:
       text: "origin", "probe" or "match", with options as in "probe(model='global', key='features')"; "rouge" of answers in words,
-        with of="sst2" on one test set, or one task; or a count, "whole", "body", "trained", "down", "up" (`analysis.sizes`), with
+        with of="sst2" on one test set, or one task; or a count, "whole", "body", "trained", "down", "up"
+        (`analysis.count_sizes`), with
         total=True the sum over clients, with group=0 of one architecture.
 
     Returns:

@@ -30,7 +30,7 @@ def collect_answers(
     A global model on test examples that all clients share is asked once, as client 0.
     """
     prepared, adapter = experiment.read_instructions(config), experiment.resolve(config).adapter
-    model, round_num = analysis.model_of(simulation, state, model), int(state.round)
+    model, round_num = analysis.choose_scored_model(simulation, state, model), int(state.round)
     stored = read_json(run / ANSWERS, _ANSWERS_FORM) if (run / ANSWERS).exists() else {}
     key = model if beams == 1 else f"{model}, {beams} beams"
     if key in stored and stored[key]["round"] == round_num:
@@ -65,8 +65,10 @@ def _write_refits(what: str, context: AnalysisContext, load: RunLoader) -> list[
     rows, means = [], []
     for run, label in zip(context.runs, run_labels(context), strict=True):
         simulation, state = load(run)
-        after = {"probe": analysis.probe, "match": analysis.match}[what](simulation, state, context.model, context.features)
-        before = analysis.client_accuracies(*load.accuracies(run, context.model))
+        after = {"probe": analysis.score_probe, "match": analysis.score_match}[what](
+            simulation, state, context.model, context.features
+        )
+        before = analysis.compute_client_accuracies(*load.accuracies(run, context.model))
         names = simulation.spec.data.client_names
         rows += [
             {"run": label, "client": i} | ({"name": names[i]} if names else {}) | {"origin": b, what: a}
@@ -96,7 +98,7 @@ def write_communication(context: AnalysisContext, load: RunLoader) -> list[Path]
     """Writes what a client receives and sends in a round, by part."""
     rows = []
     for run, label in zip(context.runs, run_labels(context), strict=True):
-        rows += [{"run": label} | row for row in analysis.communication(load(run)[0])]
+        rows += [{"run": label} | row for row in analysis.count_communication(load(run)[0])]
     columns = ["run", "group", "way", "part", "layer", "array", "shape", "dtype", "numbers", "bytes"]
     write_csv(context.out / "communication.csv", rows, columns)
     sums: dict[tuple[str, ...], list[int]] = {}
@@ -117,7 +119,7 @@ def write_sizes(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """Writes how many numbers a client's network has and trains, and its messages hold."""
     rows = []
     for run, label in zip(context.runs, run_labels(context), strict=True):
-        rows += [{"run": label} | row for row in analysis.sizes(load(run)[0])]
+        rows += [{"run": label} | row for row in analysis.count_sizes(load(run)[0])]
     write_csv(context.out / "sizes.csv", rows)
     shown = [{key: f"{value:,}" if isinstance(value, int) else value for key, value in row.items()} for row in rows]
     return [context.out / "sizes.csv", write_markdown(context.out / "sizes.md", shown)]

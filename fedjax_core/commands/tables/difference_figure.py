@@ -34,8 +34,8 @@ def draw_differences(contents: Contents, folder: Path, cache: ComparisonCache | 
         return []
     files = [folder / "differences.png", folder / "differences.pdf"]
     unit = "points" if all(measures.is_percent(measure) for measure in shown) else "difference"
-    figure = plots.differences(panels, files[0], against, unit)
-    plots.write(figure, files[1])
+    figure = plots.plot_differences(panels, files[0], against, unit)
+    plots.write_figure(figure, files[1])
     return [*files, folder / "differences.csv"]
 
 

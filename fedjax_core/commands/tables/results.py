@@ -185,7 +185,7 @@ def read_result(table: Definition, folder: Path, cell: Cell, data: FederatedData
     facts = ended["facts"]
     targets = column_targets(table, cell.column)
     records = metrics_log.restore_records(workdir, ended["rounds"], reporter.say)
-    summary = reporter.summarise(records, targets, cell.config.evaluation.last_k, cell.config.evaluation.get("select"))
+    summary = reporter.summarize_records(records, targets, cell.config.evaluation.last_k, cell.config.evaluation.get("select"))
     metrics, values, scores, reached = summary["metrics"], {}, {}, {}
     rounds = {"last": ended["rounds"], "selected": summary.get("selected", {"round": 0})["round"]}
     clients: dict[str, client_statistics.ClientValues] = {}
@@ -215,7 +215,7 @@ def read_result(table: Definition, folder: Path, cell: Cell, data: FederatedData
             raise ValueError(f"the run has no {measure.statistic} of {' or '.join(measure.scores)}; it has {tested}")
         scores[measure.label], values[measure.label] = score, metrics[score][statistic]
         if target is not None:
-            history = reporter.history(records)
+            history = reporter.collect_history(records)
             rounds_or_seconds, achieved = history[score].rounds.tolist(), history[score].values.tolist()
             if measures.counts_seconds(measure):
                 if CLOCK not in history:

@@ -103,7 +103,7 @@ def read_score(workdir: Path, run: Cell, measure: tuple[str, ...]) -> float | No
     if len(records) < ended["rounds"]:
         records = metrics_log.read_complete_records(workdir, ended["rounds"])  # another process may be writing there
     select = run.config.evaluation.get("select")
-    metrics = reporter.summarise([record for record in records if record["round"] <= rounds], select=select)["metrics"]
+    metrics = reporter.summarize_records([record for record in records if record["round"] <= rounds], select=select)["metrics"]
     name = next((name for name in measure if name in metrics), None)
     statistic = "selected" if select else "last"
     if name is None or statistic not in metrics[name]:

@@ -6,30 +6,42 @@ Clients are processed one after another, outside of rounds. `simulation` and `st
 run.
 """
 
-from fedjax_core.reporting.analysis.client_models import class_accuracies, client_accuracies, model_of, outputs
-from fedjax_core.reporting.analysis.feature_embedding import Points, attention, class_knowledge, features, tsne, with_centroids
-from fedjax_core.reporting.analysis.linear_probe import match, probe
-from fedjax_core.reporting.analysis.loss_landscape import Landscape, Plane, landscape, plane, surroundings
-from fedjax_core.reporting.analysis.parameter_counts import communication, sizes
+from fedjax_core.reporting.analysis.client_models import (
+    choose_scored_model,
+    compute_class_accuracies,
+    compute_client_accuracies,
+    compute_outputs,
+)
+from fedjax_core.reporting.analysis.feature_embedding import (
+    Points,
+    collect_class_knowledge,
+    compute_attention,
+    compute_features,
+    embed_by_tsne,
+    with_centroids,
+)
+from fedjax_core.reporting.analysis.linear_probe import score_match, score_probe
+from fedjax_core.reporting.analysis.loss_landscape import Landscape, Plane, compute_landscape, compute_surroundings, find_plane
+from fedjax_core.reporting.analysis.parameter_counts import count_communication, count_sizes
 
 __all__ = [
     "Landscape",
     "Plane",
     "Points",
-    "attention",
-    "class_accuracies",
-    "class_knowledge",
-    "client_accuracies",
-    "communication",
-    "features",
-    "landscape",
-    "match",
-    "model_of",
-    "outputs",
-    "plane",
-    "probe",
-    "sizes",
-    "surroundings",
-    "tsne",
+    "choose_scored_model",
+    "collect_class_knowledge",
+    "compute_attention",
+    "compute_class_accuracies",
+    "compute_client_accuracies",
+    "compute_features",
+    "compute_landscape",
+    "compute_outputs",
+    "compute_surroundings",
+    "count_communication",
+    "count_sizes",
+    "embed_by_tsne",
+    "find_plane",
+    "score_match",
+    "score_probe",
     "with_centroids",
 ]

@@ -12,13 +12,13 @@ from fedjax_core.engine.simulator import ClientView, Simulator, State
 BATCH = 256  # default batch size
 
 
-def model_of(simulation: Simulator, state: State, model: str | None = None) -> str:
+def choose_scored_model(simulation: Simulator, state: State, model: str | None = None) -> str:
     """Returns the name of a predictor, None: the default; raises ValueError for an unknown one."""
     return choose_model(simulation.client_view(state, 0), model)
 
 
 def choose_model(view: ClientView, model: str | None) -> str:
-    """Returns the name of a predictor of a client, as `model_of`."""
+    """Returns the name of a predictor of a client, as `choose_scored_model`."""
     names = list(view.holds)
     if model is None:
         return "personal" if "personal" in names else names[0]
@@ -32,7 +32,7 @@ def eval_batch_size(simulation: Simulator) -> int:
     return simulation.spec.evaluation.batch or BATCH
 
 
-def outputs(view: ClientView, model: str, x: PyTree, batch: int = BATCH, most: int | None = None) -> dict[str, np.ndarray]:
+def compute_outputs(view: ClientView, model: str, x: PyTree, batch: int = BATCH, most: int | None = None) -> dict[str, np.ndarray]:
     """Computes the outputs of a client's model on examples: {"logits": [n, K], ...}.
 
     Args:
@@ -80,7 +80,7 @@ def require_classes(simulation: Simulator, what: str) -> None:
         raise ValueError(f"{what} needs classes, the data have {kind}: {TARGETS[kind]}")
 
 
-def class_accuracies(
+def compute_class_accuracies(
     simulation: Simulator, state: State, model: str | None = None, scope: str = "own"
 ) -> tuple[np.ndarray, np.ndarray]:
     """Counts correct predictions and test examples by client and class.
@@ -92,7 +92,7 @@ def class_accuracies(
       (correct, total), each [N, K].
     """
     require_classes(simulation, "the analysis of accuracies by class")
-    model = model_of(simulation, state, model)
+    model = choose_scored_model(simulation, state, model)
     data, batch = simulation.spec.data, eval_batch_size(simulation)
     x, y = data.test
     everything = np.arange(len(y))
@@ -100,7 +100,7 @@ def class_accuracies(
     correct, total = np.zeros((2, data.clients, data.classes), np.int64)
 
     def is_correct(client: int, rows: np.ndarray) -> np.ndarray:
-        predicted = outputs(simulation.client_view(state, client), model, take_examples(x, rows), batch, most)
+        predicted = compute_outputs(simulation.client_view(state, client), model, take_examples(x, rows), batch, most)
         return get_output(predicted, "logits").argmax(-1) == y[rows]
 
     shared = is_correct(0, everything) if model == "global" and len(y) else None  # one model for all clients
@@ -113,7 +113,7 @@ def class_accuracies(
     return correct, total
 
 
-def client_accuracies(correct: np.ndarray, total: np.ndarray) -> np.ndarray:
+def compute_client_accuracies(correct: np.ndarray, total: np.ndarray) -> np.ndarray:
     """Returns accuracies [N] from counts of `class_accuracies`; NaN without test examples."""
     n = total.sum(1)
     return np.where(n > 0, correct.sum(1) / np.maximum(n, 1), np.nan)

@@ -8,12 +8,12 @@ import numpy as np
 from fedjax_core.engine.simulator import ClientView, Simulator, State
 from fedjax_core.reporting.analysis.client_models import (
     choose_model,
+    choose_scored_model,
+    compute_outputs,
     eval_batch_size,
     evenly_spaced,
     get_output,
     max_examples,
-    model_of,
-    outputs,
     require_classes,
     take_examples,
 )
@@ -33,7 +33,7 @@ class Points(NamedTuple):
     clients: np.ndarray
 
 
-def features(
+def compute_features(
     simulation: Simulator,
     state: State,
     model: str | None = None,
@@ -55,14 +55,14 @@ def features(
         such output.
     """
     require_classes(simulation, "the plane of features")
-    model = model_of(simulation, state, model)
+    model = choose_scored_model(simulation, state, model)
     parts, data = [], simulation.spec.data
     (x, y), index = (data.test, data.test_index) if part == "test" else (data.train, data.train_index)
     for i in range(data.clients) if clients is None else clients:
         rows = evenly_spaced(index[i], most)
         if len(rows):
             largest = min(most, max_examples(index))
-            predicted = outputs(
+            predicted = compute_outputs(
                 simulation.client_view(state, i), model, take_examples(x, rows), eval_batch_size(simulation), largest
             )
             parts.append(Points(get_output(predicted, key), y[rows], np.full(len(rows), i)))
@@ -83,7 +83,7 @@ def with_centroids(points: Points) -> Points:
     return Points(*(np.concatenate([old, new]) for old, new in zip(points, added, strict=True)))
 
 
-def tsne(points: np.ndarray, seed: int = 0, perplexity: float = 30.0) -> np.ndarray:
+def embed_by_tsne(points: np.ndarray, seed: int = 0, perplexity: float = 30.0) -> np.ndarray:
     """Embeds points [n, D] in the plane by t-SNE; few points lower the perplexity."""
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
@@ -93,7 +93,7 @@ def tsne(points: np.ndarray, seed: int = 0, perplexity: float = 30.0) -> np.ndar
         return TSNE(perplexity=lowered, init="pca", random_state=seed).fit_transform(np.asarray(points, np.float32))
 
 
-def attention(
+def compute_attention(
     simulation: Simulator, state: State, model: str | None = None, client: int = 0, most: int = 20
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Computes the attention weights of a client's model to an example's feature and to its prompts.
@@ -108,16 +108,16 @@ def attention(
     Raises:
       ValueError: the model has no attention output, or the client has no test examples.
     """
-    model, view = model_of(simulation, state, model), simulation.client_view(state, client)
+    model, view = choose_scored_model(simulation, state, model), simulation.client_view(state, client)
     rows, (x, y) = evenly_spaced(simulation.spec.data.test_index[client], most), simulation.spec.data.test
     if not len(rows):
         raise ValueError(f"client {client} has no test examples")
-    predicted = outputs(view, model, take_examples(x, rows), eval_batch_size(simulation))
+    predicted = compute_outputs(view, model, take_examples(x, rows), eval_batch_size(simulation))
     weights = {name: value for name, value in predicted.items() if name.split("_")[-1] == "attention"}
     return weights or {"attention": get_output(predicted, "attention")}, y[rows]
 
 
-def class_knowledge(
+def collect_class_knowledge(
     simulation: Simulator, view: ClientView, model: str | None = None, key: str = "logits", silu: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
     """Computes a client's structural knowledge (FedSKC): its class means c, as c * sigmoid(c).
@@ -132,7 +132,7 @@ def class_knowledge(
     model = choose_model(view, model)
     rows = simulation.spec.data.train_index[view.client]
     x, y = simulation.spec.data.train
-    values = get_output(outputs(view, model, take_examples(x, rows), eval_batch_size(simulation)), key)
+    values = get_output(compute_outputs(view, model, take_examples(x, rows), eval_batch_size(simulation)), key)
     classes = np.unique(y[rows])
     c = np.stack([values[y[rows] == j].mean(0) for j in classes])
     return c / (1 + np.exp(-c)) if silu else c, classes

@@ -12,11 +12,11 @@ import optax
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.engine.simulator import ClientView, Simulator, State
 from fedjax_core.reporting.analysis.client_models import (
+    choose_scored_model,
+    compute_outputs,
     eval_batch_size,
     get_output,
     max_examples,
-    model_of,
-    outputs,
     require_classes,
     take_examples,
 )
@@ -26,7 +26,9 @@ from fedjax_core.training import losses
 STEPS = 100  # of L-BFGS, for a convex problem
 
 
-def probe(simulation: Simulator, state: State, model: str | None = None, key: str = "features", penalty: float = 1.0) -> np.ndarray:
+def score_probe(
+    simulation: Simulator, state: State, model: str | None = None, key: str = "features", penalty: float = 1.0
+) -> np.ndarray:
     """Scores a new linear head on each client's frozen features (linear probe): accuracies [N].
 
     The head minimises cross-entropy summed over the client's training examples plus penalty / 2
@@ -36,11 +38,13 @@ def probe(simulation: Simulator, state: State, model: str | None = None, key: st
     return _refit(simulation, state, model, key, penalty, matching=False)
 
 
-def match(simulation: Simulator, state: State, model: str | None = None, key: str = "features", penalty: float = 1.0) -> np.ndarray:
+def score_match(
+    simulation: Simulator, state: State, model: str | None = None, key: str = "features", penalty: float = 1.0
+) -> np.ndarray:
     """Scores a linear layer between each client's frozen features f and its head (linear match).
 
     The layer is f -> f + D z + d, with standardised features z; D starts at 0 and is penalised.
-    Otherwise as `probe`.
+    Otherwise as `score_probe`.
 
     Raises:
       ValueError: no net of a client has a head that maps the features to the logits.
@@ -50,7 +54,7 @@ def match(simulation: Simulator, state: State, model: str | None = None, key: st
 
 def _refit(simulation: Simulator, state: State, model: str | None, key: str, penalty: float, matching: bool) -> np.ndarray:
     require_classes(simulation, "match" if matching else "probe")
-    model = model_of(simulation, state, model)
+    model = choose_scored_model(simulation, state, model)
     data, batch = simulation.spec.data, eval_batch_size(simulation)
     most = max_examples(data.train_index)
     accuracies = np.full(data.clients, np.nan)
@@ -59,7 +63,7 @@ def _refit(simulation: Simulator, state: State, model: str | None, key: str, pen
         if not len(train) or not len(test):
             continue
         view = simulation.client_view(state, i)
-        predicted = outputs(view, model, take_examples(data.train.x, train), batch, most)
+        predicted = compute_outputs(view, model, take_examples(data.train.x, train), batch, most)
         f = get_output(predicted, key)
         scale = f.mean(0), np.maximum(f.std(0), 1e-6)
         if matching:
@@ -71,7 +75,7 @@ def _refit(simulation: Simulator, state: State, model: str | None, key: str, pen
         fill = most - len(train)
         rows = np.pad(f, ((0, fill), (0, 0))), np.pad(data.train.y[train], (0, fill)), np.arange(most) < len(train)
         theta = _minimize(logits, theta, (scale, head), *rows, penalty)
-        f = get_output(outputs(view, model, take_examples(data.test.x, test), batch, max_examples(data.test_index)), key)
+        f = get_output(compute_outputs(view, model, take_examples(data.test.x, test), batch, max_examples(data.test_index)), key)
         accuracies[i] = np.mean(np.argmax(logits(theta, (scale, head), f), -1) == data.test.y[test])
     return accuracies
 

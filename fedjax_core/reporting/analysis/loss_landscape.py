@@ -11,10 +11,10 @@ from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.engine.simulator import Simulator, State
 from fedjax_core.reporting.analysis.client_models import (
     choose_model,
+    choose_scored_model,
     eval_batch_size,
     find_nets,
     get_output,
-    model_of,
     require_classes,
     take_examples,
 )
@@ -33,7 +33,7 @@ class Landscape(NamedTuple):
     accuracy: np.ndarray
 
 
-def landscape(
+def compute_landscape(
     simulation: Simulator,
     state: State,
     model: str | None = None,
@@ -60,7 +60,7 @@ def landscape(
     Raises:
       ValueError: the method's model has no net.
     """
-    model = model_of(simulation, state, model)
+    model = choose_scored_model(simulation, state, model)
     require_classes(simulation, "the landscape")
     view = simulation.client_view(state, client)
     is_net = lambda x: isinstance(x, Net)
@@ -118,7 +118,7 @@ class Plane(NamedTuple):
     share: np.ndarray
 
 
-def plane(centre: Net, others: Sequence[Net]) -> Plane:
+def find_plane(centre: Net, others: Sequence[Net]) -> Plane:
     """Fits the plane through `centre` nearest to the others, by principal components.
 
     Raises:
@@ -145,7 +145,7 @@ def plane(centre: Net, others: Sequence[Net]) -> Plane:
     return Plane((first, second), vectors[:, :2] * np.sqrt(values[:2]), values[:2] / values.sum())
 
 
-def surroundings(
+def compute_surroundings(
     simulation: Simulator, state: State, others: Sequence[Net], *, span: float = 1.0, points: int = 21, rows: int = 1000
 ) -> tuple[Landscape, Plane]:
     """Computes the test loss in the plane of the global model and others (FedOA, Figure 3).
@@ -153,7 +153,7 @@ def surroundings(
     Args:
       others: models with the same parameters, such as clients'.
       span: the surface extends 1.25 span times as far as the farthest of them.
-      points, rows: as in `landscape`.
+      points, rows: as in `compute_landscape`.
 
     Returns:
       (surface, plane); the surface's `steps` are distances of parameters.
@@ -164,14 +164,14 @@ def surroundings(
     view = simulation.client_view(state, 0)
     x = take_examples(simulation.spec.data.test.x, np.arange(min(8, len(simulation.spec.data.test.y))))
     centre = find_trained_network(view, choose_model(view, "global"), x)
-    fitted = plane(centre, others)
+    fitted = find_plane(centre, others)
     nets, zero = find_nets(view.holds["global"]), lambda net: jax.tree.map(np.zeros_like, net.params)
     if not any(net is centre for net in nets):
         raise ValueError("the global model is put together of several nets, so there is not one to move")
     moved = tuple([d if net is centre else zero(net) for net in nets] for d in fitted.directions)
     reach = 1.25 * span * float(np.abs(fitted.places).max())
     where: Any = {"span": reach, "points": points, "rows": rows, "directions": moved}
-    return landscape(simulation, state, "global", **where), fitted
+    return compute_landscape(simulation, state, "global", **where), fitted
 
 
 def _direction(key: Array, params: PyTree) -> PyTree:

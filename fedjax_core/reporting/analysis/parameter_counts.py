@@ -13,7 +13,7 @@ from fedjax_core.training import metrics
 from fedjax_core.training.param_partition import count_trainable
 
 
-def communication(simulation: Simulator) -> list[dict[str, Any]]:
+def count_communication(simulation: Simulator) -> list[dict[str, Any]]:
     """Lists the arrays that one client receives and sends in a round, from shapes.
 
     Rows have "group" (an architecture), "way" ("down", "up"), "part" (a network's "body" and "head",
@@ -41,7 +41,7 @@ def communication(simulation: Simulator) -> list[dict[str, Any]]:
     return rows
 
 
-def sizes(simulation: Simulator) -> list[dict[str, Any]]:
+def count_sizes(simulation: Simulator) -> list[dict[str, Any]]:
     """Counts parameters of a client's network, its training and its messages, by architecture.
 
     Running statistics of batch normalisation count only in "statistics", so "whole", "trained",

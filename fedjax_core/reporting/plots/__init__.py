@@ -5,30 +5,30 @@ Each function returns the figure and writes it to `path`, whose suffix is the fo
 global state, so any thread can draw them.
 """
 
-from fedjax_core.reporting.plots.cost_curves import spending
-from fedjax_core.reporting.plots.embedding_plot import contours, embedding, landmarks
-from fedjax_core.reporting.plots.forest_plot import Difference, Panel, differences, dots
-from fedjax_core.reporting.plots.heatmaps import attention, contact_sheet, heatmap
-from fedjax_core.reporting.plots.label_distribution import partition_bubbles
-from fedjax_core.reporting.plots.run_overview import run_plots
-from fedjax_core.reporting.plots.score_curves import curves, labels_of
-from fedjax_core.reporting.plots.style import write
+from fedjax_core.reporting.plots.cost_curves import plot_costs
+from fedjax_core.reporting.plots.embedding_plot import plot_contours, plot_embedding, plot_landmarks
+from fedjax_core.reporting.plots.forest_plot import Difference, Panel, plot_differences, plot_dots
+from fedjax_core.reporting.plots.heatmaps import plot_attention, plot_contact_sheet, plot_heatmap
+from fedjax_core.reporting.plots.label_distribution import plot_partition
+from fedjax_core.reporting.plots.run_overview import plot_run
+from fedjax_core.reporting.plots.score_curves import labels_of, plot_curves
+from fedjax_core.reporting.plots.style import write_figure
 
 __all__ = [
     "Difference",
     "Panel",
-    "attention",
-    "contact_sheet",
-    "contours",
-    "curves",
-    "differences",
-    "dots",
-    "embedding",
-    "heatmap",
     "labels_of",
-    "landmarks",
-    "partition_bubbles",
-    "run_plots",
-    "spending",
-    "write",
+    "plot_attention",
+    "plot_contact_sheet",
+    "plot_contours",
+    "plot_costs",
+    "plot_curves",
+    "plot_differences",
+    "plot_dots",
+    "plot_embedding",
+    "plot_heatmap",
+    "plot_landmarks",
+    "plot_partition",
+    "plot_run",
+    "write_figure",
 ]

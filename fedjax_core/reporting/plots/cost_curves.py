@@ -21,7 +21,7 @@ COSTS = {"bytes": "bytes sent by a client that always takes part", "epsilon": "e
 EPSILON = "privacy/epsilon"
 
 
-def spending(
+def plot_costs(
     run_dirs: Sequence[str | os.PathLike],
     metric: str | Sequence[str],
     path: str | os.PathLike,

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from fedjax_core.reporting.plots import style
 
 
-def embedding(
+def plot_embedding(
     places: Any,
     classes: Any,
     clients: Any,
@@ -45,7 +45,7 @@ def embedding(
             for value, colour in zip(unique.tolist(), style.make_palette(len(unique)), strict=True):
                 mask = values == value
                 marker = markers[value] if what == "client" else "o"
-                label = style.legend_entry(style.shorten(names)[value]) if what == "class" else str(value)
+                label = style.legend_entry(style.shorten_names(names)[value]) if what == "class" else str(value)
                 axes.scatter(*places[mask & ~large].T, s=7, color=colour, marker=marker, linewidths=0, label=label)
                 for client in np.unique(clients[mask & large]).tolist():
                     at = places[mask & large & (clients == client)].T
@@ -56,7 +56,7 @@ def embedding(
     return figure
 
 
-def landmarks(
+def plot_landmarks(
     places: Any,
     classes: Any,
     marks: Any,
@@ -85,7 +85,7 @@ def landmarks(
         axes = figure.add_subplot()
         unique = np.unique(np.concatenate([classes, mark_classes])).tolist()
         for value, colour in zip(unique, style.make_palette(len(unique)), strict=True):
-            label = style.legend_entry(style.shorten(names)[value])
+            label = style.legend_entry(style.shorten_names(names)[value])
             axes.scatter(*places[classes == value].T, s=5, color=colour, linewidths=0, label=label)
             axes.scatter(*marks[mark_classes == value].T, s=90, color=colour, edgecolors="black", linewidths=1.2, zorder=3)
         style.hide_axes(axes, len(unique), 1.8)
@@ -93,7 +93,7 @@ def landmarks(
     return figure
 
 
-def contours(
+def plot_contours(
     steps: Any,
     loss: Any,
     path: str | os.PathLike,

@@ -61,7 +61,7 @@ class Panel(NamedTuple):
     methods: Sequence[Difference]
 
 
-def differences(panels: Sequence[Panel], path: str | os.PathLike, against: str, unit: str) -> Figure:
+def plot_differences(panels: Sequence[Panel], path: str | os.PathLike, against: str, unit: str) -> Figure:
     """Draws a panel per data set and measure, with methods from top to bottom and intervals of
     differences across.
 
@@ -144,7 +144,7 @@ def _panel(axes: Axes, panel: Panel, kinds: Sequence[str], named: bool) -> None:
             text.set_fontweight("bold" if one.like_best else "normal")
 
 
-def dots(series: Mapping[str, Mapping[str, float]], path: str | os.PathLike, across: str, up: str) -> Figure:
+def plot_dots(series: Mapping[str, Mapping[str, float]], path: str | os.PathLike, across: str, up: str) -> Figure:
     """Draws accuracies by category, a marker per run.
 
     Args:
@@ -167,7 +167,7 @@ def dots(series: Mapping[str, Mapping[str, float]], path: str | os.PathLike, acr
         longest = max(map(len, names), default=0)
         long = longest > 4
         step = style.tick_step((0.12 if long else 0.06 * (longest + 1)) * len(names) / (figure.get_figwidth() - 0.7))
-        axes.set_xticks(range(0, len(names), step), style.shorten(names[::step]), rotation=90 if long else 0)
+        axes.set_xticks(range(0, len(names), step), style.shorten_names(names[::step]), rotation=90 if long else 0)
         axes.set(xlabel=across, ylabel=up)
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None, symbol=" %"))
         if len(series) > 1:

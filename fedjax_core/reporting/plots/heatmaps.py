@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from fedjax_core.reporting.plots import style
 
 
-def heatmap(
+def plot_heatmap(
     values: Any,
     path: str | os.PathLike,
     class_names: Sequence[str] | None = None,
@@ -57,7 +57,7 @@ def heatmap(
                     axes.text(i, k, f"{value:.0f}", ha="center", va="center", fontsize=6, color=colour)
         across, down = style.tick_step(0.2 * columns / (size[0] - 1.3)), style.tick_step(len(names) / 40)
         axes.set_xticks(range(0, columns, across), [str(ids[i]) for i in shown[::across]])
-        axes.set_yticks(range(0, len(names), down), style.shorten(names[::down]))
+        axes.set_yticks(range(0, len(names), down), style.shorten_names(names[::down]))
         axes.set(xlabel="client" if len(table) == columns else f"client ({columns} of {len(table):,} shown)", ylabel="class")
         axes.grid(visible=False)
         figure.colorbar(image, ax=axes, label=of + (" (%)" if percent else ""), pad=0.02).outline.set_linewidth(0.6)
@@ -65,7 +65,7 @@ def heatmap(
     return figure
 
 
-def attention(weights: Any, path: str | os.PathLike, labels: Sequence[str] | None = None) -> Figure:
+def plot_attention(weights: Any, path: str | os.PathLike, labels: Sequence[str] | None = None) -> Figure:
     """Draws the attention weights of examples to their feature f and to each prompt, one row per
     example.
 
@@ -100,7 +100,7 @@ def attention(weights: Any, path: str | os.PathLike, labels: Sequence[str] | Non
     return figure
 
 
-def contact_sheet(rows: Mapping[str, Any], path: str | os.PathLike) -> Figure:
+def plot_contact_sheet(rows: Mapping[str, Any], path: str | os.PathLike) -> Figure:
     """Draws rows of images side by side, such as augmented ones. It has no CSV.
 
     Args:
@@ -126,5 +126,5 @@ def contact_sheet(rows: Mapping[str, Any], path: str | os.PathLike) -> Figure:
             for place in row:
                 place.axis("off")
             row[0].text(-0.08, 0.5, label, transform=row[0].transAxes, ha="right", va="center", fontsize=7)
-        style.write(figure, path)
+        style.write_figure(figure, path)
     return figure

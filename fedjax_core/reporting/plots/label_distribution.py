@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from fedjax_core.reporting.plots import style
 
 
-def partition_bubbles(
+def plot_partition(
     label_table: Any,
     path: str | os.PathLike,
     class_names: Sequence[str] | None = None,
@@ -39,7 +39,7 @@ def partition_bubbles(
     rows = style.make_client_rows(ids.tolist(), client_names, names, counts)
     shown = np.unique(np.linspace(0, len(counts) - 1, min(len(counts), style.MOST_CLIENTS)).round().astype(int))
     with matplotlib.rc_context(style.STYLE):
-        figure = _bubbles(counts[shown], ids[shown], style.shorten(names), int(ids[-1]) + 1)
+        figure = _bubbles(counts[shown], ids[shown], style.shorten_names(names), int(ids[-1]) + 1)
         style.save_figure(figure, path, rows)
     return figure
 

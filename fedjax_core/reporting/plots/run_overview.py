@@ -11,13 +11,13 @@ from matplotlib.figure import Figure
 from fedjax_core.reporting.label_tables import read_partition
 from fedjax_core.reporting.metrics_log import read_records
 from fedjax_core.reporting.plots import style
-from fedjax_core.reporting.plots.label_distribution import partition_bubbles
+from fedjax_core.reporting.plots.label_distribution import plot_partition
 from fedjax_core.reporting.plots.score_curves import Line, draw_lines
 from fedjax_core.reporting.score_labels import axis_label, describe_score, is_headline, is_overall
 from fedjax_core.storage.workdir import METRICS
 
 
-def run_plots(run_dir: str | os.PathLike) -> list[Path]:
+def plot_run(run_dir: str | os.PathLike) -> list[Path]:
     """Draws the figures of a run into its directory.
 
     accuracy.png has accuracies or R2 on test data (means of scores per client) above the training
@@ -43,7 +43,7 @@ def run_plots(run_dir: str | os.PathLike) -> list[Path]:
     if partition.get("label_table"):
         path = folder / "partition.png"
         how = {key: partition.get(key) for key in ("clients", "client_names")}
-        partition_bubbles(partition["label_table"], path, partition.get("class_names") or None, **how)
+        plot_partition(partition["label_table"], path, partition.get("class_names") or None, **how)
         written += [path, path.with_suffix(".csv")]
     return written
 

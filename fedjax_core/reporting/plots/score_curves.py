@@ -35,7 +35,7 @@ class Line(NamedTuple):
     band: Sequence[float] | None = None
 
 
-def curves(
+def plot_curves(
     run_dirs: Sequence[str | os.PathLike] | str | os.PathLike,
     metric: str | Sequence[str],
     path: str | os.PathLike,

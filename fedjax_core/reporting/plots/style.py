@@ -47,11 +47,11 @@ STYLE: dict[Any, Any] = {
 
 def save_figure(figure: Figure, path: str | os.PathLike, rows: Sequence[Mapping[str, Any]]) -> None:
     """Writes a figure, and its numbers as a CSV file of the same name."""
-    write(figure, path)
+    write_figure(figure, path)
     write_csv(Path(path).with_suffix(".csv"), rows)
 
 
-def write(figure: Figure, path: str | os.PathLike) -> None:
+def write_figure(figure: Figure, path: str | os.PathLike) -> None:
     """Writes a figure in the format of the suffix, by default PNG; ValueError if unknown."""
     path = Path(path)
     kind = path.suffix.removeprefix(".") or "png"
@@ -118,7 +118,7 @@ def legend_entry(label: str) -> str:
     return label if label and not label.startswith("_") else f"\u200b{label}"
 
 
-def shorten(names: Sequence[str]) -> list[str]:
+def shorten_names(names: Sequence[str]) -> list[str]:
     """Returns names cut to `LONGEST_NAME`; WordNet's have up to 120 letters."""
     return [name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1].rstrip(" ,") + "…" for name in names]
 

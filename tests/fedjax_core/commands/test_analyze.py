@@ -162,8 +162,10 @@ def test_features_before_the_transformation_have_files_of_their_own(contrasted, 
     assert {"tsne_extractor.png", "tsne_extractor.csv", "probe_extractor.csv"} <= {file.name for file in tmp_path.iterdir()}
     _, simulation, state = experiment.load(contrasted)
     found = [float(row["probe"]) for row in rows(tmp_path / "probe_extractor.csv")]
-    np.testing.assert_allclose(found, analysis.probe(simulation, state, key="extractor"))
-    points = {key: analysis.features(simulation, state, key=key, most=4).features for key in ("extractor", "features", "contrast")}
+    np.testing.assert_allclose(found, analysis.score_probe(simulation, state, key="extractor"))
+    points = {
+        key: analysis.compute_features(simulation, state, key=key, most=4).features for key in ("extractor", "features", "contrast")
+    }
     assert {f.shape for f in points.values()} == {(12, 8)}
     assert not np.allclose(points["features"], points["contrast"])
 
@@ -172,7 +174,7 @@ def test_centroids_are_the_means_of_each_clients_classes(contrasted, tmp_path):
     """In the plane beside the examples, as Figure 5 of FedPFT's paper has them."""
     assert call(contrasted, "--what=tsne", "--features=contrast", f"--out={tmp_path}", "--rows=6", "--centroids") == 0
     _, simulation, state = experiment.load(contrasted)
-    points = analysis.features(simulation, state, key="contrast", most=6)
+    points = analysis.compute_features(simulation, state, key="contrast", most=6)
     shown = analysis.with_centroids(points)
     n, found = len(points.classes), rows(tmp_path / "tsne_contrast.csv")
     assert [row["what"] for row in found] == ["example"] * n + ["centroid"] * (len(found) - n)
@@ -251,7 +253,7 @@ def test_probe_and_match_are_written_beside_the_run_and_into_tables(runs, capsys
 def test_damaged_answers_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(experiment, "read_instructions", lambda config: None)
     monkeypatch.setattr(experiment, "resolve", lambda config: SimpleNamespace(adapter=None))
-    monkeypatch.setattr(analysis, "model_of", lambda simulation, state, model: "global")
+    monkeypatch.setattr(analysis, "choose_scored_model", lambda simulation, state, model: "global")
     row = {"client": 0, "task": "t", "dataset": "d", "answer": "yes", "said": "no", "rouge1": 0.0, "exact": False}
     asked: Any = (tmp_path, None, None, SimpleNamespace(round=2))
     for value, said in (

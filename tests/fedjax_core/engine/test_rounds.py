@@ -11,7 +11,7 @@ from absl.testing import parameterized
 from fedjax_core.algorithm import Algorithm, ClientOutput, Reduce
 from fedjax_core.engine import rounds
 from fedjax_core.engine.divergence import ClientChecks
-from fedjax_core.reporting.summary import summarise
+from fedjax_core.reporting.summary import summarize_records
 from fedjax_core.training import aggregators, local_training
 from methods.fedavg import fedavg
 from methods.local import local
@@ -194,7 +194,7 @@ SOME = NOBODY | {"ids": np.array([4, -1]), "cohort": np.int32(1), "train": {"los
 def test_a_round_that_nobody_comes_to_has_no_means():
     record = rounds.flatten_record(NOBODY, 2)
     assert record == {"round": 2, "cohort": 0, "train/examples": 0.0, "server/left_out": 0.0}
-    entry = summarise([rounds.flatten_record(SOME, 1), record])["metrics"]["train/loss"]
+    entry = summarize_records([rounds.flatten_record(SOME, 1), record])["metrics"]["train/loss"]
     assert (entry["last"], entry["last_round"], entry["mean_last_k"]) == (0.5, 1, 0.5)
 
 

@@ -121,9 +121,9 @@ def test_scores_of_fedavg_and_of_its_fine_tuning_are_those_of_a_loop():
         gap = found[f"test/{model}/own/accuracy/mean"] - found[f"test/{model}/unseen/accuracy/mean"]
         assert found[f"test/{model}/gap/accuracy"] == pytest.approx(gap)
 
-    summary = reporter.summarise([{"round": 2} | found])
+    summary = reporter.summarize_records([{"round": 2} | found])
     assert "best" not in summary["metrics"]["test/global/gap/accuracy"]
-    (row,) = [line for line in reporter.table(summary).splitlines() if line.startswith("test/global/gap/accuracy")]
+    (row,) = [line for line in reporter.format_summary(summary).splitlines() if line.startswith("test/global/gap/accuracy")]
     assert row.split()[-1] == "points"
 
     # other rows of theirs: their fine-tuned models are others, and nothing else is

@@ -64,12 +64,12 @@ class ViewTest(chex.TestCase):
     def test_class_knowledge_is_the_mean_of_a_class(self):
         sim, state = drawn("fedavg")
         view = sim.client_view(state, 7)
-        c, classes = analysis.class_knowledge(sim, view, silu=False)
-        smooth, _ = analysis.class_knowledge(sim, view)
+        c, classes = analysis.collect_class_knowledge(sim, view, silu=False)
+        smooth, _ = analysis.collect_class_knowledge(sim, view)
         rows = sim.spec.data.train_index[7]
         x, y = sim.spec.data.train.x[rows], sim.spec.data.train.y[rows]
         self.assertEqual(classes.tolist(), sorted(set(y.tolist())))
-        logits = analysis.outputs(view, "global", x)["logits"]
+        logits = analysis.compute_outputs(view, "global", x)["logits"]
         for vector, j in zip(c, classes, strict=True):
             np.testing.assert_allclose(vector, logits[y == j].mean(0), atol=1e-6)
         np.testing.assert_allclose(smooth, c / (1 + np.exp(-c)), atol=1e-6)
@@ -84,7 +84,7 @@ class ViewTest(chex.TestCase):
         host.offloaded_states.stores[0].write(np.array([1, 3, 4, 6]), rows, np.ones(4, bool))
         for sim, at in (drawn("local"), (host, state), drawn("fedavg")):
             for model, wanted in sim.client_scores(at)["own"].items():
-                found = analysis.client_accuracies(*analysis.class_accuracies(sim, at, model))
+                found = analysis.compute_client_accuracies(*analysis.compute_class_accuracies(sim, at, model))
                 np.testing.assert_allclose(found, wanted["accuracy"][0] / wanted["accuracy"][1], err_msg=model)
 
     def test_clients_of_all_sizes_share_one_program(self):
@@ -105,7 +105,7 @@ class ViewTest(chex.TestCase):
 
             self.assertEqual({len(index) for index in sim.spec.data.test_index}, {3, 4})
             with mock.patch.object(sim, "client_view", view):
-                analysis.class_accuracies(sim, state)
+                analysis.compute_class_accuracies(sim, state)
             if name == "local":
                 self.assertEqual(set(shapes), {(0, (4, toy.INPUTS)), (1, (4, toy.INPUTS))})
             else:
@@ -113,18 +113,18 @@ class ViewTest(chex.TestCase):
 
     def test_the_whole_test_set(self):
         sim, state = drawn("fedavg")
-        correct, total = analysis.class_accuracies(sim, state, scope="all")
+        correct, total = analysis.compute_class_accuracies(sim, state, scope="all")
         np.testing.assert_array_equal(total, np.full((8, 3), 10))
         self.assertAlmostEqual(correct[3].sum() / 30, sim.evaluate(state).metrics["test/global/accuracy"], places=6)
 
     def test_what_is_not_there_is_named(self):
         sim, state = drawn("fedavg")
-        self.assertEqual(analysis.model_of(sim, state), "global")
-        self.assertEqual(analysis.model_of(*drawn("local")), "personal")
+        self.assertEqual(analysis.choose_scored_model(sim, state), "global")
+        self.assertEqual(analysis.choose_scored_model(*drawn("local")), "personal")
         with self.assertRaisesRegex(ValueError, "model 'personal' is not one that the method has: global"):
-            analysis.probe(sim, state, "personal")
+            analysis.score_probe(sim, state, "personal")
         with self.assertRaisesRegex(ValueError, "no output 'prompts'; it has features, logits"):
-            analysis.features(sim, state, key="prompts")
+            analysis.compute_features(sim, state, key="prompts")
         with self.assertRaisesRegex(ValueError, r"client 8 is not one of 0 \.\.\. 7"):
             sim.client_view(state, 8)
 
@@ -132,7 +132,7 @@ class ViewTest(chex.TestCase):
 class FeaturesTest(chex.TestCase):
     def test_rows_classes_and_clients(self):
         sim, state = drawn("fedavg")
-        points = analysis.features(sim, state, part="train", clients=[1, 4], most=3)
+        points = analysis.compute_features(sim, state, part="train", clients=[1, 4], most=3)
         self.assertEqual(points.clients.tolist(), [1] * 3 + [4] * 3)
         rows = [sim.spec.data.train_index[i][np.linspace(0, n - 1, 3).round().astype(int)] for i, n in ((1, 4), (4, 6))]
         np.testing.assert_array_equal(points.classes, sim.spec.data.train.y[np.concatenate(rows)])
@@ -142,22 +142,22 @@ class FeaturesTest(chex.TestCase):
     def test_lengths_that_differ_are_refused(self):
         sim, state = drawn("local")
         with self.assertRaisesRegex(ValueError, r"lengths \[6, 7\] cannot be drawn together"):
-            analysis.features(sim, state)
-        self.assertEqual(analysis.features(sim, state, clients=[0, 2]).features.shape[1], 6)
+            analysis.compute_features(sim, state)
+        self.assertEqual(analysis.compute_features(sim, state, clients=[0, 2]).features.shape[1], 6)
 
     def test_clients_without_test_examples_are_refused(self):
         sim, state = drawn("fedavg")
         none = (np.zeros(0, np.int32),) * sim.spec.data.clients
         with mock.patch.object(type(sim), "spec", with_data(sim, test_index=none)):
             with self.assertRaisesRegex(ValueError, "no client has test examples of its own, so there are no features to show"):
-                analysis.features(sim, state)
+                analysis.compute_features(sim, state)
             with self.assertRaisesRegex(ValueError, "none of clients 1, 2 has test examples"):
-                analysis.features(sim, state, clients=[1, 2])
+                analysis.compute_features(sim, state, clients=[1, 2])
 
     def test_embedding_keeps_clusters_apart(self):
         rng = np.random.default_rng(0)
         y = np.repeat(np.arange(3), 12)
-        places = analysis.tsne(rng.normal(size=(36, 5)) + 20 * np.eye(3, 5)[y])
+        places = analysis.embed_by_tsne(rng.normal(size=(36, 5)) + 20 * np.eye(3, 5)[y])
         self.assertEqual(places.shape, (36, 2))
         distance = np.linalg.norm(places[:, None] - places[None], axis=-1) + 1e9 * np.eye(36)
         self.assertTrue((y[distance.argmin(1)] == y).all())
@@ -180,7 +180,7 @@ class RefitTest(chex.TestCase):
     def test_probe_of_clients(self):
         """Each client's own fit: a client whose training rows are of one class predicts that class."""
         sim, state = drawn("fedavg")
-        probe = analysis.probe(sim, state)
+        probe = analysis.score_probe(sim, state)
         self.assertEqual(probe.shape, (8,))
         only = sim.spec.data.train.y[sim.spec.data.train_index[2]]
         own = sim.spec.data.test.y[sim.spec.data.test_index[2]]
@@ -192,7 +192,7 @@ class RefitTest(chex.TestCase):
         """At D = 0, d = 0 the layer is the identity; where it ends, the loss has no slope."""
         sim, state = drawn("fedavg")
         view = sim.client_view(state, 0)
-        made = analysis.outputs(view, "global", sim.spec.data.test.x)
+        made = analysis.compute_outputs(view, "global", sim.spec.data.test.x)
         head = linear_probe._find_head(view, "global", made["features"], made["logits"])
         width = made["features"].shape[1]
         scale = made["features"].mean(0), made["features"].std(0)
@@ -219,12 +219,12 @@ class RefitTest(chex.TestCase):
         own = simulator.Simulator(simulator.build_spec(toy.groups(personal), toy.data(), plan=client_loop.Plan(1, 1)))
         for sim, state in (drawn("fedpft"), drawn("fedcac"), (own, own.init(0))):
             view = sim.client_view(state, 4)
-            made = analysis.outputs(view, "personal", sim.spec.data.test.x)
+            made = analysis.compute_outputs(view, "personal", sim.spec.data.test.x)
             head = linear_probe._find_head(view, "personal", made["features"], made["logits"])
             wanted = made["features"] @ np.asarray(head["kernel"]) + np.asarray(head["bias"])
             np.testing.assert_allclose(wanted, made["logits"], atol=1e-5)
         with self.assertRaisesRegex(ValueError, "none of the nets that client 0 holds has a head"):
-            analysis.match(*drawn("fedpft"), key="extractor")
+            analysis.score_match(*drawn("fedpft"), key="extractor")
 
     def test_a_model_without_its_head_cannot_match(self):
         def twice(task, **options):
@@ -235,19 +235,19 @@ class RefitTest(chex.TestCase):
         build = functools.partial(twice, optimizer=local_training.sgd(0.1))
         sim = simulator.Simulator(simulator.build_spec(toy.groups(build), toy.data(), plan=client_loop.Plan(1, 1)))
         with self.assertRaisesRegex(ValueError, "none of the nets that client 0 holds has a head"):
-            analysis.match(sim, sim.init(0))
+            analysis.score_match(sim, sim.init(0))
 
 
 class LandscapeTest(chex.TestCase):
     def test_its_centre_is_the_model_and_it_moves_along_the_directions(self):
         sim, state = drawn("fedavg")
-        found = analysis.landscape(sim, state, points=3, span=0.5)
+        found = analysis.compute_landscape(sim, state, points=3, span=0.5)
         scores = sim.evaluate(state).metrics
         self.assertAlmostEqual(found.loss[1, 1], scores["test/global/loss"], places=5)
         self.assertAlmostEqual(found.accuracy[1, 1], scores["test/global/accuracy"], places=5)
         centre = state.server.net
         across, down = ([jax.tree.map(lambda w, k=k: jnp.full_like(w, k), centre.params)] for k in (1.0, -2.0))
-        found = analysis.landscape(sim, state, points=3, span=0.5, directions=(across, down))
+        found = analysis.compute_landscape(sim, state, points=3, span=0.5, directions=(across, down))
         moved = Net(jax.tree.map(lambda w: w + 0.5 * 1.0 - 0.5 * -2.0, centre.params), centre.stats)
         logits = toy.model().apply(moved, sim.spec.data.test.x)[0]["logits"]
         self.assertAlmostEqual(found.accuracy[0, 2], float(np.mean(logits.argmax(-1) == sim.spec.data.test.y)), places=6)
@@ -270,7 +270,7 @@ class PlaneTest(chex.TestCase):
             Net(jax.tree.map(lambda w, d: (w + d).astype(np.float32), centre.params, tree(a * first + b * second)), {})
             for a, b in wanted
         ]
-        found = analysis.plane(centre, others)
+        found = analysis.find_plane(centre, others)
         for net, place in zip(others, found.places, strict=True):
             at = jax.tree.map(lambda w, a, b, place=place: w + place[0] * a + place[1] * b, centre.params, *found.directions)
             chex.assert_trees_all_close(at, net.params, atol=1e-5)
@@ -279,16 +279,16 @@ class PlaneTest(chex.TestCase):
         self.assertGreater(found.share[0], found.share[1])
         for few in ([others[0]], [others[0]] * 3, [centre] * 3):
             with self.assertRaisesRegex(ValueError, "a plane needs two models beside the central one"):
-                analysis.plane(centre, few)
+                analysis.find_plane(centre, few)
         with self.assertRaisesRegex(ValueError, "must have the same parameters"):
-            analysis.plane(centre, [others[0], Net({"k": np.zeros((2, 3))}, {})])
+            analysis.find_plane(centre, [others[0], Net({"k": np.zeros((2, 3))}, {})])
 
     def test_the_loss_around_a_global_model(self):
         sim, state = drawn("fedoa")
         x = sim.spec.data.test.x[:8]
         nets = [find_trained_network(sim.client_view(state, i), "personal", x) for i in range(3)]
         chex.assert_trees_all_equal(nets[1], jax.tree.map(lambda leaf: leaf[1], state.clients[0]))
-        found, where = analysis.surroundings(sim, state, nets, points=3)
+        found, where = analysis.compute_surroundings(sim, state, nets, points=3)
         scores = sim.evaluate(state).metrics
         self.assertAlmostEqual(found.loss[1, 1], scores["test/global/loss"], places=5)
         reach = 1.25 * np.abs(where.places).max()
@@ -314,7 +314,7 @@ class FrozenTest(chex.TestCase):
         self.assertGreater(kernel.nbytes, 100)
         with self.assertRaisesRegex(UserWarning, "constants"):
             jax.jit(lambda x: x @ jnp.asarray(kernel))(jnp.ones((1, len(kernel))))
-        found = analysis.landscape(sim, state, "global", points=3)
+        found = analysis.compute_landscape(sim, state, "global", points=3)
         self.assertAlmostEqual(found.loss[1, 1], sim.evaluate(state).metrics["test/global/loss"], places=5)
         self.assertIsNotNone(on_device())
         sim.release()
@@ -329,7 +329,7 @@ class FrozenTest(chex.TestCase):
         self.assertEqual(
             [float(net.params["head"]["bias"][0]) for net in nets], state.clients[0].params["head"]["bias"][:3, 0].tolist()
         )
-        self.assertEqual(analysis.match(sim, state, "personal").shape, (toy.CLIENTS,))
+        self.assertEqual(analysis.score_match(sim, state, "personal").shape, (toy.CLIENTS,))
         self.assertEqual((_compute_logits._cache_size(), linear_probe._minimize._cache_size()), (before[0] + 1, before[1] + 1))
         sim.release()
         self.assertIsNone(on_device(), "no analysis keeps it")
@@ -338,11 +338,11 @@ class FrozenTest(chex.TestCase):
 class AttentionTest(chex.TestCase):
     def test_weights_are_those_of_the_clients_own_prompts(self):
         sim, state = drawn("fedpft_con")
-        found, labels = analysis.attention(sim, state, client=4, most=3)
+        found, labels = analysis.compute_attention(sim, state, client=4, most=3)
         rows = sim.spec.data.test_index[4]
         rows = rows[np.linspace(0, len(rows) - 1, 3).round().astype(int)]
         np.testing.assert_array_equal(labels, sim.spec.data.test.y[rows])
-        f = analysis.outputs(sim.client_view(state, 4), "personal", sim.spec.data.test.x[rows])["extractor"]
+        f = analysis.compute_outputs(sim.client_view(state, 4), "personal", sim.spec.data.test.x[rows])["extractor"]
         client = jax.tree.map(lambda leaf: leaf[4], state.clients[0])
         tau = state.server.transform
         for name, prompts in (("attention", client.prompts), ("contrast_attention", client.contrast.prompts)):
@@ -353,16 +353,16 @@ class AttentionTest(chex.TestCase):
 
     def test_what_cannot_be_shown_is_named(self):
         with self.assertRaisesRegex(ValueError, "no output 'attention'; it has features, logits"):
-            analysis.attention(*drawn("fedavg"))
+            analysis.compute_attention(*drawn("fedavg"))
         sim, state = drawn("fedpft")
         empty = with_data(sim, test_index=(np.zeros(0, np.int32), *sim.spec.data.test_index[1:]))
         with mock.patch.object(type(sim), "spec", empty), self.assertRaisesRegex(ValueError, "client 0 has no test examples"):
-            analysis.attention(sim, state)
+            analysis.compute_attention(sim, state)
 
 
 class CommunicationTest(chex.TestCase):
     def test_parts_of_a_network_and_beside_it(self):
-        rows = [row for row in analysis.communication(drawn("fedpft_con")[0]) if row["way"] == "up"]
+        rows = [row for row in analysis.count_communication(drawn("fedpft_con")[0]) if row["way"] == "up"]
         sums = {part: sum(row["numbers"] for row in rows if row["part"] == part) for part in {row["part"] for row in rows}}
         d, classes, size = drawn("fedpft_con")[1].server.transform["key"].shape[0], toy.CLASSES, 4
         wanted = {"transform": 4 * d * d, "net/head": (d + 1) * classes, "projection": (d + 1) * size}
@@ -375,7 +375,7 @@ class CommunicationTest(chex.TestCase):
     def test_sums_are_the_engines(self):
         for name in ("scaffold", "fedhe_mixed"):
             sim = toy.simulate(name)
-            rows = analysis.communication(sim)
+            rows = analysis.count_communication(sim)
             for way, wanted in (("down", sim.spec.shapes.down), ("up", sim.spec.shapes.up)):
                 groups = len(sim.spec.bound_groups)
                 self.assertEqual(sum(row["bytes"] for row in rows if row["way"] == way), wanted * groups, name)
@@ -388,7 +388,7 @@ class SizesTest(chex.TestCase):
     """The toy network has 36 parameters in its body, 21 in its head, and 5 running means."""
 
     def sizes(self, name: str, **settings) -> dict[str, int]:
-        (row,) = analysis.sizes(toy.simulate(name, **settings))
+        (row,) = analysis.count_sizes(toy.simulate(name, **settings))
         return {what: row[what] for what in ("whole", "body", "trained", "down", "up", "statistics")}
 
     def test_trained_is_what_gradient_steps_change(self):

@@ -18,16 +18,16 @@ from fedjax_core.reporting import bootstrap
 from fedjax_core.reporting.plots import (
     Difference,
     Panel,
-    attention,
-    contact_sheet,
-    contours,
-    curves,
-    differences,
-    dots,
-    heatmap,
-    partition_bubbles,
-    run_plots,
-    spending,
+    plot_attention,
+    plot_contact_sheet,
+    plot_contours,
+    plot_costs,
+    plot_curves,
+    plot_differences,
+    plot_dots,
+    plot_heatmap,
+    plot_partition,
+    plot_run,
 )
 from fedjax_core.reporting.plots.score_curves import Line, draw_lines
 from fedjax_core.storage.json_files import JsonLinesFile, write_json
@@ -63,7 +63,7 @@ RECORDS = [
 
 def test_curves_of_several_runs(tmp_path):
     folders = [log(tmp_path / name / "seed0", *RECORDS) for name in ("fedavg", "scaffold")]
-    figure = curves(folders, "test/global/accuracy", tmp_path / "x.png")
+    figure = plot_curves(folders, "test/global/accuracy", tmp_path / "x.png")
     (axes,) = figure.axes
     assert [line.get_label() for line in axes.get_lines()] == ["fedavg/seed0", "scaffold/seed0"]
     assert np.asarray(axes.get_lines()[0].get_xydata()).tolist() == [[2, 0.5], [4, 0.75]]
@@ -93,7 +93,7 @@ def test_curves_over_simulated_time(tmp_path):
         clock = [{"round": r, "test/global/accuracy": r / 10, "simulated_seconds_total": r * seconds} for r in (1, 2)]
         folders.append(log(tmp_path / f"a-seed{seed}", *clock))
         write_json(folders[-1] / "config.json", {"seed": seed})
-    figure = curves(folders, "test/global/accuracy", tmp_path / "x.png", axis="seconds")
+    figure = plot_curves(folders, "test/global/accuracy", tmp_path / "x.png", axis="seconds")
     (axes,) = figure.axes
     assert np.asarray(axes.get_lines()[0].get_xydata()).tolist() == [[1.5, 0.1], [3.0, 0.2]]
     assert axes.get_xlabel() == "simulated hours"
@@ -101,7 +101,7 @@ def test_curves_over_simulated_time(tmp_path):
     assert header == ["run", "round", "seconds", "test/global/accuracy", "standard_deviation", "seeds"]
     assert [row[:4] for row in values] == [["a", "1", "5400.0", "0.1"], ["a", "2", "10800.0", "0.2"]]
     with pytest.raises(ValueError, match=r"has no simulated time, for it ran without devices\.profile"):
-        curves(log(tmp_path / "b", *RECORDS), "test/global/accuracy", tmp_path / "y.png", axis="seconds")
+        plot_curves(log(tmp_path / "b", *RECORDS), "test/global/accuracy", tmp_path / "y.png", axis="seconds")
 
 
 def test_a_damaged_config_is_named(tmp_path):
@@ -112,7 +112,7 @@ def test_a_damaged_config_is_named(tmp_path):
     ):
         write_json(folder / "config.json", value)
         with pytest.raises(ValueError, match=said):
-            curves(folder, "test/global/accuracy", tmp_path / "x.png")
+            plot_curves(folder, "test/global/accuracy", tmp_path / "x.png")
 
 
 def test_runs_that_differ_in_their_seed_alone_are_one_line_with_a_band(tmp_path):
@@ -121,7 +121,7 @@ def test_runs_that_differ_in_their_seed_alone_are_one_line_with_a_band(tmp_path)
         *seeds(tmp_path, "moon", 0.5),
         *seeds(tmp_path, "more", 0.6, method="moon"),
     ]
-    figure = curves(folders, "test/global/accuracy", tmp_path / "x.png")
+    figure = plot_curves(folders, "test/global/accuracy", tmp_path / "x.png")
     (axes,) = figure.axes
     assert [line.get_label() for line in axes.get_lines()] == ["fedavg", "moon-seed0", "more-seed0"]
     np.testing.assert_allclose(axes.get_lines()[0].get_xydata(), [[2, 0.5], [4, 0.25]])
@@ -146,7 +146,7 @@ def test_the_spread_of_a_single_evaluation_is_a_bar():
 def test_names_of_lines(tmp_path):
     folders = [*seeds(tmp_path, "fedavg", 0.2, 0.4), *seeds(tmp_path, "moon", 0.5)]
     for labels in (["FedAvg", "MOON"], ["FedAvg", "FedAvg", "MOON"]):
-        figure = curves(folders, "test/global/accuracy", tmp_path / "x.png", labels)
+        figure = plot_curves(folders, "test/global/accuracy", tmp_path / "x.png", labels)
         assert [line.get_label() for line in figure.axes[0].get_lines()] == ["FedAvg", "MOON"]
     for labels, said in (
         (["a"], "1 labels for 3 runs in 2 lines"),
@@ -154,12 +154,12 @@ def test_names_of_lines(tmp_path):
         (["a", "a"], "each"),
     ):
         with pytest.raises(ValueError, match=said):
-            curves(folders, "test/global/accuracy", tmp_path / "y.png", labels)
+            plot_curves(folders, "test/global/accuracy", tmp_path / "y.png", labels)
     of_table = [
         folder.rename(tmp_path / f"{row}--iid--seed{i}--0123abcd")
         for i, (row, folder) in enumerate(zip("aab", folders, strict=True))
     ]
-    figure = curves(of_table, "test/global/accuracy", tmp_path / "x.png")
+    figure = plot_curves(of_table, "test/global/accuracy", tmp_path / "x.png")
     assert [line.get_label() for line in figure.axes[0].get_lines()] == ["a", "b"]
 
 
@@ -167,7 +167,7 @@ def test_global_and_personal_models_in_one_figure(tmp_path):
     """Each run's own score, and its line says which."""
     own = "test/personal/own/accuracy/mean"
     folders = [*seeds(tmp_path, "fedavg", 0.2), *seeds(tmp_path, "local", 0.5, metric=own)]
-    figure = curves(folders, ("test/global/accuracy", own), tmp_path / "x.png")
+    figure = plot_curves(folders, ("test/global/accuracy", own), tmp_path / "x.png")
     wanted = ["fedavg-seed0: global model, all test data", "local-seed0: personal models, own test rows"]
     assert [line.get_label() for line in figure.axes[0].get_lines()] == wanted
 
@@ -175,7 +175,7 @@ def test_global_and_personal_models_in_one_figure(tmp_path):
 @pytest.mark.parametrize("count", [2, 9])
 def test_a_legend_covers_no_line(tmp_path, count):
     folders = [log(tmp_path / f"a run with a long name {i}", *RECORDS) for i in range(count)]
-    figure = curves(folders, "test/global/accuracy", tmp_path / "x.png")
+    figure = plot_curves(folders, "test/global/accuracy", tmp_path / "x.png")
     figure.draw_without_rendering()
     legend, axes = figure.legends[0].get_window_extent(), figure.axes[0].get_window_extent()
     assert legend.y0 >= axes.y1
@@ -185,22 +185,22 @@ def test_a_legend_covers_no_line(tmp_path, count):
 
 def test_formats(tmp_path):
     folder = log(tmp_path / "run", *RECORDS)
-    curves(folder, "train/loss", tmp_path / "x.pdf")
+    plot_curves(folder, "train/loss", tmp_path / "x.pdf")
     assert (tmp_path / "x.pdf").read_bytes().startswith(b"%PDF")
     with pytest.raises(ValueError, match=r"suffix \.xyz, not one of .*png"):
-        curves(folder, "train/loss", tmp_path / "x.xyz")
+        plot_curves(folder, "train/loss", tmp_path / "x.xyz")
     with pytest.raises(ValueError, match=r"run has no score test/accuracy; it has train/loss, test/global/accuracy"):
-        curves(folder, "test/accuracy", tmp_path / "y.png")
+        plot_curves(folder, "test/accuracy", tmp_path / "y.png")
     with pytest.raises(OSError, match=r"cannot read .*none/metrics\.jsonl"):
-        curves(tmp_path / "none", "train/loss", tmp_path / "y.png")
+        plot_curves(tmp_path / "none", "train/loss", tmp_path / "y.png")
     with pytest.raises(OSError, match=r"cannot write .*none/y\.png"):
-        curves(folder, "train/loss", tmp_path / "none" / "y.png")
+        plot_curves(folder, "train/loss", tmp_path / "none" / "y.png")
     assert not (tmp_path / "y.png").exists()
 
 
 def test_areas_are_proportional_to_counts(tmp_path):
     counts = np.array([[100, 0], [25, 1], [0, 4]])
-    figure = partition_bubbles(counts, tmp_path / "x.png", ["cat", "dog"])
+    figure = plot_partition(counts, tmp_path / "x.png", ["cat", "dog"])
     (circles,) = figure.axes[0].collections
     offsets = np.asarray(circles.get_offsets()).astype(int)
     areas = np.asarray(circles.get_widths()) ** 2  # pyright: ignore[reportAttributeAccessIssue]
@@ -217,7 +217,7 @@ def test_areas_are_proportional_to_counts(tmp_path):
 @pytest.mark.parametrize(("clients", "classes"), [(1, 1), (5, 100), (100, 2), (3400, 62)])
 def test_charts_of_every_size_are_legible(tmp_path, clients, classes):
     counts = np.random.default_rng(0).integers(0, 50, (clients, classes)) + 1
-    figure = partition_bubbles(counts, tmp_path / "x.png")
+    figure = plot_partition(counts, tmp_path / "x.png")
     width, height = figure.get_size_inches()
     assert width <= 7.01
     assert height <= 9
@@ -232,7 +232,7 @@ def test_charts_of_every_size_are_legible(tmp_path, clients, classes):
     assert len(rows(tmp_path / "x.csv")) == clients + 1
 
 
-@pytest.mark.parametrize("draw", [partition_bubbles, heatmap])
+@pytest.mark.parametrize("draw", [plot_partition, plot_heatmap])
 def test_long_class_names_fit(tmp_path, draw):
     """WordNet's have up to 120 letters; the figure's are cut, the CSV's are whole."""
     names = ["automobile and truck", "W", "cliff, drop, drop-off" * 6]
@@ -247,20 +247,20 @@ def test_long_class_names_fit(tmp_path, draw):
 @pytest.mark.parametrize("counts", [[1, 2], [[]], [[-1]], [["a"]], [[float("nan")]]])
 def test_what_is_no_label_table(tmp_path, counts):
     with pytest.raises(ValueError, match=r"must be counts \[clients, classes\], found"):
-        partition_bubbles(counts, tmp_path / "x.png")
+        plot_partition(counts, tmp_path / "x.png")
     with pytest.raises(ValueError, match="3 class names for 2 classes"):
-        partition_bubbles(np.ones((4, 2)), tmp_path / "x.png", ["a", "b", "c"])
+        plot_partition(np.ones((4, 2)), tmp_path / "x.png", ["a", "b", "c"])
 
 
 def test_a_table_of_nothing_is_drawn(tmp_path):
-    partition_bubbles(np.zeros((3, 2), int), tmp_path / "x.png")
+    plot_partition(np.zeros((3, 2), int), tmp_path / "x.png")
     assert (tmp_path / "x.png").exists()
 
 
 def test_contact_sheets(tmp_path):
     rng = np.random.default_rng(0)
     rows = {"bytes": rng.integers(0, 256, (3, 4, 4, 3)).astype(np.uint8), "floats": rng.normal(size=(2, 4, 4, 1))}
-    figure = contact_sheet(rows, tmp_path / "x.png")
+    figure = plot_contact_sheet(rows, tmp_path / "x.png")
     shown = [axes.get_images() for axes in figure.axes]
     assert list(map(len, shown)) == [1, 1, 1, 1, 1, 0]  # the shorter row ends early
     np.testing.assert_array_equal(shown[1][0].get_array(), rows["bytes"][1])
@@ -270,14 +270,14 @@ def test_contact_sheets(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["x.png"]
     for wrong in ({}, {"a": np.zeros((2, 4, 4, 2))}, {"a": np.zeros((4, 4, 3))}, {"a": np.zeros((0, 4, 4, 3))}):
         with pytest.raises(ValueError, match="contact sheet"):
-            contact_sheet(wrong, tmp_path / "y.png")
+            plot_contact_sheet(wrong, tmp_path / "y.png")
 
 
 def test_plots_of_a_run(tmp_path):
     with WorkDir.open(tmp_path, {}) as run:
         log(run.path, *RECORDS)
         run.record("partition", {"hash": "ab", "label_table": [[3, 1], [0, 2]], "class_names": ["cat", "dog"]})
-    written = run_plots(tmp_path)
+    written = plot_run(tmp_path)
     assert [path.name for path in written] == ["accuracy.png", "accuracy.csv", "partition.png", "partition.csv"]
     assert rows(tmp_path / "accuracy.csv") == [
         ["round", "train/loss", "test/global/accuracy", "test/personal/own/accuracy/mean"],
@@ -292,16 +292,16 @@ def test_plots_of_a_run(tmp_path):
 
 
 def test_plots_of_a_run_with_little_to_show(tmp_path):
-    assert run_plots(log(tmp_path / "nothing")) == []
-    assert [p.name for p in run_plots(log(tmp_path / "loss", RECORDS[0]))] == ["accuracy.png", "accuracy.csv"]
+    assert plot_run(log(tmp_path / "nothing")) == []
+    assert [p.name for p in plot_run(log(tmp_path / "loss", RECORDS[0]))] == ["accuracy.png", "accuracy.csv"]
     with pytest.raises(OSError, match=r"cannot read .*metrics\.jsonl"):
-        run_plots(tmp_path / "none")
+        plot_run(tmp_path / "none")
 
 
 def test_in_a_thread_without_pyplot(tmp_path):
     folder = log(tmp_path / "run", *RECORDS)
     before = "matplotlib.pyplot" in sys.modules
-    thread = threading.Thread(target=run_plots, args=[folder])
+    thread = threading.Thread(target=plot_run, args=[folder])
     thread.start()
     thread.join()
     assert (folder / "accuracy.png").exists()
@@ -310,17 +310,17 @@ def test_in_a_thread_without_pyplot(tmp_path):
 
 def test_attention_has_a_row_per_example_and_a_column_per_token(tmp_path):
     weights = np.array([[0.5, 0.25, 0.25], [0.0, 1.0, 0.0]])
-    figure = attention(weights, tmp_path / "x.png", ["cat", "dog"])
+    figure = plot_attention(weights, tmp_path / "x.png", ["cat", "dog"])
     axes = figure.axes[0]
     np.testing.assert_array_equal(axes.images[0].get_array(), weights)
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["f", "p1", "p2"]
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["cat", "dog"]
     assert rows(tmp_path / "x.csv") == [["example", "f", "p1", "p2"], ["cat", "0.5", "0.25", "0.25"], ["dog", "0.0", "1.0", "0.0"]]
     assert ink(tmp_path / "x.png") > 0.05
-    attention(np.full((30, 41), 1 / 41), tmp_path / "many.png")
+    plot_attention(np.full((30, 41), 1 / 41), tmp_path / "many.png")
     for wrong, labels, said in ((np.zeros(3), None, "found shape \\(3,\\)"), (weights, ["cat"], "1 labels for 2 examples")):
         with pytest.raises(ValueError, match=said):
-            attention(wrong, tmp_path / "y.png", labels)
+            plot_attention(wrong, tmp_path / "y.png", labels)
 
 
 def test_the_key_of_differences_names_the_level_of_the_intervals(monkeypatch):
@@ -333,7 +333,7 @@ def test_differences_have_a_key_beside_the_axis_and_a_row_for_the_method_at_0(tm
     methods = [Difference("A", 2.0, 1.0, 3.0, "personal model", True)]
     methods += [Difference("Zero", 0.0, 0.0, 0.0, "reference", False, is_reference=True)]
     methods += [Difference("B", -1.0, -2.0, 0.5, "global model", False)]
-    figure = differences([Panel("digits", "own rows", methods)], tmp_path / "x.pdf", "Zero", "points")
+    figure = plot_differences([Panel("digits", "own rows", methods)], tmp_path / "x.pdf", "Zero", "points")
     (axes,) = figure.axes
     assert axes.get_xlabel() == "minus Zero [points]"
     assert [label.get_text() for label in axes.get_yticklabels()] == ["A", "Zero", "B"]
@@ -363,30 +363,30 @@ def test_a_dollar_is_a_dollar(tmp_path):
     names = ["$5_$10", "$10 & more", "a_b$c^$"]
     counts = np.arange(6).reshape(2, 3)
     drawn = [
-        partition_bubbles(counts, tmp_path / "b.png", names),
-        heatmap(counts, tmp_path / "h.pdf", names),
-        dots({"$a_$b": {"0": 0.5}, "x^$y$": {"0": 0.6}}, tmp_path / "d.svg", "client", "accuracy"),
+        plot_partition(counts, tmp_path / "b.png", names),
+        plot_heatmap(counts, tmp_path / "h.pdf", names),
+        plot_dots({"$a_$b": {"0": 0.5}, "x^$y$": {"0": 0.6}}, tmp_path / "d.svg", "client", "accuracy"),
     ]
     assert all(any("$" in text for text in texts(figure)) for figure in drawn)
     steps = np.linspace(-1, 1, 5)
     for loss in (1 + steps[:, None] ** 2 + steps**2, np.exp(9 * (steps[:, None] ** 2 + steps**2))):
-        assert not any("$" in text for text in texts(contours(steps, loss, tmp_path / "c.png", marks={"a": [[0, 1]]})))
+        assert not any("$" in text for text in texts(plot_contours(steps, loss, tmp_path / "c.png", marks={"a": [[0, 1]]})))
     run = log(tmp_path / "run", *RECORDS)
     write_json(run / "summary.json", {"facts": {"bytes_up": 1e6}})
-    assert not any("$" in text for text in texts(spending([run], "test/global/accuracy", tmp_path / "s.png")))
+    assert not any("$" in text for text in texts(plot_costs([run], "test/global/accuracy", tmp_path / "s.png")))
 
 
 def test_labels_that_begin_with_a_line_are_in_the_legend(tmp_path):
     folders = [log(tmp_path / name, *RECORDS) for name in ("_a", "_b", "c")]
     shown = lambda figure: [text.get_text().strip("\u200b") for legend in figure.legends for text in legend.get_texts()]
-    assert shown(curves(folders, "test/global/accuracy", tmp_path / "x.png")) == ["_a", "_b", "c"]
-    assert shown(curves(folders[:2], "test/global/accuracy", tmp_path / "x.png", ["", "_"])) == ["", "_"]
-    assert shown(dots({"_a": {"0": 0.5}, "b": {"0": 0.6}}, tmp_path / "x.png", "client", "accuracy")) == ["_a", "b"]
+    assert shown(plot_curves(folders, "test/global/accuracy", tmp_path / "x.png")) == ["_a", "_b", "c"]
+    assert shown(plot_curves(folders[:2], "test/global/accuracy", tmp_path / "x.png", ["", "_"])) == ["", "_"]
+    assert shown(plot_dots({"_a": {"0": 0.5}, "b": {"0": 0.6}}, tmp_path / "x.png", "client", "accuracy")) == ["_a", "b"]
 
 
 def test_a_name_does_not_stand_in_place_of_the_first_column(tmp_path):
-    for chart in (partition_bubbles, heatmap):
+    for chart in (plot_partition, plot_heatmap):
         chart([[1, 2], [3, 4]], tmp_path / "x.png", ["client", "owl"])
         assert rows(tmp_path / "x.csv") == [["client", "client (class)", "owl"], ["0", "1", "2"], ["1", "3", "4"]]
-    dots({"class": {"cat": 0.5}, "b": {"cat": 0.25}}, tmp_path / "x.png", "class", "accuracy")
+    plot_dots({"class": {"cat": 0.5}, "b": {"cat": 0.25}}, tmp_path / "x.png", "class", "accuracy")
     assert rows(tmp_path / "x.csv") == [["class", "class (run)", "b"], ["cat", "0.5", "0.25"]]

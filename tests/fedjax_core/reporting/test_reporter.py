@@ -17,7 +17,7 @@ from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttribut
 from tensorboardX.record_writer import masked_crc32c
 
 from fedjax_core.atomic_files import write_text
-from fedjax_core.reporting.reporter import Reporter, fail, say, summarise, table
+from fedjax_core.reporting.reporter import Reporter, fail, format_summary, say, summarize_records
 from fedjax_core.storage.json_files import format_json_lines, read_json, read_jsonl
 from fedjax_core.storage.workdir import WorkDir
 
@@ -314,7 +314,7 @@ RECORDS = [
 def test_summary_by_hand():
     records = [dict(r) for r in RECORDS]
     records[0] |= {"seconds": 14.0, "compile_seconds": 10.0}
-    summary = summarise(records, targets=(0.5, 0.75, 0.95), last_k=3)
+    summary = summarize_records(records, targets=(0.5, 0.75, 0.95), last_k=3)
     assert summary["rounds"] == 10
     assert summary["metrics"]["test/global/accuracy"] == {
         "first": 0.1,
@@ -347,15 +347,15 @@ def test_summary_by_hand():
 
 
 def test_summary_of_little():
-    assert summarise([]) == {"rounds": 0, "metrics": {}, "speed": {}}
-    entry = summarise([{"round": 1, "train/accuracy": 0.5}])["metrics"]["train/accuracy"]
+    assert summarize_records([]) == {"rounds": 0, "metrics": {}, "speed": {}}
+    entry = summarize_records([{"round": 1, "train/accuracy": 0.5}])["metrics"]["train/accuracy"]
     assert entry["best_is"] == "best over rounds"  # not test data
     assert entry["k"] == 1
-    ties = summarise([{"round": n, "test/x/accuracy/mean": 0.5} for n in (1, 2)])["metrics"]["test/x/accuracy/mean"]
+    ties = summarize_records([{"round": n, "test/x/accuracy/mean": 0.5} for n in (1, 2)])["metrics"]["test/x/accuracy/mean"]
     assert ties["best_round"] == 1
-    assert table(summarise([])) == "speed    0 rounds"
-    few = summarise([{"round": 1, "train/loss": 2.0}, {"round": 2, "train/loss": 1.0, "test/global/accuracy": 0.5}])
-    assert table(few).splitlines()[:3] == [
+    assert format_summary(summarize_records([])) == "speed    0 rounds"
+    few = summarize_records([{"round": 1, "train/loss": 2.0}, {"round": 2, "train/loss": 1.0, "test/global/accuracy": 0.5}])
+    assert format_summary(few).splitlines()[:3] == [
         "                        last   best*  round  mean of last 2",
         "train/loss                 1                            1.5",
         "test/global/accuracy  50.0 %  50.0 %      2      50.0 % (1)",
@@ -363,9 +363,9 @@ def test_summary_of_little():
 
 
 def test_the_closing_table():
-    summary = summarise(RECORDS, targets=(0.75, 0.95), last_k=3)
+    summary = summarize_records(RECORDS, targets=(0.75, 0.95), last_k=3)
     summary["facts"] = {"bytes_down": 1_250_000, "bytes_up": 999, "compile_seconds": 75, "peak_memory_bytes": 2.5e9}
-    assert table(summary).splitlines() == [
+    assert format_summary(summary).splitlines() == [
         "                        last   best*  round  mean of last 3  to 75 %  to 95 %",
         "test/global/accuracy  80.0 %  90.0 %      6          80.0 %        6    never",
         "train/loss                50                             40",
@@ -380,11 +380,11 @@ def test_the_closing_table():
 
 def test_simulated_time_stands_beside_rounds():
     clock = [{"simulated_seconds": 30.0, "simulated_seconds_total": 30.0 * r["round"], "sampled": 4} for r in RECORDS]
-    summary = summarise([r | c for r, c in zip(RECORDS, clock, strict=True)], targets=(0.75, 0.95), last_k=3)
+    summary = summarize_records([r | c for r, c in zip(RECORDS, clock, strict=True)], targets=(0.75, 0.95), last_k=3)
     assert summary["metrics"].keys() == {"test/global/accuracy", "train/loss"}
     assert summary["metrics"]["test/global/accuracy"]["seconds_to"] == {"0.75": 180.0, "0.95": None}
     assert summary["speed"]["simulated_seconds"] == 300.0
-    lines = table(summary).splitlines()
+    lines = format_summary(summary).splitlines()
     assert lines[:2] == [
         "                        last   best*  round  mean of last 3        to 75 %  to 95 %",
         "test/global/accuracy  80.0 %  90.0 %      6          80.0 %  6, 3 min 00 s    never",
@@ -398,7 +398,7 @@ def test_simulated_time_stands_beside_rounds():
 def test_rounds_over_seconds_are_the_rate_beside_them():
     """Compiling is told beside: 4 rounds in 2 of the 12 seconds."""
     records = [{"round": n, "seconds": 3.0, "compile_seconds": 2.5, "train/loss": 1.0} for n in (1, 2, 3, 4)]
-    (line,) = [line for line in table(summarise(records)).splitlines() if line.startswith("speed")]
+    (line,) = [line for line in format_summary(summarize_records(records)).splitlines() if line.startswith("speed")]
     assert line == "speed    4 rounds in 2 s, 2 rounds/s, and 10 s of compiling beside"
 
 
@@ -406,7 +406,7 @@ def test_scores_of_ones_own_stand_in_the_closing_table():
     """One number of each: of the server's model, and the mean over clients. Engine scores that it leaves out stay out."""
     own = {"test/global/top5": 0.75, "test/global/own/top5/mean": 0.5, "test/global/own/top5/lowest": 0.25}
     ours = {"test/global/own/mean_squared_error/mean": 2.0, "test/global/perplexity": 9.0, "server/left_out": 0.0}
-    lines = table(summarise([{"round": 1, "test/global/accuracy": 0.5, **own, **ours}])).splitlines()
+    lines = format_summary(summarize_records([{"round": 1, "test/global/accuracy": 0.5, **own, **ours}])).splitlines()
     shown = {line.split()[0]: line.split()[1] for line in lines if line.startswith(("test/", "server/"))}
     assert shown == {
         "test/global/accuracy": "50.0",
@@ -424,10 +424,10 @@ def test_facts_reach_the_summary_on_the_disk(tmp_path):
 
 
 def test_the_best_round_of_an_r2_is_known_and_no_round_to_an_accuracy():
-    found = summarise([{"round": r, "test/global/r2": value} for r, value in ((1, 0.25), (2, 0.5), (3, -1.0))], (0.5,))
+    found = summarize_records([{"round": r, "test/global/r2": value} for r, value in ((1, 0.25), (2, 0.5), (3, -1.0))], (0.5,))
     entry = found["metrics"]["test/global/r2"]
     assert (entry["best"], entry["best_round"], "rounds_to" in entry) == (0.5, 2, False)
-    assert re.search(r"test/global/r2 +-1 +0.5 +2 ", table(found))
+    assert re.search(r"test/global/r2 +-1 +0.5 +2 ", format_summary(found))
 
 
 class _Gone(io.StringIO):

@@ -15,7 +15,7 @@ from fedjax_core import experiment
 from fedjax_core.commands import export
 from fedjax_core.engine import evaluation, simulator
 from fedjax_core.reporting import client_scores
-from fedjax_core.reporting.summary import summarise
+from fedjax_core.reporting.summary import summarize_records
 from fedjax_core.run.early_stopping import BestRound, ScoreBound, TargetScore, parse_target_score
 from fedjax_core.storage.json_files import read_jsonl
 
@@ -152,7 +152,7 @@ def test_not_a_number_is_the_worst(tmp_path, monkeypatch, by, values, best):
     once.update(records)
     for record in records:
         one_by_one.update([record])
-    assert once.round == one_by_one.round == summarise(records, select=by)["selected"]["round"] == best
+    assert once.round == one_by_one.round == summarize_records(records, select=by)["selected"]["round"] == best
     assert once.evaluations_since == one_by_one.evaluations_since == len(values) - best
 
 
