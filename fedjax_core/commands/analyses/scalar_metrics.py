@@ -81,8 +81,7 @@ def make_metric(text: str) -> Callable[..., float]:
     Args:
       text: "origin", "probe" or "match", with options as in "probe(model='global', key='features')"; "rouge" of answers in words,
         with of="sst2" on one test set, or one task; or a count, "whole", "body", "trained", "down", "up"
-        (`analysis.count_sizes`), with
-        total=True the sum over clients, with group=0 of one architecture.
+        (`analysis.count_sizes`), with total=True the sum over clients, with group=0 of one architecture.
 
     Returns:
       (run's directory, its data or None to load them, whether its config may import what it names: `experiment.load`) -> the
