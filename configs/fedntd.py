@@ -19,6 +19,6 @@ def get_config(variant: str = "small"):
         config.models = ("cnn(widths=(32, 64), dense=512, kernel=5, pool='each')",)
         config.optimizer.update(lr=0.01, decay=0.99, momentum=0.9, weight_decay=1e-5)
         config.cohort.fraction = 0.1
-        config.method.batch = 50
+        config.method.update(batch=50)
         config.rounds = 200
     return config

@@ -13,11 +13,12 @@ from configs import base
 
 def get_config(variant: str = "small"):
     config = base.get_config(variant)
-    config.method = dict(name="lg_fedavg", shared=("head",), epochs=5, batch=32)
+    shared: tuple[str, ...] = ("dense3", "dense4", "head") if variant == "paper" else ("head",)
+    config.method = dict(name="lg_fedavg", shared=shared, epochs=5, batch=32)
     if variant == "paper":
         config.data.update(source="mnist", clients=100, partition="shards(shards_per_client=2)")
         config.models = ("mlp(widths=(512, 256, 256, 128))",)
-        config.method.update(shared=("dense3", "dense4", "head"), epochs=1, batch=10)
+        config.method.update(epochs=1, batch=10)
         config.optimizer.lr = 0.05
         config.cohort.fraction = 0.1
         config.rounds = 200
