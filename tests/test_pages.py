@@ -159,7 +159,8 @@ def test_the_first_page_of_results_links_every_other_one_and_so_does_the_site():
 
 
 def test_the_readme_is_a_front_page():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len([line for line in lines if not line.startswith("| `")]) <= 100  # without the table of methods
 
 
 def test_the_example_of_a_method_lives_outside(tmp_path):
