@@ -129,6 +129,7 @@ def shared_input_specs(shared: tuple[Any, ...]) -> tuple[Any, ...] | None:
 class SizeBound:
     """Bounds on the examples of a round's clients.
 
+    >>> from fedjax_core.engine.client_sampling import FixedSampler
     >>> same_sizes = SizeBound(np.full(1000, 7), FixedSampler(10, 1000))
     >>> same_sizes.total(), same_sizes.largest(3)
     (70, 21)
