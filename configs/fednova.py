@@ -18,6 +18,6 @@ def get_config(variant: str = "small"):
         config.models = ("resnet8",)
         config.optimizer.update(lr=0.02, momentum=0.9, weight_decay=1e-4)
         config.cohort.fraction = 1.0
-        config.method.epochs = 2
+        config.method.update(epochs=2)
         config.rounds = 100
     return config

@@ -123,7 +123,8 @@ def _speed(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def collect_history(records: Sequence[Mapping[str, Any]]) -> dict[str, Series]:
     """Returns a run's records by score.
 
-    >>> collect_history([{"round": 1, "train/loss": 2.0}, {"round": 2, "train/loss": 1.5, "test/global/accuracy": 0.75}])["train/loss"]
+    >>> records = [{"round": 1, "train/loss": 2.0}, {"round": 2, "train/loss": 1.5, "test/global/accuracy": 0.75}]
+    >>> collect_history(records)["train/loss"]
     Series(rounds=array([1, 2]), values=array([2. , 1.5]))
     """
     names = dict.fromkeys(name for record in records for name in record if name != "round")
