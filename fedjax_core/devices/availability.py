@@ -1,4 +1,4 @@
-"""Which clients can be reached in a round.
+"""Availability of clients: those that can be reached in a round.
 
 Whether a client can be reached depends on the data seed, the round and the client's id alone, so
 methods and training seeds are compared under the same availability. It is computed for the clients
@@ -10,7 +10,6 @@ Availability of one's own is a function in a module or file, which a config name
 (`ClientDraws`) and options, and returns an `Availability`.
 """
 
-import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -21,7 +20,7 @@ import numpy as np
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Array, PyTree
-from fedjax_core.devices.profiles import ClientDraws
+from fedjax_core.devices.profiles import ClientDraws, read_csv_lines
 from fedjax_core.option_types import AtLeastOne, Fraction, Limit, shorten
 
 STREAM = 0x646576  # of keys, beside those that are made of the training seed
@@ -29,7 +28,7 @@ Duration = Annotated[float, Limit("at least 1", lambda v: v >= 1)]
 
 
 class Availability(NamedTuple):
-    """Which clients can be reached in a round.
+    """The clients that can be reached in a round.
 
     Attributes:
       arrays: that all rounds read; an argument of the round's program.
@@ -147,13 +146,7 @@ def trace(*, draws: ClientDraws, path: str) -> Availability:
 def _read_trace(file: Path, population: int) -> np.ndarray:
     """Returns [N, rounds] bool."""
     what = f"devices.availability: {file}"
-    try:
-        lines = list(csv.reader(file.read_text(encoding="utf-8-sig").splitlines(), skipinitialspace=True, strict=True))
-    except FileNotFoundError:
-        raise ValueError(f"{what}: there is no such file") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{what} is not a CSV file: {error}") from None
-    rows = [(number, line) for number, line in enumerate(lines, 1) if line]
+    rows = read_csv_lines(file, what)
     if len(rows) != population:
         raise ValueError(f"{what} has {len(rows)} lines, one for each client; {population} clients train")
     table = np.zeros((population, len(rows[0][1])), bool)

@@ -1,4 +1,4 @@
-"""What each client's device can do, from a named distribution or a file.
+"""Profiles of the clients' devices, from a named distribution or a file.
 
 A profile of one's own is a function in a module or file, which a config names by its place
 (`registry.py`), or an entry point of the group `fedjax_core.device_profiles`. It takes `draws`
@@ -22,7 +22,7 @@ MEBIBIT = 2**20 / 8  # bytes
 
 
 class DeviceProfiles(NamedTuple):
-    """What each client's device can do: arrays [N] of float64.
+    """Speed, bandwidth and reliability of each client's device: arrays [N] of float64.
 
     Attributes:
       examples_per_second: of plain training (forward and backward) of the client's network.
@@ -322,13 +322,7 @@ def from_csv(*, draws: ClientDraws, path: str) -> DeviceProfiles:
     """
     file = Path(path).expanduser()
     what = f"devices.profile: {file}"
-    try:
-        lines = list(csv.reader(file.read_text(encoding="utf-8-sig").splitlines(), skipinitialspace=True, strict=True))
-    except FileNotFoundError:
-        raise ValueError(f"{what}: there is no such file") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{what} is not a CSV file: {error}") from None
-    lines = [(number, line) for number, line in enumerate(lines, 1) if line]
+    lines = read_csv_lines(file, what)
     names = [name.strip() for name in lines[0][1]] if lines else []
     for name in names:
         registry.check_choice(f"column in line 1 of {file}", name, LIMITS)
@@ -347,6 +341,21 @@ def from_csv(*, draws: ClientDraws, path: str) -> DeviceProfiles:
         for name, cell in zip(names, line, strict=True):
             columns[name][client] = _parse_cell(cell, name, f"{what}, line {number}, column {name!r}")
     return DeviceProfiles(**columns)
+
+
+def read_csv_lines(file: Path, what: str) -> list[tuple[int, list[str]]]:
+    """Returns (number from 1, cells) of each line of a CSV file that is not empty.
+
+    Raises:
+      ValueError: there is no such file, or it is no CSV file; the message begins with `what`.
+    """
+    try:
+        lines = list(csv.reader(file.read_text(encoding="utf-8-sig").splitlines(), skipinitialspace=True, strict=True))
+    except FileNotFoundError:
+        raise ValueError(f"{what}: there is no such file") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{what} is not a CSV file: {error}") from None
+    return [(number, line) for number, line in enumerate(lines, 1) if line]
 
 
 def _parse_cell(cell: str, name: str, where: str) -> float:

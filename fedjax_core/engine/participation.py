@@ -1,4 +1,4 @@
-"""Who comes back from a round in time, and how long it takes, by the clients' devices.
+"""Participation in a round by the clients' devices: who comes back in time, and how long it takes.
 
 The seconds of a client's round are the same in every round, and are known before any. So a program
 compares ranks, and seconds are only computed on the host, from a record's client ids.
@@ -22,7 +22,7 @@ from fedjax_core.training import metrics
 
 
 class Participation(NamedTuple):
-    """What a round's program reads of the clients' devices; `()` where it has no such thing.
+    """Arrays of the clients' devices that a round's program reads; `()` for those that it does not need.
 
     Attributes:
       failure: [N] float32, probability to fail in a round.
