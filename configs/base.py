@@ -54,6 +54,18 @@ def as_in_fedpft(config: Any) -> None:
     config.rounds = 1000
 
 
+def as_in_pfllib(config: Any) -> None:
+    """Sets the protocol that PFLlib and its authors' methods share, but for data and rounds.
+
+    20 clients, Dirichlet(0.1), all in every round; its CNN; one local epoch of batches of 10, SGD at 0.005.
+    """
+    config.data.update(clients=20, partition="dirichlet(alpha=0.1)")
+    config.models = ("cnn(widths=(32, 64), dense=512, kernel=5, pool='each')",)
+    config.optimizer.lr = 0.005
+    config.method.update(epochs=1, batch=10)
+    config.cohort.fraction = 1.0
+
+
 def as_in_fedhpl(config: Any, stem: str = "imagenet") -> None:
     """Sets FedHPL's protocol of baselines for CIFAR-10.
 

@@ -14,10 +14,7 @@ def get_config(variant: str = "small"):
     config = base.get_config(variant)
     config.method = dict(name="fedala", top=("head",), mix_lr=1.0, fraction=0.8, epochs=5, batch=32)
     if variant == "paper":
-        config.data.update(source="cifar10", clients=20, partition="dirichlet(alpha=0.1)")
-        config.models = ("cnn(widths=(32, 64), dense=512, kernel=5, pool='each')",)
-        config.optimizer.lr = 0.005
-        config.method.update(epochs=1, batch=10)
-        config.cohort.fraction = 1.0
+        base.as_in_pfllib(config)
+        config.data.source = "cifar10"
         config.rounds = 1000
     return config

@@ -14,10 +14,7 @@ def get_config(variant: str = "small"):
     config = base.get_config(variant)
     config.method = dict(name="fedcp", lam=5.0, epochs=5, batch=32)
     if variant == "paper":
-        config.data.update(source="mnist", clients=20, partition="dirichlet(alpha=0.1)")
-        config.models = ("cnn(widths=(32, 64), dense=512, kernel=5, pool='each')",)
-        config.optimizer.lr = 0.005
-        config.method.update(epochs=1, batch=10)
-        config.cohort.fraction = 1.0
+        base.as_in_pfllib(config)
+        config.data.source = "mnist"
         config.rounds = 1000
     return config
