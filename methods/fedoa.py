@@ -13,7 +13,8 @@ Approach. 2025. https://arxiv.org/abs/2505.01075
   phi_e        v_e              client e's personal adapter, never sent
   Phi(phi; x)  features         the network's features, or an intermediate layer by name (of language models
                                 "layer1", ...)
-  lambda, D    lam, distance    weight and distance of the regularizer: "l2", or 1 - "cosine", 1 - "pearson"
+  lambda, D    lam, distance    weight and distance of the regularizer: "l2", its square "squared_l2" (whose
+                                gradient Eq. 20 prints), or 1 - "cosine", 1 - "pearson"
   alpha_e      weights          of the average
   K            epochs           local passes of either adapter
 
@@ -99,8 +100,14 @@ def _cosine(e: Array, g: Array, tolerance: float) -> Array:
     return 1 - jnp.sum(losses.normalize(e) * losses.normalize(g), -1)
 
 
+def _squared(e: Array, g: Array, tolerance: float) -> Array:
+    del tolerance  # smooth where both are equal
+    return jnp.sum((e - g) ** 2, -1)
+
+
 DISTANCES: dict[str, Callable[[Array, Array, float], Array]] = {
     "l2": losses.euclidean_distances,
+    "squared_l2": _squared,
     "cosine": _cosine,
     "pearson": _pearson,
 }
@@ -165,7 +172,7 @@ def fedoa(
       task: network and population; what its `Net` has is the adapter.
       optimizer: local optimizer of both adapters, whose state starts anew every round.
       lam: lambda; 0 makes the personal adapters Local's.
-      distance: D: "l2", "cosine" or "pearson".
+      distance: D: "l2", "squared_l2", "cosine" or "pearson".
       features: "features", or the name of an intermediate layer.
       epochs: K.
       personal_epochs: those of the personal adapter; None: as many.

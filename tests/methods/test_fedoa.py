@@ -32,6 +32,8 @@ def far(e, g, kind):
     """D of one example."""
     if kind == "l2":
         return length(e - g)
+    if kind == "squared_l2":
+        return jnp.sum((e - g) ** 2)
     if kind == "pearson":
         e, g = e - jnp.mean(e), g - jnp.mean(g)
     return 1 - naive.direction(e) @ naive.direction(g)
@@ -100,7 +102,7 @@ class FedOATest(chex.TestCase):
         for i, v in enumerate(oracle(2, 0.7)):
             chex.assert_trees_all_close(tuple(one(state.clients[0], i)), v, atol=5e-6)
 
-    @parameterized.parameters("cosine", "pearson", "frobenius")
+    @parameterized.parameters("squared_l2", "cosine", "pearson", "frobenius")
     def test_other_distances_equal_the_loops(self, kind):
         options = {"reading": {"reduction": kind, "micro": 2}} if kind == "frobenius" else {"distance": kind}
         run = jax.jit(made.__wrapped__(fedoa, lam=0.7, **options)(toy.task()).client_update)
@@ -256,7 +258,7 @@ class FedOATest(chex.TestCase):
 
     @parameterized.parameters(
         (dict(lam=-1.0), "^lam=-1.0 must be at least 0$"),
-        (dict(distance="l1"), "unknown distance 'l1'; allowed: l2, cosine, pearson"),
+        (dict(distance="l1"), "unknown distance 'l1'; allowed: l2, squared_l2, cosine, pearson"),
         (dict(variant="ours"), "unknown variant 'ours'; allowed: default, printed, released"),
         (dict(variant="released", distance="cosine"), "distance='cosine' has no reading.reduction='frobenius'"),
         (dict(server="adamm"), "server='adamm' is not one of"),
