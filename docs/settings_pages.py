@@ -1,8 +1,9 @@
 """Makes the pages "Settings" and "What settings may name" when the site is built: from what `fedjax-core list` shows."""
 
 import itertools
-import re
 from typing import Any
+
+from markup import escape, format_code
 
 from fedjax_core import registry
 from fedjax_core.commands import list_names
@@ -16,9 +17,11 @@ line sets them: `--config.data.clients=100`. So does a table's: `--set=data.clie
 CHOICES = """# What settings may name
 
 What is built in, by the field that names it. Options stand in brackets behind a name: `data.partition` may be
-`"dirichlet(alpha=0.1)"`, `models` `("cnn(widths=(16, 32))",)`. An optimizer's options may also be fields: `optimizer.lr`. Methods
-have [a page of their own](../methods.md). `fedjax-core list KIND NAME` shows each in a terminal, also what installed packages add.
+`"dirichlet(alpha=0.1)"`, `models` `("cnn(widths=(16, 32))",)`. An optimizer's options may also be fields: `optimizer.lr`.
+[Methods](../methods/index.md), [data sources](../sources/index.md) and [networks](../networks/index.md) have pages of their own.
+`fedjax-core list KIND NAME` shows each in a terminal, also what installed packages add.
 """
+WITH_PAGES = ("methods", "sources", "models")  # kinds whose names have a page each
 
 
 def render_settings() -> str:
@@ -35,25 +38,15 @@ def render_settings() -> str:
 
 def _render_row(field: list_names.Field) -> str:
     description = f"{field.comment.rstrip('.')}. Allowed: {field.allowed}." if field.allowed else field.comment
-    return f"| `{field.name}` | {_format_code(repr(field.default))} | {_escape_cell(description)} |"
-
-
-def _format_code(text: str) -> str:
-    """Returns the text as code in a table, where a bar would end the cell."""
-    return f"`{text}`".replace("|", "\\|")
-
-
-def _escape_cell(text: str) -> str:
-    """Returns the text with the signs of Markdown and HTML escaped."""
-    return re.sub(r"([\\`*_|\[])", r"\\\1", text).replace("<", "&lt;")
+    return f"| `{field.name}` | {format_code(repr(field.default))} | {escape(description)} |"
 
 
 def render_choices() -> str:
-    """Returns the page of what fields may name: all kinds but methods, each with its options and its docstring."""
+    """Returns the page of what fields may name: kinds without pages of their own, with options and docstrings."""
     lines = [CHOICES]
     for kind, section in list_names.SECTIONS.items():
         names = list(section.builders())
-        if kind == "methods" or not names:
+        if kind in WITH_PAGES or not names:
             continue
         yours = "Yours: `package.module:name` or `path/to/file.py:name`." if section.what in registry.ENTRY_POINT_GROUPS else ""
         lines += [f"## {kind.capitalize()}: config.{section.field}", "", *([yours, ""] if yours else ())]

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from docs import gallery, result_pages, settings_pages
-from fedjax_core import experiment
+from docs import cards, gallery, leaderboard, messages, result_pages, settings_pages
+from fedjax_core import experiment, nn
 from fedjax_core.commands import config_flags, list_names, main, new, run, table
+from fedjax_core.data import sources
+from fedjax_core.data.sources import dataset_cards
 from tests import quick
 
 ROOT = Path(__file__).parents[1]
@@ -89,9 +91,66 @@ def test_the_gallery_has_every_method_once():
     table = gallery.read_method_table((ROOT / "README.md").read_text())
     assert set(table) == set(experiment.method_summaries())
     page = gallery.render_page()
-    for name in table:
-        assert page.count(f"`configs/{name}.py`") == 1
-    assert page.count("```mermaid") == page.count('server -->|"') == len(table)
+    assert all(page.count(f"]({name}.md)") == 1 for name in table)
+
+
+def test_a_method_s_page_has_its_paper_messages_results_and_pitfalls():
+    facts, results = messages.trace_message("fedproto"), leaderboard.read_records()
+    assert [facts["down"][0], facts["up"][0]] == [("means", "10x32", 320), ("part 1", "10x32", 320)]
+    page = gallery.render_method("fedproto", gallery.read_method_table(gallery._readme())["fedproto"], facts, results)
+    assert "# FedProto\n\n*FedProto (Tan et al. 2022)*" in page
+    assert "| to a client | `means` | 10x32 | 320 |" in page
+    assert "- digits, own test rows: +2.9 to FedAvg, +0.3 to Local points." in page
+    assert "| 98.4 ± 0.0 ≈, rank 3 of 25 | 95.0 ± 0.3, rank 19 of 25 |" in page
+    assert "It learns classes, and refuses several labels, numbers, tokens." in page
+    assert "- MNIST: 35 % of the clients are worse off than if they trained alone." in page
+    assert "[arxiv.org/abs/2105.00243](https://arxiv.org/abs/2105.00243)" in page
+
+
+def test_the_leaderboard_has_the_published_numbers():
+    records = leaderboard.read_records()
+    published = (ROOT / "configs" / "results" / "fair.md").read_text()
+    names = {"own test rows": 0, "worst tenth of the clients": 1, "clients worse off than with Local": 2, "unseen clients": 3}
+    rows = {line.split(" | ")[0].strip("| ").removesuffix(", run again"): line for line in published.splitlines()}
+    assert len({record["row"] for record in records}) == 25
+    for record in records:
+        cell = rows[record["row"]].strip("| ").split(" | ")[1 + names[record["measure"]] + 4 * (record["column"] == "MNIST")]
+        best = record["row"] in leaderboard.find_best(
+            [r for r in records if (r["column"], r["measure"]) == (record["column"], record["measure"])]
+        )
+        lost = "" if record["n"] == "3" else f" ({record['n']} seeds)"
+        text = f"{record['mean']}±{record['std']}{lost}"
+        assert cell == (f"**{text}**" if best else text) + (" ≈" if record["like_best"] == "1" else ""), record
+    page = leaderboard.render_page()
+    assert page.count('<div class="sortable" markdown>') == 2
+    assert "**Rows also differ in the cohort.**" in page
+    assert set(leaderboard.map_rows()) >= {record["row"] for record in records}
+
+
+def test_a_leaderboard_with_intervals():
+    fields = ("row", "column", "measure", "n", "mean", "std", "rank", "rank_low", "rank_high", "like_best")
+    fields += ("against", "minus_against", "minus_against_low", "minus_against_high")
+    cells = [("A", "digits", "own", "3", "91.25", "0.5", "1.0", "1.0", "2.0", "0", "B", "1.25", "-0.5", "3.0")]
+    cells += [("B", "digits", "own", "3", "90.0", "0.5", "2.0", "1.0", "2.0", "1", "B", "", "", "")]
+    text = leaderboard.render_tables([dict(zip(fields, values, strict=True)) for values in cells], {"A": "a.md"})
+    assert "| 1 [1, 2] | [A](a.md) | **91.2 ± 0.5** | +1.2 [-0.5, +3.0] |" in text
+    assert "| 2 [1, 2] | B | 90.0 ± 0.5 ≈ | — |" in text
+    assert "Not distinguishable from it: B. Not distinguishable from B: A." in text
+
+
+def test_cards_have_what_users_must_know():
+    pages = {name: cards.render_source(name, builder) for name, builder in list_names.SECTIONS["sources"].builders().items()}
+    for name, card in dataset_cards.CARDS.items():
+        assert f"| licence | {cards.format_prose(card.licence)} |" in pages[name]
+        assert card.where.split()[-1] in pages[name]
+    assert "| an example | 28 x 28 x 1, uint8 |" in pages["mnist"]
+    assert "| [digits](digits.md) |" in cards.render_pages(networks=False)["sources/index.md"]
+    files = {"unseen", "multilabel", "blank", "text"}  # published sets have a card, formats and drawn data none
+    published = {name for name in sources.READERS if name not in sources.PREFIXED and name not in (*cards.DERIVED, *files)}
+    assert published == set(dataset_cards.CARDS)
+    page = cards.render_network("mlp", nn.MODULES["mlp"])
+    assert "| CIFAR-10 | 32 x 32 x 3 | 10 | 656,810 | 200 | 2.63 |" in page
+    assert "[fedavg](../methods/fedavg.md)" in page
 
 
 def test_the_gallery_says_which_method_lacks_plain_words(tmp_path, monkeypatch):
@@ -99,7 +158,7 @@ def test_the_gallery_says_which_method_lacks_plain_words(tmp_path, monkeypatch):
     (tmp_path / "methods" / "mine.py").write_text('"""Mine: a method."""\n')
     monkeypatch.setattr(gallery, "ROOT", tmp_path)
     with pytest.raises(ValueError, match=r"methods/mine\.py: .* lacks 'In plain words"):
-        gallery.render_method("mine", ["Mine", "nothing", "model", "no"])
+        gallery.render_method("mine", ["Mine", "nothing", "model", "no"], {}, [])
 
 
 def test_the_pages_of_settings_have_everything_once():
@@ -111,7 +170,7 @@ def test_the_pages_of_settings_have_everything_once():
     page = settings_pages.render_choices()
     for kind, entry in list_names.SECTIONS.items():
         for name in entry.builders():
-            assert page.count(f"\n### {name}\n\n~~~text\n{name}") == (kind != "methods"), name
+            assert page.count(f"\n### {name}\n\n~~~text\n{name}") == (kind not in settings_pages.WITH_PAGES), name
     assert page.count("\n~~~\n") == page.count("\n~~~text\n")
 
 
@@ -132,7 +191,11 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-GENERATED = {"methods.md", *(f"reference/{name}.md" for name in ("settings", "choices"))}  # when the site is built
+GENERATED = {
+    *(f"{folder}/index.md" for folder in ("methods", "sources", "networks")),
+    "results/leaderboard.md",
+    *(f"reference/{name}.md" for name in ("settings", "choices")),
+}  # when the site is built
 
 
 @pytest.mark.parametrize("page", [*PAGES, *RESULTS, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem)

@@ -26,11 +26,13 @@ from fedjax_core import devices, experiment, nn, option_types, own_packages, reg
 from fedjax_core.commands.config_flags import FOLDERS, find_file, list_bundled
 from fedjax_core.commands.main import run_and_exit
 from fedjax_core.data import partition, poisoning, sources
+from fedjax_core.data.sources.dataset_cards import CARDS
 from fedjax_core.experiment import lookup
 from fedjax_core.experiment.schema import FIELDS
 from fedjax_core.language import instruction_task as language
 from fedjax_core.nn.from_nnx import FIXED_OPTIONS
 from fedjax_core.reporting import loggers, reporter
+from fedjax_core.reporting.terminal import write_text
 from fedjax_core.training import adapters, local_training
 from fedjax_core.training.augment import pipeline
 from fedjax_core.training.regularizers import REGULARIZERS
@@ -237,6 +239,8 @@ def describe_name(kind: str, name: str) -> str:
         texts.append(inspect.cleandoc(builder.__init__.__doc__ or ""))
     if name in nn.MODULES:
         texts.append(INPUT_OPTIONS_TEXT)
+    if kind == "sources" and name in CARDS:
+        texts.append(CARDS[name].describe())
     if (other := REFERENCE.search(texts[1])) and other[1] in builders:
         texts.append(f"{other[1]}: {read_docstring(kind, builders[other[1]])}")
     return "\n\n".join(text for text in texts if text)
@@ -260,7 +264,7 @@ def main(arguments: Sequence[str]) -> int:
             text = describe_kind(given.kind) if given.name is None else describe_name(given.kind, given.name)
     except ValueError as error:
         return reporter.fail(error, 2)
-    sys.stdout.write(f"{text}\n")
+    write_text(text)
     return 0
 
 

@@ -52,7 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command that the first argument names, and ends the process with its exit status."""
     name, *rest = list(sys.argv[1:] if arguments is None else arguments) or [""]
     if name in ("", "--help", "-h", "help"):
-        sys.stdout.write(usage())
+        from fedjax_core.reporting.terminal import write_text
+
+        write_text(usage())
         sys.exit(0 if name else 2)
     if name == "--version":
         from fedjax_core import __version__

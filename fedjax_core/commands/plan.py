@@ -27,6 +27,7 @@ from fedjax_core.commands.plans import capacity_plan, compile_pool, device_targe
 from fedjax_core.engine.aot import PARTS
 from fedjax_core.experiment.mock_data import Counts
 from fedjax_core.reporting import console, reporter
+from fedjax_core.reporting.terminal import find_columns, fit_lines, write_text
 from fedjax_core.run import signals
 from fedjax_core.storage.json_files import write_json
 
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
       a wrong command line; 130 after an interruption.
     """
     if config_line.HELP & set(arguments):
-        sys.stdout.write(usage())
+        write_text(usage())
         return 0
     console.send_warnings_to_stderr()
     try:
@@ -102,7 +103,7 @@ def main(arguments: Sequence[str]) -> int:
                 fresh=given.fresh,
                 say=reporter.say,
             )
-        sys.stdout.write(f"{plan_report.render_plan(plan)}\n")
+        sys.stdout.write(f"{fit_lines(plan_report.render_plan(plan), find_columns(sys.stdout))}\n")
         if given.json:
             write_json(os.path.expanduser(given.json), plan)
     except KeyboardInterrupt:

@@ -29,6 +29,7 @@ from fedjax_core.commands import config_flags as config_line
 from fedjax_core.commands.config_flags import HELP, MORE
 from fedjax_core.commands.main import run_and_exit
 from fedjax_core.reporting import console, reporter
+from fedjax_core.reporting.terminal import write_text
 
 KNOWN = (ValueError, TypeError, OSError, FloatingPointError)  # errors that say what is wrong in one line
 
@@ -102,7 +103,7 @@ def main(arguments: Sequence[str]) -> int:
       after an interruption.
     """
     if HELP & set(arguments):
-        sys.stdout.write(usage())
+        write_text(usage())
         return 0
     console.send_warnings_to_stderr()
     try:

@@ -5,10 +5,11 @@ import contextlib
 import logging
 import sys
 import warnings
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fedjax_core import code_fingerprint
 from fedjax_core.option_types import escape_controls
+from fedjax_core.reporting.terminal import find_columns, fit_lines, write_text
 
 with warnings.catch_warnings():  # without ipywidgets a notebook gets the bar of text, and a warning that it could be nicer
     warnings.simplefilter("ignore")
@@ -21,7 +22,7 @@ def say(text: str) -> None:
     Terminal escapes, such as in the name of a class, are escaped as in Python.
     """
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        tqdm.write(escape_controls(text), file=sys.stderr)
+        tqdm.write(fit_lines(escape_controls(text), find_columns(sys.stderr)), file=sys.stderr)
 
 
 def fail(error: BaseException | str, status: int) -> int:
@@ -47,6 +48,11 @@ def send_warnings_to_stderr() -> None:
 
 class Parser(argparse.ArgumentParser):
     """A parser that raises a one-line ValueError for a wrong command line."""
+
+    def print_help(self, file: Any = None) -> None:
+        """Prints the help, folded for a terminal."""
+        del file
+        write_text(self.format_help())
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message}; --help tells more")

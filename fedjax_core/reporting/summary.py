@@ -1,6 +1,7 @@
 """The summary of a run, from its records, and the closing table."""
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from fedjax_core.reporting.score_labels import (
     is_requested,
     selection_key,
 )
+from fedjax_core.reporting.terminal import align_columns, find_columns
 
 CLOCK = "simulated_seconds_total"  # of a record: simulated seconds from the start of the run to the end of the round
 _COUNTS = {"round", "seconds", "compile_seconds", "cohort", "sampled", "simulated_seconds", CLOCK}  # not scores
@@ -147,12 +149,7 @@ def format_summary(summary: Mapping[str, Any]) -> str:
         few = f" ({entry['k']})" if entry["k"] < span else ""
         when = [_format_reached(entry, t) if tested else "" for t in targets]
         rows.append([name, format_score(name, entry["last"]), *at, *best, format_score(name, entry["mean_last_k"]) + few, *when])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
-        for row in rows
-        if scores
-    ]
+    lines = align_columns(rows, find_columns(sys.stderr), align=str.rjust) if scores else []
     if any(name.startswith("test/") and "best" in entry for name, entry in scores.items()):
         if chosen:
             lines.append(f"+ where {chosen['by']} is best: what to report")

@@ -1,10 +1,12 @@
 """Renders a plan as text, and suggests what to change where something does not fit."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedjax_core.engine.aot import ROUND
 from fedjax_core.reporting.console import readable_size, readable_time
+from fedjax_core.reporting.terminal import align_columns, find_columns
 
 HEAD = ("program", "fits", "arguments", "temporary", "peak", "collectives, bytes", "compiled in")
 
@@ -28,7 +30,8 @@ def _render_target(target: Mapping[str, Any]) -> str:
     head += f"{about['cohort']} of {about['population']} clients a round, {about['plan']['chunk']} at once on a device; "
     head += f"data on the {about['data on']}"
     head += f"; {about['num_runs']} runs at once" if about["num_runs"] > 1 else ""
-    lines = [head, *align_columns([HEAD, *(_program_row(name, program) for name, program in target["programs"].items())])]
+    rows = [HEAD, *(_program_row(name, program) for name, program in target["programs"].items())]
+    lines = [head, *align_columns(rows, find_columns(sys.stdout), indent="  ")]
     messages = {program["says"] for program in target["programs"].values() if "says" in program}
     lines += [f"  {line}" for line in sorted(messages)]
     if about["alone"]:
@@ -74,12 +77,6 @@ def _program_row(name: str, program: Mapping[str, Any]) -> Sequence[str]:
     fits = "yes" if program["fits"] else f"{format_bytes(program['short'])} short"
     sizes = [format_bytes(program[part]) for part in ("arguments", "temporary", "peak")]
     return name, fits, *sizes, collectives or "none", readable_time(program["seconds"])
-
-
-def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns lines with aligned columns, each as wide as its widest cell."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def suggest_changes(config: Mapping[str, Any], about: Mapping[str, Any], chunk: int | None) -> list[str]:

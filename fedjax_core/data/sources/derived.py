@@ -32,9 +32,6 @@ def fc100(load: Load, of: str = "cifar100", test: str = "test") -> Dataset:
     alphabetical order, with all 600 images. FC100 as folders `train/CLASS/*` and `test/CLASS/*` is
     read by `folder:DIR`.
 
-    Oreshkin, Rodriguez Lopez, Lacoste. TADAM: Task dependent adaptive metric for improved few-shot
-    learning. NeurIPS 2018. https://arxiv.org/abs/1805.10123
-
     Args:
       of: where CIFAR-100 comes from: "cifar100", its published archive; "tfds:cifar100"; or another
         source that has all of it.

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_core import registry
 from fedjax_core.data.sources.dataset import Dataset, add_channel_axis, from_arrays
+from fedjax_core.data.sources.dataset_cards import CARDS
 from fedjax_core.data.sources.file_checks import check_md5, find_file, read_unpacked, read_zip_member
 
 
@@ -76,8 +77,7 @@ SVHN_MD5 = {"train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373", "test_32x32.m
 def cifar10(data_dir: Path) -> Dataset:
     """Reads CIFAR-10 from `cifar-10-binary.tar.gz` (checked by md5) or `cifar-10-batches-bin/`.
 
-    50,000 training and 10,000 test images of 32x32x3, 10 classes. Krizhevsky. Learning Multiple
-    Layers of Features from Tiny Images. 2009.
+    50,000 training and 10,000 test images of 32x32x3, 10 classes.
     """
     return read_cifar("cifar10", CIFAR10, data_dir, "fine")
 
@@ -85,7 +85,7 @@ def cifar10(data_dir: Path) -> Dataset:
 def cifar100(data_dir: Path, labels: str = "fine") -> Dataset:
     """Reads CIFAR-100 from `cifar-100-binary.tar.gz` (checked by md5) or `cifar-100-binary/`.
 
-    50,000 training and 10,000 test images of 32x32x3. Krizhevsky, as `cifar10`.
+    50,000 training and 10,000 test images of 32x32x3.
 
     Args:
       labels: "fine" (100 classes) or "coarse" (20 superclasses).
@@ -97,7 +97,7 @@ def read_cifar(name: str, spec: Cifar, data_dir: Path, labels: str) -> Dataset:
     """Reads either archive: records of label bytes and 3x32x32 pixels, channels first."""
     registry.check_choice("label set", labels, spec.labels)
     names_file, classes = spec.labels[labels]
-    how = f"get https://www.cs.toronto.edu/~kriz/{spec.archive} and put it there, packed or unpacked"
+    how = f"get {CARDS[name].where} and put it there, packed or unpacked"
     archives = [data_dir / spec.archive, data_dir / name / spec.archive]
     where = find_file(name, data_dir, archives, how, data_dir / spec.folder)
     files = [*spec.parts, names_file]
@@ -131,10 +131,9 @@ def read_cifar(name: str, spec: Cifar, data_dir: Path, labels: str) -> Dataset:
 def mnist(data_dir: Path) -> Dataset:
     """Reads MNIST from its four IDX files, packed (.gz) or not, in `mnist/` or beside it.
 
-    Checked by md5. 60,000 training and 10,000 test images of 28x28x1. LeCun, Bottou, Bengio,
-    Haffner. Gradient-Based Learning Applied to Document Recognition. Proceedings of the IEEE, 1998.
+    Checked by md5. 60,000 training and 10,000 test images of 28x28x1.
     """
-    how = "get the four .gz files from https://storage.googleapis.com/cvdf-datasets/mnist/ and put them there, packed or unpacked"
+    how = f"get the four .gz files from {CARDS['mnist'].where} and put them there, packed or unpacked"
     arrays = []
     for file, md5 in MNIST_MD5.items():
         where = find_file("mnist", data_dir, _packed_or_not([data_dir / "mnist", data_dir], file), how)
@@ -149,8 +148,7 @@ def emnist(data_dir: Path, split: str = "balanced") -> Dataset:
 
     They may be in `emnist/`, `gzip/` or beside them, and are checked by exact sizes. The files hold
     images transposed; here they are upright (`tfds:emnist/bymerge` and its like leave them so).
-    Labels of `letters` start at 0 (in the files at 1). Images are 28x28x1. Cohen, Afshar, Tapson,
-    van Schaik. EMNIST: an extension of MNIST to handwritten letters. 2017.
+    Labels of `letters` start at 0 (in the files at 1). Images are 28x28x1.
 
     Args:
       split: byclass (62 classes), bymerge (47), balanced (47), letters (26), digits (10) or mnist
@@ -162,7 +160,7 @@ def emnist(data_dir: Path, split: str = "balanced") -> Dataset:
 
 def read_emnist(data_dir: Path, split: str, rows: Sequence[tuple[int, int]]) -> Dataset:
     """Reads one split, with one of the given pairs of sizes."""
-    how = "get https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip and put it there, packed or unpacked"
+    how = f"get {CARDS['emnist'].where} and put it there, packed or unpacked"
     folders = [data_dir / "emnist", data_dir / "emnist" / "gzip", data_dir / "gzip", data_dir]
     archives = [folder / "gzip.zip" for folder in (data_dir / "emnist", data_dir)]
     arrays = []
@@ -213,8 +211,7 @@ def svhn(data_dir: Path) -> Dataset:
     """Reads SVHN's cropped digits: `train_32x32.mat` and `test_32x32.mat`, in `svhn/` or beside it.
 
     Checked by md5. 73,257 training and 26,032 test images of 32x32x3; the file's label 10 is digit
-    0. The extra images are not read. Netzer et al. Reading Digits in Natural Images with
-    Unsupervised Feature Learning. NIPS workshop, 2011.
+    0. The extra images are not read.
     """
     return read_svhn(data_dir, SVHN_MD5)
 
@@ -223,7 +220,7 @@ def read_svhn(data_dir: Path, md5: dict[str, str]) -> Dataset:
     """Reads both files, MATLAB's version 5: X [32, 32, 3, n] uint8, y [n, 1] from 1 to 10."""
     from scipy.io import loadmat
 
-    how = "get it from http://ufldl.stanford.edu/housenumbers/ and put it there"
+    how = f"get it from {CARDS['svhn'].where} and put it there"
     arrays = []
     for file, published in md5.items():
         where = find_file("svhn", data_dir, [data_dir / "svhn" / file, data_dir / file], how)

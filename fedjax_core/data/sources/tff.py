@@ -6,8 +6,8 @@
 
 HDF5 has a group `examples/CLIENT` with an array for each feature; reading it needs h5py. SQLite has
 a table `examples(split_name, client_id, serialized_example_proto)`, a `tf.train.Example` each; it
-may be unpacked, which saves time at each start. They are at
-https://storage.googleapis.com/tff-datasets-public/ (HDF5 in fed_emnist.tar.bz2 and the like).
+may be unpacked, which saves time at each start. `dataset_cards.TFF` has them (HDF5 in
+fed_emnist.tar.bz2 and the like).
 """
 
 import contextlib
@@ -25,12 +25,12 @@ import numpy as np
 
 from fedjax_core.data.sources import vocabulary
 from fedjax_core.data.sources.dataset import Dataset, from_arrays, shift_tokens
+from fedjax_core.data.sources.dataset_cards import TFF
 from fedjax_core.data.sources.file_checks import choose_users, find_file
 from fedjax_core.data.sources.published_images import EMNIST_NAMES
 from fedjax_core.data.sources.tfds_sets import decode_example
 from fedjax_core.option_types import AtLeastOne, Width
 
-WHERE = "https://storage.googleapis.com/tff-datasets-public/"
 CHARACTERS = "".join(sorted(string.ascii_letters + string.digits + "\n\r !\"#$%&'()*,-./:;?@[]_"))  # that Shakespeare has
 Clients = Iterator[tuple[str, dict[str, Any]]]  # names and features: arrays, or lists of bytes
 
@@ -162,7 +162,7 @@ def open_parts(files: Files, data_dir: Path) -> Iterator[Iterator[tuple[str, Cal
 
 def _open_each(stack: contextlib.ExitStack, files: Files, data_dir: Path) -> Iterator[tuple[str, Callable[..., Clients]]]:
     name, database, h5, splits = files
-    how = f"get {database}.sqlite.lzma, or {h5}_train.h5 and {h5}_test.h5 (in {h5}.tar.bz2), from {WHERE} and put them there"
+    how = f"get {database}.sqlite.lzma, or {h5}_train.h5 and {h5}_test.h5 (in {h5}.tar.bz2), from {TFF} and put them there"
     unpacked: dict[Path, Path] = {}
     for part in ("train", "test"):
         names = (f"{database}.sqlite", f"{h5}_{part}.h5", f"{database}.sqlite.lzma")

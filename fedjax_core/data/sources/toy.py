@@ -16,8 +16,7 @@ from fedjax_core.option_types import AtLeastOne
 def digits() -> Dataset:
     """Loads scikit-learn's handwritten digits, 8x8x1: 1437 training and 360 test images.
 
-    10 classes, split by class, fixed seed. The grey levels 0..16 are scaled to 0..255. Original:
-    Alpaydin, Kaynak. Optical Recognition of Handwritten Digits, UCI, 1998.
+    10 classes, split by class, fixed seed. The grey levels 0..16 are scaled to 0..255.
     """
     levels = _digits()
     x = np.round(levels[:, :-1].reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
@@ -43,8 +42,7 @@ def diabetes() -> Dataset:
     """Loads scikit-learn's diabetes patients: 10 features and one number to predict, standardised.
 
     342 training and 100 test examples, fixed seed. The number is a measure of the disease's
-    progress. Original: Efron, Hastie, Johnstone, Tibshirani. Least angle regression. Annals of
-    Statistics, 2004.
+    progress.
     """
     import sklearn.datasets
 

@@ -8,9 +8,6 @@ Images that would take more than half of this machine's memory are decoded once 
 the list, decoded-SIZE-....npy, which are memory-mapped (`image_cache.py`). `natural` deals test
 examples over the clients in proportion to their training examples, so scores of the scope "own" are
 on strangers' photographs; use "global".
-
-Song, Granqvist, Talwar. FLAIR: Federated Learning Annotated Image Repository. NeurIPS 2022. https://github.com/apple/ml-flair
-Hsu, Qi, Brown. Federated Visual Classification with Real-World Data Distribution. ECCV 2020. https://arxiv.org/abs/2003.08082
 """
 
 import csv
@@ -26,6 +23,7 @@ import numpy as np
 
 from fedjax_core.data.sources import image_cache
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
+from fedjax_core.data.sources.dataset_cards import CARDS
 from fedjax_core.data.sources.file_checks import choose_users, find_file, read_text
 from fedjax_core.data.sources.image_folder import IMAGE_ENDINGS
 from fedjax_core.option_types import AtLeastOne
@@ -47,7 +45,7 @@ def flair(
       most: images of each user.
       fine: the fine labels.
     """
-    how = "get FLAIR from https://github.com/apple/ml-flair (its download_dataset.py) and put it there"
+    how = f"get FLAIR from {CARDS['flair'].where} (its download_dataset.py) and put it there"
     file = find_file("flair", data_dir, [data_dir / part / "labels_and_metadata.json" for part in ("", "flair")], how)
     field = "fine_grained_labels" if fine else "labels"
     try:
@@ -76,7 +74,7 @@ def landmarks(data_dir: Path, size: AtLeastOne = 64, users: AtLeastOne | None = 
       size: images become size x size.
       users: so many users, always the same ones; None: all 1,262.
     """
-    how = "get landmarks-user-160k.zip (Hsu et al. 2020) and the images of Google Landmarks v2, and put them there, in images/"
+    how = f"get {CARDS['landmarks'].where}, and put them there, in images/"
     return _read_lists(data_dir, "landmarks-user-160k", "federated_train.csv", "images", how, size, users)
 
 
@@ -90,7 +88,7 @@ def inaturalist(data_dir: Path, size: AtLeastOne = 64, users: AtLeastOne | None 
       size: images become size x size.
       users: so many users, always the same ones; None: all 9,275.
     """
-    how = "get inaturalist-user-120k.zip (Hsu et al. 2020) and iNaturalist 2017's train_val_images, and put them there"
+    how = f"get {CARDS['inaturalist'].where}, and put them there"
     file = "federated_train_user_120k.csv"
     return _read_lists(data_dir, "inaturalist-user-120k", file, "train_val_images", how, size, users)
 

@@ -1,0 +1,145 @@
+"""Makes the page "Leaderboard" from the fair table's table.csv, and prints that of any table.
+
+python docs/leaderboard.py runs/mine/table.csv > leaderboard.md
+
+`configs/results/fair.csv` is the table.csv of the published run. After another one, copy its
+table.csv there: the site's page and what methods' pages say of it follow.
+"""
+
+import csv
+import itertools
+import re
+import sys
+from collections.abc import Container, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PUBLISHED = ROOT / "configs" / "results" / "fair.csv"
+HEAD = """---
+hide: [toc]
+---
+
+# Leaderboard
+
+What each method reaches if all are tuned with the same budget. The protocol, the command and what was found are on
+[the table's page](fair.md). All numbers are in %; of clients that are worse off, fewer are better. A click on a column's head
+sorts by it.
+"""
+CAVEAT = re.compile(r"^\*\*Rows also differ.*?(?=\n\n)", re.DOTALL | re.MULTILINE)  # of the table's page
+LEGEND = """Mean ± sample standard deviation over {seeds} seeds. **Bold**: the best. ≈: not distinguishable from the best: the 95 %
+interval of the difference, by a paired bootstrap over seeds and clients, contains 0. {intervals}
+"""
+NO_INTERVALS = "The published file has the marks of this comparison, but not the intervals themselves: ranks are of the means."
+INTERVALS = "Square brackets: 95 % intervals of the rank and of the difference to {against}."
+Record = Mapping[str, str]
+
+
+def read_records(file: Path = PUBLISHED) -> list[Record]:
+    """Returns the finished cells of a table.csv, a record each."""
+    with file.open(encoding="utf-8", newline="") as opened:
+        return [record for record in csv.DictReader(opened) if record["mean"]]
+
+
+def find_best(records: Iterable[Record]) -> list[str]:
+    """Returns the rows of the lowest rank, several where they are equal."""
+    ranks = {record["row"]: float(record["rank"]) for record in records if record.get("rank")}
+    return [row for row, rank in ranks.items() if rank == min(ranks.values())]
+
+
+def format_score(record: Record | None, best: Container[str]) -> str:
+    """Returns a cell: mean ± deviation, whether it is the best or like the best, and lost seeds."""
+    if record is None:
+        return "—"
+    text = f"{float(record['mean']):.1f}" + (f" ± {float(record['std']):.1f}" if record.get("std") else "")
+    if record["row"] in best:
+        text = f"**{text}**"
+    return text + (" ≈" if record.get("like_best") == "1" else "") + ("" if record.get("rank") else f" ({record['n']} seeds)")
+
+
+def format_interval(record: Record, name: str, digits: int, signed: bool = False) -> str:
+    """Returns a number of a record with its interval; "—" if there is none."""
+    if not record.get(name):
+        return "—"
+    sign = "+" if signed else ""
+    ends = [record.get(f"{name}_{end}") for end in ("low", "high")]
+    interval = " [{}]".format(", ".join(f"{float(end):{sign}.{digits}f}" for end in ends if end)) if all(ends) else ""
+    return f"{float(record[name]):{sign}.{digits}f}{interval}"
+
+
+def render_column(records: Sequence[Record], pages: Mapping[str, str]) -> str:
+    """Returns the table of one column of the table, a row for each method, best first.
+
+    Args:
+      records: of the column.
+      pages: by row, the address of the method's page.
+    """
+    measures = list(dict.fromkeys(record["measure"] for record in records))
+    by_row = {row: {r["measure"]: r for r in records if r["row"] == row} for row in dict.fromkeys(r["row"] for r in records)}
+    first = {row: cells[measures[0]] for row, cells in by_row.items() if measures[0] in cells}
+    best = {measure: find_best(record for record in records if record["measure"] == measure) for measure in measures}
+    order = sorted(first, key=lambda row: float(first[row].get("rank") or "inf"))
+    against = next((record["against"] for record in records if record.get("against")), None)
+    has_ranks = any(record.get("rank_low") for record in records)
+    heads = ["rank", "method", measures[0], *([f"minus {against}"] if against else []), *measures[1:]]
+    lines = [f"| {' | '.join(heads)} |", "|--:|---|" + "--:|" * (len(heads) - 2)]
+    for row in order:
+        cells = [format_interval(first[row], "rank", 0 if has_ranks else 1).removesuffix(".0")]
+        cells += [f"[{row}]({pages[row]})" if row in pages else row, format_score(first[row], best[measures[0]])]
+        cells += [format_interval(first[row], "minus_against", 1, signed=True)] if against else []
+        cells += [format_score(by_row[row].get(measure), best[measure]) for measure in measures[1:]]
+        lines.append(f"| {' | '.join(cells)} |")
+    alike = [row for row in order if first[row].get("like_best") == "1"]
+    text = f"By {measures[0]}, the best is {'; '.join(best[measures[0]])}. "
+    text += f"Not distinguishable from it: {'; '.join(alike) or 'no other'}."
+    if against and any(first[row].get("minus_against_low") for row in order):
+        level = [row for row in order if _contains_zero(first[row])]
+        text += f" Not distinguishable from {against}: {'; '.join(level) or 'none'}."
+    return "\n".join(['<div class="sortable" markdown>', "", *lines, "", "</div>", "", text, ""])
+
+
+def _contains_zero(record: Record) -> bool:
+    ends = [record.get(f"minus_against_{end}") for end in ("low", "high")]
+    return all(ends) and float(ends[0] or 0) <= 0 <= float(ends[1] or 0)
+
+
+def render_tables(records: Sequence[Record], pages: Mapping[str, str]) -> str:
+    """Returns the tables of all columns, each below its name, and what their marks mean."""
+    against = next((record["against"] for record in records if record.get("against")), None)
+    intervals = INTERVALS.format(against=against) if against else NO_INTERVALS
+    parts = [LEGEND.format(seeds=max(record["n"] for record in records), intervals=intervals)]
+    for column, of_column in itertools.groupby(sorted(records, key=_column_order(records)), lambda record: record["column"]):
+        parts += [f"## {column}", "", render_column(list(of_column), pages)]
+    return "\n".join(parts)
+
+
+def _column_order(records: Sequence[Record]) -> Any:
+    columns = list(dict.fromkeys(record["column"] for record in records))
+    return lambda record: columns.index(record["column"])
+
+
+def map_rows() -> dict[str, str]:
+    """Returns the name of the method of each row of the fair table, by the row's label."""
+    from configs.tables import fair
+
+    return {label: name for label, (name, _) in (fair.GLOBAL | fair.PERSONAL).items()}
+
+
+def render_page() -> str:
+    """Returns the page of the published run."""
+    records = read_records()
+    pages = {label: f"../methods/{name}.md" for label, name in map_rows().items()}
+    caveat = CAVEAT.search(PUBLISHED.with_suffix(".md").read_text(encoding="utf-8"))
+    return "\n".join([HEAD, *([caveat[0], ""] if caveat else []), render_tables(records, pages)])
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Adds the page; mkdocs calls this."""
+    from mkdocs.structure.files import File
+
+    files.append(File.generated(config, "results/leaderboard.md", content=render_page()))
+    return files
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render_tables(read_records(Path(sys.argv[1])), {}))
