@@ -173,7 +173,8 @@ def _format_result(record: Record | None, results: Sequence[Record]) -> str:
     if record is None:
         return "—"
     rivals = [other for other in results if (other["column"], other["measure"]) == (record["column"], record["measure"])]
-    rank = f", rank {float(record['rank']):g} of {len(rivals)}" if record.get("rank") else ""
+    ranked = sum(bool(rival.get("rank")) for rival in rivals)
+    rank = f", rank {float(record['rank']):g} of {ranked}" if record.get("rank") else ""
     return format_score(record, find_best(rivals)) + rank
 
 
@@ -186,7 +187,7 @@ def _compare(records: Sequence[Record], results: Sequence[Record], column: str) 
     for row in ("FedAvg", "Local"):
         if row != ours["row"] and row in rivals and not (against and row == ours["against"]):
             parts.append(f"{float(ours['mean']) - float(rivals[row]['mean']):+.1f} to {row}")
-    return f"- {column}, {ours['measure']}: {', '.join(parts)} points." if parts else ""
+    return f"- {column}, points of {ours['measure']}: {', '.join(parts)}." if parts else ""
 
 
 def _render_limits(facts: Mapping[str, Any], records: Sequence[Record], results: Sequence[Record]) -> list[str]:

@@ -129,5 +129,7 @@ def test_notebook_starts_where_it_is_opened_and_shows_small_outputs(notebook):
         output.get("text", "") + json.dumps({k: v for k, v in output.get("data", {}).items() if "image" not in k})
         for output in outputs
     ]
+    plain = [output.get("text", "") + output.get("data", {}).get("text/plain", "") for output in outputs]
+    assert max(len(line) for text in plain for line in text.splitlines()) <= 140  # columns, which a page of Jupyter shows
     assert not [text for text in texts if ABSOLUTE.search(text)], "places of one machine"
     assert notebook.stat().st_size < 300_000

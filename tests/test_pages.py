@@ -100,8 +100,8 @@ def test_a_method_s_page_has_its_paper_messages_results_and_pitfalls():
     page = gallery.render_method("fedproto", gallery.read_method_table(gallery._readme())["fedproto"], facts, results)
     assert "# FedProto\n\n*FedProto (Tan et al. 2022)*" in page
     assert "| to a client | `means` | 10x32 | 320 |" in page
-    assert "- digits, own test rows: +2.9 to FedAvg, +0.3 to Local points." in page
-    assert "| 98.4 ± 0.0 ≈, rank 3 of 25 | 95.0 ± 0.3, rank 19 of 25 |" in page
+    assert "- digits, points of own test rows: +2.9 to FedAvg, +0.3 to Local." in page
+    assert "| 98.4 ± 0.0 ≈, rank 3 of 25 | 95.0 ± 0.3, rank 14 of 23 |" in page
     assert "It learns classes, and refuses several labels, numbers, tokens." in page
     assert "- MNIST: 35 % of the clients are worse off than if they trained alone." in page
     assert "[arxiv.org/abs/2105.00243](https://arxiv.org/abs/2105.00243)" in page
