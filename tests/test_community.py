@@ -33,7 +33,11 @@ def test_links_point_to_files(name):
     path = ROOT / name
     links = re.findall(r"\]\(([^):]+)\)", path.read_text())
     assert links
-    made = {"reference/settings.md", "results/leaderboard.md", *(f"{name}/index.md" for name in ("methods", "sources", "networks"))}  # when the site is built
+    made = {
+        "reference/settings.md",
+        "results/leaderboard.md",
+        *(f"{name}/index.md" for name in ("methods", "sources", "networks")),
+    }  # when the site is built
     assert [link for link in links if link not in made and not (path.parent / link).exists()] == []
 
 
