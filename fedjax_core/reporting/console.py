@@ -50,9 +50,11 @@ class Parser(argparse.ArgumentParser):
     """A parser that raises a one-line ValueError for a wrong command line."""
 
     def print_help(self, file: Any = None) -> None:
-        """Prints the help, folded for a terminal."""
-        del file
-        write_text(self.format_help())
+        """Prints the help, on standard output folded for a terminal."""
+        if file is None:
+            write_text(self.format_help())
+        else:
+            super().print_help(file)
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message}; --help tells more")

@@ -39,11 +39,12 @@ def fit_lines(text: str, columns: int | None, is_prose: bool = False) -> str:
         return text
     folded = []
     for is_table, group in itertools.groupby(_join_full_lines(lines) if is_prose else lines, lambda line: line.startswith("| ")):
-        if is_table:
-            rows = [re.split(r"\s*\|\s*", line.strip())[1:-1] for line in group]
-            folded += align_columns([row for row in rows if set("".join(row)) - set("-: ")], columns)
+        parts = list(group)
+        rows = [re.split(r"\s*\|\s*", line.strip())[1:-1] for line in parts if is_table and set(line) - set("|-: ")]
+        if len({len(row) for row in rows}) == 1:
+            folded += align_columns(rows, columns)
         else:
-            folded += [part for line in group for part in _fold_line(line, columns)]
+            folded += [part for line in parts for part in _fold_line(line, columns)]
     return "\n".join(folded)
 
 

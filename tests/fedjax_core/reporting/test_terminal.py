@@ -36,3 +36,4 @@ def test_a_wide_table_follows_below_in_parts():
     assert align_columns(rows) == ["     left  right", "row  1     2"]
     assert align_columns(rows, 12, align=str.rjust) == ["     left", "row     1", "", "     right", "row      2"]
     assert fit_lines("| | left | right |\n| --- | --- | --- |\n| row | 1 | 2 |", 12).splitlines() == align_columns(rows, 12)
+    assert fit_lines("| a | b |\n| no table: one cell |", 12).splitlines() == ["| a | b |", "| no table:", "one cell |"]
