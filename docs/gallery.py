@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from leaderboard import Record, find_best, format_interval, format_score, map_rows, read_records
+from leaderboard import Record, find_best, format_interval, format_score, map_rows, read_caveat, read_records
 from markup import escape, format_docstring, format_prose, format_table
 from messages import trace_all
 
@@ -166,6 +166,7 @@ def _render_results(name: str, results: Sequence[Record]) -> list[str]:
         rows.append([measure, *(_format_result(cells.get(column), results) for column in columns)])
     texts = [_compare(records, results, column) for column in columns]
     legend = "In %, mean ± deviation over seeds. **Bold**: the best of its column; ≈: not distinguishable from the best."
+    legend += " Rows of this run [differ in their cohorts as well](../results/leaderboard.md)." if read_caveat() else ""
     return [*texts, "", f"{legend} [Leaderboard](../results/leaderboard.md).", "", *format_table(["", *columns], rows), ""]
 
 

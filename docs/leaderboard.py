@@ -125,12 +125,17 @@ def map_rows() -> dict[str, str]:
     return {label: name for label, (name, _) in (fair.GLOBAL | fair.PERSONAL).items()}
 
 
+def read_caveat() -> str:
+    """Returns what the table's page says on how rows differ in more than their methods, or ""."""
+    caveat = CAVEAT.search(PUBLISHED.with_suffix(".md").read_text(encoding="utf-8"))
+    return caveat[0] if caveat else ""
+
+
 def render_page() -> str:
     """Returns the page of the published run."""
     records = read_records()
     pages = {label: f"../methods/{name}.md" for label, name in map_rows().items()}
-    caveat = CAVEAT.search(PUBLISHED.with_suffix(".md").read_text(encoding="utf-8"))
-    return "\n".join([HEAD, *([caveat[0], ""] if caveat else []), render_tables(records, pages)])
+    return "\n".join([HEAD, read_caveat(), "", render_tables(records, pages)])
 
 
 def on_files(files: Any, config: Any) -> Any:

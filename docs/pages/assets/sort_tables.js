@@ -16,7 +16,8 @@ document.addEventListener("DOMContentLoaded", () => {
       button.append(...head.childNodes)
       head.append(button)
       button.addEventListener("click", () => {
-        const isUp = head.getAttribute("aria-sort") === "descending"
+        const now = head.getAttribute("aria-sort")
+        const isUp = now ? now === "descending" : column < 2 // ranks and names go up first, scores down
         heads.forEach((other) => other.removeAttribute("aria-sort"))
         head.setAttribute("aria-sort", isUp ? "ascending" : "descending")
         const text = (row) => row.cells[column].textContent.trim()
