@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import io
 import re
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -59,8 +60,8 @@ def test_lists_fit(kind):
     assert not long_lines(stream.getvalue())
 
 
-@pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")  # ml_collections loads files the old way
 def test_a_run_fits_with_its_bar_and_tables(tmp_path):
+    warnings.filterwarnings("ignore", "the load_module", DeprecationWarning)  # ml_collections loads files the old way
     arguments = ["fedavg:smoke", f"--workdir={tmp_path}", "--config.rounds=2", "--compilation_cache="]
     with terminal() as stream:
         assert run.main(arguments) == 0
