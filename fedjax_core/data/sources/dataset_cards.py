@@ -32,6 +32,7 @@ ADAPTIVE = "Reddi et al. Adaptive Federated Optimization. ICLR 2021. https://arx
 USERS = (
     "Hsu, Qi, Brown. Federated Visual Classification with Real-World Data Distribution. ECCV 2020. https://arxiv.org/abs/2003.08082"
 )
+KRIZ = "https://www.cs.toronto.edu/~kriz/"
 TFF = "https://storage.googleapis.com/tff-datasets-public/"
 LISTS = "http://storage.googleapis.com/gresearch/federated-vision-datasets/"
 OWNERS = "of each image its owner's; verify it for each image"
@@ -46,8 +47,8 @@ CARDS = {
         "comes with scikit-learn",
         "Efron, Hastie, Johnstone, Tibshirani. Least angle regression. Annals of Statistics 32(2), 2004.",
     ),
-    "cifar10": Card("none stated", "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", KRIZHEVSKY),
-    "cifar100": Card("none stated", "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz", KRIZHEVSKY),
+    "cifar10": Card("none stated", f"{KRIZ}cifar-10-binary.tar.gz", KRIZHEVSKY),
+    "cifar100": Card("none stated", f"{KRIZ}cifar-100-binary.tar.gz", KRIZHEVSKY),
     "fc100": Card(
         "as of CIFAR-100: none stated",
         "made from CIFAR-100",

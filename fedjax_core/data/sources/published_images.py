@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_core import registry
 from fedjax_core.data.sources.dataset import Dataset, add_channel_axis, from_arrays
-from fedjax_core.data.sources.dataset_cards import CARDS
+from fedjax_core.data.sources.dataset_cards import CARDS, KRIZ
 from fedjax_core.data.sources.file_checks import check_md5, find_file, read_unpacked, read_zip_member
 
 
@@ -97,7 +97,7 @@ def read_cifar(name: str, spec: Cifar, data_dir: Path, labels: str) -> Dataset:
     """Reads either archive: records of label bytes and 3x32x32 pixels, channels first."""
     registry.check_choice("label set", labels, spec.labels)
     names_file, classes = spec.labels[labels]
-    how = f"get {CARDS[name].where} and put it there, packed or unpacked"
+    how = f"get {KRIZ}{spec.archive} and put it there, packed or unpacked"
     archives = [data_dir / spec.archive, data_dir / name / spec.archive]
     where = find_file(name, data_dir, archives, how, data_dir / spec.folder)
     files = [*spec.parts, names_file]
