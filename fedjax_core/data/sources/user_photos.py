@@ -88,7 +88,7 @@ def inaturalist(data_dir: Path, size: AtLeastOne = 64, users: AtLeastOne | None 
       size: images become size x size.
       users: so many users, always the same ones; None: all 9,275.
     """
-    how = f"get {CARDS['inaturalist'].where}, and put the lists and train_val_images there"
+    how = f"get the lists and train_val_images from {CARDS['inaturalist'].where}, and put them there"
     file = "federated_train_user_120k.csv"
     return _read_lists(data_dir, "inaturalist-user-120k", file, "train_val_images", how, size, users)
 
