@@ -1,4 +1,4 @@
-"""Atomic writes, guarded reads and checksums of files.
+"""Atomic writes, guarded reads, reads from an offset, and checksums of files.
 
 A file is written under a temporary name beside its target, synced and renamed, so a reader sees
 either the old content or the new. Only regular files are replaced: links are followed, and bytes
@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # commands import this file before anything heavy
     import numpy as np
 
 TEMPORARY = ".writing-"  # prefix of files that are being written
+_SEEKING = threading.Lock()  # where reading from an offset takes two calls
 
 
 @contextlib.contextmanager
@@ -86,6 +87,26 @@ def read_bytes(path: str | os.PathLike) -> bytes:
         return file.read()
 
 
+def read_at(handle: int, target: memoryview, offset: int) -> int:
+    """Reads bytes of an open file from an offset into `target`; returns their number, 0 at its end."""
+    if hasattr(os, "preadv"):
+        return os.preadv(handle, [target], offset)
+    with _SEEKING:  # Windows
+        os.lseek(handle, offset, os.SEEK_SET)
+        data = os.read(handle, len(target))
+    target[: len(data)] = data
+    return len(data)
+
+
+def write_at(handle: int, data: memoryview, offset: int) -> int:
+    """Writes bytes into an open file from an offset; returns the number of bytes written."""
+    if hasattr(os, "pwrite"):
+        return os.pwrite(handle, data, offset)
+    with _SEEKING:  # Windows
+        os.lseek(handle, offset, os.SEEK_SET)
+        return os.write(handle, data)
+
+
 def write_bytes(path: str | os.PathLike, data: bytes) -> None:
     """Writes a file atomically: after a crash it holds either the old content or all of the new.
 
@@ -126,7 +147,7 @@ def _is_written_into(path: str | os.PathLike) -> bool:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
         return False
-    return not stat.S_ISREG(mode) or os.path.abspath(path).startswith(("/dev/", "/proc/"))
+    return not stat.S_ISREG(mode) or (os.name != "nt" and os.path.abspath(path).startswith(("/dev/", "/proc/")))
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:

@@ -152,7 +152,7 @@ def main(arguments: Sequence[str]) -> int:
         experiment.cache_compiled_programs(given.compilation_cache)
         experiment.use_all_cores()
         for file in analyse(what, context):
-            reporter.say(file.read_text().rstrip() if file.suffix == ".md" else str(file))
+            reporter.say(file.read_text(encoding="utf-8").rstrip() if file.suffix == ".md" else str(file))
     except KeyboardInterrupt:
         return reporter.fail("interrupted", 130)
     except (ValueError, TypeError, OSError) as error:

@@ -81,7 +81,7 @@ def _add_package_of(path: Path) -> None:
     if folder is None or folder == FOLDERS["config"].resolve():
         return
     own_packages.extend_package("configs", folder)
-    imports = re.findall(r"\bfrom configs import (.+)|\bconfigs\.(\w+)", path.read_text(errors="replace"))
+    imports = re.findall(r"\bfrom configs import (.+)|\bconfigs\.(\w+)", path.read_text(encoding="utf-8", errors="replace"))
     for name in sorted({name for names in imports for name in re.findall(r"\w+", " ".join(names))}):
         ours, theirs = FOLDERS["config"] / f"{name}.py", folder / f"{name}.py"
         if ours.is_file() and theirs.is_file() and ours.read_bytes() != theirs.read_bytes():

@@ -51,7 +51,8 @@ def write_project(kind: str, name: str, folder: Path) -> list[Path]:
     for source, file in sources.items():
         if source.is_file():  # a table is its own config
             written.append(folder / file)
-            written[-1].write_text(source.read_text().format(**values))
+            text = source.read_text(encoding="utf-8").format(**values)
+            written[-1].write_text(text, encoding="utf-8")
     return written
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_core.atomic_files import read_at
+
 _BLOCK = 2**26  # bytes that are written at once
 _ALIGNED = 64  # bytes; a CPU's devices copy arrays that begin elsewhere, each of them
 
@@ -66,7 +68,7 @@ class _File:
     def __init__(self, leaf: np.ndarray, path: Path, offset: int):
         self.path, self.offset, self.shape, self.dtype = path, offset, leaf.shape, leaf.dtype
         self.row_bytes = leaf.dtype.itemsize * math.prod(leaf.shape[1:])
-        self._handle = os.open(path, os.O_RDONLY)
+        self._handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         weakref.finalize(self, os.close, self._handle)
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> None:
@@ -79,7 +81,7 @@ class _File:
             at, left = self.offset + int(rows[begin]) * self.row_bytes, into[begin * self.row_bytes : end * self.row_bytes]
             while len(left):
                 try:
-                    number = os.preadv(self._handle, [left[: 2**30]], at)
+                    number = read_at(self._handle, left[: 2**30], at)
                 except OSError as error:
                     raise OSError(error.errno, f"cannot read examples of {self.path}: {error.strerror}") from error
                 if not number:
@@ -150,6 +152,13 @@ def machine_memory() -> float:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
         return math.inf
+
+
+def machine_cores() -> int:
+    """Returns the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # macOS, Windows
 
 
 def format_bytes(number: float) -> str:

@@ -14,7 +14,7 @@ import jax
 from ml_collections import ConfigDict
 
 from fedjax_core import code_fingerprint, distributed, nn, registry
-from fedjax_core.data import federated_data
+from fedjax_core.data import federated_data, row_readers
 from fedjax_core.engine.simulator import Simulator, State
 from fedjax_core.experiment import lookup, python_overrides
 from fedjax_core.experiment.build_model import existing_weight_files
@@ -241,7 +241,7 @@ def use_all_cores() -> None:
         "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
         and jax.config.values["jax_num_cpu_devices"] < 1
     ):
-        jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+        jax.config.update("jax_num_cpu_devices", row_readers.machine_cores())
 
 
 @contextlib.contextmanager

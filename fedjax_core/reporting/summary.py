@@ -218,7 +218,7 @@ def _describe_costs(summary: Mapping[str, Any]) -> list[str]:
     ways = [f"{readable_size(facts[f'bytes_{way}'])} {way}" for way in ("down", "up") if f"bytes_{way}" in facts]
     if ways:
         lines.append(f"traffic  {', '.join(ways)}, per client and round")
-    if facts.get("peak_memory_bytes") is not None:
+    if facts.get("peak_memory_bytes"):
         lines.append(f"memory   {readable_size(facts['peak_memory_bytes'])} at most")
     return lines
 

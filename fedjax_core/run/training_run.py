@@ -5,7 +5,6 @@
 
 import contextlib
 import dataclasses
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -426,7 +425,14 @@ jax.monitoring.register_event_duration_secs_listener(_CompileTime.add)
 
 
 def peak_memory(simulator: Simulator) -> int:
-    """Returns the peak bytes of the device, or of this process if the device reports none."""
+    """Returns the peak bytes of the device, or of this process if the device reports none; 0: unknown."""
     stats = simulator.spec.mesh.local_devices[0].memory_stats() or {}
-    scale = 1 if sys.platform == "darwin" else 1024
-    return stats.get("peak_bytes_in_use") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+    return stats.get("peak_bytes_in_use") or _peak_memory_of_process()
+
+
+def _peak_memory_of_process() -> int:
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -130,7 +130,7 @@ def _compile_next(job: Job, report: dict[str, Any], file: Path) -> dict[str, Any
 def _describe_failure(status: int | None, stderr: str, seconds: int) -> str:
     if status is None:
         return f"its process did not end in {_process_limit(seconds)} s, though no program may take more than {seconds} s (--limit)"
-    if status == -signal.SIGALRM:
+    if hasattr(signal, "SIGALRM") and status == -signal.SIGALRM:
         return f"not compiled in {seconds} s (--limit)"
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     return f"the compiler ended its process ({status}): {lines[-1][:200] if lines else 'no message'}"
@@ -148,8 +148,7 @@ def describe_local_devices() -> tuple[Any, ...]:
     ended = subprocess.run([sys.executable, "-c", _ASKED], text=True, capture_output=True, env=environment, check=False)
     if ended.returncode:
         raise ValueError(f"{device_targets.HERE}: {_describe_failure(ended.returncode, ended.stderr, 0)}")
-    affinity = getattr(os, "sched_getaffinity", None)  # of a CPU each core is a device
-    cores = len(affinity(0)) if affinity else os.cpu_count()
+    cores = row_readers.machine_cores()  # of a CPU each core is a device
     return *json.loads(ended.stdout.splitlines()[-1]), cores, row_readers.machine_memory()
 
 

@@ -163,7 +163,7 @@ def _compile(lowered: Any, sim: Simulator) -> tuple[Any, str]:
             return compiled, compiled.as_text() or ""
         except jax.errors.JaxRuntimeError:
             (text,) = Path(folder).glob("*.after_optimizations.txt")
-            return compiled, text.read_text()
+            return compiled, text.read_text(encoding="utf-8")
 
 
 def main() -> None:
@@ -178,15 +178,14 @@ def main() -> None:
     try:
         backend = {"cpu": "cpu", "tpu": "tpu"}.get(device_targets.target_devices(target)[0].platform, "gpu")
         with conv.tracing_for(backend):
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # also ends a process that is in the compiler
-            signal.alarm(request["seconds"])
+            _end_after(request["seconds"])
             sim = make_simulation(config, target, counts)
             done["about"] = describe_simulation(sim, experiment.seeds_at_once(config))
             traced = trace_programs(sim, tuple(request["parts"]), done["about"]["num_runs"])
             done["names"] = list(traced)
             write_json(out, done)
             for name in (name for name in traced if name not in request["done"]):
-                signal.alarm(request["seconds"])
+                _end_after(request["seconds"])
                 active_share = expected_active_share(sim) if name in (aot.ROUND, aot.SCORED_ROUND) else 1.0
                 try:
                     done["programs"][name] = analyze_program(traced[name](), sim, active_share)
@@ -198,7 +197,14 @@ def main() -> None:
         done["error"] = " ".join(str(error).split())
         write_json(out, done)
     finally:
-        signal.alarm(0)
+        _end_after(0)
+
+
+def _end_after(seconds: int) -> None:
+    """Ends this process after so many seconds, also in the compiler; 0: never. Windows has no such signal."""
+    if hasattr(signal, "SIGALRM"):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(seconds)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 import errno
 import math
 import mmap
-import os
 import sys
 import tempfile
 import weakref
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Algorithm, Array, PyTree
+from fedjax_core.atomic_files import read_at, write_at
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.simulation_spec import SimulationSpec, stream_key
 
@@ -167,12 +167,11 @@ class _Column:
         self.shape, self.dtype = tuple(like.shape), np.dtype(like.dtype)
         self.bytes = math.prod(self.shape) * self.dtype.itemsize
         try:
-            self._handle, name = tempfile.mkstemp(prefix="fedjax-states-")
-            os.unlink(name)
+            self._file = tempfile.TemporaryFile(prefix="fedjax-states-")  # noqa: SIM115 (open as long as this object)
         except OSError as error:
             raise _write_error(error) from error
-        weakref.finalize(self, os.close, self._handle)
-        os.ftruncate(self._handle, n * self.bytes)
+        weakref.finalize(self, self._file.close)
+        self._file.truncate(n * self.bytes)
 
     def read(self, slots: np.ndarray) -> np.ndarray:
         out = np.zeros((len(slots), *self.shape), self.dtype)
@@ -183,7 +182,7 @@ class _Column:
             rest, offset = target[index * self.bytes : (index + 1) * self.bytes], slot * self.bytes
             while len(rest):
                 try:
-                    number = os.preadv(self._handle, [rest[:READ_BYTES]], offset)
+                    number = read_at(self._file.fileno(), rest[:READ_BYTES], offset)
                 except OSError as error:
                     raise _read_error(error.errno, error.strerror) from error
                 if not number:
@@ -199,7 +198,7 @@ class _Column:
             rest, offset = source[index * self.bytes : (index + 1) * self.bytes], slot * self.bytes
             while len(rest):
                 try:
-                    number = os.pwrite(self._handle, rest[:READ_BYTES], offset)
+                    number = write_at(self._file.fileno(), rest[:READ_BYTES], offset)
                 except OSError as error:
                     raise _write_error(error) from error
                 rest, offset = rest[number:], offset + number

@@ -98,7 +98,7 @@ def test_a_state_that_cannot_be_written_ends_the_round_after_in_one_line(monkeyp
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fedjax_core.engine.client_state.stores.os.pwrite", full)
+    monkeypatch.setattr("os.pwrite", full)
     coming = exchange.get(KEY, 0)
     exchange.prefetch(KEY, 1, draw(KEY, 1))
     exchange.put_async(coming, coming.states)
