@@ -13,7 +13,8 @@ FLAGS = {
     "tree_reduction_rewriter,"  # runs many times per program: a tenth of the time
     "hlo-verifier",  # checks the output of every XLA pass
 }
-KNOWN = ("0.10.", "0.11.")  # versions of jaxlib with all flags: XLA ends the process on an unknown one
+KNOWN = ("0.10.", "0.11.", "0.12.")  # versions of jaxlib that were tried: XLA ends the process on an unknown flag
+GONE = {"0.12.": "xla_cpu_use_fusion_emitters"}  # a flag that a version no longer has
 
 
 def flags(environment: Mapping[str, str]) -> str:
@@ -21,4 +22,6 @@ def flags(environment: Mapping[str, str]) -> str:
     given = environment.get("XLA_FLAGS", "")
     if environment.get("FEDJAX_TEST_OPTIMISED") or not jaxlib.__version__.startswith(KNOWN):
         return given
-    return " ".join([given, *(f"--{name}={value}" for name, value in FLAGS.items() if name not in given)]).strip()
+    gone = next((flag for version, flag in GONE.items() if jaxlib.__version__.startswith(version)), None)
+    added = (f"--{name}={value}" for name, value in FLAGS.items() if name not in given and name != gone)
+    return " ".join([given, *added]).strip()
