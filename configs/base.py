@@ -57,13 +57,18 @@ def as_in_fedpft(config: Any) -> None:
 def as_in_pfllib(config: Any) -> None:
     """Sets the protocol that PFLlib and its authors' methods share, but for data and rounds.
 
-    20 clients, Dirichlet(0.1), all in every round; its CNN; one local epoch of batches of 10, SGD at 0.005.
+    20 clients, all in every round; training and test set merged, Dirichlet(0.1) with at least 40
+    examples each, split 75 to 25 by client; pixels in [-1, 1]; its CNN, begun as in PyTorch; one local
+    epoch of full batches of 10, SGD at 0.005; evaluation every round.
     """
-    config.data.update(clients=20, partition="dirichlet(alpha=0.1)")
-    config.models = ("cnn(widths=(32, 64), dense=512, kernel=5, pool='each')",)
+    config.data.update(clients=20, partition="dirichlet(alpha=0.1, min_size=40)", test_split="merged")
+    config.normalise = "half"
+    config.models = ("cnn(widths=(32, 64), dense=512, kernel=5, pool='each', init='torch')",)
     config.optimizer.lr = 0.005
     config.method.update(epochs=1, batch=10)
+    config.drop_last = True
     config.cohort.fraction = 1.0
+    config.evaluation.every = 1
 
 
 def as_in_fedhpl(config: Any, stem: str = "imagenet") -> None:
@@ -117,6 +122,7 @@ def get_config(variant: str = "small") -> Any:
     # Rounds in total; resuming with more continues a shorter run
     config.rounds = 5 if variant == "smoke" else 50
     config.dropout = 0.0  # probability that a sampled client drops out
+    config.drop_last = False  # drop a last minibatch that is not full from local training
 
     config.data = ConfigDict()
     # Also "tfds:NAME", "cifar10", "npz(path=...)", "folder(path=...)" ...:
@@ -137,7 +143,8 @@ def get_config(variant: str = "small") -> Any:
     config.data.long_tail = placeholder(float)
     # Each client's own test examples. "proportional": of each class in proportion to the clients'
     # training examples; "matched": a fixed number with the label distribution of its training
-    # examples, which clients may share; "all" test examples; "partition": those of the partition.
+    # examples, which clients may share; "all" test examples; "partition": those of the partition;
+    # "merged": a random quarter of the client's examples, of training and test set together.
     # None: "partition" if it has test examples, else "proportional".
     config.data.test_split = placeholder(str)
     # Test examples of each client, with test_split="matched"

@@ -15,6 +15,7 @@ Define the state classes of a method at module level: a NamedTuple made inside a
 build, which retraces the round and cannot be restored from a checkpoint.
 """
 
+import enum
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -74,6 +75,14 @@ def targets_of(y: Any) -> str:
     raise TypeError(f"targets {y.dtype}{list(y.shape)} are none of: {'; '.join(TARGETS.values())}")
 
 
+@jax.tree_util.register_static
+class Remainder(enum.Enum):
+    """What local training does with a last minibatch that is not full; a pytree without leaves."""
+
+    KEEP = enum.auto()
+    DROP = enum.auto()
+
+
 class ClientData(NamedTuple):
     """One client's view of the data.
 
@@ -82,12 +91,14 @@ class ClientData(NamedTuple):
       index: [M] this client's examples, padded to the population's largest client; the padding may be any valid index.
       size: [] how many of them are real.
       draw: (data, key) -> a minibatch, in place of shuffled ones; hashable, and a pytree without leaves. None: shuffled.
+      remainder: what training does with a last minibatch that is not full.
     """
 
     arrays: PyTree
     index: Array
     size: Array
     draw: Callable | None = None
+    remainder: Remainder = Remainder.KEEP
 
 
 class Cohort(NamedTuple):

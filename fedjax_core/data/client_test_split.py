@@ -4,11 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedjax_core.algorithm import Examples
 from fedjax_core.data import apportion
 from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.data.sources import Dataset
 from fedjax_core.data.target_types import num_strata, stratify
 
+MERGED_TEST_SHARE = 0.25  # of each client's examples, as in PFLlib
 _CELLS = 2**22  # of tables that are worked on at once
 
 
@@ -24,6 +26,62 @@ def split_proportionally(dataset: Dataset, train_index: Sequence[np.ndarray], se
         rows.append(rng.permutation(np.flatnonzero(labels == c)))
         owners.append(np.repeat(np.arange(len(table)), apportion.apportion(len(rows[-1]), table[:, c])))
     return RaggedIndex.group_by_client(np.concatenate(rows), np.concatenate(owners), len(table))
+
+
+def merge_columns(dataset: Dataset) -> Dataset:
+    """Returns targets, domains and clients of the training set followed by the test set; x is left out."""
+
+    def join(train: np.ndarray | None, test: np.ndarray | None) -> np.ndarray | None:
+        return None if train is None or test is None else np.concatenate([train, test])
+
+    return dataset._replace(
+        train=Examples((), join(dataset.train.y, dataset.test.y)),
+        test=Examples((), dataset.test.y[:0]),
+        train_domains=join(dataset.train_domains, dataset.test_domains),
+        train_clients=join(dataset.train_clients, dataset.test_clients),
+        test_domains=None,
+        test_clients=None,
+    )
+
+
+def split_merged(dataset: Dataset, lists: Sequence[np.ndarray], seed: int) -> tuple[Dataset, RaggedIndex, RaggedIndex]:
+    """Splits each client's examples into 75 % for training and 25 % for testing, at random.
+
+    Args:
+      lists: N lists of rows of the training set followed by the test set.
+
+    Returns:
+      A data set of the rows that are trained on and of those that are tested on; and the clients'
+      lists into both. A client with examples has at least one to train on.
+
+    Raises:
+      ValueError: clients share examples, so that one would be tested on what another trains on.
+    """
+    joined = RaggedIndex.from_lists(lists)
+    rows, size = joined.concatenate(), joined.size
+    if len(np.unique(rows)) < len(rows):
+        raise ValueError("test_split='merged': clients of this partition share examples; it must give each to one client.")
+    owners = np.repeat(np.arange(len(size)), size)
+    order = np.lexsort((apportion.make_generator(seed, "test_merged").random(len(rows)), owners))
+    place = np.arange(len(rows)) - np.repeat(np.cumsum(size) - size, size)
+    number = np.clip(np.ceil(MERGED_TEST_SHARE * size).astype(int), 0, np.maximum(size - 1, 0))
+    is_test, parts, indices = place < np.repeat(number, size), [], []
+    for chosen, sizes in ((~is_test, size - number), (is_test, number)):
+        kept = rows[order][chosen]
+        used = np.sort(kept)
+        parts.append(Examples(*(_take(*pair, used) for pair in zip(dataset.train, dataset.test, strict=True))))
+        indices.append(RaggedIndex.split(np.searchsorted(used, kept), sizes))
+    return Dataset(dataset.name, *parts, dataset.class_names), *indices
+
+
+def _take(train: np.ndarray, test: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Returns rows of two arrays, the second after the first; mock data, one row repeated, stay so."""
+    if train.strides[0] == 0:
+        return np.broadcast_to(train[:1], (len(rows), *train.shape[1:]))
+    taken = np.empty((len(rows), *train.shape[1:]), train.dtype)
+    is_train = rows < len(train)
+    taken[is_train], taken[~is_train] = train[rows[is_train]], test[rows[~is_train] - len(train)]
+    return taken
 
 
 def sample_matched(dataset: Dataset, train_index: Sequence[np.ndarray], test_examples: int, seed: int) -> Sequence[np.ndarray]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from fedjax_core.option_types import escape_unprintable
 
 LONGEST_NAME = 20  # characters of a client's name on the screen
 READABLE = 50  # clients that a label table on the screen may have
-TEST_SPLITS = ("proportional", "matched", "all", "partition")
+TEST_SPLITS = ("proportional", "matched", "all", "partition", "merged")
 log = logging.getLogger("fedjax_core")
 
 
@@ -141,6 +142,8 @@ def federate(
         "all": the whole test set for everyone.
         "partition": those that the partition itself defines (dirichlet_clients,
           pathological_clients, by_domain, natural).
+        "merged": training and test set are one, which the partition divides, and a random quarter of
+          each client's examples, rounded up, is its test set (PFLlib).
         None: "partition" where there are such, otherwise "proportional"; the latter also with
           `natural` where test examples have no clients: the examples of a client are then
           strangers'.
@@ -156,6 +159,8 @@ def federate(
         registry.check_choice("test split", test_split, TEST_SPLITS)
     if (test_split == "matched") != (test_examples is not None):
         raise ValueError(f"test_split={test_split!r} with test_examples={test_examples}: 'matched' needs it, the others do not.")
+    if test_split == "merged":
+        return _federate_merged(dataset, scheme, clients, seed, long_tail)
     train_index, own = _divide(dataset, scheme, clients, seed, long_tail)
     if test_split == "partition" and own is None:
         raise ValueError(
@@ -170,6 +175,23 @@ def federate(
     else:
         test_index = client_test_split.split_proportionally(dataset, train_index, seed)
     names = _client_names(dataset, train_index) if scheme.function is natural else ()
+    return _build(dataset, train_index, test_index, _empty_lists(len(train_index)), client_names=names)
+
+
+def _federate_merged(
+    dataset: Dataset, scheme: registry.ResolvedSpec, clients: int | None, seed: int, long_tail: float | None
+) -> FederatedData:
+    """Divides training and test set together, and then each client's examples."""
+    takes = registry.read_parameters(scheme.function)[0]
+    merged = client_test_split.merge_columns(dataset)
+    own = "test_split='merged': this partition defines test examples itself"
+    if any(takes[name].default is inspect.Parameter.empty for name in ("test_labels", "test_domains") if name in takes):
+        raise ValueError(f"{own}, {scheme.spec!r}; take another, or leave test_split out.")
+    lists, test = _divide(merged, scheme, clients, seed, long_tail)
+    if test is not None:
+        raise ValueError(f"{own}, {scheme.spec!r}; take another, or leave test_split out.")
+    names = _client_names(merged, lists) if scheme.function is natural else ()
+    dataset, train_index, test_index = client_test_split.split_merged(dataset, lists, seed)
     return _build(dataset, train_index, test_index, _empty_lists(len(train_index)), client_names=names)
 
 

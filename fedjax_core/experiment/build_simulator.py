@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_core import option_types
+from fedjax_core import option_types, registry
 from fedjax_core.algorithm import TARGETS, targets_of
 from fedjax_core.data import federated_data, poisoning
+from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.engine import client_loop, client_sampling
 from fedjax_core.engine.simulator import Group, Simulator, build_spec
 from fedjax_core.experiment import build_task, config_warnings, device_options, python_overrides, uplink_options
@@ -19,6 +20,7 @@ from fedjax_core.experiment.resolve_config import ResolvedConfig, bind_method, r
 from fedjax_core.experiment.schema import Config
 from fedjax_core.task import Task
 from fedjax_core.training import losses, metrics
+from fedjax_core.training.full_batches import with_full_batches
 from fedjax_core.training.local_batch_norm import with_local_statistics
 from fedjax_core.training.regularizers import with_regularizers
 from fedjax_core.uplink import order_transforms
@@ -124,6 +126,7 @@ def _build_groups(
       trigger: of a backdoor attack, which is scored, or None.
     """
     make = with_local_statistics(make) if resolved.statistics == "local" else make
+    make = with_full_batches(make) if resolved.fields["drop_last"] else make
     scores = dict(resolved.scores)
     if trigger is not None:
         if "backdoor" in scores:
@@ -160,8 +163,22 @@ def _check_clients(resolved: ResolvedConfig, data: federated_data.FederatedData,
     if not 1 <= len(resolved.networks) <= data.clients:
         models = tuple(network.resolved.spec for network in resolved.networks)
         raise ValueError(f"models={models} must be at least one, and no more than the {data.clients} clients")
+    if resolved.fields["drop_last"]:
+        _check_full_batches(resolved, data)
     if (size := resolved.fields["cohort.size"]) is not None and size > data.clients:
         raise ValueError(f"cohort.size={size} must be at most the number of clients that train, {data.clients}")
+
+
+def _check_full_batches(resolved: ResolvedConfig, data: federated_data.FederatedData) -> None:
+    """Raises ValueError where a client would never train, as it has no full batch."""
+    if resolved.episodes is not None or resolved.is_for_texts:
+        raise ValueError("drop_last=True is for shuffled examples; episodes and instructions have none to drop")
+    takes = registry.read_parameters(resolved.method.function)[0]
+    batch = resolved.method.options.get("batch", takes["batch"].default if "batch" in takes else 1)
+    sizes = RaggedIndex.from_lists(data.train_index).size
+    if len(few := np.flatnonzero((sizes > 0) & (sizes < batch))):
+        what = f"drop_last=True: client {few[0]} has {sizes[few[0]]} training examples, fewer than method.batch={batch}"
+        raise ValueError(f"{what}, and would never train; take a smaller batch, or a partition with min_size")
 
 
 def _check_targets(resolved: ResolvedConfig, targets: str) -> None:

@@ -70,7 +70,7 @@ def name_inputs(config: Config) -> str:
     """Returns a string of the fields that choose the inputs and targets: configs that share it have
     the same examples."""
     resolved = resolve(config)
-    if pipeline_of(resolved) is ARRAYS:  # clients, partition and seed only divide them
+    if pipeline_of(resolved) is ARRAYS and resolved.fields["data.test_split"] != "merged":  # others only divide them
         return json.dumps([resolved.fields[f"data.{name}"] for name in ("source", "dir", "size", "examples")])
     fields = {field: value for field, value in resolved.fields.items() if field.startswith("data.") or field == "models"}
     return json.dumps(to_json_values(fields), sort_keys=True)

@@ -7,7 +7,7 @@ import jax
 from flax import nnx
 
 from fedjax_core.nn.kernels.pool import max_pool
-from fedjax_core.nn.layers import Conv, dropout
+from fedjax_core.nn.layers import INITS, Conv, dropout, make_initializers
 from fedjax_core.option_types import BelowOne, Width, one_of
 
 Array = jax.Array
@@ -31,6 +31,7 @@ class CNN(nnx.Module):
         dropout: BelowOne = 0.0,
         head_dropout: BelowOne | None = None,
         conv_form: str = "auto",
+        init: Annotated[str, one_of(*INITS)] = "normal",
         dtype: jax.typing.DTypeLike | None = None,
         rngs: nnx.Rngs,
     ):
@@ -45,6 +46,7 @@ class CNN(nnx.Module):
           dropout: rate before the dense layer, and before the head unless `head_dropout` is set.
           head_dropout: rate before the head; None: `dropout`.
           conv_form: see `conv.conv`.
+          init: "normal"; or "torch", as torch.nn.Conv2d and Linear begin.
 
         Raises:
           ValueError: an image too small for the kernels.
@@ -54,7 +56,8 @@ class CNN(nnx.Module):
         self.head_rate = dropout if head_dropout is None else head_dropout
         self.pooled = range(self.depth) if pool == "each" else (self.depth - 1,)
         for i, features in enumerate(widths):
-            layer = Conv(channels, features, kernel, padding=padding, bias=True, form=conv_form, rngs=rngs)
+            begin = make_initializers(init, kernel * kernel * channels)
+            layer = Conv(channels, features, kernel, padding=padding, bias=True, form=conv_form, rngs=rngs, **begin)
             setattr(self, f"conv{i + 1}", layer)
             channels = features
             if padding == "VALID":
@@ -63,8 +66,9 @@ class CNN(nnx.Module):
                 height, width = height // 2, width // 2
         if height < 1 or width < 1:
             raise ValueError(f"images {input_shape} are too small for {self.depth} convolutions {kernel}x{kernel} {padding}")
-        self.dense = nnx.Linear(height * width * channels, dense, dtype=dtype, rngs=rngs)
-        self.head = nnx.Linear(dense, classes, dtype=dtype, rngs=rngs)
+        flat = height * width * channels
+        self.dense = nnx.Linear(flat, dense, dtype=dtype, rngs=rngs, **make_initializers(init, flat))
+        self.head = nnx.Linear(dense, classes, dtype=dtype, rngs=rngs, **make_initializers(init, dense))
 
     def body(self, x: Array, *, key: Array | None, train: bool, batch: bool, mask: Array | None) -> tuple[Array, dict[str, Array]]:
         """Returns features [B, D] and the layers by name, of x [B, H, W, C]."""

@@ -1,5 +1,8 @@
 """Layers that networks are built from."""
 
+import math
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -9,8 +12,26 @@ from fedjax_core import registry
 from fedjax_core.nn.kernels.conv import Padding, conv, describe_conv
 
 Array = jax.Array
+INITS = ("normal", "torch")  # how networks begin, see `make_initializers`
 EPSILON = 1e-5
 MOMENTUM = 0.9
+
+
+def make_initializers(init: str, fan_in: int) -> dict[str, Any]:
+    """Returns the initializers of an `nnx.Linear` or a `Conv`, as keyword arguments.
+
+    "normal": the layer's own. "torch": those of torch.nn.Linear and Conv2d, kernel and bias uniform
+    in (-a, a) with a = 1 / sqrt(fan_in).
+    """
+    if init == "normal":
+        return {}
+    limit = 1 / math.sqrt(fan_in)
+
+    def draw(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32, **others: Any) -> Array:
+        del others  # shardings
+        return jax.random.uniform(key, shape, dtype, -limit, limit)
+
+    return {"kernel_init": draw, "bias_init": draw}
 
 
 class Conv(nnx.Module):
@@ -26,7 +47,8 @@ class Conv(nnx.Module):
         padding: Padding = "SAME",
         bias: bool = False,
         form: str = "auto",
-        init: jax.nn.initializers.Initializer | None = None,
+        kernel_init: jax.nn.initializers.Initializer | None = None,
+        bias_init: jax.nn.initializers.Initializer | None = None,
         rngs: nnx.Rngs,
     ):
         """Initializes the layer.
@@ -36,11 +58,14 @@ class Conv(nnx.Module):
           features: channels of the output.
           padding: see `conv.resolve_padding`.
           form: see `conv.conv`.
-          init: initializer of the kernel [kernel, kernel, channels, features].
+          kernel_init: of the kernel [kernel, kernel, channels, features].
+          bias_init: of the bias [features].
         """
-        init = init or nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
-        self.kernel = nnx.Param(init(rngs.params(), (kernel, kernel, channels, features), jnp.float32))
+        kernel_init = kernel_init or nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
+        self.kernel = nnx.Param(kernel_init(rngs.params(), (kernel, kernel, channels, features), jnp.float32))
         self.bias = nnx.Param(jnp.zeros(features)) if bias else None
+        if bias and bias_init is not None:
+            self.bias = nnx.Param(bias_init(rngs.params(), (features,), jnp.float32))
         self.stride, self.padding, self.form = stride, padding, describe_conv(form)["form"]
 
     def __call__(self, x: Array) -> Array:

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import jax
 from flax import nnx
 
-from fedjax_core.nn.layers import dropout
-from fedjax_core.option_types import BelowOne, Width
+from fedjax_core.nn.layers import INITS, dropout, make_initializers
+from fedjax_core.option_types import BelowOne, Width, one_of
 
 Array = jax.Array
 
@@ -25,6 +25,7 @@ class MLP(nnx.Module):
         *,
         widths: Sequence[Width] = (200, 200),
         dropout: BelowOne = 0.0,
+        init: Annotated[str, one_of(*INITS)] = "normal",
         dtype: jax.typing.DTypeLike | None = None,
         rngs: nnx.Rngs,
     ):
@@ -33,12 +34,14 @@ class MLP(nnx.Module):
         Args:
           widths: of the hidden layers; the last is the features' number D.
           dropout: rate after each hidden layer.
+          init: "normal"; or "torch", as torch.nn.Linear begins.
         """
         self.rate, self.depth = dropout, len(widths)
         sizes = (math.prod(input_shape), *widths)
         for i in range(self.depth):
-            setattr(self, f"dense{i + 1}", nnx.Linear(sizes[i], sizes[i + 1], dtype=dtype, rngs=rngs))
-        self.head = nnx.Linear(sizes[-1], classes, dtype=dtype, rngs=rngs)
+            layer = nnx.Linear(sizes[i], sizes[i + 1], dtype=dtype, rngs=rngs, **make_initializers(init, sizes[i]))
+            setattr(self, f"dense{i + 1}", layer)
+        self.head = nnx.Linear(sizes[-1], classes, dtype=dtype, rngs=rngs, **make_initializers(init, sizes[-1]))
 
     def body(self, x: Array, *, key: Array | None, train: bool, batch: bool, mask: Array | None) -> tuple[Array, dict[str, Array]]:
         """Returns features [B, D] and the hidden layers by name, of x [B, ...]."""

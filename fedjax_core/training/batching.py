@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_core.algorithm import Array, ClientData, Cohort, Examples, PyTree
+from fedjax_core.algorithm import Array, ClientData, Cohort, Examples, PyTree, Remainder
 
 _BATCH_LOOP = re.compile(r"batches_of_(\d+)\)*(?:/while)?$")
 
@@ -55,6 +55,8 @@ def parse_loop_name(name: str) -> int | None:
 
 def num_steps(data: ClientData, batch: int) -> Array:
     """Returns the number [] of local steps that `fit` takes in an epoch."""
+    if data.remainder is Remainder.DROP:
+        return data.size // batch
     return -(-data.size // _batch_size(data, batch))
 
 

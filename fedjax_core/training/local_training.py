@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core.algorithm import Array, ClientData, Net, PyTree, targets_of
+from fedjax_core.algorithm import Array, ClientData, Net, PyTree, Remainder, targets_of
 from fedjax_core.task import Model, Task
 from fedjax_core.training import losses, metrics
 from fedjax_core.training.batching import (
@@ -183,10 +183,11 @@ def fit(
 ) -> Callable[..., FitResult]:
     """Returns a function that trains for epochs of shuffled minibatches over one client's data.
 
-    A short last batch is kept. The shuffle draws one number per example from (key, epoch, slot), so
-    it does not depend on padding. The loop takes ceil(size / batch) steps with a traced bound, so a
-    small client costs only its own steps. Where the data have a `draw` (`few_shot.py`), there are
-    as many steps, and each step's minibatch is drawn with a key of its own.
+    A short last batch is kept, unless `data.remainder` drops it. The shuffle draws one number per
+    example from (key, epoch, slot), so it does not depend on padding. The loop takes ceil(size /
+    batch) steps with a traced bound, so a small client costs only its own steps. Where the data
+    have a `draw` (`few_shot.py`), there are as many steps, and each step's minibatch is drawn with
+    a key of its own.
 
     Args:
       loss: (net, batch, key) -> (value, Aux).
@@ -206,7 +207,7 @@ def fit(
 
     Raises:
       ValueError: epochs < 0 or batch < 1, or nothing is trainable; (when traced) `extra` is given
-        for data that draw their minibatches.
+        for data that draw their minibatches, or no client has a full batch and others are dropped.
     """
     if epochs < 0 or batch < 1:
         raise ValueError(f"epochs={epochs}, batch={batch}: epochs must be at least 0 and batch at least 1")
@@ -219,6 +220,8 @@ def fit(
         trained, frozen = split_params(net.params, trainable)
         capacity = data.index.shape[0]
         b = max(1, min(batch, capacity))
+        if b < batch and data.remainder is Remainder.DROP:
+            raise ValueError(f"drop_last: no client has the {batch} examples of a batch; the largest has {capacity}")
         slots = jnp.arange(-(-capacity // b) * b)
         index = jnp.pad(data.index, (0, len(slots) - capacity))
 

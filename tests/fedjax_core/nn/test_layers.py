@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from fedjax_core import experiment, nn
 from fedjax_core.nn import layers
 
 
@@ -65,6 +66,36 @@ def test_he_initialisation_is_over_what_the_layer_feeds():
     kernel = layers.Conv(4, 64, 3, rngs=nnx.Rngs(0)).kernel[...]
     assert float(jnp.std(kernel)) == pytest.approx((2 / (3 * 3 * 64)) ** 0.5, rel=0.05)
     assert abs(float(jnp.mean(kernel))) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("layer", "fan_in"),
+    [
+        (lambda **how: layers.Conv(40, 50, 3, bias=True, rngs=nnx.Rngs(0), **how), 360),
+        (lambda **how: nnx.Linear(90, 80, rngs=nnx.Rngs(0), **how), 90),
+    ],
+)
+def test_torchs_initialisation_is_kaiming_uniform_and_its_bias_is_not_zero(layer, fan_in):
+    """torch.nn.Linear and Conv2d: kaiming_uniform(a=sqrt(5)) has the bound sqrt(6 / ((1 + 5) fan_in)); the bias the same."""
+    begun = layer(**layers.make_initializers("torch", fan_in))
+    for values in (np.asarray(begun.kernel[...]), np.asarray(begun.bias[...])):
+        limit = (6 / ((1 + 5) * fan_in)) ** 0.5
+        assert np.abs(values).max() == pytest.approx(limit, rel=0.1)
+        assert np.abs(values).max() <= limit
+        assert values.std() == pytest.approx(limit / 3**0.5, rel=0.2)
+        assert abs(values.mean()) < limit / 2
+    assert not np.any(layer(**layers.make_initializers("normal", fan_in)).bias[...])
+
+
+def test_every_layer_of_a_network_begins_as_in_torch():
+    for name, shape, options in (("cnn", (12, 12, 1), {"widths": (4, 8), "dense": 16, "pool": "each"}), ("mlp", (12,), {})):
+        net = nn.build(name, 3, shape, init="torch", **options).init(jax.random.key(0))
+        for layer in net.params.values():
+            limit = layer["kernel"][..., 0].size ** -0.5
+            assert 0.5 * limit < np.abs(layer["kernel"]).max() <= limit
+            assert 0 < np.abs(layer["bias"]).max() <= limit
+    with pytest.raises(ValueError, match="init"):
+        experiment.lookup.find_network("cnn(init='xavier')")
 
 
 def test_dropout():

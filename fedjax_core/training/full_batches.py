@@ -1,0 +1,28 @@
+"""Local training on full minibatches only: `drop_last=True`, for any method."""
+
+import functools
+from collections.abc import Callable
+
+from fedjax_core.algorithm import Algorithm, Remainder
+from fedjax_core.task import Task
+
+
+def with_full_batches(build: Callable[[Task], Algorithm]) -> Callable[[Task], Algorithm]:
+    """Returns the method with a last minibatch that is not full dropped, each epoch another one.
+
+    That is in all of a client's training; scores and means of features see all examples.
+    """
+
+    def build_dropping(task: Task) -> Algorithm:
+        inner = build(task)
+
+        def drop(train: Callable) -> Callable:
+            return lambda sent, client, data, key: train(sent, client, data._replace(remainder=Remainder.DROP), key)
+
+        return inner._replace(
+            client_update=drop(inner.client_update),
+            prepare=inner.prepare and drop(inner.prepare),
+            personalise=inner.personalise and drop(inner.personalise),
+        )
+
+    return functools.update_wrapper(build_dropping, build)
