@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_core import registry
-from fedjax_core.data.partition.label_skew import dirichlet, grouped_dirichlet, pathological, shards
+from fedjax_core.data.partition.label_skew import dirichlet, extended_dirichlet, grouped_dirichlet, pathological, shards
 from fedjax_core.data.partition.natural_clients import by_domain, natural
 from fedjax_core.data.partition.per_client_label_skew import dirichlet_clients, overlapping_dirichlet, pathological_clients
 from fedjax_core.data.partition.quantity import iid, long_tail, quantity_skew
@@ -40,6 +40,7 @@ __all__ = ["COUNTS_ITSELF", "DEFAULT_CLIENTS", "GIVEN", "SCHEMES", "WITHOUT_CLAS
 SCHEMES: dict[str, Callable[..., Lists | tuple[Lists, Lists | None]]] = {
     "iid": iid,
     "dirichlet": dirichlet,
+    "extended_dirichlet": extended_dirichlet,
     "grouped_dirichlet": grouped_dirichlet,
     "quantity_skew": quantity_skew,
     "dirichlet_clients": dirichlet_clients,

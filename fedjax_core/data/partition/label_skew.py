@@ -84,6 +84,46 @@ def dirichlet(
     return _deal(labels, classes, table, rng)
 
 
+def extended_dirichlet(
+    labels: np.ndarray,
+    clients: int,
+    seed: int,
+    *,
+    classes_per_client: AtLeastOne,
+    alpha: Positive,
+    min_size: AtLeastZero = 1,
+    max_tries: AtLeastOne = 1000,
+) -> RaggedIndex:
+    """Gives each client n classes, and divides each class over its holders by a Dirichlet distribution.
+
+    Classes are dealt as `pathological` deals them. Options but n are those of `dirichlet`.
+
+    Args:
+      classes_per_client: n, between 1 and K.
+      alpha: concentration over the holders of a class.
+      min_size: examples that the smallest client must have.
+      max_tries: draws before giving up on `min_size`.
+
+    Source: Li, Lyu. Convergence Analysis of Sequential Federated Learning on Heterogeneous Data.
+    NeurIPS 2023. PFLlib's "exdir" deals classes at random and stops a client at the mean size.
+    """
+    labels = check_labels(labels, clients)
+    classes, rows = np.unique(labels, return_counts=True)
+    if clients * classes_per_client < len(classes):
+        what = f"{clients} clients with classes_per_client={classes_per_client} hold fewer than {len(classes)} classes"
+        raise ValueError(f"{what}; needs classes_per_client >= {-(-len(classes) // clients)} or more clients.")
+    concentration = check_concentration(alpha, 1, "client").reshape(())
+    rng = make_generator(seed, "extended_dirichlet")
+    held = assign_classes(rng, len(classes), clients, classes_per_client).T > 0  # [K, N]
+
+    def draw(concentration):
+        log_share = np.where(held, log_dirichlet(rng, concentration, held.shape), -np.inf)
+        return apportion(rows, np.exp(log_share - log_share.max(1, keepdims=True)))
+
+    table = draw_until_min_size(draw, "extended_dirichlet", concentration, min_size, len(labels), clients, max_tries)
+    return _deal(labels, classes, table, rng)
+
+
 def grouped_dirichlet(
     labels: np.ndarray,
     clients: int,

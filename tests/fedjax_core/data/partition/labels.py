@@ -12,6 +12,7 @@ alphas = st.sampled_from([1e-3, 0.05, 0.3, 1.0, 100.0])
 CALLS = {
     "iid": {},
     "dirichlet": {"alpha": 0.5},
+    "extended_dirichlet": {"classes_per_client": 3, "alpha": 1.0},
     "grouped_dirichlet": {"alpha": 0.5},
     "quantity_skew": {"alpha": 1.0},
     "dirichlet_clients": {"alpha": 1.0, "train_examples": 40, "test_examples": 10},

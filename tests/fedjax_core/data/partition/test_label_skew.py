@@ -86,6 +86,21 @@ def test_grouped_dirichlet_covers_without_overlap(labels, clients, seed, alpha, 
         assert max(sizes) - min(sizes) <= 1
 
 
+def test_extended_dirichlet_gives_n_classes_and_divides_each_by_a_dirichlet_over_its_holders():
+    shares = []
+    for seed in range(40):
+        index = partition.make("extended_dirichlet", {"labels": BALANCED}, 20, seed, classes_per_client=3, alpha=2.0)[0]
+        assert_covers(index, len(BALANCED))
+        counts = table(BALANCED, index)  # [N, K]
+        assert (np.count_nonzero(counts, 1) <= 3).all()
+        shares.append(counts[counts > 0] / 100)
+    share = np.concatenate(shares)  # of one of six holders: Beta(2, 10)
+    assert share.mean() == pytest.approx(1 / 6, rel=0.03)
+    assert share.var() == pytest.approx(2 * 10 / (12**2 * 13), rel=0.15)
+    with pytest.raises(ValueError, match="hold fewer than 10 classes; needs classes_per_client >= 5"):
+        partition.make("extended_dirichlet", {"labels": BALANCED}, 2, 0, classes_per_client=3, alpha=2.0)
+
+
 def test_grouped_dirichlet_has_the_least_and_largest_sizes_of_its_groups():
     """Of 20 clients, ten by ten share 500 rows: at least 25 each, and a client below 50 gets at
     most one more class.
