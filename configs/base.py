@@ -122,7 +122,7 @@ def get_config(variant: str = "small") -> Any:
     # Rounds in total; resuming with more continues a shorter run
     config.rounds = 5 if variant == "smoke" else 50
     config.dropout = 0.0  # probability that a sampled client drops out
-    config.drop_last = False  # drop a last minibatch that is not full from local training
+    config.drop_last = placeholder(bool)  # whether local training drops a minibatch that is not full
 
     config.data = ConfigDict()
     # Also "tfds:NAME", "cifar10", "npz(path=...)", "folder(path=...)" ...:

@@ -45,6 +45,7 @@ def opening_lines(
     training = [_with_options(fields["optimizer.name"], options_of(fields, "optimizer")), *_training_options(resolved)]
     training += [] if fields["optimizer.sharpness"] is None else [f"steps of {fields['optimizer.sharpness']}"]
     training += [f"with {spec}" for spec in fields["regularizers"]]
+    training += ["full batches only"] if fields["drop_last"] else []
     lines = {
         "method": _with_options(resolved.method.spec, _method_options(resolved)),
         "network": "; ".join(_network(group, simulation.spec.population) for group in simulation.spec.bound_groups)

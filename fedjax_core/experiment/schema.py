@@ -34,7 +34,7 @@ FIELDS: dict[str, Any] = {
     "seed": Seed,
     "rounds": AtLeastOne,
     "dropout": BelowOne,
-    "drop_last": bool,
+    "drop_last": bool | None,
     "data.source": str,
     "data.dir": str | None,
     "data.size": or_none(Pixels),
@@ -117,7 +117,7 @@ FIELDS: dict[str, Any] = {
 DEFAULTS: dict[str, Any] = {  # of fields that an older config may lack
     **{f"evaluation.{name}": None for name in ("scores", "newcomer_updates", "select", "patience", "until")},
     "callbacks": (),
-    "drop_last": False,
+    "drop_last": None,
     "loss": None,
     "regularizers": (),
     "optimizer.sharpness": None,

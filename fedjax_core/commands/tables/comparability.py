@@ -17,7 +17,7 @@ FIELDS = {  # by kind of difference, the fields of a config that make it; groups
     "cohort": ("cohort.", "dropout"),
     "rounds": ("rounds", "evaluation.select", "evaluation.patience", "evaluation.until"),
     "epochs": (),
-    "batch": ("method.batch",),
+    "batch": ("method.batch", "drop_last"),
     "network": ("models", "weights", "train", "adapter", "statistics", "normalise"),
     "optimizer": ("optimizer.",),
     "data": ("data.", "public", "task", "augment"),
@@ -130,7 +130,7 @@ def _read_settings(kind: str, fields: Mapping[str, Any], options: Mapping[str, A
     setting |= {field: SEARCHED for field in space if any(_is_of(field, wanted) for wanted in FIELDS[kind])}
     if kind == "batch":
         batch = setting.get("method.batch") or options.get("batch")
-        return {"": SEARCHED if "method.batch" in space else batch}
+        return {"": SEARCHED if "method.batch" in space else batch, "drop_last": fields.get("drop_last")}
     return setting
 
 
