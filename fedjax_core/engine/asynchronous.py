@@ -274,7 +274,8 @@ def rewind_server(
 ) -> PyTree:
     """Returns the server as it was at client i's download, with the weight of its update."""
     assert spec.asynchrony is not None
-    past = iter([leaf[arrival.slot] for leaf in ring])
+    # The barrier: the ring is read here only, so that the round's end writes to it in place.
+    past = iter(jax.lax.optimization_barrier([leaf[arrival.slot] for leaf in ring]))
     leaves, structure = jax.tree.flatten(server.inner)
     inner = structure.unflatten([next(past) if used else x for x, used in zip(leaves, spec.asynchrony.in_ring, strict=True)])
     rewound, gap = server._replace(inner=inner), ()
