@@ -274,9 +274,10 @@ def rewind_server(
 ) -> PyTree:
     """Returns the server as it was at client i's download, with the weight of its update."""
     assert spec.asynchrony is not None
-    # The barrier: the ring is read here only, so that the round's end writes to it in place.
-    past = iter(jax.lax.optimization_barrier([leaf[arrival.slot] for leaf in ring]))
     leaves, structure = jax.tree.flatten(server.inner)
+    newest = _ring_leaves(spec, server)
+    # A branch is not fused with what reads its result, so the ring may change in place after the clients.
+    past = iter(jax.lax.cond(arrival.staleness > 0, lambda: [leaf[arrival.slot] for leaf in ring], lambda: newest))
     inner = structure.unflatten([next(past) if used else x for x, used in zip(leaves, spec.asynchrony.in_ring, strict=True)])
     rewound, gap = server._replace(inner=inner), ()
     if spec.asynchrony.schedule.mixes_models:
