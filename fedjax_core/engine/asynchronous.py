@@ -24,7 +24,7 @@ from fedjax_core.algorithm import Algorithm, Array, PyTree, builder_name
 from fedjax_core.devices.arrivals import ArrivalOrder, ServerStep, bound_ring, order_arrivals
 from fedjax_core.devices.durations import count_awaited
 from fedjax_core.devices.schedules import Schedule
-from fedjax_core.engine.client_sampling import ClientSampler
+from fedjax_core.engine.client_sampling import ClientSampler, FixedSampler, PoissonSampler
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.simulation_spec import SimulationSpec, State, stream_key
 from fedjax_core.training.metrics import nbytes
@@ -36,7 +36,7 @@ ORDERS = 16  # experiments whose order of arrivals is remembered
 
 
 class Arrivals(NamedTuple):
-    """What a program reads of the next W rounds (`ServerStep`); in one round and of one client inside the client loop.
+    """What a program reads of the next W rounds (`ServerStep`).
 
     Attributes:
       first: [] number of the first of them.
@@ -168,6 +168,8 @@ def add_schedule(
         raise ValueError(f"{given} and devices.availability: rounds of availability are those of a synchronous server")
     if devices is not None and (devices.deadline is not None or devices.wait_for is not None):
         raise ValueError(f"{given} and devices.deadline or devices.wait_for: the schedule's buffer says for whom the server waits")
+    if not isinstance(sampler, FixedSampler | PoissonSampler):
+        raise ValueError(f"{given} samples its clients before training; cohort.sampling must be 'fixed', 'cyclic' or 'poisson'")
     if spec.plan.model > 1:
         raise ValueError(f"{given} and plan.model={spec.plan.model}: the ring of broadcasts is not divided over devices")
     seconds = spec.client_seconds if profiled else np.ones(spec.population)

@@ -173,7 +173,7 @@ def run_round(
     if scored:
         record["post_local"] = [stacked[2] for _, stacked in outputs]
     ring = asynchronous.push_broadcast(spec, arrays, state, server)
-    new_state = State(server, state.clients, state.round + 1, state.key, ring)
+    new_state = state._replace(server=server, round=state.round + 1, ring=ring)
     return new_state, [stacked[0] for _, stacked in outputs], record
 
 
