@@ -277,6 +277,11 @@ def get_config(variant: str = "small") -> Any:
     # Simulated seconds that the server takes in each round
     config.devices.server_seconds = placeholder(float)
 
+    # Asynchronous rounds: "fedbuff(buffer=10)" takes the first updates that arrive, "fedasync(alpha=0.6)"
+    # each one; the cohort's clients train at once, by the speeds of devices.profile:
+    # fedjax_core/devices/schedules.py. None: rounds are synchronous.
+    config.schedule = placeholder(str)
+
     config.privacy = ConfigDict()
     # Client-level differential privacy. By the server: "gaussian", "adaptive(quantile=0.5)"; by
     # each client: "local_gaussian", "local_laplace" (fedjax_core/uplink/dp_mechanisms.py). With

@@ -208,3 +208,35 @@ def minus(a, b):
 def plus(a, b, scale=1.0):
     """Returns a + scale * b."""
     return jax.tree.map(lambda x, y: _as(x, x + scale * y), arrays(a), arrays(b))
+
+
+def arrivals(seconds, candidates, places, buffer, steps, max_staleness=None, server_seconds=0.0):
+    """Returns a tuple for each server step of an asynchronous schedule.
+
+    It has the clients in the order of their arrival, the version that each downloaded, the time,
+    and how many stale updates were dropped since the step before.
+
+    Args:
+      seconds: of each client's round.
+      candidates: iterator over client ids, in the order in which they are sampled.
+      places: clients that train at once.
+      buffer: updates of a step.
+    """
+    training, waiting, log, time, version, dispatches, dropped = {}, {}, [], 0.0, 0, 0, 0
+    while len(log) < steps:
+        while len(training) < places and len(training) + len(waiting) < len(seconds):
+            client = next(i for i in candidates if i not in training and i not in waiting)
+            training[client] = time + seconds[client], dispatches, version
+            dispatches += 1
+        time = max(time, min(end for end, _, _ in training.values()))
+        for client in sorted((i for i in training if training[i][0] <= time), key=lambda i: training[i][:2]):
+            _, _, download = training.pop(client)
+            if max_staleness is not None and version - download > max_staleness:
+                dropped += 1
+                continue
+            waiting[client] = download
+            if len(waiting) == buffer:
+                time += server_seconds
+                log.append((list(waiting), list(waiting.values()), time, dropped))
+                version, waiting, dropped = version + 1, {}, 0
+    return log[:steps]

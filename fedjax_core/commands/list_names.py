@@ -80,6 +80,7 @@ SECTIONS = {
     "mechanisms": RegistrySection("mechanism", "privacy.mechanism", lambda: dp_mechanisms.MECHANISMS, dp_mechanisms.GIVEN),
     "profiles": RegistrySection("device profile", "devices.profile", lambda: devices.PROFILES, ("draws",)),
     "availabilities": RegistrySection("availability", "devices.availability", lambda: devices.AVAILABILITIES, ("draws",)),
+    "schedules": RegistrySection("schedule", "schedule", lambda: devices.SCHEDULES),
     "tasks": RegistrySection("task", "task", lambda: experiment.TASKS),
     "scores": RegistrySection("score", "evaluation.scores", lambda: experiment.SCORES, ("outputs", "x", "y", "mask")),
     "callbacks": RegistrySection("callback", "callbacks", lambda: loggers.CALLBACKS),

@@ -2,6 +2,7 @@
 
 `profiles.py` draws what each device can do, `availability.py` says who can be reached in a round,
 `durations.py` computes the seconds of a client's round. `ClientDevices` is what a simulation takes.
+With an asynchronous schedule (`schedules.py`), `arrivals.py` computes the order of updates.
 """
 
 from typing import NamedTuple
@@ -9,16 +10,20 @@ from typing import NamedTuple
 from fedjax_core.devices.availability import AVAILABILITIES, Availability, make_availability
 from fedjax_core.devices.durations import client_seconds
 from fedjax_core.devices.profiles import PROFILES, DeviceProfiles, draw_profiles
+from fedjax_core.devices.schedules import SCHEDULES, Schedule, parse_schedule
 
 __all__ = [
     "AVAILABILITIES",
     "PROFILES",
+    "SCHEDULES",
     "Availability",
     "ClientDevices",
     "DeviceProfiles",
+    "Schedule",
     "client_seconds",
     "draw_profiles",
     "make_availability",
+    "parse_schedule",
 ]
 
 

@@ -175,8 +175,21 @@ def compile_for_plan(
     spec = dataclasses.replace(spec, plan=plan, mesh=mesh, batches=batches)
     layout = make_layout(spec)
     programs = jit_programs(spec, layout)
-    feed = DataFeed(spec, layout.arrays, programs.draw_cohorts)
+    feed = DataFeed(spec, layout.arrays, functools.partial(draw_cohorts, spec, programs))
     return CompiledPlan(spec, layout, programs, feed, ClientStates(spec, layout, offloaded))
+
+
+def add_arrivals(spec: SimulationSpec, arrays: DeviceArrays, key_data: Any, round_num: Any) -> DeviceArrays:
+    """Returns the arrays with the arrivals of the rounds after `round_num`, of as many as a dispatch may have."""
+    if spec.asynchrony is None:
+        return arrays
+    window = spec.asynchrony.read_window(key_data, int(jax.device_get(round_num)), spec.dispatch)
+    return arrays._replace(arrivals=meshes.put(window, spec.mesh))
+
+
+def draw_cohorts(spec: SimulationSpec, programs: Programs, arrays: DeviceArrays, key_data: Any, round_num: Any) -> rounds.Drawn:
+    """Returns a round's draw, on the devices."""
+    return programs.draw_cohorts(add_arrivals(spec, arrays, key_data, round_num), key_data, round_num)
 
 
 @jax.jit
@@ -238,6 +251,7 @@ def _run_program(compiled: CompiledPlan, arrays: DeviceArrays, state: State, num
     """Runs rounds on resident states in one program; the first time on a copy, to the end."""
     program = compiled.programs.run_scored_round if scored else compiled.programs.run_resident_rounds
     number = compiled.put(np.int32(num_rounds))
+    arrays = add_arrivals(compiled.spec, arrays, state.key, state.round)
     if scored in compiled.fits:
         return program(arrays, state, number)
     if compiled.spec.plan.chunk > 1:
@@ -260,13 +274,13 @@ def _dispatch_offloaded_round(compiled: CompiledPlan, state: State, scored: bool
     resident, programs, mesh = compiled.device_arrays, compiled.programs, compiled.spec.mesh
 
     def draw(key: np.ndarray, round_num: int) -> rounds.Drawn:
-        return programs.draw_cohorts(resident, compiled.put(key), compiled.put(np.int32(round_num)))
+        return draw_cohorts(compiled.spec, programs, resident, compiled.put(key), compiled.put(np.int32(round_num)))
 
     exchange, initial = compiled.states.exchange(draw)
     key, round_num = np.asarray(jax.device_get(state.key)), int(jax.device_get(state.round))
     coming = exchange.get(key, round_num)
     touched = meshes.put(coming.touched, mesh, meshes.client_sharded(mesh))
-    arrays = compiled.feed.for_round(key, round_num, scored)
+    arrays = add_arrivals(compiled.spec, compiled.feed.for_round(key, round_num, scored), key, round_num)
     following = draw(key, round_num + 1)  # before the round: a device runs one program after another
     program = programs.run_offloaded_round[scored]
     state, clients, record = program(arrays, state, coming.drawn, coming.states, initial, touched)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Array, Cohort, PyTree, is_reduce
-from fedjax_core.engine import client_loop, client_sampling, contracts, divergence, evaluation_step
+from fedjax_core.engine import asynchronous, client_loop, client_sampling, contracts, divergence, evaluation_step
 from fedjax_core.engine.client_state import stores
 from fedjax_core.engine.data_feed import cohort_buffer
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
@@ -28,7 +28,7 @@ def init_state(spec: SimulationSpec, arrays: DeviceArrays, key_data: Array) -> S
     clients = tuple(
         () if spec.is_offloaded else stores.init_client_states(spec, g, arrays, server, key_data) for g in range(len(spec.groups))
     )
-    return State(server, clients, jnp.zeros((), jnp.int32), key_data)
+    return State(server, clients, jnp.zeros((), jnp.int32), key_data, asynchronous.init_ring(spec, server))
 
 
 def prepare_clients(
@@ -91,7 +91,10 @@ def run_resident_rounds(spec: SimulationSpec, arrays: DeviceArrays, state: State
 def draw_cohorts(spec: SimulationSpec, arrays: DeviceArrays, key_data: Array, round_num: Array) -> Drawn:
     """Returns the round's cohort, split by group."""
     population, drawn = spec.population, []
-    ids = spec.sampling.draw(stream_key(key_data, "cohort"), round_num)
+    if spec.asynchrony is None:
+        ids = spec.sampling.draw(stream_key(key_data, "cohort"), round_num)
+    else:
+        ids = asynchronous.read_ids(arrays, round_num)
     is_limited = isinstance(arrays.participation, Participation)
     returns = draw_returns(spec, arrays, key_data, round_num, ids) if is_limited else None
     for g, group in enumerate(spec.groups):
@@ -136,11 +139,12 @@ def run_round(
     """
     contributions, outputs = [], []
     for g, ((cohort, _), states) in enumerate(zip(drawn, clients, strict=True)):
-        shared = arrays, state.server, state.round, state.key, initial
+        shared = arrays, state.server, state.round, state.key, initial, state.ring
+        arrivals = asynchronous.read_arrivals(spec, arrays, state.round, cohort.ids)
         added, stacked = client_loop.map_clients(
             functools.partial(run_client, spec, g, scored),
             shared,
-            (cohort, states, () if touched is None else touched[g]),
+            (cohort, states, () if touched is None else touched[g], arrivals),
             plan=spec.plan_of(g),
             mesh=spec.mesh,
             in_specs=cohort_buffer.shared_input_specs(shared),
@@ -168,7 +172,8 @@ def run_round(
         record["sampled"] = count_sampled(spec, arrays, everyone)
     if scored:
         record["post_local"] = [stacked[2] for _, stacked in outputs]
-    new_state = State(server, state.clients, state.round + 1, state.key)
+    ring = asynchronous.push_broadcast(spec, arrays, state, server)
+    new_state = state._replace(server=server, round=state.round + 1, ring=ring)
     return new_state, [stacked[0] for _, stacked in outputs], record
 
 
@@ -178,10 +183,14 @@ def run_client(spec: SimulationSpec, g: int, scored: bool, shared, entry):
     Returns:
       ((added contributions, metrics), (stacked contributions, state, checks, post-local scores if `scored`)).
     """
-    (arrays, server, round_num, key_data, initial), (client, state, touched) = shared, entry
+    (arrays, server, round_num, key_data, initial, ring), (client, state, touched, arrival) = shared, entry
+    if spec.asynchrony is not None:
+        round_num = round_num - arrival.staleness
     algorithm = spec.algorithm(g, arrays, round_num)
     is_active = client.examples > 0
     i = jnp.minimum(client.ids, spec.population - 1)
+    if spec.asynchrony is not None:
+        server = asynchronous.rewind_server(spec, algorithm, server, ring, arrival, i)
     if spec.is_offloaded:
         state = stores.init_if_untouched(algorithm, initial, key_data, i, state, touched)
     sent = algorithm.broadcast(server, i)

@@ -58,12 +58,14 @@ class State(NamedTuple):
     Attributes:
       clients: per group, client states with leaves [n, ...]; `()` if offloaded.
       round: [] rounds done.
+      ring: what earlier broadcasts were made of, leaves [S, ...]; `()` where rounds are synchronous.
     """
 
     server: PyTree
     clients: tuple[PyTree, ...]
     round: Array
     key: Array
+    ring: PyTree = ()
 
 
 class Evaluation(NamedTuple):
@@ -161,6 +163,7 @@ class SimulationSpec:
       client_devices: the clients' devices, and for whom the server waits; None: rounds take no time.
       client_seconds: [N] float64, of each client's round; None without profiles.
       awaited: clients that the server waits for; None: all that come back.
+      asynchrony: the asynchronous schedule (`asynchronous.Asynchrony`); None: rounds are synchronous.
       by_size: whether clients are ordered by size whatever the plan, as under `vmap` over runs, where clients of all
         runs that train at once should be of like size.
     """
@@ -188,6 +191,7 @@ class SimulationSpec:
     client_devices: ClientDevices | None = None
     client_seconds: np.ndarray | None = None
     awaited: int | None = None
+    asynchrony: Any = None
     by_size: bool = False
 
     @property

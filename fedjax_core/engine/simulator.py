@@ -25,8 +25,9 @@ import numpy as np
 from fedjax_core import distributed
 from fedjax_core.algorithm import PyTree, targets_of
 from fedjax_core.data.federated_data import FederatedData, pool_clients
-from fedjax_core.devices import ClientDevices
+from fedjax_core.devices import ClientDevices, Schedule
 from fedjax_core.engine import (
+    asynchronous,
     check_own_scores,
     client_loop,
     client_sampling,
@@ -57,7 +58,7 @@ from fedjax_core.engine.simulation_spec import (
     with_peer_groups,
 )
 from fedjax_core.training.few_shot import EpisodeSampler
-from fedjax_core.uplink import UplinkTransform, wrap_builder
+from fedjax_core.uplink import UplinkTransform, order_transforms, wrap_builder
 
 __all__ = ["Build", "Diverged", "Evaluation", "EvaluationResult", "Group", "SimulationSpec", "Simulator", "State"]
 __all__ += ["ClientView", "build_spec", "one_group"]
@@ -83,6 +84,7 @@ def build_spec(
     leave_out: bool = False,
     sampling: str = "fixed",
     client_devices: ClientDevices | None = None,
+    schedule: Schedule | None = None,
 ) -> SimulationSpec:
     """Returns what a simulation is made of. Checks everything that can be checked without training.
 
@@ -101,6 +103,7 @@ def build_spec(
       leave_out: whether a client that sends something not finite is left out of its round, which else ends the run.
       sampling: one of `client_sampling.SAMPLERS`.
       client_devices: the clients' devices, and for whom the server waits; None: rounds take no time.
+      schedule: asynchronous; a cohort is then the clients that train at once. None: rounds are synchronous.
 
     Raises:
       ValueError: a setting is out of range; the groups do not partition the population or disagree about the server's
@@ -111,8 +114,8 @@ def build_spec(
         tasks = tuple(group.task.bound_arrays for group in groups)
         groups = with_peer_groups(with_abstract_frozen_params(groups))
         if any(contracts.check_algorithm(group.build(group.task), group.build).pooled for group in groups):
-            if client_devices is not None:
-                raise ValueError("a pooled method has no clients, so it goes without config.devices")
+            if client_devices is not None or schedule is not None:
+                raise ValueError("a pooled method has no clients, so it goes without config.devices and config.schedule")
             if len(groups) > 1:
                 raise ValueError("a pooled method trains one network; it cannot have groups")
             if transforms or leave_out:
@@ -128,7 +131,10 @@ def build_spec(
         contracts.validate_tokens(groups, data)
         skip_reason, has_unseen = unseen_clients.find_skip_reason(groups), data.unseen is not None and len(data.unseen.ids) > 0
         evaluation = unseen_clients.add_unseen_scope(evaluation, skip_reason, has_unseen)
-        sampler = client_sampling.make_sampler(sampling, cohort, population)
+        sampler = stream = client_sampling.make_sampler(sampling, cohort, population)
+        if schedule is not None:
+            sampler = asynchronous.BufferSampler(asynchronous.buffer_size(schedule, stream.size), population)
+            transforms = order_transforms([*transforms, asynchronous.make_transform(schedule)])
         plan = client_loop.choose_plan(sampler.slots, among=devices, **({} if plan is None else plan._asdict()))
         mesh = meshes.make_mesh(plan, devices)
         is_numeric = targets_of(data.train.y) == "numbers"
@@ -157,6 +163,8 @@ def build_spec(
             devices=devices,
         )
         spec = dataclasses.replace(spec, shapes=contracts.trace_shapes(spec))
+        if schedule is not None:
+            asynchronous.check_method(spec, schedule)
         if transforms or leave_out:
             pairs = zip(spec.groups, spec.shapes.groups, strict=True)
             wrap = lambda group, shapes: wrap_builder(group.build, transforms, shapes.out.uplink, leave_out)
@@ -164,6 +172,8 @@ def build_spec(
             spec = dataclasses.replace(spec, shapes=contracts.trace_shapes(spec))
         if client_devices is not None:
             spec = participation.add_client_devices(spec, client_devices)
+        if schedule is not None:
+            spec = asynchronous.add_schedule(spec, schedule, stream, transforms)
         return dataclasses.replace(spec, score_bytes=check_own_scores.check_scores(spec))
 
 
@@ -220,7 +230,10 @@ class Simulator:
         spec, metrics, done = self.spec, [], int(jax.device_get(state.round))
         own, y = [group.task.scores for group in spec.groups], spec.data.train.y
         for round_num, record in enumerate(records, done - len(records) + 1):
-            metrics.append(rounds.flatten_record(record, round_num, spec.targets, own, y) | participation.round_time(spec, record))
+            facts = participation.round_time(spec, record)
+            if spec.asynchrony is not None:
+                facts = asynchronous.step_facts(spec, state.key, round_num, record)
+            metrics.append(rounds.flatten_record(record, round_num, spec.targets, own, y) | facts)
             outliers = divergence.find_outliers(record["ids"], record["checks"])
             divergence.warn_of_outliers(outliers, round_num, self._known_outliers)
         return metrics

@@ -50,7 +50,11 @@ def find_vmap_obstacle(simulator: Simulator) -> str:
 def run_vmapped_rounds(spec: SimulationSpec, arrays: DeviceArrays, states: Sequence[State], n: Array, scored: bool):
     """Runs `rounds.run_resident_rounds` of several states; records have leaves [seeds, ...]."""
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
-    stacked, records = jax.vmap(lambda state: rounds.run_resident_rounds(spec, arrays, state, n, scored))(stacked)
+
+    def run_seed(state: State, arrivals: PyTree):  # a seed has an order of arrivals of its own
+        return rounds.run_resident_rounds(spec, arrays._replace(arrivals=arrivals), state, n, scored)
+
+    stacked, records = jax.vmap(run_seed)(stacked, arrays.arrivals)
     return tuple(_take(stacked, index) for index in range(len(states))), records
 
 
@@ -89,6 +93,8 @@ class VmappedSeeds:
     def trace(self, scored: bool = False) -> Traced:
         """Traces the round of all seeds, with nothing on a device."""
         arrays, state = aot.resident_shapes(self._simulator.compiled)
+        of_seeds = lambda s: jax.ShapeDtypeStruct((len(self.replicas), *s.shape), s.dtype, sharding=s.sharding)
+        arrays = arrays._replace(arrivals=jax.tree.map(of_seeds, arrays.arrivals))
         n = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(self._simulator.spec.mesh))
         return self._programs[scored].trace(arrays, (state,) * len(self.replicas), n)
 
@@ -147,6 +153,8 @@ class VmappedSeeds:
         states, program = (*(state for _, state in seeds), *spare), self._programs[scored]
         compiled = self._simulator.compiled
         arrays, number = compiled.device_arrays, compiled.put(np.int32(n))
+        windows = [dispatch.add_arrivals(compiled.spec, arrays, state.key, state.round).arrivals for state in states]
+        arrays = arrays._replace(arrivals=jax.tree.map(lambda *leaves: jnp.stack(leaves), *windows))
         if (size, scored) not in self._fits:
             if (why := dispatch.out_of_memory_reason(compiled, program, (arrays, states, number))) is not None:
                 raise MemoryError(why)

@@ -105,6 +105,7 @@ def build(
         client_devices=device_options.make_client_devices(
             resolved.client_devices, data.clients, resolved.data.seed, resolved.fields
         ),
+        schedule=resolved.schedule,
     )
     if not shapes_only:
         config_warnings.log_lines(device_options.check_devices(spec))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from fedjax_core import option_types, registry
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.data.ragged_index import RaggedIndex
-from fedjax_core.engine import client_sampling
+from fedjax_core.engine import asynchronous, client_sampling
 from fedjax_core.experiment.resolve_config import ResolvedConfig
 from fedjax_core.task import Model
 from fedjax_core.uplink import attacks, robust_aggregation
@@ -27,6 +27,7 @@ def warn(resolved: ResolvedConfig, data: FederatedData, attackers: int, fresh: M
       fresh: networks that begin from no file, by spec.
     """
     size = client_sampling.resolve_cohort_size(resolved.cohort, data.clients)
+    size = size if resolved.schedule is None else asynchronous.buffer_size(resolved.schedule, size)
     returning = max(1, round(size * (1 - resolved.dropout)))
     lines = [
         *check_attack(resolved, returning, data.clients, attackers),

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_core.devices import ClientDevices, draw_profiles, make_availability
+from fedjax_core.devices import ClientDevices, Schedule, draw_profiles, make_availability, parse_schedule
 from fedjax_core.devices.availability import find_availability
 from fedjax_core.devices.profiles import find_profile
 from fedjax_core.engine.participation import least_memory
@@ -61,6 +61,23 @@ def _private_error(what: str, fields: Mapping[str, Any]) -> ValueError:
         f"{what} and privacy.mechanism={mechanism!r}: the noise is made for a share of clients that comes back whatever "
         "their data and devices are; only dropout has such a share"
     )
+
+
+def find_schedule(fields: Mapping[str, Any]) -> Schedule | None:
+    """Returns the asynchronous schedule of a config; None where rounds are synchronous.
+
+    Raises:
+      ValueError, TypeError: as `parse_schedule`; or privacy goes with it.
+    """
+    spec, mechanism = fields["schedule"], fields["privacy.mechanism"]
+    if spec is None:
+        return None
+    if mechanism is not None:
+        raise ValueError(
+            f"schedule={spec!r} and privacy.mechanism={mechanism!r}: epsilon is computed for cohorts that are sampled at random; "
+            "who is in a buffer depends on the clients' speeds"
+        )
+    return parse_schedule(spec)
 
 
 def make_client_devices(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from fedjax_core import registry
 from fedjax_core.data import partition
+from fedjax_core.devices import Schedule
 from fedjax_core.engine.simulator import Evaluation
 from fedjax_core.experiment import device_options, lookup, schema, uplink_options
 from fedjax_core.experiment.lookup import NORMALISATIONS
@@ -73,6 +74,7 @@ class ResolvedConfig(NamedTuple):
       leave_out: whether clients that send NaN or Inf are left out.
       sampling: of cohorts, "fixed", "poisson" or "cyclic".
       client_devices: the clients' devices, and for whom the server waits; None: rounds take no time.
+      schedule: asynchronous, or None.
       mechanism: of differential privacy, or None; it takes what `privacy` says.
       imports_code: whether the config names code that is neither built in nor installed; callbacks
         do not count.
@@ -109,6 +111,7 @@ class ResolvedConfig(NamedTuple):
     leave_out: bool
     sampling: str
     client_devices: device_options.DeviceOptions | None
+    schedule: Schedule | None
     mechanism: ResolvedSpec | None
     privacy: PrivacyConfig | None
     run: RunOptions
@@ -184,6 +187,7 @@ def _resolve(fields: Mapping[str, Any]) -> ResolvedConfig:
         leave_out=uplink_options.should_leave_out(fields),
         sampling=fields["cohort.sampling"] or "fixed",
         client_devices=device_options.parse_devices(fields),
+        schedule=device_options.find_schedule(fields),
         mechanism=mechanism,
         privacy=privacy,
         run=RunOptions(

@@ -38,6 +38,8 @@ def opening_lines(
     targets = f"{data.classes} {simulation.spec.targets}"
     is_sampled = resolved.cohort is not None and simulation.spec.sampling.size < simulation.spec.population
     cohort = f"{simulation.spec.sampling.size} in a round" if is_sampled else "all in every round"
+    if simulation.spec.asynchrony is not None:
+        cohort = f"{simulation.spec.asynchrony.sampler.size} train at once, {simulation.spec.sampling.size} updates a round"
     sampling = "" if resolved.sampling == "fixed" else f", {resolved.sampling} cohorts"
     partition = "" if given_data else f" by {fields['data.partition']}"
     clients = f"{simulation.spec.population}{partition}, {cohort}{sampling}"
@@ -132,9 +134,10 @@ def _devices(simulation: Simulator) -> str:
 def _time(resolved: ResolvedConfig) -> str:
     """Returns the clients' devices, and for whom the server waits."""
     options = resolved.client_devices
+    parts = [] if resolved.schedule is None else [f"asynchronous by {resolved.fields['schedule']}"]
     if options is None:
-        return ""
-    parts = [] if options.profile is None else [f"devices by {options.profile.spec}"]
+        return "".join(parts)
+    parts += [] if options.profile is None else [f"devices by {options.profile.spec}"]
     parts += [] if options.availability is None else [f"available by {options.availability.spec}"]
     parts += [] if options.deadline is None else [f"deadline {options.deadline:g} s"]
     if options.wait_for is not None:

@@ -102,6 +102,7 @@ FIELDS: dict[str, Any] = {
     "devices.deadline": or_none(option_types.Positive),
     "devices.wait_for": or_none(Part),
     "devices.server_seconds": or_none(option_types.NonNegative),
+    "schedule": str | None,
     "privacy.mechanism": str | None,
     "privacy.clip": or_none(option_types.Positive),
     "privacy.noise": or_none(option_types.Positive),
@@ -128,6 +129,7 @@ DEFAULTS: dict[str, Any] = {  # of fields that an older config may lack
     **{f"aggregation.{name}": None for name in ("rule", "not_finite")},
     "cohort.sampling": None,
     **{f"devices.{name}": None for name in ("profile", "availability", "deadline", "wait_for", "server_seconds")},
+    "schedule": None,
     **{f"privacy.{name}": None for name in ("mechanism", *SETTINGS)},
 }
 OPTIONAL_GROUPS = {field.partition(".")[0] for field in DEFAULTS if "." in field} - {

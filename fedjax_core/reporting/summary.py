@@ -22,7 +22,10 @@ from fedjax_core.reporting.score_labels import (
 from fedjax_core.reporting.terminal import align_columns, find_columns
 
 CLOCK = "simulated_seconds_total"  # of a record: simulated seconds from the start of the run to the end of the round
-_COUNTS = {"round", "seconds", "compile_seconds", "cohort", "sampled", "simulated_seconds", CLOCK}  # not scores
+_COUNTS = {  # not scores
+    *("round", "seconds", "compile_seconds", "cohort", "sampled", "simulated_seconds", CLOCK),
+    *("staleness", "max_staleness", "too_stale"),
+}
 
 
 class Series(NamedTuple):

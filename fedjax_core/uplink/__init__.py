@@ -52,8 +52,9 @@ A function with options makes an `UplinkTransform`, such as `robust_aggregation.
   1  "local privacy"     an honest client clips its delta and adds noise
   2  "attack"            an attacker replaces its uplink; it does not follow the protocol above
   3  "compression"       the uplink is packed, and unpacked as the server does
-  4  "attack" on the stack  attackers that know what the server has received from others
-  5  "rule", "privacy"   the server: a robust rule; or clipping, a sum, and noise
+  4  "schedule"          the server weights stale updates (`staleness.py`)
+  5  "attack" on the stack  attackers that know what the server has received from others
+  6  "rule", "privacy"   the server: a robust rule; or clipping, a sum, and noise
 
 Local noise precedes compression, which then works on data that are already private. Clipping by the
 server comes last, inside `reduce.map`, so that it covers all that a client sends. A rule and

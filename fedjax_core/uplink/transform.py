@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from fedjax_core.algorithm import Array, PyTree
 
 # Kinds of transforms, in the order in which a message meets them.
-KIND_ORDER = ("local privacy", "attack", "compression", "rule", "privacy")
+KIND_ORDER = ("local privacy", "attack", "compression", "schedule", "rule", "privacy")
 
 
 class UplinkValue(NamedTuple):

@@ -73,7 +73,8 @@ def _add_fit(program: Mapping[str, Any], name: str, about: Mapping[str, Any]) ->
     """
     if "peak" not in program:
         return dict(program)
-    states, num_runs = about["bytes"]["client states"] + about["bytes"]["server state"], about["num_runs"]
+    parts, num_runs = ("client states", "server state", "earlier broadcasts"), about["num_runs"]
+    states = sum(about["bytes"][part] for part in parts)
     beside = states if name == ROUND else 0 if name == SCORED_ROUND else states * (num_runs - 1) / num_runs
     missing = program["peak"] + beside - about["limit"]
     return {**program, "beside": beside, "fits": missing <= 0, "short": max(0.0, missing)}

@@ -90,6 +90,7 @@ def resident_bytes(sim: Simulator, num_runs: int = 1) -> dict[str, float]:
         "frozen and public arrays": sum_bytes(arrays.tasks),
         "client states": num_runs * sum_bytes(state.clients),
         "server state": num_runs * sum_bytes(state.server),
+        "earlier broadcasts": num_runs * sum_bytes(state.ring),
     }
 
 

@@ -36,6 +36,8 @@ def _render_target(target: Mapping[str, Any]) -> str:
     lines += [f"  {line}" for line in sorted(messages)]
     if about["alone"]:
         lines.append(f"  Runs train one after another: {about['alone']}.")
+    if kept := about["bytes"]["earlier broadcasts"]:
+        lines.append(f"  The server keeps earlier broadcasts for its schedule: {format_bytes(kept)}; max_staleness bounds them.")
     if about["processes"] > 1 and about["hold"] != "device":
         lines.append(f"  Not counted: what {about['processes']} processes exchange of client states (plan.hold={about['hold']}).")
     if about["plan"].get("model", 1) > 1 and not about["divided"]:

@@ -58,6 +58,7 @@ class DeviceArrays(NamedTuple):
         all clients; `()` without such.
       unseen_index, unseen_size, unseen_test_index, unseen_test_size: of the unseen clients; `()` without such.
       participation: of the clients' devices (`participation.py`); `()` without such.
+      arrivals: of the coming rounds (`asynchronous.py`); `()` where rounds are synchronous.
     """
 
     tasks: tuple[PyTree, ...]
@@ -77,6 +78,7 @@ class DeviceArrays(NamedTuple):
     unseen_test_index: Any = ()
     unseen_test_size: Any = ()
     participation: Any = ()
+    arrivals: Any = ()
 
 
 def make_host_arrays(
