@@ -35,6 +35,7 @@ round, so two methods differ only in what their pages say. K is the number of cl
 | a model for each client | Local (the baseline to beat), FedAvg with fine-tuning, FedPer, Ditto, FedPFT |
 | a model for each group of clients | IFCA, CFL |
 | clients with different networks | FedHe, FedProto, FedMD, FedHPL |
+| clients without a server, or with servers between | DFedAvg, HierFAVG |
 | adapters of a frozen network | FedIT, PerAda, FedOA |
 
 The [leaderboard](../results/leaderboard.md) compares those that were tuned with equal budgets.

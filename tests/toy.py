@@ -30,6 +30,7 @@ from methods.apfl import apfl
 from methods.centralized import centralized
 from methods.cfl import cfl
 from methods.dbe import dbe
+from methods.dfedavg import dfedavg
 from methods.ditto import ditto
 from methods.fedala import fedala
 from methods.fedamp import fedamp
@@ -71,6 +72,7 @@ from methods.fedsdr import fedsdr
 from methods.fedskc import fedskc
 from methods.fedspeed import fedspeed
 from methods.fedtgp import fedtgp
+from methods.hierfavg import hierfavg
 from methods.ifca import ifca
 from methods.lg_fedavg import lg_fedavg
 from methods.local import local
@@ -133,6 +135,8 @@ METHODS: dict[str, Any] = {
     "pfedpt": functools.partial(pfedpt, pad=1, prompt_epochs=1, prompt_lr=0.3, epochs=2, batch=BATCH),
     "ifca": functools.partial(ifca, clusters=3, epochs=2, batch=BATCH),
     "cfl": functools.partial(cfl, mean_norm=5.0, client_norm=0.1, first_split=0, epochs=2, batch=BATCH),
+    "dfedavg": functools.partial(dfedavg, topology="torus", epochs=2, batch=BATCH),
+    "hierfavg": functools.partial(hierfavg, edges=3, cloud_period=2, epochs=2, batch=BATCH),
     "fedavg_linear": functools.partial(fedavg_linear, epochs=2, batch=BATCH),
     "fedbabu": functools.partial(fedbabu, epochs=2, batch=BATCH, finetune_epochs=1, finetune_rate=0.5),
     "ditto": functools.partial(ditto, lam=0.7, epochs=2, personal_epochs=1, batch=BATCH),
