@@ -108,11 +108,11 @@ def hierfavg(
 
     def server_update(server, collected, cohort, key):
         deltas, w, members = collected
-        server = Server(optax.apply_updates(server.edges, deltas), server.cloud, server.weights + w)
+        server = Server(optax.tree.add(server.edges, deltas), server.cloud, server.weights + w)
 
         def aggregate_in_cloud():
             apart = jax.tree.map(lambda of_edge, of_cloud: of_edge - of_cloud[None], server.edges, server.cloud)
-            cloud = optax.apply_updates(server.cloud, aggregators.weighted_mean(apart, server.weights))
+            cloud = optax.tree.add(server.cloud, aggregators.weighted_mean(apart, server.weights))
             same = jax.tree.map(lambda p: jnp.broadcast_to(p, (edges, *p.shape)), cloud)
             return Server(same, cloud, jnp.zeros(edges)), jnp.sum(server.weights > 0, dtype=jnp.float32) + edges
 

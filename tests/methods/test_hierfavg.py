@@ -23,7 +23,8 @@ def oracle(rounds, edges, period):
     for r in range(rounds):
         ends, came = [[] for _ in range(edges)], naive.cohort(0, r, len(clients), 5)
         for i in came:
-            end = naive.train(MODEL, *models[i % edges], *clients[i], naive.client_key(0, r, i), epochs=2, **STEPS)
+            (params, stats), key = models[i % edges], naive.client_key(0, r, i)
+            end = naive.train(MODEL, params, stats, *clients[i], key, epochs=2, **STEPS)
             ends[i % edges].append(((end.params, end.stats), len(clients[i][1])))
         for edge, of_edge in enumerate(ends):
             if of_edge:
