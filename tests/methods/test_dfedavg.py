@@ -14,7 +14,7 @@ from tests import naive, toy
 from tests.methods.test_fedamp import flat
 from tests.methods.test_fedavg import MODEL
 from tests.methods.test_fedavg import oracle as fedavg_after
-from tests.methods.test_fedper import STEPS, made, one, simulate
+from tests.methods.test_fedper import made, one, simulate
 
 NUMBERS = (5 * 6 + 6) + (6 * 3 + 3) + 5  # body, head, running mean
 
@@ -33,7 +33,7 @@ def oracle(rounds, cohort=5):
         trained, came = {}, naive.cohort(0, r, len(clients), cohort)
         for i in came:
             (params, stats), key = models[i], naive.client_key(0, r, i)
-            end = naive.train(MODEL, params, stats, *clients[i], key, epochs=2, **STEPS)
+            end = naive.train(MODEL, params, stats, *clients[i], key, epochs=2, batch=toy.BATCH, lr=0.1, momentum=0.5)
             trained[i] = end.params, end.stats
         pairs = {(i, j) for i in came for j in torus(i) if j in trained}
         for i in came:

@@ -10,7 +10,7 @@ from methods.hierfavg import hierfavg
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
 from tests.methods.test_fedavg import oracle as fedavg_after
-from tests.methods.test_fedper import STEPS, ended, made, one, simulate
+from tests.methods.test_fedper import ended, made, one, simulate
 
 BYTES = 4 * ((5 * 6 + 6) + (6 * 3 + 3) + 5)
 
@@ -24,7 +24,7 @@ def oracle(rounds, edges, period):
         ends, came = [[] for _ in range(edges)], naive.cohort(0, r, len(clients), 5)
         for i in came:
             (params, stats), key = models[i % edges], naive.client_key(0, r, i)
-            end = naive.train(MODEL, params, stats, *clients[i], key, epochs=2, **STEPS)
+            end = naive.train(MODEL, params, stats, *clients[i], key, epochs=2, batch=toy.BATCH, lr=0.1, momentum=0.5)
             ends[i % edges].append(((end.params, end.stats), len(clients[i][1])))
         for edge, of_edge in enumerate(ends):
             if of_edge:
