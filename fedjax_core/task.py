@@ -38,6 +38,9 @@ class Model(NamedTuple):
         augmented inputs), for a method that changes augmented inputs; else None.
       is_episodic: whether logits are of the classes of an episode (`training/few_shot.py`), not of
         all K.
+      flattened: arrays whose inputs are a flattened image [H, W, C], by the ends of their paths, each
+        with C, in a network of which narrower ones may be cut (`training/width_windows.py`); None:
+        it does not declare so.
       vocabulary: V, the number of token ids that the network embeds; None: it embeds none, or does
         not declare it. `check_tokens` raises for other ids.
     """
@@ -52,6 +55,7 @@ class Model(NamedTuple):
     unaugmented: tuple["Model", Callable[..., Array]] | None = None
     is_episodic: bool = False
     vocabulary: int | None = None
+    flattened: Axes | None = None
 
 
 def check_tokens(tokens: PyTree, vocabulary: int, model: str, mask: PyTree | None = None, where: str = "") -> None:

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core.algorithm import TARGETS, Algorithm, ClientOutput, Reduce
+from fedjax_core.algorithm import TARGETS, Algorithm, ClientOutput
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, check_arguments
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training
@@ -58,7 +58,7 @@ def ifca(
       cluster's share of the cohort.
     """
     check_arguments(ifca, clusters=clusters)
-    model, label_loss, weigh = task.model, local_training.label_loss(task), aggregators.make_weight_fn(weights)
+    model, label_loss = task.model, local_training.label_loss(task)
     train = local_training.fit(local_training.supervised_loss(task), optimizer(task.round_num), epochs=epochs, batch=batch)
 
     def server_init(key):
@@ -85,25 +85,15 @@ def ifca(
         local = jax.tree.map(lambda theta, new: theta.at[cluster].set(new), models, trained.net)
         return ClientOutput(cluster, (optax.tree.sub(trained.net, theta), cluster), trained.sums, local=(local, cluster))
 
-    def map_part(part, client):
-        delta, cluster = part
-        w = weigh(client) * jax.nn.one_hot(cluster, clusters)
-        return jax.tree.map(lambda d: jnp.tensordot(w.astype(d.dtype), d, 0), delta), w, (w > 0).astype(jnp.float32)
-
-    def finalize(total):
-        deltas, w, members = total
-        share = lambda d: d / jnp.maximum(w, aggregators.TINY).astype(d.dtype).reshape(-1, *(1,) * (d.ndim - 1))
-        return jax.tree.map(share, deltas), members
-
     def server_update(models, collected, cohort, key):
-        deltas, members = collected
+        deltas, _, members = collected
         return optax.apply_updates(models, deltas), {"largest_cluster": (jnp.max(members), jnp.sum(members))}
 
     return Algorithm(
         server_init,
         client_update,
         server_update,
-        collect=Reduce(map_part, "add", finalize),
+        collect=aggregators.mean_by_index(clusters, aggregators.make_weight_fn(weights)),
         predict={"personal": lambda models, j, x: model.apply(jax.tree.map(lambda theta: theta[j], models), x)[0]},
         client_init=lambda key, server, client_id: jnp.int32(0),
         personalise=lambda models, j, data, key: (models, choose(models, data)),

@@ -23,6 +23,7 @@ RELATIVES = {
     **dict.fromkeys(["fedprox", "fedopt", "fedit", "fedlora", "fedavg_linear", "fedsam"], "fedavg_ft"),
     **dict.fromkeys(["fedper", "fedbn", "fedbabu"], "fedrep"),
     "local": "fedhe_mixed",
+    "fedrolex": "heterofl",
     "fedoa": "fedoa_lora",
     "fedproto": "fedproto_g",
     "fedgen": "fedgen_official",

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_core.algorithm import Algorithm, ClientData, ClientOutput
 from fedjax_core.engine import simulator
+from fedjax_core.task import Task
 from fedjax_core.testing.case import Case, groups
 from fedjax_core.testing.toy_federation import (
     CLASSES,
@@ -30,6 +31,7 @@ from methods.apfl import apfl
 from methods.centralized import centralized
 from methods.cfl import cfl
 from methods.dbe import dbe
+from methods.dfedavg import dfedavg
 from methods.ditto import ditto
 from methods.fedala import fedala
 from methods.fedamp import fedamp
@@ -66,11 +68,14 @@ from methods.fedprox import fedprox
 from methods.fedrcl import fedrcl
 from methods.fedrep import fedrep
 from methods.fedrod import fedrod
+from methods.fedrolex import fedrolex
 from methods.fedsam import fedsam
 from methods.fedsdr import fedsdr
 from methods.fedskc import fedskc
 from methods.fedspeed import fedspeed
 from methods.fedtgp import fedtgp
+from methods.heterofl import heterofl
+from methods.hierfavg import hierfavg
 from methods.ifca import ifca
 from methods.lg_fedavg import lg_fedavg
 from methods.local import local
@@ -133,6 +138,10 @@ METHODS: dict[str, Any] = {
     "pfedpt": functools.partial(pfedpt, pad=1, prompt_epochs=1, prompt_lr=0.3, epochs=2, batch=BATCH),
     "ifca": functools.partial(ifca, clusters=3, epochs=2, batch=BATCH),
     "cfl": functools.partial(cfl, mean_norm=5.0, client_norm=0.1, first_split=0, epochs=2, batch=BATCH),
+    "dfedavg": functools.partial(dfedavg, topology="torus", epochs=2, batch=BATCH),
+    "heterofl": functools.partial(heterofl, epochs=2, batch=BATCH),
+    "fedrolex": functools.partial(fedrolex, epochs=2, batch=BATCH),
+    "hierfavg": functools.partial(hierfavg, edges=3, cloud_period=2, epochs=2, batch=BATCH),
     "fedavg_linear": functools.partial(fedavg_linear, epochs=2, batch=BATCH),
     "fedbabu": functools.partial(fedbabu, epochs=2, batch=BATCH, finetune_epochs=1, finetune_rate=0.5),
     "ditto": functools.partial(ditto, lam=0.7, epochs=2, personal_epochs=1, batch=BATCH),
@@ -175,7 +184,23 @@ METHODS: dict[str, Any] = {
     "per_fedavg": functools.partial(per_fedavg, alpha=0.3, hessian="difference", delta=0.05, adapt_steps=2, epochs=2, batch=BATCH),
     "pfedme": functools.partial(pfedme, lam=2.0, inner_steps=2, outer_lr=0.3, epochs=2, batch=BATCH),
 }
-MIXED = {"local", "fedhe_mixed", "fedhpl_mixed", "fedtgp", "fedgh", "fedgen", "fedmd"}  # run with two architectures
+MIXED = {
+    "local",
+    "fedhe_mixed",
+    "fedhpl_mixed",
+    "fedtgp",
+    "fedgh",
+    "fedgen",
+    "fedmd",
+    "heterofl",
+    "fedrolex",
+}  # run with two architectures
+
+
+def task_without_statistics(hidden: int = 6, statistics: bool = True) -> Task:
+    """Returns the plain task, for methods that refuse batch statistics."""
+    del statistics
+    return task(hidden, False)
 
 
 TASKS = {  # for methods that need another task
@@ -183,6 +208,8 @@ TASKS = {  # for methods that need another task
     "perada": task_with_public,
     "fedtgp": task_alike,
     "fedgen": task_alike,
+    "heterofl": task_without_statistics,
+    "fedrolex": task_without_statistics,
     "fedhpl": task_in_part,
     "fedhpl_mixed": task_in_part,
     "fedmd": task_with_public,

@@ -13,9 +13,9 @@ FedAvg, Local, FedAvg+Linear, FedPer, FedRep and LG-FedAvg try nothing else. Eac
 one coefficient of its own, most of them over two magnitudes, not necessarily centered at the
 authors' value (FedSKC's tau from 0.05 to 5; theirs is 0.08). SCAFFOLD's server rate covers one
 magnitude, Per-FedAvg's alpha and DBE's kappa three, FedNH's scale 1 to 30, FedAMP's alpha up to
-sigma / 15 (16 clients train); pFedGate, FedCAC, APFL, FedFomo and IFCA try one of three values. A
-client is evaluated with the method's personal model if there is one, else with the global model, on
-its own test examples.
+sigma / 15 (16 clients train); pFedGate, FedCAC, APFL, FedFomo, IFCA, DFedAvg and HierFAVG try one
+of three values. A client is evaluated with the method's personal model if there is one, else with
+the global model, on its own test examples.
 """
 
 import importlib
@@ -41,6 +41,7 @@ GLOBAL: dict[str, tuple[str, dict[str, Any]]] = {  # methods evaluated by a glob
     "FedProto-G": ("fedproto_g", {"method.lam": LogUniform(0.01, 1.0)}),
     "FedNH": ("fednh", {"method.scale": LogUniform(1.0, 30.0)}),
     "FedRCL": ("fedrcl", {"method.beta": LogUniform(0.1, 10.0)}),
+    "HierFAVG": ("hierfavg", {"method.cloud_period": (2, 3, 5)}),
     "FedSKC": ("fedskc", {"method.lcl.tau": LogUniform(0.05, 5.0)}),
 }
 PERSONAL: dict[str, tuple[str, dict[str, Any]]] = {  # methods evaluated by a model per client
@@ -67,6 +68,7 @@ PERSONAL: dict[str, tuple[str, dict[str, Any]]] = {  # methods evaluated by a mo
     "FedCAC": ("fedcac", {"method.tau": (0.3, 0.5, 0.7)}),
     "IFCA": ("ifca", {"method.clusters": (2, 3, 4)}),
     "CFL": ("cfl", {"method.client_norm": LogUniform(0.1, 10.0)}),
+    "DFedAvg": ("dfedavg", {"method.degree": (2, 4, 8)}),
     "pFedPT": ("pfedpt", {"method.prompt_lr": LogUniform(0.1, 10.0)}),
     "FedPFT": ("fedpft", {"method.transform_rate": LogUniform(0.05, 5.0)}),
     "FedProto": ("fedproto", {"method.lam": LogUniform(0.1, 10.0)}),

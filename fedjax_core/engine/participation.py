@@ -76,10 +76,15 @@ def count_client_seconds(spec: SimulationSpec, devices: ClientDevices) -> np.nda
 
 
 def least_memory(spec: SimulationSpec) -> np.ndarray:
-    """Returns [N] bytes that a client cannot do without: what it receives, keeps between rounds and sends."""
+    """Returns [N] bytes that a client cannot do without: what it receives, keeps between rounds and sends.
+
+    A message counts as it is transmitted or as the method reads it, whichever is smaller: what is
+    for scores alone is not transmitted.
+    """
     least = np.zeros(spec.population)
     for group, shapes in zip(spec.groups, spec.shapes.groups, strict=True):
-        least[group.clients] = sum(metrics.nbytes(tree) for tree in (shapes.sent, shapes.client, shapes.out.uplink))
+        messages = zip(shapes.wire, (shapes.sent, shapes.out.uplink), strict=True)
+        least[group.clients] = metrics.nbytes(shapes.client) + sum(min(map(metrics.nbytes, pair)) for pair in messages)
     return least
 
 

@@ -70,6 +70,11 @@ class CNN(nnx.Module):
         self.dense = nnx.Linear(flat, dense, dtype=dtype, rngs=rngs, **make_initializers(init, flat))
         self.head = nnx.Linear(dense, classes, dtype=dtype, rngs=rngs, **make_initializers(init, dense))
 
+    @property
+    def flattened(self) -> dict[str, int]:
+        """The dense layer's inputs, with their channels."""
+        return {"dense/kernel": getattr(self, f"conv{self.depth}").kernel.shape[-1]}
+
     def body(self, x: Array, *, key: Array | None, train: bool, batch: bool, mask: Array | None) -> tuple[Array, dict[str, Array]]:
         """Returns features [B, D] and the layers by name, of x [B, H, W, C]."""
         del batch, mask

@@ -4,7 +4,8 @@ A builder takes any of `classes`, `input_shape` (of one example) and `rngs` (`nn
 and options of its own, and returns a module or a `Model`. A module maps x [B, ...] to logits [B,
 K], with `body` (-> features [B, D]) and a linear `head` if a method needs them. Either may take
 `train`, `mask` [B] and `key`. Its class may declare `model_axes`, {end of an array's path: axis
-counted from its end}, for sharding, and `reads_tokens`. docs/pages/your-model.md has examples.
+counted from its end}, for sharding, `flattened` (`task.Model`), and `reads_tokens`.
+docs/pages/your-model.md has examples.
 """
 
 import contextlib
@@ -142,7 +143,20 @@ def _axes(name: str, module: Any) -> Axes:
     raise ValueError(f"model {name!r}: model_axes={axes!r} must {wants}")
 
 
-def _model(name: str, init: Callable, run: Callable, head: Callable | None, prepare: Prepare, axes: Axes) -> Model:
+def _flattened(name: str, module: Any) -> Axes | None:
+    """Returns the module's `flattened` (`task.Model`); ValueError unless it maps ends of paths to channels."""
+    flattened = getattr(module, "flattened", None)
+    if flattened is None:
+        return None
+    if isinstance(flattened, Mapping) and all(isinstance(e, str) and isinstance(c, int) and c > 0 for e, c in flattened.items()):
+        return tuple(flattened.items())
+    wants = 'map ends of paths to channels, such as {"dense/kernel": 64}; {} where no image is flattened'
+    raise ValueError(f"model {name!r}: flattened={flattened!r} must {wants}")
+
+
+def _model(
+    name: str, init: Callable, run: Callable, head: Callable | None, prepare: Prepare, axes: Axes, flattened: Axes | None
+) -> Model:
     """Builds a Model of `run`: (net, x, key, train, mask) -> (features or, without a head, logits; stats)."""
 
     def lacks(*_: Any, **__: Any):
@@ -164,7 +178,7 @@ def _model(name: str, init: Callable, run: Callable, head: Callable | None, prep
         outputs: dict[str, Any] = {"logits": out} if head is None else {"logits": head(net, out), "features": out}
         return (outputs | {"intermediates": {}} if intermediates else outputs), stats
 
-    return Model(init, apply, lacks if head is None else call, head or lacks, name, model_axes=axes)
+    return Model(init, apply, lacks if head is None else call, head or lacks, name, model_axes=axes, flattened=flattened)
 
 
 def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, prepare: Prepare, stats_mode: str) -> Model:
@@ -209,7 +223,7 @@ def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, prepare: Prepare, stats_
     def head(net: Net, features: Array) -> Array:
         return module_of(net, None).head(features).astype(jnp.float32)
 
-    return _model(name, init, run, head if parts else None, prepare, _axes(name, abstract))
+    return _model(name, init, run, head if parts else None, prepare, _axes(name, abstract), _flattened(name, abstract))
 
 
 def _has_head(module: linen.Module) -> bool:
@@ -281,4 +295,4 @@ def _of_linen(module: linen.Module, name: str, example: jax.ShapeDtypeStruct, pr
     def head(net: Net, features: Array) -> Array:
         return jnp.asarray(module.apply(collections(net), features, method=lambda m, z: m.head(z))).astype(jnp.float32)
 
-    return _model(name, init, run, head if parts else None, prepare, _axes(name, module))
+    return _model(name, init, run, head if parts else None, prepare, _axes(name, module), _flattened(name, module))

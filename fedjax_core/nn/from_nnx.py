@@ -40,7 +40,8 @@ def from_module(
     The module has a linear `head` and a method `body(x, key=, train=, batch=, mask=) -> (features
     [B, D], {name: array})`, for texts [B, T, D], where `batch` is whether batch normalization uses
     (and updates by) the batch's statistics. Its variables are `nnx.Param` and `nnx.BatchStat` only,
-    and it draws from `key` only. Its class may have `model_axes`, see `task.find_model_axis`.
+    and it draws from `key` only. Its class may have `model_axes`, see `task.find_model_axis`, and
+    `flattened`, see `task.Model`.
 
     Args:
       make: builds the module from its initial random streams.
@@ -103,7 +104,9 @@ def from_module(
         outputs: dict[str, Any] = {"logits": head(net, z), "features": z}
         return (outputs | {"intermediates": seen} if intermediates else outputs), stats
 
-    return Model(init, apply, features, head, name, model_axes=tuple(getattr(abstract, "model_axes", {}).items()))
+    axes, flattened = getattr(abstract, "model_axes", {}), getattr(abstract, "flattened", None)
+    flattened = None if flattened is None else tuple(flattened.items())
+    return Model(init, apply, features, head, name, model_axes=tuple(axes.items()), flattened=flattened)
 
 
 def normalize_inputs(

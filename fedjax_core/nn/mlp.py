@@ -17,6 +17,7 @@ class MLP(nnx.Module):
     """Hidden layers with ReLU and a linear head, on flattened inputs."""
 
     model_axes: ClassVar = {"kernel": -1}  # by outputs
+    flattened: ClassVar = {}
 
     def __init__(
         self,

@@ -123,6 +123,12 @@ class ResNet(nnx.Module):
             raise ValueError(f"features={features} does not divide the {channels} channels of the last stage")
         self.head = nnx.Linear(self.features, classes, dtype=dtype, rngs=rngs)
 
+    @property
+    def flattened(self) -> dict[str, int] | None:
+        """No dense layer's inputs; None where `features` averages channels."""
+        last = getattr(self, f"stage{len(self.blocks)}_block{self.blocks[-1]}")
+        return {} if getattr(last, f"conv{last.depth}").kernel.shape[-1] == self.features else None
+
     def body(self, x: Array, *, key: Array | None, train: bool, batch: bool, mask: Array | None) -> tuple[Array, dict[str, Array]]:
         """Returns features [B, D] and the layers by name, of x [B, H, W, C].
 

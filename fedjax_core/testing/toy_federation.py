@@ -48,7 +48,7 @@ def model(hidden: int = 6, statistics: bool = True, outputs: int = CLASSES) -> M
         z, stats = features(net, x, key, train, mask)
         return {"logits": head(net, z), "features": z} | ({"intermediates": {}} if intermediates else {}), stats
 
-    return Model(init, apply, features, head, f"toy{hidden}")
+    return Model(init, apply, features, head, f"toy{hidden}", flattened=())
 
 
 @functools.cache

@@ -82,6 +82,36 @@ def mean_by_shape(
     return Reduce(map_part, "add", finalize)
 
 
+def mean_by_index(
+    number: int,
+    weight_fn: Callable[[Cohort], Array] = weight_by_examples,
+    split: Callable[[PyTree, Cohort], tuple[PyTree, Array]] = lambda part, client: part,
+) -> Reduce:
+    """Returns means over the clients of each index, such as a cluster, as running sums.
+
+    Args:
+      number: of indices.
+      weight_fn: as in `mean`.
+      split: (part, Cohort entry) -> (tree, index []); by default the part is that pair.
+
+    Returns:
+      A Reduce whose `finalize` gives (means [number, ...], weights [number], numbers of clients
+      [number]); means are zero where no client came.
+    """
+
+    def map_part(part, client):
+        tree, index = split(part, client)
+        w = weight_fn(client) * jax.nn.one_hot(index, number)
+        return jax.tree.map(lambda d: jnp.tensordot(w.astype(d.dtype), d, 0), tree), w, (w > 0).astype(jnp.float32)
+
+    def finalize(total):
+        trees, w, members = total
+        share = lambda d: d / jnp.maximum(w, TINY).astype(d.dtype).reshape(-1, *(1,) * (d.ndim - 1))
+        return jax.tree.map(share, trees), w, members
+
+    return Reduce(map_part, "add", finalize)
+
+
 def class_mean(weights: str = "uniform") -> Reduce:
     """Returns the mean of each class over clients, of uplinks (values [K, ...], counts [K]).
 

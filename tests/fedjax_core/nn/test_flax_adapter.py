@@ -111,6 +111,17 @@ def test_a_module_says_which_axes_several_devices_divide(axes):
         of(divided)
 
 
+@pytest.mark.parametrize("flattened", [{}, {"first/kernel": 4}, {"first/kernel": 0}, "first"])
+def test_a_module_says_where_it_flattens_images(flattened):
+    declared = type("Declared", (Plain,), {"flattened": flattened})
+    if flattened in ({}, {"first/kernel": 4}):
+        assert of(declared).flattened == tuple(flattened.items())
+        assert of(Plain).flattened is None
+        return
+    with pytest.raises(ValueError, match=r"'Declared': flattened=.* must map ends of paths to channels, such as"):
+        of(declared)
+
+
 def test_batch_statistics_leave_out_padding_or_are_refused():
     with pytest.raises(ValueError, match="has batch statistics, which padding would enter"):
         of(Normalised)
