@@ -1,7 +1,7 @@
 """Pre-trained language models from a local folder in the public layout. Nothing is downloaded.
 
-config.json           the network; its `model_type` chooses between `models/llama.py` and
-`models/bert.py`
+config.json           the network; its `model_type` is a key of `FAMILIES`: decoders of
+                      `models/decoder.py`, encoders of `models/bert.py`; or "clip"
 model.safetensors     its weights; or in several files, which model.safetensors.index.json names
 tokenizer.json        read by the package `tokenizers` (pip install '.[text]')
 
@@ -21,20 +21,20 @@ import numpy as np
 from fedjax_core import registry
 from fedjax_core.algorithm import PyTree
 from fedjax_core.language import gguf_files
-from fedjax_core.language.models import bert, llama
+from fedjax_core.language.models import bert, clip, decoder, decoder_configs
 from fedjax_core.language.models.transformer import Encoder, LanguageModel
 from fedjax_core.option_types import shorten
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.safetensors_files import read_tensors
 
-FAMILIES = {"llama": llama, "bert": bert}
+FAMILIES = dict.fromkeys(decoder_configs.DEFAULTS, decoder) | dict.fromkeys(("bert", "roberta"), bert)
 CONFIG, ONE_FILE, INDEX, TOKENIZER = "config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
 
 
 def load(
     folder: str | os.PathLike, dtype: str = "float32", remat: bool = False, later: bool = False
 ) -> tuple[LanguageModel, PyTree] | tuple[Encoder, PyTree]:
-    """Loads a model, a `LanguageModel` (LLaMA) or an `Encoder` (BERT), and its parameters.
+    """Loads a model, a `LanguageModel` (decoders) or an `Encoder` (BERT), and its parameters.
 
     Args:
       folder: with config.json and the weights, or a GGUF file.
@@ -49,6 +49,12 @@ def load(
     family = FAMILIES[registry.check_choice(f"model_type in {Path(folder) / CONFIG}", config["model_type"], FAMILIES)]
     params = family.from_tensors(config, read_folder_tensors(folder), dtype, later)
     return family.build(config, dtype, remat), params
+
+
+def load_clip(folder: str | os.PathLike, dtype: str = "float32", remat: bool = False) -> tuple[clip.Clip, PyTree]:
+    """Loads both encoders of a CLIP and their parameters; arguments and errors as `load`."""
+    config = read_config(folder)
+    return clip.build(config, dtype, remat), clip.from_tensors(config, read_folder_tensors(folder), dtype)
 
 
 def is_gguf(folder: str | os.PathLike) -> bool:

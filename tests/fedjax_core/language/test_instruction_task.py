@@ -19,14 +19,14 @@ from fedjax_core.commands import analyze
 from fedjax_core.commands.analyses import scalar_metrics
 from fedjax_core.language import generation, length_bucketing, load_pretrained
 from fedjax_core.language import instruction_task as language
-from fedjax_core.language.models import bert, llama
+from fedjax_core.language.models import bert, decoder
 from fedjax_core.lazy_array import LazyArray
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.safetensors_files import write_tensors
 from tests.fedjax_core.language import test_load_pretrained
-from tests.fedjax_core.language.models import test_llama
+from tests.fedjax_core.language.models import test_decoder
 from tests.fedjax_core.language.models.test_bert import CONFIG as BERT
-from tests.fedjax_core.language.models.test_llama import PLAIN as LLAMA
+from tests.fedjax_core.language.models.test_decoder import PLAIN as LLAMA
 from tests.fedjax_core.language.test_instruction_data import END, Letters, decoded, rows
 
 LOAD = load_pretrained.load
@@ -35,7 +35,7 @@ MODELS = {
     "llama": LLAMA
     | {"vocab_size": 128, "num_hidden_layers": 1, "max_position_embeddings": 256, "initializer_range": 0.3, "eos_token_id": END},
 }
-FAMILIES, LIMITS = {"bert": bert, "llama": llama}, {"bert": 40, "llama": 128}
+FAMILIES, LIMITS = {"bert": bert, "llama": decoder}, {"bert": 40, "llama": 128}
 
 
 def loaded(folder, dtype="float32", remat=False, later=False):
@@ -288,7 +288,7 @@ def test_weights_reach_the_devices_part_by_part(config, tmp_path, monkeypatch):
     known of them before.
     """
     monkeypatch.setattr(load_pretrained, "load", LOAD)
-    write_tensors(tmp_path / "llama" / load_pretrained.ONE_FILE, test_llama.tensors(MODELS["llama"]), {})
+    write_tensors(tmp_path / "llama" / load_pretrained.ONE_FILE, test_decoder.tensors(MODELS["llama"]), {})
     asked = config("llama", name="fedit", batch=4)
     asked.plan.update(devices=4, model=2)
     sim = experiment.build(asked)

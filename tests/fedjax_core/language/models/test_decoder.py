@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.language import load_pretrained
-from fedjax_core.language.models import llama
+from fedjax_core.language.models import decoder
 from fedjax_core.nn import count_parameters
 from tests import reference
 
@@ -66,7 +66,7 @@ def tensors(config: dict) -> dict[str, np.ndarray]:
 
 
 class Built(NamedTuple):
-    model: llama.LanguageModel
+    model: decoder.LanguageModel
     params: dict
     hidden: object
     logits: object
@@ -74,8 +74,8 @@ class Built(NamedTuple):
 
 @functools.cache
 def built(name: str) -> Built:
-    model = llama.build(CONFIGS[name])
-    params = llama.from_tensors(CONFIGS[name], tensors(CONFIGS[name]))
+    model = decoder.build(CONFIGS[name])
+    params = decoder.from_tensors(CONFIGS[name], tensors(CONFIGS[name]))
     return Built(model, params, jax.jit(model.hidden), jax.jit(lambda p, *text: model.logits(p, model.hidden(p, *text))))
 
 
@@ -177,7 +177,7 @@ def test_logits_are_those_of_transformers(name, tmp_path):
         text = {"input_ids": torch.from_numpy(tokens).long(), "attention_mask": torch.from_numpy(mask).long()}
         wanted = other(**text).logits.numpy()[mask]
     model, params = load_pretrained.load(tmp_path)
-    assert isinstance(model, llama.LanguageModel)
+    assert isinstance(model, decoder.LanguageModel)
     logits = jax.jit(lambda p: model.logits(p, model.hidden(p, jnp.asarray(tokens), jnp.asarray(mask))))
     np.testing.assert_allclose(np.asarray(logits(params))[mask], wanted, atol=1e-4)
     if name == "plain":
@@ -203,7 +203,7 @@ def test_the_published_sizes():
     one = {"vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
     one |= {"model_type": "llama", "num_key_value_heads": 8, "head_dim": 64, "tie_word_embeddings": True}
     for config, wanted in ((seven, 6_738_415_616), (one, 1_235_814_400)):
-        assert count_parameters(jax.eval_shape(llama.build(config, "bfloat16").init, jax.random.key(0))) == wanted
+        assert count_parameters(jax.eval_shape(decoder.build(config, "bfloat16").init, jax.random.key(0))) == wanted
 
 
 @functools.cache
@@ -278,7 +278,7 @@ def test_a_kernel_can_be_replaced_from_outside():
 @pytest.mark.parametrize("tied", [False, True])
 def test_logits_are_finer_than_the_parameters(tied):
     """Sums of the products of bfloat16 numbers, which are float32 and are not rounded."""
-    model = llama.build(PLAIN | {"tie_word_embeddings": tied}, "bfloat16")
+    model = decoder.build(PLAIN | {"tie_word_embeddings": tied}, "bfloat16")
     params = jax.jit(model.init)(jax.random.key(0))
     hidden = jax.random.normal(jax.random.key(1), (3, model.width), jnp.bfloat16)
     found = np.asarray(model.logits(params, hidden))
@@ -291,7 +291,7 @@ def test_less_memory_is_the_same_gradient():
     text = texts("left", 9)
     model, params, *_ = built("plain")
     slopes = [
-        jax.jit(jax.grad(lambda p, m=m: jnp.sum(m.hidden(p, *text) ** 2)))(params) for m in (model, llama.build(PLAIN, remat=True))
+        jax.jit(jax.grad(lambda p, m=m: jnp.sum(m.hidden(p, *text) ** 2)))(params) for m in (model, decoder.build(PLAIN, remat=True))
     ]
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3), *slopes)
 
@@ -313,7 +313,7 @@ def test_less_memory_is_the_same_gradient():
 )
 def test_what_is_not_supported_is_named(change, says):
     with pytest.raises(ValueError, match=says):
-        llama.read_config(PLAIN | change)
+        decoder.read_config(PLAIN | change)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_what_is_not_supported_is_named(change, says):
 def test_a_wrong_tensor_is_named(change, says):
     changed = {name: tensor for name, tensor in (tensors(PLAIN) | change).items() if tensor is not None}
     with pytest.raises(ValueError, match=says):
-        llama.from_tensors(PLAIN, changed)
+        decoder.from_tensors(PLAIN, changed)
 
 
 def test_too_long_a_text_is_refused():
@@ -344,4 +344,4 @@ def test_too_long_a_text_is_refused():
     with pytest.raises(ValueError, match="limit=0 must be at least 1"):
         model.generate(params, tokens[:, :60], mask[:, :60], limit=0)
     with pytest.raises(ValueError, match="unknown dtype 'float16'"):
-        llama.from_tensors(PLAIN, tensors(PLAIN), "float16")
+        decoder.from_tensors(PLAIN, tensors(PLAIN), "float16")
