@@ -144,6 +144,7 @@ SLOW = {  # files with more than about ten measured seconds of computing
         "test_local_training",
         "test_conv",
         "test_decoder",
+        "test_families",
     ),
     *(
         "test_accelerator",

@@ -159,7 +159,7 @@ def read_weights(path: str | os.PathLike) -> dict[str, np.ndarray]:
             array = np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
         except (NotImplementedError, ValueError) as error:
             raise ValueError(f"{path}: tensor {tensor.name!r} of {tensor.tensor_type.name} cannot be read ({error})") from None
-        if config["model_type"] == "llama" and ("q_proj" in name or "k_proj" in name):
+        if config["model_type"] == "llama" and array.ndim == 2 and ("q_proj" in name or "k_proj" in name):
             array = _pairs_to_halves(array, heads if "q_proj" in name else groups)
         weights[name] = array
     return weights
@@ -178,6 +178,14 @@ def _pairs_to_halves(array: np.ndarray, heads: int) -> np.ndarray:
     """Returns the rows of each head, [H E, D], from the order 0, E/2, 1, E/2 + 1 ... in 0, 1, 2 ..."""
     rows, width = array.shape
     return np.ascontiguousarray(array.reshape(heads, rows // heads // 2, 2, width).swapaxes(1, 2)).reshape(rows, width)
+
+
+def read_chat_template(path: str | os.PathLike) -> tuple[str, dict[str, str]]:
+    """Returns the chat template and the special tokens that it names; ValueError if there is none."""
+    reader = _open(path)
+    tokens = _get(reader, "tokenizer.ggml.tokens")
+    ids = {f"{name}_token": _get(reader, f"tokenizer.ggml.{name}_token_id", None) for name in ("bos", "eos")}
+    return _get(reader, "tokenizer.chat_template"), {name: tokens[i] for name, i in ids.items() if i is not None}
 
 
 def read_tokenizer(path: str | os.PathLike) -> str:

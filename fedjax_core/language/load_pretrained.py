@@ -28,6 +28,7 @@ from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.safetensors_files import read_tensors
 
 FAMILIES = dict.fromkeys(decoder_configs.DEFAULTS, decoder) | dict.fromkeys(("bert", "roberta"), bert)
+NESTED = ("rope_parameters", "rope_scaling", "text_config", "vision_config")  # objects in config.json
 CONFIG, ONE_FILE, INDEX, TOKENIZER = "config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
 
 
@@ -71,7 +72,7 @@ def read_config(folder: str | os.PathLike) -> dict[str, Any]:
     if is_gguf(folder):
         return gguf_files.read_config(folder)
     nested = (dict, type(None))
-    return read_json(Path(folder) / CONFIG, {"model_type": str, "rope_parameters?": nested, "rope_scaling?": nested})
+    return read_json(Path(folder) / CONFIG, {"model_type": str, **{f"{name}?": nested for name in NESTED}})
 
 
 def list_files(folder: str | os.PathLike) -> list[Path]:

@@ -83,8 +83,8 @@ def read_config(config: Mapping[str, Any]) -> Config:
     read_choice(config, "quantization_config", None)
     positions, first = read_positive(config, "max_position_embeddings", default=512), 0
     if family == "roberta":
-        first = 1 + config.get("pad_token_id", 1)
-        if not 0 < first < positions:
+        first = 1 + read_positive(config, "pad_token_id", default=1)
+        if first >= positions:
             raise ValueError(f"config.json: pad_token_id={first - 1} leaves no room in max_position_embeddings={positions}")
     return Config(
         family=family,

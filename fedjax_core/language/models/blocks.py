@@ -137,7 +137,9 @@ class Attention(nnx.Module):
         self.query_norm, self.key_norm = (c.make_norm(dtype, c.head_width) if c.qk_norm else None for _ in range(2))
         self.heads, self.groups, self.scale, self.cap = c.heads, c.groups, c.scale, c.cap
 
-    def __call__(self, x: Array, angles: Array | None, mask: Array | None, place: Array | int, cache: PyTree) -> tuple[Array, PyTree]:
+    def __call__(
+        self, x: Array, angles: Array | None, mask: Array | None, place: Array | int, cache: PyTree
+    ) -> tuple[Array, PyTree]:
         """Maps [B, T, D] to [B, T, D].
 
         Keys and values are put into the cache (if any) at `place`, and all of the cache is looked
@@ -190,7 +192,9 @@ class Layer(nnx.Module):
         self.attention_out_norm, self.mlp_out_norm = (config.make_norm(dtype) if around else None for _ in range(2))
         self.order = config.order
 
-    def __call__(self, x: Array, angles: Array | None, mask: Array | None, place: Array | int, cache: PyTree) -> tuple[Array, PyTree]:
+    def __call__(
+        self, x: Array, angles: Array | None, mask: Array | None, place: Array | int, cache: PyTree
+    ) -> tuple[Array, PyTree]:
         """Maps [B, T, D] to [B, T, D], and returns the cache; arguments as `Attention`'s."""
         if self.order == "post":
             attended, cache = self.attention(x, angles, mask, place, cache)

@@ -118,7 +118,9 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
 
         def context(local: bool):
             frequencies = c.local_frequencies if local else c.frequencies
-            angles = places[..., None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)[None, None] if frequencies else None
+            angles = (
+                places[..., None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)[None, None] if frequencies else None
+            )
             return angles, keep_last(mask, c.window) if local and c.window < mask.shape[-1] else mask, place
 
         contexts, which = [context(local) for local in kinds], None
@@ -127,12 +129,16 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
         x, cache = layers.run(params["layers"], outer.embed(tokens, places), *contexts[0], cache=cache, read=read, kinds=which)
         return outer.norm(x), cache
 
-    def hidden(params: PyTree, tokens: Array, mask: Array, read=None):
+    def hidden(params: PyTree, tokens: Array, mask: Array, read=None, segments: Array | None = None):
         t = tokens.shape[1]
         check_context(name, t, c.context)
         check_tokens(tokens, c.vocabulary, name, mask)
         causal = jnp.tril(jnp.ones((t, t), bool))
-        outputs = run(params, tokens, token_positions(mask), mask[:, None] & causal[None], read=read)
+        visible, places = mask[:, None] & causal[None], token_positions(mask)
+        if segments is not None:
+            visible = visible & (segments[:, :, None] == segments[:, None])
+            places = jnp.maximum(jnp.sum(visible, -1, dtype=jnp.int32) - 1, 0)
+        outputs = run(params, tokens, places, visible, read=read)
         return outputs[0] if read is None else outputs
 
     def logits(params: PyTree, hidden: Array) -> Array:

@@ -72,7 +72,8 @@ class LanguageModel(NamedTuple):
 
     Attributes:
       init, width, context, name, model_axes, vocabulary: as an `Encoder`'s.
-      hidden: the same without types.
+      hidden: the same without types. With segments [B, T], the number of each token's text, texts
+        in one row do not see each other, and each has positions from 0.
       logits: (params, hidden [..., D]) -> [..., V] float32: of the next token.
       generate: (params, tokens [B, T], mask [B, T], *, limit, stop=..., beams=1) -> (tokens [B,
         limit], mask [B, limit]), see `greedy_decode` and `beam_search.beam_search`.

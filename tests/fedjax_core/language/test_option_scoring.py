@@ -20,7 +20,9 @@ from tests.fedjax_core.language.models.test_decoder import PLAIN as LLAMA
 from tests.fedjax_core.language.test_instruction_data import END, Letters, divided
 
 ENCODER = bert.build(BERT | {"vocab_size": 128, "max_position_embeddings": 48, "num_hidden_layers": 1, "initializer_range": 0.3})
-WRITER = decoder.build(LLAMA | {"vocab_size": 128, "num_hidden_layers": 1, "max_position_embeddings": 256, "initializer_range": 0.3})
+WRITER = decoder.build(
+    LLAMA | {"vocab_size": 128, "num_hidden_layers": 1, "max_position_embeddings": 256, "initializer_range": 0.3}
+)
 
 
 embed = jax.jit(functools.partial(option_scoring.embed_batch, ENCODER))

@@ -35,7 +35,7 @@ TOKENS = np.arange(10).reshape(2, 5) % 13
 MASK = np.array([[True] * 5, [False, True, True, True, True]])
 
 
-def decoder():
+def language_model():
     model = decoder.build(TINY | {"max_position_embeddings": 16})
     return model.init(jax.random.key(0)), lambda params: model.hidden(params, TOKENS, MASK)
 
@@ -52,7 +52,7 @@ def images():
     return net.params, lambda params: model.features(Net(params, net.stats), x)[0]
 
 
-NETWORKS = {"llama": decoder, "bert": encoder, "vit": images}
+NETWORKS = {"llama": language_model, "bert": encoder, "vit": images}
 
 
 def random_like(tree, key=7):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.language import load_pretrained
-from fedjax_core.language.models import decoder
+from fedjax_core.language.models import decoder, decoder_configs
 from fedjax_core.nn import count_parameters
 from tests import reference
 
@@ -241,6 +241,47 @@ def test_decoding_ends_at_the_stop():
     assert mask[0].sum() <= 2
 
 
+@functools.cache
+def windowed() -> tuple[decoder.LanguageModel, dict]:
+    """A network with windows of 3 tokens in two of three layers, whose angles differ."""
+    own = {"model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh", "sliding_window_pattern": 3, "sliding_window": 3}
+    config = PLAIN | own | {"num_hidden_layers": 3, "head_dim": 4, "query_pre_attn_scalar": 4, "initializer_range": 0.5}
+    model = decoder.build(config)
+    return model, jax.jit(model.init)(jax.random.key(0))
+
+
+def test_texts_in_one_row_do_not_see_each_other():
+    for model, params in (windowed(), built("plain")[:2]):
+        rows = [np.random.default_rng(row).integers(3, 23, n) for row, n in enumerate(LENGTHS)]
+        tokens = np.concatenate([[0, 0], *rows])[None]
+        segments = np.concatenate([[0, 0], *(np.full(n, row) for row, n in enumerate(LENGTHS))])[None]
+        together = jax.jit(model.hidden)(params, tokens, np.arange(22)[None] > 1, segments=segments)[0, 2:]
+        alone = jax.jit(model.hidden)(params, *texts("right"))
+        for row, part in enumerate(np.split(together, np.cumsum(LENGTHS)[:-1])):
+            np.testing.assert_allclose(part, alone[row, : LENGTHS[row]], atol=1e-4)
+
+
+def test_a_window_sees_the_last_tokens():
+    mask = np.random.default_rng(0).random((2, 5, 9)) < 0.6
+    kept = np.asarray(decoder.keep_last(jnp.asarray(mask), 2))
+    for before, after in zip(mask.reshape(-1, 9), kept.reshape(-1, 9), strict=True):
+        assert np.flatnonzero(after).tolist() == np.flatnonzero(before)[-2:].tolist()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_decoding_with_windows_is_decoding_without_a_cache(side):
+    model, params = windowed()
+    tokens, mask = jax.jit(lambda p, *text: model.generate(p, *text, limit=5, stop=()))(params, *texts(side))
+    assert mask.all()
+    row, real = np.zeros((3, 14), np.int32), np.zeros((3, 14), bool)
+    for i, n in enumerate(LENGTHS):
+        row[i, : n + 5] = [*np.random.default_rng(i).integers(3, 23, n), *np.asarray(tokens)[i]]
+        real[i, : n + 5] = True
+    following = np.argmax(jax.jit(lambda p: model.logits(p, model.hidden(p, row, real)))(params), -1)
+    for i, n in enumerate(LENGTHS):
+        assert following[i, n - 1 : n + 4].tolist() == np.asarray(tokens)[i].tolist()
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class Factors:
@@ -291,7 +332,8 @@ def test_less_memory_is_the_same_gradient():
     text = texts("left", 9)
     model, params, *_ = built("plain")
     slopes = [
-        jax.jit(jax.grad(lambda p, m=m: jnp.sum(m.hidden(p, *text) ** 2)))(params) for m in (model, decoder.build(PLAIN, remat=True))
+        jax.jit(jax.grad(lambda p, m=m: jnp.sum(m.hidden(p, *text) ** 2)))(params)
+        for m in (model, decoder.build(PLAIN, remat=True))
     ]
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3), *slopes)
 
@@ -309,11 +351,25 @@ def test_less_memory_is_the_same_gradient():
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor=None must be a positive number"),
         ({"head_dim": 5}, "head_dim=5 must be even"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "must be a list of num_hidden_layers=2"),
+        ({"model_type": "mistral", "layer_types": ["full_attention", "odd"]}, "layer_types='odd' is not supported"),
+        ({"model_type": "gemma2", "hidden_activation": "relu"}, "hidden_activation='relu'"),
     ],
 )
 def test_what_is_not_supported_is_named(change, says):
     with pytest.raises(ValueError, match=says):
         decoder.read_config(PLAIN | change)
+
+
+def test_layers_have_windows_as_older_files_say():
+    local = lambda **own: decoder_configs.read_config(PLAIN | {"num_hidden_layers": 4} | own).local
+    assert local(model_type="mistral", sliding_window=None) == local(model_type="qwen2") == ()
+    assert local(model_type="mistral") == (True,) * 4
+    assert local(model_type="qwen3", use_sliding_window=True, max_window_layers=3) == (False, False, False, True)
+    assert local(model_type="gemma2") == (True, False, True, False)
+    gemma3 = decoder_configs.read_config(PLAIN | {"model_type": "gemma3_text", "num_hidden_layers": 7, "rope_theta": 1e6})
+    assert gemma3.local == (True,) * 5 + (False, True)
+    assert (gemma3.frequencies[1], gemma3.local_frequencies[1]) == pytest.approx((1e6 ** (-2 / 256), 1e4 ** (-2 / 256)))
 
 
 @pytest.mark.parametrize(
