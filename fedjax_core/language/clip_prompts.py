@@ -91,13 +91,14 @@ def make_prompted_classifier(clip: Clip, tokens: np.ndarray, mask: np.ndarray, p
     Raises:
       ValueError: no prompts, padding on the left, or more tokens than CLIP takes.
     """
-    tokens, mask = np.asarray(tokens, np.int32), np.asarray(mask, bool)
+    texts: Any = np.asarray(tokens, np.int32)
+    shown: Any = np.asarray(mask, bool)
     if prompts < 1:
         raise ValueError(f"prompts={prompts} must be at least 1")
-    if not mask[:, :2].all() or (np.diff(mask.astype(int), axis=1) > 0).any():
+    if not shown[:, :2].all() or (np.diff(shown.astype(int), axis=1) > 0).any():
         raise ValueError("mask: each class needs a begin and an end, and padding on the right")
-    if tokens.shape[1] + prompts > clip.context:
-        raise ValueError(f"{tokens.shape[1]} tokens and prompts={prompts} for {clip.name}: it takes at most {clip.context}")
+    if texts.shape[1] + prompts > clip.context:
+        raise ValueError(f"{texts.shape[1]} tokens and prompts={prompts} for {clip.name}: it takes at most {clip.context}")
     if generated and clip.width % HEADS:
         raise ValueError(f"{clip.name}: generated prompts need a width of texts that {HEADS} divides")
     make: Any = lambda rngs: (
@@ -111,11 +112,12 @@ def make_prompted_classifier(clip: Clip, tokens: np.ndarray, mask: np.ndarray, p
 
     def encode_classes(params: PyTree) -> Array:
         frozen = jax.lax.stop_gradient(params["clip"])
-        own = prompter(params["prompts"])(clip.encode_text(frozen, tokens, mask))
-        x = clip.embed_tokens(frozen, tokens)
-        own = jnp.broadcast_to(own.astype(x.dtype), (len(tokens), *own.shape))
+        own = prompter(params["prompts"])(clip.encode_text(frozen, texts, shown))
+        seen: Any = np.pad(shown, ((0, 0), (prompts, 0)), constant_values=True)
+        x = clip.embed_tokens(frozen, texts)
+        own = jnp.broadcast_to(own.astype(x.dtype), (len(texts), *own.shape))
         x = jnp.concatenate([x[:, :1], own, x[:, 1:]], 1)
-        return clip.encode_embeddings(frozen, x, np.pad(mask, ((0, 0), (prompts, 0)), constant_values=True))
+        return clip.encode_embeddings(frozen, x, seen)
 
     def head(net: Net, features: Array) -> Array:
         scale = jnp.exp(jax.lax.stop_gradient(net.params["clip"]["scale"]))

@@ -27,7 +27,7 @@ from fedjax_core.option_types import shorten
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.safetensors_files import read_tensors
 
-FAMILIES = dict.fromkeys(decoder_configs.DEFAULTS, decoder) | dict.fromkeys(("bert", "roberta"), bert)
+FAMILIES: dict[str, Any] = dict.fromkeys(decoder_configs.DEFAULTS, decoder) | dict.fromkeys(("bert", "roberta"), bert)
 NESTED = ("rope_parameters", "rope_scaling", "text_config", "vision_config")  # objects in config.json
 CONFIG, ONE_FILE, INDEX, TOKENIZER = "config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
 

@@ -121,7 +121,8 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
             angles = (
                 places[..., None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)[None, None] if frequencies else None
             )
-            return angles, keep_last(mask, c.window) if local and c.window < mask.shape[-1] else mask, place
+            is_cut = local and c.window is not None and c.window < mask.shape[-1]
+            return angles, keep_last(mask, c.window or 0) if is_cut else mask, place
 
         contexts, which = [context(local) for local in kinds], None
         if kind_of_layer is not None:

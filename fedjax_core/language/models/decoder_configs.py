@@ -81,7 +81,7 @@ class Config(NamedTuple):
 def read_config(config: Mapping[str, Any]) -> Config:
     """Reads config.json's fields; raises ValueError for one that is missing or not supported."""
     family = read_choice(config, "model_type", *DEFAULTS)
-    config = DEFAULTS[family] | config
+    config = {**DEFAULTS[family], **config}
     read_choice(config, "quantization_config", None)
     return _read_gpt2(config) if family == "gpt2" else _read_rotary(config, family)
 
