@@ -177,6 +177,20 @@ def test_a_language_model_writes(config, tmp_path, monkeypatch):
         assert scalar_metrics.make_metric(name)(tmp_path, None) == pytest.approx(np.mean(wanted))
 
 
+def test_packed_conversations_are_learned(config, tmp_path):
+    template = "{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}\t{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+    (tmp_path / "llama" / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    asked = config("llama", name="fedit", batch=2, epochs=1)
+    asked.models = tuple(model.replace("long=", "template='chat', pack=True, long=") for model in asked.models)
+    sim = experiment.build(asked)
+    x = sim.spec.data.train.x
+    assert x["segments"].max() > 0
+    assert bytes(x["tokens"][0][x["mask"][0]].tolist()).startswith(b"<u>")
+    state, records = sim.run_rounds(sim.init(0), 2)
+    assert records[1]["train/loss"] < records[0]["train/loss"]
+    assert 0 <= sim.evaluate(state).metrics["test/global/accuracy"] <= 1
+
+
 def test_clients_are_tested_on_their_own_sets(config):
     """And by task, each of which two of them have."""
     made = config("bert", name="fedit", batch=4, epochs=1)
