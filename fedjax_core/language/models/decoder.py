@@ -135,7 +135,7 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
         check_context(name, t, c.context)
         check_tokens(tokens, c.vocabulary, name, mask)
         causal = jnp.tril(jnp.ones((t, t), bool))
-        visible, places = mask[:, None] & causal[None], token_positions(mask)
+        places, visible = token_positions(mask), mask[:, None] & causal[None]
         if segments is not None:
             visible = visible & (segments[:, :, None] == segments[:, None])
             places = jnp.maximum(jnp.sum(visible, -1, dtype=jnp.int32) - 1, 0)
