@@ -143,7 +143,8 @@ SLOW = {  # files with more than about ten measured seconds of computing
         "test_local_batch_norm",
         "test_local_training",
         "test_conv",
-        "test_llama",
+        "test_decoder",
+        "test_families",
     ),
     *(
         "test_accelerator",

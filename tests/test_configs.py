@@ -20,7 +20,7 @@ from fedjax_core.data import sources
 from fedjax_core.data.sources import published_images
 from fedjax_core.language import instruction_data, load_pretrained
 from fedjax_core.language import instruction_task as language
-from fedjax_core.language.models import llama
+from fedjax_core.language.models import decoder
 from fedjax_core.nn.from_nnx import build as network
 from fedjax_core.reporting import analysis, score_labels
 from tests.fedjax_core.training.test_adapters import LLAMA_7B
@@ -117,7 +117,7 @@ def build(config):
     """Builds at full size, without device arrays and files of weights."""
     if config.plan.devices is None:
         config.plan.devices = 1
-    llama_7b = lambda folder, spec: llama.build(LLAMA_7B, spec.dtype, spec.remat)
+    llama_7b = lambda folder, spec: decoder.build(LLAMA_7B, spec.dtype, spec.remat)
     with (
         mock.patch.dict(sources.READERS, READERS),
         mock.patch.object(instruction_data, "read", instances),

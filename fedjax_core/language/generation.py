@@ -42,7 +42,8 @@ def compute_answer_outputs(model: LanguageModel, params: PyTree, x: PyTree, laye
     a = x["answer"].shape[1]
     end = last_token_index(x["mask"])
     read = lambda hidden: hidden[jnp.arange(len(end)), end].astype(jnp.float32)
-    hidden = model.hidden(params, x["tokens"], x["mask"], read=read if layers else None)
+    more = {"segments": x["segments"]} if "segments" in x else {}
+    hidden = model.hidden(params, x["tokens"], x["mask"], read=read if layers else None, **more)
     hidden, layer_outputs = hidden if layers else (hidden, None)
     targets = jnp.where(x["answer"], x["tokens"][:, -a:], -1)
     return AnswerOutputs(model.logits(params, hidden[:, -a - 1 : -1]), targets, read(hidden), layer_outputs)

@@ -2,8 +2,8 @@
 and the tokenizer.
 
 A file is read as the folder in the public layout that it was made from: `read_config` returns what
-config.json says, `read_weights` the tensors of `LlamaForCausalLM`, `read_tokenizer` the text of
-tokenizer.json. Quantised weights are dequantised; training goes on from those values.
+config.json says, `read_weights` the tensors of a LLaMA (Mistral's files are such), Qwen 2 or Qwen 3,
+`read_tokenizer` the text of tokenizer.json. Quantised weights are dequantised; training goes on from those values.
 
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The package `gguf` reads it
 (pip install 'fedjax-core[gguf]').
@@ -21,7 +21,7 @@ import numpy as np
 from fedjax_core import registry
 
 SUFFIX = ".gguf"
-ARCHITECTURES = ("llama",)
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _SPACES = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
@@ -49,6 +49,8 @@ _NAMES = {  # of a layer's tensors, in the file and in the public layout
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
@@ -99,24 +101,25 @@ def _get(reader: Any, name: str, default: Any = _REQUIRED) -> Any:
 
 
 def read_config(path: str | os.PathLike) -> dict[str, Any]:
-    """Returns what config.json says of a LLaMA.
+    """Returns what config.json says of the model.
 
     Raises:
       ValueError, FileNotFoundError, ImportError: see the module; the message names the file and
         what is missing, or not supported.
     """
     reader = _open(path)
-    number = lambda name, *default: _get(reader, f"llama.{name}", *default)
+    family = _get(reader, "general.architecture")
+    number = lambda name, *default: _get(reader, f"{family}.{name}", *default)
     heads = int(number("attention.head_count"))
     if (scaling := number("rope.scaling.type", "none")) != "none":
-        raise ValueError(f"{path}: llama.rope.scaling.type={scaling!r} is not supported, only 'none'")
+        raise ValueError(f"{path}: {family}.rope.scaling.type={scaling!r} is not supported, only 'none'")
     if "tokenizer.ggml.tokens" not in reader.fields:
         raise ValueError(f"{path} has no tokenizer.ggml.tokens")
     tensors = {tensor.name for tensor in reader.tensors}
     if "rope_freqs.weight" in tensors:
         raise ValueError(f"{path}: rotary frequencies of Llama 3's long contexts (rope_freqs) are not supported")
     return {
-        "model_type": "llama",
+        "model_type": family,
         "hidden_act": "silu",
         "vocab_size": len(reader.fields["tokenizer.ggml.tokens"].data),
         "hidden_size": int(number("embedding_length")),
@@ -124,6 +127,7 @@ def read_config(path: str | os.PathLike) -> dict[str, Any]:
         "num_hidden_layers": int(number("block_count")),
         "num_attention_heads": heads,
         "num_key_value_heads": int(number("attention.head_count_kv", heads)),
+        "head_dim": int(number("attention.key_length", int(number("embedding_length")) // heads)),
         "rms_norm_eps": float(number("attention.layer_norm_rms_epsilon")),
         "rope_theta": float(number("rope.freq_base", 10000.0)),
         "max_position_embeddings": int(number("context_length")),
@@ -135,7 +139,7 @@ def read_config(path: str | os.PathLike) -> dict[str, Any]:
 def read_weights(path: str | os.PathLike) -> dict[str, np.ndarray]:
     """Returns the weights by their names in the public layout, float32.
 
-    llama.cpp stores the rows of the query and the key by pairs of rotated numbers; they are put
+    llama.cpp stores the rows of a LLaMA's query and key by pairs of rotated numbers; they are put
     back into the public order, halves.
 
     Raises:
@@ -144,28 +148,28 @@ def read_weights(path: str | os.PathLike) -> dict[str, np.ndarray]:
     from gguf.quants import dequantize
 
     reader = _open(path)
-    heads = int(_get(reader, "llama.attention.head_count"))
-    groups = int(_get(reader, "llama.attention.head_count_kv", heads))
+    config = read_config(path)
+    heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
     weights = {}
     for tensor in reader.tensors:
         name = _public_name(tensor.name)
         if name is None:
-            raise ValueError(f"{path} has the tensor {tensor.name!r}, which no LLaMA has")
+            raise ValueError(f"{path} has the tensor {tensor.name!r}, which its architecture has not")
         try:
             array = np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
         except (NotImplementedError, ValueError) as error:
             raise ValueError(f"{path}: tensor {tensor.name!r} of {tensor.tensor_type.name} cannot be read ({error})") from None
-        if "q_proj" in name or "k_proj" in name:
+        if config["model_type"] == "llama" and array.ndim == 2 and ("q_proj" in name or "k_proj" in name):
             array = _pairs_to_halves(array, heads if "q_proj" in name else groups)
         weights[name] = array
     return weights
 
 
 def _public_name(name: str) -> str | None:
-    """Returns a tensor's name in the public layout; None for one that a LLaMA has not."""
-    if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name):
-        layer, part = match.groups()
-        return f"model.layers.{layer}.{_NAMES[part]}.weight" if part in _NAMES else None
+    """Returns a tensor's name in the public layout; None for one that no architecture has."""
+    if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name):
+        layer, part, kind = match.groups()
+        return f"model.layers.{layer}.{_NAMES[part]}.{kind}" if part in _NAMES else None
     part = name.removesuffix(".weight")
     return f"{_TOP[part]}.weight" if part in _TOP else None
 
@@ -174,6 +178,14 @@ def _pairs_to_halves(array: np.ndarray, heads: int) -> np.ndarray:
     """Returns the rows of each head, [H E, D], from the order 0, E/2, 1, E/2 + 1 ... in 0, 1, 2 ..."""
     rows, width = array.shape
     return np.ascontiguousarray(array.reshape(heads, rows // heads // 2, 2, width).swapaxes(1, 2)).reshape(rows, width)
+
+
+def read_chat_template(path: str | os.PathLike) -> tuple[str, dict[str, str]]:
+    """Returns the chat template and the special tokens that it names; ValueError if there is none."""
+    reader = _open(path)
+    tokens = _get(reader, "tokenizer.ggml.tokens")
+    ids = {f"{name}_token": _get(reader, f"tokenizer.ggml.{name}_token_id", None) for name in ("bos", "eos")}
+    return _get(reader, "tokenizer.chat_template"), {name: tokens[i] for name, i in ids.items() if i is not None}
 
 
 def read_tokenizer(path: str | os.PathLike) -> str:

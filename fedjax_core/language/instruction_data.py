@@ -13,7 +13,12 @@ the instruction may end with the permitted answers (FLAN's form):
   - no
 
 or with input and target in place of instruction and output, the permitted answers in a list
-`options`, and maybe a field split. It may be packed with gzip.
+`options`, and maybe a field split; or with a conversation in place of instruction and output, for
+a model's chat template:
+
+  "messages": [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "Yes."}]
+
+It may be compressed with gzip.
 
 A jitted round needs one shape, so a data set has one T, the smallest multiple of `multiple` that
 holds its longest text, or the limit. Longer texts than the limit are refused, or cut where a config
@@ -21,9 +26,10 @@ says so; the number of cut texts is logged.
 """
 
 import dataclasses
+import itertools
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -34,11 +40,13 @@ from fedjax_core.algorithm import Examples
 from fedjax_core.data import apportion, federated_data, partition
 from fedjax_core.data.sources import Dataset
 from fedjax_core.data.sources.file_checks import SPLIT_SEED, read_json_lines
+from fedjax_core.language.chat_templates import ROLES, ChatTemplate, Messages
 
 ALPACA = "### Instruction:\n{instruction}\n\n### Response:\n"
 OPTIONS = "OPTIONS:"
 TESTED = ("left_out", "own")
 LONG = ("refuse", "cut")
+Row = tuple[list[int], list[bool]]  # tokens, and which are answers
 _log = logging.getLogger(__name__)
 
 
@@ -59,6 +67,7 @@ class Instance:
       question: the same without them.
       options: the permitted answers, each once; may be empty.
       answer: the right one; may be empty.
+      messages: (role, content) of a conversation, which ends with the answer; () in other forms.
     """
 
     task: str
@@ -67,6 +76,12 @@ class Instance:
     question: str
     options: tuple[str, ...]
     answer: str
+    messages: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def turns(self) -> tuple[tuple[str, str], ...]:
+        """The conversation; instruction and answer where it has no other."""
+        return self.messages or (("user", self.instruction), ("assistant", self.answer))
 
 
 def read(path: str | Path, split: str | None = None) -> list[Instance]:
@@ -85,7 +100,7 @@ def read(path: str | Path, split: str | None = None) -> list[Instance]:
             if split is None or row["split"] == split:
                 instances.append(_parse_instance(row))
         except (KeyError, TypeError) as error:
-            needed = "task, dataset, instruction (or input) and output (or target), each a text"
+            needed = "task, dataset, instruction (or input) and output (or target), each a text, or messages"
             raise ValueError(f"{place}: lacks {error}; a line must have {needed}") from None
     if not instances:
         raise ValueError(f"{path} has no examples" + ("" if split is None else f" with split={split!r}"))
@@ -104,7 +119,18 @@ def subsample(instances: Sequence[Instance], number: int) -> list[Instance]:
     return [instances[i] for i in sorted(kept)]
 
 
+def _parse_messages(rows: Any) -> tuple[tuple[str, str], ...]:
+    """Returns (role, content) of each message; raises TypeError for anything else."""
+    is_message = lambda row: isinstance(row, dict) and row.get("role") in ROLES and isinstance(row.get("content"), str)
+    if not isinstance(rows, list) or len(rows) < 2 or not all(map(is_message, rows)) or rows[-1]["role"] != "assistant":
+        raise TypeError(f"messages with a role of {', '.join(ROLES)} and content, the last of the assistant")
+    return tuple((row["role"], row["content"]) for row in rows)
+
+
 def _parse_instance(row: dict[str, Any]) -> Instance:
+    messages = _parse_messages(row["messages"]) if "messages" in row else ()
+    if messages:
+        row = row | {"instruction": messages[-2][1], "output": messages[-1][1]}
     instruction = row["instruction"] if "instruction" in row else row["input"]
     answer = row["output"] if "output" in row else row["target"]
     for name, value in {"task": row["task"], "dataset": row["dataset"], "instruction": instruction, "output": answer}.items():
@@ -115,7 +141,7 @@ def _parse_instance(row: dict[str, Any]) -> Instance:
         if not isinstance(row["options"], list) or not all(isinstance(option, str) for option in row["options"]):
             raise TypeError("a list of texts in 'options'")
         options = tuple(dict.fromkeys(option.strip() for option in row["options"]))
-    return Instance(row["task"], row["dataset"], instruction, question, options, answer)
+    return Instance(row["task"], row["dataset"], instruction, question, options, answer, messages)
 
 
 def parse_options(instruction: str) -> tuple[str, tuple[str, ...]]:
@@ -250,8 +276,9 @@ def build_generation_data(
     end: int,
     *,
     long: str = "refuse",
-    template: str = ALPACA,
+    template: str | ChatTemplate = ALPACA,
     multiple: int = 16,
+    pack: bool = False,
 ) -> federated_data.FederatedData:
     """Builds data for a language model that writes answers.
 
@@ -261,28 +288,138 @@ def build_generation_data(
       limit: the most tokens of prompt, answer and end.
       end: the token that ends an answer.
       long: "refuse" longer texts, or "cut" the instruction's beginning.
-      template: of the prompt, with {instruction} in it.
+      template: of the prompt, with {instruction} in it; or a model's own, of conversations, where
+        all of the assistant's turns are answers.
       multiple: T is one of it, or the limit.
+      pack: whether a client's training texts share examples, as many as have room in the limit.
 
     Returns:
       The data. x is {"tokens": [n, T] int32, "mask": [n, T] bool, padding on the left, "answer":
       [n, A] bool: which of the last A places are the answer's (its end included)}; A is the longest
-      answer's length. y is the example's data set, in the order of `divided.datasets`, and then of
-      the test examples.
+      answer's length. Packed examples have "segments" [n, T] int32, the number of each token's
+      text. y is the example's data set, in the order of `divided.datasets`, and then of the test
+      examples.
 
     Raises:
       ValueError: a text is longer than the limit and `long` is "refuse", or an answer alone is.
     """
+    if not isinstance(template, ChatTemplate) and any(len(i.turns) != 2 for i in (*divided.train, *divided.test)):
+        raise ValueError("conversations of several messages need template='chat'")
     names = tuple(dict.fromkeys([*divided.datasets, *(instance.dataset for instance in divided.test)]))
 
-    def examples(instances: list[Instance], what: str) -> Examples:
+    def tokenize(instances: list[Instance], what: str) -> list[Row]:
+        if isinstance(template, ChatTemplate):
+            return tokenize_chats(instances, tokenizer, template, limit, end, long=long, what=what)
         pairs = tokenize_pairs(instances, tokenizer, limit, end, long=long, template=template, what=what)
-        tokens, mask = pad_sequences([prompt + answer for prompt, answer in pairs], multiple, widest=limit)
-        _, answer = pad_sequences([answer for _, answer in pairs], 1)
+        return [(prompt + answer, [False] * len(prompt) + [True] * len(answer)) for prompt, answer in pairs]
+
+    def examples(rows: list[Row], instances: list[Instance]) -> Examples:
+        tokens, mask = pad_sequences([tokens for tokens, _ in rows], multiple, widest=limit)
+        answers = [is_answer[is_answer.index(True) :] for _, is_answer in rows]
+        answer = pad_sequences(answers, 1)[0].astype(bool)
         y = np.array([names.index(instance.dataset) for instance in instances], np.int32)
         return Examples({"tokens": tokens, "mask": mask, "answer": answer}, y)
 
-    return _federated(divided, examples(divided.train, "training texts"), examples(divided.test, "test texts"), names)
+    train, instances = tokenize(divided.train, "training texts"), divided.train
+    segments = None
+    if pack:
+        bins = [pack_rows([len(train[i][0]) for i in index], limit) for index in divided.train_index]
+        together = [[int(index[i]) for i in row] for index, own in zip(divided.train_index, bins, strict=True) for row in own]
+        ends = np.cumsum([0, *map(len, bins)])
+        divided = divided._replace(train_index=tuple(np.arange(a, b, dtype=np.int32) for a, b in itertools.pairwise(ends)))
+        segments = [[number for number, i in enumerate(row) for _ in train[i][0]] for row in together]
+        instances = [instances[row[0]] for row in together]
+        train = [([t for i in row for t in train[i][0]], [a for i in row for a in train[i][1]]) for row in together]
+    packed = examples(train, instances)
+    if segments is not None:
+        packed = packed._replace(x=packed.x | {"segments": pad_sequences(segments, multiple, widest=limit)[0]})
+    return _federated(divided, packed, examples(tokenize(divided.test, "test texts"), divided.test), names)
+
+
+def pack_rows(lengths: Sequence[int], limit: int) -> list[list[int]]:
+    """Packs texts into as few rows as first-fit of the longest first finds.
+
+    >>> pack_rows([3, 7, 2, 5], limit=10)
+    [[1, 0], [3, 2]]
+    """
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        place = next((row for row, left in enumerate(room) if lengths[i] <= left), len(rows))
+        if place == len(rows):
+            rows.append([])
+            room.append(limit)
+        rows[place].append(i)
+        room[place] -= lengths[i]
+    return rows
+
+
+def tokenize_chats(
+    instances: Sequence[Instance],
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    limit: int,
+    end: int,
+    *,
+    long: str = "refuse",
+    what: str = "texts",
+) -> list[Row]:
+    """Tokenizes conversations, each as (tokens, which are the assistant's).
+
+    A turn of the assistant ends with `end`, or where its template writes none, with all that it
+    writes. Of a long conversation the beginning of the user's first message is cut.
+
+    Raises as `build_generation_data`, and for a template that writes a turn in another way once
+    more turns follow.
+    """
+    rows, cut = [], []
+    for instance in instances:
+        turns, encode = instance.turns, _make_chat_encoder(tokenizer, template)
+        whole, first = encode(turns), 0
+        is_answer = [False] * len(whole)
+        for i, (role, _) in enumerate(turns):
+            if role == "assistant":
+                before, after = encode(turns[:i], True), encode(turns[: i + 1])
+                first, last = _count_shared(before, whole), _count_shared(after, whole)
+                if first < len(before) - 1 or last < len(after) - 1 or first >= last:
+                    raise ValueError(
+                        f"{instance.dataset}: the chat template writes turn {i + 1} in another way in {len(turns)} turns"
+                    )
+                last = next((place + 1 for place in range(first, last) if whole[place] == end), last)
+                is_answer[first:last] = [True] * (last - first)
+        number = len(is_answer) - is_answer[::-1].index(True)  # what follows the last answer is never read
+        kept = _find_chat_cut(encode, turns, whole, number, first, limit, long, instance.dataset)
+        rows.append(([whole[place] for place in kept], [is_answer[place] for place in kept]))
+        cut += [instance.dataset] if len(kept) < number else []
+    _log_cut(cut, [instance.dataset for instance in instances], limit, what)
+    return rows
+
+
+def _make_chat_encoder(tokenizer: Tokenizer, template: ChatTemplate) -> Callable[..., list[int]]:
+    """Makes (turns, whether the assistant's next turn begins) -> tokens; the template has the special ones."""
+    return lambda turns, prompt=False: tokenizer.encode([template.render(turns, prompt)], special=False)[0]
+
+
+def _find_chat_cut(
+    encode: Callable[..., list[int]], turns: Messages, whole: list[int], number: int, last: int, limit: int, long: str, dataset: str
+) -> list[int]:
+    """Returns the places of a conversation's first `number` tokens that are kept.
+
+    The beginning of the user's first message is left out, and what follows if need be; from `last`
+    on all stay.
+    """
+    registry.check_choice("long", long, LONG)
+    over = number - limit
+    if over <= 0:
+        return list(range(number))
+    if long == "refuse":
+        _check_length(number, limit, dataset)
+    first = next((i for i, (role, _) in enumerate(turns) if role == "user"), 0)
+    other = [(role, "#" + content if i == first else content) for i, (role, content) in enumerate(turns)]
+    header = _count_shared(encode(other), whole)
+    if header + over >= last:
+        raise ValueError(f"{dataset}: limit={limit} leaves no room for a message beside an answer of {number - last} tokens")
+    return [*range(header), *range(header + over, number)]
 
 
 def tokenize_pairs(
@@ -312,9 +449,24 @@ def tokenize_pairs(
 
 
 def tokenize_prompts(
-    instances: Sequence[Instance], tokenizer: Tokenizer, limit: int, end: int, *, long: str = "refuse", template: str = ALPACA
+    instances: Sequence[Instance],
+    tokenizer: Tokenizer,
+    limit: int,
+    end: int,
+    *,
+    long: str = "refuse",
+    template: str | ChatTemplate = ALPACA,
 ) -> list[list[int]]:
-    """Tokenizes the prompts alone, as `tokenize_pairs`; at most `limit` tokens each."""
+    """Tokenizes the prompts alone, as `tokenize_pairs` or `tokenize_chats`; at most `limit` tokens each."""
+    if isinstance(template, ChatTemplate):
+        encode, rows, cut = _make_chat_encoder(tokenizer, template), [], []
+        for instance in instances:
+            turns, row = instance.turns[:-1], encode(instance.turns[:-1], True)
+            kept = _find_chat_cut(encode, turns, row, len(row), len(row), limit, long, instance.dataset)
+            rows.append([row[place] for place in kept])
+            cut += [instance.dataset] if len(kept) < len(row) else []
+        _log_cut(cut, [instance.dataset for instance in instances], limit, "prompts")
+        return rows
     fit = _make_cutter(tokenizer, limit, long, template)
     whole = _encode_unended(tokenizer, [template.replace("{instruction}", instance.instruction) for instance in instances], end)
     fitted = [fit(prompt, 0, instance.dataset) for instance, prompt in zip(instances, whole, strict=True)]

@@ -27,7 +27,15 @@ import numpy as np
 from fedjax_core import registry
 from fedjax_core.algorithm import Array, Examples, Net, PyTree
 from fedjax_core.data import federated_data, sources
-from fedjax_core.language import generation, instruction_data, length_bucketing, load_pretrained, option_scoring, tfds_instructions
+from fedjax_core.language import (
+    chat_templates,
+    generation,
+    instruction_data,
+    length_bucketing,
+    load_pretrained,
+    option_scoring,
+    tfds_instructions,
+)
 from fedjax_core.language.models.transformer import DTYPES, Encoder, LanguageModel
 from fedjax_core.option_types import AtLeastOne, Positive, one_of
 from fedjax_core.task import Task, check_tokens, make_partial_task
@@ -35,6 +43,7 @@ from fedjax_core.training import adapters, metrics
 from fedjax_core.training.metrics import Pair, mean_pair
 
 SOURCE, MODEL, PARTITION = "instructions", "pretrained", "by_domain"
+TEMPLATES = ("alpaca", "chat")
 WRITTEN = 80  # tokens of an answer at most
 
 
@@ -72,6 +81,9 @@ class Spec(NamedTuple):
       long: of longer ones: "refuse" them or "cut" their beginning, which is logged.
       remat: whether backward passes compute layers anew, to save memory.
       temperature: of an encoder's scores.
+      template: of a language model's prompts: "alpaca", or its own "chat" template, where all turns
+        of the assistant are learned.
+      pack: whether short training texts of a client share examples of `limit` tokens.
     """
 
     folder: str | None = None
@@ -81,6 +93,8 @@ class Spec(NamedTuple):
     long: Annotated[str, one_of(*instruction_data.LONG)] = "refuse"
     remat: bool = False
     temperature: Positive = option_scoring.TEMPERATURE
+    template: Annotated[str, one_of(*TEMPLATES)] = "alpaca"
+    pack: bool = False
 
 
 class PreparedTask(NamedTuple):
@@ -143,6 +157,8 @@ def prepare_data(source: Source, data_dir: str | None, clients: int, seed: int, 
     kinds = tuple(dict.fromkeys(names))
     kind = np.array([kinds.index(name) for name in names], np.int32)
     if isinstance(model, Encoder):
+        if spec.template != "alpaca" or spec.pack:
+            raise ValueError(f"template={spec.template!r}, pack={spec.pack}: an encoder has neither; they are a language model's")
         data, options = instruction_data.build_option_data(divided, tokenizer, spec.limit, long=spec.long)
         data_with_kinds = _add_to_test(data, rouge1=_score_options(data, divided), kind=kind)
         return PreparedTask(data_with_kinds, model, options, spec, folder, divided, kinds, _widths(data, divided, kind))
@@ -150,8 +166,15 @@ def prepare_data(source: Source, data_dir: str | None, clients: int, seed: int, 
         raise ValueError(f"{folder}: its config.json has no eos_token_id, with which an answer ends")
     if model.vocabulary is not None:
         check_tokens(model.stop[0], model.vocabulary, model.name, where=f"{folder}: eos_token_id: ")
-    data = instruction_data.build_generation_data(divided, tokenizer, spec.limit, model.stop[0], long=spec.long)
-    return PreparedTask(_add_to_test(data, kind=kind), model, None, spec, folder, divided, kinds, _widths(data, divided, kind))
+    how = {"long": spec.long, "template": _read_template(folder, spec), "pack": spec.pack}
+    data = instruction_data.build_generation_data(divided, tokenizer, spec.limit, model.stop[0], **how)
+    widths = () if spec.pack else _widths(data, divided, kind)  # packed texts fill their rows
+    return PreparedTask(_add_to_test(data, kind=kind), model, None, spec, folder, divided, kinds, widths)
+
+
+def _read_template(folder: Path, spec: Spec) -> str | chat_templates.ChatTemplate:
+    """Returns the template of a language model's prompts."""
+    return instruction_data.ALPACA if spec.template == "alpaca" else chat_templates.load_chat_template(folder)
 
 
 def _widths(data: federated_data.FederatedData, divided: instruction_data.LeaveOneOutSplit, kind: np.ndarray) -> tuple[int, ...]:
@@ -320,7 +343,8 @@ def generate_answers(
         )
     questions, tokenizer = [prepared.divided.test[row] for row in rows], load_pretrained.load_tokenizer(prepared.folder)
     widest = min(prepared.spec.limit, prepared.model.context - longest)
-    tokens = instruction_data.tokenize_prompts(questions, tokenizer, widest, prepared.model.stop[0], long=prepared.spec.long)
+    how = {"long": prepared.spec.long, "template": _read_template(prepared.folder, prepared.spec)}
+    tokens = instruction_data.tokenize_prompts(questions, tokenizer, widest, prepared.model.stop[0], **how)
     write = functools.partial(_writer(prepared.model, longest, beams), params)
     return tokenizer.decode(generation.generate_completions(write, tokens, batch, widest=widest))
 

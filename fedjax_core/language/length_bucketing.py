@@ -59,7 +59,7 @@ def with_length_buckets(model: Model, widths: Sequence[int], side: str = "right"
 
             def run(net, x, key, mask):
                 net = net._replace(params=adapters.with_dropout_window(net.params, t, first))
-                return call(net, x | {name: cut(x[name]) for name in ("tokens", "mask")}, key, mask)
+                return call(net, x | {name: cut(x[name]) for name in ("tokens", "mask", "segments") if name in x}, key, mask)
 
             return run
 

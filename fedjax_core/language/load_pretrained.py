@@ -1,7 +1,7 @@
 """Pre-trained language models from a local folder in the public layout. Nothing is downloaded.
 
-config.json           the network; its `model_type` chooses between `models/llama.py` and
-`models/bert.py`
+config.json           the network; its `model_type` is a key of `FAMILIES`: decoders of
+                      `models/decoder.py`, encoders of `models/bert.py`; or "clip"
 model.safetensors     its weights; or in several files, which model.safetensors.index.json names
 tokenizer.json        read by the package `tokenizers` (pip install '.[text]')
 
@@ -21,20 +21,21 @@ import numpy as np
 from fedjax_core import registry
 from fedjax_core.algorithm import PyTree
 from fedjax_core.language import gguf_files
-from fedjax_core.language.models import bert, llama
+from fedjax_core.language.models import bert, clip, decoder, decoder_configs
 from fedjax_core.language.models.transformer import Encoder, LanguageModel
 from fedjax_core.option_types import shorten
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.safetensors_files import read_tensors
 
-FAMILIES = {"llama": llama, "bert": bert}
+FAMILIES: dict[str, Any] = dict.fromkeys(decoder_configs.DEFAULTS, decoder) | dict.fromkeys(("bert", "roberta"), bert)
+NESTED = ("rope_parameters", "rope_scaling", "text_config", "vision_config")  # objects in config.json
 CONFIG, ONE_FILE, INDEX, TOKENIZER = "config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
 
 
 def load(
     folder: str | os.PathLike, dtype: str = "float32", remat: bool = False, later: bool = False
 ) -> tuple[LanguageModel, PyTree] | tuple[Encoder, PyTree]:
-    """Loads a model, a `LanguageModel` (LLaMA) or an `Encoder` (BERT), and its parameters.
+    """Loads a model, a `LanguageModel` (decoders) or an `Encoder` (BERT), and its parameters.
 
     Args:
       folder: with config.json and the weights, or a GGUF file.
@@ -51,6 +52,12 @@ def load(
     return family.build(config, dtype, remat), params
 
 
+def load_clip(folder: str | os.PathLike, dtype: str = "float32", remat: bool = False) -> tuple[clip.Clip, PyTree]:
+    """Loads both encoders of a CLIP and their parameters; arguments and errors as `load`."""
+    config = read_config(folder)
+    return clip.build(config, dtype, remat), clip.from_tensors(config, read_folder_tensors(folder), dtype)
+
+
 def is_gguf(folder: str | os.PathLike) -> bool:
     """Returns whether a model is a GGUF file, not a folder."""
     return Path(folder).suffix == gguf_files.SUFFIX
@@ -65,7 +72,7 @@ def read_config(folder: str | os.PathLike) -> dict[str, Any]:
     if is_gguf(folder):
         return gguf_files.read_config(folder)
     nested = (dict, type(None))
-    return read_json(Path(folder) / CONFIG, {"model_type": str, "rope_parameters?": nested, "rope_scaling?": nested})
+    return read_json(Path(folder) / CONFIG, {"model_type": str, **{f"{name}?": nested for name in NESTED}})
 
 
 def list_files(folder: str | os.PathLike) -> list[Path]:

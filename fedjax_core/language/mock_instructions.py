@@ -59,6 +59,8 @@ def mock_prepared(source: Source, clients: int, spec: Spec, sizes: Sizes) -> Pre
         blank = lambda kind, *shape: np.broadcast_to(np.zeros((), kind), (number, *shape))
         x = {"tokens": blank(np.int32, spec.limit), "mask": np.broadcast_to(np.ones((), bool), (number, spec.limit))}
         x["options" if is_encoder else "answer"] = blank(np.int32 if is_encoder else bool, sizes.answer)
+        if spec.pack and not test and not is_encoder:
+            x |= {"answer": blank(bool, spec.limit - 1), "segments": blank(np.int32, spec.limit)}
         if test:
             x |= {"kind": blank(np.int32)} | ({"rouge1": blank(np.float32, sizes.answer)} if is_encoder else {})
         return Examples(x, np.zeros(number, np.int32) if is_encoder else np.arange(number, dtype=np.int32) % clients)

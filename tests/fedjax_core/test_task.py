@@ -14,12 +14,12 @@ from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated_data
 from fedjax_core.data.sources import Dataset
 from fedjax_core.engine.simulator import Simulator, build_spec, one_group
-from fedjax_core.language.models import bert, llama
+from fedjax_core.language.models import bert, decoder
 from fedjax_core.task import PeerGroup, Task, feature_size, make_partial_task, make_task
 from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 from tests import toy
-from tests.fedjax_core.language.models import test_bert, test_llama
+from tests.fedjax_core.language.models import test_bert, test_decoder
 
 
 def test_a_bound_task_reads_the_given_arrays():
@@ -69,7 +69,7 @@ def test_a_simulation_is_refused_ids_that_its_network_does_not_embed(model, part
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_ids_that_a_language_model_does_not_embed_are_refused(name):
-    family, config = {"bert": (bert, test_bert.CONFIG), "llama": (llama, test_llama.PLAIN)}[name]
+    family, config = {"bert": (bert, test_bert.CONFIG), "llama": (decoder, test_decoder.PLAIN)}[name]
     model, size = family.build(config), config["vocab_size"]
     params = jax.jit(model.init)(jax.random.key(0))
     tokens, mask = np.array([[1, size - 1, size]]), np.array([[True, True, False]])

@@ -2,6 +2,8 @@
 
 Devlin, Chang, Lee, Toutanova. BERT: Pre-training of Deep Bidirectional Transformers for Language
 Understanding. NAACL 2019. https://arxiv.org/abs/1810.04805
+Liu et al. RoBERTa: A Robustly Optimized BERT Pretraining Approach. 2019.
+https://arxiv.org/abs/1907.11692 The same network; its positions begin behind the id of the padding.
 
   params                                                                   shape
   embedding / token, position, type                                        [V, D], [context, D], [types, D]
@@ -10,7 +12,7 @@ Understanding. NAACL 2019. https://arxiv.org/abs/1810.04805
   layers / mlp / up, down / kernel, bias                                   [L, D, F], [L, F, D]; [L, F], [L, D]
   layers / attention_norm, mlp_norm / scale, bias                          [L, D]
 
-Files have the layout of `BertModel`; a pooler and the heads of pre-training are left out. The
+Files have the layout of `BertModel` or `RobertaModel`; a pooler and the heads of pre-training are left out. The
 computation runs in the dtype of the parameters; norms and softmax in float32.
 
 Departures: no dropout, as the base is frozen wherever we train. Positions count the real tokens, so
@@ -27,10 +29,10 @@ import numpy as np
 from flax import nnx
 
 from fedjax_core.algorithm import Array, PyTree
+from fedjax_core.language.models.blocks import Layer, LayerConfig, read_classic_layer
 from fedjax_core.language.models.transformer import (
     AXES,
     Encoder,
-    Linear,
     Tensor,
     as_pure_functions,
     check_context,
@@ -41,15 +43,10 @@ from fedjax_core.language.models.transformer import (
     stack_layers,
     token_positions,
 )
-from fedjax_core.nn.kernels.attention import attend, gelu, split_heads
 from fedjax_core.task import check_tokens
 
-ACTIVATIONS = {
-    "gelu": gelu,
-    "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
-    "relu": jax.nn.relu,
-}
-IGNORED = r"embeddings\.position_ids|pooler\..*|cls\..*"
+ACTIVATIONS = ("gelu", "gelu_new", "relu")
+IGNORED = r"embeddings\.position_ids|pooler\..*|cls\..*|lm_head\..*"
 OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}  # of norms, in files made from the original release's
 
 
@@ -57,112 +54,57 @@ class Config(NamedTuple):
     """Fields of config.json.
 
     Attributes:
-      vocabulary: V; width: D; inner: F; layers: L; heads: of the attention; types: of tokens.
-      activation: a key of `ACTIVATIONS`.
-      epsilon: of the norms.
-      context: number of positions.
-      std: of the initial weights.
+      family: its model_type.
+      vocabulary: V; layers: L; types: of tokens.
+      layer: of one layer.
+      positions: rows of the table of positions; first_position: the row of a text's first token.
     """
 
+    family: str
     vocabulary: int
-    width: int
-    inner: int
     layers: int
-    heads: int
     types: int
-    activation: str
-    epsilon: float
-    context: int
-    std: float
+    layer: LayerConfig
+    positions: int
+    first_position: int
+
+    @property
+    def context(self) -> int:
+        """The most tokens of a text."""
+        return self.positions - self.first_position
 
 
 def read_config(config: Mapping[str, Any]) -> Config:
     """Reads config.json's fields; raises ValueError for one that is missing or not supported."""
-    read_choice(config, "model_type", "bert")
+    family = read_choice(config, "model_type", "bert", "roberta")
     read_choice(config, "position_embedding_type", "absolute")
     for name in ("is_decoder", "add_cross_attention"):
         read_choice(config, name, False)
     read_choice(config, "quantization_config", None)
-    width, number = read_positive(config, "hidden_size"), read_positive(config, "num_attention_heads")
-    if width % number:
-        raise ValueError(f"config.json: num_attention_heads={number} must divide hidden_size={width}")
+    positions, first = read_positive(config, "max_position_embeddings", default=512), 0
+    if family == "roberta":
+        first = 1 + read_positive(config, "pad_token_id", default=1)
+        if first >= positions:
+            raise ValueError(f"config.json: pad_token_id={first - 1} leaves no room in max_position_embeddings={positions}")
     return Config(
+        family=family,
         vocabulary=read_positive(config, "vocab_size"),
-        width=width,
-        inner=read_positive(config, "intermediate_size"),
         layers=read_positive(config, "num_hidden_layers"),
-        heads=number,
         types=read_positive(config, "type_vocab_size", default=2),
-        activation=read_choice(config, "hidden_act", *ACTIVATIONS),
-        epsilon=read_positive(config, "layer_norm_eps", float, 1e-12),
-        context=read_positive(config, "max_position_embeddings", default=512),
-        std=read_positive(config, "initializer_range", float, 0.02),
+        layer=read_classic_layer(config, "post", ACTIVATIONS, 1e-12),
+        positions=positions,
+        first_position=first,
     )
-
-
-class LayerNorm(nnx.Module):
-    """(x - mean) / deviation * scale + bias, over the last axis, in float32."""
-
-    def __init__(self, width: int, epsilon: float, dtype: Any):
-        self.scale, self.bias = nnx.Param(jnp.ones(width, dtype)), nnx.Param(jnp.zeros(width, dtype))
-        self.epsilon = epsilon
-
-    def __call__(self, x: Array) -> Array:
-        """Maps [B, T, D] to [B, T, D]."""
-        wide = x.astype(jnp.float32)
-        wide = wide - jnp.mean(wide, -1, keepdims=True)
-        wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + self.epsilon)
-        return wide.astype(x.dtype) * self.scale.get_value()[None, None] + self.bias.get_value()[None, None]
-
-
-class Attention(nnx.Module):
-    """Full attention to real tokens."""
-
-    def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
-        make = lambda: Linear(config.width, config.width, bias=True, std=config.std, dtype=dtype, rngs=rngs)
-        self.query, self.key, self.value, self.output = make(), make(), make(), make()
-        self.heads = config.heads
-
-    def __call__(self, x: Array, mask: Array) -> Array:
-        """Maps [B, T, D] to [B, T, D]."""
-        query, key, value = (split_heads(part(x), self.heads) for part in (self.query, self.key, self.value))
-        return self.output(attend(query, key, value, mask))
-
-
-class MLP(nnx.Module):
-    """Two linear maps with an activation between."""
-
-    def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
-        self.up = Linear(config.width, config.inner, bias=True, std=config.std, dtype=dtype, rngs=rngs)
-        self.down = Linear(config.inner, config.width, bias=True, std=config.std, dtype=dtype, rngs=rngs)
-        self.activation = config.activation
-
-    def __call__(self, x: Array) -> Array:
-        """Maps [B, T, D] to [B, T, D]."""
-        return self.down(ACTIVATIONS[self.activation](self.up(x)))
-
-
-class Layer(nnx.Module):
-    """Attention and MLP, each beside a residual and before a norm."""
-
-    def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
-        self.attention, self.mlp = Attention(config, dtype, rngs), MLP(config, dtype, rngs)
-        self.attention_norm = LayerNorm(config.width, config.epsilon, dtype)
-        self.mlp_norm = LayerNorm(config.width, config.epsilon, dtype)
-
-    def __call__(self, x: Array, mask: Array, cache: PyTree) -> tuple[Array, PyTree]:
-        """Maps [B, T, D] to [B, T, D]."""
-        x = self.attention_norm(x + self.attention(x, mask))
-        return self.mlp_norm(x + self.mlp(x)), cache
 
 
 class Embedding(nnx.Module):
     """The normalised sum of the embeddings of a token, its position and its type."""
 
     def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
-        table = lambda rows: nnx.Param(config.std * jax.random.normal(rngs.params(), (rows, config.width), dtype))
-        self.token, self.position, self.type = table(config.vocabulary), table(config.context), table(config.types)
-        self.norm = LayerNorm(config.width, config.epsilon, dtype)
+        layer = config.layer
+        table = lambda rows: nnx.Param(layer.std * jax.random.normal(rngs.params(), (rows, layer.width), dtype))
+        self.token, self.position, self.type = table(config.vocabulary), table(config.positions), table(config.types)
+        self.norm = layer.make_norm(dtype)
 
     def __call__(self, tokens: Array, places: Array, types: Array) -> Array:
         """Maps [B, T] three times to [B, T, D]."""
@@ -179,8 +121,8 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
     """
     c = config if isinstance(config, Config) else read_config(config)
     fresh, embedding = as_pure_functions(lambda rngs: Embedding(c, jnp.dtype(dtype), rngs))
-    layers = stack_layers(lambda rngs: Layer(c, jnp.dtype(dtype), rngs), c.layers, remat)
-    name = f"bert of width {c.width}"
+    layers = stack_layers(lambda rngs: Layer(c.layer, jnp.dtype(dtype), rngs), c.layers, remat)
+    name = f"{c.family} of width {c.layer.width}"
 
     def init(key):
         embedding_key, layers_key = jax.random.split(key)
@@ -191,12 +133,14 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
         check_tokens(tokens, c.vocabulary, name, mask)
         types = jnp.zeros_like(tokens) if types is None else types
         check_tokens(types, c.types, f"the types of {name}", mask)
-        x = embedding(params["embedding"])(tokens, token_positions(mask), types)
+        places = token_positions(mask)
+        places = places + c.first_position if c.first_position else places
+        x = embedding(params["embedding"])(tokens, places, types)
         everyone = jnp.broadcast_to(mask[:, None], (*mask.shape, mask.shape[1]))
-        outputs = layers.run(params["layers"], x, everyone, read=read)
+        outputs = layers.run(params["layers"], x, None, everyone, 0, read=read)
         return outputs[0] if read is None else outputs
 
-    return Encoder(init, hidden, c.width, c.context, name, AXES, c.vocabulary)
+    return Encoder(init, hidden, c.layer.width, c.context, name, AXES, c.vocabulary)
 
 
 def from_tensors(
@@ -206,8 +150,8 @@ def from_tensors(
 
     Args:
       config: fields of config.json.
-      tensors: by the names that `BertModel` gives them, or behind "bert.", as in models that
-        contain it.
+      tensors: by the names that `BertModel` or `RobertaModel` gives them, or behind "bert." or
+        "roberta.", as in models that contain it.
       dtype: "float32" or "bfloat16".
       later: see `read_params`.
 
@@ -219,7 +163,7 @@ def from_tensors(
     for key, tensor in tensors.items():
         for old, new in OLD_NAMES.items():
             key = key.removesuffix(old) + new if key.endswith(old) else key
-        named[key.removeprefix("bert.")] = tensor
+        named[key.removeprefix(f"{c.family}.")] = tensor
     norm = lambda name: {"bias": Tensor(f"{name}.LayerNorm.bias"), "scale": Tensor(f"{name}.LayerNorm.weight")}
     part = "encoder.layer.{}."
     attention = {to: linear(f"{part}attention.self.{to}", True) for to in ("query", "key", "value")}
@@ -235,4 +179,4 @@ def from_tensors(
         },
     }
     like = jax.eval_shape(build(c).init, jax.random.key(0))
-    return read_params(like, where, named, IGNORED, dtype, f"bert of width {c.width}", later)
+    return read_params(like, where, named, IGNORED, dtype, f"{c.family} of width {c.layer.width}", later)

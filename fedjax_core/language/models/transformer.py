@@ -72,7 +72,8 @@ class LanguageModel(NamedTuple):
 
     Attributes:
       init, width, context, name, model_axes, vocabulary: as an `Encoder`'s.
-      hidden: the same without types.
+      hidden: the same without types. With segments [B, T], the number of each token's text, texts
+        in one row do not see each other, and each has positions from 0.
       logits: (params, hidden [..., D]) -> [..., V] float32: of the next token.
       generate: (params, tokens [B, T], mask [B, T], *, limit, stop=..., beams=1) -> (tokens [B,
         limit], mask [B, limit]), see `greedy_decode` and `beam_search.beam_search`.
@@ -111,9 +112,9 @@ class Stack(NamedTuple):
 
     Attributes:
       init: key -> params, leaves [L, ...].
-      run: (params, x, *context, cache=(), read=None) -> (x, cache): each layer is called (x,
-        *context, its own cache), and returns the like. With read=f it is (x, [L, ...]): f of each
-        layer's x.
+      run: (params, x, *context, cache=(), read=None, kinds=None) -> (x, cache): each layer is
+        called (x, *context, its own cache), and returns the like. With read=f it is (x, [L, ...]):
+        f of each layer's x. With kinds [L], layer l gets the entry kinds[l] of each context array.
     """
 
     init: Callable[[Array], PyTree]
@@ -133,13 +134,14 @@ def stack_layers(make: Callable[[nnx.Rngs], Any], layers: int, remat: bool = Fal
     def init(key):
         return jax.vmap(init_layer)(jax.random.split(key, layers))
 
-    def run(params, x, *context, cache=(), read=None):
+    def run(params, x, *context, cache=(), read=None, kinds=None):
         def step(x, entry):
-            own, kept = entry
-            x, kept = layer(own)(x, *context, kept)
+            own, kept, kind = entry
+            chosen = context if kind is None else jax.tree.map(lambda leaf: leaf[kind], context)
+            x, kept = layer(own)(x, *chosen, kept)
             return x, kept if read is None else read(x)
 
-        return jax.lax.scan(jax.checkpoint(step) if remat else step, x, (params, cache))
+        return jax.lax.scan(jax.checkpoint(step) if remat else step, x, (params, cache, kinds))
 
     return Stack(init, run)
 
@@ -239,10 +241,12 @@ class Tensor(NamedTuple):
     Attributes:
       name: of the tensor, with {} for the layer's number.
       transposed: True: it is [out, in] there.
+      part: (i, n), where it is part i of n side by side along the tensor's last axis.
     """
 
     name: str
     transposed: bool = False
+    part: tuple[int, int] = (0, 1)
 
 
 def linear(name: str, bias: bool = False) -> dict[str, Tensor]:
@@ -282,7 +286,8 @@ def read_params(
         stacked = "{}" in tensor.name
         shape = leaf.shape[1:] if stacked else leaf.shape
         for i in range(leaf.shape[0] if stacked else 1):
-            wanted[tensor.name.format(i)] = shape[::-1] if tensor.transposed else shape
+            whole = (*shape[:-1], shape[-1] * tensor.part[1]) if shape else shape
+            wanted[tensor.name.format(i)] = whole[::-1] if tensor.transposed else whole
     extra = [key for key in tensors if key not in wanted and not re.fullmatch(ignored, key)]
     for key in [*wanted, *extra]:
         shape_in_files = list(tensors[key].shape) if key in tensors else "missing"
@@ -295,6 +300,9 @@ def read_params(
 
     def leaf(tensor: Tensor, shape):
         def turned(key: str, index: tuple[slice, ...]) -> np.ndarray:
+            if tensor.part[1] > 1:
+                first = tensor.part[0] * shape.shape[-1]
+                index = (*index[:-1], slice(first + index[-1].start, first + index[-1].stop))
             return tensors[key][index[::-1]].T if tensor.transposed else tensors[key][index]
 
         def part(index: tuple[slice, ...]) -> np.ndarray:

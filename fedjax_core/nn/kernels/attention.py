@@ -19,7 +19,9 @@ def split_heads(x: Array, number: int) -> Array:
     return x.reshape(*x.shape[:-1], number, -1)
 
 
-def attend(query: Array, key: Array, value: Array, mask: Array | None = None) -> Array:
+def attend(
+    query: Array, key: Array, value: Array, mask: Array | None = None, *, scale: float | None = None, cap: float | None = None
+) -> Array:
     """Returns the attention of queries to keys; the softmax is taken in float32.
 
     Args:
@@ -27,18 +29,22 @@ def attend(query: Array, key: Array, value: Array, mask: Array | None = None) ->
       key: [B, S, G, E]; G divides H, and H / G consecutive query heads share a key head.
       value: [B, S, G, E].
       mask: [B, T, S], True where a query attends to a key; None: everywhere.
+      scale: of the scores; None: 1 / sqrt(E).
+      cap: c, where scores become c tanh(score / c); None: nowhere.
 
     Returns:
       [B, T, H * E].
     """
     b, t, h, e = query.shape
-    if not are_kernels_enabled():
+    if not are_kernels_enabled() and cap is None:
         mask = None if mask is None else mask[:, None]
-        return jax.nn.dot_product_attention(query, key, value, mask=mask).reshape(b, t, h * e)
+        return jax.nn.dot_product_attention(query, key, value, mask=mask, scale=scale).reshape(b, t, h * e)
     s, g = key.shape[1:3]
     query = query.reshape(b, t, g, h // g, e).transpose(0, 2, 3, 1, 4).reshape(b, g, -1, e)
     key, value = key.transpose(0, 2, 1, 3), value.transpose(0, 2, 1, 3)
-    scores = jnp.einsum("bgqe,bgse->bgqs", query, key, preferred_element_type=jnp.float32) * e**-0.5
+    scores = jnp.einsum("bgqe,bgse->bgqs", query, key, preferred_element_type=jnp.float32)
+    scores = scores * (e**-0.5 if scale is None else scale)
+    scores = scores if cap is None else cap * jnp.tanh(scores / cap)
     if mask is not None:
         scores = jnp.where(mask[:, None, None], scores.reshape(b, g, -1, t, s), MASKED_SCORE).reshape(scores.shape)
     mixed = jnp.einsum("bgqs,bgse->bgqe", _softmax(scores).astype(value.dtype), value)

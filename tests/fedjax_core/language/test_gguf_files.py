@@ -17,7 +17,7 @@ TOKENS = ["<|endoftext|>", "<|im_start|>", *sorted({chr(c) for c in range(33, 12
 MERGES = ["Ġ t", "h e", "Ġt he"]
 
 
-def public_weights(tied: bool) -> dict[str, np.ndarray]:
+def public_weights(tied: bool, architecture: str = "llama") -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     draw = lambda *shape: rng.normal(size=shape).astype(np.float32) / 8
     weights = {"model.embed_tokens.weight": draw(len(TOKENS), WIDTH), "model.norm.weight": 1 + draw(WIDTH)}
@@ -31,6 +31,10 @@ def public_weights(tied: bool) -> dict[str, np.ndarray]:
             *(("input_layernorm", (WIDTH,)), ("post_attention_layernorm", (WIDTH,))),
         ):
             weights[f"{layer}.{name}.weight"] = draw(*shape) + (1 if "norm" in name else 0)
+        if architecture == "qwen2":
+            weights |= {f"{layer}.self_attn.{p}_proj.bias": draw(n) for p, n in (("q", WIDTH), ("k", narrow), ("v", narrow))}
+        if architecture == "qwen3":
+            weights |= {f"{layer}.self_attn.{p}_norm.weight": 1 + draw(WIDTH // HEADS) for p in "qk"}
     return weights
 
 
@@ -50,6 +54,7 @@ def write(path, weights, *, pre="smollm", quantised=False, model="gpt2", archite
     writer.add_feed_forward_length(INNER)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(GROUPS)
+    writer.add_key_length(WIDTH // HEADS)
     writer.add_rope_freq_base(50_000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_tokenizer_model(model)
@@ -62,21 +67,22 @@ def write(path, weights, *, pre="smollm", quantised=False, model="gpt2", archite
     own = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
     own |= {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
     own |= {f"self_attn.{a}_proj": f"attn_{b}" for a, b in (("q", "q"), ("k", "k"), ("v", "v"), ("o", "output"))}
+    own |= {f"self_attn.{a}_norm": f"attn_{a}_norm" for a in "qk"}
     own |= {f"mlp.{a}_proj": f"ffn_{a}" for a in ("gate", "up", "down")}
     for name, array in (weights | (more or {})).items():
-        bare = name.removesuffix(".weight")
+        bare, _, last = name.rpartition(".") if name.endswith((".weight", ".bias")) else (name, "", "weight")
         if bare.startswith("model.layers."):
             _, _, layer, part = bare.split(".", 3)
-            if part.startswith(("self_attn.q", "self_attn.k")):
+            if architecture == "llama" and part.startswith(("self_attn.q", "self_attn.k")):
                 array = in_pairs(array, HEADS if "q_proj" in part else GROUPS)
             bare = f"blk.{layer}.{own[part]}"
         else:
             bare = own.get(bare, bare)
         kind = gguf.GGMLQuantizationType.Q8_0
         if quantised and array.ndim == 2:
-            writer.add_tensor(f"{bare}.weight", gguf.quants.quantize(array, kind), raw_dtype=kind)
+            writer.add_tensor(f"{bare}.{last}", gguf.quants.quantize(array, kind), raw_dtype=kind)
         else:
-            writer.add_tensor(f"{bare}.weight", array)
+            writer.add_tensor(f"{bare}.{last}", array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -103,9 +109,10 @@ def test_quantised_weights_are_close(tmp_path):
     assert 0 < worst < 1 / 127
 
 
-def test_a_file_loads_as_its_folder_does(tmp_path):
-    weights = public_weights(True)
-    model, params = load_pretrained.load(write(tmp_path / "a.gguf", weights))
+@pytest.mark.parametrize("architecture", gguf_files.ARCHITECTURES)
+def test_a_file_loads_as_its_folder_does(tmp_path, architecture):
+    weights = public_weights(True, architecture)
+    model, params = load_pretrained.load(write(tmp_path / "a.gguf", weights, architecture=architecture))
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(gguf_files.read_config(tmp_path / "a.gguf")))
@@ -136,7 +143,11 @@ def test_every_split_of_texts_is_one_that_the_package_reads(tmp_path, pre):
         ({"architecture": "gemma"}, gguf_files.read_config, r"general\.architecture in .*'gemma'.*llama"),
         ({"model": "llama"}, gguf_files.read_tokenizer, r"tokenizer\.ggml\.model in .*'llama'.*gpt2"),
         ({"pre": "tekken"}, gguf_files.read_tokenizer, r"tokenizer\.ggml\.pre in .*'tekken'"),
-        ({"more": {"blk.0.attn_q.bias": np.ones(4, np.float32)}}, gguf_files.read_weights, r"has the tensor 'blk\.0\.attn_q\.bias"),
+        (
+            {"more": {"blk.0.attn_qkv.bias": np.ones(4, np.float32)}},
+            gguf_files.read_weights,
+            r"has the tensor 'blk\.0\.attn_qkv\.bias",
+        ),
         ({"more": {"rope_freqs": np.ones(8, np.float32)}}, gguf_files.read_config, "rope_freqs.* not supported"),
     ],
 )
@@ -155,12 +166,13 @@ def test_missing_and_damaged_files_are_named(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_logits_are_those_that_transformers_reads(tmp_path):
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])  # of qwen3 it does not read the width of heads
+def test_logits_are_those_that_transformers_reads(tmp_path, architecture):
     library = reference.library()
     pytest.importorskip("accelerate", reason="no accelerate: pip install -e '.[reference]'")
     import torch
 
-    write(tmp_path / "a.gguf", public_weights(False), pre="gpt-2", quantised=True)
+    write(tmp_path / "a.gguf", public_weights(False, architecture), pre="gpt-2", quantised=True, architecture=architecture)
     other = library.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="a.gguf", attn_implementation="eager").eval()
     tokens = np.arange(2, 14).reshape(2, 6)
     with torch.no_grad():

@@ -211,6 +211,28 @@ def test_questions_with_their_answers():
     assert data.label_table[2].tolist() == [0, 0, 10, 0, 0, 0]
 
 
+def test_packed_texts_share_rows_of_their_client():
+    split = divided()
+    plain = instruction_data.build_generation_data(split, Letters(), 400, END)
+    packed = instruction_data.build_generation_data(split, Letters(), 400, END, pack=True)
+    texts = lambda x, i: [(x["tokens"][i][x["mask"][i]]).tolist()]
+    assert len(packed.train.y) < len(plain.train.y) / 2
+    np.testing.assert_array_equal(packed.test.x["tokens"], plain.test.x["tokens"])
+    for client in range(4):
+        alone = [text for i in plain.train_index[client] for text in texts(plain.train.x, i)]
+        together = []
+        for i in packed.train_index[client]:
+            x = {name: leaf[i] for name, leaf in packed.train.x.items()}
+            whole = np.pad(x["answer"], (len(x["tokens"]) - len(x["answer"]), 0))
+            for number in range(x["segments"].max() + 1):
+                own = x["mask"] & (x["segments"] == number)
+                together.append(x["tokens"][own].tolist())
+                answer = x["tokens"][own & whole].tolist()
+                assert answer[-1] == END
+                assert answer == together[-1][-len(answer) :]
+        assert sorted(together) == sorted(alone)
+
+
 def test_long_texts_are_cut_as_asked_or_refused():
     row = rows(9)[8]
     with pytest.raises(ValueError, match=r"films: a text has \d+ tokens, limit=90; raise it, or take long='cut'"):

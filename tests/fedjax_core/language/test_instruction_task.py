@@ -19,14 +19,14 @@ from fedjax_core.commands import analyze
 from fedjax_core.commands.analyses import scalar_metrics
 from fedjax_core.language import generation, length_bucketing, load_pretrained
 from fedjax_core.language import instruction_task as language
-from fedjax_core.language.models import bert, llama
+from fedjax_core.language.models import bert, decoder
 from fedjax_core.lazy_array import LazyArray
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.safetensors_files import write_tensors
 from tests.fedjax_core.language import test_load_pretrained
-from tests.fedjax_core.language.models import test_llama
+from tests.fedjax_core.language.models import test_decoder
 from tests.fedjax_core.language.models.test_bert import CONFIG as BERT
-from tests.fedjax_core.language.models.test_llama import PLAIN as LLAMA
+from tests.fedjax_core.language.models.test_decoder import PLAIN as LLAMA
 from tests.fedjax_core.language.test_instruction_data import END, Letters, decoded, rows
 
 LOAD = load_pretrained.load
@@ -35,7 +35,7 @@ MODELS = {
     "llama": LLAMA
     | {"vocab_size": 128, "num_hidden_layers": 1, "max_position_embeddings": 256, "initializer_range": 0.3, "eos_token_id": END},
 }
-FAMILIES, LIMITS = {"bert": bert, "llama": llama}, {"bert": 40, "llama": 128}
+FAMILIES, LIMITS = {"bert": bert, "llama": decoder}, {"bert": 40, "llama": 128}
 
 
 def loaded(folder, dtype="float32", remat=False, later=False):
@@ -177,6 +177,20 @@ def test_a_language_model_writes(config, tmp_path, monkeypatch):
         assert scalar_metrics.make_metric(name)(tmp_path, None) == pytest.approx(np.mean(wanted))
 
 
+def test_packed_conversations_are_learned(config, tmp_path):
+    template = "{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}\t{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+    (tmp_path / "llama" / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    asked = config("llama", name="fedit", batch=2, epochs=1)
+    asked.models = tuple(model.replace("long=", "template='chat', pack=True, long=") for model in asked.models)
+    sim = experiment.build(asked)
+    x = sim.spec.data.train.x
+    assert x["segments"].max() > 0
+    assert bytes(x["tokens"][0][x["mask"][0]].tolist()).startswith(b"<u>")
+    state, records = sim.run_rounds(sim.init(0), 2)
+    assert records[1]["train/loss"] < records[0]["train/loss"]
+    assert 0 <= sim.evaluate(state).metrics["test/global/accuracy"] <= 1
+
+
 def test_clients_are_tested_on_their_own_sets(config):
     """And by task, each of which two of them have."""
     made = config("bert", name="fedit", batch=4, epochs=1)
@@ -288,7 +302,7 @@ def test_weights_reach_the_devices_part_by_part(config, tmp_path, monkeypatch):
     known of them before.
     """
     monkeypatch.setattr(load_pretrained, "load", LOAD)
-    write_tensors(tmp_path / "llama" / load_pretrained.ONE_FILE, test_llama.tensors(MODELS["llama"]), {})
+    write_tensors(tmp_path / "llama" / load_pretrained.ONE_FILE, test_decoder.tensors(MODELS["llama"]), {})
     asked = config("llama", name="fedit", batch=4)
     asked.plan.update(devices=4, model=2)
     sim = experiment.build(asked)

@@ -16,7 +16,7 @@ from fedjax_core.language import instruction_data, load_pretrained, option_scori
 from fedjax_core.storage.safetensors_files import write_tensors
 from tests import reference
 from tests.fedjax_core.language import test_instruction_data
-from tests.fedjax_core.language.models import test_bert, test_llama
+from tests.fedjax_core.language.models import test_bert, test_decoder
 
 VECTORS = Path(__file__).with_name("minilm_vectors.json")
 TEXTS = (
@@ -139,7 +139,7 @@ def test_answers_keep_their_text(tmp_path):
     ],
 )
 def test_json_of_another_shape_is_told(tmp_path, file, content, said):
-    (tmp_path / load_pretrained.CONFIG).write_text(json.dumps(test_llama.PLAIN))
+    (tmp_path / load_pretrained.CONFIG).write_text(json.dumps(test_decoder.PLAIN))
     (tmp_path / file).write_text(content)
     with pytest.raises(ValueError, match=said) as error:
         load_pretrained.load(tmp_path)
@@ -149,9 +149,9 @@ def test_json_of_another_shape_is_told(tmp_path, file, content, said):
 @pytest.fixture
 def folder(tmp_path) -> Path:
     """A decoder in two files."""
-    (tmp_path / load_pretrained.CONFIG).write_text(json.dumps(test_llama.PLAIN))
+    (tmp_path / load_pretrained.CONFIG).write_text(json.dumps(test_decoder.PLAIN))
     files = {"a.safetensors": {}, "b.safetensors": {}}
-    for name, tensor in test_llama.tensors(test_llama.PLAIN).items():
+    for name, tensor in test_decoder.tensors(test_decoder.PLAIN).items():
         files["a.safetensors" if ".0." in name else "b.safetensors"][name] = tensor
     for file, arrays in files.items():
         write_tensors(tmp_path / file, arrays, {})
@@ -167,7 +167,7 @@ def test_one_file_or_several(folder, tmp_path):
     whole = tmp_path / "whole"
     whole.mkdir()
     shutil.copy(folder / load_pretrained.CONFIG, whole)
-    write_tensors(whole / load_pretrained.ONE_FILE, test_llama.tensors(test_llama.PLAIN), {"format": "pt"})
+    write_tensors(whole / load_pretrained.ONE_FILE, test_decoder.tensors(test_decoder.PLAIN), {"format": "pt"})
     jax.tree.map(np.testing.assert_array_equal, load_pretrained.load(whole)[1], params)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(load_pretrained.load(folder, later=True)[1]), jax.device_get(params))
 
@@ -186,7 +186,7 @@ def test_what_is_not_there_or_wrong_is_named(folder):
     (folder / load_pretrained.INDEX).unlink()
     says(r"has neither model\.safetensors nor model\.safetensors\.index\.json", FileNotFoundError)
     (folder / load_pretrained.CONFIG).write_text(json.dumps({"model_type": "lama"}))
-    says(r"unknown model_type in .* 'lama'; allowed: llama, bert. Did you mean 'llama'")
+    says(r"unknown model_type in .* 'lama'; allowed: llama, .*roberta. Did you mean 'llama'")
     (folder / load_pretrained.CONFIG).unlink()
     says("config.json", OSError)
     with pytest.raises(FileNotFoundError, match="no installed package 'no_such_package_at_all'"):

@@ -11,16 +11,18 @@ from fedjax_core.algorithm import Net
 from fedjax_core.data import federated_data
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.language import generation, instruction_data, length_bucketing, option_scoring
-from fedjax_core.language.models import bert, llama
+from fedjax_core.language.models import bert, decoder
 from fedjax_core.task import Model, Task
 from fedjax_core.training import adapters, local_training
 from methods.fedavg import fedavg
 from tests.fedjax_core.language.models.test_bert import CONFIG as BERT
-from tests.fedjax_core.language.models.test_llama import PLAIN as LLAMA
+from tests.fedjax_core.language.models.test_decoder import PLAIN as LLAMA
 from tests.fedjax_core.language.test_instruction_data import END, Letters, divided
 
 ENCODER = bert.build(BERT | {"vocab_size": 128, "max_position_embeddings": 48, "num_hidden_layers": 1, "initializer_range": 0.3})
-WRITER = llama.build(LLAMA | {"vocab_size": 128, "num_hidden_layers": 1, "max_position_embeddings": 256, "initializer_range": 0.3})
+WRITER = decoder.build(
+    LLAMA | {"vocab_size": 128, "num_hidden_layers": 1, "max_position_embeddings": 256, "initializer_range": 0.3}
+)
 
 
 embed = jax.jit(functools.partial(option_scoring.embed_batch, ENCODER))
@@ -148,7 +150,7 @@ def test_seven_billion_numbers_are_held_once():
     part of them.
     """
     seven = {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32}
-    model = generation.make_writer(llama.build({"model_type": "llama", "num_attention_heads": 32} | seven, remat=True))
+    model = generation.make_writer(decoder.build({"model_type": "llama", "num_attention_heads": 32} | seven, remat=True))
     base = jax.eval_shape(model.init, jax.random.key(0)).params
     own = adapters.make_adapter(adapters.lora(), base)
     trained = jax.eval_shape(own.init, jax.random.key(0))
@@ -312,7 +314,7 @@ def test_what_is_frozen_is_not_copied():
     """A gradient of cut batches takes memory for the layers' inputs at each width, but none for the
     base.
     """
-    wide = llama.build(LLAMA | {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 2048}, remat=True)
+    wide = decoder.build(LLAMA | {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 2048}, remat=True)
     base = jax.eval_shape(wide.init, jax.random.key(0))
     size = sum(leaf.size * 4 for leaf in jax.tree.leaves(base["layers"]))
     own = adapters.make_adapter(adapters.lora(), base)
@@ -346,7 +348,7 @@ def test_layers_have_names():
     np.testing.assert_allclose(
         [unit(row) for row in np.asarray(outputs["intermediates"]["layer1"])], outputs["features"], atol=1e-5
     )
-    deep = llama.build(
+    deep = decoder.build(
         LLAMA | {"vocab_size": 128, "num_hidden_layers": 2, "max_position_embeddings": 256, "initializer_range": 0.3}
     )
     params = jax.jit(deep.init)(jax.random.key(0))

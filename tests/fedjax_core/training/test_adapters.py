@@ -12,7 +12,7 @@ from flax import nnx
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.language.models import bert, llama
+from fedjax_core.language.models import bert, decoder
 from fedjax_core.nn import build, flax_adapter
 from fedjax_core.task import Model
 from fedjax_core.training import adapters, local_training
@@ -35,8 +35,8 @@ TOKENS = np.arange(10).reshape(2, 5) % 13
 MASK = np.array([[True] * 5, [False, True, True, True, True]])
 
 
-def decoder():
-    model = llama.build(TINY | {"max_position_embeddings": 16})
+def language_model():
+    model = decoder.build(TINY | {"max_position_embeddings": 16})
     return model.init(jax.random.key(0)), lambda params: model.hidden(params, TOKENS, MASK)
 
 
@@ -52,7 +52,7 @@ def images():
     return net.params, lambda params: model.features(Net(params, net.stats), x)[0]
 
 
-NETWORKS = {"llama": decoder, "bert": encoder, "vit": images}
+NETWORKS = {"llama": language_model, "bert": encoder, "vit": images}
 
 
 def random_like(tree, key=7):
@@ -130,7 +130,7 @@ def test_it_begins_as_published_and_dropout_keeps_the_mean():
 
 
 def test_llama_7b_has_four_million_numbers_to_train_and_takes_no_memory_here():
-    shapes = jax.eval_shape(llama.build(LLAMA_7B, "bfloat16").init, jax.random.key(0))
+    shapes = jax.eval_shape(decoder.build(LLAMA_7B, "bfloat16").init, jax.random.key(0))
     own = adapters.make_adapter(adapters.lora(), shapes)
     trained = jax.eval_shape(own.init, jax.random.key(0))
     assert nbytes(trained) == 4 * 4_194_304

@@ -21,7 +21,7 @@ from fedjax_core.engine.client_loop import Plan
 from fedjax_core.engine.sharding import mesh as meshes
 from fedjax_core.engine.sharding import model_parallel
 from fedjax_core.language import generation
-from fedjax_core.language.models import llama
+from fedjax_core.language.models import decoder
 from fedjax_core.lazy_array import LazyArray
 from fedjax_core.task import find_model_axis, make_task
 from fedjax_core.training import adapters, local_training
@@ -30,7 +30,7 @@ from methods.fedit import fedit
 from methods.fedoa import fedoa
 from methods.fedpft import fedpft
 from tests import toy
-from tests.fedjax_core.language.models.test_llama import PLAIN, tensors
+from tests.fedjax_core.language.models.test_decoder import PLAIN, tensors
 
 CLIENTS = 4
 SETTINGS = {"classes": 4, "population": CLIENTS, "shape": (8, 8, 1)}
@@ -238,7 +238,7 @@ def test_an_adapter_follows_its_kernels():
 
 def test_devices_meet_twice_in_each_layer_of_a_transformer():
     """Once behind attention and once behind the MLP; forwards nothing is gathered or laid out anew."""
-    model = llama.build(PLAIN | {"vocab_size": 24, "num_key_value_heads": 4})
+    model = decoder.build(PLAIN | {"vocab_size": 24, "num_key_value_heads": 4})
     shapes, on = jax.eval_shape(model.init, jax.random.key(0)), meshes.make_mesh(Plan(1, 4, 4))
     lies = model_parallel.shardings(shapes, model.model_axes, on)
     tokens, mask = (jax.ShapeDtypeStruct((3, 7), dtype) for dtype in (jnp.int32, jnp.bool))
@@ -265,15 +265,15 @@ def test_weights_are_read_into_their_parts():
     plain = tensors(config)
     counts: list[int] = []
     read: Any = {name: Read(array, counts) for name, array in plain.items()}
-    later = llama.from_tensors(config, read, later=True)
+    later = decoder.from_tensors(config, read, later=True)
     assert all(isinstance(leaf, LazyArray) for leaf in jax.tree.leaves(later))
     assert not counts
     on = meshes.make_mesh(Plan(1, 8, 4))
-    model = generation.make_writer(llama.build(config))
+    model = generation.make_writer(decoder.build(config))
     placed = meshes.put(later, on, model_parallel.shardings(later, model.model_axes, on))
     assert sum(counts) == sum(array.nbytes for array in plain.values())
     assert max(counts) == max(array.nbytes for array in plain.values()) // 4
-    chex.assert_trees_all_equal(jax.device_get(placed), jax.device_get(llama.from_tensors(config, plain)))
+    chex.assert_trees_all_equal(jax.device_get(placed), jax.device_get(decoder.from_tensors(config, plain)))
     query = placed["layers"]["attention"]["query"]["kernel"]
     assert query.addressable_shards[0].data.shape == (2, 16, 4)
     with pytest.raises(TypeError, match="not a valid JAX type"):

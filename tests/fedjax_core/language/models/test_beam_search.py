@@ -1,4 +1,4 @@
-"""Beam search against one written here in loops over texts, on the networks of `test_llama.py`; and
+"""Beam search against one written here in loops over texts, on the networks of `test_decoder.py`; and
 against transformers.
 """
 
@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from fedjax_core.language import load_pretrained
-from fedjax_core.language.models import beam_search, llama
+from fedjax_core.language.models import beam_search, decoder
 from tests import reference
-from tests.fedjax_core.language.models.test_llama import CONFIGS, LENGTHS, PLAIN, built, naive, tensors, texts
+from tests.fedjax_core.language.models.test_decoder import CONFIGS, LENGTHS, PLAIN, built, naive, tensors, texts
 
 LIMIT = 5
 PROMPTS = [np.random.default_rng(row).integers(3, 23, n).tolist() for row, n in enumerate(LENGTHS)]  # those of `texts`
@@ -97,7 +97,7 @@ def test_it_is_transformers_beam_search(name, tmp_path):
     rope = {"rope_theta": 100.0, "rope_type": scaling.pop("type", scaling.get("rope_type"))} | scaling
     other = reference.saved(library.LlamaForCausalLM(library.LlamaConfig(**own, rope_parameters=rope)), tmp_path)
     model, params = load_pretrained.load(tmp_path)
-    assert isinstance(model, llama.LanguageModel)
+    assert isinstance(model, decoder.LanguageModel)
     tokens, mask = texts("left")
     early = 0
     for stop in ((2,), (2, 5, 9, 11, 17)):

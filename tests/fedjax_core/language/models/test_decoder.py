@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.language import load_pretrained
-from fedjax_core.language.models import llama
+from fedjax_core.language.models import decoder, decoder_configs
 from fedjax_core.nn import count_parameters
 from tests import reference
 
@@ -66,7 +66,7 @@ def tensors(config: dict) -> dict[str, np.ndarray]:
 
 
 class Built(NamedTuple):
-    model: llama.LanguageModel
+    model: decoder.LanguageModel
     params: dict
     hidden: object
     logits: object
@@ -74,8 +74,8 @@ class Built(NamedTuple):
 
 @functools.cache
 def built(name: str) -> Built:
-    model = llama.build(CONFIGS[name])
-    params = llama.from_tensors(CONFIGS[name], tensors(CONFIGS[name]))
+    model = decoder.build(CONFIGS[name])
+    params = decoder.from_tensors(CONFIGS[name], tensors(CONFIGS[name]))
     return Built(model, params, jax.jit(model.hidden), jax.jit(lambda p, *text: model.logits(p, model.hidden(p, *text))))
 
 
@@ -177,7 +177,7 @@ def test_logits_are_those_of_transformers(name, tmp_path):
         text = {"input_ids": torch.from_numpy(tokens).long(), "attention_mask": torch.from_numpy(mask).long()}
         wanted = other(**text).logits.numpy()[mask]
     model, params = load_pretrained.load(tmp_path)
-    assert isinstance(model, llama.LanguageModel)
+    assert isinstance(model, decoder.LanguageModel)
     logits = jax.jit(lambda p: model.logits(p, model.hidden(p, jnp.asarray(tokens), jnp.asarray(mask))))
     np.testing.assert_allclose(np.asarray(logits(params))[mask], wanted, atol=1e-4)
     if name == "plain":
@@ -203,7 +203,7 @@ def test_the_published_sizes():
     one = {"vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
     one |= {"model_type": "llama", "num_key_value_heads": 8, "head_dim": 64, "tie_word_embeddings": True}
     for config, wanted in ((seven, 6_738_415_616), (one, 1_235_814_400)):
-        assert count_parameters(jax.eval_shape(llama.build(config, "bfloat16").init, jax.random.key(0))) == wanted
+        assert count_parameters(jax.eval_shape(decoder.build(config, "bfloat16").init, jax.random.key(0))) == wanted
 
 
 @functools.cache
@@ -239,6 +239,50 @@ def test_decoding_ends_at_the_stop():
         ends = [i for i, token in enumerate(wanted) if token in (stop, 22)]
         assert tokens[row][mask[row]].tolist() == wanted[: ends[0] if ends else None]
     assert mask[0].sum() <= 2
+
+
+WINDOWED = PLAIN | {  # windows of 3 tokens in two of three layers, whose angles differ
+    **{"model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh", "sliding_window_pattern": 3, "sliding_window": 3},
+    **{"num_hidden_layers": 3, "head_dim": 4, "query_pre_attn_scalar": 4, "initializer_range": 0.5},
+}
+
+
+@functools.cache
+def windowed() -> tuple[decoder.LanguageModel, dict]:
+    model = decoder.build(WINDOWED)
+    return model, jax.jit(model.init)(jax.random.key(0))
+
+
+def test_texts_in_one_row_do_not_see_each_other():
+    for model, params in (windowed(), built("plain")[:2]):
+        rows = [np.random.default_rng(row).integers(3, 23, n) for row, n in enumerate(LENGTHS)]
+        tokens = np.concatenate([[0, 0], *rows])[None]
+        segments = np.concatenate([[0, 0], *(np.full(n, row) for row, n in enumerate(LENGTHS))])[None]
+        together = jax.jit(model.hidden)(params, tokens, np.arange(22)[None] > 1, segments=segments)[0, 2:]
+        alone = jax.jit(model.hidden)(params, *texts("right"))
+        for row, part in enumerate(np.split(together, np.cumsum(LENGTHS)[:-1])):
+            np.testing.assert_allclose(part, alone[row, : LENGTHS[row]], atol=1e-4)
+
+
+def test_a_window_sees_the_last_tokens():
+    mask = np.random.default_rng(0).random((2, 5, 9)) < 0.6
+    kept = np.asarray(decoder.keep_last(jnp.asarray(mask), 2))
+    for before, after in zip(mask.reshape(-1, 9), kept.reshape(-1, 9), strict=True):
+        assert np.flatnonzero(after).tolist() == np.flatnonzero(before)[-2:].tolist()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_decoding_with_windows_is_decoding_without_a_cache(side):
+    model, params = windowed()
+    tokens, mask = jax.jit(lambda p, *text: model.generate(p, *text, limit=5, stop=()))(params, *texts(side))
+    assert mask.all()
+    row, real = np.zeros((3, 14), np.int32), np.zeros((3, 14), bool)
+    for i, n in enumerate(LENGTHS):
+        row[i, : n + 5] = [*np.random.default_rng(i).integers(3, 23, n), *np.asarray(tokens)[i]]
+        real[i, : n + 5] = True
+    following = np.argmax(jax.jit(lambda p: model.logits(p, model.hidden(p, row, real)))(params), -1)
+    for i, n in enumerate(LENGTHS):
+        assert following[i, n - 1 : n + 4].tolist() == np.asarray(tokens)[i].tolist()
 
 
 @jax.tree_util.register_dataclass
@@ -278,7 +322,7 @@ def test_a_kernel_can_be_replaced_from_outside():
 @pytest.mark.parametrize("tied", [False, True])
 def test_logits_are_finer_than_the_parameters(tied):
     """Sums of the products of bfloat16 numbers, which are float32 and are not rounded."""
-    model = llama.build(PLAIN | {"tie_word_embeddings": tied}, "bfloat16")
+    model = decoder.build(PLAIN | {"tie_word_embeddings": tied}, "bfloat16")
     params = jax.jit(model.init)(jax.random.key(0))
     hidden = jax.random.normal(jax.random.key(1), (3, model.width), jnp.bfloat16)
     found = np.asarray(model.logits(params, hidden))
@@ -287,12 +331,12 @@ def test_logits_are_finer_than_the_parameters(tied):
     assert np.mean(found != found.astype(jnp.bfloat16)) > 0.5
 
 
-def test_less_memory_is_the_same_gradient():
+@pytest.mark.parametrize("config", [PLAIN, WINDOWED])
+def test_less_memory_is_the_same_gradient(config):
     text = texts("left", 9)
-    model, params, *_ = built("plain")
-    slopes = [
-        jax.jit(jax.grad(lambda p, m=m: jnp.sum(m.hidden(p, *text) ** 2)))(params) for m in (model, llama.build(PLAIN, remat=True))
-    ]
+    model, params, *_ = built("plain") if config is PLAIN else windowed()
+    less = decoder.build(config, remat=True)
+    slopes = [jax.jit(jax.grad(lambda p, m=m: jnp.sum(m.hidden(p, *text) ** 2)))(params) for m in (model, less)]
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3), *slopes)
 
 
@@ -309,11 +353,25 @@ def test_less_memory_is_the_same_gradient():
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor=None must be a positive number"),
         ({"head_dim": 5}, "head_dim=5 must be even"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "must be a list of num_hidden_layers=2"),
+        ({"model_type": "mistral", "layer_types": ["full_attention", "odd"]}, "layer_types='odd' is not supported"),
+        ({"model_type": "gemma2", "hidden_activation": "relu"}, "hidden_activation='relu'"),
     ],
 )
 def test_what_is_not_supported_is_named(change, says):
     with pytest.raises(ValueError, match=says):
-        llama.read_config(PLAIN | change)
+        decoder.read_config(PLAIN | change)
+
+
+def test_layers_have_windows_as_older_files_say():
+    local = lambda **own: decoder_configs.read_config(PLAIN | {"num_hidden_layers": 4} | own).local
+    assert local(model_type="mistral", sliding_window=None) == local(model_type="qwen2") == ()
+    assert local(model_type="mistral") == (True,) * 4
+    assert local(model_type="qwen3", use_sliding_window=True, max_window_layers=3) == (False, False, False, True)
+    assert local(model_type="gemma2") == (True, False, True, False)
+    gemma3 = decoder_configs.read_config(PLAIN | {"model_type": "gemma3_text", "num_hidden_layers": 7, "rope_theta": 1e6})
+    assert gemma3.local == (True,) * 5 + (False, True)
+    assert (gemma3.frequencies[1], gemma3.local_frequencies[1]) == pytest.approx((1e6 ** (-2 / 256), 1e4 ** (-2 / 256)))
 
 
 @pytest.mark.parametrize(
@@ -331,7 +389,7 @@ def test_what_is_not_supported_is_named(change, says):
 def test_a_wrong_tensor_is_named(change, says):
     changed = {name: tensor for name, tensor in (tensors(PLAIN) | change).items() if tensor is not None}
     with pytest.raises(ValueError, match=says):
-        llama.from_tensors(PLAIN, changed)
+        decoder.from_tensors(PLAIN, changed)
 
 
 def test_too_long_a_text_is_refused():
@@ -344,4 +402,4 @@ def test_too_long_a_text_is_refused():
     with pytest.raises(ValueError, match="limit=0 must be at least 1"):
         model.generate(params, tokens[:, :60], mask[:, :60], limit=0)
     with pytest.raises(ValueError, match="unknown dtype 'float16'"):
-        llama.from_tensors(PLAIN, tensors(PLAIN), "float16")
+        decoder.from_tensors(PLAIN, tensors(PLAIN), "float16")

@@ -1,0 +1,86 @@
+"""Chat templates: conversations as the text that a model was trained on.
+
+A model brings its own, in Jinja: `chat_template.jinja`, or `chat_template` in tokenizer_config.json,
+or in a GGUF file. It is rendered by the package jinja2, in its sandbox (pip install
+'fedjax-core[text]').
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedjax_core.language import gguf_files
+from fedjax_core.storage.json_files import read_json
+
+FILE, TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
+ROLES = ("system", "user", "assistant")
+Messages = Sequence[tuple[str, str]]  # (role, content)
+
+
+class ChatTemplate:
+    """A template that renders conversations."""
+
+    def __init__(self, source: str, tokens: Mapping[str, str], path: str | os.PathLike):
+        """Compiles a template.
+
+        Args:
+          source: in Jinja.
+          tokens: texts of special tokens by the template's names for them, such as "bos_token".
+          path: for error messages.
+
+        Raises:
+          ImportError: the package jinja2 is not installed.
+          ValueError: it is no template.
+        """
+        try:
+            from jinja2 import TemplateError
+            from jinja2.sandbox import ImmutableSandboxedEnvironment
+        except ImportError:
+            raise ImportError("chat templates are rendered by the package jinja2: pip install 'fedjax-core[text]'") from None
+
+        def refuse(message: str) -> None:
+            raise TemplateError(message)
+
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        environment.globals["raise_exception"] = refuse
+        environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+        self._error, self._path, self._tokens = TemplateError, path, dict(tokens)
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as error:
+            raise ValueError(f"{path}: its chat template cannot be read ({error})") from None
+
+    def render(self, messages: Messages, prompt: bool = False) -> str:
+        """Returns the text of a conversation.
+
+        Args:
+          messages: in their order.
+          prompt: whether the beginning of the assistant's next turn follows.
+
+        Raises:
+          ValueError: the template refuses these messages.
+        """
+        rows = [{"role": role, "content": content} for role, content in messages]
+        try:
+            return self._template.render(messages=rows, add_generation_prompt=prompt, tools=None, documents=None, **self._tokens)
+        except self._error as error:
+            roles = ", ".join(role for role, _ in messages)
+            raise ValueError(f"{self._path}: the chat template refuses messages of {roles} ({error})") from None
+
+
+def load_chat_template(folder: str | os.PathLike) -> ChatTemplate:
+    """Returns the template of a folder or GGUF file; raises ValueError where there is none."""
+    path = Path(folder)
+    if path.suffix == gguf_files.SUFFIX:
+        source, tokens = gguf_files.read_chat_template(path)
+        return ChatTemplate(source, tokens, path)
+    config = read_json(path / TOKENIZER_CONFIG, {}) if (path / TOKENIZER_CONFIG).is_file() else {}
+    source: Any = (path / FILE).read_text(encoding="utf-8") if (path / FILE).is_file() else config.get("chat_template")
+    if isinstance(source, list):  # several, by name
+        source = {row.get("name"): row.get("template") for row in source if isinstance(row, dict)}.get("default")
+    if not isinstance(source, str):
+        raise ValueError(f"{path} has no chat template, in {FILE} or {TOKENIZER_CONFIG}; take template='alpaca'")
+    named = {name: value.get("content") if isinstance(value, dict) else value for name, value in config.items() if "_token" in name}
+    return ChatTemplate(source, {name: value for name, value in named.items() if isinstance(value, str)}, path)
