@@ -161,7 +161,8 @@ def get_config(variant: str = "small") -> Any:
     config.cohort.fraction = 0.4  # fraction of the clients that take part in a round
     config.cohort.size = placeholder(int)  # number of clients in a round, instead of the fraction
     # "fixed" (None): that number, uniformly; "poisson": each client independently; "cyclic": in
-    # turn, so that a client returns only after all others
+    # turn, so that a client returns only after all others; "size", "available",
+    # "power_of_choice(candidates=20)", "oort": docs/pages/time.md
     config.cohort.sampling = placeholder(str)
 
     # Several: client i gets model i modulo their number. Models of images also take resize= and

@@ -59,6 +59,7 @@ ENTRY_POINT_GROUPS = {  # by kind
     "compressor": "fedjax_core.compressors",
     "device profile": "fedjax_core.device_profiles",
     "availability": "fedjax_core.availabilities",
+    "sampler": "fedjax_core.samplers",
 }
 PYTHON_ARGUMENTS = {"method": "method", "model": "model", "loss": "loss", "score": "scores"}  # of `experiment.build`, by kind
 IMPORT_PATH = re.compile(r"(?P<module>.+\.py|[^\W\d]\w*(\.\w+)*):(?P<name>[^\W\d]\w*)")

@@ -24,13 +24,30 @@ uniformly and not weighted; the paper draws them by their examples. F_k is in ev
 1e-10 as in the released code. Norms are of the weights; batch statistics are averaged uniformly.
 """
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 import optax
 
-from fedjax_core.algorithm import TARGETS, Algorithm, ClientOutput
+from fedjax_core.algorithm import TARGETS, Algorithm, Array, ClientData, ClientOutput, Net
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_arguments
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training
+
+
+def make_mean_loss(task: Task, batch: int) -> Callable[[Net, ClientData], Array]:
+    """Returns (net, data) -> [] mean loss over all of a client's training examples, in evaluation mode."""
+    model, label_loss = task.model, local_training.label_loss(task)
+
+    def mean_loss(net: Net, data: ClientData) -> Array:
+        def sums(batch):
+            number = jnp.sum(batch.mask, dtype=jnp.float32)
+            return label_loss(model.apply(net, batch.x, mask=batch.mask)[0]["logits"], batch.y, batch.mask) * number, number
+
+        total, number = local_training.sum_over_batches(sums, data, batch=batch)
+        return total / jnp.maximum(number, 1)
+
+    return mean_loss
 
 
 def qfedavg(
@@ -53,17 +70,9 @@ def qfedavg(
     """
     check_arguments(qfedavg, q=q)
     local_training.require_linear(optimizer, "q-FedAvg")
-    model, label_loss = task.model, local_training.label_loss(task)
+    model, mean_loss = task.model, make_mean_loss(task, batch)
     loss, chain = local_training.supervised_loss(task), local_training.measure_steps(optimizer(task.round_num))
     mean = aggregators.mean(aggregators.weight_uniformly)
-
-    def mean_loss(net, data):
-        def sums(batch):
-            number = jnp.sum(batch.mask, dtype=jnp.float32)
-            return label_loss(model.apply(net, batch.x, mask=batch.mask)[0]["logits"], batch.y, batch.mask) * number, number
-
-        total, number = local_training.sum_over_batches(sums, data, batch=batch)
-        return total / jnp.maximum(number, 1)
 
     def client_update(sent, client, data, key):
         risk = mean_loss(sent, data) + 1e-10  # F_k(w)

@@ -142,7 +142,7 @@ LEAVES = {  # allowed imports of the lowest modules of a package
     "fedjax_core/task.py": {"fedjax_core.algorithm"},
     "fedjax_core/engine/client_loop.py": {"fedjax_core.algorithm", "fedjax_core.engine.sharding.mesh"},
     "fedjax_core/engine/sharding/mesh.py": {"fedjax_core.algorithm", "fedjax_core.lazy_array"},
-    "fedjax_core/engine/client_sampling.py": {"fedjax_core.algorithm"},
+    "fedjax_core/engine/client_sampler.py": {"fedjax_core.algorithm"},
     "fedjax_core/atomic_files.py": {"fedjax_core.option_types"},
     "fedjax_core/storage/json_files.py": {"fedjax_core.atomic_files"},
     "fedjax_core/storage/checkpoint_arrays.py": {"fedjax_core.algorithm"},

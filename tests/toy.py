@@ -27,6 +27,7 @@ from fedjax_core.testing.toy_federation import (
     task_with_prompts,
     task_with_public,
 )
+from methods.afl import afl
 from methods.apfl import apfl
 from methods.centralized import centralized
 from methods.cfl import cfl
@@ -158,6 +159,7 @@ METHODS: dict[str, Any] = {
     "fedasam": functools.partial(fedsam, epochs=2, batch=BATCH, rho=0.5, eta=0.2),
     "mofedsam": functools.partial(fedsam, epochs=2, batch=BATCH, rho=0.3, beta=0.4),
     "qfedavg": functools.partial(qfedavg, epochs=2, batch=BATCH, q=0.8),
+    "afl": functools.partial(afl, ascent_lr=0.3, epochs=2, batch=BATCH),
     "fedspeed": functools.partial(fedspeed, epochs=2, batch=BATCH, alpha=0.8, rho=0.3, share=0.7, normalized=False),
     "fedopt": functools.partial(fedopt, epochs=2, batch=BATCH),
     "moon": functools.partial(moon, epochs=2, batch=BATCH, mu=1.0, projection=4),

@@ -35,6 +35,7 @@ GLOBAL: dict[str, tuple[str, dict[str, Any]]] = {  # methods evaluated by a glob
     "FedCM": ("fedcm", {"method.alpha": LogUniform(0.03, 1.0)}),
     "FedSAM": ("fedsam", {"method.rho": LogUniform(0.01, 1.0)}),
     "FedSpeed": ("fedspeed", {"method.rho": LogUniform(0.01, 1.0)}),
+    "AFL": ("afl", {"method.ascent_lr": LogUniform(1e-3, 1.0)}),
     "q-FedAvg": ("qfedavg", {"method.q": LogUniform(0.01, 1.0)}),
     "FedOPT (Adam)": ("fedopt", {"method.server_lr": LogUniform(1e-3, 1e-1)}),
     "MOON": ("moon", {"method.mu": LogUniform(0.1, 10.0)}),

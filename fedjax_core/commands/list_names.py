@@ -27,6 +27,7 @@ from fedjax_core.commands.config_flags import FOLDERS, find_file, list_bundled
 from fedjax_core.commands.main import run_and_exit
 from fedjax_core.data import partition, poisoning, sources
 from fedjax_core.data.sources.dataset_cards import CARDS
+from fedjax_core.engine import client_sampling
 from fedjax_core.experiment import lookup
 from fedjax_core.experiment.schema import FIELDS
 from fedjax_core.language import instruction_task as language
@@ -81,6 +82,7 @@ SECTIONS = {
     "profiles": RegistrySection("device profile", "devices.profile", lambda: devices.PROFILES, ("draws",)),
     "availabilities": RegistrySection("availability", "devices.availability", lambda: devices.AVAILABILITIES, ("draws",)),
     "schedules": RegistrySection("schedule", "schedule", lambda: devices.SCHEDULES),
+    "samplers": RegistrySection("sampler", "cohort.sampling", lambda: client_sampling.SAMPLERS, client_sampling.GIVEN),
     "tasks": RegistrySection("task", "task", lambda: experiment.TASKS),
     "scores": RegistrySection("score", "evaluation.scores", lambda: experiment.SCORES, ("outputs", "x", "y", "mask")),
     "callbacks": RegistrySection("callback", "callbacks", lambda: loggers.CALLBACKS),

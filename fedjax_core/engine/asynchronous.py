@@ -24,7 +24,8 @@ from fedjax_core.algorithm import Algorithm, Array, PyTree, builder_name
 from fedjax_core.devices.arrivals import ArrivalOrder, ServerStep, bound_ring, order_arrivals
 from fedjax_core.devices.durations import count_awaited
 from fedjax_core.devices.schedules import Schedule
-from fedjax_core.engine.client_sampling import ClientSampler, FixedSampler, PoissonSampler
+from fedjax_core.engine.client_sampler import ClientSampler
+from fedjax_core.engine.client_sampling import FixedSampler, PoissonSampler
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.simulation_spec import SimulationSpec, State, stream_key
 from fedjax_core.training.metrics import nbytes
@@ -80,7 +81,7 @@ class Asynchrony:
     """
 
     schedule: Schedule
-    sampler: ClientSampler
+    sampler: FixedSampler | PoissonSampler
     buffer: int
     seconds: np.ndarray
     server_seconds: float
@@ -121,7 +122,7 @@ class Asynchrony:
         return Arrivals(np.int32(first), ids, staleness, slots, weight, np.array([step.target for step in steps], np.int32))
 
 
-def _draw_cohorts(sampler: ClientSampler, key_data: Array | np.ndarray, first: Array) -> Array:
+def _draw_cohorts(sampler: FixedSampler | PoissonSampler, key_data: Array | np.ndarray, first: Array) -> Array:
     """Returns the cohorts [DRAWS, C] of rounds `first`, `first + 1` ..."""
     key = stream_key(jnp.asarray(key_data), "cohort")
     return jax.lax.map(lambda r: sampler.draw(key, r), first + jnp.arange(DRAWS, dtype=jnp.int32))

@@ -1,62 +1,25 @@
 """Samples a round's clients, and their dropout.
 
-A way to sample is a `ClientSampler` in `SAMPLERS`, whose keys are the values of
-`config.cohort.sampling`. The round, the buffers of streamed examples and the privacy ledger read
-what they need from it.
+A way to sample is a `ClientSampler`. `config.cohort.sampling` names one of `SAMPLERS`, one of a
+module or file (`registry.py`), or an entry point of the group `fedjax_core.samplers`. The round, the
+buffers of streamed examples and the privacy ledger read what they need from it.
 """
 
 import dataclasses
 import functools
 import math
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.algorithm import Array
+from fedjax_core import registry
+from fedjax_core.algorithm import Array, PyTree
+from fedjax_core.engine.client_sampler import ClientFacts, ClientSampler
+from fedjax_core.engine.informed_samplers import AvailableSampler, OortSampler, PowerOfChoiceSampler, SizeSampler
+from fedjax_core.option_types import shorten
 
 OVERFLOW = 1e-20  # probability that a Poisson cohort has more clients than slots, in one round
-
-
-@dataclasses.dataclass(frozen=True)
-class ClientSampler:
-    """How cohorts are drawn. A subclass defines `draw`, and whatever else is not as here.
-
-    Attributes:
-      size: C, the clients of a cohort; where their number varies, its expected value.
-      population: N.
-      accounting: how the privacy ledger counts such cohorts, a key of `accounting.RELATIONS`; "":
-        central privacy is refused.
-    """
-
-    size: int
-    population: int
-    accounting: ClassVar[str] = ""
-
-    @property
-    def slots(self) -> int:
-        """The most clients that a cohort has."""
-        return self.size
-
-    def draw(self, key: Array, round_num: Array | int) -> Array:
-        """Returns a round's ids [slots], N in empty slots. All rounds get the same key."""
-        raise NotImplementedError
-
-    def log_moments(self, exponents: np.ndarray, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Bounds log E[exp(a * S)], where S is the sum of one number per client over a cohort.
-
-        This bound holds for every sampler. A lower one saves memory where examples are streamed.
-
-        Args:
-          exponents: [A, 1] values of a, above 0.
-          values: [L] the numbers, ascending.
-          counts: [L] how many clients have each.
-
-        Returns:
-          [A] bounds.
-        """
-        return self.slots * exponents[:, 0] * values[-1]
 
 
 class FixedSampler(ClientSampler):
@@ -64,7 +27,7 @@ class FixedSampler(ClientSampler):
 
     accounting = "fixed"
 
-    def draw(self, key: Array, round_num: Array | int) -> Array:
+    def draw(self, key: Array, round_num: Array | int, clients: ClientFacts | None = None, state: PyTree = ()) -> Array:
         return sample_fixed(jax.random.fold_in(key, round_num), self.population, self.size)
 
     def log_moments(self, exponents: np.ndarray, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -95,7 +58,7 @@ class CyclicSampler(FixedSampler):
                 f"must be below 2**31; take a cohort that divides the population, such as {math.gcd(self.population, self.size)}"
             )
 
-    def draw(self, key: Array, round_num: Array | int) -> Array:
+    def draw(self, key: Array, round_num: Array | int, clients: ClientFacts | None = None, state: PyTree = ()) -> Array:
         """Returns the ids [C].
 
         Example:
@@ -131,7 +94,7 @@ class PoissonSampler(ClientSampler):
                 return number
         return self.population
 
-    def draw(self, key: Array, round_num: Array | int) -> Array:
+    def draw(self, key: Array, round_num: Array | int, clients: ClientFacts | None = None, state: PyTree = ()) -> Array:
         rate, shape = self.size / self.population, (self.population,)
         is_drawn = jax.random.bernoulli(jax.random.fold_in(key, round_num), rate, shape, mode="high")
         return jnp.nonzero(is_drawn, size=self.slots, fill_value=self.population)[0].astype(jnp.int32)
@@ -140,21 +103,38 @@ class PoissonSampler(ClientSampler):
         return _independent_log_moments(self.size / self.population, exponents, values, counts)
 
 
-SAMPLERS: dict[str, type[ClientSampler]] = {"fixed": FixedSampler, "poisson": PoissonSampler, "cyclic": CyclicSampler}
+SAMPLERS: dict[str, type[ClientSampler]] = {
+    "fixed": FixedSampler,
+    "poisson": PoissonSampler,
+    "cyclic": CyclicSampler,
+    "size": SizeSampler,
+    "available": AvailableSampler,
+    "power_of_choice": PowerOfChoiceSampler,
+    "oort": OortSampler,
+}
+GIVEN = ("size", "population")
+
+
+def find_sampler(spec: str) -> registry.ResolvedSpec:
+    """Returns the sampler of a spec, its options checked."""
+    return registry.resolve_spec("sampler", spec, SAMPLERS, given=GIVEN, field="cohort.sampling")
 
 
 def make_sampler(sampling: str, cohort: int | float | None, population: int) -> ClientSampler:
     """Returns the sampler of a config.
 
     Args:
+      sampling: its spec.
       cohort: as in `resolve_cohort_size`.
 
     Raises:
+      TypeError: something from outside returned no sampler.
       ValueError: the sampling is unknown, or the cohort's size is out of range.
     """
-    if sampling not in SAMPLERS:
-        raise ValueError(f"sampling={sampling!r} is not one of {', '.join(map(repr, SAMPLERS))}")
-    return SAMPLERS[sampling](resolve_cohort_size(cohort, population), population)
+    sampler = find_sampler(sampling)(size=resolve_cohort_size(cohort, population), population=population)
+    if not isinstance(sampler, ClientSampler):
+        raise TypeError(f"cohort.sampling={sampling!r} must be a ClientSampler, it is {shorten(sampler)}")
+    return sampler
 
 
 def resolve_cohort_size(cohort: int | float | None, population: int) -> int:

@@ -29,12 +29,14 @@ class Participation(NamedTuple):
       availability: `Availability.arrays`.
       is_late: [N] bool, whose rounds take longer than the deadline.
       rank: [N] int32, of the clients by the seconds of their rounds; by id where these are equal.
+      seconds: [N] float32, of their rounds, for a sampler.
     """
 
     failure: Any = ()
     availability: Any = ()
     is_late: Any = ()
     rank: Any = ()
+    seconds: Any = ()
 
 
 def add_client_devices(spec: SimulationSpec, devices: ClientDevices) -> SimulationSpec:
@@ -59,6 +61,8 @@ def add_client_devices(spec: SimulationSpec, devices: ClientDevices) -> Simulati
             wanted["is_late"] = seconds > devices.deadline
         if devices.wait_for is not None:
             wanted["rank"] = np.argsort(np.argsort(seconds, kind="stable")).astype(np.int32)
+        if "seconds" in spec.sampling.needs:
+            wanted["seconds"] = seconds.astype(np.float32)
     if devices.availability is not None:
         wanted["availability"] = devices.availability.arrays
     arrays = spec.host_arrays._replace(participation=Participation(**wanted) if wanted else ())

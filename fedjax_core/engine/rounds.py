@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Array, Cohort, PyTree, is_reduce
-from fedjax_core.engine import asynchronous, client_loop, client_sampling, contracts, divergence, evaluation_step
+from fedjax_core.engine import asynchronous, client_facts, client_loop, client_sampling, contracts, divergence, evaluation_step
 from fedjax_core.engine.client_state import stores
 from fedjax_core.engine.data_feed import cohort_buffer
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
@@ -28,7 +28,8 @@ def init_state(spec: SimulationSpec, arrays: DeviceArrays, key_data: Array) -> S
     clients = tuple(
         () if spec.is_offloaded else stores.init_client_states(spec, g, arrays, server, key_data) for g in range(len(spec.groups))
     )
-    return State(server, clients, jnp.zeros((), jnp.int32), key_data, asynchronous.init_ring(spec, server))
+    state = State(server, clients, jnp.zeros((), jnp.int32), key_data, asynchronous.init_ring(spec, server))
+    return state._replace(sampler=spec.sampling.init(client_facts.make_client_facts(spec, arrays, state.round, state)))
 
 
 def prepare_clients(
@@ -67,7 +68,7 @@ def run_resident_rounds(spec: SimulationSpec, arrays: DeviceArrays, state: State
     """
 
     def run_next(state: State):
-        drawn = draw_cohorts(spec, arrays, state.key, state.round)
+        drawn = draw_cohorts(spec, arrays, state.key, state.round, state)
         groups = list(zip(state.clients, drawn, strict=True))
         clients = [stores.gather(store, slots) for store, (_, slots) in groups]
         state, clients, record = run_round(spec, arrays, state, drawn, clients, scored=scored)
@@ -88,11 +89,14 @@ def run_resident_rounds(spec: SimulationSpec, arrays: DeviceArrays, state: State
     return jax.lax.fori_loop(0, num_rounds, body, (state, records))
 
 
-def draw_cohorts(spec: SimulationSpec, arrays: DeviceArrays, key_data: Array, round_num: Array) -> Drawn:
-    """Returns the round's cohort, split by group."""
+def draw_cohorts(
+    spec: SimulationSpec, arrays: DeviceArrays, key_data: Array, round_num: Array, state: State | None = None
+) -> Drawn:
+    """Returns the round's cohort, split by group. Adaptive samplers read the state before it."""
     population, drawn = spec.population, []
     if spec.asynchrony is None:
-        ids = spec.sampling.draw(stream_key(key_data, "cohort"), round_num)
+        facts = client_facts.make_client_facts(spec, arrays, round_num, state)
+        ids = spec.sampling.draw(stream_key(key_data, "cohort"), round_num, facts, () if state is None else state.sampler)
     else:
         ids = asynchronous.read_ids(arrays, round_num)
     is_limited = isinstance(arrays.participation, Participation)
@@ -174,6 +178,9 @@ def run_round(
         record["post_local"] = [stacked[2] for _, stacked in outputs]
     ring = asynchronous.push_broadcast(spec, arrays, state, server)
     new_state = state._replace(server=server, round=state.round + 1, ring=ring)
+    if spec.sampling.has_update:
+        losses = jnp.concatenate([stacked[-1] for _, stacked in outputs])
+        new_state = new_state._replace(sampler=client_facts.update_sampler(spec, arrays, state, everyone, losses))
     return new_state, [stacked[0] for _, stacked in outputs], record
 
 
@@ -181,7 +188,8 @@ def run_client(spec: SimulationSpec, g: int, scored: bool, shared, entry):
     """Runs one client's part of a round: broadcast, local training, its contributions to what the server collects.
 
     Returns:
-      ((added contributions, metrics), (stacked contributions, state, checks, post-local scores if `scored`)).
+      ((added contributions, metrics), (stacked contributions, state, checks, post-local scores if `scored`, training loss if
+      the sampler learns)).
     """
     (arrays, server, round_num, key_data, initial, ring), (client, state, touched, arrival) = shared, entry
     if spec.asynchrony is not None:
@@ -212,6 +220,9 @@ def run_client(spec: SimulationSpec, g: int, scored: bool, shared, entry):
         local = (sent, out.state) if out.local is None else out.local
         models = evaluation_step.bind_predictors(algorithm, local, local)
         stacked += (evaluation_step.score_own_test(spec, g, arrays, i, is_active, models),)
+    if spec.sampling.has_update:
+        total, weight = out.metrics["loss"]
+        stacked += (total / weight,)
     return added, stacked
 
 

@@ -13,7 +13,7 @@ from fedjax_core.algorithm import Algorithm, Array, ClientData, PyTree, targets_
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.data.row_readers import ExampleReader
 from fedjax_core.devices import ClientDevices
-from fedjax_core.engine.client_sampling import ClientSampler
+from fedjax_core.engine.client_sampler import ClientSampler
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.sharding.data_placement import Placed
 from fedjax_core.engine.sharding.mesh import Plan
@@ -59,6 +59,7 @@ class State(NamedTuple):
       clients: per group, client states with leaves [n, ...]; `()` if offloaded.
       round: [] rounds done.
       ring: what earlier broadcasts were made of, leaves [S, ...]; `()` where rounds are synchronous.
+      sampler: what the sampler of cohorts remembers.
     """
 
     server: PyTree
@@ -66,6 +67,7 @@ class State(NamedTuple):
     round: Array
     key: Array
     ring: PyTree = ()
+    sampler: PyTree = ()
 
 
 class Evaluation(NamedTuple):
@@ -131,7 +133,10 @@ class GroupShapes(NamedTuple):
 
 
 class Shapes(NamedTuple):
-    """What tracing tells; `down`, `up`: bytes that one client receives and sends a round, mean over the population."""
+    """What tracing tells; `down`, `up`: bytes that one client receives and sends a round, mean over the population.
+
+    Those of clients that are only polled by the sampler are added to the cohort's.
+    """
 
     groups: tuple[GroupShapes, ...]
     down: float

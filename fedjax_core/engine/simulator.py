@@ -29,6 +29,7 @@ from fedjax_core.devices import ClientDevices, Schedule
 from fedjax_core.engine import (
     asynchronous,
     check_own_scores,
+    client_facts,
     client_loop,
     client_sampling,
     contracts,
@@ -101,7 +102,7 @@ def build_spec(
       devices: the plan takes the first of them; None: those that jax sees. For a topology's, programs can be compiled.
       transforms: of uplinks: attacks, compression, privacy, a robust rule (`fedjax_core/uplink/`).
       leave_out: whether a client that sends something not finite is left out of its round, which else ends the run.
-      sampling: one of `client_sampling.SAMPLERS`.
+      sampling: spec of a sampler, as `client_sampling.make_sampler` takes it.
       client_devices: the clients' devices, and for whom the server waits; None: rounds take no time.
       schedule: asynchronous; a cohort is then the clients that train at once. None: rounds are synchronous.
 
@@ -174,6 +175,7 @@ def build_spec(
             spec = participation.add_client_devices(spec, client_devices)
         if schedule is not None:
             spec = asynchronous.add_schedule(spec, schedule, stream, transforms)
+        spec = client_facts.check_sampler(spec, sampling)
         return dataclasses.replace(spec, score_bytes=check_own_scores.check_scores(spec))
 
 

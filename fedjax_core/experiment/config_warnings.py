@@ -35,6 +35,7 @@ def warn(resolved: ResolvedConfig, data: FederatedData, attackers: int, fresh: M
         *check_statistics(resolved.statistics, fresh),
         *check_source(resolved),
         *check_batch(resolved, data),
+        *check_sampling(resolved),
         *check_offset(resolved, data.x_offset is not None or data.y_offset is not None),
         *check_feddyn(resolved, data, returning / data.clients),
     ]
@@ -55,6 +56,18 @@ def check_batch(resolved: ResolvedConfig, data: FederatedData) -> list[str]:
     largest = int(rows.size.max())
     what = f"method.batch={batch} is more than the {rows.total} training examples of all clients, of whom one has at most {largest}"
     return [f"{what}: each takes one step an epoch, on all that it has"]
+
+
+def check_sampling(resolved: ResolvedConfig) -> list[str]:
+    """Returns a warning of clients that are drawn by their examples and weighted by them again."""
+    sampler = client_sampling.find_sampler(resolved.sampling)
+    by_size = sampler.function in (client_sampling.SizeSampler, client_sampling.PowerOfChoiceSampler)
+    by_size |= bool(sampler.options.get("by_size"))
+    takes = registry.read_parameters(resolved.method.function)[0]
+    if not by_size or "weights" not in takes or resolved.method.options.get("weights", takes["weights"].default) != "samples":
+        return []
+    what = "draws clients by their examples, and method.weights='samples' weights them by these again"
+    return [f"cohort.sampling={resolved.sampling!r} {what}; set method.weights='uniform'"]
 
 
 def check_feddyn(resolved: ResolvedConfig, data: FederatedData, participation: float) -> list[str]:

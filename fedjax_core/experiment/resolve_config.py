@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from fedjax_core import registry
 from fedjax_core.data import partition
 from fedjax_core.devices import Schedule
+from fedjax_core.engine import client_sampling
 from fedjax_core.engine.simulator import Evaluation
 from fedjax_core.experiment import device_options, lookup, schema, uplink_options
 from fedjax_core.experiment.lookup import NORMALISATIONS
@@ -72,7 +73,7 @@ class ResolvedConfig(NamedTuple):
       transforms: what uplinks pass through beside attacks, see `uplink`.
       rule: the robust rule in place of the mean, after its pre-aggregators; also among `transforms`.
       leave_out: whether clients that send NaN or Inf are left out.
-      sampling: of cohorts, "fixed", "poisson" or "cyclic".
+      sampling: of cohorts, a spec of a sampler.
       client_devices: the clients' devices, and for whom the server waits; None: rounds take no time.
       schedule: asynchronous, or None.
       mechanism: of differential privacy, or None; it takes what `privacy` says.
@@ -185,7 +186,7 @@ def _resolve(fields: Mapping[str, Any]) -> ResolvedConfig:
         transforms=uplink_options.parse_transforms(fields),
         rule=uplink_options.find_rules(fields),
         leave_out=uplink_options.should_leave_out(fields),
-        sampling=fields["cohort.sampling"] or "fixed",
+        sampling=client_sampling.find_sampler(fields["cohort.sampling"] or "fixed").spec,
         client_devices=device_options.parse_devices(fields),
         schedule=device_options.find_schedule(fields),
         mechanism=mechanism,

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 from ml_collections import ConfigDict
 
 from fedjax_core import option_types
-from fedjax_core.engine.client_sampling import SAMPLERS
 from fedjax_core.engine.sharding.data_placement import PLACES
 from fedjax_core.engine.simulation_spec import SCOPES
 from fedjax_core.option_types import AtLeastOne, BelowOne, Fraction, Part, PositiveFraction, Seed, one_of
@@ -96,7 +95,7 @@ FIELDS: dict[str, Any] = {
     "compression.downlink": or_none(Annotated[str, one_of(*compression.DOWNLINK_DTYPES)]),
     "aggregation.rule": str | None,
     "aggregation.not_finite": or_none(Annotated[str, one_of("leave_out", "end")]),
-    "cohort.sampling": or_none(Annotated[str, one_of(*SAMPLERS)]),
+    "cohort.sampling": str | None,
     "devices.profile": str | None,
     "devices.availability": str | None,
     "devices.deadline": or_none(option_types.Positive),

@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec
 from fedjax_core.algorithm import Array, PyTree
 from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.data.row_readers import ExampleReader
-from fedjax_core.engine.client_sampling import ClientSampler
+from fedjax_core.engine.client_sampler import ClientSampler
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays, IndexTable
 from fedjax_core.engine.sharding.mesh import AXIS
 from fedjax_core.engine.simulation_spec import SimulationSpec
