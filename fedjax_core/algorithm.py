@@ -74,6 +74,24 @@ def targets_of(y: Any) -> str:
     raise TypeError(f"targets {y.dtype}{list(y.shape)} are none of: {'; '.join(TARGETS.values())}")
 
 
+class ClientSettings(NamedTuple):
+    """Settings of local training by client; leaves [] of one client. None: the method's, as for all clients.
+
+    Attributes:
+      epochs: passes over its data, in place of the method's option `epochs`.
+      steps: local steps, in place of these passes.
+      batch: examples in a minibatch, at most as many as the method's.
+      rate: factor of the optimizer's learning rate.
+      share: of the local steps, that the client takes before its time is over.
+    """
+
+    epochs: Array | None = None
+    steps: Array | None = None
+    batch: Array | None = None
+    rate: Array | None = None
+    share: Array | None = None
+
+
 class ClientData(NamedTuple):
     """One client's view of the data.
 
@@ -82,12 +100,14 @@ class ClientData(NamedTuple):
       index: [M] this client's examples, padded to the population's largest client; the padding may be any valid index.
       size: [] how many of them are real.
       draw: (data, key) -> a minibatch, in place of shuffled ones; hashable, and a pytree without leaves. None: shuffled.
+      settings: of its local training; None: those of all clients.
     """
 
     arrays: PyTree
     index: Array
     size: Array
     draw: Callable | None = None
+    settings: ClientSettings | None = None
 
 
 class Cohort(NamedTuple):

@@ -26,6 +26,7 @@ from fedjax_core import devices, experiment, nn, option_types, own_packages, reg
 from fedjax_core.commands.config_flags import FOLDERS, find_file, list_bundled
 from fedjax_core.commands.main import run_and_exit
 from fedjax_core.data import partition, poisoning, sources
+from fedjax_core.devices import client_values
 from fedjax_core.experiment import lookup
 from fedjax_core.experiment.schema import FIELDS
 from fedjax_core.language import instruction_task as language
@@ -78,6 +79,7 @@ SECTIONS = {
     "mechanisms": RegistrySection("mechanism", "privacy.mechanism", lambda: dp_mechanisms.MECHANISMS, dp_mechanisms.GIVEN),
     "profiles": RegistrySection("device profile", "devices.profile", lambda: devices.PROFILES, ("draws",)),
     "availabilities": RegistrySection("availability", "devices.availability", lambda: devices.AVAILABILITIES, ("draws",)),
+    "settings": RegistrySection("setting by client", "clients.epochs", lambda: client_values.VALUES, client_values.GIVEN),
     "tasks": RegistrySection("task", "task", lambda: experiment.TASKS),
     "scores": RegistrySection("score", "evaluation.scores", lambda: experiment.SCORES, ("outputs", "x", "y", "mask")),
     "callbacks": RegistrySection("callback", "callbacks", lambda: loggers.CALLBACKS),

@@ -23,13 +23,14 @@ import jax
 import numpy as np
 
 from fedjax_core import distributed
-from fedjax_core.algorithm import PyTree, targets_of
+from fedjax_core.algorithm import ClientSettings, PyTree, targets_of
 from fedjax_core.data.federated_data import FederatedData, pool_clients
 from fedjax_core.devices import ClientDevices
 from fedjax_core.engine import (
     check_own_scores,
     client_loop,
     client_sampling,
+    client_work,
     contracts,
     dispatch,
     divergence,
@@ -83,6 +84,7 @@ def build_spec(
     leave_out: bool = False,
     sampling: str = "fixed",
     client_devices: ClientDevices | None = None,
+    client_settings: ClientSettings | None = None,
 ) -> SimulationSpec:
     """Returns what a simulation is made of. Checks everything that can be checked without training.
 
@@ -101,6 +103,8 @@ def build_spec(
       leave_out: whether a client that sends something not finite is left out of its round, which else ends the run.
       sampling: one of `client_sampling.SAMPLERS`.
       client_devices: the clients' devices, and for whom the server waits; None: rounds take no time.
+      client_settings: of local training by client, as in `DeviceArrays`; None: the method's for all clients. Epochs and
+        steps are read by methods with the option `epochs=EpochsByClient(...)`.
 
     Raises:
       ValueError: a setting is out of range; the groups do not partition the population or disagree about the server's
@@ -111,8 +115,8 @@ def build_spec(
         tasks = tuple(group.task.bound_arrays for group in groups)
         groups = with_peer_groups(with_abstract_frozen_params(groups))
         if any(contracts.check_algorithm(group.build(group.task), group.build).pooled for group in groups):
-            if client_devices is not None:
-                raise ValueError("a pooled method has no clients, so it goes without config.devices")
+            if client_devices is not None or client_settings is not None:
+                raise ValueError("a pooled method has no clients, so it goes without config.devices and config.clients")
             if len(groups) > 1:
                 raise ValueError("a pooled method trains one network; it cannot have groups")
             if transforms or leave_out:
@@ -143,7 +147,7 @@ def build_spec(
             readers=readers,
             host_arrays=make_host_arrays(
                 [group.clients for group in groups], tuple(group.task.bound_arrays for group in groups), data, episodes
-            ),
+            )._replace(settings=client_settings),
             sampling=sampler,
             dropout=dropout,
             evaluation=evaluation,
@@ -164,6 +168,8 @@ def build_spec(
             spec = dataclasses.replace(spec, shapes=contracts.trace_shapes(spec))
         if client_devices is not None:
             spec = participation.add_client_devices(spec, client_devices)
+        if spec.client_seconds is None:  # else they were checked as its work was counted
+            client_work.check_settings(spec)
         return dataclasses.replace(spec, score_bytes=check_own_scores.check_scores(spec))
 
 

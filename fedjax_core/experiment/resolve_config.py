@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from fedjax_core import registry
 from fedjax_core.data import partition
 from fedjax_core.engine.simulator import Evaluation
-from fedjax_core.experiment import device_options, lookup, schema, uplink_options
+from fedjax_core.experiment import client_options, device_options, lookup, schema, uplink_options
 from fedjax_core.experiment.lookup import NORMALISATIONS
 from fedjax_core.experiment.schema import Config
 from fedjax_core.language import instruction_task as language
@@ -73,6 +73,7 @@ class ResolvedConfig(NamedTuple):
       leave_out: whether clients that send NaN or Inf are left out.
       sampling: of cohorts, "fixed", "poisson" or "cyclic".
       client_devices: the clients' devices, and for whom the server waits; None: rounds take no time.
+      clients: settings of local training by client.
       mechanism: of differential privacy, or None; it takes what `privacy` says.
       imports_code: whether the config names code that is neither built in nor installed; callbacks
         do not count.
@@ -109,6 +110,7 @@ class ResolvedConfig(NamedTuple):
     leave_out: bool
     sampling: str
     client_devices: device_options.DeviceOptions | None
+    clients: client_options.ClientOptions
     mechanism: ResolvedSpec | None
     privacy: PrivacyConfig | None
     run: RunOptions
@@ -145,6 +147,7 @@ def resolve(config: Config) -> ResolvedConfig:
 
 def _resolve(fields: Mapping[str, Any]) -> ResolvedConfig:
     data, method = lookup.find_data(fields), lookup.find_method(fields)
+    clients = client_options.parse_clients(fields, method)
     for_texts = data.source.function is language.Source
     mechanism, privacy = uplink_options.parse_privacy(fields, for_texts, _client_weights(method))
     task, adapter, augment = fields["task"], fields["adapter"], fields["augment"]
@@ -152,7 +155,7 @@ def _resolve(fields: Mapping[str, Any]) -> ResolvedConfig:
     return ResolvedConfig(
         seed=fields["seed"],
         method=method,
-        optimizer=lookup.find_optimizer(fields),
+        optimizer=client_options.with_client_rates(lookup.find_optimizer(fields), clients),
         data=data,
         networks=lookup.find_networks(fields),
         public=lookup.find_public(fields["public"]),
@@ -184,6 +187,7 @@ def _resolve(fields: Mapping[str, Any]) -> ResolvedConfig:
         leave_out=uplink_options.should_leave_out(fields),
         sampling=fields["cohort.sampling"] or "fixed",
         client_devices=device_options.parse_devices(fields),
+        clients=clients,
         mechanism=mechanism,
         privacy=privacy,
         run=RunOptions(
