@@ -99,19 +99,23 @@ def count_client_seconds(spec: SimulationSpec, devices: ClientDevices) -> tuple[
         work = measure_work(_with_settings(spec, steps=np.ones(spec.population, np.int32)))
         before = of_work(work.fixed + work.shared)
         steps = work.count_steps(_divide(devices.seconds - before, of_work(work.fixed + work.shared + work.own) - before))
-        is_late |= has_examples & (steps < 1)
+        is_late = has_examples & (steps < 1)
         if (most := steps.max()) >= LARGEST:
             raise ValueError(f"clients.seconds: a client takes {most:.3g} local steps in its budget; at most 2**24 are counted")
         spec = _with_settings(spec, steps=np.maximum(steps, 1).astype(np.int32))
     seconds = of_work(count_client_examples(spec))
+    if devices.seconds is not None:
+        seconds = np.where(is_late, seconds, np.minimum(seconds, devices.seconds))  # where rounding exceeds it
     if devices.deadline is None:
         return spec, seconds, is_late
     if devices.is_partial and (is_slow := seconds > devices.deadline).any():
         work = measure_work(_with_settings(spec, share=np.ones(spec.population, np.float32)))
         before, planned = of_work(work.fixed), np.maximum(work.count_steps(work.longest), 1)
-        steps = np.maximum(work.count_steps(work.longest * _divide(devices.deadline - before, seconds - before)), 1)
-        done = _divide(work.count_epochs(steps), work.longest)
-        seconds = np.where(is_slow, of_work(work.total(done)), seconds)
+        fitting = work.count_steps(work.longest * _divide(devices.deadline - before, seconds - before))
+        steps = np.maximum(fitting, 1)
+        taken = of_work(work.total(_divide(work.count_epochs(steps), work.longest)))
+        taken = np.where(fitting < 1, taken, np.minimum(taken, devices.deadline))
+        seconds = np.where(is_slow, taken, seconds)
         share = np.where(is_slow, (steps + 0.25) / planned, 1)  # of which float32 rounds down to the steps
         spec = _with_settings(spec, share=np.minimum(share, 1).astype(np.float32))
     return spec, seconds, is_late | (seconds > devices.deadline)

@@ -62,7 +62,7 @@ def test_methods_without_such_an_option():
 def test_privacy_and_seconds():
     settings = config({"seconds": 3.0}, {"profile": PROFILE})
     settings.privacy.update(mechanism="gaussian", clip=1.0, noise=1.0, delta=1e-5)
-    with pytest.raises(ValueError, match="clients.seconds=3.0 and privacy.mechanism='gaussian': clients without time"):
+    with pytest.raises(ValueError, match=r"clients.seconds=3.0 and privacy.mechanism='gaussian': clients without time"):
         experiment.resolve(settings)
 
 
