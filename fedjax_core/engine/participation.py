@@ -61,7 +61,7 @@ def add_client_devices(spec: SimulationSpec, devices: ClientDevices) -> Simulati
             raise _too_short(devices, float(seconds[np.asarray(spec.host_arrays.size) > 0].min()))
         if np.any(devices.profiles.failure):
             wanted["failure"] = devices.profiles.failure.astype(np.float32)
-        if is_late.any() or (devices.deadline is not None and not devices.is_partial):
+        if is_late.any() or devices.deadline is not None:
             wanted["is_late"] = is_late
         if devices.wait_for is not None:
             wanted["rank"] = np.argsort(np.argsort(seconds, kind="stable")).astype(np.int32)
