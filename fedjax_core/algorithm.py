@@ -75,7 +75,9 @@ def targets_of(y: Any) -> str:
 
 
 class ClientSettings(NamedTuple):
-    """Settings of local training by client; leaves [] of one client. None: the method's, as for all clients.
+    """Settings of local training by client; leaves [] of one client.
+
+    None: that of the method, as for all clients.
 
     Attributes:
       epochs: passes over its data, in place of the method's option `epochs`.

@@ -136,11 +136,11 @@ def _trace_update(spec: SimulationSpec, g: int) -> ClosedJaxpr:
 
 
 def _count_work(spec: SimulationSpec, g: int) -> tuple[tuple[float, ...], int, int]:
-    """Returns the FLOP of a round of group g's client, epochs and minibatch of training whose steps differ by client.
+    """Returns FLOP, epochs and minibatch of the training in a round of group g's client.
 
-    The FLOP are those without examples; and of each example, those that no setting changes, those of one of its own
-    epochs, and those of training of which it takes a share. Epochs and minibatch are 0 if there are no such steps; else
-    the longest's of those that all clients have in common, and the minibatch of the client's own epochs, if it has any.
+    The FLOP are those without examples; and of each example, those that no setting changes, those of
+    one of its own epochs, and those of training of which it takes a share. Epochs are the most of
+    such training, the minibatch is that of its own epochs, or else of this training; 0 without any.
     """
     jaxpr, loops = _trace_update(spec, g), {(0, 0)}
 

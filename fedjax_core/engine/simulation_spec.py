@@ -238,7 +238,8 @@ class SimulationSpec:
         """Returns client i's data, or none of it where `size` is 0.
 
         Args:
-          in_round: whether they are for a client's part of a round, which may end before all of its local steps.
+          in_round: whether they are for a client's part of a round, which may end before all of its
+            local steps.
         """
         settings = None if arrays.settings is None else jax.tree.map(lambda x: jnp.asarray(x)[i], arrays.settings)
         settings = settings if settings is None or in_round else settings._replace(share=None)

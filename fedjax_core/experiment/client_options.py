@@ -97,7 +97,7 @@ def make_client_settings(options: ClientOptions, population: int, seed: int) -> 
 
 
 def bind_settings(make: Callable, options: ClientOptions, settings: ClientSettings | None, has_unseen: bool) -> Callable:
-    """Returns a method (task -> Algorithm) whose options are those of clients with settings of their own.
+    """Returns a method (task -> Algorithm) whose options suit clients with settings of their own.
 
     Args:
       make: the method.

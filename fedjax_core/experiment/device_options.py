@@ -97,7 +97,7 @@ def make_client_devices(
 
 
 def describe_devices(spec: SimulationSpec) -> dict[str, Any]:
-    """Returns the facts about clients' devices and settings for run.json: digests, which a resumed run must have too."""
+    """Returns digests of clients' devices and settings for run.json, which a resumed run must have."""
     devices, facts = spec.client_devices, {}
     if devices is not None and devices.profiles is not None:
         facts["profiles"] = _digest(devices.profiles)

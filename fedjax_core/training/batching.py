@@ -55,9 +55,10 @@ def parse_loop_name(name: str) -> int | None:
 
 
 def parse_epoch_loop(name: str) -> tuple[int | None, int] | None:
-    """Returns (epochs, examples in a minibatch) of a loop over a client's epochs, by its name; None for other loops.
+    """Returns (epochs, examples in a minibatch) of a loop over epochs, by its name; None for others.
 
-    Only loops whose number of steps differs by client have such a name (`plan_steps`). The epochs are None if they do.
+    Only loops whose number of steps differs by client have such a name (`plan_steps`). The epochs are
+    None where these differ.
 
     >>> [parse_epoch_loop(name) for name in ("own_epochs_by_20", "vmap(5_epochs_by_20)/while", "batches_of_20")]
     [(None, 20), (5, 20), None]
@@ -72,15 +73,15 @@ def num_steps(data: ClientData, batch: int) -> Array:
 
 
 def own_batch_size(data: ClientData, batch: int) -> Array | int:
-    """Returns the examples in a client's full minibatch: `batch`, or its own number, or its capacity if that is less."""
+    """Returns the examples in a client's full minibatch: at most `batch`, or its own number."""
     size = _batch_size(data, batch)
     return size if data.settings is None or data.settings.batch is None else jnp.clip(data.settings.batch, 1, size)
 
 
 class EpochsByClient(int):
-    """A method's option `epochs` where clients have their own (`ClientSettings`): the number of clients without any.
+    """A method's option `epochs` where clients have their own: the number of those without any.
 
-    Only `fit` and the functions below read it. Arithmetic with it raises TypeError: it would be wrong.
+    Only `fit` and the functions below read `ClientSettings`. Arithmetic with it raises TypeError: it would be wrong.
     """
 
     def _refuse(self, other: object) -> Any:
@@ -107,7 +108,7 @@ class LocalSteps(NamedTuple):
 
 
 def plan_steps(data: ClientData, epochs: int, batch: int) -> LocalSteps | None:
-    """Returns the steps of `fit` by the client's settings; None: it takes `epochs`, as all clients do."""
+    """Returns the steps of `fit` by the client's settings; None: those of all clients."""
     settings = data.settings
     if settings is None:
         return None
@@ -128,7 +129,7 @@ def plan_steps(data: ClientData, epochs: int, batch: int) -> LocalSteps | None:
 
 
 def planned_epochs(data: ClientData, epochs: int, batch: int) -> Array | int:
-    """Returns the epochs that `fit` plans over a client's data; a fraction where the client has a number of steps."""
+    """Returns the epochs that `fit` plans over a client's data; a fraction for a number of steps."""
     plan = plan_steps(data, epochs, batch)
     return int(epochs) if plan is None else plan.epochs
 
