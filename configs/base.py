@@ -262,6 +262,17 @@ def get_config(variant: str = "small") -> Any:
     # or privacy.
     config.aggregation.not_finite = placeholder(str)
 
+    # Settings of local training by client: a number for all, "uniform(low=1, high=10)",
+    # "tiers(weights=(1, 3), values=(10, 2))", "from_csv(path=...)":
+    # fedjax_core/devices/client_values.py. None: those of the method and of the optimizer.
+    config.clients = ConfigDict()
+    config.clients.epochs = placeholder(object)  # local epochs, in place of method.epochs
+    config.clients.steps = placeholder(object)  # or local steps
+    # Or as many local steps as fit into these simulated seconds of a round, by devices.profile
+    config.clients.seconds = placeholder(object)
+    config.clients.batch = placeholder(object)  # examples in a minibatch, in place of method.batch
+    config.clients.lr = placeholder(object)  # learning rate, in place of optimizer.lr
+
     config.devices = ConfigDict()
     # What clients' devices can do, by which rounds take simulated time:
     # "lognormal(examples_per_second=500, down=1e6, up=2e5)", "tiers(...)", "edge(...)",
@@ -272,6 +283,9 @@ def get_config(variant: str = "small") -> Any:
     config.devices.availability = placeholder(str)
     # Simulated seconds after which an uplink comes too late: its client counts as absent
     config.devices.deadline = placeholder(float)
+    # Clients that would come back after the deadline: "drop" (None), or "partial": they stop in time
+    # and send what they have, if at least one local step fits
+    config.devices.late = placeholder(str)
     # Fraction or number of a cohort's clients that the server waits for (over-selection): the first
     # to finish, the others count as absent; None: all that come back
     config.devices.wait_for = placeholder(object)

@@ -83,6 +83,26 @@ class Remainder(enum.Enum):
     DROP = enum.auto()
 
 
+class ClientSettings(NamedTuple):
+    """Settings of local training by client; leaves [] of one client.
+
+    None: that of the method, as for all clients.
+
+    Attributes:
+      epochs: passes over its data, in place of the method's option `epochs`.
+      steps: local steps, in place of these passes.
+      batch: examples in a minibatch, at most as many as the method's.
+      rate: factor of the optimizer's learning rate.
+      share: of the local steps, that the client takes before its time is over.
+    """
+
+    epochs: Array | None = None
+    steps: Array | None = None
+    batch: Array | None = None
+    rate: Array | None = None
+    share: Array | None = None
+
+
 class ClientData(NamedTuple):
     """One client's view of the data.
 
@@ -92,6 +112,7 @@ class ClientData(NamedTuple):
       size: [] how many of them are real.
       draw: (data, key) -> a minibatch, in place of shuffled ones; hashable, and a pytree without leaves. None: shuffled.
       remainder: what training does with a last minibatch that is not full.
+      settings: of its local training; None: those of all clients.
     """
 
     arrays: PyTree
@@ -99,6 +120,7 @@ class ClientData(NamedTuple):
     size: Array
     draw: Callable | None = None
     remainder: Remainder = Remainder.KEEP
+    settings: ClientSettings | None = None
 
 
 class Cohort(NamedTuple):

@@ -185,12 +185,15 @@ def fedgen(
       else it keeps nothing and sends the network's.
 
     Raises:
-      ValueError: an unknown variant, an argument out of range, or the numbers of features differ.
+      ValueError: an unknown variant, an argument out of range, epochs by client, or the numbers of features
+        differ.
     """
     given = {"alpha": alpha, "beta": beta, "decay": decay, "diversity": diversity, "weight_decay": weight_decay}
     given |= {"generator_lr": generator_lr, "generator_steps": generator_steps, "generator_decay": generator_decay}
     recipe = registry.replace_options("fedgen", VARIANTS[registry.check_choice("variant", variant, VARIANTS)], given)
     check_arguments(fedgen, noise=noise, hidden=hidden, generator_batch=generator_batch, batch=batch)
+    if isinstance(epochs, local_training.EpochsByClient):
+        raise ValueError("fedgen: its server reckons with one number of epochs, so clients cannot have their own, nor stop early")
     model, classes, mixed = task.model, task.classes, variant == "mixed"
     d = require_common_feature_size(task, "fedgen")
     decayed_weight = jnp.float32(recipe.decay) ** task.round_num

@@ -134,7 +134,8 @@ def fedproto(
             uplink = mean_features(model, trained.net, data, classes=task.classes, batch=batch)
             return ClientOutput(trained.net, uplink, trained.sums)
         loss = prototype_loss(model, sent, lam, local_training.label_loss(task), task.classes)
-        settings: dict[str, Any] = {"epochs": epochs, "batch": batch, "epoch_inputs": lambda net, data, e: jnp.equal(e, epochs - 1)}
+        is_last = lambda net, data, e: jnp.equal(e, local_training.num_epochs(data, epochs, batch) - 1)
+        settings: dict[str, Any] = {"epochs": epochs, "batch": batch, "epoch_inputs": is_last}
         trained = local_training.fit(loss, optimizer(task.round_num), **settings)(w_i, data, key)
         total, count = trained.sums["features"]
         sums = {name: pair for name, pair in trained.sums.items() if name != "features"}

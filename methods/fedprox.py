@@ -14,10 +14,10 @@ Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. Federated Optimization in Heterogen
 
 Unseen clients use the server's model.
 
-Departures: every client does all its local epochs (the paper also studies inexact solutions).
-Clients are sampled uniformly and weighted by their examples; the paper samples them by their
-examples and averages uniformly. Batch statistics have no proximal term, and the reported loss is
-the cross-entropy.
+Departures: all clients do the same local epochs, and the paper's inexact solutions are those of
+`config.clients.epochs` or `devices.late="partial"`. Clients are sampled uniformly and weighted by
+their examples; the paper samples them by their examples and averages uniformly. Batch statistics
+have no proximal term, and the reported loss is the cross-entropy.
 """
 
 import optax

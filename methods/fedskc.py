@@ -325,7 +325,7 @@ def fedskc(
                     return sum_distances(out[know.of], sent.knowledge, batch.mask)
 
                 scale = local_training.sum_over_batches(of, data, batch=batch) / jnp.maximum(data.size, 1)
-            return _Epoch(scale, jnp.asarray(e == epochs - 1))
+            return _Epoch(scale, jnp.asarray(e == local_training.num_epochs(data, epochs, batch) - 1))
 
         w_k, _, (sums, class_logits) = local_training.fit(
             loss, optimizer(task.round_num), epochs=epochs, batch=batch, epoch_inputs=epoch_inputs

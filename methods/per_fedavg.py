@@ -81,7 +81,9 @@ def per_fedavg(
             if data.draw is not None:
                 return data.draw(data, key)
             slots = jax.random.randint(key, like.mask.shape, 0, jnp.maximum(data.size, 1))
-            return local_training.gather_batch(data.arrays, data.index[slots], jnp.ones(like.mask.shape, bool))
+            own = local_training.own_batch_size(data, batch)
+            mask = jnp.ones(like.mask.shape, bool) if isinstance(own, int) else jnp.arange(len(like.mask)) < own
+            return local_training.gather_batch(data.arrays, data.index[slots], mask)
 
         def loss(net, batch, key):
             w = jax.lax.stop_gradient(net.params)

@@ -110,7 +110,7 @@ def pfedme(
 
     def envelope(data):
         """Returns lambda / 2 |w_i - theta|^2, whose gradient is the Moreau envelope's, and solves for theta."""
-        total = epochs * local_training.num_steps(data, batch) * inner_steps
+        total = local_training.planned_epochs(data, epochs, batch) * local_training.num_steps(data, batch) * inner_steps
 
         def loss(net, batch, key):
             w_i, (stats, theta, state, done) = jax.lax.stop_gradient(net.params), net.stats
@@ -121,7 +121,9 @@ def pfedme(
                 grads, aux = jax.grad(of, has_aux=True)(theta)
                 grads = local_training.sharpen(lambda top: jax.grad(of, has_aux=True)(top)[0], theta, grads, state)
                 grads = jax.tree.map(lambda g, t, w: g + lam * (t - w), grads, theta, w_i)
-                updates, state = inner.update(grads, state, theta, progress=(done + k) / total)
+                updates, state = inner.update(
+                    grads, state, theta, progress=(done + k) / total, rate=local_training.client_rate(data)
+                )
                 return optax.apply_updates(theta, updates), aux.stats, state, aux.sums
 
             sums = jax.eval_shape(lambda: ce(Net(theta, stats), batch, key)[1].sums)

@@ -27,6 +27,7 @@ from fedjax_core.commands.config_flags import FOLDERS, find_file, list_bundled
 from fedjax_core.commands.main import run_and_exit
 from fedjax_core.data import partition, poisoning, sources
 from fedjax_core.data.sources.dataset_cards import CARDS
+from fedjax_core.devices import client_values
 from fedjax_core.engine import client_sampling
 from fedjax_core.experiment import lookup
 from fedjax_core.experiment.schema import FIELDS
@@ -83,6 +84,7 @@ SECTIONS = {
     "availabilities": RegistrySection("availability", "devices.availability", lambda: devices.AVAILABILITIES, ("draws",)),
     "schedules": RegistrySection("schedule", "schedule", lambda: devices.SCHEDULES),
     "samplers": RegistrySection("sampler", "cohort.sampling", lambda: client_sampling.SAMPLERS, client_sampling.GIVEN),
+    "settings": RegistrySection("setting by client", "clients.epochs", lambda: client_values.VALUES, client_values.GIVEN),
     "tasks": RegistrySection("task", "task", lambda: experiment.TASKS),
     "scores": RegistrySection("score", "evaluation.scores", lambda: experiment.SCORES, ("outputs", "x", "y", "mask")),
     "callbacks": RegistrySection("callback", "callbacks", lambda: loggers.CALLBACKS),

@@ -8,7 +8,7 @@ A profile of one's own is a function in a module or file, which a config names b
 import csv
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -263,7 +263,7 @@ def tiers(
       memory: likewise.
       failure: likewise.
     """
-    tier = _draw_tier(draws, "tier", weights)
+    tier = draw_tier(draws, weights)
     values = {
         "examples_per_second": examples_per_second,
         "down": down,
@@ -304,8 +304,8 @@ def edge(
       memory: of all clients.
       failure: of all clients.
     """
-    slowdown = np.array([1, 1.8125, 11.625])[_draw_tier(draws, "board", (1, 1, 1))]
-    low, high = np.array([[150, 600], [20, 100], [50, 1000]])[_draw_tier(draws, "network", (1, 1, 1))].T
+    slowdown = np.array([1, 1.8125, 11.625])[draw_tier(draws, (1, 1, 1), "board")]
+    low, high = np.array([[150, 600], [20, 100], [50, 1000]])[draw_tier(draws, (1, 1, 1), "network")].T
     bandwidth = MEBIBIT * (low + (high - low) * draws.uniform("bandwidth"))
     return _fill(draws, examples_per_second / slowdown, bandwidth, bandwidth, latency, memory, failure)
 
@@ -322,25 +322,42 @@ def from_csv(*, draws: ClientDraws, path: str) -> DeviceProfiles:
     """
     file = Path(path).expanduser()
     what = f"devices.profile: {file}"
-    lines = read_csv_lines(file, what)
-    names = [name.strip() for name in lines[0][1]] if lines else []
-    for name in names:
-        registry.check_choice(f"column in line 1 of {file}", name, LIMITS)
-    if "examples_per_second" not in names or len(set(names)) < len(names):
-        raise ValueError(
-            f"{what}, line 1: the columns must be examples_per_second and any of {', '.join([*LIMITS][1:])}, once each"
-        )
-    if len(lines) - 1 != draws.population:
-        raise ValueError(
-            f"{what} has {len(lines) - 1} lines after the first, one for each client; {draws.population} clients train"
-        )
+    names, lines = read_csv_table(file, what, "examples_per_second", LIMITS, draws.population)
     columns = {name: np.full(draws.population, LIMITS[name][0]) for name in LIMITS}
-    for client, (number, line) in enumerate(lines[1:]):
-        if len(line) != len(names):
-            raise ValueError(f"{what}, line {number}: it has {len(line)} cells, line 1 has {len(names)}")
+    for client, (number, line) in enumerate(lines):
         for name, cell in zip(names, line, strict=True):
             columns[name][client] = _parse_cell(cell, name, f"{what}, line {number}, column {name!r}")
     return DeviceProfiles(**columns)
+
+
+def read_csv_table(
+    file: Path, what: str, required: str, allowed: Iterable[str], population: int
+) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """Returns the names of columns of a CSV file, and (number, cells) of the line of each client.
+
+    Args:
+      file: its first line names the columns, each of the others is of a client, by id.
+      what: how messages begin.
+      required: a column that it must have.
+      allowed: names of columns.
+      population: N.
+
+    Raises:
+      ValueError: it is not such a file; says where.
+    """
+    lines = read_csv_lines(file, what)
+    names = [name.strip() for name in lines[0][1]] if lines else []
+    for name in names:
+        registry.check_choice(f"column in line 1 of {file}", name, allowed)
+    if required not in names or len(set(names)) < len(names):
+        others = ", ".join(name for name in allowed if name != required)
+        raise ValueError(f"{what}, line 1: the columns must be {required} and any of {others}, once each")
+    if len(lines) - 1 != population:
+        raise ValueError(f"{what} has {len(lines) - 1} lines after the first, one for each client; {population} clients train")
+    for number, line in lines[1:]:
+        if len(line) != len(names):
+            raise ValueError(f"{what}, line {number}: it has {len(line)} cells, line 1 has {len(names)}")
+    return names, lines[1:]
 
 
 def read_csv_lines(file: Path, what: str) -> list[tuple[int, list[str]]]:
@@ -370,10 +387,10 @@ def _parse_cell(cell: str, name: str, where: str) -> float:
     return value
 
 
-def _draw_tier(draws: ClientDraws, name: str, weights: tuple[float, ...]) -> np.ndarray:
-    """Returns [N] each client's tier."""
+def draw_tier(draws: ClientDraws, weights: tuple[float, ...], name: str = "tier", field: str = "devices.profile") -> np.ndarray:
+    """Returns [N] each client's tier, whose shares are proportional to `weights`."""
     if not weights:
-        raise ValueError("devices.profile: weights=() must have one number for each tier, at least one")
+        raise ValueError(f"{field}: weights=() must have one number for each tier, at least one")
     ends = np.cumsum(weights) / np.sum(weights)
     return np.minimum(np.searchsorted(ends, draws.uniform(name), side="right"), len(weights) - 1)
 

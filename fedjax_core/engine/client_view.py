@@ -51,7 +51,7 @@ def make_holdings(
     i, client = ids[0], jax.tree.map(lambda x: x[0], client_states)
     size = arrays.size[i]
     if trained:
-        sent, data = algorithm.broadcast(state.server, i), spec.client_data(arrays, i, size)
+        sent, data = algorithm.broadcast(state.server, i), spec.client_data(arrays, i, size, in_round=True)
         draw = jax.random.fold_in(stream_key(state.key, "client", state.round), i)
         out = algorithm.client_update(sent, client, data, draw)
         plain = personal = (sent, out.state) if out.local is None else out.local

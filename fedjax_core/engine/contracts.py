@@ -139,7 +139,7 @@ def trace_shapes(spec: SimulationSpec) -> Shapes:
         server = algorithm.server_init(key)
         sent = algorithm.broadcast(server, i)
         client = algorithm.client_init(key, server, i)
-        out = algorithm.client_update(sent, client, spec.client_data(arrays, 0, arrays.size[0]), key)
+        out = algorithm.client_update(sent, client, spec.client_data(arrays, 0, arrays.size[0], in_round=True), key)
         out = check_client_output(out, algorithm.collect)
         group, few = spec.groups[g], jax.tree.map(lambda x: x[:2], arrays.train)
         local = (sent, out.state) if out.local is None else out.local

@@ -5,17 +5,19 @@ compares ranks, and seconds are only computed on the host, from a record's clien
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.algorithm import Array, Cohort
+from fedjax_core.algorithm import Array, ClientSettings, Cohort
 from fedjax_core.devices import ClientDevices
+from fedjax_core.devices.client_values import LARGEST
 from fedjax_core.devices.durations import client_seconds, count_awaited
 from fedjax_core.engine import client_sampling
-from fedjax_core.engine.client_work import count_client_examples
+from fedjax_core.engine.client_work import count_client_examples, measure_work
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.simulation_spec import SimulationSpec, stream_key
 from fedjax_core.training import metrics
@@ -46,19 +48,23 @@ def add_client_devices(spec: SimulationSpec, devices: ClientDevices) -> Simulati
       ValueError: no client's round ends before the deadline; the server waits for more clients than
         a cohort has; a policy needs a profile.
     """
-    if devices.profiles is None and (devices.deadline is not None or devices.wait_for is not None):
-        raise ValueError("devices.deadline and devices.wait_for need devices.profile, by which clients take time")
+    if devices.profiles is None:
+        if devices.deadline is not None or devices.wait_for is not None:
+            raise ValueError("devices.deadline and devices.wait_for need devices.profile, by which clients take time")
+        if devices.seconds is not None:
+            raise ValueError("clients.seconds needs devices.profile, by which clients take time")
+    if devices.is_partial and devices.deadline is None:
+        raise ValueError("devices.late='partial' needs devices.deadline")
     wanted: dict[str, Any] = {}
     seconds = None
     if devices.profiles is not None:
-        seconds = count_client_seconds(spec, devices)
-        fastest = float(seconds[np.asarray(spec.host_arrays.size) > 0].min())
-        if devices.deadline is not None and devices.deadline < fastest:
-            raise ValueError(f"devices.deadline={devices.deadline:g} s is before the fastest client's round ends, {fastest:.4g} s")
+        spec, seconds, is_late = count_client_seconds(spec, devices)
+        if is_late[np.asarray(spec.host_arrays.size) > 0].all():
+            raise _too_short(devices, float(seconds[np.asarray(spec.host_arrays.size) > 0].min()))
         if np.any(devices.profiles.failure):
             wanted["failure"] = devices.profiles.failure.astype(np.float32)
-        if devices.deadline is not None:
-            wanted["is_late"] = seconds > devices.deadline
+        if is_late.any() or devices.deadline is not None:
+            wanted["is_late"] = is_late
         if devices.wait_for is not None:
             wanted["rank"] = np.argsort(np.argsort(seconds, kind="stable")).astype(np.int32)
         if "seconds" in spec.sampling.needs:
@@ -70,13 +76,64 @@ def add_client_devices(spec: SimulationSpec, devices: ClientDevices) -> Simulati
     return dataclasses.replace(spec, client_devices=devices, client_seconds=seconds, awaited=awaited, host_arrays=arrays)
 
 
-def count_client_seconds(spec: SimulationSpec, devices: ClientDevices) -> np.ndarray:
-    """Returns [N] the seconds of each client's round."""
+def _too_short(devices: ClientDevices, fastest: float) -> ValueError:
+    """Returns the error where no client has time for its part of a round."""
+    if devices.seconds is not None:
+        return ValueError(f"clients.seconds: no client has time for a local step; the fastest needs {fastest:.4g} s")
+    ends = "first step ends" if devices.is_partial else "round ends"
+    return ValueError(f"devices.deadline={devices.deadline:g} s is before the fastest client's {ends}, {fastest:.4g} s")
+
+
+def count_client_seconds(spec: SimulationSpec, devices: ClientDevices) -> tuple[SimulationSpec, np.ndarray, np.ndarray]:
+    """Returns the seconds of each client's round [N], and whether these are too many.
+
+    Clients with a budget of seconds get the local steps that fit into it; of those that would miss a
+    deadline, with `is_partial`, the share that does. A client for which not one step fits is late.
+
+    Returns:
+      (the simulation with these steps and shares; seconds; [N] bool whose uplink comes too late).
+    """
     assert devices.profiles is not None
     down, up = np.zeros(spec.population), np.zeros(spec.population)
     for group, shapes in zip(spec.groups, spec.shapes.groups, strict=True):
         down[group.clients], up[group.clients] = (metrics.nbytes(tree) for tree in shapes.wire)
-    return client_seconds(devices.profiles, count_client_examples(spec), down, up)
+    of_work = functools.partial(client_seconds, devices.profiles, down=down, up=up)
+    has_examples, is_late = np.asarray(spec.host_arrays.size) > 0, np.zeros(spec.population, bool)
+    if devices.seconds is not None:
+        work = measure_work(_with_settings(spec, steps=np.ones(spec.population, np.int32)))
+        before = of_work(work.fixed + work.shared)
+        steps = work.count_steps(_divide(devices.seconds - before, of_work(work.fixed + work.shared + work.own) - before))
+        is_late = has_examples & (steps < 1)
+        if (most := steps.max()) >= LARGEST:
+            raise ValueError(f"clients.seconds: a client takes {most:.3g} local steps in its budget; at most 2**24 are counted")
+        spec = _with_settings(spec, steps=np.maximum(steps, 1).astype(np.int32))
+    seconds = of_work(count_client_examples(spec))
+    if devices.seconds is not None:
+        seconds = np.where(is_late, seconds, np.minimum(seconds, devices.seconds))  # where rounding exceeds it
+    if devices.deadline is None:
+        return spec, seconds, is_late
+    if devices.is_partial and (is_slow := seconds > devices.deadline).any():
+        work = measure_work(_with_settings(spec, share=np.ones(spec.population, np.float32)))
+        before, planned = of_work(work.fixed), np.maximum(work.count_steps(work.longest), 1)
+        fitting = work.count_steps(work.longest * _divide(devices.deadline - before, seconds - before))
+        steps = np.maximum(fitting, 1)
+        taken = of_work(work.total(_divide(work.count_epochs(steps), work.longest)))
+        taken = np.where(fitting < 1, taken, np.minimum(taken, devices.deadline))
+        seconds = np.where(is_slow, taken, seconds)
+        share = np.where(is_slow, (steps + 0.25) / planned, 1)  # of which float32 rounds down to the steps
+        spec = _with_settings(spec, share=np.minimum(share, 1).astype(np.float32))
+    return spec, seconds, is_late | (seconds > devices.deadline)
+
+
+def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Returns a / b; 0 where b is 0."""
+    return np.divide(a, b, out=np.zeros_like(a), where=b > 0)
+
+
+def _with_settings(spec: SimulationSpec, **changed: np.ndarray) -> SimulationSpec:
+    """Returns the simulation with other settings by client."""
+    settings = (spec.host_arrays.settings or ClientSettings())._replace(**changed)
+    return dataclasses.replace(spec, host_arrays=spec.host_arrays._replace(settings=settings))
 
 
 def least_memory(spec: SimulationSpec) -> np.ndarray:

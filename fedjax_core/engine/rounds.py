@@ -202,7 +202,7 @@ def run_client(spec: SimulationSpec, g: int, scored: bool, shared, entry):
     if spec.is_offloaded:
         state = stores.init_if_untouched(algorithm, initial, key_data, i, state, touched)
     sent = algorithm.broadcast(server, i)
-    data = spec.client_data(arrays, i, client.examples)
+    data = spec.client_data(arrays, i, client.examples, in_round=True)
     client_key = jax.random.fold_in(stream_key(key_data, "client", round_num), i)
     out = algorithm.client_update(sent, state, data, client_key)
     reduces, structure = jax.tree.flatten(algorithm.collect, is_leaf=is_reduce)

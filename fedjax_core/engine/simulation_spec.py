@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -242,9 +243,16 @@ class SimulationSpec:
         """Returns the slots of a cohort's clients of group g."""
         return self.plan_of(g).slots(min(self.sampling.slots, len(self.groups[g].clients)))
 
-    def client_data(self, arrays: DeviceArrays, i: Array | int, size: Array) -> ClientData:
-        """Returns client i's data, or none of it where `size` is 0."""
-        return ClientData(arrays.train, arrays.index[i], size, self.episodes)
+    def client_data(self, arrays: DeviceArrays, i: Array | int, size: Array, in_round: bool = False) -> ClientData:
+        """Returns client i's data, or none of it where `size` is 0.
+
+        Args:
+          in_round: whether they are for a client's part of a round, which may end before all of its
+            local steps.
+        """
+        settings = None if arrays.settings is None else jax.tree.map(lambda x: jnp.asarray(x)[i], arrays.settings)
+        settings = settings if settings is None or in_round else settings._replace(share=None)
+        return ClientData(arrays.train, arrays.index[i], size, self.episodes, settings)
 
     def scored_clients(self) -> np.ndarray:
         """Returns the ids of the clients that are scored, sorted."""

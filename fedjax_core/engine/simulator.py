@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from fedjax_core import distributed
-from fedjax_core.algorithm import PyTree, targets_of
+from fedjax_core.algorithm import ClientSettings, PyTree, targets_of
 from fedjax_core.data.federated_data import FederatedData, pool_clients
 from fedjax_core.devices import ClientDevices, Schedule
 from fedjax_core.engine import (
@@ -32,6 +32,7 @@ from fedjax_core.engine import (
     client_facts,
     client_loop,
     client_sampling,
+    client_work,
     contracts,
     dispatch,
     divergence,
@@ -86,6 +87,7 @@ def build_spec(
     sampling: str = "fixed",
     client_devices: ClientDevices | None = None,
     schedule: Schedule | None = None,
+    client_settings: ClientSettings | None = None,
 ) -> SimulationSpec:
     """Returns what a simulation is made of. Checks everything that can be checked without training.
 
@@ -105,6 +107,8 @@ def build_spec(
       sampling: spec of a sampler, as `client_sampling.make_sampler` takes it.
       client_devices: the clients' devices, and for whom the server waits; None: rounds take no time.
       schedule: asynchronous; a cohort is then the clients that train at once. None: rounds are synchronous.
+      client_settings: of local training by client, as in `DeviceArrays`; None: the method's for all clients. Epochs and
+        steps are read by methods with the option `epochs=EpochsByClient(...)`.
 
     Raises:
       ValueError: a setting is out of range; the groups do not partition the population or disagree about the server's
@@ -115,8 +119,10 @@ def build_spec(
         tasks = tuple(group.task.bound_arrays for group in groups)
         groups = with_peer_groups(with_abstract_frozen_params(groups))
         if any(contracts.check_algorithm(group.build(group.task), group.build).pooled for group in groups):
-            if client_devices is not None or schedule is not None:
-                raise ValueError("a pooled method has no clients, so it goes without config.devices and config.schedule")
+            if client_devices is not None or schedule is not None or client_settings is not None:
+                raise ValueError(
+                    "a pooled method has no clients, so it goes without config.devices, config.schedule and config.clients"
+                )
             if len(groups) > 1:
                 raise ValueError("a pooled method trains one network; it cannot have groups")
             if transforms or leave_out:
@@ -150,7 +156,7 @@ def build_spec(
             readers=readers,
             host_arrays=make_host_arrays(
                 [group.clients for group in groups], tuple(group.task.bound_arrays for group in groups), data, episodes
-            ),
+            )._replace(settings=client_settings),
             sampling=sampler,
             dropout=dropout,
             evaluation=evaluation,
@@ -176,6 +182,8 @@ def build_spec(
         if schedule is not None:
             spec = asynchronous.add_schedule(spec, schedule, stream, transforms)
         spec = client_facts.check_sampler(spec, sampling)
+        if spec.client_seconds is None:  # else they were checked as its work was counted
+            client_work.check_settings(spec)
         return dataclasses.replace(spec, score_bytes=check_own_scores.check_scores(spec))
 
 

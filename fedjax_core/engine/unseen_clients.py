@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.algorithm import Algorithm, Array, ClientData, PyTree
+from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientSettings, PyTree
 from fedjax_core.engine import client_loop, evaluation_step
 from fedjax_core.engine.data_feed import cohort_buffer
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
@@ -67,7 +67,10 @@ def score_unseen(
         algorithm = spec.algorithm(g, arrays, round_num)
         is_active, index = index < number, jnp.minimum(index, number - 1)
         train_size = jnp.where(is_active, arrays.unseen_size[index], 0)
-        data = ClientData(arrays.train, arrays.unseen_index[index], train_size, spec.episodes)
+        settings = arrays.settings
+        if settings is not None:  # the method's own
+            settings = ClientSettings(batch=None if settings.batch is None else jnp.asarray(settings.batch)[spec.population])
+        data = ClientData(arrays.train, arrays.unseen_index[index], train_size, spec.episodes, settings)
         plain, personal = make_holdings(spec, g, algorithm, server, key_data, round_num, index, data)
         test_size = jnp.where(is_active, arrays.unseen_test_size[index], 0)
         models = evaluation_step.bind_predictors(algorithm, plain, personal)

@@ -14,7 +14,7 @@ from fedjax_core.data import federated_data, poisoning
 from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.engine import client_loop, client_sampling
 from fedjax_core.engine.simulator import Group, Simulator, build_spec
-from fedjax_core.experiment import build_task, config_warnings, device_options, python_overrides, uplink_options
+from fedjax_core.experiment import build_task, client_options, config_warnings, device_options, python_overrides, uplink_options
 from fedjax_core.experiment.lookup import LOSS_TARGETS, bind_options
 from fedjax_core.experiment.resolve_config import ResolvedConfig, bind_method, resolve
 from fedjax_core.experiment.schema import Config
@@ -72,7 +72,9 @@ def build(
     attackers = [] if adversary is None else adversary.client_ids(data.clients, resolved.data.seed)
     poisons, attacks = uplink_options.build_attacks(adversary, attackers)
     trigger = next((poison.trigger for poison in poisons if poison.trigger is not None), None)
-    groups = _build_groups(resolved, pipeline, data, bind_method(resolved), trigger, shapes_only)
+    settings, seconds = client_options.make_client_settings(resolved.clients, data.clients, resolved.data.seed)
+    make = client_options.bind_settings(bind_method(resolved), resolved.clients, settings, data.unseen is not None)
+    groups = _build_groups(resolved, pipeline, data, make, trigger, shapes_only)
     if resolved.adversary is not None and any(group.build(group.task).pooled for group in groups):
         attack = option_types.shorten(resolved.fields["adversary.attack"])
         raise ValueError(f"adversary.attack={attack}: a pooled method has no clients that could attack")
@@ -103,9 +105,10 @@ def build(
         leave_out=resolved.leave_out,
         sampling=resolved.sampling,
         client_devices=device_options.make_client_devices(
-            resolved.client_devices, data.clients, resolved.data.seed, resolved.fields
+            resolved.client_devices, data.clients, resolved.data.seed, resolved.fields, seconds
         ),
         schedule=resolved.schedule,
+        client_settings=settings,
     )
     if not shapes_only:
         config_warnings.log_lines(device_options.check_devices(spec))

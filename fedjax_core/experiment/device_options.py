@@ -14,7 +14,10 @@ from fedjax_core.engine.participation import least_memory
 from fedjax_core.engine.simulation_spec import SimulationSpec
 from fedjax_core.registry import ResolvedSpec
 
-NEED_PROFILE = ("deadline", "wait_for", "server_seconds")
+NEED_PROFILE = ("deadline", "late", "wait_for", "server_seconds")
+
+
+LATE = ("drop", "partial")  # what becomes of clients that would come back after the deadline
 
 
 class DeviceOptions(NamedTuple):
@@ -23,6 +26,7 @@ class DeviceOptions(NamedTuple):
     profile: ResolvedSpec | None
     availability: ResolvedSpec | None
     deadline: float | None
+    late: str
     wait_for: int | float | None
     server_seconds: float
 
@@ -41,10 +45,13 @@ def parse_devices(fields: Mapping[str, Any]) -> DeviceOptions | None:
         for name in NEED_PROFILE:
             if given[name] is not None:
                 raise ValueError(f"devices.{name}={given[name]!r} needs devices.profile, by which clients take time")
+    if given["late"] is not None and given["deadline"] is None:
+        raise ValueError(f"devices.late={given['late']!r} needs devices.deadline")
     options = DeviceOptions(
         None if given["profile"] is None else find_profile(given["profile"]),
         None if given["availability"] is None else find_availability(given["availability"]),
         given["deadline"],
+        given["late"] or LATE[0],
         given["wait_for"],
         given["server_seconds"] or 0.0,
     )
@@ -81,7 +88,7 @@ def find_schedule(fields: Mapping[str, Any]) -> Schedule | None:
 
 
 def make_client_devices(
-    options: DeviceOptions | None, population: int, seed: int, fields: Mapping[str, Any]
+    options: DeviceOptions | None, population: int, seed: int, fields: Mapping[str, Any], seconds: np.ndarray | None = None
 ) -> ClientDevices | None:
     """Returns the clients' devices; None without.
 
@@ -90,6 +97,7 @@ def make_client_devices(
       population: N.
       seed: the data seed.
       fields: all fields of the config by dotted name.
+      seconds: [N] the clients' budgets; None: they have none.
 
     Raises:
       ValueError, TypeError, OSError: as `draw_profiles` and `make_availability`; privacy with
@@ -101,16 +109,19 @@ def make_client_devices(
     if profiles is not None and profiles.failure.any() and fields["privacy.mechanism"] is not None:
         raise _private_error("devices.profile with failures", fields)
     availability = None if options.availability is None else make_availability(options.availability, population, seed)
-    return ClientDevices(profiles, availability, options.deadline, options.wait_for, options.server_seconds)
+    policies = options.deadline, options.wait_for, options.server_seconds
+    return ClientDevices(profiles, availability, *policies, options.late == "partial", seconds)
 
 
 def describe_devices(spec: SimulationSpec) -> dict[str, Any]:
-    """Returns the facts about clients' devices for run.json: digests, which a resumed run must have too."""
+    """Returns digests of clients' devices and settings for run.json, which a resumed run must have."""
     devices, facts = spec.client_devices, {}
     if devices is not None and devices.profiles is not None:
         facts["profiles"] = _digest(devices.profiles)
     if devices is not None and devices.availability is not None:
         facts["availability"] = _digest(devices.availability.arrays)
+    if spec.host_arrays.settings is not None:
+        facts["settings"] = _digest(spec.host_arrays.settings)
     return {"devices": facts} if facts else {}
 
 
@@ -126,11 +137,12 @@ def check_devices(spec: SimulationSpec) -> list[str]:
     devices, seconds, lines = spec.client_devices, spec.client_seconds, []
     if devices is None or devices.profiles is None or seconds is None:
         return lines
-    if devices.deadline is not None and (late := int(np.sum(seconds > devices.deadline))):
-        lines.append(
-            f"devices.deadline={devices.deadline:g}: the rounds of {late} of {spec.population} clients take longer (at most "
-            f"{seconds.max():.4g} s), so they never count"
-        )
+    for field, limit in ((f"devices.deadline={devices.deadline}", devices.deadline), ("clients.seconds", devices.seconds)):
+        if limit is not None and (late := int(np.sum(seconds > limit))):
+            lines.append(
+                f"{field}: the rounds of {late} of {spec.population} clients take longer (at most {seconds.max():.4g} s), so "
+                "they never count"
+            )
     least = least_memory(spec)
     if small := int(np.sum(devices.profiles.memory < least)):
         lines.append(

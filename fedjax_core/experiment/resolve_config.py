@@ -13,7 +13,7 @@ from fedjax_core.data import partition
 from fedjax_core.devices import Schedule
 from fedjax_core.engine import client_sampling
 from fedjax_core.engine.simulator import Evaluation
-from fedjax_core.experiment import device_options, lookup, schema, uplink_options
+from fedjax_core.experiment import client_options, device_options, lookup, schema, uplink_options
 from fedjax_core.experiment.lookup import NORMALISATIONS
 from fedjax_core.experiment.schema import Config
 from fedjax_core.language import instruction_task as language
@@ -76,6 +76,7 @@ class ResolvedConfig(NamedTuple):
       sampling: of cohorts, a spec of a sampler.
       client_devices: the clients' devices, and for whom the server waits; None: rounds take no time.
       schedule: asynchronous, or None.
+      clients: settings of local training by client.
       mechanism: of differential privacy, or None; it takes what `privacy` says.
       imports_code: whether the config names code that is neither built in nor installed; callbacks
         do not count.
@@ -113,6 +114,7 @@ class ResolvedConfig(NamedTuple):
     sampling: str
     client_devices: device_options.DeviceOptions | None
     schedule: Schedule | None
+    clients: client_options.ClientOptions
     mechanism: ResolvedSpec | None
     privacy: PrivacyConfig | None
     run: RunOptions
@@ -149,6 +151,7 @@ def resolve(config: Config) -> ResolvedConfig:
 
 def _resolve(fields: Mapping[str, Any]) -> ResolvedConfig:
     data, method = lookup.find_data(fields), lookup.find_method(fields)
+    clients = client_options.parse_clients(fields, method)
     for_texts = data.source.function is language.Source
     mechanism, privacy = uplink_options.parse_privacy(fields, for_texts, _client_weights(method))
     task, adapter, augment = fields["task"], fields["adapter"], fields["augment"]
@@ -156,7 +159,7 @@ def _resolve(fields: Mapping[str, Any]) -> ResolvedConfig:
     return ResolvedConfig(
         seed=fields["seed"],
         method=method,
-        optimizer=lookup.find_optimizer(fields),
+        optimizer=client_options.with_client_rates(lookup.find_optimizer(fields), clients),
         data=data,
         networks=lookup.find_networks(fields),
         public=lookup.find_public(fields["public"]),
@@ -189,6 +192,7 @@ def _resolve(fields: Mapping[str, Any]) -> ResolvedConfig:
         sampling=client_sampling.find_sampler(fields["cohort.sampling"] or "fixed").spec,
         client_devices=device_options.parse_devices(fields),
         schedule=device_options.find_schedule(fields),
+        clients=clients,
         mechanism=mechanism,
         privacy=privacy,
         run=RunOptions(

@@ -132,18 +132,23 @@ def _devices(simulation: Simulator) -> str:
 
 
 def _time(resolved: ResolvedConfig) -> str:
-    """Returns the clients' devices, and for whom the server waits."""
+    """Returns the clients' devices, for whom the server waits, and settings by client."""
     options = resolved.client_devices
+    own = [f"{name} of each client {getattr(spec, 'spec', spec)}" for name, spec in resolved.clients.specs.items()]
     parts = [] if resolved.schedule is None else [f"asynchronous by {resolved.fields['schedule']}"]
     if options is None:
-        return "".join(parts)
+        return "; ".join([*parts, *own])
     parts += [] if options.profile is None else [f"devices by {options.profile.spec}"]
     parts += [] if options.availability is None else [f"available by {options.availability.spec}"]
-    parts += [] if options.deadline is None else [f"deadline {options.deadline:g} s"]
+    parts += (
+        []
+        if options.deadline is None
+        else [f"deadline {options.deadline:g} s" + (", until which late clients train" if options.late == "partial" else "")]
+    )
     if options.wait_for is not None:
         share = f"{100 * options.wait_for:g} %" if options.wait_for < 1 else f"{options.wait_for}"
         parts.append(f"the first {share} of a cohort count")
-    return "; ".join(parts)
+    return "; ".join(parts + own)
 
 
 def _attack(resolved: ResolvedConfig) -> str:

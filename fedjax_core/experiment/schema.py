@@ -10,11 +10,11 @@ from typing import Annotated, Any
 from ml_collections import ConfigDict
 
 from fedjax_core import option_types
+from fedjax_core.devices.client_values import SETTINGS
 from fedjax_core.engine.sharding.data_placement import PLACES
 from fedjax_core.engine.simulation_spec import SCOPES
 from fedjax_core.option_types import AtLeastOne, BelowOne, Fraction, Part, PositiveFraction, Seed, one_of
-from fedjax_core.privacy import ACCOUNTANTS
-from fedjax_core.privacy.budget import SETTINGS
+from fedjax_core.privacy import ACCOUNTANTS, budget
 from fedjax_core.run import early_stopping
 from fedjax_core.uplink import compression
 
@@ -96,9 +96,11 @@ FIELDS: dict[str, Any] = {
     "aggregation.rule": str | None,
     "aggregation.not_finite": or_none(Annotated[str, one_of("leave_out", "end")]),
     "cohort.sampling": str | None,
+    **{f"clients.{name}": (AtLeastOne if is_int else option_types.Positive) | str | None for name, is_int in SETTINGS.items()},
     "devices.profile": str | None,
     "devices.availability": str | None,
     "devices.deadline": or_none(option_types.Positive),
+    "devices.late": or_none(Annotated[str, one_of("drop", "partial")]),
     "devices.wait_for": or_none(Part),
     "devices.server_seconds": or_none(option_types.NonNegative),
     "schedule": str | None,
@@ -127,9 +129,10 @@ DEFAULTS: dict[str, Any] = {  # of fields that an older config may lack
     **{f"compression.{name}": None for name in ("uplink", "downlink")},
     **{f"aggregation.{name}": None for name in ("rule", "not_finite")},
     "cohort.sampling": None,
-    **{f"devices.{name}": None for name in ("profile", "availability", "deadline", "wait_for", "server_seconds")},
+    **{f"devices.{name}": None for name in ("profile", "availability", "deadline", "late", "wait_for", "server_seconds")},
     "schedule": None,
-    **{f"privacy.{name}": None for name in ("mechanism", *SETTINGS)},
+    **{f"clients.{name}": None for name in SETTINGS},
+    **{f"privacy.{name}": None for name in ("mechanism", *budget.SETTINGS)},
 }
 OPTIONAL_GROUPS = {field.partition(".")[0] for field in DEFAULTS if "." in field} - {
     field.partition(".")[0] for field in FIELDS if field not in DEFAULTS

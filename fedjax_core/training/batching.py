@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fedjax_core.algorithm import Array, ClientData, Cohort, Examples, PyTree, Remainder
 
 _BATCH_LOOP = re.compile(r"batches_of_(\d+)\)*(?:/while)?$")
+_EPOCH_LOOP = re.compile(r"(own|\d+)_epochs_by_(\d+)\)*(?:/while)?$")
 
 
 class Batch(NamedTuple):
@@ -53,11 +54,96 @@ def parse_loop_name(name: str) -> int | None:
     return None if match is None else int(match[1])
 
 
+def parse_epoch_loop(name: str) -> tuple[int | None, int] | None:
+    """Returns (epochs, examples in a minibatch) of a loop over epochs, by its name; None for others.
+
+    Only loops whose number of steps differs by client have such a name (`plan_steps`). The epochs are
+    None where these differ.
+
+    >>> [parse_epoch_loop(name) for name in ("own_epochs_by_20", "vmap(5_epochs_by_20)/while", "batches_of_20")]
+    [(None, 20), (5, 20), None]
+    """
+    match = _EPOCH_LOOP.search(name)
+    return None if match is None else (None if match[1] == "own" else int(match[1]), int(match[2]))
+
+
 def num_steps(data: ClientData, batch: int) -> Array:
     """Returns the number [] of local steps that `fit` takes in an epoch."""
-    if data.remainder is Remainder.DROP:
-        return data.size // batch
-    return -(-data.size // _batch_size(data, batch))
+    size = own_batch_size(data, batch)
+    return data.size // size if data.remainder is Remainder.DROP else -(-data.size // size)
+
+
+def own_batch_size(data: ClientData, batch: int) -> Array | int:
+    """Returns the examples in a client's full minibatch: at most `batch`, or its own number."""
+    size = _batch_size(data, batch)
+    return size if data.settings is None or data.settings.batch is None else jnp.clip(data.settings.batch, 1, size)
+
+
+class EpochsByClient(int):
+    """A method's option `epochs` where clients have their own: the number of those without any.
+
+    Only `fit` and the functions below read `ClientSettings`. Arithmetic with it raises TypeError: it would be wrong.
+    """
+
+    def _refuse(self, other: object) -> Any:
+        del other
+        raise TypeError("epochs differ by client: a method that computes with them takes `local_training.planned_epochs`")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __truediv__ = __rtruediv__ = _refuse
+
+
+class LocalSteps(NamedTuple):
+    """Steps of one `fit` of a client that has its own number of them.
+
+    Attributes:
+      epochs: that it plans; a fraction where it plans steps.
+      total: [] steps that it takes.
+      begun: [] epochs that it begins.
+      name: of the loop over them (`parse_epoch_loop`).
+    """
+
+    epochs: Array | int
+    total: Array
+    begun: Array
+    name: str
+
+
+def plan_steps(data: ClientData, epochs: int, batch: int) -> LocalSteps | None:
+    """Returns the steps of `fit` by the client's settings; None: those of all clients."""
+    settings = data.settings
+    if settings is None:
+        return None
+    steps = num_steps(data, batch)
+    planned, total, name = int(epochs), int(epochs) * steps, f"{int(epochs)}_epochs_by_{_batch_size(data, batch)}"
+    is_own = isinstance(epochs, EpochsByClient)
+    own_name = f"own_epochs_by_{_batch_size(data, batch)}"
+    if is_own and settings.epochs is not None:
+        planned, total, name = settings.epochs, settings.epochs * steps, own_name
+    elif is_own and settings.steps is not None:
+        total = jnp.where(steps > 0, settings.steps, 0)
+        planned, name = total / jnp.maximum(steps, 1), own_name
+    elif settings.share is None:
+        return None
+    if settings.share is not None:
+        total = jnp.floor(total * settings.share).astype(total.dtype)
+    return LocalSteps(planned, total, -(-total // jnp.maximum(steps, 1)), name)
+
+
+def planned_epochs(data: ClientData, epochs: int, batch: int) -> Array | int:
+    """Returns the epochs that `fit` plans over a client's data; a fraction for a number of steps."""
+    plan = plan_steps(data, epochs, batch)
+    return int(epochs) if plan is None else plan.epochs
+
+
+def num_epochs(data: ClientData, epochs: int, batch: int) -> Array | int:
+    """Returns the epochs that `fit` begins over a client's data."""
+    plan = plan_steps(data, epochs, batch)
+    return int(epochs) if plan is None else plan.begun
+
+
+def client_rate(data: ClientData) -> Array | float:
+    """Returns the client's factor of the learning rate, which optimizers get as `rate`."""
+    return 1.0 if data.settings is None or data.settings.rate is None else data.settings.rate
 
 
 def sequential_batches(data: ClientData, batch: int) -> tuple[int, Callable[[Array], Batch]]:

@@ -22,13 +22,19 @@ from fedjax_core.task import Model, Task
 from fedjax_core.training import losses, metrics
 from fedjax_core.training.batching import (
     Batch,
+    EpochsByClient,
     class_counts,
     class_means,
     class_sums,
+    client_rate,
     gather_batch,
     loop_over_batches,
     map_examples,
+    num_epochs,
     num_steps,
+    own_batch_size,
+    plan_steps,
+    planned_epochs,
     sequential_batches,
     sum_over_batches,
     uplinks_as_examples,
@@ -53,6 +59,7 @@ __all__ = [
     "SHARPNESS",
     "Aux",
     "Batch",
+    "EpochsByClient",
     "FitResult",
     "LossFn",
     "Optimizer",
@@ -61,6 +68,7 @@ __all__ = [
     "class_counts",
     "class_means",
     "class_sums",
+    "client_rate",
     "entries_filter",
     "finetune",
     "fit",
@@ -73,8 +81,11 @@ __all__ = [
     "map_examples",
     "measure_steps",
     "model_loss",
+    "num_epochs",
     "num_steps",
+    "own_batch_size",
     "part_filter",
+    "planned_epochs",
     "require_linear",
     "scale_by_anneal",
     "sgd",
@@ -187,7 +198,8 @@ def fit(
     example from (key, epoch, slot), so it does not depend on padding. The loop takes ceil(size /
     batch) steps with a traced bound, so a small client costs only its own steps. Where the data
     have a `draw` (`few_shot.py`), there are as many steps, and each step's minibatch is drawn with
-    a key of its own.
+    a key of its own. A client with settings of its own (`ClientData.settings`) takes its own number
+    of steps, of its own size: in a minibatch of B the examples beyond them are masked.
 
     Args:
       loss: (net, batch, key) -> (value, Aux).
@@ -203,7 +215,8 @@ def fit(
     Returns:
       (net, data, key, extra=()) -> FitResult. `extra`: leaves [M, ...], one entry for each of the
       client's examples in stored order, such as `map_examples` returns; `Batch.extra` has the
-      minibatch's. The optimizer gets `progress`, the fraction of its steps that is done.
+      minibatch's. The optimizer gets `progress`, the fraction of its steps that is done, and `rate`,
+      the client's factor of the learning rate.
 
     Raises:
       ValueError: epochs < 0 or batch < 1, or nothing is trainable; (when traced) `extra` is given
@@ -219,10 +232,12 @@ def fit(
             raise ValueError("extra: data that draw their minibatches (episodes) cannot have arrays beside the examples")
         trained, frozen = split_params(net.params, trainable)
         capacity = data.index.shape[0]
-        b = max(1, min(batch, capacity))
+        b, own = max(1, min(batch, capacity)), own_batch_size(data, batch)
         if b < batch and data.remainder is Remainder.DROP:
             raise ValueError(f"drop_last: no client has the {batch} examples of a batch; the largest has {capacity}")
-        slots = jnp.arange(-(-capacity // b) * b)
+        plan = plan_steps(data, epochs, batch)
+        planned = int(epochs) if plan is None else plan.epochs
+        slots = jnp.arange(-(-capacity // b) * b if isinstance(own, int) else capacity + b)
         index = jnp.pad(data.index, (0, len(slots) - capacity))
 
         def compute_inputs(trained, stats, e):
@@ -244,9 +259,10 @@ def fit(
         def minibatch(order, i):
             if data.draw is not None:
                 return data.draw(data, jax.random.fold_in(order, i))
-            start = i * b
+            start = i * own
             chosen = jax.lax.dynamic_slice_in_dim(order, start, b)
-            gathered = gather_batch(data.arrays, index[chosen], start + jnp.arange(b) < data.size)
+            rows, mask = index[chosen], start + jnp.arange(b) < data.size
+            gathered = gather_batch(data.arrays, rows, mask if isinstance(own, int) else mask & (jnp.arange(b) < own))
             return gathered._replace(extra=jax.tree.map(lambda a: a[chosen], extra))
 
         def step(i, carry, e, order, key, inputs):
@@ -254,7 +270,8 @@ def fit(
             given = minibatch(order, i), jax.random.fold_in(key, i), *inputs
             grads, aux = gradient(trained, stats, *given)
             grads = sharpen(lambda top: gradient(top, stats, *given)[0], trained, grads, state)
-            updates, state = stepped.update(grads, state, trained, progress=(e + i / num_steps(data, batch)) / epochs)
+            inputs_of_step = {"progress": (e + i / num_steps(data, batch)) / planned, "rate": client_rate(data)}
+            updates, state = stepped.update(grads, state, trained, **inputs_of_step)
             return optax.apply_updates(trained, updates), aux.stats, state, jax.tree.map(jnp.add, sums, aux.sums)
 
         def epoch(e, carry):
@@ -262,14 +279,20 @@ def fit(
             order = shuffle(order_key) if data.draw is None else order_key
             trained, stats, *_ = carry
             inputs = compute_inputs(trained, stats, e)
-            return loop_over_batches(num_steps(data, batch), b, lambda i, carry: step(i, carry, e, order, step_key, inputs), carry)
+            steps = num_steps(data, batch)
+            steps = steps if plan is None else jnp.minimum(steps, plan.total - e * steps)
+            return loop_over_batches(steps, b, lambda i, carry: step(i, carry, e, order, step_key, inputs), carry)
 
         first = jax.eval_shape(minibatch, slots if data.draw is None else key, 0)
         inputs = jax.eval_shape(compute_inputs, trained, net.stats, 0)
         aux = jax.eval_shape(gradient, trained, net.stats, first, key, *inputs)[1]
         sums = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), aux.sums)
         carry = trained, net.stats, optimizer.init(trained), sums
-        carry = epoch(0, carry) if epochs == 1 else jax.lax.fori_loop(0, epochs, epoch, carry)
+        if plan is not None:
+            with jax.named_scope(plan.name):
+                carry = jax.lax.fori_loop(0, plan.begun, epoch, carry)
+        else:
+            carry = epoch(0, carry) if epochs == 1 else jax.lax.fori_loop(0, int(epochs), epoch, carry)
         initial, (trained, stats, state, sums) = trained, carry
         record_training(initial, trained, trains=epochs > 0)
         return FitResult(Net(join_params(trained, frozen), stats), state, sums)
@@ -321,7 +344,7 @@ def full_batch_step(loss: LossFn, optimizer: optax.GradientTransformation, *, ba
         stepped, initial = optax.with_extra_args_support(optimizer), optimizer.init(net.params)
         if find_ascent(initial) is not None:
             raise ValueError("optimizer.sharpness: steps on all of a client's examples cannot be sharpness-aware")
-        updates, state = stepped.update(grads, initial, net.params, progress=jnp.float32(0))
+        updates, state = stepped.update(grads, initial, net.params, progress=jnp.float32(0), rate=client_rate(data))
         trained = optax.apply_updates(net.params, updates)
         record_training(net.params, trained)
         return FitResult(Net(trained, stats), state, sums)

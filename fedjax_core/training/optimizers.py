@@ -191,7 +191,8 @@ def require_linear(optimizer: Optimizer, method: str) -> None:
     """Raises ValueError for an optimizer whose first step is not proportional to the gradient, such as Adam."""
     with jax.ensure_compile_time_eval():
         stepped, zero = optax.with_extra_args_support(optimizer(0)), jnp.zeros(())
-        take = lambda gradient: float(jnp.asarray(stepped.update(gradient, stepped.init(zero), zero, progress=0.0)[0]))
+        inputs = {"progress": 0.0, "rate": 1.0}
+        take = lambda gradient: float(jnp.asarray(stepped.update(gradient, stepped.init(zero), zero, **inputs)[0]))
         small, large = take(jnp.float32(PROBE)), take(jnp.float32(2 * PROBE))
         if not abs(large - 2 * small) <= 1e-3 * abs(large):
             raise ValueError(f"{method} needs an optimizer whose steps are proportional to its gradients: sgd, not adam")
@@ -211,6 +212,17 @@ def scale_by_anneal(form: str) -> optax.GradientTransformationExtraArgs:
     def update(updates, state, params=None, **extra_args):
         del params
         rate = ANNEALS[form](jnp.asarray(extra_args["progress"], jnp.float32))
+        return jax.tree.map(lambda u: u * rate.astype(u.dtype), updates), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def scale_by_client_rate() -> optax.GradientTransformationExtraArgs:
+    """Scales updates by the client's factor of the learning rate, which `fit` gives as `rate`."""
+
+    def update(updates, state, params=None, **extra_args):
+        del params
+        rate = jnp.asarray(extra_args["rate"], jnp.float32)
         return jax.tree.map(lambda u: u * rate.astype(u.dtype), updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

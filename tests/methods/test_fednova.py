@@ -9,6 +9,7 @@ import numpy as np
 import optax
 from absl.testing import parameterized
 
+from fedjax_core.algorithm import ClientSettings
 from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 from methods.fednova import fednova
@@ -29,7 +30,8 @@ def oracle(seed, rounds, *, cohort=5, epochs=2, batch=toy.BATCH, momentum=0.5):
         directions, drifts, share, counts = [], [], [], []
         for i in naive.cohort(seed, r, len(clients), cohort):
             key = naive.client_key(seed, r, i)
-            y = naive.train(MODEL, x, stats, *clients[i], key, epochs=epochs, batch=batch, lr=0.1, momentum=momentum)
+            passes = epochs if isinstance(epochs, int) else epochs[i]
+            y = naive.train(MODEL, x, stats, *clients[i], key, epochs=passes, batch=batch, lr=0.1, momentum=momentum)
             counts.append(effective(len(y.gradients), momentum))
             directions.append(jax.tree.map(lambda d, a=counts[-1]: d / a, naive.minus(y.params, x)))
             drifts.append(naive.minus(y.stats, stats))
@@ -44,6 +46,13 @@ class FedNovaTest(chex.TestCase):
     def test_equals_the_loops(self):
         _, _, after = toy.reference("fednova")
         chex.assert_trees_all_close(tuple(after.server.net), oracle(0, 2), atol=1e-5)
+
+    def test_clients_with_their_own_epochs_count_by_their_own_steps(self):
+        epochs = [1, 4, 2, 1, 3, 5, 2, 1]
+        case = toy.Case(functools.partial(fednova, epochs=local_training.EpochsByClient(2), batch=toy.BATCH), task=toy.task)
+        simulation = case.simulate(client_settings=ClientSettings(epochs=np.array(epochs, np.int32)))
+        after, _ = simulation.run_rounds(simulation.init(0), 2)
+        chex.assert_trees_all_close(tuple(after.server.net), oracle(0, 2, epochs=epochs), atol=1e-5)
 
     @parameterized.parameters(
         (dict(), 0.0, 5.0),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core.algorithm import ClientData
+from fedjax_core.algorithm import ClientData, ClientSettings
 from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 from methods.fedprox import fedprox
@@ -63,6 +63,15 @@ class FedProxTest(chex.TestCase):
         whole = naive.with_term(MODEL, pull)
         w = averaged(0, 2, whole, lambda params: (1.0, params), weights="samples")
         chex.assert_trees_all_close(tuple(after.server.net), w, atol=5e-6)
+
+    def test_a_client_with_its_own_epochs_against_loops(self):
+        net, (x, y) = MODEL.init(jax.random.key(0)), naive.rows(toy.data())[0]
+        update = compiled(fedprox, mu=1.0, epochs=local_training.EpochsByClient(2))
+        out = update(net, (), rows_of(0)._replace(settings=ClientSettings(epochs=jnp.int32(4))), jax.random.key(5))
+        whole = naive.with_term(MODEL, pull)
+        settings = dict(epochs=4, batch=toy.BATCH, lr=0.1, whole=whole, given=(1.0, net.params))
+        trained = naive.train(None, *net, x, y, jax.random.key(5), **settings)
+        chex.assert_trees_all_close(out.uplink.params, naive.minus(trained.params, net.params), atol=2e-6)
 
     def test_mu_zero_is_fedavg_bit_for_bit(self):
         net = MODEL.init(jax.random.key(0))

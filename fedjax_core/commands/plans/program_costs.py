@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_core.training.batching import parse_loop_name
+from fedjax_core.algorithm import ClientSettings
+from fedjax_core.training.batching import parse_epoch_loop, parse_loop_name
 
 Trips = Callable[[str], float | None]  # name of a loop -> how often it runs, if that is known
 KINDS = (
@@ -276,10 +277,12 @@ class ClientLoops(NamedTuple):
       examples: [N] training examples of each client.
       active_share: share of a program's client slots that are active, on average. An absent client
         takes no step.
+      settings: of local training by client, `ClientSettings`; None: there are none.
     """
 
     examples: np.ndarray
     active_share: float = 1.0
+    settings: ClientSettings | None = None
 
     def trip_count(self, name: str) -> float | None:
         """Returns how often a loop of this name runs, on average over the slots; None for other loops.
@@ -287,5 +290,11 @@ class ClientLoops(NamedTuple):
         >>> ClientLoops(np.array([10, 30])).trip_count("jit(many)/while/body/batches_of_20/while")
         1.5
         """
+        if self.settings is not None and (loop := parse_epoch_loop(name)) is not None:
+            epochs, batch = loop
+            if epochs is not None:  # a client whose time is over sooner counts in full
+                return float(epochs)
+            own, steps = self.settings.epochs, self.settings.steps
+            return float(np.mean(steps / np.maximum(-(-self.examples // batch), 1) if own is None else own))
         batch = parse_loop_name(name)
         return None if batch is None else self.active_share * float(np.mean(-(-self.examples // batch)))

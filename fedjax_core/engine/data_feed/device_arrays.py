@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.algorithm import Array, Examples, PyTree
+from fedjax_core.algorithm import Array, ClientSettings, Examples, PyTree
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.training.few_shot import EpisodeSampler
@@ -59,6 +59,8 @@ class DeviceArrays(NamedTuple):
       unseen_index, unseen_size, unseen_test_index, unseen_test_size: of the unseen clients; `()` without such.
       participation: of the clients' devices (`participation.py`); `()` without such.
       arrivals: of the coming rounds (`asynchronous.py`); `()` where rounds are synchronous.
+      settings: `ClientSettings` [N] of local training by client, `batch` [N + 1] with the method's own last, for unseen
+        clients; None without such.
     """
 
     tasks: tuple[PyTree, ...]
@@ -79,6 +81,7 @@ class DeviceArrays(NamedTuple):
     unseen_test_size: Any = ()
     participation: Any = ()
     arrivals: Any = ()
+    settings: ClientSettings | None = None
 
 
 def make_host_arrays(

@@ -10,8 +10,8 @@ import optax
 import pytest
 from absl.testing import parameterized
 
-from fedjax_core.algorithm import ClientData, Examples, Net
-from fedjax_core.training import local_training
+from fedjax_core.algorithm import ClientData, ClientSettings, Examples, Net
+from fedjax_core.training import local_training, optimizers
 from tests import naive, toy
 
 MODEL = toy.model()
@@ -55,13 +55,13 @@ def recorder(net, batch, key):
     return net.params["w"] * 0.0, local_training.Aux(stats, {"rows": jnp.sum(batch.mask)})
 
 
-def recorded(rows, padding, *, epochs, batch, key):
+def recorded(rows, padding, *, epochs, batch, key, settings=None):
     """(steps, rows [steps, B] with -1 for the padding, keys [steps, 2], number of rows as summed)."""
     numbers = Examples(jnp.arange(40.0), jnp.zeros(40, jnp.int32))
     b = min(batch, len(rows) + len(padding))
     stats = {"step": jnp.int32(0), "rows": jnp.full((50, b), -2.0), "keys": jnp.zeros((50, 2), jnp.uint32)}
     fit = jax.jit(local_training.fit(recorder, optax.sgd(0.1), epochs=epochs, batch=batch))
-    end = fit(Net({"w": jnp.float32(0)}, stats), data(rows, padding, numbers), key)
+    end = fit(Net({"w": jnp.float32(0)}, stats), data(rows, padding, numbers)._replace(settings=settings), key)
     steps = int(end.net.stats["step"])
     return steps, np.asarray(end.net.stats["rows"])[:steps], np.asarray(end.net.stats["keys"])[:steps], int(end.sums["rows"])
 
@@ -83,6 +83,50 @@ class BatchesTest(chex.TestCase):
         _, seen, keys, _ = recorded(range(12), [], epochs=3, batch=4, key=jax.random.key(0))
         self.assertLen({tuple(seen[i : i + 3].ravel()) for i in (0, 3, 6)}, 3)
         self.assertLen({tuple(key) for key in keys}, 9)
+
+    @parameterized.parameters(
+        (dict(epochs=3), 3, 4, 9),
+        (dict(steps=5), 2, 4, 5),
+        (dict(steps=2), 1, 4, 2),
+        (dict(batch=3), 2, 3, 8),
+        (dict(batch=9), 2, 4, 6),  # no more than the method's
+        (dict(epochs=1, batch=1), 1, 1, 10),
+        (dict(share=0.5), 2, 4, 3),
+        (dict(epochs=3, share=7.25 / 9), 3, 4, 7),
+    )
+    def test_a_clients_own_steps_see_the_first_rows_of_its_own_order(self, own, epochs, batch, steps):
+        """Ten rows, and a method with two epochs of minibatches of four."""
+        rows, key = list(range(20, 30)), jax.random.key(5)
+        settings = ClientSettings(**{name: jnp.asarray(value) for name, value in own.items()})
+        of_all = local_training.EpochsByClient(2)
+        number, seen, _, total = recorded(rows, [39] * 2, epochs=of_all, batch=4, key=key, settings=settings)
+        starts = [(e, start) for e in range(epochs) for start in range(0, 10, batch)][:steps]
+        self.assertEqual(number, steps)
+        for (e, start), found in zip(starts, seen, strict=True):
+            expected = [rows[place] for place in naive.order(key, e, 10)[start : start + batch]]
+            np.testing.assert_array_equal(found[found >= 0], expected)
+        self.assertEqual(total, sum(min(batch, 10 - start) for _, start in starts))
+
+    @parameterized.parameters(dict(epochs=2), dict(steps=6), dict(batch=4), dict(share=1.0), dict(rate=1.0))
+    def test_settings_that_all_clients_have_change_no_bit(self, **own):
+        settings = ClientSettings(**{name: jnp.asarray(value) for name, value in own.items()})
+        chain = optax.chain(local_training.sgd(0.1, momentum=0.5, anneal="cosine")(0), optimizers.scale_by_client_rate())
+        fit = jax.jit(local_training.fit(LOSS, chain, epochs=local_training.EpochsByClient(2), batch=4))
+        net, rows, key = MODEL.init(jax.random.key(1)), data(range(10)), jax.random.key(5)
+        chex.assert_trees_all_equal(fit(net, rows._replace(settings=settings), key).net, fit(net, rows, key).net)
+
+    def test_steps_and_rate_of_a_client_against_loops(self):
+        """Of a minibatch of eight, five examples count; the rate is a quarter of 0.1."""
+        settings = ClientSettings(epochs=jnp.int32(3), batch=jnp.int32(5), rate=jnp.float32(0.25))
+        chain = optax.chain(local_training.sgd(0.1, momentum=0.5)(0), optimizers.scale_by_client_rate())
+        fit = jax.jit(local_training.fit(LOSS, chain, epochs=local_training.EpochsByClient(1), batch=8))
+        trained = fit(MODEL.init(jax.random.key(1)), data(range(12))._replace(settings=settings), jax.random.key(5))
+        expected = by_hand(range(12), jax.random.key(5), epochs=3, batch=5, lr=0.025, momentum=0.5)
+        chex.assert_trees_all_close(tuple(trained.net), expected[:2], atol=1e-6)
+
+    def test_a_method_cannot_compute_with_epochs_that_differ(self):
+        with self.assertRaisesRegex(TypeError, "epochs differ by client"):
+            _ = 2 * local_training.EpochsByClient(3)
 
     def test_no_rows_no_steps(self):
         steps, _, _, total = recorded([], [0, 1, 2], epochs=2, batch=4, key=jax.random.key(0))

@@ -12,6 +12,7 @@ import pytest
 from configs import fedoa as fedoa_config
 from configs import fedopt_femnist, fedpft
 from fedjax_core import experiment
+from fedjax_core.algorithm import ClientSettings
 from fedjax_core.commands.plans import capacity_plan as of_plans
 from fedjax_core.commands.plans import compile_worker, plan_report, program_costs
 from fedjax_core.engine import aot, client_loop, evaluation
@@ -176,6 +177,8 @@ def test_an_error_of_one_program_leaves_the_others(monkeypatch, tmp_path):
     assert found["programs"] == {"start": {"fits": True}, "round": {"fits": None, "says": "this program is bad", "limit_s": 60}}
     assert compile_worker.expected_active_share(sim) == 0.25
     assert program_costs.ClientLoops(np.array([10, 30]), 0.25).trip_count("batches_of_20") == 1.5 / 4
+    own = program_costs.ClientLoops(np.array([10, 30]), settings=ClientSettings(steps=np.array([4, 6])))
+    assert [own.trip_count(name) for name in ("own_epochs_by_20", "5_epochs_by_20")] == [(4 / 1 + 6 / 2) / 2, 5]
 
 
 def test_cohorts_by_poisson_are_planned_with_all_their_places():

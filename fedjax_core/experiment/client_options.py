@@ -1,0 +1,113 @@
+"""Reads the fields of a config about settings of local training by client."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import optax
+
+from fedjax_core import registry
+from fedjax_core.algorithm import ClientSettings
+from fedjax_core.devices.client_values import SETTINGS, draw_values, find_values
+from fedjax_core.registry import ResolvedSpec
+from fedjax_core.training import local_training, optimizers
+
+OF_EPOCHS = ("epochs", "steps", "seconds")  # each in place of the method's option `epochs`
+
+
+class ClientOptions(NamedTuple):
+    """The fields of a config about settings by client, and the method's own values.
+
+    Attributes:
+      specs: of the settings, by name: a distribution, or a number for all clients.
+      epochs, batch: options of the method; None: it has no such option.
+      lr: of the optimizer.
+      is_partial: whether clients stop early at a deadline.
+    """
+
+    specs: dict[str, ResolvedSpec | float]
+    epochs: int | None
+    batch: int | None
+    lr: float | None
+    is_partial: bool
+
+
+def parse_clients(fields: Mapping[str, Any], method: ResolvedSpec) -> ClientOptions:
+    """Returns the options of settings by client.
+
+    Raises:
+      ValueError, TypeError: a distribution or an option does not exist, a value is not allowed, the
+        method or the optimizer has no such setting, or fields do not go together; the message names
+        the field.
+    """
+    given = {name: fields[f"clients.{name}"] for name in SETTINGS if fields[f"clients.{name}"] is not None}
+    specs = {name: find_values(name, value) for name, value in given.items()}
+    takes, _ = registry.read_parameters(method.function)
+    value = lambda name: method.options.get(name, takes[name].default) if name in takes else None
+    several = [f"clients.{name}={given[name]!r}" for name in OF_EPOCHS if name in given]
+    if len(several) > 1:
+        raise ValueError(f"{several[0]} and {several[1]}: a client has epochs, steps or seconds, one of them")
+    for name, option in (*((name, "epochs") for name in OF_EPOCHS), ("batch", "batch")):
+        if name in given and option not in takes:
+            others = ", ".join(f"method.{other}" for other in takes if other.endswith(option))
+            has = f"; it has {others}, which clients have in common" if others else ""
+            raise ValueError(f"clients.{name}={given[name]!r}: method {method.name!r} has no option {option!r}{has}")
+    if "batch" in given and fields["task"] != "classification":
+        raise ValueError(f"clients.batch={given['batch']!r}: with task={fields['task']!r} a minibatch is an episode")
+    if "lr" in given and "optimizer.lr" not in fields:
+        raise ValueError(f"clients.lr={given['lr']!r} needs optimizer.lr, of which it is a multiple")
+    if "seconds" in given and fields["devices.profile"] is None:
+        raise ValueError(f"clients.seconds={given['seconds']!r} needs devices.profile, by which clients take time")
+    if "seconds" in given and fields["privacy.mechanism"] is not None:
+        mechanism = fields["privacy.mechanism"]
+        raise ValueError(
+            f"clients.seconds={given['seconds']!r} and privacy.mechanism={mechanism!r}: clients without time for a step do not "
+            "come back, which the noise is not made for; clients.steps has no such clients"
+        )
+    is_partial = fields["devices.late"] == "partial"
+    return ClientOptions(specs, value("epochs"), value("batch"), fields.get("optimizer.lr"), is_partial)
+
+
+def with_client_rates(optimizer: local_training.Optimizer, options: ClientOptions) -> local_training.Optimizer:
+    """Returns the optimizer, with a rate by client if the config has one."""
+    if "lr" not in options.specs:
+        return optimizer
+    return lambda round: optax.chain(optimizer(round), optimizers.scale_by_client_rate())  # noqa: A006
+
+
+def make_client_settings(options: ClientOptions, population: int, seed: int) -> tuple[ClientSettings | None, np.ndarray | None]:
+    """Returns (settings by client, None without; [N] budgets of seconds, None without).
+
+    Args:
+      options: from `parse_clients`.
+      population: N.
+      seed: the data seed.
+
+    Raises:
+      ValueError, TypeError, OSError: as `draw_values`.
+    """
+    values = {name: draw_values(spec, name, population, seed) for name, spec in options.specs.items()}
+    seconds = values.pop("seconds", None)
+    if "batch" in values:
+        values["batch"] = np.append(values["batch"], np.int32(options.batch))
+    if "lr" in values:
+        values["rate"] = (values.pop("lr") / options.lr).astype(np.float32)
+    return (ClientSettings(**values) if values else None), seconds
+
+
+def bind_settings(make: Callable, options: ClientOptions, settings: ClientSettings | None, has_unseen: bool) -> Callable:
+    """Returns a method (task -> Algorithm) whose options suit clients with settings of their own.
+
+    Args:
+      make: the method.
+      options: from `parse_clients`.
+      settings: by client.
+      has_unseen: whether there are unseen clients, which have the method's settings.
+    """
+    changed: dict[str, Any] = {}
+    if options.epochs is not None and (options.is_partial or not options.specs.keys().isdisjoint(OF_EPOCHS)):
+        changed["epochs"] = local_training.EpochsByClient(options.epochs)
+    if settings is not None and settings.batch is not None:
+        changed["batch"] = int(np.max(settings.batch if has_unseen else settings.batch[:-1]))
+    return functools.partial(make, **changed) if changed else make

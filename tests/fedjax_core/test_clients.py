@@ -1,0 +1,99 @@
+"""`config.clients` and `devices.late`: what is refused, and a run with all of them, also resumed."""
+
+import re
+
+import pytest
+
+from configs import base
+from fedjax_core import experiment
+from fedjax_core.storage.json_files import read_json, read_jsonl
+from tests import toy
+
+PROFILE = "lognormal(examples_per_second=20, down=1e4, up=1e4)"
+
+
+def config(clients, devices=None, **method):
+    settings = base.get_config("smoke")
+    settings.method = {"name": "fedavg", "epochs": 1, "batch": 4} | method
+    settings.models = ("mlp(widths=(6,))",)
+    settings.plan.devices = 1
+    settings.data.clients = toy.CLIENTS
+    settings.rounds = 3
+    settings.evaluation.update(every=3, scopes=("global",))
+    settings.clients.update(clients)
+    settings.devices.update(devices or {})
+    return settings
+
+
+@pytest.mark.parametrize(
+    ("clients", "devices", "message"),
+    [
+        ({"epochs": "uniform"}, {}, "setting by client 'uniform' needs the option 'low'; it takes: low, high"),
+        ({"epochs": "log(a=1)"}, {}, "unknown setting by client 'log'; allowed: uniform, tiers, from_csv"),
+        ({"epochs": 0}, {}, "clients.epochs=0 must be at least 1 or a string or None"),
+        ({"steps": 2.5}, {}, "clients.steps=2.5 must be an int, at least 1 or a string or None"),
+        ({"lr": -0.1}, {}, "clients.lr=-0.1 must be positive or a string or None"),
+        ({"epochs": 2, "steps": 3}, {}, "clients.epochs=2 and clients.steps=3: a client has epochs, steps or seconds, one of them"),
+        ({"seconds": 3.0}, {}, "clients.seconds=3.0 needs devices.profile, by which clients take time"),
+        ({}, {"late": "partial"}, "devices.late='partial' needs devices.profile"),
+        ({}, {"late": "partial", "profile": PROFILE}, "devices.late='partial' needs devices.deadline"),
+        ({}, {"late": "later", "profile": PROFILE}, "devices.late='later' must be one of 'drop', 'partial'"),
+    ],
+)
+def test_what_is_refused(clients, devices, message):
+    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
+        experiment.resolve(config(clients, devices))
+
+
+def test_methods_without_such_an_option():
+    settings = config({"epochs": 3})
+    settings.method = {"name": "fedrep", "head_epochs": 1, "body_epochs": 1, "batch": 4}
+    message = "clients.epochs=3: method 'fedrep' has no option 'epochs'; it has method.head_epochs, method.body_epochs, "
+    with pytest.raises(ValueError, match=re.escape(message)):
+        experiment.resolve(settings)
+    settings.clients.update(epochs=None, batch=2)
+    settings.task = "episodes(way=2, shot=1, query=1)"
+    with pytest.raises(ValueError, match=r"clients.batch=2: with task='episodes.*' a minibatch is an episode"):
+        experiment.resolve(settings)
+    with pytest.raises(ValueError, match="fedgen: its server reckons with one number of epochs"):
+        experiment.build(config({"steps": 3}, name="fedgen"), toy.data())
+
+
+def test_privacy_and_seconds():
+    settings = config({"seconds": 3.0}, {"profile": PROFILE})
+    settings.privacy.update(mechanism="gaussian", clip=1.0, noise=1.0, delta=1e-5)
+    with pytest.raises(ValueError, match=r"clients.seconds=3.0 and privacy.mechanism='gaussian': clients without time"):
+        experiment.resolve(settings)
+
+
+def test_an_older_config_has_no_settings():
+    settings = config({})
+    del settings["clients"]
+    assert experiment.build(settings, toy.data()).spec.host_arrays.settings is None
+
+
+def test_a_run_is_resumed_with_its_own_settings(tmp_path):
+    """Also with unseen clients, which train as the method says."""
+    file = tmp_path / "clients.csv"
+    file.write_text("epochs,batch\n" + "3,2\n1,4\n2,5\n1,1\n5,4\n2,2\n")
+    spec = f"from_csv(path={str(file)!r})"
+    settings = {"epochs": spec, "batch": spec, "lr": "tiers(weights=(1, 1), values=(0.1, 0.05))"}
+
+    def run(name, rounds):
+        changed = config(settings, {"profile": PROFILE, "deadline": 1.5, "late": "partial"}, name="fedper")
+        changed.data.unseen_clients = 2
+        changed.evaluation.scopes = ("own",)
+        changed.rounds = rounds
+        experiment.execute(changed, str(tmp_path / name), progress=False, console=lambda text: None)
+        return read_jsonl(tmp_path / name / "metrics.jsonl")
+
+    run("resumed", 1)
+    resumed, whole = run("resumed", 3), run("whole", 3)
+    measured = {"seconds", "compile_seconds"}
+    keep = lambda records: [{name: r[name] for name in r.keys() - measured} for r in records][-1]
+    assert keep(resumed) == keep(whole)
+    assert "test/personal/unseen/accuracy/mean" in whole[-1]
+    assert "settings" in read_json(tmp_path / "whole" / "run.json", dict)["devices"]
+    file.write_text(file.read_text().replace("3,2", "4,2"))
+    with pytest.raises(ValueError, match=r"holds a run with other devices \(devices.settings: "):
+        run("whole", 4)
