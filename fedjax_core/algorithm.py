@@ -82,12 +82,14 @@ class ClientData(NamedTuple):
       index: [M] this client's examples, padded to the population's largest client; the padding may be any valid index.
       size: [] how many of them are real.
       draw: (data, key) -> a minibatch, in place of shuffled ones; hashable, and a pytree without leaves. None: shuffled.
+      privacy: of single examples in local training (`training/private_gradient.py`), likewise hashable; None: not private.
     """
 
     arrays: PyTree
     index: Array
     size: Array
     draw: Callable | None = None
+    privacy: Any = None
 
 
 class Cohort(NamedTuple):

@@ -19,6 +19,7 @@ from fedjax_core.engine.sharding.data_placement import Placed
 from fedjax_core.engine.sharding.mesh import Plan
 from fedjax_core.task import PeerGroup, Task
 from fedjax_core.training.few_shot import EpisodeSampler
+from fedjax_core.training.private_gradient import ExamplePrivacy
 
 Build = Callable[[Task], Algorithm]
 STREAMS = {
@@ -163,6 +164,7 @@ class SimulationSpec:
       awaited: clients that the server waits for; None: all that come back.
       by_size: whether clients are ordered by size whatever the plan, as under `vmap` over runs, where clients of all
         runs that train at once should be of like size.
+      example_privacy: clip and noise of local steps; None: training is not private.
     """
 
     groups: tuple[Group, ...]
@@ -189,6 +191,7 @@ class SimulationSpec:
     client_seconds: np.ndarray | None = None
     awaited: int | None = None
     by_size: bool = False
+    example_privacy: ExamplePrivacy | None = None
 
     @property
     def population(self) -> int:
@@ -235,7 +238,7 @@ class SimulationSpec:
 
     def client_data(self, arrays: DeviceArrays, i: Array | int, size: Array) -> ClientData:
         """Returns client i's data, or none of it where `size` is 0."""
-        return ClientData(arrays.train, arrays.index[i], size, self.episodes)
+        return ClientData(arrays.train, arrays.index[i], size, self.episodes, self.example_privacy)
 
     def scored_clients(self) -> np.ndarray:
         """Returns the ids of the clients that are scored, sorted."""

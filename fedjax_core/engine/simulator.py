@@ -57,6 +57,7 @@ from fedjax_core.engine.simulation_spec import (
     with_peer_groups,
 )
 from fedjax_core.training.few_shot import EpisodeSampler
+from fedjax_core.training.private_gradient import ExamplePrivacy
 from fedjax_core.uplink import UplinkTransform, wrap_builder
 
 __all__ = ["Build", "Diverged", "Evaluation", "EvaluationResult", "Group", "SimulationSpec", "Simulator", "State"]
@@ -83,6 +84,7 @@ def build_spec(
     leave_out: bool = False,
     sampling: str = "fixed",
     client_devices: ClientDevices | None = None,
+    example_privacy: ExamplePrivacy | None = None,
 ) -> SimulationSpec:
     """Returns what a simulation is made of. Checks everything that can be checked without training.
 
@@ -101,6 +103,7 @@ def build_spec(
       leave_out: whether a client that sends something not finite is left out of its round, which else ends the run.
       sampling: one of `client_sampling.SAMPLERS`.
       client_devices: the clients' devices, and for whom the server waits; None: rounds take no time.
+      example_privacy: clip and noise of clients' local steps; None: their training is not private.
 
     Raises:
       ValueError: a setting is out of range; the groups do not partition the population or disagree about the server's
@@ -155,6 +158,7 @@ def build_spec(
             plan=plan,
             mesh=mesh,
             devices=devices,
+            example_privacy=example_privacy,
         )
         spec = dataclasses.replace(spec, shapes=contracts.trace_shapes(spec))
         if transforms or leave_out:

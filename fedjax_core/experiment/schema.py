@@ -15,7 +15,7 @@ from fedjax_core.engine.sharding.data_placement import PLACES
 from fedjax_core.engine.simulation_spec import SCOPES
 from fedjax_core.option_types import AtLeastOne, BelowOne, Fraction, Part, PositiveFraction, Seed, one_of
 from fedjax_core.privacy import ACCOUNTANTS
-from fedjax_core.privacy.budget import SETTINGS
+from fedjax_core.privacy.budget import LEVELS, SETTINGS
 from fedjax_core.run import early_stopping
 from fedjax_core.uplink import compression
 
@@ -102,6 +102,7 @@ FIELDS: dict[str, Any] = {
     "devices.wait_for": or_none(Part),
     "devices.server_seconds": or_none(option_types.NonNegative),
     "privacy.mechanism": str | None,
+    "privacy.level": or_none(Annotated[str, one_of(*LEVELS)]),
     "privacy.clip": or_none(option_types.Positive),
     "privacy.noise": or_none(option_types.Positive),
     "privacy.epsilon": or_none(option_types.Positive),
