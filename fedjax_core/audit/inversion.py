@@ -57,7 +57,7 @@ class Observation(NamedTuple):
     Attributes:
       before: the network that the client got.
       delta: the trained parameters less those before, as the server receives them.
-      examples: the client's, to compare with.
+      examples: the client's, to compare with; images of bytes as floats in [0, 1].
       steps, lr: local steps and learning rate, which the server knows.
     """
 
@@ -114,7 +114,9 @@ def observe_uplink(simulator: Simulator, state: State, client: int, examples: in
     (before, *others), (delta, *more) = _find_nets(sent), _find_nets(uplink)
     if others or more:
         raise ValueError("audit: the inversion of uplinks is for methods that send one difference of networks, such as fedavg")
-    return Observation(before, delta.params, select_examples(spec.data.train, index[:examples]), steps, lr)
+    own = select_examples(spec.data.train, index[:examples])
+    x = own.x / np.float32(255) if own.x.dtype == np.uint8 else own.x
+    return Observation(before, delta.params, own._replace(x=x), steps, lr)
 
 
 def _find_nets(tree: PyTree) -> list[Any]:
