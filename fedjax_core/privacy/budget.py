@@ -221,6 +221,10 @@ class PrivacyLedger(NamedTuple):
         facts |= {"sampling": self.release.sampling, "neighbours": self.release.relation}
         return facts | {"accountant": self.accountant}
 
+    def spent(self, done: int) -> dict[str, Any]:
+        """Returns what `done` rounds cost, for summary.json."""
+        return {"epsilon": self.epsilon(done)}
+
     def describe(self, done: int) -> str:
         """Returns one line on what was spent after `done` rounds."""
         text = f"epsilon {self.epsilon(done):.4g} at delta {self.delta:g} after round {done}"

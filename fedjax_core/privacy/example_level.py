@@ -18,6 +18,7 @@ import numpy as np
 from fedjax_core.privacy.accounting import RESOLUTION, Release, choose_accountant, compute_epsilon, import_library
 from fedjax_core.privacy.budget import PrivacyConfig, last_of_octave_part
 
+SIZE_RATIO = 1.1  # of clients that are bounded together
 RELATION = "zero out one example of one client"
 
 
@@ -77,7 +78,6 @@ class ExampleLedger(NamedTuple):
 
     def facts(self) -> dict[str, Any]:
         """Returns all but the rounds done, for run.json and summary.json."""
-        epsilons = self.client_epsilons(self.rounds, "rdp")
         return {
             "level": "example",
             "mechanism": "gaussian",
@@ -86,13 +86,18 @@ class ExampleLedger(NamedTuple):
             "delta": self.delta,
             "batch": self.batch,
             "local_epochs": self.epochs,
-            "most_local_steps": int(self.local_steps(self.rounds).max(initial=0)),
             "sampling": "poisson",
             "neighbours": RELATION,
             "accountant": self.accountant,
-            "client_epsilons_rdp": {
-                q: float(np.quantile(epsilons, p)) for q, p in (("lowest", 0), ("median", 0.5), ("highest", 1))
-            },
+        }
+
+    def spent(self, done: int) -> dict[str, Any]:
+        """Returns what `done` rounds cost, for summary.json."""
+        lowest, median, highest = map(float, np.quantile(self.client_epsilons(done, "rdp"), (0, 0.5, 1)))
+        return {
+            "epsilon": self.epsilon(done),
+            "client_epsilons_rdp": {"lowest": lowest, "median": median, "highest": highest},
+            "most_local_steps": int(self.local_steps(done).max(initial=0)),
         }
 
     def describe(self, done: int) -> str:
@@ -124,16 +129,20 @@ class ExampleLedger(NamedTuple):
         return min(rdp, compute_epsilon(release, noise, int(steps), self.delta, "pld"))
 
     def _largest(self, done: int, noise: float, accountant: str) -> float:
-        """Returns the largest epsilon; PLD is computed for those clients only that can have it."""
+        """Returns the largest epsilon, exactly: of clients of like size a bound is computed first."""
         pairs = self._groups(done)[0]
-        bounds = [self._epsilon_of(*pair, noise, "rdp") for pair in pairs]
-        if accountant == "rdp":
-            return max(bounds, default=0.0)
+        bins = np.floor(np.log(np.maximum(pairs[:, 0], 1)) / np.log(SIZE_RATIO)).astype(int)
+        groups = [pairs[bins == each] for each in np.unique(bins)]
+        bounds = [self._epsilon_of(group[:, 0].min(), group[:, 1].max(), noise, "rdp") for group in groups]
         largest = 0.0
-        for bound, pair in sorted(zip(bounds, pairs.tolist(), strict=True), reverse=True):
-            if bound <= largest:
+        for index in np.argsort(bounds)[::-1]:
+            if bounds[index] <= largest:
                 break
-            largest = max(largest, self._epsilon_of(*pair, noise, accountant))
+            by_rdp = sorted(((self._epsilon_of(*pair, noise, "rdp"), *pair) for pair in groups[index].tolist()), reverse=True)
+            for bound, *pair in by_rdp:
+                if bound <= largest:
+                    break
+                largest = max(largest, self._epsilon_of(*pair, noise, accountant))
         return largest
 
 
@@ -148,7 +157,8 @@ def make_example_ledger(
     """Returns the ledger of a run, with its noise calibrated if the config has an epsilon.
 
     Args:
-      recorded_facts: what run.json has about the run's noise, which is then not calibrated again.
+      recorded_facts: what run.json has about the run's noise, which is not calibrated again if it is
+        for these rounds.
 
     Raises:
       ValueError: dp-accounting is not installed; no noise is enough.
@@ -167,7 +177,9 @@ def make_example_ledger(
         config.rounds,
         count_participations,
     )
-    if config.noise is not None or recorded:
+    if config.noise is not None:
         return ledger
     assert config.epsilon is not None
+    if recorded and 0.999 <= ledger.epsilon(config.rounds) / config.epsilon <= 1 + 1e-6:  # else it is of other rounds
+        return ledger
     return ledger.calibrate(config.epsilon)

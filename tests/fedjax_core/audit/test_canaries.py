@@ -76,7 +76,8 @@ def test_noise_of_half_the_declared_size_is_found_out():
     assert 0.5 < honest.lower <= honest.lower_gaussian < honest.upper
     assert not honest.is_violated
     assert broken.is_violated
-    assert broken.lower_gaussian > 1.1 * broken.upper > 4.8
+    assert broken.upper == pytest.approx(4.38, abs=0.01)
+    assert broken.lower_gaussian > 1.1 * broken.upper
 
 
 def test_canaries_are_mislabelled_examples_that_are_in_by_coin_flips():

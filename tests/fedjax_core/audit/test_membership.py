@@ -22,7 +22,7 @@ def test_true_positives_are_counted_at_rates_of_false_ones():
     assert found.area == pytest.approx(0.25 + 0.75 * 0.501)
     for estimate, low, high in found.true_positives.values():
         assert low < estimate < high
-        assert estimate == pytest.approx(0.25, abs=0.01)
+        assert estimate == pytest.approx(0.25, abs=0.02)  # thresholds may be drawn between two
         assert high - low == pytest.approx(2 * 1.96 * np.sqrt(0.25 * 0.75 / 200), rel=0.25), "a binomial's"
 
 
@@ -44,7 +44,7 @@ def test_an_overfitted_run_is_found_out_by_the_command(tmp_path: Path, capsys: p
     config.method.update(epochs=5, batch=15)
     config.evaluation.every, config.evaluation.scopes = 40, ("global",)
     experiment.execute(config, str(tmp_path), progress=False)
-    arguments = [str(tmp_path), "--shadows=4", "--canaries=20", "--invert=cosine", "--iterations=20"]
+    arguments = [str(tmp_path), "--shadows=4", "--canaries=60", "--invert=cosine", "--iterations=20"]
     assert command.main(arguments) == 0
     said = capsys.readouterr().out
     results = read_json(tmp_path / "audit" / "audit.json")

@@ -65,6 +65,14 @@ def test_calibrated_noise_is_the_least_that_keeps_the_budget():
     assert calibrated._replace(noise=calibrated.noise - 2e-4).epsilon(8) > 3.0
 
 
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_the_largest_epsilon_is_that_of_all_clients(accountant: str):
+    rng = np.random.default_rng(0)
+    sizes, times = rng.integers(1, 90, 25), rng.integers(0, 4, 25)
+    many = ledger(accountant=accountant)._replace(sizes=sizes, count_participations=lambda done: done * times)
+    assert many.epsilon(2) == pytest.approx(many.client_epsilons(2).max())
+
+
 def test_all_steps_that_a_client_takes_are_accounted_for():
     """FL-bench's #200 counts one step an epoch, and takes one for each minibatch of the epoch."""
     dp_accounting = importlib.import_module("dp_accounting")
@@ -109,6 +117,8 @@ def test_a_run_has_the_epsilon_of_its_clients(tmp_path: Path):
     assert facts["client_epsilons_rdp"]["highest"] == pytest.approx(epsilons[1])
     assert facts["client_epsilons_rdp"]["median"] < epsilons[1], "clients spend different amounts"
     assert any(line.startswith("privacy  epsilon") and "local steps" in line for line in told)
+    with pytest.raises(ValueError, match="holds a run with other privacy"):  # it needs more noise
+        experiment.execute(private(rounds=3, noise=None, epsilon=6.0, accountant="rdp"), str(tmp_path), progress=False)
 
 
 @pytest.mark.parametrize("name", ["scaffold", "fedper", "moon"])

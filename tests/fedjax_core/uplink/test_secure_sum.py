@@ -127,7 +127,7 @@ def test_rounding_is_unbiased_and_bounded():
     bound = math.sqrt(float(jnp.sum(vector**2)) + 16 + float(jnp.linalg.norm(vector)) + 4)
     draws = jax.jit(jax.vmap(lambda key: secure_sum.round_within(vector, bound, key)))(jax.random.split(jax.random.key(0), 4000))
     assert float(jnp.max(jnp.sum(draws**2, 1))) <= bound**2
-    assert float(jnp.max(jnp.abs(draws - vector))) < 1
+    assert float(jnp.max(jnp.abs(draws - vector[None]))) < 1
     np.testing.assert_allclose(draws.mean(0), vector, atol=0.12)  # a bias of at most beta / (1 - beta) is allowed
 
 
