@@ -193,8 +193,8 @@ def build_mechanism(
         return []
     real = spent.release.cohort if spent.release.sampling != "local" else cohort_size
     settings = spent.clip, spent.noise, cohort_size * (1 - dropout), real * (1 - dropout)
-    if spent.arithmetic is not None:
-        return [secure_sum.make_mechanism(spent.arithmetic)]
+    if spent.release.arithmetic is not None:
+        return [secure_sum.make_mechanism(spent.release.arithmetic._replace(multiplier=spent.noise))]
     if spent.strategy is not None:
         return [dp_matrix_mechanism.make_mechanism(*settings, spent.strategy)]
     return [mechanism.function(*settings, **mechanism.options)]
