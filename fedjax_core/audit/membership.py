@@ -47,14 +47,24 @@ def infer_membership(members: np.ndarray, others: np.ndarray, *, seed: int = 0) 
     Args:
       members, others: scores, higher for examples that are taken for members.
     """
-    auditing = import_auditing()
-    auditor = auditing.CanaryScoreAuditor(members, others)
-    interval = auditing.BootstrapParams(num_samples=RESAMPLES, quantiles=ENDS, bias_correction=False, seed=seed)
-    true_positives = {}
-    for rate in RATES:
-        ends = auditor.tpr_at_given_fpr(rate, bootstrap_params=interval)
-        true_positives[rate] = float(auditor.tpr_at_given_fpr(rate)), float(ends[0]), float(ends[1])
-    return MembershipScores(len(members), len(others), float(auditor.attack_auroc()), true_positives)
+    rng = np.random.default_rng(seed)
+    resampled = [_true_positives(*(rng.choice(scores, len(scores)) for scores in (members, others))) for _ in range(RESAMPLES)]
+    low, high = np.quantile(resampled, ENDS, axis=0)
+    rows = zip(RATES, _true_positives(members, others), low, high, strict=True)
+    true_positives = {rate: (float(estimate), float(start), float(end)) for rate, estimate, start, end in rows}
+    order = np.sort(others)
+    below = (np.searchsorted(order, members, "left") + np.searchsorted(order, members, "right")) / 2  # ties count half
+    return MembershipScores(len(members), len(others), float(below.mean() / len(others)), true_positives)
+
+
+def _true_positives(members: np.ndarray, others: np.ndarray) -> list[float]:
+    """Returns by rate the fraction of members above the threshold that at most so many others exceed.
+
+    The same of `jax_privacy.auditing` is of the concave hull of the curve, and higher.
+    """
+    order = np.sort(others)[::-1]
+    thresholds = [order[min(int(rate * len(order)), len(order) - 1)] for rate in RATES]
+    return [float(np.mean(members > threshold)) for threshold in thresholds]
 
 
 def score_by_loss(simulator: Simulator, state: State, examples: Examples) -> np.ndarray:
@@ -133,7 +143,7 @@ def _example_loss(logits: jax.Array, y: jax.Array) -> jax.Array:
 def _logit_confidence(logits: jax.Array, y: jax.Array) -> jax.Array:
     log_p = jax.nn.log_softmax(logits.astype(jnp.float32))
     own = jnp.take_along_axis(log_p, y[:, None], 1)[:, 0]
-    is_own = jnp.arange(logits.shape[1]) == y[:, None]
+    is_own = jax.nn.one_hot(y, logits.shape[1], dtype=bool)
     return own - jax.nn.logsumexp(jnp.where(is_own, -jnp.inf, log_p), 1)
 
 

@@ -22,7 +22,7 @@ def test_true_positives_are_counted_at_rates_of_false_ones():
     assert found.area == pytest.approx(0.25 + 0.75 * 0.501)
     for estimate, low, high in found.true_positives.values():
         assert low < estimate < high
-        assert estimate == pytest.approx(0.25, abs=0.02)  # thresholds may be drawn between two
+        assert estimate == pytest.approx(0.25)
         assert high - low == pytest.approx(2 * 1.96 * np.sqrt(0.25 * 0.75 / 200), rel=0.25), "a binomial's"
 
 
