@@ -304,7 +304,10 @@ def get_config(variant: str = "small") -> Any:
     # "blt(buffers=3)" (fedjax_core/privacy/matrix_factorization.py). Needs clip, delta, and noise
     # or epsilon.
     config.privacy.mechanism = placeholder(str)
-    # Maximum norm of a client's delta; with "adaptive" its initial value
+    # What is protected. None: "client", with all its data. "example": each example of a client, by
+    # DP-SGD in its local training (fedjax_core/training/private_gradient.py), mechanism "gaussian"
+    config.privacy.level = placeholder(str)
+    # Maximum norm of a client's delta (of an example's gradient at level "example"); with "adaptive" its initial value
     config.privacy.clip = placeholder(float)
     # Noise multiplier: standard deviation of the noise over the clip (times the sensitivity)
     config.privacy.noise = placeholder(float)

@@ -113,6 +113,7 @@ class ClientData(NamedTuple):
       draw: (data, key) -> a minibatch, in place of shuffled ones; hashable, and a pytree without leaves. None: shuffled.
       remainder: what training does with a last minibatch that is not full.
       settings: of its local training; None: those of all clients.
+      privacy: of single examples in local training (`training/private_gradient.py`), likewise hashable; None: not private.
     """
 
     arrays: PyTree
@@ -121,6 +122,7 @@ class ClientData(NamedTuple):
     draw: Callable | None = None
     remainder: Remainder = Remainder.KEEP
     settings: ClientSettings | None = None
+    privacy: Any = None
 
 
 class Cohort(NamedTuple):

@@ -54,6 +54,7 @@ def _strict():
         warnings.simplefilter("error")
         # jax writes a program in place, so another worker may read half of it; jax warns and compiles.
         warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
+        warnings.filterwarnings("ignore", "optax.global_norm is deprecated", DeprecationWarning)  # jax-privacy 2.0
         yield
 
 

@@ -14,6 +14,7 @@ ROOMS = {  # of fedjax_core, top to bottom: allowed imports beside the package i
     "__main__": {"commands"},
     "testing": {"storage", "engine", "uplink", "training", "nn", "data", "task"},
     "commands": {
+        "audit",
         "experiment",
         "run",
         "reporting",
@@ -27,6 +28,7 @@ ROOMS = {  # of fedjax_core, top to bottom: allowed imports beside the package i
         "data",
         "task",
     },
+    "audit": {"engine", "training", "data", "task"},
     "experiment": {"run", "privacy", "language", "storage", "engine", "devices", "uplink", "training", "nn", "data", "task"},
     "run": {"privacy", "reporting", "storage", "engine", "data"},
     "reporting": {"storage", "engine", "training", "task"},

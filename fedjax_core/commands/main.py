@@ -28,6 +28,7 @@ COMMANDS = {
     "run": "runs an experiment, or resumes it",
     "table": "runs what is missing of a table of methods over data, and writes it",
     "analyse": "draws figures and tables of finished runs",
+    "audit": "attacks a run: membership, a bound of epsilon, images from an uplink",
     "predict": "classifies images with a saved model",
     "plan": "says whether a run fits devices that need not be here, before they are rented",
     "export": "writes a run's model into one file",

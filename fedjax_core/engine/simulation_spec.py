@@ -20,6 +20,7 @@ from fedjax_core.engine.sharding.data_placement import Placed
 from fedjax_core.engine.sharding.mesh import Plan
 from fedjax_core.task import PeerGroup, Task
 from fedjax_core.training.few_shot import EpisodeSampler
+from fedjax_core.training.private_gradient import ExamplePrivacy
 
 Build = Callable[[Task], Algorithm]
 STREAMS = {
@@ -172,6 +173,7 @@ class SimulationSpec:
       asynchrony: the asynchronous schedule (`asynchronous.Asynchrony`); None: rounds are synchronous.
       by_size: whether clients are ordered by size whatever the plan, as under `vmap` over runs, where clients of all
         runs that train at once should be of like size.
+      example_privacy: clip and noise of local steps; None: training is not private.
     """
 
     groups: tuple[Group, ...]
@@ -199,6 +201,7 @@ class SimulationSpec:
     awaited: int | None = None
     asynchrony: Any = None
     by_size: bool = False
+    example_privacy: ExamplePrivacy | None = None
 
     @property
     def population(self) -> int:
@@ -252,7 +255,8 @@ class SimulationSpec:
         """
         settings = None if arrays.settings is None else jax.tree.map(lambda x: jnp.asarray(x)[i], arrays.settings)
         settings = settings if settings is None or in_round else settings._replace(share=None)
-        return ClientData(arrays.train, arrays.index[i], size, self.episodes, settings)
+        privacy = self.example_privacy
+        return ClientData(arrays.train, arrays.index[i], size, self.episodes, settings=settings, privacy=privacy)
 
     def scored_clients(self) -> np.ndarray:
         """Returns the ids of the clients that are scored, sorted."""

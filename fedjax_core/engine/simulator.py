@@ -60,6 +60,7 @@ from fedjax_core.engine.simulation_spec import (
     with_peer_groups,
 )
 from fedjax_core.training.few_shot import EpisodeSampler
+from fedjax_core.training.private_gradient import ExamplePrivacy
 from fedjax_core.uplink import UplinkTransform, order_transforms, wrap_builder
 
 __all__ = ["Build", "Diverged", "Evaluation", "EvaluationResult", "Group", "SimulationSpec", "Simulator", "State"]
@@ -88,6 +89,7 @@ def build_spec(
     client_devices: ClientDevices | None = None,
     schedule: Schedule | None = None,
     client_settings: ClientSettings | None = None,
+    example_privacy: ExamplePrivacy | None = None,
 ) -> SimulationSpec:
     """Returns what a simulation is made of. Checks everything that can be checked without training.
 
@@ -109,6 +111,7 @@ def build_spec(
       schedule: asynchronous; a cohort is then the clients that train at once. None: rounds are synchronous.
       client_settings: of local training by client, as in `DeviceArrays`; None: the method's for all clients. Epochs and
         steps are read by methods with the option `epochs=EpochsByClient(...)`.
+      example_privacy: clip and noise of clients' local steps; None: their training is not private.
 
     Raises:
       ValueError: a setting is out of range; the groups do not partition the population or disagree about the server's
@@ -168,6 +171,7 @@ def build_spec(
             plan=plan,
             mesh=mesh,
             devices=devices,
+            example_privacy=example_privacy,
         )
         spec = dataclasses.replace(spec, shapes=contracts.trace_shapes(spec))
         if schedule is not None:

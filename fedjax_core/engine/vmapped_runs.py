@@ -42,6 +42,8 @@ def find_vmap_obstacle(simulator: Simulator) -> str:
         return f"plan.hold={simulator.spec.hold!r} keeps client states off the devices"
     if simulator.spec.placed.where != "device":
         return f"the data are on the {simulator.spec.placed.where}"
+    if simulator.spec.example_privacy is not None:
+        return "privacy.level='example' has noise for each seed's cohorts"
     if simulator.spec.plan.model > 1:
         return f"plan.model={simulator.spec.plan.model} shards each network over devices"
     return ""

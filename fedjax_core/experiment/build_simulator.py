@@ -14,16 +14,26 @@ from fedjax_core.data import federated_data, poisoning
 from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.engine import client_loop, client_sampling
 from fedjax_core.engine.simulator import Group, Simulator, build_spec
-from fedjax_core.experiment import build_task, client_options, config_warnings, device_options, python_overrides, uplink_options
+from fedjax_core.experiment import (
+    build_task,
+    client_options,
+    config_warnings,
+    device_options,
+    example_privacy,
+    python_overrides,
+    uplink_options,
+)
 from fedjax_core.experiment.lookup import LOSS_TARGETS, bind_options
 from fedjax_core.experiment.resolve_config import ResolvedConfig, bind_method, resolve
 from fedjax_core.experiment.schema import Config
+from fedjax_core.privacy import INTEGER_SUMS
 from fedjax_core.task import Task
 from fedjax_core.training import losses, metrics
 from fedjax_core.training.full_batches import with_full_batches
 from fedjax_core.training.local_batch_norm import with_local_statistics
 from fedjax_core.training.regularizers import with_regularizers
 from fedjax_core.uplink import order_transforms
+from fedjax_core.uplink.layout import count_delta_parameters
 
 
 def build(
@@ -78,8 +88,13 @@ def build(
     if resolved.adversary is not None and any(group.build(group.task).pooled for group in groups):
         attack = option_types.shorten(resolved.fields["adversary.attack"])
         raise ValueError(f"adversary.attack={attack}: a pooled method has no clients that could attack")
+    parameters = 1
+    if resolved.privacy is not None and resolved.privacy.name in INTEGER_SUMS:  # its noise depends on the size of an uplink
+        parameters = count_delta_parameters(
+            groups[0].build(groups[0].task), build_spec(groups, data, evaluation=resolved.evaluation).shapes.groups[0].out.uplink
+        )
     spent = uplink_options.account_privacy(
-        resolved.privacy, resolved.cohort, data.clients, resolved.sampling, accounted and not shapes_only, noise
+        resolved.privacy, resolved.cohort, data.clients, resolved.sampling, accounted and not shapes_only, noise, parameters
     )
     cohort_size = client_sampling.resolve_cohort_size(resolved.cohort, data.clients)
     mechanism = uplink_options.build_mechanism(resolved.mechanism, spent, cohort_size, resolved.dropout)
@@ -109,7 +124,10 @@ def build(
         ),
         schedule=resolved.schedule,
         client_settings=settings,
+        example_privacy=example_privacy.initial_privacy(resolved),
     )
+    if accounted and not shapes_only:
+        spec = example_privacy.with_example_noise(resolved, spec, noise)
     if not shapes_only:
         config_warnings.log_lines(device_options.check_devices(spec))
     return Simulator(spec)

@@ -15,7 +15,7 @@ from fedjax_core.engine.simulator import Simulator
 from fedjax_core.experiment import config_warnings
 from fedjax_core.experiment.resolve_config import ResolvedConfig
 from fedjax_core.experiment.schema import options_of, without_none
-from fedjax_core.privacy import PrivacyLedger
+from fedjax_core.privacy import ExampleLedger, PrivacyLedger
 from fedjax_core.storage.json_files import flatten
 
 COLUMNS = 80
@@ -24,7 +24,11 @@ TRAINING_OPTIONS = ("epochs", "batch")  # options of methods that the line "trai
 
 
 def opening_lines(
-    resolved: ResolvedConfig, simulation: Simulator, private: PrivacyLedger | None = None, *, given_data: bool = False
+    resolved: ResolvedConfig,
+    simulation: Simulator,
+    private: PrivacyLedger | ExampleLedger | None = None,
+    *,
+    given_data: bool = False,
 ) -> list[str]:
     """Returns the first lines of a run, of at most `COLUMNS` characters each.
 
@@ -169,13 +173,13 @@ def _uplink(resolved: ResolvedConfig) -> str:
     return "; ".join(parts)
 
 
-def _noise(simulation: Simulator, private: PrivacyLedger | None) -> str:
+def _noise(simulation: Simulator, private: PrivacyLedger | ExampleLedger | None) -> str:
     """Returns a warning where the noise of privacy is longer than the mean of clipped deltas can
     be, with a remedy; else "".
 
     Noise that is correlated over rounds is not considered: it cancels in their sum.
     """
-    if private is None or private.strategy is not None:
+    if not isinstance(private, PrivacyLedger) or private.strategy is not None:
         return ""
     numbers = max(count_trained(group) for group in simulation.spec.bound_groups)
     if private.release.sampling != "local":

@@ -105,6 +105,7 @@ FIELDS: dict[str, Any] = {
     "devices.server_seconds": or_none(option_types.NonNegative),
     "schedule": str | None,
     "privacy.mechanism": str | None,
+    "privacy.level": or_none(Annotated[str, one_of(*budget.LEVELS)]),
     "privacy.clip": or_none(option_types.Positive),
     "privacy.noise": or_none(option_types.Positive),
     "privacy.epsilon": or_none(option_types.Positive),

@@ -9,7 +9,7 @@ from fedjax_core import option_types, registry
 from fedjax_core.data import poisoning
 from fedjax_core.engine import client_sampling
 from fedjax_core.experiment.lookup import NORMALISATIONS
-from fedjax_core.privacy import PrivacyConfig, PrivacyLedger, build_privacy_config, missing_settings
+from fedjax_core.privacy import INTEGER_SUMS, PrivacyConfig, PrivacyLedger, build_privacy_config, missing_settings
 from fedjax_core.registry import ResolvedSpec
 from fedjax_core.uplink import (
     UplinkTransform,
@@ -19,6 +19,7 @@ from fedjax_core.uplink import (
     dp_mechanisms,
     order_transforms,
     robust_aggregation,
+    secure_sum,
 )
 
 
@@ -46,6 +47,18 @@ def parse_transforms(fields: Mapping[str, Any]) -> tuple[UplinkTransform, ...]:
 def should_leave_out(fields: Mapping[str, Any]) -> bool:
     """Returns whether clients with non-finite results are left out; by default, with a rule or privacy."""
     not_finite = fields["aggregation.not_finite"]
+    is_secure_sum = str(fields["privacy.mechanism"]).partition("(")[0] in INTEGER_SUMS
+    if fields["privacy.level"] == "example" or is_secure_sum:
+        if not_finite == "leave_out":
+            why = (
+                f"the noise of privacy.mechanism={fields['privacy.mechanism']!r} needs all clients of a round"
+                if is_secure_sum
+                else "it decides by exact losses who counts, which privacy.level='example' does not cover"
+            )
+            raise ValueError(
+                f"aggregation.not_finite='leave_out': {why}; what leaves a client is finite in any case: leave the field out"
+            )
+        return False
     if not_finite is None:
         return bool(fields["aggregation.rule"] or fields["privacy.mechanism"])
     return not_finite == "leave_out"
@@ -114,15 +127,19 @@ def parse_privacy(
         raise ValueError(f"{given}: only mechanisms with an accountant are allowed: {names}")
     spec = registry.resolve_spec("mechanism", text, dp_mechanisms.MECHANISMS, given=dp_mechanisms.GIVEN, field="privacy.mechanism")
     aggregation, normalise = fields["aggregation.rule"], fields["normalise"]
-    if aggregation not in (None, "mean") and not spec.name.startswith("local"):
+    is_central = not spec.name.startswith("local") and fields["privacy.level"] != "example"
+    if aggregation not in (None, "mean") and is_central:
         raise ValueError(
             f"{given} and aggregation.rule={aggregation!r} each replace the mean of uplinks, and the result of a rule has no "
             "known sensitivity; choose one of them"
         )
+    if spec.name in INTEGER_SUMS:
+        _check_secure_sum(fields, given)
     scales_by_data = NORMALISATIONS.get(normalise, ()) is None and not texts
     if missing := missing_settings(fields, spec.name):
         missing += [f"normalise={normalise!r} changed to 'half' or 'unit'"] if scales_by_data else []
-        missing += ["method.weights='uniform', so that clients count alike"] if weights == "samples" else []
+        counts_clients = weights == "samples" and fields["privacy.level"] != "example"
+        missing += ["method.weights='uniform', so that clients count alike"] if counts_clients else []
         raise ValueError(f"{given} needs {'; '.join(missing)}")
     if scales_by_data:
         names = ", ".join(repr(name) for name, scaling in NORMALISATIONS.items() if scaling is not None)
@@ -133,6 +150,17 @@ def parse_privacy(
     return spec, build_privacy_config(fields, spec.name, spec.options)
 
 
+def _check_secure_sum(fields: Mapping[str, Any], given: str) -> None:
+    """Raises ValueError for settings by which a part of a cohort's noise is missing, or packed twice."""
+    for field in ("dropout", "devices.availability", "devices.deadline", "devices.wait_for"):
+        if fields[field]:
+            raise ValueError(
+                f"{given} and {field}={fields[field]!r}: the noise of clients that do not come back is missing in the sum"
+            )
+    if fields["compression.uplink"] is not None:
+        raise ValueError(f"{given} has a code of its own, of so many bits a number; set compression.uplink to None")
+
+
 def account_privacy(
     privacy: PrivacyConfig | None,
     cohort: int | float | None,
@@ -140,16 +168,17 @@ def account_privacy(
     sampling: str,
     calibrate: bool = True,
     recorded: Mapping[str, Any] | None = None,
+    parameters: int = 1,
 ) -> PrivacyLedger | None:
-    """Returns what rounds cost in privacy; None without privacy.
+    """Returns what rounds cost in privacy of clients; None without it.
 
     Args:
-      calibrate, recorded: see `PrivacyConfig.make_ledger`.
+      calibrate, recorded, parameters: see `PrivacyConfig.make_ledger`.
     """
-    if privacy is None:
+    if privacy is None or privacy.level == "example":
         return None
     sampler = client_sampling.make_sampler(sampling, cohort, population)
-    return privacy.make_ledger(sampler.size, population, sampler.accounting, calibrate, recorded)
+    return privacy.make_ledger(sampler.size, population, sampler.accounting, calibrate, recorded, parameters)
 
 
 def build_mechanism(
@@ -164,6 +193,8 @@ def build_mechanism(
         return []
     real = spent.release.cohort if spent.release.sampling != "local" else cohort_size
     settings = spent.clip, spent.noise, cohort_size * (1 - dropout), real * (1 - dropout)
+    if spent.release.arithmetic is not None:
+        return [secure_sum.make_mechanism(spent.release.arithmetic._replace(multiplier=spent.noise))]
     if spent.strategy is not None:
         return [dp_matrix_mechanism.make_mechanism(*settings, spent.strategy)]
     return [mechanism.function(*settings, **mechanism.options)]

@@ -8,11 +8,16 @@ not part of it.
 
 from fedjax_core.privacy.accounting import ACCOUNTANTS, Release, calibrate_noise, compute_epsilon
 from fedjax_core.privacy.budget import PrivacyConfig, PrivacyLedger, build_privacy_config, missing_settings
+from fedjax_core.privacy.distributed_noise import INTEGER_SUMS, IntegerSum
+from fedjax_core.privacy.example_level import ExampleLedger, make_example_ledger
 from fedjax_core.privacy.matrix_factorization import STRATEGIES, Participation, Strategy, cyclic_participation
 
 __all__ = [
     "ACCOUNTANTS",
+    "INTEGER_SUMS",
     "STRATEGIES",
+    "ExampleLedger",
+    "IntegerSum",
     "Participation",
     "PrivacyConfig",
     "PrivacyLedger",
@@ -22,5 +27,6 @@ __all__ = [
     "calibrate_noise",
     "compute_epsilon",
     "cyclic_participation",
+    "make_example_ledger",
     "missing_settings",
 ]

@@ -19,10 +19,13 @@ Each way of sampling a cohort is an event of dp-accounting, and protects a neigh
 
 import functools
 import importlib
+import logging
 import math
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from fedjax_core.privacy.distributed_noise import ORDERS, IntegerSum
 
 ACCOUNTANTS = ("pld", "rdp")
 RELATIONS = {
@@ -46,12 +49,15 @@ class Release(NamedTuple):
     Attributes:
       noise: "gaussian" or "laplace".
       sampling: one of `RELATIONS`.
+      arithmetic: of a sum of integers with the clients' noise; its multiplier is not read. None: real
+        numbers.
     """
 
     noise: str
     sampling: str
     cohort: int = 1
     population: int = 1
+    arithmetic: IntegerSum | None = None
 
     @property
     def relation(self) -> str:
@@ -127,6 +133,13 @@ def choose_accountant(
     Raises:
       ValueError: the named accountant does not support it.
     """
+    if release.arithmetic is not None:
+        if name == "pld":
+            raise ValueError(
+                f"privacy.accountant='pld' cannot account for {release.arithmetic.noise} noise, whose bounds are Renyi "
+                "divergences: use 'rdp'"
+            )
+        return "rdp"
     if release.sampling == "fixed" and name == "pld":
         raise ValueError(
             "privacy.accountant='pld' cannot account for cohorts of a fixed size, drawn without replacement: use 'rdp', or "
@@ -163,7 +176,8 @@ def compute_epsilon(release: Release, multiplier: float, rounds: int, delta: flo
         except ZeroDivisionError:  # the square of the multiplier underflows
             return math.inf
         rdp = importlib.import_module("dp_accounting.rdp")
-        return float(rdp.compute_epsilon(_renyi_orders(), divergences, delta)[0])
+        orders = _renyi_orders() if release.arithmetic is None else ORDERS
+        return float(rdp.compute_epsilon(orders, divergences, delta)[0])
     composed = _make_accountant(release, accountant)
     composed.compose(make_event(release, multiplier), rounds)
     return float(composed.get_epsilon(delta))
@@ -172,9 +186,17 @@ def compute_epsilon(release: Release, multiplier: float, rounds: int, delta: flo
 @functools.lru_cache(maxsize=64)
 def _renyi_divergences(release: Release, multiplier: float) -> Any:
     """Returns the Renyi divergences of one round by order; those of more rounds are multiples."""
+    if release.arithmetic is not None:
+        return release.arithmetic._replace(multiplier=multiplier).renyi_divergences()
     accountant = _make_accountant(release, "rdp")
-    with np.errstate(divide="ignore", over="ignore"):  # of multipliers with infinite squares
-        accountant.compose(make_event(release, multiplier))
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it warns of each order that it leaves out, which the bound is valid without
+    try:
+        with np.errstate(divide="ignore", over="ignore"):  # of multipliers with infinite squares
+            accountant.compose(make_event(release, multiplier))
+    finally:
+        logger.setLevel(level)
     return accountant.rdp
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fedjax_core.privacy.accounting import RELATIONS, Release, calibrate_noise, choose_accountant, compute_epsilon
+from fedjax_core.privacy.distributed_noise import INTEGER_SUMS, IntegerSum
 from fedjax_core.privacy.matrix_factorization import (
     STRATEGIES,
     Participation,
@@ -14,7 +15,8 @@ from fedjax_core.privacy.matrix_factorization import (
 )
 
 PARTICIPATION_FIELDS = ("min_separation", "participations")  # of config.privacy, for cohorts that take turns
-SETTINGS = ("clip", "noise", "epsilon", "delta", "cohort", "population", "accountant", *PARTICIPATION_FIELDS)
+SETTINGS = ("level", "clip", "noise", "epsilon", "delta", "cohort", "population", "accountant", *PARTICIPATION_FIELDS)
+LEVELS = ("client", "example")
 STEPS_PER_OCTAVE = 16  # PLD computes epsilon at so many numbers of rounds between powers of two
 
 
@@ -22,12 +24,13 @@ class PrivacyConfig(NamedTuple):
     """Settings of a config, checked as far as possible without data.
 
     Attributes:
-      clip: norm of a clipped delta.
+      clip: norm of a clipped delta; of the gradient of an example.
       delta: 0 for pure differential privacy.
       cohort, population: of the deployment; None: as simulated.
       min_separation, participations: declared bounds for clients that take turns; None: those of
         the cohorts.
       rounds: T, which the noise is calibrated to.
+      level: what is protected, one of `LEVELS`.
     """
 
     name: str
@@ -42,6 +45,7 @@ class PrivacyConfig(NamedTuple):
     participations: int | None
     rounds: int
     options: Mapping[str, Any] = {}
+    level: str = "client"
 
     def make_ledger(
         self,
@@ -50,6 +54,7 @@ class PrivacyConfig(NamedTuple):
         sampling: str,
         calibrate: bool = True,
         recorded_facts: Mapping[str, Any] | None = None,
+        parameters: int = 1,
     ) -> "PrivacyLedger":
         """Returns the ledger of a run, with its noise calibrated.
 
@@ -59,13 +64,14 @@ class PrivacyConfig(NamedTuple):
             recorded one, or 1: for shapes alone.
           recorded_facts: what run.json has about the run's noise (`PrivacyLedger.facts`), which is not
             computed again: another machine may find other last digits. None: nothing.
+          parameters: coordinates of what a client sends, for sums of integers.
 
         Raises:
           ValueError: the deployment is smaller than the simulation; the accountant does not support
             the mechanism; cohorts exceed the declared bounds; dp-accounting is not installed.
         """
         facts = recorded_facts or {}
-        release = self._make_release(cohort, population, sampling)
+        release = self._make_release(cohort, population, sampling, parameters)
         participation, strategy, times = None, None, self.rounds
         if release.sampling == "cyclic":
             actual = cyclic_participation(self.rounds, release.cohort, release.population)
@@ -99,7 +105,7 @@ class PrivacyConfig(NamedTuple):
             ledger.epsilon(1)  # raises before round 1 if dp-accounting is not installed
         return ledger
 
-    def _make_release(self, cohort: int, population: int, sampling: str) -> Release:
+    def _make_release(self, cohort: int, population: int, sampling: str, parameters: int) -> Release:
         """Returns what leaves in one round of the deployment."""
         real, everybody = self.cohort or cohort, self.population or population
         if everybody < population:
@@ -110,6 +116,15 @@ class PrivacyConfig(NamedTuple):
             )
         if real > everybody:
             raise ValueError(f"privacy.cohort={real} must be at most the population, {everybody}; set privacy.population")
+        if self.name in INTEGER_SUMS:  # a client is charged for every round, or for its turns
+            if sampling not in ("fixed", "cyclic"):
+                raise ValueError(
+                    f"privacy.mechanism={self.name!r} needs the same number of clients in every round, whose noise adds up; "
+                    f"cohort.sampling={sampling!r} draws a random number: use 'fixed' or 'cyclic'"
+                )
+            arithmetic = INTEGER_SUMS[self.name](self.clip, self.noise or 1.0, cohort, parameters, **self.options)
+            arithmetic.step  # noqa: B018 - raises where the modulus is too small
+            return Release("integers", "cyclic" if sampling == "cyclic" else "all", cohort, population, arithmetic)
         noise = "laplace" if self.name == "local_laplace" else "gaussian"
         if self.name.startswith("local"):
             return Release(noise, "local")
@@ -162,6 +177,11 @@ class PrivacyLedger(NamedTuple):
     strategy: Strategy | None = None
 
     @property
+    def arithmetic(self) -> IntegerSum | None:
+        """Of a sum of integers, with the noise; None for real numbers."""
+        return self.release.arithmetic and self.release.arithmetic._replace(multiplier=self.noise)
+
+    @property
     def is_scaled(self) -> bool:
         """Whether epsilon is about a deployment that is larger than the simulation."""
         deployment = self.release.cohort, self.release.population
@@ -174,10 +194,7 @@ class PrivacyLedger(NamedTuple):
         have the value of the next one: an upper bound, for at most a sixteenth more rounds, and
         exact at the last.
         """
-        if self.accountant == "pld":
-            step = max(1, 2 ** (max(done, 1).bit_length() - 1) // STEPS_PER_OCTAVE)
-            ahead = -(-done // step) * step
-            done = min(ahead, self.rounds) if done <= self.rounds else done
+        done = last_of_octave_part(done, self.rounds) if self.accountant == "pld" else done
         noise = self.noise
         if self.strategy is not None and done:
             # One mechanism in all; there is no noise for more rounds.
@@ -199,8 +216,14 @@ class PrivacyLedger(NamedTuple):
             if self.strategy is not None:  # its numbers are for these rounds only
                 facts |= {"rounds": self.rounds, "participations": self.strategy.participation.times}
                 facts |= {"sensitivity": self.strategy.sensitivity()} | self.strategy.facts()
+        if self.arithmetic is not None:
+            facts |= {"bits": self.arithmetic.bits, "step": self.arithmetic.step}
         facts |= {"sampling": self.release.sampling, "neighbours": self.release.relation}
         return facts | {"accountant": self.accountant}
+
+    def spent(self, done: int) -> dict[str, Any]:
+        """Returns what `done` rounds cost, for summary.json."""
+        return {"epsilon": self.epsilon(done)}
 
     def describe(self, done: int) -> str:
         """Returns one line on what was spent after `done` rounds."""
@@ -219,10 +242,22 @@ class PrivacyLedger(NamedTuple):
         return f"privacy  {text} ({self.name}: {how}; neighbours: {self.release.relation})"
 
 
+def last_of_octave_part(done: int, rounds: int) -> int:
+    """Returns the round whose epsilon PLD computes in place of that of `done`: the next of a few.
+
+    >>> [last_of_octave_part(done, 40) for done in (31, 33, 39, 40, 41)]
+    [31, 34, 40, 40, 41]
+    """
+    step = max(1, 2 ** (max(done, 1).bit_length() - 1) // STEPS_PER_OCTAVE)
+    ahead = -(-done // step) * step
+    return min(ahead, rounds) if done <= rounds else done
+
+
 def missing_settings(fields: Mapping[str, Any], name: str) -> list[str]:
     """Returns the fields that a mechanism needs and that are not given, each with its meaning."""
+    clipped = "the gradient of an example" if fields["privacy.level"] == "example" else "a client's delta"
     needed = {
-        ("clip",): "privacy.clip, the norm that a client's delta is clipped to",
+        ("clip",): f"privacy.clip, the norm that {clipped} is clipped to",
         ("noise", "epsilon"): "privacy.noise, the noise multiplier, or privacy.epsilon, the budget of all rounds",
         ("delta",): "privacy.delta, at most one over the number of clients (1e-6 for a million)",
     }
@@ -255,8 +290,12 @@ def build_privacy_config(fields: Mapping[str, Any], name: str | None, options: M
             f"privacy.noise={values['noise']}, privacy.epsilon={values['epsilon']}: give one of them, the noise "
             "multiplier or the budget of all rounds"
         )
+    values["level"] = values["level"] or "client"
+    if values["level"] == "example":
+        _check_example_level(values, name)
+        return PrivacyConfig(name=name, rounds=fields["rounds"], options=options, **values)
     is_local = name.startswith("local")
-    if is_local:
+    if is_local or name in INTEGER_SUMS:
         for field in ("cohort", "population"):
             if values[field] is not None:
                 raise ValueError(f"privacy.{field}={values[field]} has no effect with {name!r}: each client has its own noise")
@@ -275,3 +314,17 @@ def build_privacy_config(fields: Mapping[str, Any], name: str | None, options: M
             raise ValueError(f"privacy.{field}={values[field]} is for a central mechanism with cohort.sampling='cyclic'")
     values["delta"] = values["delta"] or 0.0
     return PrivacyConfig(name=name, rounds=fields["rounds"], options=options, **values)
+
+
+def _check_example_level(values: Mapping[str, Any], name: str) -> None:
+    """Raises ValueError for settings of client-level privacy."""
+    if name != "gaussian":
+        raise ValueError(
+            f"privacy.level='example' has its noise in local training, and privacy.mechanism={name!r} has it on what clients "
+            "send: use 'gaussian', or level 'client'. Both at once need two clips and have two epsilons, which a config has not"
+        )
+    for field in ("cohort", "population", *PARTICIPATION_FIELDS):
+        if values[field] is not None:
+            raise ValueError(
+                f"privacy.{field}={values[field]} has no effect with privacy.level='example': each client has its own noise"
+            )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_core.engine.simulator import State
-from fedjax_core.privacy import PrivacyLedger
+from fedjax_core.privacy import ExampleLedger, PrivacyLedger
 from fedjax_core.reporting import reporter as report
 
 
@@ -49,7 +49,7 @@ class RunSettings:
     callbacks: Sequence[Any] = ()
     progress: bool | None = None
     console: Callable[[str], None] | None = None
-    privacy: PrivacyLedger | None = None
+    privacy: PrivacyLedger | ExampleLedger | None = None
     header: Callable[[], Sequence[str]] | None = None
     fresh: bool = False
     names_code: bool = False

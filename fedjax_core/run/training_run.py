@@ -181,7 +181,7 @@ class TrainingRun:
             reporter.note(ended=early)
         reporter.note(**{report.ENDED: peak_memory(self.simulator)})  # the mark of a run that ended without an error
         if settings.privacy is not None:
-            reporter.note(privacy=settings.privacy.facts() | {"epsilon": settings.privacy.epsilon(self.done)})
+            reporter.note(privacy=settings.privacy.facts() | settings.privacy.spent(self.done))
         summary, drawn, history = reporter.close(), [], {}
         if self.workdir.writer:
             from fedjax_core.reporting import plots  # matplotlib must not delay the first round

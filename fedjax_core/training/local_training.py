@@ -19,7 +19,7 @@ import optax
 
 from fedjax_core.algorithm import Array, ClientData, Net, PyTree, Remainder, targets_of
 from fedjax_core.task import Model, Task
-from fedjax_core.training import losses, metrics
+from fedjax_core.training import losses, metrics, private_gradient
 from fedjax_core.training.batching import (
     Batch,
     EpochsByClient,
@@ -199,7 +199,8 @@ def fit(
     batch) steps with a traced bound, so a small client costs only its own steps. Where the data
     have a `draw` (`few_shot.py`), there are as many steps, and each step's minibatch is drawn with
     a key of its own. A client with settings of its own (`ClientData.settings`) takes its own number
-    of steps, of its own size: in a minibatch of B the examples beyond them are masked.
+    of steps, of its own size: in a minibatch of B the examples beyond them are masked. Where they
+    have a `privacy` (`private_gradient.py`), each step's gradient is clipped by examples and has noise.
 
     Args:
       loss: (net, batch, key) -> (value, Aux).
@@ -228,6 +229,14 @@ def fit(
     stepped = optax.with_extra_args_support(optimizer)
 
     def run(net: Net, data: ClientData, key: Array, extra: PyTree = ()) -> FitResult:
+        if data.privacy is None:
+            return train(net, data, key, extra)
+        private_gradient.check_training(data, net.stats, extra=extra, epoch_inputs=epoch_inputs)
+        b = max(1, min(batch, data.index.shape[0]))
+        trained = private_gradient.mark_fit(lambda *given: train(*given), epochs, b)(net, data, key)
+        return trained._replace(sums=private_gradient.mark_exact(trained.sums))
+
+    def train(net: Net, data: ClientData, key: Array, extra: PyTree = ()) -> FitResult:
         if data.draw is not None and jax.tree.leaves(extra):
             raise ValueError("extra: data that draw their minibatches (episodes) cannot have arrays beside the examples")
         trained, frozen = split_params(net.params, trainable)
@@ -249,6 +258,10 @@ def fit(
 
             return jax.grad(loss_of_trained, has_aux=True)(trained)
 
+        draws_minibatches = data.draw is not None or data.privacy is not None
+        if data.privacy is not None:
+            private_gradient.check_optimizer(find_ascent(jax.eval_shape(optimizer.init, trained)))
+            gradient = data.privacy.make_gradient(gradient, data, b)
         gradient = jax.jit(gradient, inline=True)  # traced once, for shapes and for use
 
         def shuffle(key):
@@ -257,6 +270,8 @@ def fit(
             return jnp.argsort(draws, stable=True)  # padding last, also where an example draws the largest number
 
         def minibatch(order, i):
+            if data.privacy is not None:
+                return data.privacy.draw(data, jax.random.fold_in(order, i), b)
             if data.draw is not None:
                 return data.draw(data, jax.random.fold_in(order, i))
             start = i * own
@@ -276,14 +291,14 @@ def fit(
 
         def epoch(e, carry):
             order_key, step_key = jax.random.split(jax.random.fold_in(key, e))
-            order = shuffle(order_key) if data.draw is None else order_key
+            order = order_key if draws_minibatches else shuffle(order_key)
             trained, stats, *_ = carry
             inputs = compute_inputs(trained, stats, e)
             steps = num_steps(data, batch)
             steps = steps if plan is None else jnp.minimum(steps, plan.total - e * steps)
             return loop_over_batches(steps, b, lambda i, carry: step(i, carry, e, order, step_key, inputs), carry)
 
-        first = jax.eval_shape(minibatch, slots if data.draw is None else key, 0)
+        first = jax.eval_shape(minibatch, key if draws_minibatches else slots, 0)
         inputs = jax.eval_shape(compute_inputs, trained, net.stats, 0)
         aux = jax.eval_shape(gradient, trained, net.stats, first, key, *inputs)[1]
         sums = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), aux.sums)

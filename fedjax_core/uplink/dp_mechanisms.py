@@ -27,11 +27,12 @@ import jax.numpy as jnp
 from fedjax_core import option_types
 from fedjax_core.algorithm import Array
 from fedjax_core.option_types import Positive
+from fedjax_core.privacy.distributed_noise import INTEGER_SUMS
 from fedjax_core.privacy.matrix_factorization import STRATEGIES
 from fedjax_core.uplink.layout import flatten, has_statistics, unflatten
 from fedjax_core.uplink.transform import ClientContext, TransformOutput, UplinkTransform, UplinkValue, VectorReduce
 
-GIVEN = ("clip", "noise", "cohort", "real", "participation")  # arguments beside the options of a spec
+GIVEN = ("clip", "noise", "cohort", "real", "participation", "parameters")  # arguments beside the options of a spec
 Quantile = Annotated[float, option_types.Limit("in (0, 1)", lambda v: 0 < v < 1)]
 SAFETY = 1 - 1e-5  # norms are computed in float32: rounding must not exceed the clip
 
@@ -209,4 +210,5 @@ MECHANISMS: dict[str, Callable[..., Any]] = {
     "local_gaussian": local_gaussian,
     "local_laplace": local_laplace,
     **STRATEGIES,  # `dp_matrix_mechanism.py` makes their transforms
+    **INTEGER_SUMS,  # `secure_sum.py` makes theirs
 }

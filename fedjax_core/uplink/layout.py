@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.algorithm import Array, Cohort, Net, PyTree, Reduce, is_reduce
+from fedjax_core.algorithm import Algorithm, Array, Cohort, Net, PyTree, Reduce, is_reduce
+from fedjax_core.task import count_parameters
 from fedjax_core.training import aggregators
 from fedjax_core.uplink.transform import UplinkTransform, UplinkValue
 
@@ -127,6 +128,11 @@ def _with_count(reduce: Reduce) -> Reduce:
         return jax.tree.map(lambda x: jnp.where(is_counted, x, 0), contribution)
 
     return reduce._replace(map=map_counted)
+
+
+def count_delta_parameters(method: Algorithm, shapes: PyTree) -> int:
+    """Returns the numbers in all deltas of a method's uplink; `shapes` are those of the uplink."""
+    return count_parameters(UplinkLayout(method.collect, shapes, "the method", ()).shapes.deltas)
 
 
 VARIANCE = "var"  # the last key of a running variance's path, in Flax modules and in ours

@@ -30,7 +30,7 @@ def test_the_commands_are_listed(capsys):
     assert ended(capsys, "--version")[1] == f"fedjax-core {fedjax_core.__version__}\n"
     status, out, err = ended(capsys, "tabel")
     assert (status, out) == (2, "")
-    assert err == "error: there is no command 'tabel'; there are run, table, analyse, predict, plan, export, new, list\n"
+    assert err == "error: there is no command 'tabel'; there are run, table, analyse, audit, predict, plan, export, new, list\n"
 
 
 @pytest.mark.parametrize("name", main.COMMANDS)

@@ -1,0 +1,160 @@
+"""Membership inference against the global model of a run.
+
+Yeom, Giacomelli, Fredrikson, Jha. Privacy Risk in Machine Learning. CSF 2018: the loss.
+Carlini, Chien, Nasr, Song, Terzis, Tramer. Membership Inference Attacks From First Principles. S&P
+2022: the likelihood ratio (offline), and true positives at few false ones.
+
+Members are the clients' training examples, others the test set. A difference between the two sets
+beside membership, such as a later year of collection, counts as success of the attack.
+"""
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_core.algorithm import Examples
+from fedjax_core.data.federated_data import FederatedData
+from fedjax_core.engine.simulator import Simulator, State
+from fedjax_core.training import losses
+
+RATES = (0.001, 0.01)  # of false positives
+RESAMPLES, ENDS = 1000, (0.025, 0.975)  # of the bootstrap
+
+
+class MembershipScores(NamedTuple):
+    """How well scores tell members from others.
+
+    Attributes:
+      members, others: numbers of examples.
+      area: under the ROC curve.
+      true_positives: by rate of false positives, (estimate, lower end, upper end) of the interval.
+    """
+
+    members: int
+    others: int
+    area: float
+    true_positives: dict[float, tuple[float, float, float]]
+
+
+def infer_membership(members: np.ndarray, others: np.ndarray, *, seed: int = 0) -> MembershipScores:
+    """Returns the success of an attack by thresholds of scores, with intervals of a bootstrap over examples.
+
+    Args:
+      members, others: scores, higher for examples that are taken for members.
+    """
+    rng = np.random.default_rng(seed)
+    resampled = [_true_positives(*(rng.choice(scores, len(scores)) for scores in (members, others))) for _ in range(RESAMPLES)]
+    low, high = np.quantile(resampled, ENDS, axis=0)
+    rows = zip(RATES, _true_positives(members, others), low, high, strict=True)
+    true_positives = {rate: (float(estimate), float(start), float(end)) for rate, estimate, start, end in rows}
+    order = np.sort(others)
+    below = (np.searchsorted(order, members, "left") + np.searchsorted(order, members, "right")) / 2  # ties count half
+    return MembershipScores(len(members), len(others), float(below.mean() / len(others)), true_positives)
+
+
+def _true_positives(members: np.ndarray, others: np.ndarray) -> list[float]:
+    """Returns by rate the fraction of members above the threshold that at most so many others exceed.
+
+    The same of `jax_privacy.auditing` is of the concave hull of the curve, and higher.
+    """
+    order = np.sort(others)[::-1]
+    thresholds = [order[min(int(rate * len(order)), len(order) - 1)] for rate in RATES]
+    return [float(np.mean(members > threshold)) for threshold in thresholds]
+
+
+def score_by_loss(simulator: Simulator, state: State, examples: Examples) -> np.ndarray:
+    """Returns minus the loss [R] of each example under the global model."""
+    return -_map_outputs(simulator, state, examples, _example_loss)
+
+
+def confidences(simulator: Simulator, state: State, examples: Examples) -> np.ndarray:
+    """Returns log(p / (1 - p)) [R] of the probability p of each example's class; nearly normal."""
+    return _map_outputs(simulator, state, examples, _logit_confidence)
+
+
+def score_by_shadows(target: np.ndarray, shadows: np.ndarray, was_trained_on: np.ndarray) -> np.ndarray:
+    """Returns the offline likelihood ratio [R]: how unlikely a confidence is for models without the example.
+
+    Args:
+      target: [R] confidences of the audited model.
+      shadows: [S, R] those of the shadow models.
+      was_trained_on: [S, R] whether a shadow model was trained on the example.
+
+    Raises:
+      ValueError: an example is outside of fewer than two shadow models.
+    """
+    is_out = ~was_trained_on
+    number = is_out.sum(0)
+    if number.min() < 2:
+        raise ValueError("audit: an example was outside of fewer than two shadow models; take more of them")
+    mean = np.where(is_out, shadows, 0).sum(0) / number
+    squares = np.where(is_out, (shadows - mean) ** 2, 0)
+    variance = squares.sum() / (number - 1).sum()  # of all examples together: few shadow models know each poorly
+    return (target - mean) / np.sqrt(variance + 1e-12)
+
+
+def train_shadows(
+    build: Callable[[FederatedData], Simulator], data: FederatedData, rounds: int, number: int, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Trains shadow models, each on a random half of every client's examples.
+
+    Args:
+      build: makes the simulation of the audited config for other data.
+
+    Returns:
+      ([S, R] confidences of the clients' examples and then of the test set, [S, R] was trained on).
+    """
+    members, values, trained_on = np.concatenate(list(data.train_index)), [], []
+    for shadow in range(number):
+        rng = np.random.default_rng([seed, shadow])
+        halves = tuple(np.sort(rng.permutation(index)[: max(1, len(index) // 2)]) for index in data.train_index)
+        simulator = build(dataclasses.replace(data, train_index=halves))
+        state, _ = simulator.run_rounds(simulator.init(seed + 1 + shadow), rounds)
+        both = (confidences(simulator, state, part) for part in (select_examples(data.train, members), data.test))
+        values.append(np.concatenate(list(both)))
+        trained_on.append(np.concatenate([np.isin(members, np.concatenate(halves)), np.zeros(len(data.test.y), bool)]))
+        simulator.close()
+    return np.stack(values), np.stack(trained_on)
+
+
+def import_auditing() -> Any:
+    """Imports jax-privacy's audits."""
+    try:
+        return importlib.import_module("jax_privacy.auditing")
+    except ImportError:
+        raise ValueError("audit needs jax-privacy: pip install 'fedjax-core[privacy]', or jax-privacy") from None
+
+
+def select_examples(examples: Examples, index: np.ndarray) -> Examples:
+    """Returns some examples."""
+    return jax.tree.map(lambda x: np.asarray(x)[index], examples)
+
+
+def _example_loss(logits: jax.Array, y: jax.Array) -> jax.Array:
+    one = jnp.ones(1, bool)
+    return jax.vmap(lambda logits, y: losses.target_loss(logits[None], y[None], one))(logits, y)
+
+
+def _logit_confidence(logits: jax.Array, y: jax.Array) -> jax.Array:
+    log_p = jax.nn.log_softmax(logits.astype(jnp.float32))
+    own = jnp.take_along_axis(log_p, y[:, None], 1)[:, 0]
+    is_own = jax.nn.one_hot(y, logits.shape[1], dtype=bool)
+    return own - jax.nn.logsumexp(jnp.where(is_own, -jnp.inf, log_p), 1)
+
+
+def _map_outputs(simulator: Simulator, state: State, examples: Examples, score: Callable, batch: int = 500) -> np.ndarray:
+    """Returns `score(logits, y)` of all examples, in batches."""
+    view = simulator.client_view(state, 0)
+    if "global" not in view.holds:
+        raise ValueError("audit: the method has no global model to attack; its clients' own models never leave them")
+    holds, compiled = view.holds["global"], jax.jit(score)
+    results = []
+    for start in range(0, len(examples.y), batch):
+        part = jax.tree.map(lambda x, start=start: jnp.asarray(x[start : start + batch]), examples)
+        results.append(np.asarray(compiled(view.predict("global", holds, part.x)["logits"], part.y)))
+    return np.concatenate(results)

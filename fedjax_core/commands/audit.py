@@ -1,0 +1,213 @@
+"""Attacks a finished run: what its model and one client's uplink tell about examples.
+
+  fedjax-core audit runs/fedavg                                membership inference by losses
+  fedjax-core audit runs/fedavg --shadows=8                    and by a likelihood ratio, which trains 8 models
+  fedjax-core audit runs/dp_sgd --canaries=200                 trains once more, for a lower bound of epsilon
+  fedjax-core audit runs/fedavg --invert=cosine --examples=2   images from one client's uplink
+
+Writes audit/audit.json, and of an inversion audit/inversion.png, into the run's directory or into --out.
+The run's data must still be where it found them. docs/pages/audit.md explains the numbers.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_core import audit, experiment
+from fedjax_core.audit import membership
+from fedjax_core.commands.analyses.context import TRUST
+from fedjax_core.commands.main import run_and_exit
+from fedjax_core.engine.simulator import Simulator
+from fedjax_core.experiment.example_privacy import account_examples
+from fedjax_core.experiment.uplink_options import account_privacy
+from fedjax_core.reporting import console, reporter
+from fedjax_core.storage.json_files import write_json
+
+FILE, FIGURE = "audit.json", "inversion.png"
+COMPARABLE = ("replace one client", "replace one client's data")  # relations of which a changed example is a case
+DELTA = 1e-5  # of a run without privacy
+STREAM_SEED = 1  # of canaries and shadow models, beside the run's own
+
+
+def audit_run(
+    run: str | os.PathLike,
+    *,
+    out: str | os.PathLike | None = None,
+    shadows: int = 0,
+    canaries: int = 0,
+    invert: str | None = None,
+    client: int = 0,
+    examples: int = 1,
+    iterations: int = 1000,
+    done: int | None = None,
+    trust: bool = False,
+) -> dict[str, Any]:
+    """Attacks a run.
+
+    Args:
+      out: where the files go; None: audit/ of the run's directory.
+      shadows: shadow models of the likelihood ratio; 0: none.
+      canaries: of a second training; 0: none.
+      invert: the attack on one client's uplink, one of `inversion.ATTACKS`; None: none.
+      client, examples: of the inversion: whose first examples.
+      iterations: of the inversion's optimizer.
+      done: the round to attack; None: as `experiment.load`.
+      trust: as `experiment.load`.
+
+    Returns:
+      What is in audit.json.
+    """
+    config, simulator, state = experiment.load(run, done, trust=trust)
+    folder, rounds = Path(run).expanduser() / "audit" if out is None else Path(out).expanduser(), int(state.round)
+    members = np.concatenate(list(simulator.spec.data.train_index))
+    parts = membership.select_examples(simulator.spec.data.train, members), simulator.spec.data.test
+    scores = [audit.score_by_loss(simulator, state, part) for part in parts]
+    results: dict[str, Any] = {"round": rounds, "loss": _describe_scores(audit.infer_membership(*scores))}
+    if shadows:
+        results["likelihood_ratio"] = _attack_by_shadows(config, simulator, state, shadows, rounds) | {"shadows": shadows}
+    if canaries:
+        results["canaries"] = _audit_by_canaries(config, simulator, canaries, rounds)
+    folder.mkdir(parents=True, exist_ok=True)
+    if invert is not None:
+        results["inversion"] = _invert(config, simulator, state, invert, client, examples, iterations, folder)
+    write_json(folder / FILE, results)
+    return results
+
+
+def _describe_scores(scores: audit.MembershipScores) -> dict[str, Any]:
+    rates = {f"true_positives_at_{rate:g}": list(values) for rate, values in scores.true_positives.items()}
+    return {"members": scores.members, "others": scores.others, "area": scores.area} | rates
+
+
+def _attack_by_shadows(config: Any, simulator: Simulator, state: Any, number: int, rounds: int) -> dict[str, Any]:
+    data = simulator.spec.data
+    values, trained_on = membership.train_shadows(
+        lambda halves: experiment.build(config, halves), data, rounds, number, int(config.seed) + STREAM_SEED
+    )
+    members = membership.select_examples(data.train, np.concatenate(list(data.train_index)))
+    target = np.concatenate([membership.confidences(simulator, state, part) for part in (members, data.test)])
+    ratios = audit.score_by_shadows(target, values, trained_on)
+    return _describe_scores(audit.infer_membership(ratios[: len(members.y)], ratios[len(members.y) :]))
+
+
+def _audit_by_canaries(config: Any, simulator: Simulator, number: int, rounds: int) -> dict[str, Any]:
+    inserted = audit.insert_canaries(simulator.spec.data, number, int(config.seed) + STREAM_SEED)
+    trained = experiment.build(config, inserted.data)
+    upper, delta = _accounted_epsilon(config, trained, rounds)
+    found = audit.audit_with_canaries(trained, inserted, rounds, seed=int(config.seed), delta=delta, upper=upper)
+    return found._asdict() | {"upper": upper if np.isfinite(upper) else None, "is_violated": found.is_violated}
+
+
+def _accounted_epsilon(config: Any, simulator: Simulator, rounds: int) -> tuple[float, float]:
+    """Returns the accountant's epsilon for one example, infinite if there is none, and delta."""
+    resolved = experiment.resolve(config)
+    if simulator.spec.example_privacy is not None:
+        ledger = account_examples(resolved, simulator.spec, {"noise_multiplier": simulator.spec.example_privacy.noise})
+        assert ledger is not None
+        return ledger.epsilon(rounds), ledger.delta
+    spent = account_privacy(resolved.privacy, resolved.cohort, simulator.spec.population, resolved.sampling)
+    if spent is None or spent.release.relation not in COMPARABLE:
+        return float("inf"), DELTA if spent is None or not spent.delta else spent.delta
+    return spent.epsilon(rounds), spent.delta or DELTA
+
+
+def _invert(
+    config: Any, simulator: Simulator, state: Any, name: str, client: int, examples: int, iterations: int, folder: Path
+) -> dict[str, Any]:
+    from fedjax_core.reporting.plots import plot_contact_sheet  # matplotlib
+
+    resolved = experiment.resolve(config)
+    epochs, batch = (int(resolved.method.options.get(option, 1)) for option in ("epochs", "batch"))
+    steps = epochs * -(-examples // batch)
+    observed = audit.observe_uplink(simulator, state, client, examples, steps=steps, lr=resolved.fields["optimizer.lr"])
+    attack = audit.UplinkAttack(name, iterations)
+    result = audit.invert_uplink(simulator.spec.bound_groups[0].task.model, observed, attack)
+    originals = np.asarray(observed.examples.x)
+    if originals.ndim == 4:
+        rows = {"original": list(originals), name: list(result.images)}
+        plot_contact_sheet(rows, folder / FIGURE)
+    return {
+        "attack": name,
+        "client": client,
+        "examples": examples,
+        "local_steps": steps,
+        "distance": result.distance,
+        "psnr": [float(value) for value in result.psnr],
+        "ssim": [None if np.isnan(value) else float(value) for value in result.ssim],
+        "labels_found": float(np.mean(np.sort(result.labels) == np.sort(np.asarray(observed.examples.y)))),
+    }
+
+
+def report_lines(results: dict[str, Any]) -> list[str]:
+    """Returns the results in words, for the screen."""
+    lines = []
+    for name, what in (("loss", "membership by loss"), ("likelihood_ratio", "membership by likelihood ratio")):
+        if name in results:
+            scores = results[name]
+            rates = ", ".join(
+                f"{100 * values[0]:.2f} % [{100 * values[1]:.2f}, {100 * values[2]:.2f}] at {100 * rate:g} % false ones"
+                for rate in membership.RATES
+                for values in [scores[f"true_positives_at_{rate:g}"]]
+            )
+            lines.append(f"{what}: area {scores['area']:.3f}; true positives {rates}")
+    if "canaries" in results:
+        found = results["canaries"]
+        upper = "none" if found["upper"] is None else f"{found['upper']:.3g}"
+        verdict = "; the accountant is disproved" if found["is_violated"] else ""
+        lines.append(
+            f"epsilon of an example at delta {found['delta']:g}: at least {found['lower']:.3g} (Gaussian: "
+            f"{found['lower_gaussian']:.3g}) by {found['canaries']} canaries, the accountant's {upper}{verdict}"
+        )
+    if "inversion" in results:
+        found = results["inversion"]
+        psnr = ", ".join(f"{value:.1f}" for value in found["psnr"])
+        lines.append(f"inversion ({found['attack']}) of {found['examples']} examples: PSNR {psnr} dB")
+    return lines
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = reporter.Parser("fedjax-core audit", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", help="directory of a run")
+    parser.add_argument("--out", help="where the files go; by default audit/ of the run's directory")
+    parser.add_argument("--shadows", type=int, default=0, help="shadow models of the likelihood ratio; each is a training")
+    parser.add_argument("--canaries", type=int, default=0, help="mislabelled examples of a second training, for a bound of epsilon")
+    parser.add_argument("--invert", choices=audit.inversion.ATTACKS, help="attack on one client's uplink")
+    parser.add_argument("--client", type=int, default=0, help="of the inversion")
+    parser.add_argument("--examples", type=int, default=1, help="of the inversion: the client's first examples")
+    parser.add_argument("--iterations", type=int, default=1000, help="of the inversion's optimizer")
+    parser.add_argument("--round", type=int, dest="done", help="by default the selected one, else the last with a checkpoint")
+    parser.add_argument("--trust", action="store_true", help=TRUST)
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command; returns 0, or 1 (error), 2 (wrong command line), 130 (interrupted)."""
+    console.send_warnings_to_stderr()
+    try:
+        given = vars(_parser().parse_args(arguments))
+        for name in ("shadows", "canaries"):
+            if given[name] < 0:
+                raise ValueError(f"--{name}={given[name]} must be at least 0")
+        for name in ("examples", "iterations"):
+            if given[name] < 1:
+                raise ValueError(f"--{name}={given[name]} must be at least 1")
+    except ValueError as error:
+        return reporter.fail(error, 2)
+    try:
+        experiment.cache_compiled_programs(experiment.PROGRAMS)
+        for line in report_lines(audit_run(given.pop("run"), **given)):
+            reporter.say(line)
+    except KeyboardInterrupt:
+        return reporter.fail("interrupted", 130)
+    except (ValueError, TypeError, OSError) as error:
+        return reporter.fail(error, 1)
+    return 0
+
+
+if __name__ == "__main__":
+    run_and_exit("fedjax_core.commands.audit", sys.argv[1:])

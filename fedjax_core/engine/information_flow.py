@@ -1,0 +1,123 @@
+"""Checks by a traced program that examples reach what clients send through private training only.
+
+A number that is computed from examples is exact; so is all that is computed from exact numbers.
+The results of private trainings (`training/private_gradient.py`) are not, but for their sums. A
+client's number of examples is public.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from fedjax_core.algorithm import PyTree, builder_name
+from fedjax_core.engine.simulation_spec import SimulationSpec
+from fedjax_core.training.private_gradient import PrivateFit, find_fit, is_exact
+
+_CLEAN, _EXAMPLES, _EXACT = range(3)  # of a value: no examples in it; the data set itself; computed from it
+
+
+def find_private_fits(spec: SimulationSpec) -> tuple[PrivateFit, ...]:
+    """Returns the private trainings of a client's round, those of the group with the most epochs.
+
+    Raises:
+      ValueError: a client sends something that depends on its examples in another way; a private
+        training is in a loop or a branch of the method's own, so that their number is unknown; one
+        is in `prepare`.
+    """
+    return max((_find_fits_of_group(spec, g) for g in range(len(spec.groups))), key=lambda fits: sum(fit.epochs for fit in fits))
+
+
+def _find_fits_of_group(spec: SimulationSpec, g: int) -> tuple[PrivateFit, ...]:
+    name, shapes, arrays = builder_name(spec.groups[g].build), spec.shapes.groups[g], jax.eval_shape(lambda a: a, spec.host_arrays)
+    key = jax.random.key(0)
+
+    def update_client(train, sent, client, arrays, key):
+        arrays = arrays._replace(train=train)
+        out = spec.algorithm(g, arrays, 0).client_update(sent, client, spec.client_data(arrays, 0, arrays.size[0]), key)
+        return out.uplink, out.state
+
+    def prepare_client(train, sent, client, arrays, key):
+        arrays = arrays._replace(train=train)
+        algorithm = spec.algorithm(g, arrays, 0)
+        if algorithm.prepare is None:
+            return client
+        return algorithm.prepare(sent, client, spec.client_data(arrays, 0, arrays.size[0]), key)
+
+    inputs = arrays.train, shapes.sent, shapes.client, arrays, key
+    flow = _Flow(name)
+    levels = [_EXAMPLES] * len(jax.tree.leaves(arrays.train)), [_CLEAN] * len(jax.tree.leaves(shapes.sent))
+    state = flow.trace(prepare_client, inputs, [*levels[0], *levels[1], *[_CLEAN] * len(jax.tree.leaves(shapes.client))])
+    if flow.fits:
+        raise ValueError(
+            f"privacy.level='example': {name} also trains before round 1, which is not accounted for; use another method"
+        )
+    parts = jax.tree_util.tree_flatten_with_path(shapes.out.uplink)[0]
+    while True:  # exact numbers that a client keeps are in a later uplink
+        flow = _Flow(name)
+        results = flow.trace(update_client, inputs, [*levels[0], *levels[1], *state])
+        merged = [max(pair) for pair in zip(state, results[len(parts) :], strict=True)]
+        if merged == state:
+            break
+        state = merged
+    for (path, _), level in zip(parts, results[: len(parts)], strict=True):
+        if level != _CLEAN:
+            part = f"part {jax.tree_util.keystr(path)} of its uplink" if path else "its uplink"
+            raise ValueError(
+                f"privacy.level='example' protects what local training computes; {name} reads examples in other ways, "
+                f"on which {part} depends without noise; use another method, such as fedavg, scaffold or fedper"
+            )
+    if not flow.fits and parts:
+        raise ValueError(f"privacy.level='example': {name} does not use the shared local training (`local_training.fit`)")
+    return tuple(flow.fits)
+
+
+class _Flow:
+    """Follows values through a program."""
+
+    def __init__(self, method: str):
+        self.method = method
+        self.fits: list[PrivateFit] = []
+
+    def trace(self, fn: Callable[..., PyTree], inputs: tuple, levels: Sequence[int]) -> list[int]:
+        """Returns the levels of the leaves of `fn(*inputs)`; inputs without a given level are clean."""
+        closed = jax.make_jaxpr(fn)(*inputs)
+        return self._follow(closed.jaxpr, [*levels, *[_CLEAN] * (len(closed.jaxpr.invars) - len(levels))])
+
+    def _follow(self, jaxpr: Jaxpr, levels: Sequence[int]) -> list[int]:
+        known: dict[Any, int] = dict(zip(jaxpr.invars, levels, strict=True))
+        level_of = lambda atom: _CLEAN if isinstance(atom, Literal) else known.get(atom, _CLEAN)
+        for equation in jaxpr.eqns:
+            results = self._follow_equation(equation, [level_of(atom) for atom in equation.invars])
+            known |= zip(equation.outvars, results, strict=True)
+        return [level_of(atom) for atom in jaxpr.outvars]
+
+    def _follow_equation(self, equation: Any, levels: Sequence[int]) -> list[int]:
+        number, name = len(equation.outvars), str(equation.params.get("name", ""))
+        is_call = equation.primitive.name in ("pjit", "jit")
+        if is_call and is_exact(name):
+            return [_EXACT] * number
+        if is_call and (fit := find_fit(name)) is not None:
+            self.fits.append(fit)
+            return [_EXACT if max(levels, default=_CLEAN) == _EXACT else _CLEAN] * number
+        if is_call:
+            return self._follow(equation.params["jaxpr"].jaxpr, levels)
+        if any(map(_contains_fit, _inner_jaxprs(equation))):
+            raise ValueError(
+                f"privacy.level='example': {self.method} calls its local training in a loop or a branch of its own, so that the "
+                "number of private steps is unknown; use another method, such as fedavg, scaffold or fedper"
+            )
+        return [_EXACT if any(levels) else _CLEAN] * number
+
+
+def _inner_jaxprs(equation: Any) -> list[Jaxpr]:
+    values = [item for value in equation.params.values() for item in (value if isinstance(value, tuple | list) else (value,))]
+    return [value.jaxpr if isinstance(value, ClosedJaxpr) else value for value in values if isinstance(value, ClosedJaxpr | Jaxpr)]
+
+
+def _contains_fit(jaxpr: Jaxpr) -> bool:
+    names = (str(equation.params.get("name", "")) for equation in jaxpr.eqns)
+    return any(find_fit(name) for name in names) or any(
+        _contains_fit(inner) for equation in jaxpr.eqns for inner in _inner_jaxprs(equation)
+    )

@@ -1,0 +1,202 @@
+"""DP-SGD inside local training: gradients clipped example by example, with noise of the client.
+
+Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang. Deep Learning with Differential Privacy.
+CCS 2016, Algorithm 1.
+
+  paper      here          meaning
+  L, L / N   batch, q      expected size of a minibatch; probability that it has an example
+  C          clip          largest norm of the gradient of one example
+  sigma      noise         deviation of the noise on the sum of clipped gradients, over C
+
+A minibatch is a Poisson sample: each example is in it independently of all others, with probability
+q = min(1, batch / size). Nothing is cut off: however many examples are drawn, they are clipped in
+micro-batches, whose number varies. The sum is divided by the expected size, q * size, which is
+public. The gradients are clipped by `jax_privacy.clipping`. `fit` does all this where
+`ClientData.privacy` is set; methods need no change.
+"""
+
+import dataclasses
+import importlib
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_core.algorithm import Array, ClientData, PyTree
+from fedjax_core.task import count_parameters
+from fedjax_core.training.batching import gather_batch
+
+SAFETY = 1 - 1e-5  # norms are computed in float32: rounding must not exceed the clip
+MICRO_BATCH, MICRO_NUMBERS = 16, 2**24  # examples at once, and the numbers that their gradients have
+_FIT, _EXACT = "private_fit", "exact_sums"  # names of jitted functions, by which a program is checked
+_FIT_NAME = re.compile(rf"{_FIT}_(\d+)_(\d+)$")
+
+
+class PoissonSample(NamedTuple):
+    """A minibatch of DP-SGD.
+
+    Attributes:
+      slots: [M] the drawn slots of `ClientData.index`, then anything.
+      count: [] how many are drawn.
+    """
+
+    slots: Array
+    count: Array
+
+
+class PrivateFit(NamedTuple):
+    """One private training in a program: its epochs, and the expected examples of a minibatch."""
+
+    epochs: int
+    batch: int
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class ExamplePrivacy:
+    """Clip and noise of every local step, `ClientData.privacy`.
+
+    Attributes:
+      clip: C; may be infinite without noise.
+      noise: sigma; 0: none.
+    """
+
+    clip: float
+    noise: float
+
+    def draw(self, data: ClientData, key: Array, batch: int) -> PoissonSample:
+        """Draws a minibatch of `batch` expected examples."""
+        slots = jnp.arange(data.index.shape[0])
+        rate = batch / jnp.maximum(data.size, 1).astype(jnp.float32)
+        bits = jax.vmap(lambda i: jax.random.bits(jax.random.fold_in(key, i), dtype=jnp.uint32))(slots)
+        is_drawn = (rate >= 1) | (bits < (jnp.minimum(rate, 0.99999) * 2.0**32).astype(jnp.uint32))
+        is_drawn &= slots < data.size
+        return PoissonSample(jnp.nonzero(is_drawn, size=len(slots), fill_value=0)[0], jnp.sum(is_drawn))
+
+    def make_gradient(self, gradient: Callable, data: ClientData, batch: int) -> Callable:
+        """Returns `gradient` with clipped examples and noise.
+
+        Args:
+          gradient: (params, stats, Batch, key) -> (gradient of the mean loss, Aux).
+          batch: expected examples of a minibatch.
+
+        Returns:
+          (params, stats, PoissonSample, key) -> (private gradient, Aux). The sums of `Aux` are exact.
+        """
+        clipped_fun = _import_clipping().clipped_fun
+
+        def example_gradient(params, stats, example, key):
+            return gradient(params, stats, jax.tree.map(lambda x: x[None], example), key)
+
+        sum_clipped = clipped_fun(
+            example_gradient,
+            has_aux=True,
+            batch_argnums=2,
+            keep_batch_dim=False,
+            l2_clip_norm=SAFETY * self.clip,
+            prng_argnum=3,
+        )
+
+        def private_gradient(params, stats, sample, key):
+            size = micro_batch_size(count_parameters(params), batch)
+            capacity = len(sample.slots)
+
+            def add(i, carry):
+                positions = i * size + jnp.arange(size)
+                is_drawn = positions < sample.count
+                slots = sample.slots[jnp.minimum(positions, capacity - 1)]
+                examples = gather_batch(data.arrays, data.index[slots], is_drawn)
+                keys = jax.random.fold_in(key, i + 1)
+                grads, aux = sum_clipped(params, stats, examples, keys, is_padding_example=~is_drawn)
+                masked = lambda x: jnp.where(is_drawn.reshape(-1, *[1] * (x.ndim - 1)), x, 0).sum(0, dtype=x.dtype)
+                return jax.tree.map(jnp.add, carry, (grads, jax.tree.map(masked, aux.sums)))
+
+            first = jax.tree.map(lambda a: a[0], gather_batch(data.arrays, data.index[:1], jnp.ones(1, bool)))
+            shapes = jax.eval_shape(example_gradient, params, stats, first, key)
+            zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes[0], shapes[1].sums))
+            total, sums = jax.lax.fori_loop(0, -(-sample.count // size), add, zeros)
+            if self.noise:
+                draws = optax.tree.random_like(jax.random.fold_in(key, 0), total, jax.random.normal)
+                total = optax.tree.add_scale(total, self.noise * self.clip, draws)
+            expected = jnp.clip(data.size, 1, batch)
+            return jax.tree.map(lambda g: g / expected.astype(g.dtype), total), shapes[1]._replace(stats=stats, sums=sums)
+
+        return private_gradient
+
+
+def micro_batch_size(parameters: int, batch: int) -> int:
+    """Returns how many examples' gradients are in memory at once.
+
+    >>> [micro_batch_size(*sizes) for sizes in ((1000, 64), (1000, 8), (10**7, 64))]
+    [16, 8, 1]
+    """
+    return max(1, min(MICRO_BATCH, batch, MICRO_NUMBERS // max(parameters, 1)))
+
+
+def check_training(data: ClientData, stats: PyTree, **given: Any) -> None:
+    """Raises ValueError for a training that has no bound for one example.
+
+    Args:
+      stats: running statistics of the network.
+      given: arguments of `fit` beside the loss that read examples; None or `()` if not given.
+    """
+    if jax.tree.leaves(stats):
+        raise ValueError(
+            "privacy.level='example': batch normalisation mixes the examples of a minibatch, and its running statistics "
+            "have no noise; use a network without it, such as norm='group'"
+        )
+    if data.draw is not None:
+        raise ValueError(
+            "privacy.level='example' draws its minibatches; task='episodes(...)' draws its own, with several examples each"
+        )
+    for name, value in given.items():
+        if value is not None and jax.tree.leaves(value):
+            raise ValueError(f"privacy.level='example': the method's local training reads examples by `{name}`, without noise")
+
+
+def check_optimizer(ascent: Any) -> None:
+    """Raises ValueError for sharpness-aware steps."""
+    if ascent is not None:
+        raise ValueError(
+            "privacy.level='example': sharpness-aware steps take two gradients of each minibatch, and one is accounted for"
+        )
+
+
+def mark_fit(train: Callable, epochs: int, batch: int) -> Callable:
+    """Returns a private training as a function that `find_fit` recognises in a program."""
+    train.__name__ = f"{_FIT}_{epochs}_{batch}"
+    return jax.jit(train)
+
+
+def mark_exact(sums: PyTree) -> PyTree:
+    """Returns sums over examples that have no noise; `is_exact` recognises them in a program."""
+
+    def exact_sums(sums):
+        return sums
+
+    return jax.jit(exact_sums)(sums)
+
+
+def find_fit(name: str) -> PrivateFit | None:
+    """Returns the private training that a jitted function of this name is; None: it is none.
+
+    >>> find_fit("private_fit_5_64"), find_fit("fit")
+    (PrivateFit(epochs=5, batch=64), None)
+    """
+    match = _FIT_NAME.match(name)
+    return None if match is None else PrivateFit(*map(int, match.groups()))
+
+
+def is_exact(name: str) -> bool:
+    """Returns whether a jitted function of this name is `mark_exact`'s."""
+    return name == _EXACT
+
+
+def _import_clipping() -> Any:
+    try:
+        return importlib.import_module("jax_privacy.clipping")
+    except ImportError:
+        raise ValueError("privacy.level='example' needs jax-privacy: pip install 'fedjax-core[privacy]', or jax-privacy") from None

@@ -1,0 +1,79 @@
+"""Gradient inversion: an exact case, labels from the head's bias, and what protects."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import fedavg
+from fedjax_core import audit, experiment
+from fedjax_core.audit import images, inversion
+
+
+def observe(steps: int = 1, number: int = 1, **changes):
+    config = fedavg.get_config("smoke")
+    config.normalise, config.data.examples = "unit", 200
+    config.optimizer.momentum = None
+    config.method.update(epochs=steps, batch=number)
+    with config.unlocked():
+        config.update_from_flattened_dict({name.replace("__", "."): value for name, value in changes.items()})
+    simulator = experiment.build(config)
+    observed = inversion.observe_uplink(simulator, simulator.init(0), 0, number, steps=steps, lr=config.optimizer.lr)
+    return simulator.spec.bound_groups[0].task.model, observed
+
+
+def test_an_uplink_of_one_step_is_minus_the_gradient_by_the_learning_rate():
+    model, observed = observe()
+    x, y = observed.examples
+
+    def loss(params):
+        logits = model.apply(observed.before._replace(params=params), jnp.asarray(x))[0]["logits"]
+        return -jax.nn.log_softmax(logits)[0, int(y[0])]
+
+    expected = jax.tree.map(lambda g: -observed.lr * g, jax.grad(loss)(observed.before.params))
+    for ours, naive in zip(jax.tree.leaves(observed.delta), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, naive, atol=1e-6)
+    assert inversion.infer_labels(observed.delta, 1).tolist() == y.tolist()
+
+
+def test_an_example_is_read_from_its_uplink_unless_noise_hides_it():
+    attack = audit.UplinkAttack("cosine", iterations=400, variation=1e-6)
+    model, plain = observe()
+    result = audit.invert_uplink(model, plain, attack)
+    assert result.labels.tolist() == plain.examples.y.tolist()
+    assert result.psnr[0] > 22
+    assert result.ssim[0] > 0.8
+    noise = {"privacy__mechanism": "local_gaussian", "privacy__clip": 1.0, "privacy__noise": 1.0, "privacy__delta": 1e-5}
+    hidden = audit.invert_uplink(*observe(method__weights="uniform", privacy__accountant="rdp", **noise), attack)
+    assert hidden.psnr[0] < 14
+    assert hidden.psnr[0] < result.psnr[0] - 8
+
+
+@pytest.mark.parametrize("name", ["dlg", "idlg"])
+def test_matching_gradients_finds_the_example(name: str):
+    model, observed = observe()
+    result = audit.invert_uplink(model, observed, audit.UplinkAttack(name, iterations=100))
+    assert result.distance < 1e-2
+    assert result.psnr[0] > 15
+    if name == "idlg":
+        assert result.labels.tolist() == observed.examples.y.tolist()
+
+
+def test_similarities_are_those_of_their_formulas():
+    rng = np.random.default_rng(0)
+    image = rng.random((16, 16, 1))
+    assert images.peak_signal_to_noise(image, image + 0.1, 1.0) == pytest.approx(20)
+    assert images.peak_signal_to_noise(image, image, 1.0) == float("inf")
+    assert images.structural_similarity(image, image, 1.0) == pytest.approx(1)
+    flat = np.full((16, 16, 1), 0.5)
+    expected = (2 * 0.5 * 0.7 + 1e-4) / (0.5**2 + 0.7**2 + 1e-4)  # only the means differ
+    assert images.structural_similarity(flat, flat + 0.2, 1.0) == pytest.approx(expected)
+    assert images.structural_similarity(image, rng.random((16, 16, 1)), 1.0) < 0.2
+
+
+def test_methods_that_send_no_single_difference_are_refused():
+    config = experiment.load_config("fedproto:smoke")
+    config.data.examples = 60
+    simulator = experiment.build(config)
+    with pytest.raises(ValueError, match="audit: "):
+        inversion.observe_uplink(simulator, simulator.init(0), 0, 1, steps=1, lr=0.1)

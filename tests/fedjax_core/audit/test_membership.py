@@ -1,0 +1,61 @@
+"""Membership inference by scores: rates against counts, the ratio against its formula, a run that remembers."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from configs import fedavg
+from fedjax_core import audit, experiment
+from fedjax_core.commands import audit as command
+from fedjax_core.storage.json_files import read_json
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("jax_privacy") is None, reason="jax-privacy is not installed")
+
+
+def test_true_positives_are_counted_at_rates_of_false_ones():
+    others = np.arange(1000.0)
+    members = np.where(np.arange(200) < 50, 2000.0, 500.5)
+    found = audit.infer_membership(members, others)
+    assert (found.members, found.others) == (200, 1000)
+    assert found.area == pytest.approx(0.25 + 0.75 * 0.501)
+    for estimate, low, high in found.true_positives.values():
+        assert low < estimate < high
+        assert estimate == pytest.approx(0.25)
+        assert high - low == pytest.approx(2 * 1.96 * np.sqrt(0.25 * 0.75 / 200), rel=0.25), "a binomial's"
+
+
+def test_the_likelihood_ratio_leaves_out_models_that_had_the_example():
+    rng = np.random.default_rng(0)
+    shadows, was_in = rng.normal(size=(8, 5)), np.arange(8)[:, None] < 4
+    was_in = np.broadcast_to(was_in, (8, 5)).copy()
+    target = rng.normal(size=5)
+    deviation = np.sqrt(shadows[4:].var(0, ddof=1).mean())
+    expected = (target - shadows[4:].mean(0)) / deviation
+    np.testing.assert_allclose(audit.score_by_shadows(target, np.where(was_in, 99.0, shadows), was_in), expected)
+    with pytest.raises(ValueError, match="fewer than two shadow models"):
+        audit.score_by_shadows(target, shadows, np.ones((8, 5), bool))
+
+
+def test_an_overfitted_run_is_found_out_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture):
+    config = fedavg.get_config("smoke")
+    config.rounds, config.data.examples, config.data.clients, config.cohort.fraction = 40, 60, 4, 1.0
+    config.method.update(epochs=5, batch=15)
+    config.evaluation.every, config.evaluation.scopes = 40, ("global",)
+    experiment.execute(config, str(tmp_path), progress=False)
+    arguments = [str(tmp_path), "--shadows=4", "--canaries=60", "--invert=cosine", "--iterations=20"]
+    assert command.main(arguments) == 0
+    said = capsys.readouterr().out
+    results = read_json(tmp_path / "audit" / "audit.json")
+    assert results["round"] == 40
+    for name in ("loss", "likelihood_ratio"):
+        assert results[name]["members"] == 60
+        assert results[name]["area"] > 0.55
+        assert f"area {results[name]['area']:.3f}" in said
+    assert results["canaries"]["upper"] is None
+    assert results["canaries"]["lower"] > 0, "mislabelled examples that are remembered"
+    assert len(results["inversion"]["psnr"]) == 1
+    assert (tmp_path / "audit" / "inversion.png").exists()
+    assert command.main([str(tmp_path), "--canaries=-1"]) == 2
+    assert command.main([str(tmp_path / "nothing")]) == 1
