@@ -167,7 +167,7 @@ def invert_uplink(model: Model, observed: Observation, attack: UplinkAttack = Up
             return optax.tree.norm(optax.tree.sub(update, observed.delta), squared=True) / observed.lr**2
         lengths = optax.tree.norm(update) * optax.tree.norm(observed.delta)
         cosine = 1 - optax.tree.vdot(update, observed.delta) / jnp.maximum(lengths, 1e-20)
-        return cosine + attack.variation * total_variation(variables["x"])
+        return jnp.asarray(cosine + attack.variation * total_variation(variables["x"]))
 
     def start(key: Array) -> dict[str, Array]:
         x_key, y_key = jax.random.split(key)

@@ -101,19 +101,25 @@ def score_by_shadows(target: np.ndarray, shadows: np.ndarray, was_trained_on: np
 def train_shadows(
     build: Callable[[FederatedData], Simulator], data: FederatedData, rounds: int, number: int, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Trains shadow models, each on a random half of every client's examples.
+    """Trains pairs of shadow models: one on a random half of every client's examples, one on the rest.
+
+    So half of the models are without any example.
 
     Args:
       build: makes the simulation of the audited config for other data.
+      number: S, even.
 
     Returns:
       ([S, R] confidences of the clients' examples and then of the test set, [S, R] was trained on).
     """
     members, values, trained_on = np.concatenate(list(data.train_index)), [], []
     for shadow in range(number):
-        rng = np.random.default_rng([seed, shadow])
-        halves = tuple(np.sort(rng.permutation(index)[: max(1, len(index) // 2)]) for index in data.train_index)
-        simulator = build(dataclasses.replace(data, train_index=halves))
+        pair, is_rest = divmod(shadow, 2)
+        rng, halves = np.random.default_rng([seed, pair]), []
+        for index in data.train_index:
+            shuffled, middle = rng.permutation(index), -(-len(index) // 2)
+            halves.append(np.sort(shuffled[middle:] if is_rest else shuffled[:middle]))
+        simulator = build(dataclasses.replace(data, train_index=tuple(halves)))
         state, _ = simulator.run_rounds(simulator.init(seed + 1 + shadow), rounds)
         both = (confidences(simulator, state, part) for part in (select_examples(data.train, members), data.test))
         values.append(np.concatenate(list(both)))

@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 
 from fedjax_core import audit, experiment
-from fedjax_core.audit import membership
+from fedjax_core.audit import inversion, membership
 from fedjax_core.commands.analyses.context import TRUST
 from fedjax_core.commands.main import run_and_exit
 from fedjax_core.engine.simulator import Simulator
 from fedjax_core.experiment.example_privacy import account_examples
 from fedjax_core.experiment.uplink_options import account_privacy
 from fedjax_core.reporting import console, reporter
+from fedjax_core.reporting.terminal import write_text
 from fedjax_core.storage.json_files import write_json
 
 FILE, FIGURE = "audit.json", "inversion.png"
@@ -174,9 +175,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = reporter.Parser("fedjax-core audit", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="directory of a run")
     parser.add_argument("--out", help="where the files go; by default audit/ of the run's directory")
-    parser.add_argument("--shadows", type=int, default=0, help="shadow models of the likelihood ratio; each is a training")
+    parser.add_argument(
+        "--shadows", type=int, default=0, help="shadow models of the likelihood ratio, an even number; each is a training"
+    )
     parser.add_argument("--canaries", type=int, default=0, help="mislabelled examples of a second training, for a bound of epsilon")
-    parser.add_argument("--invert", choices=audit.inversion.ATTACKS, help="attack on one client's uplink")
+    parser.add_argument("--invert", choices=inversion.ATTACKS, help="attack on one client's uplink")
     parser.add_argument("--client", type=int, default=0, help="of the inversion")
     parser.add_argument("--examples", type=int, default=1, help="of the inversion: the client's first examples")
     parser.add_argument("--iterations", type=int, default=1000, help="of the inversion's optimizer")
@@ -193,6 +196,8 @@ def main(arguments: Sequence[str]) -> int:
         for name in ("shadows", "canaries"):
             if given[name] < 0:
                 raise ValueError(f"--{name}={given[name]} must be at least 0")
+        if given["shadows"] % 2 or given["shadows"] == 2:
+            raise ValueError(f"--shadows={given['shadows']} must be 0, or an even number of at least 4: pairs of halves")
         for name in ("examples", "iterations"):
             if given[name] < 1:
                 raise ValueError(f"--{name}={given[name]} must be at least 1")
@@ -200,8 +205,7 @@ def main(arguments: Sequence[str]) -> int:
         return reporter.fail(error, 2)
     try:
         experiment.cache_compiled_programs(experiment.PROGRAMS)
-        for line in report_lines(audit_run(given.pop("run"), **given)):
-            reporter.say(line)
+        write_text("\n".join(report_lines(audit_run(given.pop("run"), **given))))
     except KeyboardInterrupt:
         return reporter.fail("interrupted", 130)
     except (ValueError, TypeError, OSError) as error:

@@ -71,7 +71,8 @@ def split_merged(dataset: Dataset, lists: Sequence[np.ndarray], seed: int) -> tu
         used = np.sort(kept)
         parts.append(Examples(*(_take(*pair, used) for pair in zip(dataset.train, dataset.test, strict=True))))
         indices.append(RaggedIndex.split(np.searchsorted(used, kept), sizes))
-    return Dataset(dataset.name, *parts, dataset.class_names), *indices
+    train, test = parts
+    return Dataset(dataset.name, train, test, dataset.class_names), *indices
 
 
 def _take(train: np.ndarray, test: np.ndarray, rows: np.ndarray) -> np.ndarray:

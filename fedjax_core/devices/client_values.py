@@ -58,7 +58,7 @@ def _check_values(name: str, spec: str, values: np.ndarray) -> np.ndarray:
 
 def find_values(name: str, value: float | str) -> registry.ResolvedSpec | float:
     """Returns the distribution of a spec, its options checked; a number is that of all clients."""
-    if is_number(value):
+    if not isinstance(value, str) and is_number(value):
         return value
     return registry.resolve_spec("setting by client", str(value), VALUES, given=GIVEN, field=f"clients.{name}")
 

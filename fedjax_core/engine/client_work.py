@@ -85,7 +85,8 @@ def count_client_examples(spec: SimulationSpec) -> np.ndarray:
 def measure_work(spec: SimulationSpec) -> ClientWork:
     """Returns the work of the clients' rounds; see `count_client_examples`."""
     sizes, settings = np.asarray(spec.host_arrays.size, np.float64), spec.host_arrays.settings
-    work = ClientWork(*np.zeros((5, spec.population)), sizes, np.ones(spec.population))
+    zeros = np.zeros((5, spec.population))
+    work = ClientWork(zeros[0], zeros[1], zeros[2], zeros[3], zeros[4], sizes, np.ones(spec.population))
     for g, group in enumerate(spec.groups):
         counts, epochs, batch = _count_work(spec, g)
         plain = _count_plain_work(spec, g)
@@ -142,7 +143,7 @@ def _count_work(spec: SimulationSpec, g: int) -> tuple[tuple[float, ...], int, i
     one of its own epochs, and those of training of which it takes a share. Epochs are the most of
     such training, the minibatch is that of its own epochs, or else of this training; 0 without any.
     """
-    jaxpr, loops = _trace_update(spec, g), {(0, 0)}
+    jaxpr, loops = _trace_update(spec, g), set[tuple[int | None, int]]({(0, 0)})
 
     def count(size: float, own: float, share: float) -> float:
         def trips(name: str) -> float | None:
@@ -155,7 +156,7 @@ def _count_work(spec: SimulationSpec, g: int) -> tuple[tuple[float, ...], int, i
 
     once, fixed = count(0.0, 0.0, 0.0), count(1.0, 0.0, 0.0)
     flops = once, fixed - once, count(1.0, 1.0, 0.0) - fixed, count(1.0, 0.0, 1.0) - fixed
-    epochs, batch = max(loop for loop in loops if loop[0] is not None)
+    epochs, batch = max((epochs, batch) for epochs, batch in loops if epochs is not None)
     return flops, epochs, next((b for own, b in loops if own is None), batch)
 
 

@@ -87,9 +87,10 @@ def make_client_settings(options: ClientOptions, population: int, seed: int) -> 
     Raises:
       ValueError, TypeError, OSError: as `draw_values`.
     """
-    values = {name: draw_values(spec, name, population, seed) for name, spec in options.specs.items()}
+    values: dict[str, Any] = {name: draw_values(spec, name, population, seed) for name, spec in options.specs.items()}
     seconds = values.pop("seconds", None)
     if "batch" in values:
+        assert options.batch is not None  # checked with the fields
         values["batch"] = np.append(values["batch"], np.int32(options.batch))
     if "lr" in values:
         values["rate"] = (values.pop("lr") / options.lr).astype(np.float32)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.engine import information_flow
-from fedjax_core.engine.client_sampling import ClientSampler
+from fedjax_core.engine.client_sampling import FixedSampler, PoissonSampler
 from fedjax_core.engine.simulation_spec import SimulationSpec, stream_key
 from fedjax_core.experiment.resolve_config import ResolvedConfig
 from fedjax_core.privacy import ExampleLedger, make_example_ledger
@@ -21,7 +21,7 @@ ROUNDS_AT_ONCE = 256  # cohorts that are drawn in one call
 class ParticipationCounter:
     """Counts in how many rounds each client is sampled, by drawing the cohorts of a seed again."""
 
-    def __init__(self, sampler: ClientSampler, seed: int):
+    def __init__(self, sampler: FixedSampler | PoissonSampler, seed: int):
         key = stream_key(jax.random.key_data(jax.random.key(seed)), "cohort")
         self._draw = jax.jit(lambda first: jax.lax.map(lambda r: sampler.draw(key, r), first + jnp.arange(ROUNDS_AT_ONCE)))
         self._counts = [np.zeros(sampler.population, np.int64)]  # after 0, ROUNDS_AT_ONCE, ... rounds
@@ -54,6 +54,11 @@ def initial_privacy(resolved: ResolvedConfig) -> ExamplePrivacy | None:
         raise ValueError(
             f"regularizers={names} compare the examples of a minibatch, which privacy.level='example' takes one by one"
         )
+    if own := [f"clients.{name}" for name in resolved.clients.specs if name != "lr"]:
+        raise ValueError(
+            f"{own[0]} and privacy.level='example': epsilon is computed for local steps and minibatches that all clients have "
+            "in common; only clients.lr may differ"
+        )
     return ExamplePrivacy(privacy.clip, privacy.noise or 1.0)
 
 
@@ -71,6 +76,11 @@ def account_examples(
     """
     if spec.example_privacy is None or resolved.privacy is None:
         return None
+    if not isinstance(spec.sampling, FixedSampler | PoissonSampler):
+        raise ValueError(
+            f"cohort.sampling={resolved.sampling!r} and privacy.level='example': participations are counted before training; "
+            "'fixed', 'cyclic' and 'poisson' draw them without its results"
+        )
     fits = information_flow.find_private_fits(spec)
     if len({fit.batch for fit in fits}) > 1:
         batches = " and ".join(str(batch) for batch in sorted({fit.batch for fit in fits}))

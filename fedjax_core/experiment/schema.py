@@ -96,7 +96,7 @@ FIELDS: dict[str, Any] = {
     "aggregation.rule": str | None,
     "aggregation.not_finite": or_none(Annotated[str, one_of("leave_out", "end")]),
     "cohort.sampling": str | None,
-    **{f"clients.{name}": (AtLeastOne if is_int else option_types.Positive) | str | None for name, is_int in SETTINGS.items()},
+    **{f"clients.{name}": or_none((AtLeastOne if is_int else option_types.Positive) | str) for name, is_int in SETTINGS.items()},
     "devices.profile": str | None,
     "devices.availability": str | None,
     "devices.deadline": or_none(option_types.Positive),

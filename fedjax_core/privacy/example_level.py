@@ -56,7 +56,7 @@ class ExampleLedger(NamedTuple):
     def client_epsilons(self, done: int, accountant: str | None = None) -> np.ndarray:
         """Returns each client's epsilon [N]; 0 for one that was never sampled."""
         pairs, index = self._groups(self._charged_rounds(done))
-        values = [self._epsilon_of(*pair, self.noise, accountant or self.accountant) for pair in pairs]
+        values = [self._epsilon_of(size, steps, self.noise, accountant or self.accountant) for size, steps in pairs]
         return np.array(values)[index]
 
     def calibrate(self, wanted: float) -> "ExampleLedger":
@@ -138,11 +138,13 @@ class ExampleLedger(NamedTuple):
         for index in np.argsort(bounds)[::-1]:
             if bounds[index] <= largest:
                 break
-            by_rdp = sorted(((self._epsilon_of(*pair, noise, "rdp"), *pair) for pair in groups[index].tolist()), reverse=True)
-            for bound, *pair in by_rdp:
+            by_rdp = sorted(
+                ((self._epsilon_of(size, steps, noise, "rdp"), size, steps) for size, steps in groups[index].tolist()), reverse=True
+            )
+            for bound, size, steps in by_rdp:
                 if bound <= largest:
                     break
-                largest = max(largest, self._epsilon_of(*pair, noise, accountant))
+                largest = max(largest, self._epsilon_of(size, steps, noise, accountant))
         return largest
 
 

@@ -15,6 +15,7 @@ examples choose nothing. Each seed draws its own partition. From a prepared tfds
 """
 
 import dataclasses
+from typing import Any
 
 from configs import fedpft as fedpft_config
 from configs.tables.base import Measure, Row, Table
@@ -43,7 +44,7 @@ def get_table(variant: str = "small") -> Table:
     measures = (Measure("selected round", fedpft.OWN, "selected"), fedpft.LAST, fedpft.PROBE, fedpft.MATCH)
     rows = []
     for row in ROWS:
-        own = {"evaluation.select": fedpft.VALIDATION[1 if row is fedpft.FEDAVG else 0]}
+        own: dict[str, Any] = {"evaluation.select": fedpft.VALIDATION[1 if row is fedpft.FEDAVG else 0]}
         if variant == "small":
             own["rounds"] = 400 if row is fedpft.FEDPFT_CON else 150
         rows.append(dataclasses.replace(row, changes={**row.changes, **own}))

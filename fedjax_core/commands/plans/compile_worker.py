@@ -132,8 +132,8 @@ def analyze_program(traced: Any, sim: Simulator, active_share: float = 1.0) -> d
     hlo, sizes = program_costs.Program(hlo_text), compiled.memory_analysis()
     if sizes is None:
         raise ValueError("this version of jax does not report the memory of compiled programs")
-    sizes = RaggedIndex.from_lists(sim.spec.data.train_index).size
-    clients = program_costs.ClientLoops(sizes, active_share, sim.spec.host_arrays.settings)
+    examples = RaggedIndex.from_lists(sim.spec.data.train_index).size
+    clients = program_costs.ClientLoops(examples, active_share, sim.spec.host_arrays.settings)
     need = sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
     return {
         "fits": True,

@@ -57,5 +57,6 @@ def test_an_overfitted_run_is_found_out_by_the_command(tmp_path: Path, capsys: p
     assert results["canaries"]["lower"] > 0, "mislabelled examples that are remembered"
     assert len(results["inversion"]["psnr"]) == 1
     assert (tmp_path / "audit" / "inversion.png").exists()
-    assert command.main([str(tmp_path), "--canaries=-1"]) == 2
+    for wrong in ("--canaries=-1", "--shadows=2", "--shadows=5"):
+        assert command.main([str(tmp_path), wrong]) == 2
     assert command.main([str(tmp_path / "nothing")]) == 1

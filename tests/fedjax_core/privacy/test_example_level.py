@@ -118,7 +118,7 @@ def test_a_run_has_the_epsilon_of_its_clients(tmp_path: Path):
     assert facts["client_epsilons_rdp"]["median"] < epsilons[1], "clients spend different amounts"
     assert any(line.startswith("privacy  epsilon") and "local steps" in line for line in told)
     with pytest.raises(ValueError, match="holds a run with other privacy"):  # it needs more noise
-        experiment.execute(private(rounds=3, noise=None, epsilon=6.0, accountant="rdp"), str(tmp_path), progress=False)
+        experiment.execute(private(rounds=12, noise=None, epsilon=6.0, accountant="rdp"), str(tmp_path), progress=False)
 
 
 @pytest.mark.parametrize("name", ["scaffold", "fedper", "moon"])
@@ -155,6 +155,9 @@ def test_methods_that_read_examples_otherwise_are_refused_by_name(name: str, rea
         ({"regularizers": ("decorrelation(coefficient=0.1)",)}, "compare the examples of a minibatch"),
         ({"models": ("resnet8",), "data.size": 8}, "batch normalisation"),
         ({"optimizer.sharpness": "sam(rho=0.05)"}, "sharpness-aware steps take two gradients"),
+        ({"clients.epochs": 3}, "clients.epochs and privacy.level='example'"),
+        ({"clients.batch": 2}, "clients.batch and privacy.level='example'"),
+        ({"cohort.sampling": "size"}, "participations are counted before training"),
         ({"privacy.level": "group"}, "'client'"),
         ({"privacy.delta": None}, "needs privacy.delta"),
     ],
