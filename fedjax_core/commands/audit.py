@@ -175,9 +175,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = reporter.Parser("fedjax-core audit", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="directory of a run")
     parser.add_argument("--out", help="where the files go; by default audit/ of the run's directory")
-    parser.add_argument(
-        "--shadows", type=int, default=0, help="shadow models of the likelihood ratio, an even number; each is a training"
-    )
+    parser.add_argument("--shadows", type=int, default=0, help="trained models of the likelihood ratio, an even number")
     parser.add_argument("--canaries", type=int, default=0, help="mislabelled examples of a second training, for a bound of epsilon")
     parser.add_argument("--invert", choices=inversion.ATTACKS, help="attack on one client's uplink")
     parser.add_argument("--client", type=int, default=0, help="of the inversion")
