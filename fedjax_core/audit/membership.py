@@ -110,7 +110,8 @@ def train_shadows(
       number: S, even.
 
     Returns:
-      ([S, R] confidences of the clients' examples and then of the test set, [S, R] was trained on).
+      ([S, R] confidences of the clients' examples and then of the test set, [S, R] whether a model does
+      not count as one without the example).
     """
     members, values, trained_on = np.concatenate(list(data.train_index)), [], []
     for shadow in range(number):
@@ -123,7 +124,9 @@ def train_shadows(
         state, _ = simulator.run_rounds(simulator.init(seed + 1 + shadow), rounds)
         both = (confidences(simulator, state, part) for part in (select_examples(data.train, members), data.test))
         values.append(np.concatenate(list(both)))
-        trained_on.append(np.concatenate([np.isin(members, np.concatenate(halves)), np.zeros(len(data.test.y), bool)]))
+        # A test example counts for one model of each pair, so that its score varies as much as a member's.
+        coin = np.random.default_rng([seed, pair, 1]).random(len(data.test.y)) < 0.5
+        trained_on.append(np.concatenate([np.isin(members, np.concatenate(halves)), coin ^ bool(is_rest)]))
         simulator.close()
     return np.stack(values), np.stack(trained_on)
 

@@ -112,7 +112,7 @@ def _accounted_epsilon(config: Any, simulator: Simulator, rounds: int) -> tuple[
         assert ledger is not None
         return ledger.epsilon(rounds), ledger.delta
     spent = account_privacy(resolved.privacy, resolved.cohort, simulator.spec.population, resolved.sampling)
-    if spent is None or spent.release.relation not in COMPARABLE:
+    if spent is None or spent.is_scaled or spent.release.relation not in COMPARABLE or spent.release.noise == "laplace":
         return float("inf"), DELTA if spent is None or not spent.delta else spent.delta
     return spent.epsilon(rounds), spent.delta or DELTA
 
@@ -123,6 +123,8 @@ def _invert(
     from fedjax_core.reporting.plots import plot_contact_sheet  # matplotlib
 
     resolved = experiment.resolve(config)
+    if resolved.fields["drop_last"] or resolved.clients.specs:
+        raise ValueError("audit --invert needs drop_last=None and no config.clients: the attack simulates the method's own steps")
     epochs, batch = (int(resolved.method.options.get(option, 1)) for option in ("epochs", "batch"))
     steps = epochs * -(-examples // batch)
     observed = audit.observe_uplink(simulator, state, client, examples, steps=steps, lr=resolved.fields["optimizer.lr"])

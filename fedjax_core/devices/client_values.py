@@ -60,7 +60,7 @@ def find_values(name: str, value: float | str) -> registry.ResolvedSpec | float:
     """Returns the distribution of a spec, its options checked; a number is that of all clients."""
     if not isinstance(value, str) and is_number(value):
         return value
-    return registry.resolve_spec("setting by client", str(value), VALUES, given=GIVEN, field=f"clients.{name}")
+    return registry.resolve_spec(f"clients.{name}", str(value), VALUES, given=GIVEN, field=f"clients.{name}")
 
 
 def uniform(*, draws: ClientDraws, name: str, low: Positive, high: Positive) -> np.ndarray:

@@ -33,7 +33,7 @@ from fedjax_core.uplink import UplinkTransform, unwrap
 from fedjax_core.uplink.staleness import KIND, Stale, weight_stale
 
 DRAWS = 64  # cohorts that are drawn at once for the stream of clients
-ORDERS = 16  # experiments whose order of arrivals is remembered
+ORDERS = 256  # experiments whose order of arrivals is remembered
 
 
 class Arrivals(NamedTuple):

@@ -74,9 +74,11 @@ def make_client_facts(spec: SimulationSpec, arrays: DeviceArrays, round_num: Arr
     availability = None if spec.client_devices is None else spec.client_devices.availability
 
     def is_available(ids: Array) -> Array:
-        if availability is None:
-            return jnp.ones(ids.shape, bool)
-        return availability.is_available(participation.availability, round_num, ids)
+        reached = jnp.ones(ids.shape, bool)
+        if availability is not None:
+            reached = availability.is_available(participation.availability, round_num, ids)
+        late = participation.is_late if isinstance(participation, Participation) else ()
+        return reached if isinstance(late, tuple) else reached & ~jnp.asarray(late)[ids]  # who is always late never comes back
 
     def compute_losses(ids: Array, examples: int | None, key: Array) -> Array:
         assert state is not None

@@ -46,7 +46,8 @@ def _find_fits_of_group(spec: SimulationSpec, g: int) -> tuple[PrivateFit, ...]:
         return algorithm.prepare(sent, client, spec.client_data(arrays, 0, arrays.size[0]), key)
 
     inputs = arrays.train, shapes.sent, shapes.client, arrays, key
-    flow = _Flow(name)
+    leaves = len(jax.tree.leaves(arrays.train))
+    flow = _Flow(name, leaves)
     levels = [_EXAMPLES] * len(jax.tree.leaves(arrays.train)), [_CLEAN] * len(jax.tree.leaves(shapes.sent))
     state = flow.trace(prepare_client, inputs, [*levels[0], *levels[1], *[_CLEAN] * len(jax.tree.leaves(shapes.client))])
     if flow.fits:
@@ -55,7 +56,7 @@ def _find_fits_of_group(spec: SimulationSpec, g: int) -> tuple[PrivateFit, ...]:
         )
     parts = jax.tree_util.tree_flatten_with_path(shapes.out.uplink)[0]
     while True:  # exact numbers that a client keeps are in a later uplink
-        flow = _Flow(name)
+        flow = _Flow(name, leaves)
         results = flow.trace(update_client, inputs, [*levels[0], *levels[1], *state])
         merged = [max(pair) for pair in zip(state, results[len(parts) :], strict=True)]
         if merged == state:
@@ -74,10 +75,14 @@ def _find_fits_of_group(spec: SimulationSpec, g: int) -> tuple[PrivateFit, ...]:
 
 
 class _Flow:
-    """Follows values through a program."""
+    """Follows values through a program.
 
-    def __init__(self, method: str):
-        self.method = method
+    A private training gets the data once, as `ClientData`; what reads them beside it, such as a loss
+    that closes over them, is exact.
+    """
+
+    def __init__(self, method: str, leaves: int):
+        self.method, self.leaves = method, leaves
         self.fits: list[PrivateFit] = []
 
     def trace(self, fn: Callable[..., PyTree], inputs: tuple, levels: Sequence[int]) -> list[int]:
@@ -100,7 +105,8 @@ class _Flow:
             return [_EXACT] * number
         if is_call and (fit := find_fit(name)) is not None:
             self.fits.append(fit)
-            return [_EXACT if max(levels, default=_CLEAN) == _EXACT else _CLEAN] * number
+            is_read_beside = list(levels).count(_EXAMPLES) > self.leaves
+            return [_EXACT if is_read_beside or _EXACT in levels else _CLEAN] * number
         if is_call:
             return self._follow(equation.params["jaxpr"].jaxpr, levels)
         if any(map(_contains_fit, _inner_jaxprs(equation))):

@@ -152,8 +152,9 @@ class OortSampler(ClientSampler):
     """Oort: clients of a large loss whose rounds are short, beside clients that never took part.
 
     Lai, Zhu, Madhyastha, Chowdhury. Oort: Efficient Federated Learning via Guided Participant
-    Selection. OSDI 2021. https://arxiv.org/abs/2010.06081. Formulas and defaults are the released
-    code's. Departures: a client's utility is its examples times its mean training loss, where the
+    Selection. OSDI 2021. https://arxiv.org/abs/2010.06081. Formulas are the released code's, but the
+    cut-off, which is the paper's: 0.95 of the k-th best utility. Other defaults are FedScale's.
+    Departures: a client's utility is its examples times its mean training loss, where the
     paper has the root of the mean square; seconds are known, not measured; a client that never took
     part has its examples as utility, which does not count in the others' range; the pacer's windows
     of rounds do not overlap. Clients of noisy labels have large losses, and are preferred.

@@ -70,7 +70,9 @@ def score_unseen(
         settings = arrays.settings
         if settings is not None:  # the method's own
             settings = ClientSettings(batch=None if settings.batch is None else jnp.asarray(settings.batch)[spec.population])
-        data = ClientData(arrays.train, arrays.unseen_index[index], train_size, spec.episodes, settings=settings)
+        data = ClientData(
+            arrays.train, arrays.unseen_index[index], train_size, spec.episodes, settings=settings, privacy=spec.example_privacy
+        )
         plain, personal = make_holdings(spec, g, algorithm, server, key_data, round_num, index, data)
         test_size = jnp.where(is_active, arrays.unseen_test_size[index], 0)
         models = evaluation_step.bind_predictors(algorithm, plain, personal)

@@ -90,6 +90,11 @@ def build(
         raise ValueError(f"adversary.attack={attack}: a pooled method has no clients that could attack")
     parameters = 1
     if resolved.privacy is not None and resolved.privacy.name in INTEGER_SUMS:  # its noise depends on the size of an uplink
+        if not shapes_only and not np.all(RaggedIndex.from_lists(data.train_index).size):
+            raise ValueError(
+                f"privacy.mechanism={resolved.privacy.name!r}: a client without examples sends no share of the noise; take a "
+                "partition in which every client has some, such as one with min_size=1"
+            )
         parameters = count_delta_parameters(
             groups[0].build(groups[0].task), build_spec(groups, data, evaluation=resolved.evaluation).shapes.groups[0].out.uplink
         )
@@ -124,7 +129,7 @@ def build(
         ),
         schedule=resolved.schedule,
         client_settings=settings,
-        example_privacy=example_privacy.initial_privacy(resolved),
+        example_privacy=example_privacy.initial_privacy(resolved, noise),
     )
     if accounted and not shapes_only:
         spec = example_privacy.with_example_noise(resolved, spec, noise)
@@ -195,12 +200,19 @@ def _check_full_batches(resolved: ResolvedConfig, data: federated_data.Federated
     """Raises ValueError where a client would never train, as it has no full batch."""
     if resolved.episodes is not None or resolved.is_for_texts:
         raise ValueError("drop_last=True is for shuffled examples; episodes and instructions have none to drop")
+    for field in ("devices.profile", "clients.batch"):
+        if resolved.fields[field] is not None:
+            raise ValueError(
+                f"drop_last=True and {field}={resolved.fields[field]!r}: steps are counted with the last minibatch there"
+            )
     takes = registry.read_parameters(resolved.method.function)[0]
     batch = resolved.method.options.get("batch", takes["batch"].default if "batch" in takes else 1)
-    sizes = RaggedIndex.from_lists(data.train_index).size
-    if len(few := np.flatnonzero((sizes > 0) & (sizes < batch))):
-        what = f"drop_last=True: client {few[0]} has {sizes[few[0]]} training examples, fewer than method.batch={batch}"
-        raise ValueError(f"{what}, and would never train; take a smaller batch, or a partition with min_size")
+    parts = {"client": data.train_index} | ({} if data.unseen is None else {"unseen client": data.unseen.train_index})
+    for kind, index in parts.items():
+        sizes = RaggedIndex.from_lists(index).size
+        if len(few := np.flatnonzero((sizes > 0) & (sizes < batch))):
+            what = f"drop_last=True: {kind} {few[0]} has {sizes[few[0]]} training examples, fewer than method.batch={batch}"
+            raise ValueError(f"{what}, and would never train; take a smaller batch, or a partition with min_size")
 
 
 def _check_targets(resolved: ResolvedConfig, targets: str) -> None:

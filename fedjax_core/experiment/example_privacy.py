@@ -44,8 +44,13 @@ class ParticipationCounter:
         return np.bincount(ids.reshape(-1), minlength=population + 1)[:population]
 
 
-def initial_privacy(resolved: ResolvedConfig) -> ExamplePrivacy | None:
-    """Returns clip and noise of local steps, before noise is calibrated; None without privacy of examples."""
+def initial_privacy(resolved: ResolvedConfig, recorded: Mapping[str, Any] | None = None) -> ExamplePrivacy | None:
+    """Returns clip and noise of local steps, before noise is calibrated; None without privacy of examples.
+
+    Args:
+      resolved: the config.
+      recorded: facts of a run, with its calibrated noise.
+    """
     privacy = resolved.privacy
     if privacy is None or privacy.level != "example":
         return None
@@ -59,7 +64,9 @@ def initial_privacy(resolved: ResolvedConfig) -> ExamplePrivacy | None:
             f"{own[0]} and privacy.level='example': epsilon is computed for local steps and minibatches that all clients have "
             "in common; only clients.lr may differ"
         )
-    return ExamplePrivacy(privacy.clip, privacy.noise or 1.0)
+    if resolved.fields["drop_last"]:
+        raise ValueError("drop_last=True and privacy.level='example': its minibatches are Poisson samples, none is left over")
+    return ExamplePrivacy(privacy.clip, privacy.noise or (recorded or {}).get("noise_multiplier") or 1.0)
 
 
 def account_examples(
@@ -80,6 +87,12 @@ def account_examples(
         raise ValueError(
             f"cohort.sampling={resolved.sampling!r} and privacy.level='example': participations are counted before training; "
             "'fixed', 'cyclic' and 'poisson' draw them without its results"
+        )
+    examples = np.concatenate(list(spec.data.train_index))
+    if len(np.unique(examples)) < len(examples):
+        raise ValueError(
+            f"data.partition={resolved.fields['data.partition']!r} and privacy.level='example': an example is there several times, "
+            "in one client or in several, and epsilon is that of one; take a partition that divides the examples"
         )
     fits = information_flow.find_private_fits(spec)
     if len({fit.batch for fit in fits}) > 1:

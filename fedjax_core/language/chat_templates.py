@@ -7,6 +7,7 @@ or in a GGUF file. It is rendered by the package jinja2, in its sandbox (pip ins
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ class ChatTemplate:
         environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
         self._error, self._path, self._tokens = TemplateError, path, dict(tokens)
         try:
-            self._template = environment.from_string(source)
+            self._template = environment.from_string(_drop_generation_tags(source))
         except TemplateError as error:
             raise ValueError(f"{path}: its chat template cannot be read ({error})") from None
 
@@ -68,6 +69,16 @@ class ChatTemplate:
         except self._error as error:
             roles = ", ".join(role for role, _ in messages)
             raise ValueError(f"{self._path}: the chat template refuses messages of {roles} ({error})") from None
+
+
+def _drop_generation_tags(source: str) -> str:
+    """Returns the template without the tags by which some mark the assistant's turns for a mask.
+
+    >>> _drop_generation_tags("a{%- generation %}b{% endgeneration %}c")
+    'a{%- if true %}b{% endif %}c'
+    """
+    source = re.sub(r"\{%(-?)\s*generation\s*(-?)%\}", r"{%\1 if true \2%}", source)
+    return re.sub(r"\{%(-?)\s*endgeneration\s*(-?)%\}", r"{%\1 endif \2%}", source)
 
 
 def load_chat_template(folder: str | os.PathLike) -> ChatTemplate:

@@ -29,7 +29,7 @@ import dataclasses
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -279,6 +279,7 @@ def build_generation_data(
     template: str | ChatTemplate = ALPACA,
     multiple: int = 16,
     pack: bool = False,
+    stop: Sequence[int] = (),
 ) -> federated_data.FederatedData:
     """Builds data for a language model that writes answers.
 
@@ -292,6 +293,7 @@ def build_generation_data(
         all of the assistant's turns are answers.
       multiple: T is one of it, or the limit.
       pack: whether a client's training texts share examples, as many as have room in the limit.
+      stop: further tokens that end a turn of the assistant, where a model's own template writes them.
 
     Returns:
       The data. x is {"tokens": [n, T] int32, "mask": [n, T] bool, padding on the left, "answer":
@@ -309,7 +311,7 @@ def build_generation_data(
 
     def tokenize(instances: list[Instance], what: str) -> list[Row]:
         if isinstance(template, ChatTemplate):
-            return tokenize_chats(instances, tokenizer, template, limit, end, long=long, what=what)
+            return tokenize_chats(instances, tokenizer, template, limit, {end, *stop}, long=long, what=what)
         pairs = tokenize_pairs(instances, tokenizer, limit, end, long=long, template=template, what=what)
         return [(prompt + answer, [False] * len(prompt) + [True] * len(answer)) for prompt, answer in pairs]
 
@@ -359,20 +361,21 @@ def tokenize_chats(
     tokenizer: Tokenizer,
     template: ChatTemplate,
     limit: int,
-    end: int,
+    ends: Collection[int],
     *,
     long: str = "refuse",
     what: str = "texts",
 ) -> list[Row]:
     """Tokenizes conversations, each as (tokens, which are the assistant's).
 
-    A turn of the assistant ends with `end`, or where its template writes none, with all that it
-    writes. Of a long conversation the beginning of the user's first message is cut.
+    A turn of the assistant ends with the first of `ends`, or where its template writes none, with
+    all that it writes; then a warning is logged, because written answers do not end either. Of a long
+    conversation the beginning of the user's first message is cut.
 
     Raises as `build_generation_data`, and for a template that writes a turn in another way once
     more turns follow.
     """
-    rows, cut = [], []
+    rows, cut, is_open = [], [], False
     for instance in instances:
         turns, encode = instance.turns, _make_chat_encoder(tokenizer, template)
         whole, first = encode(turns), 0
@@ -385,13 +388,16 @@ def tokenize_chats(
                     raise ValueError(
                         f"{instance.dataset}: the chat template writes turn {i + 1} in another way in {len(turns)} turns"
                     )
-                last = next((place + 1 for place in range(first, last) if whole[place] == end), last)
+                last = next((place + 1 for place in range(first, last) if whole[place] in ends), last)
+                is_open |= whole[last - 1] not in ends
                 is_answer[first:last] = [True] * (last - first)
         number = len(is_answer) - is_answer[::-1].index(True)  # what follows the last answer is never read
         kept = _find_chat_cut(encode, turns, whole, number, first, limit, long, instance.dataset)
         rows.append(([whole[place] for place in kept], [is_answer[place] for place in kept]))
         cut += [instance.dataset] if len(kept) < number else []
     _log_cut(cut, [instance.dataset for instance in instances], limit, what)
+    if is_open:
+        _log.warning("the chat template ends no turn by an eos_token_id of the model, so written answers do not end")
     return rows
 
 

@@ -166,7 +166,7 @@ def prepare_data(source: Source, data_dir: str | None, clients: int, seed: int, 
         raise ValueError(f"{folder}: its config.json has no eos_token_id, with which an answer ends")
     if model.vocabulary is not None:
         check_tokens(model.stop[0], model.vocabulary, model.name, where=f"{folder}: eos_token_id: ")
-    how = {"long": spec.long, "template": _read_template(folder, spec), "pack": spec.pack}
+    how = {"long": spec.long, "template": _read_template(folder, spec), "pack": spec.pack, "stop": model.stop}
     data = instruction_data.build_generation_data(divided, tokenizer, spec.limit, model.stop[0], **how)
     widths = () if spec.pack else _widths(data, divided, kind)  # packed texts fill their rows
     return PreparedTask(_add_to_test(data, kind=kind), model, None, spec, folder, divided, kinds, widths)

@@ -70,7 +70,9 @@ def parse_epoch_loop(name: str) -> tuple[int | None, int] | None:
 def num_steps(data: ClientData, batch: int) -> Array:
     """Returns the number [] of local steps that `fit` takes in an epoch."""
     size = own_batch_size(data, batch)
-    return data.size // size if data.remainder is Remainder.DROP else -(-data.size // size)
+    if data.remainder is Remainder.DROP:  # a method that trains on a part of the data takes one step at least
+        return jnp.maximum(data.size // size, jnp.minimum(data.size, 1))
+    return -(-data.size // size)
 
 
 def own_batch_size(data: ClientData, batch: int) -> Array | int:

@@ -28,8 +28,8 @@ def config(clients, devices=None, **method):
 @pytest.mark.parametrize(
     ("clients", "devices", "message"),
     [
-        ({"epochs": "uniform"}, {}, "setting by client 'uniform' needs the option 'low'; it takes: low, high"),
-        ({"epochs": "log(a=1)"}, {}, "unknown setting by client 'log'; allowed: uniform, tiers, from_csv"),
+        ({"epochs": "uniform"}, {}, "clients.epochs 'uniform' needs the option 'low'; it takes: low, high"),
+        ({"epochs": "log(a=1)"}, {}, "unknown clients.epochs 'log'; allowed: uniform, tiers, from_csv"),
         ({"epochs": 0}, {}, "clients.epochs=0 must be at least 1 or a string or None"),
         ({"steps": 2.5}, {}, "clients.steps=2.5 must be an int, at least 1 or a string or None"),
         ({"lr": -0.1}, {}, "clients.lr=-0.1 must be positive or a string or None"),

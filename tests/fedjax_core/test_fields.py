@@ -35,6 +35,7 @@ SPECS = {
     "data.source": "data set",
     "data.partition": "partition",
     "compression.uplink": "compressor",
+    "cohort.sampling": "sampler",
 }
 NEEDS = {"pfedpg": ("vit(patch=4, width=4, depth=1, heads=1, prompts=2, deep=False)",)}
 

@@ -15,11 +15,11 @@ from fedjax_core.storage.json_files import flatten, to_json_values
 
 FIELDS = {  # by kind of difference, the fields of a config that make it; groups end with a dot
     "cohort": ("cohort.", "dropout"),
-    "rounds": ("rounds", "evaluation.select", "evaluation.patience", "evaluation.until"),
-    "epochs": (),
-    "batch": ("method.batch", "drop_last"),
+    "rounds": ("rounds", "schedule", "evaluation.select", "evaluation.patience", "evaluation.until"),
+    "epochs": ("clients.epochs", "clients.steps", "clients.seconds"),
+    "batch": ("method.batch", "drop_last", "clients.batch"),
     "network": ("models", "weights", "train", "adapter", "statistics", "normalise"),
-    "optimizer": ("optimizer.",),
+    "optimizer": ("optimizer.", "clients.lr"),
     "data": ("data.", "public", "task", "augment"),
 }
 KINDS = tuple(FIELDS)
@@ -119,7 +119,7 @@ def _read_settings(kind: str, fields: Mapping[str, Any], options: Mapping[str, A
         setting = {"": _describe_cohort(fields), "cohort.sampling": fields.get("cohort.sampling")}
         return setting | {"dropout": fields.get("dropout") or None}
     if kind == "epochs":
-        return {"": _count_local_epochs(options, space)}
+        return {"": _count_local_epochs(options, space)} | {field: fields.get(field) for field in FIELDS["epochs"]}
     setting: dict[str, Any] = {}
     for field, value in fields.items():
         if field in NO_DIFFERENCE or not any(_is_of(field, wanted) for wanted in FIELDS[kind]):
@@ -130,7 +130,8 @@ def _read_settings(kind: str, fields: Mapping[str, Any], options: Mapping[str, A
     setting |= {field: SEARCHED for field in space if any(_is_of(field, wanted) for wanted in FIELDS[kind])}
     if kind == "batch":
         batch = setting.get("method.batch") or options.get("batch")
-        return {"": SEARCHED if "method.batch" in space else batch, "drop_last": fields.get("drop_last")}
+        more = {field: fields.get(field) for field in ("drop_last", "clients.batch")}
+        return {"": SEARCHED if "method.batch" in space else batch} | more
     return setting
 
 

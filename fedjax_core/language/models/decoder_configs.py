@@ -193,7 +193,8 @@ def _read_local(config: Mapping[str, Any], family: str, layers: int) -> tuple[bo
     if family == "mistral":
         return (True,) * layers
     if family.startswith("qwen"):
-        first = read_positive(config, "max_window_layers") if read_choice(config, "use_sliding_window", False, True) else layers
+        full = 0 if config.get("max_window_layers") == 0 else read_positive(config, "max_window_layers")
+        first = full if read_choice(config, "use_sliding_window", False, True) else layers
         return tuple(i >= first for i in range(layers))
     pattern = 2 if family == "gemma2" else read_positive(config, "sliding_window_pattern", default=6)
     return tuple((i + 1) % pattern > 0 for i in range(layers))

@@ -86,7 +86,7 @@ def test_a_folder_without_one_is_named(tmp_path):
 
 def test_the_assistants_turns_alone_are_answers(tmp_path):
     template, row = write(tmp_path, PLAIN), instance()
-    [(tokens, is_answer)] = instruction_data.tokenize_chats([row], Letters(), template, 99, END)
+    [(tokens, is_answer)] = instruction_data.tokenize_chats([row], Letters(), template, 99, (END,))
     assert bytes(tokens).decode() == "<u>Is it?\t|<a>Yes.\t|<u>Sure?\t|<a>No.\t"
     answers = [token for token, flag in zip(tokens, is_answer, strict=True) if flag]
     assert bytes(answers).decode() == "Yes.\tNo.\t"
@@ -94,15 +94,15 @@ def test_the_assistants_turns_alone_are_answers(tmp_path):
     [prompt] = instruction_data.tokenize_prompts([row], Letters(), 99, END, template=template)
     assert bytes(prompt).decode() == "<u>Is it?\t|<a>Yes.\t|<u>Sure?\t|<a>"
     single = Instance("mood", "films", "Is it?", "Is it?", (), "Yes.")
-    [(tokens, _)] = instruction_data.tokenize_chats([single], Letters(), template, 99, END)
+    [(tokens, _)] = instruction_data.tokenize_chats([single], Letters(), template, 99, (END,))
     assert bytes(tokens).decode() == "<u>Is it?\t|<a>Yes.\t"
 
 
 def test_long_conversations_are_cut_as_asked_or_refused(tmp_path, caplog):
     template, row = write(tmp_path, PLAIN), instance()
     with pytest.raises(ValueError, match="films: a text has 37 tokens, limit=34"):
-        instruction_data.tokenize_chats([row], Letters(), template, 34, END)
-    [(tokens, is_answer)] = instruction_data.tokenize_chats([row], Letters(), template, 34, END, long="cut")
+        instruction_data.tokenize_chats([row], Letters(), template, 34, (END,))
+    [(tokens, is_answer)] = instruction_data.tokenize_chats([row], Letters(), template, 34, (END,), long="cut")
     assert bytes(tokens).decode() == "<u>it?\t|<a>Yes.\t|<u>Sure?\t|<a>No.\t"
     assert decoded(token for token, flag in zip(tokens, is_answer, strict=True) if flag) == "Yes.No."
     assert "films: 1 of 1 texts had more than 34 tokens; their beginnings were left out" in caplog.text
@@ -110,10 +110,10 @@ def test_long_conversations_are_cut_as_asked_or_refused(tmp_path, caplog):
     assert bytes(prompt).decode() == "<u>s.\t|<u>Sure?\t|<a>"
     assert "films: 1 of 1 prompts had more than 20 tokens" in caplog.text
     system = instance((("system", "Be kind."), *TURNS))
-    [(tokens, _)] = instruction_data.tokenize_chats([system], Letters(), template, 47, END, long="cut")
+    [(tokens, _)] = instruction_data.tokenize_chats([system], Letters(), template, 47, (END,), long="cut")
     assert bytes(tokens).decode().startswith("<s>Be kind.\t|<u>it?\t")
     with pytest.raises(ValueError, match="limit=6 leaves no room for a message beside an answer of 4 tokens"):
-        instruction_data.tokenize_chats([row], Letters(), template, 6, END, long="cut")
+        instruction_data.tokenize_chats([row], Letters(), template, 6, (END,), long="cut")
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path):
@@ -122,7 +122,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path):
         tmp_path, "{% for m in messages %}<{{ m.role[0] }}>{% if loop.last %}(hm){% endif %}{{ m.content }}\t{% endfor %}"
     )
     with pytest.raises(ValueError, match="films: the chat template writes turn 2 in another way in 4 turns"):
-        instruction_data.tokenize_chats([instance()], Letters(), template, 99, END)
+        instruction_data.tokenize_chats([instance()], Letters(), template, 99, (END,))
 
 
 def test_conversations_are_read(tmp_path):

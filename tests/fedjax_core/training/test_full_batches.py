@@ -27,9 +27,11 @@ def uses(size, *, batch, epochs, remainder, capacity=9):
 
 @pytest.mark.parametrize(("size", "full"), [(9, 2), (8, 2), (7, 1), (4, 1), (3, 0), (0, 0)])
 def test_only_full_batches_are_trained_on(size, full):
+    """Or on all examples, where they are fewer than a batch."""
     times, summed = uses(size, batch=4, epochs=1, remainder=Remainder.DROP)
-    assert sorted(times) == sorted([1] * (4 * full) + [0] * (9 - 4 * full))
-    assert summed == 4 * full
+    used = 4 * full or size
+    assert sorted(times) == sorted([1] * used + [0] * (9 - used))
+    assert summed == used
     assert not times[size:].any()
     kept, number = uses(size, batch=4, epochs=1, remainder=Remainder.KEEP)
     assert (kept.tolist(), number) == ([1] * size + [0] * (9 - size), size)
