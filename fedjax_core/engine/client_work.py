@@ -13,7 +13,7 @@ from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.flop_count import count_flops
 from fedjax_core.engine.simulation_spec import SimulationSpec
 from fedjax_core.training import local_training
-from fedjax_core.training.batching import parse_epoch_loop, parse_loop_name
+from fedjax_core.training.batching import parse_epoch_loop, parse_loop_name, parse_micro_loop
 
 BATCH = 64  # of plain training; the work of an example does not depend on it
 FIELDS = {  # of configs, by setting
@@ -181,5 +181,7 @@ def _shapes_of(spec: SimulationSpec) -> DeviceArrays:
 
 def _count_steps(size: float, name: str) -> float | None:
     """Returns the steps of a loop over `size` examples, a part of a minibatch as a part of a step; None for other loops."""
+    if (turns := parse_micro_loop(name)) is not None:
+        return turns
     batch = parse_loop_name(name)
     return None if batch is None else size / batch

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fedjax_core.algorithm import Array, ClientData, Cohort, Examples, PyTree, Remainder
 
 _BATCH_LOOP = re.compile(r"batches_of_(\d+)\)*(?:/while)?$")
+_MICRO_LOOP = re.compile(r"micro_batches_(\d+)\)*(?:/while)?$")
 _EPOCH_LOOP = re.compile(r"(own|\d+)_epochs_by_(\d+)\)*(?:/while)?$")
 
 
@@ -51,6 +52,22 @@ def parse_loop_name(name: str) -> int | None:
     (20, None)
     """
     match = _BATCH_LOOP.search(name)
+    return None if match is None else int(match[1])
+
+
+def loop_over_micro_batches(number: Array, expected: int, body: Callable, carry: PyTree) -> PyTree:
+    """Returns `carry` after `body(i, carry)` for each part of a minibatch, `expected` of them on average."""
+    with jax.named_scope(f"micro_batches_{expected}"):
+        return jax.lax.fori_loop(0, number, body, carry)
+
+
+def parse_micro_loop(name: str) -> int | None:
+    """Returns the expected turns of a loop of `loop_over_micro_batches`, by its name in a program; None for others.
+
+    >>> parse_micro_loop("jit(many)/batches_of_20/while/body/micro_batches_2/while"), parse_micro_loop("batches_of_20")
+    (2, None)
+    """
+    match = _MICRO_LOOP.search(name)
     return None if match is None else int(match[1])
 
 

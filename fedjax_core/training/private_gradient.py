@@ -27,7 +27,7 @@ import optax
 
 from fedjax_core.algorithm import Array, ClientData, PyTree
 from fedjax_core.task import count_parameters
-from fedjax_core.training.batching import gather_batch
+from fedjax_core.training.batching import gather_batch, loop_over_micro_batches
 
 SAFETY = 1 - 1e-5  # norms are computed in float32: rounding must not exceed the clip
 MICRO_BATCH, MICRO_NUMBERS = 16, 2**24  # examples at once, and the numbers that their gradients have
@@ -117,7 +117,7 @@ class ExamplePrivacy:
             first = jax.tree.map(lambda a: a[0], gather_batch(data.arrays, data.index[:1], jnp.ones(1, bool)))
             shapes = jax.eval_shape(example_gradient, params, stats, first, key)
             zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes[0], shapes[1].sums))
-            total, sums = jax.lax.fori_loop(0, -(-sample.count // size), add, zeros)
+            total, sums = loop_over_micro_batches(-(-sample.count // size), -(-batch // size), add, zeros)
             if self.noise:
                 draws = optax.tree.random_like(jax.random.fold_in(key, 0), total, jax.random.normal)
                 total = optax.tree.add_scale(total, self.noise * self.clip, draws)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_core.algorithm import ClientSettings
-from fedjax_core.training.batching import parse_epoch_loop, parse_loop_name
+from fedjax_core.training.batching import parse_epoch_loop, parse_loop_name, parse_micro_loop
 
 Trips = Callable[[str], float | None]  # name of a loop -> how often it runs, if that is known
 KINDS = (
@@ -296,5 +296,7 @@ class ClientLoops(NamedTuple):
                 return float(epochs)
             own, steps = self.settings.epochs, self.settings.steps
             return float(np.mean(steps / np.maximum(-(-self.examples // batch), 1) if own is None else own))
+        if (turns := parse_micro_loop(name)) is not None:
+            return float(turns)
         batch = parse_loop_name(name)
         return None if batch is None else self.active_share * float(np.mean(-(-self.examples // batch)))

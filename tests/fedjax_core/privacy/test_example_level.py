@@ -171,5 +171,14 @@ def test_settings_without_a_guarantee_are_refused(changes: dict[str, Any], reaso
         experiment.build(config)
 
 
+def test_simulated_seconds_do_not_depend_on_micro_batches():
+    seconds = []
+    for batch in (16, 32):  # one micro-batch, and two
+        config = private()
+        config.data.examples, config.method.batch, config.devices.profile = 640, batch, "constant(examples_per_second=1)"
+        seconds.append(experiment.build(config).spec.client_seconds)
+    np.testing.assert_allclose(*seconds, rtol=0.02)
+
+
 def test_levels_are_in_the_settings():
     assert budget.LEVELS == ("client", "example")
