@@ -37,6 +37,6 @@ def fedrolex(
     batch: AtLeastOne = 64,
     weights: str = "uniform",
 ) -> Algorithm:
-    """Builds FedRolex; arguments and errors are HeteroFL's."""
+    """Builds FedRolex. Arguments as in `heterofl`."""
     settings = {"scaler": scaler, "masked": masked, "epochs": epochs, "batch": batch, "weights": weights}
     return heterofl(task, optimizer=optimizer, window="rolling", **settings)

@@ -231,7 +231,8 @@ def test_what_an_unseen_client_begins_with_has_its_own_statistics_too():
 
 def test_without_unseen_clients_all_is_as_it_was():
     sim = toy.reference("fedavg")[0]
-    assert sim.spec.host_arrays[-4:] == ((), (), (), ())
+    arrays = sim.spec.host_arrays
+    assert (arrays.unseen_index, arrays.unseen_size, arrays.unseen_test_index, arrays.unseen_test_size) == ((), (), (), ())
     assert sim.spec.evaluation == Evaluation()
     assert not sim.spec.unseen_skip_reason
     with pytest.raises(ValueError, match=r"no client is unseen; set data.unseen_clients, such as 0.2"):

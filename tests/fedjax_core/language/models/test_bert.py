@@ -169,7 +169,7 @@ def test_a_wrong_tensor_or_text_is_named():
     missing = {name: tensor for name, tensor in tensors().items() if name != "embeddings.LayerNorm.bias"}
     with pytest.raises(ValueError, match=r"embeddings\.LayerNorm\.bias is missing"):
         bert.from_tensors(CONFIG, missing)
-    with pytest.raises(ValueError, match=r"lm_head\.weight is \[2\] in the files and missing"):
-        bert.from_tensors(CONFIG, tensors() | {"lm_head.weight": np.zeros(2)})
+    with pytest.raises(ValueError, match=r"extra\.weight is \[2\] in the files and missing"):
+        bert.from_tensors(CONFIG, tensors() | {"extra.weight": np.zeros(2)})
     with pytest.raises(ValueError, match=r"17 tokens.*at most 16"):
         jax.eval_shape(model()[0].hidden, model()[1], np.zeros((1, 17), np.int32), np.ones((1, 17), bool))
