@@ -37,6 +37,22 @@ def fedrolex(
     batch: AtLeastOne = 64,
     weights: str = "uniform",
 ) -> Algorithm:
-    """Builds FedRolex. Arguments as in `heterofl`."""
+    """Builds FedRolex.
+
+    Args:
+      task: network and population; groups may differ in width.
+      optimizer: local optimizer, whose state starts anew every round.
+      scaler: whether outputs of hidden layers are divided by their ratios.
+      masked: whether absent classes are masked; needs classes.
+      epochs: local epochs.
+      batch: B.
+      weights: of the clients that hold an entry, "uniform" or "samples".
+
+    Returns:
+      The algorithm; with one width and masked=False it is FedAvg.
+
+    Raises:
+      ValueError: as `heterofl`.
+    """
     settings = {"scaler": scaler, "masked": masked, "epochs": epochs, "batch": batch, "weights": weights}
     return heterofl(task, optimizer=optimizer, window="rolling", **settings)
