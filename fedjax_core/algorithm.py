@@ -77,7 +77,7 @@ def targets_of(y: Any) -> str:
 
 @jax.tree_util.register_static
 class Remainder(enum.Enum):
-    """What local training does with a last minibatch that is not full; a pytree without leaves."""
+    """Treatment of a last minibatch that is not full, in local training; a pytree without leaves."""
 
     KEEP = enum.auto()
     DROP = enum.auto()

@@ -47,7 +47,7 @@ class CanaryAudit(NamedTuple):
 
     @property
     def is_violated(self) -> bool:
-        """Whether the accountant's epsilon is disproved."""
+        """Returns whether the accountant's epsilon is disproved."""
         return max(self.lower, self.lower_gaussian) > self.upper
 
 

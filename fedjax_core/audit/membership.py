@@ -72,7 +72,7 @@ def score_by_loss(simulator: Simulator, state: State, examples: Examples) -> np.
     return -_map_outputs(simulator, state, examples, _example_loss)
 
 
-def confidences(simulator: Simulator, state: State, examples: Examples) -> np.ndarray:
+def compute_confidences(simulator: Simulator, state: State, examples: Examples) -> np.ndarray:
     """Returns log(p / (1 - p)) [R] of the probability p of each example's class; nearly normal."""
     return _map_outputs(simulator, state, examples, _logit_confidence)
 
@@ -122,7 +122,7 @@ def train_shadows(
             halves.append(np.sort(shuffled[middle:] if is_rest else shuffled[:middle]))
         simulator = build(dataclasses.replace(data, train_index=tuple(halves)))
         state, _ = simulator.run_rounds(simulator.init(seed + 1 + shadow), rounds)
-        both = (confidences(simulator, state, part) for part in (select_examples(data.train, members), data.test))
+        both = (compute_confidences(simulator, state, part) for part in (select_examples(data.train, members), data.test))
         values.append(np.concatenate(list(both)))
         # A test example counts for one model of each pair, so that its score varies as much as a member's.
         coin = np.random.default_rng([seed, pair, 1]).random(len(data.test.y)) < 0.5

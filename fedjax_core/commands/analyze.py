@@ -148,16 +148,14 @@ def main(arguments: Sequence[str]) -> int:
         )
     except ValueError as error:
         return reporter.fail(error, 2)
-    try:
+
+    def write_analyses() -> None:
         experiment.cache_compiled_programs(given.compilation_cache)
         experiment.use_all_cores()
         for file in analyse(what, context):
             reporter.say(file.read_text(encoding="utf-8").rstrip() if file.suffix == ".md" else str(file))
-    except KeyboardInterrupt:
-        return reporter.fail("interrupted", 130)
-    except (ValueError, TypeError, OSError) as error:
-        return reporter.fail(error, 1)
-    return 0
+
+    return console.run_command(write_analyses)
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def _attack_by_shadows(config: Any, simulator: Simulator, state: Any, number: in
         lambda halves: experiment.build(config, halves), data, rounds, number, int(config.seed) + STREAM_SEED
     )
     members = membership.select_examples(data.train, np.concatenate(list(data.train_index)))
-    target = np.concatenate([membership.confidences(simulator, state, part) for part in (members, data.test)])
+    target = np.concatenate([membership.compute_confidences(simulator, state, part) for part in (members, data.test)])
     ratios = audit.score_by_shadows(target, values, trained_on)
     return _describe_scores(audit.infer_membership(ratios[: len(members.y)], ratios[len(members.y) :]))
 
@@ -203,14 +203,12 @@ def main(arguments: Sequence[str]) -> int:
                 raise ValueError(f"--{name}={given[name]} must be at least 1")
     except ValueError as error:
         return reporter.fail(error, 2)
-    try:
+
+    def write_audit() -> None:
         experiment.cache_compiled_programs(experiment.PROGRAMS)
         write_text("\n".join(report_lines(audit_run(given.pop("run"), **given))))
-    except KeyboardInterrupt:
-        return reporter.fail("interrupted", 130)
-    except (ValueError, TypeError, OSError) as error:
-        return reporter.fail(error, 1)
-    return 0
+
+    return console.run_command(write_audit)
 
 
 if __name__ == "__main__":

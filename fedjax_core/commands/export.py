@@ -160,7 +160,8 @@ def main(arguments: Sequence[str]) -> int:
         given = _parser().parse_args(arguments)
     except ValueError as error:
         return reporter.fail(error, 2)
-    try:
+
+    def write_export() -> None:
         experiment.cache_compiled_programs(experiment.PROGRAMS)
         options = {name: getattr(given, name) for name in ("client", "model", "done", "layout", "trust")}
         description = export(given.run, given.out, **options)
@@ -168,11 +169,8 @@ def main(arguments: Sequence[str]) -> int:
             f"{given.out}: the {description['predictor']} model of {description['method']}, {description['model']}, "
             f"after round {description['round']}"
         )
-    except KeyboardInterrupt:
-        return reporter.fail("interrupted", 130)
-    except (ValueError, TypeError, OSError) as error:
-        return reporter.fail(error, 1)
-    return 0
+
+    return console.run_command(write_export)
 
 
 if __name__ == "__main__":

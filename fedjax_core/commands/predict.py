@@ -236,16 +236,14 @@ def main(arguments: Sequence[str]) -> int:
         given = _parser().parse_args(arguments)
     except ValueError as error:
         return reporter.fail(error, 2)
-    try:
+
+    def write_predictions() -> None:
         experiment.cache_compiled_programs(experiment.PROGRAMS)
         table = predict(given.model, given.examples, array=given.array, batch=given.batch, trust=given.trust)
         write_csv(os.path.expanduser(given.out), table, COLUMNS)
         reporter.say(f"{given.out}: {len(table)} predictions")
-    except KeyboardInterrupt:
-        return reporter.fail("interrupted", 130)
-    except (ValueError, TypeError, OSError) as error:
-        return reporter.fail(error, 1)
-    return 0
+
+    return console.run_command(write_predictions)
 
 
 if __name__ == "__main__":

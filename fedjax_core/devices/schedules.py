@@ -40,7 +40,7 @@ class Schedule(NamedTuple):
 
     @property
     def has_weights(self) -> bool:
-        """Whether some weight is not 1."""
+        """Returns whether some weight is not 1."""
         return bool(np.any(self.weigh(np.arange(1000)) != 1))
 
 

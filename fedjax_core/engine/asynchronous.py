@@ -25,7 +25,7 @@ from fedjax_core.devices.arrivals import ArrivalOrder, ServerStep, bound_ring, o
 from fedjax_core.devices.durations import count_awaited
 from fedjax_core.devices.schedules import Schedule
 from fedjax_core.engine.client_sampler import ClientSampler
-from fedjax_core.engine.client_sampling import FixedSampler, PoissonSampler
+from fedjax_core.engine.client_sampling import FixedSampler, PoissonSampler, draw_rounds
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.simulation_spec import SimulationSpec, State, stream_key
 from fedjax_core.training.metrics import nbytes
@@ -37,7 +37,7 @@ ORDERS = 256  # experiments whose order of arrivals is remembered
 
 
 class Arrivals(NamedTuple):
-    """What a program reads of the next W rounds (`ServerStep`).
+    """Arrays of the next W rounds that a program reads (`ServerStep`).
 
     Attributes:
       first: [] number of the first of them.
@@ -103,7 +103,8 @@ class Asynchrony:
         return order.read(first, number)
 
     def _begin(self, key_data: np.ndarray) -> Iterator[ServerStep]:
-        draw = jax.jit(lambda first: _draw_cohorts(self.sampler, key_data, first))
+        key = stream_key(jnp.asarray(key_data), "cohort")
+        draw = jax.jit(lambda first: draw_rounds(self.sampler, key, first, DRAWS))
 
         def stream() -> Iterator[np.ndarray]:
             first = 0
@@ -120,12 +121,6 @@ class Asynchrony:
         ids, staleness, slots = (np.stack([step[i] for step in steps]) for i in range(3))
         weight = np.asarray(self.schedule.weigh(staleness), np.float32)
         return Arrivals(np.int32(first), ids, staleness, slots, weight, np.array([step.target for step in steps], np.int32))
-
-
-def _draw_cohorts(sampler: FixedSampler | PoissonSampler, key_data: Array | np.ndarray, first: Array) -> Array:
-    """Returns the cohorts [DRAWS, C] of rounds `first`, `first + 1` ..."""
-    key = stream_key(jnp.asarray(key_data), "cohort")
-    return jax.lax.map(lambda r: sampler.draw(key, r), first + jnp.arange(DRAWS, dtype=jnp.int32))
 
 
 # before anything is compiled

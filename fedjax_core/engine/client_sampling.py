@@ -137,6 +137,11 @@ def make_sampler(sampling: str, cohort: int | float | None, population: int) -> 
     return sampler
 
 
+def draw_rounds(sampler: FixedSampler | PoissonSampler, key: Array, first: Array | int, number: int) -> Array:
+    """Returns the cohorts [number, slots] of rounds `first`, `first + 1` ..., one after the other; traced."""
+    return jax.lax.map(lambda round_num: sampler.draw(key, round_num), first + jnp.arange(number, dtype=jnp.int32))
+
+
 def resolve_cohort_size(cohort: int | float | None, population: int) -> int:
     """Returns C: an int is a number of clients, a float in (0, 1] a fraction of them (rounded, at least one).
 

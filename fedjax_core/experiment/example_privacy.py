@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.engine import information_flow
-from fedjax_core.engine.client_sampling import FixedSampler, PoissonSampler
+from fedjax_core.engine.client_sampling import FixedSampler, PoissonSampler, draw_rounds
 from fedjax_core.engine.simulation_spec import SimulationSpec, stream_key
 from fedjax_core.experiment.resolve_config import ResolvedConfig
 from fedjax_core.privacy import ExampleLedger, make_example_ledger
@@ -23,7 +22,7 @@ class ParticipationCounter:
 
     def __init__(self, sampler: FixedSampler | PoissonSampler, seed: int):
         key = stream_key(jax.random.key_data(jax.random.key(seed)), "cohort")
-        self._draw = jax.jit(lambda first: jax.lax.map(lambda r: sampler.draw(key, r), first + jnp.arange(ROUNDS_AT_ONCE)))
+        self._draw = jax.jit(lambda first: draw_rounds(sampler, key, first, ROUNDS_AT_ONCE))
         self._counts = [np.zeros(sampler.population, np.int64)]  # after 0, ROUNDS_AT_ONCE, ... rounds
         self._cohorts: dict[int, np.ndarray] = {}
 

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from fedjax_core import code_fingerprint
@@ -30,6 +31,17 @@ def fail(error: BaseException | str, status: int) -> int:
     kind, text = "stopped" if status == 130 else "error", one_line(error)
     say(text if text.startswith(f"{kind} ") else f"{kind}: {text}")
     return status
+
+
+def run_command(command: Callable[[], None]) -> int:
+    """Runs what a command does; returns 0, or 1 (error, in one line), or 130 (interrupted)."""
+    try:
+        command()
+    except KeyboardInterrupt:
+        return fail("interrupted", 130)
+    except (ValueError, TypeError, OSError) as error:
+        return fail(error, 1)
+    return 0
 
 
 class _SafeFormatter(logging.Formatter):

@@ -1,4 +1,4 @@
-"""What users of published sets must know before they use them: licence, place, citation.
+"""Licence, place and citation of published sets, which users must know before they use them.
 
 Licences are those that the owners or, where they state none, the distributors name. Sizes are in
 `dataset_sizes.py`.
@@ -36,6 +36,7 @@ KRIZ = "https://www.cs.toronto.edu/~kriz/"
 TFF = "https://storage.googleapis.com/tff-datasets-public/"
 LISTS = "http://storage.googleapis.com/gresearch/federated-vision-datasets/"
 OWNERS = "of each image its owner's; verify it for each image"
+# by the name of the source
 CARDS = {
     "digits": Card(
         "CC BY 4.0 (UCI)",
@@ -88,4 +89,3 @@ CARDS = {
         "NIPS workshop, 2011.",
     ),
 }
-"""By the name of the source."""
