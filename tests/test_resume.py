@@ -37,6 +37,18 @@ def get_config():
     config.rounds, config.evaluation.every, config.checkpoint.seconds = 12, 2, 0.0
     return config
 """,
+    "fedbuff": """
+from configs import base
+
+def get_config():
+    config = base.get_config("smoke")
+    config.models = ("mlp(widths=(16,))",)
+    config.method = dict(name="fedavg", epochs=1, batch=32, weights="uniform")
+    config.schedule = "fedbuff(buffer=2)"
+    config.devices.profile = "lognormal(examples_per_second=20, sigma=1.0)"
+    config.rounds, config.evaluation.every, config.checkpoint.seconds = 12, 2, 0.0
+    return config
+""",
 }
 
 
@@ -138,8 +150,9 @@ MOMENTS = {  # (directory, initial numbers of lines and checkpoints) -> whether 
             ("--config.plan.hold=disk", "--config.plan.data=disk"),
             ["while it writes a checkpoint", "after a checkpoint"],
         ),
+        ("fedbuff", (), ["after some rounds", "after a checkpoint"]),
     ],
-    ids=["fedavg", "fedhe, states and data on the disk"],
+    ids=["fedavg", "fedhe, states and data on the disk", "fedbuff, clients in flight"],
 )
 def test_killed_at_any_moment_it_ends_bit_for_bit_the_same(launcher, command, alone, place, name, flags, moments):
     directory = place / f"killed{len(list(place.iterdir()))}"
