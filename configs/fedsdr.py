@@ -2,7 +2,7 @@
 
 Command:  python -m methods.main --config=configs/fedsdr.py --workdir=runs/fedsdr
 Expect:   see configs/RESULTS.md.
-Variants: small (the default), with lambda 0.1 (published: 0.5); smoke (seconds); paper: FedOA's
+Variants: small (the default), with lambda 0.1 (release: 0.5); smoke (seconds); paper: FedOA's
           protocol for instructions: LoRA of LLaMA-7B, 6 clients with one data set each, reading
           comprehension left out, 2 local epochs, batch 32, 20 rounds; lambda = 0.5.
 """

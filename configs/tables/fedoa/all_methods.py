@@ -19,6 +19,7 @@ LoRA of rank 8 on queries and values, AdamW at 3e-4 that decays to 0 in each loc
 epochs, batches of 32, all clients in every round, lambda 0.5; Centralized has one round of 10
 epochs. In small: 2e-3, batches of 16, one round of 6 epochs. pFedMe has one inner step per batch,
 so that it takes as many gradients as the others, and an outer rate of 0.5; the paper gives neither.
+It says lambda 0.5 of FedOA; the release has one option for all methods, with the same default.
 
 The published numbers are from the authors' code, in which personal adapters start later and anew,
 and the proximal term of PerAda and pFedMe has no gradient. --only=fedoa,perada,fedsdr
