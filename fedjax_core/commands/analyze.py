@@ -5,6 +5,7 @@
   fedjax-core analyse runs/fedavg runs/scaffold --what=curves --axis=seconds --out=analysis
   fedjax-core analyse runs/fedpft --what=attention,probe,tsne --features=extractor
   fedjax-core analyse runs/fedit runs/perada runs/fedoa --what=plane --out=analysis
+  fedjax-core analyse runs/fedavg --what=drift --clients=0,3
 
 What is read from a run is its directory alone; several runs share a figure where that says
 something.
@@ -43,6 +44,7 @@ WHAT: dict[str, Callable[[AnalysisContext, RunLoader], list[Path]]] = {
     "classes": figures.draw_class_accuracies,
     "landscape": figures.draw_landscape,
     "plane": figures.draw_plane,
+    "drift": figures.draw_drift,
     "rouge": tables.write_rouge,
 }
 FORMATS = ("png", "pdf", "svg")
@@ -94,9 +96,12 @@ def _parser() -> argparse.ArgumentParser:
         help="accuracies on each client's own test rows, or on all test data",
     )
     parser.add_argument(
-        "--span", type=float, default=1.0, help="of the landscape, in units of the filters' norms; of the plane, of what it shows"
+        "--span",
+        type=float,
+        default=1.0,
+        help="of the landscape, in units of the filters' norms; of plane and drift, of what they show",
     )
-    parser.add_argument("--points", type=int, default=21, help="of the landscape and the plane, along each direction")
+    parser.add_argument("--points", type=int, default=21, help="of landscape, plane and drift, along each direction")
     parser.add_argument("--seed", type=int, default=0, help="of the draws of tsne and of the landscape's directions")
     parser.add_argument("--beams", type=int, default=1, help="of rouge: with which a language model writes; 1: greedily")
     parser.add_argument("--trust", action="store_true", help=TRUST)

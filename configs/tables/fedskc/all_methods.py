@@ -13,7 +13,9 @@ the member of FedOPT; here it is FedAdam. CIFAR-10 from a prepared tfds set:
 --set="/cifar-10-*:data.source=tfds:cifar10".
 
 Figures 4a to 4c are `fedjax-core analyse RUN ... --what=knowledge` for runs of FedSKC, FedAvg, and
-FedSKC with M = 0 (without Eq. 1; `figure3ab.py`); Figure 1b is `--what=landscape`.
+FedSKC with M = 0 (without Eq. 1; `figure3ab.py`). Figure 1b is `fedjax-core analyse FEDAVG --what=drift
+--clients=0,1`: the training losses of two clients and the test loss in the plane of their models
+after local training and the global one, and the labels of each round's cohort.
 """
 
 import dataclasses

@@ -24,7 +24,7 @@ class AnalysisContext(NamedTuple):
       rows: examples per client, in the plane and in attention; None: `EMBEDDED`, `ATTENDED`.
       centroids: whether tsne also shows the mean of each client's features of each class.
       scope: of accuracies by class and by client: "own", each client's own test rows, or "all", the whole test set.
-      span, points: of the landscape and the plane.
+      span, points: of the landscape, the plane and the drift.
       beams: with which a language model writes its answers; 1: greedily.
       labels: what figures and tables call the runs, one for each; for curves also one for each line. None: their directories.
       axis: of curves: "rounds", or "seconds" of simulated time.

@@ -181,6 +181,26 @@ def draw_plane(context: AnalysisContext, load: RunLoader) -> list[Path]:
     return _draw(context, "plane", plots.plot_contours, surface.steps, surface.loss, **options)
 
 
+def draw_drift(context: AnalysisContext, load: RunLoader) -> list[Path]:
+    """Draws clients' training losses and the test loss around their models, and each round's labels."""
+    files = []
+    for run, name in runs_with_prefixes(context):
+        simulation, state = load(run)
+        clients = (0, 1) if context.clients is None else context.clients
+        surfaces, plane = analysis.compute_drift(simulation, state, clients, span=context.span, points=context.points)
+        marks = {f"client {i}": plane.places[at] for at, i in enumerate(clients)}
+        for name_of_loss, surface in surfaces.items():
+            options = {"accuracy": surface.accuracy, "marks": marks, "share": plane.share.tolist()}
+            options["of"] = "test loss" if name_of_loss == "global" else f"training loss, {name_of_loss}"
+            file = f"{name}drift_{name_of_loss.replace(' ', '')}"
+            files += _draw(context, file, plots.plot_contours, surface.steps, surface.loss, **options)
+        counts = analysis.count_cohort_labels(simulation, state)
+        rounds = range(1, len(counts) + 1)
+        options = {"class_names": simulation.spec.data.class_names, "clients": rounds, "across": "round"}
+        files += _draw(context, f"{name}drift_labels", plots.plot_heatmap, counts, **options)
+    return files
+
+
 def _draw(context: AnalysisContext, name: str, draw: Callable[..., Figure], *shown: Any, **how: Any) -> list[Path]:
     """Draws a figure in the formats of the context.
 

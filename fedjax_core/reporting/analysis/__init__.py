@@ -11,6 +11,7 @@ from fedjax_core.reporting.analysis.client_models import (
     compute_class_accuracies,
     compute_client_accuracies,
     compute_outputs,
+    count_cohort_labels,
 )
 from fedjax_core.reporting.analysis.feature_embedding import (
     Points,
@@ -21,7 +22,14 @@ from fedjax_core.reporting.analysis.feature_embedding import (
     with_centroids,
 )
 from fedjax_core.reporting.analysis.linear_probe import score_match, score_probe
-from fedjax_core.reporting.analysis.loss_landscape import Landscape, Plane, compute_landscape, compute_surroundings, find_plane
+from fedjax_core.reporting.analysis.loss_landscape import (
+    Landscape,
+    Plane,
+    compute_drift,
+    compute_landscape,
+    compute_surroundings,
+    find_plane,
+)
 from fedjax_core.reporting.analysis.parameter_counts import count_communication, count_sizes
 
 __all__ = [
@@ -33,10 +41,12 @@ __all__ = [
     "compute_attention",
     "compute_class_accuracies",
     "compute_client_accuracies",
+    "compute_drift",
     "compute_features",
     "compute_landscape",
     "compute_outputs",
     "compute_surroundings",
+    "count_cohort_labels",
     "count_communication",
     "count_sizes",
     "embed_by_tsne",

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from fedjax_core.algorithm import TARGETS, Net, PyTree
+from fedjax_core.engine import dispatch
 from fedjax_core.engine.simulator import ClientView, Simulator, State
 
 BATCH = 256  # default batch size
@@ -117,3 +118,21 @@ def compute_client_accuracies(correct: np.ndarray, total: np.ndarray) -> np.ndar
     """Returns accuracies [N] from counts of `class_accuracies`; NaN without test examples."""
     n = total.sum(1)
     return np.where(n > 0, correct.sum(1) / np.maximum(n, 1), np.nan)
+
+
+def count_cohort_labels(simulation: Simulator, state: State) -> np.ndarray:
+    """Counts the training examples of each class that the cohort of each past round holds, [rounds, K].
+
+    Raises:
+      ValueError: the sampler is adaptive, so that a cohort follows from the state of its round.
+    """
+    require_classes(simulation, "the analysis of cohorts by class")
+    spec, compiled = simulation.spec, simulation.compiled
+    if spec.sampling.is_adaptive:
+        raise ValueError("cohorts of an adaptive sampler follow from the state of their round, which is gone")
+    table = []
+    for done in range(int(state.round)):
+        drawn = dispatch.draw_cohorts(spec, compiled.programs, compiled.device_arrays, state.key, compiled.put(np.int32(done)))
+        cohorts = [cohort for cohort, _ in jax.device_get(drawn)]
+        table.append(sum(spec.data.label_table[cohort.ids[cohort.examples > 0]].sum(0) for cohort in cohorts))
+    return np.array(table).reshape(-1, spec.data.classes)

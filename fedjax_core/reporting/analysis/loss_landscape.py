@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.algorithm import Array, Net, PyTree
+from fedjax_core.algorithm import Array, Examples, Net, PyTree
 from fedjax_core.engine.simulator import Simulator, State
 from fedjax_core.reporting.analysis.client_models import (
     choose_model,
@@ -44,6 +44,7 @@ def compute_landscape(
     rows: int = 1000,
     seed: int = 0,
     directions: tuple[PyTree, PyTree] | None = None,
+    examples: Examples | None = None,
 ) -> Landscape:
     """Computes the loss on test data in a plane through a client's model.
 
@@ -54,8 +55,9 @@ def compute_landscape(
     Args:
       span: the plane extends from -span to span.
       points: along each direction; odd, so that the model itself is one of them.
-      rows: of the test set, evenly spaced.
+      rows: of the examples, evenly spaced.
       directions: two lists of params, one per net of `find_nets`; None: drawn.
+      examples: others than the test set.
 
     Raises:
       ValueError: the method's model has no net.
@@ -70,7 +72,7 @@ def compute_landscape(
     if directions is None:
         first, second = jax.random.split(jax.random.key(seed))
         directions = _direction(first, centre), _direction(second, centre)
-    x, y = simulation.spec.data.test
+    x, y = simulation.spec.data.test if examples is None else examples
     chosen = np.unique(np.linspace(0, len(y) - 1, min(rows, len(y))).round().astype(int))
     batch = min(eval_batch_size(simulation), len(chosen))
     index = np.pad(chosen, (0, -len(chosen) % batch)).reshape(-1, batch)
@@ -146,14 +148,21 @@ def find_plane(centre: Net, others: Sequence[Net]) -> Plane:
 
 
 def compute_surroundings(
-    simulation: Simulator, state: State, others: Sequence[Net], *, span: float = 1.0, points: int = 21, rows: int = 1000
+    simulation: Simulator,
+    state: State,
+    others: Sequence[Net],
+    *,
+    span: float = 1.0,
+    points: int = 21,
+    rows: int = 1000,
+    examples: Examples | None = None,
 ) -> tuple[Landscape, Plane]:
     """Computes the test loss in the plane of the global model and others (FedOA, Figure 3).
 
     Args:
       others: models with the same parameters, such as clients'.
       span: the surface extends 1.25 span times as far as the farthest of them.
-      points, rows: as in `compute_landscape`.
+      points, rows, examples: as in `compute_landscape`.
 
     Returns:
       (surface, plane); the surface's `steps` are distances of parameters.
@@ -170,8 +179,37 @@ def compute_surroundings(
         raise ValueError("the global model is put together of several nets, so there is not one to move")
     moved = tuple([d if net is centre else zero(net) for net in nets] for d in fitted.directions)
     reach = 1.25 * span * float(np.abs(fitted.places).max())
-    where: Any = {"span": reach, "points": points, "rows": rows, "directions": moved}
+    where: Any = {"span": reach, "points": points, "rows": rows, "directions": moved, "examples": examples}
     return compute_landscape(simulation, state, "global", **where), fitted
+
+
+def compute_drift(
+    simulation: Simulator, state: State, clients: Sequence[int], *, span: float = 1.0, points: int = 21, rows: int = 1000
+) -> tuple[dict[str, Landscape], Plane]:
+    """Computes losses around the global model and clients' models after local training (FedSKC, Figure 1b).
+
+    Args:
+      clients: at least two, which train in the coming round.
+      span, points, rows: as in `compute_surroundings`.
+
+    Returns:
+      (surfaces, plane): the loss on each client's training examples, "client 3", and on test data,
+      "global", all in one plane, which has the clients' models as places.
+
+    Raises:
+      ValueError: as `compute_surroundings`.
+    """
+    data = simulation.spec.data
+    choose_scored_model(simulation, state, "global")
+    x = take_examples(data.test.x, np.arange(min(8, len(data.test.y))))
+    local = [find_trained_network(simulation.client_view(state, i, trained=True), "global", x) for i in clients]
+    own = {f"client {i}": Examples(*take_examples(tuple(data.train), data.train_index[i])) for i in clients}
+    where: Any = {"span": span, "points": points, "rows": rows}
+    around = {
+        name: compute_surroundings(simulation, state, local, **where, examples=examples)
+        for name, examples in (own | {"global": data.test}).items()
+    }
+    return {name: surface for name, (surface, _) in around.items()}, around["global"][1]
 
 
 def _direction(key: Array, params: PyTree) -> PyTree:

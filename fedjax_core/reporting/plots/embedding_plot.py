@@ -100,6 +100,7 @@ def plot_contours(
     accuracy: Any = None,
     marks: Mapping[str, Any] | None = None,
     share: Sequence[float] | None = None,
+    of: str = "test loss",
 ) -> Figure:
     """Draws contours of a loss over a plane, with crosses at the model and at others.
 
@@ -109,6 +110,7 @@ def plot_contours(
       accuracy: [n, n] for the CSV.
       marks: positions [m, 2] of other models by label; they have no loss in the CSV.
       share: fraction of the others' squared distances along each direction, in [0, 1].
+      of: label of the colour bar.
 
     Raises:
       ValueError: if no loss is finite.
@@ -143,6 +145,6 @@ def plot_contours(
         first, second = [""] * 2 if share is None else [f" ({100 * part:.0f} %)" for part in share]
         axes.set(xlabel=f"first direction{first}", ylabel=f"second direction{second}", aspect="equal")
         axes.grid(visible=False)
-        figure.colorbar(shades, ax=axes, label="test loss", format="%.2g", pad=0.02, shrink=0.85)
+        figure.colorbar(shades, ax=axes, label=of, format="%.2g", pad=0.02, shrink=0.85)
         style.save_figure(figure, path, rows)
     return figure

@@ -20,6 +20,7 @@ def plot_heatmap(
     client_names: Sequence[str] | None = None,
     of: str = "examples",
     percent: bool = False,
+    across: str = "client",
 ) -> Figure:
     """Draws a number per client and class as shades of blue, with numbers in the cells if there is
     room.
@@ -30,6 +31,7 @@ def plot_heatmap(
       client_names: one per client, for the CSV; by default none.
       of: label of the colour bar.
       percent: whether to show numbers times 100.
+      across: what the rows of `values` are, and `clients` their numbers, such as "round".
 
     Raises:
       ValueError: if the values are not a matrix, or the names are not one per class.
@@ -39,7 +41,7 @@ def plot_heatmap(
         raise ValueError(f"the values must be a matrix [clients, classes], found shape {table.shape}")
     names = style.resolve_class_names(table.shape[1], class_names)
     ids = list(range(len(table))) if clients is None else list(clients)
-    rows = style.make_client_rows(ids, client_names, names, np.asarray(values))
+    rows = style.make_client_rows(ids, client_names, names, np.asarray(values), across)
     shown = np.unique(np.linspace(0, len(table) - 1, min(len(table), style.MOST_CLIENTS)).round().astype(int))
     part = table[shown].T * (100 if percent else 1)
     columns = len(shown)
@@ -58,7 +60,7 @@ def plot_heatmap(
         across, down = style.tick_step(0.2 * columns / (size[0] - 1.3)), style.tick_step(len(names) / 40)
         axes.set_xticks(range(0, columns, across), [str(ids[i]) for i in shown[::across]])
         axes.set_yticks(range(0, len(names), down), style.shorten_names(names[::down]))
-        axes.set(xlabel="client" if len(table) == columns else f"client ({columns} of {len(table):,} shown)", ylabel="class")
+        axes.set(xlabel=across if len(table) == columns else f"{across} ({columns} of {len(table):,} shown)", ylabel="class")
         axes.grid(visible=False)
         figure.colorbar(image, ax=axes, label=of + (" (%)" if percent else ""), pad=0.02).outline.set_linewidth(0.6)
         style.save_figure(figure, path, rows)

@@ -102,15 +102,15 @@ def csv_columns(head: str, names: Iterable[str], what: str) -> list[str]:
 
 
 def make_client_rows(
-    ids: Iterable[int], client_names: Sequence[str] | None, class_names: Iterable[str], table: np.ndarray
+    ids: Iterable[int], client_names: Sequence[str] | None, class_names: Iterable[str], table: np.ndarray, of: str = "client"
 ) -> list[dict[str, Any]]:
-    """Returns CSV rows, one per client with a column per class; `table` is [clients, classes]."""
-    heads = csv_columns("client", class_names, "class")
+    """Returns CSV rows, one per client (or what `of` says) with a column per class of `table` [clients, classes]."""
+    heads = csv_columns(of, class_names, "class")
     if client_names is None:
-        return [{"client": i, **dict(zip(heads, row.tolist(), strict=True))} for i, row in zip(ids, table, strict=True)]
+        return [{of: i, **dict(zip(heads, row.tolist(), strict=True))} for i, row in zip(ids, table, strict=True)]
     heads = csv_columns("name", heads, "class")
     rows = zip(ids, client_names, table, strict=True)
-    return [{"client": i, "name": name, **dict(zip(heads, row.tolist(), strict=True))} for i, name, row in rows]
+    return [{of: i, "name": name, **dict(zip(heads, row.tolist(), strict=True))} for i, name, row in rows]
 
 
 def legend_entry(label: str) -> str:

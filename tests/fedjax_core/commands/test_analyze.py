@@ -1,11 +1,13 @@
 """Analyses from the command line: what a finished run gives, figures with their numbers beside them, and what is refused."""
 
 import csv
+import itertools
 import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
@@ -16,6 +18,7 @@ from fedjax_core.atomic_files import write_text
 from fedjax_core.commands import analyze
 from fedjax_core.commands.analyses import context, scalar_metrics, tables
 from fedjax_core.reporting import analysis
+from fedjax_core.reporting.analysis import client_models
 from fedjax_core.storage.json_files import format_json_lines, read_json, write_json
 
 
@@ -113,6 +116,38 @@ def test_personal_models_are_drawn_around_a_global_one(runs, tmp_path):
     assert max(float(row["first"]) for row in found[:9]) == pytest.approx(1.25 * farthest)
     with Image.open(out / "plane.png") as image:
         assert (np.asarray(image.convert("L")) < 250).mean() > 0.005
+
+
+def test_local_losses_and_labels_of_cohorts_are_drawn(runs, tmp_path):
+    """Figure 1b of FedSKC: all losses in the plane of the global model and two clients' after local training."""
+    assert call(runs["fedavg"], "--what=drift", f"--out={tmp_path}", "--points=3", "--clients=0,2") == 0
+    _, simulation, state = experiment.load(runs["fedavg"])
+    data, net = simulation.spec.data, state.server.net
+    model = simulation.spec.bound_groups[0].task.model
+
+    def loss(net, x, y):
+        logits = np.asarray(model.apply(net, x)[0]["logits"], np.float64)
+        return float(np.mean(np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), y]))
+
+    x, y = np.asarray(data.train.x), np.asarray(data.train.y)
+    own = {f"client{i}": (x[data.train_index[i]], y[data.train_index[i]]) for i in (0, 2)}
+    for name, examples in {**own, "global": data.test}.items():
+        found = rows(tmp_path / f"drift_{name}.csv")
+        assert [row["what"] for row in found] == ["surface"] * 9 + ["client 0", "client 2"]
+        middle = next(row for row in found if (float(row["first"]), float(row["second"])) == (0, 0))
+        assert float(middle["loss"]) == pytest.approx(loss(net, *examples), abs=1e-5)
+    local = simulation.client_view(state, 2, trained=True).holds["global"]
+    moved = [
+        np.subtract(*both)
+        for both in zip(*map(jax.tree.leaves, (client_models.find_nets(local)[0].params, net.params)), strict=True)
+    ]
+    apart = float(np.sqrt(sum((part**2).sum() for part in moved)))
+    assert np.hypot(*(float(found[-1][way]) for way in ("first", "second"))) == pytest.approx(apart, rel=1e-4)
+    labels = rows(tmp_path / "drift_labels.csv")
+    assert [row["round"] for row in labels] == ["1", "2"]
+    size = simulation.spec.sampling.size
+    sums = [data.label_table[list(ids)].sum(0).tolist() for ids in itertools.combinations(range(data.clients), size)]
+    assert all([int(row[name]) for name in data.class_names] in sums for row in labels)
 
 
 def test_class_knowledge_is_drawn_as_large_dots(runs, tmp_path, capsys):
