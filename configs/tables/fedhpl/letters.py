@@ -15,7 +15,9 @@ Variants: small (the default): MNIST, 5 clients with 2,400 images each, 10 round
 
 In the paper's setting Local is near 97 %, and distillation adds a point. Weak backbones cannot show
 that; these, on lossless images, come near. Each row changes one thing of FedHPL: no distillation
-(Local), weights by width, correct logits, the denominator of Eq. 8, or the prompts.
+(Local), weights by width, correct logits, the denominator of Eq. 8, averages of prompts or of heads
+among equal widths (+P, +H), or no prompts (heads alone, to compare with Local's). All rows have the
+paper's rate; numbers are of the last round, so that nothing is selected.
 """
 
 from configs.tables.fedhpl import all_methods as fedhpl
@@ -55,6 +57,8 @@ def get_table(variant: str = "small"):
         fedhpl.fedhpl("FedHPL, averaged", tuned, weighting="uniform"),
         fedhpl.fedhpl("FedHPL, all logits", tuned, logits="all"),
         fedhpl.fedhpl("FedHPL, printed denominator", tuned, denominator="local"),
+        fedhpl.fedhpl("FedHPL+P", tuned, average=("prompts",)),
+        fedhpl.fedhpl("FedHPL+H", tuned, average=("head",)),
         fedhpl.fedhpl("FedHPL, heads alone", frozen(variant, prompts=False)),
         fedhpl.local("Local, heads alone", frozen(variant, prompts=False)),
     )

@@ -9,8 +9,9 @@ Variants: small (the default): MNIST under six rotations, five clients with 400 
 
 The rows are those of the paper's Tables 3 and 4, with lambda 0 (local training) and the squared
 distance, whose gradient Eq. 20 prints. All distances have lambda 0.5. The score is the accuracy on
-the rotation left out: each personal model, for FedIT the global one. Only lambda and the distance
-differ between FedOA's rows.
+the rotation left out, one at the end of the range and one within, in the last round: each personal
+model, for FedIT the global one. Only lambda and the distance differ between FedOA's rows. As in the
+paper, distances have different scales at one lambda: cosine and Pearson are at most 2.
 """
 
 import dataclasses
