@@ -1,6 +1,6 @@
 """Centralized training on scikit-learn's handwritten digits: the upper bound for the federated configs.
 
-Command:  python -m methods.main --config=configs/centralized.py --workdir=runs/centralized
+Command:  fedjax-core run centralized --workdir=runs/centralized
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds); paper: CIFAR-10 with ResNet-8 (3x3 stem), SGD at
           0.01, batch 64, for as many epochs as FedSKC's clients train together (needs its files).

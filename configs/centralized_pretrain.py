@@ -1,8 +1,8 @@
 """A backbone of your own: a small vision transformer, trained on classes that will not be federated.
 
-Command:  python -m methods.main --config=configs/centralized_pretrain.py --workdir=runs/pretrain
+Command:  fedjax-core run centralized_pretrain --workdir=runs/pretrain
           fedjax-core export runs/pretrain --out=backbone.safetensors
-          python -m methods.main --config=configs/fedhpl.py --workdir=runs/fedhpl --config.train=prompts \
+          fedjax-core run fedhpl --workdir=runs/fedhpl --config.train=prompts \
               --config.weights=backbone.safetensors --config.models='("vit(patch=4, width=96, depth=6, heads=3, prompts=3)",)' \
               --config.data.source='only(of="tfds:cifar10", classes=(5, 6, 7, 8, 9))'
 Expect:   see configs/RESULTS.md.

@@ -1,6 +1,6 @@
 """CFL on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/cfl.py --workdir=runs/cfl
+Command:  fedjax-core run cfl --workdir=runs/cfl
 Expect:   see configs/RESULTS.md.
 Variants: small (the default), client norm 0.5 (published: 1.6), which late updates still reach;
           smoke (seconds); paper: its authors' notebook, on MNIST in two rotations, not EMNIST: 10

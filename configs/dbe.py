@@ -1,6 +1,6 @@
 """DBE on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/dbe.py --workdir=runs/dbe
+Command:  fedjax-core run dbe --workdir=runs/dbe
 Expect:   see configs/RESULTS.md.
 Variants: small (the default), kappa 1; smoke (seconds); paper: its authors' script, on MNIST in
           place of Fashion-MNIST: 20 clients, Dirichlet(0.1), all in every round, a CNN, one local

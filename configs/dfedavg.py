@@ -1,6 +1,6 @@
 """DFedAvg on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/dfedavg.py --workdir=runs/dfedavg
+Command:  fedjax-core run dfedavg --workdir=runs/dfedavg
 Expect:   see configs/RESULTS.md.
 Variants: small (the default), a random graph with 10 neighbors, of which 4 are there in a round;
           smoke (seconds); paper: D-PSGD as DisPFL compares it: CIFAR-10 with crops and flips, 100

@@ -1,6 +1,6 @@
 """FedALA on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/fedala.py --workdir=runs/fedala
+Command:  fedjax-core run fedala --workdir=runs/fedala
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds); paper: its authors' repository's: CIFAR-10, 20
           clients, Dirichlet(0.1), all in every round, a CNN, one local epoch, batch 10, SGD 0.005;

@@ -1,6 +1,6 @@
 """FedAvg on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round. Runs anywhere, offline.
 
-Command:  python -m methods.main --config=configs/fedavg.py --workdir=runs/fedavg
+Command:  fedjax-core run fedavg --workdir=runs/fedavg
 Expect:   see configs/RESULTS.md; at least 93 % global test accuracy, in seconds on two cores.
 Variants: small (the default); smoke (seconds); paper: McMahan et al. 2017's MNIST 2NN, 100 clients
           with two classes each, 10 per round, E = 1, B = 10 (needs MNIST's files).

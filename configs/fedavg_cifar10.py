@@ -1,6 +1,6 @@
 """FedAvg on CIFAR-10: 20 clients, Dirichlet(0.5), a small CNN.
 
-Command:  python -m methods.main --config=configs/fedavg_cifar10.py --workdir=runs/fedavg_cifar10 --config.data.dir=DIR
+Command:  fedjax-core run fedavg_cifar10 --workdir=runs/fedavg_cifar10 --config.data.dir=DIR
 Expect:   see configs/RESULTS.md.
 Variants: small (the default; minutes on two cores): 8 clients a round, one local epoch; smoke
           (images of digits' size, same network); paper: FedSKC's setting, ResNet-8 with the 3x3

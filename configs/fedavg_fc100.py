@@ -1,6 +1,6 @@
 """FedAvg of prototypical networks on FC100, 5-way 5-shot: 20 clients, Dirichlet(0.2), 8 per round; evaluated on unseen classes.
 
-Command:  python -m methods.main --config=configs/fedavg_fc100.py --workdir=runs/fedavg_fc100
+Command:  fedjax-core run fedavg_fc100 --workdir=runs/fedavg_fc100
 Expect:   small: 80 % of the test queries (75 % before training, 20 % by chance), in seconds; paper:
           not run.
 Variants: small (the default) and smoke (seconds): without files: clients train on the digits 0 to

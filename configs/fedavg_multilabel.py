@@ -1,6 +1,6 @@
 """FedAvg on scikit-learn's synthetic multi-label examples: 20 clients, IID. Runs anywhere, offline.
 
-Command:  python -m methods.main --config=configs/fedavg_multilabel.py --workdir=runs/fedavg_multilabel
+Command:  fedjax-core run fedavg_multilabel --workdir=runs/fedavg_multilabel
 Expect:   an average precision of about 0.65 (the mean over labels), in seconds on two cores.
 Variants: small (the default); smoke (seconds); paper: the same with 100 clients and 10,000
           examples, since there is no published setting.

@@ -1,6 +1,6 @@
 """FedAvg for regression on scikit-learn's diabetes patients: 10 clients, skewed sizes. Runs anywhere, offline.
 
-Command:  python -m methods.main --config=configs/fedavg_regression.py --workdir=runs/fedavg_regression
+Command:  fedjax-core run fedavg_regression --workdir=runs/fedavg_regression
 Expect:   an R2 of about 0.48 on test examples, in seconds on two cores.
 Variants: small (the default); smoke (seconds); paper: the same with all clients in each of 200
           rounds, since there is no published setting.

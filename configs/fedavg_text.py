@@ -1,6 +1,6 @@
 """FedAvg of a character model on Python's manual, whose topics are the clients. Runs anywhere, offline.
 
-Command:  python -m methods.main --config=configs/fedavg_text.py --workdir=runs/fedavg_text
+Command:  fedjax-core run fedavg_text --workdir=runs/fedavg_text
 Expect:   the perplexity per character falls from about 100 to below 20; it depends on the version
           of Python.
 Variants: small (the default); smoke (seconds); paper: Shakespeare by role (needs TensorFlow

@@ -1,6 +1,6 @@
 """FedCM on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/fedcm.py --workdir=runs/fedcm
+Command:  fedjax-core run fedcm --workdir=runs/fedcm
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds); paper: FL-Simulator's CIFAR-10: 100 clients,
           Dirichlet(0.6), 10 per round, a ResNet-18 with group normalization, 5 local epochs of batch

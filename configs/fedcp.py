@@ -1,6 +1,6 @@
 """FedCP on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/fedcp.py --workdir=runs/fedcp
+Command:  fedjax-core run fedcp --workdir=runs/fedcp
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds); paper: its authors' script: MNIST, 20 clients,
           Dirichlet(0.1), all in every round, a CNN, one local epoch, batch 10, SGD 0.005, 1000

@@ -1,6 +1,6 @@
 """FedDyn on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/feddyn.py --workdir=runs/feddyn
+Command:  fedjax-core run feddyn --workdir=runs/feddyn
 Expect:   see configs/RESULTS.md.
 Variants: small (the default), with alpha = 1, the lower end of the range that suits its rate and
           steps; smoke (seconds); paper: the authors' script for CIFAR-10: 100 clients, Dirichlet(0.3),

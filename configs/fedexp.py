@@ -1,6 +1,6 @@
 """FedExP on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/fedexp.py --workdir=runs/fedexp
+Command:  fedjax-core run fedexp --workdir=runs/fedexp
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds); paper: the authors' example run on CIFAR-10: 100
           clients, Dirichlet(0.5), 5 per round, a ResNet-18, 20 local steps of batch 50 (2 epochs of a

@@ -1,6 +1,6 @@
 """FedFomo on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/fedfomo.py --workdir=runs/fedfomo
+Command:  fedjax-core run fedfomo --workdir=runs/fedfomo
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds); paper: its authors' README: CIFAR-10, 15 clients with
           two classes each in place of five groups with the same ones, all in each of 20 rounds, a

@@ -1,6 +1,6 @@
 """FedHPL on scikit-learn's handwritten digits: 20 clients with three architectures, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/fedhpl.py --workdir=runs/fedhpl
+Command:  fedjax-core run fedhpl --workdir=runs/fedhpl
 Expect:   see configs/RESULTS.md.
 Variants: small (the default): without backbones, whole networks are trained; with your own
           (docs/pages/pretrained.md) set --config.weights and --config.train=prompts. smoke

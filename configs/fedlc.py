@@ -1,6 +1,6 @@
 """FedLC on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/fedlc.py --workdir=runs/fedlc
+Command:  fedjax-core run fedlc --workdir=runs/fedlc
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds); paper: the protocol of FedSKC's tables, which have
           no row of it: CIFAR-10, 20 clients, Dirichlet(0.2), 40 % per round, ResNet-8, 10 local

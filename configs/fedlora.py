@@ -1,6 +1,6 @@
 """FedLoRA on scikit-learn's handwritten digits, without an adapter: 20 clients, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/fedlora.py --workdir=runs/fedlora
+Command:  fedjax-core run fedlora --workdir=runs/fedlora
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds); paper: FedOA's protocol for instructions: LoRA of
           LLaMA-7B, 6 clients with one data set each, reading comprehension left out, 2 local

@@ -1,6 +1,6 @@
 """FedMD on scikit-learn's handwritten digits: 0 to 6 on 20 clients with two architectures, Dirichlet(0.5); 7 to 9 are public.
 
-Command:  python -m methods.main --config=configs/fedmd.py --workdir=runs/fedmd
+Command:  fedjax-core run fedmd --workdir=runs/fedmd
 Expect:   see configs/RESULTS.md.
 Variants: small (the default): the authors' epochs, all public examples in every round; smoke
           (seconds); paper: FedHPL's setting for mixed models: 5 clients with ResNet-18/34/50/34/18

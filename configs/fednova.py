@@ -1,6 +1,6 @@
 """FedNova on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/fednova.py --workdir=runs/fednova
+Command:  fedjax-core run fednova --workdir=runs/fednova
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds); paper: the authors' CIFAR-10: 16 clients, all in each
           round, Dirichlet(0.1), 2 local epochs of batch 32, SGD at 0.02 with momentum 0.9 and weight

@@ -1,6 +1,6 @@
 """FedNTD on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/fedntd.py --workdir=runs/fedntd
+Command:  fedjax-core run fedntd --workdir=runs/fedntd
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds); paper: the authors' CIFAR-10: 100 clients with two
           shards each, 10 per round, a CNN of 32 and 64 channels and 512 units, 5 local epochs of batch

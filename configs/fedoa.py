@@ -1,6 +1,6 @@
 """FedOA on scikit-learn's handwritten digits, without an adapter: 20 clients, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/fedoa.py --workdir=runs/fedoa
+Command:  fedjax-core run fedoa --workdir=runs/fedoa
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds), a small vision transformer with LoRA, its head
           trained as well; paper: FedOA's protocol for instructions: LoRA of LLaMA-7B on 6 clients

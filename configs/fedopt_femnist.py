@@ -1,6 +1,6 @@
 """FedAdam on digits by default; paper: FedJAX's example on EMNIST by writer (needs TensorFlow Federated's files).
 
-Command:  python -m methods.main --config=configs/fedopt_femnist.py --workdir=runs/fedopt_femnist
+Command:  fedjax-core run fedopt_femnist --workdir=runs/fedopt_femnist
 Expect:   the small variant is FedAdam with a CNN on digits, in a minute on two cores; the paper
           variant has not been run.
 Variants: small (the default); smoke (seconds); paper: 3,400 writers, 10 per round, E = 1, B = 20,

@@ -1,6 +1,6 @@
 """FedAdam on scikit-learn's synthetic multi-label examples; paper: pfl-research's benchmark on FLAIR.
 
-Command:  python -m methods.main --config=configs/fedopt_flair.py --workdir=runs/fedopt_flair
+Command:  fedjax-core run fedopt_flair --workdir=runs/fedopt_flair
 Expect:   the small variant runs offline in seconds; the paper variant has not been run.
 Variants: small (the default); smoke (seconds); paper: 41,131 users of at most 512 photographs, 200
           per round, E = 2, B = 16, 5000 rounds, ResNet-18, as in pfl-research's

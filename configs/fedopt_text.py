@@ -1,6 +1,6 @@
 """FedAdam of a small transformer on the characters of Python's manual; paper: pfl-research's benchmark on StackOverflow.
 
-Command:  python -m methods.main --config=configs/fedopt_text.py --workdir=runs/fedopt_text
+Command:  fedjax-core run fedopt_text --workdir=runs/fedopt_text
 Expect:   token accuracy and perplexity of characters, offline; the paper variant needs its files
           and has not been run.
 Variants: small (the default); smoke (seconds); paper: 342,477 users of at most 64 sentences, 400

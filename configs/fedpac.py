@@ -1,6 +1,6 @@
 """FedPAC on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/fedpac.py --workdir=runs/fedpac
+Command:  fedjax-core run fedpac --workdir=runs/fedpac
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds); paper: the defaults of its authors' code for
           CIFAR-10, with Dirichlet(0.1) in place of their partition: 20 clients, all in each of 200

@@ -1,7 +1,7 @@
 """FedPFT on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round; with a contrast FedPFT+Con.
 
-Command:  python -m methods.main --config=configs/fedpft.py --workdir=runs/fedpft
-          python -m methods.main --config=configs/fedpft.py --workdir=runs/fedpft_con --config.method.contrast.on=True
+Command:  fedjax-core run fedpft --workdir=runs/fedpft
+          fedjax-core run fedpft --workdir=runs/fedpft_con --config.method.contrast.on=True
               --config.method.transform_rate=0.1
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds); paper: CIFAR-10, 40 clients with 500 + 100 images

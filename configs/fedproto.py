@@ -1,6 +1,6 @@
 """FedProto on scikit-learn's handwritten digits: 20 clients with two architectures, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/fedproto.py --workdir=runs/fedproto
+Command:  fedjax-core run fedproto --workdir=runs/fedproto
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds); paper: FedHPL's setting for mixed models: 5 clients
           with ResNet-18/34/50/34/18 on CIFAR-10 at 32 px, features averaged to 512 in groups, SGD

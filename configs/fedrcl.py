@@ -1,6 +1,6 @@
 """FedRCL on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/fedrcl.py --workdir=runs/fedrcl
+Command:  fedjax-core run fedrcl --workdir=runs/fedrcl
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds); paper: a row of FedSKC's tables: CIFAR-10, 20
           clients, Dirichlet(0.2), 40 % per round, ResNet-8, 10 local epochs, batch 64, plain SGD at

@@ -1,6 +1,6 @@
 """FedRoD on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/fedrod.py --workdir=runs/fedrod
+Command:  fedjax-core run fedrod --workdir=runs/fedrod
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds); paper: FedPFT's protocol: CIFAR-10, 40 clients with
           500 + 100 images and one label distribution each, ResNet-8 with the 7x7 stem, 5 local

@@ -1,6 +1,6 @@
 """FedRolex on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round, three widths.
 
-Command:  python -m methods.main --config=configs/fedrolex.py --workdir=runs/fedrolex
+Command:  fedjax-core run fedrolex --workdir=runs/fedrolex
 Expect:   see configs/RESULTS.md.
 Variants: small (the default), MLPs of two layers of 200, 100 and 50, gradients clipped at norm 1;
           smoke (seconds); paper: its authors' for CIFAR-10 with crops and flips: 100 clients

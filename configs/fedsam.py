@@ -1,6 +1,6 @@
 """FedSAM on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/fedsam.py --workdir=runs/fedsam
+Command:  fedjax-core run fedsam --workdir=runs/fedsam
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds); paper: Caldarola et al. 2022's CIFAR-10: 100 clients,
           Dirichlet(0.5), 5 per round, a CNN of two layers of 64 channels and 384 units, one local epoch of

@@ -1,6 +1,6 @@
 """FedSDR, as adapted in FedOA, on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/fedsdr.py --workdir=runs/fedsdr
+Command:  fedjax-core run fedsdr --workdir=runs/fedsdr
 Expect:   see configs/RESULTS.md.
 Variants: small (the default), with lambda 0.1 (release: 0.5); smoke (seconds); paper: FedOA's
           protocol for instructions: LoRA of LLaMA-7B, 6 clients with one data set each, reading

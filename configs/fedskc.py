@@ -1,6 +1,6 @@
 """FedSKC on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 40 % per round.
 
-Command:  python -m methods.main --config=configs/fedskc.py --workdir=runs/fedskc
+Command:  fedjax-core run fedskc --workdir=runs/fedskc
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds); paper: CIFAR-10, Dirichlet(0.2), ResNet-8 with the
           3x3 stem, 10 local epochs of batches of 64, SGD 0.01, 200 rounds.

@@ -1,6 +1,6 @@
 """FedTGP on scikit-learn's handwritten digits: 20 clients with two architectures, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/fedtgp.py --workdir=runs/fedtgp
+Command:  fedjax-core run fedtgp --workdir=runs/fedtgp
 Expect:   see configs/RESULTS.md.
 Variants: small (the default), at the authors' rate of 0.01; smoke (seconds); paper: FedHPL's
           setting for mixed models: 5 clients with ResNet-18/34/50/34/18 on CIFAR-10 at 32 px,

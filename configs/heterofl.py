@@ -1,6 +1,6 @@
 """HeteroFL on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round, three widths.
 
-Command:  python -m methods.main --config=configs/heterofl.py --workdir=runs/heterofl
+Command:  fedjax-core run heterofl --workdir=runs/heterofl
 Expect:   see configs/RESULTS.md.
 Variants: small (the default), MLPs of two layers of 200, 100 and 50, gradients clipped at norm 1;
           smoke (seconds); paper: its authors' for MNIST: 100 clients with two classes

@@ -1,6 +1,6 @@
 """HierFAVG on scikit-learn's handwritten digits: 20 clients of 4 edges, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/hierfavg.py --workdir=runs/hierfavg
+Command:  fedjax-core run hierfavg --workdir=runs/hierfavg
 Expect:   see configs/RESULTS.md.
 Variants: small (the default), the cloud in every second round; smoke (seconds); paper: its authors'
           for MNIST: 50 clients with two classes each, 5 edges, a CNN with 21,840 parameters, 60

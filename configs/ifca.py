@@ -1,6 +1,6 @@
 """IFCA on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/ifca.py --workdir=runs/ifca
+Command:  fedjax-core run ifca --workdir=runs/ifca
 Expect:   see configs/RESULTS.md.
 Variants: small (the default), two clusters; smoke (seconds); paper: its authors' for MNIST in four
           rotations, but 600 clients with 100 images of their own (the authors have 2400, each image

@@ -1,6 +1,6 @@
 """LG-FedAvg on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/lg_fedavg.py --workdir=runs/lg_fedavg
+Command:  fedjax-core run lg_fedavg --workdir=runs/lg_fedavg
 Expect:   see configs/RESULTS.md.
 Variants: small (the default), the classifier is shared; smoke (seconds); paper: its authors' for
           MNIST: 100 clients with two shards each, an MLP of five layers of which the last three are

@@ -1,6 +1,6 @@
 """Local training on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), train alone, 8 per round.
 
-Command:  python -m methods.main --config=configs/local.py --workdir=runs/local
+Command:  fedjax-core run local --workdir=runs/local
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds); paper: FedPFT's protocol, 40 clients with 500 + 100
           images of CIFAR-10 and one label distribution each, ResNet-8 with the 7x7 stem, 5 local

@@ -1,6 +1,6 @@
 """MOON on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/moon.py --workdir=runs/moon
+Command:  fedjax-core run moon --workdir=runs/moon
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds); paper: a row of FedSKC's tables: CIFAR-10, 20
           clients, Dirichlet(0.2), 40 % per round, ResNet-8, 10 local epochs, batch 64, plain SGD at

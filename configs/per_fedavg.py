@@ -1,6 +1,6 @@
 """Per-FedAvg on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/per_fedavg.py --workdir=runs/per_fedavg
+Command:  fedjax-core run per_fedavg --workdir=runs/per_fedavg
 Expect:   see configs/RESULTS.md.
 Variants: small (the default), first-order, as the others; smoke (seconds); paper: FedPFT's
           protocol: CIFAR-10, 40 clients with 500 + 100 images and one label distribution each,

@@ -1,6 +1,6 @@
 """PerAda on scikit-learn's handwritten digits, without distillation: 20 clients, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/perada.py --workdir=runs/perada
+Command:  fedjax-core run perada --workdir=runs/perada
 Expect:   see configs/RESULTS.md.
 Variants: small (the default), with lambda 0.1, the authors' for Office-Home (for CIFAR-10 theirs is
           1); smoke (seconds); paper: FedOA's protocol for instructions: LoRA of LLaMA-7B, 6 clients

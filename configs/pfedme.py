@@ -1,6 +1,6 @@
 """pFedMe on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/pfedme.py --workdir=runs/pfedme
+Command:  fedjax-core run pfedme --workdir=runs/pfedme
 Expect:   see configs/RESULTS.md.
 Variants: small (the default), with lambda 1 and outer rate 0.5 (published: 15 and 0.005); smoke
           (seconds); paper: FedOA's protocol for instructions: LoRA of LLaMA-7B, 6 clients with one

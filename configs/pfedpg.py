@@ -1,6 +1,6 @@
 """pFedPG on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round, over a frozen random ViT.
 
-Command:  python -m methods.main --config=configs/pfedpg.py --workdir=runs/pfedpg
+Command:  fedjax-core run pfedpg --workdir=runs/pfedpg
 Expect:   see configs/RESULTS.md.
 Variants: small (the default): heads over a small random backbone; with your own
           (docs/pages/pretrained.md) add --config.weights. smoke (seconds). paper: FedHPL's setting:

@@ -1,6 +1,6 @@
 """SCAFFOLD on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 per round.
 
-Command:  python -m methods.main --config=configs/scaffold.py --workdir=runs/scaffold
+Command:  fedjax-core run scaffold --workdir=runs/scaffold
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds); paper: Karimireddy et al. 2020's EMNIST setting
           (their section 7.2): 100 clients, 20 a round, plain SGD, a two-layer fully connected

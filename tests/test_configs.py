@@ -182,7 +182,7 @@ def test_smoke_needs_no_files_and_runs(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_docstring_has_the_command_and_the_variants(name):
     text = importlib.import_module(f"configs.{name}").__doc__ or ""
-    assert f"python -m methods.main --config=configs/{name}.py --workdir=" in text
+    assert f"fedjax-core run {name} --workdir=" in text
     for variant in base.VARIANTS:
         assert re.search(rf"\b{variant}\b", text.partition("Variants:")[2]), variant
 
