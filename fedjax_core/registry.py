@@ -43,6 +43,10 @@ T = TypeVar("T", bound=NamedTuple)
 BUILT_IN = "built in"
 GIVEN = "given"  # the module of a function that this process registered (`register_in_process`)
 LONGEST = 20_000  # characters of a spec
+SIMILARITY = {
+    "method": 0.85,
+    "config": 0.85,
+}  # of a suggestion, at least: most methods begin with "fed", another one is no misspelling
 ENTRY_POINT_GROUPS = {  # by kind
     "method": "fedjax_core.methods",
     "model": "fedjax_core.models",
@@ -103,7 +107,7 @@ def check_choice(what: str, name: str, allowed: Iterable[str]) -> str:
     """
     names = list(allowed)
     if name not in names:
-        hint = did_you_mean(str(name), names)
+        hint = suggest_name(what, str(name), names)
         raise ValueError(f"unknown {what} {option_types.shorten(name)}; allowed: {', '.join(names)}.{hint}")
     return name
 
@@ -199,6 +203,20 @@ def resolve_spec(
 # functions by name
 
 
+def spell_name(name: str) -> str:
+    """Returns a paper's spelling of a method as its name here.
+
+    >>> spell_name("LG-FedAvg")
+    'lg_fedavg'
+    """
+    return name.lower().replace("-", "_")
+
+
+def suggest_name(what: str, name: str, names: Iterable[str]) -> str:
+    """Returns the end of an error message, " Did you mean 'x'?", or ""."""
+    return did_you_mean(spell_name(name) if what in SIMILARITY else name, names, SIMILARITY.get(what, 0.6))
+
+
 def find_builder(what: str, name: str, builtin: Mapping[str, Callable], prefixes: Container[str] = ()) -> tuple[Callable, str]:
     """Returns (the function or class that a name without options stands for, its origin); see
     `resolve_spec`."""
@@ -215,8 +233,7 @@ def find_builder(what: str, name: str, builtin: Mapping[str, Callable], prefixes
     if what in ENTRY_POINT_GROUPS:
         searched = f" Looked in those built in and in entry points of the group {ENTRY_POINT_GROUPS[what]!r}; "
         searched += "others are named 'package.module:name' or 'path/to/file.py:name'."
-    # Most methods begin with "fed": another one is no misspelling.
-    hint = did_you_mean(name.lower(), names, 0.85) if what == "method" else did_you_mean(name, names)
+    hint = suggest_name(what, name, names)
     raise ValueError(f"unknown {what} {option_types.shorten(name)}; allowed: {', '.join(names)}.{hint}{searched}")
 
 
@@ -255,10 +272,23 @@ def load_entry_point(what: str, name: str) -> tuple[Callable, str]:
     """Returns (the object of an entry point, its origin)."""
     point = find_entry_points(what)[name]
     try:
-        return point.load(), f"{point.value} of {point.dist.name if point.dist else 'a package'}"
+        return _load_installed(point), f"{point.value} of {point.dist.name if point.dist else 'a package'}"
     except Exception as error:  # importing somebody else's module may raise anything
         message = f"{what} {name!r}: its entry point {point.value!r} cannot be loaded: {_one_line(error)}"
         raise ValueError(message) from error
+
+
+def _load_installed(point: importlib.metadata.EntryPoint) -> Callable:
+    """Loads an entry point, even if the current folder has a folder of its module's name."""
+    path = sys.path[:]
+    sys.path[:] = [entry for entry in path if entry not in ("", os.getcwd())]
+    try:
+        return point.load()
+    except ModuleNotFoundError:  # it is installed from the current folder
+        sys.path[:] = path
+        return point.load()
+    finally:
+        sys.path[:] = path
 
 
 def register_in_process(what: str, name: str, function: Callable) -> str:

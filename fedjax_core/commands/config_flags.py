@@ -59,9 +59,9 @@ def find_file(what: str, text: str) -> str:
     if not text.endswith(".py"):
         name, known = text.replace(os.sep, "/"), list_bundled(what)
         if name not in known:
-            name = name.lower().replace("-", "_")  # a paper's spelling, such as "FedAvg"
+            name = registry.spell_name(name)  # a paper's spelling, such as "FedAvg"
         if name not in known:
-            hint = registry.did_you_mean(name, known)
+            hint = registry.suggest_name(what, name, known)
             advice = f"fedjax-core list {what}s shows all, a file of your own ends in .py"
             raise ValueError(f"there is no {what} {text!r}; {advice}.{hint}")
         return str(FOLDERS[what] / f"{name}.py")

@@ -236,6 +236,8 @@ def describe_name(kind: str, name: str) -> str:
         file = find_file(FILES[kind], name)
         return ast.get_docstring(ast.parse(Path(file).read_text(encoding="utf-8"))) or file
     builders = find_builders(kind)
+    if kind == "methods" and name not in builders:
+        name = registry.spell_name(name)
     builder = builders[registry.check_choice(SECTIONS[kind].what, name, builders)]
     texts = [spell_defaults(name, read_defaults(kind, name, builder)), read_docstring(kind, builder)]
     if kind == "methods":

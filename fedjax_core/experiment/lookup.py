@@ -109,7 +109,7 @@ class _Methods(Mapping[str, Callable]):
         return sum(1 for _ in self)
 
     def __getitem__(self, name: str) -> Callable:
-        module = name.lower().replace("-", "_")
+        module = registry.spell_name(name)
         if module not in iter(self):
             raise KeyError(name)
         return getattr(own_packages.import_bundled(f"methods.{module}"), module)

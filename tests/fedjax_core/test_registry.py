@@ -1,6 +1,7 @@
 """Names and arguments from a configuration: what is refused, and how it is said."""
 
 import gc
+import importlib.util
 import inspect
 import math
 import sys
@@ -153,6 +154,23 @@ def test_names_from_outside(brought, spec, origin):
     assert (found(), found.origin) == ((2, 0.5, math.pi), origin)
     with pytest.raises(ValueError, match=r"depth='x' must be an int"):
         registry.resolve_spec("method", spec.replace("2", "'x'"), {})
+
+
+def test_a_folder_does_not_hide_an_installed_module(brought, monkeypatch):
+    """`new method NAME`, installed as editable, is found from the folder above it."""
+    project = brought / "above" / "dyes_of_mine"
+    project.mkdir(parents=True)
+    file = (brought / "dyes_of_mine.py").rename(project / "dyes_of_mine.py")
+
+    class EditableFinder:  # setuptools appends one like it
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            return importlib.util.spec_from_file_location(name, file) if name == "dyes_of_mine" else None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, EditableFinder])
+    monkeypatch.chdir(project.parent)
+    monkeypatch.syspath_prepend(str(project.parent))
+    assert registry.resolve_spec("method", "indigo(depth=2)", {})()[0] == 2
 
 
 @pytest.mark.parametrize(

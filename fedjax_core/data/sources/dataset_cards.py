@@ -36,22 +36,25 @@ KRIZ = "https://www.cs.toronto.edu/~kriz/"
 TFF = "https://storage.googleapis.com/tff-datasets-public/"
 LISTS = "http://storage.googleapis.com/gresearch/federated-vision-datasets/"
 OWNERS = "of each image its owner's; verify it for each image"
+NONE = "none stated by its authors"
+NIST = "made from NIST Special Database 19, whose terms are at https://www.nist.gov/open/license"
+DERIVED = "derived from LEAF, whose repository is under the BSD 2-Clause licence"
 # by the name of the source
 CARDS = {
     "digits": Card(
-        "CC BY 4.0 (UCI)",
+        "CC BY 4.0 (https://archive.ics.uci.edu/dataset/80)",
         "comes with scikit-learn",
         "Alpaydin, Kaynak. Optical Recognition of Handwritten Digits. UCI Machine Learning Repository, 1998.",
     ),
     "diabetes": Card(
-        "none stated",
+        NONE,
         "comes with scikit-learn",
         "Efron, Hastie, Johnstone, Tibshirani. Least angle regression. Annals of Statistics 32(2), 2004.",
     ),
-    "cifar10": Card("none stated", f"{KRIZ}cifar-10-binary.tar.gz", KRIZHEVSKY),
-    "cifar100": Card("none stated", f"{KRIZ}cifar-100-binary.tar.gz", KRIZHEVSKY),
+    "cifar10": Card(NONE, f"{KRIZ}cifar-10-binary.tar.gz", KRIZHEVSKY),
+    "cifar100": Card(NONE, f"{KRIZ}cifar-100-binary.tar.gz", KRIZHEVSKY),
     "fc100": Card(
-        "as of CIFAR-100: none stated",
+        f"as of CIFAR-100: {NONE}",
         "made from CIFAR-100",
         "Oreshkin, Rodriguez Lopez, Lacoste. TADAM: Task dependent adaptive metric for improved few-shot learning. "
         "NeurIPS 2018. https://arxiv.org/abs/1805.10123",
@@ -61,11 +64,9 @@ CARDS = {
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
         "LeCun, Bottou, Bengio, Haffner. Gradient-Based Learning Applied to Document Recognition. Proceedings of the IEEE, 1998.",
     ),
-    "emnist": Card(
-        "none stated; made from NIST's Special Database 19", "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", EMNIST
-    ),
-    "femnist": Card("none stated; made from NIST's Special Database 19", TFF, f"{EMNIST} {LEAF}"),
-    "shakespeare": Card("of the plays none (public domain); of this form none stated", TFF, LEAF),
+    "emnist": Card(f"{NONE}; {NIST}", "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", EMNIST),
+    "femnist": Card(f"by its distributor none stated; {DERIVED}; {NIST}", TFF, f"{EMNIST} {LEAF}"),
+    "shakespeare": Card(f"of the plays none (public domain); by its distributor none stated; {DERIVED}", TFF, LEAF),
     "stackoverflow": Card("CC BY-SA 3.0", TFF, ADAPTIVE),
     "flair": Card(
         f"of the annotations CC BY-NC 4.0; {OWNERS}",

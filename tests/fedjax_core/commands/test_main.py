@@ -46,6 +46,8 @@ def test_configs_and_tables_have_bare_names():
     assert {"first", "fedskc/table1", "fedhpl/own"} <= set(config_flags.list_bundled("table"))
     with pytest.raises(ValueError, match=r"there is no config 'fedav'.* Did you mean 'fedavg'\?"):
         config_flags.find_file("config", "fedav")
+    with pytest.raises(ValueError, match=r"there is no config 'FedSMOO'; .*ends in \.py\.$"):
+        config_flags.find_file("config", "FedSMOO")  # not FedSAM
     with pytest.raises(ValueError, match=r"there is no table file 'mine/x.py'"):
         config_flags.find_file("table", "mine/x.py")
 
@@ -123,6 +125,8 @@ def test_what_is_not_there_is_one_line(capsys):
     status, _, err = ended(capsys, "list", "models", "resnet9")
     assert status == 2
     assert "resnet8" in err
+    assert ended(capsys, "list", "methods", "LG-FedAvg") == ended(capsys, "list", "methods", "lg_fedavg")
+    assert "Did you mean" not in ended(capsys, "list", "methods", "FedSMOO")[2]
 
 
 def brought(task, optimizer, *, strength: float = 0.5):
