@@ -3,8 +3,8 @@
 Command:  python -m methods.main --config=configs/fedtpg.py --workdir=runs/fedtpg
           With published weights (docs/pages/language-models.md):
           --config.models='("clip(folder=\"models/clip-vit-base-patch16\", prompts=4, generated=True)",)'
-Expect:   see configs/RESULTS.md. The encoders are random: names say nothing about images, so unseen
-          classes are predicted by chance.
+Expect:   see docs/pages/language-models.md. The encoders are random: names say nothing about images,
+          so unseen classes are predicted by chance.
 Variants: small (the default); smoke (seconds); paper: the paper's network and training on CIFAR-100:
           CLIP ViT-B/16 from the folder clip-vit-base-patch16, 4 vectors, 500 rounds of one epoch of SGD
           0.003 with momentum 0.9, weight decay 1e-5 and batch 200. 10 classes per client, 5 clients that

@@ -3,8 +3,8 @@
 Command:  python -m methods.main --config=configs/promptfl.py --workdir=runs/promptfl
           With published weights (docs/pages/language-models.md):
           --config.models='("clip(folder=\"models/clip-vit-base-patch16\", prompts=16)",)'
-Expect:   see configs/RESULTS.md. The encoders are random, so this shows that prompts are learned, and
-          no accuracy of CLIP's.
+Expect:   see docs/pages/language-models.md. The encoders are random, so this shows that prompts are
+          learned, and no accuracy of CLIP's.
 Variants: small (the default); smoke (seconds); paper: the released settings on CIFAR-100: CLIP ViT-B/16
           from the folder clip-vit-base-patch16, 16 vectors, 10 rounds of 5 epochs of SGD 0.001 with
           cosine decay and batch 32, all of 10 clients. The paper's own sets are few-shot subsets of
