@@ -20,8 +20,9 @@ It is PromptFL (methods/promptfl.py), with prompts and logits of a client's own 
 The model "personal" is the server's generator with the names of a client's own classes, "global" with
 those of all classes. Unseen clients have both, with the names of their own classes.
 
-Departures: a client's names are those of the classes in its training examples. Unseen ones are the
-other clients' as well: encoded and masked, so a round costs the texts of all K classes.
+Departures: a client's names are those of the classes in its training examples. The names of the
+other classes are encoded and masked, so a step costs the texts of all K classes. The generator reads
+the texts as CLIP encodes them below, "{}.", where the release leaves the full stop out.
 """
 
 import optax
