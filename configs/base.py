@@ -176,7 +176,7 @@ def get_config(variant: str = "small") -> Any:
     config.adapter = placeholder(str)
     # Normalization of inputs. "data": mean and deviation of the training set; "robust": its median
     # and quartiles, outliers clipped; neither with privacy. Of pixels in [0, 1]: "imagenet", "half"
-    # (0.5), "unit" (none); or the statistics in a file of weights.
+    # (0.5), "clip", "unit" (none); or the statistics in a file of weights.
     config.normalise = "data"
     # Labeled set that all clients share, such as "svhn(examples=5000)"; adds outputs for its
     # classes

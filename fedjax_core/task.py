@@ -43,6 +43,8 @@ class Model(NamedTuple):
         it does not declare so.
       vocabulary: V, the number of token ids that the network embeds; None: it embeds none, or does
         not declare it. `check_tokens` raises for other ids.
+      takes_classes: whether `params` may have a further entry "classes", a mask [K]: the network then
+        predicts among these classes alone.
     """
 
     init: Callable[[Array], Net]
@@ -56,6 +58,7 @@ class Model(NamedTuple):
     is_episodic: bool = False
     vocabulary: int | None = None
     flattened: Axes | None = None
+    takes_classes: bool = False
 
 
 def check_tokens(tokens: PyTree, vocabulary: int, model: str, mask: PyTree | None = None, where: str = "") -> None:
@@ -290,6 +293,7 @@ def make_partial_task(
             return model.features(whole(net), x, key, mask=mask)[0], net.stats
 
         head = lambda net, z: model.head(whole(net), z)
-        return Model(init, apply, features, head, model.name, whole, model.model_axes, vocabulary=model.vocabulary)
+        more = {"vocabulary": model.vocabulary, "takes_classes": model.takes_classes}
+        return Model(init, apply, features, head, model.name, whole, model.model_axes, **more)
 
     return Task(network, classes, population, arrays, public, shape)

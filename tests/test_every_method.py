@@ -20,7 +20,7 @@ REPEATED = {
 }
 # By method: another that has the whole contract, and the same server and masked losses.
 RELATIVES = {
-    **dict.fromkeys(["fedprox", "fedopt", "fedit", "fedlora", "fedavg_linear", "fedsam"], "fedavg_ft"),
+    **dict.fromkeys(["fedprox", "fedopt", "fedit", "fedlora", "fedavg_linear", "fedsam", "promptfl", "fedtpg"], "fedavg_ft"),
     **dict.fromkeys(["fedper", "fedbn", "fedbabu"], "fedrep"),
     "local": "fedhe_mixed",
     "fedrolex": "heterofl",

@@ -5,10 +5,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from fedjax_core.algorithm import Algorithm, ClientData, ClientOutput
+from fedjax_core.algorithm import Algorithm, ClientData, ClientOutput, Net
 from fedjax_core.engine import simulator
-from fedjax_core.task import Task
+from fedjax_core.language import clip_prompts
+from fedjax_core.language.models import clip
+from fedjax_core.task import Model, Task, make_partial_task
 from fedjax_core.testing.case import Case, groups
 from fedjax_core.testing.toy_federation import (
     CLASSES,
@@ -75,6 +78,7 @@ from methods.fedsdr import fedsdr
 from methods.fedskc import fedskc
 from methods.fedspeed import fedspeed
 from methods.fedtgp import fedtgp
+from methods.fedtpg import fedtpg
 from methods.heterofl import heterofl
 from methods.hierfavg import hierfavg
 from methods.ifca import ifca
@@ -88,6 +92,7 @@ from methods.pfedme import pfedme
 from methods.pfedpg import pfedpg
 from methods.pfedpt import pfedpt
 from methods.pfedsd import pfedsd
+from methods.promptfl import promptfl
 from methods.qfedavg import qfedavg
 from methods.scaffold import scaffold
 
@@ -182,6 +187,8 @@ METHODS: dict[str, Any] = {
     "fedoa": functools.partial(fedoa, lam=0.7, epochs=2, batch=BATCH),
     "fedoa_lora": functools.partial(fedoa, lam=0.7, epochs=2, batch=BATCH, variant="released", reading={"micro": 3}),
     "fedsdr": functools.partial(fedsdr, lam=0.7, epochs=2, batch=BATCH),
+    "promptfl": functools.partial(promptfl, epochs=2, batch=BATCH),
+    "fedtpg": functools.partial(fedtpg, epochs=2, batch=BATCH),
     "perada": functools.partial(perada, lam=0.35, epochs=2, batch=BATCH, distil={"on": True, "epochs": 2, "batch": 4, "lr": 0.01}),
     "per_fedavg": functools.partial(per_fedavg, alpha=0.3, hessian="difference", delta=0.05, adapt_steps=2, epochs=2, batch=BATCH),
     "pfedme": functools.partial(pfedme, lam=2.0, inner_steps=2, outer_lr=0.3, epochs=2, batch=BATCH),
@@ -205,6 +212,32 @@ def task_without_statistics(hidden: int = 6, statistics: bool = True) -> Task:
     return task(hidden, False)
 
 
+CLIP_WIDTHS = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "initializer_range": 0.4}
+CLIP = {
+    "model_type": "clip",
+    "projection_dim": 6,
+    "text_config": CLIP_WIDTHS | {"vocab_size": 9, "max_position_embeddings": 7},
+    "vision_config": CLIP_WIDTHS | {"image_size": 2, "patch_size": 1},
+}
+CLASS_TOKENS = np.array([[1, 5, 6, 2], [1, 7, 2, 0], [1, 8, 6, 2]], np.int32)
+
+
+def prompted_clip(tokens: np.ndarray = CLASS_TOKENS, generated: bool = False) -> Model:
+    """Returns a small CLIP with prompts, which sees inputs as images, padded with zeros."""
+    plain = clip_prompts.make_prompted_classifier(clip.build(CLIP), tokens, tokens > 0, PROMPTS, generated)
+    view = lambda x: jnp.pad(x, ((0, 0), (0, 12 - INPUTS))).reshape(-1, 2, 2, 3)
+    of_inputs = lambda function: lambda net, x, *more, **options: function(net, view(x), *more, **options)
+    return plain._replace(apply=of_inputs(plain.apply), features=of_inputs(plain.features))
+
+
+def task_with_class_texts(hidden: int = 6, statistics: bool = True, generated: bool = False) -> Task:
+    """Returns the task of prompts alone, over a frozen random CLIP."""
+    del hidden, statistics
+    frozen = jax.jit(clip.build(CLIP).init)(jax.random.key(3))
+    settings = {"classes": CLASSES, "population": CLIENTS, "shape": (INPUTS,)}
+    return make_partial_task(prompted_clip(generated=generated), Net({"clip": frozen}, {}), ("prompts",), **settings)
+
+
 TASKS = {  # for methods that need another task
     "fedoa_lora": task_adapted,
     "perada": task_with_public,
@@ -216,6 +249,8 @@ TASKS = {  # for methods that need another task
     "fedhpl_mixed": task_in_part,
     "fedmd": task_with_public,
     "pfedpg": task_with_prompts,
+    "promptfl": task_with_class_texts,
+    "fedtpg": functools.partial(task_with_class_texts, generated=True),
 }
 CASES = {
     name: Case(method, task=TASKS.get(name, task), mixed=name in MIXED)  # each compiles once

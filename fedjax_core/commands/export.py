@@ -25,6 +25,7 @@ from fedjax_core.commands.analyses.context import TRUST
 from fedjax_core.commands.main import run_and_exit
 from fedjax_core.engine.simulator import ClientView
 from fedjax_core.experiment.schema import options_of
+from fedjax_core.language import clip_task
 from fedjax_core.reporting import console, reporter
 from fedjax_core.storage import export_model as files
 from fedjax_core.storage import export_predictor, pretrained_weights
@@ -69,6 +70,8 @@ def export(
         raise ValueError(
             f"{run} was trained on {resolved.fields['task']}: its network has no classes of its own, and cannot be exported"
         )
+    if any(network.resolved.function is clip_task.Spec for network in resolved.networks):
+        raise ValueError(f"{run} trained prompts of CLIP, which are no network without its texts; use experiment.load in Python")
     if simulation.spec.targets != "classes":
         what = f"{run} was trained on {simulation.spec.targets}: {TARGETS[simulation.spec.targets]}"
         raise ValueError(f"{what}; an exported model classifies, so use experiment.load in Python")

@@ -14,8 +14,9 @@ from fedjax_core.data.hold_out import find_seen_examples
 from fedjax_core.experiment import input_normalization
 from fedjax_core.experiment.lookup import Network, find_network
 from fedjax_core.experiment.resolve_config import ResolvedConfig
+from fedjax_core.language import clip_task
 from fedjax_core.language import instruction_task as language
-from fedjax_core.registry import BUILT_IN, spell
+from fedjax_core.registry import BUILT_IN, ResolvedSpec, spell
 from fedjax_core.storage import pretrained_weights
 from fedjax_core.task import TRAINABLE_PARTS, Model
 
@@ -112,10 +113,15 @@ def spell_network(network: Network) -> str:
     return spell(network.resolved.name, all_options(network))
 
 
+def _has_folder(resolved: ResolvedSpec) -> bool:
+    """Returns whether a network is read from a folder in the public layout."""
+    return resolved.function is language.Spec or (resolved.function is clip_task.Spec and "folder" in resolved.options)
+
+
 def has_random_frozen_arrays(resolved: ResolvedConfig) -> bool:
     """Returns whether frozen arrays are drawn by the seed, so that runs of other seeds have other
     arrays."""
-    begins_random = any(network.file is None and network.resolved.function is not language.Spec for network in resolved.networks)
+    begins_random = any(network.file is None and not _has_folder(network.resolved) for network in resolved.networks)
     return begins_random and (resolved.fields["adapter"] is not None or resolved.train != "all")
 
 

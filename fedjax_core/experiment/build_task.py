@@ -21,9 +21,10 @@ from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.data.sources.dataset import check_scales
 from fedjax_core.data.subsample import match_image_shape, subsample
 from fedjax_core.experiment import build_model, input_normalization
-from fedjax_core.experiment.lookup import Network
+from fedjax_core.experiment.lookup import NORMALISATIONS, Network
 from fedjax_core.experiment.resolve_config import ResolvedConfig, resolve
 from fedjax_core.experiment.schema import Config
+from fedjax_core.language import clip_task
 from fedjax_core.language import instruction_task as language
 from fedjax_core.storage.json_files import to_json_values
 from fedjax_core.task import TRAINABLE_PARTS, Model, Task, make_partial_task, make_task
@@ -128,6 +129,8 @@ def _classification_task(
 
     if resolved.augment is not None and not shapes_only:
         input_normalization.check_colours(resolved.fields["augment"], data.train)
+    if network.resolved.function is clip_task.Spec:
+        return _clip_task(resolved, network, data, shapes_only).wrap_model(wrap)
     outputs = data.classes + (int(public.y.max()) + 1 if isinstance(public, Examples) else 0)
     outputs = 1 if resolved.episodes is not None else outputs
     scaling = build_model.scaling_of(network, resolved.normalise, data)
@@ -145,6 +148,13 @@ def _classification_task(
     return adapters.adapter_task(model, arrays, resolved.adapter, TRAINABLE_PARTS[resolved.train] or (), **settings).wrap_model(
         wrap
     )
+
+
+def _clip_task(resolved: ResolvedConfig, network: Network, data: FederatedData, shapes_only: bool) -> Task:
+    if not shapes_only:
+        scaling = input_normalization.Scaling(*NORMALISATIONS["clip"])
+        input_normalization.check_inputs("clip", None, scaling, data.train, find_seen_examples(data))
+    return clip_task.build_task(network.resolved(), data, resolved.seed, shapes_only)
 
 
 def _warn_of_inputs(

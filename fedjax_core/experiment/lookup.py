@@ -17,7 +17,9 @@ import optax
 from fedjax_core import nn, option_types, own_packages, registry
 from fedjax_core.data import partition, sources
 from fedjax_core.experiment.schema import Config, options_of, without_none
+from fedjax_core.language import clip_task
 from fedjax_core.language import instruction_task as language
+from fedjax_core.language.models import clip
 from fedjax_core.registry import ResolvedSpec, spell
 from fedjax_core.run.callbacks import find_callback as find_callback
 from fedjax_core.training import local_training, losses
@@ -48,8 +50,9 @@ NORMALISATIONS = {  # mean and deviation by channel; None: those of the data
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "half": ((0.5,), (0.5,)),
     "unit": ((0.0,), (1.0,)),
+    "clip": (clip.MEAN, clip.STD),
 }
-MODELS: dict[str, Callable] = nn.MODULES | {language.MODEL: language.Spec}
+MODELS: dict[str, Callable] = nn.MODULES | {language.MODEL: language.Spec, clip_task.MODEL: clip_task.Spec}
 MODEL_ARGUMENTS = ("classes", "input_shape", "rngs", "dtype", "blocks", "block")  # that `nn.build` passes
 SCORE_ARGUMENTS = ("outputs", "x", "y", "mask")
 GAP = "gap"  # in the names of scores: the difference between two kinds of clients
@@ -86,7 +89,7 @@ class Network(NamedTuple):
     """A model of a config.
 
     Attributes:
-      resolved: a module, or for texts `language.Spec`.
+      resolved: a module; for texts `language.Spec`, for CLIP `clip_task.Spec`.
       input_options: of its input wrappers: resize, frame.
       file: the weights that it begins from, or None.
     """
@@ -261,10 +264,10 @@ def find_network(spec: str, file: str | None = None) -> Network:
     """Returns a model by its spec, with its options checked."""
     name, options = registry.parse_spec(spec, "models")
     function, origin = registry.find_builder("model", name, MODELS)
-    is_for_texts = function is language.Spec
-    around = {} if is_for_texts else {key: options.pop(key) for key in ("resize", "frame") if key in options}
+    is_spec = function in (language.Spec, clip_task.Spec)
+    around = {} if is_spec else {key: options.pop(key) for key in ("resize", "frame") if key in options}
     registry.check_call(f"model {name!r}", nn.image_size, ("input_shape",), around)
-    given = () if is_for_texts else (*MODEL_ARGUMENTS, *nn.FIXED_OPTIONS.get(name, ()))
+    given = () if is_spec else (*MODEL_ARGUMENTS, *nn.FIXED_OPTIONS.get(name, ()))
     registry.check_call(f"model {name!r}", function, given, options)
     return Network(ResolvedSpec("model", spec, name, options, function, origin), around, file)
 

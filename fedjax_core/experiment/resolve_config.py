@@ -16,6 +16,7 @@ from fedjax_core.engine.simulator import Evaluation
 from fedjax_core.experiment import client_options, device_options, lookup, schema, uplink_options
 from fedjax_core.experiment.lookup import NORMALISATIONS
 from fedjax_core.experiment.schema import Config
+from fedjax_core.language import clip_task
 from fedjax_core.language import instruction_task as language
 from fedjax_core.privacy import PrivacyConfig
 from fedjax_core.registry import ResolvedSpec
@@ -28,6 +29,7 @@ STATISTICS = ("average", "local", "freeze")
 TASKS = {"classification": lambda: None, "episodes": few_shot.EpisodeSampler}
 NOT_LOCAL = ("finetune_epochs", "server_epochs")  # options of methods: epochs of no client's local training
 FOR_IMAGES = {"augment": None, "public": None, "weights": None, "task": "classification", "train": "all"}
+FOR_CLIP = {"train": "prompts", "normalise": "clip", "task": "classification", "weights": None, "public": None, "adapter": None}
 
 
 class RunOptions(NamedTuple):
@@ -271,6 +273,12 @@ def _check_combination(resolved: ResolvedConfig) -> None:
             raise ValueError(f"model {spec!r} reads texts; data.source={source!r} has none, instructions has")
         if reads_texts:
             language.check_spec(network.resolved())
+        if network.resolved.function is clip_task.Spec:
+            for name, only in FOR_CLIP.items():
+                if fields[name] != only:
+                    raise ValueError(
+                        f"{name}={fields[name]!r}: with model {spec!r}, whose prompts are trained, it must be {only!r}"
+                    )
     if not for_texts:
         return
     for name, only in FOR_IMAGES.items():

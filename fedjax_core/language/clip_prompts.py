@@ -7,8 +7,8 @@ Models. 2022. https://arxiv.org/abs/2208.11625
 Qiu, Li, Mummadi, Ganesh, Li, Peng, Lin. Federated Text-driven Prompt Generation for
 Vision-Language Models. ICLR 2024 (FedTPG). https://arxiv.org/abs/2310.06123
 
-  model = make_prompted_classifier(clip, tokens, mask, prompts=16)  # CoOp's; FedAvg of it is PromptFL
-  model = make_prompted_classifier(clip, tokens, mask, prompts=4, generated=True)  # FedAvg of it is FedTPG
+  model = make_prompted_classifier(clip, tokens, mask, prompts=16)  # CoOp's, for PromptFL
+  model = make_prompted_classifier(clip, tokens, mask, prompts=4, generated=True)  # for FedTPG
   task = make_partial_task(model, Net({"clip": params}, {}), ("prompts",), classes=K, population=N)
 
   paper          here                 meaning
@@ -18,7 +18,8 @@ Vision-Language Models. ICLR 2024 (FedTPG). https://arxiv.org/abs/2310.06123
   f_theta        PromptGenerator      x = attention of Q over T; v = x + MLP(x)
   logit_k        exp(scale) cos(image, text of (begin, v_1 .. v_m, name k, end))
 
-Departures: FedTPG's clients here have all classes' names, not those of their own classes.
+A further entry "classes" of the params, a mask [K], restricts T and the logits to these classes:
+others have the logit `ABSENT_LOGIT`. `clip_task.py` makes the task of a config.
 """
 
 from typing import Any
@@ -34,6 +35,7 @@ from fedjax_core.language.models.clip import Clip
 from fedjax_core.language.models.transformer import Linear, as_pure_functions
 from fedjax_core.nn.kernels.attention import attend, gelu, split_heads
 from fedjax_core.task import Model
+from fedjax_core.training.few_shot import ABSENT_LOGIT
 
 HEADS, WIDER, STD, EPSILON = 4, 4, 0.02, 1e-5  # FedTPG's released sizes
 
@@ -54,11 +56,12 @@ class PromptGenerator(nnx.Module):
         self.gate, self.up, self.down = make(width, WIDER * width), make(width, WIDER * width), make(WIDER * width, width)
         self.query_norm, self.names_norm, self.mlp_norm = norm(width), norm(names), norm(width)
 
-    def __call__(self, names: Array) -> Array:
-        """Maps [K, P] to [m, D]."""
+    def __call__(self, names: Array, classes: Array | None = None) -> Array:
+        """Maps [K, P] to [m, D], by the names in the mask [K] alone."""
+        attended = None if classes is None else jnp.broadcast_to(classes, (1, len(self.queries.get_value()), len(classes)))
         names = self.names_norm(names[None])
         query, key, value = self.query(self.query_norm(self.queries.get_value()[None])), self.key(names), self.value(names)
-        x = self.output(attend(*(split_heads(part, HEADS) for part in (query, key, value))))
+        x = self.output(attend(*(split_heads(part, HEADS) for part in (query, key, value)), attended))
         inner = self.mlp_norm(x)
         return (x + self.down(gelu(self.gate(inner)) * self.up(inner)))[0]
 
@@ -69,9 +72,9 @@ class Prompts(nnx.Module):
     def __init__(self, prompts: int, width: int, rngs: nnx.Rngs):
         self.vectors = nnx.Param(STD * jax.random.normal(rngs.params(), (prompts, width)))
 
-    def __call__(self, names: Array) -> Array:
+    def __call__(self, names: Array, classes: Array | None = None) -> Array:
         """Returns [m, D]."""
-        del names
+        del names, classes
         return self.vectors.get_value()
 
 
@@ -112,7 +115,7 @@ def make_prompted_classifier(clip: Clip, tokens: np.ndarray, mask: np.ndarray, p
 
     def encode_classes(params: PyTree) -> Array:
         frozen = jax.lax.stop_gradient(params["clip"])
-        own = prompter(params["prompts"])(clip.encode_text(frozen, texts, shown))
+        own = prompter(params["prompts"])(clip.encode_text(frozen, texts, shown), params.get("classes"))
         seen: Any = np.pad(shown, ((0, 0), (prompts, 0)), constant_values=True)
         x = clip.embed_tokens(frozen, texts)
         own = jnp.broadcast_to(own.astype(x.dtype), (len(texts), *own.shape))
@@ -121,7 +124,9 @@ def make_prompted_classifier(clip: Clip, tokens: np.ndarray, mask: np.ndarray, p
 
     def head(net: Net, features: Array) -> Array:
         scale = jnp.exp(jax.lax.stop_gradient(net.params["clip"]["scale"]))
-        return (scale * features @ encode_classes(net.params).T).astype(jnp.float32)
+        logits = (scale * features @ encode_classes(net.params).T).astype(jnp.float32)
+        classes = net.params.get("classes")
+        return logits if classes is None else jnp.where(classes, logits, ABSENT_LOGIT)
 
     def features(net: Net, x: PyTree, key: Array | None = None, train: bool = False, mask: Array | None = None):
         del key, train, mask
@@ -132,4 +137,5 @@ def make_prompted_classifier(clip: Clip, tokens: np.ndarray, mask: np.ndarray, p
         encoded, stats = features(net, x)
         return {"logits": head(net, encoded), "features": encoded}, stats
 
-    return Model(init, apply, features, head, f"{'generated' if generated else 'learned'} prompts of {clip.name}")
+    name = f"{'generated' if generated else 'learned'} prompts of {clip.name}"
+    return Model(init, apply, features, head, name, takes_classes=True)
