@@ -41,7 +41,11 @@ class FedTPGTest(chex.TestCase):
             cohort = naive.cohort(0, r, toy.CLIENTS, sim.spec.sampling.slots)
             deltas = [naive.minus(train_naively(params, i, naive.client_key(0, r, i)), params) for i in cohort]
             params = naive.plus(params, naive.mean(deltas, [1] * len(deltas)))
-        chex.assert_trees_all_close(after.server.net.params, {"prompts": params["prompts"]}, atol=5e-5)
+        rounding = jax.tree.map(
+            lambda new, old: 1e-3 * jnp.abs(new - old).max() + 1e-6, params["prompts"], before.server.net.params["prompts"]
+        )
+        error = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), after.server.net.params["prompts"], params["prompts"])
+        self.assertTrue(all(jax.tree.leaves(jax.tree.map(jnp.less, error, rounding))), error)
 
     def test_a_client_of_two_classes_has_the_prompts_of_their_names(self):
         """The last client lacks a class."""
