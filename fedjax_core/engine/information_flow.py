@@ -16,6 +16,7 @@ from fedjax_core.engine.simulation_spec import SimulationSpec
 from fedjax_core.training.private_gradient import PrivateFit, find_fit, is_exact
 
 _CLEAN, _EXAMPLES, _EXACT = range(3)  # of a value: no examples in it; the data set itself; computed from it
+_INDEX, _SIZE = -2, -1  # the client's own index and number of examples, unchanged; likewise public
 
 
 def find_private_fits(spec: SimulationSpec) -> tuple[PrivateFit, ...]:
@@ -23,8 +24,8 @@ def find_private_fits(spec: SimulationSpec) -> tuple[PrivateFit, ...]:
 
     Raises:
       ValueError: a client sends something that depends on its examples in another way; a private
-        training is in a loop or a branch of the method's own, so that their number is unknown; one
-        is in `prepare`.
+        training is in a loop or a branch of the method's own, so that their number is unknown, or in
+        a `vmap`, or on other examples than all of the client's; one is in `prepare`.
     """
     return max((_find_fits_of_group(spec, g) for g in range(len(spec.groups))), key=lambda fits: sum(fit.epochs for fit in fits))
 
@@ -32,24 +33,28 @@ def find_private_fits(spec: SimulationSpec) -> tuple[PrivateFit, ...]:
 def _find_fits_of_group(spec: SimulationSpec, g: int) -> tuple[PrivateFit, ...]:
     name, shapes, arrays = builder_name(spec.groups[g].build), spec.shapes.groups[g], jax.eval_shape(lambda a: a, spec.host_arrays)
     key = jax.random.key(0)
+    own_data = lambda arrays: spec.client_data(arrays, 0, arrays.size[0])
+    own = jax.eval_shape(lambda arrays: (own_data(arrays).index, own_data(arrays).size), arrays)
 
-    def update_client(train, sent, client, arrays, key):
+    def bind(train, index, size, arrays):
         arrays = arrays._replace(train=train)
-        out = spec.algorithm(g, arrays, 0).client_update(sent, client, spec.client_data(arrays, 0, arrays.size[0]), key)
+        return spec.algorithm(g, arrays, 0), own_data(arrays)._replace(index=index, size=size)
+
+    def update_client(train, index, size, sent, client, arrays, key):
+        algorithm, data = bind(train, index, size, arrays)
+        out = algorithm.client_update(sent, client, data, key)
         return out.uplink, out.state
 
-    def prepare_client(train, sent, client, arrays, key):
-        arrays = arrays._replace(train=train)
-        algorithm = spec.algorithm(g, arrays, 0)
-        if algorithm.prepare is None:
-            return client
-        return algorithm.prepare(sent, client, spec.client_data(arrays, 0, arrays.size[0]), key)
+    def prepare_client(train, index, size, sent, client, arrays, key):
+        algorithm, data = bind(train, index, size, arrays)
+        return client if algorithm.prepare is None else algorithm.prepare(sent, client, data, key)
 
-    inputs = arrays.train, shapes.sent, shapes.client, arrays, key
+    inputs = arrays.train, *own, shapes.sent, shapes.client, arrays, key
     leaves = len(jax.tree.leaves(arrays.train))
     flow = _Flow(name, leaves)
-    levels = [_EXAMPLES] * len(jax.tree.leaves(arrays.train)), [_CLEAN] * len(jax.tree.leaves(shapes.sent))
-    state = flow.trace(prepare_client, inputs, [*levels[0], *levels[1], *[_CLEAN] * len(jax.tree.leaves(shapes.client))])
+    levels = [*[_EXAMPLES] * leaves, _INDEX, _SIZE, *[_CLEAN] * len(jax.tree.leaves(shapes.sent))]
+    state = flow.trace(prepare_client, inputs, [*levels, *[_CLEAN] * len(jax.tree.leaves(shapes.client))])
+    state = [max(level, _CLEAN) for level in state]
     if flow.fits:
         raise ValueError(
             f"privacy.level='example': {name} also trains before round 1, which is not accounted for; use another method"
@@ -57,7 +62,7 @@ def _find_fits_of_group(spec: SimulationSpec, g: int) -> tuple[PrivateFit, ...]:
     parts = jax.tree_util.tree_flatten_with_path(shapes.out.uplink)[0]
     while True:  # exact numbers that a client keeps are in a later uplink
         flow = _Flow(name, leaves)
-        results = flow.trace(update_client, inputs, [*levels[0], *levels[1], *state])
+        results = [max(level, _CLEAN) for level in flow.trace(update_client, inputs, [*levels, *state])]
         merged = [max(pair) for pair in zip(state, results[len(parts) :], strict=True)]
         if merged == state:
             break
@@ -104,6 +109,7 @@ class _Flow:
         if is_call and is_exact(name):
             return [_EXACT] * number
         if is_call and (fit := find_fit(name)) is not None:
+            self._check_fit(equation, levels)
             self.fits.append(fit)
             is_read_beside = list(levels).count(_EXAMPLES) > self.leaves
             return [_EXACT if is_read_beside or _EXACT in levels else _CLEAN] * number
@@ -114,7 +120,20 @@ class _Flow:
                 f"privacy.level='example': {self.method} calls its local training in a loop or a branch of its own, so that the "
                 "number of private steps is unknown; use another method, such as fedavg, scaffold or fedper"
             )
-        return [_EXACT if any(levels) else _CLEAN] * number
+        return [_EXACT if any(level > _CLEAN for level in levels) else _CLEAN] * number
+
+    def _check_fit(self, equation: Any, levels: Sequence[int]) -> None:
+        """Raises ValueError for a training that is not what is accounted for (`mark_fit`)."""
+        if equation.outvars[-1].aval.shape:
+            raise ValueError(
+                f"privacy.level='example': {self.method} trains several networks at once by vmap, and epsilon counts one training; "
+                "call its local training once for each, or use another method, such as fedavg, scaffold or fedper"
+            )
+        if tuple(levels[-2:]) != (_INDEX, _SIZE):
+            raise ValueError(
+                f"privacy.level='example': {self.method} trains on a part of the client's examples, or on others, and epsilon "
+                "is computed for minibatches of all of them; use another method, such as fedavg, scaffold or fedper"
+            )
 
 
 def _inner_jaxprs(equation: Any) -> list[Jaxpr]:

@@ -11,8 +11,9 @@ CCS 2016, Algorithm 1.
 A minibatch is a Poisson sample: each example is in it independently of all others, with probability
 q = min(1, batch / size). Nothing is cut off: however many examples are drawn, they are clipped in
 micro-batches, whose number varies. The sum is divided by the expected size, q * size, which is
-public. The gradients are clipped by `jax_privacy.clipping`. `fit` does all this where
-`ClientData.privacy` is set; methods need no change.
+public. The gradients are clipped by `jax_privacy.clipping`, and summed over examples as a matrix
+product: on CPUs that is many times as fast as the sum of `jax_privacy.clipping.clipped_fun`. `fit`
+does all this where `ClientData.privacy` is set; methods need no change.
 """
 
 import dataclasses
@@ -86,19 +87,20 @@ class ExamplePrivacy:
         Returns:
           (params, stats, PoissonSample, key) -> (private gradient, Aux). The sums of `Aux` are exact.
         """
-        clipped_fun = _import_clipping().clipped_fun
+        clip_pytree = _import_clipping().clip_pytree
 
         def example_gradient(params, stats, example, key):
             return gradient(params, stats, jax.tree.map(lambda x: x[None], example), key)
 
-        sum_clipped = clipped_fun(
-            example_gradient,
-            has_aux=True,
-            batch_argnums=2,
-            keep_batch_dim=False,
-            l2_clip_norm=SAFETY * self.clip,
-            prng_argnum=3,
-        )
+        def clip_example(params, stats, example, key):
+            grads, aux = example_gradient(params, stats, example, key)
+            return clip_pytree(grads, SAFETY * self.clip)[0], aux
+
+        def sum_clipped(params, stats, examples, key, is_drawn):
+            keys = jax.random.split(key, len(is_drawn))
+            clipped, aux = jax.vmap(clip_example, (None, None, 0, 0))(params, stats, examples, keys)
+            total = lambda g: jnp.tensordot(is_drawn.astype(g.dtype), g, 1, precision="highest")
+            return jax.tree.map(total, clipped), aux
 
         def private_gradient(params, stats, sample, key):
             size = micro_batch_size(count_parameters(params), batch)
@@ -110,7 +112,7 @@ class ExamplePrivacy:
                 slots = sample.slots[jnp.minimum(positions, capacity - 1)]
                 examples = gather_batch(data.arrays, data.index[slots], is_drawn)
                 keys = jax.random.fold_in(key, i + 1)
-                grads, aux = sum_clipped(params, stats, examples, keys, is_padding_example=~is_drawn)
+                grads, aux = sum_clipped(params, stats, examples, keys, is_drawn)
                 masked = lambda x: jnp.where(is_drawn.reshape(-1, *[1] * (x.ndim - 1)), x, 0).sum(0, dtype=x.dtype)
                 return jax.tree.map(jnp.add, carry, (grads, jax.tree.map(masked, aux.sums)))
 
@@ -166,9 +168,20 @@ def check_optimizer(ascent: Any) -> None:
 
 
 def mark_fit(train: Callable, epochs: int, batch: int) -> Callable:
-    """Returns a private training as a function that `find_fit` recognises in a program."""
-    train.__name__ = f"{_FIT}_{epochs}_{batch}"
-    return jax.jit(train)
+    """Returns a private training as a function that `find_fit` recognises in a program.
+
+    The jitted function's last two inputs are the index and the number of examples that it trains
+    on, its last output a number: `engine/information_flow.py` reads from them which examples these
+    are, and that no `vmap` trains several networks.
+    """
+
+    def marked(net, data, key, index, size):
+        trained = train(net, data._replace(index=index, size=size), key)
+        return trained, optax.tree.sum(trained.net.params)
+
+    marked.__name__ = f"{_FIT}_{epochs}_{batch}"
+    run = jax.jit(marked)
+    return lambda net, data, key: run(net, data, key, data.index, data.size)[0]
 
 
 def mark_exact(sums: PyTree) -> PyTree:

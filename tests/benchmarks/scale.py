@@ -1,6 +1,6 @@
 """Cost of scale, in turns: very large populations, and streamed against resident examples.
 
-python -m tests.benchmarks --scale=host,disk,rows,reader,lanes,uplinks --repeats=9
+python -m tests.benchmarks --scale=host,disk,rows,reader,lanes,dp_sgd,uplinks --repeats=9
 
 Each turn measures every contender once, in alternating order, and compares it with the first one of
 that turn.
@@ -29,7 +29,7 @@ from fedjax_core.engine import client_loop, simulator
 from fedjax_core.engine.data_feed.streaming import PREFETCH_DEPTH
 from fedjax_core.task import make_task
 from fedjax_core.training import local_training
-from tests.benchmarks import lanes, ours, uplinks
+from tests.benchmarks import dp_sgd, lanes, ours, uplinks
 from tests.benchmarks.turns import Contender, measure, table
 
 POPULATIONS = (1_000, 100_000, 10_000_000)
@@ -160,6 +160,7 @@ WHAT: dict[str, Callable[[int], str]] = {
     "rows": rows,
     "reader": reader,
     "lanes": lanes.seeds,
+    "dp_sgd": dp_sgd.costs,
     "uplinks": uplinks.costs,
     "uplinks_resnet8": uplinks.costs_resnet8,
 }

@@ -1,5 +1,6 @@
 """Privacy of single examples: accounting per client, and which methods it protects."""
 
+import functools
 import importlib
 import importlib.util
 from pathlib import Path
@@ -17,6 +18,7 @@ from fedjax_core.privacy import ExampleLedger, budget
 from fedjax_core.storage.json_files import read_json, read_jsonl
 from fedjax_core.training import local_training
 from fedjax_core.training.private_gradient import ExamplePrivacy
+from methods.fedavg import fedavg as fedavg_method
 from tests import toy
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("jax_privacy") is None, reason="jax-privacy is not installed")
@@ -143,6 +145,36 @@ def test_methods_that_read_examples_otherwise_are_refused_by_name(name: str, rea
     config.privacy.update(PRIVACY)
     with pytest.raises(ValueError, match=reason):
         experiment.build(config)
+
+
+def fedavg_of_two(task, **options):
+    """Builds FedAvg whose clients train two networks by vmap, and send the first."""
+    algorithm = fedavg_method(task, **options)
+
+    def client_update(sent, state, data, key):
+        both = jax.vmap(lambda key: algorithm.client_update(sent, state, data, key))(jax.random.split(key, 2))
+        return jax.tree.map(lambda leaf: leaf[0], both)
+
+    return algorithm._replace(client_update=client_update)
+
+
+def fedavg_of_half(task, **options):
+    """Builds FedAvg whose clients train on the first half of their examples."""
+    algorithm = fedavg_method(task, **options)
+    half = lambda data: data._replace(size=data.size // 2)
+    return algorithm._replace(client_update=lambda sent, state, data, key: algorithm.client_update(sent, state, half(data), key))
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        (fedavg_of_two, "fedavg_of_two trains several networks at once by vmap"),
+        (fedavg_of_half, "fedavg_of_half trains on a part of the client's examples"),
+    ],
+)
+def test_trainings_that_the_ledger_would_miscount_are_refused_by_name(method: Any, reason: str):
+    with pytest.raises(ValueError, match=reason):
+        experiment.build(private(), method=functools.partial(method, epochs=1, batch=4))
 
 
 @pytest.mark.parametrize(
