@@ -3,12 +3,11 @@
 python -m tests.benchmarks.peers.pfllib_equality CHECKOUT [METHOD ...]
 
 CHECKOUT is a clone of TsingZ0/PFLlib, whose servers and clients run unchanged, evaluation included.
-The environment has its packages (torch, scikit-learn, h5py, matplotlib) beside ours. Digits are
-divided among clients of different sizes and written in PFLlib's format, which both sides read; an
+The environment has torch, h5py and matplotlib beside our packages. Digits are divided among clients of different sizes and written in PFLlib's format, which both sides read; an
 MLP; a client's batch is all of its examples, so that the order of batches is the same. Where PFLlib
 departs from a method's paper, it is run again with the departure taken back.
 
-Prints a line of JSON for each run: the largest difference of a server's or client's weight after
+Prints a line of JSON for each run: the largest difference of a weight of the server or a client after
 all rounds, and the largest change that training made.
 """
 
@@ -224,7 +223,7 @@ def main(checkout: str, *methods: str) -> None:
             for departure, context in (("", contextlib.nullcontext), *([peer.repair] if peer.repair else [])):
                 with context():
                     server = run_peer(peer, first)
-                line = {"method": method, "without": departure} | compare(method, state, first, server)
+                line = {"method": method, "taken back": departure} | compare(method, state, first, server)
                 print(json.dumps(line), flush=True)  # noqa: T201
 
 
