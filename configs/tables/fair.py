@@ -2,24 +2,25 @@
 
 Command:  fedjax-core table fair --workdir=runs/fair --set=data.dir=DIR
 Expect:   see configs/RESULTS.md; on two quiet cores 5 to 25 seconds a run.
-Variants: small (the default): digits with an MLP, 50 rounds; 4,000 images of MNIST at 14 x 14 pixels
-          with a small CNN, 30 rounds; 4,000 of CIFAR-10 at 16 x 16, likewise. smoke: two rounds of
-          digits, two trials. paper: 200 rounds, all of MNIST and CIFAR-10 at full size.
+Variants: small (the default): digits with an MLP, 50 rounds; 4,000 images of MNIST at 14 x 14
+          pixels with a small CNN, 30 rounds; 4,000 of CIFAR-10 at 16 x 16, likewise; smoke (two
+          rounds of digits, two trials); paper: 200 rounds, all of MNIST and CIFAR-10 at full size.
 
-DIR has the IDX files of MNIST in mnist/ and CIFAR-10 as tensorflow_datasets prepares it in cifar10/.
-The copy of CIFAR-10 that the small variant was run on has JPEG's losses, as the column says.
+DIR has the IDX files of MNIST in mnist/ and CIFAR-10 as tensorflow_datasets prepares it in
+cifar10/. The copy of CIFAR-10 that the small variant was run on has JPEG's losses, as the column
+says.
 
 20 clients, Dirichlet(0.1), of which 4 are unseen: they never train. A fifth of each client's
 training examples is held out for validation and selects settings, by 8 trials for each row and
 column, and the round. Test examples select nothing. Every row tries rates between 0.01 and 1.
-FedAvg, Local, FedAvg+Linear, FedPer, FedRep, LG-FedAvg, HeteroFL and FedRolex try nothing else. Each
-other row tries one coefficient of its own, most of them over two magnitudes, not necessarily
+FedAvg, Local, FedAvg+Linear, FedPer, FedRep, LG-FedAvg, HeteroFL and FedRolex try nothing else.
+Each other row tries one coefficient of its own, most of them over two magnitudes, not necessarily
 centered at the authors' value (FedSKC's tau from 0.05 to 5; theirs is 0.08). SCAFFOLD's server rate
-covers one magnitude, Per-FedAvg's alpha and DBE's kappa three, FedNH's scale 1 to 30, FedAMP's alpha
-up to sigma / 15 (16 clients train); FedNova, pFedGate, FedCAC, APFL, FedFomo, IFCA, DFedAvg and
-HierFAVG try one of three values. A client is evaluated with the method's personal model if there is
-one, else with the global model, on its own test examples. Of HeteroFL and FedRolex, every second
-client has a network of half the width, and gradients are clipped as by their authors.
+covers one magnitude, Per-FedAvg's alpha and DBE's kappa three, FedNH's scale 1 to 30, FedAMP's
+alpha up to sigma / 15 (16 clients train); FedNova, pFedGate, FedCAC, APFL, FedFomo, IFCA, DFedAvg
+and HierFAVG try one of three values. A client is evaluated with the method's personal model if
+there is one, else with the global model, on its own test examples. Of HeteroFL and FedRolex, every
+second client has a network of half the width, and gradients are clipped as by their authors.
 
 Not here: methods that need a frozen or pre-trained network (FedHPL, pFedPG, adapters), batch
 normalization (FedBN), public data (FedMD), or that have no clients (Centralized).

@@ -1,14 +1,15 @@
-"""PFLlib's own code and ours train from the same initial weights on the same files, and are compared.
+"""PFLlib's own code and ours train from the same weights on the same files, and are compared.
 
 python -m tests.benchmarks.peers.pfllib_equality CHECKOUT [METHOD ...]
 
 CHECKOUT is a clone of TsingZ0/PFLlib, whose servers and clients run unchanged, evaluation included.
-The environment has torch, h5py and matplotlib beside our packages. Digits are divided among clients of different sizes and written in PFLlib's format, which both sides read; an
-MLP; a client's batch is all of its examples, so that the order of batches is the same. Where PFLlib
-departs from a method's paper, it is run again with the departure taken back.
+The environment has torch, h5py and matplotlib beside our packages. Digits are divided among clients
+of different sizes and written in PFLlib's format, which both sides read; the network is an MLP; a
+batch has all examples of its client, so that the order of batches is the same. Where PFLlib departs
+from a method's paper, it is run again with the departure taken back.
 
-Prints a line of JSON for each run: the largest difference of a weight of the server or a client after
-all rounds, and the largest change that training made.
+Prints a line of JSON for each run: the largest difference of a weight of the server or a client
+after all rounds, and the largest change that training made.
 """
 
 import argparse
@@ -155,7 +156,7 @@ def run_ours(method: str, folder: Path) -> tuple[PyTree, Any]:
     config.method.update(epochs=EPOCHS, batch=max(SIZES), **PEERS[method].options)
     simulator = experiment.build(config)
     peer, state = PEERS[method], simulator.init(seed=0)
-    first = state.server.net.params if peer.server else jax.tree.map(lambda leaf: leaf[0], peer.client(state.clients[0]))
+    first = state.server.net.params if peer.client is None else jax.tree.map(lambda leaf: leaf[0], peer.client(state.clients[0]))
     first = jax.device_get(first)  # the rounds reuse its memory
     return first, simulator.run_rounds(state, ROUNDS)[0]
 

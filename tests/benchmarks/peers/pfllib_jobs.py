@@ -1,10 +1,10 @@
-"""Whole jobs of PFLlib's program and of ours, from the command to the last score, on the same files.
+"""Whole jobs of PFLlib's program and of ours, from command to last score, on the same files.
 
 python -m tests.benchmarks.peers.pfllib_jobs CHECKOUT --data=DIR [--python=PYTHON]
 
-CHECKOUT is a clone of TsingZ0/PFLlib, PYTHON an interpreter with its packages (`make.sh pfllib` makes
-one), DIR has MNIST. 12,000 images of MNIST on 20 clients, Dirichlet(0.1), PFLlib's CNN with its
-initialization, ten rounds of one local epoch in full batches of 10, all clients scored in each
+CHECKOUT is a clone of TsingZ0/PFLlib, PYTHON an interpreter with its packages (`make.sh pfllib`
+makes one), DIR has MNIST. 12,000 images of MNIST on 20 clients, Dirichlet(0.1), PFLlib's CNN with
+its initialization, ten rounds of one local epoch in full batches of 10, all clients scored in each
 round. Each job is a process of its own; ours starts without compiled programs. PFLlib is told one
 round fewer, because it trains one more; it scores all training examples as well. Prints a row for
 each job: seconds, processor seconds of all threads, peak memory, and the last mean accuracy, which
