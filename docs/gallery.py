@@ -250,7 +250,7 @@ def on_files(files: Any, config: Any) -> Any:
     """Adds the pages; mkdocs calls this."""
     from mkdocs.structure.files import File
 
-    facts, results = trace_all(), read_records()
+    facts, results = trace_all(), [record for record in read_records() if record["mean"]]
     files.append(File.generated(config, "methods/index.md", content=render_page()))
     for name, cells in read_method_table(_readme()).items():
         content = render_method(name, cells, facts[name], results)

@@ -2,6 +2,8 @@
 
 python docs/leaderboard.py runs/mine/table.csv > leaderboard.md
 
+All rows, columns and measures of the file are shown, with the intervals that it has.
+
 `configs/results/fair.csv` is the table.csv of the published run. After another one, copy its
 table.csv there: the site's page and what methods' pages say of it follow.
 """
@@ -10,7 +12,7 @@ import csv
 import itertools
 import re
 import sys
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +38,9 @@ Record = Mapping[str, str]
 
 
 def read_records(file: Path = PUBLISHED) -> list[Record]:
-    """Returns the finished cells of a table.csv, a record each."""
+    """Returns the cells of a table.csv, a record each; "mean" is empty where no seed has a number."""
     with file.open(encoding="utf-8", newline="") as opened:
-        return [record for record in csv.DictReader(opened) if record["mean"]]
+        return list(csv.DictReader(opened))
 
 
 def find_best(records: Iterable[Record]) -> list[str]:
@@ -47,14 +49,22 @@ def find_best(records: Iterable[Record]) -> list[str]:
     return [row for row, rank in ranks.items() if rank == min(ranks.values())]
 
 
-def format_score(record: Record | None, best: Container[str]) -> str:
-    """Returns a cell: mean ± deviation, whether it is the best or like the best, and lost seeds."""
-    if record is None:
+def format_score(record: Record | None, best: Collection[str]) -> str:
+    """Returns a cell: mean ± deviation, whether it is the best or like the best, and lost seeds.
+
+    Args:
+      best: rows of the lowest rank; empty if the measure has no order.
+    """
+    if record is None or not record["mean"]:
         return "—"
     text = f"{float(record['mean']):.1f}" + (f" ± {float(record['std']):.1f}" if record.get("std") else "")
     if record["row"] in best:
         text = f"**{text}**"
-    return text + (" ≈" if record.get("like_best") == "1" else "") + ("" if record.get("rank") else f" ({record['n']} seeds)")
+    return (
+        text
+        + (" ≈" if record.get("like_best") == "1" else "")
+        + ("" if record.get("rank") or not best else f" ({record['n']} seeds)")
+    )
 
 
 def format_interval(record: Record, name: str, digits: int, signed: bool = False) -> str:
@@ -68,34 +78,90 @@ def format_interval(record: Record, name: str, digits: int, signed: bool = False
 
 
 def render_column(records: Sequence[Record], pages: Mapping[str, str]) -> str:
-    """Returns the table of one column of the table, a row for each method, best first.
+    """Returns the tables of one column of the table, a row for each method, best first.
 
     Args:
       records: of the column.
       pages: by row, the address of the method's page.
     """
     measures = list(dict.fromkeys(record["measure"] for record in records))
-    by_row = {row: {r["measure"]: r for r in records if r["row"] == row} for row in dict.fromkeys(r["row"] for r in records)}
-    first = {row: cells[measures[0]] for row, cells in by_row.items() if measures[0] in cells}
+    cells = {(record["row"], record["measure"]): record for record in records}
     best = {measure: find_best(record for record in records if record["measure"] == measure) for measure in measures}
-    order = sorted(first, key=lambda row: float(first[row].get("rank") or "inf"))
-    against = next((record["against"] for record in records if record.get("against")), None)
-    has_ranks = any(record.get("rank_low") for record in records)
-    heads = ["rank", "method", measures[0], *([f"minus {against}"] if against else []), *measures[1:]]
-    lines = [f"| {' | '.join(heads)} |", "|--:|---|" + "--:|" * (len(heads) - 2)]
+    first = {row: cells[row, measures[0]] for row in dict.fromkeys(record["row"] for record in records)}
+    order = sorted(first, key=lambda row: _order_key(first[row]))
+    against = _find_against(records)
+    rows = []
     for row in order:
-        cells = [format_interval(first[row], "rank", 0 if has_ranks else 1).removesuffix(".0")]
-        cells += [f"[{row}]({pages[row]})" if row in pages else row, format_score(first[row], best[measures[0]])]
-        cells += [format_interval(first[row], "minus_against", 1, signed=True)] if against else []
-        cells += [format_score(by_row[row].get(measure), best[measure]) for measure in measures[1:]]
-        lines.append(f"| {' | '.join(cells)} |")
+        rank = _format_rank(first[row])
+        difference = [format_interval(first[row], "minus_against", 1, signed=True)] if against else []
+        scores = [format_score(cells.get((row, measure)), best[measure]) for measure in measures]
+        rows.append([rank, _link(row, pages), scores[0], *difference, *scores[1:]])
+    heads = ["rank", "method", measures[0], *([f"minus {against}"] if against else []), *measures[1:]]
     alike = [row for row in order if first[row].get("like_best") == "1"]
     text = f"By {measures[0]}, the best is {'; '.join(best[measures[0]])}. "
     text += f"Not distinguishable from it: {'; '.join(alike) or 'no other'}."
     if against and any(first[row].get("minus_against_low") for row in order):
         level = [row for row in order if _contains_zero(first[row])]
         text += f" Not distinguishable from {against}: {'; '.join(level) or 'none'}."
-    return "\n".join(['<div class="sortable" markdown>', "", *lines, "", "</div>", "", text, ""])
+    lines = [*_format_table(heads, rows), text, ""]
+    others = [measure for measure in measures[1:] if any(cells.get((row, measure), {}).get("minus_against_low") for row in order)]
+    if others:
+        differences = [
+            [_link(row, pages), *(format_interval(cells.get((row, m), {}), "minus_against", 1, signed=True) for m in others)]
+            for row in order
+        ]
+        lines += [f"The other numbers minus {against}:", "", *_format_table(["method", *others], differences)]
+    return "\n".join(lines)
+
+
+def render_overview(records: Sequence[Record], pages: Mapping[str, str]) -> str:
+    """Returns a table of the first measure with all columns side by side, by the mean of the ranks.
+
+    Rows that lack a rank in a column come last.
+    """
+    columns = list(dict.fromkeys(record["column"] for record in records))
+    measure = records[0]["measure"]
+    chosen = [record for record in records if record["measure"] == measure]
+    cells = {(record["row"], record["column"]): record for record in chosen}
+    best = {column: find_best(record for record in chosen if record["column"] == column) for column in columns}
+    means = {}
+    for row in dict.fromkeys(record["row"] for record in records):
+        ranks = [float(cells.get((row, column), {}).get("rank") or "inf") for column in columns]
+        means[row] = sum(ranks) / len(ranks)
+    rows = []
+    for row in sorted(means, key=lambda row: means[row]):
+        scores = []
+        for column in columns:
+            record = cells.get((row, column), {"mean": ""})
+            scores += [format_score(record, best[column]), _format_rank(record)]
+        rows.append([f"{means[row]:.1f}" if means[row] < float("inf") else "—", _link(row, pages), *scores])
+    heads = ["mean rank", "method", *(head for column in columns for head in (column, "rank"))]
+    top = [row for row in means if all(row in best[c] or cells.get((row, c), {}).get("like_best") == "1" for c in columns)]
+    text = f"By {measure}, the best or not distinguishable from it in all {len(columns)} columns: {'; '.join(top) or 'none'}."
+    return "\n".join([*_format_table(heads, rows), text, ""])
+
+
+def _link(row: str, pages: Mapping[str, str]) -> str:
+    return f"[{row}]({pages[row]})" if row in pages else row
+
+
+def _find_against(records: Iterable[Record]) -> str | None:
+    return next((record["against"] for record in records if record.get("against")), None)
+
+
+def _order_key(record: Record) -> tuple[float, float]:
+    return float(record.get("rank") or "inf"), -float(record["mean"] or "-inf")
+
+
+def _format_rank(record: Record) -> str:
+    return re.sub(r"\.0\b", "", format_interval(record, "rank", 1))
+
+
+def _format_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Returns the lines of a table that the page's script sorts; names are on the left."""
+    rule = "|" + "".join("---|" if head == "method" else "--:|" for head in heads)
+    body = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
+    return ['<div class="sortable" markdown>', "", body[0], rule, *body[1:], "", "</div>", ""]
 
 
 def _contains_zero(record: Record) -> bool:
@@ -105,11 +171,15 @@ def _contains_zero(record: Record) -> bool:
 
 def render_tables(records: Sequence[Record], pages: Mapping[str, str]) -> str:
     """Returns the tables of all columns, each below its name, and what their marks mean."""
-    against = next((record["against"] for record in records if record.get("against")), None)
+    against = _find_against(records)
     intervals = INTERVALS.format(against=against) if against else NO_INTERVALS
-    parts = [LEGEND.format(seeds=max(record["n"] for record in records), intervals=intervals)]
-    for column, of_column in itertools.groupby(sorted(records, key=_column_order(records)), lambda record: record["column"]):
-        parts += [f"## {column}", "", render_column(list(of_column), pages)]
+    parts = [LEGEND.format(seeds=max(int(record["n"]) for record in records), intervals=intervals)]
+    columns = itertools.groupby(sorted(records, key=_column_order(records)), lambda record: record["column"])
+    tables = [(column, render_column(list(of_column), pages)) for column, of_column in columns]
+    if len(tables) > 1:
+        parts += ["## All columns", "", render_overview(records, pages)]
+    for column, text in tables:
+        parts += [f"## {column}", "", text]
     return "\n".join(parts)
 
 

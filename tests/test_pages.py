@@ -1,5 +1,7 @@
 """Pages of the site: code runs, names exist, and the example method passes the contract."""
 
+import csv
+import itertools
 import os
 import re
 import shutil
@@ -122,7 +124,7 @@ def test_the_leaderboard_has_the_published_numbers():
         text = f"{record['mean']}±{record['std']}{lost}"
         assert cell == (f"**{text}**" if best else text) + (" ≈" if record["like_best"] == "1" else ""), record
     page = leaderboard.render_page()
-    assert page.count('<div class="sortable" markdown>') == 2
+    assert page.count('<div class="sortable" markdown>') == 3
     assert "**Rows also differ in the cohort.**" in page
     assert set(leaderboard.map_rows()) >= {record["row"] for record in records}
 
@@ -136,6 +138,37 @@ def test_a_leaderboard_with_intervals():
     assert "| 1 [1, 2] | [A](a.md) | **91.2 ± 0.5** | +1.2 [-0.5, +3.0] |" in text
     assert "| 2 [1, 2] | B | 90.0 ± 0.5 ≈ | — |" in text
     assert "Not distinguishable from it: B. Not distinguishable from B: A." in text
+
+
+def test_a_leaderboard_of_many_rows_and_columns(tmp_path):
+    columns, measures, numbers = ("digits", "MNIST", "CIFAR-10 (lossy)"), ("own", "unseen"), range(1, 41)
+    records = []
+    for column, measure, i in itertools.product(columns, measures, numbers):
+        record = {"row": f"M{i}", "column": column, "measure": measure, "n": 3, "mean": 90 - i, "std": 0.5, "rank": i}
+        record |= {"rank_low": max(i - 1, 1), "rank_high": i + 1, "like_best": int(1 < i < 4), "against": "M20"}
+        if i != 20:
+            record |= {"minus_against": 20 - i, "minus_against_low": 20 - i - 1.5, "minus_against_high": 20 - i + 1.5}
+        if i == 40 and column == "MNIST":  # all of its seeds diverged
+            record = {"row": "M40", "column": column, "measure": measure, "n": 0, "against": "M20"}
+        records.append(record)
+    with (tmp_path / "table.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(records[0]))
+        writer.writeheader()
+        writer.writerows(records)
+    text = leaderboard.render_tables(leaderboard.read_records(tmp_path / "table.csv"), {"M1": "m1.md"})
+    overview, *parts = text.split("\n## ")[1:]
+    assert [part.split("\n")[0] for part in parts] == list(columns)
+    for part in (overview, *parts):
+        heads, *rows = [line for line in part.split('<div class="sortable" markdown>')[1].split("\n") if line.startswith("| ")]
+        assert len(rows) == 40
+        assert {row.count(" | ") for row in rows} == {heads.count(" | ")}
+    assert "| 40.0 | M40 |" not in overview
+    assert "| — | M40 | 50.0 ± 0.5 | 40 [39, 41] | — | — | 50.0 ± 0.5 | 40 [39, 41] |" in overview
+    assert "in all 3 columns: M1; M2; M3." in overview
+    assert "| 1 [1, 2] | [M1](m1.md) | **89.0 ± 0.5** | +19.0 [+17.5, +20.5] | **89.0 ± 0.5** |" in parts[0]
+    assert "| — | M40 | — | — | — |" in parts[1]
+    assert "Not distinguishable from it: M2; M3. Not distinguishable from M20: M19; M21." in parts[2]
+    assert "| M19 | +1.0 [-0.5, +2.5] |" in parts[2]
 
 
 def test_cards_have_what_users_must_know():

@@ -4,7 +4,7 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 place="$here/../../../build/peers"
 mkdir -p "$place"
-for peer in ${*:-torch fedjax pfl flower}; do
+for peer in ${*:-torch fedjax pfl pfllib flower}; do
   echo "$peer"
   "${PYTHON:-python3.11}" -m venv "$place/$peer"
   if [ "$peer" != fedjax ]; then # torch first, so that nothing else chooses its build
