@@ -272,6 +272,7 @@ def get_config(variant: str = "small") -> Any:
     config.clients.seconds = placeholder(object)
     config.clients.batch = placeholder(object)  # examples in a minibatch, in place of method.batch
     config.clients.lr = placeholder(object)  # learning rate, in place of optimizer.lr
+    config.clients.rank = placeholder(object)  # of the adapter, at most its own: training/client_ranks.py
 
     config.devices = ConfigDict()
     # What clients' devices can do, by which rounds take simulated time:

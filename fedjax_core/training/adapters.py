@@ -31,6 +31,7 @@ from fedjax_core import registry
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.option_types import AtLeastOne, BelowOne, Positive, check_arguments
 from fedjax_core.task import TRAINABLE_PARTS, Axes, Model, Task, find_model_axis
+from fedjax_core.training.metrics import nbytes
 
 STACKED = ("layers", "blocks")  # entries of params whose leaves have a leading axis [depth]
 PACKED = {"qkv": ("query", "key", "value")}  # kernels [in, parts, ...], by name
@@ -241,6 +242,42 @@ def mix_adapters(one: PyTree, other: PyTree, weight: float) -> PyTree:
         b = jnp.concatenate([weight * one["b"], (1 - weight) * other["b"]], -2)
         return {"a": jnp.concatenate([one["a"], other["a"]], -1), "b": b}
     return {name: mix_adapters(part, other[name], weight) for name, part in one.items()}
+
+
+def find_rank_axis(path: tuple) -> int | None:
+    """Returns the axis of the rank, from its end, in an array at a path of any tree; None: it is no adapter's array."""
+    names = [step.key for step in path if isinstance(step, jax.tree_util.DictKey)]
+    if ENTRY not in names[:-1] or getattr(path[-1], "key", None) not in ("a", "b"):
+        return None
+    return -1 if names[-1] == "a" else -2
+
+
+def find_ranks(tree: PyTree) -> set[int]:
+    """Returns the ranks of all adapters in a tree of arrays or shapes."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {leaf.shape[axis] for path, leaf in leaves if (axis := find_rank_axis(path)) is not None}
+
+
+def truncate_adapters(tree: PyTree, rank: Array | int) -> PyTree:
+    """Returns a tree whose adapters have zeros but for the first `rank` columns of "a" and rows of "b"."""
+
+    def truncate(path, leaf):
+        axis = find_rank_axis(path)
+        if axis is None:
+            return leaf
+        is_kept = jnp.arange(leaf.shape[axis]) < rank
+        return jnp.where(is_kept if axis == -1 else is_kept[:, None], leaf, 0)
+
+    return jax.tree_util.tree_map_with_path(truncate, tree)
+
+
+def count_bytes(tree: PyTree, ranks: np.ndarray) -> np.ndarray:
+    """Returns the bytes [n] of a tree of arrays or shapes of clients whose adapters have these ranks [n]."""
+    total = np.zeros(len(ranks))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        axis = find_rank_axis(path)
+        total += nbytes(leaf) if axis is None else nbytes(leaf) // leaf.shape[axis] * ranks
+    return total
 
 
 def _get(tree: PyTree, path: Sequence[str]) -> Any:
