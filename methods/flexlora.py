@@ -1,8 +1,8 @@
-"""FlexLoRA: the server averages the products of adapters of any rank, and factors the mean anew for each client.
+"""FlexLoRA: the server averages products of adapters and factors the mean for each rank.
 
 In plain words: FedIT whose clients have adapters as large as their devices allow. The server
-averages what the adapters do to the network, not their entries. A singular value decomposition makes
-of the mean the best adapter of each size.
+averages what the adapters do to the network, not their entries. A singular value decomposition
+makes of the mean the best adapter of each size.
 Sent to clients: part of the adapter.
 
 Bai, Chen, Qian, Yao, Li. Federated Fine-tuning of Large Language Models under Heterogeneous Tasks
@@ -15,8 +15,8 @@ and Client Resources. NeurIPS 2024. https://arxiv.org/abs/2402.11505
   M = U Sigma V^T   compress_products      the mean of the products, for each kernel
 
 The server keeps the best adapter of the network's rank, ordered by singular values; its first r_i
-columns and rows are the best one of rank r_i, which client i gets (`client_ranks.py`). Other entries
-that are trained, such as the classifier, are averaged as deltas.
+columns and rows are the best one of rank r_i, which client i gets (`client_ranks.py`). Other
+entries that are trained, such as the classifier, are averaged as deltas.
 
 Unseen clients use the server's model.
 

@@ -1,4 +1,4 @@
-"""HetLoRA: adapters of different ranks are padded with zeros, and weighted by the size of their updates.
+"""HetLoRA: adapters of different ranks are padded with zeros and weighted by their size.
 
 In plain words: FedIT whose clients have adapters as large as their devices allow. The server
 averages them entry by entry, with zeros in place of what a small adapter lacks, and the more an

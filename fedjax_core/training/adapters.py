@@ -246,7 +246,7 @@ def mix_adapters(one: PyTree, other: PyTree, weight: float) -> PyTree:
 
 
 def find_rank_axis(path: tuple) -> int | None:
-    """Returns the axis of the rank, from its end, in an array at a path of any tree; None: it is no adapter's array."""
+    """Returns an array's axis of the rank, from its end, by its path; None: not an adapter's array."""
     names = [step.key for step in path if isinstance(step, jax.tree_util.DictKey)]
     if ENTRY not in names[:-1] or getattr(path[-1], "key", None) not in ("a", "b"):
         return None
@@ -260,7 +260,7 @@ def find_ranks(tree: PyTree) -> set[int]:
 
 
 def truncate_adapters(tree: PyTree, rank: Array | int) -> PyTree:
-    """Returns a tree whose adapters have zeros but for the first `rank` columns of "a" and rows of "b"."""
+    """Returns a tree whose adapters have zeros beyond `rank` columns of "a" and rows of "b"."""
 
     def truncate(path, leaf):
         axis = find_rank_axis(path)
@@ -279,7 +279,7 @@ def check_has_adapter(task: Task, method: str) -> None:
 
 
 def list_factors(adapter: PyTree) -> list[dict[str, Array]]:
-    """Returns the factors {"a": [..., in, rank], "b": [..., rank, out]} of all kernels of an adapter."""
+    """Returns {"a": [..., in, rank], "b": [..., rank, out]} of each kernel of an adapter."""
     return jax.tree.leaves(adapter, is_leaf=_is_pair)
 
 
@@ -298,7 +298,7 @@ def product_norm(adapter: PyTree) -> Array:
 
 
 def compress_products(adapters: PyTree, weights: Array) -> PyTree:
-    """Returns the adapter nearest to sum_i w_i A_i B_i of each kernel, by its largest singular values.
+    """Returns the adapter nearest to sum_i w_i A_i B_i of each kernel, by singular values.
 
     "a" has the left singular vectors, signed so that the largest entry of each is positive, and "b"
     the right ones times singular values, which fall. So an adapter of fewer columns and rows is the
@@ -338,7 +338,7 @@ def _join_clients(x: Array) -> Array:
 
 
 def count_bytes(tree: PyTree, ranks: np.ndarray) -> np.ndarray:
-    """Returns the bytes [n] of a tree of arrays or shapes of clients whose adapters have these ranks [n]."""
+    """Returns the bytes [n] of a tree of arrays or shapes for clients of these ranks [n]."""
     total = np.zeros(len(ranks))
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         axis = find_rank_axis(path)

@@ -1,10 +1,10 @@
 """Ranks of an adapter by client, for any method.
 
-A client of rank r_i has the first r_i columns of each "a" and rows of each "b"; its arrays have zeros
-beyond. There both factors are zero, so their gradients are, and training keeps them.
+A client of rank r_i has the first r_i columns of each "a" and rows of each "b"; its arrays have
+zeros beyond. There both factors are zero, so their gradients are, and training keeps them.
 
 The scale is that of the network's own rank, alpha / rank, for all clients. Clients of rank r_i thus
-have alpha_i = alpha r_i / rank, as FLoRA asks for (https://arxiv.org/abs/2409.05976). With
+have alpha_i = alpha r_i / rank, as in FLoRA's code (https://arxiv.org/abs/2409.05976). With
 alpha / r_i the same columns would be another update at each client and at the server, and their
 mean would have no meaning.
 """
@@ -18,7 +18,7 @@ from fedjax_core.training.adapters import find_ranks, truncate_adapters
 
 
 def with_client_ranks(build: Callable[[Task], Algorithm], rank: int) -> Callable[[Task], Algorithm]:
-    """Returns the method for clients that have the first `settings.rank` of the adapter's columns and rows.
+    """Returns the method for clients that have `settings.rank` of the adapter's columns and rows.
 
     What a client receives, keeps and sends is truncated. A mean of uplinks has zeros in place of
     what a client lacks. The predictor "global" is the server's model at the network's rank; others
