@@ -94,6 +94,7 @@ class ClientSettings(NamedTuple):
       batch: examples in a minibatch, at most as many as the method's.
       rate: factor of the optimizer's learning rate.
       share: of the local steps, that the client takes before its time is over.
+      rank: of its adapter (`training/client_ranks.py`).
     """
 
     epochs: Array | None = None
@@ -101,6 +102,7 @@ class ClientSettings(NamedTuple):
     batch: Array | None = None
     rate: Array | None = None
     share: Array | None = None
+    rank: Array | None = None
 
 
 class ClientData(NamedTuple):

@@ -7,7 +7,8 @@ Zhang, Vahidian, Kuo, Li, Zhang, Yu, Wang, Chen. Towards Building the Federated 
 Instruction Tuning. 2023. https://arxiv.org/abs/2305.05644
 
 It is FedAvg (methods/fedavg.py) of what a network trains, here an adapter (`adapters.adapter_task`),
-with the loss on the answers' tokens.
+with the loss on the answers' tokens. With ranks by client (`config.clients.rank`) deltas are padded
+with zeros.
 
 Unseen clients use the server's model.
 

@@ -79,7 +79,9 @@ from methods.fedskc import fedskc
 from methods.fedspeed import fedspeed
 from methods.fedtgp import fedtgp
 from methods.fedtpg import fedtpg
+from methods.flexlora import flexlora
 from methods.heterofl import heterofl
+from methods.hetlora import hetlora
 from methods.hierfavg import hierfavg
 from methods.ifca import ifca
 from methods.lg_fedavg import lg_fedavg
@@ -184,6 +186,8 @@ METHODS: dict[str, Any] = {
     "pfedpg": functools.partial(pfedpg, heads=2, inner=4, server_lr=0.5, epochs=2, batch=BATCH),
     "fedit": functools.partial(fedit, epochs=2, batch=BATCH),
     "fedlora": functools.partial(fedlora, epochs=2, finetune_epochs=1, batch=BATCH),
+    "hetlora": functools.partial(hetlora, prune=True, gamma=0.7, lam=0.01, epochs=2, batch=BATCH),
+    "flexlora": functools.partial(flexlora, epochs=2, batch=BATCH),
     "fedoa": functools.partial(fedoa, lam=0.7, epochs=2, batch=BATCH),
     "fedoa_lora": functools.partial(fedoa, lam=0.7, epochs=2, batch=BATCH, variant="released", reading={"micro": 3}),
     "fedsdr": functools.partial(fedsdr, lam=0.7, epochs=2, batch=BATCH),
@@ -240,6 +244,8 @@ def task_with_class_texts(hidden: int = 6, statistics: bool = True, generated: b
 
 TASKS = {  # for methods that need another task
     "fedoa_lora": task_adapted,
+    "hetlora": task_adapted,
+    "flexlora": task_adapted,
     "perada": task_with_public,
     "fedtgp": task_alike,
     "fedgen": task_alike,

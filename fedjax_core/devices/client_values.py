@@ -18,11 +18,11 @@ from fedjax_core.devices.profiles import ClientDraws, draw_tier, read_csv_table
 from fedjax_core.option_types import Positive, check_value, is_number, shorten
 
 # whether it is an int, of each setting
-SETTINGS: dict[str, bool] = {"epochs": True, "steps": True, "seconds": False, "batch": True, "lr": False}
+SETTINGS: dict[str, bool] = {"epochs": True, "steps": True, "seconds": False, "batch": True, "lr": False, "rank": True}
 LARGEST = 2**24  # float32 counts so far
 
 
-def draw_values(found: registry.ResolvedSpec | float, name: str, population: int, seed: int) -> np.ndarray:
+def draw_values(found: registry.ResolvedSpec | float, name: str, population: int, seed: int, most: int | None = None) -> np.ndarray:
     """Returns [N] a setting's value for each client, int32 or float64.
 
     Args:
@@ -30,6 +30,7 @@ def draw_values(found: registry.ResolvedSpec | float, name: str, population: int
       name: of the setting, one of `SETTINGS`.
       population: N.
       seed: the data seed.
+      most: the largest that is allowed, of the network; None: there is no such.
 
     Raises:
       TypeError: a function from outside returned something else.
@@ -37,22 +38,25 @@ def draw_values(found: registry.ResolvedSpec | float, name: str, population: int
       OSError: a file cannot be read.
     """
     if not isinstance(found, registry.ResolvedSpec):
-        return _check_values(name, repr(found), np.full(population, found))
+        return _check_values(name, repr(found), np.full(population, found), most)
     values = np.asarray(found(draws=ClientDraws(population, seed), name=name))
     if values.shape != (population,) or values.dtype.kind not in "iuf":
         raise TypeError(
             f"clients.{name}={found.spec!r} must return {population} numbers, one for each client, it returned "
             f"{values.dtype}{list(values.shape)}"
         )
-    return _check_values(name, repr(found.spec), values)
+    return _check_values(name, repr(found.spec), values, most)
 
 
-def _check_values(name: str, spec: str, values: np.ndarray) -> np.ndarray:
-    wrong = ~((values > 0) & (values < LARGEST)) | (SETTINGS[name] & (values != np.floor(values)))
+def _check_values(name: str, spec: str, values: np.ndarray, most: int | None) -> np.ndarray:
+    wrong = ~((values > 0) & (values < LARGEST) & (values <= (LARGEST if most is None else most))) | (
+        SETTINGS[name] & (values != np.floor(values))
+    )
     if wrong.any():
         client = int(np.flatnonzero(wrong)[0])
+        limit = "below 2**24" if most is None else f"at most the network's {most}"
         allowed = "an int of at least 1" if SETTINGS[name] else "a positive number"
-        raise ValueError(f"clients.{name}={spec}: client {client} has {values[client]}, it must be {allowed}, below 2**24")
+        raise ValueError(f"clients.{name}={spec}: client {client} has {values[client]}, it must be {allowed}, {limit}")
     return values.astype(np.int32 if SETTINGS[name] else np.float64)
 
 

@@ -22,6 +22,7 @@ FIELDS = {  # of configs, by setting
     "batch": "clients.batch",
     "rate": "clients.lr",
     "share": "devices.late='partial'",
+    "rank": "clients.rank",
 }
 
 

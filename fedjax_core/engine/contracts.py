@@ -30,7 +30,6 @@ from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.sharding.data_placement import PLACES
 from fedjax_core.engine.simulation_spec import SCOPES, Evaluation, Group, GroupShapes, Shapes, SimulationSpec
 from fedjax_core.task import HEAD_HINT, check_tokens
-from fedjax_core.training import metrics
 from fedjax_core.training.few_shot import EpisodeSampler
 from fedjax_core.training.metrics import finalizer
 
@@ -172,10 +171,9 @@ def trace_shapes(spec: SimulationSpec) -> Shapes:
                 "averages parameters needs one architecture for all clients (for mixed ones use fedhe, for example)",
             )
         shapes.append(GroupShapes(server, sent, client, out))
-    sizes = np.array([len(group.clients) for group in spec.groups], float)
-    wire = zip(*(shape.wire for shape in shapes), strict=True)
-    down, up = ([metrics.nbytes(tree) for tree in trees] for trees in wire)
-    return Shapes(tuple(shapes), float(sizes @ down / sizes.sum()), float(sizes @ up / sizes.sum()))
+    each = [[spec.count_bytes(g, tree) for tree in shape.wire] for g, shape in enumerate(shapes)]
+    down, up = (float(np.mean(np.concatenate(of_groups))) for of_groups in zip(*each, strict=True))
+    return Shapes(tuple(shapes), down, up)
 
 
 def _check_no_own_head(predict: Callable[[], Any], name: str, group: str) -> None:

@@ -20,7 +20,6 @@ from fedjax_core.engine import client_sampling
 from fedjax_core.engine.client_work import count_client_examples, measure_work
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.simulation_spec import SimulationSpec, stream_key
-from fedjax_core.training import metrics
 
 
 class Participation(NamedTuple):
@@ -95,8 +94,8 @@ def count_client_seconds(spec: SimulationSpec, devices: ClientDevices) -> tuple[
     """
     assert devices.profiles is not None
     down, up = np.zeros(spec.population), np.zeros(spec.population)
-    for group, shapes in zip(spec.groups, spec.shapes.groups, strict=True):
-        down[group.clients], up[group.clients] = (metrics.nbytes(tree) for tree in shapes.wire)
+    for g, (group, shapes) in enumerate(zip(spec.groups, spec.shapes.groups, strict=True)):
+        down[group.clients], up[group.clients] = (spec.count_bytes(g, tree) for tree in shapes.wire)
     of_work = functools.partial(client_seconds, devices.profiles, down=down, up=up)
     has_examples, is_late = np.asarray(spec.host_arrays.size) > 0, np.zeros(spec.population, bool)
     if devices.seconds is not None:
@@ -143,9 +142,10 @@ def least_memory(spec: SimulationSpec) -> np.ndarray:
     for scores alone is not transmitted.
     """
     least = np.zeros(spec.population)
-    for group, shapes in zip(spec.groups, spec.shapes.groups, strict=True):
+    for g, (group, shapes) in enumerate(zip(spec.groups, spec.shapes.groups, strict=True)):
+        count = lambda tree, g=g: spec.count_bytes(g, tree)
         messages = zip(shapes.wire, (shapes.sent, shapes.out.uplink), strict=True)
-        least[group.clients] = metrics.nbytes(shapes.client) + sum(min(map(metrics.nbytes, pair)) for pair in messages)
+        least[group.clients] = count(shapes.client) + sum(np.minimum(*map(count, pair)) for pair in messages)
     return least
 
 

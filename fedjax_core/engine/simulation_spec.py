@@ -19,6 +19,7 @@ from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.sharding.data_placement import Placed
 from fedjax_core.engine.sharding.mesh import Plan
 from fedjax_core.task import PeerGroup, Task
+from fedjax_core.training import adapters, metrics
 from fedjax_core.training.few_shot import EpisodeSampler
 from fedjax_core.training.private_gradient import ExamplePrivacy
 
@@ -257,6 +258,13 @@ class SimulationSpec:
         settings = settings if settings is None or in_round else settings._replace(share=None)
         privacy = self.example_privacy
         return ClientData(arrays.train, arrays.index[i], size, self.episodes, settings=settings, privacy=privacy)
+
+    def count_bytes(self, g: int, tree: PyTree) -> np.ndarray:
+        """Returns the bytes [n] of a message of group g's clients, from its shapes; an adapter's by the client's rank."""
+        settings, clients = self.host_arrays.settings, self.groups[g].clients
+        if settings is None or settings.rank is None:
+            return np.full(len(clients), metrics.nbytes(tree))
+        return adapters.count_bytes(tree, np.asarray(settings.rank)[clients])
 
     def scored_clients(self) -> np.ndarray:
         """Returns the ids of the clients that are scored, sorted."""

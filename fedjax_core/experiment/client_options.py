@@ -12,6 +12,8 @@ from fedjax_core.algorithm import ClientSettings
 from fedjax_core.devices.client_values import SETTINGS, draw_values, find_values
 from fedjax_core.registry import ResolvedSpec
 from fedjax_core.training import local_training, optimizers
+from fedjax_core.training.adapters import AdapterConfig
+from fedjax_core.training.client_ranks import with_client_ranks
 
 OF_EPOCHS = ("epochs", "steps", "seconds")  # each in place of the method's option `epochs`
 
@@ -23,6 +25,7 @@ class ClientOptions(NamedTuple):
       specs: of the settings, by name: a distribution, or a number for all clients.
       epochs, batch: options of the method; None: it has no such option.
       lr: of the optimizer.
+      rank: of the network's adapter; None: it has none.
       is_partial: whether clients stop early at a deadline.
     """
 
@@ -30,10 +33,11 @@ class ClientOptions(NamedTuple):
     epochs: int | None
     batch: int | None
     lr: float | None
+    rank: int | None
     is_partial: bool
 
 
-def parse_clients(fields: Mapping[str, Any], method: ResolvedSpec) -> ClientOptions:
+def parse_clients(fields: Mapping[str, Any], method: ResolvedSpec, adapter: AdapterConfig | None = None) -> ClientOptions:
     """Returns the options of settings by client.
 
     Raises:
@@ -57,6 +61,8 @@ def parse_clients(fields: Mapping[str, Any], method: ResolvedSpec) -> ClientOpti
         raise ValueError(f"clients.batch={given['batch']!r}: with task={fields['task']!r} a minibatch is an episode")
     if "lr" in given and "optimizer.lr" not in fields:
         raise ValueError(f"clients.lr={given['lr']!r} needs optimizer.lr, of which it is a multiple")
+    if "rank" in given:
+        _check_rank(given["rank"], fields, adapter)
     if "seconds" in given and fields["devices.profile"] is None:
         raise ValueError(f"clients.seconds={given['seconds']!r} needs devices.profile, by which clients take time")
     if "seconds" in given and fields["privacy.mechanism"] is not None:
@@ -66,7 +72,20 @@ def parse_clients(fields: Mapping[str, Any], method: ResolvedSpec) -> ClientOpti
             "come back, which the noise is not made for; clients.steps has no such clients"
         )
     is_partial = fields["devices.late"] == "partial"
-    return ClientOptions(specs, value("epochs"), value("batch"), fields.get("optimizer.lr"), is_partial)
+    rank = None if adapter is None else adapter.rank
+    return ClientOptions(specs, value("epochs"), value("batch"), fields.get("optimizer.lr"), rank, is_partial)
+
+
+def _check_rank(rank: float | str, fields: Mapping[str, Any], adapter: AdapterConfig | None) -> None:
+    """Raises ValueError where clients cannot have ranks of their own."""
+    given = f"clients.rank={rank!r}"
+    if adapter is None:
+        raise ValueError(f"{given} needs adapter, such as 'lora(rank=8)', of which clients train a part")
+    if not isinstance(rank, str) and rank > adapter.rank:
+        raise ValueError(f"{given} must be at most the rank of adapter={fields['adapter']!r}, {adapter.rank}")
+    if fields["compression.uplink"] is not None:
+        what = f"compression.uplink={fields['compression.uplink']!r}"
+        raise ValueError(f"{given} and {what}: compressed uplinks have one size for all clients")
 
 
 def with_client_rates(optimizer: local_training.Optimizer, options: ClientOptions) -> local_training.Optimizer:
@@ -87,7 +106,10 @@ def make_client_settings(options: ClientOptions, population: int, seed: int) -> 
     Raises:
       ValueError, TypeError, OSError: as `draw_values`.
     """
-    values: dict[str, Any] = {name: draw_values(spec, name, population, seed) for name, spec in options.specs.items()}
+    most = {"rank": options.rank}
+    values: dict[str, Any] = {
+        name: draw_values(spec, name, population, seed, most.get(name)) for name, spec in options.specs.items()
+    }
     seconds = values.pop("seconds", None)
     if "batch" in values:
         assert options.batch is not None  # checked with the fields
@@ -111,4 +133,8 @@ def bind_settings(make: Callable, options: ClientOptions, settings: ClientSettin
         changed["epochs"] = local_training.EpochsByClient(options.epochs)
     if settings is not None and settings.batch is not None:
         changed["batch"] = int(np.max(settings.batch if has_unseen else settings.batch[:-1]))
-    return functools.partial(make, **changed) if changed else make
+    make = functools.partial(make, **changed) if changed else make
+    if "rank" not in options.specs:
+        return make
+    assert options.rank is not None  # checked with the fields
+    return with_client_ranks(make, options.rank)

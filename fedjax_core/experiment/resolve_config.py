@@ -153,10 +153,12 @@ def resolve(config: Config) -> ResolvedConfig:
 
 def _resolve(fields: Mapping[str, Any]) -> ResolvedConfig:
     data, method = lookup.find_data(fields), lookup.find_method(fields)
-    clients = client_options.parse_clients(fields, method)
+    adapter = fields["adapter"]
+    adapter = None if adapter is None else registry.resolve_spec("adapter", adapter, adapters.ADAPTERS, field="adapter")()
+    clients = client_options.parse_clients(fields, method, adapter)
     for_texts = data.source.function is language.Source
     mechanism, privacy = uplink_options.parse_privacy(fields, for_texts, _client_weights(method))
-    task, adapter, augment = fields["task"], fields["adapter"], fields["augment"]
+    task, augment = fields["task"], fields["augment"]
     fraction = None if fields["cohort.fraction"] is None else float(fields["cohort.fraction"])  # 1 is all clients
     return ResolvedConfig(
         seed=fields["seed"],
@@ -166,7 +168,7 @@ def _resolve(fields: Mapping[str, Any]) -> ResolvedConfig:
         networks=lookup.find_networks(fields),
         public=lookup.find_public(fields["public"]),
         episodes=registry.resolve_spec("task", task, TASKS, field="task")(),
-        adapter=None if adapter is None else registry.resolve_spec("adapter", adapter, adapters.ADAPTERS, field="adapter")(),
+        adapter=adapter,
         train=registry.check_choice("train", fields["train"], TRAINABLE_PARTS),
         normalise=registry.check_choice("normalise", fields["normalise"], NORMALISATIONS),
         statistics=registry.check_choice("statistics", fields["statistics"], STATISTICS),

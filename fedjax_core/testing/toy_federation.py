@@ -122,8 +122,9 @@ def task_alike(hidden: int = 6, statistics: bool = True) -> Task:
     return make_task(network, classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
 
 
-def task_adapted(hidden: int = 6, statistics: bool = True, dropout: float = 0.2) -> Task:
-    """Builds a task of LoRA with dropout over a frozen body, and the head."""
-    net, kind = model(hidden, statistics).init(jax.random.key(3)), adapters.lora(rank=2, dropout=dropout, targets=("body",))
+def task_adapted(hidden: int = 6, statistics: bool = True, dropout: float = 0.2, **options: float) -> Task:
+    """Builds a task of LoRA with dropout over a frozen body, and the head; `options` are LoRA's."""
+    kind = adapters.lora(**({"rank": 2, "dropout": dropout, "targets": ("body",)} | options))
+    net = model(hidden, statistics).init(jax.random.key(3))
     settings = {"classes": CLASSES, "population": CLIENTS, "shape": (INPUTS,)}
     return adapters.adapter_task(model(hidden, statistics), net, kind, "head", **settings)

@@ -31,11 +31,13 @@ from fedjax_core import registry
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.option_types import AtLeastOne, BelowOne, Positive, check_arguments
 from fedjax_core.task import TRAINABLE_PARTS, Axes, Model, Task, find_model_axis
+from fedjax_core.training.metrics import nbytes
 
 STACKED = ("layers", "blocks")  # entries of params whose leaves have a leading axis [depth]
 PACKED = {"qkv": ("query", "key", "value")}  # kernels [in, parts, ...], by name
 JOINED = {"out": 2}  # kernels with several input axes, and how many
 ENTRY, _STREAM, _DROPOUT = "adapter", 0x6C6F7261, 0x64726F70
+_EXACT = jax.lax.Precision.HIGHEST
 
 
 class AdapterConfig(NamedTuple):
@@ -241,6 +243,107 @@ def mix_adapters(one: PyTree, other: PyTree, weight: float) -> PyTree:
         b = jnp.concatenate([weight * one["b"], (1 - weight) * other["b"]], -2)
         return {"a": jnp.concatenate([one["a"], other["a"]], -1), "b": b}
     return {name: mix_adapters(part, other[name], weight) for name, part in one.items()}
+
+
+def find_rank_axis(path: tuple) -> int | None:
+    """Returns an array's axis of the rank, from its end, by its path; None: not an adapter's array."""
+    names = [step.key for step in path if isinstance(step, jax.tree_util.DictKey)]
+    if ENTRY not in names[:-1] or getattr(path[-1], "key", None) not in ("a", "b"):
+        return None
+    return -1 if names[-1] == "a" else -2
+
+
+def find_ranks(tree: PyTree) -> set[int]:
+    """Returns the ranks of all adapters in a tree of arrays or shapes."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {leaf.shape[axis] for path, leaf in leaves if (axis := find_rank_axis(path)) is not None}
+
+
+def truncate_adapters(tree: PyTree, rank: Array | int) -> PyTree:
+    """Returns a tree whose adapters have zeros beyond `rank` columns of "a" and rows of "b"."""
+
+    def truncate(path, leaf):
+        axis = find_rank_axis(path)
+        if axis is None:
+            return leaf
+        is_kept = jnp.arange(leaf.shape[axis]) < rank
+        return jnp.where(is_kept if axis == -1 else is_kept[:, None], leaf, 0)
+
+    return jax.tree_util.tree_map_with_path(truncate, tree)
+
+
+def check_has_adapter(task: Task, method: str) -> None:
+    """Raises ValueError for a task without an adapter, of which a method shares the factors."""
+    if ENTRY not in jax.eval_shape(task.model.init, jax.random.key(0)).params:
+        raise ValueError(f"{method} needs a network with an adapter; set config.adapter, such as 'lora(rank=8)'")
+
+
+def list_factors(adapter: PyTree) -> list[dict[str, Array]]:
+    """Returns {"a": [..., in, rank], "b": [..., rank, out]} of each kernel of an adapter."""
+    return jax.tree.leaves(adapter, is_leaf=_is_pair)
+
+
+def _is_pair(node: Any) -> bool:
+    return isinstance(node, dict) and node.keys() == {"a", "b"}
+
+
+def product_norm(adapter: PyTree) -> Array:
+    """Returns the Frobenius norm [] of the products A B of all kernels, without building them."""
+    square = jnp.zeros(())
+    for own in list_factors(adapter):
+        a, b = own["a"].astype(jnp.float32), own["b"].astype(jnp.float32)
+        grams = jnp.matmul(a.mT, a, precision=_EXACT), jnp.matmul(b, b.mT, precision=_EXACT)
+        square += jnp.sum(grams[0] * grams[1])  # tr(A^T A B B^T)
+    return jnp.sqrt(jnp.maximum(square, 0))
+
+
+def compress_products(adapters: PyTree, weights: Array) -> PyTree:
+    """Returns the adapter nearest to sum_i w_i A_i B_i of each kernel, by singular values.
+
+    "a" has the left singular vectors, signed so that the largest entry of each is positive, and "b"
+    the right ones times singular values, which fall. So an adapter of fewer columns and rows is the
+    nearest one of its rank. No [in, out] matrix is built: singular values are those of a matrix
+    with a row for each of all clients' columns.
+
+    Args:
+      adapters: of C clients, leaves [C, ..., in, rank] and [C, ..., rank, out].
+      weights: [C]; an adapter of weight 0 may be anything, NaN too.
+    """
+
+    def compress(own: dict[str, Array]) -> dict[str, Array]:
+        w = weights.reshape(-1, *(1,) * (own["a"].ndim - 1))
+        a, b = (jnp.where(w != 0, own[name].astype(jnp.float32), 0) for name in ("a", "b"))
+        wide_a, wide_b = _join_clients(w * a), _join_clients(b.mT)  # [..., in, C rank], [..., out, C rank]
+        (q_a, r_a), (q_b, r_b) = jnp.linalg.qr(wide_a), jnp.linalg.qr(wide_b)
+        u, s, vt = jnp.linalg.svd(jnp.matmul(r_a, r_b.mT, precision=_EXACT), full_matrices=False)
+        rank = own["a"].shape[-1]
+        left = jnp.matmul(q_a, u, precision=_EXACT)[..., :rank]
+        right = jnp.matmul(s[..., None] * vt, q_b.mT, precision=_EXACT)[..., :rank, :]
+        largest = jnp.take_along_axis(left, jnp.argmax(jnp.abs(left), -2, keepdims=True), -2)
+        sign = jnp.where(largest < 0, -1.0, 1.0)
+        missing = rank - left.shape[-1]  # of a kernel with fewer inputs or outputs
+        pad = lambda x, axis: jnp.pad(x, [(0, missing if i == x.ndim + axis else 0) for i in range(x.ndim)])
+        return {
+            "a": pad(left * sign, -1).astype(own["a"].dtype),
+            "b": pad(right * sign.mT, -2).astype(own["b"].dtype),
+        }
+
+    return jax.tree.map(compress, adapters, is_leaf=_is_pair)
+
+
+def _join_clients(x: Array) -> Array:
+    """Returns the clients' columns [C, ..., n, rank] side by side, [..., n, C rank]."""
+    x = jnp.moveaxis(x, 0, -2)
+    return x.reshape(*x.shape[:-2], -1)
+
+
+def count_bytes(tree: PyTree, ranks: np.ndarray) -> np.ndarray:
+    """Returns the bytes [n] of a tree of arrays or shapes for clients of these ranks [n]."""
+    total = np.zeros(len(ranks))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        axis = find_rank_axis(path)
+        total += nbytes(leaf) if axis is None else nbytes(leaf) // leaf.shape[axis] * ranks
+    return total
 
 
 def _get(tree: PyTree, path: Sequence[str]) -> Any:

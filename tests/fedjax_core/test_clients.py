@@ -34,6 +34,8 @@ def config(clients, devices=None, **method):
         ({"steps": 2.5}, {}, "clients.steps=2.5 must be an int, at least 1 or a string or None"),
         ({"lr": -0.1}, {}, "clients.lr=-0.1 must be positive or a string or None"),
         ({"epochs": 2, "steps": 3}, {}, "clients.epochs=2 and clients.steps=3: a client has epochs, steps or seconds, one of them"),
+        ({"rank": 0}, {}, "clients.rank=0 must be at least 1 or a string or None"),
+        ({"rank": 4}, {}, "clients.rank=4 needs adapter, such as 'lora(rank=8)', of which clients train a part"),
         ({"seconds": 3.0}, {}, "clients.seconds=3.0 needs devices.profile, by which clients take time"),
         ({}, {"late": "partial"}, "devices.late='partial' needs devices.profile"),
         ({}, {"late": "partial", "profile": PROFILE}, "devices.late='partial' needs devices.deadline"),
@@ -57,6 +59,18 @@ def test_methods_without_such_an_option():
         experiment.resolve(settings)
     with pytest.raises(ValueError, match="fedgen: its server reckons with one number of epochs"):
         experiment.build(config({"steps": 3}, name="fedgen"), toy.data())
+
+
+def test_ranks_that_a_network_does_not_have():
+    settings = config({"rank": 9})
+    settings.models, settings.adapter = ("vit(patch=4, width=8, depth=1, heads=2)",), "lora(rank=8)"
+    message = "clients.rank=9 must be at most the rank of adapter='lora(rank=8)', 8"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        experiment.resolve(settings)
+    settings.clients.rank, settings.compression.uplink = 4, "quantize(bits=8)"
+    message = "clients.rank=4 and compression.uplink='quantize(bits=8)': compressed uplinks have one size for all clients"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        experiment.resolve(settings)
 
 
 def test_privacy_and_seconds():
@@ -97,3 +111,13 @@ def test_a_run_is_resumed_with_its_own_settings(tmp_path):
     file.write_text(file.read_text().replace("3,2", "4,2"))
     with pytest.raises(ValueError, match=r"holds a run with other devices \(devices.settings: "):
         run("whole", 4)
+
+
+def test_a_config_with_ranks():
+    settings = config({"rank": "tiers(weights=(1, 1), values=(1, 3))"})
+    settings.data.source, settings.models = "digits", ("vit(patch=4, width=8, depth=1, heads=2)",)
+    settings.adapter, settings.train, settings.data.clients = "lora(rank=3, targets=('query',))", "head", 12
+    spec = experiment.build(settings).spec
+    ranks = spec.host_arrays.settings.rank
+    assert set(ranks) == {1, 3}
+    assert spec.shapes.up == 4 * (ranks.mean() * 2 * 8 + 8 * 10 + 10)

@@ -18,7 +18,7 @@ FIELDS = {  # by kind of difference, the fields of a config that make it; groups
     "rounds": ("rounds", "schedule", "evaluation.select", "evaluation.patience", "evaluation.until"),
     "epochs": ("clients.epochs", "clients.steps", "clients.seconds"),
     "batch": ("method.batch", "drop_last", "clients.batch"),
-    "network": ("models", "weights", "train", "adapter", "statistics", "normalise"),
+    "network": ("models", "weights", "train", "adapter", "clients.rank", "statistics", "normalise"),
     "optimizer": ("optimizer.", "clients.lr"),
     "data": ("data.", "public", "task", "augment"),
 }

@@ -49,7 +49,7 @@ def test_a_file_has_a_column_for_each_setting(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("batch\n1\n2\n", "line 1: the columns must be epochs and any of steps, seconds, batch, lr, once each"),
+        ("batch\n1\n2\n", "line 1: the columns must be epochs and any of steps, seconds, batch, lr, rank, once each"),
         ("epochs\n1\n", "has 1 lines after the first, one for each client; 2 clients train"),
         ("epochs\n1\ntwo\n", "line 3, column 'epochs': 'two' must be a number"),
         ("epochs\n1\n2.5\n", "client 1 has 2.5, it must be an int of at least 1"),

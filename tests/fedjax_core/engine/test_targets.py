@@ -22,7 +22,7 @@ from tests import toy
 
 ANY = """
     afl apfl centralized cfl dfedavg ditto fedala fedamp fedavg fedavg_ft fedbabu fedbn fedcac fedcm feddyn fedexp fedfomo fedit
-    fedlora fednova fedopt fedper fedprox fedrep fedsam fedspeed hierfavg ifca lg_fedavg local per_fedavg qfedavg scaffold
+    fedlora fednova fedopt fedper fedprox fedrep fedsam fedspeed flexlora hetlora hierfavg ifca lg_fedavg local per_fedavg qfedavg scaffold
 """
 ROWS = "dbe fedavg_linear fedcp fedsdr moon perada pfedgate pfedpg pfedpt"
 

@@ -1,0 +1,68 @@
+"""Ranks of an adapter by client, for any method.
+
+A client of rank r_i has the first r_i columns of each "a" and rows of each "b"; its arrays have
+zeros beyond. There both factors are zero, so their gradients are, and training keeps them.
+
+The scale is that of the network's own rank, alpha / rank, for all clients. Clients of rank r_i thus
+have alpha_i = alpha r_i / rank, as in FLoRA's code (https://arxiv.org/abs/2409.05976). With
+alpha / r_i the same columns would be another update at each client and at the server, and their
+mean would have no meaning.
+"""
+
+import functools
+from collections.abc import Callable
+
+from fedjax_core.algorithm import Algorithm, ClientData, PyTree, builder_name
+from fedjax_core.task import Task
+from fedjax_core.training.adapters import find_ranks, truncate_adapters
+
+
+def with_client_ranks(build: Callable[[Task], Algorithm], rank: int) -> Callable[[Task], Algorithm]:
+    """Returns the method for clients that have `settings.rank` of the adapter's columns and rows.
+
+    What a client receives, keeps and sends is truncated. A mean of uplinks has zeros in place of
+    what a client lacks. The predictor "global" is the server's model at the network's rank; others
+    are the client's at its own. Unseen clients have the network's rank.
+
+    Args:
+      build: the method.
+      rank: of the network's adapter.
+
+    Raises:
+      ValueError: (when traced) clients neither receive nor keep an adapter of this rank.
+    """
+
+    def build_truncated(task: Task) -> Algorithm:
+        inner = build(task)
+
+        def truncate(tree: PyTree, data: ClientData) -> PyTree:
+            own = None if data.settings is None else data.settings.rank
+            return tree if own is None else truncate_adapters(tree, own)
+
+        def client_update(sent, client, data, key):
+            if (ranks := find_ranks((sent, client))) != {rank}:
+                has = f"adapters of ranks {sorted(ranks)}" if ranks else "no adapter"
+                raise ValueError(
+                    f"clients.rank: {builder_name(build)} sends to and keeps with clients {has}; it must be that of the network, "
+                    f"of rank {rank}"
+                )
+            out = inner.client_update(truncate(sent, data), truncate(client, data), data, key)
+            local = out.local and truncate(out.local, data)
+            return out._replace(state=truncate(out.state, data), uplink=truncate(out.uplink, data), local=local)
+
+        def personalise(sent, client, data, key):
+            held = truncate((sent, client), data)
+            return held if inner.personalise is None else truncate(inner.personalise(*held, data, key), data)
+
+        def prepare(sent, client, data, key):
+            assert inner.prepare is not None
+            return truncate(inner.prepare(truncate(sent, data), truncate(client, data), data, key), data)
+
+        has_own_models = inner.personalise is not None or set(inner.predict) != {"global"}
+        return inner._replace(
+            client_update=client_update,
+            personalise=personalise if has_own_models else None,
+            prepare=inner.prepare and prepare,
+        )
+
+    return functools.update_wrapper(build_truncated, build)
