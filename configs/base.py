@@ -106,6 +106,14 @@ def as_in_fedoa(config: Any) -> None:
     config.rounds = 20
 
 
+def adapt_transformer(config: Any) -> None:
+    """Sets LoRA of a small vision transformer with random weights, and its classifier, for digits."""
+    config.models = ("vit(patch=4, width=64, depth=1, heads=2)",)
+    config.adapter = "lora(rank=8, dropout=0.0, targets=('query', 'value', 'mlp1', 'mlp2'))"
+    config.train = "head"
+    config.optimizer.update(name="adam", lr=1e-2)
+
+
 def get_config(variant: str = "small") -> Any:
     """Returns the base config: digits on 20 clients, without a method, which each config adds.
 

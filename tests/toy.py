@@ -48,6 +48,7 @@ from methods.fedcac import fedcac
 from methods.fedcm import fedcm
 from methods.fedcp import fedcp
 from methods.feddyn import feddyn
+from methods.fedex_lora import fedex_lora
 from methods.fedexp import fedexp
 from methods.fedfomo import fedfomo
 from methods.fedgen import fedgen
@@ -73,12 +74,15 @@ from methods.fedrcl import fedrcl
 from methods.fedrep import fedrep
 from methods.fedrod import fedrod
 from methods.fedrolex import fedrolex
+from methods.fedsa_lora import fedsa_lora
 from methods.fedsam import fedsam
 from methods.fedsdr import fedsdr
 from methods.fedskc import fedskc
 from methods.fedspeed import fedspeed
 from methods.fedtgp import fedtgp
 from methods.fedtpg import fedtpg
+from methods.ffa_lora import ffa_lora
+from methods.flora import flora
 from methods.heterofl import heterofl
 from methods.hierfavg import hierfavg
 from methods.ifca import ifca
@@ -184,6 +188,10 @@ METHODS: dict[str, Any] = {
     "pfedpg": functools.partial(pfedpg, heads=2, inner=4, server_lr=0.5, epochs=2, batch=BATCH),
     "fedit": functools.partial(fedit, epochs=2, batch=BATCH),
     "fedlora": functools.partial(fedlora, epochs=2, finetune_epochs=1, batch=BATCH),
+    "ffa_lora": functools.partial(ffa_lora, epochs=2, batch=BATCH),
+    "fedsa_lora": functools.partial(fedsa_lora, epochs=2, batch=BATCH),
+    "fedex_lora": functools.partial(fedex_lora, epochs=2, batch=BATCH, weights="samples"),
+    "flora": functools.partial(flora, epochs=2, batch=BATCH),
     "fedoa": functools.partial(fedoa, lam=0.7, epochs=2, batch=BATCH),
     "fedoa_lora": functools.partial(fedoa, lam=0.7, epochs=2, batch=BATCH, variant="released", reading={"micro": 3}),
     "fedsdr": functools.partial(fedsdr, lam=0.7, epochs=2, batch=BATCH),
@@ -240,6 +248,7 @@ def task_with_class_texts(hidden: int = 6, statistics: bool = True, generated: b
 
 TASKS = {  # for methods that need another task
     "fedoa_lora": task_adapted,
+    **dict.fromkeys(["ffa_lora", "fedsa_lora", "fedex_lora", "flora"], functools.partial(task_adapted, dropout=0.0)),
     "perada": task_with_public,
     "fedtgp": task_alike,
     "fedgen": task_alike,
