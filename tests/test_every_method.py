@@ -26,6 +26,7 @@ RELATIVES = {
     **dict.fromkeys(["fedper", "fedbn", "fedbabu", "fedsa_lora"], "fedrep"),
     "local": "fedhe_mixed",
     "fedrolex": "heterofl",
+    "fedex_lora": "flora",
     "fedoa": "fedoa_lora",
     "fedproto": "fedproto_g",
     "fedgen": "fedgen_official",
