@@ -2,9 +2,10 @@
 
 Command:  python -m methods.main --config=configs/ffa_lora.py --workdir=runs/ffa_lora
 Expect:   see configs/RESULTS.md.
-Variants: small (the default); smoke (seconds); paper: FedOA's protocol for instructions: LoRA of
-          LLaMA-7B, 6 clients with one data set each, reading comprehension left out, 2 local
-          epochs, batch 32, 20 rounds.
+Variants: small (the default), of rank 16, so that one factor has as many numbers as two of rank 8;
+          smoke (seconds); paper: FedOA's protocol for instructions: LoRA of LLaMA-7B, 6 clients
+          with one data set each, reading comprehension left out, 2 local epochs, batch 32,
+          20 rounds.
 """
 
 from configs import base
@@ -16,5 +17,5 @@ def get_config(variant: str = "small"):
     if variant == "paper":
         base.as_in_fedoa(config)
     else:
-        base.adapt_transformer(config)
+        base.adapt_transformer(config, rank=16)
     return config
