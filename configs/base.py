@@ -106,10 +106,10 @@ def as_in_fedoa(config: Any) -> None:
     config.rounds = 20
 
 
-def adapt_transformer(config: Any) -> None:
+def adapt_transformer(config: Any, rank: int = 8) -> None:
     """Sets LoRA of a small vision transformer with random weights, and its classifier, for digits."""
     config.models = ("vit(patch=4, width=64, depth=1, heads=2)",)
-    config.adapter = "lora(rank=8, dropout=0.0, targets=('query', 'value', 'mlp1', 'mlp2'))"
+    config.adapter = f"lora(rank={rank}, alpha={2.0 * rank}, dropout=0.0, targets=('query', 'value', 'mlp1', 'mlp2'))"
     config.train = "head"
     config.optimizer.update(name="adam", lr=1e-2)
 

@@ -36,7 +36,8 @@ round, so two methods differ only in what their pages say. K is the number of cl
 | a model for each group of clients | IFCA, CFL |
 | clients with different networks | FedHe, FedProto, FedMD, FedHPL; of different widths HeteroFL, FedRolex |
 | clients without a server, or with servers between | DFedAvg, HierFAVG |
-| adapters of a frozen network | FedIT, PerAda, FedOA; of several ranks HetLoRA, FlexLoRA |
+| adapters of a frozen network | FedIT, FedEx-LoRA, FFA-LoRA, FLoRA; with personal ones FedSA-LoRA, PerAda, FedOA |
+| adapters of several ranks | HetLoRA, FlexLoRA |
 
 The [leaderboard](../results/leaderboard.md) compares those that were tuned with equal budgets.
 

@@ -20,10 +20,13 @@ REPEATED = {
 }
 # By method: another that has the whole contract, and the same server and masked losses.
 RELATIVES = {
-    **dict.fromkeys(["fedprox", "fedopt", "fedit", "fedlora", "fedavg_linear", "fedsam", "promptfl", "fedtpg"], "fedavg_ft"),
-    **dict.fromkeys(["fedper", "fedbn", "fedbabu"], "fedrep"),
+    **dict.fromkeys(
+        ["fedprox", "fedopt", "fedit", "fedlora", "ffa_lora", "fedavg_linear", "fedsam", "promptfl", "fedtpg"], "fedavg_ft"
+    ),
+    **dict.fromkeys(["fedper", "fedbn", "fedbabu", "fedsa_lora"], "fedrep"),
     "local": "fedhe_mixed",
     "fedrolex": "heterofl",
+    "fedex_lora": "flora",
     "fedoa": "fedoa_lora",
     "fedproto": "fedproto_g",
     "fedgen": "fedgen_official",

@@ -48,6 +48,7 @@ from methods.fedcac import fedcac
 from methods.fedcm import fedcm
 from methods.fedcp import fedcp
 from methods.feddyn import feddyn
+from methods.fedex_lora import fedex_lora
 from methods.fedexp import fedexp
 from methods.fedfomo import fedfomo
 from methods.fedgen import fedgen
@@ -73,13 +74,16 @@ from methods.fedrcl import fedrcl
 from methods.fedrep import fedrep
 from methods.fedrod import fedrod
 from methods.fedrolex import fedrolex
+from methods.fedsa_lora import fedsa_lora
 from methods.fedsam import fedsam
 from methods.fedsdr import fedsdr
 from methods.fedskc import fedskc
 from methods.fedspeed import fedspeed
 from methods.fedtgp import fedtgp
 from methods.fedtpg import fedtpg
+from methods.ffa_lora import ffa_lora
 from methods.flexlora import flexlora
+from methods.flora import flora
 from methods.heterofl import heterofl
 from methods.hetlora import hetlora
 from methods.hierfavg import hierfavg
@@ -188,6 +192,10 @@ METHODS: dict[str, Any] = {
     "fedlora": functools.partial(fedlora, epochs=2, finetune_epochs=1, batch=BATCH),
     "hetlora": functools.partial(hetlora, prune=True, gamma=0.7, lam=0.01, epochs=2, batch=BATCH),
     "flexlora": functools.partial(flexlora, epochs=2, batch=BATCH),
+    "ffa_lora": functools.partial(ffa_lora, epochs=2, batch=BATCH),
+    "fedsa_lora": functools.partial(fedsa_lora, epochs=2, batch=BATCH),
+    "fedex_lora": functools.partial(fedex_lora, epochs=2, batch=BATCH, weights="samples"),
+    "flora": functools.partial(flora, epochs=2, batch=BATCH),
     "fedoa": functools.partial(fedoa, lam=0.7, epochs=2, batch=BATCH),
     "fedoa_lora": functools.partial(fedoa, lam=0.7, epochs=2, batch=BATCH, variant="released", reading={"micro": 3}),
     "fedsdr": functools.partial(fedsdr, lam=0.7, epochs=2, batch=BATCH),
@@ -246,6 +254,7 @@ TASKS = {  # for methods that need another task
     "fedoa_lora": task_adapted,
     "hetlora": task_adapted,
     "flexlora": task_adapted,
+    **dict.fromkeys(["ffa_lora", "fedsa_lora", "fedex_lora", "flora"], functools.partial(task_adapted, dropout=0.0)),
     "perada": task_with_public,
     "fedtgp": task_alike,
     "fedgen": task_alike,

@@ -36,7 +36,8 @@ from fedjax_core.training.metrics import nbytes
 STACKED = ("layers", "blocks")  # entries of params whose leaves have a leading axis [depth]
 PACKED = {"qkv": ("query", "key", "value")}  # kernels [in, parts, ...], by name
 JOINED = {"out": 2}  # kernels with several input axes, and how many
-ENTRY, _STREAM, _DROPOUT = "adapter", 0x6C6F7261, 0x64726F70
+ENTRY, CORRECTION = "adapter", "correction"  # entries of params: what is trained; what is added to the base
+_STREAM, _DROPOUT = 0x6C6F7261, 0x64726F70
 _EXACT = jax.lax.Precision.HIGHEST
 
 
@@ -178,11 +179,14 @@ class Adapter(NamedTuple):
       wrap: (params, trained, key) -> params with `Kernel`s; the key draws dropout, None: no
         dropout.
       merge: (params, trained) -> params with equivalent plain kernels; ValueError for a bottleneck.
+      correct: (params, products) -> params with kernels W_0 + scale * product, products as by
+        `multiply_factors`; ValueError for a bottleneck.
     """
 
     init: Callable[[Array], PyTree]
     wrap: Callable[[PyTree, PyTree, Array | None], PyTree]
     merge: Callable[[PyTree, PyTree], PyTree]
+    correct: Callable[[PyTree, PyTree], PyTree]
 
 
 def make_adapter(kind: AdapterConfig, shapes: PyTree, name: str = "the network") -> Adapter:
@@ -212,28 +216,31 @@ def make_adapter(kind: AdapterConfig, shapes: PyTree, name: str = "the network")
         return params
 
     def merge(params: PyTree, trained: PyTree) -> PyTree:
+        return correct(params, multiply_factors(trained))
+
+    def correct(params: PyTree, products: PyTree) -> PyTree:
         if kind.bottleneck:
             raise ValueError("adapter: a bottleneck is not linear, so it cannot be merged into the kernels; lora can")
         for site in where:
-            base, own = _get(params, site.path), _get(trained, site.place)
-            update = kind.scale * jnp.matmul(own["a"], own["b"], precision=jax.lax.Precision.HIGHEST)
+            base, update = _get(params, site.path), kind.scale * _get(products, site.place)
             flat = jnp.asarray(base).reshape(*site.stack, site.inputs, len(site.parts), site.outputs)
             new = flat[..., site.parts.index(site.part), :] + update.astype(base.dtype)
             new = flat.at[..., site.parts.index(site.part), :].set(new).reshape(base.shape)
             params = _put(params, site.path, new)
         return params
 
-    return Adapter(init, wrap, merge)
+    return Adapter(init, wrap, merge, correct)
 
 
 def _axes(where: Sequence[Site], shapes: PyTree, of_model: Axes) -> Axes:
-    """Returns the sharded axes of an adapter: "a" beside a kernel sharded by inputs, "b" by outputs."""
+    """Returns the sharded axes of an adapter: "a" beside a kernel sharded by inputs, "b" by outputs, and of a correction."""
     axes = []
     for site in where:
         axis, number = find_model_axis("/".join(site.path), of_model), len(_get(shapes, site.path).shape) - len(site.stack)
         if axis is not None and -axis <= number:
             inputs = number + axis < (JOINED.get(site.path[-2], 1) if number > 2 else 1)
             axes.append(("/".join((ENTRY, *site.place, "a" if inputs else "b")), -2 if inputs else -1))
+            axes.append(("/".join((CORRECTION, *site.place)), -2 if inputs else -1))
     return tuple(axes)
 
 
@@ -270,6 +277,32 @@ def truncate_adapters(tree: PyTree, rank: Array | int) -> PyTree:
         return jnp.where(is_kept if axis == -1 else is_kept[:, None], leaf, 0)
 
     return jax.tree_util.tree_map_with_path(truncate, tree)
+
+
+def _map_updates(function: Callable[..., Any], *trees: PyTree) -> PyTree:
+    """Returns function({"a": ..., "b": ...}, ...) for each kernel of adapters."""
+    return jax.tree.map(function, *trees, is_leaf=_is_pair)
+
+
+def multiply_factors(adapter: PyTree) -> PyTree:
+    """Returns the product A B of each kernel, [in, out], without the scale; a leading [depth] stays."""
+    return _map_updates(lambda own: jnp.matmul(own["a"], own["b"], precision=_EXACT), adapter)
+
+
+def sum_products(adapters: PyTree, weights: Array) -> PyTree:
+    """Returns sum_i w_i A_i B_i of each kernel, as one product of stacked factors.
+
+    Args:
+      adapters: of C clients, leaves [C, ...].
+      weights: [C]; an adapter of weight 0 may be anything, NaN too.
+    """
+
+    def multiply(own: dict[str, Array]) -> Array:
+        w = weights.reshape(-1, *(1,) * (own["a"].ndim - 1))
+        a, b = (jnp.where(w != 0, own[name], 0) for name in ("a", "b"))
+        return jnp.einsum("c...ir,c...ro->...io", w * a, b, precision=_EXACT)
+
+    return _map_updates(multiply, adapters)
 
 
 def check_has_adapter(task: Task, method: str) -> None:
@@ -328,7 +361,7 @@ def compress_products(adapters: PyTree, weights: Array) -> PyTree:
             "b": pad(right * sign.mT, -2).astype(own["b"].dtype),
         }
 
-    return jax.tree.map(compress, adapters, is_leaf=_is_pair)
+    return _map_updates(compress, adapters)
 
 
 def _join_clients(x: Array) -> Array:
@@ -344,6 +377,38 @@ def count_bytes(tree: PyTree, ranks: np.ndarray) -> np.ndarray:
         axis = find_rank_axis(path)
         total += nbytes(leaf) if axis is None else nbytes(leaf) // leaf.shape[axis] * ranks
     return total
+
+
+def is_factor(path: tuple, name: str) -> bool:
+    """Returns whether a leaf of params, by its path, is an adapter's array of this name, "a" or "b"."""
+    return path[0].key == ENTRY and path[-1].key == name
+
+
+def select_factor(name: str) -> Callable[[Net], Net]:
+    """Returns a selection for `split_net`: the adapter's arrays of this name, "a" or "b"."""
+
+    def select(net: Net) -> Net:
+        params = jax.tree_util.tree_map_with_path(lambda path, _: is_factor(path, name), net.params)
+        return Net(params, jax.tree.map(lambda _: False, net.stats))
+
+    return select
+
+
+def with_zero_correction(net: Net) -> Net:
+    """Adds the entry "correction": what a method adds to the products A B, zero at first.
+
+    Its leaves [in, out] lie where an adapter has its factors. The network then has the kernels
+    W_0 + scale (correction + A B), while its frozen arrays stay as they are.
+    """
+    zeros = _map_updates(lambda own: jnp.zeros((*own["a"].shape[:-1], own["b"].shape[-1]), own["a"].dtype), net.params[ENTRY])
+    return net._replace(params=net.params | {CORRECTION: zeros})
+
+
+def drop_correction(net: Net) -> Net:
+    """Returns the network without the entry "correction", if it has that."""
+    if not isinstance(net.params, dict) or CORRECTION not in net.params:
+        return net
+    return net._replace(params={name: entry for name, entry in net.params.items() if name != CORRECTION})
 
 
 def _get(tree: PyTree, path: Sequence[str]) -> Any:
@@ -371,7 +436,8 @@ def adapter_task(
 
     A `Net` has the entry "adapter" and those entries only, so methods keep, send and average
     nothing else. The rest is `frozen`: in memory once for all clients, and in evaluation mode
-    except for the adapter's dropout. `Model.whole` merges the adapter.
+    except for the adapter's dropout. `Model.full_net` merges the adapter. A method may add the entry
+    "correction" (`with_zero_correction`).
 
     Args:
       model: the whole network.
@@ -401,7 +467,8 @@ def adapter_task(
             return Net(whole | {ENTRY: own.init(jax.random.fold_in(key, _STREAM))}, {})
 
         def join(net):
-            return frozen.params | {name: net.params[name] for name in entries}
+            params = frozen.params | {name: net.params[name] for name in entries}
+            return own.correct(params, net.params[CORRECTION]) if CORRECTION in net.params else params
 
         def run(net, key, train):
             return Net(own.wrap(join(net), net.params[ENTRY], key if train else None), frozen.stats)

@@ -56,7 +56,7 @@ def update_client(
     message = _send_uplink(wrapped, out.uplink, sent, client, data.size, key)
     uplink = wrapped.layout.insert(out.uplink, message.value)
     wire_up = uplink if message.wire is None else message.wire
-    wire = _transmit_broadcast(wrapped, sent.inner)[1], wire_up
+    wire = _transmit_broadcast(wrapped, sent.inner if out.wire is None else out.wire[0])[1], wire_up
     state, metrics = WrappedClient(out.state, message.kept), out.metrics
     local = out.local and (
         sent._replace(inner=out.local[0]),

@@ -34,7 +34,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from configs import centralized as centralized_config
-from configs import fedit, fedlora, fedoa, fedsdr, local, perada, pfedme
+from configs import fedex_lora, fedit, fedlora, fedoa, fedsa_lora, fedsdr, ffa_lora, flora, local, perada, pfedme
 from configs.tables.base import Changes, Column, Measure, Paper, Row, Table
 
 SEEDS = (0,)
@@ -93,6 +93,10 @@ PFEDME_RELEASED = Row(
 FEDLORA = Row("FedLoRA", fedlora.get_config, {"method.finetune_epochs": 2, **PERSONAL})
 PERADA = Row("PerAda", perada.get_config, {"method.lam": 0.5, **PERSONAL})
 FEDSDR = Row("FedSDR", fedsdr.get_config, {"method.lam": 0.5, **PERSONAL})
+FFA_LORA = Row("FFA-LoRA", ffa_lora.get_config, GLOBAL)
+FEDSA_LORA = Row("FedSA-LoRA", fedsa_lora.get_config, PERSONAL)
+FEDEX_LORA = Row("FedEx-LoRA", fedex_lora.get_config, GLOBAL)
+FLORA = Row("FLoRA", flora.get_config, GLOBAL)
 FEDOA = Row("FedOA", fedoa.get_config, {"method.lam": 0.5, **PERSONAL})
 
 

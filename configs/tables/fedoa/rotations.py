@@ -12,6 +12,7 @@ distance, whose gradient Eq. 20 prints. All distances have lambda 0.5. The score
 the rotation left out, one at the end of the range and one within, in the last round: each personal
 model, for FedIT the global one. Only lambda and the distance differ between FedOA's rows. As in the
 paper, distances have different scales at one lambda: cosine and Pearson are at most 2.
+FFA-LoRA, FedSA-LoRA, FedEx-LoRA and FLoRA average the same adapter in other ways than FedIT.
 """
 
 import dataclasses
@@ -32,6 +33,10 @@ SETTINGS = {
 def get_table(variant: str = "small") -> Table:
     rows = [
         fedoa.FEDIT,
+        fedoa.FFA_LORA,
+        fedoa.FEDSA_LORA,
+        fedoa.FEDEX_LORA,
+        fedoa.FLORA,
         fedoa.PERADA,
         *(fedoa.fedoa_row(f"lambda {lam:g}", lam=lam) for lam in LAMBDAS),
         *(fedoa.fedoa_row(label, distance=distance) for label, distance in DISTANCES.items()),

@@ -99,6 +99,21 @@ def test_every_part_of_the_update_counts():
     assert trained["blocks"]["out"]["a"].shape == (2, 8, 2)
 
 
+def test_a_sum_of_products_corrects_the_base():
+    """Of stacked layers, and of parts of a kernel: sum_i w_i A_i B_i, without clients of weight 0."""
+    params, _ = images()
+    own = adapters.make_adapter(adapters.lora(rank=2, alpha=6.0, dropout=0.0, targets=("query", "value", "out")), params)
+    net = Net({"adapter": own.init(jax.random.key(2))}, {})
+    clients = [random_like(net.params["adapter"], seed) for seed in range(2)]
+    absent = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), clients[0])
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *clients, absent)
+    products = adapters.sum_products(stacked, jnp.array([0.3, 0.7, 0.0]))
+    chex.assert_trees_all_equal_shapes(products, adapters.with_zero_correction(net).params["correction"])
+    parts = [own.merge(params, client) for client in clients]
+    want = jax.tree.map(lambda a, b: 0.3 * a + 0.7 * b, *parts)
+    chex.assert_trees_all_close(own.correct(params, products), want, atol=1e-5)
+
+
 def test_a_bottleneck_bends_and_cannot_be_merged():
     params = {"layers": {"attention": {"query": {"kernel": jax.random.normal(jax.random.key(0), (1, 4, 5))}}}}
     own = adapters.make_adapter(adapters.bottleneck(rank=3, scale=0.5, targets="query"), params)

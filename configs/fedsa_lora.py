@@ -1,0 +1,20 @@
+"""FedSA-LoRA on scikit-learn's handwritten digits: LoRA of a random transformer; 20 clients, Dirichlet(0.5), 8 per round.
+
+Command:  python -m methods.main --config=configs/fedsa_lora.py --workdir=runs/fedsa_lora
+Expect:   see configs/RESULTS.md.
+Variants: small (the default); smoke (seconds); paper: FedOA's protocol for instructions: LoRA of
+          LLaMA-7B, 6 clients with one data set each, reading comprehension left out, 2 local
+          epochs, batch 32, 20 rounds.
+"""
+
+from configs import base
+
+
+def get_config(variant: str = "small"):
+    config = base.get_config(variant)
+    config.method = dict(name="fedsa_lora", epochs=5, batch=32)
+    if variant == "paper":
+        base.as_in_fedoa(config)
+    else:
+        base.adapt_transformer(config)
+    return config
