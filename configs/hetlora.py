@@ -13,12 +13,11 @@ from configs import base
 
 def get_config(variant: str = "small"):
     config = base.get_config(variant)
-    config.method = dict(name="hetlora", epochs=5, batch=32)
+    config.method = dict(name="hetlora", epochs=5, batch=32, prune=variant == "paper")
     if variant == "paper":
         base.as_in_fedoa(config)
         config.adapter = "lora(rank=50, alpha=100.0, dropout=0.05, targets=('query', 'value'))"
         config.clients.rank = "uniform(low=5, high=50)"
-        config.method.prune = True
     else:
         base.adapt_transformer(config)
         config.clients.rank = "tiers(weights=(1, 1, 1), values=(8, 4, 2))"

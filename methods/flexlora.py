@@ -24,7 +24,7 @@ Departures: all clients have the scale alpha / r of the network's rank, not alph
 cancels in M. What the largest rank does not hold of M is lost, also for later rounds.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -91,9 +91,9 @@ def flexlora(
         factors, rest = split(server.net)
         nearest = adapters.compress_products(uplinks.factors, w / jnp.maximum(total, aggregators.TINY))
         factors = jax.tree.map(lambda new, old: jnp.where(total > 0, new, old), nearest, factors)
-        rest = optax.apply_updates(rest, uplinks.rest)
+        rest: Any = optax.apply_updates(rest, uplinks.rest)
         return server._replace(net=rest._replace(params=rest.params | factors)), {}
 
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)
-    collect = Uplink(aggregators.stack, aggregators.mean(weigh))
+    collect: Any = Uplink(aggregators.stack, aggregators.mean(weigh))  # pyright: ignore[reportArgumentType]
     return base._replace(client_update=client_update, server_update=server_update, collect=collect)

@@ -19,8 +19,10 @@ Unseen clients use the server's model, whose adapter has B = 0.
 
 Departures: clients get the sum of what was merged so far, dense, [in, out] for each kernel, since
 they may have missed rounds; with all clients in every round the paper's get the round's stack alone,
-sum_k r_k (in + out) numbers. All clients have the adapter's rank.
+sum_k r_k (in + out) numbers. All clients have the scale of the network's rank.
 """
+
+from typing import Any
 
 import jax.numpy as jnp
 import optax
@@ -71,6 +73,8 @@ def flora(
 
     def client_update(sent, client, data, key):
         fresh = {adapters.ENTRY: task.model.init(key).params[adapters.ENTRY]}
+        if data.settings is not None and data.settings.rank is not None:  # `client_ranks.py` truncates what is sent
+            fresh = adapters.truncate_adapters(fresh, data.settings.rank)
         trained = train(sent._replace(params=sent.params | fresh), data, key)
         rest = [adapters.drop_correction(drop_adapter(net)) for net in (trained.net, sent)]
         uplink = trained.net.params[adapters.ENTRY], optax.tree.sub(*rest)
@@ -81,7 +85,7 @@ def flora(
         w = weight_fn(cohort)
         merged = adapters.sum_products(stacked, w / jnp.maximum(jnp.sum(w), aggregators.TINY))
         step = delta._replace(params=delta.params | {adapters.CORRECTION: merged})
-        rest = optax.apply_updates(drop_adapter(server.net), step)
+        rest: Any = optax.apply_updates(drop_adapter(server.net), step)
         return server._replace(net=rest._replace(params=server.net.params | rest.params)), {}
 
     return base._replace(

@@ -83,30 +83,35 @@ def hetlora(
     loss = local_training.supervised_loss(task)
     (r_max,) = adapters.find_ranks(jax.eval_shape(task.model.init, jax.random.key(0)))
 
-    def train(net: Net, data, key, kept: Array | None = None) -> local_training.FitResult:
-        """Trains with the penalty on what is beyond the columns and rows `kept`; None: without it."""
+    def train(loss_fn, net: Net, data, key) -> local_training.FitResult:
+        return local_training.fit(loss_fn, optimizer(task.round_num), epochs=epochs, batch=batch)(net, data, key)
+
+    def penalize(kept: Array):
+        """Returns the loss with the penalty on what is beyond the columns and rows `kept`."""
 
         def penalized(net, batch, key):
             value, aux = loss(net, batch, key)
             return value + lam * _tail_products(net.params[adapters.ENTRY], kept), aux
 
-        own = loss if kept is None else penalized
-        return local_training.fit(own, optimizer(task.round_num), epochs=epochs, batch=batch)(net, data, key)
+        return penalized
+
+    def make_output(client, sent: Net, net: Net, sums) -> ClientOutput:
+        uplink = Uplink(net, adapters.product_norm(net.params[adapters.ENTRY]))
+        return ClientOutput(client, uplink, sums, local=(net, client), wire=(sent, net))
 
     def client_update(sent, client, data, key):
-        metrics, kept = {}, None
-        if prune:
-            own = data.settings.rank if data.settings is not None and data.settings.rank is not None else r_max
-            rank = jnp.minimum(client, own)
-            kept = jnp.maximum(jnp.floor(gamma * rank).astype(rank.dtype), 1)
-            sent = adapters.truncate_adapters(sent, rank)
-        net, _, sums = train(sent, data, key, kept)
-        if prune:
-            before, after = (_tail_products(w.params[adapters.ENTRY], kept) for w in (sent, net))
-            client = jnp.where(after < before, kept, rank)
-            net, metrics = adapters.truncate_adapters(net, client), {"rank": (client.astype(jnp.float32), jnp.ones(()))}
-        uplink = Uplink(net, adapters.product_norm(net.params[adapters.ENTRY]))
-        return ClientOutput(client, uplink, sums | metrics, local=(net, client), wire=(sent, net))
+        if not prune:
+            net, _, sums = train(loss, sent, data, key)
+            return make_output(client, sent, net, sums)
+        own = data.settings.rank if data.settings is not None and data.settings.rank is not None else r_max
+        rank = jnp.minimum(client, own)
+        kept = jnp.maximum(jnp.floor(gamma * rank).astype(rank.dtype), 1)
+        sent = adapters.truncate_adapters(sent, rank)
+        net, _, sums = train(penalize(kept), sent, data, key)
+        before, after = (_tail_products(w.params[adapters.ENTRY], kept) for w in (sent, net))
+        client = jnp.where(after < before, kept, rank)
+        sums = sums | {"rank": (client.astype(jnp.float32), jnp.ones(()))}
+        return make_output(client, sent, adapters.truncate_adapters(net, client), sums)
 
     def weigh(part: Uplink, client):
         w = aggregators.weight_uniformly(client) * part.norm if weights == "norms" else aggregators.WEIGHT_FNS[weights](client)

@@ -61,7 +61,8 @@ class PromptGenerator(nnx.Module):
         attended = None if classes is None else jnp.broadcast_to(classes, (1, len(self.queries.get_value()), len(classes)))
         names = self.names_norm(names[None])
         query, key, value = self.query(self.query_norm(self.queries.get_value()[None])), self.key(names), self.value(names)
-        x = self.output(attend(*(split_heads(part, HEADS) for part in (query, key, value)), attended))
+        query, key, value = (split_heads(part, HEADS) for part in (query, key, value))
+        x = self.output(attend(query, key, value, attended))
         inner = self.mlp_norm(x)
         return (x + self.down(gelu(self.gate(inner)) * self.up(inner)))[0]
 

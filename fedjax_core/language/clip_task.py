@@ -82,8 +82,14 @@ def build_task(spec: Spec, data: FederatedData, seed: int, shapes_only: bool = F
       ValueError: the data are no images, or a name has too many tokens; or as `load_clip`.
     """
     folder = None if spec.folder is None else Path(spec.folder).expanduser()
-    has_files = folder is not None and (not shapes_only or (folder / load_pretrained.CONFIG).is_file())
-    config: Any = load_pretrained.read_config(folder) if has_files else RANDOM if folder is None else _published_config(folder)
+    config: Any = RANDOM
+    encode = _encode_bytes
+    if folder is not None:
+        if not shapes_only or (folder / load_pretrained.CONFIG).is_file():
+            config = load_pretrained.read_config(folder)
+            encode = load_pretrained.load_tokenizer(folder).encode
+        else:
+            config = _published_config(folder)
     network = clip.build(config, spec.dtype, spec.remat)
     if not is_images(data.train.x):
         raise ValueError(
@@ -92,8 +98,7 @@ def build_task(spec: Spec, data: FederatedData, seed: int, shapes_only: bool = F
     if spec.text.count("{}") != 1:
         raise ValueError(f"model {MODEL!r}: text={spec.text!r} must have one {{}}, for the name of a class")
     texts = [spec.text.format(name.replace("_", " ")) for name in data.class_names]
-    tokens = load_pretrained.load_tokenizer(folder).encode(texts) if has_files else _encode_bytes(texts)
-    padded = instruction_data.pad_sequences(tokens, 1, side="right")
+    padded = instruction_data.pad_sequences(encode(texts), 1, side="right")
     model = clip_prompts.make_prompted_classifier(network, *padded, prompts=spec.prompts, generated=spec.generated)
     if shapes_only:
         zero = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)

@@ -1,6 +1,7 @@
 """A toy federation: eight clients of unequal sizes, a two-layer network, and tasks of several kinds."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -122,7 +123,7 @@ def task_alike(hidden: int = 6, statistics: bool = True) -> Task:
     return make_task(network, classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
 
 
-def task_adapted(hidden: int = 6, statistics: bool = True, dropout: float = 0.2, **options: float) -> Task:
+def task_adapted(hidden: int = 6, statistics: bool = True, dropout: float = 0.2, **options: Any) -> Task:
     """Builds a task of LoRA with dropout over a frozen body, and the head; `options` are LoRA's."""
     kind = adapters.lora(**({"rank": 2, "dropout": dropout, "targets": ("body",)} | options))
     net = model(hidden, statistics).init(jax.random.key(3))

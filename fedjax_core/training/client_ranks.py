@@ -52,7 +52,7 @@ def with_client_ranks(build: Callable[[Task], Algorithm], rank: int) -> Callable
 
         def personalise(sent, client, data, key):
             held = truncate((sent, client), data)
-            return held if inner.personalise is None else truncate(inner.personalise(*held, data, key), data)
+            return held if inner.personalise is None else truncate(inner.personalise(held[0], held[1], data, key), data)
 
         def prepare(sent, client, data, key):
             assert inner.prepare is not None

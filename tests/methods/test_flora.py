@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.algorithm import Cohort
+from fedjax_core.algorithm import ClientSettings, Cohort
 from tests import naive, toy
 from tests.methods.test_fedex_lora import kernel_of, sizes
 from tests.methods.test_ffa_lora import EXACT, SCALE, cohort, first, flat, mean, train
@@ -66,3 +66,15 @@ class FLoRATest(chex.TestCase):
         """Down the merged kernel, no adapter; up the adapter; the head both ways."""
         shapes, head = toy.reference("flora")[0].spec.shapes, 6 * 3 + 3
         self.assertEqual((shapes.down, shapes.up), (4 * (5 * 6 + head), 4 * (5 * 2 + 2 * 6 + head)))
+
+    def test_new_adapters_have_the_rank_of_the_client(self):
+        """Their columns and rows beyond it stay zero in training; the sum of products needs no more."""
+        sim, _, state = toy.reference("flora")
+        algorithm = sim.spec.algorithm(0, sim.spec.host_arrays, 2)
+        data = toy.client_data(3)._replace(settings=ClientSettings(rank=jnp.int32(1)))
+        own = jax.jit(algorithm.client_update)(state.server.net, (), data, naive.client_key(0, 0, 3)).uplink[0]["body"]
+        assert own["a"].shape[-1] == 2
+        assert np.any(own["a"][:, 0])
+        assert np.any(own["b"][0])
+        assert not np.any(own["a"][:, 1])
+        assert not np.any(own["b"][1])

@@ -57,9 +57,9 @@ def plot_heatmap(
                 if np.isfinite(value) and (value or percent):
                     colour = "white" if value > 0.6 * most else "black"
                     axes.text(i, k, f"{value:.0f}", ha="center", va="center", fontsize=6, color=colour)
-        across, down = style.tick_step(0.2 * columns / (size[0] - 1.3)), style.tick_step(len(names) / 40)
-        axes.set_xticks(range(0, columns, across), [str(ids[i]) for i in shown[::across]])
-        axes.set_yticks(range(0, len(names), down), style.shorten_names(names[::down]))
+        x_step, y_step = style.tick_step(0.2 * columns / (size[0] - 1.3)), style.tick_step(len(names) / 40)
+        axes.set_xticks(range(0, columns, x_step), [str(ids[i]) for i in shown[::x_step]])
+        axes.set_yticks(range(0, len(names), y_step), style.shorten_names(names[::y_step]))
         axes.set(xlabel=across if len(table) == columns else f"{across} ({columns} of {len(table):,} shown)", ylabel="class")
         axes.grid(visible=False)
         figure.colorbar(image, ax=axes, label=of + (" (%)" if percent else ""), pad=0.02).outline.set_linewidth(0.6)

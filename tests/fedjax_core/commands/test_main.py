@@ -89,7 +89,7 @@ def test_options_are_listed_with_their_defaults(capsys):
     assert "\ndirichlet(alpha, min_size=1, " in ended(capsys, "list", "partitions")[1]
     models = ended(capsys, "list", "models")[1]
     assert "resnet8(stem='cifar', width=64, " in models
-    assert [line.partition("(")[0] for line in models.splitlines() if "dtype=" in line] == ["pretrained"]
+    assert [line.partition("(")[0] for line in models.splitlines() if "dtype=" in line] == ["pretrained", "clip"]
     status, out, _ = ended(capsys, "list", "methods", "fedprox")
     assert status == 0
     assert out.startswith("fedprox(mu")
