@@ -17,6 +17,7 @@ def read_pages() -> dict[str, str]:
 
 def relink(text: str) -> str:
     """Returns a page of docs/pages whose links to results lead to their pages on the site."""
+    text = text.replace("](../../../configs/results/", "](../results/")  # of a page in a folder
     return text.replace("](../../configs/RESULTS.md", "](results.md").replace("](../../configs/results/", "](results/")
 
 
