@@ -216,7 +216,7 @@ def get_config(variant: str = "small") -> Any:
 
     config.evaluation = ConfigDict()
     config.evaluation.every = 5  # rounds between evaluations; the last round is always evaluated
-    # Also "post_local", "all", "unseen": fedjax_core/engine/federation.py
+    # Also "post_local", "all", "unseen": fedjax_core/engine/simulation_spec.py
     config.evaluation.scopes = ("global", "own")
     # Examples at once; None: chosen by the clients' sizes and the device
     config.evaluation.batch = placeholder(int)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from leaderboard import Record, find_best, format_interval, format_score, map_rows, read_caveat, read_records
+from leaderboard import Record, count_seeds, find_best, format_interval, format_score, map_rows, read_caveat, read_records
 from markup import escape, format_docstring, format_prose, format_table
 from messages import trace_all
 
@@ -178,7 +178,7 @@ def _format_result(record: Record | None, results: Sequence[Record]) -> str:
     rivals = [other for other in results if (other["column"], other["measure"]) == (record["column"], record["measure"])]
     ranked = sum(bool(rival.get("rank")) for rival in rivals)
     rank = f", rank {float(record['rank']):g} of {ranked}" if record.get("rank") else ""
-    return format_score(record, find_best(rivals)) + rank
+    return format_score(record, find_best(rivals), count_seeds(rivals)) + rank
 
 
 def _compare(records: Sequence[Record], results: Sequence[Record], column: str) -> str:

@@ -49,22 +49,24 @@ def find_best(records: Iterable[Record]) -> list[str]:
     return [row for row, rank in ranks.items() if rank == min(ranks.values())]
 
 
-def format_score(record: Record | None, best: Collection[str]) -> str:
+def count_seeds(records: Iterable[Record]) -> int:
+    """Returns of how many seeds the row with most has numbers."""
+    return max((int(record["n"]) for record in records), default=0)
+
+
+def format_score(record: Record | None, best: Collection[str], seeds: int) -> str:
     """Returns a cell: mean ± deviation, whether it is the best or like the best, and lost seeds.
 
     Args:
       best: rows of the lowest rank; empty if the measure has no order.
+      seeds: of rows that have lost none.
     """
     if record is None or not record["mean"]:
         return "—"
     text = f"{float(record['mean']):.1f}" + (f" ± {float(record['std']):.1f}" if record.get("std") else "")
     if record["row"] in best:
         text = f"**{text}**"
-    return (
-        text
-        + (" ≈" if record.get("like_best") == "1" else "")
-        + ("" if record.get("rank") or not best else f" ({record['n']} seeds)")
-    )
+    return text + (" ≈" if record.get("like_best") == "1" else "") + (f" ({record['n']} seeds)" if int(record["n"]) < seeds else "")
 
 
 def format_interval(record: Record, name: str, digits: int, signed: bool = False) -> str:
@@ -86,7 +88,9 @@ def render_column(records: Sequence[Record], pages: Mapping[str, str]) -> str:
     """
     measures = list(dict.fromkeys(record["measure"] for record in records))
     cells = {(record["row"], record["measure"]): record for record in records}
-    best = {measure: find_best(record for record in records if record["measure"] == measure) for measure in measures}
+    of_measure = {measure: [record for record in records if record["measure"] == measure] for measure in measures}
+    best = {measure: find_best(part) for measure, part in of_measure.items()}
+    seeds = {measure: count_seeds(part) for measure, part in of_measure.items()}
     first = {row: cells[row, measures[0]] for row in dict.fromkeys(record["row"] for record in records)}
     order = sorted(first, key=lambda row: _order_key(first[row]))
     against = _find_against(records)
@@ -94,12 +98,15 @@ def render_column(records: Sequence[Record], pages: Mapping[str, str]) -> str:
     for row in order:
         rank = _format_rank(first[row])
         difference = [format_interval(first[row], "minus_against", 1, signed=True)] if against else []
-        scores = [format_score(cells.get((row, measure)), best[measure]) for measure in measures]
+        scores = [format_score(cells.get((row, measure)), best[measure], seeds[measure]) for measure in measures]
         rows.append([rank, _link(row, pages), scores[0], *difference, *scores[1:]])
     heads = ["rank", "method", measures[0], *([f"minus {against}"] if against else []), *measures[1:]]
     alike = [row for row in order if first[row].get("like_best") == "1"]
     text = f"By {measures[0]}, the best is {'; '.join(best[measures[0]])}. "
+    unranked = [row for row in order if first[row]["mean"] and not first[row].get("rank")]
     text += f"Not distinguishable from it: {'; '.join(alike) or 'no other'}."
+    if best[measures[0]] and unranked:
+        text += f" Not compared, because seeds are missing: {'; '.join(unranked)}."
     if against and any(first[row].get("minus_against_low") for row in order):
         level = [row for row in order if _contains_zero(first[row])]
         text += f" Not distinguishable from {against}: {'; '.join(level) or 'none'}."
@@ -123,7 +130,8 @@ def render_overview(records: Sequence[Record], pages: Mapping[str, str]) -> str:
     measure = records[0]["measure"]
     chosen = [record for record in records if record["measure"] == measure]
     cells = {(record["row"], record["column"]): record for record in chosen}
-    best = {column: find_best(record for record in chosen if record["column"] == column) for column in columns}
+    of_column = {column: [record for record in chosen if record["column"] == column] for column in columns}
+    best = {column: find_best(part) for column, part in of_column.items()}
     means = {}
     for row in dict.fromkeys(record["row"] for record in records):
         ranks = [float(cells.get((row, column), {}).get("rank") or "inf") for column in columns]
@@ -133,7 +141,7 @@ def render_overview(records: Sequence[Record], pages: Mapping[str, str]) -> str:
         scores = []
         for column in columns:
             record = cells.get((row, column), {"mean": ""})
-            scores += [format_score(record, best[column]), _format_rank(record)]
+            scores += [format_score(record, best[column], count_seeds(of_column[column])), _format_rank(record)]
         rows.append([f"{means[row]:.1f}" if means[row] < float("inf") else "—", _link(row, pages), *scores])
     heads = ["mean rank", "method", *(head for column in columns for head in (column, "rank"))]
     top = [row for row in means if all(row in best[c] or cells.get((row, c), {}).get("like_best") == "1" for c in columns)]

@@ -21,7 +21,8 @@ Unseen clients use the server's model.
 Departures: clients get the sum of all residuals so far, dense, [in, out] for each kernel, since they
 may have missed rounds; with all clients in every round the paper's get the last one alone, as
 factors of r (m - 1) (in + out) numbers. The residual has the weights of the mean, weights="samples"
-too.
+too. With ranks by client (`config.clients.rank`) the mean is exact for the server's adapter with the
+clients' padded changes, not for what the clients had.
 """
 
 import jax
@@ -56,10 +57,10 @@ def fedex_lora(
       The algorithm; a client keeps nothing and sends the delta of the adapter.
 
     Raises:
-      ValueError: an argument is out of range, or the network has no adapter; (when traced) the adapter
-        is no LoRA.
+      ValueError: an argument is out of range, or the network has no adapter, or a bottleneck, or (when
+        traced) kernels that are not float32.
     """
-    adapters.check_has_adapter(task, "fedex_lora")
+    adapters.check_has_adapter(task, "fedex_lora", is_linear=True)
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)
     weight_fn, loss = aggregators.make_weight_fn(weights), local_training.supervised_loss(task)
     is_trained = lambda path: path[0].key != adapters.CORRECTION

@@ -21,10 +21,14 @@ The model "personal" is the server's generator with the names of a client's own 
 those of all classes. Unseen clients have both, with the names of their own classes.
 
 Departures: a client's names are those of the classes in its training examples. The names of the
-other classes are encoded and masked, so a step costs the texts of all K classes. The generator reads
-the texts as CLIP encodes them below, "{}.", where the release leaves the full stop out.
+other classes are encoded and masked, so a step costs the texts of all K classes. A test example of
+another class counts as wrong, with a loss of about 1e9: choose rounds by accuracy. The generator reads
+the texts as CLIP encodes them below, "{}.", where the release leaves the full stop out. Optimizers
+begin anew in each local training; the release's live through all rounds, with their annealing. New
+classes are scored among those of one client, in the paper among all new classes of a data set.
 """
 
+import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Net
@@ -61,19 +65,21 @@ def fedtpg(
     base = promptfl(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)
     plain = local_training.supervised_loss(task)
 
-    def restrict(net: Net, data: ClientData) -> Net:
-        return _with_classes(net, local_training.class_counts(data, classes=task.classes, batch=batch) > 0)
+    def find_classes(data: ClientData) -> Array:
+        """Returns the mask of the client's own classes [K]; of all, if it has no example."""
+        own = local_training.class_counts(data, classes=task.classes, batch=batch) > 0
+        return own | ~jnp.any(own)
 
     def client_update(sent, client, data, key):
-        classes = restrict(sent, data).params["classes"]
+        classes = find_classes(data)
         loss = lambda net, batch, key: plain(_with_classes(net, classes), batch, key)
         net, _, sums = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)(sent, data, key)
-        return ClientOutput(client, optax.tree.sub(net, sent), sums, local=(net, client))
+        return ClientOutput(client, optax.tree.sub(net, sent), sums, local=(net, classes))
 
     return base._replace(
         client_update=client_update,
-        predict=base.predict | {"personal": base.predict["global"]},
-        personalise=lambda sent, client, data, key: (restrict(sent, data), client),
+        predict=base.predict | {"personal": lambda sent, classes, x: base.predict["global"](_with_classes(sent, classes), (), x)},
+        personalise=lambda sent, client, data, key: (sent, find_classes(data)),
     )
 
 

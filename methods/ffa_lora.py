@@ -19,7 +19,8 @@ classifier, are trained, sent and averaged too.
 Unseen clients use the server's model.
 
 Departures: the paper's clients have equally many examples; here the mean is uniform unless
-weights="samples".
+weights="samples". With ranks by client (`config.clients.rank`) the mean is exact for the server's
+adapter with the clients' padded changes, not for what the clients had.
 """
 
 import optax

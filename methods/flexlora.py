@@ -70,8 +70,7 @@ def flexlora(
     Raises:
       ValueError: an argument is out of range, or the network has no adapter, or a bottleneck.
     """
-    adapters.check_has_adapter(task, "flexlora")
-    jax.eval_shape(lambda key: task.model.full_net(task.model.init(key)), jax.random.key(0))  # a bottleneck has no product
+    adapters.check_has_adapter(task, "flexlora", is_linear=True)
     weigh, entry = aggregators.make_weight_fn(weights), adapters.ENTRY
     train = local_training.fit(local_training.supervised_loss(task), optimizer(task.round_num), epochs=epochs, batch=batch)
 

@@ -42,7 +42,7 @@ def flora(
     batch: AtLeastOne = 32,
     weights: str = "samples",
 ) -> Algorithm:
-    """Builds FLoRA (Algorithm 1), for one rank.
+    """Builds FLoRA (Algorithm 1).
 
     Args:
       task: network with LoRA, and population.
@@ -55,10 +55,10 @@ def flora(
       The algorithm; a client keeps nothing and sends its adapter.
 
     Raises:
-      ValueError: an argument is out of range, or the network has no adapter; (when traced) the adapter
-        is no LoRA.
+      ValueError: an argument is out of range, or the network has no adapter, or a bottleneck, or (when
+        traced) kernels that are not float32.
     """
-    adapters.check_has_adapter(task, "flora")
+    adapters.check_has_adapter(task, "flora", is_linear=True)
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)
     weight_fn, loss = aggregators.make_weight_fn(weights), local_training.supervised_loss(task)
     is_trained = lambda path: path[0].key != adapters.CORRECTION
@@ -77,13 +77,13 @@ def flora(
             fresh = adapters.truncate_adapters(fresh, data.settings.rank)
         trained = train(sent._replace(params=sent.params | fresh), data, key)
         rest = [adapters.drop_correction(drop_adapter(net)) for net in (trained.net, sent)]
-        uplink = trained.net.params[adapters.ENTRY], optax.tree.sub(*rest)
+        uplink = {adapters.ENTRY: trained.net.params[adapters.ENTRY]}, optax.tree.sub(*rest)
         return ClientOutput(client, uplink, trained.sums, local=(trained.net, client), wire=(drop_adapter(sent), uplink))
 
     def server_update(server, collected, cohort, key):
         stacked, delta = collected
         w = weight_fn(cohort)
-        merged = adapters.sum_products(stacked, w / jnp.maximum(jnp.sum(w), aggregators.TINY))
+        merged = adapters.sum_products(stacked[adapters.ENTRY], w / jnp.maximum(jnp.sum(w), aggregators.TINY))
         step = delta._replace(params=delta.params | {adapters.CORRECTION: merged})
         rest: Any = optax.apply_updates(drop_adapter(server.net), step)
         return server._replace(net=rest._replace(params=server.net.params | rest.params)), {}

@@ -76,10 +76,12 @@ def hetlora(
       The algorithm; a client sends its network, and keeps its rank if it prunes.
 
     Raises:
-      ValueError: an argument is out of range, or the network has no adapter.
+      ValueError: an argument is out of range or unused, or the network has no adapter, or a bottleneck.
     """
     check_arguments(hetlora, weights=weights, prune=prune, gamma=gamma, lam=lam)
-    adapters.check_has_adapter(task, "hetlora")
+    if not prune and (gamma, lam) != (0.99, 0.01):
+        raise ValueError(f"gamma={gamma} and lam={lam} are of pruning; set prune=True")
+    adapters.check_has_adapter(task, "hetlora", is_linear=True)
     loss = local_training.supervised_loss(task)
     (r_max,) = adapters.find_ranks(jax.eval_shape(task.model.init, jax.random.key(0)))
 

@@ -16,8 +16,9 @@ It is FedAvg (methods/fedavg.py) of what the network trains (`language/clip_task
 
 Unseen clients use the server's prompts.
 
-Departures: none of the release's constant rate in each local training's first epoch. The average is
-uniform, as in its code; weights="samples" is the paper's.
+Departures: optimizer and annealing begin anew in each local training, without warm-up. The release
+has one of each for all clients and rounds, and its average includes the models of earlier rounds.
+The average is uniform; weights="samples" is the paper's.
 """
 
 import jax

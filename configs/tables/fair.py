@@ -7,8 +7,7 @@ Variants: small (the default): digits with an MLP, 50 rounds; 4,000 images of MN
           rounds of digits, two trials); paper: 200 rounds, all of MNIST and CIFAR-10 at full size.
 
 DIR has the IDX files of MNIST in mnist/ and CIFAR-10 as tensorflow_datasets prepares it in
-cifar10/. The copy of CIFAR-10 that the small variant was run on has JPEG's losses, as the column
-says.
+cifar10/.
 
 20 clients, Dirichlet(0.1), of which 4 are unseen: they never train. A fifth of each client's
 training examples is held out for validation and selects settings, by 8 trials for each row and
@@ -123,7 +122,7 @@ def make_columns(variant: str) -> list[tuple[Column, tuple[str, ...]]]:
     columns = (
         ("digits", {"data.source": "digits"}, mlps),
         ("MNIST", mnist, cnns[first : first + 2]),
-        ("CIFAR-10 (lossy)" if small else "CIFAR-10", cifar10, pooled[first : first + 2]),
+        ("CIFAR-10", cifar10, pooled[first : first + 2]),
     )
     return [
         (Column(label, changes | {"models": networks[:1], "rounds": n}), networks)

@@ -143,7 +143,7 @@ def least_memory(spec: SimulationSpec) -> np.ndarray:
     """
     least = np.zeros(spec.population)
     for g, (group, shapes) in enumerate(zip(spec.groups, spec.shapes.groups, strict=True)):
-        count = lambda tree, g=g: spec.count_bytes(g, tree)
+        count = functools.partial(spec.count_bytes, g)
         messages = zip(shapes.wire, (shapes.sent, shapes.out.uplink), strict=True)
         least[group.clients] = count(shapes.client) + sum(np.minimum(*map(count, pair)) for pair in messages)
     return least

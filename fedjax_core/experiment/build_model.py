@@ -115,7 +115,9 @@ def spell_network(network: Network) -> str:
 
 def _has_folder(resolved: ResolvedSpec) -> bool:
     """Returns whether a network is read from a folder in the public layout."""
-    return resolved.function is language.Spec or (resolved.function is clip_task.Spec and "folder" in resolved.options)
+    return resolved.function is language.Spec or (
+        resolved.function is clip_task.Spec and resolved.options.get("folder") is not None
+    )
 
 
 def has_random_frozen_arrays(resolved: ResolvedConfig) -> bool:

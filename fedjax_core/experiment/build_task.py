@@ -18,7 +18,7 @@ from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.data.hold_out import find_seen_examples, hold_out_clients, hold_out_validation
 from fedjax_core.data.partition import DEFAULT_CLIENTS
 from fedjax_core.data.ragged_index import RaggedIndex
-from fedjax_core.data.sources.dataset import check_scales
+from fedjax_core.data.sources.dataset import check_scales, is_images
 from fedjax_core.data.subsample import match_image_shape, subsample
 from fedjax_core.experiment import build_model, input_normalization
 from fedjax_core.experiment.lookup import NORMALISATIONS, Network
@@ -151,7 +151,7 @@ def _classification_task(
 
 
 def _clip_task(resolved: ResolvedConfig, network: Network, data: FederatedData, shapes_only: bool) -> Task:
-    if not shapes_only:
+    if not shapes_only and is_images(data.train.x):  # others are refused below
         scaling = input_normalization.Scaling(*NORMALISATIONS["clip"])
         input_normalization.check_inputs("clip", None, scaling, data.train, find_seen_examples(data))
     return clip_task.build_task(network.resolved(), data, resolved.seed, shapes_only)

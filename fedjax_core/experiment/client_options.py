@@ -86,6 +86,12 @@ def _check_rank(rank: float | str, fields: Mapping[str, Any], adapter: AdapterCo
     if fields["compression.uplink"] is not None:
         what = f"compression.uplink={fields['compression.uplink']!r}"
         raise ValueError(f"{given} and {what}: compressed uplinks have one size for all clients")
+    if fields["aggregation.rule"] not in (None, "mean"):
+        what = f"aggregation.rule={fields['aggregation.rule']!r}"
+        raise ValueError(f"{given} and {what}: a rule takes the zeros in place of what clients lack for their changes; set 'mean'")
+    if (fields["privacy.mechanism"] or "").startswith("local"):
+        what = f"privacy.mechanism={fields['privacy.mechanism']!r}"
+        raise ValueError(f"{given} and {what}: clients would send noise in place of what they lack; central mechanisms do not")
 
 
 def with_client_rates(optimizer: local_training.Optimizer, options: ClientOptions) -> local_training.Optimizer:

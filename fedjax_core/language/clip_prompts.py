@@ -124,8 +124,8 @@ def make_prompted_classifier(clip: Clip, tokens: np.ndarray, mask: np.ndarray, p
         return clip.encode_embeddings(frozen, x, seen)
 
     def head(net: Net, features: Array) -> Array:
-        scale = jnp.exp(jax.lax.stop_gradient(net.params["clip"]["scale"]))
-        logits = (scale * features @ encode_classes(net.params).T).astype(jnp.float32)
+        scale = jnp.exp(jax.lax.stop_gradient(net.params["clip"]["scale"]).astype(jnp.float32))
+        logits = scale * jnp.matmul(features, encode_classes(net.params).T, preferred_element_type=jnp.float32)
         classes = net.params.get("classes")
         return logits if classes is None else jnp.where(classes, logits, ABSENT_LOGIT)
 
@@ -134,9 +134,9 @@ def make_prompted_classifier(clip: Clip, tokens: np.ndarray, mask: np.ndarray, p
         return clip.encode_image(jax.lax.stop_gradient(net.params["clip"]), x), net.stats
 
     def apply(net: Net, x: PyTree, key=None, train=False, mask=None, intermediates=False):
-        del intermediates
         encoded, stats = features(net, x)
-        return {"logits": head(net, encoded), "features": encoded}, stats
+        outputs = {"logits": head(net, encoded), "features": encoded}
+        return outputs | ({"intermediates": {}} if intermediates else {}), stats
 
     name = f"{'generated' if generated else 'learned'} prompts of {clip.name}"
     return Model(init, apply, features, head, name, takes_classes=True)

@@ -97,7 +97,7 @@ def build_task(spec: Spec, data: FederatedData, seed: int, shapes_only: bool = F
         )
     if spec.text.count("{}") != 1:
         raise ValueError(f"model {MODEL!r}: text={spec.text!r} must have one {{}}, for the name of a class")
-    texts = [spec.text.format(name.replace("_", " ")) for name in data.class_names]
+    texts = [spec.text.replace("{}", name.replace("_", " ")) for name in data.class_names]
     padded = instruction_data.pad_sequences(encode(texts), 1, side="right")
     model = clip_prompts.make_prompted_classifier(network, *padded, prompts=spec.prompts, generated=spec.generated)
     if shapes_only:

@@ -252,10 +252,10 @@ def mix_adapters(one: PyTree, other: PyTree, weight: float) -> PyTree:
     return {name: mix_adapters(part, other[name], weight) for name, part in one.items()}
 
 
-def find_rank_axis(path: tuple) -> int | None:
-    """Returns an array's axis of the rank, from its end, by its path; None: not an adapter's array."""
+def find_rank_axis(path: tuple, leaf: Any) -> int | None:
+    """Returns an array's axis of the rank, from its end; None: not an adapter's array, by path and shape."""
     names = [step.key for step in path if isinstance(step, jax.tree_util.DictKey)]
-    if ENTRY not in names[:-1] or getattr(path[-1], "key", None) not in ("a", "b"):
+    if len(leaf.shape) < 2 or ENTRY not in names[:-1] or getattr(path[-1], "key", None) not in ("a", "b"):
         return None
     return -1 if names[-1] == "a" else -2
 
@@ -263,14 +263,14 @@ def find_rank_axis(path: tuple) -> int | None:
 def find_ranks(tree: PyTree) -> set[int]:
     """Returns the ranks of all adapters in a tree of arrays or shapes."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {leaf.shape[axis] for path, leaf in leaves if (axis := find_rank_axis(path)) is not None}
+    return {leaf.shape[axis] for path, leaf in leaves if (axis := find_rank_axis(path, leaf)) is not None}
 
 
 def truncate_adapters(tree: PyTree, rank: Array | int) -> PyTree:
     """Returns a tree whose adapters have zeros beyond `rank` columns of "a" and rows of "b"."""
 
     def truncate(path, leaf):
-        axis = find_rank_axis(path)
+        axis = find_rank_axis(path, leaf)
         if axis is None:
             return leaf
         is_kept = jnp.arange(leaf.shape[axis]) < rank
@@ -305,10 +305,13 @@ def sum_products(adapters: PyTree, weights: Array) -> PyTree:
     return _map_updates(multiply, adapters)
 
 
-def check_has_adapter(task: Task, method: str) -> None:
-    """Raises ValueError for a task without an adapter, of which a method shares the factors."""
-    if ENTRY not in jax.eval_shape(task.model.init, jax.random.key(0)).params:
+def check_has_adapter(task: Task, method: str, is_linear: bool = False) -> None:
+    """Raises ValueError for a task without an adapter, and with `is_linear` for one that is a bottleneck."""
+    net = jax.eval_shape(task.model.init, jax.random.key(0))
+    if ENTRY not in net.params:
         raise ValueError(f"{method} needs a network with an adapter; set config.adapter, such as 'lora(rank=8)'")
+    if is_linear:
+        jax.eval_shape(task.model.full_net, net)
 
 
 def list_factors(adapter: PyTree) -> list[dict[str, Array]]:
@@ -374,8 +377,8 @@ def count_bytes(tree: PyTree, ranks: np.ndarray) -> np.ndarray:
     """Returns the bytes [n] of a tree of arrays or shapes for clients of these ranks [n]."""
     total = np.zeros(len(ranks))
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        axis = find_rank_axis(path)
-        total += nbytes(leaf) if axis is None else nbytes(leaf) // leaf.shape[axis] * ranks
+        axis = find_rank_axis(path, leaf)
+        total += nbytes(leaf) if axis is None else nbytes(leaf) / leaf.shape[axis] * ranks
     return total
 
 
@@ -468,7 +471,15 @@ def adapter_task(
 
         def join(net):
             params = frozen.params | {name: net.params[name] for name in entries}
-            return own.correct(params, net.params[CORRECTION]) if CORRECTION in net.params else params
+            if CORRECTION not in net.params:
+                return params
+            for site in find_sites(frozen_shapes, kind.targets):
+                if (dtype := _get(params, site.path).dtype) != jnp.float32:
+                    raise ValueError(
+                        f"{model.name} has kernels in {dtype}, in which the small corrections of fedex_lora and flora are lost; "
+                        "set dtype='float32' in its entry of models"
+                    )
+            return own.correct(params, net.params[CORRECTION])
 
         def run(net, key, train):
             return Net(own.wrap(join(net), net.params[ENTRY], key if train else None), frozen.stats)

@@ -41,13 +41,13 @@ def with_client_ranks(build: Callable[[Task], Algorithm], rank: int) -> Callable
 
         def client_update(sent, client, data, key):
             if (ranks := find_ranks((sent, client))) != {rank}:
-                has = f"adapters of ranks {sorted(ranks)}" if ranks else "no adapter"
+                has = f"adapters of rank {', '.join(map(str, sorted(ranks)))}" if ranks else "none"
                 raise ValueError(
-                    f"clients.rank: {builder_name(build)} sends to and keeps with clients {has}; it must be that of the network, "
-                    f"of rank {rank}"
+                    f"clients.rank needs clients that receive or keep adapters of the network's rank, {rank}; those of "
+                    f"{builder_name(build)} have {has}"
                 )
             out = inner.client_update(truncate(sent, data), truncate(client, data), data, key)
-            local = out.local and truncate(out.local, data)
+            local = truncate(out.local or (sent, out.state), data)
             return out._replace(state=truncate(out.state, data), uplink=truncate(out.uplink, data), local=local)
 
         def personalise(sent, client, data, key):

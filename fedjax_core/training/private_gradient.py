@@ -90,7 +90,9 @@ class ExamplePrivacy:
         clip_pytree = _import_clipping().clip_pytree
 
         def example_gradient(params, stats, example, key):
-            return gradient(params, stats, jax.tree.map(lambda x: x[None], example), key)
+            grads, aux = gradient(params, stats, jax.tree.map(lambda x: x[None], example), key)
+            # bfloat16 has too few digits for norms, sums and noise
+            return jax.tree.map(lambda g: g.astype(jnp.promote_types(g.dtype, jnp.float32)), grads), aux
 
         def clip_example(params, stats, example, key):
             grads, aux = example_gradient(params, stats, example, key)
@@ -124,7 +126,8 @@ class ExamplePrivacy:
                 draws = optax.tree.random_like(jax.random.fold_in(key, 0), total, jax.random.normal)
                 total = optax.tree.add_scale(total, self.noise * self.clip, draws)
             expected = jnp.clip(data.size, 1, batch)
-            return jax.tree.map(lambda g: g / expected.astype(g.dtype), total), shapes[1]._replace(stats=stats, sums=sums)
+            mean = jax.tree.map(lambda g, w: (g / expected.astype(g.dtype)).astype(w.dtype), total, params)
+            return mean, shapes[1]._replace(stats=stats, sums=sums)
 
         return private_gradient
 
@@ -147,8 +150,9 @@ def check_training(data: ClientData, stats: PyTree, **given: Any) -> None:
     """
     if jax.tree.leaves(stats):
         raise ValueError(
-            "privacy.level='example': batch normalisation mixes the examples of a minibatch, and its running statistics "
-            "have no noise; use a network without it, such as norm='group'"
+            "privacy.level='example': running statistics of a training, of batch normalisation or of the method itself (dbe, "
+            "pfedme), mix examples and have no noise; use a network without batch normalisation, such as norm='group', or "
+            "another method"
         )
     if data.draw is not None:
         raise ValueError(
@@ -177,7 +181,8 @@ def mark_fit(train: Callable, epochs: int, batch: int) -> Callable:
 
     def marked(net, data, key, index, size):
         trained = train(net, data._replace(index=index, size=size), key)
-        return trained, optax.tree.sum(trained.net.params)
+        results = jax.tree.leaves((trained.net.params, trained.optimizer))
+        return trained, optax.tree.sum([leaf for leaf in results if jnp.issubdtype(leaf.dtype, jnp.inexact)])
 
     marked.__name__ = f"{_FIT}_{epochs}_{batch}"
     run = jax.jit(marked)

@@ -55,8 +55,10 @@ def update_client(
     out = wrapped.method.client_update(sent.inner, client.inner, data, key)
     message = _send_uplink(wrapped, out.uplink, sent, client, data.size, key)
     uplink = wrapped.layout.insert(out.uplink, message.value)
-    wire_up = uplink if message.wire is None else message.wire
-    wire = _transmit_broadcast(wrapped, sent.inner if out.wire is None else out.wire[0])[1], wire_up
+    wire_down, wire_up = (sent.inner, uplink) if out.wire is None else out.wire
+    if any(transform.send is not None for transform in wrapped.transforms):
+        wire_up = uplink
+    wire = _transmit_broadcast(wrapped, wire_down)[1], wire_up if message.wire is None else message.wire
     state, metrics = WrappedClient(out.state, message.kept), out.metrics
     local = out.local and (
         sent._replace(inner=out.local[0]),

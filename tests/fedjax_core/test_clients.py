@@ -71,6 +71,13 @@ def test_ranks_that_a_network_does_not_have():
     message = "clients.rank=4 and compression.uplink='quantize(bits=8)': compressed uplinks have one size for all clients"
     with pytest.raises(ValueError, match=re.escape(message)):
         experiment.resolve(settings)
+    settings.compression.uplink, settings.aggregation.rule = None, "median"
+    with pytest.raises(ValueError, match=r"clients.rank=4 and aggregation.rule='median': a rule takes the zeros"):
+        experiment.resolve(settings)
+    settings.aggregation.rule = None
+    settings.privacy.update(mechanism="local_gaussian", clip=1.0, noise=1.0, delta=1e-5)
+    with pytest.raises(ValueError, match=r"clients.rank=4 and privacy.mechanism='local_gaussian': clients would send noise"):
+        experiment.resolve(settings)
 
 
 def test_privacy_and_seconds():

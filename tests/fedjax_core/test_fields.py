@@ -37,7 +37,13 @@ SPECS = {
     "compression.uplink": "compressor",
     "cohort.sampling": "sampler",
 }
-NEEDS = {"pfedpg": ("vit(patch=4, width=4, depth=1, heads=1, prompts=2, deep=False)",)}
+ADAPTED = {"models": ("vit(patch=4, width=4, depth=1, heads=1)",), "train": "head", "adapter": "lora(rank=1)"}
+CLIP = {"models": ("clip(prompts=1)",), "train": "prompts", "normalise": "clip"}
+NEEDS = {  # settings of methods that cannot train a plain network
+    "pfedpg": {"models": ("vit(patch=4, width=4, depth=1, heads=1, prompts=2, deep=False)",)},
+    **dict.fromkeys(("fedex_lora", "fedsa_lora", "ffa_lora", "flexlora", "flora", "hetlora"), ADAPTED),
+    **dict.fromkeys(("fedtpg", "promptfl"), CLIP),
+}
 
 
 def refusal(config, step=experiment.resolve) -> str:
@@ -83,7 +89,7 @@ def test_every_option_of_every_method(name, data):
     ]
     option, value = data.draw(st.sampled_from(takes)), data.draw(st.sampled_from([v for v in HOSTILE if v is not None]))
     config = asked(name, **{option: value})
-    config.models = NEEDS.get(name, ("mlp(widths=(4,))",))
+    config.update(NEEDS.get(name, {"models": ("mlp(widths=(4,))",)}))
     config.public = "digits(examples=9)" if name == "fedmd" else None
     said = refusal(config)
     assert "\n" not in said

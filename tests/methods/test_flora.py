@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import ClientSettings, Cohort
+from fedjax_core.training import adapters
 from tests import naive, toy
 from tests.methods.test_fedex_lora import kernel_of, sizes
 from tests.methods.test_ffa_lora import EXACT, SCALE, cohort, first, flat, mean, train
@@ -59,7 +60,7 @@ class FLoRATest(chex.TestCase):
         both = jax.tree.map(lambda x: np.stack([x, np.full_like(x, np.nan)]), uplink)
         members = Cohort(jnp.array([3, 0]), jnp.array([7, 0]))
         after, _ = algorithm.server_update(state.server, (both[0], uplink[1]), members, None)
-        own = uplink[0]["body"]
+        own = uplink[0]["adapter"]["body"]
         np.testing.assert_allclose(kernel_of(after.net), kernel_of(state.server.net) + SCALE * own["a"] @ own["b"], atol=2e-6)
 
     def test_what_travels(self):
@@ -68,13 +69,15 @@ class FLoRATest(chex.TestCase):
         self.assertEqual((shapes.down, shapes.up), (4 * (5 * 6 + head), 4 * (5 * 2 + 2 * 6 + head)))
 
     def test_new_adapters_have_the_rank_of_the_client(self):
-        """Their columns and rows beyond it stay zero in training; the sum of products needs no more."""
+        """What is beyond it stays zero in training, and is not sent."""
         sim, _, state = toy.reference("flora")
         algorithm = sim.spec.algorithm(0, sim.spec.host_arrays, 2)
         data = toy.client_data(3)._replace(settings=ClientSettings(rank=jnp.int32(1)))
-        own = jax.jit(algorithm.client_update)(state.server.net, (), data, naive.client_key(0, 0, 3)).uplink[0]["body"]
+        sent, _ = jax.jit(algorithm.client_update)(state.server.net, (), data, naive.client_key(0, 0, 3)).uplink
+        own = sent["adapter"]["body"]
         assert own["a"].shape[-1] == 2
         assert np.any(own["a"][:, 0])
         assert np.any(own["b"][0])
         assert not np.any(own["a"][:, 1])
         assert not np.any(own["b"][1])
+        np.testing.assert_array_equal(adapters.count_bytes(sent, np.array([1, 2])), [4 * (5 + 6), 8 * (5 + 6)])

@@ -5,8 +5,8 @@ Expect:   see configs/RESULTS.md.
 Variants: see `tuned.py`.
 
 With the same workdir and settings it trains nothing new. Differences are to LCL with uniform
-weights, so that the row LCL + GDA shows what GDA adds to these. The last column is omitted: clients
-of one size have uniform weights anyway.
+weights, so that the row LCL + GDA shows what GDA adds to these. In the last column of
+`tuned_cifar10.py`, omitted here, clients have one size, so LCL itself has uniform weights.
 """
 
 import dataclasses

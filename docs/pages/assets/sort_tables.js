@@ -17,7 +17,7 @@ document.addEventListener("DOMContentLoaded", () => {
       head.append(button)
       button.addEventListener("click", () => {
         const now = head.getAttribute("aria-sort")
-        const isUp = now ? now === "descending" : column < 2 // ranks and names go up first, scores down
+        const isUp = now ? now === "descending" : /^((mean )?rank|method)$/.test(head.textContent.trim()) // ranks and names go up first, scores down
         heads.forEach((other) => other.removeAttribute("aria-sort"))
         head.setAttribute("aria-sort", isUp ? "ascending" : "descending")
         const text = (row) => row.cells[column].textContent.trim()

@@ -187,6 +187,7 @@ def draw_drift(context: AnalysisContext, load: RunLoader) -> list[Path]:
     for run, name in runs_with_prefixes(context):
         simulation, state = load(run)
         clients = (0, 1) if context.clients is None else context.clients
+        counts = analysis.count_cohort_labels(simulation, state)
         surfaces, plane = analysis.compute_drift(simulation, state, clients, span=context.span, points=context.points)
         marks = {f"client {i}": plane.places[at] for at, i in enumerate(clients)}
         for name_of_loss, surface in surfaces.items():
@@ -194,7 +195,6 @@ def draw_drift(context: AnalysisContext, load: RunLoader) -> list[Path]:
             options["of"] = "test loss" if name_of_loss == "global" else f"training loss, {name_of_loss}"
             file = f"{name}drift_{name_of_loss.replace(' ', '')}"
             files += _draw(context, file, plots.plot_contours, surface.steps, surface.loss, **options)
-        counts = analysis.count_cohort_labels(simulation, state)
         rounds = range(1, len(counts) + 1)
         options = {"class_names": simulation.spec.data.class_names, "clients": rounds, "across": "round"}
         files += _draw(context, f"{name}drift_labels", plots.plot_heatmap, counts, **options)

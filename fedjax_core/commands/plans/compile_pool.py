@@ -17,8 +17,9 @@ from fedjax_core import code_fingerprint, experiment, registry
 from fedjax_core.commands.plans import device_targets
 from fedjax_core.data import row_readers
 from fedjax_core.experiment.mock_data import Counts
+from fedjax_core.language import clip_task
 from fedjax_core.language.instruction_task import Spec, find_model_folder
-from fedjax_core.language.load_pretrained import CONFIG
+from fedjax_core.language.load_pretrained import CONFIG, TOKENIZER
 from fedjax_core.own_packages import HOME
 from fedjax_core.storage.json_files import read_json, to_json_values, write_json
 
@@ -186,7 +187,8 @@ def _version(package: str) -> str | None:
 
 
 def source_files(config: dict[str, Any]) -> Sequence[Path]:
-    """Returns files with compiled code: library, methods, what a config names from outside, a language model's config.json."""
+    """Returns files with compiled code: library, methods, what a config names from outside, a language model's config.json
+    and a CLIP's tokenizer, which decides how long texts are."""
     from ml_collections import ConfigDict
 
     from fedjax_core.experiment.run_experiment import lists_to_tuples
@@ -196,6 +198,9 @@ def source_files(config: dict[str, Any]) -> Sequence[Path]:
     files = {place.file for place in code_fingerprint.find_sources(lookups)} | set(code_fingerprint.find_own_files(lookups))
     of_texts = [network.resolved() for network in resolved.networks if network.resolved.function is Spec]
     files |= {file.resolve() for spec in of_texts if (file := find_model_folder(spec) / CONFIG).is_file()}
+    of_clip = [network.resolved() for network in resolved.networks if network.resolved.function is clip_task.Spec]
+    folders = [Path(spec.folder).expanduser() for spec in of_clip if spec.folder is not None]
+    files |= {file.resolve() for folder in folders for name in (CONFIG, TOKENIZER) if (file := folder / name).is_file()}
     for package in ("fedjax_core", "methods"):
         files |= {file for file in (HOME / package).rglob("*.py") if "reporting" not in file.parts}
     return sorted(files)

@@ -196,10 +196,15 @@ def compute_drift(
       (surfaces, plane): the loss on each client's training examples, "client 3", and on test data,
       "global", all in one plane, which has the clients' models as places.
 
+    With batch normalisation all points have the running statistics of the global model.
+
     Raises:
-      ValueError: as `compute_surroundings`.
+      ValueError: a client has no training examples; or as `compute_surroundings`.
     """
     data = simulation.spec.data
+    for i in clients:
+        if not len(data.train_index[i]):
+            raise ValueError(f"client {i} has no training examples, so it has no loss to draw; --clients takes others")
     choose_scored_model(simulation, state, "global")
     x = take_examples(data.test.x, np.arange(min(8, len(data.test.y))))
     local = [find_trained_network(simulation.client_view(state, i, trained=True), "global", x) for i in clients]

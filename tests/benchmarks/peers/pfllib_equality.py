@@ -206,8 +206,8 @@ def compare(method: str, state: Any, first: PyTree, server: Any) -> dict[str, fl
             pairs.append((flatten_ours(own), flatten_peer(getattr(client, peer.attribute))))
     start = flatten_ours(first)
     return {
-        "difference": max(float(np.max(np.abs(ours - theirs))) for ours, theirs in pairs),
-        "change": max(float(np.max(np.abs(ours - start))) for ours, _ in pairs),
+        "difference": float(np.max([np.max(np.abs(ours - theirs)) for ours, theirs in pairs])),
+        "change": float(np.max([np.max(np.abs(ours - start)) for ours, _ in pairs])),
     }
 
 

@@ -23,6 +23,7 @@ from fedjax_core.language.models import bert, decoder
 from fedjax_core.lazy_array import LazyArray
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.safetensors_files import write_tensors
+from fedjax_core.training import adapters
 from tests.fedjax_core.language import test_load_pretrained
 from tests.fedjax_core.language.models import test_decoder
 from tests.fedjax_core.language.models.test_bert import CONFIG as BERT
@@ -166,6 +167,10 @@ def test_a_language_model_writes(config, tmp_path, monkeypatch):
     x = jax.tree.map(lambda leaf: leaf[:2], sim.spec.data.test.x)
     own = generate(language.generation_params(made, adapter, task.frozen, net), x["tokens"], x["mask"])
     chex.assert_trees_all_equal(own, generate(task.model.full_net(net).params, x["tokens"], x["mask"]))
+    corrected = adapters.with_zero_correction(net)  # as FLoRA has
+    corrected = corrected._replace(params=jax.tree.map(lambda leaf: leaf + 0.5, corrected.params))
+    new = generate(language.generation_params(made, adapter, task.frozen, corrected), x["tokens"], x["mask"])
+    chex.assert_trees_all_equal(new, generate(task.model.full_net(corrected).params, x["tokens"], x["mask"]))
     assert {"test/global/accuracy_pairs", "test/global/accuracy_proofs"} <= set(scores)
     pytest.importorskip("rouge_score", reason="no rouge-score: pip install -e '.[text]'")
     monkeypatch.setattr(Letters, "decode", lambda self, tokens: [decoded(row) for row in tokens], raising=False)

@@ -8,11 +8,12 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from configs import fedavg
 from fedjax_core import experiment
-from fedjax_core.algorithm import ClientData, Examples
+from fedjax_core.algorithm import ClientData, ClientOutput, Examples
 from fedjax_core.experiment.example_privacy import ParticipationCounter
 from fedjax_core.privacy import ExampleLedger, budget
 from fedjax_core.storage.json_files import read_json, read_jsonl
@@ -158,6 +159,20 @@ def fedavg_of_two(task, **options):
     return algorithm._replace(client_update=client_update)
 
 
+def fedavg_of_gradients(task, **options):
+    """Builds FedAvg whose clients send a mean of gradients by vmap, of networks that do not move."""
+    algorithm = fedavg_method(task, **options)
+    optimizer = optax.chain(local_training.track_mean_gradient(), optax.set_to_zero())
+    train = local_training.fit(local_training.supervised_loss(task), optimizer, epochs=options["epochs"], batch=options["batch"])
+
+    def client_update(sent, state, data, key):
+        both = jax.vmap(lambda key: train(sent, data, key))(jax.random.split(key, 2))
+        mean = jax.tree.map(lambda leaf: leaf.mean(0), both.optimizer[0].mean)
+        return ClientOutput(state, sent._replace(params=mean), jax.tree.map(lambda leaf: leaf[0], both.sums))
+
+    return algorithm._replace(client_update=client_update)
+
+
 def fedavg_of_half(task, **options):
     """Builds FedAvg whose clients train on the first half of their examples."""
     algorithm = fedavg_method(task, **options)
@@ -170,6 +185,7 @@ def fedavg_of_half(task, **options):
     [
         (fedavg_of_two, "fedavg_of_two trains several networks at once by vmap"),
         (fedavg_of_half, "fedavg_of_half trains on a part of the client's examples"),
+        (fedavg_of_gradients, "fedavg_of_gradients trains several networks at once by vmap"),
     ],
 )
 def test_trainings_that_the_ledger_would_miscount_are_refused_by_name(method: Any, reason: str):

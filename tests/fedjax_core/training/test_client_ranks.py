@@ -121,6 +121,6 @@ def test_stacked_factors_are_truncated_and_counted():
 
 def test_networks_of_another_rank():
     with pytest.raises(
-        ValueError, match=r"clients.rank: fedit sends to and keeps with clients adapters of ranks \[4\]; it must be"
+        ValueError, match=r"receive or keep adapters of the network.s rank, 5; those of fedit have adapters of rank 4"
     ):
         simulate(RANKS, rank=RANK + 1)
