@@ -4,6 +4,7 @@ import chex
 import jax
 from absl.testing import parameterized
 
+from fedjax_core import experiment
 from methods.promptfl import promptfl
 from tests import naive, toy
 from tests.methods.test_fedper import made
@@ -37,3 +38,21 @@ class PromptFLTest(chex.TestCase):
     def test_needs_a_network_that_trains_prompts_alone(self, task, message):
         with self.assertRaisesRegex(ValueError, message):
             made(promptfl)(task())
+
+    @parameterized.parameters(
+        ({"train": "all"}, "train='all'.*'prompts'"),
+        ({"adapter": "lora(rank=2)"}, "adapter='lora"),
+        ({"normalise": "unit"}, "normalise='unit'.*'clip'"),
+        ({"models": ("clip(text='a photo')",)}, "text='a photo' must have one {}, for the name of a class"),
+        ({"models": ("clip(folder='no_such')",)}, "no_such"),
+    )
+    def test_configs_that_clip_cannot_have(self, changes, message):
+        config = experiment.load_config("promptfl:smoke")
+        with config.unlocked(), self.assertRaisesRegex((ValueError, OSError), message):
+            for field, value in changes.items():
+                config.update_from_flattened_dict({field: value})
+            experiment.build(config)
+
+    def test_rows_are_no_images(self):
+        with self.assertRaisesRegex(ValueError, "model 'clip' reads images .* examples have the shape \\(5,\\)"):
+            experiment.build(experiment.load_config("promptfl:smoke"), toy.data())

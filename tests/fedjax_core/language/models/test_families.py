@@ -6,11 +6,13 @@ import functools
 import json
 import warnings
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_core import experiment
 from fedjax_core.language import load_pretrained
 from fedjax_core.language.models import bert, clip, decoder, decoder_configs
 from fedjax_core.language.models.transformer import Encoder, LanguageModel
@@ -153,3 +155,36 @@ def test_clip_is_that_of_transformers(tmp_path):
     gradients, logits = jax.jit(jax.grad(loss, has_aux=True))(params)
     np.testing.assert_allclose(logits, theirs.detach().numpy(), rtol=1e-4, atol=1e-4)
     compare_gradients(other, clip, tmp_path, gradients)
+
+
+def test_clip_of_a_config_has_the_logits_of_transformers(tmp_path):
+    """With prompts that are the embeddings of two words, those of texts that begin with these words."""
+    library = reference.library()
+    import tokenizers
+    import torch
+
+    words = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", ".", "number", "handwritten", "<begin>", "<end>"]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="."))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    special = [("<begin>", 13), ("<end>", 14)]
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single="<begin> $A <end>", special_tokens=special)
+    tokenizer.save(str(tmp_path / load_pretrained.TOKENIZER))
+    own = {name: SIZES[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")}
+    text = own | {"vocab_size": len(words), "max_position_embeddings": 8, "eos_token_id": 14, "bos_token_id": 13}
+    image = own | {"image_size": 8, "patch_size": 4}
+    config = library.CLIPConfig(text_config=text, vision_config=image, projection_dim=10)
+    other = reference.saved(library.CLIPModel(config), tmp_path)
+
+    settings = experiment.load_config("promptfl:smoke")
+    settings.models = (f"clip(folder={str(tmp_path)!r}, prompts=2)",)
+    sim = experiment.build(settings)
+    net, x = sim.init(0).server.net, sim.spec.data.test.x[:6]
+    begin = other.text_model.embeddings.token_embedding.weight[[12, 11]].detach().numpy()
+    net = net._replace(params={"prompts": {"vectors": jnp.asarray(begin)}})
+    chex.assert_trees_all_equal_shapes(net, sim.init(0).server.net)
+    logits = sim.spec.bound_groups[0].task.model.apply(net, x)[0]["logits"]
+
+    tokens = torch.tensor([[13, 12, 11, digit, 10, 14] for digit in range(10)])
+    pixels = (np.repeat(x.astype(np.float32) / 255, 3, -1) - clip.MEAN) / clip.STD
+    theirs = other(input_ids=tokens, pixel_values=torch.from_numpy(pixels.transpose(0, 3, 1, 2).astype(np.float32)))
+    np.testing.assert_allclose(logits, theirs.logits_per_image.detach().numpy(), rtol=1e-4, atol=1e-4)
