@@ -57,8 +57,7 @@ def fedex_lora(
       The algorithm; a client keeps nothing and sends the delta of the adapter.
 
     Raises:
-      ValueError: an argument is out of range, or the network has no adapter, or a bottleneck, or (when
-        traced) kernels that are not float32.
+      ValueError: an argument is out of range, or the network has no adapter, or a bottleneck.
     """
     adapters.check_has_adapter(task, "fedex_lora", is_linear=True)
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)

@@ -55,8 +55,7 @@ def flora(
       The algorithm; a client keeps nothing and sends its adapter.
 
     Raises:
-      ValueError: an argument is out of range, or the network has no adapter, or a bottleneck, or (when
-        traced) kernels that are not float32.
+      ValueError: an argument is out of range, or the network has no adapter, or a bottleneck.
     """
     adapters.check_has_adapter(task, "flora", is_linear=True)
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)

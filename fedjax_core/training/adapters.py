@@ -107,7 +107,7 @@ class Kernel:
 
     def __rmatmul__(self, x: Array) -> Array:
         """Returns x @ kernel, [..., in] -> [..., out]."""
-        y = x @ self.base
+        y = (x @ self.base).astype(x.dtype)  # a corrected base may be wider
         shape = (*y.shape[:-1], y.shape[-1] // len(self.parts))
         each = [self._update(x, self.updates[part]) if part in self.updates else jnp.zeros(shape, y.dtype) for part in self.parts]
         return y + (each[0] if len(each) == 1 else jnp.concatenate(each, -1)).astype(y.dtype)
@@ -180,7 +180,7 @@ class Adapter(NamedTuple):
         dropout.
       merge: (params, trained) -> params with equivalent plain kernels; ValueError for a bottleneck.
       correct: (params, products) -> params with kernels W_0 + scale * product, products as by
-        `multiply_factors`; ValueError for a bottleneck.
+        `multiply_factors`, at least as exact as these; ValueError for a bottleneck.
     """
 
     init: Callable[[Array], PyTree]
@@ -216,7 +216,10 @@ def make_adapter(kind: AdapterConfig, shapes: PyTree, name: str = "the network")
         return params
 
     def merge(params: PyTree, trained: PyTree) -> PyTree:
-        return correct(params, multiply_factors(trained))
+        merged = correct(params, multiply_factors(trained))
+        for path in dict.fromkeys(site.path for site in where):
+            merged = _put(merged, path, _get(merged, path).astype(_get(params, path).dtype))
+        return merged
 
     def correct(params: PyTree, products: PyTree) -> PyTree:
         if kind.bottleneck:
@@ -224,9 +227,9 @@ def make_adapter(kind: AdapterConfig, shapes: PyTree, name: str = "the network")
         for site in where:
             base, update = _get(params, site.path), kind.scale * _get(products, site.place)
             flat = jnp.asarray(base).reshape(*site.stack, site.inputs, len(site.parts), site.outputs)
-            new = flat[..., site.parts.index(site.part), :] + update.astype(base.dtype)
-            new = flat.at[..., site.parts.index(site.part), :].set(new).reshape(base.shape)
-            params = _put(params, site.path, new)
+            part = site.parts.index(site.part)
+            flat = flat.astype(jnp.promote_types(base.dtype, update.dtype)).at[..., part, :].add(update)
+            params = _put(params, site.path, flat.reshape(base.shape))
         return params
 
     return Adapter(init, wrap, merge, correct)
@@ -471,15 +474,7 @@ def adapter_task(
 
         def join(net):
             params = frozen.params | {name: net.params[name] for name in entries}
-            if CORRECTION not in net.params:
-                return params
-            for site in find_sites(frozen_shapes, kind.targets):
-                if (dtype := _get(params, site.path).dtype) != jnp.float32:
-                    raise ValueError(
-                        f"{model.name} has kernels in {dtype}, in which the small corrections of fedex_lora and flora are lost; "
-                        "set dtype='float32' in its entry of models"
-                    )
-            return own.correct(params, net.params[CORRECTION])
+            return own.correct(params, net.params[CORRECTION]) if CORRECTION in net.params else params
 
         def run(net, key, train):
             return Net(own.wrap(join(net), net.params[ENTRY], key if train else None), frozen.stats)

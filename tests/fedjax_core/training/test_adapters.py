@@ -114,6 +114,19 @@ def test_a_sum_of_products_corrects_the_base():
     chex.assert_trees_all_close(own.correct(params, products), want, atol=1e-5)
 
 
+def test_corrections_smaller_than_a_digit_of_the_base_count():
+    """Of a bfloat16 base, of which the outputs keep their type and merged kernels theirs."""
+    signs = (-1.0) ** np.arange(256)[:, None] * np.ones((1, 2))
+    params = {"body": {"kernel": jnp.asarray(0.5 * signs, jnp.bfloat16)}}
+    own = adapters.make_adapter(adapters.lora(rank=1, alpha=1.0, dropout=0.0, targets="body"), params)
+    trained, x = own.init(jax.random.key(0)), jnp.ones((1, 256), jnp.bfloat16)
+    corrected = own.correct(params, {"body": jnp.full((256, 2), 2**-9)})  # 0.5 + 2^-9 would be 0.5
+    outputs = [x @ own.wrap(base, trained)["body"]["kernel"] for base in (params, corrected)]
+    assert [y.dtype for y in outputs] == [jnp.bfloat16, jnp.bfloat16]
+    assert [float(y[0, 0]) for y in outputs] == [0, 0.5]
+    assert own.merge(params, trained)["body"]["kernel"].dtype == jnp.bfloat16
+
+
 def test_a_bottleneck_bends_and_cannot_be_merged():
     params = {"layers": {"attention": {"query": {"kernel": jax.random.normal(jax.random.key(0), (1, 4, 5))}}}}
     own = adapters.make_adapter(adapters.bottleneck(rank=3, scale=0.5, targets="query"), params)
