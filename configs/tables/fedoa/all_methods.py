@@ -96,7 +96,7 @@ FEDSDR = Row("FedSDR", fedsdr.get_config, {"method.lam": 0.5, **PERSONAL})
 FFA_LORA = Row("FFA-LoRA", ffa_lora.get_config, GLOBAL)
 FEDSA_LORA = Row("FedSA-LoRA", fedsa_lora.get_config, PERSONAL)
 FEDEX_LORA = Row("FedEx-LoRA", fedex_lora.get_config, GLOBAL)
-FLORA = Row("FLoRA", flora.get_config, GLOBAL)
+FLORA = Row("FLoRA", flora.get_config, GLOBAL | {"clients.rank": None})  # one rank, as of the other rows
 FEDOA = Row("FedOA", fedoa.get_config, {"method.lam": 0.5, **PERSONAL})
 
 
