@@ -132,6 +132,7 @@ def render_overview(records: Sequence[Record], pages: Mapping[str, str]) -> str:
     cells = {(record["row"], record["column"]): record for record in chosen}
     of_column = {column: [record for record in chosen if record["column"] == column] for column in columns}
     best = {column: find_best(part) for column, part in of_column.items()}
+    seeds = {column: count_seeds(part) for column, part in of_column.items()}
     means = {}
     for row in dict.fromkeys(record["row"] for record in records):
         ranks = [float(cells.get((row, column), {}).get("rank") or "inf") for column in columns]
@@ -141,7 +142,7 @@ def render_overview(records: Sequence[Record], pages: Mapping[str, str]) -> str:
         scores = []
         for column in columns:
             record = cells.get((row, column), {"mean": ""})
-            scores += [format_score(record, best[column], count_seeds(of_column[column])), _format_rank(record)]
+            scores += [format_score(record, best[column], seeds[column]), _format_rank(record)]
         rows.append([f"{means[row]:.1f}" if means[row] < float("inf") else "—", _link(row, pages), *scores])
     heads = ["mean rank", "method", *(head for column in columns for head in (column, "rank"))]
     top = [row for row in means if all(row in best[c] or cells.get((row, c), {}).get("like_best") == "1" for c in columns)]
@@ -181,7 +182,7 @@ def render_tables(records: Sequence[Record], pages: Mapping[str, str]) -> str:
     """Returns the tables of all columns, each below its name, and what their marks mean."""
     against = _find_against(records)
     intervals = INTERVALS.format(against=against) if against else NO_INTERVALS
-    parts = [LEGEND.format(seeds=max(int(record["n"]) for record in records), intervals=intervals)]
+    parts = [LEGEND.format(seeds=count_seeds(records), intervals=intervals)]
     columns = itertools.groupby(sorted(records, key=_column_order(records)), lambda record: record["column"])
     tables = [(column, render_column(list(of_column), pages)) for column, of_column in columns]
     if len(tables) > 1:

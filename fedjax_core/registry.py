@@ -43,10 +43,8 @@ T = TypeVar("T", bound=NamedTuple)
 BUILT_IN = "built in"
 GIVEN = "given"  # the module of a function that this process registered (`register_in_process`)
 LONGEST = 20_000  # characters of a spec
-SIMILARITY = {
-    "method": 0.85,
-    "config": 0.85,
-}  # of a suggestion, at least: most methods begin with "fed", another one is no misspelling
+# of a suggestion, at least: most methods begin with "fed", another one is no misspelling
+SIMILARITY = {"method": 0.85, "config": 0.85}
 ENTRY_POINT_GROUPS = {  # by kind
     "method": "fedjax_core.methods",
     "model": "fedjax_core.models",

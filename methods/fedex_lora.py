@@ -71,7 +71,7 @@ def fedex_lora(
 
     def client_update(sent, client, data, key):
         trained = train(sent, data, key)
-        before, after = map(adapters.drop_correction, (sent, trained.net))
+        before, after = (adapters.drop_entry(net, adapters.CORRECTION) for net in (sent, trained.net))
         return ClientOutput(client, optax.tree.sub(after, before), trained.sums, local=(trained.net, client))
 
     def server_update(server, deltas, cohort, key):

@@ -76,8 +76,7 @@ def flexlora(
 
     def split(net: Net) -> tuple[PyTree, Net]:
         """Returns the adapter, below its entry's name, and all else."""
-        rest = {name: part for name, part in net.params.items() if name != entry}
-        return {entry: net.params[entry]}, net._replace(params=rest)
+        return {entry: net.params[entry]}, adapters.drop_entry(net, entry)
 
     def client_update(sent, client, data, key):
         trained = train(sent, data, key)

@@ -31,6 +31,7 @@ from fedjax_core.algorithm import Algorithm, ClientOutput, Net
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
 from fedjax_core.training import adapters, aggregators, local_training
+from fedjax_core.training.client_ranks import truncate_to_client
 from methods.fedavg import fedavg
 
 
@@ -64,18 +65,16 @@ def flora(
     train = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch, trainable=is_trained)
 
     def drop_adapter(net: Net) -> Net:
-        return net._replace(params={name: entry for name, entry in net.params.items() if name != adapters.ENTRY})
+        return adapters.drop_entry(net, adapters.ENTRY)
 
     def server_init(key):
         server = base.server_init(key)
         return server._replace(net=adapters.with_zero_correction(server.net))
 
     def client_update(sent, client, data, key):
-        fresh = {adapters.ENTRY: task.model.init(key).params[adapters.ENTRY]}
-        if data.settings is not None and data.settings.rank is not None:  # `client_ranks.py` truncates what is sent
-            fresh = adapters.truncate_adapters(fresh, data.settings.rank)
+        fresh = truncate_to_client({adapters.ENTRY: task.model.init(key).params[adapters.ENTRY]}, data)
         trained = train(sent._replace(params=sent.params | fresh), data, key)
-        rest = [adapters.drop_correction(drop_adapter(net)) for net in (trained.net, sent)]
+        rest = [adapters.drop_entry(drop_adapter(net), adapters.CORRECTION) for net in (trained.net, sent)]
         uplink = {adapters.ENTRY: trained.net.params[adapters.ENTRY]}, optax.tree.sub(*rest)
         return ClientOutput(client, uplink, trained.sums, local=(trained.net, client), wire=(drop_adapter(sent), uplink))
 

@@ -48,12 +48,9 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def _strict():
-    """Makes warnings errors and seeds NumPy's global generator, which some libraries still use."""
+    """Seeds NumPy's global generator, which some libraries still use; pyproject.toml makes warnings errors."""
     np.random.seed(0)  # noqa: NPY002
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        # jax writes a program in place, so another worker may read half of it; jax warns and compiles.
-        warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
         warnings.filterwarnings("ignore", "optax.global_norm is deprecated", DeprecationWarning)  # jax-privacy 2.0
         yield
 

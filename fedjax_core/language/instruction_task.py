@@ -353,7 +353,5 @@ def generation_params(prepared: PreparedTask, adapter: adapters.AdapterConfig | 
     """Returns the parameters that `generate` takes: an adapter beside the frozen kernels, unmerged."""
     if adapter is None:
         return frozen.params | net.params
-    own, params = adapters.make_adapter(adapter, frozen.params, prepared.model.name), frozen.params
-    if adapters.CORRECTION in net.params:
-        params = own.correct(params, net.params[adapters.CORRECTION])
-    return own.wrap(params, net.params[adapters.ENTRY], None)
+    own = adapters.make_adapter(adapter, frozen.params, prepared.model.name)
+    return own.wrap(own.correct(frozen.params, net.params.get(adapters.CORRECTION)), net.params[adapters.ENTRY], None)

@@ -30,7 +30,7 @@ from fedjax_core.storage.json_files import check_schema, to_json_values
 from fedjax_core.storage.safetensors_files import read_tensors, write_tensors
 from fedjax_core.task import Model, Task
 from fedjax_core.training import local_training
-from fedjax_core.training.adapters import drop_correction
+from fedjax_core.training.adapters import CORRECTION, drop_entry
 
 FORM = {  # the schema of a description
     **{"model": str, "classes": int, "input_shape": [int], "statistics": str, "class_names": [(str, int)]},
@@ -198,7 +198,7 @@ def _find_networks(task: Task, held: tuple[PyTree, PyTree]) -> list[Net]:
     structure = lambda net: jax.tree.structure(net, is_leaf=lambda leaf: leaf is None)
     parts = [net for net in nets if structure(net) == jax.tree.structure(like)]  # leaves may be split over nets
     nets += [local_training.join_params(a, b) for a in parts for b in parts if not _same_shapes(a, like)]
-    return [net for net in nets if _same_shapes(drop_correction(net), like)]
+    return [net for net in nets if _same_shapes(drop_entry(net, CORRECTION), like)]
 
 
 def _same_shapes(a: PyTree, b: PyTree) -> bool:

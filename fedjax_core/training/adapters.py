@@ -180,13 +180,14 @@ class Adapter(NamedTuple):
         dropout.
       merge: (params, trained) -> params with equivalent plain kernels; ValueError for a bottleneck.
       correct: (params, products) -> params with kernels W_0 + scale * product, products as by
-        `multiply_factors`, at least as exact as these; ValueError for a bottleneck.
+        `multiply_factors`, at least as exact as these; None: the same params. ValueError for a
+        bottleneck.
     """
 
     init: Callable[[Array], PyTree]
     wrap: Callable[[PyTree, PyTree, Array | None], PyTree]
     merge: Callable[[PyTree, PyTree], PyTree]
-    correct: Callable[[PyTree, PyTree], PyTree]
+    correct: Callable[[PyTree, PyTree | None], PyTree]
 
 
 def make_adapter(kind: AdapterConfig, shapes: PyTree, name: str = "the network") -> Adapter:
@@ -221,7 +222,9 @@ def make_adapter(kind: AdapterConfig, shapes: PyTree, name: str = "the network")
             merged = _put(merged, path, _get(merged, path).astype(_get(params, path).dtype))
         return merged
 
-    def correct(params: PyTree, products: PyTree) -> PyTree:
+    def correct(params: PyTree, products: PyTree | None) -> PyTree:
+        if products is None:
+            return params
         if kind.bottleneck:
             raise ValueError("adapter: a bottleneck is not linear, so it cannot be merged into the kernels; lora can")
         for site in where:
@@ -410,11 +413,11 @@ def with_zero_correction(net: Net) -> Net:
     return net._replace(params=net.params | {CORRECTION: zeros})
 
 
-def drop_correction(net: Net) -> Net:
-    """Returns the network without the entry "correction", if it has that."""
-    if not isinstance(net.params, dict) or CORRECTION not in net.params:
+def drop_entry(net: Net, name: str) -> Net:
+    """Returns the network without this entry of its params, such as "correction", if it has that."""
+    if not isinstance(net.params, dict) or name not in net.params:
         return net
-    return net._replace(params={name: entry for name, entry in net.params.items() if name != CORRECTION})
+    return net._replace(params={other: entry for other, entry in net.params.items() if other != name})
 
 
 def _get(tree: PyTree, path: Sequence[str]) -> Any:
@@ -474,7 +477,7 @@ def adapter_task(
 
         def join(net):
             params = frozen.params | {name: net.params[name] for name in entries}
-            return own.correct(params, net.params[CORRECTION]) if CORRECTION in net.params else params
+            return own.correct(params, net.params.get(CORRECTION))
 
         def run(net, key, train):
             return Net(own.wrap(join(net), net.params[ENTRY], key if train else None), frozen.stats)

@@ -17,6 +17,12 @@ from fedjax_core.task import Task
 from fedjax_core.training.adapters import find_ranks, truncate_adapters
 
 
+def truncate_to_client(tree: PyTree, data: ClientData) -> PyTree:
+    """Returns a tree with adapters of the client's rank; of the network's, if clients have no other."""
+    own = None if data.settings is None else data.settings.rank
+    return tree if own is None else truncate_adapters(tree, own)
+
+
 def with_client_ranks(build: Callable[[Task], Algorithm], rank: int) -> Callable[[Task], Algorithm]:
     """Returns the method for clients that have `settings.rank` of the adapter's columns and rows.
 
@@ -35,10 +41,6 @@ def with_client_ranks(build: Callable[[Task], Algorithm], rank: int) -> Callable
     def build_truncated(task: Task) -> Algorithm:
         inner = build(task)
 
-        def truncate(tree: PyTree, data: ClientData) -> PyTree:
-            own = None if data.settings is None else data.settings.rank
-            return tree if own is None else truncate_adapters(tree, own)
-
         def client_update(sent, client, data, key):
             if (ranks := find_ranks((sent, client))) != {rank}:
                 has = f"adapters of rank {', '.join(map(str, sorted(ranks)))}" if ranks else "none"
@@ -46,17 +48,18 @@ def with_client_ranks(build: Callable[[Task], Algorithm], rank: int) -> Callable
                     f"clients.rank needs clients that receive or keep adapters of the network's rank, {rank}; those of "
                     f"{builder_name(build)} have {has}"
                 )
-            out = inner.client_update(truncate(sent, data), truncate(client, data), data, key)
-            local = truncate(out.local or (sent, out.state), data)
-            return out._replace(state=truncate(out.state, data), uplink=truncate(out.uplink, data), local=local)
+            out = inner.client_update(truncate_to_client(sent, data), truncate_to_client(client, data), data, key)
+            local = truncate_to_client(out.local or (sent, out.state), data)
+            return out._replace(state=truncate_to_client(out.state, data), uplink=truncate_to_client(out.uplink, data), local=local)
 
         def personalise(sent, client, data, key):
-            held = truncate((sent, client), data)
-            return held if inner.personalise is None else truncate(inner.personalise(held[0], held[1], data, key), data)
+            held = truncate_to_client((sent, client), data)
+            return held if inner.personalise is None else truncate_to_client(inner.personalise(held[0], held[1], data, key), data)
 
         def prepare(sent, client, data, key):
             assert inner.prepare is not None
-            return truncate(inner.prepare(truncate(sent, data), truncate(client, data), data, key), data)
+            held = truncate_to_client((sent, client), data)
+            return truncate_to_client(inner.prepare(held[0], held[1], data, key), data)
 
         has_own_models = inner.personalise is not None or set(inner.predict) != {"global"}
         return inner._replace(

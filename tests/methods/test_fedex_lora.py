@@ -70,7 +70,9 @@ class FedExLoRATest(chex.TestCase):
     def test_an_empty_cohort_changes_nothing(self):
         sim, _, state = toy.reference("fedex_lora")
         algorithm = sim.spec.algorithm(0, sim.spec.host_arrays, 2)
-        deltas = jax.tree.map(lambda x: np.full((2, *x.shape), np.nan, x.dtype), adapters.drop_correction(state.server.net))
+        deltas = jax.tree.map(
+            lambda x: np.full((2, *x.shape), np.nan, x.dtype), adapters.drop_entry(state.server.net, "correction")
+        )
         after, _ = algorithm.server_update(state.server, deltas, Cohort(jnp.arange(2), jnp.zeros(2, int)), None)
         chex.assert_trees_all_equal(after, state.server)
 

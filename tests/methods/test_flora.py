@@ -69,7 +69,7 @@ class FLoRATest(chex.TestCase):
         self.assertEqual((shapes.down, shapes.up), (4 * (5 * 6 + head), 4 * (5 * 2 + 2 * 6 + head)))
 
     def test_new_adapters_have_the_rank_of_the_client(self):
-        """What is beyond it stays zero in training, and is not sent."""
+        """Columns and rows beyond it stay zero in training, and are not sent."""
         sim, _, state = toy.reference("flora")
         algorithm = sim.spec.algorithm(0, sim.spec.host_arrays, 2)
         data = toy.client_data(3)._replace(settings=ClientSettings(rank=jnp.int32(1)))

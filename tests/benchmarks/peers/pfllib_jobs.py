@@ -55,7 +55,7 @@ OURS = {
 
 
 class Job(NamedTuple):
-    """What a process took.
+    """Time and memory of a process.
 
     Attributes:
       seconds: from its start to its end.

@@ -100,7 +100,7 @@ def test_every_part_of_the_update_counts():
 
 
 def test_a_sum_of_products_corrects_the_base():
-    """Of stacked layers, and of parts of a kernel: sum_i w_i A_i B_i, without clients of weight 0."""
+    """Checks sum_i w_i A_i B_i of stacked layers and of parts of a kernel, without clients of weight 0."""
     params, _ = images()
     own = adapters.make_adapter(adapters.lora(rank=2, alpha=6.0, dropout=0.0, targets=("query", "value", "out")), params)
     net = Net({"adapter": own.init(jax.random.key(2))}, {})
@@ -115,7 +115,7 @@ def test_a_sum_of_products_corrects_the_base():
 
 
 def test_corrections_smaller_than_a_digit_of_the_base_count():
-    """Of a bfloat16 base, of which the outputs keep their type and merged kernels theirs."""
+    """Checks a bfloat16 base: outputs and merged kernels keep its type."""
     signs = (-1.0) ** np.arange(256)[:, None] * np.ones((1, 2))
     params = {"body": {"kernel": jnp.asarray(0.5 * signs, jnp.bfloat16)}}
     own = adapters.make_adapter(adapters.lora(rank=1, alpha=1.0, dropout=0.0, targets="body"), params)

@@ -158,7 +158,7 @@ def test_clip_is_that_of_transformers(tmp_path):
 
 
 def test_clip_of_a_config_has_the_logits_of_transformers(tmp_path):
-    """With prompts that are the embeddings of two words, those of texts that begin with these words."""
+    """Uses the embeddings of two words as prompts, so the texts begin with these words."""
     library = reference.library()
     import tokenizers
     import torch
