@@ -1,5 +1,7 @@
 """Reads the data and the results of finished runs, and summarizes results over seeds."""
 
+import dataclasses
+import functools
 import json
 import math
 import statistics
@@ -12,11 +14,11 @@ import numpy as np
 
 from fedjax_core import experiment
 from fedjax_core.commands.analyses import scalar_metrics as analyses
-from fedjax_core.commands.tables import client_statistics, measures
+from fedjax_core.commands.tables import client_statistics, comparability, measures
 from fedjax_core.commands.tables.definition import Definition, column_targets, paper_value
 from fedjax_core.commands.tables.measures import is_of_unseen
 from fedjax_core.commands.tables.progress import Beat
-from fedjax_core.commands.tables.table_cells import Cell
+from fedjax_core.commands.tables.table_cells import Cell, configs_of
 from fedjax_core.commands.tables.trials import SearchProgress
 from fedjax_core.data import digest
 from fedjax_core.data.federated_data import FederatedData
@@ -85,7 +87,8 @@ class Costs(NamedTuple):
     up: float
 
 
-class Contents(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Contents:
     """Everything that a table is written from.
 
     Attributes:
@@ -101,13 +104,29 @@ class Contents(NamedTuple):
     failures: Mapping[str, str]
     searches: SearchProgress | None = None
 
+    @functools.cached_property
+    def differences(self) -> list[comparability.Difference]:
+        """The settings in which rows differ; what a search chooses does not change them."""
+        return comparability.find_differences(self.table, configs_of(self.every))
+
+    @functools.cached_property
+    def _positions(self) -> dict[tuple[str, str], list[int]]:
+        """By (row, column), where in `every` its cells are; what a search chooses replaces cells in place."""
+        positions: dict[tuple[str, str], list[int]] = {}
+        for i, cell in enumerate(self.every):
+            positions.setdefault(cell.pair, []).append(i)
+        return positions
+
+    def _cells(self, row: str, column: str) -> list[Cell]:
+        return [self.every[i] for i in self._positions.get((row, column), ())]
+
     @property
     def seeds(self) -> list[int]:
         return list(dict.fromkeys(cell.seed for cell in self.every))
 
     def summary(self, row: str, column: str, measure: Any) -> Summary:
         """Summarizes a cell over its seeds."""
-        cells = [cell for cell in self.every if cell.pair == (row, column)]
+        cells = self._cells(row, column)
         scale = 100.0 if measures.is_percent(measure) else 1 / measure.unit
         results = [(cell.seed, self.results[cell.name]) for cell in cells if cell.name in self.results]
         results = [(seed, result) for seed, result in results if measure.label in result.values]
@@ -145,8 +164,7 @@ class Contents(NamedTuple):
         return pairs
 
     def _results(self, row: str, column: str) -> dict[int, Result]:
-        cells = [cell for cell in self.every if cell.pair == (row, column)]
-        return {cell.seed: self.results[cell.name] for cell in cells if cell.name in self.results}
+        return {cell.seed: self.results[cell.name] for cell in self._cells(row, column) if cell.name in self.results}
 
     def costs(self, row: str, column: str) -> Costs | None:
         """Returns the costs of a cell's runs; None if none is finished."""

@@ -12,13 +12,13 @@ import jax
 
 from fedjax_core import code_fingerprint, experiment
 from fedjax_core.atomic_files import write_text
-from fedjax_core.commands.tables import comparability, measures
+from fedjax_core.commands.tables import measures
 from fedjax_core.commands.tables.bootstrap_comparison import ComparisonCache
 from fedjax_core.commands.tables.definition import Definition
 from fedjax_core.commands.tables.progress import SILENCE, Beat, Job, Pace, RunBeat
 from fedjax_core.commands.tables.results import Contents, Result, TableData, compute_counts, is_finished, read_result
 from fedjax_core.commands.tables.search import plan_searches
-from fedjax_core.commands.tables.table_cells import Cell, build_cell, build_cells, configs_of, select_cells
+from fedjax_core.commands.tables.table_cells import Cell, build_cell, build_cells, select_cells
 from fedjax_core.commands.tables.trials import (
     SearchProgress,
     delete_checkpoints,
@@ -151,7 +151,7 @@ class TableRunner:
         of_search = f"{done} of {trials} runs of the search and " if trials else ""
         chosen = self._chosen_cells()
         finished = sum(cell.name in self.results for cell in chosen)
-        for difference in comparability.find_differences(self._table, configs_of(self.every)):
+        for difference in self.contents.differences:
             self._say(f"rows differ in {difference}")
         to_do = len(self._jobs_left(self._pairs))
         self._say(f"{of_search}{finished} of {len(chosen)} runs are finished, {to_do} to do")

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_core.atomic_files import write_csv, write_text
-from fedjax_core.commands.tables import comparability, formatting, measures, search_report
+from fedjax_core.commands.tables import formatting, measures, search_report
 from fedjax_core.commands.tables.bootstrap_comparison import Comparison, ComparisonCache
 from fedjax_core.commands.tables.definition import all_targets, paper_value, slugify
 from fedjax_core.commands.tables.results import Contents
-from fedjax_core.commands.tables.table_cells import configs_of
 from fedjax_core.commands.tables.trials import SearchProgress
 
 MARKDOWN_STYLE = formatting.Style(plus_minus="±", bold="**{}**", mark=" ({})", alike="≈")
@@ -57,9 +56,9 @@ def render_markdown(contents: Contents, grids: Mapping[str, formatting.Grid] | N
     done = sum(cell.name in contents.results for cell in every)
     state = "" if done == len(every) else f" {done} of {len(every)} runs are finished."
     lines += [f"Variant `{contents.variant}`; {formatting.describe_seeds(seeds)}.{state}"]
-    if differences := comparability.find_differences(table, configs_of(every)):
+    if contents.differences:
         lines += ["", "Rows differ in more than their methods, as the definition says:", ""]
-        lines += [f"- {difference}" for difference in differences]
+        lines += [f"- {difference}" for difference in contents.differences]
     papers = [paper_value(table, r.label, c.label, m.label) for m in table.measures for r in table.rows for c in table.columns]
     if sources := list(dict.fromkeys(paper[2] for paper in papers if paper)):
         deviates = ", ± as the paper has it," if any(paper and paper[1] is not None for paper in papers) else ""
@@ -204,8 +203,7 @@ def _latex_measure(contents: Contents, measure: Any, cells: formatting.Grid) -> 
     notes = [formatting.describe_seeds(contents.seeds), *formatting.describe_measure(measure, cells, formatting.describe_score)]
     sources = dict.fromkeys(s.paper[2] for s in cells.summaries.values() if s.paper)
     notes += [f"Paper: {'; '.join(sources)}"] if sources else []
-    differences = comparability.find_differences(contents.table, configs_of(contents.every))
-    notes += [f"Rows differ in {difference}" for difference in differences]
+    notes += [f"Rows differ in {difference}" for difference in contents.differences]
     notes += [contents.table.note] if contents.table.note else []
     what = f"{measure.label}{measures.describe_unit(measure)}"
     return _latex_environment(contents.table, what, measure.label, "l" + "r" * len(columns), lines, notes)

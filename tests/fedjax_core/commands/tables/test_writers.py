@@ -112,7 +112,7 @@ def test_many_rounds_are_written_out():
     ]
     found = contents({"A": {0: 0.5, 1: 0.5}}, {"A": GLOBAL.scores[0]})
     results = {name: one._replace(reached={0.5: 1234}, seconds_per_round=1500.0) for name, one in found.results.items()}
-    found = found._replace(results=results)
+    found = dataclasses.replace(found, results=results)
     assert "| A | IID | 1,234 | | 1,500 |" in tables.render_markdown(found).replace("|  |", "| |")
     assert writers.make_records(found)[0]["rounds_to_0.5"] == "1234"
 
