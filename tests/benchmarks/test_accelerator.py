@@ -37,7 +37,7 @@ def test_every_piece_runs_at_toy_size_and_once(tmp_path, capsys):
     assert of["published"]["seconds"][0] > 0
     assert of["fedit"]["tokens_per_second"] > 0
     runs = {line["run"].split("/")[0]: line for line in lines if "run" in line}
-    assert {"pfl", "fedskc", "fedavg", "table8"} <= set(runs)
+    assert {"pfl", "fedskc", "fedavg", "table8", "tuned", "alternation"} <= set(runs)
     assert runs["fedskc"]["rounds"] == 2
     assert runs["pfl"]["scores"]["test/global/accuracy"]["last"] >= 0
     assert (out / "table8" / "table.md").exists()
@@ -77,7 +77,7 @@ def test_cifar10_is_found_where_it_lies(tmp_path):
     assert pieces.cifar10(tmp_path) == ("cifar10", str(tmp_path))
     steps = [step for piece in pieces.PIECES for step in piece.steps(Asked(tmp_path, ("cifar10", "DIR")))]
     assert len({(step.directory, step.name, step.arguments) for step in steps}) == len(steps)
-    assert sum("--config.data.dir=DIR" in step.arguments or "--set=data.dir=DIR" in step.arguments for step in steps) == 16
+    assert sum("--config.data.dir=DIR" in step.arguments or "--set=data.dir=DIR" in step.arguments for step in steps) == 29
 
 
 def test_a_step_that_fails_is_tried_after_all_others_and_given_up(tmp_path, monkeypatch, capsys):

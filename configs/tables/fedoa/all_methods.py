@@ -131,20 +131,20 @@ READING = "Reading comprehension"
 ANGLES = dict(zip(TASKS, ("0", "30", "60", "90"), strict=True))  # rotations left out in smoke
 
 
-def questions(task: str, variant: str, more: str = "", tests: int = 50) -> Changes:
-    """Returns FLAN's questions without one task, in small with few test examples per set.
+def questions(task: str, variant: str, more: str = "", tests: int = 50, examples: int = 100) -> Changes:
+    """Returns FLAN's questions without one task, in small with few examples per set.
 
     In smoke: rotated digits without one angle.
     """
     if variant == "smoke":
         return {"data.source": f"""unseen_domain(of="rotated(of='digits')", domain={ANGLES[task]!r})""", "data.examples": 240}
-    fewer = f", examples=100, test_examples={tests}" if variant == "small" else ""
+    fewer = f", examples={examples}, test_examples={tests}" if variant == "small" else ""
     return {"data.source": f"instructions(folder='flan_ood', leave_out={TASKS[task]!r}{fewer}{more})", "data.examples": None}
 
 
-def columns(variant: str, tasks: Sequence[str] = tuple(TASKS), tests: int = 50) -> tuple[Column, ...]:
+def columns(variant: str, tasks: Sequence[str] = tuple(TASKS), tests: int = 50, examples: int = 100) -> tuple[Column, ...]:
     """Returns one column per task left out."""
-    return tuple(Column(task, questions(task, variant, tests=tests)) for task in tasks)
+    return tuple(Column(task, questions(task, variant, tests=tests, examples=examples)) for task in tasks)
 
 
 # ---------------------------------------------------------------------------------------------------- tables
