@@ -92,7 +92,11 @@ def fedala(
     check_arguments(fedala, mix_lr=mix_lr, fraction=fraction, threshold=threshold, first_limit=first_limit)
     model, supervised = task.model, local_training.supervised_loss(task)
     train = local_training.fit(supervised, optimizer(task.round_num), epochs=epochs, batch=batch)
-    split = lambda params: local_training.split_params(params, local_training.entries_filter(*top) if top else None)
+
+    def split(params):
+        if missing := [name for name in top if name not in params]:
+            raise ValueError(f"top={missing[0]!r} is not an entry of the network; it has {', '.join(params)}")
+        return local_training.split_params(params, local_training.entries_filter(*top) if top else None)
 
     def aggregate(w, client, data, key):
         """Returns (Theta_hat_i, W_i), the server's model and W_i as it is for a client that never trained."""

@@ -93,7 +93,7 @@ def feddyn(
         net, _, sums = local_training.fit(loss, bent, epochs=epochs, batch=batch)(sent.net, data, key)  # (1)
         delta = optax.tree.sub(net, sent.net)
         g = optax.tree.add_scale(g, -alpha, delta.params)  # g_k - alpha (theta_k - theta)
-        return ClientOutput(g, delta, sums, local=(sent._replace(net=net), g), wire=(sent.net, delta))
+        return ClientOutput(g, delta, sums, local=(Server(net, optax.tree.zeros_like(g)), g), wire=(sent.net, delta))
 
     def server_update(server, delta, cohort, key):
         number = jnp.sum(cohort.examples > 0)

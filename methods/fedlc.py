@@ -97,6 +97,7 @@ def fedlc(
         def loss(net, batch, key):
             outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
             logits = outputs["logits"]
+            losses.check_classes(logits, batch.y)
             value = label_loss(scale[None] * logits + shift[None], batch.y, batch.mask)
             plain = label_loss(logits, batch.y, batch.mask)
             return value, local_training.Aux(stats, local_training.loss_metrics(plain, logits, batch))

@@ -22,8 +22,9 @@ that width, so that time, memory and bytes fall with it. An entry becomes the me
 that hold it, and stays if none does. The predictor "global" is the wide network, "personal" the
 client's part, with its scaler.
 
-A layer's step moves its output by 1 / r^2 of what it would without the scaler, and no normalization
-takes that back here: clip gradients at norm 1, as the authors do.
+A layer's step moves its output by 1 / r^2 of what it would without the scaler, and only group
+normalization takes that back (with it the scaler changes nothing): without, clip gradients at norm
+1, as the authors do.
 
 Unseen clients take widths in turn too, and use their part of the server's model.
 

@@ -31,7 +31,7 @@ import optax
 from fedjax_core.algorithm import TARGETS, Algorithm, ClientOutput
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, check_arguments
 from fedjax_core.task import Task
-from fedjax_core.training import aggregators, local_training
+from fedjax_core.training import adapters, aggregators, local_training
 
 
 def ifca(
@@ -59,6 +59,12 @@ def ifca(
     """
     check_arguments(ifca, clusters=clusters)
     model, label_loss = task.model, local_training.label_loss(task)
+    given = {*getattr(task.frozen, "params", ()), adapters.ENTRY}  # begin alike in all models
+    if clusters > 1 and given.issuperset(jax.eval_shape(model.init, jax.random.key(0)).params):
+        raise ValueError(
+            f"clusters={clusters} models would begin equal, so that all clients take the first: config.weights or an adapter "
+            "leaves nothing to draw; set method.clusters=1, or train a head that the weights lack"
+        )
     train = local_training.fit(local_training.supervised_loss(task), optimizer(task.round_num), epochs=epochs, batch=batch)
 
     def server_init(key):

@@ -41,8 +41,8 @@ def make_mean_loss(task: Task, batch: int) -> Callable[[Net, ClientData], Array]
 
     def mean_loss(net: Net, data: ClientData) -> Array:
         def sums(batch):
-            number = jnp.sum(batch.mask, dtype=jnp.float32)
-            return label_loss(model.apply(net, batch.x, mask=batch.mask)[0]["logits"], batch.y, batch.mask) * number, number
+            outputs, _ = model.apply(net, batch.x, mask=batch.mask)
+            return local_training.loss_and_metrics(outputs, batch, label_loss)[1]["loss"]
 
         total, number = local_training.sum_over_batches(sums, data, batch=batch)
         return total / jnp.maximum(number, 1)
@@ -94,7 +94,7 @@ def qfedavg(
         model.init,
         client_update,
         server_update,
-        collect=(mean, mean),
+        collect=(mean, mean._replace(payload="")),  # h_k is a number, which no uplink transform may change
         predict={"global": lambda sent, client, x: model.apply(sent, x)[0]},
         targets=tuple(TARGETS),
     )

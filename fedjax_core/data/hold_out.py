@@ -96,7 +96,7 @@ def hold_out_validation(data: FederatedData, part: float | int, seed: int) -> Fe
         is_first = lambda rows, whose: np.append(True, (np.diff(rows) != 0) | (np.diff(whose) != 0))[: len(rows)]
         once = _filter(different, is_first)
     size = once.size[which]
-    numbers = np.where(size > 0, part if part >= 1 else part * size.astype(float), 0).astype(np.int64)
+    numbers = np.where(size > 0, part if part >= 1 else part * size.astype(float) + 1e-9, 0).astype(np.int64)
     if len(few := np.flatnonzero((size > 0) & (size <= numbers))):
         most, kind = int(size[size > 0].min()) - 1, "different " if shared else ""
         what = f"data.validation={part}: client {few[0]} has {size[few[0]]} {kind}training examples"

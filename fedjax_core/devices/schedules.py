@@ -14,7 +14,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from fedjax_core import registry
-from fedjax_core.option_types import AtLeastZero, Limit, NonNegative, Part, Positive, shorten
+from fedjax_core.option_types import AtLeastZero, Limit, NonNegative, Part, Positive, check_value, shorten
 
 MixingRate = Annotated[float, Limit("in (0, 1]", lambda v: 0 < v <= 1)]
 Weigh = Callable[[np.ndarray], np.ndarray]
@@ -26,7 +26,7 @@ class Schedule(NamedTuple):
     Attributes:
       name: of the function that made it.
       buffer: updates of a server step, a number or a fraction of the clients that train at once.
-      weigh: staleness [...] -> weight [...] of an update.
+      weigh: staleness [n], float64, -> weights [n] of updates.
       mixes_models: whether the server moves towards a client's model; else it adds the client's
         delta to its own.
       max_staleness: above which an update is dropped; None: none is.
@@ -41,7 +41,7 @@ class Schedule(NamedTuple):
     @property
     def has_weights(self) -> bool:
         """Returns whether some weight is not 1."""
-        return bool(np.any(self.weigh(np.arange(1000)) != 1))
+        return bool(np.any(self.weigh(np.arange(1000.0)) != 1))
 
 
 def constant() -> Weigh:
@@ -115,7 +115,11 @@ def find_staleness(spec: str) -> Weigh:
       ValueError, TypeError: it does not exist, or an option is not allowed.
     """
     weigh = registry.resolve_spec("staleness", spec, STALENESS, field="schedule: staleness")()
-    values = np.asarray(weigh(np.arange(100.0)))
+    try:
+        values = np.asarray(weigh(np.arange(100.0)))
+    except Exception as error:  # a user's function may raise anything
+        what = f"schedule: staleness={shorten(spec)} must return a function of an array of staleness, float64"
+        raise ValueError(f"{what}; it raised {type(error).__name__}: {error}") from error
     if values.shape != (100,) or not np.all(np.isfinite(values)) or np.any(values < 0):
         raise ValueError(f"schedule: staleness={shorten(spec)} must give a finite number of at least 0 for each staleness")
     return weigh
@@ -130,4 +134,5 @@ def parse_schedule(spec: str) -> Schedule:
     schedule = registry.resolve_spec("schedule", spec, SCHEDULES, field="schedule")()
     if not isinstance(schedule, Schedule):
         raise TypeError(f"schedule={spec!r} must return a Schedule, it returned {shorten(schedule)}")
+    check_value("schedule: buffer", schedule.buffer, Part)
     return schedule

@@ -21,13 +21,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Algorithm, Array, PyTree, builder_name
-from fedjax_core.devices.arrivals import ArrivalOrder, ServerStep, bound_ring, order_arrivals
+from fedjax_core.devices.arrivals import KEPT, ArrivalOrder, ServerStep, bound_ring, order_arrivals
 from fedjax_core.devices.durations import count_awaited
 from fedjax_core.devices.schedules import Schedule
 from fedjax_core.engine.client_sampler import ClientSampler
 from fedjax_core.engine.client_sampling import FixedSampler, PoissonSampler, draw_rounds
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.simulation_spec import SimulationSpec, State, stream_key
+from fedjax_core.training.adapters import truncate_adapters
 from fedjax_core.training.metrics import nbytes
 from fedjax_core.uplink import UplinkTransform, unwrap
 from fedjax_core.uplink.staleness import KIND, Stale, weight_stale
@@ -119,7 +120,7 @@ class Asynchrony:
         """Returns what a program reads of rounds `first` to before `first + number`, on the host."""
         steps = self.read_steps(key_data, first, number)
         ids, staleness, slots = (np.stack([step[i] for step in steps]) for i in range(3))
-        weight = np.asarray(self.schedule.weigh(staleness), np.float32)
+        weight = np.asarray(self.schedule.weigh(staleness.ravel().astype(float)), np.float32).reshape(staleness.shape)
         return Arrivals(np.int32(first), ids, staleness, slots, weight, np.array([step.target for step in steps], np.int32))
 
 
@@ -159,6 +160,8 @@ def add_schedule(
       ValueError: something does not go with it.
     """
     given = f"schedule {schedule.name!r}"
+    if spec.dispatch > KEPT:
+        raise ValueError(f"{given} and dispatch={spec.dispatch}: one dispatch has at most {KEPT} rounds")
     devices, profiled = spec.client_devices, spec.client_seconds is not None
     if devices is not None and devices.availability is not None:
         raise ValueError(f"{given} and devices.availability: rounds of availability are those of a synchronous server")
@@ -268,7 +271,13 @@ def read_arrivals(spec: SimulationSpec, arrays: DeviceArrays, round_num: Array, 
 
 
 def rewind_server(
-    spec: SimulationSpec, algorithm: Algorithm, server: PyTree, ring: PyTree, arrival: ClientArrival, i: Array
+    spec: SimulationSpec,
+    algorithm: Algorithm,
+    arrays: DeviceArrays,
+    server: PyTree,
+    ring: PyTree,
+    arrival: ClientArrival,
+    i: Array,
 ) -> PyTree:
     """Returns the server as it was at client i's download, with the weight of its update."""
     assert spec.asynchrony is not None
@@ -281,6 +290,8 @@ def rewind_server(
     if spec.asynchrony.schedule.mixes_models:
         then, now = (unwrap(algorithm.broadcast(version, i)) for version in (rewound, server))
         gap = jax.tree.map(jnp.subtract, then, now)
+        if arrays.settings is not None and arrays.settings.rank is not None:  # a client changes nothing in what it lacks
+            gap = truncate_adapters(gap, jnp.asarray(arrays.settings.rank)[i])
     memory = list(server.memory)
     memory[spec.asynchrony.memory] = Stale(arrival.weight, gap)
     return rewound._replace(memory=tuple(memory))

@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -70,6 +71,10 @@ def add_client_devices(spec: SimulationSpec, devices: ClientDevices) -> Simulati
             wanted["seconds"] = seconds.astype(np.float32)
     if devices.availability is not None:
         wanted["availability"] = devices.availability.arrays
+        ids = jnp.zeros(3, jnp.int32)
+        shape = jax.eval_shape(devices.availability.is_available, devices.availability.arrays, jnp.int32(0), ids)
+        if shape.shape not in ((), (3,)) or shape.dtype != bool:
+            raise TypeError(f"devices.availability must give a bool [C] of ids [C]; of 3 it gives {shape.dtype}{list(shape.shape)}")
     arrays = spec.host_arrays._replace(participation=Participation(**wanted) if wanted else ())
     awaited = count_awaited(devices.wait_for, spec.sampling.size)
     return dataclasses.replace(spec, client_devices=devices, client_seconds=seconds, awaited=awaited, host_arrays=arrays)

@@ -97,6 +97,9 @@ def draw_cohorts(
     if spec.asynchrony is None:
         facts = client_facts.make_client_facts(spec, arrays, round_num, state)
         ids = spec.sampling.draw(stream_key(key_data, "cohort"), round_num, facts, () if state is None else state.sampler)
+        if ids.ndim != 1 or len(ids) > spec.sampling.slots or not jnp.issubdtype(ids.dtype, jnp.integer):
+            what = f"it returned {ids.dtype}{list(ids.shape)}"
+            raise TypeError(f"cohort.sampling: draw must return int32 ids of at most {spec.sampling.slots} clients, {what}")
     else:
         ids = asynchronous.read_ids(arrays, round_num)
     is_limited = isinstance(arrays.participation, Participation)
@@ -198,7 +201,7 @@ def run_client(spec: SimulationSpec, g: int, scored: bool, shared, entry):
     is_active = client.examples > 0
     i = jnp.minimum(client.ids, spec.population - 1)
     if spec.asynchrony is not None:
-        server = asynchronous.rewind_server(spec, algorithm, server, ring, arrival, i)
+        server = asynchronous.rewind_server(spec, algorithm, arrays, server, ring, arrival, i)
     if spec.is_offloaded:
         state = stores.init_if_untouched(algorithm, initial, key_data, i, state, touched)
     sent = algorithm.broadcast(server, i)

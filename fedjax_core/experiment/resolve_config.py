@@ -28,7 +28,8 @@ from fedjax_core.uplink import UplinkTransform
 STATISTICS = ("average", "local", "freeze")
 TASKS = {"classification": lambda: None, "episodes": few_shot.EpisodeSampler}
 NOT_LOCAL = ("finetune_epochs", "server_epochs")  # options of methods: epochs of no client's local training
-FOR_IMAGES = {"augment": None, "public": None, "weights": None, "task": "classification", "train": "all"}
+NOT_FOR_TEXTS = {"augment": None, "public": None, "weights": None, "task": "classification", "train": "all"}
+NOT_FOR_TEXTS |= dict.fromkeys(f"data.{name}" for name in ("size", "examples", "long_tail", "test_split", "test_examples"))
 FOR_CLIP = {"train": "prompts", "normalise": "clip", "task": "classification", "weights": None, "public": None, "adapter": None}
 
 
@@ -283,9 +284,10 @@ def _check_combination(resolved: ResolvedConfig) -> None:
                     )
     if not for_texts:
         return
-    for name, only in FOR_IMAGES.items():
+    for name, only in NOT_FOR_TEXTS.items():
         if fields[name] != only:
-            raise ValueError(f"{name}={fields[name]!r} is for images; with instructions it must be {only!r}")
+            here = "; the source has examples= and test_examples=" if name.endswith("examples") else ""
+            raise ValueError(f"{name}={fields[name]!r} does not apply to instructions, with which it must be {only!r}{here}")
     if resolved.data.partition.spec != language.PARTITION or len(resolved.networks) != 1:
         wanted = f"instructions need data.partition={language.PARTITION!r} and one model"
         raise ValueError(f"data.partition={resolved.data.partition.spec!r}, models={tuple(fields['models'])}: {wanted}")

@@ -184,7 +184,10 @@ def _noise(simulation: Simulator, private: PrivacyLedger | ExampleLedger | None)
     numbers = max(count_trained(group) for group in simulation.spec.bound_groups)
     if private.release.sampling != "local":
         needed, ratio = noise_to_signal(private.noise, numbers, private.release.cohort)
-        helps = f"privacy.cohort of {needed:,} or more clients (and a privacy.population to draw them from)"
+        field, more = (
+            ("privacy.cohort", " (and a privacy.population to draw them from)") if private.arithmetic is None else ("a cohort", "")
+        )
+        helps = f"{field} of {needed:,} or more clients{more}"
     else:
         noise = private.noise * (math.sqrt(2) if private.release.noise == "laplace" else 1)
         needed, ratio = noise_to_signal(noise, numbers, simulation.spec.sampling.size, local=True)

@@ -64,8 +64,13 @@ class ChatTemplate:
           ValueError: the template refuses these messages.
         """
         rows = [{"role": role, "content": content} for role, content in messages]
+        more = {
+            "tools": None,
+            "documents": None,
+            "enable_thinking": False,
+        } | self._tokens  # Qwen 3: prompts end with an empty thought
         try:
-            return self._template.render(messages=rows, add_generation_prompt=prompt, tools=None, documents=None, **self._tokens)
+            return self._template.render(messages=rows, add_generation_prompt=prompt, **more)
         except self._error as error:
             roles = ", ".join(role for role, _ in messages)
             raise ValueError(f"{self._path}: the chat template refuses messages of {roles} ({error})") from None

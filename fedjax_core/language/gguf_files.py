@@ -33,11 +33,12 @@ def _split(pattern: str) -> list[dict[str, Any]]:
     return [split, _BYTES | {"use_regex": False}]
 
 
+LLAMA_3 = "llama-bpe"  # its texts begin with a token, and whole words come before merges, where a file does not say so (llama.cpp)
 PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {  # by tokenizer.ggml.pre
     "default": [_BYTES],
     "gpt-2": [_BYTES],
     "smollm": [{"type": "Digits", "individual_digits": True}, _BYTES],
-    "llama-bpe": _split(rf"{_LETTERS}|\p{{N}}{{1,3}}|{_SPACES}"),
+    LLAMA_3: _split(rf"{_LETTERS}|\p{{N}}{{1,3}}|{_SPACES}"),
     "qwen2": _split(rf"{_LETTERS}|\p{{N}}|{_SPACES}"),
 }
 _NORMAL = 1  # the type of tokens that text is made of; the others are added to the vocabulary
@@ -209,7 +210,7 @@ def read_tokenizer(path: str | os.PathLike) -> str:
         if kind != _NORMAL
     ]
     processor = None
-    if _get(reader, "tokenizer.ggml.add_bos_token", False):
+    if _get(reader, "tokenizer.ggml.add_bos_token", pre == LLAMA_3):
         first = int(_get(reader, "tokenizer.ggml.bos_token_id"))
         piece = {"SpecialToken": {"id": tokens[first], "type_id": 0}}
         processor = {
@@ -220,7 +221,7 @@ def read_tokenizer(path: str | os.PathLike) -> str:
         }
     bpe = {"type": "BPE", "vocab": {token: i for i, token in enumerate(tokens)}, "merges": merges}
     bpe |= dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"))
-    bpe |= dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False)
+    bpe |= {"fuse_unk": False, "byte_fallback": False, "ignore_merges": pre == LLAMA_3}
     return json.dumps(
         {
             "version": "1.0",

@@ -233,12 +233,16 @@ def build_option_data(
       "mask" [U, T'] of all options of all examples, each text once.
 
     Raises:
-      ValueError: an answer is not among its options, a text is longer than the limit and `long` is
-        "refuse", or the limit has no room for text.
+      ValueError: an answer is not among its options, a conversation has several messages, a text is
+        longer than the limit and `long` is "refuse", or the limit has no room for text.
     """
     registry.check_choice("long", long, LONG)
     both = [*divided.train, *divided.test]
     for instance in both:
+        if len(instance.turns) != 2:
+            raise ValueError(
+                f"{instance.dataset}: an encoder reads one question; conversations of several messages need a language model"
+            )
         if instance.answer.strip() not in instance.options:
             answer, options = repr(instance.answer), list(instance.options)
             raise ValueError(f"{instance.dataset}: the answer {answer} must be one of its options {options}")

@@ -162,6 +162,8 @@ def prepare_data(source: Source, data_dir: str | None, clients: int, seed: int, 
         data, options = instruction_data.build_option_data(divided, tokenizer, spec.limit, long=spec.long)
         data_with_kinds = _add_to_test(data, rouge1=_score_options(data, divided), kind=kind)
         return PreparedTask(data_with_kinds, model, options, spec, folder, divided, kinds, _widths(data, divided, kind))
+    if spec.temperature != option_scoring.TEMPERATURE:
+        raise ValueError(f"temperature={spec.temperature}: a language model has none; it divides an encoder's scores of options")
     if not model.stop:
         raise ValueError(f"{folder}: its config.json has no eos_token_id, with which an answer ends")
     if model.vocabulary is not None:
@@ -344,7 +346,11 @@ def generate_answers(
     questions, tokenizer = [prepared.divided.test[row] for row in rows], load_pretrained.load_tokenizer(prepared.folder)
     widest = min(prepared.spec.limit, prepared.model.context - longest)
     how = {"long": prepared.spec.long, "template": _read_template(prepared.folder, prepared.spec)}
-    tokens = instruction_data.tokenize_prompts(questions, tokenizer, widest, prepared.model.stop[0], **how)
+    try:
+        tokens = instruction_data.tokenize_prompts(questions, tokenizer, widest, prepared.model.stop[0], **how)
+    except ValueError as error:
+        room = f"{prepared.model.name} takes {prepared.model.context} tokens, of which longest={longest} are for the answer"
+        raise ValueError(f"{error} ({room})") from None
     write = functools.partial(_writer(prepared.model, longest, beams), params)
     return tokenizer.decode(generation.generate_completions(write, tokens, batch, widest=widest))
 

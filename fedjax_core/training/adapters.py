@@ -452,7 +452,8 @@ def adapter_task(
       model: the whole network.
       arrays: params by entry, and stats; trained entries that are missing are drawn by
         `model.init`.
-      trained: names of entries, such as ("head",); or "head", "prompts" as in `part_of`.
+      trained: names of entries, such as ("head",); or "head", "prompts" as in
+        `TRAINABLE_PARTS`.
       shape: of one example's x; None: whether the network can have adapters is not checked.
 
     Raises:

@@ -56,7 +56,7 @@ class Episode(NamedTuple):
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class EpisodeSampler:
-    """Sampler of episodes: `ClientData.draw` in training, `fixed` in tests.
+    """Sampler of episodes: `ClientData.draw` in training, `draw_test_episodes` for tests.
 
     Attributes:
       way: classes of an episode.

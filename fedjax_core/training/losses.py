@@ -34,8 +34,18 @@ def masked_mean(values: Array, mask: Array) -> Array:
     return jnp.sum(jnp.where(mask, values, 0)) / jnp.maximum(jnp.sum(mask), 1)
 
 
+def check_classes(logits: Array, y: Array) -> None:
+    """Raises ValueError unless `logits` have one more axis than the classes `y`."""
+    if logits.ndim != y.ndim + 1:
+        raise ValueError(
+            f"logits {list(logits.shape)} of classes {list(y.shape)}: the method reads a class of each example, and this "
+            "network writes texts; take a method that reads none, such as fedavg, fedprox or scaffold"
+        )
+
+
 def cross_entropy_per_example(logits: Array, y: Array) -> Array:
     """Returns -log softmax(logits)[y]: [B, K], [B] -> [B], or for tokens [B, T, V], [B, T] -> [B, T]."""
+    check_classes(logits, y)
     picked = jnp.take_along_axis(logits, y[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(logits, axis=-1) - picked
 

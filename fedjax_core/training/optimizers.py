@@ -98,9 +98,12 @@ def sharpness_aware(
 
 
 def find_ascent(state: PyTree) -> Ascent | None:
-    """Returns the `Ascent` in an optimizer's state; None: it has none."""
+    """Returns the `Ascent` in an optimizer's state; None: it has none. Raises ValueError if it has two."""
     is_ascent = lambda node: isinstance(node, Ascent)
-    return next(filter(is_ascent, jax.tree.leaves(state, is_leaf=is_ascent)), None)
+    ascents = dict.fromkeys(filter(is_ascent, jax.tree.leaves(state, is_leaf=is_ascent)))
+    if len(ascents) > 1:
+        raise ValueError("optimizer.sharpness is beside the method's own sharpness-aware steps, which FedSAM and FedSpeed have")
+    return next(iter(ascents), None)
 
 
 def sharpen(gradient: Callable[[PyTree], PyTree], params: PyTree, grads: PyTree, state: PyTree) -> PyTree:

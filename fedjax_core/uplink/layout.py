@@ -39,7 +39,8 @@ class UplinkLayout:
             if not reduce.payload and transforms:
                 part = f"part {jax.tree_util.keystr(path)} of the uplink" if path else "the uplink"
                 raise ValueError(
-                    f"{needs} supports deltas and class means; {part} of {method} is neither: its server reads it client by client"
+                    f"{needs} supports deltas and class means; {part} of {method} is neither, as a number or what its "
+                    "server reads by client"
                 )
         weight_fns = [reduce.weight_fn for reduce in self._reduces if reduce.payload == "delta"]
         if len(set(weight_fns)) > 1 and transforms:

@@ -38,7 +38,7 @@ def run(settings, folder):
         ({"wait_for": 2}, "devices.wait_for=2 needs devices.profile"),
         ({"server_seconds": 0.5}, "devices.server_seconds=0.5 needs devices.profile"),
         ({"profile": PROFILE, "deadline": 0.0}, "devices.deadline=0.0 must be positive"),
-        ({"profile": PROFILE, "wait_for": 1.5}, r"devices.wait_for=1.5 must be a fraction in \(0, 1\), or a number of at least 1"),
+        ({"profile": PROFILE, "wait_for": 1.5}, r"devices.wait_for=1.5 must be a fraction in \(0, 1\), or an int of at least 1"),
         ({"profile": PROFILE, "server_seconds": -1.0}, "devices.server_seconds=-1.0 must be at least 0"),
     ],
 )

@@ -138,6 +138,7 @@ class FedALATest(chex.TestCase):
         (dict(fraction=0.0), r"^fraction=0.0 must be in \(0, 1\]$"),
         (dict(mix_lr=-1.0), "^mix_lr=-1.0 must be at least 0$"),
         (dict(first_limit=0), "^first_limit=0 must be at least 1$"),
+        (dict(top=("head", "haed")), "^top='haed' is not an entry of the network; it has body, head"),
     )
     def test_bad_arguments(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):

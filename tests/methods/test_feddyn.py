@@ -16,6 +16,7 @@ from fedjax_core.training import local_training
 from methods.feddyn import feddyn
 from tests import naive, quadratics, toy
 from tests.methods.test_fedavg import MODEL
+from tests.methods.test_fedprox import rows_of
 from tests.methods.test_scaffold import one
 
 ALPHA = 0.8  # of tests/toy.py
@@ -89,6 +90,16 @@ class FedDynTest(chex.TestCase):
         mean = net._replace(params=jax.tree.map(lambda w, h: w + h / 0.5, net.params, sent.h))
         x = toy.data().test.x
         np.testing.assert_allclose(algorithm.predict["global"](sent, (), x)["logits"], MODEL.apply(mean, x)[0]["logits"], atol=1e-6)
+
+    def test_after_training_a_client_has_the_model_that_it_trained(self):
+        """Whatever is scored in place of the server's model."""
+        algorithm = feddyn(toy.task(), optimizer=local_training.sgd(0.1), alpha=0.5, score="active_mean")
+        net, data = MODEL.init(jax.random.key(0)), toy.data()
+        sent = algorithm.server_init(jax.random.key(0))._replace(net=net, h=jax.tree.map(jnp.ones_like, net.params))
+        output = jax.jit(algorithm.client_update)(sent, jax.tree.map(jnp.zeros_like, net.params), rows_of(0), jax.random.key(1))
+        trained = jax.tree.map(jnp.add, net, output.uplink)
+        scored = algorithm.predict["global"](*output.local, data.test.x)["logits"]
+        np.testing.assert_allclose(scored, MODEL.apply(trained, data.test.x)[0]["logits"], atol=1e-5)
 
     def test_with_constant_gradients_it_is_a_momentum(self):
         """h/alpha^+ = (1 - alpha kappa) h/alpha + kappa g, so that a small alpha remembers more than one round."""

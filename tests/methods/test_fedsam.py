@@ -119,6 +119,12 @@ class FedSAMTest(chex.TestCase):
             with self.assertRaisesRegex(ValueError, message):
                 experiment.resolve(settings)
 
+    def test_the_steps_of_a_config_are_not_beside_the_methods_own(self):
+        sharp = lambda round: optax.chain(local_training.sharpness_aware(0.3), local_training.sgd(0.1)(round))  # noqa: A006
+        algorithm, net = fedsam(toy.task(), optimizer=sharp, rho=0.0, batch=toy.BATCH), MODEL.init(jax.random.key(0))
+        with self.assertRaisesRegex(ValueError, "optimizer.sharpness is beside the method's own"):
+            jax.eval_shape(algorithm.client_update, net, (), rows_of(0), jax.random.key(1))
+
     def test_links_before_it_get_the_gradients_of_the_top(self):
         """A proximal term and SCAFFOLD's control variates then belong to the loss that is trained."""
         net = MODEL.init(jax.random.key(0))

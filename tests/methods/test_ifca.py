@@ -1,9 +1,13 @@
 """IFCA in loops over clients and clusters, and its limits."""
 
+import functools
+
 import chex
 import jax
 import numpy as np
 
+from fedjax_core.task import make_partial_task
+from fedjax_core.training import local_training
 from methods.ifca import ifca
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
@@ -84,6 +88,14 @@ class IFCATest(chex.TestCase):
     def test_clusters_are_weighted_by_examples_on_request(self):
         server = ended(made(ifca, clusters=1, epochs=2, weights="samples")).server
         chex.assert_trees_all_close(one(server, 0), toy.reference("fedavg")[2].server.net, atol=2e-6)
+
+    def test_models_that_would_begin_equal_are_refused(self):
+        arrays = jax.device_get(MODEL.init(jax.random.key(0)))
+        task = make_partial_task(MODEL, arrays, "all", classes=toy.CLASSES, population=toy.CLIENTS)
+        build = functools.partial(ifca, task, optimizer=local_training.sgd(0.1))
+        with self.assertRaisesRegex(ValueError, "clusters=3 models would begin equal"):
+            build(clusters=3)
+        build(clusters=1)
 
     def test_what_travels(self):
         shapes = toy.reference("ifca")[0].spec.shapes

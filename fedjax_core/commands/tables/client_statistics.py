@@ -58,6 +58,8 @@ def check_clients_option(measure: Any) -> None:
             raise ValueError(
                 f"{what}: {score!r} must be a score of clients without a statistic, such as test/personal/own/accuracy"
             )
+        if score.split("/")[2] == "post_local":
+            raise ValueError(f"{what}: {score!r} is a mean over a round's cohort; single clients have own, all and unseen")
         if score_labels.better_direction(score) == "neither" and name != "decile":
             raise ValueError(f"{what}: of {score!r} neither the larger nor the smaller is worse; take an accuracy or a loss")
 

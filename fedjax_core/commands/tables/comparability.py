@@ -68,7 +68,7 @@ def find_differences(table: Any, configs: Configs) -> list[Difference]:
     if all(measures.is_count(measure) for measure in table.measures):
         return []
     columns = [column.label for column in table.columns]
-    options = {pair: _read_method_options(config) for pair, config in configs.items()}
+    options = {pair: read_method_options(config) for pair, config in configs.items()}
     fields = {pair: flatten(to_json_values(experiment.complete_config(config))) for pair, config in configs.items()}
     columns_of: dict[tuple[str, str], list[str]] = {}
     for kind in KINDS:
@@ -174,7 +174,7 @@ def _count_local_epochs(options: Mapping[str, Any], space: Mapping[str, Any]) ->
     return sum(counts) if counts else None
 
 
-def _read_method_options(config: Any) -> dict[str, Any]:
+def read_method_options(config: Any) -> dict[str, Any]:
     """Returns a method's options, with its defaults for those that the config leaves out."""
     given = {key: value for key, value in config.method.to_dict().items() if value is not None}
     name, own = registry.parse_spec(given.pop("name"), "method.name")

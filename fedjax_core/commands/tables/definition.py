@@ -134,6 +134,9 @@ def check_definition(table: Definition) -> None:
     for target in [*table.targets, *(t for c in table.columns for t in c.targets or ())]:
         if not 0 < target <= 1:
             raise ValueError(f"target {target} is not an accuracy in (0, 1]")
+    first = table.measures[0]
+    if all_targets(table) and (first.clients is not None or not any(map(reporter.is_accuracy, first.scores))):
+        raise ValueError(f"targets are of the first measure, and {first.label!r} is no accuracy of every evaluated round")
     _check_paper(table, rows, columns)
 
 

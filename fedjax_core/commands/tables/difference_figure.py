@@ -53,6 +53,7 @@ def _make_panels(contents: Contents, column: str, shown: list[Any], grids: Mappi
         if not order:
             sign = 1 if measures.better_direction(measure) == "smaller" else -1
             order = sorted(differences, key=lambda row, sign=sign, values=differences: sign * values[row].value)
+        order += [row for row in differences if row not in order]
         if differences:
             panels.append(Panel(column, measure.label, [differences[row] for row in order if row in differences]))
     return panels

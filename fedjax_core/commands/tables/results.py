@@ -283,7 +283,7 @@ class TableData:
 
     def load(self, config: Any) -> FederatedData:
         """Returns the data of a run's config."""
-        key = json.dumps(to_json_values(config.data.to_dict()), sort_keys=True)
+        key = json.dumps([experiment.name_inputs(config), to_json_values(config.data.to_dict())], sort_keys=True)
         if self._last is None or self._last[0] != key:
             self._last = None  # frees the old data before the new are loaded
             self._last = key, experiment.dataset(config)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_core import experiment, registry
-from fedjax_core.commands.tables import measures, search_spaces
+from fedjax_core.commands.tables import comparability, measures, search_spaces
 from fedjax_core.commands.tables.definition import Definition, check_definition
 from fedjax_core.commands.tables.table_cells import Cell, build_cell
 from fedjax_core.experiment import schema
@@ -29,7 +29,7 @@ class Trial(NamedTuple):
 
     Attributes:
       number: 0 is the row's own.
-      values: by field of the row's space, as far as the config has it.
+      values: by field of the row's space, as far as the config or its method has it.
     """
 
     number: int
@@ -234,8 +234,10 @@ def _check_noise(where: str, halving: int, resolved: experiment.ResolvedConfig) 
 
 
 def _own_settings(config: Any, space: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a config's values, None too, in those fields of a space that it has."""
-    return {f: functools.reduce(operator.getitem, f.split("."), config) for f in space if schema.has_field(config, f)}
+    """Returns a config's values, None too, in those fields of a space that it has, and its method's defaults in others."""
+    options = {f"method.{name}": value for name, value in comparability.read_method_options(config).items()}
+    values = {f: functools.reduce(operator.getitem, f.split("."), config) for f in space if schema.has_field(config, f)}
+    return {f: options.get(f, values.get(f)) for f in space if f in values or f in options}
 
 
 def make_rungs(trials: int, rounds: int, every: int, factor: int | None) -> tuple[Rung, ...]:

@@ -17,7 +17,7 @@ from fedjax_core.training.few_shot import EpisodeSampler
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class IndexTable:
-    """Clients' lists of examples (`RowLists`) for programs: `table[i]` is client i's list [M], padded.
+    """Clients' lists of examples (`RaggedIndex`) for programs: `table[i]` is client i's list [M], padded.
 
     Attributes:
       rows: [R + M] int32, all lists one after another, then M zeros.
@@ -53,7 +53,7 @@ class DeviceArrays(NamedTuple):
       train, test: the data sets.
       index, size: `index[i]` [M] is client i's examples of `train`, [N] how many it has; `test_index`, `test_size`:
         of `test`.
-      tests: indices of the test episodes (`Episodes.fixed`); `()` without episodes.
+      tests: indices of the test episodes (`EpisodeSampler.draw_test_episodes`); `()` without episodes.
       validation_index, validation_size: each client's validation examples of `train`; validation_rows: [V] those of
         all clients; `()` without such.
       unseen_index, unseen_size, unseen_test_index, unseen_test_size: of the unseen clients; `()` without such.

@@ -164,6 +164,18 @@ def test_differences_are_drawn_with_what_the_table_says(tmp_path, fake):
             assert float(one[ours]) == float(cell[f"minus_against{theirs}"])
 
 
+def test_a_row_that_one_measure_cannot_compare_is_in_the_panels_of_others(tmp_path, fake, monkeypatch):
+    """Local and Same never reach the target, so that only Middle is compared with Better in rounds."""
+    monkeypatch.setitem(ROWS, "Middle", 0.15)
+    rounds = Measure("rounds", MEAN.scores, "rounds_to(target=0.65)")
+    rows = tuple(Row(label, get_config) for label in ROWS)
+    run(tmp_path, table(rows=rows, measures=(rounds, MEAN), against="Better", figure=("rounds", "mean")))
+    with open(tmp_path / "differences.csv", newline="") as file:
+        lines = [(line["title"], line["label"]) for line in csv.DictReader(file)]
+    assert [label for title, label in lines if title == "rounds"] == ["Middle"]
+    assert {label for title, label in lines if title == "mean"} == {"Middle", "Same", "Local"}
+
+
 def test_without_files_of_clients_seeds_are_drawn_if_there_are_three(tmp_path, fake):
     fake.left_out = tuple(ROWS)
     made = table(measures=(MEAN,), against="Same")
@@ -240,6 +252,8 @@ def test_scores_that_a_run_has_not_are_named(tmp_path, fake):
         (dict(measures=(dataclasses.replace(WORST, scores=MEAN.scores),)), "must be a score of clients without a statistic"),
         (dict(measures=(dataclasses.replace(WORST, scores=("test/personal/all/accuracy",)),)), "needs 'all' in evaluation.scopes"),
         (dict(measures=(dataclasses.replace(WORST, scores=("test/personal/own/length",)),)), "neither the larger nor"),
+        (dict(measures=(dataclasses.replace(WORST, scores=("test/personal/post_local/accuracy",)),)), "a round's cohort; single"),
+        (dict(targets=(0.9,), measures=(WORST, MEAN)), "of the first measure, and 'worst tenth' is no accuracy of every"),
     ],
 )
 def test_wrong_definitions_end_before_anything_runs(changes, said):

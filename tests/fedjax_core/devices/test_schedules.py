@@ -37,6 +37,21 @@ def test_a_function_of_staleness_of_ones_own(tmp_path):
     np.testing.assert_array_equal(parse_schedule(f"fedbuff(staleness='{file}:halve')").weigh(U), 0.5**U)
     with pytest.raises(ValueError, match="must give a finite number of at least 0 for each staleness"):
         parse_schedule(f"fedbuff(staleness='{file}:bad')")
+    file.write_text("def one():\n    return lambda u: 1.0 if u < 3 else 0.5\n")
+    with pytest.raises(
+        ValueError, match="must return a function of an array of staleness, float64; it raised ValueError: The truth"
+    ):
+        parse_schedule(f"fedbuff(staleness='{file}:one')")
+
+
+def test_the_buffer_of_a_schedule_of_ones_own_is_checked(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from fedjax_core.devices.schedules import Schedule\n\ndef own(buffer):\n    return Schedule('own', buffer, abs)\n"
+    )
+    for buffer in (0, 2.5):
+        with pytest.raises(ValueError, match=rf"schedule: buffer={buffer} must be a fraction in \(0, 1\), or an int of at least 1"):
+            parse_schedule(f"{file}:own(buffer={buffer})")
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,21 @@ def oracle(steps: list[Any], weigh: Any, mixes: bool, weights: str) -> Any:
     return versions[-1]
 
 
+def late():
+    """Halves updates whose staleness is above 1; of integers it would make zeros."""
+
+    def weigh(u):
+        weights = np.ones_like(u)
+        weights[u > 1] = 0.5
+        return weights
+
+    return weigh
+
+
 @pytest.mark.parametrize(
     ("schedule", "buffer", "weigh"),
     [
+        (f"fedbuff(buffer=2, staleness='{__name__}:late')", 2, lambda u: 0.5 if u > 1 else 1.0),
         ("fedbuff(buffer=2)", 2, lambda u: (1 + u) ** -0.5),
         ("fedbuff(buffer=0.6, staleness='constant', server_lr=0.7)", 3, lambda u: 0.7),
         ("fedasync(alpha=0.6, staleness='polynomial(a=0.5)')", 1, lambda u: 0.6 * (1 + u) ** -0.5),
@@ -202,6 +214,12 @@ def test_the_ring_has_what_broadcasts_are_made_of():
     ]
 
 
+def test_constant_weights_change_nothing_that_is_sent():
+    """FedCM's clients send fewer numbers than they return, as the method says."""
+    shapes = [simulate(schedule, "fedcm").spec.shapes for schedule in (None, "fedbuff(buffer=2, staleness='constant')")]
+    assert shapes[0].up == shapes[1].up
+
+
 def test_without_a_schedule_nothing_is_added():
     simulation = simulate(None)
     arrays, state = aot.resident_shapes(simulation.compiled)
@@ -215,7 +233,7 @@ def test_without_a_schedule_nothing_is_added():
         ("scaffold", "fedbuff(buffer=2)", {}, "weights one delta by its staleness; scaffold sends 2 deltas; staleness='constant'"),
         ("fedproto", "fedbuff(buffer=2)", {}, "weights one delta by its staleness; fedproto sends class means"),
         ("fedcm", "fedasync", {}, "clients of fedcm do not send back what they were broadcast, with its changes; 'fedbuff'"),
-        ("fedamp", "fedbuff(buffer=2)", {}, "the uplink of fedamp is neither: its server reads it client by client"),
+        ("fedamp", "fedbuff(buffer=2)", {}, "the uplink of fedamp is neither, as a number or what its server reads"),
         ("local", "fedbuff(buffer=2)", {}, "schedule 'fedbuff' needs an uplink; clients of local send nothing"),
         ("centralized", "fedbuff(buffer=2)", {}, "a pooled method has no clients, so it goes without .* config.schedule"),
         ("fedavg", "fedbuff(buffer=2)", {"deadline": 9.0}, "the schedule's buffer says for whom the server waits"),

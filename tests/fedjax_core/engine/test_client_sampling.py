@@ -94,6 +94,10 @@ def test_a_sampler_is_a_class_and_a_name(monkeypatch):
         private.make_ledger(3, 8, sim.spec.sampling.accounting, calibrate=False)
     with pytest.raises(ValueError, match=r"unknown sampler 'odd'; allowed: fixed, poisson, cyclic, size, .*, oort, even"):
         client_sampling.make_sampler("odd", 3, 8)
+    monkeypatch.setattr(EverySecond, "draw", lambda self, key, round_num, clients, state: jnp.ones(8, bool))
+    sim = toy.simulate("fedavg", sampling="even", cohort=3)
+    with pytest.raises(TypeError, match=r"draw must return int32 ids of at most 5 clients, it returned bool\[8\]"):
+        sim.run_rounds(sim.init(0), 1)
 
 
 class DropoutTest(chex.TestCase):

@@ -262,6 +262,12 @@ def test_what_a_sampler_lacks_is_said(sampling, settings, message):
     assert "\n" not in str(error.value)
 
 
+def test_probabilities_are_no_availability():
+    given = ClientDevices(availability=Availability((), lambda arrays, r, ids: 0.5 * ids))
+    with pytest.raises(TypeError, match=r"devices.availability must give a bool \[C\] of ids \[C\]; of 3 it gives float32\[3\]"):
+        toy.simulate("fedavg", mixed=False, client_devices=given)
+
+
 def test_a_sampler_of_the_page_runs_from_a_file(tmp_path):
     page = (Path(__file__).parents[3] / "docs" / "pages" / "time.md").read_text()
     (code,) = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "ClientSampler" in code]

@@ -98,6 +98,18 @@ def test_the_assistants_turns_alone_are_answers(tmp_path):
     assert bytes(tokens).decode() == "<u>Is it?\t|<a>Yes.\t"
 
 
+def test_an_empty_thought_belongs_to_the_prompt(tmp_path):
+    """As Qwen 3 writes it before the last answer, and after a prompt only where thinking is turned off."""
+    thought = "{% if add_generation_prompt %}<a>{% if enable_thinking is false %}<think></think>{% endif %}{% endif %}"
+    turns = "{% for m in messages %}<{{ m.role[0] }}>{% if loop.last and m.role == 'assistant' %}<think></think>{% endif %}"
+    template = write(tmp_path, turns + "{{ m.content }}\t|{% endfor %}" + thought)
+    row = instance(TURNS[-2:])
+    [(tokens, is_answer)] = instruction_data.tokenize_chats([row], Letters(), template, 99, (END,))
+    assert bytes(token for token, flag in zip(tokens, is_answer, strict=True) if flag).decode() == "No.\t"
+    [prompt] = instruction_data.tokenize_prompts([row], Letters(), 99, END, template=template)
+    assert bytes(prompt).decode().endswith("<a><think></think>")
+
+
 def test_long_conversations_are_cut_as_asked_or_refused(tmp_path, caplog):
     template, row = write(tmp_path, PLAIN), instance()
     with pytest.raises(ValueError, match="films: a text has 37 tokens, limit=34"):

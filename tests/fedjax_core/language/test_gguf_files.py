@@ -131,6 +131,15 @@ def test_texts_become_tokens_and_texts_again(tmp_path):
     assert tokenizer.size == len(TOKENS)
 
 
+def test_llama_3_begins_texts_and_takes_whole_words_first(tmp_path):
+    text = json.loads(gguf_files.read_tokenizer(write(tmp_path / "a.gguf", public_weights(True), pre=gguf_files.LLAMA_3)))
+    assert text["model"]["ignore_merges"]
+    assert text["post_processor"]["single"][0] == {"SpecialToken": {"id": TOKENS[1], "type_id": 0}}
+    other = json.loads(gguf_files.read_tokenizer(write(tmp_path / "b.gguf", public_weights(True))))
+    assert not other["model"]["ignore_merges"]
+    assert other["post_processor"] is None
+
+
 @pytest.mark.parametrize("pre", list(gguf_files.PRE_TOKENIZERS))
 def test_every_split_of_texts_is_one_that_the_package_reads(tmp_path, pre):
     tokenizer = load_pretrained.load_tokenizer(write(tmp_path / "a.gguf", public_weights(True), pre=pre))

@@ -185,6 +185,10 @@ def test_questions_with_their_options(caplog):
     assert data.train.x["options"].shape[1] == data.classes == 3
     assert data.clients == 4
     wrong = found._replace(test=[dataclasses.replace(found.test[0], answer="perhaps")])
+    turns = (("user", "Is it?"), ("assistant", "Yes."), ("user", "Sure?"), ("assistant", "no"))
+    long = found._replace(test=[dataclasses.replace(found.test[0], messages=turns)])
+    with pytest.raises(ValueError, match=r"pairs: an encoder reads one question; conversations .* need a language model"):
+        instruction_data.build_option_data(long, Letters(), limit=40, long="cut")
     with pytest.raises(ValueError, match=r"pairs: the answer 'perhaps' must be one of its options \['no', 'yes'\]"):
         instruction_data.build_option_data(wrong, Letters(), limit=40, long="cut")
 

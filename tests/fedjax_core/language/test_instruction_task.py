@@ -335,8 +335,10 @@ def test_the_score_is_that_of_the_chosen_option():
 def test_what_does_not_go_together_is_refused(config):
     made = functools.partial(config, "bert", name="fedit")
     for change, message in (
-        ({"augment": "flip"}, "augment='flip' is for images; with instructions it must be None"),
-        ({"train": "head"}, "train='head' is for images"),
+        ({"augment": "flip"}, "augment='flip' does not apply to instructions, with which it must be None"),
+        ({"data.examples": 60}, "data.examples=60 does not apply to instructions, .* None; the source has examples="),
+        ({"data.test_split": "merged"}, "data.test_split='merged' does not apply to instructions"),
+        ({"train": "head"}, "train='head' does not apply to instructions"),
         ({"models": ("mlp",)}, "model 'mlp' cannot read instructions"),
         ({"models": ("pretrained(limit=9)",)}, "model 'pretrained' has folder=None, package=None; it must have one of them"),
         (
@@ -345,9 +347,15 @@ def test_what_does_not_go_together_is_refused(config):
         ),
     ):
         asked = made()
-        asked.update(change)
+        asked.update_from_flattened_dict(change)
         with pytest.raises(ValueError, match=message):
             experiment.build(asked)
+    for method in ("fedntd", "fedlc"):
+        with pytest.raises(ValueError, match="the method reads a class of each example, and this network writes texts"):
+            experiment.build(config("llama", name=method))
+    plain = config("llama", name="qfedavg")
+    plain.optimizer.update(name="sgd", anneal=None)
+    experiment.build(plain)
     asked = made()
     asked.data.partition = "iid"
     with pytest.raises(ValueError, match=r"instructions need data\.partition='by_domain' and one model"):

@@ -51,8 +51,8 @@ def test_calibrated_noise_is_the_least(accountant):
 @needs_library
 @pytest.mark.parametrize(
     ("cohort", "population", "rounds", "wanted"),
-    [(1000, 10**7, 3000, 0.4787), (5000, 10**6, 2000, 0.8639)],
-    ids=["cifar10", "stackoverflow"],
+    [(1000, 10**7, 3000, 0.4787), (5000, 10**6, 2000, 0.8639), (1000, 10**6, 2000, 0.6229)],
+    ids=["cifar10", "stackoverflow", "language"],
 )
 def test_noise_of_pfl_research(cohort, population, rounds, wanted):
     """Settings of pfl-research's benchmarks: epsilon 2, delta 1e-6, its noise cohorts and populations (CIFAR-10 names none, so

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from fedjax_core.algorithm import ClientSettings, Net
-from fedjax_core.devices import ClientDevices, DeviceProfiles
+from fedjax_core.devices import ClientDevices, DeviceProfiles, parse_schedule
 from fedjax_core.training import adapters
 from fedjax_core.training.client_ranks import with_client_ranks
 from methods.ditto import ditto
 from methods.fedit import fedit
 from tests import naive, toy
+from tests.fedjax_core.engine import test_asynchronous
 from tests.fedjax_core.engine.test_participation import text_of
 
 RANK = 4
@@ -92,6 +93,21 @@ def test_plans_agree():
     chex.assert_trees_all_close(
         after_two_rounds(tuple(RANKS), plan=(5, 1))[1].server, after_two_rounds(tuple(RANKS))[1].server, atol=1e-5
     )
+
+
+def test_a_stale_client_changes_nothing_in_what_it_lacks():
+    """FedAsync moves towards the client's model, which has zeros there as the server had at its download."""
+    ranks, old = np.where(np.arange(toy.CLIENTS) % 2, 1, RANK), 0
+    sim = simulate(ranks, schedule=parse_schedule("fedasync"), client_devices=test_asynchronous.devices())
+    state = sim.init(test_asynchronous.SEED)
+    lacked = lambda net: [*(a[:, 1:] for a in _factors(net, "a")), *(b[1:] for b in _factors(net, "b"))]
+    for version, ((client,), (download,), *_) in enumerate(test_asynchronous.plain_queue(10, 1)):
+        before = lacked(state.server.inner.net)
+        state, _ = sim.run_rounds(state, 1)
+        if ranks[client] == 1:
+            old += download < version
+            chex.assert_trees_all_equal(lacked(state.server.inner.net), before)
+    assert old >= 2
 
 
 def test_a_personal_model_has_the_clients_rank_and_the_global_one_all():

@@ -95,7 +95,7 @@ def test_epochs_of_phases_are_added_and_defaults_count():
     rows = [Row("FedRep", fedrep.get_config), Row("pFedPT", pfedpt.get_config)]
     rows += [FEDAVG, Row("Ditto", ditto.get_config)]
     for row in rows:
-        options = comparability._read_method_options(row.config("small"))
+        options = comparability.read_method_options(row.config("small"))
         assert comparability._count_local_epochs(options, {}) == 5, row.label
     assert comparability._count_local_epochs(options, {"method.epochs": (1, 5)}) == "chosen by the search"
 

@@ -5,7 +5,18 @@ import re
 import pytest
 
 from configs.tables.base import Measure
-from tests.fedjax_core.commands.small_tables import GLOBAL, definition, run
+from fedjax_core import experiment
+from fedjax_core.commands.tables.results import TableData
+from tests.fedjax_core.commands.small_tables import GLOBAL, definition, get_config, run
+
+
+def test_data_are_kept_for_configs_with_the_same_inputs(tmp_path, monkeypatch):
+    """Of texts, the model chooses the tokens, so that two models of one column read two sets."""
+    monkeypatch.setattr(experiment, "name_inputs", lambda config: str(config.models))
+    monkeypatch.setattr(experiment, "dataset", lambda config: object())
+    data, config, other = TableData(tmp_path, print), get_config("smoke"), get_config("smoke")
+    other.models = ("another",)
+    assert data.load(config) is data.load(get_config("smoke")) is not data.load(other)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from configs.tables.base import Column, Measure
+from configs.tables.base import Column, Measure, Row
 from fedjax_core import experiment
 from fedjax_core.atomic_files import write_csv, write_text
 from fedjax_core.commands import tables
@@ -264,6 +264,18 @@ def test_none_is_a_value_that_the_row_may_have_already():
         study = tables.plan_searches(table, "smoke")["A", "IID"]
         assert [trial.values for trial in study.trials] == [{"optimizer.momentum": None}, {"optimizer.momentum": 0.9}]
         assert len({trial.cells[0].name for trial in study.trials}) == 2
+
+
+def test_a_default_of_the_method_is_a_value_that_the_row_has_already():
+    def get_fedprox(variant):
+        config = get_config(variant)
+        config.method = dict(name="fedprox", mu=None)
+        return config
+
+    row = Row("A", get_fedprox, space={"method.mu": (0.01, 1.0)})
+    table = definition({"trials": 3, "sampler": "grid", "fewer": ("A",)}, rows=(row,))
+    study = tables.plan_searches(table, "smoke")["A", "IID"]
+    assert [trial.values for trial in study.trials] == [{"method.mu": 0.01}, {"method.mu": 1.0}]
 
 
 def test_a_score_is_read_without_a_change_to_the_directory(tmp_path):
