@@ -38,6 +38,7 @@ def warn(resolved: ResolvedConfig, data: FederatedData, attackers: int, fresh: M
         *check_sampling(resolved),
         *check_offset(resolved, data.x_offset is not None or data.y_offset is not None),
         *check_feddyn(resolved, data, returning / data.clients),
+        *check_weighted_deltas(resolved),
     ]
     log_lines(lines)
 
@@ -91,6 +92,16 @@ def check_feddyn(resolved: ResolvedConfig, data: FederatedData, participation: f
     memory = 1 / (participation * (1 - (1 - rate * alpha) ** steps))
     what = f"FedDyn's states remember about {memory:.0f} rounds and the server steps by 1 / alpha, so that it may diverge"
     return [f"method.alpha={alpha:g}: {what}; {range_}; method.score='active_mean' scores the mean of a round's models"]
+
+
+def check_weighted_deltas(resolved: ResolvedConfig) -> list[str]:
+    """Returns a warning of an asynchronous schedule that weights deltas whose sum a server keeps beside its clients' own."""
+    schedule, method = resolved.schedule, resolved.method
+    sums = method.name == "feddyn" or (method.name == "fedspeed" and method.options.get("dual_mean") == "all")
+    if schedule is None or method.origin != registry.BUILT_IN or not sums or not (schedule.mixes_models or schedule.has_weights):
+        return []
+    why = "the server's correction is the sum of what clients keep, and with weighted deltas it never vanishes"
+    return [f"schedule={resolved.fields['schedule']!r}: {why}; take fedbuff(staleness='constant')"]
 
 
 def check_evaluation(resolved: ResolvedConfig) -> list[str]:

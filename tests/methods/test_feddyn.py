@@ -123,6 +123,12 @@ class FedDynTest(chex.TestCase):
             self.assertIn(message, line)
         self.assertEmpty(config_warnings.check_feddyn(experiment.resolve(fedprox.get_config()), quadratics.data(), 0.4))
 
+    def test_a_run_warns_of_weighted_deltas(self):
+        settings = config.get_config("smoke")
+        for staleness, lines in (("polynomial(a=0.5)", 1), ("constant", 0)):
+            settings.schedule = f"fedbuff(buffer=2, staleness='{staleness}')"
+            self.assertLen(config_warnings.check_weighted_deltas(experiment.resolve(settings)), lines)
+
     def test_what_travels(self):
         """h is at the server; only for scores it is read beside the model."""
         shapes = toy.reference("feddyn")[0].spec.shapes
