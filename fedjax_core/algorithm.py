@@ -172,7 +172,7 @@ class Reduce(NamedTuple):
       finalize: once, after the loop: what `server_update` gets.
       payload: what the part is, for uplink transforms (`uplink/`): "delta", a difference of which the server takes the mean
         with weights `weight_fn`; "class means", (values [K, ...], counts [K]) of which it takes the mean of each class;
-        "": neither.
+        "number", beside a delta, such as its length; "": none of these.
       weight_fn: of a delta: one client's Cohort entry -> its weight.
     """
 

@@ -31,7 +31,7 @@ class Model(NamedTuple):
         name (possibly {}).
       features: same arguments -> ([B, D], stats); the body alone.
       head: (net, features [B, D]) -> logits [B, K].
-      whole: net -> the Net of the whole network, with its frozen entries (`make_partial_task`).
+      full_net: net -> the Net of the whole network, with its frozen entries (`make_partial_task`).
       model_axes: the axis of each array that is sharded where several devices hold a network
         together (`plan.model`); see `find_model_axis`.
       unaugmented: for a network with augmentation, (the network without it, (inputs, key, train) ->

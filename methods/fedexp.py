@@ -101,7 +101,7 @@ def fedexp(
         server_init,
         client_update,
         server_update,
-        collect=(mean, mean._replace(payload="")),  # ||Delta_i||^2 is a number, which no uplink transform may change
+        collect=(mean, mean._replace(payload="number")),  # ||Delta_i||^2
         predict={"global": lambda sent, client, x: model.apply(scored(sent), x)[0]},
         targets=tuple(TARGETS),
     )

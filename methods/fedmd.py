@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Examples
+from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, ClientSettings, Examples
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, check_arguments
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training, losses
@@ -120,14 +120,18 @@ def fedmd(
 
     ce = local_training.supervised_loss(task)
 
+    def rate_of(data):  # for public examples, of the client's settings its learning rate alone
+        return None if data.settings is None else ClientSettings(rate=data.settings.rate)
+
     def prepare(sent, w_k, data, key):
-        labelled = ClientData(Examples(public.x, public.y + task.classes), jnp.arange(total), jnp.int32(total))
+        classes = public.y + task.classes
+        labelled = ClientData(Examples(public.x, classes), jnp.arange(total), jnp.int32(total), settings=rate_of(data))
         w_k = fit(ce, public_epochs, round=0)(w_k, labelled, key).net
         return fit(ce, private_epochs, round=0)(w_k, data, jax.random.fold_in(key, REVISIT)).net
 
     def client_update(sent, w_k, data, key):
         aligned = Examples(jax.tree.map(lambda x: x[sent.rows], public.x), sent.logits)
-        aligned = ClientData(aligned, jnp.arange(number), jnp.where(sent.known, number, 0))
+        aligned = ClientData(aligned, jnp.arange(number), jnp.where(sent.known, number, 0), settings=rate_of(data))
         digested = fit(digest_loss, digest_epochs, digest_batch)(w_k, aligned, jax.random.fold_in(key, DIGEST))
         revisited = fit(ce, epochs)(digested.net, data, key)
         asked = ClientData(public, sent.asked, jnp.int32(number))

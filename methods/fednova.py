@@ -101,7 +101,7 @@ def fednova(
         server_init,
         client_update,
         server_update,
-        collect=(mean, mean._replace(payload="")),  # tau_i is a number, which no uplink transform may change
+        collect=(mean, mean._replace(payload="number")),  # tau_i
         predict={"global": lambda sent, client, x: model.apply(sent, x)[0]},
         broadcast=lambda server, client_id: server.net,
         targets=tuple(TARGETS),

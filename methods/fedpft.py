@@ -370,7 +370,8 @@ def fedpft(
         trained = train(join_net(sent, client), data, key)
         shared, client = split_net(trained.net, sent, client)
         delta = optax.tree.sub(shared._replace(net=without_own_head(shared.net)), sent._replace(net=without_own_head(sent.net)))
-        return ClientOutput(client, delta, trained.sums, local=(shared, client))
+        received = sent._replace(net=without_own_head(sent.net))
+        return ClientOutput(client, delta, trained.sums, local=(shared, client), wire=(received, delta))
 
     def server_init(key):
         net, (tau, h_rho) = model.init(key), jax.random.split(jax.random.fold_in(key, 1))

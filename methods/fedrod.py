@@ -32,7 +32,7 @@ import optax
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_arguments
 from fedjax_core.task import Task
-from fedjax_core.training import aggregators, local_training, losses
+from fedjax_core.training import aggregators, local_training
 
 
 def fedrod(
@@ -69,7 +69,7 @@ def fedrod(
         def loss(net, batch, key):
             outputs, stats = model.apply(Net(net.params["shared"], net.stats), batch.x, key, train=True, mask=batch.mask)
             o_g, z = outputs["logits"], outputs["features"]
-            generic = losses.cross_entropy(o_g + prior[None], batch.y, batch.mask)
+            generic = local_training.label_loss(task)(o_g + prior[None], batch.y, batch.mask)
             o_p = jax.lax.stop_gradient(o_g) + personal(net.params["personal"], jax.lax.stop_gradient(z))
             own = local_training.label_loss(task)(o_p, batch.y, batch.mask)
             return generic + own, local_training.Aux(stats, local_training.loss_metrics(own, o_p, batch))

@@ -66,6 +66,8 @@ def fedsam(
     """
     check_arguments(fedsam, rho=rho, eta=eta, beta=beta, weights=weights)
 
+    local_training.require_plain(optimizer, "FedSAM")
+
     def sharp(round):  # noqa: A002
         return optax.chain(local_training.sharpness_aware(rho, eta), optimizer(round))
 

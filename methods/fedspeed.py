@@ -65,6 +65,8 @@ def fedspeed(
     """
     check_arguments(fedspeed, alpha=alpha, rho=rho, share=share, dual_mean=dual_mean)
 
+    local_training.require_plain(optimizer, "FedSpeed")
+
     def sharp(round):  # noqa: A002
         return optax.chain(local_training.sharpness_aware(rho, share=share, normalized=normalized), optimizer(round))
 

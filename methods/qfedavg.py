@@ -94,7 +94,7 @@ def qfedavg(
         model.init,
         client_update,
         server_update,
-        collect=(mean, mean._replace(payload="")),  # h_k is a number, which no uplink transform may change
+        collect=(mean, mean._replace(payload="number")),  # h_k
         predict={"global": lambda sent, client, x: model.apply(sent, x)[0]},
         targets=tuple(TARGETS),
     )

@@ -14,6 +14,7 @@ mechanism or its accounting is wrong, but for the probability `significance`.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -113,13 +114,18 @@ def insert_canaries(data: FederatedData, number: int, seed: int) -> Canaries:
     kept = np.setdiff1d(np.arange(len(data.test.y)), chosen)
     position = np.full(len(data.test.y), -1)
     position[kept] = np.arange(len(kept))
-    test_index = [own[own >= 0] for own in (np.sort(position[own]) for own in data.test_index)]
+
+    def renumber(lists: Sequence[np.ndarray]) -> RaggedIndex:
+        moved = (np.sort(position[own]) for own in lists)
+        return RaggedIndex.from_lists([own[own >= 0].astype(np.int32) for own in moved])
+
     with_canaries = dataclasses.replace(
         data,
         train=train,
         train_index=index,
         test=select_examples(data.test, kept),
-        test_index=RaggedIndex.from_lists([own.astype(np.int32) for own in test_index]),
+        test_index=renumber(data.test_index),
+        unseen=None if data.unseen is None else data.unseen._replace(test_index=renumber(data.unseen.test_index)),
         label_table=label_table(train.y, index, data.classes),
     )
     return Canaries(with_canaries, examples, is_in)

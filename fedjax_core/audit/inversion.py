@@ -25,6 +25,7 @@ import optax
 from fedjax_core.algorithm import Array, Examples, Net, PyTree
 from fedjax_core.audit.images import peak_signal_to_noise, structural_similarity
 from fedjax_core.audit.membership import select_examples
+from fedjax_core.engine.client_state import stores
 from fedjax_core.engine.simulation_spec import stream_key
 from fedjax_core.engine.simulator import Simulator, State
 from fedjax_core.option_types import AtLeastOne, NonNegative, Positive, check_arguments, one_of
@@ -95,22 +96,30 @@ def observe_uplink(simulator: Simulator, state: State, client: int, examples: in
       ValueError: the uplink has not exactly one difference of networks; the client has fewer
         examples.
     """
-    spec, arrays = simulator.spec, simulator.compiled.device_arrays
+    spec, compiled = simulator.spec, simulator.compiled
+    if not 0 <= client < spec.population:
+        raise ValueError(f"audit: client={client} must be in [0, {spec.population})")
     index = np.asarray(spec.data.train_index[client])
     if len(index) < examples:
         raise ValueError(f"audit: client {client} has {len(index)} examples, not {examples}")
 
+    g = next(g for g, group in enumerate(spec.groups) if client in np.asarray(group.clients))
+    ids = np.array([client], np.int32)
+    _, states, touched, initial = compiled.states.read(state, g, ids)
+
     @jax.jit
-    def update(arrays, server, round_num, key):
-        g = next(g for g, group in enumerate(spec.groups) if client in np.asarray(group.clients))
+    def update(arrays, server, round_num, key, states, touched, initial):
         algorithm = spec.algorithm(g, arrays, round_num)
         sent = algorithm.broadcast(server, jnp.int32(client))
-        own = algorithm.client_init(stream_key(key, "init", 0), server, jnp.int32(client))
+        if spec.is_offloaded:
+            states = stores.init_untouched(spec, g, arrays, initial, key, ids, states, touched)
+        own = jax.tree.map(lambda x: x[0], states)
         data = spec.client_data(arrays, client, jnp.int32(examples))
         draw = jax.random.fold_in(stream_key(key, "client", round_num), client)
         return sent, algorithm.client_update(sent, own, data, draw).uplink
 
-    sent, uplink = update(arrays, state.server, state.round, state.key)
+    arrays = compiled.feed.for_client(client, ["index"])
+    sent, uplink = update(arrays, state.server, state.round, state.key, states, touched, initial)
     (before, *others), (delta, *more) = _find_nets(sent), _find_nets(uplink)
     if others or more:
         raise ValueError("audit: the inversion of uplinks is for methods that send one difference of networks, such as fedavg")

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedjax_core import experiment, registry
+from fedjax_core import experiment, option_types, registry
 from fedjax_core.commands.analyses import figures, tables
 from fedjax_core.commands.analyses.context import TRUST, AnalysisContext, RunLoader
 from fedjax_core.commands.analyses.figures import ATTENDED, EMBEDDED, SCOPES
@@ -132,8 +132,10 @@ def main(arguments: Sequence[str]) -> int:
         chosen = None if given.clients is None else _parse_ids(given.clients)
         labels = None if given.labels is None else _parse_labels(given.labels)
         formats = [registry.check_choice("--format", kind, FORMATS) for kind in given.format.split(",")]
-        if given.beams < 1:
-            raise ValueError(f"--beams={given.beams} must be at least 1")
+        for name, least in (("beams", 1), ("points", 2), ("rows", 1)):
+            if (value := getattr(given, name)) is not None and value < least:
+                raise ValueError(f"--{name}={value} must be at least {least}")
+        option_types.check_value("--span", given.span, option_types.Positive)
         out = runs[0] / "analysis" if given.out is None else Path(given.out).expanduser()
         scores = [name for name in given.score.split(",") if name]
         shown = (scores, given.model, given.features, chosen, given.rows, given.centroids)

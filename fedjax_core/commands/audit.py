@@ -12,22 +12,24 @@ The run's data must still be where it found them. docs/pages/audit.md explains t
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedjax_core import audit, experiment
+from fedjax_core import audit, experiment, registry
 from fedjax_core.audit import inversion, membership
 from fedjax_core.commands.analyses.context import TRUST
 from fedjax_core.commands.main import run_and_exit
+from fedjax_core.data.target_types import require_classes
 from fedjax_core.engine.simulator import Simulator
 from fedjax_core.experiment.example_privacy import account_examples
 from fedjax_core.experiment.uplink_options import account_privacy
 from fedjax_core.reporting import console, reporter
 from fedjax_core.reporting.terminal import write_text
 from fedjax_core.storage.json_files import write_json
+from fedjax_core.task import Model
 
 FILE, FIGURE = "audit.json", "inversion.png"
 COMPARABLE = ("replace one client", "replace one client's data")  # relations of which a changed example is a case
@@ -67,6 +69,13 @@ def audit_run(
     folder, rounds = Path(run).expanduser() / "audit" if out is None else Path(out).expanduser(), int(state.round)
     members = np.concatenate(list(simulator.spec.data.train_index))
     parts = membership.select_examples(simulator.spec.data.train, members), simulator.spec.data.test
+    if simulator.spec.episodes is not None:
+        raise ValueError(f"{run} was trained on episodes: its network has no classes of its own to attack")
+    if shadows:
+        require_classes("audit: the likelihood ratio", simulator.spec.data.train.y, "leave --shadows out")
+    if canaries:
+        membership.import_auditing()
+    attack = None if invert is None else _prepare_inversion(config, simulator, state, invert, client, examples, iterations)
     scores = [audit.score_by_loss(simulator, state, part) for part in parts]
     results: dict[str, Any] = {"round": rounds, "loss": _describe_scores(audit.infer_membership(*scores))}
     if shadows:
@@ -74,8 +83,8 @@ def audit_run(
     if canaries:
         results["canaries"] = _audit_by_canaries(config, simulator, canaries, rounds)
     folder.mkdir(parents=True, exist_ok=True)
-    if invert is not None:
-        results["inversion"] = _invert(config, simulator, state, invert, client, examples, iterations, folder)
+    if attack is not None:
+        results["inversion"] = attack(folder)
     write_json(folder / FILE, results)
     return results
 
@@ -117,32 +126,57 @@ def _accounted_epsilon(config: Any, simulator: Simulator, rounds: int) -> tuple[
     return spent.epsilon(rounds), spent.delta or DELTA
 
 
+SIMULATED = {"optimizer.name": "sgd", "optimizer.sharpness": None, "loss": None, "drop_last": None}  # by the inversion
+
+
+def _prepare_inversion(
+    config: Any, simulator: Simulator, state: Any, name: str, client: int, examples: int, iterations: int
+) -> Callable[[Path], dict[str, Any]]:
+    """Returns the inversion of one client's uplink, which writes its figure into a folder.
+
+    Raises:
+      ValueError: the attack does not simulate what the client does.
+    """
+    resolved = experiment.resolve(config)
+    for field, only in SIMULATED.items():
+        if resolved.fields[field] not in (only, False):
+            value = resolved.fields[field]
+            raise ValueError(f"{field}={value!r}: audit --invert simulates SGD on cross-entropy, for which it must be {only!r}")
+    if resolved.clients.specs:
+        raise ValueError("audit --invert needs no config.clients: the attack simulates the method's own steps")
+    require_classes("audit --invert", simulator.spec.data.train.y, "leave --invert out")
+    takes = registry.read_parameters(resolved.method.function)[0]
+    defaults = {option: takes[option].default if option in takes else 1 for option in ("epochs", "batch")}
+    epochs, batch = (int(resolved.method.options.get(option, default)) for option, default in defaults.items())
+    steps = epochs * -(-examples // batch)
+    lr = resolved.fields["optimizer.lr"] * (resolved.fields.get("optimizer.decay") or 1) ** int(state.round)
+    observed = audit.observe_uplink(simulator, state, client, examples, steps=steps, lr=lr)
+    model, attack = simulator.spec.bound_groups[0].task.model, audit.UplinkAttack(name, iterations)
+    if "bias" not in observed.before.params.get("head", {}):
+        raise ValueError(f"audit: the inversion reads classes off the bias of the network's head, and {model.name} has none")
+    return lambda folder: _invert(model, observed, attack, client, simulator.spec.data.classes, folder)
+
+
 def _invert(
-    config: Any, simulator: Simulator, state: Any, name: str, client: int, examples: int, iterations: int, folder: Path
+    model: Model, observed: inversion.Observation, attack: audit.UplinkAttack, client: int, classes: int, folder: Path
 ) -> dict[str, Any]:
     from fedjax_core.reporting.plots import plot_contact_sheet  # matplotlib
 
-    resolved = experiment.resolve(config)
-    if resolved.fields["drop_last"] or resolved.clients.specs:
-        raise ValueError("audit --invert needs drop_last=None and no config.clients: the attack simulates the method's own steps")
-    epochs, batch = (int(resolved.method.options.get(option, 1)) for option in ("epochs", "batch"))
-    steps = epochs * -(-examples // batch)
-    observed = audit.observe_uplink(simulator, state, client, examples, steps=steps, lr=resolved.fields["optimizer.lr"])
-    attack = audit.UplinkAttack(name, iterations)
-    result = audit.invert_uplink(simulator.spec.bound_groups[0].task.model, observed, attack)
-    originals = np.asarray(observed.examples.x)
+    result, name = audit.invert_uplink(model, observed, attack), attack.name
+    originals, labels = np.asarray(observed.examples.x), np.asarray(observed.examples.y)
+    found, true = (np.bincount(y, minlength=classes) for y in (result.labels, labels))
     if originals.ndim == 4:
         rows = {"original": list(originals), name: list(result.images)}
         plot_contact_sheet(rows, folder / FIGURE)
     return {
         "attack": name,
         "client": client,
-        "examples": examples,
-        "local_steps": steps,
+        "examples": len(labels),
+        "local_steps": observed.steps,
         "distance": result.distance,
         "psnr": [float(value) for value in result.psnr],
         "ssim": [None if np.isnan(value) else float(value) for value in result.ssim],
-        "labels_found": float(np.mean(np.sort(result.labels) == np.sort(np.asarray(observed.examples.y)))),
+        "labels_found": float(np.minimum(found, true).sum() / len(labels)),
     }
 
 

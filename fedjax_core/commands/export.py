@@ -72,6 +72,10 @@ def export(
         )
     if any(network.resolved.function is clip_task.Spec for network in resolved.networks):
         raise ValueError(f"{run} trained prompts of CLIP, which are no network without its texts; use experiment.load in Python")
+    if resolved.is_for_texts:
+        raise ValueError(
+            f"{run} trained a language model on texts, and an exported model has normalised inputs; use experiment.load"
+        )
     if simulation.spec.targets != "classes":
         what = f"{run} was trained on {simulation.spec.targets}: {TARGETS[simulation.spec.targets]}"
         raise ValueError(f"{what}; an exported model classifies, so use experiment.load in Python")

@@ -8,6 +8,7 @@ entry point announces the code to every config and table once it is installed.
 """
 
 import argparse
+import importlib.metadata
 import keyword
 import sys
 from collections.abc import Sequence
@@ -60,7 +61,8 @@ def check_name(kind: str, name: str) -> None:
     """Raises ValueError for a name that a module cannot have, or that would hide another one."""
     if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
         raise ValueError(f"name {name!r} must be one of a Python module: letters, digits and _, such as 'my_{kind}'")
-    if name in sys.stdlib_module_names or name in ("config", "configs", "methods", "fedjax_core"):
+    installed = importlib.metadata.packages_distributions()
+    if name in sys.stdlib_module_names or name in installed or name in ("config", "configs", "methods", "fedjax_core"):
         raise ValueError(f"name {name!r} is that of another module; choose another, such as 'my_{name}'")
     taken = lookup.method_summaries() if kind == "method" else {}
     if name in taken:

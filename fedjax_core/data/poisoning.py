@@ -128,7 +128,7 @@ def poison_clients(data: FederatedData, poisons: Sequence[Poison], clients: Sequ
       ValueError: targets are no classes, examples are in files, or a poison is not for such
         examples.
     """
-    if not poisons:
+    if not poisons or data.poisoned_rows:  # such as those of a simulation: they are poisoned already
         return data
     _check_array(data)
     xs, ys, index = [data.train.x], [data.train.y], _append_lists(data, clients)[0]

@@ -38,7 +38,7 @@ def warn(resolved: ResolvedConfig, data: FederatedData, attackers: int, fresh: M
         *check_sampling(resolved),
         *check_offset(resolved, data.x_offset is not None or data.y_offset is not None),
         *check_feddyn(resolved, data, returning / data.clients),
-        *check_weighted_deltas(resolved),
+        *check_kept_states(resolved),
     ]
     log_lines(lines)
 
@@ -94,14 +94,21 @@ def check_feddyn(resolved: ResolvedConfig, data: FederatedData, participation: f
     return [f"method.alpha={alpha:g}: {what}; {range_}; method.score='active_mean' scores the mean of a round's models"]
 
 
-def check_weighted_deltas(resolved: ResolvedConfig) -> list[str]:
-    """Returns a warning of an asynchronous schedule that weights deltas whose sum a server keeps beside its clients' own."""
-    schedule, method = resolved.schedule, resolved.method
-    sums = method.name == "feddyn" or (method.name == "fedspeed" and method.options.get("dual_mean") == "all")
-    if schedule is None or method.origin != registry.BUILT_IN or not sums or not (schedule.mixes_models or schedule.has_weights):
+def check_kept_states(resolved: ResolvedConfig) -> list[str]:
+    """Returns a warning of a server that sums changes of what clients keep, and receives them weighted, clipped or by a rule."""
+    method, schedule, fields = resolved.method, resolved.schedule, resolved.fields
+    sums = method.name in ("scaffold", "feddyn") or (method.name == "fedspeed" and method.options.get("dual_mean") == "all")
+    if method.origin != registry.BUILT_IN or not sums:
         return []
-    why = "the server's correction is the sum of what clients keep, and with weighted deltas it never vanishes"
-    return [f"schedule={resolved.fields['schedule']!r}: {why}; take fedbuff(staleness='constant')"]
+    changed = {
+        "schedule": schedule is not None and (schedule.mixes_models or schedule.has_weights),
+        "privacy.mechanism": resolved.mechanism is not None and fields["privacy.level"] != "example",
+        "aggregation.rule": any(rule.name != "mean" for rule in resolved.rule),
+    }
+    why = (
+        f"the server of {method.name} keeps the sum of what clients keep; the two then differ for good, and training ends elsewhere"
+    )
+    return [f"{name}={fields[name]!r}: {why}; take fedavg, fedprox or fedopt" for name, is_set in changed.items() if is_set]
 
 
 def check_evaluation(resolved: ResolvedConfig) -> list[str]:

@@ -282,6 +282,9 @@ def _check_combination(resolved: ResolvedConfig) -> None:
                     raise ValueError(
                         f"{name}={fields[name]!r}: with model {spec!r}, whose prompts are trained, it must be {only!r}"
                     )
+    if resolved.schedule is not None and resolved.method.name == "fedmd" and resolved.method.options.get("align") is not None:
+        what = f"schedule={fields['schedule']!r} and method.align={resolved.method.options['align']}"
+        raise ValueError(f"{what}: stale clients answer for the public examples of an earlier round; set method.align=None")
     if not for_texts:
         return
     for name, only in NOT_FOR_TEXTS.items():

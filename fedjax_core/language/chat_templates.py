@@ -64,11 +64,8 @@ class ChatTemplate:
           ValueError: the template refuses these messages.
         """
         rows = [{"role": role, "content": content} for role, content in messages]
-        more = {
-            "tools": None,
-            "documents": None,
-            "enable_thinking": False,
-        } | self._tokens  # Qwen 3: prompts end with an empty thought
+        # Without thinking, Qwen 3's prompts end with an empty thought, as its answers begin.
+        more = {"tools": None, "documents": None, "enable_thinking": False} | self._tokens
         try:
             return self._template.render(messages=rows, add_generation_prompt=prompt, **more)
         except self._error as error:

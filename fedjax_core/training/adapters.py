@@ -477,7 +477,7 @@ def adapter_task(
             return Net(whole | {ENTRY: own.init(jax.random.fold_in(key, _STREAM))}, {})
 
         def join(net):
-            params = frozen.params | {name: net.params[name] for name in entries}
+            params = frozen.params | {name: net.params[name] for name in entries if name in net.params}
             return own.correct(params, net.params.get(CORRECTION))
 
         def run(net, key, train):

@@ -354,7 +354,7 @@ class Aggregator(NamedTuple):
     Attributes:
       collect: the Reduce of the delta.
       init: value -> the review's state.
-      update: (value, collected delta, Cohort, state, **context) -> (value, state).
+      update: (value, collected delta, Cohort, state, **context) -> (value, state); an empty cohort changes nothing.
     """
 
     collect: Reduce
@@ -380,7 +380,8 @@ def make_aggregator(
     def update(value, delta, cohort, state, **context):
         if weight_fn is not None:
             delta = weighted_mean(delta, weight_fn(cohort, **context))
-        updates, state = reviewed.update(delta, state, value, **context)
-        return optax.apply_updates(value, updates), state
+        updates, new_state = reviewed.update(delta, state, value, **context)
+        new, old = (optax.apply_updates(value, updates), new_state), (value, state)
+        return jax.tree.map(lambda new, old: jnp.where(jnp.any(cohort.examples > 0), new, old), new, old)
 
     return Aggregator(collect, reviewed.init, update)

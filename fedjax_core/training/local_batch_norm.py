@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable
 
 import jax
+import optax
 
 from fedjax_core.algorithm import Algorithm, Array, Net, PyTree
 from fedjax_core.task import Task
@@ -18,8 +19,9 @@ def _is_net(x) -> bool:
 
 
 def _with_stats(tree: PyTree, stats: PyTree) -> PyTree:
-    """Replaces the statistics of every Net in the tree."""
-    return jax.tree.map(lambda x: x._replace(stats=stats) if _is_net(x) else x, tree, is_leaf=_is_net)
+    """Replaces the statistics of every Net in the tree, but for those that `optax.masked` leaves out."""
+    has_stats = lambda x: _is_net(x) and not isinstance(x.stats, optax.MaskedNode)
+    return jax.tree.map(lambda x: x._replace(stats=stats) if has_stats(x) else x, tree, is_leaf=_is_net)
 
 
 def _stats(tree: PyTree) -> list[PyTree]:

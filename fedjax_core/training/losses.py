@@ -38,8 +38,8 @@ def check_classes(logits: Array, y: Array) -> None:
     """Raises ValueError unless `logits` have one more axis than the classes `y`."""
     if logits.ndim != y.ndim + 1:
         raise ValueError(
-            f"logits {list(logits.shape)} of classes {list(y.shape)}: the method reads a class of each example, and this "
-            "network writes texts; take a method that reads none, such as fedavg, fedprox or scaffold"
+            f"logits {list(logits.shape)} must have one axis more than classes {list(y.shape)}, that of the outputs by class; "
+            "with a network that writes texts, take a method that reads no classes, such as fedavg, fedprox or scaffold"
         )
 
 

@@ -98,12 +98,15 @@ def sharpness_aware(
 
 
 def find_ascent(state: PyTree) -> Ascent | None:
-    """Returns the `Ascent` in an optimizer's state; None: it has none. Raises ValueError if it has two."""
+    """Returns the `Ascent` in an optimizer's state; None: it has none."""
     is_ascent = lambda node: isinstance(node, Ascent)
-    ascents = dict.fromkeys(filter(is_ascent, jax.tree.leaves(state, is_leaf=is_ascent)))
-    if len(ascents) > 1:
-        raise ValueError("optimizer.sharpness is beside the method's own sharpness-aware steps, which FedSAM and FedSpeed have")
-    return next(iter(ascents), None)
+    return next(filter(is_ascent, jax.tree.leaves(state, is_leaf=is_ascent)), None)
+
+
+def require_plain(optimizer: Optimizer, method: str) -> None:
+    """Raises ValueError for an optimizer with sharpness-aware steps, where the method takes its own."""
+    if (found := find_ascent(optimizer(0).init(jnp.zeros(())))) is not None:
+        raise ValueError(f"optimizer.sharpness must be None with {method}, which takes such steps by its rho; it is {found}")
 
 
 def sharpen(gradient: Callable[[PyTree], PyTree], params: PyTree, grads: PyTree, state: PyTree) -> PyTree:

@@ -30,6 +30,8 @@ The `payload` of each part's `Reduce` says what an uplink has; `aggregators` set
   "class means"  `aggregators.class_mean()`: (values [K, ...], counts [K]), of which it takes the
                  mean of each class. FedProto's prototypes, FedMD's logits of public examples.
                  Transforms change the values; the counts stay.
+  "number"       beside a delta, such as FedNova's tau_i. Transforms that change what is sent are
+                 rejected: a changed number is not that of the changed delta.
   ""             the server reads clients one by one (`aggregators.stack`), or computes something
                  else. Such a method is rejected: only it knows which parts may be changed.
 

@@ -33,15 +33,17 @@ class UplinkLayout:
         self._reduces: list[Reduce] = [reduce for _, reduce in paths]
         self._method = method
         needs = transforms[0].label if transforms else "aggregation.not_finite='leave_out'"
+        changing = next((t.label for t in transforms if t.send or t.attack_stack or t.reduce), None)
         if not self._reduces:
             raise ValueError(f"{needs} needs an uplink; clients of {method} send nothing")
         for path, reduce in paths:
+            part = f"part {jax.tree_util.keystr(path)} of the uplink" if path else "the uplink"
             if not reduce.payload and transforms:
-                part = f"part {jax.tree_util.keystr(path)} of the uplink" if path else "the uplink"
                 raise ValueError(
-                    f"{needs} supports deltas and class means; {part} of {method} is neither, as a number or what its "
-                    "server reads by client"
+                    f"{needs} supports deltas and class means; {part} of {method} is neither: its server reads it client by client"
                 )
+            if reduce.payload == "number" and changing:
+                raise ValueError(f"{changing} changes what clients send; {part} of {method} is a number that belongs to the delta")
         weight_fns = [reduce.weight_fn for reduce in self._reduces if reduce.payload == "delta"]
         if len(set(weight_fns)) > 1 and transforms:
             raise ValueError(
@@ -74,7 +76,7 @@ class UplinkLayout:
         """Returns the uplink with the parts of `value` in place of its own."""
         new = {"delta": iter(value.deltas), "class means": iter(value.class_means)}
         pairs = zip(self._structure.flatten_up_to(uplink), self._reduces, strict=True)
-        return self._structure.unflatten([next(new[reduce.payload]) if reduce.payload else part for part, reduce in pairs])
+        return self._structure.unflatten([next(new[reduce.payload]) if reduce.payload in new else part for part, reduce in pairs])
 
     def attach_count(self, uplink: PyTree, is_counted: Array) -> PyTree:
         """Returns the uplink with a pair (part, whether the client counts) for each part."""

@@ -32,7 +32,7 @@ def weight_stale(name: str, has_weights: bool) -> UplinkTransform:
     """
 
     def send(value: UplinkValue, context: ClientContext, client_state: PyTree) -> TransformOutput:
-        if not isinstance(context.memory, Stale) or not has_weights:
+        if not isinstance(context.memory, Stale):
             return TransformOutput(value, client_state)
         weight, gap = context.memory
         weigh = lambda x: (weight * x).astype(x.dtype)
@@ -46,4 +46,4 @@ def weight_stale(name: str, has_weights: bool) -> UplinkTransform:
         hint = "; staleness='constant' with server_lr=1 weights nothing" if name == "fedbuff" else ""
         raise ValueError(f"schedule {name!r} weights one delta by its staleness; {method} sends {' and '.join(parts)}{hint}")
 
-    return UplinkTransform(KIND, name, send=send, check=check)
+    return UplinkTransform(KIND, name, send=send if has_weights else None, check=check)

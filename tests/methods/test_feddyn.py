@@ -123,11 +123,26 @@ class FedDynTest(chex.TestCase):
             self.assertIn(message, line)
         self.assertEmpty(config_warnings.check_feddyn(experiment.resolve(fedprox.get_config()), quadratics.data(), 0.4))
 
-    def test_a_run_warns_of_weighted_deltas(self):
+    @parameterized.parameters(
+        ({"schedule": "fedbuff(buffer=2)"}, 1),
+        ({"schedule": "fedbuff(buffer=2, staleness='constant')"}, 0),
+        ({"aggregation.rule": "median"}, 1),
+        ({"aggregation.rule": "mean"}, 0),
+        (
+            {
+                "privacy.mechanism": "gaussian",
+                "privacy.clip": 1.0,
+                "privacy.noise": 1.0,
+                "privacy.delta": 1e-5,
+                "normalise": "unit",
+            },
+            1,
+        ),
+    )
+    def test_a_run_warns_of_a_server_that_does_not_sum_what_clients_keep(self, changes, lines):
         settings = config.get_config("smoke")
-        for staleness, lines in (("polynomial(a=0.5)", 1), ("constant", 0)):
-            settings.schedule = f"fedbuff(buffer=2, staleness='{staleness}')"
-            self.assertLen(config_warnings.check_weighted_deltas(experiment.resolve(settings)), lines)
+        settings.update_from_flattened_dict(changes)
+        self.assertLen(config_warnings.check_kept_states(experiment.resolve(settings)), lines)
 
     def test_what_travels(self):
         """h is at the server; only for scores it is read beside the model."""

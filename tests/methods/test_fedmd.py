@@ -6,11 +6,14 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from absl.testing import parameterized
 
-from fedjax_core.algorithm import Examples
+from configs import fedmd as config
+from fedjax_core import experiment
+from fedjax_core.algorithm import ClientSettings, Examples, Net
 from fedjax_core.task import make_task
-from fedjax_core.training import local_training
+from fedjax_core.training import local_training, optimizers
 from methods.fedmd import Server, draw_stratified, fedmd
 from methods.local import local
 from tests import naive, toy
@@ -158,6 +161,24 @@ class FedMDTest(chex.TestCase):
         collected = jnp.zeros((P, O)), jnp.zeros(P)
         after, _ = algorithm.server_update(server, collected, None, jax.random.key(1))
         chex.assert_trees_all_equal(after, server)
+
+    def test_the_clients_rates_are_those_of_all_its_trainings(self):
+        """With a rate of 0, public pre-training and digests move nothing either."""
+        optimizer = lambda round: optax.chain(local_training.sgd(0.1)(round), optimizers.scale_by_client_rate())  # noqa: A006
+        sim = toy.simulate("fedmd", optimizer=optimizer, client_settings=ClientSettings(rate=np.zeros(toy.CLIENTS, np.float32)))
+        state = sim.init(0)
+        before = jax.device_get(state.clients)
+        after = jax.device_get(sim.run_rounds(state, 3)[0].clients)
+        params = lambda tree: [
+            net.params for net in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Net)) if isinstance(net, Net)
+        ]
+        chex.assert_trees_all_equal(params(after), params(before))
+
+    def test_stale_answers_to_other_questions_are_refused(self):
+        settings = config.get_config("smoke")
+        settings.method.align, settings.schedule = 20, "fedbuff(buffer=2, staleness='constant')"
+        with self.assertRaisesRegex(ValueError, "and method.align=20: stale clients answer for the public examples of an earlier"):
+            experiment.resolve(settings)
 
     def test_what_travels(self):
         """(O + 1) numbers up for each public example that is asked about: 21 and 111 in FedHPL's Table 9."""

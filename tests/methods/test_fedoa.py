@@ -18,6 +18,7 @@ from methods.local import local
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
 from tests.methods.test_fedavg import oracle as fedavg_after
+from tests.methods.test_fedopt import SOMEBODY
 from tests.methods.test_fedper import STEPS, first_round, made, one, simulate
 
 FRESH = 0x6672
@@ -243,8 +244,8 @@ class FedOATest(chex.TestCase):
         """With momentum a second equal delta moves the model further than the first."""
         algorithm = made(fedoa, server="momentum")(toy.task())
         server = algorithm.server_init(jax.random.key(0))
-        once, _ = algorithm.server_update(server, jax.tree.map(jnp.ones_like, server.net), None, None)
-        twice, _ = algorithm.server_update(once, jax.tree.map(jnp.ones_like, server.net), None, None)
+        once, _ = algorithm.server_update(server, jax.tree.map(jnp.ones_like, server.net), SOMEBODY, None)
+        twice, _ = algorithm.server_update(once, jax.tree.map(jnp.ones_like, server.net), SOMEBODY, None)
         moved = naive.minus(twice.net.params, once.net.params)
         chex.assert_trees_all_close(moved, jax.tree.map(lambda p: np.full(p.shape, 1.9, np.float32), moved), atol=1e-5)
 

@@ -353,6 +353,11 @@ class FedPftTest(chex.TestCase):
         self.assertEqual(plain.down, plain.up)
         self.assertEqual(contrasting.up - plain.up, 4 * (D * SIZE + SIZE))
 
+    def test_a_personal_head_is_not_received(self):
+        shapes = toy.Case(functools.partial(fedpft, prompts=3, classifier="personal", batch=toy.BATCH)).simulate().spec.shapes
+        self.assertEqual(shapes.down, shapes.up)
+        self.assertEqual(toy.simulate("fedpft").spec.shapes.down - shapes.down, 4 * (D * K + K))
+
     def test_prompts_differ_between_clients_at_first(self):
         algorithm = build(contrast=CON)
         key = jax.random.key(0)

@@ -124,6 +124,12 @@ class MoonTest(chex.TestCase):
         whole = toy.reference("moon")[0].spec.shapes
         self.assertEqual((whole.down - spec.shapes.down, whole.up - spec.shapes.up), (4 * toy.INPUTS,) * 2)
 
+    def test_features_of_an_adapted_network_need_no_head(self):
+        build = functools.partial(moon, epochs=1, batch=toy.BATCH, mu=1.0, projection=4)
+        sim = toy.Case(build, task=functools.partial(toy.task_adapted, dropout=0.0, rank=2, alpha=4.0)).simulate()
+        _, records = sim.run_rounds(sim.init(0), 1)
+        self.assertTrue(np.isfinite(records[0]["train/loss"]))
+
     def test_what_travels(self):
         shapes = toy.reference("moon")[0].spec.shapes
         numbers = (5 * 6 + 6) + (6 * 6 + 6) + (6 * SIZE + SIZE) + (SIZE * 3 + 3) + 5

@@ -115,11 +115,12 @@ def _read_settings(kind: str, fields: Mapping[str, Any], options: Mapping[str, A
       options: of its method, with defaults.
       space: what a search chooses.
     """
+    read = lambda field: SEARCHED if field in space else fields.get(field)
     if kind == "cohort":
         setting = {"": _describe_cohort(fields), "cohort.sampling": fields.get("cohort.sampling")}
         return setting | {"dropout": fields.get("dropout") or None}
     if kind == "epochs":
-        return {"": _count_local_epochs(options, space)} | {field: fields.get(field) for field in FIELDS["epochs"]}
+        return {"": _count_local_epochs(options, space)} | {field: read(field) for field in FIELDS["epochs"]}
     setting: dict[str, Any] = {}
     for field, value in fields.items():
         if field in NO_DIFFERENCE or not any(_is_of(field, wanted) for wanted in FIELDS[kind]):
@@ -130,7 +131,7 @@ def _read_settings(kind: str, fields: Mapping[str, Any], options: Mapping[str, A
     setting |= {field: SEARCHED for field in space if any(_is_of(field, wanted) for wanted in FIELDS[kind])}
     if kind == "batch":
         batch = setting.get("method.batch") or options.get("batch")
-        more = {field: fields.get(field) for field in ("drop_last", "clients.batch")}
+        more = {field: read(field) for field in ("drop_last", "clients.batch")}
         return {"": SEARCHED if "method.batch" in space else batch} | more
     return setting
 

@@ -234,10 +234,14 @@ def _check_noise(where: str, halving: int, resolved: experiment.ResolvedConfig) 
 
 
 def _own_settings(config: Any, space: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a config's values, None too, in those fields of a space that it has, and its method's defaults in others."""
-    options = {f"method.{name}": value for name, value in comparability.read_method_options(config).items()}
-    values = {f: functools.reduce(operator.getitem, f.split("."), config) for f in space if schema.has_field(config, f)}
-    return {f: options.get(f, values.get(f)) for f in space if f in values or f in options}
+    """Returns a config's values in those fields of a space that it has; None of a method's option means its default."""
+    own = {f: functools.reduce(operator.getitem, f.split("."), config) for f in space if schema.has_field(config, f)}
+    for name, value in comparability.read_method_options(config).items():
+        field = f"method.{name}"
+        if field in space and own.get(field) is None:
+            is_listed = not search_spaces.is_interval(space[field]) and None in space[field]
+            own[field] = None if is_listed else value
+    return {f: own[f] for f in space if f in own}
 
 
 def make_rungs(trials: int, rounds: int, every: int, factor: int | None) -> tuple[Rung, ...]:

@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_core import audit
 from fedjax_core.algorithm import ClientData, Examples, Net
-from fedjax_core.data import federated_data, sources
+from fedjax_core.data import federated_data, hold_out, sources
 from fedjax_core.privacy import Release, compute_epsilon
 from fedjax_core.task import Model
 from fedjax_core.training import local_training
@@ -98,5 +98,10 @@ def test_canaries_are_mislabelled_examples_that_are_in_by_coin_flips():
     kept = {x.tobytes() for x in inserted.data.test.x}
     for before, index in zip(own, inserted.data.test_index, strict=True):
         assert [x.tobytes() for x in inserted.data.test.x[index]] == [x.tobytes() for x in before if x.tobytes() in kept]
+    some = hold_out.hold_out_clients(data, 3, 0)
+    found = audit.insert_canaries(some, 100, seed=3).data
+    for before, after in zip(some.unseen.test_index, found.unseen.test_index, strict=True):
+        rows = [x.tobytes() for x in data.test.x[before]]
+        assert [x.tobytes() for x in found.test.x[after]] == [x for x in rows if x in {x.tobytes() for x in found.test.x}]
     with pytest.raises(ValueError, match="at most half"):
         audit.insert_canaries(data, len(data.test.y), seed=0)

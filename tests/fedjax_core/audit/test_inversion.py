@@ -8,6 +8,7 @@ import pytest
 from configs import fedavg
 from fedjax_core import audit, experiment
 from fedjax_core.audit import images, inversion
+from fedjax_core.commands import audit as command
 
 
 def observe(steps: int = 1, number: int = 1, **changes):
@@ -69,6 +70,23 @@ def test_similarities_are_those_of_their_formulas():
     expected = (2 * 0.5 * 0.7 + 1e-4) / (0.5**2 + 0.7**2 + 1e-4)  # only the means differ
     assert images.structural_similarity(flat, flat + 0.2, 1.0) == pytest.approx(expected)
     assert images.structural_similarity(image, rng.random((16, 16, 1)), 1.0) < 0.2
+
+
+def test_streamed_examples_are_observed_too():
+    observed, streamed = (observe(plan__data=where)[1] for where in ("device", "host"))
+    jax.tree.map(np.testing.assert_array_equal, observed.delta, streamed.delta)
+
+
+def test_what_the_attack_does_not_simulate_is_refused():
+    config = fedavg.get_config("smoke")
+    simulator = experiment.build(config)
+    state = simulator.init(0)
+    prepare = lambda client=0: command._prepare_inversion(config, simulator, state, "cosine", client, 1, 5)
+    with pytest.raises(ValueError, match=r"audit: client=20 must be in \[0, 20\)"):
+        prepare(client=20)
+    config.optimizer.name = "adam"
+    with pytest.raises(ValueError, match=r"optimizer.name='adam': audit --invert simulates SGD .*, for which it must be 'sgd'"):
+        prepare()
 
 
 def test_methods_that_send_no_single_difference_are_refused():

@@ -318,6 +318,8 @@ def test_damaged_answers_are_named(tmp_path, monkeypatch):
         (["--what=attention"], 1, "no output 'attention'"),
         (["--what=plane"], 1, "a plane needs two models beside the central one"),
         (["--what=rouge", "--beams=0"], 2, "--beams=0 must be at least 1"),
+        (["--what=landscape", "--points=1"], 2, "--points=1 must be at least 2"),
+        (["--what=landscape", "--span=0"], 2, "--span=0.0 must be positive"),
         (["--what=rouge"], 1, r"data\.source='digits' has no texts; instructions\(leave_out=\.\.\.\) has"),
     ],
 )

@@ -82,6 +82,7 @@ def test_a_table_of_a_folder_is_one_of_the_command(project):
         ("method", "my-method", "'my-method' must be one of a Python module"),
         ("model", "class", "'class' must be one of a Python module"),
         ("data", "json", "'json' is that of another module"),
+        ("method", "optax", "'optax' is that of another module"),
         ("table", "config", "'config' is that of another module"),
         ("method", "scaffold", "there is a method 'scaffold' already"),
     ],

@@ -113,11 +113,19 @@ def test_a_part_of_each_client_by_class(many, clients, seed, fraction):
         check_parts(clients, seed, fraction)
 
 
+def test_rounding_takes_no_example_away():
+    """0.29 * 100 is just below 29 in floating point."""
+    whole = divide("iid", clients=1)
+    (rows,) = whole.train_index
+    one = federated_data.replace_index(whole, [rows[:100]], whole.test_index, [])
+    assert len(hold_out.hold_out_validation(one, 0.29, 0).validation_index[0]) == 29
+
+
 def check_parts(clients, seed, fraction):
     whole = divide(clients=clients, seed=seed)
     data = hold_out.hold_out_validation(whole, fraction, seed)
     for client, (everything, kept, held) in enumerate(zip(whole.train_index, data.train_index, data.validation_index, strict=True)):
-        assert len(held) == int(fraction * len(everything))
+        assert len(held) == int(fraction * len(everything) + 1e-9)
         np.testing.assert_array_equal(np.sort(np.concatenate([kept, held])), everything)
         exact = fraction * whole.label_table[client]
         found = np.bincount(data.train.y[held], minlength=data.classes)
@@ -161,7 +169,7 @@ def expected(lists, part, seed):
     held = []
     for rows in lists:
         once = sorted(set(rows))
-        number = part if part >= 1 else int(part * len(once))
+        number = part if part >= 1 else int(part * len(once) + 1e-9)
         if once and number >= len(once):
             return None
         mine, following = [], []
@@ -194,7 +202,7 @@ def test_nobody_trains_on_an_example_that_anybody_holds_out(part, scheme):
     anybodys = {row for mine in held for row in mine}
     for before, left, mine in zip(plain(whole.train_index), kept, held, strict=True):
         once = set(before)
-        assert len(set(mine)) == len(mine) == (int(part * len(once)) if part < 1 else part)
+        assert len(set(mine)) == len(mine) == (int(part * len(once) + 1e-9) if part < 1 else part)
         assert once.issuperset(mine)
         assert left == [row for row in before if row not in anybodys]  # as often as before
         for c in range(4):

@@ -110,9 +110,9 @@ def test_equals_a_loop_over_a_plain_queue(schedule, buffer, weigh):
     assert most is None or any(record["too_stale"] for record in records)
 
 
-@pytest.mark.parametrize(("name", "dropout"), [("fedavg", 0.3), ("scaffold", 0.0)])
+@pytest.mark.parametrize(("name", "dropout"), [("fedavg", 0.3), ("scaffold", 0.0), ("fednova", 0.0)])
 def test_equal_speeds_and_a_buffer_of_the_cohort_are_the_synchronous_run_bit_for_bit(name, dropout):
-    """FedBuff's weights of fresh updates are 1; SCAFFOLD's two deltas need constant ones."""
+    """FedBuff's weights of fresh updates are 1; several deltas, and a number beside one, need constant ones."""
     plain, records = run(simulate(None, name, False, dropout=dropout), 5)
     staleness = "polynomial(a=0.5)" if name == "fedavg" else "constant"
     schedule = f"fedbuff(buffer={PLACES}, staleness='{staleness}')"
@@ -233,7 +233,7 @@ def test_without_a_schedule_nothing_is_added():
         ("scaffold", "fedbuff(buffer=2)", {}, "weights one delta by its staleness; scaffold sends 2 deltas; staleness='constant'"),
         ("fedproto", "fedbuff(buffer=2)", {}, "weights one delta by its staleness; fedproto sends class means"),
         ("fedcm", "fedasync", {}, "clients of fedcm do not send back what they were broadcast, with its changes; 'fedbuff'"),
-        ("fedamp", "fedbuff(buffer=2)", {}, "the uplink of fedamp is neither, as a number or what its server reads"),
+        ("fedamp", "fedbuff(buffer=2)", {}, "the uplink of fedamp is neither: its server reads it client by client"),
         ("local", "fedbuff(buffer=2)", {}, "schedule 'fedbuff' needs an uplink; clients of local send nothing"),
         ("centralized", "fedbuff(buffer=2)", {}, "a pooled method has no clients, so it goes without .* config.schedule"),
         ("fedavg", "fedbuff(buffer=2)", {"deadline": 9.0}, "the schedule's buffer says for whom the server waits"),

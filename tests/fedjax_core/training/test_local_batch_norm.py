@@ -13,6 +13,7 @@ from fedjax_core.engine import client_loop, simulator
 from fedjax_core.training import local_training
 from fedjax_core.training.local_batch_norm import with_local_statistics
 from methods.fedavg import fedavg
+from methods.fedopt import fedopt
 from methods.fedper import fedper
 from methods.local import local
 from methods.scaffold import scaffold
@@ -75,6 +76,11 @@ class LocalStatisticsTest(chex.TestCase):
         for i in range(toy.CLIENTS):
             chex.assert_trees_all_close({"mean": mine["mean"][i]}, stats[i], atol=2e-6)
         self.assertGreater(np.std(mine["mean"], axis=0).max(), 1e-3)
+
+    def test_a_server_with_momentum_keeps_none_either(self):
+        method = functools.partial(fedopt, server="momentum", server_lr=1.0, **SETTINGS)
+        sim = simulate(with_local_statistics(method))
+        self.assertEqual(sim.run_rounds(sim.init(0), 2)[0].server.net.stats, ())
 
     def test_the_personal_predictor_reads_the_clients_own(self):
         sim, before, after = kept()

@@ -204,8 +204,11 @@ def cohort(name):
     ("name", "says"),
     [
         ("fedamp", "attack 'same' supports deltas and class means; the uplink of fedamp is neither"),
-        ("fedskc", r"part \[0\] of the uplink of fedskc is neither, as a number or what its server reads"),
-        *((name, rf"part \[1\] of the uplink of {name} is neither") for name in ("fednova", "qfedavg", "fedexp")),
+        ("fedskc", r"part \[0\] of the uplink of fedskc is neither: its server reads it client by client"),
+        *(
+            (name, rf"attack 'same' changes .*; part \[1\] of the uplink of {name} is a number")
+            for name in ("fednova", "qfedavg", "fedexp")
+        ),
         ("local", "needs an uplink; clients of local send nothing"),
         ("centralized", "a pooled method has no clients that send"),
     ],

@@ -138,6 +138,10 @@ def test_keys_know_what_programs_depend_on(monkeypatch):
     assert compile_pool.cache_key(job) == other(rounds=9) == other(seed=3) == compile_pool.cache_key(job._replace(seconds=9))
     assert len({compile_pool.cache_key(job), other(models=("mlp",)), compile_pool.cache_key(compile_pool.with_chunk(job, 3))}) == 3
     assert compile_pool.cache_key(job) != compile_pool.cache_key(job._replace(counts=Counts(rows=3)))
+    privacy = config().to_dict()["privacy"] | {"mechanism": "gaussian", "clip": 1.0, "noise": 1.0, "delta": 1e-5}
+    method = config().to_dict()["method"] | {"weights": "uniform"}
+    private = {"privacy": privacy, "method": method, "normalise": "unit"}
+    assert other(**private, rounds=9) != other(**private, rounds=1000), "noise by a tree has as many levels as rounds need"
     before = compile_pool.cache_key(job)
     with monkeypatch.context() as others:
         others.setattr(compile_pool, "describe_local_devices", lambda: ("gpu", "NVIDIA A100-SXM4-40GB", 8, 2**35))

@@ -81,6 +81,8 @@ def test_what_a_search_chooses_for_all_rows_is_no_difference():
     assert found((Row("FedAvg", get_config, space=rates), other)) == []
     (difference,) = found((FEDAVG, other))
     assert difference.text == "optimizer.lr=0.1 (FedAvg); optimizer.lr chosen by the search (Other)"
+    (difference,) = found((FEDAVG, Row("Other", get_config, space={"clients.epochs": (1, 3)})))
+    assert str(difference) == "local epochs: clients.epochs=None (FedAvg); clients.epochs chosen by the search (Other)"
 
 
 def _config(row):

@@ -272,10 +272,11 @@ def test_a_default_of_the_method_is_a_value_that_the_row_has_already():
         config.method = dict(name="fedprox", mu=None)
         return config
 
-    row = Row("A", get_fedprox, space={"method.mu": (0.01, 1.0)})
-    table = definition({"trials": 3, "sampler": "grid", "fewer": ("A",)}, rows=(row,))
-    study = tables.plan_searches(table, "smoke")["A", "IID"]
-    assert [trial.values for trial in study.trials] == [{"method.mu": 0.01}, {"method.mu": 1.0}]
+    for own in (0.01, None):  # None is the default, too
+        row = Row("A", get_fedprox, space={"method.mu": (own, 1.0)})
+        table = definition({"trials": 3, "sampler": "grid", "fewer": ("A",)}, rows=(row,))
+        study = tables.plan_searches(table, "smoke")["A", "IID"]
+        assert [trial.values for trial in study.trials] == [{"method.mu": own}, {"method.mu": 1.0}]
 
 
 def test_a_score_is_read_without_a_change_to_the_directory(tmp_path):
