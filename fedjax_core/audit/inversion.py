@@ -112,7 +112,7 @@ def observe_uplink(simulator: Simulator, state: State, client: int, examples: in
         algorithm = spec.algorithm(g, arrays, round_num)
         sent = algorithm.broadcast(server, jnp.int32(client))
         if spec.is_offloaded:
-            states = stores.init_untouched(spec, g, arrays, initial, key, ids, states, touched)
+            states = stores.init_untouched(spec, g, arrays, initial, key, jnp.asarray(ids), states, touched)
         own = jax.tree.map(lambda x: x[0], states)
         data = spec.client_data(arrays, client, jnp.int32(examples))
         draw = jax.random.fold_in(stream_key(key, "client", round_num), client)
