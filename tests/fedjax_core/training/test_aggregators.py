@@ -166,11 +166,14 @@ class ClassMeanTest(chex.TestCase):
             aggregators.class_mean("size")
 
 
+SOMEBODY = Cohort(jnp.arange(2), jnp.asarray([3, 0]))
+
+
 class AggregatorTest(chex.TestCase):
     def test_plain_adds_the_mean_delta(self):
         aggregator = aggregators.make_aggregator()
         value, delta = {"w": jnp.asarray([1.0, 2.0])}, {"w": jnp.asarray([0.5, -1.0])}
-        new, _ = aggregator.update(value, delta, None, aggregator.init(value))
+        new, _ = aggregator.update(value, delta, SOMEBODY, aggregator.init(value))
         np.testing.assert_allclose(new["w"], [1.5, 1.0])
 
     def test_a_review_remembers(self):
@@ -179,7 +182,7 @@ class AggregatorTest(chex.TestCase):
         state = aggregator.init(value)
         expected, velocity = 1.0, 0.0
         for _ in range(3):
-            value, state = aggregator.update(value, delta, None, state)
+            value, state = aggregator.update(value, delta, SOMEBODY, state)
             velocity = 0.9 * velocity + 0.5
             expected += velocity
             np.testing.assert_allclose(value, expected, rtol=1e-6)
@@ -203,7 +206,7 @@ class AggregatorTest(chex.TestCase):
 
         review = optax.GradientTransformationExtraArgs(lambda params: (), update)
         aggregator = aggregators.make_aggregator(review=review)
-        new, _ = aggregator.update(jnp.asarray(2.0), jnp.asarray(3.0), None, (), scale=10.0)
+        new, _ = aggregator.update(jnp.asarray(2.0), jnp.asarray(3.0), SOMEBODY, (), scale=10.0)
         self.assertEqual(float(new), 2.0 + 30.0 + 2.0)
 
 
