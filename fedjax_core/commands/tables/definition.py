@@ -134,10 +134,14 @@ def check_definition(table: Definition) -> None:
     for target in [*table.targets, *(t for c in table.columns for t in c.targets or ())]:
         if not 0 < target <= 1:
             raise ValueError(f"target {target} is not an accuracy in (0, 1]")
+    _check_paper(table, rows, columns)
+
+
+def check_targets(table: Definition) -> None:
+    """Raises ValueError for targets of a measure that has no accuracy of every evaluated round."""
     first = table.measures[0]
     if all_targets(table) and (first.clients is not None or not any(map(reporter.is_accuracy, first.scores))):
         raise ValueError(f"targets are of the first measure, and {first.label!r} is no accuracy of every evaluated round")
-    _check_paper(table, rows, columns)
 
 
 def _check_paper(table: Definition, rows: list[str], columns: list[str]) -> None:

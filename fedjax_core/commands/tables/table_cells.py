@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from fedjax_core import code_fingerprint, experiment, registry
 from fedjax_core.commands.tables import definition, measures
 from fedjax_core.commands.tables.comparability import check_rows_comparable
-from fedjax_core.commands.tables.definition import Definition, check_definition, column_targets
+from fedjax_core.commands.tables.definition import Definition, check_definition, check_targets, column_targets
 from fedjax_core.experiment import schema
 from fedjax_core.reporting import reporter
 from fedjax_core.run import MAY_DIFFER
@@ -61,6 +61,7 @@ def build_cells(table: Definition, variant: str, seeds: Sequence[int] | None = N
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds {seeds} must be one or more, each once")
     every = [build_cell(table, row, column, seed, variant) for seed in seeds for column in table.columns for row in table.rows]
+    check_targets(table)
     check_rows_comparable(table, configs_of(every))
     return every
 

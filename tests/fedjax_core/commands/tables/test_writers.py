@@ -90,7 +90,7 @@ def test_the_best_of_a_column_is_bold():
     assert "mean ± sample standard deviation over seeds 0, 1" in text
     assert "Bold: the highest mean of the column." in text
     losses = Measure("loss", ("train/loss",))
-    text = tables.render_markdown(contents(values, names, measures=(losses,)))
+    text = tables.render_markdown(contents(values, names, measures=(losses,), targets=()))
     assert "| C | **0.2** ± 0.1414 |" in text
     assert text.count("**") == 2
     assert "**" not in tables.render_markdown(contents({"A": {0: 0.5}, "B": {0: 0.5}}, names))
@@ -164,7 +164,7 @@ def test_latex_in_environments(tmp_path, fake):
 def test_numbers_below_0_have_a_minus_in_latex():
     measure = Measure("R2", ("test/global/r2",))
     tex = writers.render_latex(
-        contents({"A": {0: -0.5, 1: -0.25}, "B-1": {0: 0.5, 1: 0.5}}, {"A": "x", "B-1": "x"}, measures=(measure,))
+        contents({"A": {0: -0.5, 1: -0.25}, "B-1": {0: 0.5, 1: 0.5}}, {"A": "x", "B-1": "x"}, measures=(measure,), targets=())
     )
     assert r"A & $-$0.375 $\pm$" in tex
     assert r"B-1 & \textbf{0.5}" in tex
