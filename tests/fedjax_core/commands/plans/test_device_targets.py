@@ -3,6 +3,7 @@
 import importlib.metadata
 from types import SimpleNamespace
 
+import jax
 import pytest
 from jax.experimental import topologies
 
@@ -46,6 +47,8 @@ def test_targets_and_their_compiler(monkeypatch):
         return versions[package]
 
     monkeypatch.setattr(importlib.metadata, "version", version)
+    minor = ".".join(jax.__version__.split(".")[:2])
+    monkeypatch.setattr(device_targets, "TRIED", {(minor, "0.0.52")})  # the extra's compiler is for this jax
     assert "libtpu 0.0.12 is not known to fit jax" in str(device_targets.explain_unavailable(found))
     versions.clear()
     assert device_targets.explain_unavailable(found) == f"{device_targets.MISSING}: pip install 'fedjax-core[plan]'"
