@@ -12,6 +12,7 @@ from methods.pfedme import pfedme
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
 from tests.methods.test_fedavg import oracle as fedavg_after
+from tests.methods.test_fedopt import SOMEBODY
 from tests.methods.test_fedper import STEPS, first_round, made, one, simulate
 
 FRESH = 0x6672
@@ -73,7 +74,7 @@ class PFedMeTest(chex.TestCase):
             algorithm = made(pfedme, beta=beta)(toy.task())
             server = algorithm.server_init(jax.random.key(0))
             delta = jax.tree.map(lambda p: 0.1 + 0 * p, server.net)
-            moved = naive.minus(algorithm.server_update(server, delta, None, None)[0].net, server.net)
+            moved = naive.minus(algorithm.server_update(server, delta, SOMEBODY, None)[0].net, server.net)
             expected = Net(*(jax.tree.map(lambda d, f=f: f * d, part) for part, f in zip(delta, (beta, min(beta, 1)), strict=True)))
             chex.assert_trees_all_close(moved, expected, atol=1e-6)
 
