@@ -35,6 +35,7 @@ FILE, FIGURE = "audit.json", "inversion.png"
 COMPARABLE = ("replace one client", "replace one client's data")  # relations of which a changed example is a case
 DELTA = 1e-5  # of a run without privacy
 STREAM_SEED = 1  # of canaries and shadow models, beside the run's own
+SIMULATED = {"optimizer.name": "sgd", "optimizer.sharpness": None, "loss": None, "drop_last": None}  # by the inversion
 
 
 def audit_run(
@@ -124,9 +125,6 @@ def _accounted_epsilon(config: Any, simulator: Simulator, rounds: int) -> tuple[
     if spent is None or spent.is_scaled or spent.release.relation not in COMPARABLE or spent.release.noise == "laplace":
         return float("inf"), DELTA if spent is None or not spent.delta else spent.delta
     return spent.epsilon(rounds), spent.delta or DELTA
-
-
-SIMULATED = {"optimizer.name": "sgd", "optimizer.sharpness": None, "loss": None, "drop_last": None}  # by the inversion
 
 
 def _prepare_inversion(

@@ -45,10 +45,10 @@ def check_plans_agree(case: Case) -> None:
     """Data on the host, states on the disk, two clients at once, two devices and more padding change nothing."""
     before, after = case.reference_run[1:]
     _, state, stores = case.offloaded_run
-    chex.assert_trees_all_close(jax.device_get(state.server), after.server, atol=2e-5, rtol=1e-5)
+    chex.assert_trees_all_close(jax.device_get(state.server), after.server, atol=1e-5, rtol=1e-5)
     for (held, touched), rows, first in zip(stores, after.clients, before.clients, strict=True):
         for offloaded, expected, untouched in zip(*map(jax.tree.leaves, (held, rows, first)), strict=True):
-            np.testing.assert_allclose(offloaded[touched], expected[touched], atol=2e-5, rtol=1e-5)
+            np.testing.assert_allclose(offloaded[touched], expected[touched], atol=1e-5, rtol=1e-5)
             np.testing.assert_array_equal(expected[~touched], untouched[~touched])
 
 

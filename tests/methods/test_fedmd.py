@@ -163,7 +163,7 @@ class FedMDTest(chex.TestCase):
         chex.assert_trees_all_equal(after, server)
 
     def test_the_clients_rates_are_those_of_all_its_trainings(self):
-        """With a rate of 0, public pre-training and digests move nothing either."""
+        """A rate of 0 stops public pre-training and digests, too."""
         optimizer = lambda round: optax.chain(local_training.sgd(0.1)(round), optimizers.scale_by_client_rate())  # noqa: A006
         sim = toy.simulate("fedmd", optimizer=optimizer, client_settings=ClientSettings(rate=np.zeros(toy.CLIENTS, np.float32)))
         state = sim.init(0)

@@ -111,7 +111,7 @@ class Contents:
 
     @functools.cached_property
     def _positions(self) -> dict[tuple[str, str], list[int]]:
-        """By (row, column), where in `every` its cells are; what a search chooses replaces cells in place."""
+        """Maps (row, column) to the positions of its cells in `every`, where a search replaces cells in place."""
         positions: dict[tuple[str, str], list[int]] = {}
         for i, cell in enumerate(self.every):
             positions.setdefault(cell.pair, []).append(i)

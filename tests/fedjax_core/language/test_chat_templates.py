@@ -99,7 +99,7 @@ def test_the_assistants_turns_alone_are_answers(tmp_path):
 
 
 def test_an_empty_thought_belongs_to_the_prompt(tmp_path):
-    """As Qwen 3 writes it before the last answer, and after a prompt only where thinking is turned off."""
+    """Qwen 3 writes it before the last answer, and after a prompt only where thinking is turned off."""
     thought = "{% if add_generation_prompt %}<a>{% if enable_thinking is false %}<think></think>{% endif %}{% endif %}"
     turns = "{% for m in messages %}<{{ m.role[0] }}>{% if loop.last and m.role == 'assistant' %}<think></think>{% endif %}"
     template = write(tmp_path, turns + "{{ m.content }}\t|{% endfor %}" + thought)

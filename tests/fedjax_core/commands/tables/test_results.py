@@ -11,7 +11,7 @@ from tests.fedjax_core.commands.small_tables import GLOBAL, definition, get_conf
 
 
 def test_data_are_kept_for_configs_with_the_same_inputs(tmp_path, monkeypatch):
-    """Of texts, the model chooses the tokens, so that two models of one column read two sets."""
+    """The model chooses the tokens of texts, so that two models of one column read two sets."""
     monkeypatch.setattr(experiment, "name_inputs", lambda config: str(config.models))
     monkeypatch.setattr(experiment, "dataset", lambda config: object())
     data, config, other = TableData(tmp_path, print), get_config("smoke"), get_config("smoke")
