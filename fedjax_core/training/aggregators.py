@@ -382,6 +382,7 @@ def make_aggregator(
             delta = weighted_mean(delta, weight_fn(cohort, **context))
         updates, new_state = reviewed.update(delta, state, value, **context)
         new, old = (optax.apply_updates(value, updates), new_state), (value, state)
-        return jax.tree.map(lambda new, old: jnp.where(jnp.any(cohort.examples > 0), new, old), new, old)
+        came = jnp.sum(cohort.examples.astype(jnp.float32)) > 0  # a sum of floats is exchanged with the mean's, jnp.any alone
+        return jax.tree.map(lambda new, old: jnp.where(came, new, old), new, old)
 
     return Aggregator(collect, reviewed.init, update)
