@@ -15,7 +15,7 @@ import numpy as np
 
 from fedjax_core import distributed
 from fedjax_core.algorithm import PyTree
-from fedjax_core.engine import client_loop, client_view, evaluation_step, rounds, score_batches, unseen_clients
+from fedjax_core.engine import client_loop, client_view, evaluation_step, heap, rounds, score_batches, unseen_clients
 from fedjax_core.engine.client_state.manager import ClientStates, OffloadedStates
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.data_feed.streaming import DataFeed
@@ -26,6 +26,8 @@ from fedjax_core.engine.simulation_spec import SimulationSpec, State
 
 BLOCK_BYTES = 2**26  # of the sums of clients' scores, of one block of clients
 MIN_BLOCK = 64  # clients, where states or data are not on the devices
+
+jax.monitoring.register_event_duration_secs_listener(heap.trim_after_compiling)
 
 
 class Programs(NamedTuple):

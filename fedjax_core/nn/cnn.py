@@ -1,5 +1,6 @@
 """A small convolutional network, such as those of LEAF and McMahan et al."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
@@ -14,7 +15,7 @@ Array = jax.Array
 
 
 class CNN(nnx.Module):
-    """Convolutions with ReLU, 2x2 max-pooling after the last or each, a dense layer with ReLU, a linear head."""
+    """Convolutions with ReLU, 2x2 max-pooling after the last or each, dense layers with ReLU, a linear head."""
 
     model_axes: ClassVar = {"kernel": -1}  # by output channels
 
@@ -24,7 +25,7 @@ class CNN(nnx.Module):
         input_shape: tuple[int, int, int],
         *,
         widths: Sequence[Width] = (32, 64),
-        dense: Width = 128,
+        dense: Width | Sequence[Width] = 128,
         kernel: Width = 3,
         padding: Annotated[str, one_of("VALID", "SAME")] = "VALID",
         pool: Annotated[str, one_of("last", "each")] = "last",
@@ -39,17 +40,17 @@ class CNN(nnx.Module):
 
         Args:
           widths: channels of the convolutions.
-          dense: width of the dense layer, the features' number D.
+          dense: width of the dense layer, the number D of features; or widths of several.
           kernel: size of the convolutions' kernels.
           padding: "VALID" or "SAME".
           pool: whether to pool after the "last" convolution or after "each".
-          dropout: rate before the dense layer, and before the head unless `head_dropout` is set.
+          dropout: rate before the (first) dense layer, and before the head unless `head_dropout` is set.
           head_dropout: rate before the head; None: `dropout`.
           conv_form: see `conv.conv`.
           init: "normal"; or "torch", as torch.nn.Conv2d and Linear begin.
 
         Raises:
-          ValueError: an image too small for the kernels.
+          ValueError: an image too small for the kernels, or no dense layer.
         """
         height, width, channels = input_shape
         self.rate, self.depth = dropout, len(widths)
@@ -66,14 +67,17 @@ class CNN(nnx.Module):
                 height, width = height // 2, width // 2
         if height < 1 or width < 1:
             raise ValueError(f"images {input_shape} are too small for {self.depth} convolutions {kernel}x{kernel} {padding}")
-        flat = height * width * channels
-        self.dense = nnx.Linear(flat, dense, dtype=dtype, rngs=rngs, **make_initializers(init, flat))
-        self.head = nnx.Linear(dense, classes, dtype=dtype, rngs=rngs, **make_initializers(init, dense))
+        sizes = (height * width * channels, *([dense] if isinstance(dense, int) else dense), classes)
+        if len(sizes) < 3:
+            raise ValueError(f"dense={dense!r} has no dense layer; it must be a width, or at least one")
+        self.dense_layers = ("dense",) if len(sizes) == 3 else tuple(f"dense{i + 1}" for i in range(len(sizes) - 2))
+        for name, (inputs, outputs) in zip((*self.dense_layers, "head"), itertools.pairwise(sizes), strict=True):
+            setattr(self, name, nnx.Linear(inputs, outputs, dtype=dtype, rngs=rngs, **make_initializers(init, inputs)))
 
     @property
     def flattened(self) -> dict[str, int]:
-        """The dense layer's inputs, with their channels."""
-        return {"dense/kernel": getattr(self, f"conv{self.depth}").kernel.shape[-1]}
+        """The first dense layer's inputs, with their channels."""
+        return {f"{self.dense_layers[0]}/kernel": getattr(self, f"conv{self.depth}").kernel.shape[-1]}
 
     def body(self, x: Array, *, key: Array | None, train: bool, batch: bool, mask: Array | None) -> tuple[Array, dict[str, Array]]:
         """Returns features [B, D] and the layers by name, of x [B, H, W, C]."""
@@ -86,6 +90,7 @@ class CNN(nnx.Module):
                 x = max_pool(x, 2)
         x = x.reshape(x.shape[0], -1)
         keys = (None, None) if key is None else jax.random.split(key)
-        x = jax.nn.relu(self.dense(dropout(x, self.rate, keys[0], train)))
-        seen["dense"] = x
+        x = dropout(x, self.rate, keys[0], train)
+        for name in self.dense_layers:
+            x = seen[name] = jax.nn.relu(getattr(self, name)(x))
         return dropout(x, self.head_rate, keys[1], train), seen

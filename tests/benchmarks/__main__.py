@@ -40,6 +40,7 @@ PEERS = {  # name: (environment, module, variants)
     "fedjax": ("fedjax", "fedjax_simulation", {"FedJAX, jit backend": {}, "FedJAX, pmap backend": {"pmap": CORES}}),
     "pfl": ("pfl", "pfl_simulation", {"pfl-research": {}, "pfl-research, 1 thread": {"threads": 1}}),
     "flower": ("flower", "flower_simulation", {"Flower simulation engine": {}}),
+    "blazefl": ("blazefl", "blazefl_simulation", {"BlazeFL, threads": {}, "BlazeFL, serial": {"serial": True}}),
 }
 PASSIVE = {"OMP_WAIT_POLICY": "passive"}  # torch's idle threads would spin and take the cores of other contenders
 DEFAULT = "a,b4,c,c10,d,d5,dpft,e10,e100,e1000,e10000,f1000,f100000,g"

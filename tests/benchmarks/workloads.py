@@ -54,7 +54,7 @@ class Workload:
     method: str = "fedavg"
     hold: str = "device"
     rows: int | None = None
-    peers: tuple[str, ...] = ("torch", "fedjax", "pfl", "flower")
+    peers: tuple[str, ...] = ("torch", "fedjax", "pfl", "flower", "blazefl")
 
     @property
     def steps(self) -> int:
@@ -91,6 +91,8 @@ class Workload:
         return rng.standard_normal((rows, *self.shape), np.float32), rng.integers(0, self.classes, rows).astype(np.int32)
 
 
+CNN: dict[str, Any] = {"widths": (32, 64), "kernel": 3, "pool": "last", "dense": (128,), "dropout": 0.0}  # options by default
+LENET: dict[str, Any] = {"widths": (6, 16), "kernel": 5, "pool": "each", "dense": (120, 84)}
 PROMPTS = {"patch": 4, "width": 192, "depth": 4, "heads": 3, "prompts": 8}
 _MLP = {"model": "mlp", "shape": (784,), "classes": 10, "examples": 60, "batch": 10, "options": {"widths": (200, 200)}, "lr": 0.1}
 _FEDPFT: dict[str, Any] = dict(
@@ -144,6 +146,19 @@ WORKLOADS = {
             batch=10,
             lr=0.1,
             options={"dropout": 0.25},
+            **_CIFAR,
+        ),
+        Workload(
+            "h",
+            "LeNet-5, 32x32x3, all of 100 clients x 500, 5 epochs, batch 50 (BlazeFL's benchmark)",
+            model="cnn",
+            population=100,
+            cohort=100,
+            examples=500,
+            batch=50,
+            epochs=5,
+            lr=0.1,
+            options=LENET,
             **_CIFAR,
         ),
         Workload(
@@ -240,11 +255,16 @@ def forward_flop(workload: Workload) -> float:
         sizes = (math.prod(workload.shape), *workload.options["widths"], workload.classes)
         return sum(2.0 * a * b for a, b in itertools.pairwise(sizes))
     if workload.model == "cnn":
-        height, width, channels = workload.shape
-        first = (height - 2) * (width - 2) * 9 * channels * 32
-        second = (height - 4) * (width - 4) * 9 * 32 * 64
-        pooled = ((height - 4) // 2) * ((width - 4) // 2) * 64
-        return 2.0 * (first + second + pooled * 128 + 128 * workload.classes)
+        (height, width, channels), o = workload.shape, CNN | workload.options
+        total = 0
+        for i, features in enumerate(o["widths"]):
+            height, width = height - o["kernel"] + 1, width - o["kernel"] + 1
+            total += height * width * o["kernel"] ** 2 * channels * features
+            if o["pool"] == "each" or i + 1 == len(o["widths"]):
+                height, width = height // 2, width // 2
+            channels = features
+        sizes = (height * width * channels, *o["dense"], workload.classes)
+        return 2.0 * (total + sum(a * b for a, b in itertools.pairwise(sizes)))
     if workload.model == "prompts":
         o, d = workload.options, workload.options["width"]
         patches = (workload.shape[0] // o["patch"]) * (workload.shape[1] // o["patch"])

@@ -28,6 +28,7 @@ from fedjax_core.commands.tables.trials import (
 )
 from fedjax_core.commands.tables.writers import write_tables
 from fedjax_core.data.federated_data import FederatedData
+from fedjax_core.engine.heap import trim_heap
 from fedjax_core.engine.simulator import Diverged
 from fedjax_core.reporting import reporter
 from fedjax_core.run import CallbackFailed
@@ -435,3 +436,4 @@ def _release_memory() -> None:
     """Frees the last run's arrays and programs, which reference each other in cycles."""
     jax.clear_caches()
     gc.collect()
+    trim_heap()

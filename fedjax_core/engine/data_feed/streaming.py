@@ -75,7 +75,8 @@ class DataFeed:
         if self._lender is not None:
             arrays = self._lender.on_device
         else:
-            arrays = meshes.put(self.on_host._replace(tasks=self._spec.tasks), self._spec.mesh, self._shardings)
+            arrays = meshes.make_shareable(self.on_host._replace(tasks=self._spec.tasks), self._spec.mesh)
+            arrays = meshes.put(arrays, self._spec.mesh, self._shardings)
         self._on_device = arrays
         return arrays
 

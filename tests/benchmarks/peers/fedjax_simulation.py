@@ -20,7 +20,7 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 
 from tests.benchmarks import protocol  # noqa: E402
-from tests.benchmarks.workloads import SEED, WORKLOADS  # noqa: E402
+from tests.benchmarks.workloads import CNN, SEED, WORKLOADS  # noqa: E402
 
 
 def norm(x):
@@ -45,12 +45,16 @@ def network(workload):
         if workload.model == "mlp":
             return hk.nets.MLP((*workload.options["widths"], workload.classes))(x)
         if workload.model == "cnn":
-            rate = workload.options.get("dropout", 0.0)
-            drop = (lambda x: hk.dropout(hk.next_rng_key(), rate, x)) if rate else (lambda x: x)
-            for width in (32, 64):
-                x = jax.nn.relu(hk.Conv2D(width, 3, padding="VALID")(x))
-            x = hk.Flatten()(hk.MaxPool((1, 2, 2, 1), (1, 2, 2, 1), "VALID")(x))
-            return hk.Linear(workload.classes)(drop(jax.nn.relu(hk.Linear(128)(drop(x)))))
+            o = CNN | workload.options
+            drop = (lambda x: hk.dropout(hk.next_rng_key(), o["dropout"], x)) if o["dropout"] else (lambda x: x)
+            for i, width in enumerate(o["widths"]):
+                x = jax.nn.relu(hk.Conv2D(width, o["kernel"], padding="VALID")(x))
+                if o["pool"] == "each" or i + 1 == len(o["widths"]):
+                    x = hk.MaxPool((1, 2, 2, 1), (1, 2, 2, 1), "VALID")(x)
+            x = drop(hk.Flatten()(x))
+            for width in o["dense"]:
+                x = jax.nn.relu(hk.Linear(width)(x))
+            return hk.Linear(workload.classes)(drop(x))
         if workload.options.get("stem") == "imagenet":
             x = jax.nn.relu(norm(hk.Conv2D(64, 7, 2, padding=(3, 3), with_bias=False)(x)))
             x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-jnp.inf)

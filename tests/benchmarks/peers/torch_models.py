@@ -28,18 +28,31 @@ class MLP(nn.Module):
 
 
 class CNN(nn.Module):
-    """Two convolutions, pool, dense layer."""
+    """Convolutions, 2x2 pools after the last or each, dense layers."""
 
-    def __init__(self, shape, classes, dropout=0.0):
+    def __init__(self, shape, classes, *, widths=(32, 64), kernel=3, pool="last", dense=(128,), dropout=0.0):
         super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(shape[2], 32, 3), nn.Conv2d(32, 64, 3)
-        self.size = (shape[0] - 4) // 2, (shape[1] - 4) // 2
-        self.dense, self.head = nn.Linear(self.size[0] * self.size[1] * 64, 128), nn.Linear(128, classes)
-        self.rate = dropout
+        height, width, channels = shape
+        self.depth, self.rate = len(widths), dropout
+        self.pooled = range(self.depth) if pool == "each" else (self.depth - 1,)
+        for i, features in enumerate(widths):
+            setattr(self, f"conv{i + 1}", nn.Conv2d(channels, features, kernel))
+            height, width, channels = height - kernel + 1, width - kernel + 1, features
+            if i in self.pooled:
+                height, width = height // 2, width // 2
+        self.size = height, width, channels
+        self.layers = ["dense"] if len(dense) == 1 else [f"dense{i + 1}" for i in range(len(dense))]
+        sizes = (height * width * channels, *dense, classes)
+        for i, name in enumerate((*self.layers, "head")):
+            setattr(self, name, nn.Linear(sizes[i], sizes[i + 1]))
 
     def forward(self, x):
-        x = F.max_pool2d(F.relu(self.conv2(F.relu(self.conv1(x)))), 2).flatten(1)
-        x = F.relu(self.dense(F.dropout(x, self.rate, self.training)))
+        for i in range(self.depth):
+            x = F.relu(getattr(self, f"conv{i + 1}")(x))
+            x = F.max_pool2d(x, 2) if i in self.pooled else x
+        x = F.dropout(x.flatten(1), self.rate, self.training)
+        for name in self.layers:
+            x = F.relu(getattr(self, name)(x))
         return self.head(F.dropout(x, self.rate, self.training))
 
 
@@ -138,8 +151,8 @@ def from_ours(model: nn.Module, arrays: dict[str, np.ndarray]) -> dict[str, torc
         module, _, leaf = path.rpartition("/")
         if array.ndim == 4:
             array = array.transpose(3, 2, 0, 1)
-        elif array.ndim == 2 and module == "dense" and isinstance(model, CNN):
-            array = array.reshape(*model.size, 64, -1).transpose(3, 2, 0, 1).reshape(128, -1)
+        elif array.ndim == 2 and isinstance(model, CNN) and module == model.layers[0]:
+            array = array.reshape(*model.size, -1).transpose(3, 2, 0, 1).reshape(array.shape[1], -1)
         elif array.ndim == 2:
             array = array.T
         state[f"{module.replace('/', '.')}.{names[leaf]}"] = torch.from_numpy(np.ascontiguousarray(array))

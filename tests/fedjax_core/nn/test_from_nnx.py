@@ -54,6 +54,16 @@ def test_cnn_parameter_count():
     assert count_parameters(net.params) == (9 + 1) * 32 + (9 * 32 + 1) * 64 + (12 * 12 * 64 + 1) * 128 + (128 + 1) * 62
 
 
+def test_a_cnn_may_have_several_dense_layers():
+    """LeNet-5 as PyTorch's tutorial on CIFAR-10 has it: 62,006 parameters."""
+    network = from_nnx.build("cnn", 10, (32, 32, 3), widths=(6, 16), kernel=5, pool="each", dense=(120, 84))
+    net = jax.eval_shape(network.init, jax.random.key(0))
+    assert count_parameters(net.params) == 62_006
+    assert set(net.params) == {"conv1", "conv2", "dense1", "dense2", "head"}
+    one, same = (from_nnx.build("cnn", 5, SHAPE, widths=(4,), dense=dense).init(jax.random.key(0)) for dense in (8, (8,)))
+    chex.assert_trees_all_equal(one, same)
+
+
 def test_the_cnn_of_mcmahan_et_al_has_the_published_parameters():
     """1,663,370, as they count: 5x5 convolutions of 32 and 64 channels, each with a 2x2 max-pool, 512 ReLU, softmax."""
     network = from_nnx.build("cnn", 10, (28, 28, 1), kernel=5, padding="SAME", pool="each", dense=512)
@@ -232,6 +242,7 @@ def test_bfloat16_computes_and_float32_stays():
         ("resnet8", {"conv_form": "fft"}, "unknown convolution form 'fft'"),
         ("mlp", {"stats_mode": "mean"}, "unknown stats_mode 'mean'; allowed: average, local, freeze"),
         ("cnn", {"kernel": 5}, "too small"),
+        ("cnn", {"dense": ()}, r"dense=\(\) has no dense layer"),
     ],
 )
 def test_errors(name, options, words):
