@@ -46,9 +46,23 @@ def _max_pool_forward(x: Array, window: int, stride: int, around: Around) -> tup
 
 def _max_pool_backward(window: int, stride: int, around: Around, saved: tuple[Array, Array], dy: Array) -> tuple[Array]:
     x, y = saved
+    if stride == window and not any(map(any, around)):
+        return (_scatter_tiles(x, y, dy, window),)
     largest = [(part == y).astype(dy.dtype) for part in extract_windows(x, (window, window), stride, around, -jnp.inf)]
     share = dy / functools.reduce(jnp.add, largest)
     return (scatter_windows([share * part for part in largest], x.shape, (window, window), stride, around),)
+
+
+def _scatter_tiles(x: Array, y: Array, dy: Array, window: int) -> Array:
+    """Returns the gradient of windows side by side, without padding: several times as fast as sums of windows."""
+    images, high, wide, channels = y.shape
+    inside = x[:, : high * window, : wide * window].reshape(images, high, window, wide, window, channels)
+    spread = lambda entries: entries[:, :, None, :, None]
+    largest = (inside == spread(y)).astype(dy.dtype)
+    dx = spread(dy / jnp.sum(largest, (2, 4))) * largest
+    dx = dx.reshape(images, high * window, wide * window, channels)
+    rest = [(0, whole - part) for whole, part in zip(x.shape[1:3], dx.shape[1:3], strict=True)]
+    return jnp.pad(dx, ((0, 0), *rest, (0, 0)))
 
 
 _max_pool.defvjp(_max_pool_forward, _max_pool_backward)
