@@ -189,6 +189,8 @@ def _canonical_kernel(x: Array, dy: Array, size: Size, stride: int, around: Arou
         return conv_tiny_images.kernel_gradient(x, dy, size, stride, around)
     if stride == 1 and _fewer_products(dy, (*size, c, o)):
         return winograd.kernel_gradient(x, dy, around)
+    if conv_few_channels.kernel_gradient_pays(x.shape[1:3], (*size, c, o), stride, around) and _float32_on_cpu(x.dtype):
+        return conv_few_channels.kernel_gradient(x, dy, size, around)
     large = kh * kw > 1 and min(dy.shape[1:3]) >= 4 and o >= 32 and kh * kw * c * o >= 1600
     if large and _current_backend() == "cpu":
         return _kernel_of_blocks(x, dy, size, stride, around)

@@ -25,6 +25,15 @@ def test_equals_loops_over_windows(size, window, around):
     np.testing.assert_allclose(found, windows.convolution(x, kernel, nothing, 1, around)[0], atol=1e-5)
 
 
+@pytest.mark.parametrize(("size", "window", "around"), [*CASES, ((12, 11), (5, 5, 3, 6), ((0, 0), (2, 2)))])
+def test_the_gradient_for_the_kernel_equals_loops_over_windows(size, window, around):
+    rng = np.random.default_rng(1)
+    x, kernel = (rng.normal(size=shape).astype(np.float32) for shape in ((3, *size, window[2]), window))
+    dy = rng.normal(size=(3, *windows.results(size, window[:2], 1, around), window[3])).astype(np.float32)
+    found = jax.jit(conv_few_channels.kernel_gradient, static_argnums=(2, 3))(x, dy, window[:2], around)
+    np.testing.assert_allclose(found, windows.convolution(x, kernel, dy, 1, around)[2], atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("size", "window", "stride", "taken"),
     [
@@ -41,6 +50,13 @@ def test_equals_loops_over_windows(size, window, around):
 )
 def test_where_it_is_taken(size, window, stride, taken):
     assert conv_few_channels.pays(size, window, stride, ((1, 1), (1, 1))) == taken
+
+
+@pytest.mark.parametrize(
+    ("window", "taken"), [((5, 5, 3, 6), True), ((5, 5, 6, 16), True), ((3, 3, 3, 6), False), ((5, 5, 3, 32), False)]
+)
+def test_where_the_gradient_for_the_kernel_is_taken(window, taken):
+    assert conv_few_channels.kernel_gradient_pays((14, 14), window, 1, ((0, 0), (0, 0))) == taken
 
 
 def test_a_convolution_between_few_channels_takes_it_on_a_cpu_alone():
