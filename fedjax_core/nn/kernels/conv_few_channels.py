@@ -66,7 +66,7 @@ def kernel_gradient(x: Array, dy: Array, size: Size, around: Around) -> Array:
     x, dy = _blocks(x), _blocks(dy).reshape(-1, 4 * o)
     product = lambda i, j: x[:, i : i + down, j : j + across].reshape(-1, 4 * c).T @ dy
     sums = jnp.stack([jnp.stack([product(i, j) for j in range(columns)]) for i in range(rows)])
-    sums = sums.reshape(rows, columns, 2, 2, c, 2, 2, o).transpose(0, 2, 1, 3, 4, 5, 6, 7).reshape(2 * rows, 2 * columns, c, 2, 2, o)
+    sums = sums.reshape(rows, columns, 2, 2, c, 2, 2, o).swapaxes(1, 2).reshape(2 * rows, 2 * columns, c, 2, 2, o)
     return sum((sums[i : i + kh, j : j + kw, :, i, j] for i in range(2) for j in range(2)), jnp.zeros((), x.dtype))
 
 
