@@ -31,7 +31,7 @@ from fedjax_core.storage.json_files import read_jsonl
 from tests.benchmarks.report import row
 
 ROOT = Path(__file__).parents[3]
-CLIENTS, EXAMPLES, RATE, BATCH, NAME = 20, 12_000, 0.005, 10, "jobs"
+CLIENTS, EXAMPLES, RATE, BATCH, NAME = 20, 12_000, 0.005, 10, "MNIST_jobs"  # PFLlib takes the channels from the name
 METHODS = {  # PFLlib's name and further arguments, our options
     "fedavg": (("FedAvg",), ()),
     "fedper": (("FedPer",), ()),
