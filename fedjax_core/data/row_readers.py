@@ -44,7 +44,7 @@ class ExampleReader:
             raise ValueError(f"{len(rows)} examples: must be at most capacity={capacity}")
         padded = []
         for leaf in self._leaves:
-            out = _allocate_aligned((capacity, *leaf.shape[1:]), np.dtype(leaf.dtype))
+            out = allocate_aligned((capacity, *leaf.shape[1:]), np.dtype(leaf.dtype))
             out[len(rows) :] = 0
             if isinstance(leaf, _File):
                 leaf.read(rows, out)
@@ -54,7 +54,7 @@ class ExampleReader:
         return self._structure.unflatten(padded)
 
 
-def _allocate_aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def allocate_aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Returns an array that CPU devices use without a copy."""
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + _ALIGNED, np.uint8)

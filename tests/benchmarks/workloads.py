@@ -91,7 +91,13 @@ class Workload:
         return rng.standard_normal((rows, *self.shape), np.float32), rng.integers(0, self.classes, rows).astype(np.int32)
 
 
-CNN: dict[str, Any] = {"widths": (32, 64), "kernel": 3, "pool": "last", "dense": (128,), "dropout": 0.0}  # options by default
+CNN_OPTIONS: dict[str, Any] = {
+    "widths": (32, 64),
+    "kernel": 3,
+    "pool": "last",
+    "dense": (128,),
+    "dropout": 0.0,
+}  # options by default
 LENET: dict[str, Any] = {"widths": (6, 16), "kernel": 5, "pool": "each", "dense": (120, 84)}
 PROMPTS = {"patch": 4, "width": 192, "depth": 4, "heads": 3, "prompts": 8}
 _MLP = {"model": "mlp", "shape": (784,), "classes": 10, "examples": 60, "batch": 10, "options": {"widths": (200, 200)}, "lr": 0.1}
@@ -255,7 +261,7 @@ def forward_flop(workload: Workload) -> float:
         sizes = (math.prod(workload.shape), *workload.options["widths"], workload.classes)
         return sum(2.0 * a * b for a, b in itertools.pairwise(sizes))
     if workload.model == "cnn":
-        (height, width, channels), o = workload.shape, CNN | workload.options
+        (height, width, channels), o = workload.shape, CNN_OPTIONS | workload.options
         total = 0
         for i, features in enumerate(o["widths"]):
             height, width = height - o["kernel"] + 1, width - o["kernel"] + 1

@@ -433,7 +433,7 @@ class TableRunner:
 
 
 def _release_memory() -> None:
-    """Frees the last run's arrays and programs, which reference each other in cycles."""
+    """Frees the last run's arrays and programs, which reference each other in cycles, and their memory on the heap."""
     jax.clear_caches()
     gc.collect()
     trim_heap()

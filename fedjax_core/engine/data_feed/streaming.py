@@ -22,6 +22,7 @@ from fedjax_core.engine.data_feed import cohort_buffer
 from fedjax_core.engine.data_feed.cohort_buffer import SPLITS
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.sharding import mesh as meshes
+from fedjax_core.engine.sharding.data_placement import make_shareable
 from fedjax_core.engine.simulation_spec import SimulationSpec
 
 T = TypeVar("T")
@@ -75,7 +76,7 @@ class DataFeed:
         if self._lender is not None:
             arrays = self._lender.on_device
         else:
-            arrays = meshes.make_shareable(self.on_host._replace(tasks=self._spec.tasks), self._spec.mesh)
+            arrays = make_shareable(self.on_host._replace(tasks=self._spec.tasks), self._spec.mesh)
             arrays = meshes.put(arrays, self._spec.mesh, self._shardings)
         self._on_device = arrays
         return arrays

@@ -8,11 +8,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_core import distributed, registry
+from fedjax_core.algorithm import PyTree
 from fedjax_core.data import row_readers
 from fedjax_core.data.federated_data import FederatedData
+from fedjax_core.lazy_array import LazyArray
 
 PLACES = ("device", "host", "disk")
 DATA_SHARE = 0.5  # of a device's memory, and of this machine's, that data may take by default
+SHARED_FROM = 2**20  # bytes of an array, from which one copy for all CPU devices pays
 _TPU, _NVIDIA = "https://docs.cloud.google.com/tpu/docs", "https://www.nvidia.com/en-us/data-center"
 
 
@@ -110,3 +113,23 @@ def open_data(placed: Placed, data: FederatedData) -> tuple[FederatedData, dict[
     make_reader = row_readers.open_in_memory if placed.where == "host" else row_readers.open_on_disk
     readers = {part: make_reader(getattr(data, part)) for part in ("train", "test")}
     return dataclasses.replace(data, **{part: reader.like for part, reader in readers.items()}), readers
+
+
+def make_shareable(tree: PyTree, mesh: Mesh) -> PyTree:
+    """Returns host arrays of which several CPU devices need one copy; as they are on other devices.
+
+    Large arrays are copied to where `mesh.put` shares them, so that later changes of the originals do
+    not reach the devices. Deferred arrays stay.
+    """
+    if mesh.size == 1 or mesh.devices.flat[0].platform != "cpu":
+        return tree
+    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, LazyArray) else _align(np.asarray(leaf)), tree)
+
+
+def _align(array: np.ndarray) -> np.ndarray:
+    """Returns a copy of a large array that CPU devices use without further ones; a small one as it is."""
+    if array.nbytes < SHARED_FROM:
+        return array
+    aligned = row_readers.allocate_aligned(array.shape, array.dtype)
+    aligned[...] = array
+    return aligned

@@ -15,8 +15,6 @@ from fedjax_core.algorithm import Array, PyTree
 from fedjax_core.lazy_array import LazyArray
 
 AXIS, MODEL = "clients", "model"
-ALIGNMENT = 64  # bytes: a host array that starts at a multiple of it is shared by all CPU devices; others are copied to each
-SHARED_FROM = 2**20  # bytes of an array, from which sharing pays
 
 
 class Plan(NamedTuple):
@@ -86,28 +84,6 @@ def put(tree: PyTree, mesh: Mesh, shardings: PyTree = None) -> PyTree:
     of_leaves = jax.tree.map(lambda sharding, part: jax.tree.map(lambda _: sharding, part), shardings, tree)
     pairs = zip(leaves, jax.tree.leaves(of_leaves), strict=True)
     return structure.unflatten([_put_leaf(leaf, sharding) for leaf, sharding in pairs])
-
-
-def make_shareable(tree: PyTree, mesh: Mesh) -> PyTree:
-    """Returns host arrays of which several CPU devices need one copy; as they are on other devices.
-
-    Large arrays are copied to where `put` shares them, so that later changes of the originals do
-    not reach the devices. Deferred arrays stay.
-    """
-    if mesh.size == 1 or mesh.devices.flat[0].platform != "cpu":
-        return tree
-    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, LazyArray) else _align(np.asarray(leaf)), tree)
-
-
-def _align(array: np.ndarray) -> np.ndarray:
-    """Returns a copy of a large array that starts at a multiple of `ALIGNMENT`; a small one as it is."""
-    if array.nbytes < SHARED_FROM:
-        return array
-    space = np.empty(array.nbytes + ALIGNMENT, np.uint8)
-    start = -space.ctypes.data % ALIGNMENT
-    aligned = space[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    aligned[...] = array
-    return aligned
 
 
 def _put_leaf(leaf: Any, sharding: Any) -> Array:

@@ -20,7 +20,7 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 
 from tests.benchmarks import protocol  # noqa: E402
-from tests.benchmarks.workloads import CNN, SEED, WORKLOADS  # noqa: E402
+from tests.benchmarks.workloads import CNN_OPTIONS, SEED, WORKLOADS  # noqa: E402
 
 
 def norm(x):
@@ -45,7 +45,7 @@ def network(workload):
         if workload.model == "mlp":
             return hk.nets.MLP((*workload.options["widths"], workload.classes))(x)
         if workload.model == "cnn":
-            o = CNN | workload.options
+            o = CNN_OPTIONS | workload.options
             drop = (lambda x: hk.dropout(hk.next_rng_key(), o["dropout"], x)) if o["dropout"] else (lambda x: x)
             for i, width in enumerate(o["widths"]):
                 x = jax.nn.relu(hk.Conv2D(width, o["kernel"], padding="VALID")(x))

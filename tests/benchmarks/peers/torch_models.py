@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.benchmarks.workloads import Workload
+from tests.benchmarks.workloads import CNN_OPTIONS, Workload
 
 
 class MLP(nn.Module):
@@ -30,12 +30,13 @@ class MLP(nn.Module):
 class CNN(nn.Module):
     """Convolutions, 2x2 pools after the last or each, dense layers."""
 
-    def __init__(self, shape, classes, *, widths=(32, 64), kernel=3, pool="last", dense=(128,), dropout=0.0):
+    def __init__(self, shape, classes, **options):
         super().__init__()
-        height, width, channels = shape
-        self.depth, self.rate = len(widths), dropout
-        self.pooled = range(self.depth) if pool == "each" else (self.depth - 1,)
-        for i, features in enumerate(widths):
+        o = CNN_OPTIONS | options
+        (height, width, channels), kernel, dense = shape, o["kernel"], o["dense"]
+        self.depth, self.rate = len(o["widths"]), o["dropout"]
+        self.pooled = range(self.depth) if o["pool"] == "each" else (self.depth - 1,)
+        for i, features in enumerate(o["widths"]):
             setattr(self, f"conv{i + 1}", nn.Conv2d(channels, features, kernel))
             height, width, channels = height - kernel + 1, width - kernel + 1, features
             if i in self.pooled:

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 
+from fedjax_core.engine.sharding import data_placement
 from fedjax_core.engine.sharding import mesh as meshes
 from fedjax_core.engine.sharding.mesh import Plan
 
@@ -11,7 +12,7 @@ def test_cpu_devices_share_one_copy_of_a_large_array():
     mesh = meshes.make_mesh(Plan(1, 2))
     space = np.arange(2**18 + 1, dtype=np.float32)
     given = {"large": space[1:].reshape(512, 512), "small": np.arange(3)}
-    there = meshes.put(meshes.make_shareable(given, mesh), mesh)
+    there = meshes.put(data_placement.make_shareable(given, mesh), mesh)
     np.testing.assert_array_equal(there["large"], given["large"])
     np.testing.assert_array_equal(there["small"], given["small"])
     shards = [shard.data for shard in there["large"].addressable_shards]
@@ -24,4 +25,4 @@ def test_cpu_devices_share_one_copy_of_a_large_array():
 
 def test_one_device_takes_the_array_itself():
     array = np.zeros(2**18, np.float32)
-    assert meshes.make_shareable(array, meshes.make_mesh(Plan(1, 1))) is array
+    assert data_placement.make_shareable(array, meshes.make_mesh(Plan(1, 1))) is array
