@@ -46,7 +46,7 @@ def rounds(toy: bool, workload: str, dtype: str = "float32", **settings: Any) ->
 def small(workload: Workload) -> Workload:
     """Returns a workload at toy size: two of four clients with eight examples each."""
     models: dict[str, dict[str, Any]] = {
-        "c10": {"model": "cnn", "shape": (8, 8, 1), "options": {"widths": (2,), "dense": 4, "dropout": 0.25}},
+        "c10": {"model": "cnn", "shape": (8, 8, 1), "options": {"widths": (2,), "dense": (4,), "dropout": 0.25}},
     }
     made = models.get(workload.name, {"model": "mlp", "shape": (8,), "options": {"widths": (4,)}})
     return dataclasses.replace(workload, **made, classes=3, population=4, cohort=2, examples=8, batch=4, rounds=1, rows=None)
