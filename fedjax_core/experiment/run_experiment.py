@@ -47,6 +47,7 @@ def execute(
     console: Callable[[str], None] | None = None,
     callbacks: Sequence[Any] = (),
     fresh: bool = False,
+    draws: bool = True,
     **replaced: Any,
 ) -> Finished:
     """Builds and runs a config in a work directory, or resumes it there.
@@ -61,6 +62,7 @@ def execute(
       console: takes lines of text (label table, scores at the end); None: standard error.
       callbacks: beside those of the config: see `fedjax_core/run/callbacks.py`.
       fresh: deletes the run that the directory holds, whichever it is, and begins there.
+      draws: whether the run draws its figures at the end.
       **replaced: method, model, loss, scores in place of the config's, see `python_overrides.apply_overrides`.
 
     Returns:
@@ -85,6 +87,7 @@ def execute(
             data is not None,
             callbacks=constructors + tuple(callbacks),
             fresh=fresh,
+            draws=draws,
             progress=progress,
             console=console,
         )

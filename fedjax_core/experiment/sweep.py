@@ -27,12 +27,14 @@ class Run(NamedTuple):
       workdir: a new directory, or one that holds this run.
       console: takes lines of text; None: standard error.
       fresh: deletes the run that the directory holds, and begins there.
+      draws: see `execute`.
     """
 
     config: Config
     workdir: str
     console: Say | None = None
     fresh: bool = False
+    draws: bool = True
 
 
 class _Batch(NamedTuple):
@@ -118,9 +120,9 @@ def _split_by_record(runs: Sequence[Run], group: list[int], say: Say) -> list[_B
     batches: dict[str, _Batch] = {}
     new: list[int] = []
     for i in group:
-        config, workdir, _, fresh = runs[i]
-        noise = read_recorded_privacy(config, workdir, fresh)
-        plan = None if resolve(config).has_plan else read_recorded_plan(workdir, complete_config(config), fresh)
+        run = runs[i]
+        noise = read_recorded_privacy(run.config, run.workdir, run.fresh)
+        plan = None if resolve(run.config).has_plan else read_recorded_plan(run.workdir, complete_config(run.config), run.fresh)
         if noise is None and plan is None:
             new.append(i)
         else:
@@ -164,7 +166,7 @@ def _run_batch(
 
 def _execute(run: Run, progress: bool | None, data: FederatedData | None) -> Outcome:
     try:
-        return execute(run.config, run.workdir, progress, data=data, console=run.console, fresh=run.fresh)
+        return execute(run.config, run.workdir, progress, data=data, console=run.console, fresh=run.fresh, draws=run.draws)
     except (Exception, Interrupted) as error:
         return error
 
@@ -175,7 +177,8 @@ def _run_together(
     seed_runs = []
     try:
         for run, replica in zip(runs, vmapped.replicas, strict=True):
-            of_run = make_run_settings(run.config, replica, noise, progress=progress, console=run.console, fresh=run.fresh)
+            more = {"progress": progress, "console": run.console, "fresh": run.fresh, "draws": run.draws}
+            of_run = make_run_settings(run.config, replica, noise, **more)
             seed_runs.append((replica, run.workdir, complete_config(run.config), of_run))
         return run_seeds(seed_runs, vmapped)
     finally:

@@ -27,6 +27,7 @@ class RunSettings:
       profile: writes a jax.profiler trace of one round into `profile/`: the second one, because the first one compiles.
       progress, console: see `reporter.Reporter`.
       privacy: what rounds cost; every record and the summary then have epsilon.
+      draws: whether it draws its figures at the end.
       header: returns the first lines that the run says; None: none.
       fresh: deletes the run that the directory holds. Without it, that happens where the directory has no checkpoint, and its
         config, data or settings differ.
@@ -50,6 +51,7 @@ class RunSettings:
     progress: bool | None = None
     console: Callable[[str], None] | None = None
     privacy: PrivacyLedger | ExampleLedger | None = None
+    draws: bool = True
     header: Callable[[], Sequence[str]] | None = None
     fresh: bool = False
     names_code: bool = False

@@ -184,12 +184,14 @@ class TrainingRun:
             reporter.note(privacy=settings.privacy.facts() | settings.privacy.spent(self.done))
         summary, drawn, history = reporter.close(), [], {}
         if self.workdir.writer:
-            from fedjax_core.reporting import plots  # matplotlib must not delay the first round
-
-            drawn, history = plots.plot_run(self.workdir.path), report.collect_history(read_jsonl(self.workdir.path / METRICS))
+            history = report.collect_history(read_jsonl(self.workdir.path / METRICS))
             reporter.say(report.format_summary(summary))
             if settings.privacy is not None:
                 reporter.say(settings.privacy.describe(self.done))
+        if self.workdir.writer and settings.draws:
+            from fedjax_core.reporting import plots  # matplotlib must not delay the first round
+
+            drawn = plots.plot_run(self.workdir.path)
             reporter.say(f"plots    {drawn[0].parent}")
         if early:
             reporter.say(f"stopped after round {self.done}: {early}")

@@ -87,7 +87,7 @@ def test_where_seeds_cannot_share_a_program_nothing_is_on_the_devices(tmp_path, 
         made_so_far.append(build(*given, **named))
         return made_so_far[-1]
 
-    def execute(config, workdir, progress, *, data, console, fresh):
+    def execute(config, workdir, progress, *, data, console, fresh, draws):
         assert not fresh
         assert all(not one.compiled.feed.is_on_device for one in made_so_far)
         return workdir

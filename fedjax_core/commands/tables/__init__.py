@@ -6,7 +6,7 @@ A cell and a seed are one ordinary run directory, named by the cell and by a has
     DIR/table.md, table.csv, table.tex
 
 A changed setting of one method therefore makes another directory, and all other runs are kept. The
-tables are made from the directories alone, and written after every run.
+tables are made from the directories alone, and written between runs, for at most a twentieth of the time.
 
   definition         reads, changes and checks a definition; cell selectors ("ROW/COLUMN")
   definition_checks  types of its parts               measures           what its numbers are, whether runs have them

@@ -1,4 +1,4 @@
-"""Runs what is missing of a table, its trials first, and writes the table after every run."""
+"""Runs what is missing of a table, its trials first, and writes the table between runs."""
 
 import gc
 import sys
@@ -32,8 +32,10 @@ from fedjax_core.engine.heap import trim_heap
 from fedjax_core.engine.simulator import Diverged
 from fedjax_core.reporting import reporter
 from fedjax_core.run import CallbackFailed
+from fedjax_core.storage.workdir import ACCURACY_FIGURE
 
 T = TypeVar("T")
+WRITING = 0.05  # the most of the time that writing tables between runs takes
 LOOK = 5.0  # seconds between two looks at a trial that another process runs
 AGAIN = 120.0  # seconds after which such a trial is tried again: that process may have died
 
@@ -113,6 +115,7 @@ class TableRunner:
         self._held: set[tuple[str, int]] = set()  # (name, rounds) of trials that another process runs
         self._broken: set[str] = set()  # cells whose callbacks failed: they failed, though complete
         self._runs_over = 0
+        self._written, self._writing = 0.0, 0.0  # when the tables were written last, and the seconds that it took
         self._files: list[Path] = []
         self._comparisons: ComparisonCache = {}
         self.every, self.results, self.failures = every, {}, {}
@@ -127,9 +130,21 @@ class TableRunner:
         """Runs the searches of the chosen rows and columns, then the chosen cells."""
         self._report_start()
         self._write()
-        for pair in self._pairs:
-            self._run_search(pair)
-        to_do = len(self._jobs_left(()))
+        try:
+            for pair in self._pairs:
+                self._run_search(pair)
+            to_do = len(self._jobs_left(()))
+            self._run_ready_cells()
+        finally:
+            self._write()
+        self._draw()
+        failures = {job.cell.name: self.failures[job.cell.name] for job in self._jobs_left(())}
+        finished = len(self._chosen_cells())
+        self._say(f"{len(failures)} of {to_do} runs failed" if failures else f"all {finished} runs are finished")
+        self._say(f"tables   {self._folder / 'table.md'}")
+        return Outcome(self.results, failures, self._files)
+
+    def _run_ready_cells(self) -> None:
         while True:
             jobs = self._ready_cells()
             if not jobs:
@@ -138,12 +153,6 @@ class TableRunner:
             if not jobs:
                 break
             self._run_first(jobs)
-        self._draw()
-        failures = {job.cell.name: self.failures[job.cell.name] for job in self._jobs_left(())}
-        finished = len(self._chosen_cells())
-        self._say(f"{len(failures)} of {to_do} runs failed" if failures else f"all {finished} runs are finished")
-        self._say(f"tables   {self._folder / 'table.md'}")
-        return Outcome(self.results, failures, self._files)
 
     def _report_start(self) -> None:
         statuses = [self._searches.status(pair) for pair in self._pairs]
@@ -233,7 +242,8 @@ class TableRunner:
                 stopped = stopped or (str(job.cell) if outcome else "")
         self._runs_over += sum(not self._is_held(job.cell) for job in batch)
         _release_memory()
-        self._write()
+        if time.monotonic() - self._written >= self._writing / WRITING:
+            self._write()
         if interrupted is not None:
             raise interrupted
         if stopped:
@@ -281,11 +291,12 @@ class TableRunner:
 
     def _execute(self, cells: Sequence[Cell], data: FederatedData) -> list[Any]:
         silent = lambda text: None
-        runs = [experiment.Run(cell.config, str(self._folder / "runs" / cell.name), silent) for cell in cells]
+        draws = cells[0].trial is None
+        runs = [experiment.Run(cell.config, str(self._folder / "runs" / cell.name), silent, draws=draws) for cell in cells]
         if len(runs) > 1:
             return experiment.execute_all(runs, False, data=data, say=self._say)  # bars of several would write over each other
         try:
-            return [experiment.execute(runs[0].config, runs[0].workdir, self._bar, data=data, console=silent)]
+            return [experiment.execute(runs[0].config, runs[0].workdir, self._bar, data=data, console=silent, draws=draws)]
         except Exception as error:
             return [error]
 
@@ -395,7 +406,11 @@ class TableRunner:
                 tuned_cell = build_cell(self._table, row, column, cell.seed, self._variant, tuned)
                 self.every[i] = tuned_cell._replace(own=cell.own)  # as the trials began
         delete_checkpoints(self._folder, study, {cell.name for cell in self.every})
-        self._read_finished([cell for cell in self.every if cell.pair == pair])
+        cells = [cell for cell in self.every if cell.pair == pair]
+        self._read_finished(cells)
+        for cell in cells:
+            if cell.name in self.results:
+                self._draw_run(cell)
 
     def _fail(self, cells: Sequence[Cell], which: str, why: str) -> None:
         if any(self.failures.get(cell.name) != why for cell in cells):
@@ -422,8 +437,20 @@ class TableRunner:
         return self._folder / "runs" / f"{cell.name}.error.txt"
 
     def _write(self) -> None:
+        began = time.monotonic()
         with Beat("writing the tables", self._say):
             self._files = write_tables(self.contents, self._folder, self._comparisons)
+        self._written = time.monotonic()
+        self._writing = self._written - began
+
+    def _draw_run(self, cell: Cell) -> None:
+        """Draws the figures of a finished run, if it has none: it was a trial."""
+        workdir = self._folder / "runs" / cell.name
+        if not (workdir / ACCURACY_FIGURE).exists():
+            from fedjax_core.reporting.plots import plot_run  # loads matplotlib
+
+            with Beat(f"drawing the figures of {cell}", self._say):
+                plot_run(workdir)
 
     def _draw(self) -> None:
         from fedjax_core.commands.tables.difference_figure import draw_differences  # loads matplotlib

@@ -16,7 +16,7 @@ def fake(monkeypatch):
     `fake.act` is called for each."""
     made = SimpleNamespace(done=[], data=[], more={}, act=lambda name: False)
 
-    def execute(config, workdir, progress, *, data, console):
+    def execute(config, workdir, progress, *, data, console, draws):
         name = Path(workdir).name
         made.done.append(name.rpartition("--")[0])
         made.data.append(data)

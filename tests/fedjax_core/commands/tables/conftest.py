@@ -14,13 +14,18 @@ from tests.fedjax_core.commands.tables.searches import BY, quality
 
 @pytest.fixture
 def fake_search(monkeypatch):
-    """Runs that take no time and go on where they were; its `done`: (row, rate, rounds) of each; its `act` is called before."""
-    made = SimpleNamespace(done=[], score=quality, act=lambda name, config: None)
+    """Runs that take no time and go on where they were.
 
-    def execute(config, workdir, progress, *, data, console):
+    Its `done`: (row, rate, rounds) of each; its `drawn`: whether each draws figures; its `act` is
+    called before.
+    """
+    made = SimpleNamespace(done=[], drawn=[], score=quality, act=lambda name, config: None)
+
+    def execute(config, workdir, progress, *, data, console, draws):
         del progress, data, console
         place = Path(workdir)
         made.done.append((place.name.partition("--")[0], config.optimizer.lr, config.rounds))
+        made.drawn.append(draws)
         made.act(place.name, config)
         place.mkdir(parents=True, exist_ok=True)
         there = len(read_jsonl(place / "metrics.jsonl")) if (place / "metrics.jsonl").exists() else 0

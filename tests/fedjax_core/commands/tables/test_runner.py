@@ -1,6 +1,7 @@
 """Which runs a table does and which it keeps, and what ends it."""
 
 import dataclasses
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 from configs.tables.base import Measure
 from fedjax_core import experiment
 from fedjax_core.commands import tables
+from fedjax_core.commands.tables import runner
 from fedjax_core.data import digest as contents
 from fedjax_core.reporting import reporter as report
 from fedjax_core.run import CallbackFailed
@@ -140,6 +142,22 @@ def test_an_interruption_leaves_the_table_of_what_is_finished(tmp_path, fake):
     assert "4 of 12 runs are finished" in (tmp_path / "table.md").read_text()
 
 
+def test_a_slow_table_is_not_written_after_every_run(tmp_path, fake, monkeypatch):
+    done_at, write = [], runner.write_tables
+
+    def write_slowly(*given):
+        done_at.append(len(fake.done))
+        time.sleep(0.2)
+        return write(*given)
+
+    monkeypatch.setattr(runner, "write_tables", write_slowly)
+    run(tmp_path)
+    assert done_at[0] == 0
+    assert done_at[-1] == 12
+    assert len(done_at) < 8, "a run here takes milliseconds, a writing 0.2 s, of which 5 % may be in between"
+    assert "of 12 runs are finished" not in (tmp_path / "table.md").read_text()
+
+
 def test_only_and_seeds(tmp_path, fake):
     run(tmp_path, only=["fedavg", "Uniform & co./skewed"], seeds=[5])
     assert fake.done == ["fedavg--iid--seed5", "fedavg--skewed--seed5", "uniform-co--skewed--seed5"]
@@ -210,7 +228,7 @@ def test_a_callback_that_fails_is_a_failure_though_the_run_is_complete(tmp_path,
 def test_a_run_that_a_callback_ends_early_is_no_result(tmp_path, fake, monkeypatch):
     del fake
 
-    def execute(config, workdir, progress, *, data, console):
+    def execute(config, workdir, progress, *, data, console, draws):
         Path(workdir).mkdir(parents=True)
         with report.Reporter(workdir, config.rounds, progress=False) as reporter:
             for i in range(1, config.rounds):

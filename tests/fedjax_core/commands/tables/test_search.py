@@ -47,6 +47,13 @@ def test_trials_come_first_and_the_best_one_is_the_cells_run(tmp_path, fake_sear
     assert [done[:2] for done in fake_search.done[10:12]] == [("a", rate) for rate in rates(more)[4:]]
 
 
+def test_trials_draw_no_figures_but_the_chosen_one_has_them(tmp_path, fake_search):
+    outcome, _ = run(tmp_path, definition(seeds=(0, 1)))
+    assert fake_search.drawn == [False] * 8 + [True] * 2
+    chosen = [name for name in outcome.results if "--seed0--" in name]
+    assert sorted(file.parent.name for file in tmp_path.glob("runs/*/accuracy.png")) == sorted(chosen)
+
+
 def test_code_that_changes_in_the_last_trial_does_not_run_under_the_name_of_the_new(tmp_path, fake_search):
     mine, edit = tmp_path / "mine.py", "x = 1\n"
     (code := tmp_path / "own_search_helper.py").write_text("")
@@ -183,7 +190,7 @@ def test_halving_with_seeds_together_does_each_rung_once(tmp_path, fake_search, 
     def execute_all(runs, progress, *, data, say):
         assert progress is False, "no two bars at once"
         fake_search.together.append([one.config.rounds for one in runs])
-        return [experiment.execute(one.config, one.workdir, False, data=data, console=one.console) for one in runs]
+        return [experiment.execute(one.config, one.workdir, False, data=data, console=one.console, draws=one.draws) for one in runs]
 
     def act(name, config):
         assert len(fake_search.done) <= 18, "a run is done again and again"
