@@ -6,6 +6,7 @@ record is what a round's program returns, on the host (`rounds.flatten_record`).
 
 import dataclasses
 import functools
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +27,8 @@ from fedjax_core.engine.simulation_spec import SimulationSpec, State
 
 BLOCK_BYTES = 2**26  # of the sums of clients' scores, of one block of clients
 MIN_BLOCK = 64  # clients, where states or data are not on the devices
+
+LEVEL = "xla_backend_optimization_level"  # of LLVM: 3 unless XLA_FLAGS has another
 
 jax.monitoring.register_event_duration_secs_listener(heap.trim_after_compiling)
 
@@ -75,7 +78,7 @@ def jit_programs(spec: SimulationSpec, layout: Layout) -> Programs:
         return jit(rounds.run_resident_rounds, out=of_rounds, fixed_names={"scored": scored}, donate_argnums=1)
 
     return Programs(
-        init_state=jit(rounds.init_state, out=layout.state),
+        init_state=jit(rounds.init_state, out=layout.state, compiler_options=_options_of_start(spec)),
         prepare_clients=[jit(rounds.prepare_clients, g, out=layout.client_blocks[g]) for g in groups],
         draw_cohorts=jit(rounds.draw_cohorts),
         run_resident_rounds=jit_rounds(False),
@@ -99,6 +102,15 @@ def jit_programs(spec: SimulationSpec, layout: Layout) -> Programs:
         view=[jit(client_view.make_holdings, g, out=layout.view, static_argnums=6) for g in groups],
         predict=[jit(client_view.predict, g, static_argnums=2) for g in groups],
     )
+
+
+def _options_of_start(spec: SimulationSpec) -> dict[str, int]:
+    """Returns the compiler's options for what runs once.
+
+    On CPUs level 3 unrolls the draws of small arrays: an initialization of two convolutions compiles for seven seconds.
+    """
+    is_on_cpus = spec.mesh.devices.flat[0].platform == "cpu"
+    return {LEVEL: 2} if is_on_cpus and LEVEL not in os.environ.get("XLA_FLAGS", "") else {}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
