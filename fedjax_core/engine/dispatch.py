@@ -78,7 +78,7 @@ def jit_programs(spec: SimulationSpec, layout: Layout) -> Programs:
         return jit(rounds.run_resident_rounds, out=of_rounds, fixed_names={"scored": scored}, donate_argnums=1)
 
     return Programs(
-        init_state=jit(rounds.init_state, out=layout.state, compiler_options=_options_of_start(spec)),
+        init_state=jit(rounds.init_state, out=layout.state, compiler_options=start_options(spec)),
         prepare_clients=[jit(rounds.prepare_clients, g, out=layout.client_blocks[g]) for g in groups],
         draw_cohorts=jit(rounds.draw_cohorts),
         run_resident_rounds=jit_rounds(False),
@@ -104,7 +104,7 @@ def jit_programs(spec: SimulationSpec, layout: Layout) -> Programs:
     )
 
 
-def _options_of_start(spec: SimulationSpec) -> dict[str, int]:
+def start_options(spec: SimulationSpec) -> dict[str, int]:
     """Returns the compiler's options for what runs once.
 
     On CPUs level 3 unrolls the draws of small arrays: an initialization of two convolutions compiles for seven seconds.

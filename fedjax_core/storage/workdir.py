@@ -32,14 +32,16 @@ from fedjax_core.storage.json_files import PositiveInt, dump_compact, flatten, r
 _log = logging.getLogger("fedjax_core")
 
 CONFIG, ENVIRONMENT, RUN = "config.json", "environment.json", "run.json"
-METRICS, CHECKPOINTS, ACCURACY_FIGURE = "metrics.jsonl", "checkpoints", "accuracy.png"
+METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
+FIGURES = ("accuracy.png", "partition.png")
 DATA, BEGUN_HERE = "data", "begun_here"  # keys of run.json: digest of inputs and targets; signature of the config
 _LOCK = ".lock"
 WRITTEN = (  # the other files of a run; a restart deletes these and nothing else
     *("summary.json", CHECKPOINTS, "selected", RUN, METRICS, "label_table.csv", "metrics.csv"),
     *("clients.csv", "clients_selected.csv", "tensorboard", "profile", "analysis.json", "answers.json"),
     *("wandb.id", "mlflow.id", "diverged.txt", "error.txt"),
-    *(ACCURACY_FIGURE, "accuracy.csv", "partition.png", "partition.csv"),
+    *FIGURES,
+    *("accuracy.csv", "partition.csv"),
 )
 RECORDED = {  # the schema of run.json
     "partition?": {

@@ -1,5 +1,6 @@
 """Runs what is missing of a table, its trials first, and writes the table between runs."""
 
+import contextlib
 import gc
 import sys
 import time
@@ -32,7 +33,7 @@ from fedjax_core.engine.heap import trim_heap
 from fedjax_core.engine.simulator import Diverged
 from fedjax_core.reporting import reporter
 from fedjax_core.run import CallbackFailed
-from fedjax_core.storage.workdir import ACCURACY_FIGURE
+from fedjax_core.storage.workdir import FIGURES, METRICS
 
 T = TypeVar("T")
 WRITING = 0.05  # the most of the time that writing tables between runs takes
@@ -135,8 +136,12 @@ class TableRunner:
                 self._run_search(pair)
             to_do = len(self._jobs_left(()))
             self._run_ready_cells()
-        finally:
-            self._write()
+        except BaseException:
+            with contextlib.suppress(ValueError, OSError):
+                self._catch_up()  # or the table would lose what other processes have finished
+                self._write()
+            raise
+        self._write()
         self._draw()
         failures = {job.cell.name: self.failures[job.cell.name] for job in self._jobs_left(())}
         finished = len(self._chosen_cells())
@@ -200,7 +205,7 @@ class TableRunner:
             why = why or self._searches.failures.get(pair)
             diverged = self._searches.status(pair).diverged_trials
             self._fail_pair(pair, why or f"all {diverged} trials of the search diverged")
-        self._write()
+        self._write_if_due()
 
     def _wait_for_trial(self, pair: tuple[str, str], run: Cell) -> None:
         """Waits until another process has done a trial of a pair, or until it is time to try it here."""
@@ -242,12 +247,11 @@ class TableRunner:
                 stopped = stopped or (str(job.cell) if outcome else "")
         self._runs_over += sum(not self._is_held(job.cell) for job in batch)
         _release_memory()
-        if time.monotonic() - self._written >= self._writing / WRITING:
-            self._write()
         if interrupted is not None:
             raise interrupted
         if stopped:
             raise KeyboardInterrupt(f"after {stopped}; the same command goes on from there")
+        self._write_if_due()
         return why
 
     def _batch(self, jobs: Sequence[Job]) -> list[Job]:
@@ -346,6 +350,7 @@ class TableRunner:
                 self.results[cell.name] = result
                 if self.failures.pop(cell.name, None) is not None:
                     self._log(cell).unlink(missing_ok=True)
+                self._draw_run(cell)
                 self._pace.record(Job(cell, cell.config.rounds), result.seconds)
 
     def _read_checked(self, cell: Cell) -> Result:
@@ -363,7 +368,6 @@ class TableRunner:
 
     def _catch_up(self) -> None:
         """Takes up what other processes have finished, so that the last one writes the whole table."""
-        before = len(self.results), len(self._settled), dict(self.failures)
         for pair in self._searches.studies:
             if pair not in self._settled:
                 self._searches.refresh(pair)
@@ -371,8 +375,6 @@ class TableRunner:
         known = {*self.results, *self._broken}
         unsettled = {pair for pair in self._searches.studies if pair not in self._settled}
         self._read_finished([cell for cell in self.every if cell.name not in known and cell.pair not in unsettled])
-        if before != (len(self.results), len(self._settled), self.failures):
-            self._write()
 
     def _settle(self, pair: tuple[str, str]) -> None:
         """Gives the cells of a (row, column) the settings that its search chose, if it is over.
@@ -406,11 +408,7 @@ class TableRunner:
                 tuned_cell = build_cell(self._table, row, column, cell.seed, self._variant, tuned)
                 self.every[i] = tuned_cell._replace(own=cell.own)  # as the trials began
         delete_checkpoints(self._folder, study, {cell.name for cell in self.every})
-        cells = [cell for cell in self.every if cell.pair == pair]
-        self._read_finished(cells)
-        for cell in cells:
-            if cell.name in self.results:
-                self._draw_run(cell)
+        self._read_finished([cell for cell in self.every if cell.pair == pair])
 
     def _fail(self, cells: Sequence[Cell], which: str, why: str) -> None:
         if any(self.failures.get(cell.name) != why for cell in cells):
@@ -443,14 +441,24 @@ class TableRunner:
         self._written = time.monotonic()
         self._writing = self._written - began
 
+    def _write_if_due(self) -> None:
+        """Writes the tables, if that takes at most `WRITING` of the time since they were written last."""
+        if time.monotonic() - self._written >= self._writing / WRITING:
+            self._write()
+
     def _draw_run(self, cell: Cell) -> None:
-        """Draws the figures of a finished run, if it has none: it was a trial."""
+        """Draws the figures of a finished run that has none, or older ones than its metrics: it was a trial."""
         workdir = self._folder / "runs" / cell.name
-        if not (workdir / ACCURACY_FIGURE).exists():
+        try:
+            drawn = [(workdir / name).stat().st_mtime for name in FIGURES if (workdir / name).exists()]
+            if max(drawn, default=0.0) >= (workdir / METRICS).stat().st_mtime:
+                return
             from fedjax_core.reporting.plots import plot_run  # loads matplotlib
 
             with Beat(f"drawing the figures of {cell}", self._say):
                 plot_run(workdir)
+        except Exception as error:  # a figure must not end the table
+            self._say(f"no figures of {cell}: {reporter.one_line(error)}")
 
     def _draw(self) -> None:
         from fedjax_core.commands.tables.difference_figure import draw_differences  # loads matplotlib

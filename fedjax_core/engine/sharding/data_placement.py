@@ -80,8 +80,8 @@ def choose_placement(place: str | None, data: FederatedData, mesh: Mesh) -> Plac
     """Returns the place for a population's arrays.
 
     Args:
-      place: one of `PLACES`; None: "device" if they fit into half of one device's memory (CPU devices each hold a copy
-        in their part of the machine's memory); else "host", or "disk" if they are memory-mapped files.
+      place: one of `PLACES`; None: "device" if they fit into half of one device's memory (of CPU devices, which share one
+        copy, the machine's); else "host", or "disk" if they are memory-mapped files.
     """
     if place is not None:
         return Placed(registry.check_choice("plan.data", place, PLACES), "")
@@ -97,11 +97,11 @@ def choose_placement(place: str | None, data: FederatedData, mesh: Mesh) -> Plac
 def _device_memory(mesh: Mesh) -> float:
     """Returns the bytes of a device's memory.
 
-    Of a device that is only compiled for they are those published, of one that does not tell its part of the machine's.
+    Of a device that is only compiled for they are those published, of one that does not tell the machine's.
     """
     first = mesh.devices.flat[0]
     if first in jax.devices():
-        return memory_limit(mesh) or row_readers.machine_memory() / max(1, len(mesh.local_devices))
+        return memory_limit(mesh) or row_readers.machine_memory()
     published = device_spec(first)
     return row_readers.machine_memory() if published is None else published.memory
 

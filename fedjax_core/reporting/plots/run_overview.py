@@ -14,7 +14,7 @@ from fedjax_core.reporting.plots import style
 from fedjax_core.reporting.plots.label_distribution import plot_partition
 from fedjax_core.reporting.plots.score_curves import Line, draw_lines
 from fedjax_core.reporting.score_labels import axis_label, describe_score, is_headline, is_overall
-from fedjax_core.storage.workdir import ACCURACY_FIGURE, METRICS
+from fedjax_core.storage.workdir import FIGURES, METRICS
 
 
 def plot_run(run_dir: str | os.PathLike) -> list[Path]:
@@ -34,14 +34,14 @@ def plot_run(run_dir: str | os.PathLike) -> list[Path]:
     scores = [name for name in names if name.startswith("test/") and is_headline(name) and is_overall(name)]
     losses = [name for name in names if name == "train/loss"]
     if scores or losses:
-        path = folder / ACCURACY_FIGURE
+        path = folder / FIGURES[0]
         with matplotlib.rc_context(style.STYLE):
             figure = _progress(records, scores, losses)
             style.save_figure(figure, path, [{key: r[key] for key in ["round", *scores, *losses] if key in r} for r in records])
         written += [path, path.with_suffix(".csv")]
     partition = read_partition(folder)
     if partition.get("label_table"):
-        path = folder / "partition.png"
+        path = folder / FIGURES[1]
         how = {key: partition.get(key) for key in ("clients", "client_names")}
         plot_partition(partition["label_table"], path, partition.get("class_names") or None, **how)
         written += [path, path.with_suffix(".csv")]

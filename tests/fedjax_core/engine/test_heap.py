@@ -9,11 +9,12 @@ import pytest
 from fedjax_core.engine import heap
 
 GIVEN_BACK = """
+import os
 import jax
 from fedjax_core.engine import dispatch, heap
 
 def resident():
-    return int(open("/proc/self/statm").read().split()[1]) * 4096
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 held = [bytes(1 << 14) for _ in range(10_000)]  # pieces that the C library keeps when they are freed
 last = bytes(1 << 14)

@@ -60,6 +60,11 @@ def test_a_cnn_may_have_several_dense_layers():
     net = jax.eval_shape(network.init, jax.random.key(0))
     assert count_parameters(net.params) == 62_006
     assert set(net.params) == {"conv1", "conv2", "dense1", "dense2", "head"}
+
+
+def test_a_width_may_be_an_integer_of_numpy():
+    network = from_nnx.build("cnn", 10, (28, 28, 1), dense=np.int64(64))
+    assert set(jax.eval_shape(network.init, jax.random.key(0)).params) == {"conv1", "conv2", "dense", "head"}
     one, same = (from_nnx.build("cnn", 5, SHAPE, widths=(4,), dense=dense).init(jax.random.key(0)) for dense in (8, (8,)))
     chex.assert_trees_all_equal(one, same)
 

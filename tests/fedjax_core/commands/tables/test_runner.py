@@ -142,6 +142,19 @@ def test_an_interruption_leaves_the_table_of_what_is_finished(tmp_path, fake):
     assert "4 of 12 runs are finished" in (tmp_path / "table.md").read_text()
 
 
+def test_an_interruption_keeps_what_another_process_has_finished(tmp_path, fake):
+    def act(name):
+        if name == "fedavg--skewed--seed0":
+            fake.act = lambda name: False
+            run(tmp_path, only=["uniform-co"], seeds=[0, 1, 2])
+            raise KeyboardInterrupt
+
+    fake.act = act
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, only=["fedavg"])
+    assert "7 of 12 runs are finished" in (tmp_path / "table.md").read_text()
+
+
 def test_a_slow_table_is_not_written_after_every_run(tmp_path, fake, monkeypatch):
     done_at, write = [], runner.write_tables
 

@@ -12,6 +12,7 @@ from fedjax_core import experiment
 from fedjax_core.atomic_files import write_csv, write_text
 from fedjax_core.commands import tables
 from fedjax_core.commands.tables import search, trials
+from fedjax_core.reporting import plots
 from fedjax_core.run import CallbackFailed
 from fedjax_core.storage.json_files import JsonLinesFile, format_json_lines, read_jsonl, write_json
 from tests.fedjax_core.commands.tables.searches import BY, definition, get_config, line, quality, rates, run
@@ -52,6 +53,16 @@ def test_trials_draw_no_figures_but_the_chosen_one_has_them(tmp_path, fake_searc
     assert fake_search.drawn == [False] * 8 + [True] * 2
     chosen = [name for name in outcome.results if "--seed0--" in name]
     assert sorted(file.parent.name for file in tmp_path.glob("runs/*/accuracy.png")) == sorted(chosen)
+
+
+def test_figures_that_cannot_be_drawn_do_not_end_the_table(tmp_path, fake_search, monkeypatch):
+    def draw(workdir):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(plots, "plot_run", draw)
+    outcome, said = run(tmp_path)
+    assert len(outcome.results) == 2
+    assert [line for line in said if line.startswith("no figures of A / IID")]
 
 
 def test_code_that_changes_in_the_last_trial_does_not_run_under_the_name_of_the_new(tmp_path, fake_search):
