@@ -13,6 +13,8 @@ cifar10/.
 training examples is held out for validation and selects settings, by 8 trials for each row and
 column, and the round. Test examples select nothing. Every row tries rates between 0.01 and 1.
 FedAvg, Local, FedAvg+Linear, FedPer, FedRep, LG-FedAvg, HeteroFL and FedRolex try nothing else.
+SCAFFOLD, FedDyn, FedExP, FedCM, FedSpeed, FedOPT, FedNH and FedRCL weight clients equally, FedSKC
+nearly so, AFL and q-FedAvg by their losses: FedAvg (uniform) is their control.
 Each other row tries one coefficient of its own, most of them over two magnitudes, not necessarily
 centered at the authors' value (FedSKC's tau from 0.05 to 5; theirs is 0.08). SCAFFOLD's server rate
 covers one magnitude, Per-FedAvg's alpha and DBE's kappa three, FedNH's scale 1 to 30, FedAMP's
@@ -53,6 +55,9 @@ GLOBAL: dict[str, tuple[str, dict[str, Any]]] = {  # methods evaluated by a glob
     "HierFAVG": ("hierfavg", {"method.cloud_period": (2, 3, 5)}),
     "FedSKC": ("fedskc", {"method.lcl.tau": LogUniform(0.05, 5.0)}),
 }
+CONTROLS: dict[str, tuple[str, dict[str, Any]]] = {  # what a method with one model gains by equal weights alone
+    "FedAvg (uniform)": ("fedavg", {}),
+}
 PERSONAL: dict[str, tuple[str, dict[str, Any]]] = {  # methods evaluated by a model per client
     "Local": ("local", {}),
     "FedAvg, fine-tuned": ("fedavg_ft", {"method.finetune_rate": LogUniform(0.1, 10.0)}),
@@ -87,7 +92,10 @@ PERSONAL: dict[str, tuple[str, dict[str, Any]]] = {  # methods evaluated by a mo
     "HeteroFL": ("heterofl", {}),
     "FedRolex": ("fedrolex", {}),
 }
-CHANGES = {"FedGen": {"method.variant": "official"}}  # which is for one network, as all others here
+CHANGES = {
+    "FedGen": {"method.variant": "official"},  # which is for one network, as all others here
+    "FedAvg (uniform)": {"method.weights": "uniform"},
+}
 HALVED = ("HeteroFL", "FedRolex")  # rows in which every second client has the narrower network
 RATES = LogUniform(0.01, 1.0)
 OWN = ("test/personal/own/accuracy", "test/global/own/accuracy")
@@ -133,7 +141,7 @@ def make_columns(variant: str) -> list[tuple[Column, tuple[str, ...]]]:
 def get_table(variant: str = "small") -> Table:
     rows = [
         row(label, name, model, space)
-        for model, of in (("global", GLOBAL), ("personal", PERSONAL))
+        for model, of in (("global", GLOBAL | CONTROLS), ("personal", PERSONAL))
         for label, (name, space) in of.items()
     ]
     columns = make_columns(variant)

@@ -2,10 +2,10 @@
 
 Command:  fedjax-core table fedoa/rotations --workdir=runs/fedoa_rotations --set=data.dir=DIR
 Expect:   see configs/RESULTS.md.
-Variants: small (the default): MNIST under six rotations, five clients with 400 images of one each,
+Variants: small (the default): MNIST under six rotations, five clients with about 480 images of one each,
           the sixth left out; LoRA on queries and values of a small vision transformer pre-trained on
           letters (`configs/tables/fedhpl/letters.py` has the commands), 10 rounds of 2 epochs;
-          paper: 1000 images each, 20 rounds; smoke: two rounds of digits, a random transformer.
+          paper: about 1200 images each, 20 rounds; smoke: two rounds of digits, a random transformer.
 
 The rows are those of the paper's Tables 3 and 4, with lambda 0 (local training) and the squared
 distance, whose gradient Eq. 20 prints. All distances have lambda 0.5. The score is the accuracy on
