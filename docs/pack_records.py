@@ -1,0 +1,58 @@
+"""Packs the records of a table's finished runs into one small file, from which the table is made again.
+
+python docs/pack_records.py runs/fair configs/results/records/fair.tar.xz
+
+Unpacked into a table's directory (`tar xf FILE -C DIR`), the runs are found finished, and the same
+command makes the tables and runs what is missing. Of a trial the metrics are those on validation
+examples, which chose the settings; of all other runs everything is kept but checkpoints, figures and
+TensorBoard files.
+"""
+
+import io
+import json
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+OF_TRIALS = ("config.json", "run.json", "summary.json", "metrics.jsonl", "diverged.txt")
+KEPT = (*OF_TRIALS, "environment.json", "clients.csv", "clients_selected.csv")
+
+
+def list_files(table: Path) -> Iterator[tuple[Path, bytes]]:
+    """Yields what is kept of finished and diverged runs: the path in the table's directory, and the bytes.
+
+    A run is a trial if the table's search began it and deleted its checkpoints.
+    """
+    for name in KEPT:  # files of one kind together, for the compression
+        for file in sorted(table.glob(f"runs/*/{name}")):
+            run = file.parent
+            if not (run / "summary.json").exists() and not (run / "diverged.txt").exists():
+                continue
+            is_trial = not any(run.glob("checkpoints/*"))
+            if is_trial and name not in OF_TRIALS:
+                continue
+            content = file.read_bytes()
+            if is_trial and name == "metrics.jsonl":
+                content = b"".join(map(_keep_validation, content.splitlines()))
+            yield file.relative_to(table), content
+
+
+def _keep_validation(line: bytes) -> bytes:
+    record = json.loads(line)
+    kept = {key: value for key, value in record.items() if key.startswith("validation/") or "/" not in key}
+    return json.dumps(kept, separators=(",", ":")).encode() + b"\n"
+
+
+def pack(table: Path, archive: Path) -> None:
+    """Writes the archive; equal runs give equal bytes."""
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(archive, "w:xz", preset=9) as opened:
+        for path, content in list_files(table):
+            entry = tarfile.TarInfo(path.as_posix())
+            entry.size = len(content)
+            opened.addfile(entry, io.BytesIO(content))
+
+
+if __name__ == "__main__":
+    pack(Path(sys.argv[1]), Path(sys.argv[2]))
