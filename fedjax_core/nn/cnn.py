@@ -1,11 +1,11 @@
 """A small convolutional network, such as those of LEAF and McMahan et al."""
 
 import itertools
-import numbers
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import jax
+import numpy as np
 from flax import nnx
 
 from fedjax_core.nn.kernels.pool import max_pool
@@ -68,7 +68,7 @@ class CNN(nnx.Module):
                 height, width = height // 2, width // 2
         if height < 1 or width < 1:
             raise ValueError(f"images {input_shape} are too small for {self.depth} convolutions {kernel}x{kernel} {padding}")
-        sizes = (height * width * channels, *([dense] if isinstance(dense, numbers.Integral) else dense), classes)
+        sizes = (height * width * channels, *([dense] if isinstance(dense, int | np.integer) else dense), classes)
         if len(sizes) < 3:
             raise ValueError(f"dense={dense!r} has no dense layer; it must be a width, or at least one")
         self.dense_layers = ("dense",) if len(sizes) == 3 else tuple(f"dense{i + 1}" for i in range(len(sizes) - 2))
