@@ -93,6 +93,11 @@ class ResolvedSpec(NamedTuple):
         """Calls the function with the options, and with those of `given` that it takes."""
         return call_checked(f"{self.what} {self.name!r}", self.function, given, self.options)
 
+    def option(self, name: str, absent: Any = None) -> Any:
+        """Returns an option's value, by default its default; `absent` if the function does not take it."""
+        takes, _ = read_parameters(self.function)
+        return self.options.get(name, takes[name].default if name in takes else absent)
+
 
 # specs
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_core import audit, experiment, registry
+from fedjax_core import audit, experiment
 from fedjax_core.audit import inversion, membership
 from fedjax_core.commands.analyses.context import TRUST
 from fedjax_core.commands.main import run_and_exit
@@ -143,9 +143,7 @@ def _prepare_inversion(
     if resolved.clients.specs:
         raise ValueError("audit --invert needs no config.clients: the attack simulates the method's own steps")
     require_classes("audit --invert", simulator.spec.data.train.y, "leave --invert out")
-    takes = registry.read_parameters(resolved.method.function)[0]
-    defaults = {option: takes[option].default if option in takes else 1 for option in ("epochs", "batch")}
-    epochs, batch = (int(resolved.method.options.get(option, default)) for option, default in defaults.items())
+    epochs, batch = (int(resolved.method.option(name, 1)) for name in ("epochs", "batch"))
     steps = epochs * -(-examples // batch)
     lr = resolved.fields["optimizer.lr"] * (resolved.fields.get("optimizer.decay") or 1) ** int(state.round)
     observed = audit.observe_uplink(simulator, state, client, examples, steps=steps, lr=lr)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_core import option_types, registry
+from fedjax_core import option_types
 from fedjax_core.algorithm import TARGETS, targets_of
 from fedjax_core.data import federated_data, poisoning
 from fedjax_core.data.ragged_index import RaggedIndex
@@ -205,8 +205,7 @@ def _check_full_batches(resolved: ResolvedConfig, data: federated_data.Federated
             raise ValueError(
                 f"drop_last=True and {field}={resolved.fields[field]!r}: steps are counted with the last minibatch there"
             )
-    takes = registry.read_parameters(resolved.method.function)[0]
-    batch = resolved.method.options.get("batch", takes["batch"].default if "batch" in takes else 1)
+    batch = resolved.method.option("batch", 1)
     parts = {"client": data.train_index} | ({} if data.unseen is None else {"unseen client": data.unseen.train_index})
     for kind, index in parts.items():
         sizes = RaggedIndex.from_lists(index).size

@@ -48,7 +48,6 @@ def parse_clients(fields: Mapping[str, Any], method: ResolvedSpec, adapter: Adap
     given = {name: fields[f"clients.{name}"] for name in SETTINGS if fields[f"clients.{name}"] is not None}
     specs = {name: find_values(name, value) for name, value in given.items()}
     takes, _ = registry.read_parameters(method.function)
-    value = lambda name: method.options.get(name, takes[name].default) if name in takes else None
     several = [f"clients.{name}={given[name]!r}" for name in OF_EPOCHS if name in given]
     if len(several) > 1:
         raise ValueError(f"{several[0]} and {several[1]}: a client has epochs, steps or seconds, one of them")
@@ -73,7 +72,7 @@ def parse_clients(fields: Mapping[str, Any], method: ResolvedSpec, adapter: Adap
         )
     is_partial = fields["devices.late"] == "partial"
     rank = None if adapter is None else adapter.rank
-    return ClientOptions(specs, value("epochs"), value("batch"), fields.get("optimizer.lr"), rank, is_partial)
+    return ClientOptions(specs, method.option("epochs"), method.option("batch"), fields.get("optimizer.lr"), rank, is_partial)
 
 
 def _check_rank(rank: float | str, fields: Mapping[str, Any], adapter: AdapterConfig | None) -> None:

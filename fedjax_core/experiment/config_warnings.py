@@ -64,8 +64,7 @@ def check_sampling(resolved: ResolvedConfig) -> list[str]:
     sampler = client_sampling.find_sampler(resolved.sampling)
     by_size = sampler.function in (client_sampling.SizeSampler, client_sampling.PowerOfChoiceSampler)
     by_size |= bool(sampler.options.get("by_size"))
-    takes = registry.read_parameters(resolved.method.function)[0]
-    if not by_size or "weights" not in takes or resolved.method.options.get("weights", takes["weights"].default) != "samples":
+    if not by_size or resolved.method.option("weights") != "samples":
         return []
     what = "draws clients by their examples, and method.weights='samples' weights them by these again"
     return [f"cohort.sampling={resolved.sampling!r} {what}; set method.weights='uniform'"]
@@ -79,8 +78,7 @@ def check_feddyn(resolved: ResolvedConfig, data: FederatedData, participation: f
     method, fields = resolved.method, resolved.fields
     if method.origin != registry.BUILT_IN or method.name != "feddyn" or fields["optimizer.name"] != "sgd":
         return []
-    takes = registry.read_parameters(method.function)[0]
-    alpha, epochs, batch = (method.options.get(name, takes[name].default) for name in ("alpha", "epochs", "batch"))
+    alpha, epochs, batch = (method.option(name) for name in ("alpha", "epochs", "batch"))
     rate = fields["optimizer.lr"] / (1 - (fields.get("optimizer.momentum") or 0))
     sizes = RaggedIndex.from_lists(data.train_index).size
     steps = epochs * sum(math.ceil(size / batch) for size in sizes) / len(sizes)
@@ -137,8 +135,7 @@ def check_source(resolved: ResolvedConfig) -> list[str]:
     """Returns a warning of privacy with data whose vocabulary or scale is read from all clients'
     examples."""
     source = resolved.data.source
-    takes = registry.read_parameters(source.function)[0]
-    counts = "words" in takes and source.options.get("words", takes["words"].default) is not None
+    counts = source.option("words") is not None
     if resolved.mechanism is None or not (counts or source.name in SCALED):
         return []
     what = "its vocabulary" if counts else "the mean and deviation of its targets"
@@ -159,10 +156,7 @@ def check_rule(rule: Sequence[registry.ResolvedSpec], returning: int) -> list[st
     return."""
     lines = []
     for spec in rule:
-        takes = registry.read_parameters(spec.function)[0]
-        if spec.origin != registry.BUILT_IN or "attackers" not in takes:
-            continue
-        share = spec.options.get("attackers", takes["attackers"].default)
+        share = spec.option("attackers", 0) if spec.origin == registry.BUILT_IN else 0
         if share > 0 and int(robust_aggregation.count_attackers(jnp.ones(returning, bool), share)[1]) == 0:
             what = f"attackers={share:g} of the {returning} clients of a round is less than one, so {spec.name} withstands none"
             lines.append(f"aggregation.rule={option_types.shorten(' | '.join(other.spec for other in rule))}: {what}")

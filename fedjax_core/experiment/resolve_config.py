@@ -242,15 +242,13 @@ def bind_method(resolved: ResolvedConfig) -> Callable:
 
 
 def _client_weights(method: ResolvedSpec) -> str | None:
-    takes = registry.read_parameters(method.function)[0]
-    return method.options.get("weights", takes["weights"].default) if "weights" in takes else None
+    return method.option("weights")
 
 
 def _check_local_epochs(method: ResolvedSpec) -> None:
     """Raises ValueError where a method's numbers of local epochs are all 0."""
     takes = registry.read_parameters(method.function)[0]
-    names = [name for name in takes if name.endswith("epochs") and name not in NOT_LOCAL]
-    epochs = {name: method.options.get(name, takes[name].default) for name in names}
+    epochs = {name: method.option(name) for name in takes if name.endswith("epochs") and name not in NOT_LOCAL}
     numbers = {name: number for name, number in epochs.items() if isinstance(number, int)}
     if numbers and not any(numbers.values()):
         options = ", ".join(f"method.{name}=0" for name in numbers)

@@ -96,9 +96,7 @@ def _flatten(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _training_options(resolved: ResolvedConfig) -> list[str]:
-    takes = registry.read_parameters(resolved.method.function)[0]
-    defaults = {name: takes[name].default for name in TRAINING_OPTIONS if name in takes}
-    options = without_none({name: resolved.method.options.get(name, defaults.get(name)) for name in TRAINING_OPTIONS})
+    options = without_none({name: resolved.method.option(name) for name in TRAINING_OPTIONS})
     return [f"{name}={value}" for name, value in options.items()]
 
 
