@@ -20,7 +20,10 @@ ROBUST_LIMIT = 10.0  # deviations at which robust normalisation clips
 ROBUST_SAMPLE = 2**22  # numbers from which robust statistics are estimated
 FAR = 10.0  # largest distance of pixels from the mean, and of columns on average, in deviations
 STRETCHED = 100.0  # how many times larger than the robust one a deviation may be
-ADVICE = "pass bytes (uint8), or floats in [0, 1]: x / 255 for 8 bits, x / 65535 for 16 bits"
+ADVICE = (
+    "pass bytes (uint8), or floats in [0, 1]: x / 255 for 8 bits, x / 65535 for 16 bits; "
+    "or take normalise='unit' if they are normalised already"
+)
 
 
 class Scaling(NamedTuple):
@@ -163,7 +166,8 @@ def check_inputs(
         return _check_outliers(origin, scaling, sample, x, rows) if normalise != ROBUST else []
     distance = np.abs(sample - np.asarray(scaling.mean)) / np.asarray(scaling.std)
     low, high = sample.min(), sample.max()
-    if is_images(x) and distance.max() > FAR:
+    is_outside = origin.startswith("normalise") and normalise != "unit" and (low < -NEARLY or high > 1 + NEARLY)
+    if is_images(x) and (is_outside or distance.max() > FAR):
         raise ValueError(f"{origin} is for pixels in [0, 1], these {x.dtype} are in [{low:.4g}, {high:.4g}]: {ADVICE}")
     far = np.flatnonzero(distance.mean(0) > FAR)
     if is_images(x) or not len(far):

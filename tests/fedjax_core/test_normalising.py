@@ -129,6 +129,13 @@ def test_pixels_to_255_are_refused_where_the_normalisation_is_for_others(normali
         built(divided(x))  # by mean and deviation of its own
 
 
+def test_pixels_that_are_normalised_already_are_not_normalised_again():
+    for normalise in ("half", "imagenet"):
+        with pytest.raises(ValueError, match="take normalise='unit' if they are normalised already"):
+            built(divided(2 * PIXELS - 1), normalise=normalise)
+    built(divided(2 * PIXELS - 1), normalise="unit")
+
+
 def test_columns_that_are_left_large_are_warned_of(caplog):
     x = np.stack([RNG.normal(size=40), RNG.uniform(1e4, 2e5, 40)], 1)
     built(divided(x[:, :1]), normalise="unit")

@@ -137,6 +137,7 @@ def from_arrays(
             raise ValueError(f"{part}_x has {len(inputs)} examples and {part}_y {len(values)}: must be equally many, at least 1.")
         if targets == "tokens" and inputs.shape[:2] != values.shape:
             raise ValueError(f"{part}_x is {inputs.shape} and {part}_y {values.shape}: there must be a target for each place.")
+    _check_channel_axis(train.x)
     if targets != "tokens":
         check_scales("train_x", train.x, "test_x", test.x)
     class_names = _target_names(targets, class_names, train, test)
@@ -179,6 +180,8 @@ def add_channel_axis(images: np.ndarray) -> np.ndarray:
 
 
 def _array(what: str, values: Any) -> np.ndarray:
+    if np.ma.is_masked(values):
+        raise ValueError(f"{what} is a masked array with masked entries: fill them first, such as with x.filled(0).")
     try:
         return np.asarray(values)
     except ValueError:
@@ -258,6 +261,12 @@ def check_scales(what: str, x: np.ndarray, other_what: str, other: np.ndarray) -
     if is_images(x):
         raise ValueError(f"{line}.")
     log.warning("%s", line)
+
+
+def _check_channel_axis(x: np.ndarray) -> None:
+    """Warns of images that look like [n, C, H, W]."""
+    if x.ndim == 4 and x.shape[1] in CHANNELS and x.shape[3] not in CHANNELS and x.shape[2] == x.shape[3]:
+        log.warning("train_x has shape %s, read as [n, H, W, C]; if its channels come first, pass x.transpose(0, 2, 3, 1)", x.shape)
 
 
 def is_images(x: np.ndarray) -> bool:

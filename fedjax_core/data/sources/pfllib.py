@@ -1,6 +1,8 @@
 """Data sets that PFLlib or HtFLlib has written: a file of examples for each client."""
 
+import contextlib
 import io
+import json
 import pickle
 import zipfile
 from pathlib import Path
@@ -41,12 +43,24 @@ def pfllib(path: str, data_dir: Path) -> Dataset:
     clients = sorted(int(file.stem) for file in (folder / "train").glob("*.npz") if file.stem.isdecimal())
     if clients != list(range(len(clients))) or not clients:
         raise FileNotFoundError(f"{folder / 'train'}: has the clients {clients}, must have 0.npz, 1.npz and so on; {how}.")
+    _check_number(folder, len(clients))
     arrays: dict[str, Any] = {}
     for part in ("train", "test"):
         pairs = [_read_client(folder / part / f"{i}.npz") for i in clients]
         arrays[f"{part}_x"], arrays[f"{part}_y"] = (np.concatenate(leaves) for leaves in zip(*pairs, strict=True))
         arrays[f"{part}_clients"] = np.repeat(np.arange(len(clients)), [len(y) for _, y in pairs])
     return from_arrays(**arrays, name=folder.name)
+
+
+def _check_number(folder: Path, number: int) -> None:
+    """Raises ValueError where config.json or test/ has another number of clients: some are left from an earlier partition."""
+    numbers = {"test/": sum(file.stem.isdecimal() for file in (folder / "test").glob("*.npz"))}
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        numbers["config.json"] = int(json.loads((folder / "config.json").read_text(encoding="utf-8"))["num_clients"])
+    for file, other in numbers.items():
+        if other > number or (file == "config.json" and other != number):
+            what = f"train/ has {number} clients, {file} {other}"
+            raise ValueError(f"{folder}: {what}; empty the folder and write one partition.")
 
 
 def _read_client(file: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -6,7 +6,7 @@ import importlib
 import io
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -62,7 +62,8 @@ def csv(
         most of.
       decimal: the decimal sign.
     """
-    read = functools.partial(_read_delimited, delimiter=delimiter, encoding=encoding, decimal=decimal)
+    numeric = {*_list(x), *(_list(y or ()) if targets == "numbers" else ())} - {*_list(categorical)}
+    read = functools.partial(_read_delimited, delimiter=delimiter, encoding=encoding, decimal=decimal, numeric=numeric)
     columns = dict(x=x, y=y, clients=clients, domains=domains, targets=targets, categorical=categorical, missing=missing)
     return _load_tables(read, data_dir, path, test, test_fraction, words, length, **columns)
 
@@ -246,15 +247,25 @@ def _read(read: Callable[[Path], Any], data_dir: Path, path: str) -> Any:
     return table
 
 
-def _read_delimited(file: Path, delimiter: str | None, encoding: str, decimal: str) -> dict[str, list[Any]]:
+def _list(columns: Columns) -> list[str]:
+    return [columns] if isinstance(columns, str) else list(columns)
+
+
+def _read_delimited(
+    file: Path, delimiter: str | None, encoding: str, decimal: str, numeric: Collection[str] = ()
+) -> dict[str, list[Any]]:
     """Reads the cells of a file by column; its first line names the columns.
 
     A column in which every cell that is not missing is a number becomes integers, or floats; one
     with a leading zero, such as 01067, stays texts. Missing cells become None.
 
+    Args:
+      numeric: columns that are read as numbers.
+
     Raises:
-      ValueError: no header, a duplicate name, a line with more or fewer cells than the header, or
-        quotes that do not close; the message has the file and the line.
+      ValueError: no header, a duplicate name, a line with more or fewer cells than the header,
+        quotes that do not close, or with a decimal comma points in a numeric column; the message
+        has the file and the line or the column.
     """
     text = read_text(file, encoding)
     delimiter = delimiter or _find_delimiter(text)
@@ -277,7 +288,12 @@ def _read_delimited(file: Path, delimiter: str | None, encoding: str, decimal: s
     if not names:
         raise ValueError(f"{file}: has no header line that names the columns.")
     columns = zip(*rows, strict=True) if rows else ((),) * len(names)
-    return {name: _parse_column(cells, decimal) for name, cells in zip(names, columns, strict=True)}
+    parsed = {name: _parse_column(cells, decimal) for name, cells in zip(names, columns, strict=True)}
+    for name in parsed.keys() & numeric if decimal == "," else ():
+        texts = (cell for cell in parsed[name] if isinstance(cell, str))
+        if cell := next((text for text in texts if "." in text and as_number(text) is not None), None):
+            raise ValueError(f"{file}: column {name!r} has {cell!r}, which is no number with decimal=','; write it without points.")
+    return parsed
 
 
 def _find_delimiter(text: str) -> str:

@@ -31,7 +31,7 @@ _LABEL_TYPES = {str: "a text", int: "an integer", bool: "true or false"}
 
 def is_missing(cell: Any) -> bool:
     """Returns whether a cell holds nothing: None, NaN, or what pandas has for it."""
-    if cell is None:
+    if cell is None or cell is np.ma.masked:
         return True
     if isinstance(cell, float | np.floating | decimal.Decimal):
         return math.isnan(cell)
@@ -163,7 +163,10 @@ def _encode_one_hot(held: Mapping[str, Column], column: str, fill: float) -> dic
                 wanted = "must be a text or a number, to be one of the values of a categorical column"
                 raise ValueError(f"{part}: row {i} of column {column!r} is {option_types.shorten(cell)}: {wanted}.")
     values = {cell for cells in plain.values() for cell in cells} - {None}
-    index = {cell: i for i, cell in enumerate(sorted(values, key=lambda cell: (isinstance(cell, str), cell)))}
+    if any(isinstance(cell, str) for cell in values):  # a file without an unusual value has numbers in place of texts
+        plain = {part: [_as_text(cell) for cell in cells] for part, cells in plain.items()}
+        values = {cell for cells in plain.values() for cell in cells} - {None}
+    index = {cell: i for i, cell in enumerate(sorted(values))}
     one_hot = {}
     for part, cells in plain.items():
         check_fits(f"column {column!r} with {len(index)} values", (len(cells), len(index)), np.float32)
@@ -174,6 +177,10 @@ def _encode_one_hot(held: Mapping[str, Column], column: str, fill: float) -> dic
             else:
                 row[index[cell]] = 1
     return one_hot
+
+
+def _as_text(cell: Any) -> Any:
+    return cell if cell is None else str(cell)
 
 
 def is_image(cell: Any) -> bool:

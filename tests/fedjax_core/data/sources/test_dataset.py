@@ -131,3 +131,26 @@ def test_features_of_two_scales_are_warned_of(caplog):
     sources.from_arrays(pixels, y, pixels * 255, y)
     assert "test_x in [" in caplog.text
     assert "255 times as large: must be on one scale" in caplog.text
+
+
+def test_masked_entries_are_refused_or_missing():
+    x = np.arange(12.0).reshape(6, 2)
+    masked = np.ma.masked_equal(x, 3.0)
+    y = np.arange(6) % 2
+    with pytest.raises(ValueError, match="train_x is a masked array with masked entries"):
+        sources.from_arrays(masked, y, x, y)
+    sources.from_arrays(np.ma.masked_equal(x, -1.0), y, x, y)
+    columns = {"a": np.ma.masked_equal(x[:, 1], 3.0), "y": y}
+    with pytest.raises(ValueError, match="row 1 of column 'a'"):
+        sources.from_table(columns, columns, x=("a",), y="y")
+    filled = sources.from_table(columns, columns, x=("a",), y="y", missing="mean")
+    assert filled.train.x[1, 0] == pytest.approx(np.mean([1, 5, 7, 9, 11]))
+
+
+def test_images_whose_channels_come_first_are_warned_of(caplog):
+    y = np.arange(6) % 2
+    sources.from_arrays(np.zeros((6, 3, 32, 32), np.uint8), y, np.zeros((6, 3, 32, 32), np.uint8), y)
+    assert "if its channels come first, pass x.transpose(0, 2, 3, 1)" in caplog.text
+    caplog.clear()
+    sources.from_arrays(np.zeros((6, 32, 32, 3), np.uint8), y, np.zeros((6, 32, 32, 3), np.uint8), y)
+    assert not caplog.text

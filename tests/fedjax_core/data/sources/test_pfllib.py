@@ -78,3 +78,17 @@ def test_missing_and_damaged_files_are_named(tmp_path):
     (tmp_path / "gap" / "train" / "1.npz").unlink()
     with pytest.raises(FileNotFoundError, match=r"has the clients \[0, 2\]"):
         sources.load("pfllib:gap", tmp_path)
+
+
+def test_clients_of_an_earlier_partition_are_refused(tmp_path):
+    write(tmp_path / "MNIST", clients=4)
+    config = tmp_path / "MNIST" / "config.json"
+    config.write_text('{"num_clients": 4}')
+    sources.load("pfllib:MNIST", tmp_path)
+    config.write_text('{"num_clients": 2}')
+    with pytest.raises(ValueError, match=r"train/ has 4 clients, config.json 2"):
+        sources.load("pfllib:MNIST", tmp_path)
+    config.unlink()
+    (tmp_path / "MNIST" / "train" / "3.npz").unlink()
+    with pytest.raises(ValueError, match=r"train/ has 3 clients, test/ 4"):
+        sources.load("pfllib:MNIST", tmp_path)

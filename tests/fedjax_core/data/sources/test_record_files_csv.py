@@ -144,3 +144,21 @@ def test_all_natural_clients_take_part(tmp_path):
     divided = federated_data.federate(data, "natural", seed=0)
     assert (divided.clients, divided.client_names) == (3, data.client_names)
     assert "hospital_02" in federated_data.format_summary(divided)
+
+
+def test_points_of_thousands_are_no_decimal_points(tmp_path):
+    rows = "\n".join(f"{income};{30 + i};{('no', 'yes')[i % 2]}" for i, income in enumerate(("1.234", "987", "12.500", "740") * 2))
+    (tmp_path / "t.csv").write_text("income;age;ill\n" + rows)
+    spec = "csv(path='t.csv', x=('age', 'income'), y='ill', test_fraction=0.25, decimal=','{})"
+    with pytest.raises(ValueError, match=r"t.csv: column 'income' has '1.234', which is no number with decimal=','"):
+        sources.load(spec.format(""), tmp_path)
+    assert every_row(sources.load(spec.format(", categorical='income'"), tmp_path)).shape == (8, 5)
+    assert every_row(sources.load(spec.format("").replace("('age', 'income')", "'age'"), tmp_path)).shape == (8, 1)
+
+
+def test_a_category_is_the_same_in_a_file_of_numbers_and_in_one_of_texts(tmp_path):
+    (tmp_path / "t.csv").write_text("age,code,ill\n" + "\n".join(f"{i},{(10115, 80331)[i % 2]},{i % 2}" for i in range(8)))
+    (tmp_path / "u.csv").write_text("age,code,ill\n1,10115,0\n2,80331,1\n3,01067,1\n")
+    data = sources.load("csv(path='t.csv', test='u.csv', x=('age', 'code'), categorical='code', y='ill')", tmp_path)
+    np.testing.assert_array_equal(data.train.x[:2, 1:], [[0, 1, 0], [0, 0, 1]])  # 01067, 10115, 80331
+    np.testing.assert_array_equal(data.test.x[:, 1:], [[0, 1, 0], [0, 0, 1], [1, 0, 0]])
