@@ -206,12 +206,14 @@ def _render_limits(facts: Mapping[str, Any], records: Sequence[Record], results:
         lines.append("- Clients keep a state: one that is sampled seldom comes back with an old one.")
     seeds = max(int(record["n"]) for record in results)
     for record in records:
-        column, mean = record["column"], float(record["mean"])
+        column, mean = record["column"], float(record["mean"] or "nan")
         if record["measure"] == results[0]["measure"] and int(record["n"]) < seeds:
             lines.append(f"- {column}: with the tuned settings {seeds - int(record['n'])} of {seeds} seeds diverged.")
         if record["measure"] == WORSE_OFF and mean > MANY:
             lines.append(f"- {column}: {mean:.0f} % of the clients are worse off than if they trained alone.")
-        of_fedavg = {r["row"]: float(r["mean"]) for r in results if (r["column"], r["measure"]) == (column, UNSEEN)}.get("FedAvg")
+        of_fedavg = next(
+            (float(r["mean"]) for r in results if (r["row"], r["column"], r["measure"]) == ("FedAvg", column, UNSEEN)), None
+        )
         if record["measure"] == UNSEEN and of_fedavg is not None and mean < of_fedavg - LOSS:
             lines.append(f"- {column}: unseen clients have {mean:.1f} %, with FedAvg {of_fedavg:.1f} %.")
     return [*lines, ""]

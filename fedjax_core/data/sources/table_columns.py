@@ -162,7 +162,7 @@ def _encode_one_hot(held: Mapping[str, Column], column: str, fill: float) -> dic
             if not isinstance(cell, str | int | float | np.generic | None):
                 wanted = "must be a text or a number, to be one of the values of a categorical column"
                 raise ValueError(f"{part}: row {i} of column {column!r} is {option_types.shorten(cell)}: {wanted}.")
-    values = {cell for cells in plain.values() for cell in cells} - {None}
+    values: set[Any] = {cell for cells in plain.values() for cell in cells} - {None}
     if any(isinstance(cell, str) for cell in values):  # a file without an unusual value has numbers in place of texts
         plain = {part: [_as_text(cell) for cell in cells] for part, cells in plain.items()}
         values = {cell for cells in plain.values() for cell in cells} - {None}
