@@ -107,7 +107,7 @@ def jit_programs(spec: SimulationSpec, layout: Layout) -> Programs:
 def start_options(spec: SimulationSpec) -> dict[str, int]:
     """Returns the compiler's options for what runs once.
 
-    On CPUs level 3 unrolls the draws of small arrays: an initialization of two convolutions compiles for seven seconds.
+    On CPUs level 3 unrolls the draws of small arrays: an initialization of two convolutions takes ten seconds.
     """
     is_on_cpus = spec.mesh.devices.flat[0].platform == "cpu"
     return {LEVEL: 2} if is_on_cpus and LEVEL not in os.environ.get("XLA_FLAGS", "") else {}
