@@ -128,6 +128,11 @@ def _scale_by_blocks(shape: tuple[int, ...], number: int, block_of: Callable) ->
     return first + mean, np.sqrt(np.maximum(square - mean**2, 0))
 
 
+def _leaves_unit_range(low: float, high: float) -> bool:
+    """Returns whether pixels are outside [0, 1] by more than a resizing makes them."""
+    return low < -NEARLY or high > 1 + NEARLY
+
+
 def check_colours(augment: str, examples: Examples) -> None:
     """Raises ValueError for inputs outside [0, 1] with an augmentation of colours: it would clip
     them, in training only."""
@@ -137,7 +142,7 @@ def check_colours(augment: str, examples: Examples) -> None:
     x = x[:1] if x.strides[0] == 0 else x
     blocks = [x[start : start + 1000] for start in range(0, len(x), 1000)]
     low, high = min(float(block.min()) for block in blocks), max(float(block.max()) for block in blocks)
-    if low < -NEARLY or high > 1 + NEARLY:
+    if _leaves_unit_range(low, high):
         raise ValueError(
             f"augment={augment!r}: colour_jitter is for images of bytes, or of floats in [0, 1], these {x.dtype} are in "
             f"[{low:.4g}, {high:.4g}]"
@@ -166,7 +171,7 @@ def check_inputs(
         return _check_outliers(origin, scaling, sample, x, rows) if normalise != ROBUST else []
     distance = np.abs(sample - np.asarray(scaling.mean)) / np.asarray(scaling.std)
     low, high = sample.min(), sample.max()
-    is_outside = origin.startswith("normalise") and normalise != "unit" and (low < -NEARLY or high > 1 + NEARLY)
+    is_outside = origin.startswith("normalise") and normalise != "unit" and _leaves_unit_range(low, high)
     if is_images(x) and (is_outside or distance.max() > FAR):
         raise ValueError(f"{origin} is for pixels in [0, 1], these {x.dtype} are in [{low:.4g}, {high:.4g}]: {ADVICE}")
     far = np.flatnonzero(distance.mean(0) > FAR)

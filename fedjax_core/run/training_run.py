@@ -188,11 +188,11 @@ class TrainingRun:
             reporter.say(report.format_summary(summary))
             if settings.privacy is not None:
                 reporter.say(settings.privacy.describe(self.done))
-        if self.workdir.writer and settings.draws:
-            from fedjax_core.reporting import plots  # matplotlib must not delay the first round
+            if settings.draws:
+                from fedjax_core.reporting import plots  # matplotlib must not delay the first round
 
-            drawn = plots.plot_run(self.workdir.path)
-            reporter.say(f"plots    {drawn[0].parent}")
+                drawn = plots.plot_run(self.workdir.path)
+                reporter.say(f"plots    {drawn[0].parent}")
         if early:
             reporter.say(f"stopped after round {self.done}: {early}")
         if ended_by:

@@ -14,7 +14,7 @@ from fedjax_core import option_types
 from fedjax_core.algorithm import TARGETS
 from fedjax_core.data.sources.dataset import Dataset
 from fedjax_core.data.sources.file_checks import Encoding, TestFraction, find_file, read_json_lines, read_text
-from fedjax_core.data.sources.table_columns import MISSING_TEXTS, as_number, is_missing, to_uint8
+from fedjax_core.data.sources.table_columns import MISSING_TEXTS, as_number, is_missing, list_columns, to_uint8
 from fedjax_core.data.sources.tabular import MISSING, from_table, select_test_rows
 from fedjax_core.data.sources.tfds_sets import decode_example
 from fedjax_core.data.sources.vocabulary import index_texts
@@ -62,7 +62,7 @@ def csv(
         most of.
       decimal: the decimal sign.
     """
-    numeric = {*_list(x), *(_list(y or ()) if targets == "numbers" else ())} - {*_list(categorical)}
+    numeric = {*list_columns(x), *list_columns(y if targets == "numbers" else None)} - {*list_columns(categorical)}
     read = functools.partial(_read_delimited, delimiter=delimiter, encoding=encoding, decimal=decimal, numeric=numeric)
     columns = dict(x=x, y=y, clients=clients, domains=domains, targets=targets, categorical=categorical, missing=missing)
     return _load_tables(read, data_dir, path, test, test_fraction, words, length, **columns)
@@ -172,7 +172,7 @@ def array_record(
     Args:
       size: images are resized to size x size pixels; needed where they differ.
     """
-    wanted = [y] if isinstance(y, str) else list(y or ())
+    wanted = list_columns(y)
     read = functools.partial(_read_array_record, lists=wanted if targets == "labels" and len(wanted) == 1 else ())
     columns = dict(x=x, y=y, clients=clients, domains=domains, targets=targets, categorical=categorical, missing=missing)
     return _load_tables(read, data_dir, path, test, test_fraction, words, length, size=size, **columns)
@@ -245,10 +245,6 @@ def _read(read: Callable[[Path], Any], data_dir: Path, path: str) -> Any:
     if not table or (isinstance(table, dict) and not any(table.values())):
         raise ValueError(f"{path}: has no rows.")
     return table
-
-
-def _list(columns: Columns) -> list[str]:
-    return [columns] if isinstance(columns, str) else list(columns)
 
 
 def _read_delimited(

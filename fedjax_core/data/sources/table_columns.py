@@ -60,6 +60,11 @@ def as_number(cell: Any) -> Any:
     return float(cell) if isinstance(cell, decimal.Decimal) else cell
 
 
+def list_columns(columns: str | Sequence[str] | None) -> list[str]:
+    """Returns the names of one column, several or none."""
+    return [columns] if isinstance(columns, str) else list(columns or ())
+
+
 def read_column(part: str, table: Any, name: str) -> Column:
     """Returns the cells of one column.
 

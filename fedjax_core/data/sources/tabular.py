@@ -88,10 +88,9 @@ def from_table(
     tables = {"train": train} if test is None else {"train": train, "test": test}
     registry.check_choice("targets", targets, TARGETS)
     registry.check_choice("missing", missing, MISSING)
-    x_columns, y_columns = ([columns] if isinstance(columns, str) else list(columns or ()) for columns in (x, y))
+    x_columns, y_columns, one_hot = map(table_columns.list_columns, (x, y, categorical))
     if targets == "classes" and len(y_columns) != 1:
         raise ValueError(f"y={y!r}: classes are in one column; of several columns targets are 'labels' or 'numbers'.")
-    one_hot = (categorical,) if isinstance(categorical, str) else tuple(categorical)
     if other := [column for column in one_hot if column not in x_columns]:
         raise ValueError(f"categorical={categorical!r}: {other[0]!r} must be one of the columns x, {', '.join(x_columns)}.")
     columns = list(dict.fromkeys([*x_columns, *y_columns, *filter(None, (domains, clients))]))
