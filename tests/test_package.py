@@ -23,7 +23,7 @@ EXTRAS = {
 
 def test_every_package_is_installed():
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*") if path.is_file() and path.suffix != ".pyc"]
-    files = [path for path in files if path.suffix != ".md" and path.parent.name != "results"]  # documentation
+    files = [path for path in files if path.suffix != ".md" and "results" not in path.relative_to(ROOT).parts]  # documentation
     folders = {str(path.parent.relative_to(ROOT)) for path in files}
     assert folders >= {"fedjax_core", "fedjax_core/nn", "fedjax_core/data", "methods", "configs"}
     found = find_packages(str(ROOT), **PROJECT["tool"]["setuptools"]["packages"]["find"])
