@@ -135,7 +135,7 @@ def _classification_task(
     outputs = 1 if resolved.episodes is not None else outputs
     scaling = build_model.scaling_of(network, resolved.normalise, data)
     if not shapes_only:
-        _warn_of_inputs(resolved, network, data, scaling)
+        _warn_of_inputs(resolved, network, data, public, scaling)
     model = build_model.build_model(network, data, resolved.statistics, outputs, scaling)
     shape = tuple(data.train.x.shape[1:])
     settings: dict[str, Any] = {"classes": data.classes, "population": data.clients, "shape": shape, "public": public}
@@ -158,9 +158,21 @@ def _clip_task(resolved: ResolvedConfig, network: Network, data: FederatedData, 
 
 
 def _warn_of_inputs(
-    resolved: ResolvedConfig, network: Network, data: FederatedData, scaling: input_normalization.Scaling | None
+    resolved: ResolvedConfig,
+    network: Network,
+    data: FederatedData,
+    public: Examples | tuple[()],
+    scaling: input_normalization.Scaling | None,
 ) -> None:
-    """Warns of inputs in an unexpected form, once for all networks that have the same weights."""
+    """Warns of public examples that clients are tested on, once; and of inputs in an unexpected
+    form, once for all networks that have the same weights."""
+    if isinstance(public, Examples) and network == resolved.networks[0] and (tested := _count_tested(data, public)):
+        log.warning(
+            "public=%r: %d of its %d examples are test or validation examples of clients, so what is measured there has been learnt",
+            resolved.fields["public"],
+            tested,
+            len(public.y),
+        )
     if scaling is None:
         return
     lines = input_normalization.check_inputs(resolved.normalise, network.file, scaling, data.train, find_seen_examples(data))
@@ -172,6 +184,18 @@ def _warn_of_inputs(
     is_first = next(other for other in resolved.networks if other.file == network.file) == network
     for line in lines if is_first else ():
         log.warning("%s", line)
+
+
+def _count_tested(data: FederatedData, public: Examples) -> int:
+    """Returns how many public inputs equal a test or validation example of the clients."""
+    unseen = () if data.unseen is None else data.unseen.test_index
+    tests = [RaggedIndex.from_lists(index).concatenate() for index in (data.test_index, unseen)]
+    validation = RaggedIndex.from_lists(data.validation_index).concatenate()
+    scored = data.test.x[np.unique(np.concatenate(tests))], data.train.x[np.unique(validation)]
+    if public.x.dtype != data.train.x.dtype or public.x.shape[1:] != data.train.x.shape[1:]:
+        return 0
+    hashes = {hash(x.tobytes()) for part in scored for x in part}
+    return sum(hash(x.tobytes()) in hashes for x in public.x)
 
 
 # texts

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from configs import fedavg, fedavg_regression
+from configs import fedavg, fedavg_regression, fedmd
 from fedjax_core import experiment
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated_data, sources
@@ -272,3 +272,12 @@ def test_the_public_set_is_as_the_data(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "read_dataset", lambda *given: sources.from_arrays(PIXELS * 255, Y, PIXELS * 255, Y))
     with pytest.raises(ValueError, match=r"public='digits' in .*: must be on one scale"):
         build_task.read_public(asked, build_task.hold_out_examples(asked, divided(PIXELS)))
+
+
+@pytest.mark.parametrize(("split", "said"), [("merged", True), ("proportional", False)])
+def test_public_examples_that_clients_are_tested_on_are_told(split, said, caplog):
+    config = fedmd.get_config("smoke")
+    config.data.update(source="digits", test_split=split)
+    config.public = "digits(examples=500)"
+    experiment.build(config)
+    assert ("of its 500 examples are test or validation examples of clients" in caplog.text) == said

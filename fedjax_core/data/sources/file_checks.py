@@ -201,11 +201,17 @@ def choose_users(names: Iterable[str], number: int, file: Path) -> list[str]:
 
 def stratified_mask(strata: np.ndarray, tests: int) -> np.ndarray:
     """Returns the mask [n] of `tests` examples, of each stratum in proportion; always the same."""
-    values, counts = np.unique(strata, return_counts=True)
+    _, strata, counts = np.unique(strata, return_inverse=True, return_counts=True)
+    return _draw_mask(strata, counts, apportion(tests, counts))
+
+
+def _draw_mask(strata: np.ndarray, counts: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Returns the mask [n] of `numbers` [S] examples of strata 0 to S - 1, which have `counts` [S]."""
     rng = make_generator(SPLIT_SEED, "split")
+    members = np.split(np.argsort(strata, kind="stable"), np.cumsum(counts)[:-1])
+    drawn = [rng.permutation(rows)[:number] for rows, number in zip(members, numbers, strict=True)]
     is_test = np.zeros(len(strata), bool)
-    for value, number in zip(values, apportion(tests, counts), strict=True):
-        is_test[rng.permutation(np.flatnonzero(strata == value))[:number]] = True
+    is_test[np.concatenate(drawn)] = True
     return is_test
 
 
@@ -215,11 +221,26 @@ def choose_stratified(strata: np.ndarray, number: int | None) -> np.ndarray | No
 
 
 def stratified_fraction_mask(columns: Sequence[np.ndarray], fraction: float) -> np.ndarray:
-    """Returns the mask [n] of a fraction of the examples, stratified by all columns together."""
+    """Returns the mask [n] of a fraction of the examples, stratified by all columns together.
+
+    First each value of the first column has its part of the tests, then within it each stratum.
+    Of equal remainders there, the values of the other columns are rounded up in turn, in a random
+    order: with strata of two examples, all classes and all clients are tested.
+    """
     if isinstance(fraction, bool) or not isinstance(fraction, int | float | np.number) or not 0 < fraction < 1:
         raise ValueError(f"test_fraction={fraction!r}: must lie between 0 and 1, such as 0.2.")
     rows = len(columns[0])
     if not 0 < (tests := round(fraction * rows)) < rows:
         raise ValueError(f"test_fraction={fraction} of {rows} examples leaves {rows - tests} to train and {tests} to test on.")
-    _, strata = np.unique(np.stack(columns, 1), axis=0, return_inverse=True)
-    return stratified_mask(strata.reshape(-1), tests)
+    columns = [*columns, np.zeros(rows, np.int32)]  # one at least beside the first
+    cells, strata, counts = np.unique(np.stack(columns, 1), axis=0, return_inverse=True, return_counts=True)
+    others, which = np.unique(cells[:, 1:], axis=0, return_inverse=True)
+    turn = make_generator(SPLIT_SEED, "strata").permutation(len(others))[which.reshape(-1)]
+    starts = np.flatnonzero(np.diff(cells[:, 0], prepend=cells[0, 0] - 1))  # cells are sorted by the first column
+    numbers, begin = np.zeros(len(cells), np.int64), 0
+    parts = np.split(np.arange(len(cells)), starts[1:])
+    for part, number in zip(parts, apportion(tests, np.add.reduceat(counts, starts)).tolist(), strict=True):
+        order = np.roll(part[np.argsort(turn[part])], -begin)
+        numbers[order] = apportion(number, counts[order])
+        begin += number
+    return _draw_mask(strata.reshape(-1), counts, numbers)

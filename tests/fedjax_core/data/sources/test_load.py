@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.data import sources
+from fedjax_core.data.sources import file_checks
 from tests.fedjax_core.data.sources.written import images, savez
 
 
@@ -79,6 +80,7 @@ def test_values_of_options_are_checked_before_anything_is_read(spec, said):
 OUTSIDE = """
 import numpy as np
 from fedjax_core.data import sources
+from fedjax_core.data.sources import file_checks
 
 def waves(*, length: int = 5, returns="dict"):
     x, y = np.ones((6, length, 2)), np.arange(6) % 3
@@ -139,3 +141,14 @@ def test_parts_are_of_a_file():
 def test_nothing_is_given_as_a_source():
     with pytest.raises(ValueError, match=r"data set 'given:x': 'given:' stands for methods, models, scores and losses .* data=..."):
         sources.find_reader("given:x")
+
+
+def test_small_strata_are_tested_in_turn():
+    """A hundred clients with two examples of each of ten classes: 0.4 test examples a stratum, by 40 in each class and 4 of each client."""
+    y, clients = np.repeat(np.arange(10), 200), np.tile(np.arange(100), 20)
+    is_test = file_checks.stratified_fraction_mask([y, clients], 0.2)
+    assert np.bincount(y[is_test]).tolist() == [40] * 10
+    assert np.bincount(clients[is_test]).tolist() == [4] * 100
+    alone = file_checks.stratified_fraction_mask([y], 0.2)
+    assert np.array_equal(alone, file_checks.stratified_fraction_mask([y, np.zeros_like(y)], 0.2))
+    assert np.array_equal(alone, file_checks.stratified_mask(y, 400))
