@@ -431,7 +431,10 @@ def check_call(
     settable = [name for name in takes if name not in given]
     for name, value in options.items():
         if name in settable:
-            option_types.check_value(f"{what}: {name}" if prefix is None else f"{prefix}{name}", value, takes[name].annotation)
+            wanted = takes[name].annotation
+            if wanted is inspect.Parameter.empty and isinstance(takes[name].default, bool) and isinstance(value, str):
+                wanted = bool  # the command line's "false" is true in an `if`
+            option_types.check_value(f"{what}: {name}" if prefix is None else f"{prefix}{name}", value, wanted)
         elif not takes_any or name in given:
             listed = ", ".join(settable) or "none"
             raise TypeError(f"{what} has no option {name!r}; it takes: {listed}.{did_you_mean(name, settable)}")

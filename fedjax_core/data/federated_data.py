@@ -69,6 +69,7 @@ class FederatedData:
       client_names: N names, of natural clients; empty if clients have none but their numbers.
       poisoned_rows: number of the last training examples that attackers' poisons have made
         (`poisoning.py`).
+      poisoned_by: the attack that has made them, its seed, and the attackers; empty without one.
       x_offset: [C] float64, subtracted from each channel (the last axis) of x before it became
         float32 (`center_features`); None: nothing.
       y_offset: [D], likewise of numbers to predict.
@@ -87,6 +88,7 @@ class FederatedData:
     unseen: UnseenClients | None = None
     client_names: tuple[str, ...] = ()
     poisoned_rows: int = 0
+    poisoned_by: tuple[Any, ...] = ()
     x_offset: np.ndarray | None = None
     y_offset: np.ndarray | None = None
 

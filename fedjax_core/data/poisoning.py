@@ -121,14 +121,29 @@ def mock_poisoned(data: FederatedData, poisons: Sequence[Poison], clients: Seque
     return replace_index(dataclasses.replace(data, train=train), index, data.test_index, data.validation_index)
 
 
-def poison_clients(data: FederatedData, poisons: Sequence[Poison], clients: Sequence[int] | np.ndarray, seed: int) -> FederatedData:
+def poison_clients(
+    data: FederatedData, poisons: Sequence[Poison], clients: Sequence[int] | np.ndarray, seed: int, attack: str = ""
+) -> FederatedData:
     """Returns the data whose `clients` train on examples changed by each poison in turn.
 
+    Data that the same attack has poisoned already, such as those of its simulation, stay as they are.
+
+    Args:
+      attack: its name in the config.
+
     Raises:
-      ValueError: targets are no classes, examples are in files, or a poison is not for such
-        examples.
+      ValueError: targets are no classes, examples are in files, a poison is not for such examples,
+        or another attack has poisoned the data.
     """
-    if not poisons or data.poisoned_rows:  # such as those of a simulation: they are poisoned already
+    asked = (attack, seed, *map(int, clients)) if poisons else ()
+    if data.poisoned_by and data.poisoned_by != asked:
+        before, wanted = (
+            "no attack" if not by else f"{by[0]!r} of clients {list(by[2:7])} (seed {by[1]})" for by in (data.poisoned_by, asked)
+        )
+        raise ValueError(
+            f"data=...: they are poisoned already, by {before}; the config has {wanted}: give them as they were before"
+        )
+    if not asked or data.poisoned_by:
         return data
     _check_array(data)
     xs, ys, index = [data.train.x], [data.train.y], _append_lists(data, clients)[0]
@@ -141,7 +156,7 @@ def poison_clients(data: FederatedData, poisons: Sequence[Poison], clients: Sequ
         ys.append(y)
     train = Examples(np.concatenate(xs), np.concatenate(ys))
     changed = replace_index(dataclasses.replace(data, train=train), index, data.test_index, data.validation_index)
-    return dataclasses.replace(changed, poisoned_rows=len(train.y) - len(data.train.y))
+    return dataclasses.replace(changed, poisoned_rows=len(train.y) - len(data.train.y), poisoned_by=asked)
 
 
 def _check_array(data: FederatedData) -> None:

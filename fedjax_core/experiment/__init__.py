@@ -6,7 +6,8 @@ it in a work directory, and `load` reads a run.
 
 from fedjax_core.experiment.build_model import build_network, existing_weight_files, scaling_of, spell_network
 from fedjax_core.experiment.build_simulator import build
-from fedjax_core.experiment.build_task import dataset, name_inputs, read_instructions
+from fedjax_core.experiment.build_task import dataset, is_divided_by_columns, name_inputs, read_instructions, read_public
+from fedjax_core.experiment.device_options import existing_client_files
 from fedjax_core.experiment.input_normalization import compute_mean_and_std
 from fedjax_core.experiment.lookup import (
     LOSSES,
@@ -44,8 +45,10 @@ __all__ = [
     "dataset",
     "execute",
     "execute_all",
+    "existing_client_files",
     "existing_weight_files",
     "group_seeds",
+    "is_divided_by_columns",
     "load",
     "load_config",
     "method_builder",
@@ -53,6 +56,7 @@ __all__ = [
     "model_builder",
     "name_inputs",
     "read_instructions",
+    "read_public",
     "resolve",
     "scaling_of",
     "seeds_at_once",

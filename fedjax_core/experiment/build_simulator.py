@@ -109,7 +109,7 @@ def build(
         fresh = {network.resolved.spec for network in resolved.networks if not network.file}
         models = {spec: group.task.model for group in groups if (spec := group.name.partition(": ")[2]) in fresh}
         config_warnings.warn(resolved, data, len(attackers), models)
-        data = poisoning.poison_clients(data, poisons, attackers, resolved.data.seed)
+        data = poisoning.poison_clients(data, poisons, attackers, resolved.data.seed, resolved.fields["adversary.attack"] or "")
     spec = build_spec(
         groups,
         data,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_core import nn
+from fedjax_core import nn, registry
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated_data, sources
 from fedjax_core.data.federated_data import FederatedData
@@ -56,6 +56,12 @@ def dataset(config: Config) -> FederatedData:
     return hold_out_examples(resolved, pipeline_of(resolved).federated(resolved))
 
 
+def read_public(config: Config, data: FederatedData) -> Examples | tuple[()]:
+    """Returns the public set of a config, with examples like those of the data; `()` without one."""
+    resolved = resolve(config)
+    return pipeline_of(resolved).public(resolved, data)
+
+
 def hold_out_examples(resolved: ResolvedConfig, data: FederatedData) -> FederatedData:
     """Returns data with unseen clients and validation examples, if the config wants some and the
     data have none, and without offsets too large for float32 (`federated_data.center_features`)."""
@@ -75,6 +81,13 @@ def name_inputs(config: Config) -> str:
         return json.dumps([resolved.fields[f"data.{name}"] for name in ("source", "dir", "size", "examples")])
     fields = {field: value for field, value in resolved.fields.items() if field.startswith("data.") or field == "models"}
     return json.dumps(to_json_values(fields), sort_keys=True)
+
+
+def is_divided_by_columns(config: Config) -> bool:
+    """Returns whether clients are made of columns of the data, as natural ones and domains are, and
+    not of targets and a seed alone."""
+    takes = registry.read_parameters(resolve(config).data.partition.function)[0]
+    return not {"ids", "domains"}.isdisjoint(takes)
 
 
 def read_instructions(config: Config) -> language.PreparedTask:
@@ -99,7 +112,7 @@ def _read_arrays(resolved: ResolvedConfig) -> FederatedData:
     return federated_data.federate(whole, data.partition, data.clients, data.seed, **data.tests)
 
 
-def read_public(resolved: ResolvedConfig, data: FederatedData) -> Examples | tuple[()]:
+def _read_public(resolved: ResolvedConfig, data: FederatedData) -> Examples | tuple[()]:
     """Returns the labelled public set, adapted to the shape of the data's examples; empty if the
     config has none.
 
@@ -168,7 +181,7 @@ def _warn_of_inputs(
     form, once for all networks that have the same weights."""
     if isinstance(public, Examples) and network == resolved.networks[0] and (tested := _count_tested(data, public)):
         log.warning(
-            "public=%r: %d of its %d examples are test or validation examples of clients, so what is measured there has been learnt",
+            "public=%r: %d of its %d examples are test or validation examples of clients: scores are of what has been learnt",
             resolved.fields["public"],
             tested,
             len(public.y),
@@ -211,5 +224,5 @@ def _instruction_task(resolved: ResolvedConfig, network: Network, data: Any, pub
     return language.build_task(_read_texts(resolved), resolved.adapter, shapes_only)
 
 
-ARRAYS = DataPipeline(_read_arrays, _classification_task, read_public)
-TEXTS = DataPipeline(lambda resolved: _read_texts(resolved).data, _instruction_task, read_public)
+ARRAYS = DataPipeline(_read_arrays, _classification_task, _read_public)
+TEXTS = DataPipeline(lambda resolved: _read_texts(resolved).data, _instruction_task, _read_public)

@@ -81,8 +81,8 @@ class ResolvedConfig(NamedTuple):
       schedule: asynchronous, or None.
       clients: settings of local training by client.
       mechanism: of differential privacy, or None; it takes what `privacy` says.
-      imports_code: whether the config names code that is neither built in nor installed; callbacks
-        do not count.
+      lookups: what the config names that is not built in, with its origin, without callbacks
+        (`registry.record_lookups`).
       config: the fields, nested, as config.json holds them (`complete_config`).
       fields: all fields by dotted name, checked (`schema.read_fields`).
     """
@@ -121,7 +121,7 @@ class ResolvedConfig(NamedTuple):
     mechanism: ResolvedSpec | None
     privacy: PrivacyConfig | None
     run: RunOptions
-    imports_code: bool
+    lookups: tuple[tuple[Callable, str], ...]
     config: Mapping[str, Any]
     fields: Mapping[str, Any]
 
@@ -129,6 +129,11 @@ class ResolvedConfig(NamedTuple):
     def has_plan(self) -> bool:
         """Whether the config chooses a part of the plan."""
         return any(self.fields[f"plan.{field}"] is not None for field in ("chunk", "devices", "model"))
+
+    @property
+    def imports_code(self) -> bool:
+        """Whether the config names code that is neither built in nor installed."""
+        return any(registry.is_imported(origin) for _, origin in self.lookups)
 
     @property
     def is_for_texts(self) -> bool:
@@ -143,10 +148,9 @@ def resolve(config: Config) -> ResolvedConfig:
       ValueError, TypeError: something in it is not allowed; the message names the field.
     """
     fields = schema.read_fields(config)
-    with registry.record_lookups() as imported:
+    with registry.record_lookups() as lookups:
         resolved = _resolve(fields)
-    imports_code = any(registry.is_imported(origin) for _, origin in imported)
-    resolved = resolved._replace(imports_code=imports_code, config=complete_config(config))
+    resolved = resolved._replace(lookups=tuple(lookups), config=complete_config(config))
     _check_local_epochs(resolved.method)
     _check_combination(resolved)
     return resolved
@@ -212,7 +216,7 @@ def _resolve(fields: Mapping[str, Any]) -> ResolvedConfig:
             keep_checkpoints=fields["checkpoint.keep"],
             profile=fields["profile"],
         ),
-        imports_code=False,
+        lookups=(),
         config={},
         fields=fields,
     )

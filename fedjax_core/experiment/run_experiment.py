@@ -128,7 +128,7 @@ def make_run_settings(
     of_config: dict[str, Any] = {
         **resolved.run._asdict(),
         "seed": resolved.seed,
-        "run_facts": facts | _weights(resolved) | describe_devices(simulation.spec),
+        "run_facts": facts | _weights(resolved) | _code(resolved) | describe_devices(simulation.spec),
         "privacy": privacy,
         "header": functools.partial(opening_lines, resolved, simulation, privacy, given_data=given_data),
         "is_plan_chosen": resolved.has_plan,
@@ -224,6 +224,14 @@ def _load(
 def _weights(resolved: ResolvedConfig) -> dict[str, Any]:
     digests = code_fingerprint.hash_files(existing_weight_files(resolved))
     return {"weights": {str(file): digest[:16] for file, digest in digests.items()}} if digests else {}
+
+
+def _code(resolved: ResolvedConfig) -> dict[str, Any]:
+    """Returns the digests of the user's own files behind a config, by name: a moved folder has the same code."""
+    digests: dict[str, list[str]] = {}
+    for file, digest in code_fingerprint.hash_files(code_fingerprint.find_own_files(resolved.lookups)).items():
+        digests.setdefault(file.name, []).append(digest[:16])
+    return {"code": {name: " ".join(sorted(each)) for name, each in digests.items()}} if digests else {}
 
 
 def _adversary(resolved: ResolvedConfig, population: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ ROWS = {  # by scope: what a model is tested on, and when
 ASKED_FOR = {"macro_f1", "balanced_accuracy", "auroc"}  # accuracies that `config.evaluation.scores` names
 ACCURACIES = {"accuracy", "average_precision", "micro_average_precision"} | ASKED_FOR
 LOSSES = {"loss", "perplexity", "mean_squared_error", "expected_calibration_error"}
-OF_LOSSES = {"loss", "error"}  # words in the names of losses
+OF_LOSSES = {"loss", "error", "mae", "mse", "rmse", "nll", "ece", "brier"}  # words in the names of losses
 GAP = "gap"  # scope of a difference of two accuracies
 
 
@@ -29,7 +29,8 @@ def is_gap(name: str) -> bool:
 def is_loss(name: str) -> bool:
     """Returns whether a score is a loss or similar: smaller is better, such as a perplexity.
 
-    A score on test or validation data is one if its name has the word "loss" or "error".
+    A score on test or validation data is one if its name has the word "loss" or "error", or the
+    short name of a loss, such as "mae" or "nll".
 
     >>> is_loss("test/global/perplexity"), is_loss("test/global/own/my_error/mean"), is_loss("test/global/errors")
     (True, True, False)
@@ -77,6 +78,14 @@ def selection_key(name: str, value: float) -> float:
     [0.5, -0.5, -inf]
     """
     return -math.inf if math.isnan(value) else -value if is_loss(name) else value
+
+
+def describe_direction(name: str) -> str:
+    """Returns a warning for a selection by a score of which the name does not say what is better;
+    "" for others."""
+    if better_direction(name) != "neither":
+        return ""
+    return f"the largest {name} is taken as the best; a score that should be small needs loss or error in its name"
 
 
 def describe_score(name: str) -> str:

@@ -4,6 +4,7 @@ score at which a run ends (`config.evaluation.until`).
 Both follow the evaluations alone, so a resumed run ends in the same round.
 """
 
+import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -14,11 +15,13 @@ from fedjax_core import distributed, registry
 from fedjax_core.engine import evaluation
 from fedjax_core.engine.simulator import Simulator, State
 from fedjax_core.reporting.reporter import SUMMARY
-from fedjax_core.reporting.score_labels import is_accuracy, selection_key
+from fedjax_core.reporting.score_labels import describe_direction, is_accuracy, selection_key
 from fedjax_core.run import checkpointing
 from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import CHECKPOINTS
+
+log = logging.getLogger("fedjax_core")
 
 SELECTED = "selected"  # the folder of the best round's state
 FORM = r"\s*((?:test|validation)/\S+?)\s*(>=|<=)\s*([-+]?[\d.]+(?:e[-+]?\d+)?)\s*"
@@ -44,6 +47,8 @@ class BestRound:
             if not simulator.spec.has_validation:
                 raise ValueError(f"evaluation.select={by!r} needs validation examples; set data.validation, such as 0.2")
             registry.check_choice("evaluation.select", by, evaluation.list_validation_scores(simulator.spec))
+            if text := describe_direction(by):
+                log.warning("evaluation.select: %s", text)
         elif patience is not None:
             raise ValueError(f"evaluation.patience={patience} needs evaluation.select, such as 'validation/global/accuracy'")
         self.by, self.round, self.evaluations_since = by, 0, 0

@@ -266,12 +266,12 @@ def test_the_public_set_is_as_the_data(tmp_path, monkeypatch):
     asked = experiment.resolve(config)
     data = build_task.hold_out_examples(asked, divided(SECONDS + 1e9))
     monkeypatch.setattr(sources, "read_dataset", lambda *given: sources.from_arrays(SECONDS + 1e9 + 7, Y, SECONDS + 1e9, Y))
-    found = build_task.read_public(asked, data)
+    found = experiment.read_public(config, data)
     assert isinstance(found, Examples)
     np.testing.assert_array_equal(found.x, data.train.x + 7)
     monkeypatch.setattr(sources, "read_dataset", lambda *given: sources.from_arrays(PIXELS * 255, Y, PIXELS * 255, Y))
     with pytest.raises(ValueError, match=r"public='digits' in .*: must be on one scale"):
-        build_task.read_public(asked, build_task.hold_out_examples(asked, divided(PIXELS)))
+        experiment.read_public(config, build_task.hold_out_examples(asked, divided(PIXELS)))
 
 
 @pytest.mark.parametrize(("split", "said"), [("merged", True), ("proportional", False)])

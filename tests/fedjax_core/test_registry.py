@@ -66,6 +66,15 @@ def test_call_refuses(options, message):
         registry.call_checked("paint", paint, {"colour": "blue"}, options)
 
 
+def test_a_switch_without_an_annotation_is_no_string():
+    def paint(shiny=True, colour="blue", coats=1):
+        return shiny, colour, coats
+
+    assert registry.call_checked("paint", paint, {}, {"shiny": False, "coats": "two"}) == (False, "blue", "two")
+    with pytest.raises(ValueError, match="shiny='false' must be True or False"):
+        registry.call_checked("paint", paint, {}, {"shiny": "false"})
+
+
 def test_a_function_without_options():
     with pytest.raises(TypeError, match=r"nothing has no option 'x'; it takes: none\."):
         registry.check_call("nothing", lambda: 0, (), {"x": 1})

@@ -189,9 +189,13 @@ def test_a_table_and_a_search_know_the_scores(mine):
 
 
 def test_which_value_is_the_better_one():
-    names = ("macro_f1", "balanced_accuracy", "auroc", "expected_calibration_error", "my_loss", "error_15", "f2", "errors")
+    names = ("macro_f1", "balanced_accuracy", "auroc", "expected_calibration_error", "my_loss", "error_15", "mae", "f2", "errors")
     found = {name: score_labels.better_direction(f"test/global/own/{name}/mean") for name in names}
-    assert found == dict.fromkeys(names[:3], "larger") | dict.fromkeys(names[3:6], "smaller") | dict.fromkeys(names[6:], "neither")
+    assert found == dict.fromkeys(names[:3], "larger") | dict.fromkeys(names[3:7], "smaller") | dict.fromkeys(names[7:], "neither")
+    assert not score_labels.describe_direction("validation/global/mae")
+    assert score_labels.describe_direction("validation/global/f2").startswith(
+        "the largest validation/global/f2 is taken as the best"
+    )
     assert score_labels.axis_label("test/global/macro_f1") == "test macro f1"
     assert score_labels.better_direction("train/my_loss") == "neither"  # what methods report is as it was
     summary = reporter.summarize_records([{"round": 1, "test/global/auroc": 0.5, "test/global/mine": 2.0, "server/norm": 1.0}])

@@ -279,36 +279,52 @@ class TableData:
         self._folder = folder
         self._say = say
         self._last: tuple[str, FederatedData] | None = None
-        self._digests: dict[str, str | None] = {}  # by name of the inputs; None: they cannot be read
+        self._digests: dict[str, dict[str, str]] = {}  # by name of the inputs; empty: they cannot be read
 
     def load(self, config: Any) -> FederatedData:
         """Returns the data of a run's config."""
-        key = json.dumps([experiment.name_inputs(config), to_json_values(config.data.to_dict())], sort_keys=True)
+        key = self._name_data(config)
         if self._last is None or self._last[0] != key:
             self._last = None  # frees the old data before the new are loaded
             self._last = key, experiment.dataset(config)
         return self._last[1]
 
+    def _name_data(self, config: Any) -> str:
+        return json.dumps([experiment.name_inputs(config), to_json_values(config.data.to_dict())], sort_keys=True)
+
     def check_inputs(self, cell: Cell) -> None:
-        """Checks the inputs and targets that a cell or a trial was run on.
+        """Checks the inputs and targets that a cell or a trial was run on, its public set, and a
+        partition by columns of the data, such as natural clients.
 
         A run that has not begun, or that an earlier version began, has no record of them.
         """
         workdir = self._folder / "runs" / cell.name
-        recorded = read_json(workdir / RUN, RECORDED).get(DATA) if (workdir / RUN).exists() else None
-        if recorded is None:
+        recorded = read_json(workdir / RUN, RECORDED) if (workdir / RUN).exists() else {}
+        if DATA not in recorded:
             return
-        name = experiment.name_inputs(cell.config)
+        config, is_poisoned = (
+            cell.config,
+            cell.config.get("adversary", {}).get("attack") is not None,
+        )  # a hash of what attackers train on
+        by_columns = not is_poisoned and experiment.is_divided_by_columns(config)
+        name = json.dumps([experiment.name_inputs(config), config.get("public"), self._name_data(config) if by_columns else ""])
         if name not in self._digests:
-            self._digests[name] = self._compute_digest(cell)
-        if self._digests[name] is not None:
-            check_inputs(workdir, recorded, {"digest": self._digests[name]})
+            self._digests[name] = self._compute_digests(cell, by_columns)
+        now = self._digests[name]
+        check_inputs(workdir, recorded[DATA], now)
+        old, new = recorded.get("partition", {}).get("hash", "")[:12], now.get("partition", "")[:12]
+        if old and new and old != new:
+            raise ValueError(f"{workdir} holds a run on other data: its partition hash is {old}, today's {new}")
 
-    def _compute_digest(self, cell: Cell) -> str | None:
+    def _compute_digests(self, cell: Cell, by_columns: bool) -> dict[str, str]:
         with Beat(f"reading the data of {cell.column}", self._say):
             try:
-                return digest.digest_data(self.load(cell.config)).digest
+                data = self.load(cell.config)
+                digests = {"digest": digest.digest_data(data).digest}
+                if public := experiment.read_public(cell.config, data):
+                    digests["public"] = digest.digest_examples("public", public).digest
+                return digests | ({"partition": data.partition_hash} if by_columns else {})
             except (ValueError, OSError) as error:
                 what = "its finished runs are taken up without comparing their data"
                 self._say(f"{cell.column}: {what}, which cannot be read: {reporter.one_line(error)}")
-                return None
+                return {}

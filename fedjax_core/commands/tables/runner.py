@@ -18,7 +18,7 @@ from fedjax_core.commands.tables.bootstrap_comparison import ComparisonCache
 from fedjax_core.commands.tables.definition import Definition
 from fedjax_core.commands.tables.progress import SILENCE, Beat, Job, Pace, RunBeat
 from fedjax_core.commands.tables.results import Contents, Result, TableData, compute_counts, is_finished, read_result
-from fedjax_core.commands.tables.search import plan_searches
+from fedjax_core.commands.tables.search import plan_searches, score_names
 from fedjax_core.commands.tables.table_cells import Cell, build_cell, build_cells, select_cells
 from fedjax_core.commands.tables.trials import (
     SearchProgress,
@@ -31,7 +31,7 @@ from fedjax_core.commands.tables.writers import write_tables
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine.heap import trim_heap
 from fedjax_core.engine.simulator import Diverged
-from fedjax_core.reporting import reporter
+from fedjax_core.reporting import reporter, score_labels
 from fedjax_core.run import CallbackFailed
 from fedjax_core.storage.workdir import FIGURES, METRICS
 
@@ -168,6 +168,9 @@ class TableRunner:
         finished = sum(cell.name in self.results for cell in chosen)
         for difference in self.contents.differences:
             self._say(f"rows differ in {difference}")
+        for score in () if self._table.search is None else score_names(self._table.search):
+            if text := score_labels.describe_direction(score):
+                self._say(f"search: {text}")
         to_do = len(self._jobs_left(self._pairs))
         self._say(f"{of_search}{finished} of {len(chosen)} runs are finished, {to_do} to do")
 

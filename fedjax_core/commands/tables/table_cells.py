@@ -33,7 +33,7 @@ class Cell(NamedTuple):
 
     Attributes:
       trial: its number in a search; None: it is no trial.
-      own: `code_fingerprint.hash_files` of the user's own code behind it, and of the files its networks begin from.
+      own: `code_fingerprint.hash_files` of the user's own code behind it, and of the files its networks and clients begin from.
     """
 
     row: str
@@ -89,13 +89,13 @@ def build_cell(
     where = f"{row.label} / {column.label}" + (f" / trial {trial}" if trial and tuned else "")
     try:
         config = _resolve_config(table, row, column, seed, variant, tuned or {})
-        with registry.record_lookups() as lookups:
-            resolved = experiment.resolve(config)
+        resolved = experiment.resolve(config)
         for measure in table.measures:
             measures.check_scores(measure, config, resolved)
     except Exception as error:  # get_config is the user's code too
         raise ValueError(f"{where}: {reporter.one_line(error)}") from error
-    own = code_fingerprint.hash_files([*code_fingerprint.find_own_files(lookups), *experiment.existing_weight_files(resolved)])
+    files = [*experiment.existing_weight_files(resolved), *experiment.existing_client_files(resolved.fields)]
+    own = code_fingerprint.hash_files([*code_fingerprint.find_own_files(resolved.lookups), *files])
     labels = f"{definition.slugify(row.label)}--{definition.slugify(column.label)}"
     name = f"{labels}--seed{seed}--{_hash_run(resolved.config, list(own.values()))}"
     return Cell(row.label, column.label, seed, config, name, trial, own)
@@ -162,7 +162,7 @@ def _hash_run(config: Mapping[str, Any], files: Sequence[str]) -> str:
     given: so new fields and groups of configs do not change the hash.
 
     Args:
-      files: digests of the user's own code that it names or imports, and of files of weights.
+      files: digests of the user's own code that it names or imports, and of files that it names.
     """
 
     def given(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -19,6 +19,9 @@ def test_labels_are_flipped_for_the_attackers_alone():
     data = images()
     found = poisoning.poison_clients(data, [poisoning.label_flip()], [1, 3], seed=0)
     assert poisoning.poison_clients(found, [poisoning.label_flip()], [1, 3], seed=0) is found, "such as a simulation's own data"
+    for poisons, clients, seed in (([], [], 0), ([poisoning.label_flip()], [1, 2], 0), ([poisoning.label_flip()], [1, 3], 1)):
+        with pytest.raises(ValueError, match=r"poisoned already, by '' of clients \[1, 3\] \(seed 0\); the config has "):
+            poisoning.poison_clients(found, poisons, clients, seed)
     for i in range(4):
         y, before = found.train.y[found.train_index[i]], data.train.y[data.train_index[i]]
         np.testing.assert_array_equal(y, 3 - before if i in (1, 3) else before)

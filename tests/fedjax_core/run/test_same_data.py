@@ -99,6 +99,28 @@ def test_a_file_made_anew_under_its_name_is_other_data(tmp_path):
         export(folder, tmp_path / "model.safetensors")
 
 
+def test_code_that_has_changed_is_another_run(tmp_path):
+    mine, config = tmp_path / "own_loss.py", small()
+    text = "import jax.numpy as jnp\n\ndef loss(logits, y, mask):\n    return {} * jnp.mean(mask * logits[:, 0] ** 2)\n"
+    mine.write_text(text.format(1))
+    config.loss = f"{mine}:loss"
+    ran(tmp_path / "run", config, data=divided())
+    (recorded,) = read_json(tmp_path / "run" / "run.json")["code"].items()
+    assert recorded[0] == "own_loss.py"
+    config.rounds = 2
+    mine.write_text(text.format(2))
+    with pytest.raises(ValueError, match=r"holds a run with other code \(code.*own_loss.py: .* take another directory"):
+        ran(tmp_path / "run", config, data=divided())
+    mine.write_text(text.format(1))
+    assert ran(tmp_path / "run", config, data=divided())[0].state.round == 2
+    assert "code" not in read_json(begun_anew(tmp_path) / "run.json")
+
+
+def begun_anew(tmp_path):
+    ran(tmp_path / "plain", small(), data=divided())
+    return tmp_path / "plain"
+
+
 def ran(folder, config, **given):
     said: list[str] = []
     found = experiment.execute(config, str(folder), progress=False, console=said.append, **given)

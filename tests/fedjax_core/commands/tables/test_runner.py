@@ -5,9 +5,10 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from configs.tables.base import Measure
+from configs.tables.base import Column, Measure
 from fedjax_core import experiment
 from fedjax_core.commands import tables
 from fedjax_core.commands.tables import runner
@@ -55,6 +56,36 @@ def test_a_new_measure_or_target_runs_nothing(tmp_path, fake):
     best = definition(measures=(GLOBAL, Measure("best", GLOBAL.scores, "best")), targets=(0.6,))
     run(tmp_path, best, seeds=[0])
     assert len(fake.done) == 4
+
+
+@pytest.mark.parametrize("changed", ["owners", "public"])
+def test_finished_runs_of_other_clients_or_another_public_set_are_not_taken_up(tmp_path, fake, changed):
+    """The columns of clients and the public set stand in files; inputs and targets are the same."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 4)).astype(np.float32), np.arange(40) % 2
+    arrays = {"train_features": x, "train_labels": y, "test_features": x[:20], "test_labels": y[:20]}
+    owners = {"train_clients": np.arange(40) % 4, "test_clients": np.arange(20) % 4}
+    np.savez(tmp_path / "x.npz", **arrays, **owners)
+    np.savez(tmp_path / "public.npz", **arrays)
+    changes = {"data.source": f"npz:{tmp_path / 'x.npz'}", "public": f"npz:{tmp_path / 'public.npz'}"}
+    columns = (Column("natural", {"data.partition": "natural", "data.clients": None}),)
+    table = definition(columns=columns, changes=changes)
+    run(tmp_path, table, seeds=[0])
+    cell = tables.build_cells(table, "smoke", [0])[0]
+    data = experiment.dataset(cell.config)
+    public = contents.digest_examples("public", experiment.read_public(cell.config, data)).digest
+    records = {"data": {"digest": contents.digest_data(data).digest, "public": public}, "partition": {"hash": data.partition_hash}}
+    for folder in (tmp_path / "runs").iterdir():
+        write_json(folder / "run.json", records)
+    assert not run(tmp_path, table, seeds=[0])[0].failures
+    if changed == "owners":
+        np.savez(tmp_path / "x.npz", **arrays, **{name: column[::-1] for name, column in owners.items()})
+    else:
+        np.savez(tmp_path / "public.npz", **arrays | {"train_features": -x})
+    failures = run(tmp_path, table, seeds=[0])[0].failures.values()
+    what = {"owners": "its partition hash is", "public": "the digest of its public examples is"}[changed]
+    assert len(failures) == 2
+    assert all("holds a run on other data: " in why and what in why for why in failures)
 
 
 def test_finished_runs_of_other_data_are_not_taken_up(tmp_path, fake, monkeypatch):

@@ -51,6 +51,17 @@ def test_code_of_ones_own_is_in_the_name_of_its_cells_alone(tmp_path):
     assert before == again
 
 
+def test_files_of_devices_and_of_settings_by_client_are_in_the_name(tmp_path):
+    for field in ("devices.profile", "clients.epochs"):
+        file = tmp_path / f"{field}.csv"
+        names = []
+        for text in ("1", "2", "1"):
+            file.write_text(text)
+            changes = {field: f"from_csv(path={str(file)!r})"}
+            names.append(tables.build_cells(definition(changes=changes), "smoke", [0])[0].name)
+        assert names[0] == names[2] != names[1]
+
+
 def test_what_networks_begin_from_is_in_the_name(tmp_path):
     file = tmp_path / "backbone.safetensors"
 

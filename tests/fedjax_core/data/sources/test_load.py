@@ -144,7 +144,7 @@ def test_nothing_is_given_as_a_source():
 
 
 def test_small_strata_are_tested_in_turn():
-    """A hundred clients with two examples of each of ten classes: 0.4 test examples a stratum, by 40 in each class and 4 of each client."""
+    """A hundred clients with two examples of each of ten classes: 40 tests of each class, 4 of each client."""
     y, clients = np.repeat(np.arange(10), 200), np.tile(np.arange(100), 20)
     is_test = file_checks.stratified_fraction_mask([y, clients], 0.2)
     assert np.bincount(y[is_test]).tolist() == [40] * 10
