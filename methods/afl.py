@@ -19,8 +19,10 @@ Unseen clients use the model that is scored.
 
 Departures: clients take local epochs, where the paper takes one stochastic gradient of each; one
 epoch of one batch is that. All clients take part in the paper. Here those of a round share its step
-by their weights, and their weights alone are raised. L_k is in evaluation mode. Weights begin
-uniform, and batch statistics are averaged by them too.
+by their weights, and lambda_k rises by L_k less the mean of L over the round's clients: an absent
+client counts as one with that mean. With all clients this is the paper's step, since the projection
+ignores a number added to all. L_k is in evaluation mode. Weights begin uniform, and batch statistics
+are averaged by them too.
 """
 
 from typing import Annotated, NamedTuple
@@ -104,7 +106,9 @@ def afl(
     def server_update(server, collected, cohort, key):
         step, weight, risks = collected
         net = optax.tree.add_scale(server.net, 1 / jnp.maximum(weight, aggregators.TINY), step)  # sum lambda_k delta_k
-        raised = server.weights.at[cohort.ids].add(ascent_lr * jnp.where(cohort.examples > 0, risks, 0), mode="drop")
+        active = cohort.examples > 0
+        typical = jnp.sum(jnp.where(active, risks, 0)) / jnp.maximum(jnp.sum(active), 1)
+        raised = server.weights.at[cohort.ids].add(ascent_lr * jnp.where(active, risks - typical, 0), mode="drop")
         weights = optax.projections.projection_simplex(raised)
         rounds = server.rounds + 1
         average = jax.tree.map(lambda a, new: a + (new - a) / rounds, server.average, net)

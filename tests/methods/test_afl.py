@@ -31,15 +31,18 @@ def oracle(seed, rounds, ascent, *, epochs=2, batch=toy.BATCH):
     w = MODEL.init(naive.stream(seed, naive.INIT))
     weights, iterates = np.full(len(clients), 1 / len(clients)), []
     for r in range(rounds):
-        moved, raised = [], weights.copy()
+        moved, risk = [], {}
         members = naive.cohort(seed, r, len(clients), 5)
         for k in members:
             x, y = clients[k]
-            raised[k] += ascent * float(naive.cross_entropy(MODEL.apply(w, x)[0]["logits"], y))
+            risk[k] = float(naive.cross_entropy(MODEL.apply(w, x)[0]["logits"], y))
             key = naive.client_key(seed, r, k)
             moved.append(naive.train(MODEL, *w, x, y, key, epochs=epochs, batch=batch, lr=0.1, momentum=0.5))
         w = type(w)(*naive.mean([(net.params, net.stats) for net in moved], [weights[k] for k in members]))
         iterates.append(tuple(w))
+        raised = weights.copy()
+        for k in members:
+            raised[k] += ascent * (risk[k] - sum(risk.values()) / len(members))
         weights = project(raised)
     return tuple(w), naive.mean(iterates, [1] * rounds), weights
 
@@ -51,6 +54,15 @@ def run(method, rounds=1, alike=False, **settings):
 
 def risks(w):
     return [float(np.mean((x @ w - y) ** 2)) for x, y in quadratics.rows()]
+
+
+def raised(ids, examples, losses):
+    """lambda after one round of these clients from the uniform one."""
+    algorithm = afl(toy.task(), optimizer=local_training.sgd(0.1), ascent_lr=0.05)
+    server = algorithm.server_init(jax.random.key(0))
+    step = jax.tree.map(np.zeros_like, server.net)
+    after, _ = algorithm.server_update(server, (step, 1 / toy.CLIENTS, losses), Cohort(ids, examples), None)
+    return after.weights
 
 
 class AFLTest(chex.TestCase):
@@ -81,13 +93,22 @@ class AFLTest(chex.TestCase):
         worst = int(np.argmax(risks(quadratics.first())))
         np.testing.assert_allclose(server.weights, np.eye(6)[worst], atol=1e-6)
 
-    def test_equal_losses_leave_the_weights_as_they_are(self):
-        algorithm = afl(toy.task(), optimizer=local_training.sgd(0.1), ascent_lr=0.7)
-        server = algorithm.server_init(jax.random.key(0))
-        everyone = Cohort(np.arange(toy.CLIENTS), np.ones(toy.CLIENTS, np.int32))
-        step = jax.tree.map(np.zeros_like, server.net)
-        after, _ = algorithm.server_update(server, (step, 1 / toy.CLIENTS, np.full(toy.CLIENTS, 2.0)), everyone, None)
-        np.testing.assert_allclose(after.weights, server.weights, rtol=1e-6)
+    @parameterized.named_parameters(("all", range(toy.CLIENTS), 1), ("some", (4, 1, toy.CLIENTS), 1), ("nobody", (4, 1), 0))
+    def test_equal_losses_leave_the_weights_as_they_are(self, ids, examples):
+        """Whoever takes part; an empty slot (`toy.CLIENTS`) and clients that dropped out count for nothing."""
+        ids = np.array(ids)
+        examples = np.where(ids < toy.CLIENTS, examples, 0)
+        after = raised(ids, examples, np.where(examples > 0, 2.0, np.nan))
+        np.testing.assert_allclose(after, np.full(toy.CLIENTS, 1 / toy.CLIENTS), rtol=1e-6)
+
+    def test_an_absent_client_counts_as_one_with_the_mean_loss(self):
+        everyone, some = np.arange(toy.CLIENTS), np.array([0, 2, 3])
+        losses = np.full(toy.CLIENTS, 2.0)
+        losses[some] = 1.0, 2.5, 2.5
+        of_all = raised(everyone, np.ones(toy.CLIENTS), losses)
+        np.testing.assert_allclose(raised(some, np.ones(3), losses[some]), of_all, rtol=1e-5)
+        self.assertLess(of_all[0], of_all[1])
+        self.assertLess(of_all[1], of_all[2])
 
     def test_what_travels(self):
         """The average is at the server; only for scores it is read beside the model."""
