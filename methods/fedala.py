@@ -27,7 +27,8 @@ Unseen clients train the server's model locally, then mix the result with it, as
 
 Departures: the losses that end the first phase are means over an epoch, those of the authors' code
 of its last minibatch, and `first_limit` bounds that phase. Minibatches are shuffled. The code names
-layers by a number of tensors, 2 for the classifier.
+layers by a number of tensors, 2 for the classifier. The window is a run of the rows in stored order:
+where a client's rows are sorted by class, it may lack a class, and fraction=1 takes all rows.
 """
 
 from collections.abc import Sequence

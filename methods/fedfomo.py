@@ -11,7 +11,8 @@ Optimization. ICLR 2021. https://arxiv.org/abs/2012.08565
   theta_i      theta                client i's model
   theta_n      received             [M, ...] the last models of M other clients
   L_i          losses               mean loss, in evaluation mode, on the client's validation
-                                    examples: the last floor(validation n_i) of its training examples
+                                    examples: floor(validation n_i) of its training examples, a
+                                    random choice that is the same in all rounds and for all seeds
   w_n          w                    max(0, (L_i(theta_i) - L_i(theta_n)) / |theta_n - theta_i|),
                                     over their sum
   P            server.preference    [N, N] sums of these ratios before the maximum, as sent
@@ -39,6 +40,8 @@ from fedjax_core.algorithm import TARGETS, Algorithm, Array, ClientOutput, Net
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, BelowOne, Fraction, NonNegative, check_arguments, one_of
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training
+
+_SPLIT = 0x666F6D6F  # key of the choice of validation examples
 
 
 class Server(NamedTuple):
@@ -94,9 +97,7 @@ def fedfomo(
         return Server(each, jnp.zeros(clients, bool), jnp.zeros((clients, clients)), own)
 
     def client_update(received, theta, data, key):
-        held_out = jnp.floor(validation * data.size).astype(data.size.dtype)
-        rows = data._replace(size=data.size - held_out)
-        check = data._replace(index=jnp.roll(data.index, -rows.size), size=held_out)
+        rows, check = split_rows(data, validation)
 
         def sum_losses(batch):
             def of(net):
@@ -136,6 +137,18 @@ def fedfomo(
         init_unseen="FedFomo chooses models only for clients that send theirs, and none for an unseen client",
         targets=tuple(TARGETS),
     )
+
+
+def split_rows(data: local_training.ClientData, validation: float) -> tuple[local_training.ClientData, local_training.ClientData]:
+    """Returns a client's examples for training, and floor(validation n) others for validation.
+
+    The stored order may be that of the classes, so it is shuffled first, by a key that never changes.
+    """
+    slots = jnp.arange(len(data.index))
+    index = data.index[local_training.shuffle_slots(jax.random.key(_SPLIT), slots, data.size)]
+    held_out = jnp.floor(validation * data.size).astype(data.size.dtype)
+    size = data.size - held_out
+    return data._replace(index=index, size=size), data._replace(index=jnp.roll(index, -size), size=held_out)
 
 
 def choose_models(preference: Array, known: Array, number: int, epsilon: Array, key: Array) -> Array:

@@ -54,7 +54,12 @@ def rows(data):
 def order(key, epoch, n):
     """Returns the order in which an epoch visits n examples."""
     shuffle, _ = jax.random.split(jax.random.fold_in(key, epoch))
-    draws = [int(_bits(shuffle, place)) for place in range(n)]
+    return permutation(shuffle, n)
+
+
+def permutation(key, n):
+    """Returns 0, ..., n - 1 in the order of one draw for each."""
+    draws = [int(_bits(key, place)) for place in range(n)]
     return sorted(range(n), key=lambda place: (draws[place], place))
 
 

@@ -36,6 +36,13 @@ def gather_batch(arrays: PyTree, index: Array, mask: Array) -> Batch:
     return Batch(x, y, mask)
 
 
+def shuffle_slots(key: Array, slots: Array, size: Array) -> Array:
+    """Returns `slots`, 0, 1, ..., in an order drawn for each slot on its own, padding (`size` and above) last."""
+    draws = jax.vmap(lambda i: jax.random.bits(jax.random.fold_in(key, i), dtype=jnp.uint32))(slots)
+    draws = jnp.where(slots < size, draws, jnp.uint32(0xFFFFFFFF))
+    return jnp.argsort(draws, stable=True)  # padding last, also where an example draws the largest number
+
+
 def loop_over_batches(number: Array, size: int, body: Callable[[Array, PyTree], PyTree], carry: PyTree) -> PyTree:
     """Runs `lax.fori_loop` over `number` minibatches of `size` examples.
 

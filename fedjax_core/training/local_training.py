@@ -36,6 +36,7 @@ from fedjax_core.training.batching import (
     plan_steps,
     planned_epochs,
     sequential_batches,
+    shuffle_slots,
     sum_over_batches,
     uplinks_as_examples,
 )
@@ -93,6 +94,7 @@ __all__ = [
     "sgd",
     "sharpen",
     "sharpness_aware",
+    "shuffle_slots",
     "split_params",
     "sum_over_batches",
     "supervised_loss",
@@ -266,11 +268,6 @@ def fit(
             gradient = data.privacy.make_gradient(gradient, data, b)
         gradient = jax.jit(gradient, inline=True)  # traced once, for shapes and for use
 
-        def shuffle(key):
-            draws = jax.vmap(lambda i: jax.random.bits(jax.random.fold_in(key, i), dtype=jnp.uint32))(slots)
-            draws = jnp.where(slots < data.size, draws, jnp.uint32(0xFFFFFFFF))
-            return jnp.argsort(draws, stable=True)  # padding last, also where an example draws the largest number
-
         def minibatch(order, i):
             if data.privacy is not None:
                 return data.privacy.draw(data, jax.random.fold_in(order, i), b)
@@ -293,7 +290,7 @@ def fit(
 
         def epoch(e, carry):
             order_key, step_key = jax.random.split(jax.random.fold_in(key, e))
-            order = order_key if draws_minibatches else shuffle(order_key)
+            order = order_key if draws_minibatches else shuffle_slots(order_key, slots, data.size)
             trained, stats, *_ = carry
             inputs = compute_inputs(trained, stats, e)
             steps = num_steps(data, batch)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from methods.fedfomo import choose_models, fedfomo
+from methods.fedfomo import choose_models, fedfomo, split_rows
 from tests import naive, toy
 from tests.methods.test_fedamp import flat
 from tests.methods.test_fedavg import MODEL
@@ -14,6 +14,13 @@ from tests.methods.test_fedper import STEPS, ended, made, one, simulate
 from tests.methods.test_ifca import risk
 
 SERVER = 5  # stream
+SPLIT = 0x666F6D6F  # key of the choice of validation examples
+
+
+def shuffled_rows():
+    """Each client's (x, y), validation examples last."""
+    places = [naive.permutation(jax.random.key(SPLIT), len(y)) for _, y in naive.rows(toy.data())]
+    return [(x[order], y[order]) for (x, y), order in zip(naive.rows(toy.data()), map(np.array, places), strict=True)]
 
 
 def chosen(preference, known, number, epsilon, key):
@@ -28,7 +35,7 @@ def chosen(preference, known, number, epsilon, key):
 
 
 def mixed(theta, received, x, y, share, distance):
-    """(Theta_i after mixing, the ratios, its training examples)."""
+    """(Theta_i after mixing, the ratios, its training examples), of shuffled rows."""
     held_out = int(share * len(y))
     rows = slice(len(y) - held_out)
     if not held_out or not received:
@@ -47,7 +54,7 @@ def mixed(theta, received, x, y, share, distance):
 
 def oracle(rounds, number, epsilon, decay, share, distance=np.linalg.norm):
     """All clients' models, the preferences, and the lists of the next round."""
-    clients = naive.rows(toy.data())
+    clients = shuffled_rows()
     n = len(clients)
     theta = [tuple(MODEL.init(naive.stream(0, naive.INIT)))] * n
     sent, preference, lists = {}, np.zeros((n, n)), [[] for _ in range(n)]
@@ -95,7 +102,7 @@ class FedFomoTest(chex.TestCase):
 
     def test_of_others_the_better_one_alone_is_used(self):
         """No epochs: what is left is the mixture. The first is better, the second its own, the third worse."""
-        x, y = naive.rows(toy.data())[0]
+        x, y = shuffled_rows()[0]
         nets = [MODEL.init(jax.random.key(k)) for k in range(30)]
         check = x[len(y) - 4 :], y[len(y) - 4 :]
         best, *_, worst = sorted(nets, key=lambda net: risk(net, *check))
@@ -107,6 +114,24 @@ class FedFomoTest(chex.TestCase):
         self.assertGreater(ratios[0], 0)
         self.assertEqual(ratios[1], 0)
         self.assertLess(ratios[2], 0)
+
+    def test_validation_examples_of_rows_sorted_by_class_have_every_class(self):
+        y, size = np.repeat(np.arange(5), 20), 100
+        data = toy.client_data(0)._replace(index=jnp.pad(jnp.arange(size), (0, 28)), size=jnp.int32(size))
+        rows, check = split_rows(data, 0.25)
+        ids = [np.asarray(part.index[: int(part.size)]) for part in (rows, check)]
+        self.assertEqual([len(part) for part in ids], [75, 25])
+        self.assertCountEqual(np.concatenate(ids), range(size))
+        for part in ids:
+            self.assertCountEqual(np.unique(y[part]), range(5))
+
+    def test_padding_changes_no_validation_example(self):
+        data = toy.client_data(0)
+        padded = data._replace(index=jnp.pad(data.index, (0, 9)))
+        for part, same in zip(split_rows(data, 0.4), split_rows(padded, 0.4), strict=True):
+            size = int(part.size)
+            self.assertEqual(int(same.size), size)
+            np.testing.assert_array_equal(part.index[:size], same.index[:size])
 
     def test_choices_are_those_of_loops(self):
         preference = np.random.default_rng(0).integers(0, 3, (8, 8)).astype(np.float32)
