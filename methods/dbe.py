@@ -18,13 +18,16 @@ Representation Space. NeurIPS 2023. https://arxiv.org/abs/2311.14975
   L = CE(g(f(x) + b_i), y) + kappa mean_d (r - consensus)^2 / 2
 
 The gradient takes the old r as constant. The first round only finds the consensus: clients train
-the initial model by CE(g(f(x)), y) and send r, and what they learned is dropped.
+the initial model by CE(g(f(x)), y) and send r, and what they learned is dropped. From then on they
+send zeros in place of r, so that it counts in no norm.
 
 Unseen clients start from a shift of 0, after local training.
 
 Departures: with partial participation the consensus is that of the first round's clients; in the
-paper all clients take part in it. Clients send r in every round, D numbers. A batch's mean is that
-of its examples, and the last batch of an epoch may be short.
+paper all clients take part in it. The D numbers of r, or zeros, travel in every round. In an
+asynchronous schedule (`config.schedule`) a client that began before there was a consensus may report
+after it: it then sends zeros, which count in the mean and move nothing. A batch's mean is that of its
+examples, and the last batch of an epoch may be short.
 """
 
 from typing import NamedTuple
@@ -107,7 +110,8 @@ def dbe(
         train = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)
         (params, (stats, r)), _, sums = train(start, data, key)
         new = Net(params["shared"], stats)
-        uplink = optax.tree.sub(new, sent.net), r
+        delta = jax.tree.map(lambda d: jnp.where(sent.is_ready, d, 0), optax.tree.sub(new, sent.net))
+        uplink = delta, jnp.where(sent.is_ready, 0, r)
         return ClientOutput(params["shift"], uplink, sums, local=(sent._replace(net=new), params["shift"]))
 
     def server_update(server, collected, cohort, key):

@@ -84,12 +84,24 @@ class DBETest(chex.TestCase):
         z, _ = MODEL.features(sent.net, naive.rows(toy.data())[1][0], train=True)
         np.testing.assert_allclose(out.uplink[1], np.mean(z, 0), atol=1e-6)
 
+    def test_what_is_learned_before_the_consensus_is_not_sent_and_means_after_it_are_not(self):
+        net, algorithm = MODEL.init(jax.random.key(1)), made(dbe)(toy.task())
+        before, after = (
+            toy.update_client(algorithm, Server(net, jnp.zeros(D), jnp.asarray(ready)), jnp.zeros(D)).uplink
+            for ready in (False, True)
+        )
+        for zeros, numbers in ((before[0], before[1]), (after[1], after[0])):
+            self.assertFalse(any(np.any(leaf) for leaf in jax.tree.leaves(zeros)))
+            self.assertTrue(all(np.any(leaf) for leaf in jax.tree.leaves(numbers)))
+
     def test_a_strong_pull_moves_mean_features_to_the_consensus(self):
         sent = Server(MODEL.init(jax.random.key(1)), jnp.full(D, 0.3), jnp.ones((), bool))
         apart = []
         for kappa in (0.0, 10.0):
             algorithm = made(dbe, kappa=kappa, epochs=20, batch=64)(toy.task())
-            apart.append(np.abs(toy.update_client(algorithm, sent, jnp.zeros(D)).uplink[1] - 0.3).max())
+            net = toy.update_client(algorithm, sent, jnp.zeros(D)).local[0].net
+            z, _ = MODEL.features(net, naive.rows(toy.data())[0][0], train=True)
+            apart.append(np.abs(np.mean(z, 0) - 0.3).max())
         self.assertLess(apart[1], 0.3 * apart[0])
 
     def test_a_client_predicts_with_shifted_features(self):
