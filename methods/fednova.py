@@ -26,8 +26,10 @@ Unseen clients use the server's model.
 
 Departures: the paper's runs have all clients in each round; here weights are of the participants.
 The released code takes tau_eff="mean_steps" with a proximal term, else "mean_a". With both momentum
-and a proximal term it mixes the two formulas; a measured number does not. Batch statistics are
-averaged as they are.
+and a proximal term it mixes the two formulas; a measured number does not. The server's velocity
+keeps each round's step with the learning rate of that round, where the paper's is multiplied by the
+present one: the two differ where the rate falls over rounds. Batch statistics are averaged as they
+are.
 """
 
 from typing import Annotated

@@ -17,11 +17,12 @@ Generalization Accuracy. ICLR 2023. https://arxiv.org/abs/2302.10429
 
 Unseen clients use the server's model.
 
-Departures: none from the paper where dual_mean="active": the server takes the mean of y_K -
-lambda g^_i over the round's clients. As in the authors' code, which its own issues call FedDyn's
-server, "all" takes the mean of y_K over the round's, and of -lambda g^_i over all clients. That
-code also has normalized=True, a step uphill of length rho, with share = 1; the paper's is rho times the
-gradient. Advice on alpha is FedDyn's (`methods/feddyn.py`). Batch statistics are averaged.
+Departures: none from the paper where dual_mean="active" and normalized=False: the server takes the
+mean of y_K - lambda g^_i over the round's clients, and the step uphill is rho times the gradient.
+The default step uphill, normalized=True with share=1, has length rho and is the released code's. As in
+that code, which its own issues call FedDyn's server, dual_mean="all" takes the mean of y_K over the
+round's, and of -lambda g^_i over all clients. Advice on alpha is FedDyn's (`methods/feddyn.py`).
+Batch statistics are averaged.
 """
 
 from typing import Annotated
