@@ -176,8 +176,8 @@ def resolve_spec(
     """Resolves a spec and checks its options.
 
     Args:
-      what: its kind, one of `ENTRY_POINT_GROUPS`, or another one, of which only built-in names
-        exist.
+      what: its kind, one of `ENTRY_POINT_GROUPS`, or another one, for which packages cannot
+        announce names.
       spec: "name(option=value, ...)", see the module.
       builtin: by name.
       given: names of the arguments that the caller passes by name.
