@@ -59,6 +59,10 @@ class StateReader:
         """
         self._simulation, self._newest = simulation, newest
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "StateReader":
+        """Returns itself. It only reads, and a copy would copy the simulation."""
+        return self
+
     @property
     def done(self) -> int:
         """Rounds done."""

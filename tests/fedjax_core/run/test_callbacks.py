@@ -1,7 +1,9 @@
 """Callbacks: what they are told, and how they stop a run. One compiled round for all."""
 
+import copy
 import dataclasses
 import functools
+from pathlib import Path
 
 import chex
 import jax
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 
 from fedjax_core import run as runs
+from fedjax_core.devices import parse_schedule
 from fedjax_core.run.callbacks import Callbacks, Ended, Started, StateReader
 from fedjax_core.storage.checkpoints import Checkpoints
 from tests import toy
@@ -49,10 +52,10 @@ def simulation():
     return toy.simulate("fedavg")
 
 
-def go(directory, *callbacks):
+def go(directory, *callbacks, of=simulation):
     said = []
     settings = dataclasses.replace(SETTINGS, callbacks=callbacks, console=said.append)
-    done = runs.run(simulation(), str(directory), {}, settings)
+    done = runs.run(of(), str(directory), {}, settings)
     return done, "\n".join(said)
 
 
@@ -227,6 +230,23 @@ def test_a_callback_reads_the_state_and_changes_nothing(alone, tmp_path):
             assert each["accuracy"].shape == reader.look.scored_clients().shape
             mean = record[f"test/{model}/own/accuracy/mean"]
             assert np.nanmean(each["accuracy"]) == pytest.approx(mean, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [("fedavg", {"schedule": parse_schedule("fedbuff(buffer=2)")}), ("fedper", {"hold": "disk"}), ("fedper", {"hold": "host"})],
+    ids=["asynchronous", "disk", "host"],
+)
+def test_a_callback_reads_the_newest_state_wherever_it_is(tmp_path, method, settings):
+    reader, sim = Reader(), toy.simulate(method, mixed=False, **settings)
+    done, _ = go(tmp_path / "run", reader, of=lambda: sim)
+    assert [entry[0] for entry in reader.found] == [2, 4]
+    chex.assert_trees_all_equal(reader.found[-1][2].holds, sim.client_view(done.state, 3).holds)
+
+
+def test_what_reads_the_state_is_not_copied():
+    look = StateReader(simulation(), lambda: (None, 0))
+    assert copy.deepcopy(Started(Path(), {}, 4, 0, look)).look is look
 
 
 def test_the_state_of_several_processes_is_not_read(monkeypatch):
