@@ -25,7 +25,7 @@ from fedjax_core.engine.sharding.data_placement import memory_limit
 from fedjax_core.engine.sharding.model_parallel import Layout, make_layout
 from fedjax_core.engine.simulation_spec import SimulationSpec, State
 
-BLOCK_BYTES = 2**26  # of the sums of clients' scores, of one block of clients
+BLOCK_BYTES = 2**26  # of the states of one block of scored clients, and the sums of their scores
 MIN_BLOCK = 64  # clients, where states or data are not on the devices
 
 LEVEL = "xla_backend_optimization_level"  # of LLVM: 3 unless XLA_FLAGS has another
@@ -145,10 +145,12 @@ class CompiledPlan:
         Args:
           nobody: the id of an empty slot.
           work: [nobody] of every client, such as its examples.
-          client_bytes: memory that one client takes; a block takes at most BLOCK_BYTES.
+          client_bytes: memory that one client takes; a block takes at most BLOCK_BYTES, or has one
+            chunk for each device.
 
         Returns:
-          Ids, padded with `nobody`: one block if states and data are on the devices, else about a cohort each.
+          Ids, padded with `nobody`: one block if states and data are on the devices, else about a cohort each; more
+          where these take more than BLOCK_BYTES.
         """
         is_resident = not self.spec.is_offloaded and not self.feed.streamed
         most = len(clients) if is_resident else min(len(clients), max(self.spec.sampling.size, MIN_BLOCK))

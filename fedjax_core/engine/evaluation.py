@@ -17,7 +17,7 @@ from fedjax_core.engine import divergence, evaluation_step, unseen_clients
 from fedjax_core.engine.dispatch import CompiledPlan
 from fedjax_core.engine.divergence import Diverged
 from fedjax_core.engine.simulation_spec import SimulationSpec, State
-from fedjax_core.training.metrics import METRIC_NAMES, finalize_metrics, metric_sums_bytes
+from fedjax_core.training.metrics import METRIC_NAMES, finalize_metrics, metric_sums_bytes, nbytes
 
 SCORED_EXAMPLES = {"own": "its own test examples", "validation": "its validation examples", "all": "the test set"}  # by scope
 UNSEEN_TABLES = ("unseen_index", "unseen_test_index")
@@ -243,7 +243,7 @@ def client_blocks(compiled: CompiledPlan, g: int) -> list[np.ndarray]:
     if not len(ids):
         return []
     work = _client_work(spec, client_tables(spec, g), spec.population)
-    return compiled.make_blocks(g, ids, spec.population, work, sums_bytes(spec, g))
+    return compiled.make_blocks(g, ids, spec.population, work, sums_bytes(spec, g) + nbytes(spec.shapes.groups[g].client))
 
 
 def unseen_blocks(compiled: CompiledPlan, g: int) -> list[np.ndarray]:

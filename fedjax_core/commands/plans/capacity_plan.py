@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from fedjax_core.commands.plans import compile_pool, device_targets
 from fedjax_core.commands.plans.plan_report import suggest_changes
-from fedjax_core.engine.aot import PARTS, ROUND, SCORED_ROUND
+from fedjax_core.engine.aot import PARTS, ROUND, SCORED_ROUND, START
 from fedjax_core.experiment.mock_data import Counts
 
 
@@ -68,14 +68,19 @@ def make_plan(
 def _add_fit(program: Mapping[str, Any], name: str, about: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a program with whether it fits beside what else is on the device.
 
-    The first round begins on a copy of the state; a program of one lane has the states of the
-    others beside it.
+    The first round of a kind begins on a copy of the states. Another program of one lane has the
+    states of the others beside it. After the start it has its own lane's too, of which it reads
+    the server's and blocks of clients.
     """
     if "peak" not in program:
         return dict(program)
-    parts, num_runs = ("client states", "server state", "earlier broadcasts"), about["num_runs"]
-    states = sum(about["bytes"][part] for part in parts)
-    beside = states if name == ROUND else 0 if name == SCORED_ROUND else states * (num_runs - 1) / num_runs
+    num_runs = about["num_runs"]
+    unread = about["bytes"]["client states"] + about["bytes"]["earlier broadcasts"]
+    states = unread + about["bytes"]["server state"]
+    if name in (ROUND, SCORED_ROUND):
+        beside = states
+    else:
+        beside = states * (num_runs - 1) / num_runs + (0 if name == START else unread / num_runs)
     missing = program["peak"] + beside - about["limit"]
     return {**program, "beside": beside, "fits": missing <= 0, "short": max(0.0, missing)}
 

@@ -95,6 +95,28 @@ def test_clients_are_scored_in_blocks_where_labels_make_much_of_each(monkeypatch
     assert sizes == [6] * -(-sim.spec.population // 6)
 
 
+def test_clients_are_scored_in_blocks_where_their_states_are_large(monkeypatch):
+    """Never are all of them on the devices a second time."""
+    sim = toy.simulate("fedper", mixed=False, evaluation=Evaluation(("own",)))
+    state, read, sizes = sim.init(0), sim.compiled.states.read, []
+    state, _ = sim.run_rounds(state, 2)
+    whole, (block,) = sim.client_scores(state), evaluation.client_blocks(sim.compiled, 0)
+    assert len(block) == sim.spec.population
+
+    def spied(state, g, ids):
+        sizes.append(len(ids))
+        return read(state, g, ids)
+
+    monkeypatch.setattr(sim.compiled.states, "read", spied)
+    for number in (3, 0.5):
+        state_bytes = number * metrics.nbytes(sim.spec.shapes.groups[0].client)
+        sums_bytes = number * evaluation.sums_bytes(sim.spec, 0)
+        monkeypatch.setattr(dispatch, "BLOCK_BYTES", int(state_bytes + sums_bytes))
+        jax.tree.map(np.testing.assert_array_equal, sim.client_scores(state), whole)
+    assert sizes == [3] * 3 + [1] * 8
+    assert state_bytes > sums_bytes
+
+
 def test_fedavg_on_numbers_is_a_naive_loop():
     """Full batches, one epoch, all clients: w - sum_k n_k / n lr grad MSE_k, by hand."""
     method = functools.partial(fedavg, optimizer=local_training.sgd(0.1), epochs=1, batch=16)

@@ -101,8 +101,11 @@ def test_runs_are_planned_together():
     state = aot.resident_shapes(sim.compiled)[1]
     assert len(shapes[1]) - len(shapes[0]) == 2 * len(jax.tree.leaves(state))
     program = {"peak": 100}
-    beside = [of_plans._add_fit(program, name, ABOUT | {"num_runs": 3})["beside"] for name in ("round", "evaluation: server")]
-    assert beside == [210, 140]  # a copy of all states; those of two runs
+    names = ("start", "round", "evaluation: server", "evaluation: scored round")
+    beside = [of_plans._add_fit(program, name, ABOUT | {"num_runs": 3})["beside"] for name in names]
+    assert beside == pytest.approx([140, 210, 140 + 200 / 3, 210])  # two runs' states, a copy of all, the third's clients too
+    beside = [of_plans._add_fit(program, name, ABOUT)["beside"] for name in names]
+    assert beside == [0, 210, 200, 210]  # an evaluation takes the server's state, and blocks of the clients'
     assert "plan.lanes=1 needs half" in " ".join(plan_report.suggest_changes(config().to_dict(), ABOUT | {"num_runs": 3}, 0))
     target: dict[str, Any] = {
         "target": "here",
