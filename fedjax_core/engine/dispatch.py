@@ -251,12 +251,13 @@ def dispatch_rounds(compiled: CompiledPlan, state: State, num_rounds: int, score
     if compiled.spec.is_offloaded:
         return _dispatch_offloaded_round(compiled, state, scored)
     if not compiled.feed.streamed:
-        state, record = _run_program(compiled, compiled.device_arrays, state, num_rounds, scored)
+        arrays = add_arrivals(compiled.spec, compiled.device_arrays, state.key, state.round)
+        state, record = _run_program(compiled, arrays, state, num_rounds, scored)
         return state, split_record(jax.device_get(record), num_rounds, scored)
     key, done = jax.device_get(state.key), int(jax.device_get(state.round))
     records: list[PyTree] = []
     for round_num in range(done, done + (num_rounds if scored in compiled.fits else 1)):
-        arrays = compiled.feed.for_round(key, round_num, scored)
+        arrays = add_arrivals(compiled.spec, compiled.feed.for_round(key, round_num, scored), key, round_num)
         state, record = _run_program(compiled, arrays, state, 1, scored)  # dispatched while the round before it trains
         records[-1:] = [jax.device_get(earlier) for earlier in records[-1:]]  # at most two rounds are dispatched
         records.append(record)
@@ -267,7 +268,6 @@ def _run_program(compiled: CompiledPlan, arrays: DeviceArrays, state: State, num
     """Runs rounds on resident states in one program; the first time on a copy, to the end."""
     program = compiled.programs.run_scored_round if scored else compiled.programs.run_resident_rounds
     number = compiled.put(np.int32(num_rounds))
-    arrays = add_arrivals(compiled.spec, arrays, state.key, state.round)
     if scored in compiled.fits:
         return program(arrays, state, number)
     if compiled.spec.plan.chunk > 1:

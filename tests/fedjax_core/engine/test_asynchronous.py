@@ -1,5 +1,6 @@
 """Asynchronous rounds against loops over a plain event queue, and against synchronous rounds where these are the same."""
 
+import dataclasses
 import functools
 import itertools
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.devices import Availability, ClientDevices, DeviceProfiles, parse_schedule
-from fedjax_core.engine import aot, asynchronous
+from fedjax_core.engine import aot, asynchronous, dispatch
 from fedjax_core.engine.client_loop import Plan
 from fedjax_core.engine.vmapped_runs import VmappedSeeds
 from fedjax_core.uplink import compression, robust_aggregation
@@ -169,6 +170,26 @@ def test_a_state_goes_on_as_if_it_had_not_been_saved():
     state, last = other.run_rounds(other.from_host(before), 4)
     chex.assert_trees_all_equal(other.to_host(state), whole)
     assert last == records[3:]
+
+
+def test_streamed_rounds_do_not_wait_for_the_one_that_trains(monkeypatch):
+    simulation = simulate("fedbuff(buffer=2)", data_on="host", dispatch=4)
+    state, _ = simulation.run_rounds(simulation.init(SEED), 1)  # which ends before another is dispatched
+    compiled, made, read, device_get = simulation.compiled, [], [], jax.device_get
+
+    def spied(*given):
+        state, record = compiled.programs.run_resident_rounds(*given)
+        made.extend(jax.tree.leaves(state))
+        return state, record
+
+    monkeypatch.setattr(jax, "device_get", lambda tree: read.extend(jax.tree.leaves(tree)) or device_get(tree))
+    spying = dataclasses.replace(compiled, programs=compiled.programs._replace(run_resident_rounds=spied))
+    state, records = dispatch.dispatch_rounds(spying, state, 3, scored=False)
+    assert len(records) == 3
+    assert not {id(leaf) for leaf in made} & {id(leaf) for leaf in read}
+    monkeypatch.undo()
+    chex.assert_trees_all_equal(simulation.to_host(state), run(simulate("fedbuff(buffer=2)", data_on="host", dispatch=4), 4)[0])
+    simulation.release()
 
 
 def test_seeds_in_one_program_have_their_own_arrivals():
