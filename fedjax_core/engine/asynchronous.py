@@ -105,12 +105,11 @@ class Asynchrony:
 
     def _begin(self, key_data: np.ndarray) -> Iterator[ServerStep]:
         key = stream_key(jnp.asarray(key_data), "cohort")
-        draw = jax.jit(lambda first: draw_rounds(self.sampler, key, first, DRAWS))
 
         def stream() -> Iterator[np.ndarray]:
             first = 0
             while True:
-                yield from np.asarray(draw(first))
+                yield from np.asarray(draw_rounds(self.sampler, key, first, DRAWS))
                 first += DRAWS
 
         m, limits = self.sampler.size, (self.schedule.max_staleness, self.server_seconds)

@@ -137,8 +137,9 @@ def make_sampler(sampling: str, cohort: int | float | None, population: int) -> 
     return sampler
 
 
+@functools.partial(jax.jit, static_argnames=("sampler", "number"))
 def draw_rounds(sampler: FixedSampler | PoissonSampler, key: Array, first: Array | int, number: int) -> Array:
-    """Returns the cohorts [number, slots] of rounds `first`, `first + 1` ..., one after the other; traced."""
+    """Returns the cohorts [number, slots] of rounds `first`, `first + 1` ..., one after the other; a program for all keys."""
     return jax.lax.map(lambda round_num: sampler.draw(key, round_num), first + jnp.arange(number, dtype=jnp.int32))
 
 

@@ -21,8 +21,7 @@ class ParticipationCounter:
     """Counts in how many rounds each client is sampled, by drawing the cohorts of a seed again."""
 
     def __init__(self, sampler: FixedSampler | PoissonSampler, seed: int):
-        key = stream_key(jax.random.key_data(jax.random.key(seed)), "cohort")
-        self._draw = jax.jit(lambda first: draw_rounds(sampler, key, first, ROUNDS_AT_ONCE))
+        self._sampler, self._key = sampler, stream_key(jax.random.key_data(jax.random.key(seed)), "cohort")
         self._counts = [np.zeros(sampler.population, np.int64)]  # after 0, ROUNDS_AT_ONCE, ... rounds
         self._cohorts: dict[int, np.ndarray] = {}
 
@@ -35,7 +34,8 @@ class ParticipationCounter:
 
     def _draw_part(self, part: int) -> np.ndarray:
         if part not in self._cohorts:
-            self._cohorts = {part: np.asarray(self._draw(part * ROUNDS_AT_ONCE))}
+            drawn = draw_rounds(self._sampler, self._key, part * ROUNDS_AT_ONCE, ROUNDS_AT_ONCE)
+            self._cohorts = {part: np.asarray(drawn)}
         return self._cohorts[part]
 
     def _count(self, ids: np.ndarray) -> np.ndarray:

@@ -9,9 +9,11 @@ from absl.testing import parameterized
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedjax_core.devices import parse_schedule
 from fedjax_core.engine import client_sampling
 from fedjax_core.engine.client_sampling import ClientSampler
 from fedjax_core.engine.data_feed.cohort_buffer import SizeBound
+from fedjax_core.experiment.example_privacy import ParticipationCounter
 from fedjax_core.privacy import PrivacyConfig
 from tests import toy
 
@@ -98,6 +100,17 @@ def test_a_sampler_is_a_class_and_a_name(monkeypatch):
     sim = toy.simulate("fedavg", sampling="even", cohort=3)
     with pytest.raises(TypeError, match=r"draw must return int32 ids of at most 5 clients, it returned bool\[8\]"):
         sim.run_rounds(sim.init(0), 1)
+
+
+def test_seeds_share_the_program_that_draws_their_cohorts():
+    key_data = [np.asarray(jax.random.key_data(jax.random.key(seed))) for seed in range(3)]
+    before = client_sampling.draw_rounds._cache_size()
+    counts = [ParticipationCounter(client_sampling.PoissonSampler(3, 11), seed)(5) for seed in range(3)]
+    simulation = toy.simulate("fedavg", mixed=False, schedule=parse_schedule("fedbuff(buffer=2)"), cohort=4)
+    arrived = [np.stack([step.ids for step in simulation.spec.asynchrony.read_steps(key, 0, 6)]) for key in key_data]
+    assert client_sampling.draw_rounds._cache_size() == before + 2  # a sampler each
+    for of_seeds in (counts, arrived):
+        assert len({array.tobytes() for array in of_seeds}) == 3
 
 
 class DropoutTest(chex.TestCase):
