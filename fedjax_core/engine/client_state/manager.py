@@ -230,4 +230,4 @@ def make_exchange(offloaded: OffloadedStates, draw: Callable[[Any, int], Any], s
     """Returns the exchange of some states; `sharding` as `Exchange` takes it."""
     if offloaded.shards is not None:
         return SharedExchange(offloaded.stores, draw, offloaded.shards)
-    return Exchange(offloaded.stores, draw, lambda states: jax.device_put(states, sharding), sharding)
+    return Exchange(offloaded.stores, draw, sharding)

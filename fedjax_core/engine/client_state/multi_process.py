@@ -157,7 +157,7 @@ class SharedExchange(Exchange):
 
     def __init__(self, stores: Sequence[HostStore], draw: Callable[[Any, int], Any], shards: Sequence[StateShards]):
         """Reads nothing yet; `stores` and `draw` as in `Exchange`, `shards` per group."""
-        super().__init__(stores, draw, lambda states: states, None)
+        super().__init__(stores, draw, None)
         self._shards = shards
 
     def _read(self, key: np.ndarray, round_num: int, drawn: Any = None) -> PrefetchedRound:

@@ -62,20 +62,14 @@ class PrefetchedRound(NamedTuple):
 class Exchange:
     """Moves client states between stores and devices."""
 
-    def __init__(
-        self,
-        stores: Sequence[HostStore],
-        draw: Callable[[Any, int], Any],
-        put: Callable[[PyTree], PyTree],
-        sharding: Any,
-    ):
+    def __init__(self, stores: Sequence[HostStore], draw: Callable[[Any, int], Any], sharding: Any):
         """Reads nothing yet.
 
         Args:
           draw: (key data, rounds done) -> `rounds.draw_cohorts`.
-          sharding: of such states, or for each group a tree of such in a list.
+          sharding: of such states, or for each group a tree of such in a list; None: any.
         """
-        self._stores, self._draw, self._put = stores, draw, put
+        self._stores, self._draw, self._sharding = stores, draw, sharding
         shardings = sharding if isinstance(sharding, list) else [sharding] * len(stores)
         # The round expects its states sharded so; other shardings would compile it again.
         self._patch = [jax.jit(_patch_states, out_shardings=of_group) for of_group in shardings]
@@ -131,8 +125,8 @@ class Exchange:
     def _read(self, key: np.ndarray, round_num: int, drawn: Any = None) -> PrefetchedRound:
         coming = self._without_states(round_num, self._draw(key, round_num) if drawn is None else drawn)
         read = [store.read(slots) for store, slots in zip(self._stores, coming.slots, strict=True)]
-        states, touched = self._put([states for states, _ in read]), [touched for _, touched in read]
-        return coming._replace(states=states, touched=touched)
+        states = jax.device_put([states for states, _ in read], self._sharding)
+        return coming._replace(states=states, touched=[touched for _, touched in read])
 
     def _without_states(self, round_num: int, drawn: Any) -> PrefetchedRound:
         on_host = jax.device_get(drawn)

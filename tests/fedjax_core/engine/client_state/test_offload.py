@@ -93,7 +93,7 @@ def test_a_state_that_cannot_be_written_ends_the_round_after_in_one_line(monkeyp
     before = workers()
     kept = DiskStore(N, LIKE)
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    exchange = Exchange([kept], draw, lambda rows: rows, sharding)
+    exchange = Exchange([kept], draw, sharding)
 
     def full(*arguments):
         raise OSError(28, "No space left on device")
