@@ -29,7 +29,6 @@ from fedjax_core.engine.client_sampling import FixedSampler, PoissonSampler, dra
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.simulation_spec import SimulationSpec, State, stream_key
 from fedjax_core.training.adapters import truncate_adapters
-from fedjax_core.training.metrics import nbytes
 from fedjax_core.uplink import UplinkTransform, unwrap
 from fedjax_core.uplink.staleness import KIND, Stale, weight_stale
 
@@ -297,13 +296,6 @@ def rewind_server(
 
 
 # on the host
-
-
-def ring_bytes(spec: SimulationSpec) -> int:
-    """Returns the bytes of the ring of broadcasts; 0 without schedule."""
-    if spec.asynchrony is None:
-        return 0
-    return spec.asynchrony.slots * nbytes(_ring_leaves(spec, spec.shapes.groups[0].server))
 
 
 def step_facts(spec: SimulationSpec, key_data: Any, round_num: int, record: Mapping[str, Any]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from typing import Any
 from flax import linen, nnx
 
 from fedjax_core import option_types, registry
-from fedjax_core.experiment.lookup import method_builder as find_method
+from fedjax_core.experiment.lookup import method_builder
 from fedjax_core.experiment.schema import Config, without_none
 from fedjax_core.task import Model
 
@@ -41,7 +41,7 @@ def switch_method(config: Config, method_of: Mapping[str, Any]) -> str:
     """
     method_of = {"name": config.method.name, **method_of}
     name, own = registry.parse_spec(method_of["name"], "method.name")
-    function, before = find_method(name), config.method.to_dict()
+    function, before = method_builder(name), config.method.to_dict()
     old = before.pop("name")
     if is_same := _is_method(old, function):
         kept = {key: value for key, value in before.items() if key not in own}
@@ -65,7 +65,7 @@ def switch_method(config: Config, method_of: Mapping[str, Any]) -> str:
 def _is_method(name: str, function: Callable) -> bool:
     """Returns whether a name stands for this builder."""
     try:
-        return find_method(registry.parse_spec(name)[0]) is function
+        return method_builder(registry.parse_spec(name)[0]) is function
     except ValueError:  # such as one that an earlier process was given
         return False
 

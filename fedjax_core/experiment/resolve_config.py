@@ -162,7 +162,7 @@ def _resolve(fields: Mapping[str, Any]) -> ResolvedConfig:
     adapter = None if adapter is None else registry.resolve_spec("adapter", adapter, adapters.ADAPTERS, field="adapter")()
     clients = client_options.parse_clients(fields, method, adapter)
     for_texts = data.source.function is language.Source
-    mechanism, privacy = uplink_options.parse_privacy(fields, for_texts, _client_weights(method))
+    mechanism, privacy = uplink_options.parse_privacy(fields, for_texts, method.option("weights"))
     task, augment = fields["task"], fields["augment"]
     fraction = None if fields["cohort.fraction"] is None else float(fields["cohort.fraction"])  # 1 is all clients
     return ResolvedConfig(
@@ -243,10 +243,6 @@ def complete_config(config: Config) -> dict[str, Any]:
 def bind_method(resolved: ResolvedConfig) -> Callable:
     """Returns the method with its optimizer and options bound: task -> Algorithm."""
     return functools.partial(resolved.method.function, optimizer=resolved.optimizer, **resolved.method.options)
-
-
-def _client_weights(method: ResolvedSpec) -> str | None:
-    return method.option("weights")
 
 
 def _check_local_epochs(method: ResolvedSpec) -> None:
