@@ -172,7 +172,7 @@ def add_schedule(
     seconds = spec.client_seconds if profiled else np.ones(spec.population)
     assert seconds is not None
     server_seconds = 0.0 if devices is None else devices.server_seconds
-    buffer, window = spec.sampling.size, (spec.dispatch, spec.sampling.size)
+    buffer, window = spec.sampler.size, (spec.dispatch, spec.sampler.size)
     asynchrony = Asynchrony(
         schedule,
         sampler,

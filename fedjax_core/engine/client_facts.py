@@ -25,7 +25,7 @@ def check_sampler(spec: SimulationSpec, sampling: str) -> SimulationSpec:
     Raises:
       ValueError: it has not, or draws of an adaptive sampler would have to be known rounds ahead.
     """
-    sampler, devices = spec.sampling, spec.client_devices
+    sampler, devices = spec.sampler, spec.client_devices
     given = f"cohort.sampling={sampling!r}"
     if unknown := [need for need in sampler.needs if need not in NEEDS]:
         raise ValueError(f"{given} needs {unknown[0]!r}, which is not one of {', '.join(NEEDS)}")
@@ -35,7 +35,7 @@ def check_sampler(spec: SimulationSpec, sampling: str) -> SimulationSpec:
         raise ValueError(f"{given} draws clients that can be reached; set devices.availability")
     if not sampler.is_adaptive:
         return spec
-    for field, where in (("plan.hold", spec.hold), ("plan.data", spec.placed.where)):
+    for field, where in (("plan.hold", spec.hold), ("plan.data", spec.placement.where)):
         if where != "device":
             raise ValueError(
                 f"{given} and {field}={where!r}: cohorts must be known a few rounds ahead there, and this sampler's follow from "
@@ -126,4 +126,4 @@ def update_sampler(spec: SimulationSpec, arrays: DeviceArrays, state: State, coh
     """
     cohort = cohort._replace(examples=jnp.where(jnp.isfinite(losses), cohort.examples, 0))
     facts = make_client_facts(spec, arrays, state.round, state)
-    return spec.sampling.update(state.sampler, facts, state.round, cohort, losses)
+    return spec.sampler.update(state.sampler, facts, state.round, cohort, losses)

@@ -153,7 +153,7 @@ class CompiledPlan:
           where these take more than BLOCK_BYTES.
         """
         is_resident = not self.spec.is_offloaded and not self.feed.streamed
-        most = len(clients) if is_resident else min(len(clients), max(self.spec.sampling.size, MIN_BLOCK))
+        most = len(clients) if is_resident else min(len(clients), max(self.spec.sampler.size, MIN_BLOCK))
         most = min(most, max(1, BLOCK_BYTES // max(1, client_bytes)))
         plan = self.spec.plan_of(g)
         size = plan.slots(most)

@@ -67,7 +67,7 @@ def add_client_devices(spec: SimulationSpec, devices: ClientDevices) -> Simulati
             wanted["is_late"] = is_late
         if devices.wait_for is not None:
             wanted["rank"] = np.argsort(np.argsort(seconds, kind="stable")).astype(np.int32)
-        if "seconds" in spec.sampling.needs:
+        if "seconds" in spec.sampler.needs:
             wanted["seconds"] = seconds.astype(np.float32)
     if devices.availability is not None:
         wanted["availability"] = devices.availability.arrays
@@ -76,7 +76,7 @@ def add_client_devices(spec: SimulationSpec, devices: ClientDevices) -> Simulati
         if shape.shape not in ((), (3,)) or shape.dtype != bool:
             raise TypeError(f"devices.availability must give a bool [C] of ids [C]; of 3 it gives {shape.dtype}{list(shape.shape)}")
     arrays = spec.host_arrays._replace(participation=Participation(**wanted) if wanted else ())
-    awaited = count_awaited(devices.wait_for, spec.sampling.size)
+    awaited = count_awaited(devices.wait_for, spec.sampler.size)
     return dataclasses.replace(spec, client_devices=devices, client_seconds=seconds, awaited=awaited, host_arrays=arrays)
 
 

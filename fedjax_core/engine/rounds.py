@@ -29,7 +29,7 @@ def init_state(spec: SimulationSpec, arrays: DeviceArrays, key_data: Array) -> S
         () if spec.is_offloaded else stores.init_client_states(spec, g, arrays, server, key_data) for g in range(len(spec.groups))
     )
     state = State(server, clients, jnp.zeros((), jnp.int32), key_data, asynchronous.init_ring(spec, server))
-    return state._replace(sampler=spec.sampling.init(client_facts.make_client_facts(spec, arrays, state.round, state)))
+    return state._replace(sampler=spec.sampler.init(client_facts.make_client_facts(spec, arrays, state.round, state)))
 
 
 def prepare_clients(
@@ -96,10 +96,10 @@ def draw_cohorts(
     population, drawn = spec.population, []
     if spec.asynchrony is None:
         facts = client_facts.make_client_facts(spec, arrays, round_num, state)
-        ids = spec.sampling.draw(stream_key(key_data, "cohort"), round_num, facts, () if state is None else state.sampler)
-        if ids.ndim != 1 or len(ids) > spec.sampling.slots or not jnp.issubdtype(ids.dtype, jnp.integer):
+        ids = spec.sampler.draw(stream_key(key_data, "cohort"), round_num, facts, () if state is None else state.sampler)
+        if ids.ndim != 1 or len(ids) > spec.sampler.slots or not jnp.issubdtype(ids.dtype, jnp.integer):
             what = f"it returned {ids.dtype}{list(ids.shape)}"
-            raise TypeError(f"cohort.sampling: draw must return int32 ids of at most {spec.sampling.slots} clients, {what}")
+            raise TypeError(f"cohort.sampling: draw must return int32 ids of at most {spec.sampler.slots} clients, {what}")
     else:
         ids = asynchronous.read_ids(arrays, round_num)
     is_limited = isinstance(arrays.participation, Participation)
@@ -181,7 +181,7 @@ def run_round(
         record["post_local"] = [stacked[2] for _, stacked in outputs]
     ring = asynchronous.push_broadcast(spec, arrays, state, server)
     new_state = state._replace(server=server, round=state.round + 1, ring=ring)
-    if spec.sampling.has_update:
+    if spec.sampler.has_update:
         losses = jnp.concatenate([stacked[-1] for _, stacked in outputs])
         new_state = new_state._replace(sampler=client_facts.update_sampler(spec, arrays, state, everyone, losses))
     return new_state, [stacked[0] for _, stacked in outputs], record
@@ -223,7 +223,7 @@ def run_client(spec: SimulationSpec, g: int, scored: bool, shared, entry):
         local = (sent, out.state) if out.local is None else out.local
         models = evaluation_step.bind_predictors(algorithm, local, local)
         stacked += (evaluation_step.score_own_test(spec, g, arrays, i, is_active, models),)
-    if spec.sampling.has_update:
+    if spec.sampler.has_update:
         total, weight = out.metrics["loss"]
         stacked += (total / weight,)
     return added, stacked

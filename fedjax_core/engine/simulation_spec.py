@@ -156,9 +156,10 @@ class SimulationSpec:
     Attributes:
       groups: clients by architecture, with zeros in place of frozen arrays that are deferred.
       tasks: per group, what `Task.bind` takes, deferred arrays included.
-      data: the federated data (pooled for a method that asks for it), stored as `placed` says.
-      placed: where the data are, and why.
+      data: the federated data (pooled for a method that asks for it), stored as `placement` says.
+      placement: where the data are, and why.
       readers: of "train" and "test", where examples are streamed; else none.
+      sampler: of the cohorts; that of an asynchronous schedule draws nothing (`asynchronous.BufferSampler`).
       dropout: the probability with which a sampled client does not come back.
       evaluation: what is scored, with unseen clients where that is possible.
       episodes: how minibatches and tests are drawn; None: plain examples.
@@ -180,10 +181,10 @@ class SimulationSpec:
     groups: tuple[Group, ...]
     tasks: tuple[PyTree, ...]
     data: FederatedData
-    placed: Placed
+    placement: Placed
     readers: dict[str, ExampleReader]
     host_arrays: DeviceArrays
-    sampling: ClientSampler
+    sampler: ClientSampler
     dropout: float
     evaluation: Evaluation
     episodes: EpisodeSampler | None
@@ -240,12 +241,12 @@ class SimulationSpec:
 
     def plan_of(self, g: int) -> Plan:
         """Returns the plan for one group: its chunk is no larger than the group's part of a cohort."""
-        most = -(-min(self.sampling.slots, len(self.groups[g].clients)) // self.plan.client_shards)
+        most = -(-min(self.sampler.slots, len(self.groups[g].clients)) // self.plan.client_shards)
         return self.plan._replace(chunk=min(self.plan.chunk, most))
 
     def group_slots(self, g: int) -> int:
         """Returns the slots of a cohort's clients of group g."""
-        return self.plan_of(g).slots(min(self.sampling.slots, len(self.groups[g].clients)))
+        return self.plan_of(g).slots(min(self.sampler.slots, len(self.groups[g].clients)))
 
     def client_data(self, arrays: DeviceArrays, i: Array | int, size: Array, in_round: bool = False) -> ClientData:
         """Returns client i's data, or none of it where `size` is 0.

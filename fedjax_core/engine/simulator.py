@@ -149,18 +149,18 @@ def build_spec(
         mesh = meshes.make_mesh(plan, devices)
         is_numeric = targets_of(data.train.y) == "numbers"
         center = np.asarray(data.train.y).mean(0, dtype=np.float64) if is_numeric else 0.0
-        placed = data_placement.choose_placement(data_on, data, mesh)
-        data, readers = data_placement.open_data(placed, data)
+        placement = data_placement.choose_placement(data_on, data, mesh)
+        data, readers = data_placement.open_data(placement, data)
         spec = SimulationSpec(
             groups=tuple(groups),
             tasks=tasks,
             data=data,
-            placed=placed,
+            placement=placement,
             readers=readers,
             host_arrays=make_host_arrays(
                 [group.clients for group in groups], tuple(group.task.bound_arrays for group in groups), data, episodes
             )._replace(settings=client_settings),
-            sampling=sampler,
+            sampler=sampler,
             dropout=dropout,
             evaluation=evaluation,
             episodes=episodes,

@@ -40,8 +40,8 @@ def find_vmap_obstacle(simulator: Simulator) -> str:
         return f"there are {jax.process_count()} processes"
     if simulator.spec.hold != "device":
         return f"plan.hold={simulator.spec.hold!r} keeps client states off the devices"
-    if simulator.spec.placed.where != "device":
-        return f"the data are on the {simulator.spec.placed.where}"
+    if simulator.spec.placement.where != "device":
+        return f"the data are on the {simulator.spec.placement.where}"
     if simulator.spec.example_privacy is not None:
         return "privacy.level='example' has noise for each seed's cohorts"
     if simulator.spec.plan.model > 1:

@@ -82,7 +82,7 @@ def account_examples(
     """
     if spec.example_privacy is None or resolved.privacy is None:
         return None
-    if not isinstance(spec.sampling, FixedSampler | PoissonSampler):
+    if not isinstance(spec.sampler, FixedSampler | PoissonSampler):
         raise ValueError(
             f"cohort.sampling={resolved.sampling!r} and privacy.level='example': participations are counted before training; "
             "'fixed', 'cyclic' and 'poisson' draw them without its results"
@@ -98,7 +98,7 @@ def account_examples(
         batches = " and ".join(str(batch) for batch in sorted({fit.batch for fit in fits}))
         raise ValueError(f"privacy.level='example' accounts for minibatches of one size, the method's have {batches}")
     epochs, batch = sum(fit.epochs for fit in fits), max((fit.batch for fit in fits), default=1)
-    counter = ParticipationCounter(spec.sampling, resolved.seed)
+    counter = ParticipationCounter(spec.sampler, resolved.seed)
     return make_example_ledger(resolved.privacy, np.asarray(spec.host_arrays.size), epochs, batch, counter, recorded)
 
 

@@ -40,10 +40,10 @@ def opening_lines(
     sizes = f"{len(data.train.y):,} to train on, {len(data.test.y):,} to test on"
     shape = "x".join(map(str, getattr(data.train.x, "shape", ())[1:])) or "texts"
     targets = f"{data.classes} {simulation.spec.targets}"
-    is_sampled = resolved.cohort is not None and simulation.spec.sampling.size < simulation.spec.population
-    cohort = f"{simulation.spec.sampling.size} in a round" if is_sampled else "all in every round"
+    is_sampled = resolved.cohort is not None and simulation.spec.sampler.size < simulation.spec.population
+    cohort = f"{simulation.spec.sampler.size} in a round" if is_sampled else "all in every round"
     if simulation.spec.asynchrony is not None:
-        cohort = f"{simulation.spec.asynchrony.sampler.size} train at once, {simulation.spec.sampling.size} updates a round"
+        cohort = f"{simulation.spec.asynchrony.sampler.size} train at once, {simulation.spec.sampler.size} updates a round"
     sampling = "" if resolved.sampling == "fixed" else f", {resolved.sampling} cohorts"
     partition = "" if given_data else f" by {fields['data.partition']}"
     clients = f"{simulation.spec.population}{partition}, {cohort}{sampling}"
@@ -188,7 +188,7 @@ def _noise(simulation: Simulator, private: PrivacyLedger | ExampleLedger | None)
         helps = f"{field} of {needed:,} or more clients{more}"
     else:
         noise = private.noise * (math.sqrt(2) if private.release.noise == "laplace" else 1)
-        needed, ratio = noise_to_signal(noise, numbers, simulation.spec.sampling.size, local=True)
+        needed, ratio = noise_to_signal(noise, numbers, simulation.spec.sampler.size, local=True)
         helps = f"cohorts of {needed:,} or more clients, or a central mechanism such as 'gaussian'"
     if ratio <= 1:
         return ""

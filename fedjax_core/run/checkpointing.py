@@ -226,7 +226,7 @@ def restore_plan(simulation: Simulator, workdir: WorkDir, chosen: bool, reporter
     if processes > 1 and not chosen and plan != simulation.spec.plan:
         current = simulation.spec.plan
         adapted = client_loop.choose_plan(
-            simulation.spec.sampling.slots, chunk=plan.chunk, devices=current.devices, model=current.model
+            simulation.spec.sampler.slots, chunk=plan.chunk, devices=current.devices, model=current.model
         )
         if adapted != current:
             simulation.use_plan(adapted)
@@ -264,12 +264,12 @@ def record_placement(simulation: Simulator, workdir: WorkDir, reporter: reporter
     """Records where data and client states are stored, and reports data that are not on the
     devices.
     """
-    placed = simulation.spec.placed
-    workdir.record("placement", {"data": placed.where, "hold": simulation.spec.hold})
-    if placed.where != "device":
+    placement = simulation.spec.placement
+    workdir.record("placement", {"data": placement.where, "hold": simulation.spec.hold})
+    if placement.where != "device":
         several = "; every round takes them all, so each device has them several times over"
         reporter.say(
-            f"examples are on the {placed.where} ({placed.why or 'as asked'}), and reach the devices round by round"
+            f"examples are on the {placement.where} ({placement.why or 'as asked'}), and reach the devices round by round"
             + (several if simulation.spec.population == 1 else "")
         )
 

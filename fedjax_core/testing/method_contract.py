@@ -64,7 +64,7 @@ def check_cohort_order_is_irrelevant(case: Case) -> None:
 
 def check_absent_client_changes_nothing(case: Case) -> None:
     """A client that drops out, with NaN in its state, changes the round as little as an empty slot."""
-    if case.reference_run[0].spec.sampling.size == 1:
+    if case.reference_run[0].spec.sampler.size == 1:
         return  # a pooled method has one client
     run, drawn, rows = case.make_round_fn()
     gone = [(Cohort(c.ids, _first(c.examples, 0)), p) for c, p in drawn]

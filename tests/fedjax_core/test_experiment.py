@@ -224,11 +224,11 @@ class BuildTest(chex.TestCase):
             evaluation__clients=4,
         )
         self.assertEqual(
-            (sim.spec.sampling.size, sim.spec.dropout, sim.spec.plan, sim.spec.hold), (3, 0.25, client_loop.Plan(2, 1), "host")
+            (sim.spec.sampler.size, sim.spec.dropout, sim.spec.plan, sim.spec.hold), (3, 0.25, client_loop.Plan(2, 1), "host")
         )
         self.assertEqual(tuple(sim.spec.evaluation), (("own",), 5, 4, 1))
-        self.assertEqual(build(cohort__fraction=0.5).spec.sampling.size, 4)
-        self.assertEqual(build(cohort__fraction=None).spec.sampling.size, 8)
+        self.assertEqual(build(cohort__fraction=0.5).spec.sampler.size, 4)
+        self.assertEqual(build(cohort__fraction=None).spec.sampler.size, 8)
         self.assertEqual(build(plan__devices=None).spec.plan, client_loop.choose_plan(3))
         self.assertEqual(build(plan__devices=None, plan__model=2).spec.plan, client_loop.Plan(1, 6, 2))
         with self.assertRaisesRegex(ValueError, "plan.model=3 does not divide the 4 devices"):

@@ -42,5 +42,5 @@ class CentralizedTest(chex.TestCase):
         for data in (toy.data(), divided(shuffled[:20], shuffled[20:23], shuffled[23:])):
             groups = simulator.one_group(build, toy.task(), data.clients)
             spec = simulator.build_spec(groups, data, cohort=3, dropout=0.9, plan=client_loop.Plan(1, 1))
-            self.assertEqual((spec.population, spec.sampling.size, spec.dropout), (1, 1, 0.0))
+            self.assertEqual((spec.population, spec.sampler.size, spec.dropout), (1, 1, 0.0))
             np.testing.assert_array_equal(spec.host_arrays.index[0], UNION)

@@ -38,7 +38,7 @@ class FedTPGTest(chex.TestCase):
         sim, before, after = toy.reference("fedtpg")
         params = task().frozen.params | before.server.net.params
         for r in range(2):
-            cohort = naive.cohort(0, r, toy.CLIENTS, sim.spec.sampling.slots)
+            cohort = naive.cohort(0, r, toy.CLIENTS, sim.spec.sampler.slots)
             deltas = [naive.minus(train_naively(params, i, naive.client_key(0, r, i)), params) for i in cohort]
             params = naive.plus(params, naive.mean(deltas, [1] * len(deltas)))
         rounding = jax.tree.map(

@@ -18,7 +18,7 @@ class PromptFLTest(chex.TestCase):
         params = frozen | before.server.net.params
         for r in range(2):
             deltas = []
-            for i in naive.cohort(0, r, toy.CLIENTS, sim.spec.sampling.slots):
+            for i in naive.cohort(0, r, toy.CLIENTS, sim.spec.sampler.slots):
                 x, y = naive.rows(toy.data())[i]
                 end = naive.train(
                     model, params, {}, x, y, naive.client_key(0, r, i), epochs=2, batch=toy.BATCH, lr=0.1, momentum=0.5

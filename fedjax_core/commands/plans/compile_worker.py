@@ -65,10 +65,10 @@ def describe_simulation(sim: Simulator, num_runs: int = 1) -> dict[str, Any]:
         "devices": int(sim.spec.mesh.devices.size),
         "limit": limit,
         "plan": sim.spec.plan._asdict(),
-        "data on": sim.spec.placed.where,
+        "data on": sim.spec.placement.where,
         "population": sim.spec.population,
-        "cohort": sim.spec.sampling.size,
-        "places": sim.spec.sampling.slots,
+        "cohort": sim.spec.sampler.size,
+        "places": sim.spec.sampler.slots,
         "rows": {"all": int(sizes.sum()), "mean": float(sizes.mean()), "most": int(sizes.max())},
         "processes": len({device.process_index for device in sim.spec.mesh.devices.flat}),
         "hold": sim.spec.hold,
@@ -106,7 +106,7 @@ def trace_programs(sim: Simulator, parts: tuple[str, ...], num_runs: int = 1) ->
 
 def expected_active_share(sim: Simulator) -> float:
     """Returns the mean share of a round's slots whose clients return."""
-    return sim.spec.sampling.size / sim.spec.sampling.slots * (1 - sim.spec.dropout)
+    return sim.spec.sampler.size / sim.spec.sampler.slots * (1 - sim.spec.dropout)
 
 
 def analyze_program(traced: Any, sim: Simulator, active_share: float = 1.0) -> dict[str, Any]:

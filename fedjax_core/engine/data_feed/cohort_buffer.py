@@ -181,13 +181,13 @@ def round_capacity(spec: SimulationSpec, sizes: np.ndarray, is_dealt: bool) -> i
     """
     shards = spec.plan.client_shards
     if shards == 1:
-        return 1 + SizeBound(sizes, spec.sampling).total()
+        return 1 + SizeBound(sizes, spec.sampler).total()
     capacity = 1
     for g, group in enumerate(spec.groups):
         group_sizes = np.zeros_like(sizes)
         group_sizes[group.clients] = sizes[group.clients]
-        bound, plan = SizeBound(group_sizes, spec.sampling), spec.plan_of(g)
-        clients = -(-min(spec.sampling.slots, len(group.clients)) // (plan.chunk * shards)) * plan.chunk
+        bound, plan = SizeBound(group_sizes, spec.sampler), spec.plan_of(g)
+        clients = -(-min(spec.sampler.slots, len(group.clients)) // (plan.chunk * shards)) * plan.chunk
         most = bound.largest(clients)
         if is_dealt:
             most = min(most, -(-bound.total() // shards) + bound.largest(plan.chunk))

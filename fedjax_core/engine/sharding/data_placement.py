@@ -106,11 +106,11 @@ def _device_memory(mesh: Mesh) -> float:
     return row_readers.machine_memory() if published is None else published.memory
 
 
-def open_data(placed: Placed, data: FederatedData) -> tuple[FederatedData, dict[str, row_readers.ExampleReader]]:
-    """Returns the data, stored as `placed` says, and readers of their splits if they are streamed."""
-    if placed.where == "device":
+def open_data(placement: Placed, data: FederatedData) -> tuple[FederatedData, dict[str, row_readers.ExampleReader]]:
+    """Returns the data, stored as `placement` says, and readers of their splits if they are streamed."""
+    if placement.where == "device":
         return data, {}
-    make_reader = row_readers.open_in_memory if placed.where == "host" else row_readers.open_on_disk
+    make_reader = row_readers.open_in_memory if placement.where == "host" else row_readers.open_on_disk
     readers = {part: make_reader(getattr(data, part)) for part in ("train", "test")}
     return dataclasses.replace(data, **{part: reader.like for part, reader in readers.items()}), readers
 

@@ -128,7 +128,7 @@ def count_cohort_labels(simulation: Simulator, state: State) -> np.ndarray:
     """
     require_classes(simulation, "the analysis of cohorts by class")
     spec, compiled = simulation.spec, simulation.compiled
-    if spec.sampling.is_adaptive:
+    if spec.sampler.is_adaptive:
         raise ValueError("cohorts of an adaptive sampler follow from the state of their round, which is gone")
     table = []
     for done in range(int(state.round)):

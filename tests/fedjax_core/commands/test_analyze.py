@@ -145,7 +145,7 @@ def test_local_losses_and_labels_of_cohorts_are_drawn(runs, tmp_path):
     assert np.hypot(*(float(found[-1][way]) for way in ("first", "second"))) == pytest.approx(apart, rel=1e-4)
     labels = rows(tmp_path / "drift_labels.csv")
     assert [row["round"] for row in labels] == ["1", "2"]
-    size = simulation.spec.sampling.size
+    size = simulation.spec.sampler.size
     sums = [data.label_table[list(ids)].sum(0).tolist() for ids in itertools.combinations(range(data.clients), size)]
     assert all([int(row[name]) for name in data.class_names] in sums for row in labels)
 

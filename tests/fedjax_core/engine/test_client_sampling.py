@@ -87,13 +87,13 @@ def test_a_sampler_is_a_class_and_a_name(monkeypatch):
     sim = toy.simulate("fedavg", sampling="even", cohort=3, data_on="host")
     arrays = sim.compiled.feed.for_round(jax.random.key_data(jax.random.key(0)), 0, False)
     assert sorted(arrays.index.ids.tolist()) == [0, 2, 4, toy.CLIENTS, toy.CLIENTS]
-    assert len(arrays.train.y) == 1 + SizeBound(sim.spec.host_arrays.size, sim.spec.sampling).total()
-    bound = SizeBound(np.array([1, 9, 1, 9, 1, 9, 1, 2]), sim.spec.sampling)
+    assert len(arrays.train.y) == 1 + SizeBound(sim.spec.host_arrays.size, sim.spec.sampler).total()
+    bound = SizeBound(np.array([1, 9, 1, 9, 1, 9, 1, 2]), sim.spec.sampler)
     assert bound.total() == 9 + 9 + 9 + 2 + 1
     sim.release()
     private = PrivacyConfig("gaussian", 1.0, 1.0, None, 1e-5, None, None, "rdp", None, None, 3)
     with pytest.raises(ValueError, match="epsilon is not known for cohorts that are drawn this way"):
-        private.make_ledger(3, 8, sim.spec.sampling.accounting, calibrate=False)
+        private.make_ledger(3, 8, sim.spec.sampler.accounting, calibrate=False)
     with pytest.raises(ValueError, match=r"unknown sampler 'odd'; allowed: fixed, poisson, cyclic, size, .*, oort, even"):
         client_sampling.make_sampler("odd", 3, 8)
     monkeypatch.setattr(EverySecond, "draw", lambda self, key, round_num, clients, state: jnp.ones(8, bool))

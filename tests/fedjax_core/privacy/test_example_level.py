@@ -102,7 +102,7 @@ def test_all_steps_that_a_client_takes_are_accounted_for():
 def test_participations_are_those_of_the_run():
     config = private(rounds=3)
     simulator = experiment.build(config)
-    counter = ParticipationCounter(simulator.spec.sampling, 0)
+    counter = ParticipationCounter(simulator.spec.sampler, 0)
     assert counter(3).sum() == 12
     assert (counter(3) >= counter(1)).all()
     assert counter(1).max() == 1

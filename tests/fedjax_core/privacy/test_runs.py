@@ -43,7 +43,7 @@ def test_a_run_tells_its_epsilon(tmp_path: Path, monkeypatch):
         experiment.execute(private(3, noise=1.2), str(tmp_path / "run"), progress=False)
     for name in ("compute_epsilon", "calibrate_noise"):
         monkeypatch.setattr(budget, name, lambda *given: pytest.fail("a run is read without an accountant"))
-    assert experiment.load(str(tmp_path / "run"))[1].spec.sampling.size == 4
+    assert experiment.load(str(tmp_path / "run"))[1].spec.sampler.size == 4
     calibrated = budget.PrivacyConfig("gaussian", 0.5, None, 2.0, 1e-5, None, None, "rdp", None, None, 3)
     assert calibrated.make_ledger(4, 20, "poisson", False, {"noise_multiplier": 1.25}).noise == 1.25
 

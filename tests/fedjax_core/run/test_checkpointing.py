@@ -23,7 +23,7 @@ def test_several_processes_take_up_the_chunk_alone(monkeypatch, tmp_path):
     monkeypatch.setattr(distributed, "all_or_none", lambda what, step: step())
     monkeypatch.setattr(client_loop, "choose_plan", lambda places, **given: Plan(min(given["chunk"], places), given["devices"]))
     took, told = [], []
-    simulation: Any = SimpleNamespace(spec=SimpleNamespace(plan=Plan(1, 8), sampling=SimpleNamespace(slots=40)))
+    simulation: Any = SimpleNamespace(spec=SimpleNamespace(plan=Plan(1, 8), sampler=SimpleNamespace(slots=40)))
     reporter: Any = SimpleNamespace(say=told.append)
 
     def use(plan):
@@ -76,7 +76,9 @@ def test_rows_that_every_round_takes_whole_are_said_to_lie_on_devices_several_ti
     reporter: Any = SimpleNamespace(say=told.append)
     with WorkDir.open(tmp_path / "run", {}) as workdir:
         for population in (1, 2):
-            simulation: Any = SimpleNamespace(spec=SimpleNamespace(placed=Placed("host", ""), hold="device", population=population))
+            simulation: Any = SimpleNamespace(
+                spec=SimpleNamespace(placement=Placed("host", ""), hold="device", population=population)
+            )
             checkpointing.record_placement(simulation, workdir, reporter)
     assert ["several times" in line for line in told] == [True, False]
 

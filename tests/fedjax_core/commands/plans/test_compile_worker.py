@@ -59,9 +59,9 @@ def test_streamed_rows_have_the_room_that_a_run_gives_them():
     assert whole["index"].most == held.index.most
     assert whole["train"].x.shape[1:] == held.train.x.shape[1:]
     assert (
-        sizes[: planned.spec.sampling.size].sum()
+        sizes[: planned.spec.sampler.size].sum()
         <= len(whole["train"].x)
-        <= 2 + 2 * np.sort(sizes)[-planned.spec.sampling.size :].sum()
+        <= 2 + 2 * np.sort(sizes)[-planned.spec.sampler.size :].sum()
     )
     assert whole["train"].x.sharding.shard_shape(whole["train"].x.shape)[0] == len(whole["train"].x) / 2  # each device its clients'
     real.close()
@@ -170,7 +170,7 @@ def test_an_error_of_one_program_leaves_the_others(monkeypatch, tmp_path):
         raise ValueError("this program\nis bad")
 
     monkeypatch.setattr(compile_worker, "analyze_program", analysed)
-    sim: Any = SimpleNamespace(spec=SimpleNamespace(sampling=SimpleNamespace(size=8, slots=16), dropout=0.5))
+    sim: Any = SimpleNamespace(spec=SimpleNamespace(sampler=SimpleNamespace(size=8, slots=16), dropout=0.5))
     monkeypatch.setattr(compile_worker, "make_simulation", lambda *_: sim)
     monkeypatch.setattr(compile_worker, "describe_simulation", lambda sim, num_runs: {"num_runs": num_runs})
     monkeypatch.setattr(aot, "trace_programs", lambda sim, parts: dict.fromkeys(parts, lambda: None))
@@ -190,8 +190,8 @@ def test_cohorts_by_poisson_are_planned_with_all_their_places():
     of.plan.chunk, of.plan.devices = 100, 1
     kind = mock_data.mock_pipeline(experiment.resolve(of))
     sim = experiment.build(of, shapes_only=True, pipeline=kind, devices=jax.devices()[:1])
-    assert sim.spec.sampling.size == 4 < sim.spec.sampling.slots == sim.spec.plan.chunk
-    assert compile_worker.describe_simulation(sim)["places"] == sim.spec.sampling.slots
+    assert sim.spec.sampler.size == 4 < sim.spec.sampler.slots == sim.spec.plan.chunk
+    assert compile_worker.describe_simulation(sim)["places"] == sim.spec.sampler.slots
 
 
 def test_several_processes_are_those_of_the_topology(monkeypatch):

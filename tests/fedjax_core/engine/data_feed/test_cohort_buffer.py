@@ -53,7 +53,7 @@ def test_each_of_several_devices_has_room_for_its_part():
         nothing: Any = None
         groups = [Group("all", nothing, nothing, np.arange(4000))]
         spec: Any = types.SimpleNamespace(
-            plan=plan, sampling=FixedSampler(cohort, 4000), groups=groups, plan_of=lambda g, plan=plan: plan
+            plan=plan, sampler=FixedSampler(cohort, 4000), groups=groups, plan_of=lambda g, plan=plan: plan
         )
         room, bound = (
             cohort_buffer.round_capacity(spec, sizes, is_dealt=True),
