@@ -33,7 +33,7 @@ class ClientView(NamedTuple):
     predict: Callable[..., dict[str, Array]]
 
 
-def make_holdings(
+def view_client(
     spec: SimulationSpec,
     g: int,
     arrays: DeviceArrays,

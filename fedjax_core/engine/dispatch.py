@@ -45,7 +45,7 @@ class Programs(NamedTuple):
       score_clients: of `evaluation_step`.
       add_up_shards: of `client_loop`.
       score_unseen: of `unseen_clients`.
-      view, predict: `client_view.make_holdings`, `client_view.predict`.
+      view, predict: `client_view.view_client`, `client_view.predict`.
     """
 
     init_state: Any
@@ -99,7 +99,7 @@ def jit_programs(spec: SimulationSpec, layout: Layout) -> Programs:
         ),
         score_clients=[jit(evaluation_step.score_clients, g) for g in groups],
         score_unseen=[jit(unseen_clients.score_unseen, g) for g in groups],
-        view=[jit(client_view.make_holdings, g, out=layout.view, static_argnums=6) for g in groups],
+        view=[jit(client_view.view_client, g, out=layout.view, static_argnums=6) for g in groups],
         predict=[jit(client_view.predict, g, static_argnums=2) for g in groups],
     )
 

@@ -18,21 +18,21 @@ from fedjax_core.engine.sharding.mesh import Plan
 from fedjax_core.engine.simulation_spec import Evaluation, ScoreBatches
 
 
-class Cost(NamedTuple):
-    """What batches cost on a kind of device.
+class BatchCost(NamedTuple):
+    """The cost of batches on a kind of device.
 
     Attributes:
-      most: examples of a batch at most.
-      each: examples that a batch costs beside its own.
+      max_batch: examples of a batch at most.
+      overhead: examples that a batch costs beside its own.
     """
 
-    most: int
-    each: int
+    max_batch: int
+    overhead: int
 
 
-COSTS = {"cpu": Cost(most=64, each=4)}
-CONVOLUTION_COSTS = {"cpu": Cost(most=16, each=1)}
-ACCELERATOR = Cost(most=256, each=256)  # 256 was the fixed size before: no more memory is needed
+COSTS = {"cpu": BatchCost(max_batch=64, overhead=4)}
+CONVOLUTION_COSTS = {"cpu": BatchCost(max_batch=16, overhead=1)}
+ACCELERATOR = BatchCost(max_batch=256, overhead=256)  # 256 was the fixed size before: no more memory is needed
 
 
 def has_convolution(weights: PyTree) -> bool:
@@ -50,7 +50,7 @@ def choose_batches(evaluation: Evaluation, host: DeviceArrays, plan: Plan, platf
         return ScoreBatches(*[evaluation.batch] * len(ScoreBatches._fields))
     cost = (CONVOLUTION_COSTS if convolves else COSTS).get(platform, ACCELERATOR)
     test = np.array([len(host.test.y)])
-    of_clients = cost._replace(each=-(-cost.each // plan.chunk))
+    of_clients = cost._replace(overhead=-(-cost.overhead // plan.chunk))
     return ScoreBatches(
         test=choose_batch(test, cost, plan.client_shards),
         validation_rows=choose_batch(np.array([len(host.validation_rows)]), cost, plan.client_shards),
@@ -61,18 +61,18 @@ def choose_batches(evaluation: Evaluation, host: DeviceArrays, plan: Plan, platf
     )
 
 
-def choose_batch(sizes: np.ndarray, cost: Cost, shards: int = 1) -> int:
+def choose_batch(sizes: np.ndarray, cost: BatchCost, shards: int = 1) -> int:
     """Returns the examples at once under which lists of `sizes` [n] examples cost least.
 
     The batches of each list are spread over `shards` devices.
 
-    >>> choose_batch(np.array([50, 50, 50]), Cost(most=64, each=4))
+    >>> choose_batch(np.array([50, 50, 50]), BatchCost(max_batch=64, overhead=4))
     50
-    >>> choose_batch(np.array([5] * 90 + [640] * 10), Cost(most=64, each=4))
+    >>> choose_batch(np.array([5] * 90 + [640] * 10), BatchCost(max_batch=64, overhead=4))
     16
     """
     sizes, numbers = np.unique(np.asarray(sizes, np.int64), return_counts=True)
-    batches = np.arange(1, min(cost.most, max(1, int(sizes.max(initial=1)))) + 1)
+    batches = np.arange(1, min(cost.max_batch, max(1, int(sizes.max(initial=1)))) + 1)
     steps = np.ceil(np.ceil(sizes[:, None] / batches) / shards)
-    costs = numbers @ steps * (batches + cost.each)
+    costs = numbers @ steps * (batches + cost.overhead)
     return int(batches[len(batches) - 1 - np.argmin(costs[::-1])])  # of equal costs the fewest batches

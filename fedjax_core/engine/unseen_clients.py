@@ -73,7 +73,7 @@ def score_unseen(
         data = ClientData(
             arrays.train, arrays.unseen_index[index], train_size, spec.episodes, settings=settings, privacy=spec.example_privacy
         )
-        plain, personal = make_holdings(spec, g, algorithm, server, key_data, round_num, index, data)
+        plain, personal = make_unseen_holdings(spec, g, algorithm, server, key_data, round_num, index, data)
         test_size = jnp.where(is_active, arrays.unseen_test_size[index], 0)
         models = evaluation_step.bind_predictors(algorithm, plain, personal)
         return (), evaluation_step.score_examples(
@@ -85,7 +85,7 @@ def score_unseen(
     return client_loop.map_chunk_range(score_client, shared, indices, (), bounds, plan=plan, mesh=spec.mesh, in_specs=in_specs)[1]
 
 
-def make_holdings(
+def make_unseen_holdings(
     spec: SimulationSpec,
     g: int,
     algorithm: Algorithm,

@@ -11,7 +11,7 @@ from fedjax_core import nn
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import client_loop, evaluation
-from fedjax_core.engine.score_batches import COSTS, Cost, choose_batch
+from fedjax_core.engine.score_batches import COSTS, BatchCost, choose_batch
 from fedjax_core.engine.simulator import Evaluation, Simulator, build_spec, one_group
 from fedjax_core.task import make_task
 from methods.local import local
@@ -48,7 +48,7 @@ def simulate(sizes, build=None, plan=client_loop.Plan(1, 1), **evaluation):  # n
     ],
 )
 def test_the_batch_is_the_one_that_costs_least(sizes, parts, wanted):
-    assert choose_batch(np.array(sizes, int), Cost(most=64, each=4), parts) == wanted
+    assert choose_batch(np.array(sizes, int), BatchCost(max_batch=64, overhead=4), parts) == wanted
 
 
 def test_a_simulation_of_a_convolutional_network_takes_small_batches():

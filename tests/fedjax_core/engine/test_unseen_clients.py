@@ -218,7 +218,7 @@ def test_statistics_that_stay_with_clients_are_a_unseen_client_s_own():
         held = sim.compiled.device_arrays
         algorithm = sim.spec.algorithm(0, held, state.round)
         client = unseen_clients.ClientData(held.train, held.unseen_index[place], held.unseen_size[place])
-        _, (_, (_, stats)) = unseen_clients.make_holdings(
+        _, (_, (_, stats)) = unseen_clients.make_unseen_holdings(
             sim.spec, 0, algorithm, state.server, state.key, state.round, jnp.int32(place), client
         )
         np.testing.assert_allclose(stats["mean"], 0.1 * data().train.x[rows].mean(0), atol=1e-6)
