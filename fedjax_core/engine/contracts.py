@@ -1,6 +1,7 @@
 """What a simulation's settings may be, and what the functions of a method must return.
 
-Everything is checked before training, by shapes; nothing here enters a program.
+Settings and token ids are checked before training. What functions return is checked by its shapes, before training and
+while a program is traced. Only `check_score` adds to a program: it widens sums to 32 bits.
 """
 
 import contextlib

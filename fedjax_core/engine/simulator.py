@@ -100,7 +100,7 @@ def build_spec(
       dropout: probability with which a sampled client does not come back.
       plan: None: `client_loop.choose_plan`.
       hold: "device", "host" or "disk": where client states are between rounds. Off the device a dispatch has one round.
-      dispatch: the most rounds in one dispatch. Where data are streamed it is one.
+      dispatch: the most rounds in one dispatch; where data are streamed, each of them is a program of its own.
       episodes: how minibatches and tests are drawn, for networks made by `few_shot.prototypical_model`; None: plain examples.
       data_on: "device", "host" or "disk": where the data are; None: where they fit (`data_placement.py`).
       devices: the plan takes the first of them; None: those that jax sees. For a topology's, programs can be compiled.

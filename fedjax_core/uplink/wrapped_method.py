@@ -16,9 +16,11 @@ _STREAM = 0x6C696E6B  # separates the transforms' draws from the method's, which
 
 
 class WrappedServer(NamedTuple):
-    """Attributes:
-    inner: the method's server state.
-    memory: of each transform.
+    """The server's state of a wrapped method.
+
+    Attributes:
+      inner: the method's server state.
+      memory: of each transform.
     """
 
     inner: PyTree
@@ -26,9 +28,11 @@ class WrappedServer(NamedTuple):
 
 
 class WrappedClient(NamedTuple):
-    """Attributes:
-    inner: the method's client state.
-    kept: each transform's client state.
+    """A client's state of a wrapped method.
+
+    Attributes:
+      inner: the method's client state.
+      kept: each transform's client state.
     """
 
     inner: PyTree
@@ -36,10 +40,12 @@ class WrappedClient(NamedTuple):
 
 
 class WrappedBroadcast(NamedTuple):
-    """Attributes:
-    inner: the method's broadcast, as the client receives it.
-    id: [] of the client.
-    memory: of each transform.
+    """The broadcast of a wrapped method to one client.
+
+    Attributes:
+      inner: the method's broadcast, as the client receives it.
+      id: [] of the client.
+      memory: of each transform.
     """
 
     inner: PyTree
