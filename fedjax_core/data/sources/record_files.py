@@ -54,18 +54,23 @@ def csv(
       hospital_00,61,north,yes
 
     A column of nothing but numbers is one of numbers, unless one begins with 0 as postcodes do;
-    others are texts. A cell is missing that is empty, NA, N/A, NaN, null or ?, or None in a column
-    of numbers. Other arguments as those of `jsonl`.
+    others are texts. For a categorical column the cells of both files count. A cell is missing that
+    is empty, NA, N/A, NaN, null or ?, or None in a column of numbers. Other arguments as those of
+    `jsonl`.
 
     Args:
       delimiter: between cells; None: of comma, semicolon, tab and | the one that the first line has
         most of.
       decimal: the decimal sign.
     """
-    numeric = {*list_columns(x), *list_columns(y if targets == "numbers" else None)} - {*list_columns(categorical)}
-    read = functools.partial(_read_delimited, delimiter=delimiter, encoding=encoding, decimal=decimal, numeric=numeric)
+    one_hot = list_columns(categorical)
+    numeric = {*list_columns(x), *list_columns(y if targets == "numbers" else None)} - {*one_hot}
+    read = functools.partial(
+        _read_delimited, delimiter=delimiter, encoding=encoding, decimal=decimal, numeric=numeric, unparsed=one_hot
+    )
+    parse = functools.partial(_parse_categories, columns=one_hot, decimal=decimal)
     columns = dict(x=x, y=y, clients=clients, domains=domains, targets=targets, categorical=categorical, missing=missing)
-    return _load_tables(read, data_dir, path, test, test_fraction, words, length, **columns)
+    return _load_tables(read, data_dir, path, test, test_fraction, words, length, parse=parse, **columns)
 
 
 def jsonl(
@@ -186,10 +191,17 @@ def _load_tables(
     test_fraction: float | None,
     words: int | None,
     length: int | None,
+    *,
+    parse: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     **columns: Any,
 ) -> Dataset:
-    """Builds a data set from files; `columns` are arguments of `from_table`."""
+    """Builds a data set from files; `columns` are arguments of `from_table`.
+
+    Args:
+      parse: tables by part -> the same with cells that depend on all files; None: there are none.
+    """
     tables = {part: _read(read, data_dir, file) for part, file in (("train", path), ("test", test)) if file is not None}
+    tables = tables if parse is None else parse(tables)
     if (words is None) != (length is None):
         raise ValueError(f"words={words}, length={length}: texts need both, other inputs neither.")
     names = None
@@ -248,7 +260,12 @@ def _read(read: Callable[[Path], Any], data_dir: Path, path: str) -> Any:
 
 
 def _read_delimited(
-    file: Path, delimiter: str | None, encoding: str, decimal: str, numeric: Collection[str] = ()
+    file: Path,
+    delimiter: str | None,
+    encoding: str,
+    decimal: str,
+    numeric: Collection[str] = (),
+    unparsed: Collection[str] = (),
 ) -> dict[str, list[Any]]:
     """Reads the cells of a file by column; its first line names the columns.
 
@@ -257,6 +274,7 @@ def _read_delimited(
 
     Args:
       numeric: columns that are read as numbers.
+      unparsed: columns whose cells stay as they are written.
 
     Raises:
       ValueError: no header, a duplicate name, a line with more or fewer cells than the header,
@@ -284,7 +302,9 @@ def _read_delimited(
     if not names:
         raise ValueError(f"{file}: has no header line that names the columns.")
     columns = zip(*rows, strict=True) if rows else ((),) * len(names)
-    parsed = {name: _parse_column(cells, decimal) for name, cells in zip(names, columns, strict=True)}
+    parsed = {
+        name: list(cells) if name in unparsed else _parse_column(cells, decimal) for name, cells in zip(names, columns, strict=True)
+    }
     for name in parsed.keys() & numeric if decimal == "," else ():
         texts = (cell for cell in parsed[name] if isinstance(cell, str))
         if cell := next((text for text in texts if "." in text and as_number(text) is not None), None):
@@ -318,6 +338,16 @@ def _parse_column(cells: Sequence[str], decimal: str) -> list[Any]:
             None if number != number else int(cell) if is_integer else number for cell, number in zip(plain, numbers, strict=True)
         ]
     return [None if cell.casefold() in MISSING_TEXTS else cell for cell in cells]
+
+
+def _parse_categories(tables: dict[str, Any], columns: Sequence[str], decimal: str) -> dict[str, Any]:
+    """Parses each categorical column over all files: a category is written alike in each."""
+    for column in columns:
+        held = {part: table[column] for part, table in tables.items() if column in table}
+        parsed = iter(_parse_column([*itertools.chain(*held.values())], decimal))
+        for part, cells in held.items():
+            tables[part][column] = [*itertools.islice(parsed, len(cells))]
+    return tables
 
 
 def _import(module: str, file: Path) -> Any:

@@ -162,3 +162,22 @@ def test_a_category_is_the_same_in_a_file_of_numbers_and_in_one_of_texts(tmp_pat
     data = sources.load("csv(path='t.csv', test='u.csv', x=('age', 'code'), categorical='code', y='ill')", tmp_path)
     np.testing.assert_array_equal(data.train.x[:2, 1:], [[0, 1, 0], [0, 0, 1]])  # 01067, 10115, 80331
     np.testing.assert_array_equal(data.test.x[:, 1:], [[0, 1, 0], [0, 0, 1], [1, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "lit"),
+    [
+        (("true", "false", "unknown"), ("true", "false"), [1, 0]),
+        (("38", "38.5", "unknown"), ("38.5", "38"), [1, 0]),
+        (("1", "2", "10"), ("10.0", "NA"), [2]),
+        (("True", "False", "unknown"), ("unknown", "True"), [2, 1]),
+    ],
+)
+def test_a_category_has_one_feature_in_both_files(tmp_path, train, test, lit):
+    for name, cells in (("t", train * 2), ("u", test)):
+        (tmp_path / f"{name}.csv").write_text("age,kind,ill\n" + "\n".join(f"{i},{cell},{i % 2}" for i, cell in enumerate(cells)))
+    spec = "csv(path='t.csv', test='u.csv', x=('age', 'kind'), categorical='kind', y='ill', missing='drop')"
+    data = sources.load(spec, tmp_path)
+    assert data.train.x.shape == (6, 4), "the age and three categories, each of which is in the training rows"
+    assert data.test.x[:, 1:].argmax(1).tolist() == lit
+    assert data.train.x[:, 1:].any(0).all()
