@@ -54,8 +54,7 @@ def _decode(files: Sequence[Path], size: int) -> np.ndarray:
 
 
 def _map_decoded(files: Sequence[Path], size: int, folder: Path) -> np.ndarray:
-    listed = "\n".join(os.path.relpath(file, folder) for file in files)
-    path = folder / f"decoded-{size}-{hashlib.sha256(listed.encode()).hexdigest()[:16]}.npy"
+    path = _name_decoded(files, size, folder)
     shape = (len(files), size, size, 3)
     with _lock(path):
         if not path.is_file():
@@ -67,6 +66,28 @@ def _map_decoded(files: Sequence[Path], size: int, folder: Path) -> np.ndarray:
     if array.shape != shape or array.dtype != np.uint8:
         raise ValueError(f"{path}: has {array.shape} {array.dtype}, not {shape} uint8; remove it, and it is written again.")
     return array
+
+
+def _name_decoded(files: Sequence[Path], size: int, folder: Path) -> Path:
+    """Returns the file of decoded images, whose name depends on the images' paths, sizes and times of change.
+
+    Where an image is missing it is the last one that was decoded from these paths, if there is one.
+    """
+    paths = [os.path.relpath(file, folder) for file in files]
+    stem = f"decoded-{size}-{_hash(paths)}"
+    try:
+        return folder / f"{stem}_{_hash(_versions(files))}.npy"
+    except FileNotFoundError:
+        return max(folder.glob(f"{stem}_*.npy"), key=lambda file: file.stat().st_mtime_ns, default=folder / f"{stem}.npy")
+
+
+def _hash(parts: Sequence[Any]) -> str:
+    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]
+
+
+def _versions(files: Iterable[Path]) -> list[tuple[int, int]]:
+    """Returns each file's size and time of change."""
+    return [(stat.st_size, stat.st_mtime_ns) for stat in map(os.stat, files)]
 
 
 @contextlib.contextmanager
@@ -119,7 +140,7 @@ class DecodedCache:
 
     def __init__(self, files: Sequence[Path], *settings: Any):
         folder = os.environ.get(CACHE_VARIABLE, os.path.join("~", ".cache", "fedjax_core", "decoded"))
-        versions = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        versions = [(str(file.resolve()), *version) for file, version in zip(files, _versions(files), strict=True)]
         name = hashlib.sha256(repr((versions, settings)).encode()).hexdigest()[:24]
         self._folder = Path(folder).expanduser() if folder else None
         self._x, self._y = f"{name}.npy", f"{name}-labels.npy"

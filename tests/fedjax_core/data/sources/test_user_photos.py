@@ -89,6 +89,20 @@ def test_images_that_no_memory_holds_are_decoded_once_into_files(tmp_path, monke
     assert not [*place.glob(".writing-*")]
 
 
+def test_images_that_changed_are_decoded_again(tmp_path, monkeypatch):
+    flair(tmp_path / "flair")
+    monkeypatch.setattr(row_readers, "machine_memory", lambda: 2 * (3 * 4 * 4 * 3) + 1)
+    before = np.array(sources.load("flair(size=4)", tmp_path).train.x)
+    image(tmp_path / "flair" / "small_images" / "a.jpg", 200)
+    changed = tmp_path / "flair" / "small_images" / "a.jpg"
+    os.utime(changed, ns=(0, changed.stat().st_mtime_ns + 10**9))
+    after = np.array(sources.load("flair(size=4)", tmp_path).train.x)
+    assert abs(int(after[0, 0, 0, 0]) - 200) < 4
+    np.testing.assert_array_equal(after[1:], before[1:])
+    changed.unlink()
+    np.testing.assert_array_equal(sources.load("flair(size=4)", tmp_path).train.x, after)
+
+
 @pytest.mark.parametrize(
     ("name", "file", "below"),
     [
