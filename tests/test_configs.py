@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import itertools
 import re
 import warnings
 from pathlib import Path
@@ -18,6 +19,7 @@ from configs import base
 from fedjax_core import experiment, nn
 from fedjax_core.data import sources
 from fedjax_core.data.sources import published_images
+from fedjax_core.experiment import config_warnings
 from fedjax_core.language import instruction_data, load_pretrained
 from fedjax_core.language import instruction_task as language
 from fedjax_core.language.models import decoder
@@ -153,6 +155,11 @@ def test_paper_builds_and_its_round_traces_at_full_size(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_small_variant_builds(name):
     assert build(get(name, "small")).spec.population >= 1
+
+
+def test_no_config_makes_other_clients_than_those_its_source_names():
+    for name, variant in itertools.product(NAMES, base.VARIANTS):
+        assert not config_warnings.check_partition(experiment.resolve(get(name, variant)))
 
 
 @pytest.mark.parametrize("variant", ["small", "smoke"])

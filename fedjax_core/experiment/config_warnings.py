@@ -10,12 +10,15 @@ import jax.numpy as jnp
 from fedjax_core import option_types, registry
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.data.ragged_index import RaggedIndex
+from fedjax_core.data.sources import READERS
 from fedjax_core.engine import asynchronous, client_sampling
 from fedjax_core.experiment.resolve_config import ResolvedConfig
 from fedjax_core.task import Model
 from fedjax_core.uplink import attacks, robust_aggregation
 
 SCALED = ("diabetes",)  # sources that scale targets by statistics of all training examples
+# sources that always have clients of their own; others have them if an option names a column
+WITH_CLIENTS = ("femnist", "shakespeare", "stackoverflow", "flair", "landmarks", "inaturalist", "pfllib")
 log = logging.getLogger("fedjax_core")
 
 
@@ -34,6 +37,7 @@ def warn(resolved: ResolvedConfig, data: FederatedData, attackers: int, fresh: M
         *check_rule(resolved.rule, returning),
         *check_statistics(resolved.statistics, fresh),
         *check_source(resolved),
+        *check_partition(resolved),
         *check_batch(resolved, data),
         *check_sampling(resolved),
         *check_offset(resolved, data.x_offset is not None or data.y_offset is not None),
@@ -140,6 +144,22 @@ def check_source(resolved: ResolvedConfig) -> list[str]:
         return []
     what = "its vocabulary" if counts else "the mean and deviation of its targets"
     return [f"data.source={source.spec!r}: {what} is read from all clients' training examples, which epsilon does not cover"]
+
+
+def check_partition(resolved: ResolvedConfig) -> list[str]:
+    """Returns a warning of clients or domains that the source names and the partition does not use."""
+    source, scheme = resolved.data.source, resolved.data.partition
+    takes, _ = registry.read_parameters(scheme.function)
+    if source.origin != registry.BUILT_IN or not {"ids", "domains"}.isdisjoint(takes):
+        return []
+    partitions = {"clients": "natural", "domains": "by_domain"}
+    named = [name for name in partitions if source.options.get(name)]
+    if not named and source.function in [READERS[name] for name in WITH_CLIENTS]:
+        named = ["clients"]
+    what = f"does not use the source's own {' and '.join(named)}, and makes other clients"
+    better = " or ".join(repr(partitions[name]) for name in named)
+    line = f"data.partition={scheme.spec!r} {what}; {better} takes them (data.source={source.spec!r})"
+    return [line] if named else []
 
 
 def check_offset(resolved: ResolvedConfig, has_offset: bool) -> list[str]:

@@ -1,6 +1,7 @@
 """The first lines of a run, and what is said of settings that are allowed and absurd."""
 
 import math
+import re
 
 import pytest
 
@@ -104,6 +105,26 @@ def test_batches_beyond_all_data_and_evaluations_that_never_come_are_reported(ca
     assert config_warnings.check_evaluation(experiment.resolve(config))[0].startswith(
         "evaluation.scopes=() scores no model in any round"
     )
+
+
+@pytest.mark.parametrize(
+    ("source", "partition", "better"),
+    [
+        ("csv(path='t.csv', x=('age',), y='ill', clients='ward')", "dirichlet(alpha=0.5)", "clients, and makes .*'natural' takes"),
+        ("csv(path='t.csv', x=('age',), y='ill', domains='ward')", "iid", "domains, and makes .*'by_domain' takes"),
+        ("pfllib:MNIST", "dirichlet(alpha=0.5)", "clients, and makes .*'natural' takes"),
+        ("femnist", "iid", "clients, and makes .*'natural' takes"),
+        ("csv(path='t.csv', x=('age',), y='ill', clients='ward', domains='region')", "natural", None),
+        ("folder(path='pacs', domains=True)", "by_domain", None),
+        ("csv(path='t.csv', x=('age',), y='ill')", "iid", None),
+    ],
+)
+def test_clients_of_the_source_that_the_partition_does_not_use_are_warned_of(source, partition, better):
+    config = fedavg.get_config("smoke")
+    config.data.update(source=source, partition=partition)
+    lines = config_warnings.check_partition(experiment.resolve(config))
+    assert len(lines) == (better is not None)
+    assert all(re.search(f"own {better}", line) and line.startswith(f"data.partition={partition!r}") for line in lines)
 
 
 def test_a_cohort_larger_than_the_population_is_called_by_its_field():
