@@ -12,7 +12,7 @@ The run's data must still be where it found them. docs/pages/audit.md explains t
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,17 @@ FILE, FIGURE = "audit.json", "inversion.png"
 COMPARABLE = ("replace one client", "replace one client's data")  # relations of which a changed example is a case
 DELTA = 1e-5  # of a run without privacy
 STREAM_SEED = 1  # of canaries and shadow models, beside the run's own
-SIMULATED = {"optimizer.name": "sgd", "optimizer.sharpness": None, "loss": None, "drop_last": None}  # by the inversion
+SIMULATED = {  # by the inversion
+    "optimizer.name": "sgd",
+    "optimizer.sharpness": None,
+    "optimizer.weight_decay": None,
+    "loss": None,
+    "regularizers": (),
+    "augment": None,
+    "drop_last": None,
+}
+CHANGE_LENGTH = dict.fromkeys(("optimizer.nesterov", "optimizer.clip"))  # of the first step
+CHANGE_LATER_STEPS = CHANGE_LENGTH | dict.fromkeys(("optimizer.momentum", "optimizer.anneal"))
 
 
 def audit_run(
@@ -136,21 +146,30 @@ def _prepare_inversion(
       ValueError: the attack does not simulate what the client does.
     """
     resolved = experiment.resolve(config)
-    for field, only in SIMULATED.items():
-        if resolved.fields[field] not in (only, False):
-            value = resolved.fields[field]
-            raise ValueError(f"{field}={value!r}: audit --invert simulates SGD on cross-entropy, for which it must be {only!r}")
+    _check_simulated(resolved.fields, SIMULATED, "")
     if resolved.clients.specs:
         raise ValueError("audit --invert needs no config.clients: the attack simulates the method's own steps")
     require_classes("audit --invert", simulator.spec.data.train.y, "leave --invert out")
     epochs, batch = (int(resolved.method.option(name, 1)) for name in ("epochs", "batch"))
     steps = epochs * -(-examples // batch)
+    if steps > 1:
+        _check_simulated(resolved.fields, CHANGE_LATER_STEPS, f" with {steps} local steps")
+    elif name != "cosine":
+        _check_simulated(resolved.fields, CHANGE_LENGTH, f" with {name!r}, which compares lengths")
     lr = resolved.fields["optimizer.lr"] * (resolved.fields.get("optimizer.decay") or 1) ** int(state.round)
     observed = audit.observe_uplink(simulator, state, client, examples, steps=steps, lr=lr)
     model, attack = simulator.spec.bound_groups[0].task.model, audit.UplinkAttack(name, iterations)
     if "bias" not in observed.before.params.get("head", {}):
         raise ValueError(f"audit: the inversion reads classes off the bias of the network's head, and {model.name} has none")
     return lambda folder: _invert(model, observed, attack, client, simulator.spec.data.classes, folder)
+
+
+def _check_simulated(fields: Mapping[str, Any], allowed: Mapping[str, Any], where: str) -> None:
+    """Raises ValueError for a field that is set to something else than the inversion simulates."""
+    for field, only in allowed.items():
+        if (value := fields.get(field) or only) != only:
+            what = f"audit --invert simulates SGD on cross-entropy, for which it must be {only!r}{where}"
+            raise ValueError(f"{field}={value!r}: {what}")
 
 
 def _invert(

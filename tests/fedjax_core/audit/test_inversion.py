@@ -1,8 +1,11 @@
 """Gradient inversion: an exact case, labels from the head's bias, and what protects."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from configs import fedavg
@@ -87,6 +90,46 @@ def test_what_the_attack_does_not_simulate_is_refused():
     config.optimizer.name = "adam"
     with pytest.raises(ValueError, match=r"optimizer.name='adam': audit --invert simulates SGD .*, for which it must be 'sgd'"):
         prepare()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "epochs", "attack", "where"),
+    [
+        ("optimizer.weight_decay", 0.01, 1, "cosine", ""),
+        ("augment", "crop(padding=1)", 1, "cosine", ""),
+        ("regularizers", ("decorrelation(coefficient=0.1)",), 1, "cosine", ""),
+        ("optimizer.momentum", 0.9, 5, "cosine", " with 5 local steps"),
+        ("optimizer.momentum", 0.9, 1, "dlg", None),
+        ("optimizer.anneal", "cosine", 5, "cosine", " with 5 local steps"),
+        ("optimizer.anneal", "cosine", 1, "dlg", None),
+        ("optimizer.clip", 0.01, 5, "cosine", " with 5 local steps"),
+        ("optimizer.clip", 0.01, 1, "idlg", " with 'idlg', which compares lengths"),
+        ("optimizer.clip", 0.01, 1, "cosine", None),
+        ("optimizer.momentum", 0.0, 5, "cosine", None),
+        ("optimizer.weight_decay", 0.0, 5, "cosine", None),
+    ],
+)
+def test_local_training_that_is_no_plain_descent_is_refused(field, value, epochs, attack, where):
+    config = fedavg.get_config("smoke")
+    simulator = experiment.build(config)
+    config.method.epochs = epochs
+    with config.unlocked():
+        config.update_from_flattened_dict({field: value})
+    prepare = lambda: command._prepare_inversion(config, simulator, simulator.init(0), attack, 0, 1, 5)
+    if where is None:
+        assert callable(prepare())
+        return
+    with pytest.raises(ValueError, match=rf"^{re.escape(f'{field}={value!r}')}: audit --invert .* must be (None|\(\)){where}$"):
+        prepare()
+
+
+def test_a_first_step_is_plain_descent_with_momentum_and_in_its_direction_with_clip():
+    plain, momentum, clipped = (
+        observe(**change)[1].delta for change in ({}, {"optimizer__momentum": 0.9}, {"optimizer__clip": 0.01})
+    )
+    jax.tree.map(np.testing.assert_array_equal, plain, momentum)
+    scale = 0.001 / float(optax.tree.norm(plain))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a * scale, b, rtol=1e-3, atol=1e-7), plain, clipped)
 
 
 def test_methods_that_send_no_single_difference_are_refused():
