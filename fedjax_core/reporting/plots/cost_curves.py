@@ -39,7 +39,8 @@ def plot_costs(
         The last score of a run without privacy is a horizontal dashed line.
 
     Raises:
-      ValueError: a run lacks the score, none has an epsilon, or the number of labels is wrong.
+      ValueError: a run lacks the score, none has an epsilon, two have the same config and seed, or
+        the number of labels is wrong.
     """
     folders, metrics = [Path(folder) for folder in run_dirs], [metric] if isinstance(metric, str) else list(metric)
     groups = score_curves.group_by_seed(folders)

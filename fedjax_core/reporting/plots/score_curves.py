@@ -57,7 +57,7 @@ def plot_curves(
 
     Raises:
       ValueError: a run lacks the score (the message lists its scores), seeds have no common round,
-        or the number of labels is wrong.
+        two runs have the same config and seed, or the number of labels is wrong.
     """
     folders = [Path(run_dirs)] if isinstance(run_dirs, (str, os.PathLike)) else [Path(folder) for folder in run_dirs]
     metrics = [metric] if isinstance(metric, str) else list(metric)
@@ -122,22 +122,32 @@ def _time_unit(longest: float) -> tuple[str, float]:
 
 
 def group_by_seed(folders: Sequence[Path]) -> list[list[Path]]:
-    """Groups runs whose configs differ only in seeds, ordered by their first runs."""
-    groups: dict[Any, list[Path]] = {}
+    """Groups runs whose configs differ only in seeds, ordered by their first runs.
+
+    Raises:
+      ValueError: two runs have the same config and the same seeds, such as a copy of a run.
+    """
+    groups: dict[Any, dict[Any, Path]] = {}
     for folder in folders:
-        groups.setdefault(_seedless_key(folder), []).append(folder)
-    return list(groups.values())
+        key, seeds = _read_key_and_seeds(folder)
+        group = groups.setdefault(key, {})
+        if seeds in group:
+            both = f"{group[seeds]} and {folder} have the same config and the same seed"
+            raise ValueError(f"{both}; a mean over seeds needs different ones: leave one of the two out")
+        group[seeds] = folder
+    return [list(group.values()) for group in groups.values()]
 
 
-def _seedless_key(folder: Path) -> Any:
-    """Returns a key shared by a run and its other seeds; the folder itself without a config."""
+def _read_key_and_seeds(folder: Path) -> tuple[Any, Any]:
+    """Returns a key shared by a run and its other seeds, the folder itself without a config; and the seeds."""
     file = folder / CONFIG
     if not file.exists():
-        return folder
-    kept = {name: value for name, value in read_json(file, _CONFIG).items() if name not in _IGNORED}
-    if "data" in kept:
-        kept["data"] = {name: value for name, value in kept["data"].items() if name != "seed"}
-    return repr(sorted(kept.items()))
+        return folder, None
+    config = read_json(file, _CONFIG)
+    kept = {name: value for name, value in config.items() if name not in _IGNORED}
+    data = dict(config.get("data", {}))
+    seeds = config.get("seed"), data.pop("seed", None)
+    return repr(sorted((kept | {"data": data}).items())), seeds
 
 
 def make_line_labels(folders: Sequence[Path], groups: Sequence[Sequence[Path]], given: Sequence[str] | None) -> list[str]:

@@ -2,7 +2,10 @@
 
 import csv
 import itertools
+import json
+import re
 import runpy
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -134,6 +137,18 @@ def test_runs_that_differ_in_their_seed_alone_are_one_line_with_a_band(tmp_path)
     assert found[0] == ["run", "round", "test/global/accuracy", "standard_deviation", "seeds"]
     assert [float(cell) for cell in found[1][1:]] == pytest.approx([2, 0.5, spread, 3])
     assert found[3][3:] == ["", ""]
+
+
+def test_a_copy_of_a_run_is_no_further_seed(tmp_path):
+    folders = seeds(tmp_path, "fedavg", 0.2, 0.4)
+    copy = shutil.copytree(folders[0], tmp_path / "copy")
+    said = rf"{re.escape(str(folders[0]))} and {re.escape(str(copy))} have the same config and the same seed"
+    with pytest.raises(ValueError, match=said):
+        plot_curves([*folders, copy], "test/global/accuracy", tmp_path / "x.png")
+    config = json.loads((copy / "config.json").read_text())
+    write_json(copy / "config.json", config | {"data": config["data"] | {"seed": 7}})
+    figure = plot_curves([*folders, copy], "test/global/accuracy", tmp_path / "x.png")
+    assert len(figure.axes[0].get_lines()) == 1, "another partition is another seed"
 
 
 def test_the_spread_of_a_single_evaluation_is_a_bar():
