@@ -44,8 +44,8 @@ SIMULATED = {  # by the inversion
     "augment": None,
     "drop_last": None,
 }
-CHANGE_LENGTH = dict.fromkeys(("optimizer.nesterov", "optimizer.clip"))  # of the first step
-CHANGE_LATER_STEPS = CHANGE_LENGTH | dict.fromkeys(("optimizer.momentum", "optimizer.anneal"))
+CHANGE_LENGTH = {"optimizer.nesterov": None, "optimizer.clip": None}  # of the first step
+CHANGE_LATER_STEPS = {**CHANGE_LENGTH, "optimizer.momentum": None, "optimizer.anneal": None}
 
 
 def audit_run(

@@ -120,7 +120,7 @@ def jsonl(
       ValueError: a line is no JSON object, or lacks a column, or what `from_table` refuses.
     """
     read = lambda file: [row for _, row in read_json_lines(file, encoding)]
-    columns = dict(x=x, y=y, clients=clients, domains=domains, targets=targets, categorical=categorical, missing=missing)
+    columns: Any = dict(x=x, y=y, clients=clients, domains=domains, targets=targets, categorical=categorical, missing=missing)
     return _load_tables(read, data_dir, path, test, test_fraction, words, length, **columns)
 
 
@@ -148,7 +148,7 @@ def parquet(
     Args:
       size: images are resized to size x size pixels; needed where they differ.
     """
-    columns = dict(x=x, y=y, clients=clients, domains=domains, targets=targets, categorical=categorical, missing=missing)
+    columns: Any = dict(x=x, y=y, clients=clients, domains=domains, targets=targets, categorical=categorical, missing=missing)
     return _load_tables(_read_parquet, data_dir, path, test, test_fraction, words, length, size=size, **columns)
 
 
@@ -179,7 +179,7 @@ def array_record(
     """
     wanted = list_columns(y)
     read = functools.partial(_read_array_record, lists=wanted if targets == "labels" and len(wanted) == 1 else ())
-    columns = dict(x=x, y=y, clients=clients, domains=domains, targets=targets, categorical=categorical, missing=missing)
+    columns: Any = dict(x=x, y=y, clients=clients, domains=domains, targets=targets, categorical=categorical, missing=missing)
     return _load_tables(read, data_dir, path, test, test_fraction, words, length, size=size, **columns)
 
 
