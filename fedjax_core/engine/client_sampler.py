@@ -64,12 +64,12 @@ class ClientSampler:
 
     @property
     def has_update(self) -> bool:
-        """Whether it learns from the clients' losses."""
+        """Returns whether it learns from the clients' losses."""
         return type(self).update is not ClientSampler.update
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether draws depend on earlier rounds."""
+        """Returns whether draws depend on earlier rounds."""
         return self.has_update or "losses" in self.needs
 
     def init(self, clients: ClientFacts) -> PyTree:

@@ -201,12 +201,12 @@ def _warn_of_inputs(
 
 def _count_tested(data: FederatedData, public: Examples) -> int:
     """Returns how many public inputs equal a test or validation example of the clients."""
+    if public.x.dtype != data.train.x.dtype or public.x.shape[1:] != data.train.x.shape[1:]:
+        return 0
     unseen = () if data.unseen is None else data.unseen.test_index
     tests = [RaggedIndex.from_lists(index).concatenate() for index in (data.test_index, unseen)]
     validation = RaggedIndex.from_lists(data.validation_index).concatenate()
     scored = data.test.x[np.unique(np.concatenate(tests))], data.train.x[np.unique(validation)]
-    if public.x.dtype != data.train.x.dtype or public.x.shape[1:] != data.train.x.shape[1:]:
-        return 0
     hashes = {hash(x.tobytes()) for part in scored for x in part}
     return sum(hash(x.tobytes()) in hashes for x in public.x)
 

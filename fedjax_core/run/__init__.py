@@ -7,6 +7,7 @@ from fedjax_core.run.callbacks import CallbackFailed, Ended, Started
 from fedjax_core.run.checkpointing import (
     MAY_DIFFER,
     check_inputs,
+    check_partition,
     digest_inputs,
     read_recorded_plan,
     restore_state,
@@ -27,6 +28,7 @@ __all__ = [
     "Started",
     "StopRequest",
     "check_inputs",
+    "check_partition",
     "digest_inputs",
     "read_recorded_plan",
     "restore_state",

@@ -103,9 +103,7 @@ def _check_data(simulation: Simulator, workdir: WorkDir, inputs: Mapping[str, An
     for digest in filter(None, (inputs["digest"], inputs.get("public"))):
         distributed.assert_equal_across_processes("the data", digest.removeprefix(contents.PREFIX))
     recorded = _read_record(workdir, "partition")
-    if recorded is not None and recorded["hash"] != data.partition_hash:
-        old, new = recorded["hash"][:12], data.partition_hash[:12]
-        raise ValueError(f"{workdir.path} holds a run on other data: its partition hash is {old}, this one's {new}")
+    check_partition(workdir.path, recorded, data.partition_hash)
     check_inputs(workdir.path, _read_record(workdir, DATA) or {}, inputs)
     if recorded is None:
         _record_data(data, workdir)
@@ -135,6 +133,13 @@ def check_inputs(directory: str | Path, recorded: Mapping[str, Any], now: Mappin
                 f"{directory} holds a run on other data: the digest of its {what} is {old}, this one's {new}; "
                 "give the data back that it began with, or take another directory"
             )
+
+
+def check_partition(directory: str | Path, recorded: Mapping[str, Any] | None, now: str) -> None:
+    """Raises ValueError if the hash of the partition is not that of a run, whose run.json may have none."""
+    if recorded is not None and recorded["hash"] != now:
+        old, new = recorded["hash"][:12], now[:12]
+        raise ValueError(f"{directory} holds a run on other data: its partition hash is {old}, this one's {new}")
 
 
 def _record_data(data: FederatedData, workdir: WorkDir) -> None:

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_core import code_fingerprint, experiment, registry
+from fedjax_core import code_fingerprint, experiment
 from fedjax_core.commands.plans import device_targets
 from fedjax_core.data import row_readers
 from fedjax_core.experiment.mock_data import Counts
@@ -196,8 +196,8 @@ def source_files(config: dict[str, Any]) -> Sequence[Path]:
 
     from fedjax_core.experiment.run_experiment import lists_to_tuples
 
-    with registry.record_lookups() as lookups:
-        resolved = experiment.resolve(ConfigDict(lists_to_tuples(config)))
+    resolved = experiment.resolve(ConfigDict(lists_to_tuples(config)))
+    lookups = resolved.lookups
     files = {place.file for place in code_fingerprint.find_sources(lookups)} | set(code_fingerprint.find_own_files(lookups))
     of_texts = [network.resolved() for network in resolved.networks if network.resolved.function is Spec]
     files |= {file.resolve() for spec in of_texts if (file := find_model_folder(spec) / CONFIG).is_file()}

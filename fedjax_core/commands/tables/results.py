@@ -25,7 +25,7 @@ from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.reporting import metrics_log, reporter, score_labels
 from fedjax_core.reporting.rounds_to_target import interpolate_crossing
 from fedjax_core.reporting.summary import CLOCK
-from fedjax_core.run import MAY_DIFFER, check_inputs
+from fedjax_core.run import MAY_DIFFER, check_inputs, check_partition
 from fedjax_core.storage.json_files import read_json, to_json_values
 from fedjax_core.storage.workdir import CONFIG, DATA, RECORDED, RUN, compare_configs
 
@@ -302,19 +302,16 @@ class TableData:
         recorded = read_json(workdir / RUN, RECORDED) if (workdir / RUN).exists() else {}
         if DATA not in recorded:
             return
-        config, is_poisoned = (
-            cell.config,
-            cell.config.get("adversary", {}).get("attack") is not None,
-        )  # a hash of what attackers train on
+        config = cell.config
+        is_poisoned = config.get("adversary", {}).get("attack") is not None  # the recorded hash is of what attackers train on
         by_columns = not is_poisoned and experiment.is_divided_by_columns(config)
-        name = json.dumps([experiment.name_inputs(config), config.get("public"), self._name_data(config) if by_columns else ""])
+        name = json.dumps([self._name_data(config) if by_columns else experiment.name_inputs(config), config.get("public")])
         if name not in self._digests:
             self._digests[name] = self._compute_digests(cell, by_columns)
         now = self._digests[name]
         check_inputs(workdir, recorded[DATA], now)
-        old, new = recorded.get("partition", {}).get("hash", "")[:12], now.get("partition", "")[:12]
-        if old and new and old != new:
-            raise ValueError(f"{workdir} holds a run on other data: its partition hash is {old}, today's {new}")
+        if "partition" in now:
+            check_partition(workdir, recorded.get("partition"), now["partition"])
 
     def _compute_digests(self, cell: Cell, by_columns: bool) -> dict[str, str]:
         with Beat(f"reading the data of {cell.column}", self._say):

@@ -113,12 +113,8 @@ def test_code_that_has_changed_is_another_run(tmp_path):
         ran(tmp_path / "run", config, data=divided())
     mine.write_text(text.format(1))
     assert ran(tmp_path / "run", config, data=divided())[0].state.round == 2
-    assert "code" not in read_json(begun_anew(tmp_path) / "run.json")
-
-
-def begun_anew(tmp_path):
     ran(tmp_path / "plain", small(), data=divided())
-    return tmp_path / "plain"
+    assert "code" not in read_json(tmp_path / "plain" / "run.json")
 
 
 def ran(folder, config, **given):
