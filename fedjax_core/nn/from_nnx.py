@@ -67,6 +67,7 @@ def from_module(
     head_graphdef, head_shapes = nnx.split(abstract.head, nnx.Param)
     no_head = {"head": nnx.to_pure_dict(head_shapes)}
 
+    @jax.jit  # traced once, though a simulation calls it from several programs: a module's constructor traces slowly
     def init(key: Array) -> Net:
         _, params, stats = nnx.split(make(nnx.Rngs(params=key)), nnx.Param, nnx.BatchStat)
         return Net(nnx.to_pure_dict(params), nnx.to_pure_dict(stats))

@@ -275,10 +275,32 @@ def _by_transposing(forward: Callable[..., Array]) -> _Form:
     return _Form(forward, for_x, for_kernel)
 
 
+def _trace_once(rule: Callable[..., Array]) -> Callable[..., Array]:
+    """Returns a function of a form that is traced and lowered once for all layers of the same shapes.
+
+    Networks repeat their layers, and a round trains several of them; tracing Winograd's products
+    takes longer than all else in a ResNet.
+    """
+
+    @functools.partial(jax.jit, static_argnums=(2, 3))
+    def run(first: Array, second: Array, sizes: tuple, backend: str) -> Array:
+        with tracing_for(backend):
+            return rule(first, second, *sizes)
+
+    @functools.wraps(rule)
+    def run_traced(first: Array, second: Array, *sizes) -> Array:
+        return run(first, second, sizes, _current_backend())  # the backend is a part of what is traced
+
+    return run_traced
+
+
 _FORMS = {
-    "native": _by_transposing(_native),
-    "canonical": _Form(_canonical, _canonical_x, _canonical_kernel),
-    "patches": _by_transposing(_patches),
+    name: _Form(*map(_trace_once, form))
+    for name, form in {
+        "native": _by_transposing(_native),
+        "canonical": _Form(_canonical, _canonical_x, _canonical_kernel),
+        "patches": _by_transposing(_patches),
+    }.items()
 }
 
 
