@@ -93,10 +93,11 @@ class Canaries(NamedTuple):
 def insert_canaries(data: FederatedData, number: int, seed: int) -> Canaries:
     """Inserts mislabelled test examples into the clients' training, each with probability 1/2.
 
-    Canaries take turns among the clients. They are left out of the test set.
+    A canary's client does not depend on the coins, so that data sets that differ in one coin are neighbours: they differ in
+    one example of one client. Canaries are left out of the test set.
 
     Raises:
-      ValueError: there are fewer test examples; targets are no classes.
+      ValueError: there are fewer test examples; targets are no classes; all canaries or none are in.
     """
     require_classes("audit: a canary, a mislabelled example,", data.train.y, "leave --canaries out")
     if number > len(data.test.y) // 2:
@@ -107,8 +108,10 @@ def insert_canaries(data: FederatedData, number: int, seed: int) -> Canaries:
     wrong = (examples.y + rng.integers(1, data.classes, number)) % data.classes
     examples = examples._replace(y=wrong.astype(examples.y.dtype))
     is_in = rng.random(number) < 0.5
-    first, rows = len(data.train.y), np.flatnonzero(is_in)
-    turns = [np.sort(first + rows[client :: data.clients]).astype(np.int32) for client in range(data.clients)]
+    if is_in.all() or not is_in.any():
+        raise ValueError(f"audit: canaries={number}: the coins put {'all' if is_in.all() else 'none'} of them in; take more")
+    first, owners = len(data.train.y), np.arange(number) % data.clients
+    turns = [(first + np.flatnonzero(is_in & (owners == client))).astype(np.int32) for client in range(data.clients)]
     train = Examples(*(np.concatenate([np.asarray(a), np.asarray(b)]) for a, b in zip(data.train, examples, strict=True)))
     index = RaggedIndex.from_lists([np.concatenate([own, new]) for own, new in zip(data.train_index, turns, strict=True)])
     kept = np.setdiff1d(np.arange(len(data.test.y)), chosen)

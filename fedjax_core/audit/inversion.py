@@ -89,8 +89,9 @@ class Inversion(NamedTuple):
 def observe_uplink(simulator: Simulator, state: State, client: int, examples: int, *, steps: int, lr: float) -> Observation:
     """Returns what a client would send next, if it had only its first examples.
 
-    The uplink passes the run's attacks, compression and noise of clients. Clipping and noise of the
-    server come later, and do not protect from it.
+    The uplink passes the run's attacks, compression and noise of clients. What a server does with
+    uplinks (clipping, noise, robust rules) comes later and does not protect from it; uplinks of runs
+    with these are not read.
 
     Raises:
       ValueError: the uplink has not exactly one difference of networks; the client has fewer
@@ -131,7 +132,10 @@ def observe_uplink(simulator: Simulator, state: State, client: int, examples: in
 def _find_nets(tree: PyTree) -> list[Any]:
     nets = [x for x in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Net)) if isinstance(x, Net)]
     if not nets:
-        raise ValueError("audit: the method sends no network, or its server's noise hides single uplinks; use method 'fedavg'")
+        raise ValueError(
+            "audit: the inversion reads a network that a client sends, and none is there: the method sends none, or the server's "
+            "noise, robust rule or vote takes its place; use method 'fedavg' without them"
+        )
     return nets
 
 
@@ -149,6 +153,35 @@ def infer_labels(delta: PyTree, number: int) -> np.ndarray:
     return np.array(sorted(labels))
 
 
+def simulate_update(model: Model, observed: Observation, x: Array, target: Array) -> PyTree:
+    """Returns the update of local training on inputs x [B, ...] with targets [B, K]: `steps` steps of SGD on all of them."""
+
+    def loss(params):
+        logits = model.apply(Net(params, observed.before.stats), x, train=False)[0]["logits"]
+        return -jnp.mean(jnp.sum(jax.nn.log_softmax(logits) * target, 1))
+
+    def step(params, _):
+        return optax.tree.add_scale(params, -observed.lr, jax.grad(loss)(params)), None
+
+    trained = jax.lax.scan(step, observed.before.params, length=observed.steps)[0]
+    return optax.tree.sub(trained, observed.before.params)
+
+
+def measure_difference(model: Model, observed: Observation) -> float:
+    """Returns the sine of the angle between the update that the attack simulates on the client's own examples and the observed one.
+
+    Of an uplink that neither compression nor noise has changed it is about 0 if the attack simulates what the client does.
+    """
+    target = jax.nn.one_hot(observed.examples.y, observed.before.params["head"]["bias"].shape[0])
+    simulated = jax.jit(functools.partial(simulate_update, model, observed))(jnp.asarray(observed.examples.x), target)
+    a, b = (
+        np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)]).astype(np.float64)
+        for tree in (simulated, observed.delta)
+    )
+    a, b = (x / max(np.linalg.norm(x), 1e-20) for x in (a, b))
+    return float(np.linalg.norm(a - (a @ b) * b)) if a @ b > 0 else 1.0
+
+
 def invert_uplink(model: Model, observed: Observation, attack: UplinkAttack = UplinkAttack(), seed: int = 0) -> Inversion:  # noqa: B008
     """Attacks one client's uplink, and compares the result with the client's examples."""
     check_arguments(UplinkAttack, **attack._asdict())
@@ -156,22 +189,9 @@ def invert_uplink(model: Model, observed: Observation, attack: UplinkAttack = Up
     classes = observed.before.params["head"]["bias"].shape[0]
     labels = None if attack.name == "dlg" else jnp.asarray(infer_labels(observed.delta, number))
 
-    def simulate(x: Array, target: Array) -> PyTree:
-        """Returns the update of local training on x."""
-
-        def loss(params):
-            logits = model.apply(Net(params, observed.before.stats), x, train=False)[0]["logits"]
-            return -jnp.mean(jnp.sum(jax.nn.log_softmax(logits) * target, 1))
-
-        def step(params, _):
-            return optax.tree.add_scale(params, -observed.lr, jax.grad(loss)(params)), None
-
-        trained = jax.lax.scan(step, observed.before.params, length=observed.steps)[0]
-        return optax.tree.sub(trained, observed.before.params)
-
     def distance(variables: dict[str, Array]) -> Array:
         target = jax.nn.softmax(variables["labels"]) if labels is None else jax.nn.one_hot(labels, classes)
-        update = simulate(variables["x"], target)
+        update = simulate_update(model, observed, variables["x"], target)
         if attack.name != "cosine":  # in gradients, so that the learning rate does not matter
             return optax.tree.norm(optax.tree.sub(update, observed.delta), squared=True) / observed.lr**2
         lengths = optax.tree.norm(update) * optax.tree.norm(observed.delta)

@@ -10,12 +10,14 @@ The run's data must still be where it found them. docs/pages/audit.md explains t
 """
 
 import argparse
+import copy
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from fedjax_core import audit, experiment
@@ -44,6 +46,8 @@ SIMULATED = {  # by the inversion
     "augment": None,
     "drop_last": None,
 }
+SAME = 0.01  # sine of the angle between updates that differ by rounding alone
+AFTER_TRAINING = ("privacy", "compression", "adversary", "aggregation")  # groups of fields: what happens to an uplink
 CHANGE_LENGTH = {"optimizer.nesterov": None, "optimizer.clip": None}  # of the first step
 CHANGE_LATER_STEPS = {**CHANGE_LENGTH, "optimizer.momentum": None, "optimizer.anneal": None}
 
@@ -159,9 +163,35 @@ def _prepare_inversion(
     lr = resolved.fields["optimizer.lr"] * (resolved.fields.get("optimizer.decay") or 1) ** int(state.round)
     observed = audit.observe_uplink(simulator, state, client, examples, steps=steps, lr=lr)
     model, attack = simulator.spec.bound_groups[0].task.model, audit.UplinkAttack(name, iterations)
+    if jax.tree.structure(observed.before.stats) != jax.tree.structure(jax.eval_shape(model.init, jax.random.key(0)).stats):
+        raise ValueError(
+            f"statistics={resolved.statistics!r}: audit --invert needs the statistics of batch normalisation, which clients keep"
+        )
     if "bias" not in observed.before.params.get("head", {}):
         raise ValueError(f"audit: the inversion reads classes off the bias of the network's head, and {model.name} has none")
+    if examples <= batch:
+        _check_simulation(config, model, client, examples, steps)
     return lambda folder: _invert(model, observed, attack, client, simulator.spec.data.classes, folder)
+
+
+def _check_simulation(config: Any, model: Model, client: int, examples: int, steps: int) -> None:
+    """Raises ValueError if the attack does not simulate the client's training.
+
+    Its uplink is compared without what changes it later.
+    """
+    plain = copy.deepcopy(config)
+    with plain.unlocked():
+        plain.update({group: dict.fromkeys(plain[group]) for group in AFTER_TRAINING} | {"schedule": None})
+    simulator = experiment.build(plain)
+    observed = audit.observe_uplink(
+        simulator, simulator.init(int(plain.seed)), client, examples, steps=steps, lr=plain.optimizer.lr
+    )
+    if (difference := inversion.measure_difference(model, observed)) > SAME:
+        raise ValueError(
+            f"method.name={plain.method.name!r} with model {model.name!r}: audit --invert simulates plain SGD on cross-entropy by "
+            f"running statistics, whose update is at an angle of sine {difference:.2g} to the client's; methods with another loss, "
+            "batch normalisation and dropout are not simulated"
+        )
 
 
 def _check_simulated(fields: Mapping[str, Any], allowed: Mapping[str, Any], where: str) -> None:

@@ -94,7 +94,7 @@ def export(
     if mean is None and layout == "own":
         what = f"{run} was trained on {data.train.x.dtype} inputs, which are not normalised"
         raise ValueError(f"{what}; a saved model needs normalised inputs, and no token ids, so use experiment.load in Python")
-    outputs = data.classes if net is None else net.params["head"]["kernel"].shape[-1]
+    outputs = data.classes if net is None else view.predict(name, view.holds[name], sample)["logits"].shape[-1]
     names = [*data.class_names, *(f"public {c}" for c in range(outputs - data.classes))]  # which FedMD predicts too
     description = {
         "model": experiment.spell_network(network),

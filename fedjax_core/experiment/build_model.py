@@ -1,6 +1,7 @@
 """Builds the networks of a config for its data, and reads the arrays that they begin from."""
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,13 @@ def has_random_frozen_arrays(resolved: ResolvedConfig) -> bool:
 
 
 def read_frozen_arrays(
-    model: Model, file: str | None, train: str, seed: int, image: tuple[int, int] | None, shapes_only: bool = False
+    model: Model,
+    file: str | None,
+    train: str,
+    seed: int,
+    image: tuple[int, int] | None,
+    class_names: Sequence[str],
+    shapes_only: bool = False,
 ) -> Net:
     """Returns the frozen arrays of a network: those of its file, or random ones.
 
@@ -136,10 +143,12 @@ def read_frozen_arrays(
       train: what is trained, one of `PARTS`; without a file it is left out.
       seed: of random arrays.
       image: height and width of the images that it sees; None: they are no images.
+      class_names: of the data; a file's head for other classes is left out.
       shapes_only: zeros in place of random arrays.
     """
     if file is not None:
-        return pretrained_weights.read_backbone(file, model.name, jax.eval_shape(model.init, jax.random.key(0)), image=image)
+        shapes = jax.eval_shape(model.init, jax.random.key(0))
+        return pretrained_weights.read_backbone(file, model.name, shapes, image=image, class_names=class_names)
     if shapes_only:
         zero = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
         net = jax.tree.map(zero, jax.eval_shape(model.init, jax.random.key(0)))

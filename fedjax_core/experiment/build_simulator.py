@@ -89,12 +89,14 @@ def build(
         attack = option_types.shorten(resolved.fields["adversary.attack"])
         raise ValueError(f"adversary.attack={attack}: a pooled method has no clients that could attack")
     parameters = 1
+    has_empty = not shapes_only and not np.all(RaggedIndex.from_lists(data.train_index).size)
+    if resolved.privacy is not None and has_empty and resolved.privacy.name in (*INTEGER_SUMS, "adaptive"):
+        share = "share of the noise" if resolved.privacy.name in INTEGER_SUMS else "bit on its norm, of which the clip is made"
+        raise ValueError(
+            f"privacy.mechanism={resolved.privacy.name!r}: a client without examples sends no {share}; take a "
+            "partition in which every client has some, such as one with min_size=1"
+        )
     if resolved.privacy is not None and resolved.privacy.name in INTEGER_SUMS:  # its noise depends on the size of an uplink
-        if not shapes_only and not np.all(RaggedIndex.from_lists(data.train_index).size):
-            raise ValueError(
-                f"privacy.mechanism={resolved.privacy.name!r}: a client without examples sends no share of the noise; take a "
-                "partition in which every client has some, such as one with min_size=1"
-            )
         parameters = count_delta_parameters(
             groups[0].build(groups[0].task), build_spec(groups, data, evaluation=resolved.evaluation).shapes.groups[0].out.uplink
         )

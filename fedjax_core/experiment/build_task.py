@@ -155,7 +155,9 @@ def _classification_task(
     if network.file is None and resolved.adapter is None and resolved.train == "all":
         return make_task(wrap(model), **settings)
     image = nn.image_size(shape, **(build_model.read_options(network) | network.input_options))
-    arrays = build_model.read_frozen_arrays(model, network.file, resolved.train, resolved.seed, image, shapes_only)
+    arrays = build_model.read_frozen_arrays(
+        model, network.file, resolved.train, resolved.seed, image, data.class_names, shapes_only
+    )
     if resolved.adapter is None:
         return make_partial_task(model, arrays, resolved.train, **settings).wrap_model(wrap)
     return adapters.adapter_task(model, arrays, resolved.adapter, TRAINABLE_PARTS[resolved.train] or (), **settings).wrap_model(

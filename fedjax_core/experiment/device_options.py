@@ -14,6 +14,7 @@ from fedjax_core.devices.profiles import find_profile
 from fedjax_core.engine.participation import least_memory
 from fedjax_core.engine.simulation_spec import SimulationSpec
 from fedjax_core.registry import ResolvedSpec, parse_spec
+from fedjax_core.uplink import compression
 
 NEED_PROFILE = ("deadline", "late", "wait_for", "server_seconds")
 
@@ -75,7 +76,7 @@ def find_schedule(fields: Mapping[str, Any]) -> Schedule | None:
     """Returns the asynchronous schedule of a config; None where rounds are synchronous.
 
     Raises:
-      ValueError, TypeError: as `parse_schedule`; or privacy goes with it.
+      ValueError, TypeError: as `parse_schedule`; or privacy or a weighted vote goes with it.
     """
     spec, mechanism = fields["schedule"], fields["privacy.mechanism"]
     if spec is None:
@@ -85,7 +86,14 @@ def find_schedule(fields: Mapping[str, Any]) -> Schedule | None:
             f"schedule={spec!r} and privacy.mechanism={mechanism!r}: epsilon is computed for cohorts that are sampled at random; "
             "who is in a buffer depends on the clients' speeds"
         )
-    return parse_schedule(spec)
+    schedule, uplink = parse_schedule(spec), fields["compression.uplink"]
+    is_weighted = schedule.mixes_models or schedule.has_weights
+    if is_weighted and uplink is not None and compression.parse_compressor(uplink).reduce is not None:
+        raise ValueError(
+            f"schedule={spec!r} and compression.uplink={uplink!r}: the schedule weights deltas, and a vote has no weight; "
+            "fedbuff(staleness='constant', server_lr=1) weights nothing"
+        )
+    return schedule
 
 
 def make_client_devices(

@@ -128,7 +128,8 @@ class PrivacyConfig(NamedTuple):
         noise = "laplace" if self.name == "local_laplace" else "gaussian"
         if self.name.startswith("local"):
             return Release(noise, "local")
-        if sampling != "cyclic" and real == everybody:
+        is_known = sampling in RELATIONS or cohort == population  # everybody is there, whoever draws
+        if is_known and real == everybody and sampling != "cyclic":
             sampling = "all"
         if sampling not in RELATIONS:
             raise ValueError(

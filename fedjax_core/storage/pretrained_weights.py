@@ -24,7 +24,7 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,14 @@ def _read_description(path: str | os.PathLike) -> dict[str, Any]:
     return {} if _is_npz(path) else _parse_description(read_weights(path, checked=False)[1], path)
 
 
-def read_backbone(path: str | os.PathLike, name: str, like: Net, *, image: tuple[int, int] | None = None) -> Net:
+def read_backbone(
+    path: str | os.PathLike,
+    name: str,
+    like: Net,
+    *,
+    image: tuple[int, int] | None = None,
+    class_names: Sequence[str] | None = None,
+) -> Net:
     """Reads the weights of a file for a network.
 
     Args:
@@ -123,10 +130,11 @@ def read_backbone(path: str | os.PathLike, name: str, like: Net, *, image: tuple
       name: of the network, for errors.
       like: arrays of the network, or their shapes.
       image: height and width of the network's images, for interpolation; None: square.
+      class_names: of the first outputs, for a classifier; None: any.
 
     Returns:
-      Host arrays: statistics and params, without "head" if the file's has another shape or a hidden
-        layer, and without "prompts" if the file has none.
+      Host arrays: statistics and params, without "head" if the file's has another shape, a hidden
+        layer, or by its description other classes, and without "prompts" if the file has none.
 
     Raises:
       ValueError: the layout is unknown, or a tensor is missing, unknown, of another shape, or has
@@ -141,7 +149,11 @@ def read_backbone(path: str | os.PathLike, name: str, like: Net, *, image: tuple
     wanted = {key: tensor for key, tensor in wanted.items() if key in arrays or not tensor.leaf.startswith("params.prompts")}
     heads = {key for key, tensor in wanted.items() if tensor.leaf.startswith("params.head.")}
     has_hidden_layer = any(key.startswith("pre_logits") for key in arrays)
-    if has_hidden_layer or not all(key in arrays and arrays[key].shape == wanted[key].shape for key in heads):
+    if (
+        has_hidden_layer
+        or _has_other_classes(metadata, path, class_names)
+        or not all(key in arrays and arrays[key].shape == wanted[key].shape for key in heads)
+    ):
         wanted = {key: tensor for key, tensor in wanted.items() if key not in heads}
     _check_tensors(arrays, wanted, where, name, weight_layouts.HEADS[layout])
     check_weights({key: arrays[key] for key in wanted}, where)
@@ -268,6 +280,12 @@ def _is_npz(path: str | os.PathLike) -> bool:
     """Returns whether a file is a zip archive, as a .npz is."""
     with reword_os_errors("read", path), open_regular(path) as file:
         return file.read(2) == b"PK"
+
+
+def _has_other_classes(metadata: Mapping[str, str], path: str | os.PathLike, class_names: Sequence[str] | None) -> bool:
+    """Returns whether a file says that its head is for other classes than these."""
+    named = _parse_description(metadata, path).get("class_names")
+    return class_names is not None and named is not None and [str(c) for c in named[: len(class_names)]] != list(class_names)
 
 
 def _parse_description(metadata: Mapping[str, str], path: str | os.PathLike) -> dict[str, Any]:

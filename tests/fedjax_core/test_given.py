@@ -65,6 +65,22 @@ def config(rounds: int = 2, lr: float = 0.1):
     return made
 
 
+class Headless(nnx.Module):
+    def __init__(self, classes: int, input_shape: tuple[int, ...], *, rngs: nnx.Rngs):
+        self.first, self.second = nnx.Linear(int(np.prod(input_shape)), 4, rngs=rngs), nnx.Linear(4, classes, rngs=rngs)
+
+    def __call__(self, x):
+        return self.second(nnx.relu(self.first(x.reshape(len(x), -1))))
+
+
+def test_a_network_without_a_head_is_exported(tmp_path):
+    run(tmp_path / "run", config(1), model=Headless)
+    file = tmp_path / "m.safetensors"
+    assert export.export(tmp_path / "run", file)["classes"] == 10
+    model, net, _ = files.load_model(file, lambda name: Headless)
+    assert model.apply(net, np.zeros((2, 8, 8, 1), np.float32))[0]["logits"].shape == (2, 10)
+
+
 def run(directory: Path, made, **replaced):
     return experiment.execute(made, str(directory), progress=False, console=lambda text: None, **replaced)
 

@@ -40,6 +40,24 @@ def test_privacy_is_refused_with_the_reason():
         experiment.resolve(settings)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "is_refused"),
+    [
+        ("fedasync(alpha=0.6)", True),
+        ("fedbuff(buffer=2, server_lr=0.1)", True),
+        ("fedbuff(buffer=2, staleness='constant', server_lr=1)", False),
+    ],
+)
+def test_a_vote_has_no_weights(schedule, is_refused):
+    settings = asynchronous(schedule=schedule)
+    settings.compression.uplink = "sign(majority=True)"
+    if not is_refused:
+        assert experiment.resolve(settings)
+        return
+    with pytest.raises(ValueError, match=r"^schedule=.* and compression.uplink='sign\(majority=True\)': .* a vote has no weight"):
+        experiment.resolve(settings)
+
+
 def test_an_older_config_has_no_schedule():
     settings = config()
     del settings["schedule"]

@@ -131,7 +131,7 @@ def draw_client_accuracies(context: AnalysisContext, load: RunLoader) -> list[Pa
     series = {}
     for run, label in zip(context.runs, run_labels(context), strict=True):
         accuracies = analysis.compute_client_accuracies(*load.accuracies(run, context.model, context.scope))
-        names = read_partition(run).get("client_names") or list(map(str, range(len(accuracies))))
+        names = load(run)[0].spec.data.client_names or list(map(str, range(len(accuracies))))
         series[label] = dict(zip(names, accuracies.tolist(), strict=True))
     return _draw(context, "clients", plots.plot_dots, series, across="client", up=SCOPES[context.scope])
 

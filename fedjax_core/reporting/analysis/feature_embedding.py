@@ -128,9 +128,14 @@ def collect_class_knowledge(
 
     Returns:
       (knowledge [k, D], classes [k]) of the k classes that the client trains on.
+
+    Raises:
+      ValueError: the client has no training examples.
     """
     model = choose_model(view, model)
     rows = simulation.spec.data.train_index[view.client]
+    if not len(rows):
+        raise ValueError(f"client {view.client} has no training examples, so it knows no class; --clients takes others")
     x, y = simulation.spec.data.train
     values = get_output(compute_outputs(view, model, take_examples(x, rows), eval_batch_size(simulation)), key)
     classes = np.unique(y[rows])

@@ -20,6 +20,7 @@ from fedjax_core.reporting.analysis.client_models import (
 )
 from fedjax_core.storage.export_model import find_trained_network
 from fedjax_core.training import losses, metrics
+from fedjax_core.training.adapters import STACKED
 
 
 class Landscape(NamedTuple):
@@ -218,13 +219,16 @@ def compute_drift(
 
 
 def _direction(key: Array, params: PyTree) -> PyTree:
-    leaves, structure = jax.tree.flatten(params)
+    leaves, structure = jax.tree.flatten_with_path(params)
 
-    def draw(key, w):
-        if w.ndim < 2:
+    def draw(key, path, w):
+        names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+        stack = int(names[0] in STACKED)  # the blocks of a transformer are one leaf, with their number first
+        if w.ndim - stack < 2 or names[-1] in ("scale", "bias"):
             return jnp.zeros_like(w)
         d = jax.random.normal(key, w.shape, w.dtype)
-        axes = tuple(range(w.ndim - 1))
+        axes = tuple(range(stack, w.ndim - 1))
         return d * jnp.sqrt(jnp.sum(w**2, axes, keepdims=True) / jnp.sum(d**2, axes, keepdims=True))
 
-    return structure.unflatten([draw(k, w) for k, w in zip(jax.random.split(key, len(leaves)), leaves, strict=True)])
+    keys = jax.random.split(key, len(leaves))
+    return structure.unflatten([draw(k, path, w) for k, (path, w) in zip(keys, leaves, strict=True)])

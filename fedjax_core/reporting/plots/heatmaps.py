@@ -43,6 +43,7 @@ def plot_heatmap(
     ids = list(range(len(table))) if clients is None else list(clients)
     rows = style.make_client_rows(ids, client_names, names, np.asarray(values), across)
     shown = np.unique(np.linspace(0, len(table) - 1, min(len(table), style.MOST_CLIENTS)).round().astype(int))
+    population = ids[-1] + 1 if across == "client" else len(table)  # of many clients a table has some
     part = table[shown].T * (100 if percent else 1)
     columns = len(shown)
     with matplotlib.rc_context(style.STYLE):
@@ -60,7 +61,7 @@ def plot_heatmap(
         x_step, y_step = style.tick_step(0.2 * columns / (size[0] - 1.3)), style.tick_step(len(names) / 40)
         axes.set_xticks(range(0, columns, x_step), [str(ids[i]) for i in shown[::x_step]])
         axes.set_yticks(range(0, len(names), y_step), style.shorten_names(names[::y_step]))
-        axes.set(xlabel=across if len(table) == columns else f"{across} ({columns} of {len(table):,} shown)", ylabel="class")
+        axes.set(xlabel=across if population == columns else f"{across} ({columns} of {population:,} shown)", ylabel="class")
         axes.grid(visible=False)
         figure.colorbar(image, ax=axes, label=of + (" (%)" if percent else ""), pad=0.02).outline.set_linewidth(0.6)
         style.save_figure(figure, path, rows)

@@ -105,3 +105,32 @@ def test_canaries_are_mislabelled_examples_that_are_in_by_coin_flips():
         assert [x.tobytes() for x in found.test.x[after]] == [x for x in rows if x in {x.tobytes() for x in found.test.x}]
     with pytest.raises(ValueError, match="at most half"):
         audit.insert_canaries(data, len(data.test.y), seed=0)
+
+
+def test_one_coin_moves_no_other_canary(monkeypatch):
+    """So that data sets that differ in one coin are neighbours."""
+    data = federated_data.federate(sources.load("digits"), "dirichlet(alpha=0.5)", 3)
+    generator = np.random.default_rng
+
+    class Coins:
+        def __init__(self, seed):
+            self.draws = generator(seed)
+            self.permutation, self.integers = self.draws.permutation, self.draws.integers
+
+        def random(self, number):
+            return coins(self.draws.random(number))
+
+    def rows() -> list[set[int]]:
+        first = len(data.train.y)
+        return [set((index[index >= first] - first).tolist()) for index in audit.insert_canaries(data, 12, seed=0).data.train_index]
+
+    monkeypatch.setattr(np.random, "default_rng", Coins)
+    coins = lambda drawn: drawn
+    before = rows()
+    (flipped,) = {min(set(range(12)) & set.union(*before))}
+    coins = lambda drawn: np.where(np.arange(12) == flipped, 0.9, drawn)
+    assert [own - {flipped} for own in before] == rows()
+    for put, word in ((0.0, "all"), (0.9, "none")):
+        coins = lambda drawn, put=put: np.full_like(drawn, put)
+        with pytest.raises(ValueError, match=f"audit: canaries=12: the coins put {word} of them in; take more"):
+            rows()

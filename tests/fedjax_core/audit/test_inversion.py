@@ -123,6 +123,37 @@ def test_local_training_that_is_no_plain_descent_is_refused(field, value, epochs
         prepare()
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("fedlc", {}),
+        ("fedsam", {}),
+        ("fedavg", {"models": ("resnet8(width=4)",)}),
+        ("fedavg", {"models": ("cnn(dropout=0.5)",)}),
+        ("fedprox", {"method.epochs": 3, "method.mu": 50.0}),
+    ],
+)
+def test_a_loss_or_a_network_that_trains_otherwise_is_refused(name, changes):
+    config = experiment.load_config(f"{name}:smoke")
+    config.method.epochs = 1
+    with config.unlocked():
+        config.update_from_flattened_dict(changes)
+    simulator = experiment.build(config)
+    with pytest.raises(ValueError, match=rf"^method.name='{name}' with model .*: audit --invert simulates plain SGD"):
+        command._prepare_inversion(config, simulator, simulator.init(0), "cosine", 0, 2, 5)
+
+
+def test_what_changes_an_uplink_later_is_not_taken_for_training():
+    config = fedavg.get_config("smoke")
+    config.compression.uplink = "top_k(fraction=0.01)"
+    simulator = experiment.build(config)
+    assert callable(command._prepare_inversion(config, simulator, simulator.init(0), "cosine", 0, 1, 5))
+    config.aggregation.rule = "median"
+    simulator = experiment.build(config)
+    with pytest.raises(ValueError, match="robust rule or vote takes its place; use method 'fedavg' without them"):
+        command._prepare_inversion(config, simulator, simulator.init(0), "cosine", 0, 1, 5)
+
+
 def test_a_first_step_is_plain_descent_with_momentum_and_in_its_direction_with_clip():
     (_, plain), (_, momentum), (_, clipped) = observe(), observe(optimizer__momentum=0.9), observe(optimizer__clip=0.01)
     jax.tree.map(np.testing.assert_array_equal, plain.delta, momentum.delta)

@@ -94,6 +94,10 @@ def test_a_sampler_is_a_class_and_a_name(monkeypatch):
     private = PrivacyConfig("gaussian", 1.0, 1.0, None, 1e-5, None, None, "rdp", None, None, 3)
     with pytest.raises(ValueError, match="epsilon is not known for cohorts that are drawn this way"):
         private.make_ledger(3, 8, sim.spec.sampler.accounting, calibrate=False)
+    whole_deployment = private._replace(cohort=1000, population=1000)  # still only some of the simulated clients
+    with pytest.raises(ValueError, match="epsilon is not known for cohorts that are drawn this way"):
+        whole_deployment.make_ledger(3, 8, sim.spec.sampler.accounting, calibrate=False)
+    assert private.make_ledger(8, 8, sim.spec.sampler.accounting, calibrate=False).release.sampling == "all"
     with pytest.raises(ValueError, match=r"unknown sampler 'odd'; allowed: fixed, poisson, cyclic, size, .*, oort, even"):
         client_sampling.make_sampler("odd", 3, 8)
     monkeypatch.setattr(EverySecond, "draw", lambda self, key, round_num, clients, state: jnp.ones(8, bool))

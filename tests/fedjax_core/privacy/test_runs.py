@@ -161,3 +161,11 @@ def test_a_rule_and_noise_on_the_sum_exclude_each_other():
         experiment.resolve(config)
     config.privacy.mechanism = "local_gaussian"
     assert experiment.resolve(config).leave_out
+
+
+def test_an_adaptive_clip_needs_examples_of_every_client():
+    """Since a client without any sends no bit, which would count as half of one."""
+    config = private(mechanism="adaptive")
+    config.data.partition = "dirichlet(alpha=0.01, min_size=0)"
+    with pytest.raises(ValueError, match=r"^privacy.mechanism='adaptive': a client without examples sends no bit on its norm"):
+        experiment.build(config)

@@ -258,6 +258,17 @@ class LandscapeTest(chex.TestCase):
         np.testing.assert_allclose(np.sqrt((d["k"] ** 2).sum((0, 1))), np.sqrt((params["k"] ** 2).sum((0, 1))), rtol=1e-5)
         np.testing.assert_array_equal(d["b"], 0)
 
+    def test_each_block_of_a_stack_has_filters_of_its_own_and_its_norms_stay(self):
+        shapes = {"mlp1": {"kernel": (3, 4, 5), "bias": (3, 5)}, "norm1": {"scale": (3, 4)}, "qkv": {"bias": (3, 3, 2, 2)}}
+        blocks = jax.tree.map(
+            lambda shape: 1.0 + jnp.arange(np.prod(shape)).reshape(shape), shapes, is_leaf=lambda x: isinstance(x, tuple)
+        )
+        d = loss_landscape._direction(jax.random.key(0), {"blocks": blocks})["blocks"]
+        norms = [np.sqrt((tree["mlp1"]["kernel"] ** 2).sum(1)) for tree in (d, blocks)]  # [depth, filters]
+        np.testing.assert_allclose(*norms, rtol=1e-5)
+        for fixed in (d["mlp1"]["bias"], d["norm1"]["scale"], d["qkv"]["bias"]):
+            np.testing.assert_array_equal(fixed, 0)
+
 
 class PlaneTest(chex.TestCase):
     def test_models_of_a_plane_stand_where_they_are(self):

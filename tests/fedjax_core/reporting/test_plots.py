@@ -33,6 +33,7 @@ from fedjax_core.reporting.plots import (
     plot_run,
 )
 from fedjax_core.reporting.plots.score_curves import Line, draw_lines
+from fedjax_core.reporting.score_labels import describe_score
 from fedjax_core.storage.json_files import JsonLinesFile, write_json
 from fedjax_core.storage.workdir import WorkDir
 
@@ -371,6 +372,24 @@ def test_differences_have_a_key_beside_the_axis_and_a_row_for_the_method_at_0(tm
 def texts(figure: Figure) -> list[str]:
     """All that stands in a figure, once it is drawn."""
     return [found.get_text() for found in figure.findobj(Text)]
+
+
+def test_a_figure_of_costs_says_what_it_scores(tmp_path):
+    runs = [
+        log(tmp_path / "a", RECORDS[0] | {"test/global/accuracy": 0.5}),
+        log(tmp_path / "b", RECORDS[0] | {"test/personal/own/accuracy/mean": 0.6}),
+    ]
+    for run in runs:
+        write_json(run / "summary.json", {"facts": {"bytes_up": 1e6}})
+    scores = ["test/global/accuracy", "test/personal/own/accuracy/mean"]
+    both = [text for text in texts(plot_costs(runs, scores, tmp_path / "s.png")) if text.startswith(("a: ", "b: "))]
+    assert [text.partition(": ")[2] for text in both] == [describe_score(name) for name in scores]
+    assert describe_score(scores[1]) in texts(plot_costs(runs[1:], scores[1], tmp_path / "s.png"))
+
+
+def test_a_heatmap_of_some_clients_says_of_how_many(tmp_path):
+    figure = plot_heatmap(np.ones((300, 2)), tmp_path / "h.png", clients=range(0, 3000, 10))
+    assert any("shown" in text and "of 2,991" in text for text in texts(figure))
 
 
 def test_a_dollar_is_a_dollar(tmp_path):

@@ -358,6 +358,9 @@ def test_our_own_files(tmp_path):
     chex.assert_trees_all_equal(pretrained_weights.read_backbone(path, "vit", shapes(small(3, (8, 12, 3), prompts=3))), net)
     wider = pretrained_weights.read_backbone(path, "vit", shapes(small(4, (16, 12, 3), prompts=3)), image=(16, 12))
     assert "head" not in wider.params
+    like = shapes(small(3, (8, 12, 3), prompts=3))
+    for names, kept in ((("a", "b", "c"), True), (("d", "e", "f"), False), (("a", "c", "b"), False)):
+        assert ("head" in pretrained_weights.read_backbone(path, "vit", like, class_names=names).params) is kept, names
     np.testing.assert_array_equal(wider.params["prompts"], net.params["prompts"])
     close(wider.params["positions"], weight_layouts.interpolate(net.params["positions"], (4, 3), "own", (2, 3)))
     with pytest.raises(ValueError, match=r"params.prompts has no place in vit$"):
