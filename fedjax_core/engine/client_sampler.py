@@ -69,8 +69,8 @@ class ClientSampler:
 
     @property
     def is_adaptive(self) -> bool:
-        """Returns whether draws depend on earlier rounds."""
-        return self.has_update or "losses" in self.needs
+        """Returns whether draws depend on earlier rounds, or on a state from `init`."""
+        return self.has_update or "losses" in self.needs or type(self).init is not ClientSampler.init
 
     def init(self, clients: ClientFacts) -> PyTree:
         """Returns the state before round 1, arrays; traced."""

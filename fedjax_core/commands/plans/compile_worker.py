@@ -105,8 +105,10 @@ def trace_programs(sim: Simulator, parts: tuple[str, ...], num_runs: int = 1) ->
 
 
 def expected_active_share(sim: Simulator) -> float:
-    """Returns the mean share of a round's slots whose clients return."""
-    return sim.spec.sampler.size / sim.spec.sampler.slots * (1 - sim.spec.dropout)
+    """Returns the mean share of a round's slots, of all groups, whose clients return."""
+    sampler = sim.spec.sampler
+    slots = sum(min(sampler.slots, len(group.clients)) for group in sim.spec.groups)
+    return sampler.size / slots * (1 - sim.spec.dropout)
 
 
 def analyze_program(traced: Any, sim: Simulator, active_share: float = 1.0) -> dict[str, Any]:

@@ -287,6 +287,8 @@ class ClientLoops(NamedTuple):
     def trip_count(self, name: str) -> float | None:
         """Returns how often a loop of this name runs, on average over the slots; None for other loops.
 
+        The product with the loop inside it is the mean number of steps. A client's own smaller minibatches count as full ones.
+
         >>> ClientLoops(np.array([10, 30])).trip_count("jit(many)/while/body/batches_of_20/while")
         1.5
         """
@@ -294,8 +296,9 @@ class ClientLoops(NamedTuple):
             epochs, batch = loop
             if epochs is not None:  # a client whose time is over sooner counts in full
                 return float(epochs)
-            own, steps = self.settings.epochs, self.settings.steps
-            return float(np.mean(steps / np.maximum(-(-self.examples // batch), 1) if own is None else own))
+            own, in_epoch = self.settings.epochs, -(-self.examples // batch)
+            steps = np.where(in_epoch > 0, self.settings.steps, 0) if own is None else own * in_epoch
+            return float(np.sum(steps) / max(np.sum(in_epoch), 1))  # times the mean of `in_epoch`: the mean of `steps`
         if (turns := parse_micro_loop(name)) is not None:
             return float(turns)
         batch = parse_loop_name(name)

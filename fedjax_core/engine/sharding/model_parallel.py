@@ -76,7 +76,8 @@ def make_layout(spec: SimulationSpec) -> Layout:
     blocks = [shardings(client, own, mesh, None) for client, own in zip(clients, axes, strict=True)]
     by_client = [shardings(client, own, mesh, AXIS) for client, own in zip(clients, axes, strict=True)]
     of_clients = ((),) * len(clients) if spec.is_offloaded else tuple(blocks)
-    of_state = State(of_server, of_clients, *[cast(Any, whole)] * 3)
+    rest: Any = whole
+    of_state = State(of_server, of_clients, round=rest, key=rest, ring=rest, sampler=rest)
     return Layout(of_arrays, of_state, of_server, by_client, blocks, None)
 
 

@@ -242,6 +242,13 @@ def test_a_run_with_oort_goes_on_bit_for_bit_from_a_checkpoint():
     assert (np.asarray(state.sampler.last_round) > 0).sum() > C
 
 
+@pytest.mark.filterwarnings("ignore:plan.model")
+def test_a_sampler_learns_beside_networks_that_are_divided():
+    states = [simulate("oort", timed=True, plan=plan) for plan in ((1, 1), (1, 2, 2))]
+    ends = [jax.device_get(sim.run_rounds(sim.init(0), 2)[0].sampler) for sim in states]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), *ends)
+
+
 @pytest.mark.parametrize(
     ("sampling", "settings", "message"),
     [

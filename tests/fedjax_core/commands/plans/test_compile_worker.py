@@ -170,7 +170,8 @@ def test_an_error_of_one_program_leaves_the_others(monkeypatch, tmp_path):
         raise ValueError("this program\nis bad")
 
     monkeypatch.setattr(compile_worker, "analyze_program", analysed)
-    sim: Any = SimpleNamespace(spec=SimpleNamespace(sampler=SimpleNamespace(size=8, slots=16), dropout=0.5))
+    group = SimpleNamespace(clients=range(20))
+    sim: Any = SimpleNamespace(spec=SimpleNamespace(sampler=SimpleNamespace(size=8, slots=16), dropout=0.5, groups=[group]))
     monkeypatch.setattr(compile_worker, "make_simulation", lambda *_: sim)
     monkeypatch.setattr(compile_worker, "describe_simulation", lambda sim, num_runs: {"num_runs": num_runs})
     monkeypatch.setattr(aot, "trace_programs", lambda sim, parts: dict.fromkeys(parts, lambda: None))
@@ -179,9 +180,11 @@ def test_an_error_of_one_program_leaves_the_others(monkeypatch, tmp_path):
     assert "error" not in found
     assert found["programs"] == {"start": {"fits": True}, "round": {"fits": None, "says": "this program is bad", "limit_s": 60}}
     assert compile_worker.expected_active_share(sim) == 0.25
+    sim.spec.groups = [group] * 5  # of 80 slots
+    assert compile_worker.expected_active_share(sim) == 0.05
     assert program_costs.ClientLoops(np.array([10, 30]), 0.25).trip_count("batches_of_20") == 1.5 / 4
     own = program_costs.ClientLoops(np.array([10, 30]), settings=ClientSettings(steps=np.array([4, 6])))
-    assert [own.trip_count(name) for name in ("own_epochs_by_20", "5_epochs_by_20")] == [(4 / 1 + 6 / 2) / 2, 5]
+    assert [own.trip_count(name) for name in ("own_epochs_by_20", "5_epochs_by_20")] == [pytest.approx((4 + 6) / (1 + 2)), 5]
 
 
 def test_cohorts_by_poisson_are_planned_with_all_their_places():
