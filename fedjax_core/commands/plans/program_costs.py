@@ -297,7 +297,11 @@ class ClientLoops(NamedTuple):
             if epochs is not None:  # a client whose time is over sooner counts in full
                 return float(epochs)
             own, in_epoch = self.settings.epochs, -(-self.examples // batch)
-            steps = np.where(in_epoch > 0, self.settings.steps, 0) if own is None else own * in_epoch
+            if own is None:
+                assert self.settings.steps is not None
+                steps = np.where(in_epoch > 0, self.settings.steps, 0)
+            else:
+                steps = own * in_epoch
             return float(np.sum(steps) / max(np.sum(in_epoch), 1))  # times the mean of `in_epoch`: the mean of `steps`
         if (turns := parse_micro_loop(name)) is not None:
             return float(turns)
