@@ -89,8 +89,8 @@ def build(
         attack = option_types.shorten(resolved.fields["adversary.attack"])
         raise ValueError(f"adversary.attack={attack}: a pooled method has no clients that could attack")
     parameters = 1
-    has_empty = not shapes_only and not np.all(RaggedIndex.from_lists(data.train_index).size)
-    if resolved.privacy is not None and has_empty and resolved.privacy.name in (*INTEGER_SUMS, "adaptive"):
+    needs_all = resolved.privacy is not None and resolved.privacy.name in (*INTEGER_SUMS, "adaptive") and not shapes_only
+    if resolved.privacy is not None and needs_all and not np.all(RaggedIndex.from_lists(data.train_index).size):
         share = "share of the noise" if resolved.privacy.name in INTEGER_SUMS else "bit on its norm, of which the clip is made"
         raise ValueError(
             f"privacy.mechanism={resolved.privacy.name!r}: a client without examples sends no {share}; take a "
