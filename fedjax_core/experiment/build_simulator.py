@@ -89,14 +89,15 @@ def build(
         attack = option_types.shorten(resolved.fields["adversary.attack"])
         raise ValueError(f"adversary.attack={attack}: a pooled method has no clients that could attack")
     parameters = 1
-    needs_all = resolved.privacy is not None and resolved.privacy.name in (*INTEGER_SUMS, "adaptive") and not shapes_only
-    if resolved.privacy is not None and needs_all and not np.all(RaggedIndex.from_lists(data.train_index).size):
-        share = "share of the noise" if resolved.privacy.name in INTEGER_SUMS else "bit on its norm, of which the clip is made"
+    mechanism_name = None if resolved.privacy is None else resolved.privacy.name
+    needs_everybody = mechanism_name == "adaptive" or mechanism_name in INTEGER_SUMS
+    if needs_everybody and not shapes_only and not np.all(RaggedIndex.from_lists(data.train_index).size):
+        share = "share of the noise" if mechanism_name in INTEGER_SUMS else "bit on its norm, of which the clip is made"
         raise ValueError(
-            f"privacy.mechanism={resolved.privacy.name!r}: a client without examples sends no {share}; take a "
+            f"privacy.mechanism={mechanism_name!r}: a client without examples sends no {share}; take a "
             "partition in which every client has some, such as one with min_size=1"
         )
-    if resolved.privacy is not None and resolved.privacy.name in INTEGER_SUMS:  # its noise depends on the size of an uplink
+    if mechanism_name in INTEGER_SUMS:  # its noise depends on the size of an uplink
         parameters = count_delta_parameters(
             groups[0].build(groups[0].task), build_spec(groups, data, evaluation=resolved.evaluation).shapes.groups[0].out.uplink
         )

@@ -13,7 +13,7 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullForma
 from fedjax_core.reporting.metrics_log import read_records
 from fedjax_core.reporting.plots import score_curves, style
 from fedjax_core.reporting.reporter import SUMMARY
-from fedjax_core.reporting.score_labels import axis_label, describe_score, is_accuracy
+from fedjax_core.reporting.score_labels import axis_label, is_accuracy
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import METRICS
 
@@ -55,18 +55,14 @@ def plot_costs(
             rows.append({"run": label, "round": r, cost: spent[int(r)] if spent else "", score: value} | more)
     if not any(costs):
         raise ValueError(f"{folders[0]} has no epsilon, for it ran without privacy.mechanism")
-    described = list(map(describe_score, scores))
-    if len(set(scores)) > 1:
-        lines = [line._replace(label=f"{line.label}: {score}") for line, score in zip(lines, described, strict=True)]
+    lines, title = score_curves.describe_lines(lines, scores)
     with matplotlib.rc_context(style.STYLE):
         figure = Figure(figsize=(style.COLUMN, 2.4), layout="constrained")
         axes = figure.add_subplot()
         for i, (line, spent) in enumerate(zip(lines, costs, strict=True)):
             _draw(axes, line, spent, i)
         axes.set(xscale="log", xlabel=COSTS[cost], ylabel=axis_label(scores[0]))
-        titles = described[:1] if len(set(scores)) == 1 and described[0] != axis_label(scores[0]) else []
-        titles += [score_curves.BAND] if any(line.band is not None for line in lines) else []
-        axes.set_title("\n".join(titles))
+        axes.set_title(title)
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=5))
         axes.xaxis.set_major_formatter(EngFormatter(sep="") if cost == "bytes" else FuncFormatter(lambda at, _: f"{at:g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())

@@ -77,8 +77,7 @@ def plot_curves(
         lines = [
             line._replace(rounds=[clock[int(r)] / seconds for r in line.rounds]) for clock, line in zip(clocks, lines, strict=True)
         ]
-    if len(set(names)) > 1:
-        lines = [line._replace(label=f"{line.label}: {describe_score(name)}") for line, name in zip(lines, names, strict=True)]
+    lines, title = describe_lines(lines, names)
     with matplotlib.rc_context(style.STYLE):
         figure = Figure(figsize=(style.COLUMN, 2.4), layout="constrained")
         axes = figure.add_subplot()
@@ -86,13 +85,21 @@ def plot_curves(
         if axis == "seconds":
             axes.set_xlabel(f"simulated {unit}")
             axes.xaxis.set_major_locator(MaxNLocator(6))
-        titles = [describe_score(names[0])] if len(set(names)) == 1 and describe_score(names[0]) != axis_label(names[0]) else []
-        titles += [BAND] if any(line.band is not None for line in lines) else []
-        axes.set_title("\n".join(titles))
+        axes.set_title(title)
         if len(lines) > 1:
             style.legend_above(figure, axes)
         style.save_figure(figure, path, rows)
     return figure
+
+
+def describe_lines(lines: Sequence[Line], scores: Sequence[str]) -> tuple[list[Line], str]:
+    """Returns the lines, and the title of their figure, which say the scores that they show: each line its own if they differ."""
+    described, differ = list(map(describe_score, scores)), len(set(scores)) > 1
+    if differ:
+        lines = [line._replace(label=f"{line.label}: {score}") for line, score in zip(lines, described, strict=True)]
+    titles = [] if differ or described[0] == axis_label(scores[0]) else described[:1]
+    titles += [BAND] if any(line.band is not None for line in lines) else []
+    return list(lines), "\n".join(titles)
 
 
 def _mean_clock(group: Sequence[Path]) -> dict[int, float]:

@@ -91,6 +91,8 @@ def test_a_sampler_is_a_class_and_a_name(monkeypatch):
     bound = SizeBound(np.array([1, 9, 1, 9, 1, 9, 1, 2]), sim.spec.sampler)
     assert bound.total() == 9 + 9 + 9 + 2 + 1
     sim.release()
+    begins = type("Begins", (EverySecond,), {"init": lambda self, clients: clients.examples})
+    assert [made(3, 8).is_adaptive for made in (EverySecond, begins)] == [False, True]  # whose state host data would not have
     private = PrivacyConfig("gaussian", 1.0, 1.0, None, 1e-5, None, None, "rdp", None, None, 3)
     with pytest.raises(ValueError, match="epsilon is not known for cohorts that are drawn this way"):
         private.make_ledger(3, 8, sim.spec.sampler.accounting, calibrate=False)
