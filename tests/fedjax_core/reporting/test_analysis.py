@@ -4,6 +4,8 @@ import copy
 import dataclasses
 import functools
 import weakref
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import chex
@@ -73,6 +75,9 @@ class ViewTest(chex.TestCase):
         for vector, j in zip(c, classes, strict=True):
             np.testing.assert_allclose(vector, logits[y == j].mean(0), atol=1e-6)
         np.testing.assert_allclose(smooth, c / (1 + np.exp(-c)), atol=1e-6)
+        without: Any = SimpleNamespace(spec=SimpleNamespace(data=SimpleNamespace(train_index=[np.zeros(0, int)] * toy.CLIENTS)))
+        with self.assertRaisesRegex(ValueError, "client 7 has no training examples, so it knows no class"):
+            analysis.collect_class_knowledge(without, view)
 
     def test_views_score_as_the_engine_does(self):
         """With two architectures, and with states on the host, some of them never touched."""
