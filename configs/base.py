@@ -26,11 +26,13 @@ def as_in_fedskc(config: Any) -> None:
 def as_in_fl_simulator(config: Any) -> None:
     """Sets the protocol of the repository woodenchild95/FL-Simulator for CIFAR-10, which compares ten methods.
 
-    A ResNet-18 with group normalization; 100 clients, Dirichlet(0.6), 10 per round; 5 local epochs of batch
-    50; SGD at 0.1 with decay 0.998, weight decay 0.001 and gradients clipped at norm 10; 1000 rounds.
+    A ResNet-18 with the 7x7 stem and group normalization in two groups; flips and crops (theirs crop every
+    second image); 100 clients, Dirichlet(0.6), 10 per round; 5 local epochs of batch 50; SGD at 0.1 with decay
+    0.998, weight decay 0.001 and gradients clipped at norm 10; 1000 rounds.
     """
     config.data.update(source="cifar10", clients=100, partition="dirichlet(alpha=0.6)")
-    config.models = ("resnet18(norm='group')",)
+    config.models = ("resnet18(stem='imagenet', norm='group', groups=2)",)
+    config.augment = "crop(padding=4) | flip"
     config.optimizer.update(lr=0.1, decay=0.998, weight_decay=1e-3, clip=10.0)
     config.method.update(epochs=5, batch=50)
     config.cohort.fraction = 0.1
@@ -205,7 +207,7 @@ def get_config(variant: str = "small") -> Any:
     config.optimizer.lr = 0.1  # learning rate of local training
     config.optimizer.momentum = placeholder(float)  # momentum of SGD
     config.optimizer.nesterov = placeholder(bool)  # whether to use Nesterov's momentum
-    # The weights times this are added to the gradient
+    # The weights times this are added to the gradient of SGD; of Adam, to what is multiplied by the rate (AdamW)
     config.optimizer.weight_decay = placeholder(float)
     config.optimizer.clip = placeholder(float)  # maximum norm of a gradient
     config.optimizer.decay = placeholder(float)  # the learning rate of round r is lr * decay ** r

@@ -2,9 +2,11 @@
 
 Command:  python -m methods.main --config=configs/fednova.py --workdir=runs/fednova
 Expect:   see configs/RESULTS.md.
-Variants: small (the default); smoke (seconds); paper: the authors' CIFAR-10: 16 clients, all in each
-          round, Dirichlet(0.1), 2 local epochs of batch 32, SGD at 0.02 with momentum 0.9 and weight
-          decay 1e-4, 100 rounds; a ResNet-8 in place of their VGG-11.
+Variants: small (the default); smoke (seconds); paper: the authors' CIFAR-10: 16 clients, all in
+          each round, Dirichlet(0.1), crops and flips, 2 local epochs of batch 32, SGD at 0.02 with
+          momentum 0.9 and weight decay 1e-4, 100 rounds; a ResNet-8 in place of their VGG-11. The
+          rate is constant here; theirs falls to a tenth after half of the rounds and again after
+          three quarters.
 """
 
 from configs import base
@@ -17,6 +19,7 @@ def get_config(variant: str = "small"):
         config.data.update(source="cifar10", clients=16, partition="dirichlet(alpha=0.1)")
         config.models = ("resnet8",)
         config.optimizer.update(lr=0.02, momentum=0.9, weight_decay=1e-4)
+        config.augment = "crop(padding=4) | flip"
         config.cohort.fraction = 1.0
         config.method.update(epochs=2)
         config.rounds = 100

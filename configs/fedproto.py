@@ -3,8 +3,9 @@
 Command:  python -m methods.main --config=configs/fedproto.py --workdir=runs/fedproto
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds); paper: FedHPL's setting for mixed models: 5 clients
-          with ResNet-18/34/50/34/18 on CIFAR-10 at 32 px, features averaged to 512 in groups, SGD
-          0.01 with momentum 0.9 and weight decay 1e-4, batch 16, 1 local epoch, 100 rounds.
+          with ResNet-18/34/50/34/18 on CIFAR-10 at 32 px, features averaged to 512 in groups
+          (theirs has a layer for it, by its count of parameters), SGD 0.01 with momentum 0.9 and
+          weight decay 1e-4, batch 16, 1 local epoch, 100 rounds.
 """
 
 from configs import base

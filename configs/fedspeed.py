@@ -3,9 +3,10 @@
 Command:  python -m methods.main --config=configs/fedspeed.py --workdir=runs/fedspeed
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds); paper: FL-Simulator's CIFAR-10: 100 clients,
-          Dirichlet(0.6), 10 per round, a ResNet-18 with group normalization, 5 local epochs of batch
-          50, SGD at 0.1 with decay 0.998, weight decay 0.001 and clipping at norm 10, 1000 rounds;
-          rho = alpha = 0.1 and the released form.
+          Dirichlet(0.6), 10 per round, a ResNet-18 with the 7x7 stem and two groups in each group
+          normalization, crops and flips, 5 local epochs of batch 50, SGD at 0.1 with decay 0.998,
+          weight decay 0.001 and clipping at norm 10, 1000 rounds; rho = alpha = 0.1 and the
+          released form.
 """
 
 from configs import base

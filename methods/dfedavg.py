@@ -26,6 +26,7 @@ Unseen clients use the mean of all models.
 
 Departures: clients that do not take part keep their models, and W_ij between them and others is
 moved to W_ii, so that rows sum to 1; a matrix that is not symmetric is then not doubly stochastic.
+A client without examples never takes part: its initial model stays, and counts in the mean.
 Batch statistics are mixed with the model.
 """
 

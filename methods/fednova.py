@@ -20,7 +20,7 @@ Federated Optimization. NeurIPS 2020. https://arxiv.org/abs/2007.07481
 Effective steps are measured (`local_training.measure_steps`): beside its network each client trains
 one number by the same optimizer with a gradient that is always the same, and how far it moves is
 |a_i|_1 learning rates. For SGD that is tau; with momentum rho (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho);
-with a proximal term (1 - (1 - eta mu)^tau) / (eta mu).
+with a proximal term (1 - (1 - eta mu)^tau) / (eta mu). Weight decay counts like mu; the authors' code ignores it.
 
 Unseen clients use the server's model.
 

@@ -16,7 +16,7 @@ Array = jax.Array
 
 
 class CNN(nnx.Module):
-    """Convolutions with ReLU, 2x2 max-pooling after the last or each, dense layers with ReLU, a linear head."""
+    """Convolutions with ReLU, 2x2 max-pooling, dense layers with ReLU, a linear head."""
 
     model_axes: ClassVar = {"kernel": -1}  # by output channels
 
@@ -29,7 +29,7 @@ class CNN(nnx.Module):
         dense: Width | Sequence[Width] = 128,
         kernel: Width = 3,
         padding: Annotated[str, one_of("VALID", "SAME")] = "VALID",
-        pool: Annotated[str, one_of("last", "each")] = "last",
+        pool: Annotated[str, one_of("last", "each", "between")] = "last",
         dropout: BelowOne = 0.0,
         head_dropout: BelowOne | None = None,
         conv_form: str = "auto",
@@ -44,7 +44,8 @@ class CNN(nnx.Module):
           dense: width of the dense layer, the number D of features; or widths of several.
           kernel: size of the convolutions' kernels.
           padding: "VALID" or "SAME".
-          pool: whether to pool after the "last" convolution or after "each".
+          pool: whether to pool after the "last" convolution, after "each", or "between" them: after
+            each but the last.
           dropout: rate before the (first) dense layer, and before the head unless `head_dropout` is set.
           head_dropout: rate before the head; None: `dropout`.
           conv_form: see `conv.conv`.
@@ -56,7 +57,8 @@ class CNN(nnx.Module):
         height, width, channels = input_shape
         self.rate, self.depth = dropout, len(widths)
         self.head_rate = dropout if head_dropout is None else head_dropout
-        self.pooled = range(self.depth) if pool == "each" else (self.depth - 1,)
+        last = self.depth - 1
+        self.pooled = {"last": (last,), "each": range(self.depth), "between": range(last)}[pool]
         for i, features in enumerate(widths):
             begin = make_initializers(init, kernel * kernel * channels)
             layer = Conv(channels, features, kernel, padding=padding, bias=True, form=conv_form, rngs=rngs, **begin)

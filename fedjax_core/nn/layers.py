@@ -127,7 +127,7 @@ class BatchNorm(nnx.Module):
 
 
 class GroupNorm(nnx.Module):
-    """Group normalization with 32 groups, or the largest number below that divides `features`; epsilon 1e-5."""
+    """Group normalization with `groups`, or the largest number below that divides `features`; epsilon 1e-5."""
 
     def __init__(self, features: int, *, groups: int = 32, rngs: nnx.Rngs):
         while features % groups:
@@ -155,9 +155,21 @@ class Identity(nnx.Module):
 NORMS = {"batch": BatchNorm, "group": GroupNorm, "none": Identity}
 
 
-def make_norm(name: str, features: int, rngs: nnx.Rngs) -> BatchNorm | GroupNorm | Identity:
-    """Builds a layer of `NORMS`, called as `(x, batch=, mask=)`; ValueError for another name."""
-    return NORMS[registry.check_choice("norm", name, NORMS)](features, rngs=rngs)
+def make_norm(name: str, features: int, rngs: nnx.Rngs, *, groups: int | None = None) -> BatchNorm | GroupNorm | Identity:
+    """Builds a layer of `NORMS`, called as `(x, batch=, mask=)`.
+
+    Args:
+      groups: of "group"; None: 32.
+
+    Raises:
+      ValueError: unknown `name`, or `groups` of a layer that has none.
+    """
+    layer = NORMS[registry.check_choice("norm", name, NORMS)]
+    if groups is None:
+        return layer(features, rngs=rngs)
+    if layer is not GroupNorm:
+        raise ValueError(f"groups={groups} is an option of norm='group', not of norm={name!r}")
+    return GroupNorm(features, groups=groups, rngs=rngs)
 
 
 def dropout(x: Array, rate: float, key: Array | None, train: bool) -> Array:

@@ -7,7 +7,8 @@ Strides and padding are PyTorch's (a bottleneck strides in its 3x3 convolution),
 weights. The features are the mean of the last stage, whose channels double from stage to stage.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import jax
@@ -21,6 +22,7 @@ from fedjax_core.option_types import Width
 
 Array = jax.Array
 STEMS = ("cifar", "imagenet")
+MakeNorm = Callable[[int], nnx.Module]
 
 
 class Block(nnx.Module):
@@ -28,12 +30,12 @@ class Block(nnx.Module):
 
     expansion = 1
 
-    def __init__(self, channels: int, width: int, stride: int, *, norm: str, conv_form: str, rngs: nnx.Rngs):
+    def __init__(self, channels: int, width: int, stride: int, *, norm: MakeNorm, conv_form: str, rngs: nnx.Rngs):
         """Initializes the block; its shortcut is a 1x1 convolution wherever the shape changes.
 
         Args:
           width: of the 3x3 convolutions; the output has `expansion` times as many channels.
-          norm: see `layers.make_norm`.
+          norm: builds the normalization of so many channels.
           conv_form: see `conv.conv`.
         """
         features = width * self.expansion
@@ -42,11 +44,11 @@ class Block(nnx.Module):
             self.depth += 1
             layer = Conv(inputs, outputs, kernel, stride=step, padding=kernel // 2, form=conv_form, rngs=rngs)
             setattr(self, f"conv{self.depth}", layer)
-            setattr(self, f"norm{self.depth}", make_norm(norm, outputs, rngs))
+            setattr(self, f"norm{self.depth}", norm(outputs))
         self.changes = stride > 1 or channels != features
         if self.changes:
             self.shortcut = Conv(channels, features, 1, stride=stride, padding=0, form=conv_form, rngs=rngs)
-            self.shortcut_norm = make_norm(norm, features, rngs)
+            self.shortcut_norm = norm(features)
 
     def _plan(self, channels: int, width: int, stride: int) -> list[tuple[int, int, int, int]]:
         return [(channels, width, 3, stride), (width, width, 3, 1)]
@@ -84,6 +86,7 @@ class ResNet(nnx.Module):
         stem: str = "cifar",
         width: Width = 64,
         norm: str = "batch",
+        groups: Width | None = None,
         features: Width | None = None,
         conv_form: str = "auto",
         dtype: jax.typing.DTypeLike | None = None,
@@ -99,23 +102,27 @@ class ResNet(nnx.Module):
             stride 2.
           width: channels of the stem and the first stage; doubled from stage to stage.
           norm: "batch", "group" or "none".
+          groups: number of groups of norm="group", or the largest number below that divides the
+            channels; None: 32.
           features: D, to which the last channels are averaged in groups, so that networks agree;
             None: all.
           conv_form: see `conv.conv`.
 
         Raises:
-          ValueError: unknown `stem` or `norm`, or `features` that does not divide the channels.
+          ValueError: unknown `stem` or `norm`, `groups` of another norm, or `features` that does not
+            divide the channels.
         """
         registry.check_choice("stem", stem, STEMS)
         self.pooled, self.blocks = stem == "imagenet", tuple(blocks)
+        make = functools.partial(make_norm, norm, rngs=rngs, groups=groups)
         kernel, stride = (7, 2) if self.pooled else (3, 1)
         self.stem = Conv(input_shape[-1], width, kernel, stride=stride, padding=kernel // 2, form=conv_form, rngs=rngs)
-        self.stem_norm = make_norm(norm, width, rngs)
+        self.stem_norm = make(width)
         channels = width
         for stage, number in enumerate(self.blocks):
             for i in range(number):
                 stride = 2 if stage and not i else 1
-                layer = block(channels, width << stage, stride, norm=norm, conv_form=conv_form, rngs=rngs)
+                layer = block(channels, width << stage, stride, norm=make, conv_form=conv_form, rngs=rngs)
                 setattr(self, f"stage{stage + 1}_block{i + 1}", layer)
                 channels = (width << stage) * block.expansion
         self.features = channels if features is None else features

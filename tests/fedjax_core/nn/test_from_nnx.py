@@ -54,6 +54,18 @@ def test_cnn_parameter_count():
     assert count_parameters(net.params) == (9 + 1) * 32 + (9 * 32 + 1) * 64 + (12 * 12 * 64 + 1) * 128 + (128 + 1) * 62
 
 
+def test_the_cnn_of_tensorflows_tutorial_has_its_parameters():
+    """It pools after each convolution but the last: 4 x 4 x 64 values enter the dense layer."""
+    model = from_nnx.build("cnn", 10, (32, 32, 3), widths=(32, 64, 64), dense=64, pool="between")
+    assert count_parameters(jax.eval_shape(model.init, jax.random.key(0)).params) == 122_570
+
+
+def test_a_resnet_has_as_many_groups_as_it_is_told():
+    network = ResNet(5, SHAPE, blocks=(1, 1), width=4, norm="group", groups=2, rngs=nnx.Rngs(0))
+    norms = (network.stem_norm, network.stage1_block1.norm2, network.stage2_block1.shortcut_norm)
+    assert [layer.norm.num_groups for layer in norms] == [2, 2, 2]
+
+
 def test_a_cnn_may_have_several_dense_layers():
     """LeNet-5 as PyTorch's tutorial on CIFAR-10 has it: 62,006 parameters."""
     network = from_nnx.build("cnn", 10, (32, 32, 3), widths=(6, 16), kernel=5, pool="each", dense=(120, 84))

@@ -55,10 +55,11 @@ def test_wholly_masked_batch_changes_nothing():
     assert np.isfinite(gradient).all()
 
 
-def test_group_norm_is_flax():
+@pytest.mark.parametrize(("groups", "used"), [(None, 24), (2, 2)])
+def test_group_norm_is_flax(groups, used):
     x = jax.random.normal(jax.random.key(0), (2, 3, 3, 48)) * 3 + 1
-    ours = layers.make_norm("group", 48, nnx.Rngs(0))(x, batch=True, mask=None)
-    theirs = nnx.GroupNorm(48, num_groups=24, epsilon=1e-5, rngs=nnx.Rngs(0))(x)
+    ours = layers.make_norm("group", 48, nnx.Rngs(0), groups=groups)(x, batch=True, mask=None)
+    theirs = nnx.GroupNorm(48, num_groups=used, epsilon=1e-5, rngs=nnx.Rngs(0))(x)
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
@@ -112,3 +113,8 @@ def test_dropout():
 def test_unknown_norm():
     with pytest.raises(ValueError, match="unknown norm 'layer'; allowed: batch, group, none"):
         layers.make_norm("layer", 3, nnx.Rngs(0))
+
+
+def test_groups_of_another_norm_are_refused():
+    with pytest.raises(ValueError, match="groups=2 is an option of norm='group', not of norm='batch'"):
+        layers.make_norm("batch", 4, nnx.Rngs(0), groups=2)
