@@ -9,7 +9,8 @@
 A config is named by its bare name (`fedjax-core list configs`) or by a file of your own; a variant
 follows a colon. Its fields are flags, --config.FIELD=VALUE; `fedjax-core list fields` shows
 them, and what they may hold. The same command again resumes an interrupted run. With --fresh it
-begins anew: what the directory holds of a run is deleted. A directory without a checkpoint is free.
+begins anew: what the directory holds of a run is deleted. A directory without a checkpoint is free,
+unless its run is finished.
 On several processes give each --distributed where a cluster has started them, else --coordinator,
 --processes and --process. With --seeds there is a run of each, in WORKDIR/seed0 and so on, that
 --config.seed resumes alone. config.plan.lanes of them train at once, in one program.
@@ -108,7 +109,7 @@ def main(arguments: Sequence[str]) -> int:
     console.send_warnings_to_stderr()
     try:
         given, method_of = config_line.parse_flags(arguments, "run", _flags)
-        if given.workdir is None:
+        if not given.workdir:
             raise ValueError(f"give --workdir=DIR, the directory of the run; {MORE}")
         seeds = None if given.seeds is None else _parse_seeds(given.seeds)
         distributed.check_process_flags(given.distributed, given.coordinator, given.processes, given.process)

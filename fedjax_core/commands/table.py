@@ -50,6 +50,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         given = _parser().parse_args(arguments)
         seeds = None if given.seeds is None else config_flags.parse_seeds(given.seeds)
+        if not given.workdir:
+            raise ValueError("--workdir='' names no directory; . is this folder")
         if (given.table is None) == (given.name is None):
             raise ValueError("give one table, by name (fedjax-core list tables) or as --table=FILE.py; see --help")
         definition = config_flags.find_file("table", given.table if given.name is None else given.name)

@@ -61,6 +61,16 @@ def starts_afresh(directory: str | os.PathLike, config: Mapping[str, Any], fresh
         return True
 
 
+def count_finished_rounds(directory: str | os.PathLike) -> int | None:
+    """Returns the rounds of a directory's run if it is over, as far as its summary tells."""
+    summary = Path(directory) / reporter.SUMMARY
+    try:
+        ended = read_json(summary, {"rounds": int, "facts": dict}) if summary.exists() else None
+    except ValueError:
+        return None
+    return ended["rounds"] if ended is not None and reporter.ENDED in ended["facts"] else None
+
+
 def _is_disposable(folder: Path) -> bool:
     """Returns whether another run may start in a directory without losing a result."""
     if Checkpoints(folder / CHECKPOINTS).latest() is not None:

@@ -313,8 +313,10 @@ def open_run(
     callbacks = Callbacks(settings.callbacks, writer=jax.process_index() == 0)
     checkpoints = Checkpoints(Path(directory) / CHECKPOINTS, settings.keep_checkpoints, beside=Path(directory) / SELECTED)
     latest = None if settings.fresh else distributed.broadcast_from_process_0(checkpoints.latest())
-    if latest is not None and latest > settings.rounds:  # before anything in the directory changes
-        raise ValueError(f"rounds={settings.rounds}, but {directory} holds a run of {latest} rounds already")
+    finished = None if latest is not None or settings.fresh else checkpointing.count_finished_rounds(directory)
+    finished = distributed.broadcast_from_process_0(finished)
+    if max(latest or 0, finished or 0) > settings.rounds:  # before anything in the directory changes
+        raise ValueError(f"rounds={settings.rounds}, but {directory} holds a run of {latest or finished} rounds already")
     if latest is not None:
         checkpointing.check_same_hold(simulator, directory)
     with checkpointing.open_workdir(directory, config, settings.fresh) as workdir:
@@ -330,6 +332,8 @@ def open_run(
         checkpointing.check_records(simulator, workdir, settings.run_facts)
         if workdir.restarted:
             reporter.say(f"{directory} is begun anew: what it held of another run is deleted")
+        if finished and workdir.resumed:
+            reporter.say(f"{directory} has no checkpoint any more: its {finished} rounds are trained again")
         checkpointing.restore_plan(simulator, workdir, settings.is_plan_chosen, reporter)
         workdir.commit_resume()
         if settings.names_code and workdir.writer:

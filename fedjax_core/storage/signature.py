@@ -24,8 +24,8 @@ _LENGTH = 32  # bytes of a key
 
 
 def key_path() -> Path:
-    """Returns the path of the user's key: $XDG_DATA_HOME (~/.local/share) / fedjax_core/key."""
-    return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "fedjax_core" / "key"
+    """Returns the path of the user's key: $XDG_DATA_HOME (~/.local/share) / fedjax_core/key; relative for a user without a home."""
+    return Path(os.path.expanduser(os.environ.get("XDG_DATA_HOME") or "~/.local/share")) / "fedjax_core" / "key"
 
 
 def sign_config(config: Mapping[str, Any]) -> str | None:
@@ -46,8 +46,11 @@ def _sign(config: Mapping[str, Any], key: bytes) -> str:
 
 
 def _read_key() -> bytes | None:
+    path = key_path()
+    if not path.is_absolute():
+        return None
     try:
-        key = read_bytes(key_path())
+        key = read_bytes(path)
     except OSError:
         return None
     return key if len(key) == _LENGTH else None
@@ -56,6 +59,8 @@ def _read_key() -> bytes | None:
 def _make_key() -> bytes | None:
     """Creates a key that only the user may read, unless one exists by now; returns the key."""
     path = key_path()
+    if not path.is_absolute():
+        return None
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent)  # readable by its owner only

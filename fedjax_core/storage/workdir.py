@@ -18,10 +18,11 @@ import shutil
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 
@@ -38,7 +39,7 @@ DATA, BEGUN_HERE = "data", "begun_here"  # keys of run.json: digest of inputs an
 _LOCK = ".lock"
 WRITTEN = (  # the other files of a run; a restart deletes these and nothing else
     *("summary.json", CHECKPOINTS, "selected", RUN, METRICS, "label_table.csv", "metrics.csv"),
-    *("clients.csv", "clients_selected.csv", "tensorboard", "profile", "analysis.json", "answers.json"),
+    *("clients.csv", "clients_selected.csv", "tensorboard", "profile", "analysis.json", "answers.json", "audit"),
     *("wandb.id", "mlflow.id", "diverged.txt", "error.txt"),
     *FIGURES,
     *("accuracy.csv", "partition.csv"),
@@ -98,6 +99,8 @@ def _delete(path: Path) -> None:
 class Lock:
     """A file lock that the operating system releases when its process ends, however it ends."""
 
+    _held: ClassVar[weakref.WeakSet["Lock"]] = weakref.WeakSet()  # of this process; in another container a process may have its pid
+
     def __init__(self, path: Path) -> None:
         """Acquires the lock, and writes this process's id into the file.
 
@@ -107,10 +110,12 @@ class Lock:
         """
         self._file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 (open until close)
         try:
+            self._file_status = os.fstat(self._file.fileno())
             self._acquire(path.parent)
             self._file.truncate(0)
             self._file.write(str(os.getpid()))
             self._file.flush()
+            Lock._held.add(self)
         except BaseException:
             self._file.close()
             raise
@@ -136,13 +141,14 @@ class Lock:
             with contextlib.suppress(OSError):
                 self._file.seek(0)
                 holder = self._file.read().strip()
-            if holder == str(os.getpid()):  # waiting would never end
+            if any(os.path.samestat(lock._file_status, self._file_status) for lock in Lock._held):  # waiting would never end
                 raise OSError(errno.EDEADLK, "this process already runs there; close that run first") from None
             reason = f"another process runs there (pid {holder or 'unknown'}); wait for it, or take another directory"
             raise BlockingIOError(errno.EWOULDBLOCK, reason) from None
 
     def close(self) -> None:
         """Releases the lock; a second call does nothing."""
+        Lock._held.discard(self)
         self._file.close()
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 import stat
 from pathlib import Path
@@ -121,6 +122,15 @@ def test_a_run_with_own_code_is_read_where_it_was_begun_and_elsewhere_with_trust
     config.rounds = 2
     experiment.execute(config, str(folder), progress=False, console=lambda text: None)  # whoever runs it vouches for it
     assert is_read(folder)
+
+
+def test_a_user_without_a_home_signs_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert origin.sign_config({"seed": 0}) is None
+    assert not origin.is_signed_here({"seed": 0}, "")
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_a_home_a_run_is_not_signed(tmp_path, monkeypatch):

@@ -202,7 +202,7 @@ def read_result(table: Definition, folder: Path, cell: Cell, data: FederatedData
     ended = read_json(workdir / reporter.SUMMARY, _FACTS)
     facts = ended["facts"]
     targets = column_targets(table, cell.column)
-    records = metrics_log.restore_records(workdir, ended["rounds"], reporter.say)
+    records = metrics_log.read_complete_records(workdir, ended["rounds"])  # another process may be extending the run
     summary = reporter.summarize_records(records, targets, cell.config.evaluation.last_k, cell.config.evaluation.get("select"))
     metrics, values, scores, reached = summary["metrics"], {}, {}, {}
     rounds = {"last": ended["rounds"], "selected": summary.get("selected", {"round": 0})["round"]}

@@ -405,12 +405,13 @@ class TableRunner:
         row = next(row for row in self._table.rows if row.label == pair[0])
         column = next(column for column in self._table.columns if column.label == pair[1])
         tuned = status.chosen.values if status.chosen.number else {}
+        tune = lambda seed: build_cell(self._table, row, column, seed, self._variant, tuned)
         for i, cell in enumerate(self.every):
             if cell.pair == pair:
                 self.failures.pop(cell.name, None)
-                tuned_cell = build_cell(self._table, row, column, cell.seed, self._variant, tuned)
-                self.every[i] = tuned_cell._replace(own=cell.own)  # as the trials began
-        delete_checkpoints(self._folder, study, {cell.name for cell in self.every})
+                self.every[i] = tune(cell.seed)._replace(own=cell.own)  # as the trials began
+        cells_of_other_calls = {tune(run.seed).name for trial in study.trials for run in trial.cells}  # with other seeds
+        delete_checkpoints(self._folder, study, {cell.name for cell in self.every} | cells_of_other_calls)
         self._read_finished([cell for cell in self.every if cell.pair == pair])
 
     def _fail(self, cells: Sequence[Cell], which: str, why: str) -> None:

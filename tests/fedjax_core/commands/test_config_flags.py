@@ -151,6 +151,16 @@ def test_a_group_and_a_place_of_a_tuple_are_named(flag, said, capsys):
     assert said in line
 
 
+def test_an_empty_workdir_is_not_the_current_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    status, line = command(capsys, "fedavg:smoke", "--workdir=", "--fresh")
+    assert status == 2
+    assert "give --workdir=DIR" in line
+    assert main.run_command("fedjax_core.commands.table", ["fair", "--workdir="]) == 2
+    assert "--workdir='' names no directory; . is this folder" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_none_is_given_where_a_field_may_be_that():
     given, _ = reading(
         ["fedavg:smoke", "--config.data.examples=5", "--config.data.examples=None", "--config.optimizer.momentum=None"]

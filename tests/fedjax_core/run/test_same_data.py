@@ -57,6 +57,23 @@ def test_a_run_is_not_resumed_or_read_on_other_inputs_or_targets(begun):
     assert int(experiment.load(begun, data=divided())[2].round) == 1
 
 
+def test_a_finished_run_that_lost_its_checkpoints_is_not_cut_short(begun, tmp_path):
+    folder = Path(shutil.copytree(begun, tmp_path / "run"))
+    say: list[str] = []
+    execute = lambda rounds: experiment.execute(small(rounds), str(folder), progress=False, console=say.append, data=divided())
+    execute(3)
+    records = read_jsonl(folder / "metrics.jsonl")
+    shutil.rmtree(folder / "checkpoints")
+    before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    with pytest.raises(ValueError, match=r"rounds=2, but .* holds a run of 3 rounds already"):
+        execute(2)
+    assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+    execute(3)
+    assert any("has no checkpoint any more: its 3 rounds are trained again" in line for line in say)
+    scores = [record["test/global/accuracy"] for record in read_jsonl(folder / "metrics.jsonl")]
+    assert scores == [record["test/global/accuracy"] for record in records]
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_the_digest_tells_inputs_that_differ_by_a_constant():
     """Of inputs far from 0 a median is taken off, so that what is left may be the same."""

@@ -127,6 +127,7 @@ def test_a_directory_is_begun_anew_below_its_links(tmp_path):
     (tmp_path / "run" / "metrics.jsonl").symlink_to(tmp_path / "lines")
     os.mkfifo(tmp_path / "run" / "metrics.csv")
     (tmp_path / "run" / "tensorboard" / "deep").mkdir(parents=True)
+    (tmp_path / "run" / "audit").mkdir()  # of the old run's models
     (tmp_path / "run" / "mine").mkdir()
     with WorkDir.open(tmp_path / "run", CONFIG | {"rounds": 7}, should_restart=lambda: True) as run:
         assert (run.resumed, run.restarted) == (False, True)
@@ -260,6 +261,23 @@ def test_two_processes_never_run_in_one_directory(tmp_path):
             WorkDir.open(tmp_path, {"rounds": 20})
         assert not isinstance(held.value, BlockingIOError)  # which a caller may wait for
     WorkDir.open(tmp_path, {"rounds": 20}).close()
+
+
+def test_the_same_pid_in_another_container_is_another_process(tmp_path):
+    code = """
+    import pathlib, sys
+    from fedjax_core.storage.workdir import WorkDir
+    run = WorkDir.open(sys.argv[1], {"rounds": 20})
+    pathlib.Path(sys.argv[1], ".lock").write_text(sys.argv[2])
+    sys.stdout.write("open\\n"), sys.stdout.flush()
+    sys.stdin.read()
+    """
+    other = start(code, tmp_path, os.getpid())
+    assert other.stdout is not None
+    assert other.stdout.readline() == "open\n"
+    with pytest.raises(BlockingIOError, match="another process runs there"):
+        WorkDir.open(tmp_path, {"rounds": 20})
+    other.communicate()
 
 
 def test_a_process_that_does_not_write_leaves_no_trace(tmp_path):

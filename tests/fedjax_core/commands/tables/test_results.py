@@ -43,14 +43,27 @@ def test_a_damaged_summary_is_named_in_one_line(tmp_path, fake, text, said):
     assert (outcome.failures, said[-2]) == ({}, "all 1 runs are finished"), "what was not asked for does not fail the command"
 
 
-def test_a_finished_run_that_lost_records_has_them_back_or_is_refused(tmp_path, fake):
+def test_records_of_a_run_that_another_process_extends_are_left_alone(tmp_path, fake):
+    run(tmp_path, seeds=[0])
+    before = (tmp_path / "table.md").read_text()
+    (one, *_) = sorted((tmp_path / "runs").iterdir())
+    text = (one / "metrics.jsonl").read_text()
+    longer = text + text.splitlines()[-1].replace('"round": 3', '"round": 4') + "\n"
+    assert longer.count('"round": 4') == 1
+    (one / "metrics.jsonl").write_text(longer)
+    run(tmp_path, seeds=[0])
+    assert (one / "metrics.jsonl").read_text() == longer
+    assert (tmp_path / "table.md").read_text() == before
+
+
+def test_a_finished_run_that_lost_records_is_read_from_csv_or_refused(tmp_path, fake):
     run(tmp_path, seeds=[0])
     before = (tmp_path / "table.md").read_text()
     (one, *_) = sorted((tmp_path / "runs").iterdir())
     lines = (one / "metrics.jsonl").read_text().splitlines(keepends=True)
     (one / "metrics.jsonl").write_text(lines[0])
     run(tmp_path, seeds=[0])
-    assert (one / "metrics.jsonl").read_text().count("\n") == len(lines)
+    assert (one / "metrics.jsonl").read_text() == lines[0]
     assert (tmp_path / "table.md").read_text() == before
     (one / "metrics.jsonl").write_text(lines[0])
     (one / "metrics.csv").unlink()

@@ -263,6 +263,14 @@ def test_checkpoints_of_trials_go_when_the_search_has_chosen(tmp_path, fake_sear
     assert checkpoints() == set(more.results)
 
 
+def test_a_call_for_other_seeds_keeps_the_checkpoints_of_the_cells(tmp_path, fake_search, checkpoints):
+    first, _ = run(tmp_path, definition())
+    assert checkpoints() == set(first.results)
+    second, _ = run(tmp_path, definition(), seeds=[7])
+    assert set(second.results).isdisjoint(first.results)
+    assert checkpoints() == {*first.results, *second.results}
+
+
 def test_checkpoints_from_before_a_search_are_left_alone(tmp_path, fake_search, checkpoints):
     """A table without a search left them: its cell is trial 0 of another one."""
     rows = (Row("A", get_config),)
