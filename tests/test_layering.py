@@ -28,7 +28,7 @@ ROOMS = {  # of fedjax_core, top to bottom: allowed imports beside the package i
         "data",
         "task",
     },
-    "audit": {"engine", "training", "data", "task"},
+    "audit": {"engine", "training", "nn", "data", "task"},
     "experiment": {"run", "privacy", "language", "storage", "engine", "devices", "uplink", "training", "nn", "data", "task"},
     "run": {"privacy", "reporting", "storage", "engine", "data"},
     "reporting": {"storage", "engine", "training", "task"},

@@ -28,6 +28,7 @@ from fedjax_core.audit.membership import select_examples
 from fedjax_core.engine.client_state import stores
 from fedjax_core.engine.simulation_spec import stream_key
 from fedjax_core.engine.simulator import Simulator, State
+from fedjax_core.nn.kernels import conv
 from fedjax_core.option_types import AtLeastOne, NonNegative, Positive, check_arguments, one_of
 from fedjax_core.task import Model
 
@@ -157,7 +158,8 @@ def simulate_update(model: Model, observed: Observation, x: Array, target: Array
     """Returns the update of local training on inputs x [B, ...] with targets [B, K]: `steps` steps of SGD on all of them."""
 
     def loss(params):
-        logits = model.apply(Net(params, observed.before.stats), x, train=False)[0]["logits"]
+        with conv.tracing_any_derivative():  # the attack takes gradients of these gradients
+            logits = model.apply(Net(params, observed.before.stats), x, train=False)[0]["logits"]
         return -jnp.mean(jnp.sum(jax.nn.log_softmax(logits) * target, 1))
 
     def step(params, _):

@@ -99,6 +99,7 @@ def audit_run(
         results["canaries"] = _audit_by_canaries(config, simulator, canaries, rounds)
     folder.mkdir(parents=True, exist_ok=True)
     if attack is not None:
+        write_json(folder / FILE, results)  # what took hours is kept if the attack fails
         results["inversion"] = attack(folder)
     write_json(folder / FILE, results)
     return results

@@ -141,12 +141,8 @@ def label_loss(task: Task) -> losses.LabelLoss:
 
 
 def _checked_loss(loss: losses.LabelLoss, logits: Array, y: Array, mask: Array) -> Array:
-    value = loss(logits, y, mask)
-    if getattr(value, "shape", None) == () and jnp.issubdtype(value.dtype, jnp.floating):
-        return value
     name = getattr(getattr(loss, "func", loss), "__name__", "of the config")
-    returned = f"{value.dtype}{list(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
-    raise TypeError(f"loss {name!r} must return the mean over the examples in the mask, a float32[], it returned {returned}")
+    return losses.check_number(loss(logits, y, mask), f"loss {name!r} must return the mean over the examples in the mask")
 
 
 def supervised_loss(task: Task) -> LossFn:

@@ -34,6 +34,18 @@ def masked_mean(values: Array, mask: Array) -> Array:
     return jnp.sum(jnp.where(mask, values, 0)) / jnp.maximum(jnp.sum(mask), 1)
 
 
+def check_number(value: Array, rule: str) -> Array:
+    """Returns `value`, a float32[] or other real number.
+
+    Raises:
+      TypeError: it is anything else, of which a gradient would be that of its sum; it begins with `rule`.
+    """
+    if getattr(value, "shape", None) == () and jnp.issubdtype(value.dtype, jnp.floating):
+        return value
+    returned = f"{value.dtype}{list(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
+    raise TypeError(f"{rule}, a float32[], it returned {returned}")
+
+
 def check_classes(logits: Array, y: Array) -> None:
     """Raises ValueError unless `logits` have one more axis than the classes `y`."""
     if logits.ndim != y.ndim + 1:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from fedjax_core.algorithm import Array
 from fedjax_core.option_types import NonNegative, one_of
 from fedjax_core.task import Model
+from fedjax_core.training import losses
 
 Regularizer = Callable[[Array, Array], Array]  # features [B, D], mask [B] -> a term of the loss
 
@@ -34,7 +35,7 @@ def with_regularizers(model: Model, regularizers: Sequence[Regularizer]) -> Mode
         if features.ndim != 2:
             raise ValueError(f"regularizers need features [B, D], those of {model.name} are {list(features.shape)}")
         mask = jnp.ones(len(features), bool) if mask is None else mask
-        return add_to_loss(x, sum(term(features.astype(jnp.float32), mask) for term in regularizers))
+        return add_to_loss(x, sum(_compute_term(term, features.astype(jnp.float32), mask) for term in regularizers))
 
     def apply(net, x, key=None, train=False, mask=None, **options):
         outputs, stats = model.apply(net, x, key, train=train, mask=mask, **options)
@@ -49,6 +50,12 @@ def with_regularizers(model: Model, regularizers: Sequence[Regularizer]) -> Mode
     inner = model.unaugmented
     unaugmented = None if inner is None else (with_regularizers(inner[0], regularizers), inner[1])
     return model._replace(apply=apply, features=features, unaugmented=unaugmented)
+
+
+def _compute_term(regularizer: Regularizer, features: Array, mask: Array) -> Array:
+    """Returns the term, which must be one number: of several, the gradient would be that of their sum."""
+    name = getattr(getattr(regularizer, "func", regularizer), "__name__", type(regularizer).__name__)
+    return losses.check_number(regularizer(features, mask), f"regularizer {name!r} must return a term of the loss")
 
 
 def correlations(features: Array, mask: Array) -> Array:

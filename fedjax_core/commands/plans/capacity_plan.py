@@ -49,7 +49,7 @@ def make_plan(
                 return _add_fit(more["programs"][ROUND], ROUND, more["about"])["fits"]
 
             largest = find_largest_chunk(fits, {chunk: of_round["fits"]}, most, tries)
-        too_large = [name for name, program in programs.items() if not program["fits"]]
+        too_large = [name for name, program in programs.items() if program["fits"] is False]
         changes = suggest_changes(config, about, None if largest is None else largest.chunk) if too_large else []
         reports.append(
             {
@@ -106,16 +106,18 @@ class LargestChunk(NamedTuple):
       chunk: the largest that fits, as far as tried; 0 if none does.
       below: the smallest that does not fit, as far as tried; None if all do.
       tried: number of compiled programs.
+      unknown: one that could not be compiled, which ended the search; None: there is none.
     """
 
     chunk: int
     below: int | None
     tried: int
+    unknown: int | None = None
 
     @property
     def is_exact(self) -> bool:
         """Whether no chunk between the two is left to try."""
-        return self.below is None or self.below == self.chunk + 1
+        return self.unknown is None and (self.below is None or self.below == self.chunk + 1)
 
 
 def find_largest_chunk(fits: Callable[[int], bool | None], known: dict[int, bool | None], most: int, tries: int) -> LargestChunk:
@@ -124,7 +126,7 @@ def find_largest_chunk(fits: Callable[[int], bool | None], known: dict[int, bool
     A chunk that cannot be compiled ends the search.
 
     >>> find_largest_chunk(lambda chunk: chunk <= 11, {32: False}, 32, 8)
-    LargestChunk(chunk=11, below=12, tried=6)
+    LargestChunk(chunk=11, below=12, tried=6, unknown=None)
 
     Args:
       fits: chunk -> whether its round fits; None: it is not known.
@@ -135,7 +137,7 @@ def find_largest_chunk(fits: Callable[[int], bool | None], known: dict[int, bool
         low = max((chunk for chunk, fit in known.items() if fit), default=0)
         high = min((chunk for chunk, fit in known.items() if fit is False), default=None)
         if low == most or (high is not None and high <= low + 1) or tried == tries or None in known.values():
-            return LargestChunk(low, high, tried)
+            return LargestChunk(low, high, tried, next((chunk for chunk, fit in known.items() if fit is None), None))
         chunk = most
         if high is not None:
             middle = (low + high) // 2 if high <= 4 * low else round((low * high) ** 0.5)

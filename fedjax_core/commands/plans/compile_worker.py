@@ -111,11 +111,12 @@ def expected_active_share(sim: Simulator) -> float:
     return sampler.size / slots * (1 - sim.spec.dropout)
 
 
-def analyze_program(traced: Any, sim: Simulator, active_share: float = 1.0) -> dict[str, Any]:
+def analyze_program(traced: Any, sim: Simulator, active_share: float = 1.0, drop_last: bool = False) -> dict[str, Any]:
     """Compiles and analyzes a program.
 
     Args:
       active_share: of its client slots, on average.
+      drop_last: the config's.
 
     Returns:
       Fields of plan.json; "needs" if it is too large to compile.
@@ -135,7 +136,7 @@ def analyze_program(traced: Any, sim: Simulator, active_share: float = 1.0) -> d
     if sizes is None:
         raise ValueError("this version of jax does not report the memory of compiled programs")
     examples = RaggedIndex.from_lists(sim.spec.data.train_index).size
-    clients = program_costs.ClientLoops(examples, active_share, sim.spec.host_arrays.settings)
+    clients = program_costs.ClientLoops(examples, active_share, sim.spec.host_arrays.settings, drop_last)
     need = sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
     return {
         "fits": True,
@@ -185,6 +186,7 @@ def main() -> None:
             _end_after(request["seconds"])
             sim = make_simulation(config, target, counts)
             done["about"] = describe_simulation(sim, experiment.seeds_at_once(config))
+            done["about"]["available"] = len(device_targets.target_devices(target))
             traced = trace_programs(sim, tuple(request["parts"]), done["about"]["num_runs"])
             done["names"] = list(traced)
             write_json(out, done)
@@ -192,7 +194,7 @@ def main() -> None:
                 _end_after(request["seconds"])
                 active_share = expected_active_share(sim) if name in (aot.ROUND, aot.SCORED_ROUND) else 1.0
                 try:
-                    done["programs"][name] = analyze_program(traced[name](), sim, active_share)
+                    done["programs"][name] = analyze_program(traced[name](), sim, active_share, bool(config.get("drop_last")))
                 except (ValueError, TypeError, OSError) as error:  # the other programs are compiled all the same
                     message = " ".join(str(error).split())
                     done["programs"][name] = {"fits": None, "says": message, "limit_s": request["seconds"]}

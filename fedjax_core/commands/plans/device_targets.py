@@ -10,7 +10,7 @@ import jax
 HERE = "here"
 TPU_CHIPS = ("v2", "v3", "v4", "v5e", "v5p", "v6e")
 TRIED = {("0.10", "0.0.52")}  # jax and libtpu that were seen to work, beside those that jax itself asks for
-_FORM = re.compile(r"(?:(\d+)\*)?(\w+):(\d+(?:x\d+){0,2})")
+_FORM = re.compile(r"(?:([1-9]\d*)\*)?(\w+):([1-9]\d*(?:x[1-9]\d*){0,2})")
 MISSING = "TPU topologies need the package libtpu"
 ENVIRONMENT = {  # of a process that compiles for a TPU without one
     "JAX_PLATFORMS": "cpu",

@@ -43,7 +43,11 @@ def _render_target(target: Mapping[str, Any]) -> str:
     if about["plan"].get("model", 1) > 1 and not about["divided"]:
         lines.append("  No array is divided by plan.model: each device holds and computes networks whole.")
     if chunk:
-        end = "" if chunk["exact"] else f"; {chunk['below']} do not, between them nothing was tried"
+        end = ""
+        if chunk["unknown"] is not None:
+            end = f"; the round with {chunk['unknown']} could not be compiled, which ended the search"
+        elif not chunk["exact"]:
+            end = f"; {chunk['below']} do not, between them nothing was tried"
         whole = " (all that a device has)" if chunk["chunk"] == target["clients of a device"] else ""
         text = (
             f"{chunk['chunk']} clients at once fit{whole}{end}" if chunk["chunk"] else "not even one client at once was seen to fit"
@@ -100,11 +104,10 @@ def suggest_changes(config: Mapping[str, Any], about: Mapping[str, Any], chunk: 
         sentences.append(
             f"plan.lanes={about['num_runs'] // 2} needs half of it for states and training; a run takes as many as fit by itself."
         )
-    hosts = about["processes"]
-    shared = hosts == 1 or about["devices"] // hosts % 2 == 0  # devices of one process hold a network together
-    if shared and (is_large("frozen and public arrays") or is_large("server state")):
+    model = _next_model(about["available"] // about["processes"], about["plan"].get("model", 1))
+    if model is not None and (is_large("frozen and public arrays") or is_large("server state")):
         networks = readable_size(sizes["frozen and public arrays"] + sizes["server state"])
-        sentences.append(f"plan.model=2 or more spreads the networks, {networks} on each device, over so many.")
+        sentences.append(f"plan.model={model} spreads the networks, {networks} on each device, over so many.")
     if chunk == 0 or chunk is None:
         for index, model in enumerate(config["models"]):
             name = str(model)
@@ -115,3 +118,8 @@ def suggest_changes(config: Mapping[str, Any], about: Mapping[str, Any], chunk: 
         if config["method"].get("batch", 0) and config["method"]["batch"] > 1:
             sentences.append(f"method.batch={config['method']['batch']}: a smaller one needs less (and is another experiment).")
     return sentences
+
+
+def _next_model(devices: int, model: int) -> int | None:
+    """Returns the next larger number that divides the devices of a process, which hold a network together."""
+    return next((number for number in range(model + 1, devices + 1) if devices % number == 0), None)

@@ -278,11 +278,13 @@ class ClientLoops(NamedTuple):
       active_share: share of a program's client slots that are active, on average. An absent client
         takes no step.
       settings: of local training by client, `ClientSettings`; None: there are none.
+      drop_last: whether incomplete minibatches are dropped.
     """
 
     examples: np.ndarray
     active_share: float = 1.0
     settings: ClientSettings | None = None
+    drop_last: bool = False
 
     def trip_count(self, name: str) -> float | None:
         """Returns how often a loop of this name runs, on average over the slots; None for other loops.
@@ -306,4 +308,7 @@ class ClientLoops(NamedTuple):
         if (turns := parse_micro_loop(name)) is not None:
             return float(turns)
         batch = parse_loop_name(name)
-        return None if batch is None else self.active_share * float(np.mean(-(-self.examples // batch)))
+        if batch is None:
+            return None
+        steps = np.maximum(self.examples // batch, self.examples > 0) if self.drop_last else -(-self.examples // batch)
+        return self.active_share * float(np.mean(steps))

@@ -22,6 +22,7 @@ FORMS = ("auto", "native", "patches", "canonical")
 IMAGES = 4  # of a block in a kernel's gradient: the numbers in the smallest vector register
 _DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 _backend: contextvars.ContextVar[str | None] = contextvars.ContextVar("backend", default=None)
+_is_native: contextvars.ContextVar[bool] = contextvars.ContextVar("is_native", default=False)
 
 
 @contextlib.contextmanager
@@ -32,6 +33,16 @@ def tracing_for(backend: str) -> Iterator[None]:
         yield
     finally:
         _backend.reset(token)
+
+
+@contextlib.contextmanager
+def tracing_any_derivative() -> Iterator[None]:
+    """Traces all convolutions in their native form, which has derivatives of any order."""
+    token = _is_native.set(True)
+    try:
+        yield
+    finally:
+        _is_native.reset(token)
 
 
 def _current_backend() -> str:
@@ -72,7 +83,8 @@ def conv(x: Array, kernel: Array, stride: int = 1, padding: Padding = "SAME", fo
       form: "native": as `lax` does. "patches": windows side by side, times a matrix. "canonical":
         `lax` forward, gradients by canonical convolutions and matrix products; on CPUs `winograd`,
         `conv_tiny_images` and `conv_few_channels` where they are faster. "auto": see
-        `describe_conv`. The last two have first derivatives in reverse mode only.
+        `describe_conv`. The last two have gradients, and directional derivatives of gradients, but no gradients of
+        gradients (see `tracing_any_derivative`).
 
     Returns:
       [B, H', W', O].
@@ -82,7 +94,7 @@ def conv(x: Array, kernel: Array, stride: int = 1, padding: Padding = "SAME", fo
     """
     around = resolve_padding(x.shape[1:3], kernel.shape[:2], stride, padding)
     describe_conv(form)  # raises for an unknown form
-    if not are_kernels_enabled():
+    if not are_kernels_enabled() or _is_native.get():
         return _native(x, kernel, stride, around)
     if form in ("native", "patches"):
         return _FORMS[form].forward(x, kernel, stride, around)
@@ -204,7 +216,7 @@ def _tiny(dtype: jnp.dtype, image: Size, kernel: Size, stride: int, around: Arou
 
 def _fewer_products(image: Array, kernel: Size) -> bool:
     """Returns whether `winograd` is faster with stride 1: 3x3, 32 channels and more, images of 4x4 and more."""
-    fits = kernel[:2] == (3, 3) and min(kernel[2:]) >= 32 and min(image.shape[1:3]) >= 4
+    fits = kernel[:2] == (3, 3) and min(kernel[2:]) >= 32 and min(image.shape[1:3]) >= 4 and len(image) > 0
     return fits and _float32_on_cpu(image.dtype)
 
 
@@ -304,8 +316,7 @@ _FORMS = {
 }
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def _chosen(x: Array, kernel: Array, stride: int, around: Around, form: str) -> Array:
+def _convolve(x: Array, kernel: Array, stride: int, around: Around, form: str) -> Array:
     alone, vmapped = _forms(form)
     run = _vmappable(
         lambda x, kernel: alone.forward(x, kernel, stride, around),
@@ -314,8 +325,11 @@ def _chosen(x: Array, kernel: Array, stride: int, around: Around, form: str) -> 
     return run(x, kernel)
 
 
+_chosen = jax.custom_vjp(_convolve, nondiff_argnums=(2, 3, 4))
+
+
 def _chosen_forward(x: Array, kernel: Array, stride: int, around: Around, form: str) -> tuple[Array, tuple[Array, Array]]:
-    return _chosen(x, kernel, stride, around, form), (x, kernel)
+    return _convolve(x, kernel, stride, around, form), (x, kernel)
 
 
 def _chosen_backward(stride: int, around: Around, form: str, saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
@@ -356,7 +370,7 @@ def _vmappable(
     def _(size: int, batched: list[bool], first: Array, second: Array) -> tuple[Array, bool]:
         if batched[1] or not joins:
             return jax.vmap(vmapped, [0 if b else None for b in batched])(first, second), True
-        joined = run(first.reshape(-1, *first.shape[2:]), second)
-        return joined.reshape(size, -1, *joined.shape[1:]), True
+        joined = run(first.reshape(size * first.shape[1], *first.shape[2:]), second)
+        return joined.reshape(size, first.shape[1], *joined.shape[1:]), True
 
     return run

@@ -63,6 +63,15 @@ def test_matching_gradients_finds_the_example(name: str):
         assert result.labels.tolist() == observed.examples.y.tolist()
 
 
+def test_a_convolutional_network_is_attacked_too():
+    """Its kernels have gradients alone, and the attack takes gradients of gradients."""
+    network = ("cnn(widths=(4, 4), dense=8, padding='SAME', pool='each')",)
+    model, observed = observe(models=network)
+    assert inversion.measure_difference(model, observed) < 1e-3
+    first, later = (audit.invert_uplink(model, observed, audit.UplinkAttack("dlg", iterations=n)).distance for n in (1, 30))
+    assert later < first
+
+
 def test_similarities_are_those_of_their_formulas():
     rng = np.random.default_rng(0)
     image = rng.random((16, 16, 1))

@@ -99,6 +99,19 @@ class RegularizersTest(chex.TestCase):
         settings.regularizers = ("decorelation",)
         with self.assertRaisesRegex(ValueError, "unknown regularizer 'decorelation'; allowed: decorrelation"):
             experiment.resolve(settings)
+        with self.assertRaisesRegex(
+            TypeError, r"^regularizer 'each' must return a term .* a float32\[\], it returned float32\[3\]"
+        ):
+
+            def each(features, mask):
+                return jnp.where(mask, jnp.sum(features, 1), 0)
+
+            add_to = toy.task().wrap_model(
+                lambda model: model._replace(
+                    apply=lambda *_, **__: ({"logits": jnp.ones((3, 4)), "features": jnp.ones((3, 2))}, {})
+                )
+            )
+            with_regularizers(add_to.model, [each]).apply(None, None, train=True)
         texts = toy.task().wrap_model(
             lambda model: model._replace(
                 apply=lambda *_, **__: ({"logits": jnp.ones((2, 3, 4)), "features": jnp.ones((2, 3, 4))}, {})

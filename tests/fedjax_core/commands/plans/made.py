@@ -32,6 +32,7 @@ def sims(place="device"):
 ABOUT = {
     "device": "TPU v5 lite",
     "devices": 4,
+    "available": 4,
     "limit": 1000,
     "plan": {"chunk": 4, "devices": 4},
     "data on": "device",

@@ -17,7 +17,7 @@ def test_a_plan_finds_the_chunk_and_is_kept(monkeypatch, tmp_path):
     plan = made(monkeypatch, tmp_path, compiler)
     (one,) = plan["targets"]
     assert one["programs"]["round"]["fits"]  # 600 and a copy of 210 bytes of states, of 1000
-    assert one["chunk"] == {"chunk": 5, "below": 6, "tried": 3, "exact": True}
+    assert one["chunk"] == {"chunk": 5, "below": 6, "tried": 3, "unknown": None, "exact": True}
     assert one["round"]["seconds"] == pytest.approx(2.0)  # of one second's operations and two seconds' bytes
     assert capacity_plan.plan_fits(plan)
     assert one["advice"] == []
@@ -157,6 +157,10 @@ def test_what_a_config_names_from_outside_is_known_by_its_text(tmp_path):
     of = config()
     of.data.partition = f"{file}:decide"
     assert file in compile_pool.source_files(of.to_dict())
+    of = config()
+    (tmp_path / "epochs.csv").write_text("client,epochs\n0,1\n")
+    of.clients.epochs = f"from_csv(path={str(tmp_path / 'epochs.csv')!r})"
+    assert (tmp_path / "epochs.csv").resolve() in compile_pool.source_files(of.to_dict())
     of = fedoa_config.get_config("paper")
     (tmp_path / "config.json").write_text("{}")
     of.models = (f"pretrained(folder={str(tmp_path)!r}, limit=512)",)
@@ -178,6 +182,8 @@ def test_the_largest_chunk_is_found(limit):
 
 
 def test_a_search_for_a_chunk_ends():
-    assert capacity_plan.find_largest_chunk(lambda chunk: None, {32: False}, 32, 5) == capacity_plan.LargestChunk(0, 32, 1)
+    unknown = capacity_plan.find_largest_chunk(lambda chunk: None, {1: True}, 10, 6)
+    assert (unknown, unknown.is_exact) == (capacity_plan.LargestChunk(1, None, 1, 10), False)
+    assert capacity_plan.find_largest_chunk(lambda chunk: None, {32: False}, 32, 5).unknown is not None
     stopped = capacity_plan.find_largest_chunk(lambda chunk: chunk <= 11, {32: False}, 32, 2)
     assert (stopped.chunk, stopped.below, stopped.is_exact) == (6, 32, False)

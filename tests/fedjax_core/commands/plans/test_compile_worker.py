@@ -164,7 +164,8 @@ def test_an_error_of_one_program_leaves_the_others(monkeypatch, tmp_path):
     asked |= {"done": {}, "seconds": 60, "out": str(out), "cores": False}
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(to_json_values(asked))))
 
-    def analysed(traced, sim, part):
+    def analysed(traced, sim, part, drop_last):
+        assert not drop_last
         if part == 1.0:  # the start: of the round's clients some drop out
             return {"fits": True}
         raise ValueError("this program\nis bad")
@@ -183,6 +184,7 @@ def test_an_error_of_one_program_leaves_the_others(monkeypatch, tmp_path):
     sim.spec.groups = [group] * 5  # of 80 slots
     assert compile_worker.expected_active_share(sim) == 0.05
     assert program_costs.ClientLoops(np.array([10, 30]), 0.25).trip_count("batches_of_20") == 1.5 / 4
+    assert program_costs.ClientLoops(np.array([10, 50]), drop_last=True).trip_count("batches_of_20") == 1.5
     own = program_costs.ClientLoops(np.array([10, 30]), settings=ClientSettings(steps=np.array([4, 6])))
     assert [own.trip_count(name) for name in ("own_epochs_by_20", "5_epochs_by_20")] == [pytest.approx((4 + 6) / (1 + 2)), 5]
 
@@ -209,3 +211,10 @@ def test_several_processes_are_those_of_the_topology(monkeypatch):
     assert any("plan.model" in sentence for sentence in plan_report.suggest_changes(config().to_dict(), ABOUT, 1))
     several = [plan_report.suggest_changes(config().to_dict(), ABOUT | {"processes": number}, 1) for number in (2, 4)]
     assert [any("plan.model" in sentence for sentence in said) for said in several] == [True, False]  # two devices each, or one
+
+    def models(**about) -> list[str]:
+        advice = plan_report.suggest_changes(config().to_dict(), ABOUT | about, 1)
+        return [sentence.split(" ")[0] for sentence in advice if sentence.startswith("plan.model=")]
+
+    divided = {"chunk": 4, "devices": 4, "model": 2}
+    assert [models(available=1), models(available=3), models(plan=divided)] == [[], ["plan.model=3"], ["plan.model=4"]]

@@ -15,6 +15,8 @@ from fedjax_core.commands.plans import device_targets
     [
         ("v5e", "CHIP:SIZE"),
         ("v9:2x2", "a chip of v2"),
+        ("0*v5e:2x2", "CHIP:SIZE"),
+        ("v5e:0x2", "CHIP:SIZE"),
         ("v5e:32x16", "no side of a slice of v5e is longer than 16"),
         (",", "no target"),
     ],

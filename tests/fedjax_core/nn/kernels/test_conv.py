@@ -180,3 +180,31 @@ def test_describe_is_the_rule():
 def test_errors(arguments, words):
     with pytest.raises(ValueError, match=words):
         conv.conv(jnp.zeros((1, 4, 4, 1)), jnp.zeros((3, 3, 1, 1)), **arguments)
+
+
+@pytest.mark.parametrize(("kernel", "stride", "size", "padding", "channels", "outputs"), [CASES[3], CASES[9], CASES[12], CASES[14]])
+def test_second_derivatives(kernel, stride, size, padding, channels, outputs):
+    """Directional ones of gradients always; gradients of gradients where the native form is asked for."""
+    x, weights, dy = (part[0] for part in draw(size, channels, kernel, stride, padding, outputs))
+
+    def squares(function):
+        return lambda x, kernel: jnp.sum(jnp.square(function(x, kernel, stride, padding)) * dy)
+
+    def along(function):  # Hessian times a direction
+        return jax.jvp(jax.grad(squares(function), (0, 1)), (x, weights), (x[::-1], weights[::-1]))[1]
+
+    def of_length(function):
+        return jax.grad(lambda *given: sum(jnp.sum(jnp.sin(g)) for g in jax.grad(squares(function), (0, 1))(*given)), (0, 1))(
+            x, weights
+        )
+
+    assert_close(jax.jit(along, static_argnums=0)(conv.conv), along(lax_conv))
+    with conv.tracing_any_derivative():
+        found = of_length(conv.conv)
+    assert_close(found, of_length(lax_conv))
+
+
+def test_no_image():
+    kernel = jnp.ones((3, 3, 32, 32))
+    assert conv.conv(jnp.ones((0, 4, 4, 32)), kernel).shape == (0, 4, 4, 32)
+    assert jax.vmap(lambda x: conv.conv(x, kernel))(jnp.ones((2, 0, 4, 4, 32))).shape == (2, 0, 4, 4, 32)
