@@ -207,7 +207,7 @@ def get_config(variant: str = "small") -> Any:
     config.optimizer.lr = 0.1  # learning rate of local training
     config.optimizer.momentum = placeholder(float)  # momentum of SGD
     config.optimizer.nesterov = placeholder(bool)  # whether to use Nesterov's momentum
-    # The weights times this are added to the gradient of SGD; of Adam, to what is multiplied by the rate (AdamW)
+    # The weights times this are added to the gradient; with Adam to its step, before the rate (AdamW)
     config.optimizer.weight_decay = placeholder(float)
     config.optimizer.clip = placeholder(float)  # maximum norm of a gradient
     config.optimizer.decay = placeholder(float)  # the learning rate of round r is lr * decay ** r

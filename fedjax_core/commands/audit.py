@@ -2,7 +2,7 @@
 
   fedjax-core audit runs/fedavg                                membership inference by losses
   fedjax-core audit runs/fedavg --shadows=8                    and by a likelihood ratio, which trains 8 models
-  fedjax-core audit runs/dp_sgd --canaries=200                 trains once more, for a lower bound of epsilon
+  fedjax-core audit runs/dp_sgd --canaries=180                 trains once more, for a lower bound of epsilon
   fedjax-core audit runs/fedavg --invert=cosine --examples=2   images from one client's uplink
 
 Writes audit/audit.json, and of an inversion audit/inversion.png, into the run's directory or into --out.
