@@ -39,11 +39,13 @@ from methods.qfedavg import make_mean_loss
 
 
 class Server(NamedTuple):
-    """Attributes:
-    net: w.
-    average: mean of w over the rounds.
-    weights: lambda [N].
-    rounds: [] of which `average` is the mean.
+    """The state of the server.
+
+    Attributes:
+      net: w.
+      average: mean of w over the rounds.
+      weights: lambda [N].
+      rounds: [] of which `average` is the mean.
     """
 
     net: Net
@@ -53,10 +55,12 @@ class Server(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """Attributes:
-    net: w.
-    weight: [] the client's, which the server multiplies its delta by.
-    scored: the model that is scored.
+    """What a client receives.
+
+    Attributes:
+      net: w.
+      weight: [] the client's, which the server multiplies its delta by.
+      scored: the model that is scored.
     """
 
     net: Net

@@ -42,9 +42,11 @@ from methods.fedavg import fedavg
 
 
 class Client(NamedTuple):
-    """Attributes:
-    v: the client's own model, with the batch statistics of the personal one.
-    alpha: [] its weight.
+    """The state of a client.
+
+    Attributes:
+      v: the client's own model, with the batch statistics of the personal one.
+      alpha: [] its weight.
     """
 
     v: Net

@@ -45,10 +45,12 @@ from methods.fedamp import cosine_similarities
 
 
 class Server(NamedTuple):
-    """Attributes:
-    models: [N, ...] Net of each client's cluster.
-    updates: [N, ...] each client's last change of parameters; zeros before the first.
-    labels: [N] int32, each client's cluster.
+    """The state of the server.
+
+    Attributes:
+      models: [N, ...] Net of each client's cluster.
+      updates: [N, ...] each client's last change of parameters; zeros before the first.
+      labels: [N] int32, each client's cluster.
     """
 
     models: Net

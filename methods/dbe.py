@@ -43,10 +43,12 @@ from fedjax_core.training import aggregators, local_training
 
 
 class Server(NamedTuple):
-    """Attributes:
-    net: the global model.
-    consensus: [D] mean features.
-    is_ready: [] whether a round has found it.
+    """The state of the server.
+
+    Attributes:
+      net: the global model.
+      consensus: [D] mean features.
+      is_ready: [] whether a round has found it.
     """
 
     net: Net

@@ -56,9 +56,11 @@ class Server(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """Attributes:
-    own: the client's model.
-    mean: of all clients' models, for scores; never sent.
+    """What a client receives.
+
+    Attributes:
+      own: the client's model.
+      mean: of all clients' models, for scores; never sent.
     """
 
     own: Net

@@ -50,10 +50,12 @@ _RECORDED = 10  # losses of which the deviation is taken
 
 
 class Client(NamedTuple):
-    """Attributes:
-    local: the last trained model.
-    mix: W_i, of the leaves of `top`.
-    rounds: [] float32, how many rounds the client took part in.
+    """The state of a client.
+
+    Attributes:
+      local: the last trained model.
+      mix: W_i, of the leaves of `top`.
+      rounds: [] float32, how many rounds the client took part in.
     """
 
     local: Net

@@ -30,9 +30,11 @@ from fedjax_core.training import aggregators, local_training
 
 
 class Server(NamedTuple):
-    """Attributes:
-    net: the global model.
-    review: state of the aggregator's review; empty for plain FedAvg.
+    """The state of the server.
+
+    Attributes:
+      net: the global model.
+      review: state of the aggregator's review; empty for plain FedAvg.
     """
 
     net: Net

@@ -45,10 +45,12 @@ from fedjax_core.training import aggregators, local_training
 
 
 class Server(NamedTuple):
-    """Attributes:
-    shared: the mean model's parameters.
-    custom: [N, ...], each client's mean over similar clients.
-    mask: [N, bytes], each client's critical parameters as bits, per tensor; initially none.
+    """The state of the server.
+
+    Attributes:
+      shared: the mean model's parameters.
+      custom: [N, ...], each client's mean over similar clients.
+      mask: [N, bytes], each client's critical parameters as bits, per tensor; initially none.
     """
 
     shared: PyTree

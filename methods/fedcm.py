@@ -37,9 +37,11 @@ from fedjax_core.training import aggregators, local_training
 
 
 class Server(NamedTuple):
-    """Attributes:
-    net: the global model.
-    direction: like net.params, the mean direction of the last round.
+    """The state of the server.
+
+    Attributes:
+      net: the global model.
+      direction: like net.params, the mean direction of the last round.
     """
 
     net: Net

@@ -45,9 +45,11 @@ _GATE = 0x6370  # stream of the gate's initialization, and of its noise
 
 
 class Server(NamedTuple):
-    """Attributes:
-    net: the global model.
-    gate: parameters of the conditional policy network.
+    """The state of the server.
+
+    Attributes:
+      net: the global model.
+      gate: parameters of the conditional policy network.
     """
 
     net: Net

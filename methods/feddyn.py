@@ -47,9 +47,11 @@ from fedjax_core.training import aggregators, local_training
 
 
 class Server(NamedTuple):
-    """Attributes:
-    net: the global model theta.
-    h: the server's state, like net.params.
+    """The state of the server.
+
+    Attributes:
+      net: the global model theta.
+      h: the server's state, like net.params.
     """
 
     net: Net

@@ -38,9 +38,11 @@ from fedjax_core.training import aggregators, local_training
 
 
 class Server(NamedTuple):
-    """Attributes:
-    net: the global model.
-    previous: the one of the round before.
+    """The state of the server.
+
+    Attributes:
+      net: the global model.
+      previous: the one of the round before.
     """
 
     net: Net

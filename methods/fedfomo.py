@@ -45,11 +45,13 @@ _SPLIT = 0x666F6D6F  # key of the choice of validation examples
 
 
 class Server(NamedTuple):
-    """Attributes:
-    models: [N, ...] Net, each client's last.
-    known: [N] mask of clients that have sent one.
-    preference: [N, N], P.
-    chosen: [N, M] int32, whose models each client gets next; its own id in place of none.
+    """The state of the server.
+
+    Attributes:
+      models: [N, ...] Net, each client's last.
+      known: [N] mask of clients that have sent one.
+      preference: [N, N], P.
+      chosen: [N, M] int32, whose models each client gets next; its own id in place of none.
     """
 
     models: Net

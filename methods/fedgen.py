@@ -76,9 +76,11 @@ VARIANTS = {"mixed": Recipe(), "official": Recipe(10.0, 10.0, 0.98, 1.0, 3e-4, 5
 
 
 class Generator(NamedTuple):
-    """Attributes:
-    params: trained.
-    stats: [H] running mean and variance of its batch normalization.
+    """The arrays of the generator.
+
+    Attributes:
+      params: trained.
+      stats: [H] running mean and variance of its batch normalization.
     """
 
     params: PyTree
@@ -86,12 +88,14 @@ class Generator(NamedTuple):
 
 
 class Server(NamedTuple):
-    """Attributes:
-    body: a Net without head; `()` where bodies are private.
-    head: averaged.
-    generator: G.
-    moments: its optimizer's.
-    labels: [K] how often each label is drawn; all zero before the first round.
+    """The state of the server.
+
+    Attributes:
+      body: a Net without head; `()` where bodies are private.
+      head: averaged.
+      generator: G.
+      moments: its optimizer's.
+      labels: [K] how often each label is drawn; all zero before the first round.
     """
 
     body: PyTree

@@ -34,9 +34,11 @@ from fedjax_core.training import aggregators, local_training, losses
 
 
 class Server(NamedTuple):
-    """Attributes:
-    logits: [K, K] mean logits per class.
-    known: [K] mask of classes that were ever sent.
+    """The state of the server.
+
+    Attributes:
+      logits: [K, K] mean logits per class.
+      known: [K] mask of classes that were ever sent.
     """
 
     logits: Array

@@ -47,11 +47,13 @@ CHOICES = {"weighting": ("dims", "uniform"), "logits": ("correct", "all"), "deno
 
 
 class Server(NamedTuple):
-    """Attributes:
-    teacher: [R, K, K] global logits of each class, by the receiver's width.
-    known: [K] mask of classes sent in the last round.
-    shared: averages of sent entries, by entry, width and shape; and whether any client ever sent
-      it.
+    """The state of the server.
+
+    Attributes:
+      teacher: [R, K, K] global logits of each class, by the receiver's width.
+      known: [K] mask of classes sent in the last round.
+      shared: averages of sent entries, by entry, width and shape; and whether any client ever sent
+        it.
     """
 
     teacher: Array
@@ -60,10 +62,12 @@ class Server(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """Attributes:
-    teacher: [K, K] global logits of each class, for this client's width.
-    known: [K] bool.
-    shared: averages of this client's entries, in the order of `average`.
+    """What a client receives.
+
+    Attributes:
+      teacher: [K, K] global logits of each class, for this client's width.
+      known: [K] bool.
+      shared: averages of this client's entries, in the order of `average`.
     """
 
     teacher: Array

@@ -41,11 +41,13 @@ DIGEST, REVISIT = 0x646967, 0x726576  # keys of the digest, and of the initial p
 
 
 class Server(NamedTuple):
-    """Attributes:
-    logits: [A, O] the consensus.
-    rows: [A] indices of its public examples.
-    known: [] bool, whether any client sent logits.
-    asked: [A] indices of the public examples whose logits clients send next.
+    """The state of the server.
+
+    Attributes:
+      logits: [A, O] the consensus.
+      rows: [A] indices of its public examples.
+      known: [] bool, whether any client sent logits.
+      asked: [A] indices of the public examples whose logits clients send next.
     """
 
     logits: Array

@@ -37,9 +37,11 @@ from fedjax_core.training import aggregators, local_training, losses
 
 
 class Server(NamedTuple):
-    """Attributes:
-    net: the global model's body, and its scale.
-    prototypes: [K, D], of length 1.
+    """The state of the server.
+
+    Attributes:
+      net: the global model's body, and its scale.
+      prototypes: [K, D], of length 1.
     """
 
     net: Net

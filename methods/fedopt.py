@@ -46,9 +46,11 @@ SERVERS = {"adagrad": (0.1, 0.0), "adam": (0.01, 0.9), "yogi": (0.01, 0.9), "mom
 
 
 class Moments(NamedTuple):
-    """Attributes:
-    m: like the params, running mean of the deltas.
-    v: likewise, of their squares.
+    """The moments of the server's optimizer.
+
+    Attributes:
+      m: like the params, running mean of the deltas.
+      v: likewise, of their squares.
     """
 
     m: PyTree

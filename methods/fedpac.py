@@ -50,10 +50,12 @@ _is_head = param_partition.personal_entries("head")
 
 
 class Server(NamedTuple):
-    """Attributes:
-    body: the network without its head.
-    heads: [N, ...] each client's, a network without its body.
-    prototypes: of all classes.
+    """The state of the server.
+
+    Attributes:
+      body: the network without its head.
+      heads: [N, ...] each client's, a network without its body.
+      prototypes: of all classes.
     """
 
     body: Net
@@ -62,10 +64,12 @@ class Server(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """Attributes:
-    body: the network without its head.
-    head: the client's combined head.
-    prototypes: of all classes.
+    """What a client receives.
+
+    Attributes:
+      body: the network without its head.
+      head: the client's combined head.
+      prototypes: of all classes.
     """
 
     body: Net

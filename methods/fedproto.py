@@ -40,9 +40,11 @@ FAR = -1e9  # the logit of a class without a prototype
 
 
 class Prototypes(NamedTuple):
-    """Attributes:
-    means: [K, D] mean feature of each class.
-    known: [K] mask of classes that were ever sent.
+    """The prototypes of all classes.
+
+    Attributes:
+      means: [K, D] mean feature of each class.
+      known: [K] mask of classes that were ever sent.
     """
 
     means: Array

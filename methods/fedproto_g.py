@@ -30,9 +30,11 @@ from methods.fedproto import Prototypes, init_prototypes, mean_features, prototy
 
 
 class Server(NamedTuple):
-    """Attributes:
-    net: the global model.
-    prototypes: of all classes.
+    """The state of the server.
+
+    Attributes:
+      net: the global model.
+      prototypes: of all classes.
     """
 
     net: Net

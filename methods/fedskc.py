@@ -130,11 +130,13 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 class Server(NamedTuple):
-    """Attributes:
-    net: the global model.
-    knowledge: [K, D] of each class.
-    known: [K] bool, which classes have any.
-    review: the state of the period review.
+    """The state of the server.
+
+    Attributes:
+      net: the global model.
+      knowledge: [K, D] of each class.
+      known: [K] bool, which classes have any.
+      review: the state of the period review.
     """
 
     net: Net

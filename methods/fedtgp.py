@@ -45,9 +45,11 @@ _STREAM = 0x746770  # of the generator's initialization
 
 
 class Server(NamedTuple):
-    """Attributes:
-    generator: the parameters of F, and the classes' vectors.
-    prototypes: outputs of F, known to clients from the second round on.
+    """The state of the server.
+
+    Attributes:
+      generator: the parameters of F, and the classes' vectors.
+      prototypes: outputs of F, known to clients from the second round on.
     """
 
     generator: PyTree

@@ -38,9 +38,11 @@ from methods.fedavg import fedavg
 
 
 class Uplink(NamedTuple):
-    """Attributes:
-    factors: the client's adapter.
-    rest: delta of all else.
+    """What a client sends.
+
+    Attributes:
+      factors: the client's adapter.
+      rest: delta of all else.
     """
 
     factors: PyTree

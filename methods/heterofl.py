@@ -48,9 +48,11 @@ from fedjax_core.training.width_windows import find_widest, find_windows, put_wi
 
 
 class Sent(NamedTuple):
-    """Attributes:
-    net: the client's part.
-    whole: the wide network, for scores; not sent.
+    """What a client receives.
+
+    Attributes:
+      net: the client's part.
+      whole: the wide network, for scores; not sent.
     """
 
     net: Net

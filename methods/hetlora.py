@@ -40,9 +40,11 @@ from methods.fedavg import fedavg
 
 
 class Uplink(NamedTuple):
-    """Attributes:
-    net: the client's network.
-    norm: [] of the products of its adapter; the server computes it, so it is not sent.
+    """What a client sends.
+
+    Attributes:
+      net: the client's network.
+      norm: [] of the products of its adapter; the server computes it, so it is not sent.
     """
 
     net: Net

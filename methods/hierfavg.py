@@ -41,10 +41,12 @@ from fedjax_core.training import aggregators, local_training, metrics
 
 
 class Server(NamedTuple):
-    """Attributes:
-    edges: [L, ...] Net of each edge.
-    cloud: its Net.
-    weights: [L] of the clients that each edge averaged since the cloud's last mean.
+    """The state of the server.
+
+    Attributes:
+      edges: [L, ...] Net of each edge.
+      cloud: its Net.
+      weights: [L] of the clients that each edge averaged since the cloud's last mean.
     """
 
     edges: Net
@@ -53,9 +55,11 @@ class Server(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """Attributes:
-    edge: model of the client's edge.
-    cloud: the cloud's, for scores; not sent to clients.
+    """What a client receives.
+
+    Attributes:
+      edge: model of the client's edge.
+      cloud: the cloud's, for scores; not sent to clients.
     """
 
     edge: Net

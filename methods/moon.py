@@ -33,9 +33,11 @@ from fedjax_core.training import aggregators, local_training, losses
 
 
 class Client(NamedTuple):
-    """Attributes:
-    previous: the model as the client last trained it.
-    trained: [] 1 if the client ever trained, else 0.
+    """The state of a client.
+
+    Attributes:
+      previous: the model as the client last trained it.
+      trained: [] 1 if the client ever trained, else 0.
     """
 
     previous: Net

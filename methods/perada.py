@@ -43,13 +43,15 @@ from methods.fedoa import compute_features, feature_distance
 
 
 class Distillation(NamedTuple):
-    """Attributes:
-    on: whether to distil.
-    rounds: number of first rounds with distillation.
-    epochs: passes over the public examples.
-    batch: of them.
-    lr: of Adam, which falls to 0 like a cosine within a round.
-    temperature: tau.
+    """How the server distils.
+
+    Attributes:
+      on: whether to distil.
+      rounds: number of first rounds with distillation.
+      epochs: passes over the public examples.
+      batch: of them.
+      lr: of Adam, which falls to 0 like a cosine within a round.
+      temperature: tau.
     """
 
     on: bool = False

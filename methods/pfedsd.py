@@ -37,9 +37,11 @@ from methods.fedavg import fedavg
 
 
 class Client(NamedTuple):
-    """Attributes:
-    previous: the model v_i.
-    rounds: [] float32, how many rounds the client took part in.
+    """The state of a client.
+
+    Attributes:
+      previous: the model v_i.
+      rounds: [] float32, how many rounds the client took part in.
     """
 
     previous: Net

@@ -37,9 +37,11 @@ from fedjax_core.training import aggregators, local_training
 
 
 class Server(NamedTuple):
-    """Attributes:
-    net: the global model x.
-    c: the server's control variate, like net.params.
+    """The state of the server.
+
+    Attributes:
+      net: the global model x.
+      c: the server's control variate, like net.params.
     """
 
     net: Net
