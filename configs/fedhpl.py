@@ -5,9 +5,9 @@ Expect:   see configs/RESULTS.md.
 Variants: small (the default): without backbones, whole networks are trained; with your own
           (docs/pages/pretrained.md) set --config.weights and --config.train=prompts. smoke
           (seconds): two frozen random backbones. paper: FedHPL's setting for mixed models on
-          CIFAR-10: 5 clients with ViT-S/B/L/B/S pre-trained on ImageNet-21k and 3 prompts in each
-          layer, 224 px, SGD 0.01 with momentum 0.9 and weight decay 1e-4, batch 16, 10 rounds of
-          one epoch. Its weights are the first release's (docs/pages/pretrained.md), here as
+          CIFAR-10: 5 clients with ViT-S/B/L/B/S pre-trained on ImageNet-21k, then ImageNet-1k, and
+          3 prompts in each layer, 224 px, SGD 0.01 with momentum 0.9 and weight decay 1e-4, batch
+          16, 10 rounds of one epoch. Its weights are AugReg's (docs/pages/pretrained.md), here as
           vit_s16.npz, vit_b16.npz and vit_l16.npz.
 """
 

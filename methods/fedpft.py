@@ -7,7 +7,8 @@ Sent to clients: model, transformation.
 
 Wu, Niu, Liu, Shi, Zhu, Tang. Tackling Feature-Classifier Mismatch in Federated Learning via
 Prompt-Driven Feature Transformation. 2024, https://arxiv.org/abs/2407.16139, and its later version
-with FedPFT+Con as an option.
+with FedPFT+Con as an option (ICLR). Equations have the later version's numbers, the settings of the
+ablation those of arXiv.
 
   paper          here                     meaning
   phi            "extractor"              feature extractor, shared
@@ -20,7 +21,7 @@ with FedPFT+Con as an option.
                  model_epochs
   f, f'          outputs "extractor",     features before and after the transformation, [B, D]
                  "features"
-  L_Con          contrast                 MoCo's loss: queue, momentum copies of phi and h_rho (Eq. 6)
+  L_Con          contrast                 MoCo's loss: queue, momentum copies of phi and h_rho (Eq. 7)
 
 The phases and what they train; two losses in one step reach their own leaves only (stop-gradients):
 

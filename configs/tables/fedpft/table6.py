@@ -1,8 +1,8 @@
 """FedPFT, Table 6: linear heads on FedPFT+Con's features before and after either prompts.
 
 Command:  fedjax-core table --table=configs/tables/fedpft/table6.py --workdir=runs/fedpft --variant=paper
-Variants: see `all_methods.py`. The paper's last column is printed as alpha 0.5; Table 5 shows that
-          it is 1.0.
+Variants: see `all_methods.py`. The paper's last column is printed as alpha 0.5; Tables 4
+          and 8 of its arXiv version show that it is 1.0.
 """
 
 from configs.tables.base import Measure
