@@ -34,7 +34,7 @@ class ClientFacts:
 class ClientSampler:
     """A way to draw cohorts. A subclass defines `draw`, and whatever else is not as here.
 
-    A sampler with `update`, or that needs "losses", is adaptive: its draws depend on earlier rounds.
+    A sampler with `init` or `update`, or that needs "losses", is adaptive: its draws depend on earlier rounds.
 
     Attributes:
       size: C, the clients of a cohort; where their number varies, its expected value.

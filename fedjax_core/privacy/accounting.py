@@ -47,7 +47,7 @@ class Release(NamedTuple):
     """What leaves in one round.
 
     Attributes:
-      noise: "gaussian" or "laplace".
+      noise: "gaussian", "laplace" or "integers".
       sampling: one of `RELATIONS`.
       arithmetic: of a sum of integers with the clients' noise; its multiplier is not read. None: real
         numbers.

@@ -176,7 +176,7 @@ class WorkDir:
         self.writer = writer
         self._lock = lock
         self._cached_records: dict[str, Any] | None = None  # run.json, cached by the process that writes it
-        self._pending_files: dict[Path, Any] = {}  # written by `take_over`
+        self._pending_files: dict[Path, Any] = {}  # written by `commit_resume`
         self._pending_changes: dict[str, str] = {}  # config fields that a resumed run changes
 
     @classmethod

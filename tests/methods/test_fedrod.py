@@ -85,6 +85,10 @@ class FedRoDTest(chex.TestCase):
         np.testing.assert_array_equal(end.params["head"]["kernel"][:, 0], w.params["head"]["kernel"][:, 0])
         scaled = naive.train(MODEL, start, w.stats, x, y, jax.random.key(0), epochs=2, whole=both, given=(1.0, 7 * counts), **STEPS)
         chex.assert_trees_all_close(scaled.params, end.params, atol=1e-6)
+        own = jax.tree.map(jnp.zeros_like, w.params["head"])
+        sent = toy.update_client(made(fedrod, epochs=2)(toy.task()), w, own, toy.CLIENTS - 1)
+        np.testing.assert_array_equal(sent.uplink.params["head"]["kernel"][:, 0], 0)
+        self.assertGreater(np.abs(sent.uplink.params["head"]["kernel"][:, 1:]).max(), 0)
 
     def test_what_travels(self):
         shapes = toy.reference("fedrod")[0].spec.shapes

@@ -82,7 +82,7 @@ class HeteroFLTest(chex.TestCase):
             chex.assert_trees_all_equal(jax.device_get(after), jax.device_get(expected))
 
     def test_entries_that_nobody_holds_stay(self):
-        """In a round of even clients alone."""
+        """In a round of a narrow client alone."""
         build = made(heterofl, epochs=1)
         clients = np.arange(8)
         groups = [

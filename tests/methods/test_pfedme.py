@@ -93,7 +93,7 @@ class PFedMeTest(chex.TestCase):
         chex.assert_trees_all_close(out.uplink.params, naive.minus(expected.params, w.net.params), atol=2e-3)
 
     def test_an_optimiser_that_is_annealed_knows_where_it_is(self):
-        """With a cosine to zero the last inner steps are small ones."""
+        """With a line to zero the last inner steps are small ones."""
         held, key = toy.reference("pfedme")[0].spec.host_arrays, jax.random.key(5)
         data = local_training.ClientData(held.train, held.index[0], held.size[0])
         w, ends = MODEL.init(jax.random.key(1)), []

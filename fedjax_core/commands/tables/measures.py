@@ -13,7 +13,7 @@ from fedjax_core.language import instruction_task as language
 from fedjax_core.reporting import reporter, score_labels
 from fedjax_core.training import metrics
 
-# a measure's statistic: its name in `reporter.summarise`
+# a measure's statistic: its name in `reporter.summarize_records`
 STATISTICS = {"last": "last", "first": "first", "best": "best", "mean_of_last": "mean_last_k", "selected": "selected"}
 BETTER = ("larger", "smaller", "neither")
 ROUNDS_TO = "rounds_to"  # a statistic with a target, which counts rounds
@@ -157,7 +157,7 @@ def check_scores(measure: Any, config: Any, resolved: ResolvedConfig) -> None:
         if parts[0] == "validation" and config.data.get("validation") is None:
             lacking = f"{what}: {score!r} needs data.validation, such as 0.2"
             continue
-        scopes = _needed_scopes(score, config)
+        scopes = _needed_scopes(score)
         if not scopes or scopes & set(config.evaluation.scopes):
             return
         needed += sorted(scopes)
@@ -200,7 +200,7 @@ def _parse_scope(score: str, with_statistic: bool) -> str | None:
     return parts[2] if len(parts) == (5 if with_statistic else 4) and parts[2] in SCOPES else None
 
 
-def _needed_scopes(score: str, config: Any) -> set[str]:
+def _needed_scopes(score: str) -> set[str]:
     """Returns the scopes of which a score needs one; empty if it needs none."""
     parts = score.split("/")
     if is_of_unseen(score):

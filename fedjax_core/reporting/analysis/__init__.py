@@ -1,4 +1,4 @@
-"""Analyses of trained models, given a `Simulation` and one of its states; `plots` draws the
+"""Analyses of trained models, given a `Simulator` and one of its states; `plots` draws the
 results.
 
 `model` is a predictor of the method ("global", "personal"); None: the personal one if there is one.

@@ -115,7 +115,7 @@ def compute_class_accuracies(
 
 
 def compute_client_accuracies(correct: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """Returns accuracies [N] from counts of `class_accuracies`; NaN without test examples."""
+    """Returns accuracies [N] from counts of `compute_class_accuracies`; NaN without test examples."""
     n = total.sum(1)
     return np.where(n > 0, correct.sum(1) / np.maximum(n, 1), np.nan)
 

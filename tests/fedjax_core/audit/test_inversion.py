@@ -174,5 +174,5 @@ def test_methods_that_send_no_single_difference_are_refused():
     config = experiment.load_config("fedproto:smoke")
     config.data.examples = 60
     simulator = experiment.build(config)
-    with pytest.raises(ValueError, match="audit: "):
+    with pytest.raises(ValueError, match="reads a network that a client sends, and none is there"):
         inversion.observe_uplink(simulator, simulator.init(0), 0, 1, steps=1, lr=0.1)

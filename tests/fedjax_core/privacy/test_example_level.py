@@ -20,7 +20,7 @@ from fedjax_core.storage.json_files import read_json, read_jsonl
 from fedjax_core.training import local_training
 from fedjax_core.training.private_gradient import ExamplePrivacy
 from methods.fedavg import fedavg as fedavg_method
-from tests import toy
+from tests import naive, toy
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("jax_privacy") is None, reason="jax-privacy is not installed")
 SIZES, EPOCHS, BATCH = np.array([30, 7, 64, 0]), 2, 10
@@ -101,9 +101,12 @@ def test_all_steps_that_a_client_takes_are_accounted_for():
 
 def test_participations_are_those_of_the_run():
     config = private(rounds=3)
+    config.cohort.size, config.cohort.fraction = 8, None
     simulator = experiment.build(config)
     counter = ParticipationCounter(simulator.spec.sampler, 0)
-    assert counter(3).sum() == 12
+    population = simulator.spec.population
+    drawn = np.concatenate([naive.cohort(0, r, population, 8) for r in range(3)])
+    np.testing.assert_array_equal(counter(3), np.bincount(drawn, minlength=population))
     assert (counter(3) >= counter(1)).all()
     assert counter(1).max() == 1
 

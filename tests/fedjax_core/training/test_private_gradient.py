@@ -72,21 +72,18 @@ def test_without_noise_and_clip_it_is_plain_training_on_the_same_minibatches():
 
 
 def test_noise_has_the_deviation_that_is_accounted_for():
-    """One step with a rate of 1: the noise of the gradient, times the expected minibatch."""
-    clip, noise, batch = 0.5, 3.0, 8
-    quiet = train(client(20, ExamplePrivacy(clip, 0.0)), lr=1.0, epochs=1, batch=20)
-    draws = []
+    """Three steps with a rate of 1 on Poisson minibatches of 8 in the mean: their noise, times 8. Gradients are clipped to almost nothing."""
+    clip, noise, batch = 1e-3, 1000.0, 8
+    start, draws = MODEL.init(jax.random.key(1)), []
     for seed in range(30):
-        noisy = train(client(20, ExamplePrivacy(clip, noise)), lr=1.0, epochs=1, batch=20, seed=seed)
-        draws.append(
-            np.concatenate([(20 * (a - b)).ravel() for a, b in zip(*map(jax.tree.leaves, (noisy.net, quiet.net)), strict=True)])
-        )
+        noisy = train(client(20, ExamplePrivacy(clip, noise)), lr=1.0, epochs=1, batch=batch, seed=seed)
+        moved = zip(*map(jax.tree.leaves, (noisy.net.params, start.params)), strict=True)
+        draws.append(np.concatenate([(batch * (a - b)).ravel() / 3**0.5 for a, b in moved]))
     draws = np.stack(draws)
     number = draws.size
     assert np.mean(draws**2) == pytest.approx((clip * noise) ** 2, rel=4 * np.sqrt(2 / number))
     assert abs(np.mean(draws)) < 4 * clip * noise / np.sqrt(number)
     assert abs(np.corrcoef(draws[:-1].ravel(), draws[1:].ravel())[0, 1]) < 4 / np.sqrt(number), "seeds have noise of their own"
-    assert batch < 20
 
 
 def test_minibatches_are_poisson_samples():

@@ -87,10 +87,10 @@ def cohort(seed, absent):
     return np.where(mask[:, None], rows, 0), mask
 
 
-def applied(text, rows, mask, memory=()):
+def applied(text, rows, mask, memory=(), weights=None):
     """What a rule of a config makes of a cohort."""
     reduce = robust_aggregation.parse_rule(text).reduce
-    weights = mask.astype(np.float32)
+    weights = mask.astype(np.float32) if weights is None else np.where(mask, weights, 0).astype(np.float32)
     contributions = jax.vmap(lambda row, w: reduce.map(row, w, None))(rows, weights)
     if reduce.combine == "add":
         contributions = jax.tree.map(lambda x: jnp.sum(x, 0), contributions)
@@ -116,6 +116,9 @@ def test_clipping_and_bounding():
     np.testing.assert_allclose(found, v + np.mean(shrunk, 0), atol=1e-5)
     bounded = [row * min(1, 2 / np.linalg.norm(row)) for row in x]
     np.testing.assert_allclose(applied("norm_bound(bound=2.0)", rows, mask), np.mean(bounded, 0), atol=1e-5)
+    weights = np.arange(1.0, C + 1)
+    weighted = applied("norm_bound(bound=2.0)", rows, mask, weights=weights)
+    np.testing.assert_allclose(weighted, np.average(bounded, 0, weights[mask]), atol=1e-5)
 
 
 def test_mixing_stands_before_a_rule():
