@@ -72,7 +72,7 @@ def test_without_noise_and_clip_it_is_plain_training_on_the_same_minibatches():
 
 
 def test_noise_has_the_deviation_that_is_accounted_for():
-    """Three steps with a rate of 1 on Poisson minibatches of 8 in the mean: their noise, times 8. Gradients are clipped to almost nothing."""
+    """The noise of three steps with a rate of 1 on Poisson minibatches, of gradients that are clipped to almost nothing."""
     clip, noise, batch = 1e-3, 1000.0, 8
     start, draws = MODEL.init(jax.random.key(1)), []
     for seed in range(30):
