@@ -55,7 +55,7 @@ class Server(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What a client receives.
+    """The broadcast to a client.
 
     Attributes:
       net: w.

@@ -56,7 +56,7 @@ class Server(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What a client receives.
+    """The broadcast to a client.
 
     Attributes:
       own: the client's model.

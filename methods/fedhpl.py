@@ -62,7 +62,7 @@ class Server(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What a client receives.
+    """The broadcast to a client.
 
     Attributes:
       teacher: [K, K] global logits of each class, for this client's width.

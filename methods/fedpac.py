@@ -64,7 +64,7 @@ class Server(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What a client receives.
+    """The broadcast to a client.
 
     Attributes:
       body: the network without its head.

@@ -38,7 +38,7 @@ from methods.fedavg import fedavg
 
 
 class Uplink(NamedTuple):
-    """What a client sends.
+    """The uplink of a client.
 
     Attributes:
       factors: the client's adapter.

@@ -48,7 +48,7 @@ from fedjax_core.training.width_windows import find_widest, find_windows, put_wi
 
 
 class Sent(NamedTuple):
-    """What a client receives.
+    """The broadcast to a client.
 
     Attributes:
       net: the client's part.

@@ -40,7 +40,7 @@ from methods.fedavg import fedavg
 
 
 class Uplink(NamedTuple):
-    """What a client sends.
+    """The uplink of a client.
 
     Attributes:
       net: the client's network.

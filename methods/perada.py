@@ -43,7 +43,7 @@ from methods.fedoa import compute_features, feature_distance
 
 
 class Distillation(NamedTuple):
-    """How the server distils.
+    """Settings of the distillation at the server.
 
     Attributes:
       on: whether to distil.

@@ -63,22 +63,28 @@ def starts_afresh(directory: str | os.PathLike, config: Mapping[str, Any], fresh
 
 def count_finished_rounds(directory: str | os.PathLike) -> int | None:
     """Returns the rounds of a directory's run if it is over, as far as its summary tells."""
-    summary = Path(directory) / reporter.SUMMARY
     try:
-        ended = read_json(summary, {"rounds": int, "facts": dict}) if summary.exists() else None
+        ended = _read_finished(Path(directory), {"rounds": int})
     except ValueError:
         return None
-    return ended["rounds"] if ended is not None and reporter.ENDED in ended["facts"] else None
+    return None if ended is None else ended["rounds"]
+
+
+def _read_finished(folder: Path, fields: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Reads the summary of a run that is over, with such fields; None if there is none. ValueError: it is damaged."""
+    summary = folder / reporter.SUMMARY
+    if not summary.exists():
+        return None
+    ended = read_json(summary, {"facts": dict, **fields})
+    return ended if reporter.ENDED in ended["facts"] else None
 
 
 def _is_disposable(folder: Path) -> bool:
     """Returns whether another run may start in a directory without losing a result."""
     if Checkpoints(folder / CHECKPOINTS).latest() is not None:
         return False
-    if not (folder / reporter.SUMMARY).exists():
-        return True
     try:
-        return reporter.ENDED not in read_json(folder / reporter.SUMMARY, {"facts": dict})["facts"]
+        return _read_finished(folder, {}) is None
     except ValueError:
         return False
 

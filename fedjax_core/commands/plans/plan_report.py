@@ -104,10 +104,10 @@ def suggest_changes(config: Mapping[str, Any], about: Mapping[str, Any], chunk: 
         sentences.append(
             f"plan.lanes={about['num_runs'] // 2} needs half of it for states and training; a run takes as many as fit by itself."
         )
-    model = _next_model(about["available"] // about["processes"], about["plan"].get("model", 1))
-    if model is not None and (is_large("frozen and public arrays") or is_large("server state")):
+    larger = _next_model(about["available"] // about["processes"], about["plan"].get("model", 1))
+    if larger is not None and (is_large("frozen and public arrays") or is_large("server state")):
         networks = readable_size(sizes["frozen and public arrays"] + sizes["server state"])
-        sentences.append(f"plan.model={model} spreads the networks, {networks} on each device, over so many.")
+        sentences.append(f"plan.model={larger} spreads the networks, {networks} on each device, over so many.")
     if chunk == 0 or chunk is None:
         for index, model in enumerate(config["models"]):
             name = str(model)
