@@ -279,6 +279,7 @@ class TableData:
         self._folder = folder
         self._say = say
         self._last: tuple[str, FederatedData] | None = None
+        self._names: dict[str, tuple[str, bool]] = {}  # of inputs, and whether columns divide them; by fields of configs
         self._digests: dict[str, dict[str, str]] = {}  # by name of the inputs; empty: they cannot be read
 
     def load(self, config: Any) -> FederatedData:
@@ -304,8 +305,12 @@ class TableData:
             return
         config = cell.config
         is_poisoned = config.get("adversary", {}).get("attack") is not None  # the recorded hash is of what attackers train on
-        by_columns = not is_poisoned and experiment.is_divided_by_columns(config)
-        name = json.dumps([self._name_data(config) if by_columns else experiment.name_inputs(config), config.get("public")])
+        fields = json.dumps(to_json_values([config.data.to_dict(), config.models, config.get("public"), is_poisoned]), sort_keys=True)
+        if fields not in self._names:  # to resolve each config takes longer than all else here
+            by_columns = not is_poisoned and experiment.is_divided_by_columns(config)
+            inputs = self._name_data(config) if by_columns else experiment.name_inputs(config)
+            self._names[fields] = json.dumps([inputs, config.get("public")]), by_columns
+        name, by_columns = self._names[fields]
         if name not in self._digests:
             self._digests[name] = self._compute_digests(cell, by_columns)
         now = self._digests[name]

@@ -410,7 +410,8 @@ class TableRunner:
             if cell.pair == pair:
                 self.failures.pop(cell.name, None)
                 self.every[i] = tune(cell.seed)._replace(own=cell.own)  # as the trials began
-        cells_of_other_calls = {tune(run.seed).name for trial in study.trials for run in trial.cells}  # with other seeds
+        seeds = {run.seed for trial in study.trials for run in trial.cells}
+        cells_of_other_calls = {tune(seed).name for seed in seeds}
         delete_checkpoints(self._folder, study, {cell.name for cell in self.every} | cells_of_other_calls)
         self._read_finished([cell for cell in self.every if cell.pair == pair])
 
