@@ -175,8 +175,8 @@ def get_config(variant: str = "small") -> Any:
     # "power_of_choice(candidates=20)", "oort": docs/pages/time.md
     config.cohort.sampling = placeholder(str)
 
-    # Several: client i gets model i modulo their number. Models of images also take resize= and
-    # frame=: fedjax_core/nn/
+    # Networks; of several, client i gets network i modulo their number. Those of images also take
+    # resize= and frame=: fedjax_core/nn/
     config.models = ("mlp",)
     # File of initial weights, or a tuple with one file (or None) for each model
     config.weights = placeholder(object)

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 PyTree = Any
 Array = jax.Array
@@ -39,11 +40,26 @@ class Net(NamedTuple):
     stats: PyTree = ()
 
 
+def is_net(x: object) -> bool:
+    """Returns whether `x` is a network, as a leaf of a tree."""
+    return isinstance(x, Net)
+
+
+def find_nets(tree: PyTree) -> list[Net]:
+    """Returns the networks in a tree, in its order."""
+    return [x for x in jax.tree.leaves(tree, is_leaf=is_net) if is_net(x)]
+
+
 class Examples(NamedTuple):
     """Inputs with targets. `x`: leaves [R, ...]; `y`: targets of one of `TARGETS`, or of a kind of the method's own."""
 
     x: PyTree
     y: PyTree
+
+
+def select_examples(tree: PyTree, index: np.ndarray) -> PyTree:
+    """Returns some of the examples in leaves [R, ...], on the host."""
+    return jax.tree.map(lambda x: np.asarray(x)[index], tree)
 
 
 TARGETS = {  # the kind of an example's target: what an array of them is
@@ -155,6 +171,10 @@ class ClientOutput(NamedTuple):
     metrics: PyTree
     local: tuple[PyTree, PyTree] | None = None
     wire: tuple[PyTree, PyTree] | None = None
+
+    def after_training(self, sent: PyTree) -> tuple[PyTree, PyTree]:
+        """Returns `(sent, client)` as held right after training."""
+        return (sent, self.state) if self.local is None else self.local
 
 
 def _keep(part, client):

@@ -3,8 +3,8 @@
 A name is built in ("fedavg"), is announced by an installed package (an entry point), or says where
 it is defined:
 
-  "package.module:name(option=1)"        a function or class of an importable module, or of one in
-  the working directory "path/to/file.py:name(option=1)"       of a file
+  "package.module:name(option=1)"     a function or class of an importable module, or of one in the working directory
+  "path/to/file.py:name(option=1)"    of a file
 
 Options are checked against the signature: their names, and their values against the annotations
 (`option_types.py`). Resolving a name imports what it names, so a config is as trustworthy as the

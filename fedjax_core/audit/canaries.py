@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_core.algorithm import Examples
-from fedjax_core.audit.membership import import_auditing, score_by_loss, select_examples
+from fedjax_core.algorithm import Examples, select_examples
+from fedjax_core.audit.membership import import_auditing, score_by_loss
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.data.target_types import label_table, require_classes

@@ -22,9 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_core.algorithm import Array, Examples, Net, PyTree
+from fedjax_core.algorithm import Array, Examples, Net, PyTree, find_nets, select_examples
 from fedjax_core.audit.images import peak_signal_to_noise, structural_similarity
-from fedjax_core.audit.membership import select_examples
 from fedjax_core.engine.client_state import stores
 from fedjax_core.engine.simulation_spec import stream_key
 from fedjax_core.engine.simulator import Simulator, State
@@ -122,7 +121,7 @@ def observe_uplink(simulator: Simulator, state: State, client: int, examples: in
 
     arrays = compiled.feed.for_client(client, ["index"])
     sent, uplink = update(arrays, state.server, state.round, state.key, states, touched, initial)
-    (before, *others), (delta, *more) = _find_nets(sent), _find_nets(uplink)
+    (before, *others), (delta, *more) = _require_nets(sent), _require_nets(uplink)
     if others or more:
         raise ValueError("audit: the inversion of uplinks is for methods that send one difference of networks, such as fedavg")
     own = select_examples(spec.data.train, index[:examples])
@@ -130,8 +129,8 @@ def observe_uplink(simulator: Simulator, state: State, client: int, examples: in
     return Observation(before, delta.params, own._replace(x=x), steps, lr)
 
 
-def _find_nets(tree: PyTree) -> list[Any]:
-    nets = [x for x in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Net)) if isinstance(x, Net)]
+def _require_nets(tree: PyTree) -> list[Net]:
+    nets = find_nets(tree)
     if not nets:
         raise ValueError(
             "audit: the inversion reads a network that a client sends, and none is there: the method sends none, or the server's "

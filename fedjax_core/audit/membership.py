@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.algorithm import Examples
+from fedjax_core.algorithm import Examples, select_examples
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine.simulator import Simulator, State
 from fedjax_core.training import losses
@@ -137,11 +137,6 @@ def import_auditing() -> Any:
         return importlib.import_module("jax_privacy.auditing")
     except ImportError:
         raise ValueError("audit needs jax-privacy: pip install 'fedjax-core[privacy]', or jax-privacy") from None
-
-
-def select_examples(examples: Examples, index: np.ndarray) -> Examples:
-    """Returns some examples."""
-    return jax.tree.map(lambda x: np.asarray(x)[index], examples)
 
 
 def _example_loss(logits: jax.Array, y: jax.Array) -> jax.Array:

@@ -96,7 +96,7 @@ def parse_flags(arguments: Sequence[str], command: str, flags_of: Callable[[Sequ
       flags_of: line -> the command's flags, "config" among them, not yet parsed.
 
     Returns:
-      (the flags, fields of the method for `experiment.switch`: another method's, or options that
+      (the flags, fields of the method for `experiment.switch_method`: another method's, or options that
       the config does not have; {} if there are none).
     """
     with _without_absl_warnings():
@@ -161,7 +161,7 @@ def _make_line(arguments: Sequence[str], command: str) -> tuple[list[str], dict[
     """Returns the line that absl parses: the config's file first, since what follows changes it.
 
     Returns:
-      (the line, fields of another method for `experiment.switch`; {} if it names none).
+      (the line, fields of another method for `experiment.switch_method`; {} if it names none).
     """
     config, rest = split_config(arguments)
     name, colon, variant = config.partition(":")

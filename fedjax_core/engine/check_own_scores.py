@@ -75,7 +75,7 @@ def _is_ours(score: Callable) -> bool:
 def _outputs(spec: SimulationSpec, g: int, arrays: DeviceArrays, number: int) -> tuple[Batch, dict[str, PyTree]]:
     """Returns the shapes of a batch of test examples, or of an episode, and of all predictions."""
     shape = spec.shapes.groups[g]
-    local = (shape.sent, shape.out.state) if shape.out.local is None else shape.out.local
+    local = shape.out.after_training(shape.sent)
 
     def make_batch(arrays: DeviceArrays) -> Batch:
         if spec.episodes is not None:

@@ -18,7 +18,8 @@ class ClientFacts:
     Attributes:
       examples: [N] int32, their training examples.
       seconds: [N] float32, of their rounds; `()` unless the sampler needs them.
-      is_available: ids [n] -> [n] bool, who can be reached in this round, and is not late in all.
+      is_available: ids [n] -> [n] bool, which clients can be reached in this round and are not
+        late in every round.
       compute_losses: (ids [n], examples, key) -> [n] float32, the mean loss of the server's model on
         each client's training examples, or on a number of them drawn with replacement; for samplers
         that need "losses".

@@ -54,7 +54,7 @@ def view_client(
         sent, data = algorithm.broadcast(state.server, i), spec.client_data(arrays, i, size, in_round=True)
         draw = jax.random.fold_in(stream_key(state.key, "client", state.round), i)
         out = algorithm.client_update(sent, client, data, draw)
-        plain = personal = (sent, out.state) if out.local is None else out.local
+        plain = personal = out.after_training(sent)
     else:
         shared = arrays, state.server, state.round, state.key
         plain, personal = evaluation_step.make_holdings(spec, algorithm, shared, i, client, size)

@@ -73,8 +73,8 @@ def count_client_examples(spec: SimulationSpec) -> np.ndarray:
     """Returns [N] the work of each client's round, in examples of plain training of its network.
 
     Work is the FLOP of matrix products and convolutions (`flop_count.py`). Two epochs of FedAvg over
-    50 examples are 100; a forward pass over them is about a third of 50, and as much as it is
-    exactly. A branch that depends on the round counts as its larger side. A loop over minibatches
+    50 examples are 100; a forward pass over them is about a third of 50,
+    counted by its own FLOP. A branch that depends on the round counts as its larger side. A loop over minibatches
     of other data, such as FedMD's public examples, counts as one over the client's own.
 
     Raises:

@@ -142,7 +142,7 @@ def trace_shapes(spec: SimulationSpec) -> Shapes:
         out = algorithm.client_update(sent, client, spec.client_data(arrays, 0, arrays.size[0], in_round=True), key)
         out = check_client_output(out, algorithm.collect)
         group, few = spec.groups[g], jax.tree.map(lambda x: x[:2], arrays.train)
-        local = (sent, out.state) if out.local is None else out.local
+        local = out.after_training(sent)
         for name, predict in algorithm.predict.items():
             if spec.episodes is not None:
                 _check_no_own_head(lambda predict=predict: predict(*local, few.x), name, group.name)

@@ -118,7 +118,7 @@ class CompiledPlan:
     """A simulation under one plan: its programs, what they read, and the client states that they change.
 
     Attributes:
-      fits: whether scored rounds, or plain ones (True, False), have run: their program fits the devices.
+      fits: of True (rounds that are scored) and False (others), those whose program has run once, and so fits the devices.
       pace: by program of an evaluation, the seconds that a chunk of each device last took.
     """
 

@@ -220,7 +220,7 @@ def run_client(spec: SimulationSpec, g: int, scored: bool, shared, entry):
     new_state = if_active(out.state, state)
     stacked = stacks, new_state, divergence.check_client(out, parts, state, is_active)
     if scored:
-        local = (sent, out.state) if out.local is None else out.local
+        local = out.after_training(sent)
         models = evaluation_step.bind_predictors(algorithm, local, local)
         stacked += (evaluation_step.score_own_test(spec, g, arrays, i, is_active, models),)
     if spec.sampler.has_update:

@@ -76,15 +76,15 @@ class State(NamedTuple):
 class Evaluation(NamedTuple):
     """What is scored, and on which examples. The names of the scores say which:
 
-      test/<model>/accuracy                    the server's model on the whole test set (scope "global")
-      test/<model>/own/accuracy/<statistic>       each client's model on its own test split ("own"), as the round leaves it
+      test/<model>/accuracy                          the server's model on the whole test set (scope "global")
+      test/<model>/own/accuracy/<statistic>          each client's model on its own test split ("own"), as the round leaves it
       test/<model>/post_local/accuracy/<statistic>   the same right after local training, over the round's cohort ("post_local")
-      test/<model>/all/accuracy/<statistic>       each client's model on the whole test set ("all")
-      validation/<model>/accuracy              where clients have validation examples, "global" on all of these
+      test/<model>/all/accuracy/<statistic>          each client's model on the whole test set ("all")
+      validation/<model>/accuracy                    where clients have validation examples, "global" on all of these
       validation/<model>/own/accuracy/<statistic>    and, with "own" or "all", each client's models on its own
-      test/<model>/unseen/accuracy/<statistic>    each unseen client's models on its own test split ("unseen"): the server's model,
-                                               and what the method makes of the client's examples (`unseen_clients.py`)
-      test/<model>/gap/accuracy                the participation gap: the mean of "own" minus that of "unseen"
+      test/<model>/unseen/accuracy/<statistic>       each unseen client's models on its own test split ("unseen"): the server's
+                                                     model, and what the method makes of its examples (`unseen_clients.py`)
+      test/<model>/gap/accuracy                      the participation gap: the mean of "own" minus that of "unseen"
 
     <model> is a predictor of the method ("global", "personal"); <statistic> is mean (unweighted over clients), weighted (by test
     examples), lowest, highest. With episodes, "the whole test set" is the test episodes. If there are unseen clients and the

@@ -188,8 +188,6 @@ def check_statistics(mode: str, fresh: Mapping[str, Model]) -> list[str]:
     normalises."""
     if mode != "freeze":
         return []
-    running = {spec: jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)).stats) for spec, model in fresh.items()}
+    stats = {spec: jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)).stats) for spec, model in fresh.items()}
     why = "keeps mean 0 and variance 1, as it began; give weights, or statistics='average'"
-    return [
-        f"statistics='freeze': batch normalisation of {spec}, which has no weights, {why}" for spec, its in running.items() if its
-    ]
+    return [f"statistics='freeze': batch normalisation of {spec}, which has no weights, {why}" for spec in fresh if stats[spec]]

@@ -208,7 +208,7 @@ def _make_seedless_key(config: Config) -> str:
     fields = to_json_values(config.to_dict())
     try:
         drawn = has_random_frozen_arrays(resolve(config))
-    except Exception:  # which `check` reports for each run
+    except Exception:  # which `check_config` reports for each run
         drawn = False
     if not drawn:
         del fields["seed"]

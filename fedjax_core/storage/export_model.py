@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core import nn, registry
-from fedjax_core.algorithm import Array, Net, PyTree
+from fedjax_core.algorithm import Array, Net, PyTree, find_nets
 from fedjax_core.engine.simulator import ClientView
 from fedjax_core.nn.kernels.attention import MASKED_SCORE
 from fedjax_core.storage.json_files import check_schema, to_json_values
@@ -190,8 +190,7 @@ def _init_net(network: Callable[[PyTree], Model], frozen: PyTree, key: Array) ->
 def _find_networks(task: Task, held: tuple[PyTree, PyTree]) -> list[Net]:
     """Returns every `Net` of the architecture's structure in (sent, client state)."""
     like = _init_net.eval_shape(task.network, task.frozen, jax.random.key(0))
-    is_net = lambda x: isinstance(x, Net)
-    nets = [x for x in jax.tree.leaves(held, is_leaf=is_net) if is_net(x)]
+    nets = find_nets(held)
     client = held[1]
     if isinstance(client, tuple) and len(client) == 2 and _same_shapes(client[1], like.stats):  # local statistics
         nets += [net._replace(stats=client[1]) for net in nets]

@@ -1,8 +1,9 @@
 """Adapters: small trainable matrices beside the frozen kernels of a network.
 
 Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen. LoRA: Low-Rank Adaptation of Large Language
-Models. ICLR 2022. https://arxiv.org/abs/2106.09685 He, Zhou, Ma, Berg-Kirkpatrick, Neubig. Towards
-a Unified View of Parameter-Efficient Transfer Learning. ICLR 2022. https://arxiv.org/abs/2110.04366
+Models. ICLR 2022. https://arxiv.org/abs/2106.09685
+He, Zhou, Ma, Berg-Kirkpatrick, Neubig. Towards a Unified View of Parameter-Efficient Transfer
+Learning. ICLR 2022. https://arxiv.org/abs/2110.04366
 
   lora(rank=8, alpha=16.0, dropout=0.05, targets=("query", "value"))           x W + alpha / rank dropout(x) A B
   bottleneck(rank=8, scale=1.0, dropout=0.0, targets=("query", "value"))       x W + scale relu(dropout(x) A) B, in parallel

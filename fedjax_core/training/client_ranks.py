@@ -49,7 +49,7 @@ def with_client_ranks(build: Callable[[Task], Algorithm], rank: int) -> Callable
                     f"{builder_name(build)} have {has}"
                 )
             out = inner.client_update(truncate_to_client(sent, data), truncate_to_client(client, data), data, key)
-            local = truncate_to_client(out.local or (sent, out.state), data)
+            local = truncate_to_client(out.after_training(sent), data)
             return out._replace(state=truncate_to_client(out.state, data), uplink=truncate_to_client(out.uplink, data), local=local)
 
         def personalise(sent, client, data, key):

@@ -8,9 +8,10 @@ from fedjax_core.task import Task
 
 
 def with_full_batches(build: Callable[[Task], Algorithm]) -> Callable[[Task], Algorithm]:
-    """Returns the method with a last minibatch that is not full dropped, each epoch another one.
+    """Returns the method, whose local training drops the last, incomplete minibatch of each epoch
+    (other examples each time).
 
-    That is in all of a client's training; scores and means of features see all examples. Where a
+    Scores and means of features see all examples. Where a
     method trains on a part of them that is smaller than a minibatch, that part is one.
     """
 

@@ -10,22 +10,18 @@ from collections.abc import Callable
 import jax
 import optax
 
-from fedjax_core.algorithm import Algorithm, Array, Net, PyTree
+from fedjax_core.algorithm import Algorithm, Array, PyTree, find_nets, is_net
 from fedjax_core.task import Task
-
-
-def _is_net(x) -> bool:
-    return isinstance(x, Net)
 
 
 def _with_stats(tree: PyTree, stats: PyTree) -> PyTree:
     """Replaces the statistics of every Net in the tree, but for those that `optax.masked` leaves out."""
-    has_stats = lambda x: _is_net(x) and not isinstance(x.stats, optax.MaskedNode)
-    return jax.tree.map(lambda x: x._replace(stats=stats) if has_stats(x) else x, tree, is_leaf=_is_net)
+    has_stats = lambda x: is_net(x) and not isinstance(x.stats, optax.MaskedNode)
+    return jax.tree.map(lambda x: x._replace(stats=stats) if has_stats(x) else x, tree, is_leaf=is_net)
 
 
 def _stats(tree: PyTree) -> list[PyTree]:
-    return [x.stats for x in jax.tree.leaves(tree, is_leaf=_is_net) if _is_net(x)]
+    return [net.stats for net in find_nets(tree)]
 
 
 def _plus(delta: Array | None, value: Array) -> Array:
@@ -53,7 +49,7 @@ def with_local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task]
             out = inner.client_update(_with_stats(sent, stats), inner_client, data, key)
             moved = _stats(out.uplink)
             if len(moved) > 1:
-                raise ValueError(f"stats='local' needs an uplink with at most one network, this method's has {len(moved)}")
+                raise ValueError(f"statistics='local' needs an uplink with at most one network, this method's has {len(moved)}")
             if moved:
                 stats = jax.tree.map(_plus, moved[0], stats, is_leaf=lambda x: x is None)
             local = out.local and (_with_stats(out.local[0], ()), (out.local[1], stats))

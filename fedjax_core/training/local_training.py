@@ -197,7 +197,7 @@ def fit(
     batch) steps with a traced bound, so a small client costs only its own steps. Where the data
     have a `draw` (`few_shot.py`), there are as many steps, and each step's minibatch is drawn with
     a key of its own. A client with settings of its own (`ClientData.settings`) takes its own number
-    of steps, of its own size: in a minibatch of B the examples beyond them are masked. Where they
+    of steps on minibatches of its own size, as masks in B slots. Where the data
     have a `privacy` (`private_gradient.py`), each step's gradient is clipped by examples and has noise.
 
     Args:
@@ -219,7 +219,7 @@ def fit(
 
     Raises:
       ValueError: epochs < 0 or batch < 1, or nothing is trainable; (when traced) `extra` is given
-        for data that draw their minibatches, or no client has a full batch and others are dropped.
+        for data that draw their minibatches, or `data.remainder` is DROP and no client fills a batch.
     """
     if epochs < 0 or batch < 1:
         raise ValueError(f"epochs={epochs}, batch={batch}: epochs must be at least 0 and batch at least 1")
@@ -231,7 +231,7 @@ def fit(
             return train(net, data, key, extra)
         private_gradient.check_training(data, net.stats, extra=extra, epoch_inputs=epoch_inputs)
         b = max(1, min(batch, data.index.shape[0]))
-        trained = private_gradient.mark_fit(lambda *given: train(*given), epochs, b)(net, data, key)
+        trained = private_gradient.mark_fit(train, epochs, b)(net, data, key)
         return trained._replace(sums=private_gradient.mark_exact(trained.sums))
 
     def train(net: Net, data: ClientData, key: Array, extra: PyTree = ()) -> FitResult:

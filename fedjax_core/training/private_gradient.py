@@ -30,7 +30,7 @@ from fedjax_core.algorithm import Array, ClientData, PyTree
 from fedjax_core.task import count_parameters
 from fedjax_core.training.batching import gather_batch, loop_over_micro_batches
 
-SAFETY = 1 - 1e-5  # norms are computed in float32: rounding must not exceed the clip
+CLIP_MARGIN = 1 - 1e-5  # norms are computed in float32: rounding must not exceed the clip
 MICRO_BATCH, MICRO_NUMBERS = 16, 2**24  # examples at once, and the numbers that their gradients have
 _FIT, _EXACT = "private_fit", "exact_sums"  # names of jitted functions, by which a program is checked
 _FIT_NAME = re.compile(rf"{_FIT}_(\d+)_(\d+)$")
@@ -96,7 +96,7 @@ class ExamplePrivacy:
 
         def clip_example(params, stats, example, key):
             grads, aux = example_gradient(params, stats, example, key)
-            return clip_pytree(grads, SAFETY * self.clip)[0], aux
+            return clip_pytree(grads, CLIP_MARGIN * self.clip)[0], aux
 
         def sum_clipped(params, stats, examples, key, is_drawn):
             keys = jax.random.split(key, len(is_drawn))

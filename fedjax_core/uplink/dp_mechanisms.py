@@ -29,12 +29,12 @@ from fedjax_core.algorithm import Array
 from fedjax_core.option_types import Positive
 from fedjax_core.privacy.distributed_noise import INTEGER_SUMS
 from fedjax_core.privacy.matrix_factorization import STRATEGIES
+from fedjax_core.training.private_gradient import CLIP_MARGIN
 from fedjax_core.uplink.layout import flatten, has_statistics, unflatten
 from fedjax_core.uplink.transform import ClientContext, TransformOutput, UplinkTransform, UplinkValue, VectorReduce
 
 GIVEN = ("clip", "noise", "cohort", "real", "participation", "parameters")  # arguments beside the options of a spec
 Quantile = Annotated[float, option_types.Limit("in (0, 1)", lambda v: 0 < v < 1)]
-SAFETY = 1 - 1e-5  # norms are computed in float32: rounding must not exceed the clip
 
 
 def clip_vector(vector: Array, clip: Array | float, order: int = 2) -> tuple[Array, Array]:
@@ -54,8 +54,8 @@ def clip_vector(vector: Array, clip: Array | float, order: int = 2) -> tuple[Arr
     scale = jnp.where(largest > 1e12, 1e-25, jnp.where(largest < 1e-12, 1e25, 1.0))
     scaled = vector * scale
     norm = jnp.sqrt(jnp.sum(scaled * scaled)) if order == 2 else jnp.sum(jnp.abs(scaled))
-    is_longer = norm > SAFETY * clip * scale
-    clipped = scaled * (SAFETY * clip / jnp.maximum(norm, 1e-30))
+    is_longer = norm > CLIP_MARGIN * clip * scale
+    clipped = scaled * (CLIP_MARGIN * clip / jnp.maximum(norm, 1e-30))
     return jnp.where(is_longer, clipped, vector), is_longer | ~is_finite
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.algorithm import Algorithm, Array, Cohort, Net, PyTree, Reduce, is_reduce
+from fedjax_core.algorithm import Algorithm, Array, Cohort, PyTree, Reduce, find_nets, is_net, is_reduce
 from fedjax_core.task import count_parameters
 from fedjax_core.training import aggregators
 from fedjax_core.uplink.transform import UplinkTransform, UplinkValue
@@ -186,14 +186,9 @@ def masked_mean(vectors: Array, mask: Array) -> Array:
     return masked_sum(vectors, mask) / jnp.maximum(jnp.sum(mask), 1)
 
 
-def _is_net(x: Any) -> bool:
-    return isinstance(x, Net)
-
-
 def has_statistics(tree: PyTree) -> bool:
     """Returns whether a network in the tree has running statistics."""
-    nets = [x for x in jax.tree.leaves(tree, is_leaf=_is_net) if _is_net(x)]
-    return any(jax.tree.leaves(net.stats) for net in nets)
+    return any(jax.tree.leaves(net.stats) for net in find_nets(tree))
 
 
 def clamp_variances(tree: PyTree) -> PyTree:
@@ -208,9 +203,9 @@ def clamp_variances(tree: PyTree) -> PyTree:
         return jnp.maximum(leaf, 0) if last == VARIANCE else leaf
 
     def clamp_net(x):
-        return x._replace(stats=jax.tree.map_with_path(clamp, x.stats)) if _is_net(x) else x
+        return x._replace(stats=jax.tree.map_with_path(clamp, x.stats)) if is_net(x) else x
 
     def is_whole(x):
-        return _is_net(x) or type(x).__module__.partition(".")[0] == "optax"
+        return is_net(x) or type(x).__module__.partition(".")[0] == "optax"
 
     return jax.tree.map(clamp_net, tree, is_leaf=is_whole)

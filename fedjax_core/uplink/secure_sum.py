@@ -17,7 +17,8 @@ import jax.numpy as jnp
 
 from fedjax_core.algorithm import Array
 from fedjax_core.privacy.distributed_noise import IntegerSum
-from fedjax_core.uplink.dp_mechanisms import SAFETY, clip_vector, make_central
+from fedjax_core.training.private_gradient import CLIP_MARGIN
+from fedjax_core.uplink.dp_mechanisms import clip_vector, make_central
 from fedjax_core.uplink.transform import ClientContext, TransformOutput, UplinkTransform, UplinkValue, VectorReduce
 
 MOST_POISSON = 2e4  # mean from which on the float32 draws of Poisson noise are not exact enough
@@ -46,7 +47,7 @@ def round_within(vector: Array, bound: float, key: Array) -> Array:
         return floor + (jax.random.uniform(key, vector.shape) < vector - floor)
 
     def is_long(carry):
-        return jnp.sum(carry[1] ** 2) > (SAFETY * bound) ** 2
+        return jnp.sum(carry[1] ** 2) > (CLIP_MARGIN * bound) ** 2
 
     def redraw(carry):
         key = jax.random.fold_in(carry[0], 0)

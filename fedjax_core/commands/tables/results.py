@@ -305,7 +305,8 @@ class TableData:
             return
         config = cell.config
         is_poisoned = config.get("adversary", {}).get("attack") is not None  # the recorded hash is of what attackers train on
-        fields = json.dumps(to_json_values([config.data.to_dict(), config.models, config.get("public"), is_poisoned]), sort_keys=True)
+        chosen = [config.data.to_dict(), config.models, config.get("public"), is_poisoned]
+        fields = json.dumps(to_json_values(chosen), sort_keys=True)
         if fields not in self._names:  # to resolve each config takes longer than all else here
             by_columns = not is_poisoned and experiment.is_divided_by_columns(config)
             inputs = self._name_data(config) if by_columns else experiment.name_inputs(config)

@@ -66,7 +66,7 @@ def run(
     that another process runs are left to it and waited for.
 
     Args:
-      only: rows, or "ROW/COLUMN"; see `choose`. The tables show all.
+      only: rows, or "ROW/COLUMN"; see `select_cells`. The tables show all.
       progress: True: a bar per run; False: a line after at most `progress.SILENCE` seconds; None: a
         bar if standard error is a terminal.
 

@@ -123,7 +123,7 @@ def _resolve_config(table: Definition, row: Any, column: Any, seed: int, variant
 
 
 def _take_method(changes: dict[str, Any]) -> dict[str, Any]:
-    """Takes the fields of the method out of changes; returns them as `experiment.switch` has them."""
+    """Takes the fields of the method out of changes; returns them as `experiment.switch_method` takes them."""
     fields = [field for field in changes if field.startswith("method.")]
     method_of: dict[str, Any] = {}
     for field in fields:

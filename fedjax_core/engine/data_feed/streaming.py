@@ -36,7 +36,7 @@ class DataFeed:
     Data are on the devices all the time, or are streamed from the host or the disk: then programs read cohort buffers.
 
     Attributes:
-      streamed: none; "train"; "train" and "test", unless the whole test set stays.
+      streamed: the splits that are streamed: none, {"train"}, or {"train", "test"} unless the whole test set stays.
     """
 
     def __init__(self, spec: SimulationSpec, shardings: Any, draw: Any):
@@ -52,7 +52,7 @@ class DataFeed:
         self._on_device: DeviceArrays | None = None
         self._lender: DataFeed | None = None
         self._capacities: dict[tuple[str, ...], int] = {}  # of rounds, by the tables that they use
-        self._run: tuple[DeviceArrays, np.ndarray, Any] | None = None  # its arrays, and its key data on both sides
+        self._run: tuple[DeviceArrays, np.ndarray, Any] | None = None  # device arrays, key data on the host, on the devices
         self._drawn: tuple[int, Any] | None = None  # a round and its draw, dispatched
         self._prefetcher = Prefetcher(self._make_round)
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_core.algorithm import TARGETS, Net, PyTree
+from fedjax_core.algorithm import TARGETS, PyTree, select_examples
 from fedjax_core.engine import dispatch
 from fedjax_core.engine.simulator import ClientView, Simulator, State
 
@@ -45,7 +45,7 @@ def compute_outputs(view: ClientView, model: str, x: PyTree, batch: int = BATCH,
     parts = []
     for start in range(0, n, b):
         rows = np.minimum(np.arange(start, start + b), n - 1)  # one shape, one program
-        predicted = view.predict(model, view.holds[model], take_examples(x, rows))
+        predicted = view.predict(model, view.holds[model], select_examples(x, rows))
         parts.append(jax.device_get({name: a for name, a in predicted.items() if isinstance(a, jax.Array)}))
     return {name: np.concatenate([part[name] for part in parts])[:n] for name in parts[0]}
 
@@ -55,17 +55,9 @@ def max_examples(index: Sequence[np.ndarray]) -> int:
     return max(map(len, index), default=0)
 
 
-def find_nets(tree: PyTree) -> list[Net]:
-    return [leaf for leaf in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Net)) if isinstance(leaf, Net)]
-
-
 def evenly_spaced(rows: np.ndarray, most: int) -> np.ndarray:
     """Returns at most `most` of some indices, evenly spaced."""
     return rows[np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(int))]
-
-
-def take_examples(x: PyTree, rows: np.ndarray) -> PyTree:
-    return jax.tree.map(lambda a: np.asarray(a)[rows], x)
 
 
 def get_output(outputs: Mapping[str, Any], key: str) -> Any:
@@ -101,7 +93,7 @@ def compute_class_accuracies(
     correct, total = np.zeros((2, data.clients, data.classes), np.int64)
 
     def is_correct(client: int, rows: np.ndarray) -> np.ndarray:
-        predicted = compute_outputs(simulation.client_view(state, client), model, take_examples(x, rows), batch, most)
+        predicted = compute_outputs(simulation.client_view(state, client), model, select_examples(x, rows), batch, most)
         return get_output(predicted, "logits").argmax(-1) == y[rows]
 
     shared = is_correct(0, everything) if model == "global" and len(y) else None  # one model for all clients

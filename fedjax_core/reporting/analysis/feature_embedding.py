@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_core.algorithm import select_examples
 from fedjax_core.engine.simulator import ClientView, Simulator, State
 from fedjax_core.reporting.analysis.client_models import (
     choose_model,
@@ -15,7 +16,6 @@ from fedjax_core.reporting.analysis.client_models import (
     get_output,
     max_examples,
     require_classes,
-    take_examples,
 )
 
 
@@ -63,7 +63,7 @@ def compute_features(
         if len(rows):
             largest = min(most, max_examples(index))
             predicted = compute_outputs(
-                simulation.client_view(state, i), model, take_examples(x, rows), eval_batch_size(simulation), largest
+                simulation.client_view(state, i), model, select_examples(x, rows), eval_batch_size(simulation), largest
             )
             parts.append(Points(get_output(predicted, key), y[rows], np.full(len(rows), i)))
     if not parts:
@@ -112,7 +112,7 @@ def compute_attention(
     rows, (x, y) = evenly_spaced(simulation.spec.data.test_index[client], most), simulation.spec.data.test
     if not len(rows):
         raise ValueError(f"client {client} has no test examples")
-    predicted = compute_outputs(view, model, take_examples(x, rows), eval_batch_size(simulation))
+    predicted = compute_outputs(view, model, select_examples(x, rows), eval_batch_size(simulation))
     weights = {name: value for name, value in predicted.items() if name.split("_")[-1] == "attention"}
     return weights or {"attention": get_output(predicted, "attention")}, y[rows]
 
@@ -137,7 +137,7 @@ def collect_class_knowledge(
     if not len(rows):
         raise ValueError(f"client {view.client} has no training examples, so it knows no class; --clients takes others")
     x, y = simulation.spec.data.train
-    values = get_output(compute_outputs(view, model, take_examples(x, rows), eval_batch_size(simulation)), key)
+    values = get_output(compute_outputs(view, model, select_examples(x, rows), eval_batch_size(simulation)), key)
     classes = np.unique(y[rows])
     c = np.stack([values[y[rows] == j].mean(0) for j in classes])
     return c / (1 + np.exp(-c)) if silu else c, classes

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_core.algorithm import Array, Net, PyTree
+from fedjax_core.algorithm import Array, Net, PyTree, select_examples
 from fedjax_core.engine.simulator import ClientView, Simulator, State
 from fedjax_core.reporting.analysis.client_models import (
     choose_scored_model,
@@ -18,7 +18,6 @@ from fedjax_core.reporting.analysis.client_models import (
     get_output,
     max_examples,
     require_classes,
-    take_examples,
 )
 from fedjax_core.task import Model
 from fedjax_core.training import losses
@@ -63,7 +62,7 @@ def _refit(simulation: Simulator, state: State, model: str | None, key: str, pen
         if not len(train) or not len(test):
             continue
         view = simulation.client_view(state, i)
-        predicted = compute_outputs(view, model, take_examples(data.train.x, train), batch, most)
+        predicted = compute_outputs(view, model, select_examples(data.train.x, train), batch, most)
         f = get_output(predicted, key)
         scale = f.mean(0), np.maximum(f.std(0), 1e-6)
         if matching:
@@ -75,7 +74,7 @@ def _refit(simulation: Simulator, state: State, model: str | None, key: str, pen
         fill = most - len(train)
         rows = np.pad(f, ((0, fill), (0, 0))), np.pad(data.train.y[train], (0, fill)), np.arange(most) < len(train)
         theta = _minimize(logits, theta, (scale, head), *rows, penalty)
-        f = get_output(compute_outputs(view, model, take_examples(data.test.x, test), batch, max_examples(data.test_index)), key)
+        f = get_output(compute_outputs(view, model, select_examples(data.test.x, test), batch, max_examples(data.test_index)), key)
         accuracies[i] = np.mean(np.argmax(logits(theta, (scale, head), f), -1) == data.test.y[test])
     return accuracies
 

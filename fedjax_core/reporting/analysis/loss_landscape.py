@@ -7,16 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.algorithm import Array, Examples, Net, PyTree
+from fedjax_core.algorithm import Array, Examples, Net, PyTree, find_nets, is_net, select_examples
 from fedjax_core.engine.simulator import Simulator, State
 from fedjax_core.reporting.analysis.client_models import (
     choose_model,
     choose_scored_model,
     eval_batch_size,
-    find_nets,
     get_output,
     require_classes,
-    take_examples,
 )
 from fedjax_core.storage.export_model import find_trained_network
 from fedjax_core.training import losses, metrics
@@ -66,7 +64,6 @@ def compute_landscape(
     model = choose_scored_model(simulation, state, model)
     require_classes(simulation, "the landscape")
     view = simulation.client_view(state, client)
-    is_net = lambda x: isinstance(x, Net)
     centre = [net.params for net in find_nets(view.holds[model])]
     if not centre:
         raise ValueError(f"model {model!r} predicts with no net of its own, so there is nothing to move")
@@ -172,7 +169,7 @@ def compute_surroundings(
       ValueError: the method has no global model, or as `plane`.
     """
     view = simulation.client_view(state, 0)
-    x = take_examples(simulation.spec.data.test.x, np.arange(min(8, len(simulation.spec.data.test.y))))
+    x = select_examples(simulation.spec.data.test.x, np.arange(min(8, len(simulation.spec.data.test.y))))
     centre = find_trained_network(view, choose_model(view, "global"), x)
     fitted = find_plane(centre, others)
     nets, zero = find_nets(view.holds["global"]), lambda net: jax.tree.map(np.zeros_like, net.params)
@@ -207,9 +204,9 @@ def compute_drift(
         if not len(data.train_index[i]):
             raise ValueError(f"client {i} has no training examples, so it has no loss to draw; --clients takes others")
     choose_scored_model(simulation, state, "global")
-    x = take_examples(data.test.x, np.arange(min(8, len(data.test.y))))
+    x = select_examples(data.test.x, np.arange(min(8, len(data.test.y))))
     local = [find_trained_network(simulation.client_view(state, i, trained=True), "global", x) for i in clients]
-    own = {f"client {i}": Examples(*take_examples(tuple(data.train), data.train_index[i])) for i in clients}
+    own = {f"client {i}": Examples(*select_examples(tuple(data.train), data.train_index[i])) for i in clients}
     where: Any = {"span": span, "points": points, "rows": rows}
     around = {
         name: compute_surroundings(simulation, state, local, **where, examples=examples)

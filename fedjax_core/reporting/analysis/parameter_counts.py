@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_core.algorithm import Array, ClientData, Net, PyTree
+from fedjax_core.algorithm import Array, ClientData, Net, PyTree, is_net
 from fedjax_core.engine.simulator import Group, Simulator
 from fedjax_core.training import metrics
 from fedjax_core.training.param_partition import count_trainable
@@ -97,7 +97,6 @@ def _count(tree: PyTree) -> int:
 
 def _parameters(tree: PyTree) -> PyTree:
     """Returns a tree whose networks have no statistics."""
-    is_net = lambda x: isinstance(x, Net)
     return jax.tree.map(lambda x: x.params if is_net(x) else x, tree, is_leaf=is_net)
 
 

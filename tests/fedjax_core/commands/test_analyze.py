@@ -14,11 +14,11 @@ from PIL import Image
 
 from configs import fedavg, fedhe, fedit, fedoa, fedpft, fedskc
 from fedjax_core import experiment
+from fedjax_core.algorithm import find_nets
 from fedjax_core.atomic_files import write_text
 from fedjax_core.commands import analyze
 from fedjax_core.commands.analyses import context, scalar_metrics, tables
 from fedjax_core.reporting import analysis
-from fedjax_core.reporting.analysis import client_models
 from fedjax_core.storage.json_files import format_json_lines, read_json, write_json
 
 
@@ -137,10 +137,7 @@ def test_local_losses_and_labels_of_cohorts_are_drawn(runs, tmp_path):
         middle = next(row for row in found if (float(row["first"]), float(row["second"])) == (0, 0))
         assert float(middle["loss"]) == pytest.approx(loss(net, *examples), abs=1e-5)
     local = simulation.client_view(state, 2, trained=True).holds["global"]
-    moved = [
-        np.subtract(*both)
-        for both in zip(*map(jax.tree.leaves, (client_models.find_nets(local)[0].params, net.params)), strict=True)
-    ]
+    moved = [np.subtract(*both) for both in zip(*map(jax.tree.leaves, (find_nets(local)[0].params, net.params)), strict=True)]
     apart = float(np.sqrt(sum((part**2).sum() for part in moved)))
     assert np.hypot(*(float(found[-1][way]) for way in ("first", "second"))) == pytest.approx(apart, rel=1e-4)
     labels = rows(tmp_path / "drift_labels.csv")

@@ -162,5 +162,5 @@ class LocalStatisticsTest(chex.TestCase):
 
             return inner._replace(client_update=client_update, collect=(inner.collect, inner.collect))
 
-        with self.assertRaisesRegex(ValueError, "stats='local' needs an uplink with at most one network, this method's has 2"):
+        with self.assertRaisesRegex(ValueError, "statistics='local' needs an uplink with at most one network, this method's has 2"):
             simulate(with_local_statistics(method))
