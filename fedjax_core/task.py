@@ -61,6 +61,18 @@ class Model(NamedTuple):
     takes_classes: bool = False
 
 
+def map_inputs(model: Model, view: Callable[[PyTree, Array | None, bool], PyTree]) -> Model:
+    """Returns the network of `view(x, key, train)` in place of its inputs x."""
+
+    def apply(net, x, key=None, train=False, mask=None, **more):
+        return model.apply(net, view(x, key, train), key, train=train, mask=mask, **more)
+
+    def features(net, x, key=None, train=False, mask=None):
+        return model.features(net, view(x, key, train), key, train=train, mask=mask)
+
+    return model._replace(apply=apply, features=features)
+
+
 def check_tokens(tokens: PyTree, vocabulary: int, model: str, mask: PyTree | None = None, where: str = "") -> None:
     """Raises for token ids that an embedding does not have; JAX would read its last row instead.
 
@@ -279,21 +291,20 @@ def make_partial_task(
             params = {name: frozen.params[name] if name in frozen.params else fresh.params[name] for name in chosen}
             return Net(params, {} if entries is not None else frozen.stats if jax.tree.leaves(frozen.stats) else fresh.stats)
 
+        more = {"model_axes": model.model_axes, "vocabulary": model.vocabulary, "takes_classes": model.takes_classes}
+        if entries is None:
+            return Model(init, model.apply, model.features, model.head, model.name, **more)
+
         def whole(net):
-            return net if entries is None else Net(dict(frozen.params) | net.params, frozen.stats)
+            return Net(dict(frozen.params) | net.params, frozen.stats)
 
         def apply(net, x, key=None, train=False, mask=None, **more):
-            if entries is None:
-                return model.apply(net, x, key, train=train, mask=mask, **more)
             return model.apply(whole(net), x, key, mask=mask, **more)[0], net.stats
 
         def features(net, x, key=None, train=False, mask=None):
-            if entries is None:
-                return model.features(net, x, key, train=train, mask=mask)
             return model.features(whole(net), x, key, mask=mask)[0], net.stats
 
         head = lambda net, z: model.head(whole(net), z)
-        more = {"vocabulary": model.vocabulary, "takes_classes": model.takes_classes}
-        return Model(init, apply, features, head, model.name, whole, model.model_axes, **more)
+        return Model(init, apply, features, head, model.name, whole, **more)
 
     return Task(network, classes, population, arrays, public, shape)

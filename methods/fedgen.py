@@ -230,25 +230,24 @@ def fedgen(
         body = own_body if mixed else sent.body
         strength = jnp.where(jnp.any(sent.labels > 0), decayed_weight, 0)
 
-        def loss(net, rows, key):
-            outputs, stats = model.apply(net, rows.x, key, train=True, mask=rows.mask)
-            value = ce = local_training.label_loss(task)(outputs["logits"], rows.y, rows.mask)
+        def loss(net, minibatch, key):
+            outputs, stats = model.apply(net, minibatch.x, key, train=True, mask=minibatch.mask)
+            value = ce = local_training.label_loss(task)(outputs["logits"], minibatch.y, minibatch.mask)
             first, second = jax.random.split(jax.random.fold_in(key, _STREAM))
             if recipe.alpha:
                 y, _, z, _ = sample_features(sent.generator, sent.labels, first, batch, mixed)
                 value += strength * recipe.alpha * losses.cross_entropy(model.head(net, z), y, jnp.ones(batch, bool))
             if recipe.beta:
-                eps = jax.random.uniform(second, (batch, noise))[: len(rows.y)]
-                z, _ = generate(sent.generator, eps, rows.y, classes, False)
-                value += strength * recipe.beta * losses.distillation(outputs["logits"], model.head(net, z), rows.mask)
-            return value, local_training.Aux(stats, local_training.loss_metrics(ce, outputs["logits"], rows))
+                eps = jax.random.uniform(second, (batch, noise))[: len(minibatch.y)]
+                z, _ = generate(sent.generator, eps, minibatch.y, classes, False)
+                value += strength * recipe.beta * losses.distillation(outputs["logits"], model.head(net, z), minibatch.mask)
+            return value, local_training.Aux(stats, local_training.loss_metrics(ce, outputs["logits"], minibatch))
 
         trained = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)(
             join_head(body, sent.head), data, key
         )
         new_body, new_head = split_head(trained.net)
-        count = lambda rows: jnp.sum(jax.nn.one_hot(rows.y, classes) * rows.mask[:, None], 0)
-        counts = local_training.sum_over_batches(count, data, batch=batch)
+        counts = local_training.class_counts(data, classes=classes, batch=batch)
         delta = () if mixed else optax.tree.sub(new_body, body)
         uplink = delta, optax.tree.sub(new_head, sent.head), counts
         state, sent_body = (new_body, ()) if mixed else ((), new_body)

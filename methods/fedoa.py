@@ -237,6 +237,8 @@ def fedoa(
 def mix_nets(w: Net, v_e: Net, share: float) -> Net:
     """Mixes adapters by `share` of the global update and 1 - `share` of the personal one; averages other entries."""
     mean = lambda one, other: jax.tree.map(lambda a, b: share * a + (1 - share) * b, one, other)
-    mix = lambda name: adapters.mix_adapters if name == adapters.ENTRY else lambda one, other, _: mean(one, other)
-    params = {name: mix(name)(entry, v_e.params[name], share) for name, entry in w.params.items()}
+    params = {
+        name: adapters.mix_adapters(entry, v_e.params[name], share) if name == adapters.ENTRY else mean(entry, v_e.params[name])
+        for name, entry in w.params.items()
+    }
     return Net(params, mean(w.stats, v_e.stats))

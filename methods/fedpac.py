@@ -43,9 +43,9 @@ from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Posit
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training, param_partition
 from methods.fedproto import Prototypes, init_prototypes, mean_features, prototype_loss, update_prototypes
+from methods.fedrep import HEAD
 
 LEAST_SHARE, SOLVER_STEPS = 1e-3, 500
-_HEAD = 0x68656164  # key of the head's phase, as FedRep's
 _is_head = param_partition.personal_entries("head")
 
 
@@ -136,7 +136,7 @@ def fedpac(
         train_body = local_training.fit(
             loss, optimizer(task.round_num), epochs=epochs, batch=batch, trainable=lambda path: not head_filter(path)
         )
-        first = train_head(net, data, jax.random.fold_in(key, _HEAD))
+        first = train_head(net, data, jax.random.fold_in(key, HEAD))
         second = train_body(first.net, data, key)
         body, head = param_partition.split_net(second.net, _is_head)
         after = mean_features(model, second.net, data, classes=classes, batch=batch)

@@ -247,16 +247,15 @@ def fedpft(
     views = pipeline.with_augmentation(model, con.augment) if con.on and con.augment else model
     mean = aggregators.mean(aggregators.make_weight_fn(weights))
 
-    def make_optimizer(round):  # noqa: A002
-        is_tau = lambda params: {name: name == "transform" for name in params}
-        return optax.chain(optimizer(round), optax.masked(optax.scale(transform_rate), is_tau))
+    is_tau = lambda params: {name: name == "transform" for name in params}
+    scaled_optimizer = optax.chain(optimizer(task.round_num), optax.masked(optax.scale(transform_rate), is_tau))
 
     def extractor(net):
         return {name: leaf for name, leaf in net.params.items() if name != "head"}
 
-    def without_own_head(net):
-        """Removes a personal classifier, which is not sent."""
-        return Net(net.params | {"head": None}, net.stats) if own_head else net
+    def sent_part(shared):
+        """Returns `shared` without a personal classifier, which is not sent."""
+        return shared._replace(net=Net(shared.net.params | {"head": None}, shared.net.stats)) if own_head else shared
 
     def project(h_rho, f):
         return losses.normalize(f @ h_rho["kernel"] + h_rho["bias"][None])
@@ -289,17 +288,17 @@ def fedpft(
         return local_training.label_loss(task)(logits, batch.y, batch.mask), logits, stats
 
     def l_con(p, stats, moco, batch, key):
-        query_key, key_key = jax.random.split(jax.random.fold_in(key, _VIEWS))
-        f, stats = views.features(Net(p["extractor"], stats), batch.x, query_key, train=True, mask=batch.mask)
+        query_rng, key_rng = jax.random.split(jax.random.fold_in(key, _VIEWS))
+        f, stats = views.features(Net(p["extractor"], stats), batch.x, query_rng, train=True, mask=batch.mask)
         query = project(p["projection"], attend(p["transform"], f, p["contrast_prompts"], heads, residual)[0])
         follow = lambda old, new: jax.tree.map(lambda o, n: con.momentum * o + (1 - con.momentum) * n, old, new)
         now = jax.lax.stop_gradient(p)
         copy, h_rho = follow(moco.extractor.params, now["extractor"]), follow(moco.projection, now["projection"])
         tau = follow(moco.transform, now["transform"]) if con.momentum_transform else now["transform"]
-        f, copy_stats = views.features(Net(copy, moco.extractor.stats), batch.x, key_key, train=True, mask=batch.mask)
-        key = project(h_rho, attend(tau, f, now["contrast_prompts"], heads, residual)[0])
-        value = info_nce(query, key, moco.queue, batch.mask, con.temperature)
-        queue, place = enqueue(moco.queue, moco.place, key, batch.mask)
+        f, copy_stats = views.features(Net(copy, moco.extractor.stats), batch.x, key_rng, train=True, mask=batch.mask)
+        momentum_key = project(h_rho, attend(tau, f, now["contrast_prompts"], heads, residual)[0])
+        value = info_nce(query, momentum_key, moco.queue, batch.mask, con.temperature)
+        queue, place = enqueue(moco.queue, moco.place, momentum_key, batch.mask)
         return value, stats, Moco((), Net(copy, copy_stats), h_rho, tau if con.momentum_transform else (), queue, place)
 
     def loss(ce_leaves, con_leaves):
@@ -330,7 +329,7 @@ def fedpft(
         leaves = {*ce_leaves, *(con_leaves if con.on else ())}
         return local_training.fit(
             loss(ce_leaves, con_leaves),
-            make_optimizer(task.round_num),
+            scaled_optimizer,
             epochs=epochs,
             batch=batch,
             trainable=lambda path: path[0].key in leaves,
@@ -347,7 +346,7 @@ def fedpft(
             return value, local_training.Aux(net.stats, local_training.loss_metrics(value, logits, batch))
 
         chosen = local_training.entries_filter("transform", "prompts")
-        fit = local_training.fit(of, make_optimizer(task.round_num), epochs=transform_epochs, batch=batch, trainable=chosen)
+        fit = local_training.fit(of, scaled_optimizer, epochs=transform_epochs, batch=batch, trainable=chosen)
         return fit(net, data, key, features)
 
     def train(net, data, key):
@@ -370,18 +369,18 @@ def fedpft(
     def client_update(sent, client, data, key):
         trained = train(join_net(sent, client), data, key)
         shared, client = split_net(trained.net, sent, client)
-        delta = optax.tree.sub(shared._replace(net=without_own_head(shared.net)), sent._replace(net=without_own_head(sent.net)))
-        received = sent._replace(net=without_own_head(sent.net))
+        received = sent_part(sent)
+        delta = optax.tree.sub(sent_part(shared), received)
         return ClientOutput(client, delta, trained.sums, local=(shared, client), wire=(received, delta))
 
     def server_init(key):
-        net, (tau, h_rho) = model.init(key), jax.random.split(jax.random.fold_in(key, 1))
+        net, (transform_rng, projection_rng) = model.init(key), jax.random.split(jax.random.fold_in(key, 1))
         projection = ()
         if con.on:
-            of, at = jax.random.split(h_rho)
-            draw = lambda key, shape: jax.random.uniform(key, shape, minval=-1) / d**0.5
-            projection = {"kernel": draw(of, (d, con.size)), "bias": draw(at, (con.size,))}
-        return Shared(net, init_transform(tau, d), projection)
+            kernel_rng, bias_rng = jax.random.split(projection_rng)
+            draw = lambda rng, shape: jax.random.uniform(rng, shape, minval=-1) / d**0.5
+            projection = {"kernel": draw(kernel_rng, (d, con.size)), "bias": draw(bias_rng, (con.size,))}
+        return Shared(net, init_transform(transform_rng, d), projection)
 
     def client_init(key, server, client_id):
         client_key = jax.random.fold_in(jax.random.fold_in(key, _PROMPTS), client_id)
@@ -398,7 +397,7 @@ def fedpft(
         return Personal(p_kappa, moco, server.net.params["head"] if own_head else ())
 
     def server_update(server, delta, cohort, key):
-        moved = optax.tree.add(server._replace(net=without_own_head(server.net)), delta)
+        moved = optax.tree.add(sent_part(server), delta)
         head = server.net.params["head"] if own_head else moved.net.params["head"]
         return moved._replace(net=Net(moved.net.params | {"head": head}, moved.net.stats)), {}
 

@@ -72,8 +72,8 @@ from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive
 from fedjax_core.task import Task, feature_size, require_class_logits
 from fedjax_core.training import aggregators, local_training, losses
 
-EPOCH = 0x65706F63  # separates the draws for U from those of training
-LEAST = 1e-6  # minimum of U; below it logits count as equal to the knowledge
+_SCALE_STREAM = 0x65706F63  # separates the draws for U from those of training
+MIN_SCALE = 1e-6  # minimum of U; below it logits count as equal to the knowledge
 
 
 class Lcl(NamedTuple):
@@ -182,18 +182,18 @@ def contrastive_loss(
     knowledge = jnp.where(known[:, None], knowledge, 0)
     s = losses.cosine_similarities(logits, knowledge) / scale[None] / tau  # Eq. 2
     s = jnp.where(known[None], s, -jnp.inf)
-    has = known[y]
-    positive = jnp.where(has, jnp.take_along_axis(jnp.where(known[None], s, 0), y[:, None], 1)[:, 0], 0)
+    is_known = known[y]
+    positive = jnp.where(is_known, jnp.take_along_axis(jnp.where(known[None], s, 0), y[:, None], 1)[:, 0], 0)
     if own:
         fixed = jax.lax.stop_gradient(logits)
-        positive = jnp.where(has, positive, jnp.sum(losses.normalize(logits) * losses.normalize(fixed), 1) / tau)
-        has = jnp.ones_like(has)
+        positive = jnp.where(is_known, positive, jnp.sum(losses.normalize(logits) * losses.normalize(fixed), 1) / tau)
+    has_positive = jnp.ones_like(is_known) if own else is_known
     terms = s
     if twice or own:  # the denominator has every example's positive
-        extra = positive if twice else jnp.where(known[y], -jnp.inf, positive)
+        extra = positive if twice else jnp.where(is_known, -jnp.inf, positive)
         terms = jnp.concatenate([s, extra[:, None]], 1)
-    terms = jnp.where(has[:, None], terms, 0)  # avoids rows of -inf only
-    return losses.masked_mean(jnp.where(has, jax.nn.logsumexp(terms, 1) - positive, 0), mask)  # Eq. 3
+    terms = jnp.where(has_positive[:, None], terms, 0)  # avoids rows of -inf only
+    return losses.masked_mean(jnp.where(has_positive, jax.nn.logsumexp(terms, 1) - positive, 0), mask)  # Eq. 3
 
 
 def sum_distances(logits: Array, knowledge: Array, mask: Array) -> Array:
@@ -234,6 +234,13 @@ def summarize_weights(weights: Array, cohort: Cohort) -> dict[str, tuple[Array, 
     }
 
 
+class _Epoch(NamedTuple):
+    """Inputs of an epoch's losses. `scale`: [K], U of the whole local set; `last`: [] bool."""
+
+    scale: Array
+    last: Array
+
+
 def fedskc(
     task: Task,
     *,
@@ -264,33 +271,31 @@ def fedskc(
       The algorithm; a client sends its delta and K * (D + 1) numbers, and keeps nothing.
     """
     preset = VARIANTS[registry.check_choice("variant", variant, VARIANTS)]
-    local = registry.replace_options("lcl", Lcl(), preset.get("lcl"), lcl)
-    know = registry.replace_options("knowledge", Knowledge(), preset.get("knowledge"), knowledge)
-    discrepancy = registry.replace_options("gda", Gda(), preset.get("gda"), gda)
-    review_options = registry.replace_options("gpr", Gpr(), preset.get("gpr"), gpr)
+    lcl_options = registry.replace_options("lcl", Lcl(), preset.get("lcl"), lcl)
+    knowledge_options = registry.replace_options("knowledge", Knowledge(), preset.get("knowledge"), knowledge)
+    gda_options = registry.replace_options("gda", Gda(), preset.get("gda"), gda)
+    gpr_options = registry.replace_options("gpr", Gpr(), preset.get("gpr"), gpr)
     check_arguments(fedskc, epochs=epochs)
     weight_fn = aggregators.make_weight_fn(weights)  # both are checked also where unused
-    by_discrepancy = aggregators.discrepancy_weights(*discrepancy[1:])
+    by_discrepancy = aggregators.discrepancy_weights(size=gda_options.size, distance=gda_options.distance, form=gda_options.form)
     model, classes = task.model, task.classes
-    if know.of == "logits":
+    if knowledge_options.of == "logits":
         require_class_logits(task, "fedskc")
-    strength = jnp.minimum(1.0, (task.round_num + 1) / local.ramp) if local.ramp else 1.0
+    strength = jnp.minimum(1.0, (task.round_num + 1) / lcl_options.ramp) if lcl_options.ramp else 1.0
     review = optax.identity()
-    if review_options.on:
-        review = aggregators.period_review(
-            classes, review_options.beta, review_options.form, review_options.ddof, review_options.over
-        )
-        if review_options.entries == "params":
+    if gpr_options.on:
+        review = aggregators.period_review(classes, gpr_options.beta, gpr_options.form, gpr_options.ddof, gpr_options.over)
+        if gpr_options.entries == "params":
             review = optax.masked(review, Net(params=True, stats=False))
     aggregator = aggregators.make_aggregator(
-        aggregators.stack if discrepancy.on else aggregators.mean(weight_fn),
-        (lambda cohort, *, weights, **_: weights) if discrepancy.on else None,
+        aggregators.stack if gda_options.on else aggregators.mean(weight_fn),
+        (lambda cohort, *, weights, **_: weights) if gda_options.on else None,
         review,
     )
 
     def server_init(key):
         net = model.init(key)
-        numbers = classes if know.of == "logits" else feature_size(model)
+        numbers = classes if knowledge_options.of == "logits" else feature_size(model)
         return Server(net, jnp.zeros((classes, numbers)), jnp.zeros(classes, bool), aggregator.init(net))
 
     def outputs(net, batch, **mode):
@@ -301,30 +306,29 @@ def fedskc(
             out, stats = outputs(net, batch, key=key, train=True)
             ce = local_training.label_loss(task)(out["logits"], batch.y, batch.mask)
             rows = jnp.sum(batch.mask, dtype=ce.dtype)
-            l, value, lcl = out[know.of], ce, jnp.zeros(())
-            if local.on:
+            l, value, contrast = out[knowledge_options.of], ce, jnp.zeros(())
+            if lcl_options.on:
                 u = epoch.scale
-                if local.scale == "batch":
+                if lcl_options.scale == "batch":
                     u = sum_distances(jax.lax.stop_gradient(l), sent.knowledge, batch.mask) / jnp.maximum(rows, 1)
-                u = jnp.maximum(u, LEAST)
-                lcl = contrastive_loss(
-                    l, batch.y, batch.mask, sent.knowledge, sent.known, u, local.tau, twice=local.twice, own=local.own
-                )
-                value = ce + strength * lcl
-            sums = local_training.loss_metrics(ce, out["logits"], batch) | {"lcl": (lcl * rows, rows)}
-            class_logits = (
-                local_training.class_sums(l, batch.y, batch.mask & epoch.last, classes) if know.source == "training" else ()
-            )
+                u = jnp.maximum(u, MIN_SCALE)
+                form = {"twice": lcl_options.twice, "own": lcl_options.own}
+                contrast = contrastive_loss(l, batch.y, batch.mask, sent.knowledge, sent.known, u, lcl_options.tau, **form)
+                value = ce + strength * contrast
+            sums = local_training.loss_metrics(ce, out["logits"], batch) | {"lcl": (contrast * rows, rows)}
+            class_logits = ()
+            if knowledge_options.source == "training":
+                class_logits = local_training.class_sums(l, batch.y, batch.mask & epoch.last, classes)
             return value, local_training.Aux(stats, (sums, class_logits))
 
         def epoch_inputs(net, data, e):
             scale = jnp.ones(classes)
-            if local.on and local.scale == "epoch":
-                drawn = jax.random.fold_in(jax.random.fold_in(key, EPOCH), e)
+            if lcl_options.on and lcl_options.scale == "epoch":
+                drawn = jax.random.fold_in(jax.random.fold_in(key, _SCALE_STREAM), e)
 
                 def of(batch):
                     out, _ = outputs(net, batch, key=drawn, train=True)
-                    return sum_distances(out[know.of], sent.knowledge, batch.mask)
+                    return sum_distances(out[knowledge_options.of], sent.knowledge, batch.mask)
 
                 scale = local_training.sum_over_batches(of, data, batch=batch) / jnp.maximum(data.size, 1)
             return _Epoch(scale, jnp.asarray(e == local_training.num_epochs(data, epochs, batch) - 1))
@@ -332,21 +336,23 @@ def fedskc(
         w_k, _, (sums, class_logits) = local_training.fit(
             loss, optimizer(task.round_num), epochs=epochs, batch=batch, epoch_inputs=epoch_inputs
         )(sent.net, data, key)
-        if know.source == "training":
+        if knowledge_options.source == "training":
             c, count = class_logits[0] / jnp.maximum(class_logits[1], 1)[:, None], class_logits[1]
         else:
-            c, count = local_training.class_means(lambda b: outputs(w_k, b)[0][know.of], data, classes=classes, batch=batch)
-        c = c * jax.nn.sigmoid(c) if know.silu else c
+            c, count = local_training.class_means(
+                lambda b: outputs(w_k, b)[0][knowledge_options.of], data, classes=classes, batch=batch
+            )
+        c = c * jax.nn.sigmoid(c) if knowledge_options.silu else c
         return ClientOutput(client, (optax.tree.sub(w_k, sent.net), (c, count > 0)), sums, local=(sent._replace(net=w_k), client))
 
     def server_update(server, collected, cohort, key):
         delta, (c, held) = collected
         active = cohort.examples > 0
         held = held & active[:, None]
-        merged, known = aggregators.merge_neighbours(c, held, know.neighbours)  # Eq. 1
-        after = jnp.where(known[:, None], merged, server.knowledge if know.keep else 0)
-        known = known | server.known if know.keep else known
-        e = by_discrepancy(cohort, values=c, held=held, merged=merged) if discrepancy.on else None  # Eq. 4
+        merged, known = aggregators.merge_neighbours(c, held, knowledge_options.neighbours)  # Eq. 1
+        after = jnp.where(known[:, None], merged, server.knowledge if knowledge_options.keep else 0)
+        known = known | server.known if knowledge_options.keep else known
+        e = by_discrepancy(cohort, values=c, held=held, merged=merged) if gda_options.on else None  # Eq. 4
         net, state = aggregator.update(  # Eq. 5
             server.net, delta, cohort, server.review, weights=e, knowledge=after, known=known
         )
@@ -365,10 +371,3 @@ def fedskc(
         predict={"global": lambda sent, client, x: model.apply(sent.net, x)[0]},
         broadcast=lambda server, client_id: Sent(server.net, server.knowledge, server.known),
     )
-
-
-class _Epoch(NamedTuple):
-    """Inputs of an epoch's losses. `scale`: [K], U of the whole local set; `last`: [] bool."""
-
-    scale: Array
-    last: Array

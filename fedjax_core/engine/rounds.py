@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,36 @@ from fedjax_core.training.metrics import finalize_metrics
 from fedjax_core.uplink import sharded_aggregation
 
 Drawn = list[tuple[Cohort, Array]]  # per group: the cohort in the plan's order, and its slots in the group's store
+
+
+class Added(NamedTuple):
+    """What the client loop sums over a group's clients.
+
+    Attributes:
+      contributions: to the parts of the uplink that are sums.
+      metrics: dict of (sum, weight) pairs.
+    """
+
+    contributions: list[PyTree]
+    metrics: PyTree
+
+
+class Stacked(NamedTuple):
+    """What the client loop returns of each client; leaves [C, ...] after it.
+
+    Attributes:
+      contributions: to the other parts of the uplink.
+      state: of the client, after the round.
+      checks: `divergence.ClientChecks`.
+      post_local: scores right after local training; `()` unless the round is scored.
+      loss: of local training, a mean; `()` unless the sampler learns.
+    """
+
+    contributions: list[PyTree]
+    state: PyTree
+    checks: divergence.ClientChecks
+    post_local: PyTree = ()
+    loss: PyTree = ()
 
 
 def init_state(spec: SimulationSpec, arrays: DeviceArrays, key_data: Array) -> State:
@@ -144,11 +175,12 @@ def run_round(
     Returns:
       (state with the old client states, the cohort's client states per group, record).
     """
-    contributions, outputs = [], []
+    added: list[Added] = []
+    stacked: list[Stacked] = []
     for g, ((cohort, _), states) in enumerate(zip(drawn, clients, strict=True)):
         shared = arrays, state.server, state.round, state.key, initial, state.ring
         arrivals = asynchronous.read_arrivals(spec, arrays, state.round, cohort.ids)
-        added, stacked = client_loop.map_clients(
+        of_group = client_loop.map_clients(
             functools.partial(run_client, spec, g, scored),
             shared,
             (cohort, states, () if touched is None else touched[g], arrivals),
@@ -156,9 +188,10 @@ def run_round(
             mesh=spec.mesh,
             in_specs=cohort_buffer.shared_input_specs(shared),
         )
-        contributions.append((added[0], stacked[0]))
-        outputs.append((added[1:], stacked[1:]))
+        added.append(of_group[0])
+        stacked.append(of_group[1])
     algorithm = spec.algorithm(0, arrays, state.round)
+    contributions = [(a.contributions, s.contributions) for a, s in zip(added, stacked, strict=True)]
     collected = collect(algorithm.collect, contributions)
     everyone = Cohort(*(jnp.concatenate(leaves) for leaves in zip(*(cohort for cohort, _ in drawn), strict=True)))
     with sharded_aggregation.shard_coordinates(spec.mesh, AXIS):
@@ -168,32 +201,27 @@ def run_round(
     what = "server_update must return the server's state as server_init made it"
     contracts.assert_same_structure(state.server, server, what)
     record = {
-        "train": functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), [added[0] for added, _ in outputs]),
+        "train": functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), [of_group.metrics for of_group in added]),
         "server": server_metrics,
         "server_diverged": became_nonfinite(server, state.server),
         "cohort": jnp.sum(everyone.examples > 0),
         "ids": jnp.where(everyone.examples > 0, everyone.ids, -1),
-        "checks": jax.tree.map(lambda *x: jnp.concatenate(x), *(stacked[1] for _, stacked in outputs)),
+        "checks": jax.tree.map(lambda *x: jnp.concatenate(x), *(of_group.checks for of_group in stacked)),
     }
     if isinstance(arrays.participation, Participation):
         record["sampled"] = count_sampled(spec, arrays, everyone)
     if scored:
-        record["post_local"] = [stacked[2] for _, stacked in outputs]
+        record["post_local"] = [of_group.post_local for of_group in stacked]
     ring = asynchronous.push_broadcast(spec, arrays, state, server)
     new_state = state._replace(server=server, round=state.round + 1, ring=ring)
     if spec.sampler.has_update:
-        losses = jnp.concatenate([stacked[-1] for _, stacked in outputs])
+        losses = jnp.concatenate([of_group.loss for of_group in stacked])
         new_state = new_state._replace(sampler=client_facts.update_sampler(spec, arrays, state, everyone, losses))
-    return new_state, [stacked[0] for _, stacked in outputs], record
+    return new_state, [of_group.state for of_group in stacked], record
 
 
-def run_client(spec: SimulationSpec, g: int, scored: bool, shared, entry):
-    """Runs one client's part of a round: broadcast, local training, its contributions to what the server collects.
-
-    Returns:
-      ((added contributions, metrics), (stacked contributions, state, checks, post-local scores if `scored`, training loss if
-      the sampler learns)).
-    """
+def run_client(spec: SimulationSpec, g: int, scored: bool, shared, entry) -> tuple[Added, Stacked]:
+    """Runs one client's part of a round: broadcast, local training, its contributions to what the server collects."""
     (arrays, server, round_num, key_data, initial, ring), (client, state, touched, arrival) = shared, entry
     if spec.asynchrony is not None:
         round_num = round_num - arrival.staleness
@@ -216,16 +244,16 @@ def run_client(spec: SimulationSpec, g: int, scored: bool, shared, entry):
     def if_active(new, old):
         return jax.tree.map(lambda n, o: jnp.where(is_active, n, o), new, old)
 
-    added = if_active((adds, out.metrics), jax.tree.map(jnp.zeros_like, (adds, out.metrics)))
-    new_state = if_active(out.state, state)
-    stacked = stacks, new_state, divergence.check_client(out, parts, state, is_active)
+    added = Added(adds, out.metrics)
+    added = if_active(added, jax.tree.map(jnp.zeros_like, added))
+    stacked = Stacked(stacks, if_active(out.state, state), divergence.check_client(out, parts, state, is_active))
     if scored:
         local = out.after_training(sent)
         models = evaluation_step.bind_predictors(algorithm, local, local)
-        stacked += (evaluation_step.score_own_test(spec, g, arrays, i, is_active, models),)
+        stacked = stacked._replace(post_local=evaluation_step.score_own_test(spec, g, arrays, i, is_active, models))
     if spec.sampler.has_update:
         total, weight = out.metrics["loss"]
-        stacked += (total / weight,)
+        stacked = stacked._replace(loss=total / weight)
     return added, stacked
 
 

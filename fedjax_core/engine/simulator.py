@@ -126,15 +126,12 @@ def build_spec(
                 raise ValueError(
                     "a pooled method has no clients, so it goes without config.devices, config.schedule and config.clients"
                 )
-            if len(groups) > 1:
-                raise ValueError("a pooled method trains one network; it cannot have groups")
             if transforms or leave_out:
                 raise ValueError(
                     "a pooled method has no clients that send something; it goes without attacks, rules, compression, privacy"
                 )
-            data, cohort, dropout = pool_clients(data), None, 0.0
-            task = dataclasses.replace(groups[0].task, population=1)
-            groups = with_peer_groups([groups[0]._replace(clients=np.arange(1), task=task)])
+            groups, data = _pool(groups, data)
+            cohort, dropout = None, 0.0
         population = data.clients
         contracts.validate_settings(groups, population, dropout, hold, evaluation, dispatch, episodes)
         contracts.validate_targets(groups, data.train)
@@ -189,6 +186,14 @@ def build_spec(
         if spec.client_seconds is None:  # else they were checked as its work was counted
             client_work.check_settings(spec)
         return dataclasses.replace(spec, score_bytes=check_own_scores.check_scores(spec))
+
+
+def _pool(groups: Sequence[Group], data: FederatedData) -> tuple[list[Group], FederatedData]:
+    """Returns the one group and the one client of a pooled method."""
+    if len(groups) > 1:
+        raise ValueError("a pooled method trains one network; it cannot have groups")
+    task = dataclasses.replace(groups[0].task, population=1)
+    return with_peer_groups([groups[0]._replace(clients=np.arange(1), task=task)]), pool_clients(data)
 
 
 class Simulator:

@@ -24,7 +24,7 @@ from fedjax_core.language.models import clip
 from fedjax_core.language.models.transformer import DTYPES
 from fedjax_core.nn import normalize_inputs
 from fedjax_core.option_types import AtLeastOne, one_of
-from fedjax_core.task import Model, Task, make_partial_task
+from fedjax_core.task import Model, Task, make_partial_task, map_inputs
 
 MODEL, TRAINED = "clip", "prompts"
 BEGIN, END = 256, 257  # tokens of the random network, after the bytes
@@ -124,15 +124,10 @@ def _encode_bytes(texts: list[str]) -> list[list[int]]:
 def _with_preprocessing(model: Model, size: int) -> Model:
     """Returns the model with resizing and normalization of its images."""
 
-    def view(x: Array) -> Array:
+    def view(x: Array, key: Array | None, train: bool) -> Array:
+        del key, train
         x = normalize_inputs(x, (0.0,), (1.0,), None)  # to [0, 1]
         x = jax.image.resize(x, (len(x), size, size, x.shape[-1]), "linear")
         return normalize_inputs(jnp.broadcast_to(x, (*x.shape[:3], 3)), clip.MEAN, clip.STD, None)
 
-    def apply(net, x, key=None, train=False, mask=None, **more):
-        return model.apply(net, view(x), key, train=train, mask=mask, **more)
-
-    def features(net, x, key=None, train=False, mask=None):
-        return model.features(net, view(x), key, train=train, mask=mask)
-
-    return model._replace(apply=apply, features=features)
+    return map_inputs(model, view)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Array, Net
-from fedjax_core.task import Model
+from fedjax_core.task import Model, map_inputs
 
 _STREAM = 0x6672616D  # key of the frame's initial pixels
 
@@ -15,16 +15,7 @@ _STREAM = 0x6672616D  # key of the frame's initial pixels
 def with_resizing(model: Model, size: tuple[int, int]) -> Model:
     """Returns the model with bilinear resizing of images of any size to `size` (height, width)."""
 
-    def view(x: Array) -> Array:
-        return jax.image.resize(_unit(x), (len(x), *size, x.shape[-1]), "linear")
-
-    def apply(net, x, key=None, train=False, mask=None, **more):
-        return model.apply(net, view(x), key, train=train, mask=mask, **more)
-
-    def features(net, x, key=None, train=False, mask=None):
-        return model.features(net, view(x), key, train=train, mask=mask)
-
-    return model._replace(apply=apply, features=features)
+    return map_inputs(model, lambda x, key, train: jax.image.resize(_unit(x), (len(x), *size, x.shape[-1]), "linear"))
 
 
 def with_frame(model: Model, shape: tuple[int, ...], width: int) -> Model:

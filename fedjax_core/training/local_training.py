@@ -118,12 +118,12 @@ class FitResult(NamedTuple):
 
     Attributes:
       net: the trained network.
-      optimizer: the optimizer's final state.
+      optimizer_state: the optimizer's final state.
       sums: `Aux.sums`, summed over all local steps.
     """
 
     net: Net
-    optimizer: PyTree
+    optimizer_state: PyTree
     sums: PyTree
 
 

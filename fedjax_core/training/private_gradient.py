@@ -181,7 +181,7 @@ def mark_fit(train: Callable, epochs: int, batch: int) -> Callable:
 
     def marked(net, data, key, index, size):
         trained = train(net, data._replace(index=index, size=size), key)
-        results = jax.tree.leaves((trained.net.params, trained.optimizer))
+        results = jax.tree.leaves((trained.net.params, trained.optimizer_state))
         return trained, optax.tree.sum([leaf for leaf in results if jnp.issubdtype(leaf.dtype, jnp.inexact)])
 
     marked.__name__ = f"{_FIT}_{epochs}_{batch}"

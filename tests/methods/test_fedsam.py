@@ -133,9 +133,9 @@ class FedSAMTest(chex.TestCase):
         tracked = lambda round: optax.chain(local_training.track_mean_gradient(), sharp(round))  # noqa: A006
         train_ = local_training.fit(local_training.supervised_loss(toy.task()), tracked(0), epochs=2, batch=toy.BATCH)
         trained = jax.jit(train_)(net, rows_of(0), jax.random.key(5))
-        steps = trained.optimizer[0].steps
+        steps = trained.optimizer_state[0].steps
         expected = jax.tree.map(lambda new, old: (old - new) / (0.1 * steps), trained.net.params, net.params)
-        chex.assert_trees_all_close(trained.optimizer[0].mean, expected, atol=1e-5)
+        chex.assert_trees_all_close(trained.optimizer_state[0].mean, expected, atol=1e-5)
         step = local_training.full_batch_step(local_training.supervised_loss(toy.task()), sharp(0), batch=4)
         with self.assertRaisesRegex(ValueError, "^optimizer.sharpness: "):
             jax.jit(step)(net, rows_of(0), jax.random.key(5))

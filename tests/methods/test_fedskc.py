@@ -410,7 +410,7 @@ class FedSkcTest(chex.TestCase):
             self.assertEqual(float(value), expected)
             self.assertTrue(np.isfinite(gradient[:3]).all())
         value, gradient = jax.value_and_grad(contrastive_loss)(
-            logits, y, mask, knowledge, jnp.asarray([True, True, False]), jnp.full(3, module.LEAST), 0.01
+            logits, y, mask, knowledge, jnp.asarray([True, True, False]), jnp.full(3, module.MIN_SCALE), 0.01
         )
         self.assertTrue(np.isfinite(value))
         self.assertTrue(np.isfinite(gradient[:3]).all())

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Array
-from fedjax_core.task import Model
+from fedjax_core.task import Model, map_inputs
 from fedjax_core.training.augment.color import colour_jitter, greyscale, normalise
 from fedjax_core.training.augment.geometric import Augment, crop, flip, resized_crop
 
@@ -127,10 +127,4 @@ def with_augmentation(model: Model, by: str | Augment) -> Model:
             raise ValueError("augmentation in training needs a key; pass apply(net, x, key, train=True)")
         return augment(jax.random.fold_in(key, _STREAM), x)
 
-    def apply(net, x, key=None, train=False, mask=None, **more):
-        return model.apply(net, view(x, key, train), key, train=train, mask=mask, **more)
-
-    def features(net, x, key=None, train=False, mask=None):
-        return model.features(net, view(x, key, train), key, train=train, mask=mask)
-
-    return model._replace(apply=apply, features=features, unaugmented=(model, view))
+    return map_inputs(model, view)._replace(unaugmented=(model, view))

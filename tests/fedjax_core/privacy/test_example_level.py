@@ -170,7 +170,7 @@ def fedavg_of_gradients(task, **options):
 
     def client_update(sent, state, data, key):
         both = jax.vmap(lambda key: train(sent, data, key))(jax.random.split(key, 2))
-        mean = jax.tree.map(lambda leaf: leaf.mean(0), both.optimizer[0].mean)
+        mean = jax.tree.map(lambda leaf: leaf.mean(0), both.optimizer_state[0].mean)
         return ClientOutput(state, sent._replace(params=mean), jax.tree.map(lambda leaf: leaf[0], both.sums))
 
     return algorithm._replace(client_update=client_update)
