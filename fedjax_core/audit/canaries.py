@@ -110,10 +110,13 @@ def insert_canaries(data: FederatedData, number: int, seed: int) -> Canaries:
     is_in = rng.random(number) < 0.5
     if is_in.all() or not is_in.any():
         raise ValueError(f"audit: canaries={number}: the coins put {'all' if is_in.all() else 'none'} of them in; take more")
-    first, owners = len(data.train.y), np.arange(number) % data.clients
+    first, owners = len(data.train.y) - data.poisoned_rows, np.arange(number) % data.clients  # poisoned examples stay the last
     turns = [(first + np.flatnonzero(is_in & (owners == client))).astype(np.int32) for client in range(data.clients)]
-    train = Examples(*(np.concatenate([np.asarray(a), np.asarray(b)]) for a, b in zip(data.train, examples, strict=True)))
-    index = RaggedIndex.from_lists([np.concatenate([own, new]) for own, new in zip(data.train_index, turns, strict=True)])
+    train = Examples(
+        *(np.concatenate([a[:first], b, a[first:]]) for a, b in zip(map(np.asarray, data.train), examples, strict=True))
+    )
+    moved = [(own + number * (own >= first)).astype(np.int32) for own in data.train_index]
+    index = RaggedIndex.from_lists([np.concatenate([own, new]) for own, new in zip(moved, turns, strict=True)])
     kept = np.setdiff1d(np.arange(len(data.test.y)), chosen)
     position = np.full(len(data.test.y), -1)
     position[kept] = np.arange(len(kept))

@@ -17,13 +17,14 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from fedjax_core import experiment, registry
 from fedjax_core.algorithm import TARGETS
 from fedjax_core.commands.analyses.context import TRUST
 from fedjax_core.commands.main import run_and_exit
-from fedjax_core.engine.simulator import ClientView
+from fedjax_core.engine.simulator import ClientView, Simulator
 from fedjax_core.experiment.schema import options_of
 from fedjax_core.language import clip_task
 from fedjax_core.reporting import console, reporter
@@ -79,7 +80,7 @@ def export(
     if simulation.spec.targets != "classes":
         what = f"{run} was trained on {simulation.spec.targets}: {TARGETS[simulation.spec.targets]}"
         raise ValueError(f"{what}; an exported model classifies, so use experiment.load in Python")
-    view = simulation.client_view(state, client or 0)
+    view = simulation.client_view(state, _find_widest_client(simulation) if client is None else client)
     name = _choose_model(resolved.fields["method.name"], view, client, model)
     data = simulation.spec.data
     sample, net = np.asarray(data.test.x[:32]), None
@@ -118,7 +119,14 @@ def export(
     if net is None:
         description |= {"options": options_of(resolved.fields, "method"), "population": data.clients}
         description |= {"train": resolved.train, "adapter": resolved.fields["adapter"]}
-        export_predictor.save_predictor(out, view, name, sample, description, experiment.method_builder, experiment.model_builder)
+        builders = experiment.method_builder, experiment.model_builder
+        try:
+            export_predictor.save_predictor(out, view, name, sample, description, *builders)
+        except ValueError as error:
+            if len(resolved.networks) == 1:
+                raise
+            what = f"{run}: model {name!r} of client {view.client} is computed with the networks of others, and cannot be exported"
+            raise ValueError(f"{what} alone; that of a client with the widest network can, or the global one") from error
         return description
     if layout == "own":
         files.save_model(out, net, description, experiment.model_builder)
@@ -130,6 +138,15 @@ def export(
     if layout == "transformers":
         pretrained_weights.write_config(beside, net, description)
     return description
+
+
+def _find_widest_client(simulation: Simulator) -> int:
+    """Returns a client with the network of most parameters, whose view of the server's model is the whole."""
+    sizes = [
+        sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(group.task.model.init, jax.random.key(0)).params))
+        for group in simulation.spec.groups
+    ]
+    return int(simulation.spec.groups[int(np.argmax(sizes))].clients[0])
 
 
 def _choose_model(method: str, view: ClientView, client: int | None, model: str | None) -> str:

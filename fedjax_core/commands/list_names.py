@@ -124,8 +124,11 @@ def read_fields() -> list[Field]:
 
 def describe_fields(part: str = "") -> str:
     """Returns a text on all fields, on those of a group such as "data", or on one."""
+    more = "method.* are a method's own: fedjax-core list methods NAME"
     fields = read_fields()
     part = part.removeprefix("config.")
+    if part.partition(".")[0] == "method":
+        return more
     chosen = [field for field in fields if not part or field.name == part or field.name.startswith(f"{part}.")]
     if not chosen:
         groups = dict.fromkeys(field.name.partition(".")[0] for field in fields if "." in field.name)
@@ -135,7 +138,6 @@ def describe_fields(part: str = "") -> str:
         lines.append(f"{field.name} = {field.default!r}")
         texts = field.comment, field.allowed and f"allowed: {field.allowed}"
         lines += [line for text in texts for line in textwrap.wrap(text, 120, initial_indent=INDENT, subsequent_indent=INDENT)]
-    more = "method.* are a method's own: fedjax-core list methods NAME"
     return "\n".join([*lines, *([] if part else ["", more])])
 
 

@@ -48,13 +48,18 @@ def hold_out_clients(data: FederatedData, part: float | int, seed: int) -> Feder
 
 
 def find_seen_examples(data: FederatedData) -> np.ndarray | None:
-    """Returns the training examples of seen clients, by which inputs may be scaled; None: all."""
-    if data.unseen is None:
+    """Returns the training examples of seen clients, by which inputs may be scaled; None: all.
+
+    They are those before any poisoning, as when a simulation is built of data that it will poison.
+    """
+    if data.unseen is None and not data.poisoned_rows:
         return None
     seen = np.ones(len(data.train.y), bool)
-    seen[RaggedIndex.from_lists(data.unseen.train_index).concatenate()] = False
-    for index in (data.train_index, data.validation_index):
-        seen[RaggedIndex.from_lists(index).concatenate()] = True
+    if data.unseen is not None:
+        seen[RaggedIndex.from_lists(data.unseen.train_index).concatenate()] = False
+        for index in (data.train_index, data.validation_index):
+            seen[RaggedIndex.from_lists(index).concatenate()] = True
+    seen[len(seen) - data.poisoned_rows :] = False
     return np.flatnonzero(seen)
 
 

@@ -1,4 +1,4 @@
-"""Checks a config's own scores before anything is trained: by shapes, and on a few random examples."""
+"""Checks a config's own scores and loss before anything is trained: by shapes, and on a few random examples."""
 
 import functools
 import math
@@ -37,6 +37,40 @@ def check_scores(spec: SimulationSpec) -> tuple[int, ...]:
     return tuple(_check_group(spec, g) for g in range(len(spec.groups)))
 
 
+def check_losses(spec: SimulationSpec) -> None:
+    """Checks the losses of labels that are not the library's own.
+
+    Raises:
+      ValueError: a loss counts examples outside of its mask.
+    """
+    for g, group in enumerate(spec.groups):
+        loss = group.task.loss
+        if loss is None or _is_ours(loss) or spec.episodes is not None:
+            continue
+        arrays = jax.eval_shape(lambda h: h, spec.host_arrays)
+        batch, of_all = _outputs(spec, g, arrays, EXAMPLES + PADDING)
+        logits = next((outputs["logits"] for outputs in of_all.values() if "logits" in outputs), None)
+        y = batch.y if logits is None else next(iter(of_all.values())).get("targets", batch.y)
+        if logits is not None and math.prod(logits.shape) <= MAX_DRAWN:
+            _try_loss(loss, logits, y, group.task.classes)
+
+
+def _try_loss(loss: Callable, logits: Any, y: Any, classes: int) -> None:
+    """Checks a loss of labels on random examples: more of them, outside of the mask, must change nothing."""
+    rng = np.random.default_rng(0)
+    given = _draw(rng, logits), _draw_targets(rng, y, classes)
+    try:
+        with_padding = float(jax.jit(loss)(*given, np.arange(EXAMPLES + PADDING) < EXAMPLES))
+        without = float(jax.jit(loss)(*(leaf[:EXAMPLES] for leaf in given), np.ones(EXAMPLES, bool)))
+    except Exception:  # training says what is wrong, with the arrays that it has
+        return
+    if not np.isclose(with_padding, without, rtol=1e-2, atol=1e-3, equal_nan=True):
+        raise ValueError(
+            f"loss {getattr(metrics.unwrap_score(loss), '__name__', loss)!r} counts examples outside of `mask`, which pad a batch "
+            "and may hold anything; return losses.masked_mean(values, mask)"
+        )
+
+
 def _check_group(spec: SimulationSpec, g: int) -> int:
     """Checks the scores of one group's task; returns the bytes of its sums."""
     scores_of_task = spec.groups[g].task.scores
@@ -68,7 +102,7 @@ def _check_group(spec: SimulationSpec, g: int) -> int:
 
 
 def _is_ours(score: Callable) -> bool:
-    """Returns whether a score is the library's own."""
+    """Returns whether a score or a loss is the library's own."""
     return str(getattr(metrics.unwrap_score(score), "__module__", "")).startswith("fedjax_core.")
 
 

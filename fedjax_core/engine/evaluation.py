@@ -222,11 +222,11 @@ def _score_blocks(
     (blocks, tables, nobody), plan, groups = clients, compiled.spec.plan_of(g), compiled.spec.groups
     if not blocks:
         return
-    size, step = len(blocks[0]), plan.chunk * plan.client_shards
+    size, step, total = len(blocks[0]), plan.chunk * plan.client_shards, sum(int((block < nobody).sum()) for block in blocks)
     name = who if len(groups) == 1 else f"{who} with network {groups[g].name}"
     for number, (block, arrays) in enumerate(zip(blocks, compiled.feed.for_blocks(blocks, tables), strict=True)):
         inputs = read_inputs(block)
-        report = lambda done, number=number: watch(name, number * size + done * step, size * len(blocks))
+        report = lambda done, number=number: watch(name, min(number * size + done * step, total), total)
         scores = None
         for bounds in _chunk_bounds(compiled, name, size // step, report):
             of_range = jax.device_get(program(arrays, *inputs, bounds))  # other clients have zeros

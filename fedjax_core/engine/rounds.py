@@ -205,7 +205,7 @@ def run_round(
         "server": server_metrics,
         "server_diverged": became_nonfinite(server, state.server),
         "cohort": jnp.sum(everyone.examples > 0),
-        "ids": jnp.where(everyone.examples > 0, everyone.ids, -1),
+        "ids": jnp.where(everyone.examples > 0, jnp.where(everyone.ids < 0, everyone.ids - 1, everyone.ids), -1),
         "checks": jax.tree.map(lambda *x: jnp.concatenate(x), *(of_group.checks for of_group in stacked)),
     }
     if isinstance(arrays.participation, Participation):
@@ -273,6 +273,18 @@ def collect(prefix: PyTree, contributions: list) -> PyTree:
     return structure.unflatten(collected)
 
 
+def _check_drawn(ids: np.ndarray, round_num: int) -> None:
+    """Raises ValueError where a sampler has drawn what is no cohort; `ids` as a round's record has them."""
+    drawn, times = np.unique(ids[ids != -1], return_counts=True)
+    if (drawn < -1).any():
+        what = f"client {drawn[0] + 1}; ids are 0 to N - 1, and N marks an empty slot"
+        raise ValueError(f"cohort.sampling: draw returned {what} (round {round_num})")
+    if (times > 1).any():
+        i = int(times.argmax())
+        what = f"client {drawn[i]} {times[i]} times; a cohort has each client at most once"
+        raise ValueError(f"cohort.sampling: draw returned {what} (round {round_num})")
+
+
 def flatten_record(
     record: PyTree,
     round_num: int,
@@ -288,8 +300,10 @@ def flatten_record(
 
     Raises:
       Diverged: something was not finite, says what, and of which clients; or everybody was left out.
+      ValueError: the sampler drew a client twice, or a negative id.
     """
     ids = np.asarray(record["ids"])
+    _check_drawn(ids, round_num)
     divergence.raise_if_diverged(ids, record["checks"], bool(record["server_diverged"]), round_num, y)
     if "left_out" in record["server"]:
         left_out = int(record["server"]["left_out"][0])

@@ -185,6 +185,7 @@ def build_spec(
         spec = client_facts.check_sampler(spec, sampling)
         if spec.client_seconds is None:  # else they were checked as its work was counted
             client_work.check_settings(spec)
+        check_own_scores.check_losses(spec)
         return dataclasses.replace(spec, score_bytes=check_own_scores.check_scores(spec))
 
 

@@ -53,13 +53,14 @@ def switch_method(config: Config, method_of: Mapping[str, Any]) -> str:
     if is_same:
         return ""
     settings = {key: value for key, value in kept.items() if key not in method_of}
+    given = {**own, **{key: value for key, value in method_of.items() if key != "name"}}
     dropped = {key: value for key, value in before.items() if key not in {*kept, *own, *method_of}}
     parts = [
         f"{word} {', '.join(f'{key}={value!r}' for key, value in options.items())}"
-        for word, options in (("kept", without_none(settings)), ("dropped", without_none(dropped)))
+        for word, options in (("kept", without_none(settings)), ("dropped", without_none(dropped)), ("set", given))
         if options
     ]
-    return f"method {name} in place of {old}: {'; '.join([*parts, 'its other options are its defaults'])}"
+    return f"method {name} in place of {old}: {'; '.join([*parts, 'other options are defaults'])}"
 
 
 def _is_method(name: str, function: Callable) -> bool:

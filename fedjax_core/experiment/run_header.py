@@ -165,7 +165,7 @@ def _uplink(resolved: ResolvedConfig) -> str:
     fields = {"rule": "aggregation.rule", "compressed by": "compression.uplink", "sent down as": "compression.downlink"}
     parts = [f"{word} {resolved.fields[field]}" for word, field in fields.items() if resolved.fields[field] is not None]
     if resolved.leave_out:
-        parts.append("who sends NaN is left out")
+        parts.append("clients that send NaN are left out")
     if resolved.dropout:
         parts.append(f"{100 * resolved.dropout:g} % of the cohort do not come back")
     return "; ".join(parts)

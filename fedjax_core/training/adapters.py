@@ -501,8 +501,8 @@ def adapter_task(
         net = jax.eval_shape(task.model.init, jax.random.key(0))
 
         def traced(dtype: type) -> None:
-            x = np.zeros((1, *shape), dtype)
-            jax.eval_shape(lambda net, frozen: network(frozen).apply(net, x), net, arrays)
+            x = jax.ShapeDtypeStruct((1, *shape), dtype)  # traced: NumPy's own x @ kernel would not reach an adapter
+            jax.eval_shape(lambda net, frozen, x: network(frozen).apply(net, x), net, arrays, x)
 
         try:
             traced(np.float32)

@@ -34,11 +34,19 @@ def with_local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task]
 
     Client states become (the method's own, statistics). A predictor "global" becomes "personal":
     the server's parameters with the client's statistics. Raises ValueError (when built into a
-    round) if the uplink has several networks.
+    round) if the uplink has several networks, or the server's state several in one Net.
     """
 
     def build_local(task: Task) -> Algorithm:
         inner = build(task)
+
+        def server_init(key):
+            server = inner.server_init(key)
+            shapes = lambda stats: [leaf.shape for leaf in jax.tree.leaves(stats)]
+            own = shapes(jax.eval_shape(task.model.init, key).stats)
+            if any(len(held) == len(own) and held != own for held in map(shapes, _stats(server))):
+                raise ValueError("statistics='local' needs networks that are held one by one, this method's server stacks several")
+            return _with_stats(server, ())
 
         def client_init(key, server, client_id):
             stats = task.model.init(key).stats
@@ -74,7 +82,7 @@ def with_local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task]
             return lambda sent, client, x: predict(_with_stats(sent, client[1]), client[0], x)
 
         return inner._replace(
-            server_init=lambda key: _with_stats(inner.server_init(key), ()),
+            server_init=server_init,
             client_init=client_init,
             client_update=client_update,
             predict={"personal" if name == "global" else name: with_client_stats(p) for name, p in inner.predict.items()},

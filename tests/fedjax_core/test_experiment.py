@@ -162,7 +162,7 @@ class SwitchTest(chex.TestCase):
         settings = config(dict(name="fedprox", epochs=3, batch=4, mu=0.5)).lock()
         said = experiment.switch_method(settings, {"name": "moon", "tau": 0.1})
         self.assertEqual(
-            said, "method moon in place of fedprox: kept batch=4, epochs=3; dropped mu=0.5; its other options are its defaults"
+            said, "method moon in place of fedprox: kept batch=4, epochs=3; dropped mu=0.5; set tau=0.1; other options are defaults"
         )
         self.assertEqual(settings.method.to_dict(), dict(name="moon", epochs=3, batch=4, tau=0.1))  # no mu of another method
         self.assertIn("kept batch=4; dropped tau=0.1;", experiment.switch_method(settings, {"name": "scaffold", "epochs": 2}))

@@ -51,7 +51,7 @@ def test_it_reports_what_is_between_clients_and_server():
     found = opened(config)
     assert found["attack"] == "sign_flip by 20 % of the clients"
     assert found["uplink"] == (
-        "rule median; compressed by quantise(bits=4); who sends NaN is left out; 25 % of the cohort do not come back"
+        "rule median; compressed by quantise(bits=4); clients that send NaN are left out; 25 % of the cohort do not come back"
     )
     assert "noise" not in found
 

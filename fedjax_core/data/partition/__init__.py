@@ -55,6 +55,12 @@ DEFAULT_CLIENTS = 20  # where nobody says how many
 COUNTS_ITSELF = ("natural",)  # without a number of clients these have all that there are
 WITHOUT_CLASSES = ("iid", "quantity_skew", "by_domain", "natural")  # read of labels how many there are, if anything
 COLUMNS = ("labels", "test_labels", "domains", "test_domains", "ids", "test_ids")
+_DESCRIBE = {
+    "labels": "the class of each example",
+    "domains": "the domain of each example (domains=COLUMN of a table, train_domains and test_domains of a .npz)",
+    "ids": "the client of each example (clients=COLUMN of a table, train_clients and test_clients of a .npz)",
+}
+_DESCRIBE |= {f"test_{column}": text for column, text in _DESCRIBE.items()}
 GIVEN = (*COLUMNS, "clients", "seed")  # arguments of a scheme that are no options of its own
 
 
@@ -101,7 +107,7 @@ def divide(
     given = {"clients": clients, "seed": seed, **{key: values for key, values in columns.items() if values is not None}}
     for column in COLUMNS:
         if column in takes and takes[column].default is inspect.Parameter.empty and column not in given:
-            raise ValueError(f"partition {scheme.name!r} needs {column}, and this data set has none.")
+            raise ValueError(f"partition {scheme.name!r} needs {_DESCRIBE[column]}, and the data name none.")
     result = scheme(**given)
     if scheme.origin != registry.BUILT_IN:
         assert clients is not None

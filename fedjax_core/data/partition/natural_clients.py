@@ -1,11 +1,15 @@
 """Natural partitions: by domain, or by the clients that the data name."""
 
+import logging
+
 import numpy as np
 
 from fedjax_core.data.apportion import make_generator
 from fedjax_core.data.partition.sampling import Index, check_labels, sort_indices
 from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.option_types import AtLeastOne
+
+log = logging.getLogger("fedjax_core")
 
 
 def by_domain(
@@ -61,7 +65,8 @@ def natural(
     """Keeps the clients that come with the data, such as the writers of handwritten characters.
 
     They come in increasing order of id; of more than N, N are chosen at random. Where test examples
-    belong to nobody (test_ids None), there are no own ones.
+    belong to nobody (test_ids None), there are no own ones. A client without training examples is
+    left out, and a line says so.
     """
     ids = check_labels(ids, 1 if clients is None else clients, "id")
     small = ids.max(initial=0) < 4 * len(ids)  # then counting is faster than sorting
@@ -72,7 +77,11 @@ def natural(
     chosen = np.sort(make_generator(seed, "natural").choice(present, clients, replace=False))
     if test_ids is None:
         return _rows_of(ids, chosen), None
-    return _rows_of(ids, chosen), _rows_of(check_labels(test_ids, 1, "id"), chosen)
+    test_ids = check_labels(test_ids, 1, "id")
+    if len(only := np.setdiff1d(test_ids, present)):
+        what = "%d natural clients have test examples only, %d of all %d; they are left out"
+        log.warning(what, len(only), np.isin(test_ids, only).sum(), len(test_ids))
+    return _rows_of(ids, chosen), _rows_of(test_ids, chosen)
 
 
 def _rows_of(ids: np.ndarray, chosen: np.ndarray) -> RaggedIndex:

@@ -128,9 +128,9 @@ def only(load: Load, of: str, classes: Sequence[int]) -> Dataset:
 def resplit(load: Load, of: str, test_fraction: TestFraction = 0.2) -> Dataset:
     """Splits another set's training examples anew; its own test set is left out.
 
-    The test set is a part of each class; where targets are no classes, of each domain's and each
-    client's examples. For clients with private test sets (FedHPL, Figures 7 to 9), with
-    `pathological(classes_per_client=(2, 4, 6, 8, 10))`.
+    The test set is a part of each class, and of each client's examples as far as it goes; where
+    targets are no classes, of each domain's and each client's examples. For clients with private
+    test sets (FedHPL, Figures 7 to 9), with `pathological(classes_per_client=(2, 4, 6, 8, 10))`.
 
     Args:
       of: the set, such as "cifar10".
@@ -138,7 +138,7 @@ def resplit(load: Load, of: str, test_fraction: TestFraction = 0.2) -> Dataset:
     """
     dataset = load(of)
     y = dataset.train.y
-    owners = (dataset.train_domains, dataset.train_clients) if targets_of(y) != "classes" else ()
+    owners = (dataset.train_domains if targets_of(y) != "classes" else None, dataset.train_clients)
     is_test = stratified_fraction_mask([stratify(y), *(column for column in owners if column is not None)], test_fraction)
     twice = dataset._replace(
         name=f"{dataset.name}_resplit",

@@ -1,6 +1,7 @@
 """Data sets in a .npz file (arrays or encoded images) or a folder of memory-mapped .npy files."""
 
 import itertools
+import logging
 import zipfile
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ OTHER_NAMES = {  # of Keras' files, and of `from_arrays`; x are images where the
     **{f"{what}_{part}": f"{part}_{what}" for part in ("train", "test") for what in ("x", "y")},
     **{f"{what.upper()}_{part}": f"{part}_{what}" for part in ("train", "test") for what in ("x", "y")},
 }
+log = logging.getLogger("fedjax_core")
 _OF_ANY_SHAPE = ("images", "features", "_x")
 NEEDED_FILES = ("train_features", "train_labels", "test_features", "test_labels")
 OPTIONAL_FILES = ("train_domains", "test_domains", "train_clients", "test_clients", "class_names", "domain_names")
@@ -43,13 +45,14 @@ def npz(
       domains, clients       [n] integers, optional
     and without a prefix, optional: class_names [K], domain_names, client_names. Or the arrays
     x_train, y_train, x_test and y_test, as Keras has them (also train_x ...): x is images if it is
-    uint8 [n, H, W], else features; y is labels.
+    uint8 [n, H, W], else features; y is labels. train_clients and the like go with these, too. Other
+    keys are named in a warning.
 
     Args:
       path: the file; its ending .npz may be left out.
       channels: 3 or 1, what encoded images are converted to.
       size: resize encoded images to size x size pixels; needed where they differ.
-      test_fraction: for a file in one part: our own split, stratified by class (and domain), in
+      test_fraction: for a file in one part: our own split, stratified by class, domain and client, in
         place of `is_test`.
 
     Raises:
@@ -73,7 +76,8 @@ def _build_dataset(
         examples = _read_part(columns, "", channels, size)
         labels = examples["y"]
         if test_fraction is not None:
-            is_test = stratified_fraction_mask([examples[key] for key in ("y", "domains") if key in examples], test_fraction)
+            strata = [examples[key] for key in ("y", "domains", "clients") if key in examples]
+            is_test = stratified_fraction_mask(strata, test_fraction)
         elif "is_test" in columns:
             is_test = columns["is_test"]
             if len(is_test) != len(labels) or is_test.dtype.kind not in "bui" or not np.isin(is_test, (0, 1)).all():
@@ -140,6 +144,8 @@ def _read_columns(where: Path) -> dict[str, np.ndarray]:
                         raise ValueError(f"`{name}` has shape {array.shape}: must have one axis.")
                     array = array.reshape(-1)
                 columns[key] = array
+    if unread := [name for name in members if _known_key(name) is None]:
+        log.warning("%s: arrays with unknown names are not read: %s", where.name, ", ".join(unread))
     for key in [key for key in columns if key.endswith("_x")]:
         values = columns.pop(key)
         images_too = values.dtype == np.uint8 and values.ndim in (3, 4)

@@ -15,7 +15,7 @@ from fedjax_core.data.sources.file_checks import stratified_fraction_mask
 from fedjax_core.data.sources.table_columns import Column, is_missing
 
 MISSING = ("error", "mean", "drop")  # what may be done about missing cells
-_STRATIFIED_BY = {True: ("y", "domains"), False: ("domains", "clients")}  # of classes; of other targets
+_STRATIFIED_BY = {True: ("y", "domains", "clients"), False: ("domains", "clients")}  # of classes; of other targets
 log = logging.getLogger("fedjax_core")
 
 
@@ -71,8 +71,8 @@ def from_table(
         used are left out. "mean": of x, they become the mean of the training rows, of categories
         the values' shares; elsewhere they are an error.
       size: images become size x size; needed where they differ.
-      test_fraction: part of each class (and domain) that becomes the test set, where there is no
-        other; of other targets of each client's (and domain's) rows; fixed seed.
+      test_fraction: part of each class that becomes the test set, where there is no other, of each
+        client's and domain's rows as far as it goes; of other targets of the latter alone; fixed seed.
       name: what tables of results call it.
 
     Raises:
@@ -179,7 +179,8 @@ def _complete_rows(
         present = next((cell for cell in held[column] if not is_missing(cell)), None)
         can_fill = column in inputs and not table_columns.is_image(present)
         if missing == "mean" and can_fill:
-            log.warning("%s: %d of %d cells of column %r are missing and become its mean", part, mask.sum(), len(mask), column)
+            what = "%s: %d of %d cells of column %r are missing; they become the mean of the training rows"
+            log.warning(what, part, mask.sum(), len(mask), column)
             continue
         also = ", missing='mean' puts the training rows' mean in its place" if can_fill else ""
         what = f"row {i} of column {column!r} is missing ({option_types.shorten(held[column][i])})"

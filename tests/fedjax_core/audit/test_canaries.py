@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_core import audit
 from fedjax_core.algorithm import ClientData, Examples, Net
-from fedjax_core.data import federated_data, hold_out, sources
+from fedjax_core.data import federated_data, hold_out, poisoning, sources
 from fedjax_core.privacy import Release, compute_epsilon
 from fedjax_core.task import Model
 from fedjax_core.training import local_training
@@ -105,6 +105,17 @@ def test_canaries_are_mislabelled_examples_that_are_in_by_coin_flips():
         assert [x.tobytes() for x in found.test.x[after]] == [x for x in rows if x in {x.tobytes() for x in found.test.x}]
     with pytest.raises(ValueError, match="at most half"):
         audit.insert_canaries(data, len(data.test.y), seed=0)
+
+
+def test_canaries_leave_poisoned_examples_the_last():
+    data = federated_data.federate(sources.load("digits"), "dirichlet(alpha=0.5)", 5)
+    poisoned = poisoning.poison_clients(data, [poisoning.label_flip()], [1, 3], seed=0)
+    found = audit.insert_canaries(poisoned, 40, seed=3).data
+    assert found.poisoned_rows == poisoned.poisoned_rows == len(data.train_index[1]) + len(data.train_index[3])
+    np.testing.assert_array_equal(hold_out.find_seen_examples(found), np.arange(len(data.train.y) + 40))
+    for before, after in zip(poisoned.train_index, found.train_index, strict=True):
+        np.testing.assert_array_equal(found.train.x[after[: len(before)]], poisoned.train.x[before])
+        np.testing.assert_array_equal(found.train.y[after[: len(before)]], poisoned.train.y[before])
 
 
 def test_one_coin_moves_no_other_canary(monkeypatch):

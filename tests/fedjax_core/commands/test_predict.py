@@ -453,3 +453,14 @@ def test_a_table_that_cannot_be_written(saved, photos, tmp_path, capfd):
     assert predict.main([str(saved), str(photos), f"--out={tmp_path / 'none' / 'x.csv'}"]) == 1
     assert "cannot write" in capfd.readouterr().err
     shutil.rmtree(photos)
+
+
+def test_networks_of_several_widths(tmp_path):
+    """The global model is the widest network, whoever has it; a narrower client's is refused in words."""
+    run(tmp_path / "run", ("mlp(widths=(8,))", "mlp(widths=(16,))"), name="heterofl", epochs=1)
+    export.export(tmp_path / "run", tmp_path / "whole.safetensors")
+    export.export(tmp_path / "run", tmp_path / "wide.safetensors", client=1)
+    arrays, _ = read_tensors(tmp_path / "whole.safetensors")
+    assert {16} <= {size for array in arrays.values() for size in array.shape}
+    with pytest.raises(ValueError, match="model 'personal' of client 0 is computed with the networks of others, and cannot be"):
+        export.export(tmp_path / "run", tmp_path / "narrow.safetensors", client=0, model="personal")

@@ -74,7 +74,7 @@ def test_a_client_with_one_example_trains_on_it():
     [
         ("overlapping_dirichlet", "share examples"),
         ("dirichlet_clients(alpha=0.5, train_examples=9, test_examples=3)", "defines test examples itself"),
-        ("natural", "needs ids"),
+        ("natural", "needs the client of each example"),
     ],
 )
 def test_what_cannot_be_merged_is_refused(scheme, says):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedjax_core.data import federated_data, poisoning, sources
+from fedjax_core.data import federated_data, hold_out, poisoning, sources
 from fedjax_core.testing import toy_federation
 from fedjax_core.training import metrics
 
@@ -22,6 +22,7 @@ def test_labels_are_flipped_for_the_attackers_alone():
     for poisons, clients, seed in (([], [], 0), ([poisoning.label_flip()], [1, 2], 0), ([poisoning.label_flip()], [1, 3], 1)):
         with pytest.raises(ValueError, match=r"poisoned already, by '' of clients \[1, 3\] \(seed 0\); the config has "):
             poisoning.poison_clients(found, poisons, clients, seed)
+    np.testing.assert_array_equal(hold_out.find_seen_examples(found), np.arange(40))  # which scale the inputs
     for i in range(4):
         y, before = found.train.y[found.train_index[i]], data.train.y[data.train_index[i]]
         np.testing.assert_array_equal(y, 3 - before if i in (1, 3) else before)

@@ -1,5 +1,6 @@
 """Scores that are no means, in every scope and under every plan; and what is refused before round 1."""
 
+import contextlib
 import dataclasses
 import functools
 from typing import Any
@@ -16,6 +17,7 @@ from fedjax_core.engine.simulator import Evaluation, Simulator, build_spec, one_
 from fedjax_core.task import make_task
 from fedjax_core.training import local_training
 from fedjax_core.training.scores import AUROC, CalibrationError, MacroF1
+from methods.fedavg import fedavg
 from methods.fedper import fedper
 from tests import toy
 
@@ -141,8 +143,6 @@ def test_the_server_model_is_scored_by_the_whole_test_set():
     of = toy.data()
     sim = simulated(scopes=("global",), plan=client_loop.Plan(1, 1))
     assert "test/global/macro_f1" not in sim.evaluate(sim.init(0)).metrics  # FedPer has no server's model
-    from methods.fedavg import fedavg
-
     task = dataclasses.replace(make_task(toy.model(), classes=toy.CLASSES, population=of.clients), scores=SCORES)
     build = functools.partial(fedavg, optimizer=local_training.sgd(0.1), epochs=1, batch=4)
     found = []
@@ -233,6 +233,21 @@ def test_what_is_wrong_is_said_before_round_1(name):
 @functools.cache
 def plain_spec():
     return simulated({}).spec
+
+
+@pytest.mark.parametrize("wrong", ["", "mean", "divisor"])
+def test_a_loss_that_counts_padding_is_refused(wrong):
+    def loss(logits, y, mask):
+        values = jnp.sum((logits - jax.nn.one_hot(y, toy.CLASSES)) ** 2, 1)
+        if wrong == "mean":
+            return jnp.mean(values)
+        return jnp.sum(jnp.where(mask, values, 0)) / (len(y) if wrong else jnp.maximum(jnp.sum(mask), 1))
+
+    of = toy.data()
+    task = dataclasses.replace(make_task(toy.model(), classes=toy.CLASSES, population=of.clients), loss=loss)
+    build = functools.partial(fedavg, optimizer=local_training.sgd(0.1), epochs=1, batch=4)
+    with pytest.raises(ValueError, match="loss 'loss' counts examples outside of `mask`") if wrong else contextlib.nullcontext():
+        build_spec(one_group(build, task, of.clients), of)
 
 
 def test_finalize_of_several_clients_gives_a_number_for_each():

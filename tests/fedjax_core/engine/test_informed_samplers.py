@@ -15,7 +15,7 @@ from fedjax_core import experiment
 from fedjax_core.algorithm import Cohort
 from fedjax_core.devices import Availability, ClientDevices, DeviceProfiles
 from fedjax_core.engine import client_sampling, rounds
-from fedjax_core.engine.client_sampler import ClientFacts
+from fedjax_core.engine.client_sampler import ClientFacts, ClientSampler
 from fedjax_core.engine.informed_samplers import OortSampler, PowerOfChoiceSampler, sample_by_weight
 from fedjax_core.experiment import config_warnings
 from tests import naive, toy
@@ -300,3 +300,22 @@ def test_a_run_warns_of_examples_that_count_twice():
     )
     config.method.weights = "uniform"
     assert not config_warnings.check_sampling(experiment.resolve(config))
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrong(ClientSampler):
+    """Draws ids that are no cohort."""
+
+    first: int = 0
+
+    def draw(self, key, round_num, clients, state):
+        return jnp.full(self.size, self.first, jnp.int32)
+
+
+@pytest.mark.parametrize(
+    ("first", "message"), [(2, f"client 2 {C} times; a cohort has each client"), (-3, "client -3; ids are 0 to N")]
+)
+def test_what_is_no_cohort_is_refused(first, message):
+    simulation = simulate(f"{__file__}:Wrong(first={first})")
+    with pytest.raises(ValueError, match=f"cohort.sampling: draw returned {message}"):
+        simulation.run_rounds(simulation.init(0), 1)

@@ -290,3 +290,7 @@ def test_a_network_of_token_ids_is_adapted():
     net = model.init(jax.random.key(0))
     task = adapters.adapter_task(model, net, adapters.lora(targets="query"), "head", classes=3, population=2, shape=(7,))
     assert task.model.apply(task.model.init(jax.random.key(1)), jnp.zeros((2, 7), int))[0]["logits"].shape == (2, 3)
+
+
+def test_a_network_that_multiplies_its_inputs_first_takes_an_adapter():
+    assert "adapter" in jax.eval_shape(toy.task_adapted(6, False).model.init, jax.random.key(0)).params

@@ -52,3 +52,10 @@ def test_natural_clients_keep_their_rows():
     assert len({int(ids[rows[0]]) for rows in some}) == 2
     with pytest.raises(ValueError, match="4 clients, but the data have 3 natural ones"):
         partition.natural(ids, 4, 0, test_ids)
+
+
+def test_clients_with_test_examples_alone_are_named(caplog):
+    train, test = partition.natural(np.array([3, 7, 3]), None, 0, np.array([7, 9, 9, 3, 5]))
+    assert [part.tolist() for part in train] == [[0, 2], [1]]
+    assert [part.tolist() for part in test] == [[3], [0]]
+    assert "2 natural clients have test examples only, 3 of all 5; they are left out" in caplog.text

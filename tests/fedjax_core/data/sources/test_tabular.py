@@ -297,3 +297,15 @@ def test_numbers_are_categories_where_they_are_said_to_be():
     assert mine.train.x.tolist() == [[0, 1, 31], [1, 0, 35.5], [0, 1, 40]]
     with pytest.raises(ValueError, match=r"categorical=\('y',\): 'y' must be one of the columns x, ward, age"):
         sources.from_table(table, table, x=["ward", "age"], y="y", categorical=("y",))
+
+
+@pytest.mark.parametrize("targets", ["classes", "numbers"])
+def test_a_fraction_is_of_every_client(targets):
+    rng = np.random.default_rng(0)
+    clients = np.repeat(np.arange(6), [10, 20, 10, 40, 30, 10])
+    y = rng.integers(3, size=120) if targets == "classes" else rng.normal(size=120)
+    table = {"x": rng.normal(size=120), "y": y, "who": clients}
+    mine = sources.from_table(table, x="x", y="y", clients="who", targets=targets, test_fraction=0.2)
+    assert np.abs(np.bincount(mine.test_clients) - 0.2 * np.bincount(clients)).max() <= 2
+    if targets == "classes":
+        assert np.abs(np.bincount(mine.test.y) - 0.2 * np.bincount(y)).max() <= 1
