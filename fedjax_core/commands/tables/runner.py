@@ -37,8 +37,8 @@ from fedjax_core.storage.workdir import FIGURES, METRICS
 
 T = TypeVar("T")
 WRITING = 0.05  # the most of the time that writing tables between runs takes
-LOOK = 5.0  # seconds between two looks at a trial that another process runs
-AGAIN = 120.0  # seconds after which such a trial is tried again: that process may have died
+LOOK = 5.0  # seconds between two looks at a run of another process
+AGAIN = 120.0  # seconds after which such a run is tried again: that process may have died
 
 
 class Outcome(NamedTuple):
@@ -62,8 +62,8 @@ def run(
     """Runs what is missing of a table, and writes the table.
 
     A call after an interruption continues: finished runs are kept, an interrupted one is resumed.
-    With a search the trials of all rows come first, then the cells with the chosen settings. Trials
-    that another process runs are left to it and waited for.
+    With a search the trials of all rows come first, then the cells with the chosen settings. Runs of
+    another process are left to it and waited for.
 
     Args:
       only: rows, or "ROW/COLUMN"; see `select_cells`. The tables show all.
@@ -113,7 +113,7 @@ class TableRunner:
         self._pace = Pace()
         self._data = TableData(folder, say)
         self._settled: set[tuple[str, str]] = set()  # (row, column) whose search has chosen
-        self._held: set[tuple[str, int]] = set()  # (name, rounds) of trials that another process runs
+        self._held: set[tuple[str, int]] = set()  # (name, rounds) of runs of another process
         self._broken: set[str] = set()  # cells whose callbacks failed: they failed, though complete
         self._runs_over = 0
         self._written, self._writing = 0.0, 0.0  # when the tables were written last, and the seconds that it took
@@ -157,7 +157,10 @@ class TableRunner:
                 jobs = self._ready_cells()
             if not jobs:
                 break
-            self._run_first(jobs)
+            if free := [job for job in jobs if not self._is_held(job.cell)]:
+                self._run_first(free)
+            else:
+                self._wait_for_cell(jobs[0].cell)
 
     def _report_start(self) -> None:
         statuses = [self._searches.status(pair) for pair in self._pairs]
@@ -210,6 +213,15 @@ class TableRunner:
             self._fail_pair(pair, why or f"all {diverged} trials of the search diverged")
         self._write_if_due()
 
+    def _wait_for_cell(self, cell: Cell) -> None:
+        """Waits until another process has finished a cell, or until it is time to try it here."""
+        began = time.monotonic()
+        with Beat(f"waiting for {cell}", self._say):
+            while not self._read(cell, lambda cell: is_finished(self._folder, cell)) and time.monotonic() - began < AGAIN:
+                time.sleep(LOOK)
+        self._held.clear()
+        self._catch_up()
+
     def _wait_for_trial(self, pair: tuple[str, str], run: Cell) -> None:
         """Waits until another process has done a trial of a pair, or until it is time to try it here."""
         done, began = self._searches.status(pair).finished_runs, time.monotonic()
@@ -233,7 +245,7 @@ class TableRunner:
         with RunBeat(self._folder, jobs, number, self._pace, None if self._bar else self._say):
             outcomes = self._run_cells([job.cell for job in batch])
         for job, outcome in zip(batch, outcomes, strict=True):
-            if isinstance(outcome, BlockingIOError) and job.cell.trial is not None:
+            if isinstance(outcome, BlockingIOError):
                 self._held.add((job.cell.name, job.cell.config.rounds))
                 self._say(f"left for later: {job.cell}: {reporter.one_line(outcome)}")
             elif isinstance(outcome, Exception) and not isinstance(outcome, CallbackFailed) and self._is_scored(job.cell):

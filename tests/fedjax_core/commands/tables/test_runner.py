@@ -222,18 +222,19 @@ def test_the_last_of_two_processes_writes_the_whole_table(tmp_path, fake):
     assert "| Uniform & co. | 80.00 | 80.00 |" in (tmp_path / "table.md").read_text().replace("**", "")
 
 
-def test_a_cell_that_fails_here_and_is_run_by_another_process_is_finished(tmp_path, fake):
-    """The other one runs it after the failure, and ends first."""
-
+def test_a_cell_that_another_process_runs_is_waited_for(tmp_path, fake, monkeypatch):
     def act(name):
         if name == "fedavg--iid--seed0":
             raise BlockingIOError(11, "another process runs there (pid 7)")
+
+    def other(seconds):
         fake.act = lambda name: False
         run(tmp_path, seeds=[0], only=["fedavg/iid"])
 
     fake.act = act
+    monkeypatch.setattr(runner.time, "sleep", other)
     outcome, said = run(tmp_path, seeds=[0], only=["fedavg"])
-    assert "failed: FedAvg / IID / seed 0: another process runs there (pid 7)" in said
+    assert "left for later: FedAvg / IID / seed 0: another process runs there (pid 7)" in said
     assert not outcome.failures
     assert len(outcome.results) == 2
     assert said[-2] == "all 2 runs are finished"
@@ -243,16 +244,20 @@ def test_a_cell_that_fails_here_and_is_run_by_another_process_is_finished(tmp_pa
     assert not list((tmp_path / "runs").glob("*.error.txt"))
 
 
-def test_what_nobody_has_finished_is_a_failure_to_the_end(tmp_path, fake):
+def test_a_cell_of_a_process_that_died_is_tried_again(tmp_path, fake, monkeypatch):
+    monkeypatch.setattr(runner, "AGAIN", 0.0)
+    left = [BlockingIOError(11, "another process runs there (pid 7)")] * 3
+
     def act(name):
-        if name == "fedavg--iid--seed0":
-            raise BlockingIOError(11, "another process runs there (pid 7)")
+        if name == "fedavg--iid--seed0" and left:
+            raise left.pop()
 
     fake.act = act
     outcome, said = run(tmp_path, seeds=[0], only=["fedavg"])
-    assert list(outcome.failures.values()) == ["another process runs there (pid 7)"]
-    assert said[-2] == "1 of 2 runs failed"
-    assert len(fake.done) == 2, "it is tried once"
+    assert not left
+    assert not outcome.failures
+    assert len([text for text in said if text.startswith("left for later")]) == 3
+    assert said[-2] == "all 2 runs are finished"
 
 
 def test_a_callback_that_fails_is_a_failure_though_the_run_is_complete(tmp_path, fake, monkeypatch):
