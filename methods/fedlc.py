@@ -56,7 +56,7 @@ def scale_and_shift(counts: Array, variant: str, tau: float, alpha: float) -> tu
     if variant == "fedrs_released":
         return alpha + (1 - alpha) * counts / jnp.max(n_c), jnp.zeros_like(counts)
     shift = -(n_c**-0.25) if variant == "fedlc" else jnp.log(n_c / jnp.sum(n_c * is_present))
-    absent = 2 * losses.ABSENT_LOGIT if tau else 0.0
+    absent = 2 * losses.ABSENT_BELOW if tau else 0.0
     return jnp.ones_like(counts), jnp.where(is_present, tau * shift, absent)
 
 

@@ -33,7 +33,7 @@ from methods.fedavg import fedavg
 def not_true_distillation(logits: Array, teacher: Array, y: Array, mask: Array, tau: float) -> Array:
     """Returns tau^2 times the mean divergence of the wrong classes' probabilities."""
     is_true = jax.nn.one_hot(y, logits.shape[-1], dtype=bool)
-    others, others_of_teacher = (jnp.where(is_true, losses.ABSENT_LOGIT * tau, o) for o in (logits, teacher))
+    others, others_of_teacher = (jnp.where(is_true, losses.ABSENT_BELOW * tau, o) for o in (logits, teacher))
     return tau**2 * losses.distillation(others, others_of_teacher, mask, tau)
 
 

@@ -304,7 +304,7 @@ def list_test_scores(spec: SimulationSpec) -> list[str]:
 
 
 def _statistic_names(prefixes: Sequence[str], names: Sequence[str]) -> list[str]:
-    return [f"{prefix}/{name}/{s}" for prefix in prefixes for name in names for s in evaluation_step.STATISTICS]
+    return [f"{prefix}/{name}/{s}" for prefix in prefixes for name in names for s in evaluation_step.CLIENT_STATISTICS]
 
 
 def _server_score_names(spec: SimulationSpec, source: str, names: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ from fedjax_core.training import local_training, metrics
 from fedjax_core.training.few_shot import make_episode_batch
 
 SOURCES = ("test", "validation", "streamed")  # that the server's model is scored on
-STATISTICS = ("mean", "weighted", "lowest", "highest")
+CLIENT_STATISTICS = ("mean", "weighted", "lowest", "highest")
 Batches = tuple[Any, Callable[[Array], local_training.Batch]]  # how many there are, and each by its number
 Models = dict[str, Callable[[PyTree], dict[str, Array]]]  # by name: x -> outputs
 

@@ -2,7 +2,7 @@
 
 import math
 
-STATISTICS = {"mean": "", "weighted": ", weighted by examples", "lowest": ", lowest client", "highest": ", highest client"}
+STATISTIC_LABELS = {"mean": "", "weighted": ", weighted by examples", "lowest": ", lowest client", "highest": ", highest client"}
 ROWS = {  # by scope: what a model is tested on, and when
     "own": "own test rows",
     "all": "all test data",
@@ -114,9 +114,9 @@ def describe_score(name: str) -> str:
         return f"{model}, {ROWS['all'].replace('test', parts[0])}"
     if is_gap(name):
         return f"{model}, participation gap"
-    if parts[2] not in ROWS or parts[4] not in STATISTICS:
+    if parts[2] not in ROWS or parts[4] not in STATISTIC_LABELS:
         return name
-    return f"{model}, {ROWS[parts[2]].replace('test', parts[0])}{STATISTICS[parts[4]]}"
+    return f"{model}, {ROWS[parts[2]].replace('test', parts[0])}{STATISTIC_LABELS[parts[4]]}"
 
 
 def axis_label(name: str) -> str:

@@ -9,7 +9,7 @@ from fedjax_core.algorithm import Array, PyTree, targets_of
 from fedjax_core.option_types import Fraction, NonNegative
 
 TINY = 1e-24  # squared length below which a vector counts as zero
-ABSENT_LOGIT = -1e8  # logits below it are of absent classes: of other episodes, of options that a question lacks
+ABSENT_BELOW = -1e8  # logits below this are of absent classes: of other episodes, of options that a question lacks
 LabelLoss = Callable[[Array, Array, Array], Array]  # outputs, y, mask [B] -> mean over the examples in `mask`
 
 
@@ -95,10 +95,10 @@ def smoothed_cross_entropy(logits: Array, y: Array, mask: Array, epsilon: Fracti
     """Returns the cross-entropy with smoothed labels (Szegedy et al. 2016, Section 7).
 
     The label has 1 - epsilon, and epsilon is spread evenly over all classes whose logit is not
-    below `ABSENT_LOGIT`.
+    below `ABSENT_BELOW`.
     """
     hard = cross_entropy_per_example(logits, jnp.maximum(y, 0))
-    is_present = logits > ABSENT_LOGIT
+    is_present = logits > ABSENT_BELOW
     mean = jnp.sum(jnp.where(is_present, logits, 0), -1) / jnp.maximum(jnp.sum(is_present, -1), 1)
     uniform = jax.nn.logsumexp(logits, axis=-1) - mean
     return masked_mean((1 - epsilon) * hard + epsilon * uniform, target_mask(y, mask))

@@ -42,14 +42,14 @@ def _worse_than(larger: bool, row: str) -> Callable[[np.ndarray], np.ndarray]:
     return lambda values: values.mean(-1)
 
 
-STATISTICS = {"worst_tenth": _worst_tenth, "decile": _decile, "worse_than": _worse_than}
+CLIENT_MEASURES = {"worst_tenth": _worst_tenth, "decile": _decile, "worse_than": _worse_than}
 
 
 def check_clients_option(measure: Any) -> None:
     """Validates `clients` of a measure beside its other fields."""
     what = f"clients of measure {measure.label!r}"
     name, options = registry.parse_spec(measure.clients, what)
-    function = STATISTICS[registry.check_choice(what, name, STATISTICS)]
+    function = CLIENT_MEASURES[registry.check_choice(what, name, CLIENT_MEASURES)]
     registry.check_call(f"{what} {name!r}", function, ("larger",), options)
     function(True, **options)
     registry.check_choice(f"statistic of measure {measure.label!r} with clients", measure.statistic, FILES)
@@ -74,7 +74,7 @@ def make_statistic(measure: Any, score: str) -> bootstrap.Statistic | None:
     larger_is_better = score_labels.better_direction(score) != "smaller"
     if measure.clients is not None:
         name, options = registry.parse_spec(measure.clients)
-        function = STATISTICS[name](larger_is_better, **options)
+        function = CLIENT_MEASURES[name](larger_is_better, **options)
         return lambda values, weights: function(values)
     if measure.statistic not in FILES or score.count("/") != 4:
         return None

@@ -14,7 +14,7 @@ from fedjax_core.reporting import reporter, score_labels
 from fedjax_core.training import metrics
 
 # a measure's statistic: its name in `reporter.summarize_records`
-STATISTICS = {"last": "last", "first": "first", "best": "best", "mean_of_last": "mean_last_k", "selected": "selected"}
+SUMMARY_KEYS = {"last": "last", "first": "first", "best": "best", "mean_of_last": "mean_last_k", "selected": "selected"}
 BETTER = ("larger", "smaller", "neither")
 ROUNDS_TO = "rounds_to"  # a statistic with a target, which counts rounds
 SECONDS_TO = "seconds_to"  # likewise simulated seconds
@@ -29,7 +29,7 @@ def check_measure(measure: Any) -> None:
         _check_target(measure, f"statistic of {what}")
     else:
         registry.check_choice(
-            f"statistic of {what}", measure.statistic, (*STATISTICS, f"{ROUNDS_TO}(target=0.9)", f"{SECONDS_TO}(target=0.9)")
+            f"statistic of {what}", measure.statistic, (*SUMMARY_KEYS, f"{ROUNDS_TO}(target=0.9)", f"{SECONDS_TO}(target=0.9)")
         )
     scores = measure.scores
     if isinstance(scores, str) or not scores:
@@ -53,7 +53,7 @@ def check_measure(measure: Any) -> None:
 
 def _check_target(measure: Any, what: str) -> None:
     name, options = registry.parse_spec(measure.statistic, what)
-    registry.check_choice(what, name, (*STATISTICS, ROUNDS_TO, SECONDS_TO))
+    registry.check_choice(what, name, (*SUMMARY_KEYS, ROUNDS_TO, SECONDS_TO))
     registry.check_call(f"{what}: {name}", _rounds_to, (), options)
     if any(score.startswith(ANALYSIS) or score_labels.better_direction(score) == "neither" for score in measure.scores):
         raise ValueError(f"{what}: {name} is of accuracies or losses, found {measure.scores!r}")
@@ -187,7 +187,7 @@ def _check_form(what: str, score: str, with_statistic: bool, known: Collection[s
     if known is not None:
         registry.check_choice(f"score in {score!r} of {what}", parts[2 if scope == "global" else 3], known)
     if len(parts) == 5:
-        registry.check_choice(f"statistic in {score!r} of {what}", parts[4], evaluation_step.STATISTICS)
+        registry.check_choice(f"statistic in {score!r} of {what}", parts[4], evaluation_step.CLIENT_STATISTICS)
 
 
 def _parse_scope(score: str, with_statistic: bool) -> str | None:

@@ -225,7 +225,7 @@ def read_result(table: Definition, folder: Path, cell: Cell, data: FederatedData
             continue
         score = next((name for name in measure.scores if name in metrics), None)
         target = measures.rounds_target(measure)
-        statistic = "last" if target is not None else measures.STATISTICS[measure.statistic]
+        statistic = "last" if target is not None else measures.SUMMARY_KEYS[measure.statistic]
         if score is None and all(map(is_of_unseen, measure.scores)) and not has_unseen:
             continue
         if score is None or statistic not in metrics[score]:

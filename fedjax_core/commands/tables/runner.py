@@ -36,9 +36,9 @@ from fedjax_core.run import CallbackFailed
 from fedjax_core.storage.workdir import FIGURES, METRICS
 
 T = TypeVar("T")
-WRITING = 0.05  # the most of the time that writing tables between runs takes
-LOOK = 5.0  # seconds between two looks at a run of another process
-AGAIN = 120.0  # seconds after which such a run is tried again: that process may have died
+MAX_WRITE_SHARE = 0.05  # the most of the time that writing tables between runs takes
+POLL_SECONDS = 5.0  # seconds between two looks at a run of another process
+RETRY_SECONDS = 120.0  # seconds after which such a run is tried again: that process may have died
 
 
 class Outcome(NamedTuple):
@@ -116,7 +116,7 @@ class TableRunner:
         self._held: set[tuple[str, int]] = set()  # (name, rounds) of runs of another process
         self._broken: set[str] = set()  # cells whose callbacks failed: they failed, though complete
         self._runs_over = 0
-        self._written, self._writing = 0.0, 0.0  # when the tables were written last, and the seconds that it took
+        self._written_at, self._write_seconds = 0.0, 0.0  # when the tables were written last, and the seconds that it took
         self._files: list[Path] = []
         self._comparisons: ComparisonCache = {}
         self.every, self.results, self.failures = every, {}, {}
@@ -217,8 +217,8 @@ class TableRunner:
         """Waits until another process has finished a cell, or until it is time to try it here."""
         began = time.monotonic()
         with Beat(f"waiting for {cell}", self._say):
-            while not self._read(cell, lambda cell: is_finished(self._folder, cell)) and time.monotonic() - began < AGAIN:
-                time.sleep(LOOK)
+            while not self._read(cell, lambda cell: is_finished(self._folder, cell)) and time.monotonic() - began < RETRY_SECONDS:
+                time.sleep(POLL_SECONDS)
         self._held.clear()
         self._catch_up()
 
@@ -229,9 +229,9 @@ class TableRunner:
             while (
                 pair not in self._searches.failures
                 and self._searches.status(pair).finished_runs == done
-                and time.monotonic() - began < AGAIN
+                and time.monotonic() - began < RETRY_SECONDS
             ):
-                time.sleep(LOOK)
+                time.sleep(POLL_SECONDS)
                 self._searches.refresh(pair)
         self._held.clear()
 
@@ -455,12 +455,12 @@ class TableRunner:
         began = time.monotonic()
         with Beat("writing the tables", self._say):
             self._files = write_tables(self.contents, self._folder, self._comparisons)
-        self._written = time.monotonic()
-        self._writing = self._written - began
+        self._written_at = time.monotonic()
+        self._write_seconds = self._written_at - began
 
     def _write_if_due(self) -> None:
-        """Writes the tables, if that takes at most `WRITING` of the time since they were written last."""
-        if time.monotonic() - self._written >= self._writing / WRITING:
+        """Writes the tables, if that takes at most `MAX_WRITE_SHARE` of the time since they were written last."""
+        if time.monotonic() - self._written_at >= self._write_seconds / MAX_WRITE_SHARE:
             self._write()
 
     def _draw_run(self, cell: Cell) -> None:

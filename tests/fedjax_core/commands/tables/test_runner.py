@@ -245,7 +245,7 @@ def test_a_cell_that_another_process_runs_is_waited_for(tmp_path, fake, monkeypa
 
 
 def test_a_cell_of_a_process_that_died_is_tried_again(tmp_path, fake, monkeypatch):
-    monkeypatch.setattr(runner, "AGAIN", 0.0)
+    monkeypatch.setattr(runner, "RETRY_SECONDS", 0.0)
     left = [BlockingIOError(11, "another process runs there (pid 7)")] * 3
 
     def act(name):

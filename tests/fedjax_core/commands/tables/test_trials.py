@@ -143,7 +143,7 @@ def test_a_trial_that_another_process_runs_is_waited_for(tmp_path, fake_search, 
 
 
 def test_a_trial_of_a_process_that_died_is_tried_again(tmp_path, fake_search, pauses, monkeypatch):
-    monkeypatch.setattr(runner, "AGAIN", 0.0)
+    monkeypatch.setattr(runner, "RETRY_SECONDS", 0.0)
     left = [LOCKED] * 7
 
     def act(name, config):
