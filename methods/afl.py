@@ -114,8 +114,9 @@ def afl(
         typical = jnp.sum(jnp.where(active, risks, 0)) / jnp.maximum(jnp.sum(active), 1)
         raised = server.weights.at[cohort.ids].add(ascent_lr * jnp.where(active, risks - typical, 0), mode="drop")
         weights = optax.projections.projection_simplex(raised)
-        rounds = server.rounds + 1
-        average = jax.tree.map(lambda a, new: a + (new - a) / rounds, server.average, net)
+        rounds = server.rounds + jnp.any(active)  # one without clients does not count
+        move = lambda a, new: jnp.where(jnp.any(active), a + (new - a) / jnp.maximum(rounds, 1), a)
+        average = jax.tree.map(move, server.average, net)
         return Server(net, average, weights, rounds), {"largest_weight": (jnp.max(weights), jnp.float32(1))}
 
     def broadcast(server, client_id):

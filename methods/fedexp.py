@@ -94,7 +94,9 @@ def fedexp(
         eta_g = jnp.maximum(1, squares / (2 * jnp.maximum(length, aggregators.TINY)))
         params = jax.tree.map(lambda w, d: w + eta_g.astype(w.dtype) * d, server.net.params, delta.params)
         net = Net(params, optax.tree.add(server.net.stats, delta.stats))
-        return Server(net, server.net), {"eta_g": (eta_g, jnp.ones_like(eta_g))}
+        is_any = jnp.any(cohort.examples > 0)  # a round without clients leaves the last two models
+        previous = jax.tree.map(lambda new, old: jnp.where(is_any, new, old), server.net, server.previous)
+        return Server(net, previous), {"eta_g": (eta_g, jnp.ones_like(eta_g))}
 
     def scored(sent):
         return sent.net if score == "last" else jax.tree.map(lambda new, old: (new + old) / 2, sent.net, sent.previous)

@@ -110,6 +110,16 @@ class AFLTest(chex.TestCase):
         self.assertLess(of_all[0], of_all[1])
         self.assertLess(of_all[1], of_all[2])
 
+    def test_a_round_without_clients_changes_nothing(self):
+        sim, _, state = toy.reference("afl")
+        algorithm = sim.spec.algorithm(0, sim.spec.host_arrays, 2)
+        uplink = toy.update_client(algorithm, algorithm.broadcast(state.server, 0), (), 0).uplink
+        collected = jax.tree.map(np.zeros_like, uplink)
+        collected = (*collected[:2], np.zeros(2))  # the losses are stacked
+        server = jax.tree.map(jax.numpy.asarray, state.server)
+        after, _ = algorithm.server_update(server, collected, Cohort(np.arange(2), np.zeros(2, int)), None)
+        chex.assert_trees_all_close(after, state.server, atol=1e-7)
+
     def test_what_travels(self):
         """The average is at the server; only for scores it is read beside the model."""
         shapes = toy.reference("afl")[0].spec.shapes

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from absl.testing import parameterized
 
+from fedjax_core.algorithm import Cohort
 from fedjax_core.training import local_training
 from methods.fedexp import Server, fedexp
 from tests import naive, quadratics, toy
@@ -81,6 +82,14 @@ class FedExPTest(chex.TestCase):
             algorithm = fedexp(toy.task(), optimizer=local_training.sgd(0.1), score=score)
             logits = algorithm.predict["global"](Server(after, before), (), x)["logits"]
             np.testing.assert_allclose(logits, MODEL.apply(net, x)[0]["logits"], atol=1e-6)
+
+    def test_a_round_without_clients_changes_nothing(self):
+        sim, _, state = toy.reference("fedexp")
+        algorithm = sim.spec.algorithm(0, sim.spec.host_arrays, 2)
+        uplink = toy.update_client(algorithm, algorithm.broadcast(state.server, 0), (), 0).uplink
+        collected = jax.tree.map(np.zeros_like, uplink)
+        after, _ = algorithm.server_update(state.server, collected, Cohort(np.arange(2), np.zeros(2, int)), None)
+        chex.assert_trees_all_close(after, state.server, atol=1e-7)
 
     def test_what_travels(self):
         shapes = toy.reference("fedexp")[0].spec.shapes
