@@ -165,7 +165,7 @@ class Task:
         `finalize` (`training/scores.py`).
       loss: (logits [B, K], y [B], mask [B]) -> mean over the examples in `mask`, used in every
         method's loss; None: the default of the targets, cross-entropy for classes
-        (`local_training.label_loss`). The metric "loss" is always the default.
+        (`local_training.label_loss`). "train/loss" is this loss; scores named loss stay the default.
     """
 
     network: Callable[[PyTree], Model]

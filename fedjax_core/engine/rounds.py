@@ -131,6 +131,7 @@ def draw_cohorts(
         if ids.ndim != 1 or len(ids) > spec.sampler.slots or not jnp.issubdtype(ids.dtype, jnp.integer):
             what = f"it returned {ids.dtype}{list(ids.shape)}"
             raise TypeError(f"cohort.sampling: draw must return int32 ids of at most {spec.sampler.slots} clients, {what}")
+        ids = jnp.where(ids > population, -1, ids)  # refused, as negative ones are
     else:
         ids = asynchronous.read_ids(arrays, round_num)
     is_limited = isinstance(arrays.participation, Participation)
@@ -139,6 +140,7 @@ def draw_cohorts(
         slots = spec.group_slots(g)
         if len(spec.groups) > 1:
             is_member = arrays.slots[g][ids] < len(group.clients)
+            is_member = jnp.where(ids < 0, g == 0, is_member)
             chosen = client_sampling.select_members(ids, is_member, population, slots)
         else:
             chosen = jnp.pad(ids, (0, slots - len(ids)), constant_values=population)

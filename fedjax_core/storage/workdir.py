@@ -96,6 +96,10 @@ def _delete(path: Path) -> None:
         path.unlink()
 
 
+class Held(BlockingIOError):
+    """Another process has the lock."""
+
+
 class Lock:
     """A file lock that the operating system releases when its process ends, however it ends."""
 
@@ -105,7 +109,7 @@ class Lock:
         """Acquires the lock, and writes this process's id into the file.
 
         Raises:
-          BlockingIOError: another process has it.
+          Held: another process has it.
           OSError: this process has it, or the file cannot be opened.
         """
         self._file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 (open until close)
@@ -144,7 +148,7 @@ class Lock:
             if any(os.path.samestat(lock._file_status, self._file_status) for lock in Lock._held):  # waiting would never end
                 raise OSError(errno.EDEADLK, "this process already runs there; close that run first") from None
             reason = f"another process runs there (pid {holder or 'unknown'}); wait for it, or take another directory"
-            raise BlockingIOError(errno.EWOULDBLOCK, reason) from None
+            raise Held(errno.EWOULDBLOCK, reason) from None
 
     def close(self) -> None:
         """Releases the lock; a second call does nothing."""

@@ -34,7 +34,7 @@ def with_local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task]
 
     Client states become (the method's own, statistics). A predictor "global" becomes "personal":
     the server's parameters with the client's statistics. Raises ValueError (when built into a
-    round) if the uplink has several networks, or the server's state several in one Net.
+    round) if the uplink has several networks, or what is sent has several in one Net.
     """
 
     def build_local(task: Task) -> Algorithm:
@@ -44,8 +44,9 @@ def with_local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task]
             server = inner.server_init(key)
             shapes = lambda stats: [leaf.shape for leaf in jax.tree.leaves(stats)]
             own = shapes(jax.eval_shape(task.model.init, key).stats)
-            if any(len(held) == len(own) and held != own for held in map(shapes, _stats(server))):
-                raise ValueError("statistics='local' needs networks that are held one by one, this method's server stacks several")
+            sent = jax.eval_shape(inner.broadcast, server, 0)
+            if any(len(held) == len(own) and held != own for held in map(shapes, _stats(sent))):
+                raise ValueError("statistics='local' needs networks that are sent one by one, this method sends several in one Net")
             return _with_stats(server, ())
 
         def client_init(key, server, client_id):

@@ -197,7 +197,7 @@ def fit(
     batch) steps with a traced bound, so a small client costs only its own steps. Where the data
     have a `draw` (`few_shot.py`), there are as many steps, and each step's minibatch is drawn with
     a key of its own. A client with settings of its own (`ClientData.settings`) takes its own number
-    of steps on minibatches of its own size, as masks in B slots. Where the data
+    of steps on minibatches of its own size, in B slots of which the others are masked. Where the data
     have a `privacy` (`private_gradient.py`), each step's gradient is clipped by examples and has noise.
 
     Args:

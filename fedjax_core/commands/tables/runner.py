@@ -33,7 +33,7 @@ from fedjax_core.engine.heap import trim_heap
 from fedjax_core.engine.simulator import Diverged
 from fedjax_core.reporting import reporter, score_labels
 from fedjax_core.run import CallbackFailed
-from fedjax_core.storage.workdir import FIGURES, METRICS
+from fedjax_core.storage.workdir import FIGURES, METRICS, Held
 
 T = TypeVar("T")
 MAX_WRITE_SHARE = 0.05  # the most of the time that writing tables between runs takes
@@ -160,7 +160,7 @@ class TableRunner:
             if free := [job for job in jobs if not self._is_held(job.cell)]:
                 self._run_first(free)
             else:
-                self._wait_for_cell(jobs[0].cell)
+                self._wait_for_cells([job.cell for job in jobs])
 
     def _report_start(self) -> None:
         statuses = [self._searches.status(pair) for pair in self._pairs]
@@ -213,14 +213,20 @@ class TableRunner:
             self._fail_pair(pair, why or f"all {diverged} trials of the search diverged")
         self._write_if_due()
 
-    def _wait_for_cell(self, cell: Cell) -> None:
-        """Waits until another process has finished a cell, or until it is time to try it here."""
+    def _wait_for_cells(self, cells: Sequence[Cell]) -> None:
+        """Waits until other processes have finished one of the cells, or until it is time to try them here."""
         began = time.monotonic()
-        with Beat(f"waiting for {cell}", self._say):
-            while not self._read(cell, lambda cell: is_finished(self._folder, cell)) and time.monotonic() - began < RETRY_SECONDS:
+        with Beat(f"waiting for {cells[0]}", self._say):
+            while not any(map(self._has_ended, cells)) and time.monotonic() - began < RETRY_SECONDS:
                 time.sleep(POLL_SECONDS)
         self._held.clear()
         self._catch_up()
+
+    def _has_ended(self, cell: Cell) -> bool:
+        """Returns whether a cell is finished; False where that cannot be read, as long as another process writes there."""
+        with contextlib.suppress(ValueError, TypeError, OSError):
+            return is_finished(self._folder, cell)
+        return False
 
     def _wait_for_trial(self, pair: tuple[str, str], run: Cell) -> None:
         """Waits until another process has done a trial of a pair, or until it is time to try it here."""
@@ -245,7 +251,7 @@ class TableRunner:
         with RunBeat(self._folder, jobs, number, self._pace, None if self._bar else self._say):
             outcomes = self._run_cells([job.cell for job in batch])
         for job, outcome in zip(batch, outcomes, strict=True):
-            if isinstance(outcome, BlockingIOError):
+            if isinstance(outcome, Held):
                 self._held.add((job.cell.name, job.cell.config.rounds))
                 self._say(f"left for later: {job.cell}: {reporter.one_line(outcome)}")
             elif isinstance(outcome, Exception) and not isinstance(outcome, CallbackFailed) and self._is_scored(job.cell):

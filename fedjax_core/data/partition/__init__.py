@@ -107,7 +107,7 @@ def divide(
     given = {"clients": clients, "seed": seed, **{key: values for key, values in columns.items() if values is not None}}
     for column in COLUMNS:
         if column in takes and takes[column].default is inspect.Parameter.empty and column not in given:
-            raise ValueError(f"partition {scheme.name!r} needs {_DESCRIBE[column]}, and the data name none.")
+            raise ValueError(f"partition {scheme.name!r} needs {_DESCRIBE[column]}, and the data have none.")
     result = scheme(**given)
     if scheme.origin != registry.BUILT_IN:
         assert clients is not None

@@ -23,6 +23,7 @@ from fedjax_core.option_types import Limit
 
 DATA_VARIABLE = "FEDJAX_DATA"
 SPLIT_SEED = 0
+MANY_STRATA = 10_000
 TestFraction = Annotated[float, Limit("between 0 and 1", lambda v: 0 < v < 1)]
 _ARRAY_ERRORS = (  # what numpy and zipfile raise for data that are no array
     *(OSError, EOFError, ValueError, SyntaxError, RuntimeError, OverflowError, MemoryError, KeyError),
@@ -208,6 +209,11 @@ def stratified_mask(strata: np.ndarray, tests: int) -> np.ndarray:
 def _draw_mask(strata: np.ndarray, counts: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     """Returns the mask [n] of `numbers` [S] examples of strata 0 to S - 1, which have `counts` [S]."""
     rng = make_generator(SPLIT_SEED, "split")
+    if len(counts) > MANY_STRATA:  # sorted at random within each, not one by one
+        order = np.lexsort((rng.random(len(strata)), strata))
+        rank = np.empty(len(strata), np.int64)
+        rank[order] = np.arange(len(strata)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return rank < numbers[strata]
     members = np.split(np.argsort(strata, kind="stable"), np.cumsum(counts)[:-1])
     drawn = [rng.permutation(rows)[:number] for rows, number in zip(members, numbers, strict=True)]
     is_test = np.zeros(len(strata), bool)
@@ -223,9 +229,9 @@ def choose_stratified(strata: np.ndarray, number: int | None) -> np.ndarray | No
 def stratified_fraction_mask(columns: Sequence[np.ndarray], fraction: float) -> np.ndarray:
     """Returns the mask [n] of a fraction of the examples, stratified by all columns together.
 
-    First each value of the first column has its part of the tests, then within it each stratum.
-    Of equal remainders there, the values of the other columns are rounded up in turn, in a random
-    order: with strata of two examples, all classes and all clients are tested.
+    First each value of the first column has its part of the tests, then within it each stratum,
+    rounded such that the values of the other columns (clients) have their parts, too: what rounding
+    down has cost a client in one class counts in the next. Equal ones are rounded up in a random order.
     """
     if isinstance(fraction, bool) or not isinstance(fraction, int | float | np.number) or not 0 < fraction < 1:
         raise ValueError(f"test_fraction={fraction!r}: must lie between 0 and 1, such as 0.2.")
@@ -235,12 +241,18 @@ def stratified_fraction_mask(columns: Sequence[np.ndarray], fraction: float) -> 
     columns = [*columns, np.zeros(rows, np.int32)]  # one at least beside the first
     cells, strata, counts = np.unique(np.stack(columns, 1), axis=0, return_inverse=True, return_counts=True)
     others, which = np.unique(cells[:, 1:], axis=0, return_inverse=True)
-    turn = make_generator(SPLIT_SEED, "strata").permutation(len(others))[which.reshape(-1)]
+    which = which.reshape(-1)
+    turn = make_generator(SPLIT_SEED, "strata").permutation(len(others))
     starts = np.flatnonzero(np.diff(cells[:, 0], prepend=cells[0, 0] - 1))  # cells are sorted by the first column
-    numbers, begin = np.zeros(len(cells), np.int64), 0
+    numbers, owed = np.zeros(len(cells), np.int64), np.zeros(len(others))
     parts = np.split(np.arange(len(cells)), starts[1:])
     for part, number in zip(parts, apportion(tests, np.add.reduceat(counts, starts)).tolist(), strict=True):
-        order = np.roll(part[np.argsort(turn[part])], -begin)
-        numbers[order] = apportion(number, counts[order])
-        begin += number
+        quota = number * counts[part] / counts[part].sum()
+        floor = np.floor(quota).astype(np.int64)
+        owner = which[part]
+        owed[owner] += quota - floor
+        first = np.lexsort((turn[owner], -owed[owner].round(9)))[: number - floor.sum()]
+        floor[first] += 1
+        owed[owner[first]] -= 1
+        numbers[part] = floor
     return _draw_mask(strata.reshape(-1), counts, numbers)

@@ -77,6 +77,7 @@ def _build_dataset(
         labels = examples["y"]
         if test_fraction is not None:
             strata = [examples[key] for key in ("y", "domains", "clients") if key in examples]
+            strata = [column for column in strata if column.dtype.kind in "bui"]  # others are refused below
             is_test = stratified_fraction_mask(strata, test_fraction)
         elif "is_test" in columns:
             is_test = columns["is_test"]

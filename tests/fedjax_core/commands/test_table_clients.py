@@ -134,7 +134,7 @@ def test_intervals_are_drawn_where_results_are_new_alone(tmp_path, fake, monkeyp
     """If the table is written after each run: of two columns and two measures those of one column are drawn again."""
     drawn, resampled = [], bootstrap.resample_means
     monkeypatch.setattr(bootstrap, "resample_means", lambda *given, **options: drawn.append(1) or resampled(*given, **options))
-    monkeypatch.setattr(runner, "WRITING", math.inf)
+    monkeypatch.setattr(runner, "MAX_WRITE_SHARE", math.inf)
     columns = Column("IID", {}), Column("Skewed", {"data.partition": "dirichlet(alpha=1.0)"})
     made = table(measures=(MEAN, DECILE), columns=columns, against="Local")
     run(tmp_path, made, seeds=[0])

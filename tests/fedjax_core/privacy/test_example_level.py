@@ -91,7 +91,7 @@ def test_all_steps_that_a_client_takes_are_accounted_for():
         Examples(x, jax.numpy.zeros(64, int)), jax.numpy.arange(64), jax.numpy.int32(64), privacy=ExamplePrivacy(1.0, 1.0)
     )
     net = toy.model(statistics=False).init(jax.random.key(0))
-    noisy_steps = [int(fit(net, data._replace(size=jax.numpy.int32(n)), jax.random.key(1)).optimizer.steps) for n in SIZES]
+    noisy_steps = [int(fit(net, data._replace(size=jax.numpy.int32(n)), jax.random.key(1)).optimizer_state.steps) for n in SIZES]
     own = ledger()._replace(count_participations=lambda done: np.full(4, done))
     assert own.local_steps(1).tolist() == noisy_steps
     step = dp_accounting.PoissonSampledDpEvent(BATCH / 64, dp_accounting.GaussianDpEvent(1.2))

@@ -118,7 +118,8 @@ def test_a_file_made_anew_under_its_name_is_other_data(tmp_path):
 
 def test_code_that_has_changed_is_another_run(tmp_path):
     mine, config = tmp_path / "own_loss.py", small()
-    text = "import jax.numpy as jnp\n\ndef loss(logits, y, mask):\n    return {} * jnp.mean(mask * logits[:, 0] ** 2)\n"
+    mean = "jnp.sum(mask * logits[:, 0] ** 2) / jnp.maximum(jnp.sum(mask), 1)"
+    text = f"import jax.numpy as jnp\n\ndef loss(logits, y, mask):\n    return {{}} * {mean}\n"
     mine.write_text(text.format(1))
     config.loss = f"{mine}:loss"
     ran(tmp_path / "run", config, data=divided())

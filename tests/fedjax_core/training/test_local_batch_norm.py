@@ -155,11 +155,20 @@ class LocalStatisticsTest(chex.TestCase):
     @parameterized.parameters("ifca", "fedfomo")
     def test_stacked_networks_are_refused(self, name):
         algorithm, key = with_local_statistics(functools.partial(toy.METHODS[name], optimizer=SGD))(toy.task()), jax.random.key(0)
-        with self.assertRaisesRegex(ValueError, "statistics='local' needs networks that are held one by one"):
+        with self.assertRaisesRegex(ValueError, "statistics='local' needs networks that are sent one by one"):
             server = jax.eval_shape(algorithm.server_init, key)
             client = jax.eval_shape(lambda server: algorithm.client_init(key, server, 0), server)
             sent = jax.eval_shape(lambda server: algorithm.broadcast(server, 0), server)
             jax.eval_shape(algorithm.client_update, sent, client, toy.client_data(0), key)
+
+    @parameterized.parameters("cfl", "dfedavg", "hierfavg")
+    def test_networks_stacked_at_the_server_alone_work(self, name):
+        algorithm, key = with_local_statistics(functools.partial(toy.METHODS[name], optimizer=SGD))(toy.task()), jax.random.key(0)
+        server = jax.eval_shape(algorithm.server_init, key)
+        client = jax.eval_shape(lambda server: algorithm.client_init(key, server, 0), server)
+        sent = jax.eval_shape(lambda server: algorithm.broadcast(server, 0), server)
+        out = jax.eval_shape(algorithm.client_update, sent, client, toy.client_data(0), key)
+        chex.assert_trees_all_equal_shapes(out.state, client)
 
     def test_two_networks_in_the_uplink_are_refused(self):
         def method(task):

@@ -208,7 +208,7 @@ class FitTest(chex.TestCase):
     def test_the_optimizer_state_starts_anew_and_is_returned(self):
         rows, key = range(10), jax.random.key(4)
         end = fitted(rows, key, epochs=1, batch=10, momentum=0.9)
-        (trace, _) = end.optimizer
+        (trace, _) = end.optimizer_state
         hand = by_hand(rows, key, epochs=1, batch=10, lr=0.1)
         chex.assert_trees_all_close(trace.trace, hand.gradients[0], atol=1e-6)
 
@@ -257,7 +257,7 @@ class TrainableTest(chex.TestCase):
         chex.assert_trees_all_close(end.net.params, hand.params, atol=2e-6)
         other = {"head": "body", "body": "head"}[name]
         chex.assert_trees_all_equal(end.net.params[other], MODEL.init(jax.random.key(1)).params[other])
-        self.assertLen(jax.tree.leaves(end.optimizer), 2)  # the velocity of two leaves, not of four
+        self.assertLen(jax.tree.leaves(end.optimizer_state), 2)  # the velocity of two leaves, not of four
 
     def test_no_gradient_is_taken_for_the_others(self):
         @jax.custom_vjp

@@ -87,7 +87,7 @@ def test_make_explains_names_options_and_missing_columns():
         partition.make("dirichlet", COLUMNS, 3, 0, alhpa=1.0)
     with pytest.raises(TypeError, match="partition 'dirichlet' needs the option 'alpha'"):
         partition.make("dirichlet", COLUMNS, 3, 0)
-    with pytest.raises(ValueError, match=r"partition 'natural' needs the client of each example .*, and the data name none"):
+    with pytest.raises(ValueError, match=r"partition 'natural' needs the client of each example .*, and the data have none"):
         partition.make("natural", {"labels": BALANCED}, 3, 0)
 
 

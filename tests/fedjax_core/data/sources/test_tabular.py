@@ -306,6 +306,14 @@ def test_a_fraction_is_of_every_client(targets):
     y = rng.integers(3, size=120) if targets == "classes" else rng.normal(size=120)
     table = {"x": rng.normal(size=120), "y": y, "who": clients}
     mine = sources.from_table(table, x="x", y="y", clients="who", targets=targets, test_fraction=0.2)
-    assert np.abs(np.bincount(mine.test_clients) - 0.2 * np.bincount(clients)).max() <= 2
+    assert np.abs(np.bincount(mine.test_clients, minlength=6) - 0.2 * np.bincount(clients)).max() <= 1
     if targets == "classes":
         assert np.abs(np.bincount(mine.test.y) - 0.2 * np.bincount(y)).max() <= 1
+
+
+def test_a_client_with_one_example_of_each_class_is_tested():
+    """Within each class another client has the larger remainder."""
+    y, who = np.tile(np.arange(10), 5), np.repeat([0, 1], [10, 40])
+    mine = sources.from_table({"x": np.arange(50), "y": y, "who": who}, x="x", y="y", clients="who", test_fraction=0.2)
+    assert np.bincount(mine.test_clients).tolist() == [2, 8]
+    assert np.bincount(mine.test.y).tolist() == [1] * 10
