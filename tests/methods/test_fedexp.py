@@ -12,7 +12,7 @@ from fedjax_core.training import local_training
 from methods.fedexp import Server, fedexp
 from tests import naive, quadratics, toy
 from tests.methods.test_fedavg import MODEL
-from tests.methods.test_fedopt import deltas
+from tests.methods.test_fedopt import SOMEBODY, deltas
 
 
 def square(tree):
@@ -43,7 +43,7 @@ def step(given, eps=0.0, squares=None):
     net = MODEL.init(jax.random.key(0))
     mean = naive.mean(given, [1] * len(given))
     squares = np.float32(np.mean([square(delta.params) for delta in given]) if squares is None else squares)
-    server, metrics = algorithm.server_update(Server(net, net), (mean, squares), None, None)
+    server, metrics = algorithm.server_update(Server(net, net), (mean, squares), SOMEBODY, None)
     return float(metrics["eta_g"][0]), server
 
 
