@@ -125,10 +125,10 @@ def read_fields() -> list[Field]:
 def describe_fields(part: str = "") -> str:
     """Returns a text on all fields, on those of a group such as "data", or on one."""
     more = "method.* are a method's own: fedjax-core list methods NAME"
-    fields = read_fields()
     part = part.removeprefix("config.")
     if part.partition(".")[0] == "method":
         return more
+    fields = read_fields()
     chosen = [field for field in fields if not part or field.name == part or field.name.startswith(f"{part}.")]
     if not chosen:
         groups = dict.fromkeys(field.name.partition(".")[0] for field in fields if "." in field.name)

@@ -24,7 +24,7 @@ Drawn = list[tuple[Cohort, Array]]  # per group: the cohort in the plan's order,
 
 
 class Added(NamedTuple):
-    """What the client loop sums over a group's clients.
+    """Sums over a group's clients, from the client loop.
 
     Attributes:
       contributions: to the parts of the uplink that are sums.
@@ -36,7 +36,7 @@ class Added(NamedTuple):
 
 
 class Stacked(NamedTuple):
-    """What the client loop returns of each client; leaves [C, ...] after it.
+    """Outputs of one client in the client loop, and of all with leaves [C, ...] after it.
 
     Attributes:
       contributions: to the other parts of the uplink.

@@ -173,6 +173,15 @@ class PFedGateTest(chex.TestCase):
         by_block = np.add.reduceat(np.abs(moved), np.cumsum([0, *SIZES[:-1]]))
         self.assertGreater(np.mean(by_block[kept == 1] > 0), 0.5)
 
+    def test_dropped_blocks_have_no_gradient(self):
+        params, t = MODEL.init(jax.random.key(0)).params, jnp.asarray(np.random.default_rng(0).random(L), jnp.float32)
+        kept = np.asarray(select_blocks(jnp.maximum(t, LEAST), cut(), SHARE, LEAST))
+        self.assertTrue(0 < kept.sum() < L)
+        to_theta, to_gate = jax.grad(lambda p, t: sum(jnp.sum(x**2) for x in jax.tree.leaves(multiplied(p, t))), (0, 1))(params, t)
+        flat = np.concatenate([np.asarray(to_theta[layer][name]).ravel() for (layer, name), *_ in TENSORS])
+        np.testing.assert_array_equal(flat[np.repeat(kept, SIZES) == 0], 0)
+        np.testing.assert_array_equal(to_gate[kept == 0], 0)
+
     def test_gates_are_never_averaged(self):
         _, _, state = toy.reference("pfedgate")
         came = naive.cohort(0, 1, toy.CLIENTS, 5)
