@@ -30,6 +30,7 @@ from fedjax_core.language import clip_task
 from fedjax_core.reporting import console, reporter
 from fedjax_core.storage import export_model as files
 from fedjax_core.storage import export_predictor, pretrained_weights
+from fedjax_core.task import count_parameters
 
 WINDOWED = ("heterofl", "fedrolex")  # methods whose clients hold parts of the widest network
 
@@ -144,11 +145,8 @@ def export(
 
 def _find_widest_client(simulation: Simulator) -> int:
     """Returns a client with the network of most parameters, whose view of the server's model is the whole."""
-    sizes = [
-        sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(group.task.model.init, jax.random.key(0)).params))
-        for group in simulation.spec.groups
-    ]
-    return int(simulation.spec.groups[int(np.argmax(sizes))].clients[0])
+    size = lambda group: count_parameters(jax.eval_shape(group.task.model.init, jax.random.key(0)).params)
+    return int(max(simulation.spec.groups, key=size).clients[0])
 
 
 def _choose_model(method: str, view: ClientView, client: int | None, model: str | None) -> str:
