@@ -157,8 +157,12 @@ class Lock:
 
 
 def lock_directory(path: Path) -> Lock:
-    """Acquires the lock of a run's directory; raises as `Lock`."""
-    return Lock(path / _LOCK)
+    """Acquires the lock of a run's directory; raises as `Lock`, and names the directory."""
+    try:
+        with reword_os_errors("run in", path):
+            return Lock(path / _LOCK)
+    except BlockingIOError as error:
+        raise Held(*error.args) from None  # the rewording has lost the class
 
 
 class WorkDir:
@@ -209,7 +213,8 @@ class WorkDir:
         Raises:
           ValueError: the directory holds a run with another config (all differences are listed) or
             something else.
-          OSError: another process runs there, or the directory cannot be created, read or written.
+          Held: another process runs there.
+          OSError: the directory cannot be created, read or written.
         """
         path = Path(path)
         requested = to_json_values(config)
@@ -225,8 +230,7 @@ class WorkDir:
                 raise NotADirectoryError(errno.ENOTDIR, "it is a file; give a directory")
             path.mkdir(parents=True, exist_ok=True)
         cls._refuse_foreign(path)
-        with reword_os_errors("run in", path):
-            lock = lock_directory(path)
+        lock = lock_directory(path)
         try:
             for leftover in path.glob(f"{TEMPORARY}*"):
                 _delete(leftover)
