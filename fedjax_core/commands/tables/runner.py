@@ -215,11 +215,7 @@ class TableRunner:
 
     def _wait_for_cells(self, cells: Sequence[Cell]) -> None:
         """Waits until other processes have finished one of the cells, or until it is time to try them here."""
-        began = time.monotonic()
-        with Beat(f"waiting for {cells[0]}", self._say):
-            while not any(map(self._has_ended, cells)) and time.monotonic() - began < RETRY_SECONDS:
-                time.sleep(POLL_SECONDS)
-        self._held.clear()
+        self._wait(cells[0], lambda: any(map(self._has_ended, cells)))
         self._catch_up()
 
     def _has_ended(self, cell: Cell) -> bool:
@@ -230,15 +226,20 @@ class TableRunner:
 
     def _wait_for_trial(self, pair: tuple[str, str], run: Cell) -> None:
         """Waits until another process has done a trial of a pair, or until it is time to try it here."""
-        done, began = self._searches.status(pair).finished_runs, time.monotonic()
+        done = self._searches.status(pair).finished_runs
+
+        def has_changed() -> bool:
+            self._searches.refresh(pair)
+            return pair in self._searches.failures or self._searches.status(pair).finished_runs != done
+
+        self._wait(run, has_changed)
+
+    def _wait(self, run: Cell, has_changed: Callable[[], bool]) -> None:
+        """Waits for other processes, at most `RETRY_SECONDS`; what they held may be tried again then."""
+        began = time.monotonic()
         with Beat(f"waiting for {run}", self._say):
-            while (
-                pair not in self._searches.failures
-                and self._searches.status(pair).finished_runs == done
-                and time.monotonic() - began < RETRY_SECONDS
-            ):
+            while not has_changed() and time.monotonic() - began < RETRY_SECONDS:
                 time.sleep(POLL_SECONDS)
-                self._searches.refresh(pair)
         self._held.clear()
 
     def _run_first(self, jobs: Sequence[Job]) -> str | None:
