@@ -21,8 +21,8 @@ Departures: clients take local epochs, where the paper takes one stochastic grad
 epoch of one batch is that. All clients take part in the paper. Here those of a round share its step
 by their weights, and lambda_k rises by L_k less the mean of L over the round's clients: an absent
 client counts as one with that mean. With all clients this is the paper's step, since the projection
-ignores a number added to all. L_k is in evaluation mode. Weights begin uniform, and batch statistics
-are averaged by them too.
+ignores a number added to all. L_k is in evaluation mode. Weights begin uniform. Batch statistics are
+averaged uniformly.
 """
 
 from typing import Annotated, NamedTuple
@@ -103,13 +103,14 @@ def afl(
         risk = mean_loss(sent.net, data)
         net, _, sums = fit(sent.net, data, key)
         delta = optax.tree.sub(net, sent.net)
-        uplink = optax.tree.scale(sent.weight, delta), sent.weight, risk
+        uplink = delta._replace(params=optax.tree.scale(sent.weight, delta.params)), sent.weight, risk
         local = sent._replace(net=net, scored=net), client
         return ClientOutput(client, uplink, sums, local=local, wire=(sent.net, (delta, risk)))
 
     def server_update(server, collected, cohort, key):
         step, weight, risks = collected
-        net = optax.tree.add_scale(server.net, 1 / jnp.maximum(weight, aggregators.TINY), step)  # sum lambda_k delta_k
+        step = step._replace(params=optax.tree.scale(1 / jnp.maximum(weight, aggregators.TINY), step.params))
+        net = optax.tree.add(server.net, step)  # sum lambda_k delta_k
         active = cohort.examples > 0
         typical = jnp.sum(jnp.where(active, risks, 0)) / jnp.maximum(jnp.sum(active), 1)
         raised = server.weights.at[cohort.ids].add(ascent_lr * jnp.where(active, risks - typical, 0), mode="drop")

@@ -79,8 +79,12 @@ def apfl(
 
     Returns:
       The algorithm; a client keeps its model and alpha. The metric "alpha" is the cohort's mean.
+
+    Raises:
+      ValueError: an argument is out of range, or the optimizer is sharpness-aware.
     """
     check_arguments(apfl, alpha=alpha, alpha_lr=alpha_lr, mix=mix)
+    local_training.require_plain(optimizer, "APFL", "whose steps train two models and alpha, each for itself")
     model, label_loss, local = task.model, local_training.label_loss(task), optimizer(task.round_num)
 
     def mixed(w, v, alpha, x, key=None, train=False, mask=None):

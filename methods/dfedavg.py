@@ -103,7 +103,6 @@ def dfedavg(
     matrices = make_mixing_matrices(topology, clients, degree=degree, seed=graph_seed, file=matrix)
     neighbours = mean_degree(matrices)
     train = local_training.fit(local_training.supervised_loss(task), optimizer(task.round_num), epochs=epochs, batch=batch)
-    bytes_of_model = metrics.nbytes(jax.eval_shape(model.init, jax.random.key(0)))
 
     def server_init(key):
         net = model.init(key)
@@ -133,7 +132,7 @@ def dfedavg(
         models = aggregators.scatter_clients(server.models, cohort, new)
         mean = jax.tree.map(lambda x: jnp.mean(x, 0), models)
         distance = optax.tree.norm(jax.tree.map(lambda x, m: x - m[None], models.params, mean.params), squared=True)
-        links, once = jnp.sum(is_link, dtype=jnp.float32), jnp.ones(())
+        links, once, bytes_of_model = jnp.sum(is_link, dtype=jnp.float32), jnp.ones(()), metrics.nbytes(deltas) / len(cohort.ids)
         sums = {"consensus_distance": (distance, jnp.float32(clients)), "links": (links, once)}
         return Server(models, mean), sums | {"link_bytes": (links * bytes_of_model, once)}
 

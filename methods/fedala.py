@@ -82,7 +82,7 @@ def fedala(
       task: network and population.
       optimizer: local optimizer, whose state starts anew every round.
       top: entries of the network's parameters that are mixed; () is FedAvg.
-      mix_lr: eta; 0 is FedAvg.
+      mix_lr: eta; 0 is FedAvg, up to rounding.
       fraction: s / 100.
       threshold: deviation of losses that ends the first phase.
       first_limit: largest number of epochs of that phase.

@@ -25,7 +25,8 @@ Unseen clients start a personal head from the common initialization, after local
 
 Departures: `gumbel` adds Gumbel noise to the gate in training; the authors' code also does so in
 evaluation. Clients that were not in the last round also get the newest gate and head, in that code
-only the newest body. The received body computes features in evaluation mode.
+only the newest body. The received body computes features in evaluation mode, of images without
+augmentation.
 """
 
 from typing import NamedTuple

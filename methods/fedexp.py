@@ -22,7 +22,8 @@ Unseen clients use the scored model.
 Departures: epsilon is constant, as printed. The released code lets it fall with the square of the
 local rate, and multiplies it by M: eps = M times its value. It also weights clients by their
 examples, in both means, which is weights="samples". Norms are of the weights; batch statistics are
-averaged as they are.
+averaged as they are. The paper also puts this server behind clients of SCAFFOLD and FedProx; here
+clients are FedAvg's.
 """
 
 from typing import Annotated, NamedTuple

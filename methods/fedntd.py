@@ -16,7 +16,7 @@ Federated Learning. NeurIPS 2022. https://arxiv.org/abs/2106.03097
 Unseen clients use the server's model.
 
 Departures: as in the authors' code the distillation is multiplied by tau^2. The received model is
-in evaluation mode. The reported loss is the cross-entropy.
+in evaluation mode, and sees images without augmentation. The reported loss is the cross-entropy.
 """
 
 import jax

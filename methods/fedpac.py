@@ -26,7 +26,7 @@ Shares below 1e-3 are dropped and the others scaled to sum to 1.
 
 Unseen clients are not supported: the server combines heads only for clients that send theirs.
 
-Departures: accelerated projected gradients solve for alpha in a fixed number of steps. The authors'
+Departures: accelerated projected gradients solve for alpha, until no weight changes. The authors'
 code rounds eigenvalues below 0.01 off where the matrix is not positive semidefinite, which it is
 here. Absent clients keep their combined heads. Heads train at `head_rate` times the rate of the
 body, 10 in that code.
@@ -45,7 +45,8 @@ from fedjax_core.training import aggregators, local_training, param_partition
 from methods.fedproto import Prototypes, init_prototypes, mean_features, prototype_loss, update_prototypes
 from methods.fedrep import HEAD
 
-LEAST_SHARE, SOLVER_STEPS = 1e-3, 500
+LEAST_SHARE = 1e-3
+SOLVER_STEPS, TOLERANCE = 5_000, 1e-7  # at most; the largest change of a weight in the last step
 _is_head = param_partition.personal_entries("head")
 
 
@@ -190,16 +191,17 @@ def head_weights(h_i: Array, h: Array, v: Array, active: Array) -> Array:
     q = q / jnp.maximum(jnp.linalg.norm(q), aggregators.TINY)  # its largest eigenvalue is at most 1
     project = lambda a: optax.projections.projection_simplex(jnp.where(active, a, -1e6))
 
-    def step(_, carry):
+    def step(carry):
         """One step of accelerated projected gradients, which restart where momentum points uphill."""
-        a, ahead, t = carry
+        a, ahead, t, i, _ = carry
         new = project(ahead - q @ ahead)
         is_uphill = jnp.vdot(ahead - new, new - a) > 0
         next_t = jnp.where(is_uphill, 1.0, (1 + jnp.sqrt(1 + 4 * t**2)) / 2)
         ahead = jnp.where(is_uphill, new, new + (t - 1) / next_t * (new - a))
-        return new, ahead, next_t
+        return new, ahead, next_t, i + 1, jnp.max(jnp.abs(new - a))
 
     start = active / jnp.maximum(jnp.sum(active), 1)
-    a, _, _ = jax.lax.fori_loop(0, SOLVER_STEPS, step, (start, start, jnp.float32(1)))
+    is_apart = lambda carry: (carry[3] < SOLVER_STEPS) & (carry[4] > TOLERANCE)
+    a, *_ = jax.lax.while_loop(is_apart, step, (start, start, jnp.float32(1), 0, jnp.float32(1)))
     a = jnp.where(active & (a >= LEAST_SHARE), a, 0)
     return a / jnp.maximum(jnp.sum(a), aggregators.TINY)

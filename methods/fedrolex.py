@@ -17,7 +17,8 @@ All else is HeteroFL's.
 Unseen clients use the round's part of the server's model.
 
 Departures: HeteroFL's. The released code weights some entries by how often they were updated
-before; the mean over the clients that hold an entry is the paper's.
+before; the mean over the clients that hold an entry is the paper's. Random windows (federated
+dropout), with which the paper compares, are not here.
 """
 
 from fedjax_core.algorithm import Algorithm

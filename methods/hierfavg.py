@@ -9,7 +9,8 @@ Liu, Zhang, Song, Letaief. Client-Edge-Cloud Hierarchical Federated Learning. IC
 https://arxiv.org/abs/1905.06641
 
   paper     here           meaning
-  L         edges          number of edges; client i belongs to edge i mod L
+  L         edges          number of edges
+            edge_of        [N] edge of each client: i mod L, or what a file says (`assignment`)
   kappa_1   epochs         local work between two edge aggregations, here in epochs
   kappa_2   cloud_period   rounds (edge aggregations) between two of the cloud
   w^l       server.edges   [L, ...] models of the edges
@@ -32,12 +33,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedjax_core.algorithm import TARGETS, Algorithm, Array, ClientOutput, Net
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, check_arguments
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training, metrics
+from fedjax_core.training.mixing_matrices import read_numbers
 
 
 class Server(NamedTuple):
@@ -71,6 +74,7 @@ def hierfavg(
     *,
     optimizer: local_training.Optimizer,
     edges: AtLeastOne = 4,
+    assignment: str | None = None,
     cloud_period: AtLeastOne = 2,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
@@ -82,6 +86,8 @@ def hierfavg(
       task: network and population.
       optimizer: local optimizer, whose state starts anew every round.
       edges: L, at most the number of clients; 1 is FedAvg.
+      assignment: a file with the edge of each client, N integers from 0 to L - 1: .npy, or text; None:
+        i mod L.
       cloud_period: kappa_2; 1 is FedAvg.
       epochs: kappa_1.
       batch: B.
@@ -91,14 +97,14 @@ def hierfavg(
       The algorithm.
 
     Raises:
-      ValueError: an argument is out of range.
+      ValueError: an argument is out of range, or the file does not fit the clients and edges.
     """
-    check_arguments(hierfavg, edges=edges, cloud_period=cloud_period)
+    check_arguments(hierfavg, edges=edges, assignment=assignment, cloud_period=cloud_period)
     if edges > task.population:
         raise ValueError(f"edges={edges} must be at most the number of clients, {task.population}")
+    edge_of = jnp.asarray(assign_edges(task.population, edges, assignment))
     model = task.model
     train = local_training.fit(local_training.supervised_loss(task), optimizer(task.round_num), epochs=epochs, batch=batch)
-    bytes_of_model = metrics.nbytes(jax.eval_shape(model.init, jax.random.key(0)))
 
     def server_init(key):
         net = model.init(key)
@@ -122,7 +128,7 @@ def hierfavg(
 
         is_due = (task.round_num + 1) % cloud_period == 0
         server, transfers = jax.lax.cond(is_due, aggregate_in_cloud, lambda: (server, jnp.float32(0)))
-        once = jnp.ones(())
+        once, bytes_of_model = jnp.ones(()), metrics.nbytes(deltas) / edges
         between = {"client_edge_bytes": 2 * jnp.sum(members), "edge_cloud_bytes": transfers}
         return server, {name: (number * bytes_of_model, once) for name, number in between.items()}
 
@@ -131,9 +137,27 @@ def hierfavg(
         client_update,
         server_update,
         collect=aggregators.mean_by_index(
-            edges, aggregators.make_weight_fn(weights), lambda delta, client: (delta, client.ids % edges)
+            edges, aggregators.make_weight_fn(weights), lambda delta, client: (delta, edge_of[client.ids])
         ),
         predict={"global": lambda sent, client, x: model.apply(sent.cloud, x)[0]},
-        broadcast=lambda server, i: Sent(jax.tree.map(lambda x: x[i % edges], server.edges), server.cloud),
+        broadcast=lambda server, i: Sent(jax.tree.map(lambda x: x[edge_of[i]], server.edges), server.cloud),
         targets=tuple(TARGETS),
     )
+
+
+def assign_edges(clients: int, edges: int, file: str | None) -> np.ndarray:
+    """Returns the edge [N] int32 of each client.
+
+    Raises:
+      ValueError: the file is not one of N integers in [0, L), or an edge has no client.
+    """
+    if file is None:
+        return np.arange(clients, dtype=np.int32) % edges
+    numbers = read_numbers(file, "assignment").reshape(-1)
+    if len(numbers) != clients:
+        raise ValueError(f"assignment={file!r} has {len(numbers)} numbers, and there are {clients} clients")
+    if wrong := sorted(set(numbers.tolist()) - set(range(edges))):
+        raise ValueError(f"assignment={file!r} has {wrong[0]:g}, and edges={edges} are the integers from 0 to {edges - 1}")
+    if empty := sorted(set(range(edges)) - set(numbers.tolist())):
+        raise ValueError(f"assignment={file!r} gives edge {empty[0]} no client")
+    return numbers.astype(np.int32)

@@ -57,7 +57,7 @@ def pfedpt(
     Args:
       task: network and population; its `shape` must be set.
       optimizer: local optimizer of the network, whose state starts anew every round.
-      pad: width of the frame; 0 is FedAvg.
+      pad: width of the frame; 0 is FedAvg, but for batch statistics, which move in both phases.
       prompt_epochs: of the first phase.
       prompt_lr: learning rate of the prompt, by plain SGD.
       prompt_momentum: its momentum.

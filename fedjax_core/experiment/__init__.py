@@ -4,10 +4,10 @@
 it in a work directory, and `load` reads a run.
 """
 
-from fedjax_core.experiment.build_model import build_network, existing_weight_files, scaling_of, spell_network
+from fedjax_core.experiment.build_model import build_network, scaling_of, spell_network
 from fedjax_core.experiment.build_simulator import build
 from fedjax_core.experiment.build_task import dataset, is_divided_by_columns, name_inputs, read_instructions, read_public
-from fedjax_core.experiment.device_options import existing_client_files
+from fedjax_core.experiment.input_files import existing_input_files
 from fedjax_core.experiment.input_normalization import compute_mean_and_std
 from fedjax_core.experiment.lookup import (
     LOSSES,
@@ -45,8 +45,7 @@ __all__ = [
     "dataset",
     "execute",
     "execute_all",
-    "existing_client_files",
-    "existing_weight_files",
+    "existing_input_files",
     "group_seeds",
     "is_divided_by_columns",
     "load",

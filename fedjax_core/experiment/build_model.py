@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -99,11 +98,6 @@ def scaling_of(network: Network, normalise: str, data: federated_data.FederatedD
     if reads_tokens(network, data):
         return None
     return input_normalization.find_scaling(normalise, data.train, network.file, find_seen_examples(data), data.x_offset)
-
-
-def existing_weight_files(resolved: ResolvedConfig) -> list[Path]:
-    """Returns the files of weights that exist, each once."""
-    return sorted({Path(network.file) for network in resolved.networks if network.file and Path(network.file).is_file()})
 
 
 def spell_network(network: Network) -> str:

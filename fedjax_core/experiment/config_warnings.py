@@ -1,24 +1,29 @@
 """Warns about valid settings that have little or no effect, in a line each before a run."""
 
+import functools
 import logging
 import math
 from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_core import option_types, registry
+from fedjax_core.algorithm import targets_of
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.data.sources import READERS
 from fedjax_core.engine import asynchronous, client_sampling
 from fedjax_core.experiment.resolve_config import ResolvedConfig
 from fedjax_core.task import Model
+from fedjax_core.training import metrics
 from fedjax_core.uplink import attacks, robust_aggregation
 
 SCALED = ("diabetes",)  # sources that scale targets by statistics of all training examples
 # sources that always have clients of their own; others have them if an option names a column
 WITH_CLIENTS = ("femnist", "shakespeare", "stackoverflow", "flair", "landmarks", "inaturalist", "pfllib")
+DIRECTED = ("exponential", "one_peer")  # topologies of `training/mixing_matrices.py` whose links go one way
 log = logging.getLogger("fedjax_core")
 
 
@@ -42,6 +47,8 @@ def warn(resolved: ResolvedConfig, data: FederatedData, attackers: int, fresh: M
         *check_sampling(resolved),
         *check_offset(resolved, data.x_offset is not None or data.y_offset is not None),
         *check_feddyn(resolved, data, returning / data.clients),
+        *check_directed_graph(resolved, returning, data.clients),
+        *check_targets(data),
         *check_kept_states(resolved),
     ]
     log_lines(lines)
@@ -75,25 +82,62 @@ def check_sampling(resolved: ResolvedConfig) -> list[str]:
 
 
 def check_feddyn(resolved: ResolvedConfig, data: FederatedData, participation: float) -> list[str]:
-    """Returns a warning of FedDyn with SGD whose alpha is outside of 1 / (rate * local steps) to 1 / rate.
+    """Returns a warning of FedDyn's server with SGD whose alpha is outside of 1 / (rate * local steps) to 1 / rate in some round.
 
     `methods/feddyn.py` says what then happens. The mean of its states remembers 1 / (P (1 - (1 - rate * alpha)^steps)) rounds.
     """
     method, fields = resolved.method, resolved.fields
-    if method.origin != registry.BUILT_IN or method.name != "feddyn" or fields["optimizer.name"] != "sgd":
+    has_its_server = method.name == "feddyn" or (method.name == "fedspeed" and method.option("dual_mean") == "all")
+    if method.origin != registry.BUILT_IN or not has_its_server or fields["optimizer.name"] != "sgd":
         return []
     alpha, epochs, batch = (method.option(name) for name in ("alpha", "epochs", "batch"))
     rate = fields["optimizer.lr"] / (1 - (fields.get("optimizer.momentum") or 0))
+    last = rate * (fields.get("optimizer.decay") or 1) ** (resolved.run.rounds - 1)
+    least, most = min(rate, last), max(rate, last)
     sizes = RaggedIndex.from_lists(data.train_index).size
     steps = epochs * sum(math.ceil(size / batch) for size in sizes) / len(sizes)
-    if not steps or 1 <= rate * alpha * steps <= steps:
+    if not steps or (least * alpha * steps >= 1 and most * alpha <= 1):
         return []
     range_ = f"alpha from {1 / (rate * steps):.2g} to {1 / rate:.2g} suits a rate of {rate:.2g} and {steps:.0f} local steps"
-    if rate * alpha > 1:
+    if most * alpha > 1:
         return [f"method.alpha={alpha:g}: local steps overshoot and may diverge; {range_}"]
-    memory = 1 / (participation * (1 - (1 - rate * alpha) ** steps))
-    what = f"FedDyn's states remember about {memory:.0f} rounds and the server steps by 1 / alpha, so that it may diverge"
-    return [f"method.alpha={alpha:g}: {what}; {range_}; method.score='active_mean' scores the mean of a round's models"]
+    memory = 1 / (participation * (1 - (1 - least * alpha) ** steps))
+    at_the_end = "" if least == rate else f" once the rate is {least:.2g}"
+    what = f"FedDyn's states remember about {memory:.0f} rounds{at_the_end} and the server steps by 1 / alpha; it may diverge"
+    better = "; method.score='active_mean' scores the mean of a round's models" if method.name == "feddyn" else ""
+    return [f"method.alpha={alpha:g}: {what}; {range_}{better}"]
+
+
+def check_directed_graph(resolved: ResolvedConfig, returning: int, population: int) -> list[str]:
+    """Returns a warning of averaging along a directed graph in which clients are absent: the mean of all models then drifts."""
+    method = resolved.method
+    if method.origin != registry.BUILT_IN or method.name != "dfedavg" or returning >= population:
+        return []
+    if method.option("topology") not in DIRECTED:
+        return []
+    what = f"{returning} of {population} clients take part in a round, and links go one way, so that the mean of all models drifts"
+    return [f"method.topology={method.option('topology')!r}: {what}; take 'ring', 'torus' or 'random', or all clients"]
+
+
+def check_targets(data: FederatedData) -> list[str]:
+    """Returns a warning of clients whose targets vary too little beside their distance from the mean for an R2 of their own."""
+    if targets_of(data.train.y) != "numbers":
+        return []
+    y, lists = np.asarray(data.test.y, np.float64), RaggedIndex.from_lists(data.test_index)
+    y = (y - np.asarray(data.train.y).mean(0, dtype=np.float64)).reshape(len(y), -1)
+
+    def is_too_alike(start: int, size: int) -> bool:
+        own = y[lists.rows[start : start + size]]
+        variation, squares = size * own.var(0), np.sum(own**2, 0)
+        return bool(np.any((variation > 0) & (variation <= metrics.MIN_RELATIVE_VARIANCE * squares)))
+
+    places = zip(lists.start.tolist(), lists.size.tolist(), strict=True)
+    cached = functools.cache(is_too_alike)  # clients may share all test examples
+    number = sum(cached(start, size) for start, size in places if size)
+    if not number:
+        return []
+    what = f"test targets of {number} of {len(lists.size)} clients vary by less than 0.3 % of their distance from the mean of all"
+    return [f"{what} training targets: their own r2 is undefined and left out of means; scale targets by client"]
 
 
 def check_kept_states(resolved: ResolvedConfig) -> list[str]:

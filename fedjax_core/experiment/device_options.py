@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +12,7 @@ from fedjax_core.devices.availability import find_availability
 from fedjax_core.devices.profiles import find_profile
 from fedjax_core.engine.participation import least_memory
 from fedjax_core.engine.simulation_spec import SimulationSpec
-from fedjax_core.registry import ResolvedSpec, parse_spec
+from fedjax_core.registry import ResolvedSpec
 from fedjax_core.uplink import compression
 
 NEED_PROFILE = ("deadline", "late", "wait_for", "server_seconds")
@@ -120,13 +119,6 @@ def make_client_devices(
     availability = None if options.availability is None else make_availability(options.availability, population, seed)
     policies = options.deadline, options.wait_for, options.server_seconds
     return ClientDevices(profiles, availability, *policies, options.late == "partial", seconds)
-
-
-def existing_client_files(fields: Mapping[str, Any]) -> list[Path]:
-    """Returns the files that exist of devices, availability and settings by client, each once."""
-    specs = {name: text for name, text in fields.items() if name.startswith(("devices.", "clients.")) and isinstance(text, str)}
-    paths = [parse_spec(text, name)[1].get("path") for name, text in specs.items()]
-    return sorted({file for path in paths if isinstance(path, str) and (file := Path(path).expanduser()).is_file()})
 
 
 def describe_devices(spec: SimulationSpec) -> dict[str, Any]:

@@ -17,10 +17,10 @@ from fedjax_core import code_fingerprint, distributed, nn, registry
 from fedjax_core.data import federated_data, row_readers
 from fedjax_core.engine.simulator import Simulator, State
 from fedjax_core.experiment import lookup, python_overrides
-from fedjax_core.experiment.build_model import existing_weight_files
 from fedjax_core.experiment.build_simulator import build
 from fedjax_core.experiment.device_options import describe_devices
 from fedjax_core.experiment.example_privacy import account_examples
+from fedjax_core.experiment.input_files import existing_method_files, existing_weight_files
 from fedjax_core.experiment.resolve_config import Config, ResolvedConfig, complete_config, resolve
 from fedjax_core.experiment.run_header import opening_lines
 from fedjax_core.experiment.schema import IncompleteConfig
@@ -128,7 +128,7 @@ def make_run_settings(
     of_config: dict[str, Any] = {
         **resolved.run._asdict(),
         "seed": resolved.seed,
-        "run_facts": facts | _weights(resolved) | _code(resolved) | describe_devices(simulation.spec),
+        "run_facts": facts | _files(resolved) | _code(resolved) | describe_devices(simulation.spec),
         "privacy": privacy,
         "header": functools.partial(opening_lines, resolved, simulation, privacy, given_data=given_data),
         "is_plan_chosen": resolved.has_plan,
@@ -221,9 +221,14 @@ def _load(
     return config, simulation, restore_state(simulation, checkpoints, done)
 
 
-def _weights(resolved: ResolvedConfig) -> dict[str, Any]:
-    digests = code_fingerprint.hash_files(existing_weight_files(resolved))
-    return {"weights": {str(file): digest[:16] for file, digest in digests.items()}} if digests else {}
+def _files(resolved: ResolvedConfig) -> dict[str, Any]:
+    """Returns the digests of files of weights, by their paths, and of the method's files, by their fields."""
+    weights = existing_weight_files(resolved)
+    of_method = existing_method_files(resolved.fields)
+    digests = {file: digest[:16] for file, digest in code_fingerprint.hash_files([*weights, *of_method.values()]).items()}
+    facts = {"weights": {str(file): digests[file] for file in weights}}
+    facts["method_files"] = {field: digests[file] for field, file in of_method.items()}
+    return {name: of for name, of in facts.items() if of}
 
 
 def _code(resolved: ResolvedConfig) -> dict[str, Any]:

@@ -32,8 +32,9 @@ def _plus(delta: Array | None, value: Array) -> Array:
 def with_local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task], Algorithm]:
     """Returns the method with batch statistics that clients keep and never send.
 
-    Client states become (the method's own, statistics). A predictor "global" becomes "personal":
-    the server's parameters with the client's statistics. Raises ValueError (when built into a
+    Client states become (the method's own, statistics). A predictor "global" becomes "personal",
+    the server's parameters with the client's statistics; beside one "personal" there is no other.
+    Raises ValueError (when built into a
     round) if the uplink has several networks, or what is sent has several in one Net.
     """
 
@@ -62,7 +63,8 @@ def with_local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task]
             if moved:
                 stats = jax.tree.map(_plus, moved[0], stats, is_leaf=lambda x: x is None)
             local = out.local and (_with_stats(out.local[0], ()), (out.local[1], stats))
-            return out._replace(state=(out.state, stats), uplink=_with_stats(out.uplink, ()), local=local)
+            uplink, wire = _with_stats(out.uplink, ()), _with_stats(out.wire, ())
+            return out._replace(state=(out.state, stats), uplink=uplink, local=local, wire=wire)
 
         def personalise(sent, client, data, key):
             assert inner.personalise is not None
@@ -82,11 +84,14 @@ def with_local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task]
         def with_client_stats(predict):
             return lambda sent, client, x: predict(_with_stats(sent, client[1]), client[0], x)
 
+        of_client = {"personal" if name == "global" else name: p for name, p in inner.predict.items()}
+        if "personal" in inner.predict:
+            of_client["personal"] = inner.predict["personal"]
         return inner._replace(
             server_init=server_init,
             client_init=client_init,
             client_update=client_update,
-            predict={"personal" if name == "global" else name: with_client_stats(p) for name, p in inner.predict.items()},
+            predict={name: with_client_stats(p) for name, p in of_client.items()},
             personalise=inner.personalise and personalise,
             prepare=inner.prepare and prepare,
             init_unseen=init_unseen if callable(inner.init_unseen) else inner.init_unseen,

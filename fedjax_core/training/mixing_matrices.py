@@ -134,15 +134,24 @@ def _draw_regular_graph(n: int, degree: int, seed: int) -> np.ndarray:
             return graph
 
 
-def _read_matrix(file: str, n: int) -> np.ndarray:
+def read_numbers(file: str, option: str) -> np.ndarray:
+    """Reads a file of numbers, .npy or text with commas, which an option of a method names.
+
+    Raises:
+      ValueError: there is no such file, or it has no numbers.
+    """
     path = Path(file).expanduser()
     try:
-        matrix = np.load(path) if path.suffix == ".npy" else np.loadtxt(path, delimiter=",", ndmin=2)
-        matrix = np.asarray(matrix, float)
+        return np.asarray(np.load(path) if path.suffix == ".npy" else np.loadtxt(path, delimiter=",", ndmin=1), float)
     except FileNotFoundError:
-        raise ValueError(f"matrix={file!r}: there is no such file") from None
+        raise ValueError(f"{option}={file!r}: there is no such file") from None
     except (ValueError, TypeError) as error:
-        raise ValueError(f"matrix={file!r} has no matrix of numbers: {error}") from None
+        raise ValueError(f"{option}={file!r} has no numbers alone: {error}") from None
+
+
+def _read_matrix(file: str, n: int) -> np.ndarray:
+    matrix = read_numbers(file, "matrix")
+    matrix = matrix.reshape(1, 1) if n == matrix.size == 1 else matrix
     if matrix.shape != (n, n):
         raise ValueError(f"matrix={file!r} is {list(matrix.shape)}, {n} clients need [{n}, {n}]")
     return matrix

@@ -103,10 +103,10 @@ def find_ascent(state: PyTree) -> Ascent | None:
     return next(filter(is_ascent, jax.tree.leaves(state, is_leaf=is_ascent)), None)
 
 
-def require_plain(optimizer: Optimizer, method: str) -> None:
-    """Raises ValueError for an optimizer with sharpness-aware steps, where the method takes its own."""
+def require_plain(optimizer: Optimizer, method: str, why: str = "which takes such steps by its rho") -> None:
+    """Raises ValueError for an optimizer with sharpness-aware steps, which the method cannot take."""
     if (found := find_ascent(optimizer(0).init(jnp.zeros(())))) is not None:
-        raise ValueError(f"optimizer.sharpness must be None with {method}, which takes such steps by its rho; it is {found}")
+        raise ValueError(f"optimizer.sharpness must be None with {method}, {why}; it is {found}")
 
 
 def sharpen(gradient: Callable[[PyTree], PyTree], params: PyTree, grads: PyTree, state: PyTree) -> PyTree:
@@ -194,13 +194,24 @@ def measure_steps(optimizer: optax.GradientTransformation) -> optax.GradientTran
 
 
 def require_linear(optimizer: Optimizer, method: str) -> None:
-    """Raises ValueError for an optimizer whose first step is not proportional to the gradient, such as Adam."""
+    """Raises ValueError for an optimizer whose steps are not proportional to the gradient, such as Adam.
+
+    Its first step is, and the later ones are as long beside the first for a large gradient, which may be clipped.
+    """
     with jax.ensure_compile_time_eval():
         stepped, zero = optax.with_extra_args_support(optimizer(0)), jnp.zeros(())
-        inputs = {"progress": 0.0, "rate": 1.0}
-        take = lambda gradient: float(jnp.asarray(stepped.update(gradient, stepped.init(zero), zero, **inputs)[0]))
-        small, large = take(jnp.float32(PROBE)), take(jnp.float32(2 * PROBE))
-        if not abs(large - 2 * small) <= 1e-3 * abs(large):
+
+        def take(gradient: float) -> tuple[float, float]:
+            """Returns the first step and the second."""
+            state, steps = stepped.init(zero), []
+            for _ in range(2):
+                step, state = stepped.update(jnp.float32(gradient), state, zero, progress=0.0, rate=1.0)
+                steps.append(float(jnp.asarray(step)))
+            return steps[0], steps[1]
+
+        small, twice, large = take(PROBE), take(2 * PROBE), take(1.0)
+        pairs = (twice[0], 2 * small[0]), (large[0] * small[1], large[1] * small[0])
+        if not all(abs(a - b) <= 1e-3 * abs(a) for a, b in pairs):
             raise ValueError(f"{method} needs an optimizer whose steps are proportional to its gradients: sgd, not adam")
 
 

@@ -3,10 +3,12 @@
 import math
 import re
 
+import numpy as np
 import pytest
 
-from configs import fedavg, fedpft, fedproto
+from configs import dfedavg, fedavg, fedpft, fedproto
 from fedjax_core import experiment
+from fedjax_core.data import federated_data, sources
 from fedjax_core.experiment import config_warnings
 from fedjax_core.experiment.run_header import COLUMNS, noise_to_signal, opening_lines
 from fedjax_core.experiment.uplink_options import account_privacy
@@ -125,6 +127,28 @@ def test_clients_of_the_source_that_the_partition_does_not_use_are_warned_of(sou
     lines = config_warnings.check_partition(experiment.resolve(config))
     assert len(lines) == (better is not None)
     assert all(re.search(f"own {better}", line) and line.startswith(f"data.partition={partition!r}") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("topology", "share", "drifts"), [("exponential", 0.5, True), ("exponential", 1.0, False), ("ring", 0.5, False)]
+)
+def test_links_of_one_way_between_some_clients_are_warned_of(caplog, topology, share, drifts):
+    config = dfedavg.get_config("smoke")
+    config.method.topology, config.cohort.fraction = topology, share
+    opened(config)
+    lines = [line for line in caplog.messages if line.startswith("method.topology='exponential': 10 of 20 clients take part")]
+    assert len(lines) == drifts
+
+
+def test_clients_whose_targets_are_too_alike_for_an_r2_are_warned_of():
+    """At the levels 1000 and -1000 of two sensors; a constant one has none in any case."""
+    rng, levels = np.random.default_rng(0), np.repeat([1000.0, -1000.0, 1000.0], 20)
+    x, noise = rng.normal(size=(60, 2)).astype(np.float32), rng.normal(size=60) * np.repeat([1, 100, 0], 20)
+    y = (levels + noise).astype(np.float32)
+    data = sources.from_arrays(x, y, x, y, targets="numbers")
+    rows = [*np.arange(60).reshape(3, 20)]
+    (line,) = config_warnings.check_targets(federated_data.from_index(data, rows, rows))
+    assert line.startswith("test targets of 1 of 3 clients vary by less than 0.3 % of their distance from the mean of all training")
 
 
 def test_a_cohort_larger_than_the_population_is_called_by_its_field():

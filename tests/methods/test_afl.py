@@ -38,7 +38,8 @@ def oracle(seed, rounds, ascent, *, epochs=2, batch=toy.BATCH):
             risk[k] = float(naive.cross_entropy(MODEL.apply(w, x)[0]["logits"], y))
             key = naive.client_key(seed, r, k)
             moved.append(naive.train(MODEL, *w, x, y, key, epochs=epochs, batch=batch, lr=0.1, momentum=0.5))
-        w = type(w)(*naive.mean([(net.params, net.stats) for net in moved], [weights[k] for k in members]))
+        params = naive.mean([net.params for net in moved], [weights[k] for k in members])
+        w = type(w)(params, naive.mean([net.stats for net in moved], [1] * len(moved)))
         iterates.append(tuple(w))
         raised = weights.copy()
         for k in members:

@@ -3,8 +3,10 @@
 import chex
 import jax
 import numpy as np
+import optax
 from absl.testing import parameterized
 
+from fedjax_core.training import local_training
 from methods.apfl import Client, apfl
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
@@ -97,6 +99,14 @@ class APFLTest(chex.TestCase):
         logits = [MODEL.apply(net, x)[0]["logits"] for net in (w, v)]
         np.testing.assert_allclose(outputs, 0.7 * logits[0] + 0.3 * logits[1], atol=1e-6)
         self.assertGreater(np.abs(outputs - weights).max(), 1e-2)
+
+    def test_sharpness_aware_steps_are_refused(self):
+        """One step up for two models and alpha together is none of either."""
+        sharp = lambda round_num: optax.chain(local_training.sharpness_aware(0.1), optax.sgd(0.1))
+        with self.assertRaisesRegex(
+            ValueError, "^optimizer.sharpness must be None with APFL, whose steps train two models and alpha"
+        ):
+            made(apfl, optimizer=sharp)(toy.task())
 
     def test_what_travels(self):
         shapes = toy.reference("apfl")[0].spec.shapes

@@ -1,6 +1,7 @@
 """Decentralized averaging in loops over clients and their neighbours, and its limits."""
 
 import functools
+import tempfile
 
 import chex
 import jax
@@ -79,9 +80,15 @@ class DFedAvgTest(chex.TestCase):
         self.assertEqual([record["server/links"] for record in records], links)
         self.assertEqual([record["server/link_bytes"] for record in records], [4 * NUMBERS * n for n in links])
 
-    def test_a_full_graph_of_all_clients_is_fedavg(self):
-        sim = simulate(made(dfedavg, topology="full", epochs=2), cohort=8)
-        state, records = sim.run_rounds(sim.init(0), 2)
+    @parameterized.parameters("full", "graph", "matrix")
+    def test_a_full_graph_of_all_clients_is_fedavg(self, topology):
+        """Also one that a file gives, by its links or by its weights."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = None if topology == "full" else f"{folder}/links.csv"
+            if file:
+                np.savetxt(file, np.full((8, 8), 1 if topology == "graph" else 1 / 8), delimiter=",")
+            sim = simulate(made(dfedavg, topology=topology, matrix=file, epochs=2), cohort=8)
+            state, records = sim.run_rounds(sim.init(0), 2)
         w = fedavg_after(0, 2, weights="uniform", lr=0.1, momentum=0.5, cohort=8)
         chex.assert_trees_all_close(tuple(one(jax.device_get(state.server.models), 3)), w, atol=2e-6)
         chex.assert_trees_all_close(tuple(state.server.mean), w, atol=2e-6)

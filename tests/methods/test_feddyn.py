@@ -10,6 +10,7 @@ from absl.testing import parameterized
 
 from configs import feddyn as config
 from configs import fedprox
+from configs import fedspeed as fedspeed_config
 from fedjax_core import experiment
 from fedjax_core.experiment import config_warnings
 from fedjax_core.training import local_training
@@ -112,16 +113,31 @@ class FedDynTest(chex.TestCase):
             expected = (1 - alpha * kappa) * expected + kappa * mean
         np.testing.assert_allclose(run(4).server.h["head"]["kernel"] / alpha, expected, rtol=1e-5)
 
-    @parameterized.parameters((3.0, None, ""), (0.01, None, "remember about"), (30.0, None, "overshoot"), (3.0, 0.9, "overshoot"))
-    def test_a_run_warns_of_an_alpha_that_does_not_suit_its_steps(self, alpha, momentum, message):
+    @parameterized.parameters(
+        (3.0, {}, ""),
+        (0.01, {}, "remember about"),
+        (30.0, {}, "overshoot"),
+        (3.0, {"momentum": 0.9}, "overshoot"),
+        (3.0, {"decay": 0.99}, ""),
+        (3.0, {"decay": 0.2}, "once the rate is 0.00016 and"),
+    )
+    def test_a_run_warns_of_an_alpha_that_does_not_suit_its_steps(self, alpha, optimizer, message):
         settings = config.get_config("smoke")
-        settings.method.alpha, settings.optimizer.momentum = alpha, momentum
+        settings.method.alpha = alpha
+        settings.optimizer.update(optimizer)
         lines = config_warnings.check_feddyn(experiment.resolve(settings), quadratics.data(), 0.4)
         self.assertEqual(len(lines), bool(message))
         for line in lines:
             self.assertStartsWith(line, f"method.alpha={alpha:g}: ")
             self.assertIn(message, line)
         self.assertEmpty(config_warnings.check_feddyn(experiment.resolve(fedprox.get_config()), quadratics.data(), 0.4))
+
+    @parameterized.parameters("all", "active")
+    def test_a_run_warns_of_fedspeed_with_its_server(self, dual_mean):
+        settings = fedspeed_config.get_config("smoke")
+        settings.method.alpha, settings.method.dual_mean = 0.01, dual_mean
+        lines = config_warnings.check_feddyn(experiment.resolve(settings), quadratics.data(), 0.4)
+        self.assertEqual(len(lines), dual_mean == "all")
 
     @parameterized.parameters(
         ({"schedule": "fedbuff(buffer=2)"}, 1),

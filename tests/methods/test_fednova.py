@@ -105,9 +105,14 @@ class FedNovaTest(chex.TestCase):
         numbers = (5 * 6 + 6) + (6 * 3 + 3) + 5
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * (numbers + 1)))
 
-    def test_adam_is_refused(self):
+    @parameterized.parameters(optax.adam, optax.adagrad, optax.rmsprop, optax.lion, optax.yogi)
+    def test_adam_and_its_like_are_refused(self, rule):
         with self.assertRaisesRegex(ValueError, "^FedNova needs an optimizer whose steps are proportional .* not adam$"):
-            fednova(toy.task(), optimizer=local_training.adam(0.1))
+            fednova(toy.task(), optimizer=lambda round_num: rule(0.1))
+
+    def test_sgd_is_accepted_with_all_that_bounds_or_bends_it(self):
+        every = {"momentum": 0.9, "nesterov": True, "clip": 0.5, "weight_decay": 0.1, "decay": 0.9, "anneal": "linear"}
+        fednova(toy.task(), optimizer=local_training.sgd(0.1, **every))
 
     @parameterized.parameters(
         (dict(mu=-1.0), "^mu=-1.0 must be .*at least 0$"),

@@ -6,6 +6,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.optimize
 from absl.testing import parameterized
 
 from methods.fedpac import fedpac, head_weights
@@ -130,6 +131,19 @@ class FedPACTest(chex.TestCase):
             h, v = rng.normal(size=(5, K, D)) * 0.2, rng.uniform(0.05, 0.5, 5)
             for i in range(5):
                 np.testing.assert_allclose(weights(i, h, v), shares(i, h, v), atol=1e-4)
+
+    def test_shares_of_a_hundred_clients_have_the_least_objective(self):
+        """In 40 groups, which differ much more than the clients in them."""
+        rng = np.random.default_rng(0)
+        group = rng.integers(40, size=100)
+        h = 0.7 * rng.normal(size=(40, K, 64))[group] + 0.02 * rng.normal(size=(100, K, 64))
+        v = rng.uniform(0.05, 0.5, 100)
+        for i in (0, 7):
+            apart = (h[i] - h).reshape(100, -1)
+            root = np.concatenate([apart.T, np.diag(np.sqrt(v))])  # Q = root' root
+            free, _ = scipy.optimize.nnls(np.concatenate([root, 1e4 * np.ones((1, 100))]), np.append(np.zeros(len(root)), 1e4))
+            free = np.where(free / free.sum() < 1e-3, 0, free) / free.sum()
+            np.testing.assert_allclose(weights(i, h, v), free / free.sum(), atol=2e-3)
 
     def test_absent_clients_have_no_share(self):
         h, v = np.random.default_rng(0).normal(size=(3, K, D)) * 0.2, np.asarray([0.3, np.nan, 0.2])

@@ -1,5 +1,7 @@
 """HierFAVG in loops over clients and edges, and its limits."""
 
+import tempfile
+
 import chex
 import jax
 import numpy as np
@@ -15,17 +17,18 @@ from tests.methods.test_fedper import ended, made, one, simulate
 BYTES = 4 * ((5 * 6 + 6) + (6 * 3 + 3) + 5)
 
 
-def oracle(rounds, edges, period):
+def oracle(rounds, edges, period, edge_of=None):
     """The edges' models, the cloud's, and the bytes (client to edge, edge to cloud) of each round."""
     clients = naive.rows(toy.data())
+    edge_of = [i % edges for i in range(len(clients))] if edge_of is None else edge_of
     cloud = tuple(MODEL.init(naive.stream(0, naive.INIT)))
     models, examples, traffic = [cloud] * edges, [0] * edges, []
     for r in range(rounds):
         ends, came = [[] for _ in range(edges)], naive.cohort(0, r, len(clients), 5)
         for i in came:
-            (params, stats), key = models[i % edges], naive.client_key(0, r, i)
+            (params, stats), key = models[edge_of[i]], naive.client_key(0, r, i)
             end = naive.train(MODEL, params, stats, *clients[i], key, epochs=2, batch=toy.BATCH, lr=0.1, momentum=0.5)
-            ends[i % edges].append(((end.params, end.stats), len(clients[i][1])))
+            ends[edge_of[i]].append(((end.params, end.stats), len(clients[i][1])))
         for edge, of_edge in enumerate(ends):
             if of_edge:
                 models[edge] = naive.mean(*zip(*of_edge, strict=True))
@@ -51,6 +54,29 @@ class HierFAVGTest(chex.TestCase):
             chex.assert_trees_all_close(tuple(state.server.cloud), cloud, atol=5e-6)
         names = "server/client_edge_bytes", "server/edge_cloud_bytes"
         self.assertEqual([tuple(record[name] for name in names) for record in records], traffic)
+
+    def test_a_file_assigns_clients_to_edges(self):
+        edge_of = [2, 2, 0, 1, 0, 0, 1, 0]
+        with tempfile.TemporaryDirectory() as folder:
+            np.savetxt(f"{folder}/edges.txt", edge_of, fmt="%d")
+            server = ended(made(hierfavg, edges=3, assignment=f"{folder}/edges.txt", epochs=2)).server
+        models, cloud, _ = oracle(2, 3, 2, edge_of)
+        chex.assert_trees_all_close(tuple(server.cloud), cloud, atol=5e-6)
+        chex.assert_trees_all_close(tuple(one(jax.device_get(server.edges), 2)), models[2], atol=5e-6)
+
+    def test_files_that_do_not_fit(self):
+        for text, message in {
+            "0 1": "has 2 numbers, and there are 8 clients",
+            "0 1 2 3 0 1 2 3": "has 3, and edges=3 are the integers from 0 to 2",
+            "0 1 0 1 0 1 0 1.5": "has 1.5, and edges=3 are",
+            "0 1 0 1 0 1 0 1": "gives edge 2 no client",
+            "a": "has no numbers alone",
+        }.items():
+            with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+                file.write(text.replace(" ", "\n"))
+                file.flush()
+                with self.assertRaisesRegex(ValueError, f"^assignment='{file.name}' {message}"):
+                    made(hierfavg, edges=3, assignment=file.name)(toy.task())
 
     @parameterized.parameters((dict(edges=1, cloud_period=2),), (dict(edges=3, cloud_period=1),))
     def test_one_edge_or_a_cloud_in_every_round_is_fedavg(self, arguments):

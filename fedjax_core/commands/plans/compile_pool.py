@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from fedjax_core import code_fingerprint, experiment
 from fedjax_core.commands.plans import device_targets
 from fedjax_core.data import row_readers
-from fedjax_core.experiment import device_options
+from fedjax_core.experiment import input_files
 from fedjax_core.experiment.mock_data import Counts
 from fedjax_core.language import clip_task
 from fedjax_core.language.instruction_task import Spec, find_model_folder
@@ -192,7 +192,7 @@ def _version(package: str) -> str | None:
 
 def source_files(config: dict[str, Any]) -> Sequence[Path]:
     """Returns files that decide what is compiled: library, methods, what a config names from outside, a language model's
-    config.json, a CLIP's tokenizer, which decides how long texts are, and settings of clients and devices."""
+    config.json, a CLIP's tokenizer, which decides how long texts are, settings of clients and devices, and files of the method."""
     from ml_collections import ConfigDict
 
     from fedjax_core.experiment.run_experiment import lists_to_tuples
@@ -205,7 +205,8 @@ def source_files(config: dict[str, Any]) -> Sequence[Path]:
     of_clip = [network.resolved() for network in resolved.networks if network.resolved.function is clip_task.Spec]
     folders = [Path(spec.folder).expanduser() for spec in of_clip if spec.folder is not None]
     files |= {file.resolve() for folder in folders for name in (CONFIG, TOKENIZER) if (file := folder / name).is_file()}
-    files |= {file.resolve() for file in device_options.existing_client_files(resolved.fields)}
+    inputs = [*input_files.existing_client_files(resolved.fields), *input_files.existing_method_files(resolved.fields).values()]
+    files |= {file.resolve() for file in inputs}
     for package in ("fedjax_core", "methods"):
         files |= {file for file in (HOME / package).rglob("*.py") if "reporting" not in file.parts}
     return sorted(files)

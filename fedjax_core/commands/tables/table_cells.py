@@ -94,7 +94,7 @@ def build_cell(
             measures.check_scores(measure, config, resolved)
     except Exception as error:  # get_config is the user's code too
         raise ValueError(f"{where}: {reporter.one_line(error)}") from error
-    files = [*experiment.existing_weight_files(resolved), *experiment.existing_client_files(resolved.fields)]
+    files = experiment.existing_input_files(resolved)
     own = code_fingerprint.hash_files([*code_fingerprint.find_own_files(resolved.lookups), *files])
     labels = f"{definition.slugify(row.label)}--{definition.slugify(column.label)}"
     name = f"{labels}--seed{seed}--{_hash_run(resolved.config, list(own.values()))}"

@@ -135,6 +135,22 @@ def test_code_that_has_changed_is_another_run(tmp_path):
     assert "code" not in read_json(tmp_path / "plain" / "run.json")
 
 
+def test_a_file_of_the_method_that_has_changed_is_another_run(tmp_path):
+    file, config = tmp_path / "links.csv", small()
+    ring = np.eye(4, k=1) + np.eye(4, k=-1) + np.eye(4, k=3) + np.eye(4, k=-3)
+    np.savetxt(file, ring, delimiter=",")
+    experiment.switch_method(config, {"name": "dfedavg"})
+    config.method.topology, config.method.matrix = "graph", str(file)
+    ran(tmp_path / "run", config, data=divided())
+    assert read_json(tmp_path / "run" / "run.json")["method_files"].keys() == {"method.matrix"}
+    config.rounds = 2
+    np.savetxt(file, 1 - np.eye(4), delimiter=",")
+    with pytest.raises(ValueError, match=r"holds a run with other method_files \(method_files.method.matrix: .* another directory"):
+        ran(tmp_path / "run", config, data=divided())
+    np.savetxt(file, ring, delimiter=",")
+    assert ran(tmp_path / "run", config, data=divided())[0].state.round == 2
+
+
 def ran(folder, config, **given):
     said: list[str] = []
     found = experiment.execute(config, str(folder), progress=False, console=said.append, **given)

@@ -8,13 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core.algorithm import Net
+from fedjax_core.algorithm import Net, is_net
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.training import local_training
 from fedjax_core.training.local_batch_norm import with_local_statistics
+from methods.afl import afl
+from methods.dbe import dbe
+from methods.dfedavg import dfedavg
 from methods.fedavg import fedavg
+from methods.feddyn import feddyn
 from methods.fedopt import fedopt
 from methods.fedper import fedper
+from methods.fedrod import fedrod
+from methods.hierfavg import hierfavg
 from methods.local import local
 from methods.scaffold import scaffold
 from tests import naive, toy
@@ -99,11 +105,43 @@ class LocalStatisticsTest(chex.TestCase):
         (scaffold, 2 * PARAMS, 2 * PARAMS),
         (local, 0, 0),
         (fedper, 5 * 6 + 6, 5 * 6 + 6),
+        (afl, PARAMS, PARAMS + 1),
+        (feddyn, PARAMS, PARAMS),
+        (hierfavg, PARAMS, PARAMS),
+        (dfedavg, 2 * PARAMS, 2 * PARAMS),
     )
     def test_statistics_never_travel(self, method, down, up):
         shapes = simulate(with_local_statistics(functools.partial(method, **SETTINGS))).spec.shapes
         self.assertEqual((shapes.down, shapes.up), (4 * down, 4 * up))
         self.assertNotIn((STATS,), [x.shape for x in jax.tree.leaves(shapes.groups[0].server)])
+
+    def test_links_carry_none_either(self):
+        sim = simulate(with_local_statistics(functools.partial(dfedavg, topology="full", **SETTINGS)), cohort=2)
+        _, (record,) = sim.run_rounds(sim.init(0), 1)
+        self.assertEqual((record["server/links"], record["server/link_bytes"]), (2, 2 * 4 * PARAMS))
+
+    def test_afl_keeps_what_training_made_of_the_statistics(self):
+        """Not that times the client's weight."""
+        stats = []
+        for method in (fedavg, afl):
+            algorithm = with_local_statistics(functools.partial(method, **SETTINGS))(toy.task())
+            server = algorithm.server_init(jax.random.key(0))
+            client = algorithm.client_init(jax.random.key(0), server, 0)
+            stats.append(toy.update_client(algorithm, algorithm.broadcast(server, 0), client).state[1])
+        chex.assert_trees_all_close(*stats, atol=1e-6)
+
+    @parameterized.parameters(dbe, fedrod)
+    def test_a_method_s_own_personal_model_is_the_one_that_is_scored(self, method):
+        inner, key, x = functools.partial(method, **SETTINGS)(toy.task()), jax.random.key(0), toy.data().test.x[:5]
+        algorithm = with_local_statistics(lambda task: inner)(toy.task())
+        server = inner.server_init(key)
+        sent = inner.broadcast(server, 0)
+        client = jax.tree.map(lambda p: p + 1, inner.client_init(key, server, 0))
+        stats = {"mean": jnp.arange(5.0)}
+        with_stats = lambda tree: jax.tree.map(lambda n: n._replace(stats=stats) if isinstance(n, Net) else n, tree, is_leaf=is_net)
+        expected = inner.predict["personal"](with_stats(sent), client, x)["logits"]
+        self.assertEqual(set(algorithm.predict), {"personal"})
+        np.testing.assert_allclose(algorithm.predict["personal"](sent, (client, stats), x)["logits"], expected, atol=1e-6)
 
     def test_without_statistics_nothing_changes(self):
         outputs, task, key = [], toy.task(statistics=False), jax.random.key(0)

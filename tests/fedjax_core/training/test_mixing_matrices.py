@@ -82,7 +82,7 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "w.csv").write_text("0,one\n")
     with pytest.raises(ValueError, match=r"there is no such file$"):
         make_mixing_matrices("matrix", 2, file=str(tmp_path / "none.csv"))
-    with pytest.raises(ValueError, match="has no matrix of numbers"):
+    with pytest.raises(ValueError, match="has no numbers alone"):
         make_mixing_matrices("matrix", 2, file=str(tmp_path / "w.csv"))
 
 

@@ -1,5 +1,6 @@
 """Cells: what their configs and their names are made of."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -60,6 +61,16 @@ def test_files_of_devices_and_of_settings_by_client_are_in_the_name(tmp_path):
             changes = {field: f"from_csv(path={str(file)!r})"}
             names.append(tables.build_cells(definition(changes=changes), "smoke", [0])[0].name)
         assert names[0] == names[2] != names[1]
+
+
+def test_files_of_the_method_are_in_the_name(tmp_path):
+    file, names = tmp_path / "links.csv", []
+    changes = {"method.name": "dfedavg", "method.topology": "graph", "method.matrix": str(file)}
+    for text in ("0,1\n1,0", "1,1\n1,1", "0,1\n1,0"):
+        file.write_text(text)
+        rows = (dataclasses.replace(definition().rows[0], changes=changes),)
+        names.append(tables.build_cells(definition(rows=rows), "smoke", [0])[0].name)
+    assert names[0] == names[2] != names[1]
 
 
 def test_what_networks_begin_from_is_in_the_name(tmp_path):
