@@ -1,16 +1,19 @@
 """Draws the figure of docs/pages/feddyn.md: FedDyn on digits, as it is and as other code has it.
 
-python -m docs.feddyn_figure [FIGURE.png]     a few minutes of one CPU; prints the last scores
+python -m docs.feddyn_figure [FIGURE.png]     a quarter of an hour of one CPU; prints the page's table
 """
 
 import functools
+import statistics
 import sys
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import matplotlib
 import optax
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from fedjax_core import experiment
 from fedjax_core.algorithm import Reduce
@@ -19,8 +22,9 @@ from fedjax_core.reporting.plots import style
 from methods.fedavg import fedavg
 from methods.feddyn import Server, feddyn
 
-ROUNDS, EVERY = 200, 10
-SHOWN = 30.0  # the largest loss that is drawn
+ROUNDS, EVERY, SEEDS = 200, 10, (0, 1, 2)
+LIMITS = {"loss": (0.04, 30.0), "norm": (15.0, 300.0)}  # that are drawn
+SCORES = ("accuracy", "loss", "norm")  # norm: of the server's model
 
 
 def without_pull(task, *, optimizer, alpha, **options):
@@ -96,63 +100,91 @@ def with_misread_sum(task, *, optimizer, alpha, **options):
 
 
 VARIANTS = {  # label: (method, its options, changes of the config)
-    "FedAvg": (fedavg, {"weights": "uniform"}, {}),
+    "FedAvg, uniform weights": (fedavg, {"weights": "uniform"}, {}),
     "alpha 1": (feddyn, {"alpha": 1.0}, {}),
     "alpha 0.01": (feddyn, {"alpha": 0.01}, {}),
     "alpha 0.01, mean of the round's models": (feddyn, {"alpha": 0.01, "score": "active_mean"}, {}),
+    "alpha 0.01, all clients in each round": (feddyn, {"alpha": 0.01}, {"cohort.fraction": 1.0}),
     "alpha 1, rate falls by 2 %": (feddyn, {"alpha": 1.0}, {"optimizer.decay": 0.98}),
-    "alpha 30": (feddyn, {"alpha": 30.0}, {}),
     "alpha 1, weight decay 0.01": (feddyn, {"alpha": 1.0}, {"optimizer.weight_decay": 0.01}),
+    "alpha 30": (feddyn, {"alpha": 30.0}, {}),
     "no quadratic term, alpha 0.1": (without_pull, {"alpha": 0.1}, {}),
     "clients' states reset, alpha 1": (with_forgotten_duals, {"alpha": 1.0}, {}),
     "states by position in the cohort, alpha 1": (with_duals_by_position, {"alpha": 1.0}, {}),
     "sum misread, alpha 1": (with_misread_sum, {"alpha": 1.0}, {}),
 }
-DRAWN = [name for name in VARIANTS if name not in ("alpha 1, weight decay 0.01", "alpha 30")]
+DRAWN = ("FedAvg, uniform weights", "alpha 1", "alpha 0.01", "alpha 0.01, all clients in each round")
+DRAWN += ("clients' states reset, alpha 1", "states by position in the cohort, alpha 1")
 
 
-def run(method, options, changes) -> list[tuple[int, float, float, float]]:
-    """Returns (round, accuracy, loss, norm of the server's model) at each evaluation, until it diverges."""
+def run(label: str, seed: int) -> list[dict[str, Any]]:
+    """Returns the scores at each evaluation, until the run diverges; the last row then has the round alone."""
+    method, options, changes = VARIANTS[label]
     config = experiment.load_config("feddyn")
     config.data.clients, config.cohort.fraction = 50, 0.1
     config.evaluation.scopes = ("global",)
     config.update_from_flattened_dict(changes)
     simulator = experiment.build(config, method=functools.partial(method, epochs=5, batch=10, **options))
-    state, points = simulator.init(seed=0), []
-    try:
-        while (done := int(state.round)) < ROUNDS:
+    state, rows = simulator.init(seed=seed), []
+    for done in range(EVERY, ROUNDS + 1, EVERY):
+        row = {"variant": label, "seed": seed, "round": done}
+        try:
             state, _ = simulator.run_rounds(state, EVERY)
-            scores = simulator.evaluate(state).metrics
-            server = state.server.server if isinstance(state.server, ByPosition) else state.server
-            norm = float(optax.tree.norm(jax.device_get(server.net.params)))
-            points.append((done + EVERY, scores["test/global/accuracy"], scores["test/global/loss"], norm))
-    except Diverged as error:
-        print(f"  {error}")  # noqa: T201
-    return points
+        except Diverged:
+            return [*rows, row | dict.fromkeys(SCORES, "")]
+        scores = simulator.evaluate(state).metrics
+        server = state.server.server if isinstance(state.server, ByPosition) else state.server
+        norm = float(optax.tree.norm(jax.device_get(server.net.params)))
+        rows.append(row | {"accuracy": scores["test/global/accuracy"], "loss": scores["test/global/loss"], "norm": norm})
+    return rows
+
+
+def format_row(label: str, rows: list[dict[str, Any]]) -> str:
+    """Returns a row of the page's table: mean and sample standard deviation over seeds of the last scores."""
+    last = [row for row in rows if row["round"] == ROUNDS and row["norm"] != ""]
+    ends = [row["round"] for row in rows if row["norm"] == ""]
+    if not last:
+        return f"| {label} | not finite within {max(ends)} rounds | | |"
+    digits = {"accuracy": (100, ".1f"), "loss": (1, ".2g"), "norm": (1, ".0f")}
+
+    def cell(name: str) -> str:
+        scale, form = digits[name]
+        values = [scale * row[name] for row in last]
+        return f"{statistics.mean(values):{form}} ± {statistics.stdev(values) if len(values) > 1 else 0:{form}}"
+
+    lost = f" ({len(last)} seeds; else not finite within {max(ends)} rounds)" if ends else ""
+    return f"| {label}{lost} | " + " | ".join(map(cell, SCORES)) + " |"
 
 
 def draw(rows: list[dict[str, Any]], file: str) -> None:
-    """Draws accuracy and loss over rounds, and writes the numbers beside the figure."""
-    figure = Figure((style.PAGE, 2.6), layout="constrained")
-    axes = figure.subplots(1, 2)
-    for place, label in enumerate(DRAWN):
-        points = [row for row in rows if row["variant"] == label]
-        look = {"color": style.COLOURS[place % len(style.COLOURS)], "linestyle": style.DASHES[place % len(style.DASHES)]}
-        for axis, name in zip(axes, ("accuracy", "loss"), strict=True):
-            axis.plot([row["round"] for row in points], [row[name] for row in points], label=label, **look)
-    axes[0].set(xlabel="round", ylabel="test accuracy", ylim=(0, 1))
-    axes[1].set(xlabel="round", ylabel="test loss", yscale="log", ylim=(None, SHOWN))
-    style.legend_above(figure, axes[0])
-    style.save_figure(figure, file, rows)
+    """Draws loss and norm over rounds, as means over the seeds that are finite, and writes the numbers beside the figure."""
+    with matplotlib.rc_context(style.STYLE):
+        figure = Figure((style.PAGE, 2.6), layout="constrained")
+        axes = figure.subplots(1, 2)
+        for place, label in enumerate(DRAWN):
+            points = [row for row in rows if row["variant"] == label and row["norm"] != ""]
+            look = {"color": style.COLOURS[place % len(style.COLOURS)], "linestyle": style.DASHES[place % len(style.DASHES)]}
+            rounds = sorted({row["round"] for row in points})
+            for axis, name in zip(axes, LIMITS, strict=True):
+                means = [statistics.mean(row[name] for row in points if row["round"] == r) for r in rounds]
+                axis.plot(rounds, means, label=label, **look)
+        for axis, (name, limits) in zip(axes, LIMITS.items(), strict=True):
+            what = {"loss": "test loss", "norm": "norm of the server's model"}[name]
+            axis.set(xlabel="round", ylabel=what, yscale="log", ylim=limits)
+            axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=7))
+            axis.yaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:g}"))
+            axis.yaxis.set_minor_formatter(NullFormatter())
+        style.legend_above(figure, axes[0])
+        style.save_figure(figure, file, rows)
 
 
 def main(file: str) -> None:
-    """Runs all variants, prints their last scores and draws the figure."""
+    """Runs all variants, prints the table of their last scores and draws the figure."""
     rows: list[dict[str, Any]] = []
-    for label, variant in VARIANTS.items():
-        points = run(*variant)
-        print(label, points[-1] if points else "diverged at once", flush=True)  # noqa: T201
-        rows += [{"variant": label, "round": r, "accuracy": a, "loss": loss, "norm": norm} for r, a, loss, norm in points]
+    for label in VARIANTS:
+        of = [row for seed in SEEDS for row in run(label, seed)]
+        print(format_row(label, of), flush=True)  # noqa: T201
+        rows += of
     draw(rows, file)
 
 

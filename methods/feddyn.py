@@ -24,7 +24,7 @@ near FedAvg, but a long memory with large steps; a falling rate makes the memory
 steps are stable only for eta (alpha + L) < 2, L being the loss's curvature. Good values are from
 1 / (eta K) to 1 / eta. With others, score="active_mean" scores the mean of the round's models, which
 the server's step does not reach. A round's metric "correction" is ||h / alpha|| / ||theta||: if it
-grows from round to round, the run diverges.
+grows from round to round, the run diverges. docs/pages/feddyn.md has measurements.
 
 Departures: as in the authors' code, states begin at 0 and means are uniform. That code scores the
 mean of the round's models or of all clients' last ones, never theta: score="active_mean" is the

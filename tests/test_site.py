@@ -21,6 +21,8 @@ SHOWN = (
     "methods/",
     "methods/fedproto/",
     "methods/feddyn/",
+    "feddyn/",
+    "topologies/",
     "results/leaderboard/",
     "results/fair/",
     "results/",

@@ -1,7 +1,6 @@
 """Reports how far the runs of a table are, and estimates how long the others will take."""
 
 import math
-import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,11 +26,14 @@ class Pace:
     """The speed of finished runs, which estimates that of others."""
 
     def __init__(self) -> None:
-        self._known: list[tuple[Job, float]] = []
+        self._sums: dict[tuple, tuple[float, int]] = {}  # of seconds, and how many; see `_likeness`
 
     def record(self, job: Job, seconds: float) -> None:
         """Records the seconds of a finished run."""
-        self._known.append((job, seconds))
+        of_length, *of_rounds = _likeness(job)
+        for key, value in [(of_length, seconds), *((key, seconds / job.rounds) for key in of_rounds)]:
+            total, number = self._sums.get(key, (0.0, 0))
+            self._sums[key] = total + value, number + 1
 
     def estimate(self, job: Job) -> float | None:
         """Estimates the seconds of a job; None before any run.
@@ -39,17 +41,26 @@ class Pace:
         Runs of the same row, column and length count first; else seconds a round in the same row
         and column, in the same row, or in all.
         """
-        same_pair = [(done, seconds) for done, seconds in self._known if done.cell.pair == job.cell.pair]
-        if same_length := [seconds for done, seconds in same_pair if done.rounds == job.rounds]:
-            return statistics.fmean(same_length)
-        same_row = [(done, seconds) for done, seconds in self._known if done.cell.row == job.cell.row]
-        comparable = same_pair or same_row or self._known
-        return statistics.fmean(seconds / done.rounds for done, seconds in comparable) * job.rounds if comparable else None
+        of_length, *of_rounds = _likeness(job)
+        if of_length in self._sums:
+            total, number = self._sums[of_length]
+            return total / number
+        key = next(filter(self._sums.__contains__, of_rounds), None)
+        if key is None:
+            return None
+        total, number = self._sums[key]
+        return total / number * job.rounds
 
     def describe_remaining(self, jobs: Sequence[Job]) -> str:
         """Returns the time that jobs will take, as the end of a line; empty if it is unknown."""
         guesses = [self.estimate(job) for job in jobs]
         return _format_remaining(math.fsum(guess for guess in guesses if guess is not None)) if None not in guesses else ""
+
+
+def _likeness(job: Job) -> list[tuple]:
+    """Returns what a job has in common with others: first its row, column and length, last nothing."""
+    row, column = job.cell.pair
+    return [(row, column, job.rounds), (row, column), (row,), ()]
 
 
 def _format_remaining(seconds: float) -> str:
