@@ -168,7 +168,7 @@ def _render_results(name: str, results: Sequence[Record]) -> list[str]:
         rows.append([measure, *(_format_result(cells.get(column), results) for column in columns)])
     texts = [_compare(records, results, column) for column in columns]
     legend = "In %, mean ± deviation over seeds. **Bold**: the best of its column; ≈: not distinguishable from the best."
-    legend += " Rows of this run [differ in their cohorts as well](../results/leaderboard.md)." if read_caveat() else ""
+    legend += " Some rows of this run [differ in more than their method](../results/leaderboard.md)." if read_caveat() else ""
     return [*texts, "", f"{legend} [Leaderboard](../results/leaderboard.md).", "", *format_table(["", *columns], rows), ""]
 
 

@@ -94,13 +94,16 @@ def render_column(records: Sequence[Record], pages: Mapping[str, str]) -> str:
     first = {row: cells[row, measures[0]] for row in dict.fromkeys(record["row"] for record in records)}
     order = sorted(first, key=lambda row: _order_key(first[row]))
     against = _find_against(records)
+    has_search = all(record.get("trials") for record in first.values())
     rows = []
     for row in order:
         rank = _format_rank(first[row])
         difference = [format_interval(first[row], "minus_against", 1, signed=True)] if against else []
         scores = [format_score(cells.get((row, measure)), best[measure], seeds[measure]) for measure in measures]
-        rows.append([rank, _link(row, pages), scores[0], *difference, *scores[1:]])
+        lost = [f"{first[row]['diverged']} of {first[row]['trials']}"] if has_search else []
+        rows.append([rank, _link(row, pages), scores[0], *difference, *scores[1:], *lost])
     heads = ["rank", "method", measures[0], *([f"minus {against}"] if against else []), *measures[1:]]
+    heads += ["diverged trials"] if has_search else []
     alike = [row for row in order if first[row].get("like_best") == "1"]
     text = f"By {measures[0]}, the best is {'; '.join(best[measures[0]])}. "
     unranked = [row for row in order if first[row]["mean"] and not first[row].get("rank")]

@@ -15,11 +15,11 @@ from tests.methods.test_fedper import STEPS, ended, made, one, simulate
 GATE, D = 0x6370, 6
 
 
-def shares(gate, z, v):
-    """(r_i, s_i) of one example."""
+def shares(gate, z, v, noise=0.0):
+    """(r_i, s_i) of one example; noise: [2 D]."""
     a = (z * v / jnp.sqrt(jnp.sum(v**2))) @ gate["linear"]["kernel"] + gate["linear"]["bias"]
     a = (a - jnp.mean(a)) / jnp.sqrt(jnp.mean((a - jnp.mean(a)) ** 2) + 1e-5)
-    a = jnp.maximum(a * gate["scale"] + gate["bias"], 0)
+    a = jnp.maximum(a * gate["scale"] + gate["bias"], 0) + noise
     r = jnp.exp(a[:D]) / (jnp.exp(a[:D]) + jnp.exp(a[D:]))
     return r, 1 - r
 
@@ -93,12 +93,25 @@ class FedCPTest(chex.TestCase):
         chex.assert_trees_all_close(body, end.params["body"], atol=2e-6)
         chex.assert_trees_all_close(out.uplink.net.params["head"], jax.tree.map(lambda p: p / 2, end.params["head"]), atol=2e-6)
 
-    def test_shares_sum_to_one_and_noise_moves_them(self):
+    def test_noise_is_gumbel_s_and_is_added_to_the_gate_s_outputs(self):
         gate, z = init_gate(jax.random.key(1), D), jax.random.normal(jax.random.key(2), (7, D))
-        plain, drawn = policy(gate, z, jnp.ones(D)), policy(gate, z, jnp.ones(D), jax.random.key(3))
-        for r, s in (plain, drawn):
-            np.testing.assert_allclose(r + s, 1, atol=1e-6)
-        self.assertGreater(np.abs(plain[0] - drawn[0]).max(), 0.1)
+        drawn, v = policy(gate, z, jnp.arange(1.0, 1 + D), jax.random.key(3)), jnp.arange(1.0, 1 + D)
+        noise = jax.random.gumbel(jax.random.key(3), (7, 2, D)).reshape(7, 2 * D)
+        for row in range(7):
+            for found, wanted in zip(drawn, shares(gate, z[row], v, noise[row]), strict=True):
+                np.testing.assert_allclose(found[row], wanted, atol=1e-6)
+        self.assertGreater(np.abs(drawn[0] - policy(gate, z, v)[0]).max(), 0.1)
+
+    def test_noise_is_drawn_in_training_alone(self):
+        algorithm = made(fedcp, lam=0.0)(toy.task())
+        server = algorithm.server_init(jax.random.key(0))
+        head, x = algorithm.client_init(jax.random.key(1), server, 0), toy.data().test.x[:4]
+        scored = [algorithm.predict["personal"](server, head, x)["logits"] for _ in range(2)]
+        np.testing.assert_array_equal(*scored)
+        plain = made(fedcp, lam=0.0, gumbel=False)(toy.task())
+        np.testing.assert_allclose(plain.predict["personal"](server, head, x)["logits"], scored[0], atol=1e-6)
+        ends = [toy.update_client(method, server, head).uplink.gate["bias"] for method in (algorithm, plain)]
+        self.assertGreater(np.abs(ends[0] - ends[1]).max(), 1e-5)
 
     def test_discrepancy(self):
         a, b = jax.random.normal(jax.random.key(1), (2, 5, D))

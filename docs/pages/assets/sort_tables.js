@@ -17,7 +17,7 @@ document.addEventListener("DOMContentLoaded", () => {
       head.append(button)
       button.addEventListener("click", () => {
         const now = head.getAttribute("aria-sort")
-        const isUp = now ? now === "descending" : /^((mean )?rank|method)$/.test(head.textContent.trim()) // ranks and names go up first, scores down
+        const isUp = now ? now === "descending" : /^((mean )?rank$|method$|clients worse|diverged)/.test(head.textContent.trim()) // scores go down first
         heads.forEach((other) => other.removeAttribute("aria-sort"))
         head.setAttribute("aria-sort", isUp ? "ascending" : "descending")
         const text = (row) => row.cells[column].textContent.trim()

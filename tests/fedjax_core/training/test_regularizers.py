@@ -6,6 +6,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from absl.testing import parameterized
 
 from configs import fedavg as config
@@ -17,8 +18,23 @@ from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
 from tests.methods.test_fedprox import compiled, one_round
 
+# FedMD trains on an index of public examples, which cannot be traced alone.
+TRACED = tuple(name for name in toy.METHODS if name != "fedmd")
+# By method, training passes beside the one that all have; FedPFT's first is on features that are computed once.
+PASSES = dict.fromkeys(["fedrep", "fedpac", "pfedpt", "ditto", "apfl", "fedsdr", "perada", "pfedme", "fedoa", "fedoa_lora"], 2)
+NEVER_SHARP = ("apfl", "fedsam", "fedasam", "mofedsam", "fedspeed")
 FEATURES = np.random.default_rng(0).normal(size=(8, 5)).astype(np.float32)
 ALL = np.ones(8, bool)
+
+
+def trace_training(name, wrap, optimizer):
+    """Traces the training of client 0 by a method whose model is wrapped."""
+    algorithm = toy.METHODS[name](toy.CASES[name].task().wrap_model(wrap), optimizer=optimizer)
+    key = jax.random.key(0)
+    server = jax.eval_shape(algorithm.server_init, key)
+    client = jax.eval_shape(lambda server: algorithm.client_init(key, server, 0), server)
+    sent = jax.eval_shape(lambda server: algorithm.broadcast(server, 0), server)
+    jax.eval_shape(algorithm.client_update, sent, client, toy.client_data(0), key)
 
 
 def term(params, outputs, x, y, given):
@@ -52,7 +68,7 @@ class RegularizersTest(chex.TestCase):
         none = toy.task().wrap_model(lambda model: with_regularizers(model, [functools.partial(decorrelation, coefficient=0.0)]))
         chex.assert_trees_all_close(one_round(compiled(fedavg, task=none), net).uplink, plain.uplink, atol=1e-7)
 
-    @parameterized.parameters("scaffold", "moon", "fedrod", "fedrep", "pfedpt", "fedntd", "fedskc", "fedgen")
+    @parameterized.parameters(*TRACED)
     def test_every_training_pass_of_a_method_has_the_terms(self, name):
         passes = []
 
@@ -60,14 +76,26 @@ class RegularizersTest(chex.TestCase):
             passes.append(features.shape)
             return 0.0 * jnp.sum(features)
 
-        task = toy.CASES[name].task().wrap_model(lambda model: with_regularizers(model, [count]))
-        algorithm = toy.METHODS[name](task, optimizer=local_training.sgd(0.1))
-        key = jax.random.key(0)
-        server = jax.eval_shape(algorithm.server_init, key)
-        client = jax.eval_shape(lambda server: algorithm.client_init(key, server, 0), server)
-        sent = jax.eval_shape(lambda server: algorithm.broadcast(server, 0), server)
-        jax.eval_shape(algorithm.client_update, sent, client, toy.client_data(0), key)
-        self.assertNotEmpty(passes)
+        trace_training(name, lambda model: with_regularizers(model, [count]), local_training.sgd(0.1))
+        self.assertGreaterEqual(len(passes), PASSES.get(name, 1))
+
+    @parameterized.parameters(*TRACED)
+    def test_every_training_pass_of_a_method_is_sharpness_aware_or_it_says_why_not(self, name):
+        sharp = lambda round_num: optax.chain(local_training.sharpness_aware(0.1), optax.sgd(0.1))
+        plain = lambda round_num: optax.sgd(0.1)
+        passes = []
+
+        def count(model):
+            return with_regularizers(model, [lambda features, mask: passes.append(0) or 0.0 * jnp.sum(features)])
+
+        if name in NEVER_SHARP:
+            with self.assertRaisesRegex(ValueError, "^optimizer.sharpness must be None with "):
+                trace_training(name, count, sharp)
+            return
+        trace_training(name, count, plain)
+        once = len(passes)
+        trace_training(name, count, sharp)
+        self.assertGreater(len(passes) - once, once, "a step takes a second gradient")
 
     def test_both_scales_are_the_formulas(self):
         r = np.corrcoef(FEATURES.T)
