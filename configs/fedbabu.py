@@ -5,7 +5,7 @@ Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds); paper: FedPFT's protocol: CIFAR-10, 40 clients with
           500 + 100 images and one label distribution each, ResNet-8 with the 7x7 stem, 5 local
           epochs, batch 100, SGD 0.1, 1000 rounds, all clients in every round; 5 epochs of
-          fine-tuning at 1e-3, as in its authors' code.
+          fine-tuning at 1e-3, as in its authors' code, which has a momentum of 0.9 as well.
 """
 
 from configs import base

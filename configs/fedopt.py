@@ -4,8 +4,9 @@ Command:  python -m methods.main --config=configs/fedopt.py --workdir=runs/fedop
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds); paper: a row of FedSKC's tables: CIFAR-10, 20
           clients, Dirichlet(0.2), 40 % per round, ResNet-8, 10 local epochs, batch 64, plain SGD at
-          0.01, 200 rounds; FedAdam with the authors' b1 = 0.9, b2 = 0.99, tau = 0.001 and a server
-          rate of 0.01.
+          0.01, 200 rounds; FedAdam with the paper's b1 = 0.9, b2 = 0.99, tau = 0.001 and a server
+          rate of 0.01 (the authors' code has b2 = 0.999, accumulators that begin at 0, and weights
+          clients by examples).
 """
 
 from ml_collections.config_dict import placeholder

@@ -4,8 +4,8 @@ Command:  python -m methods.main --config=configs/fedrep.py --workdir=runs/fedre
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds); paper: FedPFT's protocol: CIFAR-10, 40 clients with
           500 + 100 images and one label distribution each, ResNet-8 with the 7x7 stem, 4 local
-          epochs for the head and 1 for the body, batch 100, SGD 0.1, 1000 rounds, all clients in
-          every round.
+          epochs for the head (its authors have 10) and 1 for the body, batch 100, SGD 0.1, 1000
+          rounds, all clients in every round.
 """
 
 from configs import base

@@ -8,7 +8,7 @@ Variants: small (the default), MLPs of two layers of 200, 100 and 50, gradients 
           dense layer more in place of the mean over the image, and without normalization) and its
           half, quarter, eighth and sixteenth, 5 local epochs of batch 10, SGD 0.01 with momentum
           0.9 and weight decay 0.0005, gradients clipped at norm 1, 400 rounds; there the rate falls
-          to a tenth after 200.
+          to a tenth after 200, and clients draw one of the five widths anew in each round.
 """
 
 from configs import base

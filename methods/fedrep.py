@@ -18,8 +18,8 @@ Learning. ICML 2021. https://arxiv.org/abs/2102.07078
 Unseen clients start a head of their own, after local training, and fine-tune if finetune_epochs >
 0.
 
-Departures: the mean is weighted by examples unless weights="uniform", and batch statistics move in
-both phases, as in the authors' code. That code trains heads again before the last evaluation, for
+Departures: the mean is weighted by examples unless weights="uniform", as in the authors' code. Batch
+statistics, of which it has none, move in both phases. That code trains heads again before the last evaluation, for
 max(10, head_epochs) epochs: finetune_epochs does so before every evaluation.
 """
 
