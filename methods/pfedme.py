@@ -29,8 +29,8 @@ Unseen clients solve for a theta of their own: local training around the server'
 Departures: within a round, theta and the inner optimizer's state continue from minibatch to
 minibatch (warm=False: theta starts at w_i). The paper's code adds weight decay 0.001 to inner
 steps, here an option of the optimizer. Clients are evaluated with theta, as in the paper (its code
-evaluates w_i, and weights clients by examples). Only sampled clients train. Batch statistics are theta's; with beta above 1 the
-server's move no further than their mean.
+evaluates w_i, and weights clients by examples). Only sampled clients train. Batch statistics are
+theta's; with beta above 1 the server's move no further than their mean.
 """
 
 from typing import NamedTuple
