@@ -4,7 +4,8 @@ Command:  python -m methods.main --config=configs/dbe.py --workdir=runs/dbe
 Expect:   see configs/RESULTS.md.
 Variants: small (the default), kappa 1; smoke (seconds); paper: its authors' script, on MNIST in
           place of Fashion-MNIST: 20 clients, Dirichlet(0.1), all in every round, a CNN, one local
-          epoch, batch 10, SGD 0.005, 2000 rounds; kappa = 50, momentum 1.
+          epoch, batch 10, SGD 0.005, 2000 rounds (theirs ends after 100 without a better one); kappa
+          = 50, momentum 1.
 """
 
 from configs import base

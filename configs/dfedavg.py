@@ -7,7 +7,8 @@ Variants: small (the default), a random graph with 10 neighbors, of which 4 are 
           clients with Dirichlet(0.3), ResNet-18 with a group normalization, 10 neighbors, 5 local
           epochs of batch 128, SGD 0.1 with decay 0.998 and weight decay 0.0005, gradients clipped
           at norm 10, 500 rounds, all clients in every round; there the neighbors are drawn anew in
-          each round, and clients have equal sizes.
+          each round by each client for itself, clients have equal sizes, and models are scored
+          after training, before they are averaged.
 """
 
 from configs import base

@@ -4,7 +4,7 @@ Command:  python -m methods.main --config=configs/fedhe.py --workdir=runs/fedhe
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds); paper: FedHPL's setting for mixed models: 5 clients
           with ResNet-18/34/50/34/18 on CIFAR-10 at 32 px, SGD 0.01 with momentum 0.9 and weight
-          decay 1e-4, batch 16, 1 local epoch, 100 rounds.
+          decay 1e-4, batch 16, 1 local epoch, 100 rounds; alpha = 1, as in its authors' scripts.
 """
 
 from configs import base
@@ -20,5 +20,5 @@ def get_config(variant: str = "small"):
         config.method.update(epochs=1)
     if variant == "paper":
         base.as_in_fedhpl(config, stem="cifar")
-        config.method.update(epochs=1)
+        config.method.update(epochs=1, alpha=1.0)
     return config

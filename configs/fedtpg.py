@@ -9,7 +9,8 @@ Variants: small (the default); smoke (seconds); paper: the paper's network and t
           CLIP ViT-B/16 from the folder clip-vit-base-patch16, 4 vectors, 500 rounds of one epoch of SGD
           0.003 with momentum 0.9, weight decay 1e-5 and batch 200. 10 classes per client, 5 clients that
           train and 5 unseen ones with the other 50 classes. The paper has nine sets of photographs with
-          8 examples per class, 20 classes per client, and cosine decay over the rounds.
+          8 examples per class, 20 classes per client, so that an epoch is one step, and cosine decay over
+          the rounds.
 """
 
 from configs import base

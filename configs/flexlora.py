@@ -3,9 +3,9 @@
 Command:  python -m methods.main --config=configs/flexlora.py --workdir=runs/flexlora
 Expect:   see configs/RESULTS.md.
 Variants: small (the default), 20 clients, Dirichlet(0.5), 8 per round; smoke (seconds); paper:
-          FLoRA's ranks, 64 to 4, in FedOA's protocol for instructions: LoRA of LLaMA-7B, 6 clients
-          with one data set each, reading comprehension left out, 2 local epochs, batch 32, 20
-          rounds.
+          ranks drawn from FLoRA's, 64 to 4 (FlexLoRA's authors have 8, 30 and 200), in FedOA's
+          protocol for instructions: LoRA of LLaMA-7B, 6 clients with one data set each, reading
+          comprehension left out, 2 local epochs, batch 32, 20 rounds.
 """
 
 from configs import base

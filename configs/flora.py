@@ -2,7 +2,8 @@
 
 Command:  python -m methods.main --config=configs/flora.py --workdir=runs/flora
 Expect:   see configs/RESULTS.md.
-Variants: small (the default); smoke (seconds); paper: the authors' ranks, 64 to 4, in FedOA's
+Variants: small (the default); smoke (seconds); paper: ranks drawn from the authors', 64 to
+          4 (theirs are a list of ten; the six clients here get 16 four times, 8 and 4), in FedOA's
           protocol for instructions: LoRA of LLaMA-7B, 6 clients with one data set each, reading
           comprehension left out, 2 local epochs, batch 32, 20 rounds.
 """

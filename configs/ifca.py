@@ -19,7 +19,7 @@ def get_config(variant: str = "small"):
             source="rotated(of='mnist', degrees=(0, 90, 180, 270))", clients=600, partition="by_domain(train_examples=100)"
         )
         config.normalise = "unit"
-        config.models = ("mlp(widths=(200,))",)
+        config.models = ("mlp(widths=(200,), init='torch')",)
         config.method.update(clusters=4, epochs=10, batch=100)
         config.cohort.fraction = 1.0
         config.rounds = 300
