@@ -7,8 +7,8 @@ Variants: small (the default), with alpha = 1, the lower end of the range that s
           each round, a CNN of two layers of 64 channels with 384 and 192 units, flips and crops
           (theirs crop every second image), 5 local epochs of batch 50, SGD at 0.1 with weight decay
           0.001 and gradients clipped at norm 10, alpha = 0.01, 1000 rounds, and the mean of the
-          round's models scored. With few clients per round that alpha is too small, see the page
-          "When FedDyn diverges".
+          round's models scored. In many rounds that alpha is too small, see the page "When FedDyn
+          diverges".
 """
 
 from configs import base

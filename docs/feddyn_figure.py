@@ -1,11 +1,11 @@
 """Draws the figure of docs/pages/feddyn.md: FedDyn on digits, as it is and as other code has it.
 
-python -m docs.feddyn_figure [FIGURE.png]     a quarter of an hour of one CPU; prints the page's table
+python -m docs.feddyn_figure     a quarter of an hour of one CPU; prints the rows of the page's table
 """
 
 import functools
 import statistics
-import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -17,11 +17,14 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from fedjax_core import experiment
 from fedjax_core.algorithm import Reduce
+from fedjax_core.atomic_files import write_csv
 from fedjax_core.engine.divergence import Diverged
 from fedjax_core.reporting.plots import style
 from methods.fedavg import fedavg
 from methods.feddyn import Server, feddyn
 
+ROOT = Path(__file__).parents[1]
+FIGURE, NUMBERS = ROOT / "docs" / "pages" / "images" / "feddyn.png", ROOT / "configs" / "results" / "records" / "feddyn.csv"
 ROUNDS, EVERY, SEEDS = 200, 10, (0, 1, 2)
 LIMITS = {"loss": (0.04, 30.0), "norm": (15.0, 300.0)}  # that are drawn
 SCORES = ("accuracy", "loss", "norm")  # norm: of the server's model
@@ -156,8 +159,8 @@ def format_row(label: str, rows: list[dict[str, Any]]) -> str:
     return f"| {label}{lost} | " + " | ".join(map(cell, SCORES)) + " |"
 
 
-def draw(rows: list[dict[str, Any]], file: str) -> None:
-    """Draws loss and norm over rounds, as means over the seeds that are finite, and writes the numbers beside the figure."""
+def draw(rows: list[dict[str, Any]]) -> None:
+    """Draws loss and norm over rounds, as means over the seeds that are finite."""
     with matplotlib.rc_context(style.STYLE):
         figure = Figure((style.PAGE, 2.6), layout="constrained")
         axes = figure.subplots(1, 2)
@@ -175,18 +178,19 @@ def draw(rows: list[dict[str, Any]], file: str) -> None:
             axis.yaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:g}"))
             axis.yaxis.set_minor_formatter(NullFormatter())
         style.legend_above(figure, axes[0])
-        style.save_figure(figure, file, rows)
+        style.write_figure(figure, FIGURE)
 
 
-def main(file: str) -> None:
-    """Runs all variants, prints the table of their last scores and draws the figure."""
+def main() -> None:
+    """Runs all variants, prints their last scores, writes all and draws the figure."""
     rows: list[dict[str, Any]] = []
     for label in VARIANTS:
         of = [row for seed in SEEDS for row in run(label, seed)]
         print(format_row(label, of), flush=True)  # noqa: T201
         rows += of
-    draw(rows, file)
+    write_csv(NUMBERS, [{name: f"{v:.6g}" if isinstance(v, float) else v for name, v in row.items()} for row in rows])
+    draw(rows)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "docs/pages/images/feddyn.png")
+    main()

@@ -30,7 +30,8 @@ sorts by it.
 """
 CAVEAT = re.compile(r"^\*\*Rows also differ.*?(?=\n\n)", re.DOTALL | re.MULTILINE)  # of the table's page
 LEGEND = """Mean ± sample standard deviation over {seeds} seeds. **Bold**: the best. ≈: not distinguishable from the best: the 95 %
-interval of the difference, by a paired bootstrap over seeds and clients, contains 0. {intervals}
+interval of the difference, by a paired bootstrap over seeds and clients, contains 0. Diverged trials: of those of the search, in
+which they count as the worst. {intervals}
 """
 NO_INTERVALS = "The published file has the marks of this comparison, but not the intervals themselves: ranks are of the means."
 INTERVALS = "Square brackets: 95 % intervals of the rank and of the difference to {against}."

@@ -84,7 +84,7 @@ def apfl(
       ValueError: an argument is out of range, or the optimizer is sharpness-aware.
     """
     check_arguments(apfl, alpha=alpha, alpha_lr=alpha_lr, mix=mix)
-    local_training.require_plain(optimizer, "APFL", "whose steps train two models and alpha, each for itself")
+    local_training.require_plain(optimizer, "APFL", "whose steps train two models and alpha by one gradient")
     model, label_loss, local = task.model, local_training.label_loss(task), optimizer(task.round_num)
 
     def mixed(w, v, alpha, x, key=None, train=False, mask=None):

@@ -87,7 +87,8 @@ def dfedavg(
       topology: see `mixing_matrices.py`; "full" is FedAvg with uniform weights if all take part.
       degree: of topology="random", neighbours of a client.
       graph_seed: of topology="random".
-      matrix: of topology="graph" and "matrix", a file: .npy, or numbers separated by commas.
+      matrix: of topology="graph" and "matrix", a file of the clients that train: .npy, or lines of
+        numbers with commas.
       order: "train_mix" or "mix_train".
       epochs: local epochs.
       batch: B.

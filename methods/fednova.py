@@ -61,8 +61,8 @@ def fednova(
       task: network and population.
       optimizer: local optimizer, linear in its gradients.
       mu: weight of a proximal term; 0: none.
-      tau_eff: the server's effective steps, "mean_a" or "mean_steps"; of the latter each is as long as
-        the optimizer's first, which with Nesterov's momentum is 1 + momentum times the rate.
+      tau_eff: the server's effective steps, "mean_a" or "mean_steps", in which a step counts as long as
+        the optimizer's first: with Nesterov's momentum 1 + momentum times the rate.
       server_momentum: decay of the server's velocity.
       epochs: local epochs.
       batch: B.

@@ -86,8 +86,8 @@ def hierfavg(
       task: network and population.
       optimizer: local optimizer, whose state starts anew every round.
       edges: L, at most the number of clients; 1 is FedAvg.
-      assignment: a file with the edge of each client, N integers from 0 to L - 1: .npy, or text; None:
-        i mod L.
+      assignment: a file with the edge of each client that trains, integers from 0 to L - 1, one a
+        line or with commas, or .npy; None: i mod L.
       cloud_period: kappa_2; 1 is FedAvg.
       epochs: kappa_1.
       batch: B.

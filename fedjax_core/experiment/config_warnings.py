@@ -101,9 +101,12 @@ def check_feddyn(resolved: ResolvedConfig, data: FederatedData, participation: f
     range_ = f"alpha from {1 / (rate * steps):.2g} to {1 / rate:.2g} suits a rate of {rate:.2g} and {steps:.0f} local steps"
     if most * alpha > 1:
         return [f"method.alpha={alpha:g}: local steps overshoot and may diverge; {range_}"]
-    memory = 1 / (participation * (1 - (1 - least * alpha) ** steps))
+    forgotten = -math.expm1(steps * math.log1p(-least * alpha)) if least * alpha < 1 else 1.0
+    rounds = resolved.run.rounds
+    memory = min(rounds, 1 / (participation * forgotten)) if forgotten > 0 else rounds
+    remembered = f"about {memory:.0f} rounds" if memory < rounds else "all rounds"
     at_the_end = "" if least == rate else f" once the rate is {least:.2g}"
-    what = f"FedDyn's states remember about {memory:.0f} rounds{at_the_end} and the server steps by 1 / alpha; it may diverge"
+    what = f"FedDyn's states remember {remembered}{at_the_end} and the server steps by 1 / alpha; it may stall or diverge"
     better = "; method.score='active_mean' scores the mean of a round's models" if method.name == "feddyn" else ""
     return [f"method.alpha={alpha:g}: {what}; {range_}{better}"]
 
@@ -128,8 +131,8 @@ def check_targets(data: FederatedData) -> list[str]:
 
     def is_too_alike(start: int, size: int) -> bool:
         own = y[lists.rows[start : start + size]]
-        variation, squares = size * own.var(0), np.sum(own**2, 0)
-        return bool(np.any((variation > 0) & (variation <= metrics.MIN_RELATIVE_VARIANCE * squares)))
+        varies, small = own.max(0) > own.min(0), size * own.var(0) <= metrics.MIN_RELATIVE_VARIANCE * np.sum(own**2, 0)
+        return bool(np.any(varies & small))
 
     places = zip(lists.start.tolist(), lists.size.tolist(), strict=True)
     cached = functools.cache(is_too_alike)  # clients may share all test examples

@@ -7,6 +7,8 @@ from typing import Any
 from fedjax_core.experiment.resolve_config import ResolvedConfig
 from fedjax_core.registry import parse_spec
 
+LONGEST = 4096  # of a path; of longer ones some systems do not tell whether they exist
+
 
 def existing_input_files(resolved: ResolvedConfig) -> list[Path]:
     """Returns the files that exist of weights, of devices and clients, and of the method's options."""
@@ -29,8 +31,8 @@ def existing_client_files(fields: Mapping[str, Any]) -> list[Path]:
 def existing_method_files(fields: Mapping[str, Any]) -> dict[str, Path]:
     """Returns the files that exist of the method's options, such as a mixing matrix, by field.
 
-    An option is taken for a file if it is a text with a suffix, like "links.csv".
+    An option is taken for a file if it is a short text with a suffix, like "links.csv".
     """
     options = {name: value for name, value in fields.items() if name.startswith("method.") and name != "method.name"}
     paths = {name: Path(value).expanduser() for name, value in options.items() if isinstance(value, str)}
-    return {name: path for name, path in paths.items() if path.suffix and path.is_file()}
+    return {name: path for name, path in paths.items() if path.suffix and len(str(path)) < LONGEST and path.is_file()}

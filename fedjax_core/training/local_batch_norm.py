@@ -33,9 +33,9 @@ def with_local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task]
     """Returns the method with batch statistics that clients keep and never send.
 
     Client states become (the method's own, statistics). A predictor "global" becomes "personal",
-    the server's parameters with the client's statistics; beside one "personal" there is no other.
-    Raises ValueError (when built into a
-    round) if the uplink has several networks, or what is sent has several in one Net.
+    the server's parameters with the client's statistics; a method that has a "personal" one keeps
+    that and loses "global". Raises ValueError (when built into a round) if the uplink has several
+    networks, or what is sent has several in one Net.
     """
 
     def build_local(task: Task) -> Algorithm:

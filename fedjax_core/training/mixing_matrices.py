@@ -135,18 +135,21 @@ def _draw_regular_graph(n: int, degree: int, seed: int) -> np.ndarray:
 
 
 def read_numbers(file: str, option: str) -> np.ndarray:
-    """Reads a file of numbers, .npy or text with commas, which an option of a method names.
+    """Reads a file of numbers that an option of a method names: .npy, or lines of numbers with commas.
 
     Raises:
-      ValueError: there is no such file, or it has no numbers.
+      ValueError: the name has no suffix, by which runs know it for a file; there is no such file, or
+        it holds something else.
     """
     path = Path(file).expanduser()
+    if not path.suffix:
+        raise ValueError(f"{option}={file!r} has no suffix; a file of numbers is called .npy, .csv or .txt")
     try:
         return np.asarray(np.load(path) if path.suffix == ".npy" else np.loadtxt(path, delimiter=",", ndmin=1), float)
     except FileNotFoundError:
         raise ValueError(f"{option}={file!r}: there is no such file") from None
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{option}={file!r} has no numbers alone: {error}") from None
+    except (ValueError, TypeError, EOFError, OSError) as error:
+        raise ValueError(f"{option}={file!r} is not a file of numbers: {error}") from None
 
 
 def _read_matrix(file: str, n: int) -> np.ndarray:

@@ -196,7 +196,8 @@ def measure_steps(optimizer: optax.GradientTransformation) -> optax.GradientTran
 def require_linear(optimizer: Optimizer, method: str) -> None:
     """Raises ValueError for an optimizer whose steps are not proportional to the gradient, such as Adam.
 
-    Its first step is, and the later ones are as long beside the first for a large gradient, which may be clipped.
+    The first step must double with the gradient, and the second be as long beside the first for a large gradient, which may
+    be clipped, as for a small one.
     """
     with jax.ensure_compile_time_eval():
         stepped, zero = optax.with_extra_args_support(optimizer(0)), jnp.zeros(())

@@ -99,7 +99,7 @@ class FedCPTest(chex.TestCase):
         noise = jax.random.gumbel(jax.random.key(3), (7, 2, D)).reshape(7, 2 * D)
         for row in range(7):
             for found, wanted in zip(drawn, shares(gate, z[row], v, noise[row]), strict=True):
-                np.testing.assert_allclose(found[row], wanted, atol=1e-6)
+                np.testing.assert_allclose(found[row], wanted, atol=5e-6)
         self.assertGreater(np.abs(drawn[0] - policy(gate, z, v)[0]).max(), 0.1)
 
     def test_noise_is_drawn_in_training_alone(self):

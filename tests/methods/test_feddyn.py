@@ -115,11 +115,12 @@ class FedDynTest(chex.TestCase):
 
     @parameterized.parameters(
         (3.0, {}, ""),
-        (0.01, {}, "remember about"),
+        (0.01, {}, "remember all rounds and the server steps by"),
         (30.0, {}, "overshoot"),
         (3.0, {"momentum": 0.9}, "overshoot"),
         (3.0, {"decay": 0.99}, ""),
-        (3.0, {"decay": 0.2}, "once the rate is 0.00016 and"),
+        (3.0, {"decay": 0.2}, "remember all rounds once the rate is 0.00016 and"),
+        (3.0, {"decay": 1e-6}, "remember all rounds once the rate is 1e-25 and"),
     )
     def test_a_run_warns_of_an_alpha_that_does_not_suit_its_steps(self, alpha, optimizer, message):
         settings = config.get_config("smoke")

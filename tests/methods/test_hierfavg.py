@@ -70,7 +70,7 @@ class HierFAVGTest(chex.TestCase):
             "0 1 2 3 0 1 2 3": "has 3, and edges=3 are the integers from 0 to 2",
             "0 1 0 1 0 1 0 1.5": "has 1.5, and edges=3 are",
             "0 1 0 1 0 1 0 1": "gives edge 2 no client",
-            "a": "has no numbers alone",
+            "a": "is not a file of numbers",
         }.items():
             with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
                 file.write(text.replace(" ", "\n"))

@@ -2,8 +2,8 @@
 
 A 3x3 kernel of o channels equals a 4x4 kernel of 4 o channels with stride 2. It has 16/9 of the
 products, but XLA:CPU computes those of at least 24 channels three to ten times as fast as those of
-at most 16. Of an odd number of inputs, such as three colors, it needs more than 32: zeros fill the
-outputs up (LeNet's first layer on 32x32 pixels: 16 ms without them, 2 with, 4 by `lax`).
+at most 16. With three, five or seven inputs it is fast above 32 channels only; so zeros fill up to
+eight outputs (LeNet's first layer on 32x32 pixels: 16 ms without them, 2 with, 4 by `lax`).
 """
 
 import jax
@@ -18,7 +18,7 @@ Around = tuple[tuple[int, int], tuple[int, int]]
 
 CHANNELS = 16  # maximum of inputs and outputs
 OF_ODD = 32  # maximum of outputs for an odd number of inputs above 1
-ENOUGH_OF_ODD, FILLED = 9, 16  # outputs for an odd number of inputs above 1: fewer are filled up to 16
+ODD, FEW, FILLED = (3, 5, 7), range(4, 9), 16  # inputs and outputs whose outputs are filled up to 16
 LEAST = 6  # minimum height and width of the result
 LARGE = 5  # minimum height and width of a kernel whose gradient is faster this way
 
@@ -38,7 +38,7 @@ def forward(x: Array, kernel: Array, around: Around) -> Array:
     kh, kw, c, outputs = kernel.shape
     high, wide = results(x.shape[1:3], (kh, kw), 1, around)
     (top, bottom), (left, right) = around
-    o = FILLED if c % 2 and c > 1 and outputs < ENOUGH_OF_ODD else outputs
+    o = FILLED if c in ODD and outputs in FEW else outputs
     kernel = jnp.pad(kernel, ((0, 0), (0, 0), (0, 0), (0, o - outputs)))
     moved = [jnp.pad(kernel, ((i, 1 - i), (j, 1 - j), (0, 0), (0, 0))) for i in range(2) for j in range(2)]
     four = jnp.stack(moved, -2).reshape(kh + 1, kw + 1, c, 4 * o)

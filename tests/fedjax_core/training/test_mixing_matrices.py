@@ -82,8 +82,13 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "w.csv").write_text("0,one\n")
     with pytest.raises(ValueError, match=r"there is no such file$"):
         make_mixing_matrices("matrix", 2, file=str(tmp_path / "none.csv"))
-    with pytest.raises(ValueError, match="has no numbers alone"):
+    with pytest.raises(ValueError, match="is not a file of numbers"):
         make_mixing_matrices("matrix", 2, file=str(tmp_path / "w.csv"))
+    (tmp_path / "w.npy").touch()
+    with pytest.raises(ValueError, match="is not a file of numbers"):
+        make_mixing_matrices("matrix", 2, file=str(tmp_path / "w.npy"))
+    with pytest.raises(ValueError, match=r"w' has no suffix; a file of numbers is called .npy, .csv or .txt$"):
+        make_mixing_matrices("matrix", 2, file=str(tmp_path / "w"))
 
 
 @pytest.mark.parametrize(
