@@ -1,7 +1,7 @@
 """Methods on the same networks, tuned with equal budgets on validation data.
 
 Command:  fedjax-core table fair --workdir=runs/fair --set=data.dir=DIR
-Expect:   see configs/RESULTS.md; on two quiet cores 5 to 25 seconds a run.
+Expect:   see configs/RESULTS.md; on a quiet core 5 to 45 seconds a run.
 Variants: small (the default): digits with an MLP, 50 rounds; 4,000 images of MNIST at 14 x 14
           pixels with a small CNN, 30 rounds; 4,000 of CIFAR-10 at 16 x 16, likewise; smoke (two
           rounds of digits, two trials); paper: 200 rounds, all of MNIST and CIFAR-10 at full size.
