@@ -15,5 +15,5 @@ def get_config(variant: str = "small"):
     config.method = dict(name="fedproto_g", epochs=5, batch=32, lam=1.0)
     if variant == "paper":
         base.as_in_fedskc(config)
-        config.method.lam = 0.1
+        config.method.update(lam=0.1)
     return config
