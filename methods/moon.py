@@ -16,7 +16,8 @@ Li, He, Song. Model-Contrastive Federated Learning. CVPR 2021. https://arxiv.org
 Unseen clients use the server's model.
 
 Departures: in a client's first round there is no previous model and no contrastive term (the
-authors' code uses a random model if that is after round 1). The two fixed models see images without `config.augment`.
+authors' code uses a random model if that is after round 1). The two fixed models see images without
+`config.augment`.
 """
 
 from typing import NamedTuple

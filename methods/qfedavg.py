@@ -21,7 +21,8 @@ Unseen clients use the server's model.
 Departures: the rate is measured, as how far a constant gradient of 1 moves a number in the
 optimizer's first step; with momentum dw_k is no longer a sum of gradients. Clients are drawn
 uniformly and not weighted; the paper draws them by their examples. F_k is in evaluation mode, plus
-1e-10 as in the released code. q-FedSGD is not here. Norms are of the weights; batch statistics are averaged uniformly.
+1e-10 as in the released code. q-FedSGD is not here. Norms are of the weights; batch statistics are
+averaged uniformly.
 """
 
 from collections.abc import Callable

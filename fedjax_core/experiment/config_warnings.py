@@ -18,12 +18,12 @@ from fedjax_core.engine import asynchronous, client_sampling
 from fedjax_core.experiment.resolve_config import ResolvedConfig
 from fedjax_core.task import Model
 from fedjax_core.training import metrics
+from fedjax_core.training.mixing_matrices import DIRECTED
 from fedjax_core.uplink import attacks, robust_aggregation
 
 SCALED = ("diabetes",)  # sources that scale targets by statistics of all training examples
 # sources that always have clients of their own; others have them if an option names a column
 WITH_CLIENTS = ("femnist", "shakespeare", "stackoverflow", "flair", "landmarks", "inaturalist", "pfllib")
-DIRECTED = ("exponential", "one_peer")  # topologies of `training/mixing_matrices.py` whose links go one way
 log = logging.getLogger("fedjax_core")
 
 

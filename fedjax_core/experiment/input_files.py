@@ -12,8 +12,12 @@ LONGEST = 4096  # of a path; of longer ones some systems do not tell whether the
 
 def existing_input_files(resolved: ResolvedConfig) -> list[Path]:
     """Returns the files that exist of weights, of devices and clients, and of the method's options."""
-    of_method = existing_method_files(resolved.fields).values()
-    return [*existing_weight_files(resolved), *existing_client_files(resolved.fields), *of_method]
+    return [*existing_weight_files(resolved), *existing_option_files(resolved.fields)]
+
+
+def existing_option_files(fields: Mapping[str, Any]) -> list[Path]:
+    """Returns the files that exist of devices and clients, and of the method's options."""
+    return [*existing_client_files(fields), *existing_method_files(fields).values()]
 
 
 def existing_weight_files(resolved: ResolvedConfig) -> list[Path]:

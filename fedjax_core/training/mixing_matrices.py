@@ -27,6 +27,7 @@ from scipy.sparse import csgraph
 from fedjax_core.registry import check_choice
 
 TOPOLOGIES = ("ring", "torus", "exponential", "one_peer", "random", "full", "graph", "matrix")
+DIRECTED = ("exponential", "one_peer")  # whose links go one way
 TOLERANCE = 1e-5  # of sums of rows and columns
 
 
