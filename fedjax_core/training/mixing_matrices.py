@@ -22,7 +22,6 @@ import functools
 from pathlib import Path
 
 import numpy as np
-from scipy.sparse import csgraph
 
 from fedjax_core.registry import check_choice
 
@@ -131,7 +130,7 @@ def _draw_regular_graph(n: int, degree: int, seed: int) -> np.ndarray:
                 for u, v, linked in ((a, b, False), (c, d, False), (a, d, True), (c, b, True)):
                     graph[u, v] = graph[v, u] = linked
                 links[first], links[second] = (a, d), (c, b)
-        if _is_connected(graph):
+        if _find_components(graph)[0] == 1:
             return graph
 
 
@@ -182,11 +181,14 @@ def _check_doubly_stochastic(matrix: np.ndarray, what: str) -> None:
 
 
 def _check_connected(matrix: np.ndarray, what: str) -> None:
-    if not _is_connected(matrix > 0):
-        parts, labels = csgraph.connected_components(matrix > 0, connection="strong")
+    parts, labels = _find_components(matrix > 0)
+    if parts > 1:
         apart = int(np.argmax(labels != labels[0]))
         raise ValueError(f"{what} is not connected: it has {parts} parts, with clients 0 and {apart} in different ones")
 
 
-def _is_connected(graph: np.ndarray) -> bool:
-    return csgraph.connected_components(graph, connection="strong")[0] == 1
+def _find_components(graph: np.ndarray) -> tuple[int, np.ndarray]:
+    """Returns the number of strongly connected components, and the component [N] of each client."""
+    from scipy.sparse import csgraph  # here, since every run reads this module's names
+
+    return csgraph.connected_components(graph, connection="strong")
