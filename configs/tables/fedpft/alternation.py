@@ -38,16 +38,27 @@ ROWS = (
 )
 
 
-def get_table(variant: str = "small") -> Table:
-    whole = "smoke" if variant == "smoke" else "paper"
+def table(variant: str, whole: str, rounds: int | None, seeds: tuple[int, ...]) -> Table:
+    """Returns the table of these rows.
+
+    Args:
+      variant: smoke, small or paper, which chooses the network.
+      whole: the variant of `all_methods` whose clients and batches it takes.
+      rounds: of all rows but FedPFT+Con, which gets 400; None: those of `whole`.
+      seeds: the first one searches.
+    """
     columns = tuple(fedpft.dirichlet(fedpft.CIFAR10, alpha, whole, **fedpft.network("resnet8", variant)) for alpha in (0.1, 0.5))
     measures = (Measure("selected round", fedpft.OWN, "selected"), fedpft.LAST, fedpft.PROBE, fedpft.MATCH)
     rows = []
     for row in ROWS:
         own: dict[str, Any] = {"evaluation.select": fedpft.VALIDATION[1 if row is fedpft.FEDAVG else 0]}
-        if variant == "small":
-            own["rounds"] = 400 if row is fedpft.FEDPFT_CON else 150
+        if rounds is not None:
+            own["rounds"] = 400 if row is fedpft.FEDPFT_CON else rounds
         rows.append(dataclasses.replace(row, changes={**row.changes, **own}))
     every = {} if variant == "smoke" else {"evaluation.every": 5}
     table = fedpft.choose_rates(fedpft.table("FedPFT: what gives its gain", whole, rows, columns, measures, differ=("rounds",)))
-    return dataclasses.replace(table, seeds=(0, 1), changes={**table.changes, **every}, against="FedAvg")
+    return dataclasses.replace(table, seeds=seeds, changes={**table.changes, **every}, against="FedAvg")
+
+
+def get_table(variant: str = "small") -> Table:
+    return table(variant, "smoke" if variant == "smoke" else "paper", 150 if variant == "small" else None, seeds=(0, 1))
