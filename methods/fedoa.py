@@ -193,6 +193,8 @@ def fedoa(
     check_arguments(fedoa, lam=lam, epochs=epochs, personal_epochs=personal_epochs)
     personal_epochs = epochs if personal_epochs is None else personal_epochs
     registry.check_choice("distance", distance, DISTANCES)
+    if server is None and server_lr is not None:
+        raise ValueError(f"server_lr={server_lr} is a rate of method.server, which is None; set it too, such as server='adam'")
     if options.reduction == "frobenius" and distance != "l2":
         raise ValueError(f"distance={distance!r} has no reading.reduction='frobenius'; distance='l2' has")
     model = task.model

@@ -47,6 +47,7 @@ WHAT: dict[str, Callable[[AnalysisContext, RunLoader], list[Path]]] = {
     "drift": figures.draw_drift,
     "rouge": tables.write_rouge,
 }
+OF_CLIENTS = ("tsne", "attention", "knowledge", "landscape", "plane", "drift")  # which read --clients
 FORMATS = ("png", "pdf", "svg")
 
 
@@ -86,7 +87,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--format", default="png", help="of figures, with commas between: png, pdf, svg")
     parser.add_argument("--model", help="which of the method's models: global, personal")
     parser.add_argument("--features", default="features", help="which of the model's outputs")
-    parser.add_argument("--clients", help="ids of clients, with commas between; without, all, or where one is shown the first")
+    parser.add_argument(
+        "--clients",
+        help=f"ids of clients, with commas between, of {', '.join(OF_CLIENTS)}; without, all, or where one is shown the first",
+    )
     parser.add_argument("--rows", type=int, help=f"examples per client, in the plane ({EMBEDDED}) and in attention ({ATTENDED})")
     parser.add_argument("--centroids", action="store_true", help="of each client's classes, in the plane of tsne")
     parser.add_argument(
@@ -130,6 +134,8 @@ def main(arguments: Sequence[str]) -> int:
         if given.out is None and len(runs) > 1:
             raise ValueError("several runs need --out=DIR, where their common files go")
         chosen = None if given.clients is None else _parse_ids(given.clients)
+        if chosen is not None and not set(what) & set(OF_CLIENTS):
+            raise ValueError(f"--clients={given.clients}: {given.what} has all clients; {', '.join(OF_CLIENTS)} choose among them")
         labels = None if given.labels is None else _parse_labels(given.labels)
         formats = [registry.check_choice("--format", kind, FORMATS) for kind in given.format.split(",")]
         for name, least in (("beams", 1), ("points", 2), ("rows", 1)):

@@ -122,16 +122,17 @@ def build_spec(
         tasks = tuple(group.task.bound_arrays for group in groups)
         groups = with_peer_groups(with_abstract_frozen_params(groups))
         if any(contracts.check_algorithm(group.build(group.task), group.build).pooled for group in groups):
-            if client_devices is not None or schedule is not None or client_settings is not None:
+            if client_devices is not None or schedule is not None or client_settings is not None or dropout:
                 raise ValueError(
-                    "a pooled method has no clients, so it goes without config.devices, config.schedule and config.clients"
+                    "a pooled method has no clients, so it goes without config.devices, config.schedule, config.clients and "
+                    "config.dropout"
                 )
             if transforms or leave_out:
                 raise ValueError(
                     "a pooled method has no clients that send something; it goes without attacks, rules, compression, privacy"
                 )
             groups, data = _pool(groups, data)
-            cohort, dropout = None, 0.0
+            cohort = None
         population = data.clients
         contracts.validate_settings(groups, population, dropout, hold, evaluation, dispatch, episodes)
         contracts.validate_targets(groups, data.train)

@@ -54,6 +54,14 @@ def reads_tokens(network: Network, data: federated_data.FederatedData) -> bool |
     return nn.flax_adapter.reads_tokens(resolved.function, resolved.name, data.classes, shape, all_options(network))
 
 
+def is_prepared_model(network: Network, data: federated_data.FederatedData) -> bool:
+    """Returns whether a network is a user's `Model`, which gets inputs as they are."""
+    resolved, shape = network.resolved, tuple(data.train.x.shape[1:])
+    if resolved.origin == BUILT_IN:
+        return False
+    return nn.flax_adapter.builds_model(resolved.function, resolved.name, data.classes, shape, all_options(network))
+
+
 def build_model(
     network: Network,
     data: federated_data.FederatedData,

@@ -190,6 +190,9 @@ def _warn_of_inputs(
         )
     if scaling is None:
         return
+    if build_model.is_prepared_model(network, data):
+        log.warning("%s", _describe_raw_inputs(resolved, network, data))
+        return
     lines = input_normalization.check_inputs(resolved.normalise, network.file, scaling, data.train, find_seen_examples(data))
     if build_model.reads_tokens(network, data) is None:
         lines.append(
@@ -199,6 +202,14 @@ def _warn_of_inputs(
     is_first = next(other for other in resolved.networks if other.file == network.file) == network
     for line in lines if is_first else ():
         log.warning("%s", line)
+
+
+def _describe_raw_inputs(resolved: ResolvedConfig, network: Network, data: FederatedData) -> str:
+    without = f"normalise={resolved.normalise!r} and statistics={resolved.statistics!r} do not reach it"
+    line = f"model {network.resolved.name!r} is a Model, which gets inputs as they are: {without}"
+    if resolved.augment is None or data.train.x.dtype != np.uint8:
+        return line
+    return f"{line}, and augment={resolved.fields['augment']!r} trains it on pixels in [0, 1] where scores are of 0 ... 255"
 
 
 def _count_tested(data: FederatedData, public: Examples) -> int:

@@ -49,6 +49,8 @@ def warn(resolved: ResolvedConfig, data: FederatedData, attackers: int, fresh: M
         *check_feddyn(resolved, data, returning / data.clients),
         *check_directed_graph(resolved, returning, data.clients),
         *check_targets(data),
+        *check_validation(resolved, data),
+        *check_public(resolved),
         *check_kept_states(resolved),
     ]
     log_lines(lines)
@@ -143,6 +145,26 @@ def check_targets(data: FederatedData) -> list[str]:
     return [f"{what} training targets: their own r2 is undefined and left out of means; scale targets by client"]
 
 
+def check_validation(resolved: ResolvedConfig, data: FederatedData) -> list[str]:
+    """Returns a warning where most clients hold no validation example, since their part of one is rounded down."""
+    held, trained = (RaggedIndex.from_lists(index).size for index in (data.validation_index, data.train_index))
+    without = int(np.count_nonzero((held == 0) & (trained > 0))) if len(held) == len(trained) else 0
+    if not np.any(held) or 2 * without <= np.count_nonzero(trained):
+        return []
+    what = f"{without} of {np.count_nonzero(trained)} clients hold none of the {int(held.sum())} validation examples"
+    return [f"data.validation={resolved.data.validation}: {what}, since a client's part is rounded down; scores rest on the others"]
+
+
+def check_public(resolved: ResolvedConfig) -> list[str]:
+    """Returns a warning of public examples that a built-in method does not read."""
+    method = resolved.method
+    reads = method.name == "fedmd" or (method.name == "perada" and (method.option("distil") or {}).get("on"))
+    if resolved.public is None or method.origin != registry.BUILT_IN or reads:
+        return []
+    what = f"method {method.name!r} does not read them{', with distil.on=False' if method.name == 'perada' else ''}"
+    return [f"public={resolved.fields['public']!r}: {what}, and heads have outputs for their classes too; set public=None"]
+
+
 def check_kept_states(resolved: ResolvedConfig) -> list[str]:
     """Returns a warning of a server that sums changes of what clients keep, and receives them weighted, clipped or by a rule."""
     method, schedule, fields = resolved.method, resolved.schedule, resolved.fields
@@ -231,10 +253,13 @@ def check_rule(rule: Sequence[registry.ResolvedSpec], returning: int) -> list[st
 
 
 def check_statistics(mode: str, fresh: Mapping[str, Model]) -> list[str]:
-    """Returns a warning of frozen batch normalisation in networks that begin from no file: it never
-    normalises."""
-    if mode != "freeze":
+    """Returns a warning of frozen batch normalisation in networks that begin from no file, which never
+    normalises; and of local statistics where no network has any."""
+    if mode == "average":
         return []
     stats = {spec: jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)).stats) for spec, model in fresh.items()}
+    if mode == "local":
+        what = "no network has batch normalisation, so that nothing stays with a client; scores are those of 'personal' models"
+        return [f"statistics='local': {what}"] if fresh and not any(stats.values()) else []
     why = "keeps mean 0 and variance 1, as it began; give weights, or statistics='average'"
     return [f"statistics='freeze': batch normalisation of {spec}, which has no weights, {why}" for spec in fresh if stats[spec]]

@@ -136,9 +136,8 @@ def find_model_folder(spec: Spec) -> Path:
     return Path(spec.folder).expanduser()
 
 
-@functools.lru_cache(maxsize=2)
 def prepare_data(source: Source, data_dir: str | None, clients: int, seed: int, spec: Spec) -> PreparedTask:
-    """Reads and tokenizes data once.
+    """Reads and tokenizes data; once, unless their files or the model's change.
 
     Raises:
       ValueError: damaged files, or a text that does not fit.
@@ -147,9 +146,24 @@ def prepare_data(source: Source, data_dir: str | None, clients: int, seed: int, 
     """
     check_spec(spec)
     root = Path(data_dir or os.environ.get(sources.DATA_VARIABLE) or Path.home() / "fedjax_data").expanduser() / source.folder
+    folder = find_model_folder(spec)
+    of_model = sorted(folder.iterdir()) if folder.is_dir() else [folder]
+    stamps = _stamp_files([] if source.prepared else [root / source.train, root / source.test]), _stamp_files(of_model)
+    return _prepare_data(source, root.absolute(), folder.absolute(), clients, seed, spec, stamps)
+
+
+def _stamp_files(files: Sequence[Path]) -> tuple[tuple[str, int, int], ...]:
+    """Returns name, size and time of change of each file that exists."""
+    return tuple((file.name, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files if file.is_file())
+
+
+@functools.lru_cache(maxsize=2)
+def _prepare_data(
+    source: Source, root: Path, folder: Path, clients: int, seed: int, spec: Spec, stamps: tuple[Any, ...]
+) -> PreparedTask:
+    del stamps  # a part of the cache's key
     train, test = _read(source, root)
     divided = instruction_data.leave_task_out(train, test, source.leave_out, clients, seed, source.tested)
-    folder = find_model_folder(spec)
     model, tokenizer = build_model(folder, spec), load_pretrained.load_tokenizer(folder)
     if spec.limit > model.context:
         raise ValueError(f"limit={spec.limit} is too much for {model.name}: it takes at most {model.context} tokens")

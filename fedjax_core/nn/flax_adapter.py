@@ -65,6 +65,13 @@ def build(
     )
 
 
+def builds_model(
+    builder: Callable[..., Any], name: str, classes: int, input_shape: tuple[int, ...], options: dict[str, Any]
+) -> bool:
+    """Returns whether a user's builder returns a `Model`, whose inputs are not changed."""
+    return isinstance(_make(builder, name, classes, input_shape, options)[1], Model)
+
+
 def reads_tokens(
     builder: Callable[..., Any], name: str, classes: int, input_shape: tuple[int, ...], options: dict[str, Any]
 ) -> bool | None:

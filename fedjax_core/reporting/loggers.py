@@ -49,6 +49,7 @@ class WeightsAndBiases:
             config=to_json_values(started.config),
             id=run_id or None,
             resume="allow" if run_id else None,
+            reinit="create_new",  # the seeds of a table's row may train at once, each with a run of its own
         )
         if not run_id:
             write_text(id_file, self._run.id)

@@ -5,13 +5,15 @@ import re
 
 import numpy as np
 import pytest
+from flax import nnx
 
-from configs import dfedavg, fedavg, fedpft, fedproto
+from configs import dfedavg, fedavg, fedmd, fedpft, fedproto
 from fedjax_core import experiment
 from fedjax_core.data import federated_data, sources
 from fedjax_core.experiment import config_warnings
 from fedjax_core.experiment.run_header import COLUMNS, noise_to_signal, opening_lines
 from fedjax_core.experiment.uplink_options import account_privacy
+from fedjax_core.nn import flax_adapter
 
 PRIVATE = {"mechanism": "gaussian", "clip": 1.0, "delta": 1e-3}
 
@@ -149,6 +151,65 @@ def test_clients_whose_targets_are_too_alike_for_an_r2_are_warned_of():
     rows = [np.arange(20), np.arange(20, 40), np.arange(40, 47)]
     (line,) = config_warnings.check_targets(federated_data.from_index(data, rows, rows))
     assert line.startswith("test targets of 1 of 3 clients vary by less than 0.3 % of their distance from the mean of all training")
+
+
+def test_public_examples_that_a_method_does_not_read_are_warned_of():
+    config = fedmd.get_config("smoke")
+    assert config_warnings.check_public(experiment.resolve(config)) == []
+    config.method = {"name": "perada", "batch": 32, "distil": {"on": True}}
+    assert config_warnings.check_public(experiment.resolve(config)) == []
+    config.method.distil.on = False
+    (line,) = config_warnings.check_public(experiment.resolve(config))
+    assert line.startswith(f"public={config.public!r}: method 'perada' does not read them, with distil.on=False")
+    experiment.switch_method(config, {"name": "fedavg"})
+    (line,) = config_warnings.check_public(experiment.resolve(config))
+    assert line.endswith("method 'fedavg' does not read them, and heads have outputs for their classes too; set public=None")
+
+
+@pytest.mark.parametrize(("models", "warns"), [(("mlp(widths=(4,))",), True), (("resnet8(width=4)", "mlp(widths=(4,))"), False)])
+def test_local_statistics_without_any_are_warned_of(caplog, models, warns):
+    config = fedavg.get_config("smoke")
+    config.models, config.statistics = models, "local"
+    if not warns:
+        config.method = {"name": "local", "batch": 32}
+    experiment.build(config)
+    lines = [line for line in caplog.messages if line.startswith("statistics='local': no network has batch normalisation")]
+    assert len(lines) == warns
+
+
+def test_validation_that_most_clients_have_no_part_in_is_warned_of(caplog):
+    """20 clients of 71 or 72 examples each: a hundredth of none is one; with Dirichlet's of few."""
+    config = fedavg.get_config("smoke")
+    config.data.update(partition="iid", validation=0.01)
+    with pytest.raises(
+        ValueError, match=r"data.validation=0.01: no client has a whole example in it; the largest has 72 .*at least 0.014"
+    ):
+        experiment.dataset(config)
+    config.data.partition = "dirichlet(alpha=0.3)"
+    config.data.validation = 1 / 140
+    experiment.build(config)
+    (line,) = [line for line in caplog.messages if line.startswith("data.validation=")]
+    assert "of 20 clients hold none of the" in line
+
+
+def test_a_given_model_gets_inputs_as_they_are_which_is_said(caplog):
+    class Wide(nnx.Module):
+        def __init__(self, classes, input_shape, *, rngs):
+            self.head = nnx.Linear(int(np.prod(input_shape)), classes, rngs=rngs)
+
+        def __call__(self, x):
+            return self.head(x.reshape(len(x), -1))
+
+    given = flax_adapter.build(Wide, "wide", classes=10, input_shape=(8, 8, 1), options={})
+    config = fedavg.get_config("smoke")
+    config.augment = "flip"
+    experiment.build(config, model=given)
+    (line,) = [line for line in caplog.messages if " is a Model" in line]
+    assert "which gets inputs as they are: normalise='data' and statistics='average' do not reach it" in line
+    assert line.endswith("augment='flip' trains it on pixels in [0, 1] where scores are of 0 ... 255")
+    caplog.clear()
+    experiment.build(config, model=Wide)
+    assert not [line for line in caplog.messages if " is a Model" in line]
 
 
 def test_a_cohort_larger_than_the_population_is_called_by_its_field():

@@ -249,6 +249,10 @@ class FedOATest(chex.TestCase):
         moved = naive.minus(twice.net.params, once.net.params)
         chex.assert_trees_all_close(moved, jax.tree.map(lambda p: np.full(p.shape, 1.9, np.float32), moved), atol=1e-5)
 
+    def test_a_rate_of_no_server_is_refused(self):
+        with self.assertRaisesRegex(ValueError, r"server_lr=0.1 is a rate of method.server, which is None; set it too"):
+            made(fedoa, server_lr=0.1)(toy.task())
+
     def test_what_travels(self):
         shapes = toy.reference("fedoa")[0].spec.shapes
         numbers = (5 * 6 + 6) + (6 * 3 + 3) + 5

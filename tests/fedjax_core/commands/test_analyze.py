@@ -306,6 +306,7 @@ def test_damaged_answers_are_named(tmp_path, monkeypatch):
         ([], 2, "--what"),
         (["--what=curves", "--rows=x"], 2, "--rows"),
         (["--what=tsne", "--clients=0,b"], 2, "--clients=0,b must be ids of clients with commas between"),
+        (["--what=clients,rouge", "--clients=0"], 2, "--clients=0: clients,rouge has all clients; tsne, .* choose among them"),
         (["--what=curves", "--format=jpg"], 2, "unknown --format 'jpg'"),
         (["--what=clients", "--labels=a,b"], 1, "--labels has 'a', 'b' for 1 runs"),
         (["--what=clients", '--labels="a, b", c'], 1, "--labels has 'a, b', 'c' for 1 runs"),

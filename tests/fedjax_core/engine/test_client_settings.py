@@ -125,3 +125,5 @@ def test_policies_without_profiles():
         simulate(client_devices=ClientDevices(seconds=np.ones(N)))
     with pytest.raises(ValueError, match=r"a pooled method has no clients, so it goes without .* config.clients"):
         toy.simulate("centralized", client_settings=EXACT)
+    with pytest.raises(ValueError, match=r"a pooled method has no clients, so it goes without .* and config.dropout"):
+        toy.simulate("centralized", dropout=0.5)

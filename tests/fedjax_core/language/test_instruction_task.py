@@ -61,7 +61,6 @@ def config(tmp_path, monkeypatch):
         (tmp_path / name / "config.json").write_text(json.dumps(content | {"model_type": name}))
     monkeypatch.setattr(load_pretrained, "load_tokenizer", lambda folder: Letters())
     monkeypatch.setattr(load_pretrained, "load", loaded)
-    language.prepare_data.cache_clear()
 
     def make(model, **method):
         made = base.get_config("smoke")
@@ -145,6 +144,17 @@ def test_a_folder_is_read_anew_once_its_files_have_changed(config, monkeypatch):
     assert same is before
     (prepared.folder / load_pretrained.ONE_FILE).touch()
     assert language._arrays(prepared).params["embedding"] is not before
+
+
+def test_texts_are_read_anew_once_their_file_has_changed(config, tmp_path):
+    made = config("bert", name="fedoa", batch=4, epochs=1)
+    before = experiment.read_instructions(made)
+    assert experiment.read_instructions(made) is before, "read and tokenized once"
+    file = tmp_path / "flan" / "train.jsonl"
+    file.write_text(file.read_text().replace("films?", "filmz?", 1))
+    after = experiment.read_instructions(made)
+    changed = np.flatnonzero((after.data.train.x["tokens"] != before.data.train.x["tokens"]).any(1))
+    assert len(changed) == 1
 
 
 def test_a_language_model_writes(config, tmp_path, monkeypatch):
@@ -258,7 +268,6 @@ def test_a_real_encoder_trains_an_adapter(tmp_path):
     made.adapter, made.method = "lora(rank=2)", {"name": "fedoa", "batch": 2, "epochs": 1}
     made.optimizer.update(name="adam", lr=0.01)
     made.cohort.fraction, made.plan.devices = 1.0, 1
-    language.prepare_data.cache_clear()
     sim = experiment.build(made)
     begun = sim.init(0)
     state, (record,) = sim.run_rounds(begun, 1)

@@ -67,7 +67,7 @@ def test_wandb_is_told_and_goes_on_in_the_same_run(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wandb", package)
     tell(loggers.WeightsAndBiases(project="p"), tmp_path, status="stopped")
     tell(loggers.WeightsAndBiases(project="p"), tmp_path, done=1)
-    given = {"project": "p", "name": tmp_path.name, "dir": str(tmp_path), "config": CONFIG}
+    given = {"project": "p", "name": tmp_path.name, "dir": str(tmp_path), "config": CONFIG, "reinit": "create_new"}
     assert package.told == [
         ("init", given | {"id": None, "resume": None}),
         ("log", RECORDS[0], 1),
@@ -118,6 +118,24 @@ def test_wandb_offline(tmp_path):
     package("wandb")
     tell(loggers.WeightsAndBiases(mode="offline"), tmp_path)
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+
+
+@pytest.mark.filterwarnings("ignore")  # theirs
+def test_wandb_offline_has_a_run_for_each_of_two_at_once(tmp_path):
+    package("wandb")
+    both = [loggers.WeightsAndBiases(mode="offline") for _ in range(2)]
+    folders = [tmp_path / name for name in "ab"]
+    for callback, folder in zip(both, folders, strict=True):
+        folder.mkdir()
+        callback.start(Started(folder, CONFIG, 2, 0))
+    for record in RECORDS:
+        for callback in both:
+            callback.round(record)
+    for callback in both:
+        callback.end(Ended("finished", 2, "", {}))
+    ids = [(folder / "wandb.id").read_text() for folder in folders]
+    assert ids[0] != ids[1]
+    assert all(len(list(folder.glob("wandb/offline-run-*/*.wandb"))) == 1 for folder in folders)
 
 
 @pytest.mark.filterwarnings("ignore")  # theirs
