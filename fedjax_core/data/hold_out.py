@@ -84,8 +84,8 @@ def hold_out_validation(data: FederatedData, part: float | int, seed: int) -> Fe
       seed: data seed.
 
     Raises:
-      ValueError: the data have validation examples already, `part` is out of range, a client
-        would have nothing left to train on, or nobody's part is a whole example.
+      ValueError: the data have validation examples already, `part` is out of range, or a client
+        would have nothing left to train on.
     """
     if RaggedIndex.from_lists(data.validation_index).total:
         raise ValueError(f"data.validation={part}: these data have validation examples already")
@@ -102,9 +102,6 @@ def hold_out_validation(data: FederatedData, part: float | int, seed: int) -> Fe
         once = _filter(different, is_first)
     size = once.size[which]
     numbers = np.where(size > 0, part if part >= 1 else part * size.astype(float) + 1e-9, 0).astype(np.int64)
-    if size.any() and not numbers.any():
-        what = f"data.validation={part}: no client has a whole example in it; the largest has {size.max()} training examples"
-        raise ValueError(f"{what}; it must be at least {1 / size.max():.2g}, or a number of examples")
     if len(few := np.flatnonzero((size > 0) & (size <= numbers))):
         most, kind = int(size[size > 0].min()) - 1, "different " if shared else ""
         what = f"data.validation={part}: client {few[0]} has {size[few[0]]} {kind}training examples"

@@ -64,12 +64,20 @@ def read_public(config: Config, data: FederatedData) -> Examples | tuple[()]:
 
 def hold_out_examples(resolved: ResolvedConfig, data: FederatedData) -> FederatedData:
     """Returns data with unseen clients and validation examples, if the config wants some and the
-    data have none, and without offsets too large for float32 (`federated_data.center_features`)."""
+    data have none, and without offsets too large for float32 (`federated_data.center_features`).
+
+    Raises:
+      ValueError: as `hold_out_clients` and `hold_out_validation`, or no client has a validation example.
+    """
     if resolved.data.unseen is not None and data.unseen is None:
         data = hold_out_clients(data, resolved.data.unseen, resolved.data.seed)
     part = resolved.data.validation
     if part is not None and not RaggedIndex.from_lists(data.validation_index).total:
         data = hold_out_validation(data, part, resolved.data.seed)
+        largest = RaggedIndex.from_lists(data.train_index).size.max(initial=0)
+        if largest and not RaggedIndex.from_lists(data.validation_index).total:
+            what = f"data.validation={part}: no client has a whole example in it; the largest has {largest} training examples"
+            raise ValueError(f"{what}; it must be at least {1 / largest:.2g}, or a number of examples")
     return federated_data.center_features(data)
 
 
