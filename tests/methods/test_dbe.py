@@ -4,13 +4,14 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from absl.testing import parameterized
 
 from fedjax_core.algorithm import Net
 from methods.dbe import Server, dbe
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
-from tests.methods.test_fedper import STEPS, made, one, simulate
+from tests.methods.test_fedper import SGD, STEPS, made, one, simulate
 
 D = 6
 
@@ -49,6 +50,12 @@ def oracle(rounds, kappa, mu):
         else:
             consensus = naive.mean(means, share)
     return w, consensus, shifts
+
+
+def still(round_num):
+    """SGD that leaves the shift."""
+    stay = optax.stateless(lambda updates, params: updates | {"shift": jnp.zeros_like(updates["shift"])})
+    return optax.chain(SGD(round_num), stay)
 
 
 class DBETest(chex.TestCase):
@@ -124,3 +131,12 @@ class DBETest(chex.TestCase):
     def test_bad_arguments(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):
             simulate(made(dbe, **arguments))
+
+    def test_with_shifts_of_zero_and_no_pull_it_is_fedavg(self):
+        """From where the consensus is known: the round that finds it trains nothing."""
+        sim = simulate(made(dbe, kappa=0.0, epochs=2, optimizer=still))
+        state = jax.device_get(sim.init(0))
+        state = state._replace(server=state.server._replace(is_ready=np.ones((), bool)))
+        after = jax.device_get(sim.run_rounds(sim.compiled.put(state), 2)[0])
+        chex.assert_trees_all_close(after.server.net, toy.reference("fedavg")[2].server.net, atol=2e-6)
+        self.assertFalse(np.any(after.clients[0]))

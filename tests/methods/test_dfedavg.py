@@ -10,8 +10,10 @@ import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core.algorithm import Cohort
+from fedjax_core.training import local_training
 from methods.dfedavg import dfedavg
-from tests import naive, toy
+from methods.local import local
+from tests import naive, quadratics, toy
 from tests.methods.test_fedamp import flat
 from tests.methods.test_fedavg import MODEL
 from tests.methods.test_fedavg import oracle as fedavg_after
@@ -164,3 +166,22 @@ class DFedAvgTest(chex.TestCase):
     def test_bad_arguments(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):
             made(dfedavg, **arguments)(toy.task())
+
+    def test_one_client_a_round_is_local(self):
+        """All of its weights are its own: W = I, which a file may not have, since nobody would be connected."""
+        mixed, alone = (
+            jax.device_get((sim := simulate(build, cohort=1, dispatch=4)).run_rounds(sim.init(0), 4)[0])
+            for build in (made(dfedavg, topology="full", epochs=2), made(local, epochs=2))
+        )
+        chex.assert_trees_all_close(mixed.server.models, alone.clients[0], atol=1e-6)
+        first = simulate(made(local, epochs=2), cohort=1).init(0).clients[0].params["head"]["kernel"]
+        came = {i for i in range(toy.CLIENTS) if np.any(one(alone.clients[0].params["head"]["kernel"], i) != first[i])}
+        self.assertGreater(len(came), 1)
+
+    def test_one_full_step_of_all_in_a_full_graph_is_gradient_descent(self):
+        method = functools.partial(dfedavg, topology="full", optimizer=local_training.sgd(0.1), epochs=1, batch=6)
+        server, w = quadratics.run(method, 3).server, quadratics.first()
+        for _ in range(3):
+            w = w - 0.1 * np.mean([2 * x.T @ (x @ w - y) / len(x) for x, y in quadratics.rows()], 0)
+        np.testing.assert_allclose(quadratics.weights(server.mean), w, rtol=1e-4)
+        np.testing.assert_allclose(quadratics.weights(server.models), [w] * 6, rtol=1e-4)

@@ -69,6 +69,14 @@ def oracle(rounds, lam):
     return w, gate, heads
 
 
+def under_a_frozen_head(params, stats, x, y, head):
+    """Cross-entropy of the body under the head, whose logits the personal head's bias is added to."""
+    outputs, stats = MODEL.apply(Net({"body": params["body"], "head": head}, stats), x, train=True)
+    logits = outputs["logits"] + params["bias"][None]
+    ce = naive.cross_entropy(logits, y)
+    return ce, (stats, logits, ce)
+
+
 class FedCPTest(chex.TestCase):
     def test_equals_the_loops(self):
         state = ended(made(fedcp, epochs=2, lam=0.8, gumbel=False))
@@ -140,3 +148,18 @@ class FedCPTest(chex.TestCase):
     def test_lambda_must_not_be_negative(self, lam):
         with self.assertRaisesRegex(ValueError, f"^lam={lam} must be .*at least 0$"):
             simulate(made(fedcp, lam=lam))
+
+    def test_a_gate_for_the_global_head_alone_trains_the_body_under_it(self):
+        """Of the personal head only the bias moves, which no gate divides."""
+        net, gate = MODEL.init(jax.random.key(1)), init_gate(jax.random.key(2), D)
+        shut = gate | {"scale": jnp.zeros(2 * D), "bias": jnp.repeat(jnp.asarray([0.0, 200.0]), D)}
+        own = jax.tree.map(lambda p: 0.3 - p, net.params["head"])
+        out = toy.update_client(made(fedcp, lam=0.0)(toy.task()), Server(net, shut), own)
+        x, y = naive.rows(toy.data())[0]
+        start, head = {"body": net.params["body"], "bias": own["bias"]}, net.params["head"]
+        end = naive.train(None, start, net.stats, x, y, jax.random.key(5), epochs=1, whole=under_a_frozen_head, given=head, **STEPS)
+        body = naive.plus(net.params["body"], out.uplink.net.params["body"])
+        chex.assert_trees_all_close(body, end.params["body"], atol=2e-6)
+        np.testing.assert_array_equal(out.state["kernel"], own["kernel"])
+        np.testing.assert_allclose(out.state["bias"], end.params["bias"], atol=2e-6)
+        self.assertFalse(any(np.any(leaf) for leaf in jax.tree.leaves(out.uplink.gate)))

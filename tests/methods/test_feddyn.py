@@ -1,5 +1,6 @@
 """FedDyn against the paper's Algorithm 1 in loops, and its limits."""
 
+import dataclasses
 import functools
 
 import chex
@@ -12,11 +13,12 @@ from configs import feddyn as config
 from configs import fedprox
 from configs import fedspeed as fedspeed_config
 from fedjax_core import experiment
+from fedjax_core.engine import client_loop, simulator
 from fedjax_core.experiment import config_warnings
 from fedjax_core.training import local_training
-from methods.feddyn import feddyn
+from methods.feddyn import Server, feddyn
 from tests import naive, quadratics, toy
-from tests.methods.test_fedavg import MODEL
+from tests.methods.test_fedavg import MODEL, divided
 from tests.methods.test_fedprox import rows_of
 from tests.methods.test_scaffold import one
 
@@ -73,21 +75,11 @@ class FedDynTest(chex.TestCase):
         state = quadratics.run(method, 150, cohort=cohort)
         np.testing.assert_allclose(quadratics.weights(state.server.net), quadratics.optimum(), atol=2e-3)
 
-    def test_the_first_round_is_one_and_a_share_times_the_mean_delta(self):
-        """From states of 0: w = w_0 + (1 + P) mean delta, and the mean of the models is scored by "active_mean"."""
-        method = functools.partial(feddyn, optimizer=local_training.sgd(0.1), alpha=0.5, epochs=2, batch=6)
-        begin, after = quadratics.run(method, 0).server, quadratics.run(method, 1).server
-        first = quadratics.weights(begin.net)
-        ends = []
-        for x, y in quadratics.rows():
-            w = first
-            for _ in range(2):
-                w = w - 0.1 * (2 * x.T @ (x @ w - y) / len(x) + 0.5 * (w - first))
-            ends.append(w)
-        np.testing.assert_allclose(quadratics.weights(after.net), first + 2 * (np.mean(ends, 0) - first), atol=1e-5)
+    def test_the_mean_of_the_models_is_scored(self):
+        """By "active_mean"."""
         algorithm = feddyn(toy.task(), optimizer=local_training.sgd(0.1), alpha=0.5, score="active_mean")
         net = MODEL.init(jax.random.key(0))
-        sent = type(after)(net, jax.tree.map(lambda x: 0.1 + x, net.params))
+        sent = Server(net, jax.tree.map(lambda x: 0.1 + x, net.params))
         mean = net._replace(params=jax.tree.map(lambda w, h: w + h / 0.5, net.params, sent.h))
         x = toy.data().test.x
         np.testing.assert_allclose(algorithm.predict["global"](sent, (), x)["logits"], MODEL.apply(mean, x)[0]["logits"], atol=1e-6)
@@ -174,3 +166,35 @@ class FedDynTest(chex.TestCase):
     def test_errors(self, wrong, message):
         with self.assertRaisesRegex(ValueError, message):
             feddyn(toy.task(), optimizer=local_training.sgd(0.1), **wrong)
+
+    def test_of_one_client_the_model_goes_as_far_again_as_all_its_changes(self):
+        """w = theta - h / alpha, where -h / alpha is the sum of theta - w over all rounds."""
+        alpha, index = 0.5, np.arange(4, 17)
+        build = functools.partial(feddyn, optimizer=local_training.sgd(0.1), alpha=alpha, epochs=2, batch=toy.BATCH)
+        groups = simulator.one_group(build, dataclasses.replace(toy.task(), population=1), 1)
+        sim = simulator.Simulator(simulator.build_spec(groups, divided(index), plan=client_loop.Plan(1, 1), dispatch=3))
+        state = jax.device_get(sim.run_rounds(sim.init(1), 3)[0])
+        x, y = toy.data().train.x[index], toy.data().train.y[index]
+        w, stats = MODEL.init(naive.stream(1, naive.INIT))
+        moved = jax.tree.map(np.zeros_like, naive.arrays(w))
+        settings = dict(epochs=2, batch=toy.BATCH, lr=0.1, whole=naive.with_term(MODEL, bend))
+        for r in range(3):
+            given = alpha, w, jax.tree.map(lambda m: (-alpha * m).astype(m.dtype), moved)
+            theta = naive.train(None, w, stats, x, y, naive.client_key(1, r, 0), given=given, **settings)
+            moved = naive.plus(moved, naive.minus(theta.params, w))
+            w, stats = naive.plus(theta.params, moved), theta.stats
+        chex.assert_trees_all_close(tuple(state.server.net), (w, stats), atol=5e-6)
+        h = jax.tree.map(lambda m: -alpha * m, moved)
+        chex.assert_trees_all_close((state.server.h, one(state.clients[0], 0)), (h, h), atol=5e-6)
+
+    @parameterized.parameters(3, 6)
+    def test_the_first_round_is_one_and_a_share_times_the_mean_delta(self, cohort):
+        """From states of 0: w = w_0 + (1 + P) mean delta, P being the cohort's share of all clients."""
+        method = functools.partial(feddyn, optimizer=local_training.sgd(0.1), alpha=0.5, epochs=2, batch=6)
+        after, first, ends = quadratics.run(method, 1, cohort=cohort).server, quadratics.first(), []
+        for i in naive.cohort(0, 0, 6, cohort):
+            (x, y), w = quadratics.rows()[i], first
+            for _ in range(2):
+                w = w - 0.1 * (2 * x.T @ (x @ w - y) / len(x) + 0.5 * (w - first))
+            ends.append(w)
+        np.testing.assert_allclose(quadratics.weights(after.net), first + (1 + cohort / 6) * (np.mean(ends, 0) - first), atol=1e-5)

@@ -103,3 +103,23 @@ class FedExPTest(chex.TestCase):
     def test_errors(self, wrong, message):
         with self.assertRaisesRegex(ValueError, message):
             fedexp(toy.task(), optimizer=local_training.sgd(0.1), **wrong)
+
+    @parameterized.parameters("uniform", "samples")
+    def test_before_its_bound_of_one_the_rate_is_at_least_a_half(self, weights):
+        """With eps 0, by Jensen; four times the squares lift it above the bound."""
+        algorithm = fedexp(toy.task(), optimizer=local_training.sgd(0.1), eps=0.0, weights=weights)
+        net, (same, *others) = MODEL.init(jax.random.key(0)), deltas(4)
+        for given in ([same] * 3, [same, *others], [same, jax.tree.map(lambda x: 1.01 * x, same)]):
+            cohort = Cohort(np.arange(len(given)), np.array([9, 4, 1, 7])[: len(given)])
+            uplinks = [(delta, np.float32(4 * square(delta.params))) for delta in given]
+            collected = []
+            for part, reduce in enumerate(algorithm.collect):
+                mapped = [reduce.map(up[part], jax.tree.map(lambda x, c=c: x[c], cohort)) for c, up in enumerate(uplinks)]
+                collected.append(reduce.finalize(jax.tree.map(lambda *x: sum(x), *mapped)))
+            _, metrics = algorithm.server_update(Server(net, net), tuple(collected), SOMEBODY, None)
+            raw = float(metrics["eta_g"][0]) / 4
+            share = np.ones(len(given)) if weights == "uniform" else cohort.examples
+            mean = jax.tree.map(lambda *x, s=share: np.average(x, axis=0, weights=s), *[delta.params for delta in given])
+            expected = np.average([square(delta.params) for delta in given], weights=share) / (2 * square(mean))
+            np.testing.assert_allclose(raw, expected, rtol=1e-5)
+            self.assertGreaterEqual(raw, 0.5 - 1e-6)

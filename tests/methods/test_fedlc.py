@@ -104,3 +104,22 @@ class FedLCTest(chex.TestCase):
     def test_errors(self, wrong, message):
         with self.assertRaisesRegex(ValueError, message):
             fedlc(toy.task(), optimizer=local_training.sgd(0.1), **wrong)
+
+    def test_fedrs_of_a_client_with_all_classes_is_fedavg(self):
+        """Client 0 has all of them, client 7 lacks one."""
+        net, update = MODEL.init(jax.random.key(0)), compiled(fedlc, variant="fedrs", alpha=0.3)
+        for i, is_same in ((0, True), (7, False)):
+            self.assertEqual(bool(np.all(terms(i, "fedrs", alpha=0.3)[0] == 1)), is_same)
+            plain, ours = (one_round(each, net, i=i).uplink.params for each in (compiled(fedavg), update))
+            if is_same:
+                chex.assert_trees_all_close(ours, plain, atol=1e-6)
+            else:
+                self.assertGreater(np.abs(ours["head"]["bias"] - plain["head"]["bias"]).max(), 1e-3)
+
+    @parameterized.parameters("fedlc", "logit_adjustment")
+    def test_a_client_with_equal_counts_trains_as_in_fedavg(self, variant):
+        """Softmax ignores a shift of all logits. Client 0 has three rows of each class."""
+        self.assertEqual(np.bincount(naive.rows(toy.data())[0][1]).tolist(), [3, 3, 3])
+        net = MODEL.init(jax.random.key(0))
+        plain, ours = (one_round(update, net) for update in (compiled(fedavg), compiled(fedlc, variant=variant)))
+        chex.assert_trees_all_close(ours.uplink, plain.uplink, atol=1e-6)

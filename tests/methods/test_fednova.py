@@ -10,11 +10,12 @@ import optax
 from absl.testing import parameterized
 
 from fedjax_core.algorithm import ClientSettings
+from fedjax_core.engine import client_loop, simulator
 from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 from methods.fednova import fednova
 from tests import naive, quadratics, toy
-from tests.methods.test_fedavg import MODEL
+from tests.methods.test_fedavg import MODEL, divided
 
 
 def effective(steps, momentum=0.0):
@@ -122,3 +123,20 @@ class FedNovaTest(chex.TestCase):
     def test_errors(self, wrong, message):
         with self.assertRaisesRegex(ValueError, message):
             fednova(toy.task(), optimizer=local_training.sgd(0.1), **wrong)
+
+    @parameterized.parameters(0.0, 0.9)
+    def test_one_client_trains_as_if_alone(self, momentum):
+        """Its effective steps are divided out and multiplied in again."""
+        index = np.arange(4, 17)
+        optimizer = local_training.sgd(0.1, momentum=momentum)
+        build = functools.partial(fednova, optimizer=optimizer, epochs=2, batch=toy.BATCH)
+        groups = simulator.one_group(build, toy.task(), 1)
+        sim = simulator.Simulator(simulator.build_spec(groups, divided(index), plan=client_loop.Plan(1, 1), dispatch=3))
+        state, _ = sim.run_rounds(sim.init(1), 3)
+        x, y = toy.data().train.x[index], toy.data().train.y[index]
+        w = tuple(MODEL.init(naive.stream(1, naive.INIT)))
+        for r in range(3):
+            settings = dict(epochs=2, batch=toy.BATCH, lr=0.1, momentum=momentum)
+            trained = naive.train(MODEL, *w, x, y, naive.client_key(1, r, 0), **settings)
+            w = trained.params, trained.stats
+        chex.assert_trees_all_close(tuple(jax.device_get(state.server.net)), w, atol=5e-6)

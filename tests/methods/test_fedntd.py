@@ -10,7 +10,7 @@ from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 from methods.fedntd import fedntd, not_true_distillation
 from tests import naive, toy
-from tests.methods.test_fedavg import MODEL
+from tests.methods.test_fedavg import MODEL, PLAIN
 from tests.methods.test_fedlc import averaged
 from tests.methods.test_fedprox import compiled, one_round
 
@@ -66,3 +66,9 @@ class FedNTDTest(chex.TestCase):
     def test_errors(self, wrong, message):
         with self.assertRaisesRegex(ValueError, message):
             fedntd(toy.task(), optimizer=local_training.sgd(0.1), **wrong)
+
+    def test_the_first_step_is_fedavgs(self):
+        """The teacher is the model that is trained, where evaluation is as training: without batch statistics."""
+        net, full = PLAIN.init(jax.random.key(0)), dict(epochs=1, batch=max(toy.SIZES), task=toy.task(statistics=False))
+        plain, ours = (one_round(update, net) for update in (compiled(fedavg, **full), compiled(fedntd, beta=50.0, **full)))
+        chex.assert_trees_all_close(ours.uplink, plain.uplink, atol=1e-6)

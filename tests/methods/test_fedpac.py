@@ -9,6 +9,7 @@ import numpy as np
 import scipy.optimize
 from absl.testing import parameterized
 
+from fedjax_core.algorithm import Cohort
 from methods.fedpac import fedpac, head_weights
 from methods.fedrep import fedrep
 from tests import naive, toy
@@ -165,3 +166,21 @@ class FedPACTest(chex.TestCase):
     def test_bad_arguments(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):
             simulate(made(fedpac, **arguments))
+
+    def test_alone_in_a_round_a_client_keeps_the_head_that_it_trained(self):
+        """The absent keep theirs, and get the new body and prototypes; who else was drawn may have sent anything."""
+        np.testing.assert_allclose(weights(0, np.random.default_rng(0).normal(size=(1, K, D)), np.ones(1)), [1.0])
+        sim, _, state = toy.reference("fedpac")
+        algorithm, server = sim.spec.algorithm(0, sim.spec.host_arrays, 2), state.server
+        delta, means, *stacked = toy.update_client(algorithm, algorithm.broadcast(server, 3), (), 3).uplink
+        stacked = jax.tree.map(lambda x: np.stack([x, np.full_like(x, np.nan)]), stacked)
+        cohort = Cohort(jnp.asarray([3, 0]), jnp.asarray([7, 0]))
+        after, metrics = jax.jit(algorithm.server_update)(server, (delta, means, *stacked), cohort, None)
+        self.assertEqual([float(value) for value in metrics["own_share"]], [1.0, 1.0])
+        for i in range(toy.CLIENTS):
+            head = one(stacked[0], 0) if i == 3 else one(server.heads, i)
+            chex.assert_trees_all_close(one(after.heads, i), head, atol=1e-7)
+        sent = algorithm.broadcast(after, 0)
+        chex.assert_trees_all_close(sent.body, jax.tree.map(np.add, server.body, delta), atol=1e-7)
+        has_class = means[1] > 0
+        np.testing.assert_allclose(sent.prototypes.means[has_class], means[0][has_class], atol=1e-6)

@@ -68,6 +68,10 @@ def oracle(seed, rounds, climb, beta=1.0):
     return w, stats
 
 
+def sharp(round):  # noqa: A002
+    return optax.chain(local_training.sharpness_aware(0.3), local_training.sgd(0.1)(round))
+
+
 class FedSAMTest(chex.TestCase):
     @parameterized.parameters(
         ("fedsam", dict(rho=0.3), 1.0), ("fedasam", dict(rho=0.5, eta=0.2), 1.0), ("mofedsam", dict(rho=0.3), 0.4)
@@ -148,3 +152,24 @@ class FedSAMTest(chex.TestCase):
     def test_errors(self, wrong, message):
         with self.assertRaisesRegex(ValueError, message):
             fedsam(toy.task(), optimizer=local_training.sgd(0.1), **wrong)
+
+    def test_mofedsam_of_the_own_gradient_alone_is_fedsam(self):
+        """Whatever direction was sent: FedCM of a share of 1 with such steps, which beta=1 leaves out."""
+        net = MODEL.init(jax.random.key(0))
+        sent = Server(net, jax.tree.map(lambda w: 0.1 + w, net.params))
+        mixed = one_round(compiled(fedcm, alpha=1.0, optimizer=sharp), sent)
+        plain = one_round(compiled(fedsam, rho=0.3, beta=1.0), net)
+        chex.assert_trees_all_close(mixed.uplink[0], plain.uplink, atol=1e-6)
+
+    def test_adaptive_steps_for_weights_of_one_size_are_sams(self):
+        """T = |w| + eta is 1 for all."""
+        signs = jnp.asarray([[1.0, -1, 1], [-1, -1, 1]])
+        params, gradient = (
+            {"kernel": 0.75 * signs, "bias": jnp.asarray([0.2, -3.0])},
+            {
+                "kernel": jnp.asarray([[0.3, -2, 0.1], [1.0, 0.5, 4.0]]),
+                "bias": jnp.asarray([0.4, -0.7]),
+            },
+        )
+        tops = [optimizers.Ascent(0.3, eta=eta).find_top(params, gradient) for eta in (None, 0.25)]
+        chex.assert_trees_all_equal(*tops)

@@ -12,7 +12,7 @@ from fedjax_core.training import aggregators
 from fedjax_core.uplink import compression
 from methods.ffa_lora import ffa_lora
 from tests import naive, toy
-from tests.methods.test_fedper import STEPS, made
+from tests.methods.test_fedper import SGD, STEPS, made
 
 SCALE = 8.0  # alpha / rank, 16 / 2
 EXACT = functools.partial(toy.task_adapted, dropout=0.0)
@@ -119,3 +119,17 @@ class FFALoRATest(chex.TestCase):
     def test_needs_an_adapter(self):
         with self.assertRaisesRegex(ValueError, "ffa_lora needs a network with an adapter; set config.adapter"):
             made(ffa_lora)(toy.task())
+
+
+class LoRATest(chex.TestCase):
+    @parameterized.parameters("fedit", "ffa_lora", "fedsa_lora", "fedex_lora", "flora", "flexlora", "hetlora")
+    def test_before_training_a_network_is_its_base(self, name):
+        task, key, x = EXACT(), jax.random.key(1), toy.data().test.x
+        algorithm = toy.METHODS[name](task, optimizer=SGD)
+        server = algorithm.server_init(key)
+        sent, client = algorithm.broadcast(server, 0), algorithm.client_init(key, server, 0)
+        base = toy.model().init(jax.random.key(3))
+        head = task.model.init(key).params["head"]
+        expected = toy.model().apply(base._replace(params=base.params | {"head": head}), x)[0]["logits"]
+        for predict in algorithm.predict.values():
+            np.testing.assert_allclose(predict(sent, client, x)["logits"], expected, atol=1e-5)

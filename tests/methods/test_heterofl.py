@@ -10,14 +10,14 @@ import pytest
 from absl.testing import parameterized
 
 from fedjax_core import nn
-from fedjax_core.algorithm import Net
+from fedjax_core.algorithm import Cohort, Net
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.task import make_task
 from fedjax_core.training.width_windows import find_widest, find_windows, put_windows, take_windows
 from methods.fedrolex import fedrolex
 from methods.heterofl import heterofl
 from tests import naive, toy
-from tests.methods.test_fedper import ended, made
+from tests.methods.test_fedper import STEPS, ended, made
 
 WIDE, WIDTHS = 7, (6, 7)  # of even and of odd clients
 
@@ -66,6 +66,14 @@ def oracle(rounds, rolls):
                     count[layer][name][where] += 1
         w = jax.tree.map(lambda p, d, n: p + d / np.maximum(n, 1), w, total, count)
     return w
+
+
+def part_of(name, round_num):
+    """The method of an even client in a round, the server's state, and where its part is."""
+    sim, before, _ = toy.reference(name)
+    start = round_num if name == "fedrolex" else 0
+    where = positions(before.server.params, [(c + start) % WIDE for c in range(WIDTHS[0])], range(3))
+    return sim.spec.algorithm(0, sim.spec.host_arrays, round_num), before.server, where
 
 
 class HeteroFLTest(chex.TestCase):
@@ -122,6 +130,59 @@ class HeteroFLTest(chex.TestCase):
         groups = [simulator.Group(str(g), made(heterofl), task, clients[g::2]) for g, task in enumerate(tasks)]
         with self.assertRaisesRegex(ValueError, message):
             simulator.build_spec(groups, toy.data(), cohort=5, plan=client_loop.Plan(1, 1), dispatch=2)
+
+    @parameterized.parameters(("heterofl", 0), ("fedrolex", 0), ("fedrolex", 5))
+    def test_a_part_trains_as_the_wide_network_under_a_mask(self, name, round_num):
+        """All but the window is 0, and stays so: tanh of nothing is 0, and so are its gradients."""
+        algorithm, server, where = part_of(name, round_num)
+        delta, present = toy.update_client(algorithm, algorithm.broadcast(server, 0), (), 0).uplink
+        mask = jax.tree.map(np.zeros_like, server.params)
+        for layer, entries in where.items():
+            for entry, window in entries.items():
+                mask[layer][entry][window] = 1
+        start, (x, y) = jax.tree.map(np.multiply, server.params, mask), naive.rows(toy.data())[0]
+        given = np.float32(WIDTHS[0] / WIDE), present
+        end = naive.train(None, start, {}, x, y, jax.random.key(5), epochs=2, whole=masked_loss, given=given, **STEPS).params
+        for layer, entries in where.items():
+            for entry, window in entries.items():
+                moved = end[layer][entry] - start[layer][entry]
+                np.testing.assert_allclose(delta[layer][entry], moved[window], atol=2e-6)
+                np.testing.assert_array_equal(moved * (1 - mask[layer][entry]), 0)
+
+    def test_what_narrow_clients_lack_never_moves(self):
+        """In three rounds without the wide ones."""
+        algorithm, begin, where = part_of("heterofl", 0)
+        update, server = jax.jit(algorithm.client_update), begin
+        for r in range(3):
+            parts = []
+            for i in (0, 2, 6):
+                cohort = Cohort(jnp.int32(i), jnp.int32(toy.SIZES[i]))
+                out = update(algorithm.broadcast(server, i), (), toy.client_data(i), naive.client_key(0, r, i))
+                parts.append(algorithm.collect.map(out.uplink, cohort))
+            collected = algorithm.collect.finalize(jax.tree.map(lambda *x: sum(x), *parts))
+            server, _ = algorithm.server_update(server, collected, None, None)
+        for layer, entries in where.items():
+            for entry, window in entries.items():
+                new, old = np.array(server.params[layer][entry]), begin.params[layer][entry].copy()
+                self.assertTrue(np.all(new[window] != old[window]))
+                new[window] = old[window] = 0
+                np.testing.assert_array_equal(new, old)
+
+    def test_fedrolex_whose_window_stands_is_heterofl(self):
+        """Over updates that all count as the first round."""
+        ends = []
+        for name in ("heterofl", "fedrolex"):
+            sim, before, after = toy.reference(name)
+            state = before
+            for _ in range(3):
+                state = jax.device_get(sim.run_rounds(sim.compiled.put(state._replace(round=before.round)), 1)[0])
+            ends.append(state.server)
+            if name == "fedrolex":
+                rolled = np.abs(
+                    after.server.params["body"]["kernel"] - toy.reference("heterofl")[2].server.params["body"]["kernel"]
+                )
+                self.assertGreater(rolled.max(), 1e-3)
+        chex.assert_trees_all_close(*ends, atol=1e-6)
 
 
 @functools.cache

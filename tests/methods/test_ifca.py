@@ -6,6 +6,9 @@ import chex
 import jax
 import numpy as np
 
+from fedjax_core.algorithm import Examples
+from fedjax_core.data import federated_data, sources
+from fedjax_core.engine import client_loop, simulator
 from fedjax_core.task import make_partial_task
 from fedjax_core.training import local_training
 from methods.ifca import ifca
@@ -105,3 +108,28 @@ class IFCATest(chex.TestCase):
     def test_bad_arguments(self):
         with self.assertRaisesRegex(ValueError, "^clusters=0 must be at least 1$"):
             simulate(made(ifca, clusters=0))
+
+    def test_right_clusters_are_runs_of_fedavg_of_their_own(self):
+        """Odd clients call each class by the next one's name, and there is a model for either."""
+        whole, y = toy.data(), toy.data().train.y.copy()
+        for rows in whole.train_index[1::2]:
+            y[rows] = (y[rows] + 1) % toy.CLASSES
+        dataset = sources.Dataset("toy", Examples(whole.train.x, y), whole.test, whole.class_names)
+        data = federated_data.from_index(dataset, whole.train_index, whole.test_index)
+        groups = toy.groups(made(ifca, clusters=2, epochs=2))
+        sim = simulator.Simulator(simulator.build_spec(groups, data, plan=client_loop.Plan(1, 1), dispatch=2))
+        state = jax.device_get(sim.init(0))
+        reads = np.eye(toy.INPUTS, 6, dtype=np.float32), 4 * np.eye(6, toy.CLASSES, dtype=np.float32)  # a class by its input
+        params = state.server.params
+        params["body"]["kernel"] = np.stack([reads[0]] * 2)
+        params["head"]["kernel"] = np.stack([reads[1], np.roll(reads[1], 1, 1)])
+        start = state._replace(server=state.server._replace(params=params))
+        after = jax.device_get(sim.run_rounds(sim.compiled.put(start), 2)[0])
+        np.testing.assert_array_equal(after.clients[0], np.arange(toy.CLIENTS) % 2)
+        clients = naive.rows(data)
+        for j in range(2):
+            w = tuple(one(start.server, j))
+            for r in range(2):
+                ends = [naive.train(MODEL, *w, *clients[i], naive.client_key(0, r, i), epochs=2, **STEPS) for i in range(j, 8, 2)]
+                w = naive.mean([(end.params, end.stats) for end in ends], [1] * len(ends))
+            chex.assert_trees_all_close(tuple(one(after.server, j)), w, atol=5e-6)

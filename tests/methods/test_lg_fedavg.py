@@ -1,8 +1,10 @@
 """LG-FedAvg in FedPer's loops with the other part personal, and its limits."""
 
 import chex
+import jax
 import numpy as np
 
+from fedjax_core.algorithm import Net
 from methods.fedavg import fedavg
 from methods.lg_fedavg import lg_fedavg
 from tests import naive, toy
@@ -25,6 +27,22 @@ def oracle(rounds):
             heads.append(end.params["head"])
         head = naive.mean(heads, [1] * len(heads))
     return head, mine
+
+
+def renamed(model):
+    """The toy network, whose body's name holds the head's."""
+    inside = lambda net: Net({"body": net.params["head_of_body"], "head": net.params["head"]}, net.stats)
+
+    def init(key):
+        net = model.init(key)
+        return net._replace(params={"head_of_body": net.params["body"], "head": net.params["head"]})
+
+    return model._replace(
+        init=init,
+        apply=lambda net, *inputs, **options: model.apply(inside(net), *inputs, **options),
+        features=lambda net, *inputs, **options: model.features(inside(net), *inputs, **options),
+        head=lambda net, z: model.head(net, z),
+    )
 
 
 class LGFedAvgTest(chex.TestCase):
@@ -64,3 +82,15 @@ class LGFedAvgTest(chex.TestCase):
     def test_an_unknown_entry(self):
         with self.assertRaisesRegex(ValueError, "shared='haed' is not an entry of the network; it has body, head"):
             simulate(made(lg_fedavg, shared=("haed",)))
+
+    def test_the_names_of_other_entries_do_not_matter(self):
+        """The shared head is found by its whole name, and trains alike."""
+        outputs = []
+        for task in (toy.task(), toy.task().wrap_model(renamed)):
+            algorithm, key = made(lg_fedavg, epochs=2)(task), jax.random.key(3)
+            server = algorithm.server_init(key)
+            self.assertEqual(set(there(server.params)), {"head"})
+            outputs.append(toy.update_client(algorithm, server, algorithm.client_init(key, server, 0)))
+        plain, other = outputs
+        chex.assert_trees_all_close(there(other.uplink.params), there(plain.uplink.params), atol=1e-7)
+        chex.assert_trees_all_close(there(other.state.params)["head_of_body"], there(plain.state.params)["body"], atol=1e-7)

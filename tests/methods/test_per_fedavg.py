@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
+from fedjax_core.training import local_training
+from methods.fedavg import fedavg
 from methods.per_fedavg import per_fedavg
-from tests import naive, toy
+from tests import naive, quadratics, toy
 from tests.methods.test_fedavg import MODEL
 from tests.methods.test_fedavg import oracle as fedavg_after
 from tests.methods.test_fedper import ended, made, personalised, simulate
@@ -151,3 +153,17 @@ class PerFedAvgTest(chex.TestCase):
     def test_bad_arguments(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):
             simulate(made(per_fedavg, **arguments))
+
+    def test_of_a_linear_loss_no_second_order_term_is_left(self):
+        """Nor any adaptation: its gradient is the same at all weights. Least squares have such a term."""
+        settings = dict(optimizer=local_training.sgd(0.1), epochs=2, batch=2)
+
+        def run(method, loss=quadratics.linear, **more):
+            return quadratics.weights(quadratics.run(functools.partial(method, **settings, **more), 2, loss=loss).server.net)
+
+        step = dict(alpha=0.3, delta=0.05)
+        plain, curved = run(per_fedavg, **step), [run(per_fedavg, hessian=h, **step) for h in ("difference", "exact")]
+        for other in (*curved, run(fedavg, weights="uniform")):
+            np.testing.assert_allclose(other, plain, rtol=1e-6)
+        apart = run(per_fedavg, None, **step) - run(per_fedavg, None, hessian="exact", **step)
+        self.assertGreater(np.abs(apart).max(), 1e-3)

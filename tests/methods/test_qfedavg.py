@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core.training import local_training
+from fedjax_core.training import local_training, losses
 from methods.fedavg import fedavg
 from methods.qfedavg import qfedavg
 from tests import naive, quadratics, toy
@@ -71,3 +71,19 @@ class QFedAvgTest(chex.TestCase):
     def test_q_must_not_be_negative(self, q):
         with self.assertRaisesRegex(ValueError, f"^q={q} must be .*at least 0$"):
             qfedavg(toy.task(), optimizer=local_training.sgd(0.1), q=q)
+
+    def test_losses_in_another_unit_leave_the_direction(self):
+        """All clients' values are multiplied, and no gradient is: the step is as steep, and longer."""
+
+        def loss(outputs, y, mask, factor):
+            value = losses.target_loss(outputs, y, mask)
+            return value + (factor - 1) * jax.lax.stop_gradient(value)
+
+        method = functools.partial(qfedavg, optimizer=local_training.sgd(0.05), epochs=3, batch=6, q=2.0)
+        moved = [
+            quadratics.weights(quadratics.run(method, 1, loss=functools.partial(loss, factor=factor)).server) - quadratics.first()
+            for factor in (1.0, 5.0)
+        ]
+        once, louder = map(np.linalg.norm, moved)
+        np.testing.assert_allclose(moved[1] / louder, moved[0] / once, rtol=1e-5)
+        self.assertGreater(louder, 1.2 * once)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import scipy.linalg
 from absl.testing import parameterized
 
 from configs import fedavg as config
@@ -144,3 +145,14 @@ class RegularizersTest(chex.TestCase):
         )
         with self.assertRaisesRegex(ValueError, r"^regularizers need features \[B, D\]"):
             with_regularizers(texts.model, [decorrelation]).apply(None, None, train=True)
+
+    def test_of_uncorrelated_features_there_is_nothing_and_never_less(self):
+        """Columns of a Hadamard matrix but the first are orthogonal to it and to each other."""
+        apart, everything = scipy.linalg.hadamard(16).astype(np.float32)[:, 1:8] * 3 + 2, np.ones(16, bool)
+        np.testing.assert_allclose(decorrelation(apart, everything, 1.0), 0, atol=1e-6)
+        np.testing.assert_allclose(decorrelation(apart, everything, 1.0, "paper"), 1 / 7, rtol=1e-5)
+        for seed in range(5):
+            drawn = np.random.default_rng(seed).normal(size=(16, 7)).astype(np.float32)
+            self.assertGreaterEqual(float(decorrelation(drawn, everything, 1.0)), 0)
+            many = np.random.default_rng(seed).normal(size=(2048, 4)).astype(np.float32)
+            self.assertLess(float(decorrelation(many, np.ones(2048, bool), 1.0, "paper")), 1 / 4 + 0.01)
