@@ -21,7 +21,7 @@ Federated Learning via Conditional Policy. KDD 2023. https://arxiv.org/abs/2307.
 The MMD has radial kernels exp(-|a - b|^2 / 2h) with h of 10, 15, 20 and 50. A client sends its
 body, its gate, and (head_i + head) / 2.
 
-Unseen clients start a personal head from the common initialization, after local training.
+Unseen clients start a personal head from the global one, after local training.
 
 Departures: `gumbel` adds Gumbel noise to the gate in training; the authors' code also does so in
 evaluation. Clients that were not in the last round also get the newest gate and head, in that code
@@ -124,6 +124,7 @@ def fedcp(
         collect=aggregators.mean(aggregators.make_weight_fn(weights)),
         predict={"personal": personal},
         client_init=lambda key, server, client_id: model.init(key).params["head"],
+        init_unseen=lambda sent, head_i: sent.net.params["head"],
         targets=PER_ROW,
     )
 

@@ -163,3 +163,10 @@ class FedCPTest(chex.TestCase):
         np.testing.assert_array_equal(out.state["kernel"], own["kernel"])
         np.testing.assert_allclose(out.state["bias"], end.params["bias"], atol=2e-6)
         self.assertFalse(any(np.any(leaf) for leaf in jax.tree.leaves(out.uplink.gate)))
+
+    def test_an_unseen_client_begins_with_the_global_head(self):
+        algorithm = made(fedcp)(toy.task())
+        server = algorithm.server_init(jax.random.key(0))
+        other = algorithm.client_init(jax.random.key(1), server, 8)
+        self.assertGreater(np.abs(other["kernel"] - server.net.params["head"]["kernel"]).max(), 0.1)
+        chex.assert_trees_all_equal(algorithm.init_unseen(server, other), server.net.params["head"])
