@@ -15,7 +15,7 @@ import pytest
 from configs.tables import fair
 from docs import cards, gallery, leaderboard, messages, result_pages, settings_pages
 from fedjax_core import experiment, nn
-from fedjax_core.commands import config_flags, list_names, main, new, run, table
+from fedjax_core.commands import analyze, config_flags, list_names, main, new, run, table
 from fedjax_core.data import sources
 from fedjax_core.data.sources import dataset_cards
 from tests import quick
@@ -74,6 +74,12 @@ def test_commands_name_what_is_there():
             assert name in config_flags.list_bundled({"run": "config", "table": "table"}[command]), name
     for path in re.findall(r"(?:configs|methods|tests|docs|colab)/[\w/]+\.(?:py|md)\b", TEXT):
         assert (ROOT / path).exists(), path
+
+
+def test_the_page_on_analyses_has_all_of_them():
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", (ROOT / "docs" / "pages" / "analyse.md").read_text(), re.MULTILINE)
+    assert sorted(name for name, _ in rows) == sorted(analyze.WHAT)
+    assert {name for name, options in rows if "`--clients`" in options} == set(analyze.OF_CLIENTS)
 
 
 def test_what_files_say_of_the_documents_is_there():
