@@ -77,7 +77,7 @@ def test_commands_name_what_is_there():
 
 
 def test_the_page_on_analyses_has_all_of_them():
-    rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", (ROOT / "docs" / "pages" / "analyse.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \|.*\|(.*)\|$", (ROOT / "docs" / "pages" / "analyse.md").read_text(), re.MULTILINE)
     assert sorted(name for name, _ in rows) == sorted(analyze.WHAT)
     assert {name for name, options in rows if "`--clients`" in options} == set(analyze.OF_CLIENTS)
 
