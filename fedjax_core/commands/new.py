@@ -15,8 +15,10 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
+from fedjax_core import nn
 from fedjax_core.commands import templates
 from fedjax_core.commands.main import run_and_exit
+from fedjax_core.data import sources
 from fedjax_core.experiment import lookup
 from fedjax_core.registry import ENTRY_POINT_GROUPS
 from fedjax_core.reporting import reporter
@@ -67,6 +69,11 @@ def check_name(kind: str, name: str) -> None:
     taken = lookup.method_summaries() if kind == "method" else {}
     if name in taken:
         raise ValueError(f"there is a method {name!r} already: {taken[name]}")
+    built_in = {"data": sources.READERS, "model": nn.MODULES}.get(kind, ())
+    if name in built_in:
+        raise ValueError(
+            f"there is a built-in {'data source' if kind == 'data' else kind} {name!r} already, which a config would get"
+        )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -207,9 +207,12 @@ def _read_array(path: Path, shape: tuple[int, ...], floats: bool, name: str | No
 
 
 def _warn_of_scale(path: Path, x: np.ndarray, description: Mapping[str, Any]) -> None:
-    """Warns of inputs whose deviation is much larger than that of the training set."""
+    """Warns of inputs whose deviation is much larger than that of the training set; of images also if it is much smaller."""
     sample = sample_channels(x)
-    if len(sample) >= MIN_SAMPLE and (ratio := float(np.median(sample.std(0) / np.asarray(description["std"])))) > MAX_SCALE_RATIO:
+    if len(sample) < MIN_SAMPLE:
+        return
+    ratio = float(np.median(sample.std(0) / np.asarray(description["std"])))
+    if ratio > MAX_SCALE_RATIO or (x.ndim == 4 and 0 < ratio < 1 / MAX_SCALE_RATIO):
         log.warning(
             "%s is in [%.4g, %.4g], whose deviation is %.3g times that of what the model was trained on: must be on one scale, "
             "such as pixels in [0, 1]",

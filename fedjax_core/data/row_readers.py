@@ -96,7 +96,7 @@ def locate_in_file(array: np.ndarray) -> tuple[Path, int] | None:
     root = array
     while isinstance(root.base, np.ndarray):
         root = root.base
-    if not isinstance(root, np.memmap) or root.filename is None:
+    if not isinstance(root, np.memmap) or root.filename is None or root.mode == "c":  # its changes are not in the file
         return None
     within = array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
     return Path(root.filename), int(root.offset) + within

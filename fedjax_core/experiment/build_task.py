@@ -116,6 +116,11 @@ def pipeline_of(resolved: ResolvedConfig) -> DataPipeline:
 
 def _read_arrays(resolved: ResolvedConfig) -> FederatedData:
     data = resolved.data
+    if data.examples is not None and resolved.fields["data.test_split"] == "merged":
+        what = (
+            f"data.examples={data.examples} limits training examples; data.test_split='merged' joins them with the whole test set"
+        )
+        raise ValueError(f"{what}; set one of them to None")
     whole = subsample(sources.read_dataset(data.source, data.directory, data.examples), data.size, data.examples)
     return federated_data.federate(whole, data.partition, data.clients, data.seed, **data.tests)
 

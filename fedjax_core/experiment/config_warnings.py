@@ -49,6 +49,7 @@ def warn(resolved: ResolvedConfig, data: FederatedData, attackers: int, fresh: M
         *check_feddyn(resolved, data, returning / data.clients),
         *check_directed_graph(resolved, returning, data.clients),
         *check_targets(data),
+        *check_classes(resolved, data),
         *check_validation(resolved, data),
         *check_public(resolved),
         *check_kept_states(resolved),
@@ -143,6 +144,19 @@ def check_targets(data: FederatedData) -> list[str]:
         return []
     what = f"test targets of {number} of {len(lists.size)} clients vary by less than 0.3 % of their distance from the mean of all"
     return [f"{what} training targets: their own r2 is undefined and left out of means; scale targets by client"]
+
+
+def check_classes(resolved: ResolvedConfig, data: FederatedData) -> list[str]:
+    """Returns a warning of classes that are tested and that no client trains on."""
+    if targets_of(data.train.y) != "classes" or resolved.episodes is not None:
+        return []
+    trained, tested = np.sum(data.label_table, 0), np.bincount(data.test.y, minlength=data.classes)
+    missing = np.flatnonzero((trained == 0) & (tested > 0))
+    if not len(missing):
+        return []
+    names = option_types.shorten(", ".join(data.class_names[k] for k in missing))
+    what = f"{tested[missing].sum()} of {tested.sum()} test examples are of classes that no client trains on"
+    return [f"data.source={resolved.data.source.spec!r}: {what}: {names}"]
 
 
 def check_validation(resolved: ResolvedConfig, data: FederatedData) -> list[str]:

@@ -192,6 +192,17 @@ def test_validation_that_most_clients_have_no_part_in_is_warned_of(caplog):
     assert "of 20 clients hold none of the" in line
 
 
+def test_classes_that_are_tested_alone_are_warned_of(caplog):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 2)).astype(np.float32)
+    mine = sources.from_arrays(x, np.repeat([0, 1], 30), x, np.repeat([2, 1], 30), class_names=("cat", "dog", "Cat"))
+    data = federated_data.from_index(mine, [np.arange(0, 60, 2), np.arange(1, 60, 2)], [np.arange(0, 60, 2), np.arange(1, 60, 2)])
+    config = fedavg.get_config("smoke")
+    experiment.build(config, data)
+    (line,) = [line for line in caplog.messages if "no client trains on" in line]
+    assert line.endswith("30 of 60 test examples are of classes that no client trains on: 'Cat'")
+
+
 def test_a_given_model_gets_inputs_as_they_are_which_is_said(caplog):
     class Wide(nnx.Module):
         def __init__(self, classes, input_shape, *, rngs):

@@ -182,10 +182,15 @@ def add_channel_axis(images: np.ndarray) -> np.ndarray:
 def _array(what: str, values: Any) -> np.ndarray:
     if np.ma.is_masked(values):
         raise ValueError(f"{what} is a masked array with masked entries: fill them first, such as with x.filled(0).")
+    if hasattr(values, "toarray"):
+        raise ValueError(f"{what} is a sparse matrix: must be an array, such as {what}.toarray().")
     try:
-        return np.asarray(values)
+        array = np.asarray(values)
     except ValueError:
-        raise ValueError(f"{what} has examples of different shapes: must be one array; pad or cut them first.") from None
+        array = None
+    if array is None or (array.dtype == object and array.ndim == 1 and len(array) and np.ndim(array[0])):
+        raise ValueError(f"{what} has examples of different shapes: must be one array; pad or cut them first.")
+    return array
 
 
 def _inputs(what: str, values: Any) -> np.ndarray:
@@ -265,7 +270,7 @@ def check_scales(what: str, x: np.ndarray, other_what: str, other: np.ndarray) -
 
 def _check_channel_axis(x: np.ndarray) -> None:
     """Warns of images that look like [n, C, H, W]."""
-    if x.ndim == 4 and x.shape[1] in CHANNELS and x.shape[3] not in CHANNELS and x.shape[2] == x.shape[3]:
+    if x.ndim == 4 and x.shape[1] in CHANNELS and x.shape[3] not in CHANNELS:
         log.warning("train_x has shape %s, read as [n, H, W, C]; if its channels come first, pass x.transpose(0, 2, 3, 1)", x.shape)
 
 
@@ -278,6 +283,8 @@ def _integers(what: str, values: Any) -> np.ndarray:
     values = _array(what, values)
     if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
         hint = "; other targets are named by targets='labels', 'numbers' or 'tokens'" if what.endswith("_y") else ""
+        if values.ndim == 1 and values.dtype.kind in "USO":
+            hint = f"; of texts, np.unique({what}, return_inverse=True) has the names and the integers, and from_table takes them"
         raise ValueError(f"{what} has shape {values.shape} and type {values.dtype}: must be integers of shape [n]{hint}.")
     if len(values) and (values.min() < 0 or values.max() > np.iinfo(np.int32).max):
         raise ValueError(f"{what} has values from {values.min()} to {values.max()}: must be >= 0 and fit 32 bits.")

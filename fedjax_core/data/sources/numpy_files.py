@@ -23,7 +23,7 @@ OTHER_NAMES = {  # of Keras' files, and of `from_arrays`; x are images where the
 log = logging.getLogger("fedjax_core")
 _OF_ANY_SHAPE = ("images", "features", "_x")
 NEEDED_FILES = ("train_features", "train_labels", "test_features", "test_labels")
-OPTIONAL_FILES = ("train_domains", "test_domains", "train_clients", "test_clients", "class_names", "domain_names")
+OPTIONAL_FILES = ("train_domains", "test_domains", "train_clients", "test_clients", "class_names", "domain_names", "client_names")
 
 
 def npz(
@@ -71,7 +71,7 @@ def npz(
 def _build_dataset(
     name: str, columns: dict[str, np.ndarray], channels: int, size: int | None, test_fraction: float | None
 ) -> Dataset:
-    names: dict[str, Any] = {key: [str(name) for name in columns.pop(key)] for key in SHARED[1:] if key in columns}
+    names: dict[str, Any] = {key: _read_names(columns.pop(key)) for key in SHARED[1:] if key in columns}
     if "labels" in columns:
         examples = _read_part(columns, "", channels, size)
         labels = examples["y"]
@@ -94,6 +94,10 @@ def _build_dataset(
         parts = {part: _read_part(columns, f"{part}_", channels, size) for part in ("train", "test")}
     arrays: dict[str, Any] = {f"{part}_{key}": values for part, held in parts.items() for key, values in held.items()}
     return from_arrays(**arrays, **names, name=name)
+
+
+def _read_names(names: np.ndarray) -> list[str]:
+    return [name.decode() if isinstance(name, bytes) else str(name) for name in names.tolist()]
 
 
 def _read_part(columns: dict[str, np.ndarray], prefix: str, channels: int, size: int | None) -> dict[str, np.ndarray]:
@@ -184,8 +188,8 @@ def npy(data_dir: Path, path: str) -> Dataset:
     It has train_features.npy and test_features.npy, [n, ...] uint8, float32 or int32, as
     `from_arrays` takes them (int32 up to 2**24, beyond which float32 has not every integer);
     train_labels.npy and test_labels.npy, [n] integers; and if there are such `train_domains`,
-    `train_clients` and those of the test examples, [n] integers, `class_names` [K] and
-    `domain_names`. Neighbouring examples of one client are read at once.
+    `train_clients` and those of the test examples, [n] integers, `class_names` [K],
+    `domain_names` and `client_names`. Other files are named in a warning. Neighbouring examples of one client are read at once.
 
     Args:
       path: the folder.
@@ -201,13 +205,15 @@ def npy(data_dir: Path, path: str) -> Dataset:
     try:
         files = {name: folder / f"{name}.npy" for name in (*NEEDED_FILES, *OPTIONAL_FILES)}
         arrays: dict[str, Any] = {name: _map_file(file) for name, file in files.items() if file.is_file()}
+        if unread := sorted(file.name for file in folder.glob("*.npy") if file.stem not in files):
+            log.warning("%s: files with unknown names are not read: %s", folder.name, ", ".join(unread))
         for part in ("train", "test"):
             arrays[f"{part}_x"] = arrays.pop(f"{part}_features")
             arrays[f"{part}_y"] = y = arrays.pop(f"{part}_labels")
             if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
                 wanted = "must be classes, [n] integers; other targets need a source of your own with from_arrays(..., targets=)"
                 raise ValueError(f"{part}_labels.npy has shape {y.shape} and type {y.dtype}: {wanted}.")
-        arrays |= {name: list(map(str, array)) for name, array in arrays.items() if name.endswith("names")}
+        arrays |= {name: _read_names(array) for name, array in arrays.items() if name.endswith("names")}
         return from_arrays(**arrays, name=folder.name)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error

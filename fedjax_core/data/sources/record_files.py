@@ -54,7 +54,7 @@ def csv(
       hospital_00,61,north,yes
 
     A column of nothing but numbers is one of numbers, unless one begins with 0 as postcodes do;
-    others are texts. For a categorical column the cells of both files count. A cell is missing that
+    others are texts. For categories, classes, clients and domains the cells of both files count. A cell is missing that
     is empty, NA, N/A, NaN, null or ?, or None in a column of numbers. Other arguments as those of
     `jsonl`.
 
@@ -65,10 +65,11 @@ def csv(
     """
     one_hot = list_columns(categorical)
     numeric = {*list_columns(x), *list_columns(y if targets == "numbers" else None)} - {*one_hot}
+    named = {*one_hot, *filter(None, (clients, domains)), *(list_columns(y) if targets == "classes" else ())}
     read = functools.partial(
-        _read_delimited, delimiter=delimiter, encoding=encoding, decimal=decimal, numeric=numeric, unparsed=one_hot
+        _read_delimited, delimiter=delimiter, encoding=encoding, decimal=decimal, numeric=numeric, unparsed=named
     )
-    parse = functools.partial(_parse_categories, columns=one_hot, decimal=decimal)
+    parse = functools.partial(_parse_over_files, columns=named, decimal=decimal)
     columns = dict(x=x, y=y, clients=clients, domains=domains, targets=targets, categorical=categorical, missing=missing)
     return _load_tables(read, data_dir, path, test, test_fraction, words, length, parse=parse, **columns)
 
@@ -340,8 +341,8 @@ def _parse_column(cells: Sequence[str], decimal: str) -> list[Any]:
     return [None if cell.casefold() in MISSING_TEXTS else cell for cell in cells]
 
 
-def _parse_categories(tables: dict[str, Any], columns: Sequence[str], decimal: str) -> dict[str, Any]:
-    """Parses each categorical column over all files: a category is written alike in each."""
+def _parse_over_files(tables: dict[str, Any], columns: Collection[str], decimal: str) -> dict[str, Any]:
+    """Parses each of the columns over all files: a category, class or client is written alike in each."""
     for column in columns:
         held = {part: table[column] for part, table in tables.items() if column in table}
         parsed = iter(_parse_column([*itertools.chain(*held.values())], decimal))

@@ -109,11 +109,23 @@ def _is_array_of_bytes(feature: Any) -> bool:
     return hasattr(feature, "shape") and getattr(feature, "dtype", None) == "uint8"
 
 
-def known_names(table: Any, column: str) -> tuple[str, ...] | None:
-    """Returns the class names that a column itself has."""
-    features = getattr(table, "features", None)  # Hugging Face's
-    if isinstance(features, Mapping) and getattr(features.get(column), "names", None):
-        return tuple(features[column].names)
+def known_names(tables: Mapping[str, Any], column: str) -> tuple[str, ...] | None:
+    """Returns the class names that a column of the first table itself has.
+
+    Raises:
+      ValueError: integers mean other classes in another table.
+    """
+    numbered: dict[str, tuple[str, ...]] = {}
+    for part, table in tables.items():
+        features = getattr(table, "features", None)  # Hugging Face's
+        if isinstance(features, Mapping) and getattr(features.get(column), "names", None):
+            numbered[part] = tuple(features[column].names)
+    if len(set(numbered.values())) > 1:
+        each = ", and in ".join(f"{part} {option_types.shorten(', '.join(names))}" for part, names in numbered.items())
+        raise ValueError(f"column {column!r} numbers its classes differently: in {each}; cast both to one ClassLabel.")
+    if numbered:
+        return next(iter(numbered.values()))
+    table = next(iter(tables.values()))
     cells = table[column] if hasattr(table, "columns") else None
     categories: Any = getattr(getattr(cells, "cat", None), "categories", None)  # pandas'
     if categories is None or not all(isinstance(name, str) for name in categories):

@@ -103,7 +103,7 @@ def from_table(
     encoded: dict[str, Any] = {}
     names: dict[str, Any] = {}
     if targets == "classes":
-        known = class_names or table_columns.known_names(train, y_columns[0])
+        known = class_names or table_columns.known_names(tables, y_columns[0])
         encoded["y"], names["class_names"] = table_columns.encode_labels(cells, y_columns[0], known)
     else:
         encoded["y"], names["class_names"] = table_columns.encode_targets(cells, y_columns, targets, class_names)

@@ -85,6 +85,8 @@ def test_a_table_of_a_folder_is_one_of_the_command(project):
         ("method", "optax", "'optax' is that of another module"),
         ("table", "config", "'config' is that of another module"),
         ("method", "scaffold", "there is a method 'scaffold' already"),
+        ("data", "digits", "there is a built-in data source 'digits' already, which a config would get"),
+        ("model", "cnn", "there is a built-in model 'cnn' already"),
     ],
 )
 def test_names_that_cannot_work_are_refused(tmp_path, monkeypatch, capsys, kind, name, says):

@@ -344,6 +344,11 @@ def test_inputs_on_another_scale_are_warned_of(tmp_path, caplog):
         np.save(tmp_path / "x.npy", x * scale)
         predict.predict(model, tmp_path / "x.npy")
         assert ("must be on one scale" in caplog.text) == said
+    caplog.clear()
+    model = floats_model(tmp_path / "images", (4, 4, 3))
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(20, 4, 4, 3)) / 255)
+    predict.predict(model, tmp_path / "x.npy")
+    assert "must be on one scale" in caplog.text
 
 
 def test_photos_of_16_bits_are_scaled_by_their_depth(saved, photos, digits, tmp_path):

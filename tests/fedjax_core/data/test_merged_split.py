@@ -88,3 +88,10 @@ def test_inputs_of_a_config_depend_on_its_partition():
     assert experiment.name_inputs(config) == experiment.name_inputs(other)
     config.data.test_split = other.data.test_split = "merged"
     assert experiment.name_inputs(config) != experiment.name_inputs(other)
+
+
+def test_a_limit_of_training_examples_is_refused():
+    config = fedavg.get_config("smoke")
+    config.data.update(examples=100, test_split="merged")
+    with pytest.raises(ValueError, match=r"data.examples=100 limits training examples; data.test_split='merged' joins them with"):
+        experiment.dataset(config)

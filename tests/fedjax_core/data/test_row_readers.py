@@ -70,3 +70,12 @@ def test_files_that_were_written_have_no_names_left(tmp_path):
         reader = row_readers.open_on_disk(Examples(X, Y))
     assert not any(tmp_path.iterdir())
     np.testing.assert_array_equal(reader.read_padded(ROWS, 7).x, X[ROWS])
+
+
+def test_changes_of_a_map_that_are_not_in_its_file_are_read(tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    x = np.load(tmp_path / "x.npy", mmap_mode="c")
+    x -= 1
+    assert row_readers.locate_in_file(x) is None
+    reader = row_readers.open_on_disk(Examples(x, Y))
+    np.testing.assert_array_equal(reader.read_padded(ROWS, 7).x, X[ROWS] - 1)

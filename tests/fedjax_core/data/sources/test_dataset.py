@@ -152,5 +152,28 @@ def test_images_whose_channels_come_first_are_warned_of(caplog):
     sources.from_arrays(np.zeros((6, 3, 32, 32), np.uint8), y, np.zeros((6, 3, 32, 32), np.uint8), y)
     assert "if its channels come first, pass x.transpose(0, 2, 3, 1)" in caplog.text
     caplog.clear()
+    sources.from_arrays(np.zeros((6, 3, 24, 32), np.uint8), y, np.zeros((6, 3, 24, 32), np.uint8), y)
+    assert "read as [n, H, W, C]" in caplog.text
+    caplog.clear()
     sources.from_arrays(np.zeros((6, 32, 32, 3), np.uint8), y, np.zeros((6, 32, 32, 3), np.uint8), y)
     assert not caplog.text
+
+
+class Sparse:
+    """As scipy has them."""
+
+    def toarray(self):
+        return np.zeros((6, 2))
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "said"),
+    [
+        (np.array([np.zeros((8, 8)), np.zeros((9, 9))] * 3, object), np.arange(6) % 2, "train_x has examples of different shapes"),
+        (Sparse(), np.arange(6) % 2, r"train_x is a sparse matrix: must be an array, such as train_x.toarray\(\)"),
+        (np.zeros((6, 2)), np.array(["no", "yes"] * 3), r"of texts, np.unique\(train_y, return_inverse=True\) has the names"),
+    ],
+)
+def test_what_helps_is_said(x, y, said):
+    with pytest.raises(ValueError, match=said):
+        sources.from_arrays(x, y, np.zeros((6, 2)), np.arange(6) % 2)

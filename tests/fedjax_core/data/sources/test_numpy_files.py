@@ -243,16 +243,18 @@ def write_folder(folder, **changed):
     return folder
 
 
-def test_features_stay_in_their_files(tmp_path):
+def test_features_stay_in_their_files(tmp_path, caplog):
     (tmp_path / "mine").mkdir()
-    write_folder(tmp_path / "mine", class_names=np.array(["a", "b", "c"]))
+    names = {"client_names": np.array(["x", "y", "z"]), "class_names": np.array([b"a", b"b", b"c"])}
+    write_folder(tmp_path / "mine", **names, train_domain=LABELS)
     data = sources.load("npy:mine", tmp_path)
     assert row_readers.locate_in_file(data.train.x) == (tmp_path / "mine" / "train_features.npy", 128)
     np.testing.assert_array_equal(data.train.x, FEATURES)
     np.testing.assert_array_equal(data.train.y, LABELS)
-    assert data.class_names == ("a", "b", "c")
+    assert (data.class_names, data.client_names) == (("a", "b", "c"), ("x", "y", "z"))
     assert data.train_clients is not None
     assert data.train_clients.tolist() == LABELS.tolist()
+    assert "mine: files with unknown names are not read: train_domain.npy" in caplog.text
 
 
 @pytest.mark.parametrize(

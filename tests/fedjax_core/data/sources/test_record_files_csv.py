@@ -181,3 +181,13 @@ def test_a_category_has_one_feature_in_both_files(tmp_path, train, test, lit):
     assert data.train.x.shape == (6, 4), "the age and three categories, each of which is in the training rows"
     assert data.test.x[:, 1:].argmax(1).tolist() == lit
     assert data.train.x[:, 1:].any(0).all()
+
+
+def test_clients_and_classes_are_the_same_in_both_files(tmp_path):
+    """A postcode with a zero in front, or a class that is no number, is in the first file alone."""
+    (tmp_path / "train.csv").write_text("a,y,plz\n1,1,01067\n2,x,80331\n3,2,80331\n")
+    (tmp_path / "test.csv").write_text("a,y,plz\n1,1,80331\n2,2,80331\n")
+    mine = sources.load("csv(path='train.csv', test='test.csv', x=('a',), y='y', clients='plz')", tmp_path)
+    assert (mine.class_names, mine.client_names) == (("1", "2", "x"), ("01067", "80331"))
+    assert (mine.train.y.tolist(), mine.test.y.tolist()) == ([0, 2, 1], [0, 1])
+    assert (mine.train_clients.tolist(), mine.test_clients.tolist()) == ([0, 1, 1], [1, 1])

@@ -317,3 +317,20 @@ def test_a_client_with_one_example_of_each_class_is_tested():
     mine = sources.from_table({"x": np.arange(50), "y": y, "who": who}, x="x", y="y", clients="who", test_fraction=0.2)
     assert np.bincount(mine.test_clients).tolist() == [2, 8]
     assert np.bincount(mine.test.y).tolist() == [1] * 10
+
+
+def test_tables_that_number_their_classes_differently_are_refused():
+    class Fewer:
+        names = ("car",)
+
+    def table(kind, y):
+        return HuggingFace({"x": [0.5] * len(y), "y": y}, {"y": kind})
+
+    with pytest.raises(
+        ValueError, match=r"column 'y' numbers its classes differently: in train 'plane, car', and in test 'car'; cast"
+    ):
+        sources.from_table(table(Names, [0, 1]), table(Fewer, [0, 0]), x="x", y="y")
+    mine = sources.from_table(table(Names, [0, 1]), table(Names, [1, 1]), x="x", y="y")
+    assert (mine.class_names, mine.test.y.tolist()) == (("plane", "car"), [1, 1])
+    given = sources.from_table(table(Names, [0, 1]), table(Fewer, [0, 0]), x="x", y="y", class_names=("a", "b"))
+    assert given.class_names == ("a", "b")
