@@ -293,12 +293,15 @@ def flatten_record(
     targets: str = "classes",
     own: Sequence[Mapping[str, Callable]] = (),
     y: np.ndarray | None = None,
+    asynchronous: bool = False,
 ) -> dict[str, float]:
     """Returns a round's metrics by name; what has no weight, as where no client came, is left out.
 
     Args:
       record: what the round's program returned, on the host.
       own: per group, its task's own scores, by name; empty where the record has no such scores.
+      y: the training targets, for advice.
+      asynchronous: whether a step of few updates, all left out, may just change nothing.
 
     Raises:
       Diverged: something was not finite, says what, and of which clients; or everybody was left out.
@@ -307,7 +310,7 @@ def flatten_record(
     ids = np.asarray(record["ids"])
     _check_drawn(ids, round_num)
     divergence.raise_if_diverged(ids, record["checks"], bool(record["server_diverged"]), round_num, y)
-    if "left_out" in record["server"]:
+    if "left_out" in record["server"] and not asynchronous:
         left_out = int(record["server"]["left_out"][0])
         divergence.raise_if_all_left_out(left_out, int(record["cohort"]), round_num, y)
     metrics: dict[str, float] = {"round": round_num, "cohort": int(record["cohort"])}

@@ -251,10 +251,10 @@ class Simulator:
         spec, metrics, done = self.spec, [], int(jax.device_get(state.round))
         own, y = [group.task.scores for group in spec.groups], spec.data.train.y
         for round_num, record in enumerate(records, done - len(records) + 1):
-            facts = participation.round_time(spec, record)
-            if spec.asynchrony is not None:
+            facts, is_step = participation.round_time(spec, record), spec.asynchrony is not None
+            if is_step:
                 facts = asynchronous.step_facts(spec, state.key, round_num, record)
-            metrics.append(rounds.flatten_record(record, round_num, spec.targets, own, y) | facts)
+            metrics.append(rounds.flatten_record(record, round_num, spec.targets, own, y, asynchronous=is_step) | facts)
             outliers = divergence.find_outliers(record["ids"], record["checks"])
             divergence.warn_of_outliers(outliers, round_num, self._known_outliers)
         return metrics

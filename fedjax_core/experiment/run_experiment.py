@@ -124,7 +124,7 @@ def make_run_settings(
     if simulation.spec.example_privacy is not None:
         privacy = account_examples(resolved, simulation.spec, {"noise_multiplier": simulation.spec.example_privacy.noise})
     facts = {"convolution": nn.describe_conv()} | _adversary(resolved, simulation.spec.population)
-    facts |= {} if privacy is None else {"privacy": privacy.facts()}
+    facts |= {} if privacy is None else {"privacy": privacy.facts() | _chosen_accountant(resolved, noise)}
     of_config: dict[str, Any] = {
         **resolved.run._asdict(),
         "seed": resolved.seed,
@@ -136,6 +136,12 @@ def make_run_settings(
         "names_code": names_code(resolved),
     }
     return RunSettings(**of_config | more)
+
+
+def _chosen_accountant(resolved: ResolvedConfig, recorded: Mapping[str, Any] | None) -> dict[str, str]:
+    """Returns the accountant that a directory records, if the config names none: more rounds may need another one."""
+    is_named = resolved.privacy is None or resolved.privacy.accountant is not None
+    return {} if is_named or not recorded or "accountant" not in recorded else {"accountant": recorded["accountant"]}
 
 
 def read_recorded_privacy(config: Config, workdir: str | os.PathLike, fresh: bool = False) -> dict[str, Any] | None:

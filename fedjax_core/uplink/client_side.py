@@ -56,7 +56,8 @@ def update_client(
     message = _send_uplink(wrapped, out.uplink, sent, client, data.size, key)
     uplink = wrapped.layout.insert(out.uplink, message.value)
     wire_down, wire_up = (sent.inner, uplink) if out.wire is None else out.wire
-    if any(transform.send is not None and transform.kind != "schedule" for transform in wrapped.transforms):  # that is the server's
+    changes = [transform for transform in wrapped.transforms if transform.send is not None]
+    if any(transform.kind not in ("schedule", "attack") for transform in changes):  # the server's; of an attack as many bytes
         wire_up = uplink
     wire = _transmit_broadcast(wrapped, wire_down)[1], wire_up if message.wire is None else message.wire
     state, metrics = WrappedClient(out.state, message.kept), out.metrics

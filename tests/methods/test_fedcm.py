@@ -10,6 +10,7 @@ from absl.testing import parameterized
 
 from fedjax_core.algorithm import Cohort
 from fedjax_core.training import local_training
+from fedjax_core.uplink import attacks
 from methods.fedcm import Server, fedcm
 from tests import naive, quadratics, toy
 from tests.methods.test_fedavg import MODEL
@@ -88,6 +89,8 @@ class FedCMTest(chex.TestCase):
         shapes = toy.reference("fedcm")[0].spec.shapes
         params, stats = (5 * 6 + 6) + (6 * 3 + 3), 5
         self.assertEqual((shapes.down, shapes.up), (4 * (2 * params + stats), 4 * (params + stats + 1)))
+        attacked = toy.simulate("fedcm", mixed=False, transforms=[attacks.make_attack("sign_flip", attacks.sign_flip(), [2])])
+        self.assertEqual(attacked.spec.shapes.up, shapes.up)
 
     @parameterized.parameters(
         (dict(alpha=0.0), r"^alpha=0.0 must be .*in \(0, 1\]$"),

@@ -15,7 +15,7 @@ from fedjax_core.devices import Availability, ClientDevices, DeviceProfiles, par
 from fedjax_core.engine import aot, asynchronous, dispatch
 from fedjax_core.engine.client_loop import Plan
 from fedjax_core.engine.vmapped_runs import VmappedSeeds
-from fedjax_core.uplink import compression, robust_aggregation
+from fedjax_core.uplink import attacks, compression, robust_aggregation
 from tests import naive, toy
 
 N, PLACES, SEED = toy.CLIENTS, 5, 4
@@ -270,3 +270,17 @@ def test_what_makes_no_sense_is_refused(name, schedule, settings, message):
     given = devices(**settings) if settings else None
     with pytest.raises(ValueError, match=message):
         toy.simulate(name, mixed=False, schedule=parse_schedule(schedule), client_devices=given)
+
+
+def test_a_step_whose_only_update_is_left_out_changes_nothing():
+    bad = [attacks.make_attack("not_finite", attacks.not_finite(), [2])]
+    simulation = toy.simulate("fedavg", mixed=False, schedule=parse_schedule("fedasync"), transforms=bad, leave_out=True, cohort=5)
+    state, servers, left_out = simulation.init(SEED), [], []
+    for _ in range(8):
+        servers.append(jax.device_get(inner(state)[0]))
+        state, (record,) = simulation.run_rounds(state, 1)
+        left_out.append(int(record["server/left_out"]))
+    servers.append(jax.device_get(inner(state)[0]))
+    assert 0 < sum(left_out) < 8
+    for is_out, (before, after) in zip(left_out, itertools.pairwise(servers), strict=True):
+        assert np.array_equal(before.net.params["head"]["kernel"], after.net.params["head"]["kernel"]) == is_out

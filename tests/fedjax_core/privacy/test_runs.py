@@ -109,6 +109,21 @@ def test_what_is_recorded_of_independent_noise_does_not_change_with_the_rounds()
     assert first["min_separation"] == 4
 
 
+@needs_library
+def test_more_rounds_may_need_another_accountant():
+    """Which the config does not name: a directory of 5000 rounds by "pld" takes 8000."""
+    config = private(5000, noise=0.3, accountant=None)
+    simulation = experiment.build(config)
+    before = run_experiment.make_run_settings(config, simulation).run_facts["privacy"]
+    assert before["accountant"] == "pld"
+    config.rounds = 8000
+    settings = run_experiment.make_run_settings(config, simulation, before)
+    assert settings.run_facts["privacy"] == before
+    assert settings.privacy.accountant == "rdp"
+    config.privacy.accountant = "rdp"
+    assert run_experiment.make_run_settings(config, simulation, before).run_facts["privacy"]["accountant"] == "rdp"
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
