@@ -35,6 +35,7 @@ which they count as the worst. {intervals}
 """
 NO_INTERVALS = "The published file has the marks of this comparison, but not the intervals themselves: ranks are of the means."
 INTERVALS = "Square brackets: 95 % intervals of the rank and of the difference to {against}."
+RANK_INTERVALS = "Square brackets: 95 % intervals of the rank."
 Record = Mapping[str, str]
 
 
@@ -62,11 +63,14 @@ def format_score(record: Record | None, best: Collection[str], seeds: int) -> st
       best: rows of the lowest rank; empty if the measure has no order.
       seeds: of rows that have lost none.
     """
+    never = 0 if record is None else sum(name.startswith("seed_") and value == "never" for name, value in record.items())
     if record is None or not record["mean"]:
-        return "—"
+        return "never" if never else "—"
     text = f"{float(record['mean']):.1f}" + (f" ± {float(record['std']):.1f}" if record.get("std") else "")
     if record["row"] in best:
         text = f"**{text}**"
+    if never:  # of rounds to a score, whose mean is of the seeds that reach it
+        text += f" ({int(record['n']) - never} of {record['n']})"
     return text + (" ≈" if record.get("like_best") == "1" else "") + (f" ({record['n']} seeds)" if int(record["n"]) < seeds else "")
 
 
@@ -106,11 +110,11 @@ def render_column(records: Sequence[Record], pages: Mapping[str, str]) -> str:
     heads = ["rank", "method", measures[0], *([f"minus {against}"] if against else []), *measures[1:]]
     heads += ["diverged trials"] if has_search else []
     alike = [row for row in order if first[row].get("like_best") == "1"]
-    text = f"By {measures[0]}, the best is {'; '.join(best[measures[0]])}. "
     unranked = [row for row in order if first[row]["mean"] and not first[row].get("rank")]
-    text += f"Not distinguishable from it: {'; '.join(alike) or 'no other'}."
-    if best[measures[0]] and unranked:
-        text += f" Not compared, because seeds are missing: {'; '.join(unranked)}."
+    text = ""
+    if leaders := best[measures[0]]:
+        text = f"By {measures[0]}, the best is {'; '.join(leaders)}. Not distinguishable from it: {'; '.join(alike) or 'no other'}."
+        text += f" Not compared, because seeds are missing: {'; '.join(unranked)}." if unranked else ""
     if against and any(first[row].get("minus_against_low") for row in order):
         level = [row for row in order if _contains_zero(first[row])]
         text += f" Not distinguishable from {against}: {'; '.join(level) or 'none'}."
@@ -185,7 +189,8 @@ def _contains_zero(record: Record) -> bool:
 def render_tables(records: Sequence[Record], pages: Mapping[str, str]) -> str:
     """Returns the tables of all columns, each below its name, and what their marks mean."""
     against = _find_against(records)
-    intervals = INTERVALS.format(against=against) if against else NO_INTERVALS
+    ranked = any(record.get("rank_low") for record in records)
+    intervals = INTERVALS.format(against=against) if against else RANK_INTERVALS if ranked else NO_INTERVALS
     parts = [LEGEND.format(seeds=count_seeds(records), intervals=intervals)]
     columns = itertools.groupby(sorted(records, key=_column_order(records)), lambda record: record["column"])
     tables = [(column, render_column(list(of_column), pages)) for column, of_column in columns]

@@ -151,6 +151,17 @@ def test_a_leaderboard_with_intervals():
     assert "Not distinguishable from it: B. Not distinguishable from B: A." in text
 
 
+def test_a_leaderboard_of_rounds_that_some_seeds_never_reach():
+    fields = ("row", "column", "measure", "n", "mean", "std", "rank_low", "seed_0", "seed_1", "seed_2")
+    cells = [("A", "digits", "rounds", "3", "3.0", "", "1", "2.5", "3.5", "never")]
+    cells += [("B", "digits", "rounds", "3", "", "", "1", "never", "never", "never")]
+    text = leaderboard.render_tables([dict(zip(fields, values, strict=True)) for values in cells], {})
+    assert "| A | 3.0 (2 of 3) |" in text
+    assert "| B | never |" in text
+    assert "Square brackets: 95 % intervals of the rank." in text
+    assert "the best is" not in text, "no row has a rank"
+
+
 def test_a_leaderboard_of_many_rows_and_columns(tmp_path):
     columns, measures, numbers = ("digits", "MNIST", "CIFAR-10 (lossy)"), ("own", "unseen"), range(1, 41)
     records = []

@@ -218,7 +218,7 @@ class Table:
         empty: the first one.
       search: how settings are selected; None: each row keeps its own.
       differ: settings in which rows may differ beside their methods: "cohort", "rounds", "epochs",
-        "batch", "network", "optimizer", "data". Other differences are refused; these are listed
+        "batch", "network", "optimizer", "data", "evaluation". Other differences are refused; these are listed
         above the numbers.
       latex: environment, caption and label of table.tex; None: only tabulars.
     """

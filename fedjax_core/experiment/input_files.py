@@ -1,18 +1,20 @@
 """Finds the files, besides data and code, that a config's results depend on."""
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedjax_core.experiment.resolve_config import ResolvedConfig
+from fedjax_core.language import clip_task, instruction_task, load_pretrained
 from fedjax_core.registry import parse_spec
 
 LONGEST = 4096  # of a path; of longer ones some systems do not tell whether they exist
 
 
 def existing_input_files(resolved: ResolvedConfig) -> list[Path]:
-    """Returns the files that exist of weights, of devices and clients, and of the method's options."""
-    return [*existing_weight_files(resolved), *existing_option_files(resolved.fields)]
+    """Returns the files that exist of weights and pre-trained models, of devices and clients, and of the method's options."""
+    return [*existing_weight_files(resolved), *existing_model_files(resolved), *existing_option_files(resolved.fields)]
 
 
 def existing_option_files(fields: Mapping[str, Any]) -> list[Path]:
@@ -23,6 +25,22 @@ def existing_option_files(fields: Mapping[str, Any]) -> list[Path]:
 def existing_weight_files(resolved: ResolvedConfig) -> list[Path]:
     """Returns the files of weights that exist, each once."""
     return sorted({Path(network.file) for network in resolved.networks if network.file and Path(network.file).is_file()})
+
+
+def existing_model_files(resolved: ResolvedConfig) -> list[Path]:
+    """Returns the files that exist of the folders and packages from which networks are read, each once."""
+    files: set[Path] = set()
+    for network in resolved.networks:
+        function, options = network.resolved.function, network.resolved.options
+        folder = None
+        if function in (instruction_task.Spec, clip_task.Spec) and options.get("folder") is not None:
+            folder = Path(str(options["folder"])).expanduser()
+        elif function is instruction_task.Spec and options.get("package") is not None:
+            with contextlib.suppress(FileNotFoundError):
+                folder = load_pretrained.find_package_folder(str(options["package"]))
+        if folder is not None and folder.exists():
+            files |= {file for file in load_pretrained.list_files(folder) if file.is_file()}
+    return sorted(files)
 
 
 def existing_client_files(fields: Mapping[str, Any]) -> list[Path]:

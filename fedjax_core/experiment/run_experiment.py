@@ -20,7 +20,7 @@ from fedjax_core.experiment import lookup, python_overrides
 from fedjax_core.experiment.build_simulator import build
 from fedjax_core.experiment.device_options import describe_devices
 from fedjax_core.experiment.example_privacy import account_examples
-from fedjax_core.experiment.input_files import existing_method_files, existing_weight_files
+from fedjax_core.experiment.input_files import existing_method_files, existing_model_files, existing_weight_files
 from fedjax_core.experiment.resolve_config import Config, ResolvedConfig, complete_config, resolve
 from fedjax_core.experiment.run_header import opening_lines
 from fedjax_core.experiment.schema import IncompleteConfig
@@ -228,11 +228,14 @@ def _load(
 
 
 def _files(resolved: ResolvedConfig) -> dict[str, Any]:
-    """Returns the digests of files of weights, by their paths, and of the method's files, by their fields."""
-    weights = existing_weight_files(resolved)
+    """Returns the digests of files of weights, by their paths, of pre-trained models, by their names, and of the method's files,
+    by their fields.
+    """
+    weights, models = existing_weight_files(resolved), existing_model_files(resolved)
     of_method = existing_method_files(resolved.fields)
-    digests = {file: digest[:16] for file, digest in code_fingerprint.hash_files([*weights, *of_method.values()]).items()}
+    digests = {file: digest[:16] for file, digest in code_fingerprint.hash_files([*weights, *models, *of_method.values()]).items()}
     facts = {"weights": {str(file): digests[file] for file in weights}}
+    facts["model_files"] = {file.name: digests[file] for file in models}
     facts["method_files"] = {field: digests[file] for field, file in of_method.items()}
     return {name: of for name, of in facts.items() if of}
 

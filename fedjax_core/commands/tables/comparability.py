@@ -15,12 +15,17 @@ from fedjax_core.storage.json_files import flatten, to_json_values
 
 FIELDS = {  # by kind of difference, the fields of a config that make it; groups end with a dot
     "cohort": ("cohort.", "dropout"),
-    "rounds": ("rounds", "schedule", "evaluation.select", "evaluation.patience", "evaluation.until"),
+    "rounds": (
+        "rounds",
+        "schedule",
+        *(f"evaluation.{name}" for name in ("select", "patience", "until", "every", "last_k")),
+    ),
     "epochs": ("clients.epochs", "clients.steps", "clients.seconds"),
     "batch": ("method.batch", "drop_last", "clients.batch"),
     "network": ("models", "weights", "train", "adapter", "clients.rank", "statistics", "normalise"),
     "optimizer": ("optimizer.", "clients.lr"),
     "data": ("data.", "public", "task", "augment"),
+    "evaluation": ("evaluation.clients", "evaluation.newcomer_updates"),
 }
 KINDS = tuple(FIELDS)
 NAMES = {"epochs": "local epochs", "optimizer": "optimiser"}  # how a table calls kinds whose own name is another

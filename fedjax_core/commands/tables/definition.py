@@ -24,6 +24,8 @@ from fedjax_core.commands.tables import client_statistics, comparability, measur
 from fedjax_core.commands.tables.definition_checks import check_structure
 from fedjax_core.reporting import reporter
 
+OF_COLUMNS = ("data.source", "data.partition", "data.clients")  # what columns are named by
+UNNOTED = ("data.dir", "plan.", "checkpoint.", "callbacks")  # fields without an effect on numbers
 Definition = Any  # a Table of configs/tables/base.py; what a method is made of does not import configs
 
 
@@ -53,10 +55,13 @@ def apply_settings(table: Definition, settings: Iterable[str]) -> Definition:
     A value is a Python literal or else a string. The later of two for one field counts. Rows that a
     selector names alone may differ from the others of their column in that kind of setting.
 
+    The note of the table names the settings, but for `UNNOTED`.
+
     Raises:
       ValueError: a setting has another form, its selector matches nothing, a search chooses its field, or
         it would give columns of different data the same data.
     """
+    settings = list(settings)
     pairs = [(row.label, column.label) for row in table.rows for column in table.columns]
     spaces = {row.label: row.space for row in table.rows}
     cell_changes, differ = dict(table.cells), list(table.differ)
@@ -71,8 +76,8 @@ def apply_settings(table: Definition, settings: Iterable[str]) -> Definition:
             value = text
         try:
             changed_pairs = select_pairs(selector, pairs) if selector else pairs
-            if field == "data.source":
-                _check_source(table, [column for _, column in changed_pairs])
+            if field in OF_COLUMNS:
+                _check_column_field(table, field, [column for _, column in changed_pairs])
         except ValueError as error:
             raise ValueError(f"--set={setting}: {error}") from None
         for row, column in changed_pairs:
@@ -82,20 +87,22 @@ def apply_settings(table: Definition, settings: Iterable[str]) -> Definition:
         kind, columns = comparability.kind_of(field), {column for _, column in changed_pairs}
         if kind is not None and len(changed_pairs) < len(columns) * len(table.rows):
             differ.append(kind)
-    return dataclasses.replace(table, cells=cell_changes, differ=tuple(dict.fromkeys(differ)))
+    noted = [text for text in settings if not text.partition("=")[0].rpartition(":")[2].startswith(UNNOTED)]
+    note = " ".join(filter(None, [table.note, f"Changed on the command line: {'; '.join(noted)}." if noted else ""]))
+    return dataclasses.replace(table, cells=cell_changes, differ=tuple(dict.fromkeys(differ)), note=note)
 
 
-def _check_source(table: Definition, columns: Collection[str]) -> None:
-    """Raises ValueError if columns that would get one source have several: their labels would be wrong."""
-    sources: dict[Any, str] = {}
+def _check_column_field(table: Definition, field: str, columns: Collection[str]) -> None:
+    """Raises ValueError if columns that would get one value of a field have several: their labels would be wrong."""
+    values: dict[Any, str] = {}
     for column in table.columns:
         if column.label in columns:
-            sources.setdefault(column.changes.get("data.source"), column.label)
-    if len(sources) > 1:
-        (first, first_label), (second, second_label), *_ = sources.items()
+            values.setdefault(column.changes.get(field), column.label)
+    if len(values) > 1:
+        (first, first_label), (second, second_label), *_ = values.items()
         raise ValueError(
             f"the definition has {first!r} for column {first_label!r} and {second!r} for {second_label!r}; name the "
-            f"columns that are meant, such as --set=/{slugify(first_label)}:data.source=..."
+            f"columns that are meant, such as --set=/{slugify(first_label)}:{field}=..."
         )
 
 

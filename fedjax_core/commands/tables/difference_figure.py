@@ -7,6 +7,7 @@ from typing import Any
 from fedjax_core.commands.tables import formatting, measures
 from fedjax_core.commands.tables.bootstrap_comparison import ComparisonCache
 from fedjax_core.commands.tables.results import Contents
+from fedjax_core.commands.tables.writers import remove_differences
 from fedjax_core.reporting import plots
 from fedjax_core.reporting.plots import Difference, Panel
 
@@ -18,8 +19,9 @@ def draw_differences(contents: Contents, folder: Path, cache: ComparisonCache | 
 
     There is a line of panels per column of the table: the measures of `Table.figure`, or the first
     one that has differences. The methods of a column are in the order of its first panel, the best
-    first. Nothing is drawn where nothing was compared.
+    first. Nothing is drawn where nothing was compared; figures of earlier settings are then deleted.
     """
+    remove_differences(folder)
     against = contents.table.against
     if against is None:
         return []

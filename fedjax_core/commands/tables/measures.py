@@ -97,7 +97,8 @@ def is_percent(measure: Any) -> bool:
         return measure.percent
     if client_statistics.reference_row(measure) is not None:
         return True
-    accuracy = reporter.is_accuracy(measure.scores[0]) or score_labels.is_gap(measure.scores[0])
+    score = measure.scores[0]
+    accuracy = reporter.is_accuracy(score) or (score_labels.is_gap(score) and not score.endswith("/r2"))
     return accuracy or (is_analysis(measure) and not is_count(measure))
 
 

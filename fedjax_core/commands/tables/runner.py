@@ -27,7 +27,7 @@ from fedjax_core.commands.tables.trials import (
     mark_as_diverged,
     mark_as_trial,
 )
-from fedjax_core.commands.tables.writers import write_tables
+from fedjax_core.commands.tables.writers import remove_differences, write_tables
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine.heap import trim_heap
 from fedjax_core.engine.simulator import Diverged
@@ -140,6 +140,7 @@ class TableRunner:
             with contextlib.suppress(ValueError, OSError):
                 self._catch_up()  # or the table would lose what other processes have finished
                 self._write()
+                remove_differences(self._folder)
             raise
         self._write()
         self._draw()

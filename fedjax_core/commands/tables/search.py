@@ -270,26 +270,35 @@ def compute_status(study: Study, scores: Scores) -> StudyStatus:
     alive, scores_at_rung, finished_runs = list(study.trials), {}, 0
     ranked: list[Trial] = []
     for level, rung in enumerate(study.rungs):
+        cut: list[Trial] = []  # the best first
         if level:
             alive = [trial for trial in alive if trial in ranked[: rung.number] or (trial in ranked and trial.number == 0)]
-        waiting = []
-        for trial in alive:
-            run_scores = [scores[run.name, rung.rounds] for run in trial.cells if (run.name, rung.rounds) in scores]
-            finished_runs += len(run_scores)
-            if any(map(math.isnan, run_scores)):
-                scores_at_rung[trial.number] = rung.rounds, math.nan
-            elif len(run_scores) == len(trial.cells):
-                scores_at_rung[trial.number] = rung.rounds, statistics.fmean(run_scores)
-            else:
-                waiting += [run for run in trial.cells_at(rung.rounds) if (run.name, rung.rounds) not in scores]
-        if waiting:
-            before = study.rungs[level - 1].rounds if level else 0
-            later = [rung.rounds] * ((study.number - len(study.trials)) * len(study.trials[0].cells))
-            return StudyStatus(finished_runs, waiting, before, later + _rounds_of_later_rungs(study, level), None, scores_at_rung)
-        ranked = sorted(
-            (trial for trial in alive if not math.isnan(scores_at_rung[trial.number][1])),
-            key=lambda trial: -selection_key(study.measure[0], scores_at_rung[trial.number][1]),
-        )
+            cut = [trial for trial in ranked if trial not in alive]
+        new = alive
+        while True:
+            waiting = []
+            for trial in new:
+                run_scores = [scores[run.name, rung.rounds] for run in trial.cells if (run.name, rung.rounds) in scores]
+                finished_runs += len(run_scores)
+                if any(map(math.isnan, run_scores)):
+                    scores_at_rung[trial.number] = rung.rounds, math.nan
+                elif len(run_scores) == len(trial.cells):
+                    scores_at_rung[trial.number] = rung.rounds, statistics.fmean(run_scores)
+                else:
+                    waiting += [run for run in trial.cells_at(rung.rounds) if (run.name, rung.rounds) not in scores]
+            if waiting:
+                before = study.rungs[level - 1].rounds if level else 0
+                later = [rung.rounds] * ((study.number - len(study.trials)) * len(study.trials[0].cells))
+                later += _rounds_of_later_rungs(study, level)
+                return StudyStatus(finished_runs, waiting, before, later, None, scores_at_rung)
+            ranked = sorted(
+                (trial for trial in alive if not math.isnan(scores_at_rung[trial.number][1])),
+                key=lambda trial: -selection_key(study.measure[0], scores_at_rung[trial.number][1]),
+            )
+            if ranked or not cut:
+                break
+            new = [cut.pop(0)]  # all that went on have diverged
+            alive = alive + new
     return StudyStatus(finished_runs, [], 0, [], ranked[0] if ranked else None, scores_at_rung)
 
 

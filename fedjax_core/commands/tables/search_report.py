@@ -1,13 +1,14 @@
 """Reports a search, for Markdown, LaTeX and CSV: chosen settings, all trials, and the gain of tuning."""
 
+import itertools
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedjax_core.commands.tables import search_spaces
 from fedjax_core.commands.tables.formatting import finite_or_none, markdown_row
-from fedjax_core.commands.tables.search import StudyStatus, score_names
+from fedjax_core.commands.tables.search import Rung, StudyStatus, score_names
 from fedjax_core.commands.tables.trials import SearchProgress
 from fedjax_core.reporting.score_labels import is_accuracy, is_loss
 from fedjax_core.storage.json_files import to_json_values
@@ -18,7 +19,12 @@ HEADS = ("", "", "trials", "chosen", "validation", "own settings", "gain", "")
 def render_report(search: Any, searches: SearchProgress) -> list[str]:
     """Returns a paragraph on how settings were chosen, then a line per row and column, as Markdown."""
     rows = [HEADS, ("---",) * len(HEADS), *report_rows(search, searches)]
-    return [describe_search(search), "", *(markdown_row(*row) for row in rows)]
+    return [describe_search(search, find_rungs(searches)), "", *(markdown_row(*row) for row in rows)]
+
+
+def find_rungs(searches: SearchProgress) -> Sequence[Rung]:
+    """Returns the rungs of the largest study."""
+    return max(searches.studies.values(), key=lambda study: study.number).rungs
 
 
 def report_rows(search: Any, searches: SearchProgress) -> list[tuple[str, ...]]:
@@ -44,13 +50,14 @@ def report_rows(search: Any, searches: SearchProgress) -> list[tuple[str, ...]]:
     return rows
 
 
-def describe_search(search: Any, name_score: Callable[[str], str] = "`{}`".format) -> str:
+def describe_search(search: Any, rungs: Sequence[Rung], name_score: Callable[[str], str] = "`{}`".format) -> str:
     """Returns how settings were chosen, as Markdown. `name_score`: score -> its name in the text."""
     score = " or ".join(map(name_score, score_names(search)))
     percent = all(map(is_accuracy, score_names(search)))
     way = f"{search.sampler}, seed {search.seed}"
     length = "as many rounds as the runs" if search.rounds is None else f"{search.rounds} rounds"
-    halved = f", the best 1/{search.halving} of them going on at each of a few halts" if search.halving else ""
+    steps = [f"{above.number} after round {below.rounds}" for below, above in itertools.pairwise(rungs)]
+    halved = f" (the best alone go on, {', '.join(steps)}, and the first in any case)" if steps else ""
     seeds = f"seed{'s' * (len(search.seeds) > 1)} {', '.join(map(str, search.seeds))}"
     mean = ", its mean over them" if len(search.seeds) > 1 else ""
     return (

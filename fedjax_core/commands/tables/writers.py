@@ -43,7 +43,15 @@ def write_tables(contents: Contents, folder: Path, cache: ComparisonCache | None
     if contents.searches is not None and contents.searches.studies:
         files.append(folder / "trials.csv")
         write_csv(files[3], search_report.trial_records(contents.searches))
+    else:
+        (folder / "trials.csv").unlink(missing_ok=True)  # of a search that the definition no longer has
     return files
+
+
+def remove_differences(folder: Path) -> None:
+    """Deletes the figure of differences, which may be of an earlier state of the table."""
+    for ending in ("png", "pdf", "csv"):
+        (folder / f"differences.{ending}").unlink(missing_ok=True)
 
 
 def render_markdown(contents: Contents, grids: Mapping[str, formatting.Grid] | None = None) -> str:
@@ -224,7 +232,7 @@ def _latex_intervals(contents: Contents, measure: Any, cells: formatting.Grid) -
 def _latex_search(table: Any, searches: SearchProgress) -> str:
     lines = [_latex_row(*map(escape_latex, search_report.HEADS)), r"\midrule"]
     lines += [_latex_row(*map(escape_latex, cells)) for cells in search_report.report_rows(table.search, searches)]
-    notes = [search_report.describe_search(table.search, formatting.describe_score)]
+    notes = [search_report.describe_search(table.search, search_report.find_rungs(searches), formatting.describe_score)]
     return _latex_environment(table, "search", "search", f"llrl{'r' * 3}l", lines, notes)
 
 

@@ -19,6 +19,7 @@ UNLIKE = {  # kind: changes of one row, and what is said of it
     "network": ({"models": ("mlp(widths=(8,))",)}, "network: models=('mlp(widths=(4,))',) (FedAvg)"),
     "optimizer": ({"optimizer.lr": 0.2}, "optimiser: optimizer.lr=0.1 (FedAvg); optimizer.lr=0.2"),
     "data": ({"data.examples": 200}, "data: data.examples=None (FedAvg); data.examples=200 (Other)"),
+    "evaluation": ({"evaluation.clients": 2}, "evaluation: evaluation.clients=None (FedAvg); evaluation.clients=2 (Other)"),
 }
 
 

@@ -5,6 +5,7 @@ import pytest
 from configs.tables.base import LogUniform, Measure, Row, Uniform
 from fedjax_core.commands import table as command
 from fedjax_core.commands import tables
+from fedjax_core.commands.tables import measures
 from fedjax_core.reporting import reporter
 from tests.fedjax_core.commands.tables.searches import BY, definition, get_config, run
 
@@ -109,3 +110,8 @@ def test_the_command_refuses_too(tmp_path, capsys, fake_search):
     assert "scored on test examples" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"--set=optimizer\.lr=0\.5: the search chooses it for row 'A'"):
         tables.apply_settings(definition(), ["optimizer.lr=0.5"])
+
+
+def test_a_gap_is_in_the_unit_of_its_score():
+    assert measures.is_percent(Measure("gap", ("test/global/gap/accuracy",)))
+    assert not measures.is_percent(Measure("gap", ("test/global/gap/r2",)))

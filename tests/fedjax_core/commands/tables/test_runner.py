@@ -164,9 +164,12 @@ def test_an_interruption_leaves_the_table_of_what_is_finished(tmp_path, fake):
             raise KeyboardInterrupt
 
     fake.act = act
+    for ending in ("png", "csv"):
+        (tmp_path / f"differences.{ending}").touch()
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path)
     assert "2 of 12 runs are finished" in (tmp_path / "table.md").read_text()
+    assert not list(tmp_path.glob("differences.*")), "it would be of earlier settings"
     fake.act = lambda name: name == "uniform-co--skewed--seed0"  # asked to stop, but finished before it could
     with pytest.raises(KeyboardInterrupt, match=r"after Uniform & co\. / Skewed / seed 0"):
         run(tmp_path)

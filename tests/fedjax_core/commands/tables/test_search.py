@@ -165,6 +165,25 @@ def test_halving_runs_all_a_little_and_the_best_to_the_end(tmp_path, fake_search
     assert [float(row["optimizer.lr"]) for row in found if row["chosen"] == "1"] == [better[0]]
 
 
+def test_where_all_that_went_on_diverge_the_best_of_those_that_were_cut_go_on():
+    study = tables.plan_searches(definition({"halving": 2, "trials": 4}), "smoke")["A", "IID"]
+    names = [trial.cells[0].name for trial in study.trials]
+    scores = {(name, 1): score for name, score in zip(names, (0.4, 0.3, 0.1, 0.2), strict=True)}
+    waiting = lambda: [(run.name, run.config.rounds) for run in search.compute_status(study, scores).waiting]
+    assert waiting() == [(names[0], 2), (names[1], 2)]
+    scores |= {(names[0], 2): math.nan, (names[1], 2): math.nan}
+    assert waiting() == [(names[3], 2)]
+    scores[names[3], 2] = math.nan
+    assert waiting() == [(names[2], 2)]
+    scores[names[2], 2] = 0.1
+    assert waiting() == [(names[2], 4)]
+    scores[names[2], 4] = 0.2
+    status = search.compute_status(study, scores)
+    assert status.chosen == study.trials[2]
+    assert (status.diverged_trials, status.finished_runs) == (3, 9)
+    assert search.compute_status(study, scores | {(names[2], 4): math.nan}).chosen is None
+
+
 @pytest.mark.parametrize("at", [1, 3, 6, 8])
 def test_a_trial_that_another_process_takes_further_meanwhile_has_not_failed(tmp_path, fake_search, at):
     table = definition({"halving": 2, "trials": 4})

@@ -39,6 +39,18 @@ def test_latex_says_what_was_chosen(tmp_path, fake_search):
     assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == 3
 
 
+def test_how_trials_were_halved_is_said_as_it_was_done(tmp_path, fake_search):
+    run(tmp_path, definition({"halving": 2, "trials": 4}))
+    said = (
+        "(random, seed 0) of as many rounds as the runs (the best alone go on, 2 after round 1, 1 after round 2, and the first in"
+    )
+    assert said in (tmp_path / "table.md").read_text()
+    run(tmp_path, definition({"halving": 3, "trials": 2}))
+    assert "(random, seed 0) of as many rounds as the runs, trained with seed 0" in (tmp_path / "table.md").read_text()
+    run(tmp_path, definition(search=None, rows=(Row("A", get_config),)))
+    assert not (tmp_path / "trials.csv").exists()
+
+
 def test_a_damaged_summary_is_named_in_one_line(tmp_path, fake_search):
     run(tmp_path, only=["a"])
     (summary,) = {next((tmp_path / "runs").glob("a--*")) / "summary.json"}

@@ -1,13 +1,14 @@
 """Cells: what their configs and their names are made of."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from configs import fedprox
+from configs import fedit, fedprox, promptfl
 from configs.tables.base import Column, Measure, Row
-from fedjax_core import experiment
+from fedjax_core import code_fingerprint, experiment
 from fedjax_core.commands import tables
 from tests.fedjax_core.commands.small_tables import definition, get_config
 
@@ -87,6 +88,28 @@ def test_what_networks_begin_from_is_in_the_name(tmp_path):
     assert len({missing, *names}) == 3
 
 
+@pytest.mark.parametrize("model", ["clip", "pretrained"])
+def test_the_files_of_a_pretrained_model_are_in_the_name(tmp_path, model):
+    folder, found = tmp_path / "model", []
+    folder.mkdir()
+    for content in ("one", "other", "one"):
+        (folder / "model.safetensors").write_text(content)
+        resolved = experiment.resolve(language_config(model, folder))
+        assert experiment.existing_input_files(resolved) == [folder / "model.safetensors"]
+        found.append(list(code_fingerprint.hash_files(experiment.existing_input_files(resolved)).values()))
+    assert found[0] == found[2] != found[1]
+
+
+def language_config(model: str, folder: Path) -> Any:
+    if model == "clip":
+        made = promptfl.get_config("smoke")
+        made.models = (f"clip(folder='{folder}')",)
+        return made
+    made = fedit.get_config("paper")
+    made.models = (f"pretrained(folder='{folder}')",)
+    return made
+
+
 def test_rows_may_share_one_config():
     one = get_config("smoke")
     rows = (Row("a", lambda variant: one), Row("b", lambda variant: one, {"optimizer.lr": 0.5}))
@@ -142,8 +165,18 @@ def test_columns_of_several_sources_are_not_given_one():
         tables.apply_settings(two, ["data.source=tfds:cifar10"])
     with pytest.raises(ValueError, match="for column 'MNIST' and"):
         tables.apply_settings(two, ["/*i*:data.source=tfds:cifar10"])
+    with pytest.raises(ValueError, match=r"'iid' for column 'IID' and .* for 'Skewed'.*--set=/iid:data.partition="):
+        tables.apply_settings(definition(), ["data.partition=iid"])
     found = tables.build_cells(tables.apply_settings(two, ["/cifar10:data.source=tfds:cifar10"]), "smoke", [0])
     assert {c.column: c.config.data.source for c in found} == {"MNIST": "mnist", "CIFAR10": "tfds:cifar10", "Digits": "digits"}
+
+
+def test_the_table_says_what_was_changed_on_the_command_line():
+    changed = tables.apply_settings(
+        definition(note="A note."), ["data.dir=x", "rounds=7", "/iid:method.epochs=2", "plan.devices=1"]
+    )
+    assert changed.note == "A note. Changed on the command line: rounds=7; /iid:method.epochs=2."
+    assert tables.apply_settings(definition(), ["data.dir=x"]).note == definition().note
 
 
 @pytest.mark.parametrize("setting", ["seed=5", "fedavg:seed=5", "evaluation.targets=(0.9,)"])
