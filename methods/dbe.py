@@ -119,7 +119,7 @@ def dbe(
     def server_update(server, collected, cohort, key):
         delta, r = collected
         trained = optax.apply_updates(server.net, delta)
-        net = jax.tree.map(lambda new, old: jnp.where(server.is_ready, new, old), trained, server.net)
+        net = optax.tree.where(server.is_ready, trained, server.net)
         consensus = jnp.where(server.is_ready, server.consensus, r)
         return Server(net, consensus, server.is_ready | jnp.any(cohort.examples > 0)), {}
 

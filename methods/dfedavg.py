@@ -144,15 +144,10 @@ def dfedavg(
         collect=aggregators.stack,
         predict={
             "global": lambda sent, is_unseen, x: model.apply(sent.mean, x)[0],
-            "personal": lambda sent, is_unseen, x: model.apply(choose(is_unseen, sent.mean, sent.own), x)[0],
+            "personal": lambda sent, is_unseen, x: model.apply(optax.tree.where(is_unseen, sent.mean, sent.own), x)[0],
         },
         client_init=lambda key, server, client_id: jnp.int32(0),
         broadcast=lambda server, client_id: Sent(jax.tree.map(lambda x: x[client_id], server.models), server.mean),
         init_unseen=lambda sent, is_unseen: jnp.int32(1),
         targets=tuple(TARGETS),
     )
-
-
-def choose(is_first: Array, first: Net, second: Net) -> Net:
-    """Returns one of two networks."""
-    return jax.tree.map(lambda a, b: jnp.where(is_first, a, b), first, second)

@@ -132,7 +132,7 @@ def fedala(
             return learned.net.params, jnp.roll(losses, 1).at[0].set(total / jnp.maximum(examples, 1)), n + 1
 
         mix, _, _ = jax.lax.while_loop(is_learning, epoch, (client.mix, jnp.zeros(_RECORDED), jnp.int32(0)))
-        return jax.tree.map(lambda old, new: jnp.where(client.rounds > 0, old, new), mixed(mix), w), mix
+        return optax.tree.where(client.rounds > 0, mixed(mix), w), mix
 
     def client_update(w, client, data, key):
         theta_hat, mix = aggregate(w, client, data, jax.random.fold_in(key, _MIX))
@@ -149,7 +149,7 @@ def fedala(
         return Client(local, optax.tree.ones_like(split(local.params)[0] if top else {}), jnp.zeros(()))
 
     def personal(w, client, x):
-        return model.apply(jax.tree.map(lambda v, w: jnp.where(client.rounds > 0, v, w), client.local, w), x)[0]
+        return model.apply(optax.tree.where(client.rounds > 0, client.local, w), x)[0]
 
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)
     return base._replace(

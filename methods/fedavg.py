@@ -65,7 +65,8 @@ def fedavg(
       The algorithm.
     """
     model = task.model
-    plain, loss = loss is None, local_training.supervised_loss(task) if loss is None else loss
+    has_default_loss = loss is None
+    loss = local_training.supervised_loss(task) if loss is None else loss
     train = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)
     aggregator = aggregators.make_aggregator(
         aggregators.mean(aggregators.make_weight_fn(weights)), review=optax.identity() if review is None else review
@@ -89,5 +90,5 @@ def fedavg(
         collect=aggregator.collect,
         predict={"global": lambda sent, client, x: model.apply(sent, x)[0]},
         broadcast=lambda server, client_id: server.net,
-        targets=tuple(TARGETS) if plain else ("classes",),
+        targets=tuple(TARGETS) if has_default_loss else ("classes",),
     )

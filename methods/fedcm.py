@@ -97,7 +97,7 @@ def fedcm(
     def server_update(server, collected, cohort, key):
         delta, direction = collected
         is_empty = jnp.sum(cohort.examples > 0) == 0
-        direction = jax.tree.map(lambda new, old: jnp.where(is_empty, old, new), direction, server.direction)
+        direction = optax.tree.where(is_empty, server.direction, direction)
         params = optax.tree.add_scale(server.net.params, server_lr, delta.params)
         return Server(Net(params, optax.tree.add(server.net.stats, delta.stats)), direction), {}
 

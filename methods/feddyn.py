@@ -36,7 +36,6 @@ averaged. A round without participants changes nothing.
 
 from typing import Annotated, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
 
@@ -101,7 +100,7 @@ def feddyn(
         number = jnp.sum(cohort.examples > 0)
         h = optax.tree.add_scale(server.h, -alpha * number / task.population, delta.params)
         moved = optax.tree.add_scale(optax.tree.add(server.net.params, delta.params), -1 / alpha, h)
-        params = jax.tree.map(lambda new, old: jnp.where(number > 0, new, old), moved, server.net.params)
+        params = optax.tree.where(number > 0, moved, server.net.params)
         correction = optax.tree.norm(h) / alpha / jnp.maximum(optax.tree.norm(params), aggregators.TINY)
         server = Server(Net(params, optax.tree.add(server.net.stats, delta.stats)), h)
         return server, {"correction": (correction, jnp.ones_like(correction))}

@@ -96,7 +96,7 @@ def fedexp(
         params = jax.tree.map(lambda w, d: w + eta_g.astype(w.dtype) * d, server.net.params, delta.params)
         net = Net(params, optax.tree.add(server.net.stats, delta.stats))
         is_any = jnp.any(cohort.examples > 0)  # a round without clients leaves the last two models
-        previous = jax.tree.map(lambda new, old: jnp.where(is_any, new, old), server.net, server.previous)
+        previous = optax.tree.where(is_any, server.net, server.previous)
         return Server(net, previous), {"eta_g": (eta_g, jnp.ones_like(eta_g))}
 
     def scored(sent):

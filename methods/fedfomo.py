@@ -102,11 +102,11 @@ def fedfomo(
         rows, check = split_rows(data, validation)
 
         def sum_losses(batch):
-            def of(net):
+            def loss_of_net(net):
                 outputs, _ = model.apply(net, batch.x)
                 return local_training.loss_and_metrics(outputs, batch, label_loss)[1]["loss"]
 
-            return of(theta), jax.lax.map(of, received)
+            return loss_of_net(theta), jax.lax.map(loss_of_net, received)
 
         own, others = local_training.sum_over_batches(sum_losses, check, batch=batch)
         own, others = (total / jnp.maximum(examples, 1) for total, examples in (own, others))

@@ -37,6 +37,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, PyTree
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_arguments
@@ -186,7 +187,7 @@ def fedhpl(
             for (mean, w), (before, is_known) in zip(means, server.shared, strict=True)
         )
         any_client = jnp.any(cohort.examples > 0)
-        return jax.tree.map(lambda a, b: jnp.where(any_client, a, b), new, server)._replace(shared=shared), {}
+        return optax.tree.where(any_client, new, server)._replace(shared=shared), {}
 
     def broadcast(server, client_id):
         row = jnp.asarray(width_index)[client_id]

@@ -192,7 +192,7 @@ def head_weights(h_i: Array, h: Array, v: Array, active: Array) -> Array:
     project = lambda a: optax.projections.projection_simplex(jnp.where(active, a, -1e6))
 
     def step(carry):
-        """One step of accelerated projected gradients, which restart where momentum points uphill."""
+        """Takes a step of accelerated projected gradients, which restart where momentum points uphill."""
         a, ahead, t, i, _ = carry
         new = project(ahead - q @ ahead)
         is_uphill = jnp.vdot(ahead - new, new - a) > 0

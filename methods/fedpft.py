@@ -308,7 +308,7 @@ def fedpft(
             con_weight = jnp.asarray(task.round_num < con.first, jnp.float32)
             ce_weight = 1 - con_weight
 
-        def of(net, batch, key):
+        def loss_and_aux(net, batch, key):
             def only(leaves):
                 return {name: p if name in leaves else jax.lax.stop_gradient(p) for name, p in net.params.items()}
 
@@ -323,7 +323,7 @@ def fedpft(
                 carried = {"extractor": stats, "moco": moco}
             return value, local_training.Aux(carried, sums)
 
-        return of
+        return loss_and_aux
 
     def phase(ce_leaves, con_leaves, epochs):
         leaves = {*ce_leaves, *(con_leaves if con.on else ())}
@@ -340,13 +340,13 @@ def fedpft(
         frozen = Net(net.params["extractor"], net.stats["extractor"])
         features = local_training.map_examples(lambda b: model.features(frozen, b.x, mask=b.mask)[0], data, batch=batch)
 
-        def of(net, batch, key):
+        def transform_loss(net, batch, key):
             logits = classify(net.params, batch.extra)
             value = local_training.label_loss(task)(logits, batch.y, batch.mask)
             return value, local_training.Aux(net.stats, local_training.loss_metrics(value, logits, batch))
 
         chosen = local_training.entries_filter("transform", "prompts")
-        fit = local_training.fit(of, scaled_optimizer, epochs=transform_epochs, batch=batch, trainable=chosen)
+        fit = local_training.fit(transform_loss, scaled_optimizer, epochs=transform_epochs, batch=batch, trainable=chosen)
         return fit(net, data, key, features)
 
     def train(net, data, key):

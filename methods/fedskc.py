@@ -326,11 +326,11 @@ def fedskc(
             if lcl_options.on and lcl_options.scale == "epoch":
                 drawn = jax.random.fold_in(jax.random.fold_in(key, _SCALE_STREAM), e)
 
-                def of(batch):
+                def batch_distances(batch):
                     out, _ = outputs(net, batch, key=drawn, train=True)
                     return sum_distances(out[knowledge_options.of], sent.knowledge, batch.mask)
 
-                scale = local_training.sum_over_batches(of, data, batch=batch) / jnp.maximum(data.size, 1)
+                scale = local_training.sum_over_batches(batch_distances, data, batch=batch) / jnp.maximum(data.size, 1)
             return _Epoch(scale, jnp.asarray(e == local_training.num_epochs(data, epochs, batch) - 1))
 
         w_k, _, (sums, class_logits) = local_training.fit(
@@ -357,7 +357,7 @@ def fedskc(
             server.net, delta, cohort, server.review, weights=e, knowledge=after, known=known
         )
         new = Server(net, after, known, state)
-        new = jax.tree.map(lambda new, old: jnp.where(jnp.any(active), new, old), new, server)
+        new = optax.tree.where(jnp.any(active), new, server)
         metrics = {"known": (jnp.sum(new.known, dtype=jnp.float32), jnp.float32(classes))}
         if e is not None:
             metrics |= summarize_weights(e, cohort)

@@ -26,7 +26,6 @@ cancels in M. What the largest rank does not hold of M is lost, also for later r
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
 
@@ -90,7 +89,7 @@ def flexlora(
         total = jnp.sum(w)
         factors, rest = split(server.net)
         nearest = adapters.compress_products(uplinks.factors, w / jnp.maximum(total, aggregators.TINY))
-        factors = jax.tree.map(lambda new, old: jnp.where(total > 0, new, old), nearest, factors)
+        factors = optax.tree.where(total > 0, nearest, factors)
         rest: Any = optax.apply_updates(rest, uplinks.rest)
         return server._replace(net=rest._replace(params=rest.params | factors)), {}
 

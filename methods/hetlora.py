@@ -31,6 +31,7 @@ from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree, Reduce
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, PositiveFraction, check_arguments, one_of
@@ -124,7 +125,7 @@ def hetlora(
     def server_update(server, collected, cohort, key):
         total, w = collected
         mean = jax.tree.map(lambda x: (x / jnp.maximum(w, aggregators.TINY)).astype(x.dtype), total)
-        return server._replace(net=jax.tree.map(lambda new, old: jnp.where(w > 0, new, old), mean, server.net)), {}
+        return server._replace(net=optax.tree.where(w > 0, mean, server.net)), {}
 
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch)
     return base._replace(

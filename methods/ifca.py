@@ -75,11 +75,11 @@ def ifca(
         """Returns j_hat []."""
 
         def losses(batch):
-            def of(net):
+            def loss_of_net(net):
                 outputs, _ = model.apply(net, batch.x)
                 return local_training.loss_and_metrics(outputs, batch, label_loss)[1]["loss"]
 
-            return jax.lax.map(of, models)
+            return jax.lax.map(loss_of_net, models)
 
         total, examples = local_training.sum_over_batches(losses, data, batch=batch)
         return jnp.argmin(total / jnp.maximum(examples, 1)).astype(jnp.int32)

@@ -26,8 +26,8 @@ server's.
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_arguments
@@ -93,7 +93,7 @@ def pfedsd(
         return ClientOutput(state, out.uplink, out.metrics, local=(v_i, state))
 
     def personal(w, client, x):
-        net_i = jax.tree.map(lambda v, w: jnp.where(client.rounds > 0, v, w), client.previous, w)
+        net_i = optax.tree.where(client.rounds > 0, client.previous, w)
         return model.apply(net_i, x)[0]
 
     base = parent()

@@ -14,7 +14,6 @@ Departures: batch statistics are averaged and not regularised. A round without p
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
 
@@ -62,7 +61,7 @@ def feddyn(task: Task, *, optimizer: local_training.Optimizer, alpha: float = 0.
         participants = jnp.sum(cohort.examples > 0)
         h = optax.tree.add_scale(server.h, -alpha * participants / task.population, delta.params)
         params = optax.tree.add_scale(optax.tree.add(server.net.params, delta.params), -1 / alpha, h)
-        params = jax.tree.map(lambda new, old: jnp.where(participants > 0, new, old), params, server.net.params)
+        params = optax.tree.where(participants > 0, params, server.net.params)
         return Server(Net(params, optax.tree.add(server.net.stats, delta.stats)), h), {}
 
     return Algorithm(

@@ -241,7 +241,7 @@ def _minimize(loss: Callable, attack: UplinkAttack, variables: PyTree) -> tuple[
         more = {} if attack.name == "cosine" else {"state": state}
         value, grads = value_and_grad(variables, **more)
         is_better = value < best_value
-        best = jax.tree.map(lambda new, old: jnp.where(is_better, new, old), variables, best)
+        best = optax.tree.where(is_better, variables, best)
         extra = {} if attack.name == "cosine" else {"value": value, "grad": grads, "value_fn": loss}
         updates, state = optimizer.update(grads, state, variables, **extra)
         return (optax.apply_updates(variables, updates), state, best, jnp.where(is_better, value, best_value)), None

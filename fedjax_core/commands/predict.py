@@ -87,8 +87,8 @@ def predict(
 
 
 def _load_model(path: str | os.PathLike, trust: bool) -> tuple[Callable[[PyTree, PyTree], dict[str, Any]], PyTree, dict[str, Any]]:
-    """(arrays, x) -> outputs, its arrays, and the description; whether it is one network or what a
-    method predicts with."""
+    """Returns ((arrays, x) -> outputs, the arrays, the description) of a saved model, one network or a
+    method's predictor."""
     arrays, metadata = read_tensors(path)
     description = export_model.read_description(metadata, path)
     check_weights(arrays, path)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fedjax_core.algorithm import Array, Cohort, PyTree, is_reduce
 from fedjax_core.engine import asynchronous, client_facts, client_loop, client_sampling, contracts, divergence, evaluation_step
@@ -140,7 +141,7 @@ def draw_cohorts(
         slots = spec.group_slots(g)
         if len(spec.groups) > 1:
             is_member = arrays.slots[g][ids] < len(group.clients)
-            is_member = jnp.where(ids < 0, g == 0, is_member)
+            is_member = jnp.where(ids < 0, g == 0, is_member)  # an invalid id is in group 0, whose record `_check_drawn` refuses
             chosen = client_sampling.select_members(ids, is_member, population, slots)
         else:
             chosen = jnp.pad(ids, (0, slots - len(ids)), constant_values=population)
@@ -207,6 +208,7 @@ def run_round(
         "server": server_metrics,
         "server_diverged": became_nonfinite(server, state.server),
         "cohort": jnp.sum(everyone.examples > 0),
+        # -1: absent; an invalid id of a sampler becomes less than that, so that `_check_drawn` finds it
         "ids": jnp.where(everyone.examples > 0, jnp.where(everyone.ids < 0, everyone.ids - 1, everyone.ids), -1),
         "checks": jax.tree.map(lambda *x: jnp.concatenate(x), *(of_group.checks for of_group in stacked)),
     }
@@ -223,7 +225,12 @@ def run_round(
 
 
 def run_client(spec: SimulationSpec, g: int, scored: bool, shared, entry) -> tuple[Added, Stacked]:
-    """Runs one client's part of a round: broadcast, local training, its contributions to what the server collects."""
+    """Runs one client's part of a round: broadcast, local training, its contributions to what the server collects.
+
+    Args:
+      shared: (arrays, server, round, key data, initial client state, ring), read by all clients.
+      entry: this client's (`Cohort` entry, state, whether it has a stored state, arrival or `()`).
+    """
     (arrays, server, round_num, key_data, initial, ring), (client, state, touched, arrival) = shared, entry
     if spec.asynchrony is not None:
         round_num = round_num - arrival.staleness
@@ -244,7 +251,7 @@ def run_client(spec: SimulationSpec, g: int, scored: bool, shared, entry) -> tup
     adds, stacks = ([x for is_added, x in mapped if is_added == wanted] for wanted in (True, False))
 
     def if_active(new, old):
-        return jax.tree.map(lambda n, o: jnp.where(is_active, n, o), new, old)
+        return optax.tree.where(is_active, new, old)
 
     added = Added(adds, out.metrics)
     added = if_active(added, jax.tree.map(jnp.zeros_like, added))

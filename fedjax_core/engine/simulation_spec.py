@@ -59,8 +59,10 @@ class State(NamedTuple):
     Client states that are offloaded to the host or the disk are kept by the simulator, those of the newest state only.
 
     Attributes:
+      server: the method's state, as `server_init` made it.
       clients: per group, client states with leaves [n, ...]; `()` if offloaded.
       round: [] rounds done.
+      key: raw data of the seed's key, the same in all rounds; `stream_key` derives all draws from it.
       ring: what earlier broadcasts were made of, leaves [S, ...]; `()` where rounds are synchronous.
       sampler: what the sampler of cohorts remembers.
     """

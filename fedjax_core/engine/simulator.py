@@ -215,7 +215,7 @@ class Simulator:
         state = dispatch.init_state(self.compiled, seed)
         for g in range(len(self.spec.groups)):
             if self.spec.abstract_algorithm(g).prepare is not None:
-                before = state
+                before = state  # bound now: it may run again, with smaller chunks, if memory is short
                 state = self._retry_on_oom(lambda compiled, g=g, before=before: dispatch.prepare_group(compiled, before, g))
         return state
 

@@ -142,7 +142,7 @@ def read_frozen_arrays(
     """Returns the frozen arrays of a network: those of its file, or random ones.
 
     Args:
-      train: what is trained, one of `PARTS`; without a file it is left out.
+      train: what is trained, one of `TRAINABLE_PARTS`; without a file it is left out.
       seed: of random arrays.
       image: height and width of the images that it sees; None: they are no images.
       class_names: of the data; a file's head for other classes is left out.

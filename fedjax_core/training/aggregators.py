@@ -175,11 +175,11 @@ def weighted_mean(stacked: PyTree, w: Array) -> PyTree:
     """
     total = jnp.maximum(jnp.sum(w, 0), TINY)
 
-    def of(x):
+    def mean_leaf(x):
         wx = jnp.where(_like(w > 0, x), _like(w, x).astype(x.dtype) * x, 0)
         return jnp.sum(wx, 0) / total.reshape(total.shape + (1,) * (x.ndim - 1 - total.ndim)).astype(x.dtype)
 
-    return jax.tree.map(of, stacked)
+    return jax.tree.map(mean_leaf, stacked)
 
 
 def mix_clients(stacked: PyTree, w: Array) -> PyTree:
@@ -189,11 +189,11 @@ def mix_clients(stacked: PyTree, w: Array) -> PyTree:
     """
     is_used = jnp.any(w != 0, 0)
 
-    def of(x):
+    def mix_leaf(x):
         x = jnp.where(_like(is_used, x), x, 0)
         return jnp.tensordot(w.astype(x.dtype), x, 1, precision=jax.lax.Precision.HIGHEST)
 
-    return jax.tree.map(of, stacked)
+    return jax.tree.map(mix_leaf, stacked)
 
 
 def scatter_clients(store: PyTree, cohort: Cohort, rows: PyTree) -> PyTree:
@@ -343,7 +343,7 @@ def period_review(
             reviewed = jax.tree.map(lambda u, w: (beta - pull).astype(u.dtype) * u - (1 - beta) * w, updates, params)
         else:
             reviewed = jax.tree.map(lambda u: (1 - pull).astype(u.dtype) * u, updates)
-        return jax.tree.map(lambda new, old: jnp.where(second, new, old), reviewed, updates), PeriodReview(variance, known)
+        return optax.tree.where(second, reviewed, updates), PeriodReview(variance, known)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -383,6 +383,6 @@ def make_aggregator(
         updates, new_state = reviewed.update(delta, state, value, **context)
         new, old = (optax.apply_updates(value, updates), new_state), (value, state)
         came = jnp.sum(cohort.examples.astype(jnp.float32)) > 0  # a sum of floats is exchanged with the mean's, jnp.any alone
-        return jax.tree.map(lambda new, old: jnp.where(came, new, old), new, old)
+        return optax.tree.where(came, new, old)
 
     return Aggregator(collect, reviewed.init, update)

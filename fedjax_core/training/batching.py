@@ -55,7 +55,10 @@ def loop_over_batches(number: Array, size: int, body: Callable[[Array, PyTree], 
 def parse_loop_name(name: str) -> int | None:
     """Returns the examples in a minibatch of a loop of `loop_over_batches`, by its name in a program; None for others.
 
-    >>> parse_loop_name("jit(many)/while/body/batches_of_20/while"), parse_loop_name("jit(many)/while")
+    >>> (
+    ...     parse_loop_name("jit(rounds)/while/body/batches_of_20/while"),
+    ...     parse_loop_name("jit(rounds)/while"),
+    ... )
     (20, None)
     """
     match = _BATCH_LOOP.search(name)
@@ -71,7 +74,10 @@ def loop_over_micro_batches(number: Array, expected: int, body: Callable, carry:
 def parse_micro_loop(name: str) -> int | None:
     """Returns the expected turns of a loop of `loop_over_micro_batches`, by its name in a program; None for others.
 
-    >>> parse_micro_loop("jit(many)/batches_of_20/while/body/micro_batches_2/while"), parse_micro_loop("batches_of_20")
+    >>> (
+    ...     parse_micro_loop("jit(rounds)/batches_of_20/while/body/micro_batches_2/while"),
+    ...     parse_micro_loop("batches_of_20"),
+    ... )
     (2, None)
     """
     match = _MICRO_LOOP.search(name)

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_core.algorithm import Array, ClientData, ClientOutput, Cohort, PyTree
 from fedjax_core.finite_checks import became_nonfinite, is_finite
@@ -70,7 +71,7 @@ def update_client(
         is_counted = message.was_finite & is_finite((uplink, metrics)) & ~became_nonfinite(state, client)
 
         def select(new: Any, old: Any) -> Any:
-            return jax.tree.map(lambda n, o: jnp.where(is_counted, n, o), new, old)
+            return optax.tree.where(is_counted, new, old)
 
         def zero_if_left_out(tree: Any) -> Any:
             return select(tree, jax.tree.map(jnp.zeros_like, tree))

@@ -12,7 +12,7 @@ HEAD = ("program", "fits", "arguments", "temporary", "peak", "collectives, bytes
 
 
 def render_plan(plan: Mapping[str, Any]) -> str:
-    """Returns all targets of a plan of `planned` as text."""
+    """Returns a plan of `capacity_plan.make_plan` as text."""
     return "\n\n".join(_render_target(target) for target in plan["targets"])
 
 

@@ -291,7 +291,7 @@ class ClientLoops(NamedTuple):
 
         The product with the loop inside it is the mean number of steps. A client's own smaller minibatches count as full ones.
 
-        >>> ClientLoops(np.array([10, 30])).trip_count("jit(many)/while/body/batches_of_20/while")
+        >>> ClientLoops(np.array([10, 30])).trip_count("jit(rounds)/while/body/batches_of_20/while")
         1.5
         """
         if self.settings is not None and (loop := parse_epoch_loop(name)) is not None:

@@ -112,7 +112,7 @@ def _minimize(logits: Callable, theta: PyTree, frozen: PyTree, f: Array, y: Arra
         updates, state = optimizer.update(gradient, state, theta, value=value, grad=gradient, value_fn=loss)
         moved = optax.apply_updates(theta, updates)
         better = loss(moved) < value  # at the optimum the line search may fail
-        return jax.tree.map(lambda new, old: jnp.where(better, new, old), moved, theta), state
+        return optax.tree.where(better, moved, theta), state
 
     return jax.lax.fori_loop(0, STEPS, step, (theta, optimizer.init(theta)))[0]
 

@@ -30,7 +30,7 @@ def plot_costs(
 ) -> Figure:
     """Draws a score of several runs over their cost up to its round, on a logarithmic axis.
 
-    Runs that differ only in seeds, `metric` and `labels` are as in `score_curves.curves`.
+    Runs that differ only in seeds, `metric` and `labels` are as in `score_curves.plot_curves`.
 
     Args:
       path: its CSV has columns run, round, the cost, the score, and for several seeds
