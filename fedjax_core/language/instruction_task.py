@@ -147,7 +147,7 @@ def prepare_data(source: Source, data_dir: str | None, clients: int, seed: int, 
     check_spec(spec)
     root = Path(data_dir or os.environ.get(sources.DATA_VARIABLE) or Path.home() / "fedjax_data").expanduser() / source.folder
     folder = find_model_folder(spec)
-    of_model = sorted(folder.iterdir()) if folder.is_dir() else [folder]
+    of_model = load_pretrained.list_files(folder) if folder.exists() else []
     stamps = _stamp_files([] if source.prepared else [root / source.train, root / source.test]), _stamp_files(of_model)
     return _prepare_data(source, root.absolute(), folder.absolute(), clients, seed, spec, stamps)
 

@@ -150,7 +150,7 @@ class FedCPTest(chex.TestCase):
             simulate(made(fedcp, lam=lam))
 
     def test_a_gate_for_the_global_head_alone_trains_the_body_under_it(self):
-        """Of the personal head only the bias moves, which no gate divides."""
+        """The personal head moves by its bias alone, which no gate divides."""
         net, gate = MODEL.init(jax.random.key(1)), init_gate(jax.random.key(2), D)
         shut = gate | {"scale": jnp.zeros(2 * D), "bias": jnp.repeat(jnp.asarray([0.0, 200.0]), D)}
         own = jax.tree.map(lambda p: 0.3 - p, net.params["head"])

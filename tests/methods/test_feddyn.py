@@ -76,7 +76,7 @@ class FedDynTest(chex.TestCase):
         np.testing.assert_allclose(quadratics.weights(state.server.net), quadratics.optimum(), atol=2e-3)
 
     def test_the_mean_of_the_models_is_scored(self):
-        """By "active_mean"."""
+        """The score "active_mean" is of w + h / alpha."""
         algorithm = feddyn(toy.task(), optimizer=local_training.sgd(0.1), alpha=0.5, score="active_mean")
         net = MODEL.init(jax.random.key(0))
         sent = Server(net, jax.tree.map(lambda x: 0.1 + x, net.params))

@@ -106,7 +106,7 @@ class FedExPTest(chex.TestCase):
 
     @parameterized.parameters("uniform", "samples")
     def test_before_its_bound_of_one_the_rate_is_at_least_a_half(self, weights):
-        """With eps 0, by Jensen; four times the squares lift it above the bound."""
+        """Holds with eps 0 by Jensen; four times the squares lift the rate above the bound."""
         algorithm = fedexp(toy.task(), optimizer=local_training.sgd(0.1), eps=0.0, weights=weights)
         net, (same, *others) = MODEL.init(jax.random.key(0)), deltas(4)
         for given in ([same] * 3, [same, *others], [same, jax.tree.map(lambda x: 1.01 * x, same)]):

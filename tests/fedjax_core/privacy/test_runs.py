@@ -111,7 +111,7 @@ def test_what_is_recorded_of_independent_noise_does_not_change_with_the_rounds()
 
 @needs_library
 def test_more_rounds_may_need_another_accountant():
-    """Which the config does not name: a directory of 5000 rounds by "pld" takes 8000."""
+    """A directory of 5000 rounds by "pld" takes 8000, if the config names no accountant."""
     config = private(5000, noise=0.3, accountant=None)
     simulation = experiment.build(config)
     before = run_experiment.make_run_settings(config, simulation).run_facts["privacy"]

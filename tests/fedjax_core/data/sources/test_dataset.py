@@ -160,7 +160,7 @@ def test_images_whose_channels_come_first_are_warned_of(caplog):
 
 
 class Sparse:
-    """As scipy has them."""
+    """Stands in for a sparse matrix of scipy."""
 
     def toarray(self):
         return np.zeros((6, 2))
