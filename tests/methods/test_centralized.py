@@ -36,11 +36,11 @@ class CentralizedTest(chex.TestCase):
         chex.assert_trees_all_close(*ends, atol=1e-6)
 
     def test_one_client_has_every_example_whatever_the_partition(self):
-        """Whatever the cohort is, and it never drops out."""
+        """Whatever the cohort is."""
         build = functools.partial(centralized, optimizer=local_training.sgd(0.1), batch=toy.BATCH)
         shuffled = np.random.default_rng(0).permutation(UNION)
         for data in (toy.data(), divided(shuffled[:20], shuffled[20:23], shuffled[23:])):
             groups = simulator.one_group(build, toy.task(), data.clients)
-            spec = simulator.build_spec(groups, data, cohort=3, dropout=0.9, plan=client_loop.Plan(1, 1))
-            self.assertEqual((spec.population, spec.sampler.size, spec.dropout), (1, 1, 0.0))
+            spec = simulator.build_spec(groups, data, cohort=3, plan=client_loop.Plan(1, 1))
+            self.assertEqual((spec.population, spec.sampler.size), (1, 1))
             np.testing.assert_array_equal(spec.host_arrays.index[0], UNION)
