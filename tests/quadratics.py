@@ -68,7 +68,7 @@ def run(method, rounds, *, loss=None, seed=0, alike=False, **settings):
     """The host's state after some rounds of a method with its optimizer bound."""
     task = dataclasses.replace(make_task(_model(), classes=1, population=6, shape=(2,)), loss=loss)
     groups = simulator.one_group(method, task, 6)
-    spec = simulator.build_spec(groups, data(alike), plan=client_loop.Plan(1, 1), dispatch=max(1, rounds), **settings)
+    spec = simulator.build_spec(groups, data(alike), plan=client_loop.Plan(1, 1), rounds_per_dispatch=max(1, rounds), **settings)
     sim = simulator.Simulator(spec)
     state = sim.init(seed)
     return jax.device_get(sim.run_rounds(state, rounds)[0] if rounds else state)

@@ -36,7 +36,7 @@ def traces(sim) -> list[int]:
     ids=["fedavg on two devices", "fedhe with two architectures", "scaffold on the host, as its data"],
 )
 def test_memory_is_flat_and_nothing_is_traced_again(name, settings):
-    sim = toy.simulate(name, dispatch=EVERY, **settings)
+    sim = toy.simulate(name, rounds_per_dispatch=EVERY, **settings)
     state = sim.init(0)
     cohorts = set()
 

@@ -123,7 +123,7 @@ def engine(small, x, y):
     build = functools.partial(fedavg, optimizer=local_training.sgd(RATE), epochs=1, batch=small.batch)
     sim = simulator.Simulator(
         simulator.build_spec(
-            simulator.one_group(build, task, CLIENTS), data, cohort=COHORT, plan=client_loop.Plan(1, 1), dispatch=50
+            simulator.one_group(build, task, CLIENTS), data, cohort=COHORT, plan=client_loop.Plan(1, 1), rounds_per_dispatch=50
         )
     )
     held = [sim.init(seed=0)]

@@ -158,8 +158,8 @@ def add_schedule(
       ValueError: something does not go with it.
     """
     given = f"schedule {schedule.name!r}"
-    if spec.dispatch > KEPT:
-        raise ValueError(f"{given} and dispatch={spec.dispatch}: one dispatch has at most {KEPT} rounds")
+    if spec.rounds_per_dispatch > KEPT:
+        raise ValueError(f"{given} and rounds_per_dispatch={spec.rounds_per_dispatch}: one dispatch has at most {KEPT} rounds")
     devices, profiled = spec.client_devices, spec.client_seconds is not None
     if devices is not None and devices.availability is not None:
         raise ValueError(f"{given} and devices.availability: rounds of availability are those of a synchronous server")
@@ -172,7 +172,7 @@ def add_schedule(
     seconds = spec.client_seconds if profiled else np.ones(spec.population)
     assert seconds is not None
     server_seconds = 0.0 if devices is None else devices.server_seconds
-    buffer, window = spec.sampler.size, (spec.dispatch, spec.sampler.size)
+    buffer, window = spec.sampler.size, (spec.rounds_per_dispatch, spec.sampler.size)
     asynchrony = Asynchrony(
         schedule,
         sampler,

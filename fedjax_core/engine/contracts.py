@@ -41,7 +41,7 @@ def validate_settings(
     dropout: float,
     hold: str,
     evaluation: Evaluation,
-    dispatch: int,
+    rounds_per_dispatch: int,
     episodes: EpisodeSampler | None,
 ) -> None:
     """Raises ValueError for a setting that is out of range."""
@@ -55,8 +55,14 @@ def validate_settings(
     for scope in evaluation.scopes:
         if scope not in SCOPES:
             raise ValueError(f"evaluation.scopes has {scope!r}, which is not one of {', '.join(SCOPES)}")
-    if any(number is not None and number < 1 for number in (evaluation.batch, evaluation.clients, dispatch)):
-        raise ValueError("evaluation.batch, evaluation.clients and dispatch must be at least 1")
+    counts = {
+        "evaluation.batch": evaluation.batch,
+        "evaluation.clients": evaluation.clients,
+        "rounds_per_dispatch": rounds_per_dispatch,
+    }
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise ValueError(f"{name}={count} must be at least 1")
     if episodes is not None and (without := {"own", "post_local"} & set(evaluation.scopes)):
         raise ValueError(
             f"evaluation.scopes has {', '.join(map(repr, sorted(without)))}, but clients have no test episodes of their own; "

@@ -199,7 +199,7 @@ def add_arrivals(spec: SimulationSpec, arrays: DeviceArrays, key_data: Any, roun
     """Returns the arrays with the arrivals of the rounds after `round_num`, of as many as a dispatch may have."""
     if spec.asynchrony is None:
         return arrays
-    window = spec.asynchrony.read_window(key_data, int(jax.device_get(round_num)), spec.dispatch)
+    window = spec.asynchrony.read_window(key_data, int(jax.device_get(round_num)), spec.rounds_per_dispatch)
     return arrays._replace(arrivals=meshes.put(window, spec.mesh))
 
 
@@ -236,7 +236,7 @@ def prepare_group(compiled: CompiledPlan, state: State, g: int) -> State:
 
 
 def dispatch_rounds(compiled: CompiledPlan, state: State, num_rounds: int, scored: bool) -> tuple[State, list[PyTree]]:
-    """Runs the next rounds, at most `num_rounds`, and at most `spec.dispatch` in one program.
+    """Runs the next rounds, at most `num_rounds`, and at most `spec.rounds_per_dispatch` in one program.
 
     The state is consumed, except where the program runs for the first time or states are offloaded: then it survives an
     error, for a smaller chunk to take over.

@@ -117,7 +117,7 @@ def run_resident_rounds(spec: SimulationSpec, arrays: DeviceArrays, state: State
         return state, jax.tree.map(lambda all_, new: all_.at[i].set(new), records, record)
 
     shapes = jax.eval_shape(run_next, state)[1]
-    records = jax.tree.map(lambda s: jnp.zeros((spec.dispatch, *s.shape), s.dtype), shapes)
+    records = jax.tree.map(lambda s: jnp.zeros((spec.rounds_per_dispatch, *s.shape), s.dtype), shapes)
     return jax.lax.fori_loop(0, num_rounds, body, (state, records))
 
 

@@ -191,7 +191,7 @@ class SimulationSpec:
     evaluation: Evaluation
     episodes: EpisodeSampler | None
     hold: str
-    dispatch: int
+    rounds_per_dispatch: int
     center: np.ndarray | float
     unseen_skip_reason: str
     plan: Plan

@@ -79,7 +79,7 @@ def build_spec(
     plan: meshes.Plan | None = None,
     evaluation: Evaluation = Evaluation(),  # noqa: B008
     hold: str = "device",
-    dispatch: int = 10,
+    rounds_per_dispatch: int = 10,
     episodes: EpisodeSampler | None = None,
     data_on: str | None = None,
     devices: Sequence[Any] | None = None,
@@ -100,7 +100,7 @@ def build_spec(
       dropout: probability with which a sampled client does not come back.
       plan: None: `client_loop.choose_plan`.
       hold: "device", "host" or "disk": where client states are between rounds. Off the device a dispatch has one round.
-      dispatch: the most rounds in one dispatch; where data are streamed, each of them is a program of its own.
+      rounds_per_dispatch: the most rounds in one dispatch; where data are streamed, each of them is a program of its own.
       episodes: how minibatches and tests are drawn, for networks made by `few_shot.prototypical_model`; None: plain examples.
       data_on: "device", "host" or "disk": where the data are; None: where they fit (`data_placement.py`).
       devices: the plan takes the first of them; None: those that jax sees. For a topology's, programs can be compiled.
@@ -122,11 +122,9 @@ def build_spec(
         tasks = tuple(group.task.bound_arrays for group in groups)
         groups = with_peer_groups(with_abstract_frozen_params(groups))
         if any(contracts.check_algorithm(group.build(group.task), group.build).pooled for group in groups):
-            if client_devices is not None or schedule is not None or client_settings is not None or dropout:
-                raise ValueError(
-                    "a pooled method has no clients, so it goes without config.devices, config.schedule, config.clients and "
-                    "config.dropout"
-                )
+            refused = {"devices": client_devices, "schedule": schedule, "clients": client_settings, "dropout": dropout or None}
+            if given := [f"config.{name}" for name, value in refused.items() if value is not None]:
+                raise ValueError(f"a pooled method has no clients, so it goes without {', '.join(given)}")
             if transforms or leave_out:
                 raise ValueError(
                     "a pooled method has no clients that send something; it goes without attacks, rules, compression, privacy"
@@ -134,7 +132,7 @@ def build_spec(
             groups, data = _pool(groups, data)
             cohort = None
         population = data.clients
-        contracts.validate_settings(groups, population, dropout, hold, evaluation, dispatch, episodes)
+        contracts.validate_settings(groups, population, dropout, hold, evaluation, rounds_per_dispatch, episodes)
         contracts.validate_targets(groups, data.train)
         contracts.validate_tokens(groups, data)
         skip_reason, has_unseen = unseen_clients.find_skip_reason(groups), data.unseen is not None and len(data.unseen.ids) > 0
@@ -163,7 +161,7 @@ def build_spec(
             evaluation=evaluation,
             episodes=episodes,
             hold=hold,
-            dispatch=dispatch,
+            rounds_per_dispatch=rounds_per_dispatch,
             center=center,
             unseen_skip_reason=skip_reason if has_unseen else "",
             plan=plan,
@@ -175,10 +173,7 @@ def build_spec(
         if schedule is not None:
             asynchronous.check_method(spec, schedule)
         if transforms or leave_out:
-            pairs = zip(spec.groups, spec.shapes.groups, strict=True)
-            wrap = lambda group, shapes: wrap_builder(group.build, transforms, shapes.out.uplink, leave_out)
-            spec = dataclasses.replace(spec, groups=tuple(group._replace(build=wrap(group, shapes)) for group, shapes in pairs))
-            spec = dataclasses.replace(spec, shapes=contracts.trace_shapes(spec))
+            spec = _add_transforms(spec, transforms, leave_out)
         if client_devices is not None:
             spec = participation.add_client_devices(spec, client_devices)
         if schedule is not None:
@@ -188,6 +183,16 @@ def build_spec(
             client_work.check_settings(spec)
         check_own_scores.check_losses(spec)
         return dataclasses.replace(spec, score_bytes=check_own_scores.check_scores(spec))
+
+
+def _add_transforms(spec: SimulationSpec, transforms: Sequence[UplinkTransform], leave_out: bool) -> SimulationSpec:
+    """Returns the spec with algorithms that transform what clients send, or leave out what is not finite."""
+    wrapped = [
+        group._replace(build=wrap_builder(group.build, transforms, shapes.out.uplink, leave_out))
+        for group, shapes in zip(spec.groups, spec.shapes.groups, strict=True)
+    ]
+    spec = dataclasses.replace(spec, groups=tuple(wrapped))
+    return dataclasses.replace(spec, shapes=contracts.trace_shapes(spec))
 
 
 def _pool(groups: Sequence[Group], data: FederatedData) -> tuple[list[Group], FederatedData]:
@@ -235,7 +240,7 @@ class Simulator:
         metrics: list[dict[str, float]] = []
         while len(metrics) < n:
             is_scored = scored and len(metrics) == n - 1
-            most = 1 if is_scored else min(self.spec.dispatch, n - len(metrics) - bool(scored))
+            most = 1 if is_scored else min(self.spec.rounds_per_dispatch, n - len(metrics) - bool(scored))
             state, records = self._dispatch(state, most, is_scored)
             metrics += self.flatten_records(state, records)
         return state, metrics

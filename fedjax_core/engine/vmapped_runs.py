@@ -107,7 +107,7 @@ class VmappedSeeds:
           scored: whether the last round scores clients right after local training.
         """
         results: list[Result] = [(state, []) for _, state in seeds]
-        for dispatched, is_scored in _dispatches(n, scored, self._simulator.spec.dispatch):
+        for dispatched, is_scored in _dispatches(n, scored, self._simulator.spec.rounds_per_dispatch):
             going = [(i, *result) for i, result in enumerate(results) if not isinstance(result, Exception)]
             together = [(seeds[i][0], state) for i, state, _ in going]
             for (i, _, records), result in zip(going, self._dispatch(together, dispatched, is_scored), strict=True):

@@ -52,7 +52,7 @@ class Case:
         """
         build = functools.partial(self.method, optimizer=optimizer or local_training.sgd(0.1, momentum=0.5))
         client_groups = groups(build, self.mixed if mixed is None else mixed, statistics, self.task)
-        settings = {"cohort": COHORT, "dispatch": 2} | settings
+        settings = {"cohort": COHORT, "rounds_per_dispatch": 2} | settings
         data = settings.pop("data", toy_federation.data())
         return simulator.Simulator(simulator.build_spec(client_groups, data, plan=client_loop.Plan(*plan), **settings))
 

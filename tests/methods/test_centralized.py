@@ -30,7 +30,7 @@ class CentralizedTest(chex.TestCase):
         for rounds, epochs in [(3, 1), (1, 3)]:
             build = functools.partial(centralized, optimizer=local_training.sgd(0.2), epochs=epochs, batch=len(UNION))
             groups = simulator.one_group(build, toy.task(statistics=False), toy.CLIENTS)
-            sim = simulator.Simulator(simulator.build_spec(groups, toy.data(), plan=client_loop.Plan(1, 1), dispatch=3))
+            sim = simulator.Simulator(simulator.build_spec(groups, toy.data(), plan=client_loop.Plan(1, 1), rounds_per_dispatch=3))
             state, _ = sim.run_rounds(sim.init(0), rounds)
             ends.append(jax.device_get(state.server.net))
         chex.assert_trees_all_close(*ends, atol=1e-6)

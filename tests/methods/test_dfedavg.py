@@ -170,7 +170,7 @@ class DFedAvgTest(chex.TestCase):
     def test_one_client_a_round_is_local(self):
         """All of its weights are its own: W = I, which a file may not have, since nobody would be connected."""
         mixed, alone = (
-            jax.device_get((sim := simulate(build, cohort=1, dispatch=4)).run_rounds(sim.init(0), 4)[0])
+            jax.device_get((sim := simulate(build, cohort=1, rounds_per_dispatch=4)).run_rounds(sim.init(0), 4)[0])
             for build in (made(dfedavg, topology="full", epochs=2), made(local, epochs=2))
         )
         chex.assert_trees_all_close(mixed.server.models, alone.clients[0], atol=1e-6)

@@ -40,7 +40,7 @@ def oracle(seed, rounds, *, weights, lr, momentum, cohort=5, epochs=2, batch=toy
 def simulate(data, *, cohort=None, dropout=0.0, **arguments):
     groups = simulator.one_group(functools.partial(fedavg, **arguments), toy.task(), data.clients)
     return simulator.Simulator(
-        simulator.build_spec(groups, data, cohort=cohort, dropout=dropout, plan=client_loop.Plan(1, 1), dispatch=3)
+        simulator.build_spec(groups, data, cohort=cohort, dropout=dropout, plan=client_loop.Plan(1, 1), rounds_per_dispatch=3)
     )
 
 

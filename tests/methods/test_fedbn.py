@@ -50,7 +50,9 @@ MODEL = normalised()
 def simulate(wrap=lambda build: build):
     task = dataclasses.replace(toy.task(), network=lambda frozen: MODEL)
     groups = simulator.one_group(wrap(made(fedbn, epochs=2)), task, toy.CLIENTS)
-    return simulator.Simulator(simulator.build_spec(groups, toy.data(), cohort=5, dispatch=2, plan=client_loop.Plan(1, 1)))
+    return simulator.Simulator(
+        simulator.build_spec(groups, toy.data(), cohort=5, rounds_per_dispatch=2, plan=client_loop.Plan(1, 1))
+    )
 
 
 @functools.cache

@@ -172,7 +172,7 @@ class FedDynTest(chex.TestCase):
         alpha, index = 0.5, np.arange(4, 17)
         build = functools.partial(feddyn, optimizer=local_training.sgd(0.1), alpha=alpha, epochs=2, batch=toy.BATCH)
         groups = simulator.one_group(build, dataclasses.replace(toy.task(), population=1), 1)
-        sim = simulator.Simulator(simulator.build_spec(groups, divided(index), plan=client_loop.Plan(1, 1), dispatch=3))
+        sim = simulator.Simulator(simulator.build_spec(groups, divided(index), plan=client_loop.Plan(1, 1), rounds_per_dispatch=3))
         state = jax.device_get(sim.run_rounds(sim.init(1), 3)[0])
         x, y = toy.data().train.x[index], toy.data().train.y[index]
         w, stats = MODEL.init(naive.stream(1, naive.INIT))

@@ -56,7 +56,7 @@ def simulate(alpha, **settings):
     build = functools.partial(fedhe, optimizer=local_training.sgd(0.1, momentum=0.5), alpha=alpha, epochs=2, batch=toy.BATCH)
     return simulator.Simulator(
         simulator.build_spec(
-            toy.groups(build, mixed=True), toy.data(), plan=client_loop.Plan(1, 1), dispatch=4, cohort=5, **settings
+            toy.groups(build, mixed=True), toy.data(), plan=client_loop.Plan(1, 1), rounds_per_dispatch=4, cohort=5, **settings
         )
     )
 

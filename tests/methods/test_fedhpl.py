@@ -105,7 +105,9 @@ def simulate(make, groups, seed=0, rounds=2, **settings):
     """After some rounds; `groups` is (width, clients) by group."""
     groups = [simulator.Group(f"{n}: {d}", make, toy.task_in_part(d), np.array(ids)) for n, (d, ids) in enumerate(groups)]
     sim = simulator.Simulator(
-        simulator.build_spec(groups, toy.data(), **{"plan": client_loop.Plan(1, 1), "cohort": 5, "dispatch": 4} | settings)
+        simulator.build_spec(
+            groups, toy.data(), **{"plan": client_loop.Plan(1, 1), "cohort": 5, "rounds_per_dispatch": 4} | settings
+        )
     )
     state, records = sim.run_rounds(sim.init(seed), rounds)
     return sim, jax.device_get(state), records

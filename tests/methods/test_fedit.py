@@ -18,7 +18,7 @@ from tests.methods.test_fedper import made, simulate
 def adapted():
     """Two rounds on an adapter without dropout."""
     groups = simulator.one_group(made(fedit, epochs=2), toy.task_adapted(dropout=0.0), toy.CLIENTS)
-    sim = simulator.Simulator(simulator.build_spec(groups, toy.data(), plan=client_loop.Plan(1, 1), dispatch=2))
+    sim = simulator.Simulator(simulator.build_spec(groups, toy.data(), plan=client_loop.Plan(1, 1), rounds_per_dispatch=2))
     state, _ = sim.run_rounds(sim.init(0), 2)
     return sim, jax.device_get(state)
 

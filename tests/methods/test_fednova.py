@@ -131,7 +131,7 @@ class FedNovaTest(chex.TestCase):
         optimizer = local_training.sgd(0.1, momentum=momentum)
         build = functools.partial(fednova, optimizer=optimizer, epochs=2, batch=toy.BATCH)
         groups = simulator.one_group(build, toy.task(), 1)
-        sim = simulator.Simulator(simulator.build_spec(groups, divided(index), plan=client_loop.Plan(1, 1), dispatch=3))
+        sim = simulator.Simulator(simulator.build_spec(groups, divided(index), plan=client_loop.Plan(1, 1), rounds_per_dispatch=3))
         state, _ = sim.run_rounds(sim.init(1), 3)
         x, y = toy.data().train.x[index], toy.data().train.y[index]
         w = tuple(MODEL.init(naive.stream(1, naive.INIT)))

@@ -57,7 +57,7 @@ def one(tree, i):
 
 
 def simulate(build, statistics=True, **settings):
-    settings = {"cohort": 5, "dispatch": 2, "plan": client_loop.Plan(1, 1)} | settings
+    settings = {"cohort": 5, "rounds_per_dispatch": 2, "plan": client_loop.Plan(1, 1)} | settings
     return simulator.Simulator(simulator.build_spec(toy.groups(build, statistics=statistics), toy.data(), **settings))
 
 

@@ -166,7 +166,11 @@ def simulate(rounds, **options):
     make = functools.partial(fedpft, **BUILD | {"transform_rate": RATE} | options)
     sim = simulator.Simulator(
         simulator.build_spec(
-            simulator.one_group(make, toy.task(D), toy.CLIENTS), toy.data(), plan=client_loop.Plan(1, 1), dispatch=rounds, cohort=5
+            simulator.one_group(make, toy.task(D), toy.CLIENTS),
+            toy.data(),
+            plan=client_loop.Plan(1, 1),
+            rounds_per_dispatch=rounds,
+            cohort=5,
         )
     )
     state, _ = sim.run_rounds(sim.init(0), rounds)

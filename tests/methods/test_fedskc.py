@@ -226,7 +226,9 @@ def released(seed, rounds, ramp, dropout):
 def simulate(rounds, seed=0, *, dropout=0.0, **options):
     build = functools.partial(fedskc, batch=toy.BATCH, **{"optimizer": local_training.sgd(0.1), "epochs": 2} | options)
     sim = simulator.Simulator(
-        simulator.build_spec(toy.groups(build), toy.data(), plan=client_loop.Plan(1, 1), dispatch=rounds, cohort=5, dropout=dropout)
+        simulator.build_spec(
+            toy.groups(build), toy.data(), plan=client_loop.Plan(1, 1), rounds_per_dispatch=rounds, cohort=5, dropout=dropout
+        )
     )
     state, _ = sim.run_rounds(sim.init(seed), rounds)
     return jax.device_get(state.server)

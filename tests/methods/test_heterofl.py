@@ -97,7 +97,9 @@ class HeteroFLTest(chex.TestCase):
             simulator.Group("narrow", build, toy.task(3, False), clients[:7]),
             simulator.Group("wide", build, toy.task(7, False), clients[7:]),
         ]
-        sim = simulator.Simulator(simulator.build_spec(groups, toy.data(), cohort=1, plan=client_loop.Plan(1, 1), dispatch=2))
+        sim = simulator.Simulator(
+            simulator.build_spec(groups, toy.data(), cohort=1, plan=client_loop.Plan(1, 1), rounds_per_dispatch=2)
+        )
         state = sim.init(0)
         before = jax.device_get(state.server)
         after = jax.device_get(sim.run_rounds(state, 1)[0].server)
@@ -129,7 +131,7 @@ class HeteroFLTest(chex.TestCase):
         clients = np.arange(8)
         groups = [simulator.Group(str(g), made(heterofl), task, clients[g::2]) for g, task in enumerate(tasks)]
         with self.assertRaisesRegex(ValueError, message):
-            simulator.build_spec(groups, toy.data(), cohort=5, plan=client_loop.Plan(1, 1), dispatch=2)
+            simulator.build_spec(groups, toy.data(), cohort=5, plan=client_loop.Plan(1, 1), rounds_per_dispatch=2)
 
     @parameterized.parameters(("heterofl", 0), ("fedrolex", 0), ("fedrolex", 5))
     def test_a_part_trains_as_the_wide_network_under_a_mask(self, name, round_num):

@@ -117,7 +117,7 @@ class IFCATest(chex.TestCase):
         dataset = sources.Dataset("toy", Examples(whole.train.x, y), whole.test, whole.class_names)
         data = federated_data.from_index(dataset, whole.train_index, whole.test_index)
         groups = toy.groups(made(ifca, clusters=2, epochs=2))
-        sim = simulator.Simulator(simulator.build_spec(groups, data, plan=client_loop.Plan(1, 1), dispatch=2))
+        sim = simulator.Simulator(simulator.build_spec(groups, data, plan=client_loop.Plan(1, 1), rounds_per_dispatch=2))
         state = jax.device_get(sim.init(0))
         reads = np.eye(toy.INPUTS, 6, dtype=np.float32), 4 * np.eye(6, toy.CLASSES, dtype=np.float32)  # a class by its input
         params = state.server.params

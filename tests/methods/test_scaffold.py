@@ -55,7 +55,7 @@ def paper():
     build = functools.partial(scaffold, optimizer=local_training.sgd(0.2), server_lr=0.7, epochs=2, batch=toy.BATCH)
     groups = toy.groups(build)
     sim = simulator.Simulator(
-        simulator.build_spec(groups, toy.data(), cohort=5, dropout=0.3, plan=client_loop.Plan(1, 1), dispatch=3)
+        simulator.build_spec(groups, toy.data(), cohort=5, dropout=0.3, plan=client_loop.Plan(1, 1), rounds_per_dispatch=3)
     )
     states = [sim.init(2)]
     for _ in range(3):

@@ -23,7 +23,7 @@ def with_test_rows(test_index):
 
 
 def simulate(build, groups=None, data=None, **settings):
-    settings = {"cohort": 5, "dispatch": 2, "plan": client_loop.Plan(1, 1)} | settings
+    settings = {"cohort": 5, "rounds_per_dispatch": 2, "plan": client_loop.Plan(1, 1)} | settings
     return Simulator(build_spec(toy.groups(build) if groups is None else groups, toy.data() if data is None else data, **settings))
 
 

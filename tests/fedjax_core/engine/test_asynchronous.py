@@ -173,7 +173,7 @@ def test_a_state_goes_on_as_if_it_had_not_been_saved():
 
 
 def test_streamed_rounds_do_not_wait_for_the_one_that_trains(monkeypatch):
-    simulation = simulate("fedbuff(buffer=2)", data_on="host", dispatch=4)
+    simulation = simulate("fedbuff(buffer=2)", data_on="host", rounds_per_dispatch=4)
     state, _ = simulation.run_rounds(simulation.init(SEED), 1)  # which ends before another is dispatched
     compiled, made, read, device_get = simulation.compiled, [], [], jax.device_get
 
@@ -188,7 +188,9 @@ def test_streamed_rounds_do_not_wait_for_the_one_that_trains(monkeypatch):
     assert len(records) == 3
     assert not {id(leaf) for leaf in made} & {id(leaf) for leaf in read}
     monkeypatch.undo()
-    chex.assert_trees_all_equal(simulation.to_host(state), run(simulate("fedbuff(buffer=2)", data_on="host", dispatch=4), 4)[0])
+    chex.assert_trees_all_equal(
+        simulation.to_host(state), run(simulate("fedbuff(buffer=2)", data_on="host", rounds_per_dispatch=4), 4)[0]
+    )
     simulation.release()
 
 
@@ -255,7 +257,7 @@ def test_without_a_schedule_nothing_is_added():
         ("fedcm", "fedasync", {}, "clients of fedcm do not send back what they were broadcast, with its changes; 'fedbuff'"),
         ("fedamp", "fedbuff(buffer=2)", {}, "the uplink of fedamp is neither: its server reads it client by client"),
         ("local", "fedbuff(buffer=2)", {}, "schedule 'fedbuff' needs an uplink; clients of local send nothing"),
-        ("centralized", "fedbuff(buffer=2)", {}, "a pooled method has no clients, so it goes without .* config.schedule"),
+        ("centralized", "fedbuff(buffer=2)", {}, "a pooled method has no clients, so it goes without config.schedule"),
         ("fedavg", "fedbuff(buffer=2)", {"deadline": 9.0}, "the schedule's buffer says for whom the server waits"),
         ("fedavg", "fedbuff(buffer=2)", {"wait_for": 2}, "the schedule's buffer says for whom the server waits"),
         (

@@ -123,7 +123,7 @@ def test_settings_that_a_method_does_not_read():
 def test_policies_without_profiles():
     with pytest.raises(ValueError, match=r"clients.seconds needs devices.profile"):
         simulate(client_devices=ClientDevices(seconds=np.ones(N)))
-    with pytest.raises(ValueError, match=r"a pooled method has no clients, so it goes without .* config.clients"):
+    with pytest.raises(ValueError, match=r"a pooled method has no clients, so it goes without config.clients$"):
         toy.simulate("centralized", client_settings=EXACT)
-    with pytest.raises(ValueError, match=r"a pooled method has no clients, so it goes without .* and config.dropout"):
+    with pytest.raises(ValueError, match=r"a pooled method has no clients, so it goes without config.dropout$"):
         toy.simulate("centralized", dropout=0.5)

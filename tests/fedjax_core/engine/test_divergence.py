@@ -44,7 +44,7 @@ def breaking(task):
 @functools.cache
 def made():
     groups = simulator.one_group(breaking, toy.task(), toy.CLIENTS)
-    settings = {"evaluation": simulator.Evaluation(("own",)), "dispatch": 3, "plan": client_loop.Plan(1, 1)}
+    settings = {"evaluation": simulator.Evaluation(("own",)), "rounds_per_dispatch": 3, "plan": client_loop.Plan(1, 1)}
     return simulator.Simulator(simulator.build_spec(groups, toy.data(), **settings))
 
 

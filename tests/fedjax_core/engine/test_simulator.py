@@ -35,9 +35,9 @@ class RefusalTest(chex.TestCase):
             dict(evaluation=Evaluation(("own", "mine"))),
             "scopes has 'mine', which is not one of global, own, post_local, all",
         ),
-        (dict(evaluation=Evaluation(batch=0)), "must be at least 1"),
-        (dict(evaluation=Evaluation(clients=0)), "must be at least 1"),
-        (dict(dispatch=0), "must be at least 1"),
+        (dict(evaluation=Evaluation(batch=0)), "evaluation.batch=0 must be at least 1"),
+        (dict(evaluation=Evaluation(clients=0)), "evaluation.clients=0 must be at least 1"),
+        (dict(rounds_per_dispatch=0), "rounds_per_dispatch=0 must be at least 1"),
     )
     def test_settings_out_of_range(self, settings, message):
         with self.assertRaisesRegex(ValueError, message):
@@ -80,7 +80,7 @@ class RefusalTest(chex.TestCase):
 
             return inner._replace(client_update=client_update)
 
-        sim = simulate(build, hold=hold, dispatch=10)
+        sim = simulate(build, hold=hold, rounds_per_dispatch=10)
         taken = [r + 1 for r in range(12) if 3 in naive.cohort(0, r, N, 5)]
         with self.assertRaisesRegex(simulator.Diverged, f"^round {taken[2]}: the training loss of client 3 is not finite"):
             sim.run_rounds(sim.init(0), 12)

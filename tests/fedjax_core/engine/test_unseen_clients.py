@@ -65,7 +65,9 @@ def simulate(method, **settings):
     task = dataclasses.replace(toy.task(statistics=False), population=data().clients)
     build = functools.partial(method, optimizer=local_training.sgd(RATE), batch=64)
     return Simulator(
-        build_spec(one_group(build, task, data().clients), data(), cohort=4, plan=client_loop.Plan(1, 1), dispatch=2, **settings)
+        build_spec(
+            one_group(build, task, data().clients), data(), cohort=4, plan=client_loop.Plan(1, 1), rounds_per_dispatch=2, **settings
+        )
     )
 
 

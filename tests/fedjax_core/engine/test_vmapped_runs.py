@@ -50,7 +50,7 @@ def test_seeds_are_their_runs_alone(name, scored):
 
 
 def test_rounds_are_dispatched_as_those_of_a_run_alone(monkeypatch):
-    """At most `dispatch` at once; a scored round has a dispatch of its own."""
+    """At most `rounds_per_dispatch` at once; a scored round has a dispatch of its own."""
     assert module._dispatches(5, False, 2) == [(2, False), (2, False), (1, False)]
     assert module._dispatches(5, True, 2) == [(2, False), (2, False), (1, True)]
     assert module._dispatches(1, True, 10) == [(1, True)]

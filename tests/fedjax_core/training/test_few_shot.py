@@ -217,7 +217,7 @@ class TrainingTest(chex.TestCase):
 
 def simulate(build, *, plan=(1, 1), scopes=("global",), **settings):
     task = make_task(MODEL, classes=toy.CLASSES, population=toy.CLIENTS)
-    settings = {"cohort": None, "episodes": DRAWN, "dispatch": 2} | settings
+    settings = {"cohort": None, "episodes": DRAWN, "rounds_per_dispatch": 2} | settings
     groups = one_group(build, task, toy.CLIENTS)
     return Simulator(build_spec(groups, toy.data(), plan=client_loop.Plan(*plan), evaluation=Evaluation(scopes), **settings))
 

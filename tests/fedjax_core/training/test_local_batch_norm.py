@@ -32,7 +32,7 @@ PARAMS, STATS = (5 * 6 + 6) + (6 * 3 + 3), 5
 
 
 def simulate(build, **settings):
-    settings = {"cohort": 5, "dispatch": 2, "plan": client_loop.Plan(1, 1)} | settings
+    settings = {"cohort": 5, "rounds_per_dispatch": 2, "plan": client_loop.Plan(1, 1)} | settings
     return simulator.Simulator(simulator.build_spec(toy.groups(build), toy.data(), **settings))
 
 

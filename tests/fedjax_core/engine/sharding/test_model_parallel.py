@@ -84,7 +84,7 @@ def simulate(name: str, model: int, **settings) -> simulator.Simulator:
     build, task = CASES[name]()
     plan = Plan(2, 8, model) if model > 1 else Plan(1, 4)
     return simulator.Simulator(
-        simulator.build_spec(simulator.one_group(build, task, CLIENTS), data(), plan=plan, dispatch=1, **settings)
+        simulator.build_spec(simulator.one_group(build, task, CLIENTS), data(), plan=plan, rounds_per_dispatch=1, **settings)
     )
 
 
