@@ -7,9 +7,12 @@ Processes find each other by a given address, or as `jax.distributed` reads it f
 Slurm, Open MPI, Cloud TPU, Kubernetes (with the package `kubernetes`).
 """
 
+import contextlib
 import errno
 import json
+import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -47,6 +50,7 @@ def join_processes(coordinator: str | None, processes: int | None, process: int 
       ValueError: no cluster that tells, or one that jax cannot read; one line.
       OSError: the others cannot be reached; one line.
     """
+    jax.config.update("jax_enable_preemption_service", False)  # its handler of SIGTERM ends nothing; a run has its own
     try:
         jax.distributed.initialize(coordinator, processes, process, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT)
     except RuntimeError as error:
@@ -60,6 +64,15 @@ def join_processes(coordinator: str | None, processes: int | None, process: int 
         else:
             what = f"cannot read what the cluster says of this process: {type(error).__name__}: {_one_line(error)}"
         raise ValueError(f"--distributed {what}; {ADVICE}") from error
+
+
+def exit_if_joined(status: int) -> None:
+    """Ends one of several joined processes at once: jax's own end waits for the others, which may wait for this one."""
+    if jax.distributed.is_initialized():
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(status)
 
 
 def _one_line(error: BaseException) -> str:

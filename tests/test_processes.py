@@ -147,6 +147,35 @@ def test_an_error_of_one_process_ends_both(launcher, place):
     assert file.read_text() == "mine"
 
 
+def test_an_error_of_one_process_in_one_seed_ends_both(launcher, place):
+    """The first process must not begin the next seed while the second waits for it in this one."""
+    directory = place / "seeds"
+    directory.mkdir()
+    (directory / "seed0").write_text("mine")
+    first, second = together(launcher, f"--config={place / 'fedavg'}.py", f"--workdir={directory}", "--seeds=0,1")
+    assert first.status == 1
+    assert f"cannot make the run directory {directory / 'seed0'}: it is a file" in first.err
+    assert second.status != 0
+    assert not (directory / "seed1").exists()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])
+def test_a_signal_before_the_run_ends_a_process(launcher, place, number, status):
+    """A process that reads data has joined the others, and must not wait for them."""
+    (place / "slow.py").write_text(
+        "import sys, time\n\ndef load():\n    print('reads', file=sys.stderr, flush=True)\n    time.sleep(100)\n"
+    )
+    flags = f"--config={place / 'fedavg'}.py", f"--workdir={place / 'early'}", f"--config.data.source={place / 'slow.py'}:load"
+    other, stopped = begin(launcher, *flags, largest=None)
+    assert stopped.until(lambda: "reads" in stopped.err, "the reading of data"), stopped.err
+    stopped.send(number)
+    sent = time.monotonic()
+    assert stopped.wait().status == status
+    assert time.monotonic() - sent < 10
+    other.send(signal.SIGKILL)
+    other.wait()
+
+
 @pytest.mark.parametrize("dies", [0, 1])
 def test_a_process_that_dies_ends_the_other_and_the_run_goes_on(launcher, place, dies):
     """Either process is killed between two checkpoints, which are written every second round.

@@ -74,9 +74,8 @@ def run_and_exit(module: str, arguments: Sequence[str]) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    jax = sys.modules.get("jax")
-    if status == 1 and jax is not None and jax.distributed.is_initialized():
-        os._exit(status)  # does not wait for the other processes, which may wait for this one
+    if status == 1 and (distributed := sys.modules.get("fedjax_core.distributed")) is not None:
+        distributed.exit_if_joined(status)
     sys.exit(status)
 
 

@@ -31,6 +31,7 @@ from fedjax_core.commands.config_flags import HELP, MORE
 from fedjax_core.commands.main import run_and_exit
 from fedjax_core.reporting import console, reporter
 from fedjax_core.reporting.terminal import write_text
+from fedjax_core.run import Interrupted
 
 KNOWN = (ValueError, TypeError, OSError, FloatingPointError)  # errors that say what is wrong in one line
 
@@ -71,7 +72,7 @@ def _run_seeds(config: Any, workdir: str, seeds: Sequence[int], fresh: bool) -> 
 
     Raises:
       Exception: an unexpected one (not of `KNOWN`), of the first run that had one.
-      KeyboardInterrupt: some runs were interrupted; the message says after which rounds.
+      Interrupted: some runs were interrupted; the message says after which rounds.
     """
     runs, has_labels = [], experiment.seeds_at_once(config) > 1
     for seed in seeds:
@@ -88,7 +89,7 @@ def _run_seeds(config: Any, workdir: str, seeds: Sequence[int], fresh: bool) -> 
             raise error
     stopped = [f"seed {seed} {outcome}" for seed, outcome in outcomes.items() if isinstance(outcome, KeyboardInterrupt)]
     if stopped:
-        raise KeyboardInterrupt("; ".join(stopped))
+        raise Interrupted("; ".join(stopped))
     return 1 if failed else 0
 
 
@@ -130,7 +131,10 @@ def main(arguments: Sequence[str]) -> int:
             reporter.say(f"plan.lanes={at_once} is for several seeds, such as --seeds=0,1,2; this is one run")
         experiment.execute(given.config, given.workdir, fresh=given.fresh)
     except KeyboardInterrupt as error:
-        return reporter.fail(error if str(error) else "interrupted before a checkpoint was due", 130)
+        status = reporter.fail(error if str(error) else "interrupted before a checkpoint was due", 130)
+        if not isinstance(error, Interrupted):  # which all processes raise together
+            distributed.exit_if_joined(status)
+        return status
     except KNOWN as error:
         return reporter.fail(error, 1)
     except RuntimeError as error:

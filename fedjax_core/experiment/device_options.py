@@ -122,7 +122,10 @@ def make_client_devices(
 
 
 def describe_devices(spec: SimulationSpec) -> dict[str, Any]:
-    """Returns digests of clients' devices and settings for run.json, which a resumed run must have."""
+    """Returns digests of clients' devices and settings for run.json, which a resumed run must have.
+
+    Those of an asynchronous run include the time that each client takes, from which its order of arrivals is drawn again.
+    """
     devices, facts = spec.client_devices, {}
     if devices is not None and devices.profiles is not None:
         facts["profiles"] = _digest(devices.profiles)
@@ -130,7 +133,10 @@ def describe_devices(spec: SimulationSpec) -> dict[str, Any]:
         facts["availability"] = _digest(devices.availability.arrays)
     if spec.host_arrays.settings is not None:
         facts["settings"] = _digest(spec.host_arrays.settings)
-    return {"devices": facts} if facts else {}
+    described: dict[str, Any] = {"devices": facts} if facts else {}
+    if spec.asynchrony is not None and spec.client_seconds is not None:
+        described["arrivals"] = {"client_seconds": _digest(np.char.mod("%.6e", spec.client_seconds))}
+    return described
 
 
 def _digest(tree: Any) -> str:

@@ -6,8 +6,11 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
+
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine.client_loop import Plan
+from fedjax_core.engine.divergence import Diverged
 from fedjax_core.engine.vmapped_runs import VmappedSeeds, find_vmap_obstacle
 from fedjax_core.experiment.build_model import has_random_frozen_arrays
 from fedjax_core.experiment.build_simulator import build
@@ -97,6 +100,7 @@ def _run_in_turn(runs: Sequence[Run], progress: bool | None, data: FederatedData
             group_data = dataset(runs[group[0]].config) if data is None and group else data
             batches = _split_by_record(runs, group, say)
         except Exception as error:
+            _raise_if_others_wait(error)
             yield dict.fromkeys(group, error)
             continue
         for batch in batches:
@@ -108,6 +112,7 @@ def _find_error(config: Config) -> Exception | None:
     try:
         check_config(config)
     except Exception as error:
+        _raise_if_others_wait(error)
         return error
     return None
 
@@ -149,6 +154,7 @@ def _run_batch(
                 if batch.plan is not None and batch.plan != simulator.spec.plan:
                     simulator.use_plan(batch.plan)
             except Exception as error:
+                _raise_if_others_wait(error)
                 yield dict.fromkeys(indices, error)
                 continue
             why = find_vmap_obstacle(simulator) or ("profile=True traces one" if configs[0].profile else "")
@@ -167,8 +173,17 @@ def _run_batch(
 def _execute(run: Run, progress: bool | None, data: FederatedData | None) -> Outcome:
     try:
         return execute(run.config, run.workdir, progress, data=data, console=run.console, fresh=run.fresh, draws=run.draws)
-    except (Exception, Interrupted) as error:
+    except (Diverged, Interrupted) as error:  # all processes raise these together
         return error
+    except Exception as error:
+        _raise_if_others_wait(error)
+        return error
+
+
+def _raise_if_others_wait(error: Exception) -> None:
+    """Raises an error of one of several processes: the others may wait for this one, which must not begin the next run."""
+    if jax.process_count() > 1:
+        raise error
 
 
 def _run_together(

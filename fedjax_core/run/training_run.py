@@ -108,7 +108,7 @@ class TrainingRun:
     def train_to(self, stop_round: int) -> list[dict[str, Any]]:
         """Trains to a round. Returns a record of each round."""
         n, scored = stop_round - self.done, self.scores_clients_in(stop_round)
-        trace = self.workdir.path / PROFILE if self.done == self._profiled_round else None
+        trace = self.workdir.path / PROFILE if self.workdir.writer and self.done == self._profiled_round else None
         return self.accept_rounds(*measure_time(lambda: self.simulator.run_rounds(self.state, n, scored), trace))
 
     def accept_rounds(

@@ -6,6 +6,8 @@ import pytest
 
 from configs import base
 from fedjax_core import experiment
+from fedjax_core.devices.durations import client_seconds
+from fedjax_core.engine import participation
 from fedjax_core.storage.json_files import read_json, read_jsonl
 from tests import toy
 
@@ -128,4 +130,14 @@ def test_a_run_is_resumed_on_its_own_devices(tmp_path):
     file.write_text("examples_per_second\n" + "30\n" * toy.CLIENTS)
     settings.rounds = 2
     with pytest.raises(ValueError, match=r"holds a run with other devices \(devices.profiles: "):
+        run(settings, tmp_path / "run")
+
+
+def test_an_asynchronous_run_resumes_with_its_order_of_arrivals(tmp_path, monkeypatch):
+    settings = config(profile=PROFILE)
+    settings.schedule, settings.rounds = "fedbuff(buffer=2)", 1
+    run(settings, tmp_path / "run")
+    monkeypatch.setattr(participation, "client_seconds", lambda *args, **options: 2 * client_seconds(*args, **options))
+    settings.rounds = 2
+    with pytest.raises(ValueError, match=r"holds a run with other arrivals \(arrivals.client_seconds: "):
         run(settings, tmp_path / "run")

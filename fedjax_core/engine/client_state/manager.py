@@ -102,8 +102,7 @@ class OffloadedStates:
         """Yields this process's states of each part as named arrays, for `load_part`."""
         for g, slots in parts:
             slots = slots if self.shards is None else slots[self.shards[g].is_written_here(slots)]
-            leaves = jax.tree.leaves(self.stores[g].read(slots)[0])
-            yield {f"{g}/places": slots} | {f"{g}/{index:05d}": leaf for index, leaf in enumerate(leaves)}
+            yield {f"{g}/places": slots} | _name_leaves(g, self.stores[g].read(slots)[0])
 
     def wanted_arrays(self, part: Mapping[str, np.ndarray]) -> list[str]:
         """Returns the names that `load_part` reads of a part: only the slots if none of its states is kept here."""
@@ -117,14 +116,15 @@ class OffloadedStates:
           ValueError: it has states of another method or model.
         """
         name, store = self._find_store(part)
-        count = len(part[name])
-        leaves, structure = jax.tree.flatten(store.read(part[name][:0])[0])
-        saved = [part.get(f"{name.partition('/')[0]}/{index:05d}") for index in range(len(leaves))]
-        for leaf, array in zip(leaves, saved, strict=True):
-            expected = (count, *leaf.shape[1:]), leaf.dtype
-            if array is None or expected != (array.shape, array.dtype) or len(part) != len(leaves) + 1:
-                raise ValueError("a checkpoint's client states are of another method or model than this run's")
-        store.write(np.asarray(part[name]), structure.unflatten(saved), np.ones(count, bool))
+        count, g = len(part[name]), name.partition("/")[0]
+        like = store.read(part[name][:0])[0]
+        named = _name_leaves(g, like)
+        if f"{g}/00000" in part:  # written before arrays were named by their paths
+            named = {f"{g}/{index:05d}": leaf for index, leaf in enumerate(named.values())}
+        expected = {path: ((count, *leaf.shape[1:]), leaf.dtype) for path, leaf in named.items()}
+        if {path: (array.shape, array.dtype) for path, array in part.items() if path != name} != expected:
+            raise ValueError("a checkpoint's client states are of another method or model than this run's")
+        store.write(np.asarray(part[name]), jax.tree.structure(like).unflatten(part[path] for path in named), np.ones(count, bool))
         store.part_number[part[name]] = number
 
     def _find_store(self, part: Mapping[str, np.ndarray]) -> tuple[str, HostStore]:
@@ -138,6 +138,11 @@ class OffloadedStates:
             self.stores[g].part_number[slots] = number
         for store in self.stores:
             store.changed[:] = False
+
+
+def _name_leaves(group: int | str, states: PyTree) -> dict[str, np.ndarray]:
+    """Returns the leaves of a group's states by the group's number and their paths."""
+    return {f"{group}{jax.tree_util.keystr(path)}": leaf for path, leaf in jax.tree.leaves_with_path(states)}
 
 
 def abstract_packed(server: PyTree, clients: Sequence[PyTree], touched: Sequence[int]) -> PyTree:

@@ -191,6 +191,22 @@ def test_a_part_that_cannot_be_written_leaves_what_there_was(tmp_path):
     assert len(list(store.read_parts(1))) == 1
 
 
+def test_states_are_restored_by_name():
+    """Not by their order; in parts of earlier versions they have no names."""
+    like = jax.ShapeDtypeStruct((2,), np.float32)
+    old = OffloadedStates((), [HostStore(3, {"anchor": like, "own": like})])
+    old.stores[0].write(np.arange(3), {"anchor": np.ones((3, 2)), "own": np.full((3, 2), 2.0)}, np.ones(3, bool))
+    (part,) = old.read_parts(old.plan_parts(None))
+    new = OffloadedStates((), [HostStore(3, {"anchor": like, "mine": like})])
+    with pytest.raises(ValueError, match="client states are of another method or model"):
+        new.load_part(0, part)
+    unnamed = {"0/places": part["0/places"], "0/00000": part["0['anchor']"], "0/00001": part["0['own']"]}
+    for again in (part, unnamed):
+        restored = OffloadedStates((), [HostStore(3, {"anchor": like, "own": like})])
+        restored.load_part(0, again)
+        assert restored.stores[0].states["own"].tolist() == [[2.0, 2.0]] * 3
+
+
 def test_a_process_reads_the_rows_that_it_keeps_and_whose_the_others_are(tmp_path):
     store = HostStore(8, {"w": jax.ShapeDtypeStruct((2,), np.float32)}, is_local=lambda slots: slots % 2 == 0)
     checkpoints, kept = saved(tmp_path), OffloadedStates((), [store])
@@ -288,5 +304,5 @@ def test_checkpoints_of_many_touched_states(tmp_path, monkeypatch):
     assert sum(files.values()) == len(list(tmp_path.glob("*/parts/*")))
     found = {}
     for part in store.read_parts(40):
-        found |= dict(zip(part["0/places"].tolist(), part["0/00000"].tolist(), strict=True))
+        found |= dict(zip(part["0/places"].tolist(), part["0['w']"].tolist(), strict=True))
     assert [found[place] for place in range(n)] == kept.stores[0].states["w"].tolist()
