@@ -276,16 +276,9 @@ def compute_status(study: Study, scores: Scores) -> StudyStatus:
             cut = [trial for trial in ranked if trial not in alive]
         new = alive
         while True:
-            waiting = []
-            for trial in new:
-                run_scores = [scores[run.name, rung.rounds] for run in trial.cells if (run.name, rung.rounds) in scores]
-                finished_runs += len(run_scores)
-                if any(map(math.isnan, run_scores)):
-                    scores_at_rung[trial.number] = rung.rounds, math.nan
-                elif len(run_scores) == len(trial.cells):
-                    scores_at_rung[trial.number] = rung.rounds, statistics.fmean(run_scores)
-                else:
-                    waiting += [run for run in trial.cells_at(rung.rounds) if (run.name, rung.rounds) not in scores]
+            scores_of_new, waiting, count = _score_trials(new, rung.rounds, scores)
+            scores_at_rung |= scores_of_new
+            finished_runs += count
             if waiting:
                 before = study.rungs[level - 1].rounds if level else 0
                 later = [rung.rounds] * ((study.number - len(study.trials)) * len(study.trials[0].cells))
@@ -300,6 +293,24 @@ def compute_status(study: Study, scores: Scores) -> StudyStatus:
             new = [cut.pop(0)]  # all that went on have diverged
             alive = alive + new
     return StudyStatus(finished_runs, [], 0, [], ranked[0] if ranked else None, scores_at_rung)
+
+
+def _score_trials(trials: Sequence[Trial], rounds: int, scores: Scores) -> tuple[dict[int, tuple[int, float]], list[Cell], int]:
+    """Returns (rounds and mean score of each finished trial, by its number; runs without a score; how many have one).
+
+    A trial with a diverged run is finished, and its score is nan.
+    """
+    finished, waiting, count = {}, [], 0
+    for trial in trials:
+        run_scores = [scores[run.name, rounds] for run in trial.cells if (run.name, rounds) in scores]
+        count += len(run_scores)
+        if any(map(math.isnan, run_scores)):
+            finished[trial.number] = rounds, math.nan
+        elif len(run_scores) == len(trial.cells):
+            finished[trial.number] = rounds, statistics.fmean(run_scores)
+        else:
+            waiting += [run for run in trial.cells_at(rounds) if (run.name, rounds) not in scores]
+    return finished, waiting, count
 
 
 def add_proposed_trial(study: Study, status: StudyStatus) -> Study:
