@@ -163,7 +163,7 @@ def machine_cores() -> int:
 
 def format_bytes(number: float) -> str:
     """Returns a number of bytes as a string with a unit."""
-    for unit, size in (("TB", 2**40), ("GB", 2**30)):
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30)):
         if number >= size:
             return f"{number / size:,.1f} {unit}"
-    return f"{number / 2**20:,.1f} MB" if number >= 2**20 else f"{number:,} bytes"
+    return f"{number / 2**20:,.1f} MiB" if number >= 2**20 else f"{number:,} bytes"

@@ -407,7 +407,7 @@ def write(path, kind):
         ("cut.npz", "cannot be used"),
         (
             "huge.npy",
-            "huge.npy cannot be used: it has shape [70368744177664] of uint8 in its header, which takes 64.0 TB; must be at",
+            "huge.npy cannot be used: it has shape [70368744177664] of uint8 in its header, which takes 64.0 TiB; must be at",
         ),
         ("vast.npy", "it has shape [1%s] of uint8 in its header" % ("0" * 30)),
         ("open.npy", "it is no .npy array, or is damaged (it is too short, or its header cannot be read)"),

@@ -115,7 +115,7 @@ def test_a_pipe_does_not_hang(pets):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"size": 10_000_000}, r"size=10000000 for 4 images: an array .* takes 1,091.4 TB, this machine has"),
+        ({"size": 10_000_000}, r"size=10000000 for 4 images: an array .* takes 1,091.4 TiB, this machine has"),
         ({"size": 0}, "size=0 must be at least 1"),
         ({"channels": 4}, "channels=4 must be one of 1, 3"),
         ({"test_fraction": 0.01}, "test_fraction=0.01 of 8 examples leaves 8 to train and 0 to test on"),

@@ -141,7 +141,7 @@ def member(shape, dtype="<f4", body=b"", magic=b"\x93NUMPY\x01\x00"):
     [
         (b"no array at all", r"is no .npy array, or is damaged \(it is too short, or its header cannot be read\)"),
         (b"", "is no .npy array, or is damaged"),
-        (member((2**44,)), r"has shape \[17592186044416\] of float32 in its header, which takes 64.0 TB; must be at most the 0 "),
+        (member((2**44,)), r"has shape \[17592186044416\] of float32 in its header, which takes 64.0 TiB; must be at most the 0 "),
         (member((-1,), body=b"1234"), r"has shape \[-1\] of float32 in its header"),
         (member((4,), body=b"123"), r"has shape \[4\] .* takes 16 bytes; must be at most the 3 bytes that follow: truncated"),
         (member((1,), body=b"12345"), r"has bytes behind its array: damaged"),
@@ -188,7 +188,7 @@ def test_a_shape_that_the_file_does_not_hold(tmp_path, part):
         np.save(tmp_path / f"{name}.npy", array)
         np.save(tmp_path / f"{name.replace('train', 'test')}.npy", array)
     (tmp_path / f"{part}.npy").write_bytes(member((2**40, 2), body=bytes(64)))
-    said = rf"{part}\.npy has shape \[1099511627776, 2\] of float32 in its header, which takes 8.0 TB; must be at most the 64 bytes"
+    said = rf"{part}\.npy has shape \[1099511627776, 2\] of float32 in its header, which takes 8.0 TiB; must be at most the 64 bytes"
     with pytest.raises(ValueError, match=said):
         sources.load(f"npy:{tmp_path}")
 

@@ -50,7 +50,7 @@ def test_blank_images_have_the_shape_and_the_classes_asked_for():
 
 def test_blank_images_fit_into_memory():
     with pytest.raises(
-        ValueError, match=r"blank: shape=\(1000000, 1000000, 3\), rows=100: an array .* takes 272.8 TB, this machine"
+        ValueError, match=r"blank: shape=\(1000000, 1000000, 3\), rows=100: an array .* takes 272.8 TiB, this machine"
     ):
         sources.load("blank", shape=(1_000_000, 1_000_000, 3))
 

@@ -207,7 +207,7 @@ def test_arrays_that_cannot_be_divided_are_named(caplog):
         model_parallel._warn_of_replicated("net", (tree["params"]["even"],), (("kernel", -1),), 4)
     uneven, none = [record.getMessage() for record in caplog.records]
     assert uneven.startswith("plan.model=4 does not divide evenly params/head/kernel [262144, 5], params/odd/kernel [2, 3]: ")
-    assert uneven.endswith("each device holds their 5.0 MB whole")
+    assert uneven.endswith("each device holds their 5.0 MiB whole")
     assert none == "plan.model=4: no array's path ends as model_axes of the network 'net' say, so each device holds all of it"
 
 
