@@ -115,6 +115,9 @@ def parse_flags(arguments: Sequence[str], command: str, flags_of: Callable[[Sequ
             method_of = _nest_fields(more)
     schema.check_complete(flags.config, split_config(arguments)[0])
     for field in nones:
+        if field not in schema.FIELDS and not schema.has_field(flags.config, field):
+            hint = option_types.did_you_mean(field, [f"optimizer.{name}" for name in flags.config.optimizer])
+            raise ValueError(f"the config has no field --config.{field}.{hint}")
         *above, last = field.split(".")
         with flags.config.unlocked(), flags.config.ignore_type():
             functools.reduce(lambda group, name: group[name], above, flags.config)[last] = None
@@ -179,9 +182,11 @@ def split_config(arguments: Sequence[str]) -> tuple[str, list[str]]:
         elif not word.startswith("-"):
             configs.append(word)
         else:
-            rest.append(word)
-            if not equals and name.lstrip("-") not in SWITCHES and words and not words[0].startswith("-"):
-                rest.append(words.pop(0))
+            takes_next = not equals and name.lstrip("-") not in SWITCHES and words and not words[0].startswith("-")
+            if takes_next and _FIELD.fullmatch(name):
+                rest.append(f"{name}={words.pop(0)}")  # absl takes no word after a field that may be True
+            else:
+                rest += [word, words.pop(0)] if takes_next else [word]
     if len(configs) != 1 or not configs[0]:
         given = f"found {', '.join(map(repr, configs))}" if configs else "found no config"
         raise ValueError(f"give --config=configs/X.py, or a bare name such as fedavg, once, and --workdir=DIR; {given}; {MORE}")
@@ -206,7 +211,8 @@ def parse_seeds(text: str) -> list[int]:
 
 def _parse(flags_of: Callable[[Sequence[str]], Any], line: Sequence[str]) -> Any:
     flags = flags_of(line)
-    flags(line)
+    if more := flags(line)[1:]:
+        raise ValueError(f"unexpected {' '.join(map(repr, more))}; a field is --config.FIELD=VALUE; {MORE}")
     return flags
 
 

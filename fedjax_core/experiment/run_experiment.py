@@ -5,6 +5,8 @@ A directory of somebody else imports nothing that its config names: it must not 
 
 import contextlib
 import functools
+import logging
+import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +25,7 @@ from fedjax_core.experiment.example_privacy import account_examples
 from fedjax_core.experiment.input_files import existing_method_files, existing_model_files, existing_weight_files
 from fedjax_core.experiment.resolve_config import Config, ResolvedConfig, complete_config, resolve
 from fedjax_core.experiment.run_header import opening_lines
-from fedjax_core.experiment.schema import IncompleteConfig
+from fedjax_core.experiment.schema import IncompleteConfig, list_unknown_fields
 from fedjax_core.experiment.uplink_options import account_privacy
 from fedjax_core.privacy import INTEGER_SUMS, ExampleLedger, PrivacyLedger
 from fedjax_core.run import Finished, RunSettings, check_inputs, digest_inputs, restore_state, run, starts_afresh
@@ -35,6 +37,7 @@ from fedjax_core.storage.workdir import BEGUN_HERE, CHECKPOINTS, CONFIG, DATA, R
 
 _NEEDED = {"method": dict, "models": list, "data": dict, "evaluation": dict, "plan": dict}  # of config.json, to build it again
 _CHOSEN = RECORDED | {"partition": {"hash": str}, "privacy?": {"noise_multiplier?": float}}
+log = logging.getLogger("fedjax_core")
 PROGRAMS = os.path.join("~", ".cache", "fedjax_core", "jax")  # where commands keep compiled programs
 
 
@@ -201,7 +204,9 @@ def _load(
     replaced: Mapping[str, Any],
 ) -> tuple[Config, Simulator, State]:
     """Does `load`, after config.json and run.json have been read."""
-    config: Config = python_overrides.apply_overrides(ConfigDict(lists_to_tuples(saved_config)), **replaced)
+    config: Config = ConfigDict(lists_to_tuples(saved_config))
+    _drop_unknown_fields(config, folder / CONFIG)
+    config = python_overrides.apply_overrides(config, **replaced)
     checkpoints = Checkpoints(folder / CHECKPOINTS, beside=folder / SELECTED)
     selected = Checkpoints(folder / SELECTED, beside=folder / CHECKPOINTS)
     chosen = selected.latest() if config.evaluation.get("select") else None
@@ -225,6 +230,14 @@ def _load(
         raise ValueError(f"{folder} was run on other data: its partition hash is {before[:12]}, now it is {now[:12]}")
     check_inputs(folder, recorded.get(DATA, {}), digest_inputs(simulation) if DATA in recorded else {})
     return config, simulation, restore_state(simulation, checkpoints, done)
+
+
+def _drop_unknown_fields(config: Config, file: Path) -> None:
+    """Deletes fields that this version does not have, and warns of each."""
+    for field in list_unknown_fields(config):
+        *above, last = field.split(".")
+        del functools.reduce(operator.getitem, above, config)[last]
+        log.warning("%s has a field %s, which another version of the code wrote; it is left out", file, field)
 
 
 def _files(resolved: ResolvedConfig) -> dict[str, Any]:

@@ -139,6 +139,7 @@ OPTIONAL_GROUPS = {field.partition(".")[0] for field in DEFAULTS if "." in field
     field.partition(".")[0] for field in FIELDS if field not in DEFAULTS
 }  # groups that an older config may lack as a whole
 WITH_OPTIONS = ("method", "optimizer")  # groups that hold options beside their fields
+_GROUPS = {field.partition(".")[0] for field in FIELDS if "." in field}
 
 
 class IncompleteConfig(ValueError):
@@ -146,16 +147,30 @@ class IncompleteConfig(ValueError):
 
 
 def check_complete(config: Any, name: str = "the config") -> None:
-    """Checks that a config has all fields but those of `DEFAULTS`."""
+    """Checks that a config has all fields but those of `DEFAULTS`, and no unknown one."""
     advice = "begin with one that has all, such as configs.fedavg.get_config(), and change that"
     if config is None:
         raise IncompleteConfig(f"{name} is None; get_config() must return a config")
     if not isinstance(config, ConfigDict):
         raise IncompleteConfig(f"{name} is a {type(config).__name__}, it must be an ml_collections.ConfigDict; {advice}")
+    if unknown := list_unknown_fields(config):
+        hint = option_types.did_you_mean(unknown[0], [*FIELDS, *_GROUPS])
+        raise ValueError(f"{name} sets {unknown[0]!r}, and there is no such field; fedjax-core list fields shows all.{hint}")
     missing = [field for field in FIELDS if field not in DEFAULTS and not has_field(config, field)]
     if missing:
         more = f", nor {len(missing) - 1} others" if len(missing) > 1 else ""
         raise IncompleteConfig(f"{name} has no field {missing[0]!r}{more}; {advice}")
+
+
+def list_unknown_fields(config: Mapping[str, Any] | ConfigDict, above: str = "") -> list[str]:
+    """Returns the dotted names of a config's fields that `FIELDS` does not have, outside of `WITH_OPTIONS`."""
+    unknown = []
+    for field, value in ((f"{above}{name}", config[name]) for name in config):
+        if field in _GROUPS and isinstance(value, Mapping | ConfigDict):
+            unknown += [] if field in WITH_OPTIONS else list_unknown_fields(value, f"{field}.")
+        elif field not in FIELDS and field not in _GROUPS:
+            unknown.append(field)
+    return unknown
 
 
 def has_field(config: Any, field: str) -> bool:
@@ -175,7 +190,7 @@ def read_fields(config: Config) -> dict[str, Any]:
 
     Raises:
       ValueError: a field is not allowed; the message has its name, its value and what is allowed.
-        Or the config lacks a field (`IncompleteConfig`).
+        Or there is no such field, or the config lacks one (`IncompleteConfig`).
     """
     check_complete(config)
     fields = {}

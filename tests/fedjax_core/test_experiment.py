@@ -130,6 +130,17 @@ class ErrorsTest(chex.TestCase):
         self.assertNotIn("\n", str(caught.exception))
 
     @parameterized.parameters(
+        ("round", 3, r"the config sets 'round', .* Did you mean 'rounds'\?"),
+        ("optimiser", dict(lr=1.0), r"the config sets 'optimiser', .* Did you mean 'optimizer'\?"),
+        ("cohort", dict(fracton=0.1), r"the config sets 'cohort.fracton', .* Did you mean 'cohort.fraction'\?"),
+    )
+    def test_of_a_field_that_is_not_one(self, field, value, message):
+        settings = config()
+        settings.update({field: value})
+        with self.assertRaisesRegex(ValueError, message):
+            experiment.resolve(settings)
+
+    @parameterized.parameters(
         ("dirichlt(alpha=0.5)", r"dirichlt.*[Dd]id you mean 'dirichlet'\?"),
         ("dirichlet(alfa=0.5)", r"'alfa'.*[Dd]id you mean 'alpha'\?"),
         ("dirichlet", "'dirichlet' needs the option 'alpha'"),

@@ -15,7 +15,8 @@ from fedjax_core.commands import config_flags, main, run
         (["--workdir", "x", "fedavg"], ["--workdir", "x"]),
         (["--distributed", "fedavg", "--workdir=x"], ["--distributed", "--workdir=x"]),  # a flag that takes no value
         (["--fresh", "fedavg"], ["--fresh"]),
-        (["--config", "fedavg", "--config.rounds", "3"], ["--config.rounds", "3"]),
+        (["--config", "fedavg", "--config.rounds", "3"], ["--config.rounds=3"]),
+        (["--config.drop_last", "False", "fedavg"], ["--config.drop_last=False"]),
     ],
 )
 def test_the_config_is_named_anywhere_in_the_line(words, rest):
@@ -62,6 +63,20 @@ def test_a_listed_option_below_another_stays_with_the_config():
     assert (given.config.method.lcl.tau, found) == (0.5, {"lcl": {"more": 1}})
 
 
+def test_a_value_after_a_space_is_that_of_a_field_that_may_be_true():
+    words = ["--config.drop_last", "False", "--config.optimizer.nesterov", "False", "--config.data.validation", "0.1"]
+    given, found = reading(["fedavg:smoke", *words, "--config.method.gda.on", "False"])
+    config = given.config
+    assert (config.drop_last, config.optimizer.nesterov, config.data.validation) == (False, False, 0.1)
+    assert found == {"gda": {"on": False}}
+
+
+@pytest.mark.parametrize("words", [["--", "--config.rounds=7"], ["-"]])
+def test_words_that_absl_leaves_are_refused(words):
+    with pytest.raises(ValueError, match=f"unexpected '{words[-1]}'"):
+        reading(["fedavg:smoke", *words])
+
+
 @pytest.mark.parametrize("words", [["--config.roundz=7"], ["--config.roundz=7", "--config.method.mu=1"]])
 def test_other_fields_must_be_there(words):
     with pytest.raises(AttributeError, match="roundz"):
@@ -86,6 +101,12 @@ BROKEN = [  # what a config of one's own does, the status, and the line that say
         f"{OURS}del made.method\ndef get_config(variant=None): return made",
         2,
         "mine.py has no field 'method.name'; begin with one that has",
+    ),
+    (
+        f"{OURS}made.privacy.mechansim = 'gaussian'\ndef get_config(variant=None): return made",
+        2,
+        "mine.py sets 'privacy.mechansim', and there is no such field; fedjax-core list fields shows all. Did you mean "
+        "'privacy.mechanism'?\n",
     ),
     ("rounds = 3", 2, "mine.py has no function get_config(variant) that returns a config"),
     (
@@ -170,3 +191,5 @@ def test_none_is_given_where_a_field_may_be_that():
     assert reading(["fedavg:smoke", "--config.data.examples=None", "--config.data.examples=5"])[0].config.data.examples == 5
     with pytest.raises(Exception, match=r"rounds='None'|invalid literal"):
         reading(["fedavg:smoke", "--config.rounds=None"])
+    with pytest.raises(ValueError, match=r"no field --config.optimizer.momntum. Did you mean 'optimizer.momentum'\?"):
+        reading(["fedavg:smoke", "--config.optimizer.momntum=None"])

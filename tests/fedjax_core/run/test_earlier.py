@@ -13,7 +13,7 @@ import pytest
 
 from fedjax_core import experiment
 from fedjax_core.storage.checkpoints import Checkpoints
-from fedjax_core.storage.json_files import read_jsonl
+from fedjax_core.storage.json_files import read_json, read_jsonl, write_json
 
 EARLIER = Path(__file__).parents[2] / "fixtures" / "earlier_run"
 TIMES = {"seconds", "compile_seconds"}
@@ -37,6 +37,16 @@ def test_a_run_of_an_earlier_commit_goes_on_as_if_it_were_of_this_one(tmp_path):
     assert kept[0].keys() == kept[1].keys()
     for name, rows in kept[0].items():
         np.testing.assert_allclose(rows, kept[1][name], atol=1e-5, err_msg=name)
+
+
+def test_a_field_that_this_version_does_not_have_is_left_out(tmp_path, caplog):
+    directory = Path(shutil.copytree(EARLIER, tmp_path / "run"))
+    config = read_json(directory / "config.json", dict)
+    config["data"]["dropped"] = 3
+    write_json(directory / "config.json", config)
+    with caplog.at_level("WARNING", "fedjax_core"):
+        assert "dropped" not in experiment.load(directory)[0].data
+    assert "has a field data.dropped, which another version of the code wrote; it is left out" in caplog.text
 
 
 def states(checkpoints: Checkpoints) -> dict[tuple[str, int], np.ndarray]:
