@@ -29,6 +29,7 @@ SWITCHES = {"distributed", "nodistributed", "fresh", "nofresh"}  # flags of the 
 log = logging.getLogger(__name__)
 _METHOD = re.compile(r"--?config\.method\.(.+)")
 _FIELD = re.compile(r"--?config\.([\w.]+)")
+_NAMES = re.compile(r"[^\W\d]\w*(,\s*[^\W\d]\w*)+")
 _FLAG = re.compile(r"--?[^\W\d]")  # not a number below 0
 
 
@@ -102,6 +103,7 @@ def parse_flags(arguments: Sequence[str], command: str, flags_of: Callable[[Sequ
     with _without_absl_warnings():
         line, method_of = _make_line(arguments, command)
         line, nones = _take_nones(line)
+        _check_several(line)
         try:
             flags = _parse(flags_of, line)
         except (AttributeError, KeyError):  # a field that the config does not have
@@ -121,7 +123,18 @@ def parse_flags(arguments: Sequence[str], command: str, flags_of: Callable[[Sequ
         *above, last = field.split(".")
         with flags.config.unlocked(), flags.config.ignore_type():
             functools.reduce(lambda group, name: group[name], above, flags.config)[last] = None
+    if any(re.fullmatch(r"--?config\.cohort\.fraction(=.*)?", word) for word in line):
+        schema.check_fraction_counts(flags.config, flags.config.cohort.fraction)
     return flags, method_of
+
+
+def _check_several(line: Iterable[str]) -> None:
+    """Raises ValueError for names with commas between, where a field takes a tuple."""
+    for name, _, value in (word.partition("=") for word in line):
+        match = _FIELD.fullmatch(name)
+        if match and match[1] in schema.TUPLES and _NAMES.fullmatch(value):
+            several = ", ".join(repr(each.strip()) for each in value.split(","))
+            raise ValueError(f'{name}={value}: several are given as {name}="({several})"')
 
 
 def _take_nones(line: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -260,6 +273,8 @@ def describe_flag_error(error: Exception, arguments: Sequence[str]) -> Exception
         return f"{split_config(arguments)[0]} has no function get_config(variant) that returns a config"
     if isinstance(error, IndexError) and (index := re.search(r"\(in: ([\w.]+)\[\d+\]\)", text)):
         return f"{index[1]} is given as a whole, such as --config.{index[1]}=\"('one', 'another')\", not by index"
+    if broken := re.match(r"flag (--config\.[\w.]+)=.*: Error while parsing string: (.*) as tuple\. ", text, re.S):
+        return f"{broken[1]}={broken[2]} must be a tuple, such as {broken[1]}=\"('one', 'another')\""
     if isinstance(error, (AttributeError, KeyError)):
         field = next(iter(re.findall(r"\w+", text)), "")
         given = next((flag for flag in (a.partition("=")[0] for a in arguments) if field in flag.split(".")[1:]), None)

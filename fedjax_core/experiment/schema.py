@@ -5,7 +5,7 @@ What a field names is found by `lookup.py`.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin
 
 from ml_collections import ConfigDict
 
@@ -138,6 +138,11 @@ DEFAULTS: dict[str, Any] = {  # of fields that an older config may lack
 OPTIONAL_GROUPS = {field.partition(".")[0] for field in DEFAULTS if "." in field} - {
     field.partition(".")[0] for field in FIELDS if field not in DEFAULTS
 }  # groups that an older config may lack as a whole
+TUPLES = {  # fields that hold several values, never one alone
+    field
+    for field, wanted in FIELDS.items()
+    if Sequence in map(get_origin, (wanted, *get_args(wanted))) and option_types.describe_mismatch("", wanted) is not None
+}
 WITH_OPTIONS = ("method", "optimizer")  # groups that hold options beside their fields
 _GROUPS = {field.partition(".")[0] for field in FIELDS if "." in field}
 
@@ -180,6 +185,12 @@ def has_field(config: Any, field: str) -> bool:
             return False
         config = config[name]
     return True
+
+
+def check_fraction_counts(config: Config, fraction: float | None) -> None:
+    """Checks that no number of clients hides the fraction that a command line or a table sets."""
+    if fraction is not None and (size := config.cohort.size) is not None:
+        raise ValueError(f"cohort.fraction={fraction} has no effect beside cohort.size={size}; set cohort.size=None, too")
 
 
 def read_fields(config: Config) -> dict[str, Any]:

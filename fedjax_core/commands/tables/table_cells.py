@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from fedjax_core import code_fingerprint, experiment, registry
+from fedjax_core import code_fingerprint, experiment, option_types, registry
 from fedjax_core.commands.tables import definition, measures
 from fedjax_core.commands.tables.comparability import check_rows_comparable
 from fedjax_core.commands.tables.definition import Definition, check_definition, check_targets, column_targets
@@ -105,8 +105,9 @@ def _resolve_config(table: Definition, row: Any, column: Any, seed: int, variant
     config = copy.deepcopy(row.config(variant))  # which may return the same one each time
     schema.check_complete(config, "the row's config")
     of_cell = table.cells.get((row.label, column.label), {})
+    layers: list[Mapping[str, Any]] = [table.changes, column.changes, row.changes, of_cell, tuned]
     changes: dict[str, Any] = {}
-    for layer in (table.changes, column.changes, row.changes, of_cell, tuned):
+    for layer in layers:
         changes |= layer
     for field, value in changes.items():
         if field in SET_BY_TABLE:
@@ -115,6 +116,8 @@ def _resolve_config(table: Definition, row: Any, column: Any, seed: int, variant
         experiment.switch_method(config, _take_method(changes))
     for field, value in changes.items():
         _set_field(config, field, value)
+    of_cohort = [layer for layer in layers if not layer.keys().isdisjoint(("cohort.fraction", "cohort.size"))]
+    schema.check_fraction_counts(config, of_cohort[-1].get("cohort.fraction") if of_cohort else None)
     config.seed = seed
     if table.new_partitions:
         config.data.seed += seed
@@ -141,6 +144,9 @@ def _set_field(config: Any, field: str, value: Any) -> None:
     if not schema.has_field(config, field) and not (above == ["method"] and config.get("method")):
         raise ValueError(f"the config has no field {field}.{registry.did_you_mean(field, _list_fields(config))}")
     group = functools.reduce(operator.getitem, above, config)
+    if field in schema.FIELDS:
+        value = (value,) if isinstance(value, str) and field in schema.TUPLES else value
+        option_types.check_value(field, value, schema.FIELDS[field])
     try:
         with group.unlocked():
             group[last] = value

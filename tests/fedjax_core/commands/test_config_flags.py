@@ -164,6 +164,12 @@ COHORT = "cohort is a group of fields, such as cohort.fraction, cohort.size, coh
         ("--config.optimizer=adam", "did you mean --config.optimizer.name=adam?"),
         ("--config.evaluation=3", "--config.evaluation=3: evaluation is a group of fields, such as evaluation.every, "),
         ("--config.models[0]=cnn", "models is given as a whole, such as --config.models=\"('one', 'another')\", not by index"),
+        ("--config.models=mlp,cnn", "--config.models=mlp,cnn: several are given as --config.models=\"('mlp', 'cnn')\""),
+        ("--config.evaluation.scopes=global, own", "several are given as --config.evaluation.scopes=\"('global', 'own')\""),
+        (
+            "--config.evaluation.scopes=('own','all'",
+            "scopes=('own','all' must be a tuple, such as --config.evaluation.scopes=\"('one', 'another')",
+        ),
     ],
 )
 def test_a_group_and_a_place_of_a_tuple_are_named(flag, said, capsys):
@@ -193,3 +199,11 @@ def test_none_is_given_where_a_field_may_be_that():
         reading(["fedavg:smoke", "--config.rounds=None"])
     with pytest.raises(ValueError, match=r"no field --config.optimizer.momntum. Did you mean 'optimizer.momentum'\?"):
         reading(["fedavg:smoke", "--config.optimizer.momntum=None"])
+
+
+def test_a_fraction_of_clients_is_not_hidden_by_their_number():
+    with pytest.raises(ValueError, match=r"cohort.fraction=0.01 has no effect beside cohort.size=10; set cohort.size=None, too"):
+        reading(["fedopt_femnist:paper", "--config.cohort.fraction=0.01"])
+    given, _ = reading(["fedopt_femnist:paper", "--config.cohort.fraction=0.01", "--config.cohort.size=None"])
+    assert (given.config.cohort.fraction, given.config.cohort.size) == (0.01, None)
+    assert reading(["fedavg:smoke", "--config.cohort.size=3"])[0].config.cohort.size == 3

@@ -147,6 +147,35 @@ def test_a_setting_on_the_command_line_is_of_all_runs():
         tables.apply_settings(definition(), ["rounds"])
 
 
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("rounds=abc", "rounds='abc' must be an int, at least 1"),
+        ("rounds=3.0", "rounds=3.0 must be an int, at least 1"),
+        ("evaluation.scopes=globl", r"evaluation.scopes=\('globl',\) must be a tuple, each one of 'global'"),
+    ],
+)
+def test_a_setting_that_its_field_does_not_take(setting, said):
+    with pytest.raises(ValueError, match=said):
+        tables.build_cells(tables.apply_settings(definition(), [setting]), "smoke", [0])
+
+
+def test_one_name_is_a_tuple_of_one():
+    changed = tables.apply_settings(definition(), ["models=cnn", "evaluation.scopes=global"])
+    config = tables.build_cells(changed, "smoke", [0])[0].config
+    assert (config.models, config.evaluation.scopes) == (("cnn",), ("global",))
+
+
+def test_a_fraction_of_clients_is_not_hidden_by_their_number():
+    sized = definition(changes={"cohort.size": 2})
+    with pytest.raises(ValueError, match=r"cohort.fraction=0.5 has no effect beside cohort.size=2; set cohort.size=None, too"):
+        tables.build_cells(tables.apply_settings(sized, ["cohort.fraction=0.5"]), "smoke", [0])
+    both = tables.apply_settings(sized, ["cohort.fraction=0.5", "cohort.size=None"])
+    assert tables.build_cells(both, "smoke", [0])[0].config.cohort.size is None
+    later = definition(changes={"cohort.fraction": 0.5}, rows=(Row("a", get_config, {"cohort.size": 2}),))
+    assert tables.build_cells(later, "smoke", [0])[0].config.cohort.size == 2
+
+
 def test_a_setting_may_be_of_a_part_of_the_table():
     found = tables.apply_settings(definition(), ["rounds=7", "/iid:rounds=8", "fedavg/IID:data.source=tfds:cifar10"])
     for cell in tables.build_cells(found, "smoke", [0]):
