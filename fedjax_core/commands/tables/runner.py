@@ -27,7 +27,7 @@ from fedjax_core.commands.tables.trials import (
     mark_as_diverged,
     mark_as_trial,
 )
-from fedjax_core.commands.tables.writers import remove_differences, write_tables
+from fedjax_core.commands.tables.writers import make_folder, remove_differences, write_tables
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine.heap import trim_heap
 from fedjax_core.engine.simulator import Diverged
@@ -71,7 +71,7 @@ def run(
         bar if standard error is a terminal.
 
     Raises:
-      ValueError: the definition is wrong; nothing has run then.
+      ValueError: the definition is wrong, or the directory has other files; nothing has run then.
       KeyboardInterrupt: a signal came; the same call continues from there.
     """
     every = build_cells(table, variant, seeds)
@@ -79,6 +79,7 @@ def run(
     studies = plan_searches(table, variant)
     bar = progress if progress is not None else sys.stderr.isatty()
     folder = Path(directory).expanduser()
+    make_folder(folder)
     searches = SearchProgress(studies, folder)
     return TableRunner(table, folder, variant, every, chosen, searches, bool(bar), say).run()
 

@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_core.atomic_files import write_csv, write_text
+from fedjax_core.atomic_files import reword_os_errors, write_csv, write_text
 from fedjax_core.commands.tables import formatting, measures, search_report
 from fedjax_core.commands.tables.bootstrap_comparison import Comparison, ComparisonCache
 from fedjax_core.commands.tables.definition import all_targets, paper_value, slugify
 from fedjax_core.commands.tables.results import Contents
 from fedjax_core.commands.tables.trials import SearchProgress
 
+RUNS, KINDS = "runs", ("md", "csv", "tex")  # what a table's directory has
 MARKDOWN_STYLE = formatting.Style(plus_minus="±", bold="**{}**", mark=" ({})", alike="≈")
 LATEX_STYLE = formatting.Style(plus_minus=r"$\pm$", bold=r"\textbf{{{}}}", mark="$^{{{}}}$", alike=r"$\approx$")
 LATEX_SPECIAL = {
@@ -32,10 +33,24 @@ LATEX_SPECIAL = {
 LATEX_MINUS = re.compile(r"(?<![\w.$])-(?=\d)")
 
 
+def make_folder(folder: Path) -> None:
+    """Creates a table's directory, or finds that of an earlier start.
+
+    Raises:
+      ValueError: it has files of something else, which the table's could replace.
+    """
+    with reword_os_errors("make the table's directory", folder):
+        names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        if names and RUNS not in names and not {f"table.{kind}" for kind in KINDS} <= names:
+            listed = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
+            raise ValueError(f"{folder} is not empty and holds no table (it has {listed}); give a new or an empty directory")
+        (folder / RUNS).mkdir(parents=True, exist_ok=True)
+
+
 def write_tables(contents: Contents, folder: Path, cache: ComparisonCache | None = None) -> list[Path]:
     """Writes table.md, table.csv and table.tex, and with a search trials.csv, each atomically."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / f"table.{kind}" for kind in ("md", "csv", "tex")]
+    files = [folder / f"table.{kind}" for kind in KINDS]
     grids = formatting.make_grids(contents, cache)
     write_text(files[0], render_markdown(contents, grids))
     write_csv(files[1], make_records(contents, grids))

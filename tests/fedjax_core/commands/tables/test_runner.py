@@ -44,6 +44,17 @@ def test_finished_runs_are_not_run_again_and_a_change_runs_its_row_only(tmp_path
     assert len(fake.done) == 6, "the old setting is still there"
 
 
+def test_a_folder_with_other_files_is_left_alone(tmp_path, fake):
+    (tmp_path / "table.tex").write_text("my own")
+    (tmp_path / "trials.csv").write_text("my own")
+    with pytest.raises(ValueError, match=r"is not empty and holds no table \(it has table.tex, trials.csv\); give a new or"):
+        run(tmp_path, seeds=[0])
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"my own"}
+    (tmp_path / "stopped" / "runs").mkdir(parents=True)
+    run(tmp_path / "stopped", seeds=[0])
+    assert len(fake.done) == 4
+
+
 def test_a_tilde_is_the_users_home(tmp_path, fake, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -71,19 +82,19 @@ def test_finished_runs_of_other_clients_or_another_public_set_are_not_taken_up(t
     changes = {"data.source": f"npz:{tmp_path / 'x.npz'}", "public": f"npz:{tmp_path / 'public.npz'}"}
     columns = (Column("natural", {"data.partition": "natural", "data.clients": None}),)
     table = definition(columns=columns, changes=changes)
-    run(tmp_path, table, seeds=[0])
+    run(tmp_path / "table", table, seeds=[0])
     cell = tables.build_cells(table, "smoke", [0])[0]
     data = experiment.dataset(cell.config)
     public = contents.digest_examples("public", experiment.read_public(cell.config, data)).digest
     records = {"data": {"digest": contents.digest_data(data).digest, "public": public}, "partition": {"hash": data.partition_hash}}
-    for folder in (tmp_path / "runs").iterdir():
+    for folder in (tmp_path / "table" / "runs").iterdir():
         write_json(folder / "run.json", records)
-    assert not run(tmp_path, table, seeds=[0])[0].failures
+    assert not run(tmp_path / "table", table, seeds=[0])[0].failures
     if changed == "owners":
         np.savez(tmp_path / "x.npz", **arrays, **{name: column[::-1] for name, column in owners.items()})
     else:
         np.savez(tmp_path / "public.npz", **arrays | {"train_features": -x})
-    failures = run(tmp_path, table, seeds=[0])[0].failures.values()
+    failures = run(tmp_path / "table", table, seeds=[0])[0].failures.values()
     what = {"owners": "its partition hash is", "public": "the digest of its public examples is"}[changed]
     assert len(failures) == 2
     assert all("holds a run on other data: " in why and what in why for why in failures)
@@ -164,6 +175,7 @@ def test_an_interruption_leaves_the_table_of_what_is_finished(tmp_path, fake):
             raise KeyboardInterrupt
 
     fake.act = act
+    (tmp_path / "runs").mkdir()
     for ending in ("png", "csv"):
         (tmp_path / f"differences.{ending}").touch()
     with pytest.raises(KeyboardInterrupt):
