@@ -6,6 +6,7 @@
   fedjax-core audit runs/fedavg --invert=cosine --examples=2   images from one client's uplink
 
 Writes audit/audit.json, and of an inversion audit/inversion.png, into the run's directory or into --out.
+What an earlier audit of the same model found stays there.
 The run's data must still be where it found them. docs/pages/audit.md explains the numbers.
 """
 
@@ -21,6 +22,7 @@ import jax
 import numpy as np
 
 from fedjax_core import audit, experiment
+from fedjax_core.atomic_files import reword_os_errors
 from fedjax_core.audit import inversion, membership
 from fedjax_core.commands.analyses.context import TRUST
 from fedjax_core.commands.main import run_and_exit
@@ -30,7 +32,7 @@ from fedjax_core.experiment.example_privacy import account_examples
 from fedjax_core.experiment.uplink_options import account_privacy
 from fedjax_core.reporting import console, reporter
 from fedjax_core.reporting.terminal import write_text
-from fedjax_core.storage.json_files import write_json
+from fedjax_core.storage.json_files import read_json, to_json_values, write_json
 from fedjax_core.task import Model
 
 FILE, FIGURE = "audit.json", "inversion.png"
@@ -91,18 +93,28 @@ def audit_run(
     if canaries:
         membership.import_auditing()
     attack = None if invert is None else _prepare_inversion(config, simulator, state, invert, client, examples, iterations)
+    with reword_os_errors("make the directory", folder):
+        folder.mkdir(parents=True, exist_ok=True)
     scores = [audit.score_by_loss(simulator, state, part) for part in parts]
     results: dict[str, Any] = {"round": rounds, "loss": _describe_scores(audit.infer_membership(*scores))}
+    results = _read_earlier(folder / FILE, results) | results
+    write_json(folder / FILE, results)  # after each part: what took hours is kept if the next one fails
     if shadows:
         results["likelihood_ratio"] = _attack_by_shadows(config, simulator, state, shadows, rounds) | {"shadows": shadows}
+        write_json(folder / FILE, results)
     if canaries:
         results["canaries"] = _audit_by_canaries(config, simulator, canaries, rounds)
-    folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / FILE, results)
     if attack is not None:
-        write_json(folder / FILE, results)  # what took hours is kept if the attack fails
         results["inversion"] = attack(folder)
-    write_json(folder / FILE, results)
+        write_json(folder / FILE, results)
     return results
+
+
+def _read_earlier(file: Path, results: dict[str, Any]) -> dict[str, Any]:
+    """Returns an earlier audit of the same model, with the same round and losses; {} if there is none."""
+    earlier = read_json(file, dict) if file.exists() else {}
+    return earlier if all(earlier.get(name) == value for name, value in to_json_values(results).items()) else {}
 
 
 def _describe_scores(scores: audit.MembershipScores) -> dict[str, Any]:
@@ -260,9 +272,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shadows", type=int, default=0, help="trained models of the likelihood ratio, an even number")
     parser.add_argument("--canaries", type=int, default=0, help="mislabelled examples of a second training, for a bound of epsilon")
     parser.add_argument("--invert", choices=inversion.ATTACKS, help="attack on one client's uplink")
-    parser.add_argument("--client", type=int, default=0, help="of the inversion")
-    parser.add_argument("--examples", type=int, default=1, help="of the inversion: the client's first examples")
-    parser.add_argument("--iterations", type=int, default=1000, help="of the inversion's optimizer")
+    parser.add_argument("--client", type=int, help="of the inversion; by default 0")
+    parser.add_argument("--examples", type=int, help="of the inversion: the client's first examples; by default 1")
+    parser.add_argument("--iterations", type=int, help="of the inversion's optimizer; by default 1000")
     parser.add_argument("--round", type=int, dest="done", help="by default the selected one, else the last with a checkpoint")
     parser.add_argument("--trust", action="store_true", help=TRUST)
     return parser
@@ -272,14 +284,17 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns 0, or 1 (error), 2 (wrong command line), 130 (interrupted)."""
     console.send_warnings_to_stderr()
     try:
-        given = vars(_parser().parse_args(arguments))
+        given = {name: value for name, value in vars(_parser().parse_args(arguments)).items() if value is not None}
         for name in ("shadows", "canaries"):
             if given[name] < 0:
                 raise ValueError(f"--{name}={given[name]} must be at least 0")
         if given["shadows"] % 2 or given["shadows"] == 2:
             raise ValueError(f"--shadows={given['shadows']} must be 0, or an even number of at least 4: pairs of halves")
+        for name in ("client", "examples", "iterations"):
+            if name in given and "invert" not in given:
+                raise ValueError(f"--{name}={given[name]} needs --invert")
         for name in ("examples", "iterations"):
-            if given[name] < 1:
+            if given.get(name, 1) < 1:
                 raise ValueError(f"--{name}={given[name]} must be at least 1")
     except ValueError as error:
         return reporter.fail(error, 2)

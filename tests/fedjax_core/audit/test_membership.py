@@ -9,7 +9,7 @@ import pytest
 from configs import fedavg
 from fedjax_core import audit, experiment
 from fedjax_core.commands import audit as command
-from fedjax_core.storage.json_files import read_json
+from fedjax_core.storage.json_files import read_json, write_json
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("jax_privacy") is None, reason="jax-privacy is not installed")
 
@@ -38,7 +38,7 @@ def test_the_likelihood_ratio_leaves_out_models_that_had_the_example():
         audit.score_by_shadows(target, shadows, np.ones((8, 5), bool))
 
 
-def test_an_overfitted_run_is_found_out_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_an_overfitted_run_is_found_out_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch):
     config = fedavg.get_config("smoke")
     config.rounds, config.data.examples, config.data.clients, config.cohort.fraction = 40, 60, 4, 1.0
     config.method.update(epochs=5, batch=15)
@@ -60,3 +60,25 @@ def test_an_overfitted_run_is_found_out_by_the_command(tmp_path: Path, capsys: p
     for wrong in ("--canaries=-1", "--shadows=2", "--shadows=5"):
         assert command.main([str(tmp_path), wrong]) == 2
     assert command.main([str(tmp_path / "nothing")]) == 1
+    for option in ("--client=1", "--examples=2", "--iterations=9"):
+        assert command.main([str(tmp_path), option]) == 2
+        assert f"{option} needs --invert" in capsys.readouterr().err
+    (tmp_path / "taken").touch()
+    monkeypatch.setattr(audit, "score_by_loss", lambda *of: pytest.fail("the directory is made before the first attack"))
+    assert command.main([str(tmp_path), f"--out={tmp_path / 'taken'}"]) == 1
+    assert "cannot make the directory" in capsys.readouterr().err
+
+
+def test_parts_of_an_audit_are_kept(tmp_path: Path, monkeypatch):
+    config = fedavg.get_config("smoke")
+    config.rounds, config.data.examples, config.data.clients, config.models = 1, 60, 4, ("mlp(widths=(4,))",)
+    experiment.execute(config, str(tmp_path), progress=False)
+    file = tmp_path / "audit" / "audit.json"
+    monkeypatch.setattr(command, "_attack_by_shadows", lambda *of: {"area": 0.5})
+    monkeypatch.setattr(command, "_audit_by_canaries", lambda *of: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        command.audit_run(tmp_path, shadows=4, canaries=4)
+    assert read_json(file)["likelihood_ratio"] == {"area": 0.5, "shadows": 4}
+    assert "likelihood_ratio" in command.audit_run(tmp_path)
+    write_json(file, read_json(file) | {"loss": {}})  # of another model
+    assert "likelihood_ratio" not in command.audit_run(tmp_path)
