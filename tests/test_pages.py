@@ -79,7 +79,9 @@ def test_commands_name_what_is_there():
 def test_the_page_on_analyses_has_all_of_them():
     rows = re.findall(r"^\| `(\w+)` \|.*\|(.*)\|$", (ROOT / "docs" / "pages" / "analyse.md").read_text(), re.MULTILINE)
     assert sorted(name for name, _ in rows) == sorted(analyze.WHAT)
-    assert {name for name, options in rows if "`--clients`" in options} == set(analyze.OF_CLIENTS)
+    for option, names in analyze.READ_BY.items():
+        if option != "labels":
+            assert {name for name, options in rows if f"`--{option}`" in options} == set(names)
 
 
 def test_what_files_say_of_the_documents_is_there():

@@ -47,7 +47,24 @@ WHAT: dict[str, Callable[[AnalysisContext, RunLoader], list[Path]]] = {
     "drift": figures.draw_drift,
     "rouge": tables.write_rouge,
 }
-OF_CLIENTS = ("tsne", "attention", "knowledge", "landscape", "plane", "drift")  # which read --clients
+OF_SCORES, AROUND_MODELS = ("curves", "traffic", "epsilon"), ("landscape", "plane", "drift")
+OF_ACCURACY, OF_FEATURES = ("clients", "classes"), ("tsne", "probe", "match")
+ONE_CLIENT = ("attention", "knowledge", "landscape")  # which show one of --clients
+READ_BY = {  # the analyses that read an option
+    "score": OF_SCORES,
+    "axis": ("curves",),
+    "labels": (*OF_SCORES, *OF_ACCURACY, "probe", "match", "communication", "sizes", "plane", "rouge"),  # of one run
+    "model": (*OF_ACCURACY, *OF_FEATURES, *ONE_CLIENT, "plane", "rouge"),
+    "features": OF_FEATURES,
+    "clients": ("tsne", "attention", "knowledge", *AROUND_MODELS),
+    "rows": ("tsne", "attention"),
+    "centroids": ("tsne",),
+    "scope": OF_ACCURACY,
+    "span": AROUND_MODELS,
+    "points": AROUND_MODELS,
+    "seed": ("tsne", "knowledge", "landscape"),
+    "beams": ("rouge",),
+}
 FORMATS = ("png", "pdf", "svg")
 
 
@@ -71,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     listed = "\n".join(f"  {name:14} {(function.__doc__ or '').partition(chr(10))[0]}" for name, function in WHAT.items())
     parser.epilog = f"analyses:\n{listed}"
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directory of a run")
-    parser.add_argument("--what", required=True, help="analyses, with commas between")
+    parser.add_argument("--what", required=True, action="append", help="analyses, with commas between; may be repeated")
     parser.add_argument("--out", help="where the files go; for one run its own directory's analysis/ by default")
     parser.add_argument(
         "--score",
@@ -89,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--features", default="features", help="which of the model's outputs")
     parser.add_argument(
         "--clients",
-        help=f"ids of clients, with commas between, of {', '.join(OF_CLIENTS)}; without, all, or where one is shown the first",
+        help=f"ids, with commas between, of {', '.join(READ_BY['clients'])}; without, all, or where one is shown the first",
     )
     parser.add_argument("--rows", type=int, help=f"examples per client, in the plane ({EMBEDDED}) and in attention ({ATTENDED})")
     parser.add_argument("--centroids", action="store_true", help="of each client's classes, in the plane of tsne")
@@ -124,24 +141,35 @@ def _parse_labels(text: str) -> list[str]:
     return next(csv.reader([text], skipinitialspace=True))
 
 
+def _check_read(given: argparse.Namespace, what: Sequence[str]) -> None:
+    """Raises ValueError for an option that none of the analyses reads, or several clients where one is shown."""
+    for option, analyses in READ_BY.items():
+        value, is_of_each = getattr(given, option), option == "labels" and len(given.runs) > 1
+        if value != _parser().get_default(option) and not is_of_each and set(what).isdisjoint(analyses):
+            raise ValueError(f"--{option}={value} has no effect on {','.join(what)}; it is of {', '.join(analyses)}")
+    alone = next((name for name in what if name in ONE_CLIENT), None)
+    if alone and given.clients and "," in given.clients:
+        raise ValueError(f"--clients={given.clients}: {alone} shows one client; give its id")
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns 0, or 1 (error), 2 (wrong command line), 130 (interrupted)."""
     console.send_warnings_to_stderr()
     try:
         given = _parser().parse_args(arguments)
-        what = [registry.check_choice("analysis", name, WHAT) for name in given.what.split(",")]
+        what = [registry.check_choice("analysis", name, WHAT) for name in ",".join(given.what).split(",")]
         runs = [Path(run).expanduser() for run in given.runs]
         if given.out is None and len(runs) > 1:
             raise ValueError("several runs need --out=DIR, where their common files go")
         chosen = None if given.clients is None else _parse_ids(given.clients)
-        if chosen is not None and not set(what) & set(OF_CLIENTS):
-            raise ValueError(f"--clients={given.clients}: {given.what} has all clients; {', '.join(OF_CLIENTS)} choose among them")
+        _check_read(given, what)
         labels = None if given.labels is None else _parse_labels(given.labels)
         formats = [registry.check_choice("--format", kind, FORMATS) for kind in given.format.split(",")]
         for name, least in (("beams", 1), ("points", 2), ("rows", 1)):
             if (value := getattr(given, name)) is not None and value < least:
                 raise ValueError(f"--{name}={value} must be at least {least}")
         option_types.check_value("--span", given.span, option_types.Positive)
+        option_types.check_value("--seed", given.seed, option_types.Seed)
         out = runs[0] / "analysis" if given.out is None else Path(given.out).expanduser()
         scores = [name for name in given.score.split(",") if name]
         shown = (scores, given.model, given.features, chosen, given.rows, given.centroids)

@@ -25,7 +25,7 @@ _ANSWERS_FORM = {str: {"round": int, "rows": [_ANSWER_FIELDS]}}  # by the model
 def collect_answers(
     run: Path, config: Any, simulation: Simulator, state: State, model: str | None = None, beams: int = 1
 ) -> list[dict[str, Any]]:
-    """Returns a record per client and test example, read from the run's directory or computed and written there.
+    """Returns a record per client and test example, read from the run's directory or computed and, if possible, written there.
 
     A global model on test examples that all clients share is asked once, as client 0.
     """
@@ -48,7 +48,10 @@ def collect_answers(
         for example, text, score, is_exact in zip(examples, texts, rouge1, exact, strict=True):
             record = {"client": client, "task": example.task, "dataset": example.dataset, "answer": example.answer}
             records.append(record | {"said": text, "rouge1": score, "exact": is_exact})
-    write_json(run / ANSWERS, stored | {key: {"round": round_num, "rows": records}})
+    try:
+        write_json(run / ANSWERS, stored | {key: {"round": round_num, "rows": records}})
+    except OSError as error:
+        reporter.say(f"{reporter.one_line(error)}; the answers will be written anew next time")
     return records
 
 

@@ -80,9 +80,9 @@ def test_a_loaded_run_is_the_run(runs):
 
 
 def test_figures_have_their_numbers_beside_them(runs, tmp_path, capsys):
-    what = "partition,tsne,clients,classes,landscape,communication"
+    what = ["--what=partition,tsne,clients,classes", "--what=landscape,communication"]
     named = ["--format=png,svg", "--labels=FedAvg,FedHe"]
-    assert call(*runs.values(), f"--what={what}", f"--out={tmp_path}", "--points=3", "--clients=0,2", "--rows=5", *named) == 0
+    assert call(*runs.values(), *what, f"--out={tmp_path}", "--points=3", "--clients=2", "--rows=5", *named) == 0
     files = [Path(line) for line in capsys.readouterr().err.splitlines() if line.startswith("/")]
     figures = [file for file in files if file.suffix == ".png"]
     assert len(figures) == 4 + 2 + 1 + 3 + 2
@@ -299,6 +299,17 @@ def test_damaged_answers_are_named(tmp_path, monkeypatch):
     assert tables.collect_answers(*asked) == [row]
 
 
+def test_answers_that_cannot_be_kept_are_returned(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(experiment, "read_instructions", lambda config: None)
+    monkeypatch.setattr(experiment, "resolve", lambda config: SimpleNamespace(adapter=None))
+    monkeypatch.setattr(analysis, "choose_scored_model", lambda simulation, state, model: "personal")
+    data = SimpleNamespace(test_index=(), test=SimpleNamespace(x=np.zeros((1, 1))))
+    spec = SimpleNamespace(data=data, scored_clients=lambda: np.arange(0))
+    asked: Any = (tmp_path / "gone", None, SimpleNamespace(spec=spec), SimpleNamespace(round=2))
+    assert tables.collect_answers(*asked) == []
+    assert "answers.json: No such file or directory; the answers will be written anew next time" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "status", "said"),
     [
@@ -306,7 +317,11 @@ def test_damaged_answers_are_named(tmp_path, monkeypatch):
         ([], 2, "--what"),
         (["--what=curves", "--rows=x"], 2, "--rows"),
         (["--what=tsne", "--clients=0,b"], 2, "--clients=0,b must be ids of clients with commas between"),
-        (["--what=clients,rouge", "--clients=0"], 2, "--clients=0: clients,rouge has all clients; tsne, .* choose among them"),
+        (["--what=clients,rouge", "--clients=0"], 2, "--clients=0 has no effect on clients,rouge; it is of tsne, .*"),
+        (["--what=partition", "--labels=a"], 2, "--labels=a has no effect on partition; it is of curves, .*"),
+        (["--what=partition", "--what=sizes", "--seed=1"], 2, "--seed=1 has no effect on partition,sizes; it is of tsne, .*"),
+        (["--what=tsne", "--what=landscape", "--clients=0,1"], 2, "--clients=0,1: landscape shows one client"),
+        (["--what=tsne", "--seed=-1"], 2, r"--seed=-1 must be in \[0, 2\*\*32\)"),
         (["--what=curves", "--format=jpg"], 2, "unknown --format 'jpg'"),
         (["--what=clients", "--labels=a,b"], 1, "--labels has 'a', 'b' for 1 runs"),
         (["--what=clients", '--labels="a, b", c'], 1, "--labels has 'a, b', 'c' for 1 runs"),
