@@ -100,6 +100,7 @@ def parse_flags(arguments: Sequence[str], command: str, flags_of: Callable[[Sequ
       (the flags, fields of the method for `experiment.switch_method`: another method's, or options that
       the config does not have; {} if there are none).
     """
+    _refuse_repeated(split_config(arguments)[1])
     with _without_absl_warnings():
         line, method_of = _make_line(arguments, command)
         line, nones = _take_nones(line)
@@ -123,9 +124,21 @@ def parse_flags(arguments: Sequence[str], command: str, flags_of: Callable[[Sequ
         *above, last = field.split(".")
         with flags.config.unlocked(), flags.config.ignore_type():
             functools.reduce(lambda group, name: group[name], above, flags.config)[last] = None
-    if any(re.fullmatch(r"--?config\.cohort\.fraction(=.*)?", word) for word in line):
+    if sets_field(line, "cohort.fraction"):
         schema.check_fraction_counts(flags.config, flags.config.cohort.fraction)
     return flags, method_of
+
+
+def _refuse_repeated(words: Iterable[str]) -> None:
+    """Raises ValueError for a flag of the command itself that is given twice; of fields the last one counts."""
+    names = [word.partition("=")[0].lstrip("-") for word in words if _FLAG.match(word) and not _FIELD.match(word)]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"--{twice} is given {names.count(twice)} times; give it once")
+
+
+def sets_field(words: Iterable[str], field: str) -> bool:
+    """Returns whether words of a command line set a field of the config."""
+    return any((match := _FIELD.match(word)) and match[1] == field for word in words)
 
 
 def _check_several(line: Iterable[str]) -> None:

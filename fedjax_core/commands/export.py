@@ -67,6 +67,8 @@ def export(
       OSError: there is no run, its data are not there, or the file cannot be written.
     """
     registry.check_choice("layout", layout, pretrained_weights.WRITTEN)
+    if not os.path.basename(out) or os.path.isdir(os.path.expanduser(out)):
+        raise ValueError(f"out={os.fspath(out)!r} must be a file, such as model.safetensors")
     out = os.path.expanduser(out)
     config, simulation, state = experiment.load(run, done, trust=trust)
     resolved = experiment.resolve(config)

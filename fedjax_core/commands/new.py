@@ -95,7 +95,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     try:
         given = _parser().parse_args(arguments)
-        files = write_project(given.kind, given.name, Path(given.folder or given.name))
+        files = write_project(given.kind, given.name, Path(given.folder or given.name).expanduser())
     except ValueError as error:
         return reporter.fail(error, 2)
     except OSError as error:

@@ -80,6 +80,8 @@ def main(arguments: Sequence[str]) -> int:
         targets = device_targets.parse_targets(given.topology)
         if unknown := set(given.programs) - set(PARTS):
             raise ValueError(f"--programs has {sorted(unknown)[0]!r}; it may have {', '.join(PARTS)}")
+        if given.clients is not None and config_line.sets_field(arguments, "data.clients"):
+            raise ValueError(f"--clients={given.clients} is the same as --config.data.clients; give one of them")
         counts = _read_counts(given)
     except (flags.Error, ValueError, LookupError, AttributeError, TypeError, OSError, ImportError, SyntaxError) as error:
         return reporter.fail(config_line.describe_flag_error(error, arguments), 2)

@@ -113,6 +113,8 @@ def main(arguments: Sequence[str]) -> int:
         if not given.workdir:
             raise ValueError(f"give --workdir=DIR, the directory of the run; {MORE}")
         seeds = None if given.seeds is None else _parse_seeds(given.seeds)
+        if seeds is not None and config_line.sets_field(arguments, "seed"):
+            raise ValueError(f"--seeds={given.seeds} and --config.seed={given.config.seed} choose seeds; give one of them")
         distributed.check_process_flags(given.distributed, given.coordinator, given.processes, given.process)
     except (flags.Error, ValueError, LookupError, AttributeError, TypeError, OSError, ImportError, SyntaxError) as error:
         return reporter.fail(config_line.describe_flag_error(error, arguments), 2)

@@ -26,7 +26,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workdir", required=True, help="directory of the runs and of table.md, table.csv, table.tex")
     parser.add_argument("--variant", default="small", help="smoke (seconds), small (the default), paper")
     places = "ROW, ROW/COLUMN or /COLUMN, with commas between, * for any characters; the table still shows all"
-    parser.add_argument("--only", default="", help=places)
+    parser.add_argument("--only", action="append", default=[], help=f"{places}; may be repeated")
     parser.add_argument(
         "--set",
         action="append",
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
         definition = config_flags.find_file("table", given.table if given.name is None else given.name)
         table = tables.apply_settings(tables.read_definition(definition, given.variant), given.set)
         every = tables.build_cells(table, given.variant, seeds)
-        only = tables.split_cell_selectors(every, given.only)
+        only = tables.split_cell_selectors(every, ",".join(given.only))
         tables.select_cells(every, only)
         tables.plan_searches(table, given.variant)
     except (ValueError, TypeError) as error:

@@ -207,3 +207,17 @@ def test_a_fraction_of_clients_is_not_hidden_by_their_number():
     given, _ = reading(["fedopt_femnist:paper", "--config.cohort.fraction=0.01", "--config.cohort.size=None"])
     assert (given.config.cohort.fraction, given.config.cohort.size) == (0.01, None)
     assert reading(["fedavg:smoke", "--config.cohort.size=3"])[0].config.cohort.size == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--workdir=a", "--workdir", "b"], "--workdir is given 2 times; give it once"),
+        (["--workdir=a", "--seeds=0", "--seeds=1"], "--seeds is given 2 times"),
+        (["--workdir=a", "--seeds=0,1", "--config.seed", "7"], "--seeds=0,1 and --config.seed=7 choose seeds; give one of them"),
+    ],
+)
+def test_flags_that_say_two_things_are_refused(words, said, capsys):
+    status, line = command(capsys, "fedavg:smoke", *words)
+    assert status == 2
+    assert said in line

@@ -101,3 +101,10 @@ def test_a_folder_with_files_is_left_alone(tmp_path, capsys):
     assert new.main(["model", "my_model", f"--folder={tmp_path}"]) == 2
     assert "exists already, and is not empty" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_tilde_is_the_users_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert new.main(["method", "my_method", "--folder=~/mine"]) == 0
+    assert (tmp_path / "mine" / "my_method.py").exists()

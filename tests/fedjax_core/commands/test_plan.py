@@ -63,6 +63,11 @@ def planning(arguments):
         (["fedavg:smoke", "--programs=rounds"], 2, "'rounds'"),
         (["fedavg:smoke", "--shape=3,x"], 2, "integers separated by commas"),
         (["fedavg:smoke", "--config.lrr=1"], 2, "no field"),
+        (
+            ["fedavg:smoke", "--clients=30", "--config.data.clients=20"],
+            2,
+            "--clients=30 is the same as --config.data.clients; give",
+        ),
         (["fedavg:smoke", "--config.method.lrr=1"], 1, "no option 'lrr'"),
         (["fedavg:smoke", "--config.models=('mlpp',)"], 1, "mlp"),
     ],

@@ -469,3 +469,11 @@ def test_networks_of_several_widths(tmp_path):
     assert {16} <= {size for array in arrays.values() for size in array.shape}
     with pytest.raises(ValueError, match="model 'personal' of client 0 is computed with the networks of others, and cannot be"):
         export.export(tmp_path / "run", tmp_path / "narrow.safetensors", client=0, model="personal")
+
+
+@pytest.mark.parametrize("out", ["", "sub/"])
+def test_an_export_is_a_file(tmp_path, monkeypatch, capsys, out):
+    monkeypatch.chdir(tmp_path)
+    assert export.main(["no_run", f"--out={out}"]) == 1
+    assert f"out={out!r} must be a file, such as model.safetensors" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -2,6 +2,7 @@
 
 import dataclasses
 import signal
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from configs.tables import first
 from configs.tables.base import Measure
 from fedjax_core import experiment
+from fedjax_core.commands import table as command
 from fedjax_core.commands import tables
 from fedjax_core.commands.analyses import scalar_metrics
 from fedjax_core.run import checkpointing
@@ -126,3 +128,11 @@ def test_a_run_that_an_error_ends_after_its_last_round_is_resumed(tmp_path, monk
     assert (len(outcome.results), outcome.failures) == (1, {})
     (place,) = (tmp_path / "runs").iterdir()
     assert Checkpoints(place / "checkpoints").latest() == 3
+
+
+def test_every_only_counts(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(tables, "run", lambda *of, only, **more: asked.append(only) or SimpleNamespace(failures={}))
+    line = ["first", f"--workdir={tmp_path}", "--compilation_cache=", "--only=scaffold", "--only=local,fedhe"]
+    assert command.main(line) == 0
+    assert asked == [["scaffold", "local", "fedhe"]]
