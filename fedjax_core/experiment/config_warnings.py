@@ -15,6 +15,7 @@ from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.data.sources import READERS
 from fedjax_core.engine import asynchronous, client_sampling
+from fedjax_core.experiment import lookup
 from fedjax_core.experiment.resolve_config import ResolvedConfig
 from fedjax_core.task import Model
 from fedjax_core.training import metrics
@@ -24,6 +25,7 @@ from fedjax_core.uplink import attacks, robust_aggregation
 SCALED = ("diabetes",)  # sources that scale targets by statistics of all training examples
 # sources that always have clients of their own; others have them if an option names a column
 WITH_CLIENTS = ("femnist", "shakespeare", "stackoverflow", "flair", "landmarks", "inaturalist", "pfllib")
+SMALLEST_DECAY = 1e-6  # of the learning rate over all rounds, that may be meant
 log = logging.getLogger("fedjax_core")
 
 
@@ -44,6 +46,8 @@ def warn(resolved: ResolvedConfig, data: FederatedData, attackers: int, fresh: M
         *check_source(resolved),
         *check_partition(resolved),
         *check_batch(resolved, data),
+        *check_decay(resolved),
+        *check_delta(resolved, data),
         *check_sampling(resolved),
         *check_offset(resolved, data.x_offset is not None or data.y_offset is not None),
         *check_feddyn(resolved, data, returning / data.clients),
@@ -71,6 +75,28 @@ def check_batch(resolved: ResolvedConfig, data: FederatedData) -> list[str]:
     largest = int(rows.size.max())
     what = f"method.batch={batch} is more than the {rows.total} training examples of all clients, of whom one has at most {largest}"
     return [f"{what}: each takes one step an epoch, on all that it has"]
+
+
+def check_decay(resolved: ResolvedConfig) -> list[str]:
+    """Returns a warning of a learning rate that grows, or that is next to nothing in the last round."""
+    decay, name = resolved.fields.get("optimizer.decay"), registry.parse_spec(resolved.fields["optimizer.name"])[0]
+    if decay is None or name not in lookup.OPTIMIZERS or (decay <= 1 and decay ** (resolved.run.rounds - 1) >= SMALLEST_DECAY):
+        return []
+    return [f"optimizer.decay={decay:g} multiplies the rate each round; weight decay is optimizer.weight_decay"]
+
+
+def check_delta(resolved: ResolvedConfig, data: FederatedData) -> list[str]:
+    """Returns a warning of a delta that allows to publish a client, or an example, as it is."""
+    privacy = resolved.privacy
+    if privacy is None:
+        return []
+    if privacy.level == "example":
+        number, what = RaggedIndex.from_lists(data.train_index).total, "training examples"
+    else:
+        number, what = privacy.population or data.clients, "clients"
+    if privacy.delta * number <= 1:
+        return []
+    return [f"privacy.delta={privacy.delta:g} is more than one over the {number} {what}: one of them may be published as it is"]
 
 
 def check_sampling(resolved: ResolvedConfig) -> list[str]:

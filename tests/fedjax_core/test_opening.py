@@ -153,6 +153,33 @@ def test_clients_whose_targets_are_too_alike_for_an_r2_are_warned_of():
     assert line.startswith("test targets of 1 of 3 clients vary by less than 0.3 % of their distance from the mean of all training")
 
 
+@pytest.mark.parametrize(("decay", "warns"), [(None, False), (0.99, False), (1, False), (0.0001, True), (2, True)])
+def test_a_decay_that_is_no_weight_decay_is_warned_of(decay, warns):
+    config = fedavg.get_config("smoke")
+    config.rounds, config.optimizer.decay = 2000 if decay == 2 else 50, decay
+    lines = config_warnings.check_decay(experiment.resolve(config))
+    said = f"optimizer.decay={decay} multiplies the rate each round; weight decay is optimizer.weight_decay"
+    assert lines == ([said] if warns else [])
+
+
+@pytest.mark.parametrize(
+    ("level", "delta", "more", "said"),
+    [
+        ("client", 0.05, {}, None),
+        ("client", 0.5, {}, "privacy.delta=0.5 is more than one over the 20 clients: one of them may be published as it is"),
+        ("client", 0.05, {"cohort": 50, "population": 1000}, "privacy.delta=0.05 is more than one over the 1000 clients: "),
+        ("example", 1e-4, {}, None),
+        ("example", 0.05, {}, "privacy.delta=0.05 is more than one over the 1437 training examples: "),
+    ],
+)
+def test_a_delta_of_more_than_one_over_all_is_warned_of(level, delta, more, said):
+    config = fedavg.get_config("smoke")
+    config.method.weights, config.normalise = "uniform", "unit"
+    config.privacy.update(mechanism="gaussian", level=level, clip=1.0, noise=1.0, delta=delta, **more)
+    lines = config_warnings.check_delta(experiment.resolve(config), experiment.dataset(config))
+    assert [line.startswith(said or "?") for line in lines] == [True] * (said is not None)
+
+
 def test_public_examples_that_a_method_does_not_read_are_warned_of():
     config = fedmd.get_config("smoke")
     assert config_warnings.check_public(experiment.resolve(config)) == []
