@@ -219,7 +219,7 @@ def init_state(compiled: CompiledPlan, seed: int) -> State:
     key_data = compiled.put(jax.random.key_data(jax.random.key(seed)))
     state = compiled.programs.init_state(compiled.device_arrays, key_data)
     if compiled.spec.is_offloaded:
-        compiled.states.replace_offloaded(compiled.states.make_untouched(_copy(state.server)))
+        compiled.states.replace_offloaded(compiled.states.make_untouched(_copy(state.server)), state)
     return state
 
 
@@ -292,6 +292,7 @@ def _dispatch_offloaded_round(compiled: CompiledPlan, state: State, scored: bool
     def draw(key: np.ndarray, round_num: int) -> rounds.Drawn:
         return draw_cohorts(compiled.spec, programs, resident, compiled.put(key), compiled.put(np.int32(round_num)))
 
+    compiled.states.check_owner(state)
     exchange, initial = compiled.states.exchange(draw)
     key, round_num = np.asarray(jax.device_get(state.key)), int(jax.device_get(state.round))
     coming = exchange.get(key, round_num)
@@ -303,6 +304,7 @@ def _dispatch_offloaded_round(compiled: CompiledPlan, state: State, scored: bool
     exchange.prefetch(key, round_num + 1, following)
     record = jax.device_get(record)
     exchange.put_async(coming, clients)
+    compiled.states.mark_round(key, round_num + 1)
     return state, [record]
 
 

@@ -236,6 +236,7 @@ class Simulator:
 
         Raises:
           Diverged: something was not finite; says what, of which clients or of the server, in which round.
+          ValueError: client states are off the devices, and those of another state than this one.
         """
         metrics: list[dict[str, float]] = []
         while len(metrics) < n:
@@ -321,7 +322,11 @@ class Simulator:
 
         Args:
           with_offloaded: False: offloaded client states are saved by `offloaded_states.read_parts`.
+
+        Raises:
+          ValueError: offloaded client states are those of another state than this one.
         """
+        self.compiled.states.check_owner(state)
         offloaded, saved = self.offloaded_states, {"state": meshes.fetch(state)}
         if offloaded is None:
             return saved
@@ -356,7 +361,7 @@ class Simulator:
             take_parts = lambda: [offloaded.load_part(*part) for part in read_parts(offloaded.wanted_arrays)]
             distributed.all_or_none("read its client states", take_parts)
             offloaded.mark_saved()
-            compiled.states.replace_offloaded(offloaded)
+            compiled.states.replace_offloaded(offloaded, saved["state"])
         return meshes.put(saved["state"], mesh, compiled.layout.state)
 
     def use_plan(self, plan: meshes.Plan) -> None:

@@ -84,7 +84,7 @@ class Case:
             return sim.init(0)
         before = self.reference_run[1]
         states = sim.compiled.states
-        states.replace_offloaded(states.make_untouched(sim.compiled.put(before.server)))
+        states.replace_offloaded(states.make_untouched(sim.compiled.put(before.server)), before)
         return sim.compiled.put(before._replace(clients=tuple(() for _ in sim.spec.bound_groups)))
 
     def drop_offloaded_run(self) -> None:

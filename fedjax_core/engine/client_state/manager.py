@@ -39,7 +39,10 @@ class OffloadedStates:
       initial: the server's state before round 1, from which untouched clients begin.
       stores: per group.
       shards: per group, which process keeps which states; None on one process.
+      owner: (data of the seed's key, rounds done) of the state that they belong to.
     """
+
+    owner: tuple[bytes, int] | None = None
 
     def __init__(self, initial: PyTree, stores: Sequence[HostStore], shards: Sequence[StateShards] | None = None):
         self.initial, self.stores, self.shards = initial, list(stores), shards
@@ -176,10 +179,28 @@ class ClientStates:
             self._exchange.flush()
         return self._offloaded
 
-    def replace_offloaded(self, offloaded: OffloadedStates) -> None:
-        """Takes these states in place of those before."""
+    def replace_offloaded(self, offloaded: OffloadedStates, state: State) -> None:
+        """Takes these states, which belong to `state`, in place of those before."""
         self.close()
         self._offloaded = offloaded
+        offloaded.owner = identify_state(state)
+
+    def check_owner(self, state: State) -> None:
+        """Raises ValueError if client states are offloaded, and belong to another state than the given one."""
+        if self._offloaded is None or self._offloaded.owner is None:
+            return
+        (key, done), (given_key, given) = self._offloaded.owner, identify_state(state)
+        if (key, done) != (given_key, given):
+            which = f"after round {given}" if key == given_key else f"of another seed (after round {given})"
+            raise ValueError(
+                f"plan.hold={self._spec.hold!r} keeps client states of the newest state alone, after round {done}; the given state "
+                f"is one {which}. Go on with what the last `init`, `run_rounds` or `from_host` returned, or set plan.hold='device'"
+            )
+
+    def mark_round(self, key: np.ndarray, done: int) -> None:
+        """Notes that offloaded states are now those after round `done`."""
+        assert self._offloaded is not None
+        self._offloaded.owner = key.tobytes(), done
 
     def make_untouched(self, initial: PyTree) -> OffloadedStates:
         """Returns stores in which no client has a state yet: all begin from the `initial` server."""
@@ -192,7 +213,8 @@ class ClientStates:
         return OffloadedStates(initial, [store(len(group.clients), s.client, is_local) for group, s in groups], shards)
 
     def read(self, state: State, g: int, ids: np.ndarray) -> tuple[np.ndarray, PyTree, Array, PyTree]:
-        """Returns (slots, states, which were ever touched, initial server) of group g's clients `ids`."""
+        """Returns (slots, states, which were ever touched, initial server) of group g's clients `ids`; see `check_owner`."""
+        self.check_owner(state)
         mesh, offloaded = self._spec.mesh, self.offloaded
         slots = self._spec.host_arrays.slots[g][ids]
         if offloaded is None:
@@ -229,6 +251,12 @@ class ClientStates:
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.close()
+
+
+def identify_state(state: State) -> tuple[bytes, int]:
+    """Returns (data of the seed's key, rounds done): two states of a simulation with the same are equal."""
+    key, done = jax.device_get((state.key, state.round))
+    return np.asarray(key).tobytes(), int(done)
 
 
 def make_exchange(offloaded: OffloadedStates, draw: Callable[[Any, int], Any], sharding: Any) -> Exchange:

@@ -49,3 +49,23 @@ class HostTest(chex.TestCase):
         there = naive.cohort(3, 0, N, 5, 0.5)
         self.assertBetween(len(there), 1, 4)
         np.testing.assert_array_equal(np.flatnonzero(sim.offloaded_states.stores[0].touched), sorted(there))
+
+    def test_a_state_that_the_stores_are_not_of_is_refused(self):
+        """Another seed's init, or an older state, would train and score with client states that are not its own."""
+        sim = simulate(tally, hold="host")
+        first = sim.init(0)
+        newest, _ = sim.run_rounds(first, 1)
+        saved = jax.tree.map(np.copy, sim.to_host(newest))
+        for use in (
+            lambda state: sim.run_rounds(state, 1),
+            sim.evaluate,
+            lambda state: sim.client_view(state, 0),
+            sim.to_host,
+        ):
+            with self.assertRaisesRegex(ValueError, "newest state alone, after round 1; the given state is one after round 0"):
+                use(first)
+        sim.evaluate(newest)
+        sim.init(1)
+        with self.assertRaisesRegex(ValueError, r"is one of another seed \(after round 1\)"):
+            sim.run_rounds(newest, 1)
+        sim.run_rounds(sim.from_host(saved), 1)
