@@ -17,6 +17,7 @@ from fedjax_core.data.sources import READERS
 from fedjax_core.engine import asynchronous, client_sampling
 from fedjax_core.experiment import lookup
 from fedjax_core.experiment.resolve_config import ResolvedConfig
+from fedjax_core.language import instruction_task as language
 from fedjax_core.task import Model
 from fedjax_core.training import metrics
 from fedjax_core.training.mixing_matrices import DIRECTED
@@ -43,6 +44,7 @@ def warn(resolved: ResolvedConfig, data: FederatedData, attackers: int, fresh: M
         *check_attack(resolved, returning, data.clients, attackers),
         *check_rule(resolved.rule, returning),
         *check_statistics(resolved.statistics, fresh),
+        *check_precision(resolved),
         *check_source(resolved),
         *check_partition(resolved),
         *check_batch(resolved, data),
@@ -174,8 +176,8 @@ def check_targets(data: FederatedData) -> list[str]:
 
 def check_classes(resolved: ResolvedConfig, data: FederatedData) -> list[str]:
     """Returns a warning of classes that are tested and that no client trains on."""
-    if targets_of(data.train.y) != "classes" or resolved.episodes is not None:
-        return []
+    if targets_of(data.train.y) != "classes" or resolved.episodes is not None or resolved.is_for_texts:
+        return []  # the y of texts are their data sets, and nobody trains on the one left out
     trained, tested = np.sum(data.label_table, 0), np.bincount(data.test.y, minlength=data.classes)
     missing = np.flatnonzero((trained == 0) & (tested > 0))
     if not len(missing):
@@ -253,6 +255,16 @@ def check_source(resolved: ResolvedConfig) -> list[str]:
         return []
     what = "its vocabulary" if counts else "the mean and deviation of its targets"
     return [f"data.source={source.spec!r}: {what} is read from all clients' training examples, which epsilon does not cover"]
+
+
+def check_precision(resolved: ResolvedConfig) -> list[str]:
+    """Returns a warning of each language model that is trained whole in bfloat16."""
+    if resolved.adapter is not None:
+        return []
+    specs = [network.resolved for network in resolved.networks if network.resolved.function is language.Spec]
+    what = "with adapter=None the parameters that are trained are bfloat16, whose 8 significant bits round most updates away"
+    better = "set adapter, such as 'lora(rank=8)', or dtype='float32'"
+    return [f"models={spec.spec!r}: {what}; {better}" for spec in specs if spec.option("dtype") == "bfloat16"]
 
 
 def check_partition(resolved: ResolvedConfig) -> list[str]:

@@ -113,7 +113,7 @@ def suggest_changes(config: Mapping[str, Any], about: Mapping[str, Any], chunk: 
             name = str(model)
             if name.startswith("pretrained") and "remat=True" not in name:
                 sentences.append(f"models[{index}]: remat=True recomputes layers in the backward pass.")
-            if name.startswith("pretrained") and "bfloat16" not in name:
+            if name.startswith("pretrained") and "bfloat16" not in name and config["adapter"] is not None:
                 sentences.append(f"models[{index}]: dtype='bfloat16' halves its parameters.")
         if config["method"].get("batch", 0) and config["method"]["batch"] > 1:
             sentences.append(f"method.batch={config['method']['batch']}: a smaller one needs less (and is another experiment).")

@@ -192,6 +192,18 @@ def test_a_language_model_writes(config, tmp_path, monkeypatch):
         assert scalar_metrics.make_metric(name)(tmp_path, None) == pytest.approx(np.mean(wanted))
 
 
+def test_a_whole_model_in_bfloat16_is_warned_of(config, caplog):
+    """And nothing is said of the task left out, of which nobody has examples."""
+    for adapter in ("lora(rank=2)", None):
+        asked = config("llama", name="fedit", batch=4)
+        asked.models, asked.adapter = (asked.models[0].replace("long=", "dtype='bfloat16', long="),), adapter
+        assert not [line for line in caplog.messages if "bfloat16" in line]
+        experiment.build(asked)
+    (line,) = [line for line in caplog.messages if "bfloat16" in line]
+    assert "with adapter=None the parameters that are trained are bfloat16" in line
+    assert not [line for line in caplog.messages if "no client trains on" in line]
+
+
 def test_packed_conversations_are_learned(config, tmp_path):
     template = "{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}\t{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
     (tmp_path / "llama" / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))

@@ -51,6 +51,9 @@ def test_what_does_not_fit_says_what_to_change(monkeypatch, tmp_path):
     assert "short" in plan_report.render_plan(plan)
     none = plan_report.suggest_changes(config(batch=8).to_dict(), ABOUT, 0)
     assert any("method.batch=8" in sentence for sentence in none)
+    for adapter in (None, "lora(rank=2)"):  # a whole model hardly trains in bfloat16
+        asked = config().to_dict() | {"models": ("pretrained(folder='mine')",), "adapter": adapter}
+        assert any("bfloat16" in sentence for sentence in plan_report.suggest_changes(asked, ABOUT, 0)) == (adapter is not None)
 
 
 def test_a_compiler_that_ends_its_process_spoils_one_program_alone(monkeypatch, tmp_path):
