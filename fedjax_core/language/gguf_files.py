@@ -35,7 +35,6 @@ def _split(pattern: str) -> list[dict[str, Any]]:
 
 LLAMA_3 = "llama-bpe"  # its texts begin with a token, and whole words come before merges, where a file does not say so (llama.cpp)
 PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {  # by tokenizer.ggml.pre
-    "default": [_BYTES],
     "gpt-2": [_BYTES],
     "smollm": [{"type": "Digits", "individual_digits": True}, _BYTES],
     LLAMA_3: _split(rf"{_LETTERS}|\p{{N}}{{1,3}}|{_SPACES}"),
@@ -114,6 +113,16 @@ def read_config(path: str | os.PathLike) -> dict[str, Any]:
     heads = int(number("attention.head_count"))
     if (scaling := number("rope.scaling.type", "none")) != "none":
         raise ValueError(f"{path}: {family}.rope.scaling.type={scaling!r} is not supported, only 'none'")
+    for name in ("rope.scaling.factor", "rope.scale_linear"):
+        if (factor := float(number(name, 1.0))) not in (0.0, 1.0):  # 0: no scaling
+            raise ValueError(f"{path}: {family}.{name}={factor:g} is not supported, only 1")
+    width = int(number("attention.key_length", int(number("embedding_length")) // heads))
+    if (rotated := int(number("rope.dimension_count", width))) != width:
+        raise ValueError(f"{path}: {family}.rope.dimension_count={rotated} is not supported, only the width of a head, {width}")
+    context = int(number("context_length"))
+    if 0 < (window := int(number("attention.sliding_window", 0))) < context:
+        what = f"{family}.attention.sliding_window={window} is not supported, only the context_length of {context} or more"
+        raise ValueError(f"{path}: {what}; take the folder that the file was made from")
     if "tokenizer.ggml.tokens" not in reader.fields:
         raise ValueError(f"{path} has no tokenizer.ggml.tokens")
     tensors = {tensor.name for tensor in reader.tensors}
@@ -128,10 +137,10 @@ def read_config(path: str | os.PathLike) -> dict[str, Any]:
         "num_hidden_layers": int(number("block_count")),
         "num_attention_heads": heads,
         "num_key_value_heads": int(number("attention.head_count_kv", heads)),
-        "head_dim": int(number("attention.key_length", int(number("embedding_length")) // heads)),
+        "head_dim": width,
         "rms_norm_eps": float(number("attention.layer_norm_rms_epsilon")),
         "rope_theta": float(number("rope.freq_base", 10000.0)),
-        "max_position_embeddings": int(number("context_length")),
+        "max_position_embeddings": context,
         "tie_word_embeddings": "output.weight" not in tensors,
         "eos_token_id": int(_get(reader, "tokenizer.ggml.eos_token_id")),
     }
@@ -197,7 +206,7 @@ def read_tokenizer(path: str | os.PathLike) -> str:
     """
     reader = _open(path)
     registry.check_choice(f"tokenizer.ggml.model in {path}", _get(reader, "tokenizer.ggml.model"), ("gpt2",))
-    pre = _get(reader, "tokenizer.ggml.pre", "default")
+    pre = _get(reader, "tokenizer.ggml.pre")  # llama.cpp's default is the split of no model
     pre_tokenizers = PRE_TOKENIZERS[registry.check_choice(f"tokenizer.ggml.pre in {path}", pre, PRE_TOKENIZERS)]
     tokens, types = (_get(reader, f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
     merges = [merge.split(" ") for merge in _get(reader, "tokenizer.ggml.merges")]

@@ -45,8 +45,8 @@ def in_pairs(array: np.ndarray, heads: int) -> np.ndarray:
     return array[order]
 
 
-def write(path, weights, *, pre="smollm", quantised=False, model="gpt2", architecture="llama", more=None):
-    """Writes a file as llama.cpp's converter does."""
+def write(path, weights, *, pre="smollm", quantised=False, model="gpt2", architecture="llama", more=None, facts=None):
+    """Writes a file as llama.cpp's converter does; `facts` are further numbers of its architecture."""
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(LAYERS)
     writer.add_context_length(128)
@@ -58,7 +58,10 @@ def write(path, weights, *, pre="smollm", quantised=False, model="gpt2", archite
     writer.add_rope_freq_base(50_000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_tokenizer_model(model)
-    writer.add_tokenizer_pre(pre)
+    if pre is not None:
+        writer.add_tokenizer_pre(pre)
+    for name, value in (facts or {}).items():
+        (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(f"{architecture}.{name}", value)
     writer.add_token_list(TOKENS)
     writer.add_token_types([3, 3] + [1] * (len(TOKENS) - 2))
     writer.add_token_merges(MERGES)
@@ -158,12 +161,23 @@ def test_every_split_of_texts_is_one_that_the_package_reads(tmp_path, pre):
             r"has the tensor 'blk\.0\.attn_qkv\.bias",
         ),
         ({"more": {"rope_freqs": np.ones(8, np.float32)}}, gguf_files.read_config, "rope_freqs.* not supported"),
+        ({"pre": "default"}, gguf_files.read_tokenizer, r"tokenizer\.ggml\.pre in .*'default'; allowed: gpt-2, "),
+        ({"pre": None}, gguf_files.read_tokenizer, r"has no tokenizer\.ggml\.pre"),
+        ({"facts": {"rope.scaling.factor": 4.0}}, gguf_files.read_config, r"llama\.rope\.scaling\.factor=4 is not supported"),
+        ({"facts": {"rope.scale_linear": 0.5}}, gguf_files.read_config, r"llama\.rope\.scale_linear=0\.5 is not supported"),
+        ({"facts": {"rope.dimension_count": 8}}, gguf_files.read_config, r"rope\.dimension_count=8 .* width of a head, 16"),
+        ({"facts": {"attention.sliding_window": 64}}, gguf_files.read_config, r"sliding_window=64 .* context_length of 128"),
     ],
 )
 def test_what_is_not_supported_is_named(tmp_path, changed, read, says):
     path = write(tmp_path / "a.gguf", public_weights(True), **changed)
     with pytest.raises(ValueError, match=says):
         read(path)
+
+
+def test_numbers_that_change_nothing_are_read(tmp_path):
+    facts = {"rope.scaling.factor": 1.0, "rope.dimension_count": WIDTH // HEADS, "attention.sliding_window": 128}
+    assert gguf_files.read_config(write(tmp_path / "a.gguf", public_weights(True), facts=facts))["head_dim"] == WIDTH // HEADS
 
 
 def test_missing_and_damaged_files_are_named(tmp_path):
