@@ -67,13 +67,24 @@ def find_own_files(named: Iterable[Named]) -> list[Path]:
     Imports anywhere in the code are followed. A module whose name is computed at run time is not
     found.
     """
-    shipped = tuple(HOME / name for name in ("fedjax_core", "methods"))
+    shipped = _shipped()
     roots = frozenset(source for source in find_sources(named) if _is_own(source.file, shipped))
     stamps = _cache.get(roots)
     if stamps is None or any(_stamp(file) != stamp for file, stamp in stamps.items()):
         sources = _follow_imports(roots, (*shipped, HOME / "configs"))
         stamps = _cache[roots] = {source.file: _stamp(source.file) for source in sources}
     return sorted(stamps)
+
+
+def is_installed(kind: type) -> bool:
+    """Returns whether a class is of Python, of an installed package or of this library."""
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None)
+    return not _is_own(Path(file).resolve(), _shipped()) if file else getattr(module, "__spec__", None) is not None
+
+
+def _shipped() -> tuple[Path, ...]:
+    return tuple(HOME / name for name in ("fedjax_core", "methods"))
 
 
 _cache: dict[frozenset[SourceFile], dict[Path, Any]] = {}  # results of `find_own_files`, valid while no file changes

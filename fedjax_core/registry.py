@@ -331,6 +331,8 @@ def import_member(what: str, name: str) -> tuple[Callable, str]:
         raise ValueError(f"{what} {name!r} is code from outside: {why}")
     holder = _import_file(what, name, module) if module.endswith(".py") else _import_module(what, name, module)
     if not hasattr(holder, own):
+        if module == "__main__" and what in PYTHON_ARGUMENTS:
+            raise ValueError(f"{what} {name!r} was given in Python, in another notebook or script; {_give_again(what)}")
         public = [key for key, value in vars(holder).items() if callable(value) and not key.startswith("_")]
         defined = [key for key in public if getattr(vars(holder)[key], "__module__", None) == holder.__name__]
         hint = did_you_mean(own, public)
@@ -353,9 +355,12 @@ def _find_registered(what: str, name: str, own: str) -> Callable:
         also = "; data are given as data=..." if what == "data set" else ""
         raise ValueError(f"{what} {option_types.shorten(name)}: 'given:' stands for {kinds} and losses given in Python{also}.")
     if (what, own) not in _REGISTERED:
-        again = f"experiment.load(..., {PYTHON_ARGUMENTS[what]}=...)"
-        raise ValueError(f"{what} {name!r} was given in Python; give it again: {again}")
+        raise ValueError(f"{what} {name!r} was given in Python; {_give_again(what)}")
     return _REGISTERED[what, own]
+
+
+def _give_again(what: str) -> str:
+    return f"give it again: experiment.load(..., {PYTHON_ARGUMENTS[what]}=...)"
 
 
 def _import_module(what: str, name: str, module: str) -> types.ModuleType:

@@ -8,6 +8,7 @@ import functools
 import logging
 import operator
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from ml_collections import ConfigDict
 from fedjax_core import code_fingerprint, distributed, nn, registry
 from fedjax_core.data import federated_data, row_readers
 from fedjax_core.engine.simulator import Simulator, State
-from fedjax_core.experiment import lookup, python_overrides
+from fedjax_core.experiment import given_code, lookup, python_overrides
 from fedjax_core.experiment.build_simulator import build
 from fedjax_core.experiment.device_options import describe_devices
 from fedjax_core.experiment.example_privacy import account_examples
@@ -131,7 +132,7 @@ def make_run_settings(
     of_config: dict[str, Any] = {
         **resolved.run._asdict(),
         "seed": resolved.seed,
-        "run_facts": facts | _files(resolved) | _code(resolved) | describe_devices(simulation.spec),
+        "run_facts": facts | _files(resolved) | _code(resolved) | _given_code(resolved) | describe_devices(simulation.spec),
         "privacy": privacy,
         "header": functools.partial(opening_lines, resolved, simulation, privacy, given_data=given_data),
         "is_plan_chosen": resolved.has_plan,
@@ -259,6 +260,12 @@ def _code(resolved: ResolvedConfig) -> dict[str, Any]:
     for file, digest in code_fingerprint.hash_files(code_fingerprint.find_own_files(resolved.lookups)).items():
         digests.setdefault(file.name, []).append(digest[:16])
     return {"code": {name: " ".join(sorted(each)) for name, each in digests.items()}} if digests else {}
+
+
+def _given_code(resolved: ResolvedConfig) -> dict[str, Any]:
+    """Returns the digests of what was given in Python; another version of Python has other bytecode, and another entry."""
+    digests = given_code.digest_given(resolved.lookups)
+    return {f"given_code_py{sys.version_info[0]}{sys.version_info[1]}": digests} if digests else {}
 
 
 def _adversary(resolved: ResolvedConfig, population: int) -> dict[str, Any]:

@@ -5,6 +5,7 @@ or in a GGUF file. It is rendered by the package jinja2, in its sandbox (pip ins
 'fedjax-core[text]').
 """
 
+import datetime
 import json
 import os
 import re
@@ -15,7 +16,9 @@ from typing import Any
 from fedjax_core.language import gguf_files
 from fedjax_core.storage.json_files import read_json
 
-FILE, TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
+FILE, TOKENIZER_CONFIG, TOKENS = "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"
+SPECIAL = frozenset(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+DATE = datetime.date(2024, 7, 26)  # "today" of all runs; templates of Llama 3 that are told none have it
 ROLES = ("system", "user", "assistant")
 Messages = Sequence[tuple[str, str]]  # (role, content)
 
@@ -23,20 +26,21 @@ Messages = Sequence[tuple[str, str]]  # (role, content)
 class ChatTemplate:
     """A template that renders conversations."""
 
-    def __init__(self, source: str, tokens: Mapping[str, str], path: str | os.PathLike):
+    def __init__(self, source: str, tokens: Mapping[str, str | None], path: str | os.PathLike):
         """Compiles a template.
 
         Args:
           source: in Jinja.
-          tokens: texts of special tokens by the template's names for them, such as "bos_token".
+          tokens: texts of special tokens by the template's names for them, such as "bos_token"; None:
+            the model has none.
           path: for error messages.
 
         Raises:
           ImportError: the package jinja2 is not installed.
-          ValueError: it is no template.
+          ValueError: it is no template, or names a special token that `tokens` do not have.
         """
         try:
-            from jinja2 import TemplateError
+            from jinja2 import TemplateError, meta
             from jinja2.sandbox import ImmutableSandboxedEnvironment
         except ImportError:
             raise ImportError("chat templates are rendered by the package jinja2: pip install 'fedjax-core[text]'") from None
@@ -45,13 +49,18 @@ class ChatTemplate:
             raise TemplateError(message)
 
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-        environment.globals["raise_exception"] = refuse
+        environment.globals |= {"raise_exception": refuse, "strftime_now": DATE.strftime}
         environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-        self._error, self._path, self._tokens = TemplateError, path, dict(tokens)
+        self._error, self._path = TemplateError, path
+        self._tokens = {name: token for name, token in tokens.items() if token is not None}
         try:
             self._template = environment.from_string(_drop_generation_tags(source))
+            named = meta.find_undeclared_variables(environment.parse(_drop_generation_tags(source)))
         except TemplateError as error:
             raise ValueError(f"{path}: its chat template cannot be read ({error})") from None
+        if missing := sorted((named & SPECIAL) - tokens.keys()):
+            where = f"a folder has it in {TOKENIZER_CONFIG} or {TOKENS}, null for none"
+            raise ValueError(f"{path}: its chat template names {missing[0]}, which is not given; {where}")
 
     def render(self, messages: Messages, prompt: bool = False) -> str:
         """Returns the text of a conversation.
@@ -95,5 +104,6 @@ def load_chat_template(folder: str | os.PathLike) -> ChatTemplate:
         source = {row.get("name"): row.get("template") for row in source if isinstance(row, dict)}.get("default")
     if not isinstance(source, str):
         raise ValueError(f"{path} has no chat template, in {FILE} or {TOKENIZER_CONFIG}; take template='alpaca'")
-    named = {name: value.get("content") if isinstance(value, dict) else value for name, value in config.items() if "_token" in name}
-    return ChatTemplate(source, {name: value for name, value in named.items() if isinstance(value, str)}, path)
+    tokens = (read_json(path / TOKENS, {}) if (path / TOKENS).is_file() else {}) | config
+    named = {name: value.get("content") if isinstance(value, dict) else value for name, value in tokens.items() if "_token" in name}
+    return ChatTemplate(source, {name: value for name, value in named.items() if isinstance(value, str | None)}, path)

@@ -190,12 +190,12 @@ def _pairs_to_halves(array: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(array.reshape(heads, rows // heads // 2, 2, width).swapaxes(1, 2)).reshape(rows, width)
 
 
-def read_chat_template(path: str | os.PathLike) -> tuple[str, dict[str, str]]:
-    """Returns the chat template and the special tokens that it names; ValueError if there is none."""
+def read_chat_template(path: str | os.PathLike) -> tuple[str, dict[str, str | None]]:
+    """Returns the chat template and its first and last token, None: the model has none; ValueError if there is no template."""
     reader = _open(path)
     tokens = _get(reader, "tokenizer.ggml.tokens")
     ids = {f"{name}_token": _get(reader, f"tokenizer.ggml.{name}_token_id", None) for name in ("bos", "eos")}
-    return _get(reader, "tokenizer.chat_template"), {name: tokens[i] for name, i in ids.items() if i is not None}
+    return _get(reader, "tokenizer.chat_template"), {name: None if i is None else tokens[i] for name, i in ids.items()}
 
 
 def read_tokenizer(path: str | os.PathLike) -> str:

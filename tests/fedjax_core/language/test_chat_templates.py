@@ -77,6 +77,22 @@ def test_a_template_that_does_not_serve_is_named(tmp_path, source, says):
         write(tmp_path, source).render([("system", "Be kind."), ("user", "Is it?")])
 
 
+def test_special_tokens_are_read_of_both_files_and_must_be_given(tmp_path):
+    """Where both have one, tokenizer_config.json decides; null is none."""
+    config, others = tmp_path / chat_templates.TOKENIZER_CONFIG, tmp_path / chat_templates.TOKENS
+    config.write_text(json.dumps({"chat_template": "{{ bos_token }}{{ messages[0].content }}", "eos_token": "</s>"}))
+    with pytest.raises(ValueError, match=r"names bos_token, which is not given; a folder has it in tokenizer_config\.json or spec"):
+        chat_templates.load_chat_template(tmp_path)
+    others.write_text(json.dumps({"bos_token": {"content": "<b>"}}))
+    assert chat_templates.load_chat_template(tmp_path).render([("user", "Hi")]) == "<b>Hi"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"bos_token": None}))
+    assert chat_templates.load_chat_template(tmp_path).render([("user", "Hi")]) == "Hi"
+
+
+def test_today_is_the_same_in_all_runs(tmp_path):
+    assert write(tmp_path, "{{ strftime_now('%Y-%m-%d') }}").render([("user", "Hi")]) == "2024-07-26"
+
+
 def test_a_folder_without_one_is_named(tmp_path):
     with pytest.raises(
         ValueError, match=r"has no chat template, in chat_template.jinja or tokenizer_config.json; take template='alp"

@@ -188,7 +188,9 @@ def test_a_shape_that_the_file_does_not_hold(tmp_path, part):
         np.save(tmp_path / f"{name}.npy", array)
         np.save(tmp_path / f"{name.replace('train', 'test')}.npy", array)
     (tmp_path / f"{part}.npy").write_bytes(member((2**40, 2), body=bytes(64)))
-    said = rf"{part}\.npy has shape \[1099511627776, 2\] of float32 in its header, which takes 8.0 TiB; must be at most the 64 bytes"
+    said = (
+        rf"{part}\.npy has shape \[1099511627776, 2\] of float32 in its header, which takes 8.0 TiB; must be at most the 64 bytes"
+    )
     with pytest.raises(ValueError, match=said):
         sources.load(f"npy:{tmp_path}")
 
