@@ -182,6 +182,10 @@ def _keep(part, client):
     return part
 
 
+COMBINATIONS = ("add", "stack", "group")
+PAYLOADS = ("delta", "class means", "number", "")
+
+
 class Reduce(NamedTuple):
     """How one part of the uplink crosses the client axis.
 

@@ -31,8 +31,8 @@ def check_scores(spec: SimulationSpec) -> tuple[int, ...]:
     Raises:
       TypeError: a score does not return what it must (`contracts.check_score`), or its `finalize`
         no number.
-      ValueError: a score fails, is not finite, has sums that depend on the number of examples, or
-        counts examples outside of its mask.
+      ValueError: a score fails, is not finite, has sums whose shapes depend on the number of examples
+        or that do not add up over batches, or counts examples outside of its mask.
     """
     return tuple(_check_group(spec, g) for g in range(len(spec.groups)))
 
@@ -140,7 +140,7 @@ def _sums(name: str, score: Callable, outputs: PyTree, batch: Batch) -> PyTree:
 
 
 def _try(name: str, score: Callable, like: tuple[Inputs, Inputs], classes: int) -> None:
-    """Checks a score on random examples: more of them, outside of the mask, must change nothing.
+    """Checks a score on random examples: more of them, outside of the mask, must change nothing, and sums of two parts add up.
 
     Args:
       like: (outputs, x, y) of EXAMPLES + PADDING examples and of EXAMPLES, as shapes.
@@ -160,6 +160,14 @@ def _try(name: str, score: Callable, like: tuple[Inputs, Inputs], classes: int) 
         raise ValueError(
             f"{what} counts examples outside of `mask`, which pad a batch and may hold anything; take jnp.where(mask, values, 0) "
             "for a sum, and jnp.sum(mask) for a weight"
+        )
+    in_parts = [jax.jit(score)(*first, half) for half in (np.arange(EXAMPLES) < 2, np.arange(EXAMPLES) >= 2)]
+    added = [sum(leaves) for leaves in zip(*map(as_numbers, in_parts), strict=True)]
+    if all(np.isfinite(leaf).all() for leaf in added) and not all(map(close, as_numbers(result), added)):
+        whole, parts = map(option_types.shorten, (as_numbers(result), added))
+        raise ValueError(
+            f"{what} gives sums that do not add up over batches: {whole} for {EXAMPLES} examples, {parts} for 2 and the others; "
+            "give the sum over the examples and their number, or sums and `finalize`"
         )
     is_finite = all(np.isfinite(leaf).all() for leaf in as_numbers(result))
     if not is_finite and targets_of(more[2]) != "numbers":  # of which a network may give positive ones alone

@@ -13,7 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_core import registry
 from fedjax_core.algorithm import (
+    COMBINATIONS,
+    PAYLOADS,
     PER_ROW,
     TARGETS,
     Algorithm,
@@ -232,6 +235,9 @@ def check_client_output(out: Any, collect: PyTree) -> ClientOutput:
         raise TypeError(
             f"collect must have a fedjax_core.algorithm.Reduce for each part of the uplink, it has {_describe(other[0])}"
         )
+    for part in parts:
+        registry.check_choice("combine of a Reduce", part.combine, COMBINATIONS)
+        registry.check_choice("payload of a Reduce", part.payload, PAYLOADS)
     try:
         structure.flatten_up_to(out.uplink)
     except (ValueError, TypeError):

@@ -24,6 +24,7 @@ from fedjax_core.task import HEAD_HINT, Axes, Model
 
 Prepare = Callable[[Array], Array]
 READS_TOKENS = "reads_tokens"  # attribute of a module's class
+OTHER_FLAGS = ("training", "is_training", "use_running_average")  # of a module's mode, as other code names it
 FROZEN = "moves batch statistics, which are frozen: its normalization must be Flax's BatchNorm without use_running_average"
 
 
@@ -123,6 +124,15 @@ def _is_nnx(builder: Callable[..., Any]) -> bool:
     return isinstance(builder, type) and issubclass(builder, nnx.Module)
 
 
+def _refuse_other_flags(name: str, function: Callable) -> None:
+    """Raises ValueError if a module takes its mode by a name that nothing sets: it would keep its default in training."""
+    if other := [flag for flag in OTHER_FLAGS if flag in inspect.signature(function).parameters]:
+        raise ValueError(
+            f"model {name!r}: its {function.__name__} takes {other[0]}, which nothing sets; it is given those that it names of "
+            "train, mask, key and deterministic"
+        )
+
+
 def _taken(function: Callable, **given: Any) -> dict[str, Any]:
     """Returns the arguments that a function takes."""
     parameters = inspect.signature(function).parameters
@@ -196,6 +206,7 @@ def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, prepare: Prepare, stats_
         raise ValueError(f"model {name!r} has variables besides Param, BatchStat and random streams: {nnx.to_pure_dict(others)}")
     parts = hasattr(abstract, "body") and hasattr(abstract, "head")
     named = type(abstract).body if parts else type(abstract).__call__
+    _refuse_other_flags(name, named)
     _checked(name, stats, [named])
 
     def init(key: Array) -> Net:
@@ -262,6 +273,7 @@ def _frozen(name: str):
 def _of_linen(module: linen.Module, name: str, example: jax.ShapeDtypeStruct, prepare: Prepare, stats_mode: str) -> Model:
     parts = hasattr(type(module), "body") and _has_head(module)
     named = getattr(type(module), "body" if parts else "__call__")
+    _refuse_other_flags(name, named)
 
     def variables(key: Array) -> dict[str, PyTree]:
         def whole(module, x):

@@ -84,6 +84,11 @@ class ErrorsTest(chex.TestCase):
             "optimizer 'adam' has no option 'momentum'; it takes: lr",
         ),
         (ValueError, dict(optimizer__lr=-1.0), "optimizer.lr=-1.0 must be positive"),
+        (
+            ValueError,
+            dict(optimizer__name="optax:adam", optimizer__learning_rate=0.7),
+            "optimizer.learning_rate=0.7: the learning rate is optimizer.lr=",
+        ),
         (TypeError, dict(optimizer__name=f"{__name__}:three"), "three' must return an optax.GradientTransformation.*returned 3$"),
         (
             TypeError,

@@ -104,7 +104,11 @@ def divide(
     """Runs a scheme, as `make` does by name."""
     clients = resolve_num_clients(scheme.name, clients)
     takes = inspect.signature(scheme.function).parameters
-    given = {"clients": clients, "seed": seed, **{key: values for key, values in columns.items() if values is not None}}
+    given = {
+        "clients": clients,
+        "seed": seed,
+        **{key: _make_read_only(values) for key, values in columns.items() if values is not None},
+    }
     for column in COLUMNS:
         if column in takes and takes[column].default is inspect.Parameter.empty and column not in given:
             raise ValueError(f"partition {scheme.name!r} needs {_DESCRIBE[column]}, and the data have none.")
@@ -113,6 +117,13 @@ def divide(
         assert clients is not None
         return _checked(scheme.name, result, clients, {key: len(given.get(key, ())) for key in ("labels", "test_labels")})
     return result if isinstance(result, tuple) else (result, None)
+
+
+def _make_read_only(values: np.ndarray) -> np.ndarray:
+    """Returns a view that a scheme cannot change the data through."""
+    view = values.view()
+    view.flags.writeable = False
+    return view
 
 
 def _checked(name: str, result: Any, clients: int, rows: Mapping[str, int]) -> tuple[Index, Index | None]:

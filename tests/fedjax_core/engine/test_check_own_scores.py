@@ -192,6 +192,11 @@ WRONG = {
         ValueError,
         "counts examples outside of `mask`",
     ),
+    "mean of a batch": (
+        lambda out, x, y, mask: (jnp.sum(jnp.where(mask, out["logits"][:, 0], 0)) / jnp.sum(mask), 1.0),
+        ValueError,
+        r"sums that do not add up over batches: .* for 6 examples, .* for 2 and the others; give the sum over the examples",
+    ),
     "nan": (mean(lambda z, y: jnp.log(z[:, 0])), ValueError, r"score 'x' of evaluation.scores is not finite .*: \[array\(nan"),
     "raises": (lambda out, x, y, mask: out["logit"], ValueError, "score 'x' of evaluation.scores: raised KeyError: 'logit'"),
     "shape": (mean(lambda z, y: z @ jnp.ones((7, 1))), ValueError, "score 'x' of evaluation.scores: raised TypeError: dot_general"),

@@ -62,6 +62,9 @@ def test_each_part_of_the_uplink_has_its_reduce():
         "a Reduce for each part of the uplink, it has a str".replace("a Reduce", ".*Reduce"),
         lambda _: {"collect": "mean"},
     )
+    misspelled = aggregators.mean()._replace(payload="deltas"), aggregators.mean()._replace(combine="sum")
+    for reduce, message in zip(misspelled, ("payload of a Reduce 'deltas'", "combine of a Reduce 'sum'"), strict=True):
+        refused(ValueError, message, lambda _, reduce=reduce: {"collect": reduce})
     two = {"collect": (aggregators.mean(), Reduce())}
     refused(ValueError, r"collect must have the uplink's structure.* against ", lambda _: two)
 

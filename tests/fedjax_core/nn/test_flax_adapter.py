@@ -135,6 +135,27 @@ def test_batch_statistics_leave_out_padding_or_are_refused():
     assert all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (model.apply(net, X)[1], net.stats)), strict=True))
 
 
+class OtherFlag(linen.Module):
+    classes: int
+
+    @linen.compact
+    def __call__(self, x, training: bool = False):
+        return linen.Dense(self.classes)(linen.Dropout(0.5, deterministic=not training)(x))
+
+
+class OtherFlagOfNnx(Plain):
+    def __call__(self, x, training: bool = False):
+        return super().__call__(x)
+
+
+@pytest.mark.parametrize("builder", [OtherFlagOfNnx, lambda classes: OtherFlag(classes)], ids=["nnx", "linen"])
+def test_a_mode_that_nothing_sets_is_refused(builder):
+    with pytest.raises(
+        ValueError, match="its __call__ takes training, which nothing sets; it is given those that it names of train,"
+    ):
+        of(builder)
+
+
 def test_what_is_no_module_is_told():
     with pytest.raises(TypeError, match="is a int; a builder returns a module"):
         flax_adapter.build(lambda classes: classes, "mine", 3, (4,), {})
