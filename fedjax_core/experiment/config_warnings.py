@@ -81,7 +81,7 @@ def check_batch(resolved: ResolvedConfig, data: FederatedData) -> list[str]:
 
 def check_decay(resolved: ResolvedConfig) -> list[str]:
     """Returns a warning of a learning rate that grows, or that is next to nothing in the last round."""
-    decay, name = resolved.fields.get("optimizer.decay"), registry.parse_spec(resolved.fields["optimizer.name"])[0]
+    decay, name = resolved.fields.get("optimizer.decay"), resolved.fields["optimizer.name"].partition("(")[0]
     if decay is None or name not in lookup.OPTIMIZERS or (decay <= 1 and decay ** (resolved.run.rounds - 1) >= SMALLEST_DECAY):
         return []
     return [f"optimizer.decay={decay:g} multiplies the rate each round; weight decay is optimizer.weight_decay"]

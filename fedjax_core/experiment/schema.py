@@ -141,7 +141,8 @@ OPTIONAL_GROUPS = {field.partition(".")[0] for field in DEFAULTS if "." in field
 TUPLES = {  # fields that hold several values, never one alone
     field
     for field, wanted in FIELDS.items()
-    if Sequence in map(get_origin, (wanted, *get_args(wanted))) and option_types.describe_mismatch("", wanted) is not None
+    if any(get_origin(each) is Sequence for each in (wanted, *get_args(wanted)))
+    and option_types.describe_mismatch("", wanted) is not None
 }
 WITH_OPTIONS = ("method", "optimizer")  # groups that hold options beside their fields
 _GROUPS = {field.partition(".")[0] for field in FIELDS if "." in field}
