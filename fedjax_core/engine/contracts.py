@@ -158,6 +158,8 @@ def trace_shapes(spec: SimulationSpec) -> Shapes:
             else:
                 outputs, has_public = predict(*local, few.x), group.task.public != ()
                 check_predictions(outputs, name, group.name, few.y, group.task.classes, may_be_wider=has_public)
+        if "global" in algorithm.predict and "global" in spec.evaluation.scopes and spec.episodes is None:
+            _check_reads_no_client(algorithm.predict["global"], sent, few.x, group.name)
         return server, sent, client, out
 
     shapes: list[GroupShapes] = []
@@ -184,6 +186,15 @@ def trace_shapes(spec: SimulationSpec) -> Shapes:
     each = [[spec.count_bytes(g, tree) for tree in shape.wire] for g, shape in enumerate(shapes)]
     down, up = (float(np.mean(np.concatenate(of_groups))) for of_groups in zip(*each, strict=True))
     return Shapes(tuple(shapes), down, up)
+
+
+def _check_reads_no_client(predict: Callable[..., Any], sent: PyTree, x: PyTree, group: str) -> None:
+    """Raises ValueError if the predictor "global", which worked with a client's state, does not work without one."""
+    try:
+        predict(sent, (), x)
+    except Exception as error:
+        what = f"group {group!r}: predict['global'] reads the client's state, and it is scored without one"
+        raise ValueError(f"{what} ({type(error).__name__}: {error}); name it 'personal', for example") from error
 
 
 def _check_no_own_head(predict: Callable[[], Any], name: str, group: str) -> None:

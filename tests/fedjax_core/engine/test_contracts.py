@@ -113,6 +113,17 @@ def test_a_predictor_returns_logits(change, message):
     refused(TypeError, message, lambda inner: {"predict": {"global": after(inner.predict["global"], change)}})
 
 
+def test_the_global_predictor_reads_no_client():
+    def change(inner):
+        return {
+            "client_init": lambda key, server, client_id: {"scale": jnp.ones(())},
+            "predict": {"global": lambda sent, client, x: inner.predict["global"](sent, (), x * client["scale"])},
+            "client_update": lambda sent, client, data, key: inner.client_update(sent, (), data, key)._replace(state=client, local=None),
+        }
+
+    refused(ValueError, r"predict\['global'\] reads the client's state, and it is scored without one \(TypeError: ", change)
+
+
 @pytest.mark.parametrize("outputs", [2, 7])
 def test_a_network_has_one_output_for_each_class(outputs):
     wide = toy.task().wrap_model(lambda model: toy_federation.model(outputs=outputs))
