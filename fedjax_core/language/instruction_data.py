@@ -29,7 +29,7 @@ import dataclasses
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -206,12 +206,21 @@ def leave_task_out(
     domains = np.array([number[instance.dataset] for instance in train_instances], np.int32)
     if tested == "own":
         test_instances = [instance for instance in test_instances if instance.dataset in number]
+        _check_own_tests(Counter(instance.dataset for instance in test_instances), names, clients)
         own = np.array([number[instance.dataset] for instance in test_instances], np.int32)
         train_index, test_index = partition.by_domain(domains, own, clients, seed)
     else:
         train_index, _ = partition.by_domain(domains, domains, clients, seed)
         test_index = [np.arange(len(test_instances), dtype=np.int32)] * clients
     return LeaveOneOutSplit(train_instances, test_instances, tuple(train_index), tuple(test_index), names)
+
+
+def _check_own_tests(sizes: Mapping[str, int], names: Sequence[str], clients: int) -> None:
+    """Raises ValueError for a data set with fewer test examples than clients."""
+    for i, name in enumerate(names):
+        if sizes.get(name, 0) < (needed := len(range(i, clients, len(names)))):
+            what = f"data set {name!r} has {sizes.get(name, 0)} test examples for {needed} clients"
+            raise ValueError(f"tested='own': {what}, each of which needs at least one; take fewer clients, or tested='left_out'")
 
 
 def build_option_data(
@@ -297,7 +306,8 @@ def build_generation_data(
         all of the assistant's turns are answers.
       multiple: T is one of it, or the limit.
       pack: whether a client's training texts share examples, as many as have room in the limit.
-      stop: further tokens that end a turn of the assistant, where a model's own template writes them.
+      stop: further tokens that end a turn of the assistant, where a model's own template writes them, or a tokenizer
+        appends them to a text.
 
     Returns:
       The data. x is {"tokens": [n, T] int32, "mask": [n, T] bool, padding on the left, "answer":
@@ -316,7 +326,7 @@ def build_generation_data(
     def tokenize(instances: list[Instance], what: str) -> list[Row]:
         if isinstance(template, ChatTemplate):
             return tokenize_chats(instances, tokenizer, template, limit, {end, *stop}, long=long, what=what)
-        pairs = tokenize_pairs(instances, tokenizer, limit, end, long=long, template=template, what=what)
+        pairs = tokenize_pairs(instances, tokenizer, limit, end, long=long, template=template, what=what, stop=stop)
         return [(prompt + answer, [False] * len(prompt) + [True] * len(answer)) for prompt, answer in pairs]
 
     def examples(rows: list[Row], instances: list[Instance]) -> Examples:
@@ -396,7 +406,7 @@ def tokenize_chats(
                 is_open |= whole[last - 1] not in ends
                 is_answer[first:last] = [True] * (last - first)
         number = len(is_answer) - is_answer[::-1].index(True)  # what follows the last answer is never read
-        kept = _find_chat_cut(encode, turns, whole, number, first, limit, long, instance.dataset)
+        kept = _find_chat_cut(encode, turns[:-1], whole, number, number - first, limit, long, instance.dataset)
         rows.append(([whole[place] for place in kept], [is_answer[place] for place in kept]))
         cut += [instance.dataset] if len(kept) < number else []
     _log_cut(cut, [instance.dataset for instance in instances], limit, what)
@@ -411,12 +421,19 @@ def _make_chat_encoder(tokenizer: Tokenizer, template: ChatTemplate) -> Callable
 
 
 def _find_chat_cut(
-    encode: Callable[..., list[int]], turns: Messages, whole: list[int], number: int, last: int, limit: int, long: str, dataset: str
+    encode: Callable[..., list[int]],
+    asked: Messages,
+    whole: list[int],
+    number: int,
+    taken: int,
+    limit: int,
+    long: str,
+    dataset: str,
 ) -> list[int]:
-    """Returns the places of a conversation's first `number` tokens that are kept.
+    """Returns the places of a conversation's first `number` tokens that are kept, of which an answer takes some.
 
-    The beginning of the user's first message is left out, and what follows if need be; from `last`
-    on all stay.
+    The beginning of the user's first message is left out, and what follows if need be; the end of the last message
+    that is `asked` stays, and what the template writes behind it.
     """
     registry.check_choice("long", long, LONG)
     over = number - limit
@@ -424,11 +441,13 @@ def _find_chat_cut(
         return list(range(number))
     if long == "refuse":
         _check_length(number, limit, dataset)
-    first = next((i for i, (role, _) in enumerate(turns) if role == "user"), 0)
-    other = [(role, "#" + content if i == first else content) for i, (role, content) in enumerate(turns)]
-    header = _count_shared(encode(other), whole)
+    first = next((i for i, (role, _) in enumerate(asked) if role == "user"), 0)
+    other = [(role, "#" + content if i == first else content) for i, (role, content) in enumerate(asked)]
+    header = _count_shared(encode(other, True), whole)
+    longer, prompt = encode([*asked[:-1], (asked[-1][0], asked[-1][1] + "#")], True), encode(asked, True)
+    last = len(prompt) - _count_shared(longer[::-1], prompt[::-1])
     if header + over >= last:
-        raise ValueError(f"{dataset}: limit={limit} leaves no room for a message beside an answer of {number - last} tokens")
+        raise ValueError(f"{dataset}: limit={limit} leaves no room for a message beside an answer of {taken} tokens")
     return [*range(header), *range(header + over, number)]
 
 
@@ -441,18 +460,19 @@ def tokenize_pairs(
     long: str = "refuse",
     template: str = ALPACA,
     what: str = "texts",
+    stop: Sequence[int] = (),
 ) -> list[tuple[list[int], list[int]]]:
     """Tokenizes each example as (prompt, answer with `end`), together, as a model reads them.
 
     Raises as `build_generation_data`; `what` they are, the log says of those that are cut.
     """
-    texts = [template.replace("{instruction}", instance.instruction) for instance in instances]
-    wholes = _encode_unended(tokenizer, [text + instance.answer for text, instance in zip(texts, instances, strict=True)], end)
-    fit, pairs, cut = _make_cutter(tokenizer, limit, long, template), [], []
-    for instance, prompt, whole in zip(instances, _encode_unended(tokenizer, texts, end), wholes, strict=True):
+    ends, texts = {end, *stop}, [template.replace("{instruction}", instance.instruction) for instance in instances]
+    wholes = _encode_unended(tokenizer, [text + instance.answer for text, instance in zip(texts, instances, strict=True)], ends)
+    fit, pairs, cut = _make_cutter(tokenizer, limit, long, template, ends), [], []
+    for instance, prompt, whole in zip(instances, _encode_unended(tokenizer, texts, ends), wholes, strict=True):
         n = _count_shared(prompt, whole)
         answer = whole[n:] + [end]
-        pairs.append((fit(whole[:n], len(answer), instance.dataset), answer))
+        pairs.append((fit(prompt, n, len(answer), instance.dataset), answer))
         cut += [instance.dataset] if len(pairs[-1][0]) < n else []
     _log_cut(cut, [instance.dataset for instance in instances], limit, what)
     return pairs
@@ -466,28 +486,30 @@ def tokenize_prompts(
     *,
     long: str = "refuse",
     template: str | ChatTemplate = ALPACA,
+    stop: Sequence[int] = (),
 ) -> list[list[int]]:
     """Tokenizes the prompts alone, as `tokenize_pairs` or `tokenize_chats`; at most `limit` tokens each."""
     if isinstance(template, ChatTemplate):
         encode, rows, cut = _make_chat_encoder(tokenizer, template), [], []
         for instance in instances:
             turns, row = instance.turns[:-1], encode(instance.turns[:-1], True)
-            kept = _find_chat_cut(encode, turns, row, len(row), len(row), limit, long, instance.dataset)
+            kept = _find_chat_cut(encode, turns, row, len(row), 0, limit, long, instance.dataset)
             rows.append([row[place] for place in kept])
             cut += [instance.dataset] if len(kept) < len(row) else []
         _log_cut(cut, [instance.dataset for instance in instances], limit, "prompts")
         return rows
-    fit = _make_cutter(tokenizer, limit, long, template)
-    whole = _encode_unended(tokenizer, [template.replace("{instruction}", instance.instruction) for instance in instances], end)
-    fitted = [fit(prompt, 0, instance.dataset) for instance, prompt in zip(instances, whole, strict=True)]
+    fit = _make_cutter(tokenizer, limit, long, template, {end, *stop})
+    texts = [template.replace("{instruction}", instance.instruction) for instance in instances]
+    whole = _encode_unended(tokenizer, texts, {end, *stop})
+    fitted = [fit(prompt, len(prompt), 0, instance.dataset) for instance, prompt in zip(instances, whole, strict=True)]
     cut = [instance.dataset for instance, a, b in zip(instances, fitted, whole, strict=True) if len(a) < len(b)]
     _log_cut(cut, [instance.dataset for instance in instances], limit, "prompts")
     return fitted
 
 
-def _encode_unended(tokenizer: Tokenizer, texts: Sequence[str], end: int) -> list[list[int]]:
-    """Encodes texts without the end that a tokenizer may append."""
-    return [tokens[:-1] if tokens[-1:] == [end] else tokens for tokens in tokenizer.encode(texts)]
+def _encode_unended(tokenizer: Tokenizer, texts: Sequence[str], ends: Collection[int]) -> list[list[int]]:
+    """Encodes texts without the end, one of `ends`, that a tokenizer may append."""
+    return [tokens[:-1] if tokens and tokens[-1] in ends else tokens for tokens in tokenizer.encode(texts)]
 
 
 def _check_length(tokens: int, limit: int, dataset: str) -> None:
@@ -504,24 +526,24 @@ def _log_cut(cut: Sequence[str], datasets: Sequence[str], limit: int, what: str)
         _log.warning(message, dataset, number, totals[dataset], what, limit)
 
 
-def _make_cutter(tokenizer: Tokenizer, limit: int, long: str, template: str):
-    """Makes (prompt, tokens taken, data set) -> a prompt that fits.
+def _make_cutter(tokenizer: Tokenizer, limit: int, long: str, template: str, ends: Collection[int]):
+    """Makes (prompt, how many of its tokens are not the answer's, tokens taken, data set) -> a prompt that fits.
 
-    It keeps the template before the instruction, and a tail.
+    It keeps the template, and a tail of the instruction.
     """
     registry.check_choice("long", long, LONG)
-    before = tokenizer.encode([template.partition("{instruction}")[0]])[0]
+    before, after = _encode_unended(tokenizer, template.split("{instruction}", 1), ends)
 
-    def fit(prompt: list[int], taken: int, dataset: str) -> list[int]:
-        over = len(prompt) + taken - limit
+    def fit(prompt: list[int], number: int, taken: int, dataset: str) -> list[int]:
+        over = number + taken - limit
         if over <= 0:
-            return prompt
+            return prompt[:number]
         if long == "refuse":
-            _check_length(len(prompt) + taken, limit, dataset)
-        kept = _count_shared(before, prompt)
-        if kept + over >= len(prompt):
+            _check_length(number + taken, limit, dataset)
+        kept, last = _count_shared(before, prompt), len(prompt) - _count_shared(after[::-1], prompt[::-1])
+        if kept + over >= last:
             raise ValueError(f"{dataset}: limit={limit} leaves no room for an instruction beside an answer of {taken} tokens")
-        return prompt[:kept] + prompt[kept + over :]
+        return prompt[:kept] + prompt[kept + over : number]
 
     return fit
 

@@ -359,7 +359,7 @@ def generate_answers(
         )
     questions, tokenizer = [prepared.divided.test[row] for row in rows], load_pretrained.load_tokenizer(prepared.folder)
     widest = min(prepared.spec.limit, prepared.model.context - longest)
-    how = {"long": prepared.spec.long, "template": _read_template(prepared.folder, prepared.spec)}
+    how = {"long": prepared.spec.long, "template": _read_template(prepared.folder, prepared.spec), "stop": prepared.model.stop}
     try:
         tokens = instruction_data.tokenize_prompts(questions, tokenizer, widest, prepared.model.stop[0], **how)
     except ValueError as error:

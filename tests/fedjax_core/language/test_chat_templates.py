@@ -140,8 +140,11 @@ def test_long_conversations_are_cut_as_asked_or_refused(tmp_path, caplog):
     system = instance((("system", "Be kind."), *TURNS))
     [(tokens, _)] = instruction_data.tokenize_chats([system], Letters(), template, 47, (END,), long="cut")
     assert bytes(tokens).decode().startswith("<s>Be kind.\t|<u>it?\t")
-    with pytest.raises(ValueError, match="limit=6 leaves no room for a message beside an answer of 4 tokens"):
-        instruction_data.tokenize_chats([row], Letters(), template, 6, (END,), long="cut")
+    [prompt] = instruction_data.tokenize_prompts([row], Letters(), 9, END, template=template, long="cut")
+    assert bytes(prompt).decode() == "<u>?\t|<a>"
+    for limit in (6, 12):  # 13 is the template, a letter and the answer
+        with pytest.raises(ValueError, match=f"limit={limit} leaves no room for a message beside an answer of 4 tokens"):
+            instruction_data.tokenize_chats([row], Letters(), template, limit, (END,), long="cut")
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path):

@@ -150,6 +150,12 @@ def test_more_clients_have_parts_of_a_data_set():
 def test_what_cannot_be_divided_is_named(how, says):
     with pytest.raises(ValueError, match=says):
         divided(**how)
+    for test, clients, says in (
+        (rows(5)[5:], 4, "tested='own': data set 'films' has 0 test examples for 1 clients"),
+        (rows(1), 8, "'films' has 1 test examples for 2 clients, each of which needs at least one"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            instruction_data.leave_task_out(rows(10), test, "logic", clients, 0, "own")
     with pytest.raises(ValueError, match="there are 0 training and 1 test examples"):
         instruction_data.leave_task_out(rows(1)[:1], rows(1)[:1], "mood", 1, 0)
 
@@ -251,6 +257,11 @@ def test_long_texts_are_cut_as_asked_or_refused():
     assert len(asked) == 90
     with pytest.raises(ValueError, match="limit=20 leaves no room for an instruction beside an answer of 3 tokens"):
         instruction_data.tokenize_pairs([row], Letters(), 20, END, long="cut")
+    short = len(instruction_data.ALPACA.replace("{instruction}", "e")) + 1 + len(answer)  # with one letter of it
+    [(prompt, _)] = instruction_data.tokenize_pairs([row], Letters(), short, END, long="cut")
+    assert decoded(prompt) == instruction_data.ALPACA.replace("{instruction}", row.instruction[-1])
+    with pytest.raises(ValueError, match=f"limit={short - 1} leaves no room for an instruction beside an answer of 3 tokens"):
+        instruction_data.tokenize_pairs([row], Letters(), short - 1, END, long="cut")
     with pytest.raises(ValueError, match="unknown long 'drop'; allowed: refuse, cut"):
         instruction_data.tokenize_prompts([row], Letters(), 90, END, long="drop")
 
@@ -288,6 +299,9 @@ def test_an_end_that_the_tokenizer_sets_is_no_part_of_a_prompt():
         asked = instruction_data.tokenize_prompts(few, Ending(), limit, END, long=long)
         assert asked == instruction_data.tokenize_prompts(few, Letters(), limit, END, long=long)
         assert not any(END in prompt for prompt in asked)
+        other = [instruction_data.tokenize_pairs(few, kind(), limit, 3, long=long, stop=(3, END)) for kind in (Ending, Letters)]
+        assert other[0] == other[1], "whichever of a model's ends it is"
+        assert instruction_data.tokenize_prompts(few, Ending(), limit, 3, long=long, stop=(3, END)) == asked
     assert asked != [prompt for prompt, _ in plain], "an answer takes room"
     assert instruction_data.tokenize_prompts(few, Ending(), 400, END) == [
         prompt for prompt, _ in instruction_data.tokenize_pairs(few, Ending(), 400, END)
