@@ -33,9 +33,10 @@ from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.sharding.data_placement import PLACES
 from fedjax_core.engine.simulation_spec import SCOPES, Evaluation, Group, GroupShapes, Shapes, SimulationSpec
-from fedjax_core.task import HEAD_HINT, check_tokens
+from fedjax_core.task import check_tokens
 from fedjax_core.training.few_shot import EpisodeSampler
 from fedjax_core.training.metrics import finalizer
+from fedjax_core.training.param_partition import hint_head
 
 
 def validate_settings(
@@ -224,8 +225,10 @@ def explain_missing_head(groups: Sequence[Group]) -> Iterator[None]:
         without = [name for name, head in heads.items() if not (isinstance(head, dict) and "kernel" in head)]
         if not without:
             raise
+        name = without[0]
+        packed = " (with pack=True, texts have no features of their own; set pack=False)" if error.args[0] == "features" else ""
         raise ValueError(
-            f"the method needs features or the head of network {without[0]!r}, which has no such parts: {HEAD_HINT}"
+            f"the method needs features or the head of network {name!r}, which has no such parts{packed}: {hint_head(nets[name])}"
         ) from None
 
 

@@ -4,7 +4,9 @@ Data are those of `instruction_data.build_generation_data`. FedAvg of an adapter
 Model is FedIT.
 """
 
+import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +18,8 @@ from fedjax_core.language.instruction_data import pad_sequences
 from fedjax_core.language.length_bucketing import drop_padding
 from fedjax_core.language.models.transformer import LanguageModel, last_token_index, name_layers
 from fedjax_core.task import Model
+
+_log = logging.getLogger(__name__)
 
 
 class AnswerOutputs(NamedTuple):
@@ -49,23 +53,34 @@ def compute_answer_outputs(model: LanguageModel, params: PyTree, x: PyTree, laye
     return AnswerOutputs(model.logits(params, hidden[:, -a - 1 : -1]), targets, read(hidden), layer_outputs)
 
 
+def check_unpacked(x: PyTree) -> None:
+    """Raises ValueError for packed examples, of whose texts the last alone would have features."""
+    if "segments" in x:
+        raise ValueError("pack=True: the method reads features of each text, and a packed example has several; set pack=False")
+
+
 def make_writer(model: LanguageModel) -> Model:
     """Makes a Model that learns to write answers, on their tokens and ends alone.
 
     x is `build_generation_data`'s. Outputs are "logits" [B, A, V], "targets" [B, A] (-1: none) and
     "features" [B, D] of the last token, intermediates its states after each layer, "layer1" to
-    "layerL". `head` gives the next token's logits. To decode, hand `model.generate` the params of
-    the `Net`.
+    "layerL". Packed examples, of several texts, have neither. `head` gives the next token's logits. To
+    decode, hand `model.generate` the params of the `Net`.
     """
 
     def apply(net: Net, x: PyTree, key=None, train=False, mask=None, intermediates=False):
         del key, train
+        if intermediates:
+            check_unpacked(x)
         outputs: dict[str, Any] = compute_answer_outputs(model, net.params, drop_padding(x, mask), intermediates)._asdict()
         layers = outputs.pop("layers")
+        if "segments" in x:
+            del outputs["features"]
         return (outputs if layers is None else outputs | {"intermediates": name_layers(layers)}), net.stats
 
     def features(net: Net, x: PyTree, key: Array | None = None, train: bool = False, mask: Array | None = None):
         del key, train
+        check_unpacked(x)
         return compute_answer_outputs(model, net.params, drop_padding(x, mask)).features, net.stats
 
     init, head = lambda key: Net(model.init(key), {}), lambda net, features: model.logits(net.params, features)
@@ -108,6 +123,18 @@ def generate_completions(
         for row, i in enumerate(indices):
             completions[i] = new[row][real[row]].tolist()
     return completions
+
+
+def warn_of_rouge1(datasets: Sequence[str], answers: Sequence[str]) -> None:
+    """Warns of each data set with answers of which ROUGE reads nothing: it counts words of a-z and 0-9 alone."""
+    totals = Counter(datasets)
+    unread = Counter(
+        name for name, answer in zip(datasets, answers, strict=True) if answer and not re.search("[a-z0-9]", answer.lower())
+    )
+    for name, number in unread.items():
+        _log.warning(
+            "%s: %d of %d answers have no letter a-z or digit, so their ROUGE-1 is 0 for any text", name, number, totals[name]
+        )
 
 
 def compute_rouge1(texts: Sequence[str], answers: Sequence[str]) -> list[float]:

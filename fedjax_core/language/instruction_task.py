@@ -83,7 +83,7 @@ class Spec(NamedTuple):
       temperature: of an encoder's scores.
       template: of a language model's prompts: "alpaca", or its own "chat" template, where all turns
         of the assistant are learned.
-      pack: whether short training texts of a client share examples of `limit` tokens.
+      pack: whether short training texts of a client share examples of `limit` tokens, for methods that read no features.
     """
 
     folder: str | None = None
@@ -164,6 +164,7 @@ def _prepare_data(
     del stamps  # a part of the cache's key
     train, test = _read(source, root)
     divided = instruction_data.leave_task_out(train, test, source.leave_out, clients, seed, source.tested)
+    generation.warn_of_rouge1([row.dataset for row in divided.test], [row.answer for row in divided.test])
     model, tokenizer = build_model(folder, spec), load_pretrained.load_tokenizer(folder)
     if spec.limit > model.context:
         raise ValueError(f"limit={spec.limit} is too much for {model.name}: it takes at most {model.context} tokens")

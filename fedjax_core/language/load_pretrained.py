@@ -11,6 +11,7 @@ tokens = load_tokenizer("llama-7b").encode(["Hello"])
 
 import importlib.util
 import json
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,8 @@ from fedjax_core.storage.safetensors_files import read_tensors
 FAMILIES: dict[str, Any] = dict.fromkeys(decoder_configs.DEFAULTS, decoder) | dict.fromkeys(("bert", "roberta"), bert)
 NESTED = ("rope_parameters", "rope_scaling", "text_config", "vision_config")  # objects in config.json
 CONFIG, ONE_FILE, INDEX, TOKENIZER = "config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+_log = logging.getLogger(__name__)
 
 
 def load(
@@ -177,6 +180,10 @@ class Tokenizer:
                     "for the tokens that were added, or take the tokenizer of these weights"
                 )
 
+    def decode_special(self, tokens: Sequence[int]) -> list[str]:
+        """Returns the text of each token, special ones too."""
+        return [self._tokenizer.id_to_token(token) for token in tokens]
+
     def decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
         """Decodes each sequence of tokens, without the special ones."""
         return self._tokenizer.decode_batch([list(row) for row in tokens], skip_special_tokens=True)
@@ -207,4 +214,20 @@ def load_tokenizer(folder: str | os.PathLike) -> Tokenizer:
         return Tokenizer(folder, gguf_files.read_config(folder)["vocab_size"])
     path = Path(folder) / CONFIG
     size = read_json(path, {"vocab_size?": (int, type(None))}).get("vocab_size") if path.is_file() else None
-    return Tokenizer(Path(folder) / TOKENIZER, size)
+    tokenizer = Tokenizer(Path(folder) / TOKENIZER, size)
+    _warn_of_ends(Path(folder) / TOKENIZER_CONFIG, tokenizer)
+    return tokenizer
+
+
+def _warn_of_ends(path: Path, tokenizer: Tokenizer) -> None:
+    """Warns where tokenizer_config.json asks for a first or last token and tokenizer.json, which is read, does otherwise."""
+    config = read_json(path, {}) if path.is_file() else {}
+    added = tokenizer.decode_special(tokenizer.encode([""])[0])
+    asked = {name: flag for name in ("bos", "eos") if isinstance(flag := config.get(f"add_{name}_token"), bool)}
+    given = {name: config.get(f"{name}_token") for name in asked}
+    texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in given.items()}
+    wanted = [texts[name] for name in asked if asked[name]]  # both may be one token
+    for name, token in texts.items():
+        if isinstance(token, str) and (token in wanted) != (token in added):
+            does = f"adds {token!r}" if token in added else "adds none"
+            _log.warning("%s has add_%s_token=%s, and %s, which is read alone, %s", path, name, asked[name], TOKENIZER, does)

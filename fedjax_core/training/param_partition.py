@@ -14,6 +14,7 @@ import jax
 
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.task import HEAD_HINT
+from fedjax_core.training.adapters import ENTRY
 
 Selection = Callable[[Net], Net]  # net -> a Net of bools, True for the personal leaves
 
@@ -60,8 +61,15 @@ def part_filter(name: str, params: PyTree | None = None) -> Callable[[tuple], bo
     if name not in PARTS:
         raise ValueError(f"finetune_part={name!r} is not one of {', '.join(map(repr, PARTS))}")
     if name != "all" and params is not None and "head" not in params:
-        raise ValueError(f"finetune_part={name!r}: the network has no entry 'head', only {', '.join(params)}; {HEAD_HINT}")
+        raise ValueError(f"finetune_part={name!r}: the network has no entry 'head', only {', '.join(params)}; {hint_head(params)}")
     return PARTS[name]
+
+
+def hint_head(params: PyTree) -> str:
+    """Returns what to do about a method that needs the head of a network which has no such entry."""
+    if ENTRY in params:
+        return "it is frozen beside the adapter: set train='head', or for texts take a method that reads no head"
+    return HEAD_HINT
 
 
 def personal_entries(*names: str) -> Selection:
@@ -74,7 +82,7 @@ def personal_entries(*names: str) -> Selection:
     def select(net: Net) -> Net:
         for name in names:
             if name not in net.params:
-                hint = f"; {HEAD_HINT}" if name == "head" else ""
+                hint = f"; {hint_head(net.params)}" if name == "head" else ""
                 raise ValueError(f"personal={name!r} is not an entry of the network; it has {', '.join(net.params)}{hint}")
         return Net(*(_select(lambda path: path[0] in names, tree) for tree in net))
 

@@ -20,7 +20,7 @@ from fedjax_core.experiment import input_files
 from fedjax_core.experiment.mock_data import Counts
 from fedjax_core.language import clip_task
 from fedjax_core.language.instruction_task import Spec, find_model_folder
-from fedjax_core.language.load_pretrained import CONFIG, TOKENIZER
+from fedjax_core.language.load_pretrained import CONFIG, TOKENIZER, is_gguf
 from fedjax_core.own_packages import HOME
 from fedjax_core.storage.json_files import read_json, to_json_values, write_json
 
@@ -179,7 +179,8 @@ def cache_key(job: Job) -> str:
     parts = [config, job.target.name, devices, list(job.parts), list(job.counts), versions, flags]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode())
     for file in source_files(job.config):
-        digest.update(file.read_bytes())
+        stamp = f"{file.stat().st_size} {file.stat().st_mtime_ns}"  # of a file with all weights
+        digest.update(stamp.encode() if is_gguf(file) else file.read_bytes())
     return digest.hexdigest()[:32]
 
 
@@ -192,7 +193,9 @@ def _version(package: str) -> str | None:
 
 def source_files(config: dict[str, Any]) -> Sequence[Path]:
     """Returns files that decide what is compiled: library, methods, what a config names from outside, a language model's
-    config.json, a CLIP's tokenizer, which decides how long texts are, settings of clients and devices, and files of the method."""
+    config.json or GGUF file, a CLIP's tokenizer, which decides how long texts are, settings of clients and devices, and
+    files of the method.
+    """
     from ml_collections import ConfigDict
 
     from fedjax_core.experiment.run_experiment import lists_to_tuples
@@ -201,7 +204,8 @@ def source_files(config: dict[str, Any]) -> Sequence[Path]:
     lookups = resolved.lookups
     files = {place.file for place in code_fingerprint.find_sources(lookups)} | set(code_fingerprint.find_own_files(lookups))
     of_texts = [network.resolved() for network in resolved.networks if network.resolved.function is Spec]
-    files |= {file.resolve() for spec in of_texts if (file := find_model_folder(spec) / CONFIG).is_file()}
+    places = [find_model_folder(spec) for spec in of_texts]
+    files |= {file.resolve() for place in places if (file := place if is_gguf(place) else place / CONFIG).is_file()}
     of_clip = [network.resolved() for network in resolved.networks if network.resolved.function is clip_task.Spec]
     folders = [Path(spec.folder).expanduser() for spec in of_clip if spec.folder is not None]
     files |= {file.resolve() for folder in folders for name in (CONFIG, TOKENIZER) if (file := folder / name).is_file()}

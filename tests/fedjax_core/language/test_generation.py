@@ -22,3 +22,8 @@ def test_rouge_is_the_f_measure_of_words():
 
 def test_exact_answers():
     assert generation.is_exact_match(["Yes ", "no", "a\n b"], ["yes", "yes", "a b"]) == [True, False, True]
+
+
+def test_answers_of_which_rouge_reads_nothing_are_warned_of(caplog):
+    generation.warn_of_rouge1(["films", "films", "signs"], ["Yes", "да", "+"])
+    assert [message.split(" have")[0] for message in caplog.messages] == ["films: 1 of 2 answers", "signs: 1 of 1 answers"]

@@ -218,6 +218,26 @@ def test_packed_conversations_are_learned(config, tmp_path):
     assert 0 <= sim.evaluate(state).metrics["test/global/accuracy"] <= 1
 
 
+@pytest.mark.parametrize(
+    "method",
+    [{"name": "fedoa"}, {"name": "fedoa", "features": "layer1"}, {"name": "pfedme", "measure": True}, {"name": "fedsdr"}],
+    ids=str,
+)
+def test_methods_that_read_features_refuse_packed_texts(config, method):
+    asked = config("llama", **method, batch=2)
+    experiment.build(asked)
+    asked.models = tuple(model.replace("long=", "pack=True, long=") for model in asked.models)
+    with pytest.raises(ValueError, match="set pack=False"):
+        experiment.build(asked)
+
+
+def test_a_method_that_needs_the_head_says_how_to_get_it(config):
+    with pytest.raises(
+        ValueError, match=r"personal='head' .*frozen beside the adapter: set train='head', or for texts take a meth"
+    ):
+        experiment.build(config("llama", name="fedper", batch=2))
+
+
 def test_clients_are_tested_on_their_own_sets(config):
     """And by task, each of which two of them have."""
     made = config("bert", name="fedit", batch=4, epochs=1)

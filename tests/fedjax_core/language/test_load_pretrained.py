@@ -244,3 +244,17 @@ def test_a_template_that_names_a_token_that_it_does_not_list_is_refused(tmp_path
     file.write_text(json.dumps(found))
     with pytest.raises(ValueError, match=r"tokenizer\.json: the template of its post_processor names '<zz>', .* are: '<s>'$"):
         load_pretrained.load_tokenizer(tmp_path)
+
+
+def test_a_first_token_that_the_files_disagree_about_is_warned_of(tmp_path, caplog):
+    package = pytest.importorskip("tokenizers", reason="no tokenizers: pip install -e '.[text]'")
+    made = package.Tokenizer(package.models.WordLevel({"<s>": 0, "</s>": 1, "a": 2}, unk_token="a"))
+    made.post_processor = package.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    made.save(str(tmp_path / load_pretrained.TOKENIZER))
+    for bos, eos, number in ((True, False, 0), (False, False, 1), (True, True, 1)):
+        caplog.clear()
+        config = {"add_bos_token": bos, "add_eos_token": eos, "bos_token": {"content": "<s>"}, "eos_token": "</s>"}
+        (tmp_path / load_pretrained.TOKENIZER_CONFIG).write_text(json.dumps(config))
+        load_pretrained.load_tokenizer(tmp_path)
+        assert len(caplog.messages) == number
+    assert "has add_eos_token=True, and tokenizer.json, which is read alone, adds none" in caplog.messages[0]

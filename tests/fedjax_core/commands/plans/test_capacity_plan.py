@@ -168,6 +168,12 @@ def test_what_a_config_names_from_outside_is_known_by_its_text(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     of.models = (f"pretrained(folder={str(tmp_path)!r}, limit=512)",)
     assert (tmp_path / "config.json").resolve() in compile_pool.source_files(of.to_dict())
+    of.models, keys = (f"pretrained(folder={str(tmp_path / 'a.gguf')!r}, limit=512)",), set()
+    for text in ("", "other"):
+        (tmp_path / "a.gguf").write_text(text)
+        job = compile_pool.Job(of.to_dict(), device_targets.parse_targets("v5e:2x2")[0], ("round",), Counts(), 5)
+        keys.add(compile_pool.cache_key(job))
+    assert len(keys) == 2
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2, 7, 15, 31, 32])
