@@ -180,7 +180,7 @@ class Tokenizer:
                     "for the tokens that were added, or take the tokenizer of these weights"
                 )
 
-    def decode_special(self, tokens: Sequence[int]) -> list[str]:
+    def decode_special(self, tokens: Sequence[int]) -> list[str | None]:
         """Returns the text of each token, special ones too."""
         return [self._tokenizer.id_to_token(token) for token in tokens]
 
