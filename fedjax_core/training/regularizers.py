@@ -61,9 +61,11 @@ def with_regularizers(model: Model, regularizers: Sequence[Regularizer]) -> Mode
 
 def _check_mask(regularizer: Regularizer) -> None:
     """Raises ValueError if the term of drawn features changes with rows outside of the mask, which pad a minibatch."""
+    if getattr(getattr(regularizer, "func", regularizer), "__module__", "") == __name__:
+        return
     drawn = np.random.default_rng(0).normal(size=(8, 5)).astype(np.float32)
     try:
-        with_padding, without = (float(regularizer(z, np.arange(len(z)) < 6)) for z in map(jnp.asarray, (drawn, drawn[:6])))
+        with_padding, without = (float(regularizer(z, jnp.arange(len(z)) < 6)) for z in map(jnp.asarray, (drawn, drawn[:6])))
     except Exception:  # training says what is wrong, with the features that it has
         return
     if not np.isclose(with_padding, without, rtol=1e-2, atol=1e-4, equal_nan=True):

@@ -118,7 +118,9 @@ def test_the_global_predictor_reads_no_client():
         return {
             "client_init": lambda key, server, client_id: {"scale": jnp.ones(())},
             "predict": {"global": lambda sent, client, x: inner.predict["global"](sent, (), x * client["scale"])},
-            "client_update": lambda sent, client, data, key: inner.client_update(sent, (), data, key)._replace(state=client, local=None),
+            "client_update": lambda sent, client, data, key: inner.client_update(sent, (), data, key)._replace(
+                state=client, local=None
+            ),
         }
 
     refused(ValueError, r"predict\['global'\] reads the client's state, and it is scored without one \(TypeError: ", change)
