@@ -182,8 +182,8 @@ def _keep(part, client):
     return part
 
 
-COMBINATIONS = ("add", "stack", "group")
-PAYLOADS = ("delta", "class means", "number", "")
+COMBINATIONS = ("add", "stack", "group")  # of `Reduce.combine`
+PAYLOADS = ("delta", "class means", "number", "")  # of `Reduce.payload`
 
 
 class Reduce(NamedTuple):

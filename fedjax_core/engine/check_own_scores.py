@@ -18,6 +18,7 @@ from fedjax_core.training import metrics
 from fedjax_core.training.batching import Batch, gather_batch
 
 EXAMPLES, PADDING = 6, 2
+FEATURES = 5  # of an example that a regularizer is tried on
 MAX_DRAWN = 2**22  # of examples that are drawn
 Inputs = tuple[PyTree, PyTree, PyTree]  # outputs, x and y of examples
 
@@ -31,8 +32,8 @@ def check_scores(spec: SimulationSpec) -> tuple[int, ...]:
     Raises:
       TypeError: a score does not return what it must (`contracts.check_score`), or its `finalize`
         no number.
-      ValueError: a score fails, is not finite, has sums whose shapes depend on the number of examples
-        or that do not add up over batches, or counts examples outside of its mask.
+      ValueError: a score fails, is not finite, has sums that depend on the number of examples or do not
+        add up over batches, or counts examples outside of its mask.
     """
     return tuple(_check_group(spec, g) for g in range(len(spec.groups)))
 
@@ -59,15 +60,28 @@ def _try_loss(loss: Callable, logits: Any, y: Any, classes: int) -> None:
     """Checks a loss of labels on random examples: more of them, outside of the mask, must change nothing."""
     rng = np.random.default_rng(0)
     given = _draw(rng, logits), _draw_targets(rng, y, classes)
+    _check_padding("loss", loss, given)
+
+
+def check_regularizer(regularizer: Callable) -> None:
+    """Raises ValueError if a term of features that is not the library's own counts examples outside of its mask."""
+    if not _is_ours(regularizer):
+        features = np.random.default_rng(0).normal(size=(EXAMPLES + PADDING, FEATURES)).astype(np.float32)
+        _check_padding("regularizer", regularizer, (features,))
+
+
+def _check_padding(what: str, function: Callable, given: tuple[np.ndarray, ...]) -> None:
+    """Raises ValueError if a function of examples and their mask [B] counts those outside of it."""
     try:
-        with_padding = float(jax.jit(loss)(*given, np.arange(EXAMPLES + PADDING) < EXAMPLES))
-        without = float(jax.jit(loss)(*(leaf[:EXAMPLES] for leaf in given), np.ones(EXAMPLES, bool)))
+        with_padding = float(jax.jit(function)(*given, np.arange(EXAMPLES + PADDING) < EXAMPLES))
+        without = float(jax.jit(function)(*(leaf[:EXAMPLES] for leaf in given), np.ones(EXAMPLES, bool)))
     except Exception:  # training says what is wrong, with the arrays that it has
         return
     if not np.isclose(with_padding, without, rtol=1e-2, atol=1e-3, equal_nan=True):
+        name = getattr(metrics.unwrap_score(function), "__name__", function)
         raise ValueError(
-            f"loss {getattr(metrics.unwrap_score(loss), '__name__', loss)!r} counts examples outside of `mask`, which pad a batch "
-            "and may hold anything; return losses.masked_mean(values, mask)"
+            f"{what} {name!r} counts examples outside of `mask`, which pad a batch and may hold anything; return "
+            "losses.masked_mean(values, mask)"
         )
 
 
@@ -140,7 +154,7 @@ def _sums(name: str, score: Callable, outputs: PyTree, batch: Batch) -> PyTree:
 
 
 def _try(name: str, score: Callable, like: tuple[Inputs, Inputs], classes: int) -> None:
-    """Checks a score on random examples: more of them, outside of the mask, must change nothing, and sums of two parts add up.
+    """Checks a score on random examples: more of them, outside of the mask, must change nothing, and halves must add up.
 
     Args:
       like: (outputs, x, y) of EXAMPLES + PADDING examples and of EXAMPLES, as shapes.
@@ -150,7 +164,9 @@ def _try(name: str, score: Callable, like: tuple[Inputs, Inputs], classes: int) 
     outputs, x = jax.tree.map(functools.partial(_draw, rng), more[:2])
     given = outputs, x, _draw_targets(rng, more[2], classes)
     first = jax.tree.map(lambda leaf, part: leaf if leaf.shape == part.shape else leaf[:EXAMPLES], given, fewer)
-    with_padding = jax.jit(score)(*given, np.arange(EXAMPLES + PADDING) < EXAMPLES)
+    places, of_mask = np.arange(EXAMPLES + PADDING), jax.jit(score)
+    with_padding = of_mask(*given, places < EXAMPLES)
+    halves = [of_mask(*given, mask) for mask in (places < EXAMPLES // 2, (places >= EXAMPLES // 2) & (places < EXAMPLES))]
     result = jax.jit(score)(*first, np.ones(EXAMPLES, bool))
     sums = jax.device_get(contracts.check_score(name, score, result))
     as_numbers = lambda tree: [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(jax.device_get(tree))]
@@ -172,6 +188,14 @@ def _try(name: str, score: Callable, like: tuple[Inputs, Inputs], classes: int) 
     is_finite = all(np.isfinite(leaf).all() for leaf in as_numbers(result))
     if not is_finite and targets_of(more[2]) != "numbers":  # of which a network may give positive ones alone
         raise ValueError(f"{what} is not finite for logits drawn at random: {option_types.shorten(as_numbers(result))}")
+    added = [sum(parts) for parts in zip(*map(as_numbers, halves), strict=True)]
+    if is_finite and not all(map(close, as_numbers(result), added)):
+        whole, of_halves = option_types.shorten(as_numbers(result)), option_types.shorten(added)
+        raise ValueError(
+            f"{what} does not add up over batches: of {EXAMPLES} examples it returns {whole}, of two halves of them in all "
+            f"{of_halves}; return sums over examples, which are divided later: a mean is (sum, weight), anything else has a "
+            "function `finalize`"
+        )
     if metrics.finalizer(score) is not None and is_finite:
         _try_finalize(what, metrics.unwrap_score(score), sums)
 

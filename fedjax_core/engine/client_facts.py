@@ -1,17 +1,20 @@
 """Facts about clients that samplers draw by, and what a sampler needs of a simulation."""
 
 import dataclasses
+import logging
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_core.algorithm import Array, Cohort
 from fedjax_core.engine import client_loop, evaluation_step
 from fedjax_core.engine.client_sampler import NEEDS, ClientFacts
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.participation import Participation
-from fedjax_core.engine.simulation_spec import SimulationSpec, State
+from fedjax_core.engine.simulation_spec import SimulationSpec, State, stream_key
 
+log = logging.getLogger("fedjax_core")
 NUMBER_BYTES = 4  # of a polled client's answer
 
 
@@ -34,6 +37,7 @@ def check_sampler(spec: SimulationSpec, sampling: str) -> SimulationSpec:
     if "availability" in sampler.needs and (devices is None or devices.availability is None):
         raise ValueError(f"{given} draws clients that can be reached; set devices.availability")
     if not sampler.is_adaptive:
+        _warn_of_same_draws(spec, given)
         return spec
     for field, where in (("plan.hold", spec.hold), ("plan.data", spec.placement.where)):
         if where != "device":
@@ -49,6 +53,25 @@ def check_sampler(spec: SimulationSpec, sampling: str) -> SimulationSpec:
     share = max(0, sampler.polled - sampler.size) / sampler.size
     down, up = down * (1 + share), up + NUMBER_BYTES * sampler.polled / sampler.size
     return dataclasses.replace(spec, shapes=spec.shapes._replace(down=down, up=up))
+
+
+def _warn_of_same_draws(spec: SimulationSpec, given: str) -> None:
+    """Warns if a sampler that is not the library's own draws the same clients in the first rounds."""
+    sampler = spec.sampler
+    if type(sampler).__module__.startswith("fedjax_core.") or sampler.size >= spec.population:
+        return
+    key = stream_key(jax.random.key_data(jax.random.key(0)), "cohort")
+    facts = [make_client_facts(spec, spec.host_arrays, jnp.int32(r), None) for r in range(3)]
+    try:
+        drawn = [np.sort(sampler.draw(key, jnp.int32(r), of_round, ())) for r, of_round in enumerate(facts)]
+    except Exception:  # rounds say what is wrong
+        return
+    if all(np.array_equal(drawn[0], ids) for ids in drawn[1:]):
+        log.warning(
+            "%s draws the same clients in rounds 1 to 3, from a key that is the same in all rounds; a draw of a round's own is "
+            "by jax.random.fold_in(key, round_num)",
+            given,
+        )
 
 
 def _check_losses(spec: SimulationSpec, given: str) -> None:

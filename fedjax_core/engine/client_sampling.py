@@ -134,6 +134,8 @@ def make_sampler(sampling: str, cohort: int | float | None, population: int) -> 
     sampler = find_sampler(sampling)(size=resolve_cohort_size(cohort, population), population=population)
     if not isinstance(sampler, ClientSampler):
         raise TypeError(f"cohort.sampling={sampling!r} must be a ClientSampler, it is {shorten(sampler)}")
+    if type(sampler).draw is ClientSampler.draw:
+        raise TypeError(f"cohort.sampling={sampling!r} has no draw(key, round_num, clients, state), which returns a round's ids")
     return sampler
 
 

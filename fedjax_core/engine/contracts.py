@@ -153,14 +153,20 @@ def trace_shapes(spec: SimulationSpec) -> Shapes:
         out = check_client_output(out, algorithm.collect)
         group, few = spec.groups[g], jax.tree.map(lambda x: x[:2], arrays.train)
         local = out.after_training(sent)
+        check = functools.partial(check_predictions, group=group.name, y=few.y, classes=group.task.classes)
         for name, predict in algorithm.predict.items():
             if spec.episodes is not None:
                 _check_no_own_head(lambda predict=predict: predict(*local, few.x), name, group.name)
             else:
-                outputs, has_public = predict(*local, few.x), group.task.public != ()
-                check_predictions(outputs, name, group.name, few.y, group.task.classes, may_be_wider=has_public)
-        if "global" in algorithm.predict and "global" in spec.evaluation.scopes and spec.episodes is None:
-            _check_reads_no_client(algorithm.predict["global"], sent, few.x, group.name)
+                check(predict(*local, few.x), name, may_be_wider=group.task.public != ())
+        if spec.episodes is None:
+            if "global" in algorithm.predict and g == 0:
+                _check_reads_no_client(lambda client: algorithm.predict["global"](sent, client, few.x), group.name)
+            if algorithm.personalise is not None:
+                data = spec.client_data(arrays, i, arrays.size[i])
+                personal = _check_personalised(algorithm.personalise(sent, client, data, key))
+                for name in [name for name in algorithm.predict if name != "global"]:
+                    check(algorithm.predict[name](*personal, few.x), name, may_be_wider=group.task.public != ())
         return server, sent, client, out
 
     shapes: list[GroupShapes] = []
@@ -189,13 +195,23 @@ def trace_shapes(spec: SimulationSpec) -> Shapes:
     return Shapes(tuple(shapes), down, up)
 
 
-def _check_reads_no_client(predict: Callable[..., Any], sent: PyTree, x: PyTree, group: str) -> None:
-    """Raises ValueError if the predictor "global", which worked with a client's state, does not work without one."""
+def _check_reads_no_client(predict: Callable[[PyTree], Any], group: str) -> None:
+    """Raises ValueError if the predictor "global", which has just worked with a client's state, fails without one."""
     try:
-        predict(sent, (), x)
-    except Exception as error:
-        what = f"group {group!r}: predict['global'] reads the client's state, and it is scored without one"
-        raise ValueError(f"{what} ({type(error).__name__}: {error}); name it 'personal', for example") from error
+        predict(())
+    except Exception as error:  # somebody else's code
+        raise ValueError(
+            f"group {group!r}: predict['global'] must not read `client`: it is scored once, with the state of no client in "
+            f"particular, as (); give a model that reads it another name ({type(error).__name__}: {' '.join(str(error).split())})"
+        ) from error
+
+
+def _check_personalised(result: Any) -> tuple[PyTree, PyTree]:
+    """Returns the result of `personalise`; raises TypeError unless it is a pair."""
+    if not isinstance(result, tuple) or len(result) != 2 or hasattr(result, "_fields"):
+        actual = f"a tuple of {len(result)}" if type(result) is tuple else _describe(result)
+        raise TypeError(f"personalise must return (sent, client), both as predictors read them; it returned {actual}")
+    return result
 
 
 def _check_no_own_head(predict: Callable[[], Any], name: str, group: str) -> None:
@@ -244,14 +260,16 @@ def check_client_output(out: Any, collect: PyTree) -> ClientOutput:
     if not isinstance(out, ClientOutput):
         raise TypeError(f"client_update must return a fedjax_core.algorithm.ClientOutput, it returned {_describe(out)}")
     check_pairs(out.metrics, "client_update: the metrics of a ClientOutput must be {name: (sum, weight)}")
+    if "examples" in out.metrics:
+        raise ValueError("client_update: a metric cannot be named 'examples': train/examples is the weight of the metric 'loss'")
     parts, structure = jax.tree.flatten(collect, is_leaf=is_reduce)
     if other := [part for part in parts if not isinstance(part, Reduce)]:
         raise TypeError(
             f"collect must have a fedjax_core.algorithm.Reduce for each part of the uplink, it has {_describe(other[0])}"
         )
-    for part in parts:
-        registry.check_choice("combine of a Reduce", part.combine, COMBINATIONS)
-        registry.check_choice("payload of a Reduce", part.payload, PAYLOADS)
+    for field, allowed in (("combine", COMBINATIONS), ("payload", PAYLOADS)):
+        if other := [value for part in parts if (value := getattr(part, field)) not in allowed]:
+            raise ValueError(f"collect: Reduce.{field}={other[0]!r} is not one of {', '.join(map(repr, allowed))}")
     try:
         structure.flatten_up_to(out.uplink)
     except (ValueError, TypeError):

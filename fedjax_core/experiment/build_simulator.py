@@ -12,7 +12,7 @@ from fedjax_core import option_types
 from fedjax_core.algorithm import TARGETS, targets_of
 from fedjax_core.data import federated_data, poisoning
 from fedjax_core.data.ragged_index import RaggedIndex
-from fedjax_core.engine import client_loop, client_sampling
+from fedjax_core.engine import check_own_scores, client_loop, client_sampling
 from fedjax_core.engine.simulator import Group, Simulator, build_spec
 from fedjax_core.experiment import (
     build_task,
@@ -169,13 +169,15 @@ def _build_groups(
     members: dict[tuple[str, str | None], list[int]] = {}
     for index, network in enumerate(resolved.networks):
         members.setdefault((network.resolved.spec, network.file), []).append(index)
+    terms = tuple(map(bind_options, resolved.regularizers))
+    for term in terms:
+        check_own_scores.check_regularizer(term)
     for (spec, _), indices in members.items():
         network = resolved.networks[indices[0]]
         task = pipeline.task(resolved, network._replace(file=None) if shapes_only else network, data, public, shapes_only)
         if scores or loss is not None:
             task = dataclasses.replace(_with_scores(task, scores), loss=loss)
-        if resolved.regularizers:
-            terms = tuple(map(bind_options, resolved.regularizers))
+        if terms:
             task = task.wrap_model(functools.partial(with_regularizers, regularizers=terms))
         has_network = np.isin(clients % len(resolved.networks), indices)
         groups.append(Group(f"{indices[0]}: {spec}", make, task, clients[has_network]))

@@ -46,6 +46,9 @@ def make_weight_fn(name: str) -> Callable[[Cohort], Array]:
 def mean(weight_fn: Callable[[Cohort], Array] = weight_by_examples) -> Reduce:
     """Returns the weighted mean over the cohort, as a running sum; zero if no client took part.
 
+    The part must be a difference (payload "delta"), such as net - sent: attacks, rules, compression and
+    noise work on it as one. For something else take `mean()._replace(payload="")`, which they refuse.
+
     `weight_fn`: one client's Cohort entry -> a scalar weight, 0 for absent clients.
     """
 

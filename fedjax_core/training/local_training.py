@@ -19,7 +19,7 @@ import optax
 
 from fedjax_core.algorithm import Array, ClientData, Net, PyTree, Remainder, targets_of
 from fedjax_core.task import Model, Task
-from fedjax_core.training import losses, metrics, private_gradient
+from fedjax_core.training import losses, metrics, optimizers, private_gradient
 from fedjax_core.training.batching import (
     Batch,
     EpochsByClient,
@@ -295,7 +295,9 @@ def fit(
         inputs = jax.eval_shape(compute_inputs, trained, net.stats, 0)
         aux = jax.eval_shape(gradient, trained, net.stats, first, key, *inputs)[1]
         sums = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), aux.sums)
-        carry = trained, net.stats, optimizer.init(trained), sums
+        state = optimizer.init(trained)
+        optimizers.warn_of_step_schedule(state)
+        carry = trained, net.stats, state, sums
         if plan is not None:
             with jax.named_scope(plan.name):
                 carry = jax.lax.fori_loop(0, plan.begun, epoch, carry)

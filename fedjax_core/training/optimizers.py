@@ -1,6 +1,8 @@
 """Optimizers of local training: optax chains by round, and transformations that methods put before them."""
 
 import dataclasses
+import functools
+import logging
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
@@ -11,8 +13,24 @@ import optax
 from fedjax_core.algorithm import Array, PyTree
 from fedjax_core.option_types import BelowOne, NonNegative, Positive, check_arguments, one_of
 
+log = logging.getLogger("fedjax_core")
 # round -> optimizer of one local training, whose state starts anew
 Optimizer = Callable[[Array | int], optax.GradientTransformation]
+
+
+def warn_of_step_schedule(state: PyTree) -> None:
+    """Warns if an optimizer's initial state counts the steps of a schedule."""
+    is_schedule = lambda part: isinstance(part, optax.ScaleByScheduleState)
+    if any(map(is_schedule, jax.tree.leaves(state, is_leaf=is_schedule))):
+        _warn_of_restarts()
+
+
+@functools.cache  # once
+def _warn_of_restarts() -> None:
+    log.warning(
+        "the optimizer has a schedule of optax, which counts local steps: it begins anew in each client's training of each "
+        "round; for one over rounds return a function of the round that gives the optimizer"
+    )
 
 
 class MeanGradientState(NamedTuple):

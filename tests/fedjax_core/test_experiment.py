@@ -86,8 +86,8 @@ class ErrorsTest(chex.TestCase):
         (ValueError, dict(optimizer__lr=-1.0), "optimizer.lr=-1.0 must be positive"),
         (
             ValueError,
-            dict(optimizer__name="optax:adam", optimizer__learning_rate=0.7),
-            "optimizer.learning_rate=0.7: the learning rate is optimizer.lr=",
+            dict(optimizer__name="optax:adam", optimizer__learning_rate=0.5),
+            r"optimizer.learning_rate=0.5: the rate is config.optimizer.lr, which is 0\.",
         ),
         (TypeError, dict(optimizer__name=f"{__name__}:three"), "three' must return an optax.GradientTransformation.*returned 3$"),
         (

@@ -104,11 +104,7 @@ def divide(
     """Runs a scheme, as `make` does by name."""
     clients = resolve_num_clients(scheme.name, clients)
     takes = inspect.signature(scheme.function).parameters
-    given = {
-        "clients": clients,
-        "seed": seed,
-        **{key: _make_read_only(values) for key, values in columns.items() if values is not None},
-    }
+    given = {"clients": clients, "seed": seed, **{key: _read_only(x) for key, x in columns.items() if x is not None}}
     for column in COLUMNS:
         if column in takes and takes[column].default is inspect.Parameter.empty and column not in given:
             raise ValueError(f"partition {scheme.name!r} needs {_DESCRIBE[column]}, and the data have none.")
@@ -119,9 +115,9 @@ def divide(
     return result if isinstance(result, tuple) else (result, None)
 
 
-def _make_read_only(values: np.ndarray) -> np.ndarray:
-    """Returns a view that a scheme cannot change the data through."""
-    view = values.view()
+def _read_only(values: np.ndarray) -> np.ndarray:
+    """Returns a view that a scheme cannot write to: these are the data's own labels."""
+    view = np.asarray(values).view()
     view.flags.writeable = False
     return view
 

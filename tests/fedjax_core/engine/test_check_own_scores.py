@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from sklearn import metrics as sklearn_metrics
 
+from configs import fedavg as fedavg_config
+from fedjax_core import experiment
 from fedjax_core.data.hold_out import hold_out_clients, hold_out_validation
 from fedjax_core.engine import check_own_scores, client_loop, evaluation
 from fedjax_core.engine.simulator import Evaluation, Simulator, build_spec, one_group
 from fedjax_core.task import make_task
-from fedjax_core.training import local_training
+from fedjax_core.training import local_training, losses
 from fedjax_core.training.scores import AUROC, CalibrationError, MacroF1
 from methods.fedavg import fedavg
 from methods.fedper import fedper
@@ -192,11 +194,12 @@ WRONG = {
         ValueError,
         "counts examples outside of `mask`",
     ),
-    "mean of a batch": (
-        lambda out, x, y, mask: (jnp.sum(jnp.where(mask, out["logits"][:, 0], 0)) / jnp.sum(mask), 1.0),
+    "means of batches": (
+        lambda out, x, y, mask: (jnp.sum(jnp.where(mask, y == 0, 0)) / jnp.sum(mask), 1.0),
         ValueError,
-        r"sums that do not add up over batches: .* for 6 examples, .* for 2 and the others; give the sum over the examples",
+        "score 'x' of evaluation.scores does not add up over batches: of 6 examples it returns .*, of two halves of them in all ",
     ),
+    "a largest value": (Changed(lambda out, x, y, mask: jnp.max(jnp.where(mask, y + 1, 0))), ValueError, "does not add up"),
     "nan": (mean(lambda z, y: jnp.log(z[:, 0])), ValueError, r"score 'x' of evaluation.scores is not finite .*: \[array\(nan"),
     "raises": (lambda out, x, y, mask: out["logit"], ValueError, "score 'x' of evaluation.scores: raised KeyError: 'logit'"),
     "shape": (mean(lambda z, y: z @ jnp.ones((7, 1))), ValueError, "score 'x' of evaluation.scores: raised TypeError: dot_general"),
@@ -253,6 +256,20 @@ def test_a_loss_that_counts_padding_is_refused(wrong):
     build = functools.partial(fedavg, optimizer=local_training.sgd(0.1), epochs=1, batch=4)
     with pytest.raises(ValueError, match="loss 'loss' counts examples outside of `mask`") if wrong else contextlib.nullcontext():
         build_spec(one_group(build, task, of.clients), of)
+
+
+def test_a_regularizer_that_counts_padding_is_refused():
+    check_own_scores.check_regularizer(lambda z, mask: losses.masked_mean(jnp.sum(z**2, 1), mask))
+    with pytest.raises(ValueError, match="regularizer 'sparse' counts examples outside of `mask`"):
+        check_own_scores.check_regularizer(functools.partial(sparse, weight=0.1))
+    config = fedavg_config.get_config("smoke")
+    config.regularizers = (f"{__name__}:sparse(weight=0.1)",)
+    with pytest.raises(ValueError, match="regularizer 'sparse' counts"):
+        experiment.build(config, shapes_only=True)
+
+
+def sparse(features, mask, weight):
+    return weight * jnp.mean(jnp.abs(features))
 
 
 def test_finalize_of_several_clients_gives_a_number_for_each():

@@ -81,6 +81,30 @@ class EverySecond(ClientSampler):
         return jnp.pad(2 * jnp.arange(self.size, dtype=jnp.int32), (0, 2), constant_values=self.population)
 
 
+class Keyed(ClientSampler):
+    """Draws by the key alone, as if it were another one in each round."""
+
+    def draw(self, key, round_num, clients, state):
+        return client_sampling.sample_fixed(key, self.population, self.size)
+
+
+def test_a_sampler_that_forgets_the_round_is_said(monkeypatch, caplog):
+    folded = lambda self, key, round_num, *rest: Keyed.draw(self, jax.random.fold_in(key, round_num), round_num, *rest)
+    for name, sampler, is_said in (("keyed", Keyed, True), ("folded", type("Folded", (Keyed,), {"draw": folded}), False)):
+        monkeypatch.setitem(client_sampling.SAMPLERS, name, sampler)
+        toy.simulate("fedavg", sampling=name, cohort=3)
+        assert ("draws the same clients in rounds 1 to 3" in caplog.text) == is_said
+        caplog.clear()
+    toy.simulate("fedavg", sampling="keyed", cohort=toy.CLIENTS)
+    assert not caplog.text
+
+
+def test_a_sampler_has_a_draw(monkeypatch):
+    monkeypatch.setitem(client_sampling.SAMPLERS, "none", type("None", (ClientSampler,), {}))
+    with pytest.raises(TypeError, match=r"cohort.sampling='none' has no draw\(key, round_num, clients, state\)"):
+        client_sampling.make_sampler("none", 3, 8)
+
+
 def test_a_sampler_is_a_class_and_a_name(monkeypatch):
     """Rounds draw by it, streamed examples have room for its cohorts, and central privacy is refused."""
     monkeypatch.setitem(client_sampling.SAMPLERS, "even", EverySecond)

@@ -62,9 +62,9 @@ def test_each_part_of_the_uplink_has_its_reduce():
         "a Reduce for each part of the uplink, it has a str".replace("a Reduce", ".*Reduce"),
         lambda _: {"collect": "mean"},
     )
-    misspelled = aggregators.mean()._replace(payload="deltas"), aggregators.mean()._replace(combine="sum")
-    for reduce, message in zip(misspelled, ("payload of a Reduce 'deltas'", "combine of a Reduce 'sum'"), strict=True):
-        refused(ValueError, message, lambda _, reduce=reduce: {"collect": reduce})
+    for field, value in (("payload", "deltas"), ("combine", "sum")):
+        message = rf"collect: Reduce.{field}='{value}' is not one of "
+        refused(ValueError, message, lambda _, field=field, value=value: {"collect": aggregators.mean()._replace(**{field: value})})
     two = {"collect": (aggregators.mean(), Reduce())}
     refused(ValueError, r"collect must have the uplink's structure.* against ", lambda _: two)
 
@@ -113,17 +113,34 @@ def test_a_predictor_returns_logits(change, message):
     refused(TypeError, message, lambda inner: {"predict": {"global": after(inner.predict["global"], change)}})
 
 
-def test_the_global_predictor_reads_no_client():
-    def change(inner):
-        return {
-            "client_init": lambda key, server, client_id: {"scale": jnp.ones(())},
-            "predict": {"global": lambda sent, client, x: inner.predict["global"](sent, (), x * client["scale"])},
-            "client_update": lambda sent, client, data, key: inner.client_update(sent, (), data, key)._replace(
-                state=client, local=None
-            ),
-        }
+def test_the_servers_model_reads_no_client():
+    kept = {"client_init": lambda key, server, i: {"bias": jnp.zeros(())}}
+    change = lambda outputs, client: outputs | {"logits": outputs["logits"] + client["bias"]}
+    reads = lambda inner: {"global": lambda sent, client, x: change(inner.predict["global"](sent, client, x), client)}
+    message = r"group .*: predict\['global'\] must not read `client`: .* another name \(TypeError: tuple indices"
+    refused(ValueError, message, lambda inner: kept | {"predict": reads(inner)})
+    simulate(lambda inner: kept | {"predict": {"personal": reads(inner)["global"]}})
 
-    refused(ValueError, r"predict\['global'\] reads the client's state, and it is scored without one \(TypeError: ", change)
+
+@pytest.mark.parametrize(
+    ("personalise", "error", "message"),
+    [
+        (
+            lambda sent, client, data, key: sent.params,
+            TypeError,
+            r"personalise must return \(sent, client\), .*; it returned a dict",
+        ),
+        (lambda sent, client, data, key: (sent.params["head"], client), AttributeError, "no attribute 'stats'"),
+    ],
+)
+def test_personalise_returns_a_pair_that_predictors_read(personalise, error, message):
+    change = lambda inner: {"personalise": personalise, "predict": {"personal": lambda w, c, x: inner.predict["global"](w, c, x)}}
+    refused(error, message, change)
+
+
+def test_a_metric_does_not_take_the_place_of_the_number_of_examples():
+    more = lambda out: out._replace(metrics=out.metrics | {"examples": (1.0, 1.0)})
+    refused(ValueError, "a metric cannot be named 'examples'", lambda inner: {"client_update": after(inner.client_update, more)})
 
 
 @pytest.mark.parametrize("outputs", [2, 7])

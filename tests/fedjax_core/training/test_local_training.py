@@ -396,3 +396,11 @@ class OptimizersTest(chex.TestCase):
         params = {"a": jnp.asarray([1.0, -1.0])}
         updates, _ = transform.update({"a": jnp.zeros(2)}, transform.init(params), params)
         np.testing.assert_allclose(updates["a"], 3.0 * (np.array([1.0, -1.0]) - centre), rtol=1e-6)
+
+
+def test_a_schedule_of_steps_that_begins_anew_is_said_once(caplog):
+    optimizers._warn_of_restarts.cache_clear()
+    for optimizer in (optax.sgd(optax.linear_schedule(0.1, 0.0, 9)), optax.adam(optax.constant_schedule(0.1))):
+        run = local_training.fit(LOSS, optimizer, epochs=1, batch=4)
+        jax.eval_shape(run, MODEL.init(jax.random.key(0)), data(range(6)), jax.random.key(0))
+    assert caplog.text.count("it begins anew in each client's training of each round") == 1

@@ -3,6 +3,7 @@ import inspect
 import numpy as np
 import pytest
 
+from fedjax_core import registry
 from fedjax_core.data import partition
 from tests.fedjax_core.data.partition.labels import BALANCED, CALLS, COLUMNS
 
@@ -137,3 +138,15 @@ def test_a_partition_of_ones_own(tmp_path):
 def test_values_of_options_are_checked(name, options, said):
     with pytest.raises(ValueError, match=said):
         partition.make(name, COLUMNS, 4, 0, **options)
+
+
+def test_a_scheme_cannot_write_to_the_labels():
+    def careless(labels, clients):
+        labels += 1
+        return [np.arange(len(labels))] * clients
+
+    labels = np.zeros(4, np.int32)
+    spec = registry.ResolvedSpec("partition", "careless", "careless", {}, careless, "mine")
+    with pytest.raises(ValueError, match="read-only"):
+        partition.divide(spec, {"labels": labels}, 2, 0)
+    assert labels.flags.writeable
