@@ -177,14 +177,6 @@ def _try(name: str, score: Callable, like: tuple[Inputs, Inputs], classes: int) 
             f"{what} counts examples outside of `mask`, which pad a batch and may hold anything; take jnp.where(mask, values, 0) "
             "for a sum, and jnp.sum(mask) for a weight"
         )
-    in_parts = [jax.jit(score)(*first, half) for half in (np.arange(EXAMPLES) < 2, np.arange(EXAMPLES) >= 2)]
-    added = [sum(leaves) for leaves in zip(*map(as_numbers, in_parts), strict=True)]
-    if all(np.isfinite(leaf).all() for leaf in added) and not all(map(close, as_numbers(result), added)):
-        whole, parts = map(option_types.shorten, (as_numbers(result), added))
-        raise ValueError(
-            f"{what} gives sums that do not add up over batches: {whole} for {EXAMPLES} examples, {parts} for 2 and the others; "
-            "give the sum over the examples and their number, or sums and `finalize`"
-        )
     is_finite = all(np.isfinite(leaf).all() for leaf in as_numbers(result))
     if not is_finite and targets_of(more[2]) != "numbers":  # of which a network may give positive ones alone
         raise ValueError(f"{what} is not finite for logits drawn at random: {option_types.shorten(as_numbers(result))}")

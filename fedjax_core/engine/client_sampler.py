@@ -87,7 +87,7 @@ class ClientSampler:
           clients: what is known about them.
           state: from `init` or `update`.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define draw(key, round_num, clients, state), which returns ids")
+        raise NotImplementedError
 
     def update(self, state: PyTree, clients: ClientFacts, round_num: Array | int, cohort: Cohort, losses: Array) -> PyTree:
         """Returns the state after a round; traced.

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core import registry
 from fedjax_core.algorithm import (
     COMBINATIONS,
     PAYLOADS,

@@ -192,13 +192,9 @@ def _find_plain_optimizer(fields: Mapping[str, Any]) -> local_training.Optimizer
     name, options = fields["optimizer.name"], options_of(fields, "optimizer")
     function, _ = registry.find_builder("optimizer", registry.parse_spec(name, "optimizer.name")[0], OPTIMIZERS)
     takes, _ = registry.read_parameters(function)
-    if "learning_rate" in options:
-        raise ValueError(
-            f"optimizer.learning_rate={options['learning_rate']}: the learning rate is optimizer.lr={fields['optimizer.lr']}"
-        )
     rate = "learning_rate" if "lr" not in takes and "learning_rate" in takes else "lr"  # as optax calls it
     if rate in options and rate != "lr":
-        raise ValueError(f"optimizer.{rate}={options[rate]!r}: the rate is config.optimizer.lr, which is {options.get('lr')!r}")
+        raise ValueError(f"optimizer.{rate}={options[rate]!r}: the rate is optimizer.lr, which is {options.get('lr')!r}")
     options = {rate if option == "lr" else option: value for option, value in options.items()}
     resolved = registry.resolve_spec("optimizer", name, OPTIMIZERS, field="optimizer.name", options=options)
     optimizer: Any = resolved()

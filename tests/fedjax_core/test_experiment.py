@@ -87,7 +87,7 @@ class ErrorsTest(chex.TestCase):
         (
             ValueError,
             dict(optimizer__name="optax:adam", optimizer__learning_rate=0.5),
-            r"optimizer.learning_rate=0.5: the rate is config.optimizer.lr, which is 0\.",
+            r"optimizer.learning_rate=0.5: the rate is optimizer.lr, which is 0\.",
         ),
         (TypeError, dict(optimizer__name=f"{__name__}:three"), "three' must return an optax.GradientTransformation.*returned 3$"),
         (

@@ -146,14 +146,6 @@ class RegularizersTest(chex.TestCase):
         with self.assertRaisesRegex(ValueError, r"^regularizers need features \[B, D\]"):
             with_regularizers(texts.model, [decorrelation]).apply(None, None, train=True)
 
-    def test_a_term_that_counts_padding_is_refused(self):
-        def mean_square(features, mask):
-            del mask
-            return jnp.mean(features**2)
-
-        with self.assertRaisesRegex(ValueError, "^regularizer 'mean_square' counts rows outside of `mask`"):
-            with_regularizers(toy.task().model, [mean_square])
-
     def test_of_uncorrelated_features_there_is_nothing_and_never_less(self):
         """Columns of a Hadamard matrix but the first are orthogonal to it and to each other."""
         apart, everything = scipy.linalg.hadamard(16).astype(np.float32)[:, 1:8] * 3 + 2, np.ones(16, bool)
