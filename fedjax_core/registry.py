@@ -445,8 +445,9 @@ def check_call(
             raise TypeError(f"{what} has no option {name!r}; it takes: {listed}.{did_you_mean(name, settable)}")
     for name in settable:
         if name not in options and takes[name].default is inspect.Parameter.empty:
-            hint = f" It is given those that it names of: {', '.join(given)}." if brought and given else ""
-            raise TypeError(f"{what} needs the option {name!r}; it takes: {', '.join(settable)}.{hint}")
+            given_hint = f"It is given those that it names of: {', '.join(given)}."
+            hint = given_hint if given else "It is called with options alone; what it returns is used."
+            raise TypeError(f"{what} needs the option {name!r}; it takes: {', '.join(settable)}.{f' {hint}' if brought else ''}")
 
 
 def positional_names(what: str, function: Callable, placed: Sequence[str]) -> tuple[str, ...]:

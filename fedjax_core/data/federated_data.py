@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -115,7 +115,7 @@ class FederatedData:
 
 def federate(
     dataset: Dataset,
-    partition: str | Mapping[str, Any] | registry.ResolvedSpec,
+    partition: str | Mapping[str, Any] | registry.ResolvedSpec | Callable,
     clients: int | None = None,
     seed: int = 0,
     *,
@@ -129,7 +129,8 @@ def federate(
       dataset: from `sources.load` or `sources.from_arrays`. Its test set is never mixed into the
         training examples.
       partition: one of `partition.SCHEMES` with its options, as configs write it,
-        `"dirichlet(alpha=0.5)"`, or as `{"name": "dirichlet", "alpha": 0.5}`, or resolved.
+        `"dirichlet(alpha=0.5)"`, or as `{"name": "dirichlet", "alpha": 0.5}`, or resolved; or a function
+        of any of (labels, clients, seed) by name, which returns a list of index lists.
       clients: N; None: with `natural` all that there are, else 20.
       seed: data seed, apart from the training seed: methods compared at one data seed see the same
         examples.
@@ -361,9 +362,12 @@ def _check_dataset(dataset: Dataset) -> None:
             raise ValueError(f"{part}: labels from {y.min()} to {y.max()}: must lie in [0, {classes}), as there are names.")
 
 
-def _resolve_scheme(spec: str | Mapping[str, Any] | registry.ResolvedSpec) -> registry.ResolvedSpec:
+def _resolve_scheme(spec: str | Mapping[str, Any] | registry.ResolvedSpec | Callable) -> registry.ResolvedSpec:
     if isinstance(spec, registry.ResolvedSpec):
         return spec
+    if callable(spec):
+        name = getattr(spec, "__name__", "partition")
+        return registry.ResolvedSpec("partition", name, name, {}, spec, "given in Python")
     options: dict[str, Any] = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
     if "name" not in options:
         raise ValueError(f"partition {options}: needs a name, such as {{'name': 'dirichlet', 'alpha': 0.5}}.")
@@ -395,6 +399,8 @@ def _divide(dataset: Dataset, scheme: registry.ResolvedSpec, clients: int | None
 def _check_lists(what: str, lists: Sequence[Any], limit: int) -> Sequence[np.ndarray]:
     """Returns index lists, checked and sorted."""
     if not isinstance(lists, RaggedIndex):
+        if len(lists) and np.ndim(lists[0]) == 0:
+            raise ValueError(f"{what} is one list of {len(lists)} numbers: must be a list of index lists, one per client.")
         return [check_index(f"{what}[{i}]", rows, limit) for i, rows in enumerate(lists)]
     once, back = lists.unique()
     rows = once.concatenate()

@@ -12,6 +12,7 @@ from fedjax_core import option_types
 from fedjax_core.algorithm import TARGETS, targets_of
 from fedjax_core.data import federated_data, poisoning
 from fedjax_core.data.ragged_index import RaggedIndex
+from fedjax_core.data.sources.dataset import Dataset
 from fedjax_core.engine import check_own_scores, client_loop, client_sampling
 from fedjax_core.engine.simulator import Group, Simulator, build_spec
 from fedjax_core.experiment import (
@@ -74,6 +75,10 @@ def build(
       FileNotFoundError: the data do not exist; the message says where to get and put them.
     """
     resolved = resolve(python_overrides.apply_overrides(config, method, model, loss, scores)) if resolved is None else resolved
+    if isinstance(data, Dataset):
+        raise TypeError(
+            "data is a Dataset, whose examples are of no clients yet: give federated_data.federate(data, 'iid', clients=20)"
+        )
     pipeline = build_task.pipeline_of(resolved) if pipeline is None else pipeline
     data = build_task.hold_out_examples(resolved, pipeline.federated(resolved) if data is None else data)
     _check_targets(resolved, targets_of(data.train.y))

@@ -10,12 +10,15 @@ docs/pages/your-model.md has examples.
 
 import contextlib
 import inspect
+import logging
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as linen
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import errors, nnx
 
 from fedjax_core import registry
@@ -24,7 +27,8 @@ from fedjax_core.task import HEAD_HINT, Axes, Model
 
 Prepare = Callable[[Array], Array]
 READS_TOKENS = "reads_tokens"  # attribute of a module's class
-OTHER_FLAGS = ("training", "is_training", "use_running_average")  # of a module's mode, as other code names it
+TRAIN_FLAGS = ("training", "is_training", "is_train", "use_running_average")  # of other libraries, which nothing sets
+log = logging.getLogger("fedjax_core")
 FROZEN = "moves batch statistics, which are frozen: its normalization must be Flax's BatchNorm without use_running_average"
 
 
@@ -46,24 +50,44 @@ def build(
       stats_mode: see `from_nnx.from_module`.
 
     Raises:
-      TypeError: the builder returned neither a module nor a Model.
-      ValueError: the module has variables of an unknown kind, batch statistics but no `mask`, or a
-        head of another name; (when traced) it updates frozen statistics.
+      TypeError: the builder returned neither a module nor a Model, or a Model of other functions.
+      ValueError: the module has variables of an unknown kind, batch statistics but no `mask`, a flag
+        of training that nothing sets, or a head of another name; (when traced) it updates frozen statistics.
     """
 
     make, module = _make(builder, name, classes, input_shape, options)
     if isinstance(module, Model):
-        return module
+        return _check_model(module, name, input_shape)
     same = lambda x: x
-    if isinstance(module, nnx.Module):
-        return _of_nnx(make, name, prepare or same, stats_mode)
-    if isinstance(module, linen.Module):
-        of_type = lambda dtype: jax.eval_shape(prepare or same, jax.ShapeDtypeStruct((1, *input_shape), dtype))
+    of_type = lambda dtype: jax.eval_shape(prepare or same, jax.ShapeDtypeStruct((1, *input_shape), dtype))
+    if isinstance(module, nnx.Module | linen.Module):
         whole = prepare is not None and jnp.issubdtype(of_type(jnp.int32).dtype, jnp.integer)
-        return _of_linen(module, name, of_type(jnp.int32 if whole else jnp.float32), prepare or same, stats_mode)
+        example = of_type(jnp.int32 if whole else jnp.float32)
+        if isinstance(module, nnx.Module):
+            return _of_nnx(make, name, example, prepare or same, stats_mode)
+        return _of_linen(module, name, example, prepare or same, stats_mode)
     raise TypeError(
         f"model {name!r} is a {type(module).__name__}; a builder returns a module of flax.nnx or flax.linen, or a Model"
     )
+
+
+def _check_model(model: Model, name: str, input_shape: tuple[int, ...]) -> Model:
+    """Returns a `Model` of somebody's own functions; TypeError unless they are called, and return, as they must."""
+    wants = f"model {name!r} is a task.Model: its"
+    takes = inspect.signature(model.apply).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in takes.values()) and (missing := {"key", "train", "mask"} - set(takes)):
+        raise TypeError(
+            f"{wants} apply must take (net, x, key=None, train=False, mask=None), it lacks {', '.join(sorted(missing))}"
+        )
+    if not isinstance(net := jax.eval_shape(model.init, jax.random.key(0)), Net):
+        raise TypeError(f"{wants} init must return an algorithm.Net(params, stats), it returned a {type(net).__name__}")
+    try:
+        result = jax.eval_shape(lambda net, x: model.apply(net, x), net, jax.ShapeDtypeStruct((1, *input_shape), jnp.float32))
+    except Exception:  # it takes no floats, or training says what is wrong
+        return model
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Mapping)):
+        raise TypeError(f'{wants} apply must return ({{"logits": [B, K], ...}}, stats), it returned a {type(result).__name__}')
+    return model
 
 
 def builds_model(
@@ -124,19 +148,20 @@ def _is_nnx(builder: Callable[..., Any]) -> bool:
     return isinstance(builder, type) and issubclass(builder, nnx.Module)
 
 
-def _refuse_other_flags(name: str, function: Callable) -> None:
-    """Raises ValueError if a module takes its mode by a name that nothing sets: it would keep its default in training."""
-    if other := [flag for flag in OTHER_FLAGS if flag in inspect.signature(function).parameters]:
-        raise ValueError(
-            f"model {name!r}: its {function.__name__} takes {other[0]}, which nothing sets; it is given those that it names of "
-            "train, mask, key and deterministic"
-        )
-
-
 def _taken(function: Callable, **given: Any) -> dict[str, Any]:
     """Returns the arguments that a function takes."""
     parameters = inspect.signature(function).parameters
     return {name: value for name, value in given.items() if name in parameters}
+
+
+def _check_flags(name: str, function: Callable, flags: tuple[str, ...], given: str) -> None:
+    """Raises ValueError if a function has a flag of training that it is not given: it would never train in training mode."""
+    for flag, parameter in inspect.signature(function).parameters.items():
+        if flag in flags and parameter.default is not None:
+            raise ValueError(
+                f"model {name!r}: {function.__name__} takes {parameter}, which nothing sets; it is given those "
+                f"that it names of {given}"
+            )
 
 
 def _checked(name: str, stats: PyTree, functions: list[Callable]) -> None:
@@ -198,7 +223,42 @@ def _model(
     return Model(init, apply, lacks if head is None else call, head or lacks, name, model_axes=axes, flattened=flattened)
 
 
-def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, prepare: Prepare, stats_mode: str) -> Model:
+def _has_own_call(kind: type) -> bool:
+    """Returns whether a class's `__call__` is neither Flax's nor the library's own."""
+    owners = [base for base in kind.__mro__ if "__call__" in vars(base)]
+    return bool(owners) and not owners[0].__module__.startswith(("flax.", "builtins", "fedjax_core."))
+
+
+def _compare_with_call(
+    name: str, kind: type, init: Callable, parted: Callable, call_alone: Callable, example: jax.ShapeDtypeStruct
+) -> None:
+    """Warns, once for a class, if its `__call__` gives other logits than its head of its body, which are what is used.
+
+    Nothing is computed where both trace to the same program.
+    """
+    if kind in _COMPARED:
+        return
+    example = jax.ShapeDtypeStruct((2, *example.shape[1:]), example.dtype)
+    functions = [parted, lambda net, x: call_alone(net, x).astype(jnp.float32)]
+    try:
+        shapes = jax.eval_shape(init, jax.random.key(0))
+        programs = {str(jax.make_jaxpr(function)(shapes, example)) for function in functions}
+        if len(programs) > 1:
+            drawn = np.random.default_rng(0).normal(size=example.shape)
+            x = np.abs(drawn).astype(example.dtype)
+            net = jax.jit(init)(jax.random.key(0))
+            ours, alone = (np.asarray(jax.jit(function)(net, x)) for function in functions)
+            if ours.shape != alone.shape or not np.allclose(ours, alone, rtol=1e-2, atol=1e-3):
+                log.warning("model %r: its __call__ gives something else than head(body(x)), which is used in its place", name)
+    except Exception:  # somebody else's code, which may be called in another way
+        return
+    _COMPARED.add(kind)
+
+
+_COMPARED: weakref.WeakSet[type] = weakref.WeakSet()  # classes whose `__call__` was compared
+
+
+def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, example: jax.ShapeDtypeStruct, prepare: Prepare, stats_mode: str) -> Model:
     abstract = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
     graphdef, *states, others = nnx.split(abstract, nnx.Param, nnx.BatchStat, nnx.RngState, ...)
     params, stats, streams = map(nnx.to_pure_dict, states)
@@ -206,7 +266,7 @@ def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, prepare: Prepare, stats_
         raise ValueError(f"model {name!r} has variables besides Param, BatchStat and random streams: {nnx.to_pure_dict(others)}")
     parts = hasattr(abstract, "body") and hasattr(abstract, "head")
     named = type(abstract).body if parts else type(abstract).__call__
-    _refuse_other_flags(name, named)
+    _check_flags(name, named, (*TRAIN_FLAGS, "deterministic"), "train, mask, key")
     _checked(name, stats, [named])
 
     def init(key: Array) -> Net:
@@ -241,6 +301,15 @@ def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, prepare: Prepare, stats_
     def head(net: Net, features: Array) -> Array:
         return module_of(net, None).head(features).astype(jnp.float32)
 
+    def call_alone(net: Net, x: Array) -> Array:
+        module = module_of(net, None)
+        module.eval()
+        return module(x, **_taken(type(abstract).__call__, train=False, mask=None, key=None))
+
+    if parts and _has_own_call(type(abstract)):
+        _compare_with_call(
+            name, type(abstract), init, lambda net, x: head(net, run(net, x, None, False, None)[0]), call_alone, example
+        )
     return _model(name, init, run, head if parts else None, prepare, _axes(name, abstract), _flattened(name, abstract))
 
 
@@ -273,7 +342,7 @@ def _frozen(name: str):
 def _of_linen(module: linen.Module, name: str, example: jax.ShapeDtypeStruct, prepare: Prepare, stats_mode: str) -> Model:
     parts = hasattr(type(module), "body") and _has_head(module)
     named = getattr(type(module), "body" if parts else "__call__")
-    _refuse_other_flags(name, named)
+    _check_flags(name, named, TRAIN_FLAGS, "train, mask, key, deterministic")
 
     def variables(key: Array) -> dict[str, PyTree]:
         def whole(module, x):
@@ -314,4 +383,12 @@ def _of_linen(module: linen.Module, name: str, example: jax.ShapeDtypeStruct, pr
     def head(net: Net, features: Array) -> Array:
         return jnp.asarray(module.apply(collections(net), features, method=lambda m, z: m.head(z))).astype(jnp.float32)
 
+    def call_alone(net: Net, x: Array) -> Array:
+        given = _taken(type(module).__call__, train=False, mask=None, key=None, deterministic=True)
+        return jnp.asarray(module.apply(collections(net), x, **given))
+
+    if parts and _has_own_call(type(module)):
+        _compare_with_call(
+            name, type(module), init, lambda net, x: head(net, run(net, x, None, False, None)[0]), call_alone, example
+        )
     return _model(name, init, run, head if parts else None, prepare, _axes(name, module), _flattened(name, module))

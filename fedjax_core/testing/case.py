@@ -36,7 +36,7 @@ class Case:
         self,
         *,
         plan: tuple[int, int] = (1, 1),
-        optimizer: optax.GradientTransformation | None = None,
+        optimizer: local_training.Optimizer | optax.GradientTransformation | None = None,
         mixed: bool | None = None,
         statistics: bool = True,
         **settings: Any,
@@ -45,12 +45,14 @@ class Case:
 
         Args:
           plan: (clients at once on a device, devices).
-          optimizer: None: SGD with momentum.
+          optimizer: round -> optax transformation, or the same one in all rounds; None: SGD with momentum.
           mixed: overrides the case's.
           statistics: whether the network has a running mean.
           settings: of `build_spec`; by default five clients a round.
         """
-        build = functools.partial(self.method, optimizer=optimizer or local_training.sgd(0.1, momentum=0.5))
+        optimizer = optimizer or local_training.sgd(0.1, momentum=0.5)
+        of_round = (lambda round: optimizer) if isinstance(optimizer, optax.GradientTransformation) else optimizer  # noqa: A006
+        build = functools.partial(self.method, optimizer=of_round)
         client_groups = groups(build, self.mixed if mixed is None else mixed, statistics, self.task)
         settings = {"cohort": COHORT, "rounds_per_dispatch": 2} | settings
         data = settings.pop("data", toy_federation.data())

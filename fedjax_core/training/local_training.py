@@ -224,6 +224,10 @@ def fit(
     if epochs < 0 or batch < 1:
         raise ValueError(f"epochs={epochs}, batch={batch}: epochs must be at least 0 and batch at least 1")
 
+    if not isinstance(optimizer, optax.GradientTransformation):
+        what = "a function: a method's optimizer is one of the round, so give optimizer(task.round_num)"
+        what = what if callable(optimizer) else f"a {type(optimizer).__name__}"
+        raise TypeError(f"fit: optimizer must be an optax.GradientTransformation, it is {what}")
     stepped = optax.with_extra_args_support(optimizer)
 
     def run(net: Net, data: ClientData, key: Array, extra: PyTree = ()) -> FitResult:

@@ -382,6 +382,9 @@ def parse_rule(text: str) -> UplinkTransform:
     if not isinstance(transform, UplinkTransform):
         is_builtin = last.origin == registry.BUILT_IN
         transform = UplinkTransform("rule", last.name, reduce=_reduce_by(transform, f"rule {last.name!r}", is_builtin))
+    if transform.kind != "rule":
+        wants = "must return an UplinkTransform of kind 'rule'"
+        raise ValueError(f"{field}: {last.name} {wants}, its kind is {transform.kind!r}")
     steps = [(spec.name, spec()) for spec in preceding]
     for name, step in steps:
         if isinstance(step, UplinkTransform):

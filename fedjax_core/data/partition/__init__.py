@@ -128,7 +128,9 @@ def _checked(name: str, result: Any, clients: int, rows: Mapping[str, int]) -> t
     for half in halves:
         if not (half is None and half is not halves[0]) and (not isinstance(half, Sequence) or len(half) != clients):
             result_type = f"{len(half)} lists" if isinstance(half, Sequence) else type(half).__name__
-            raise TypeError(f"partition {name!r} returned {result_type}: must be a list of {clients} index lists, or two of them.")
+            wants = f"must be a list of {clients} index lists, or two of them."
+            wants += " A tuple is (lists of training, lists of test examples)." if halves is result else ""
+            raise TypeError(f"partition {name!r} returned {result_type}: {wants}")
     read: list[Index | None] = []
     try:
         for half, what, of in zip(halves, ("training", "test"), rows, strict=True):

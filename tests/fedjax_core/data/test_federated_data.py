@@ -5,6 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from configs import fedavg
+from fedjax_core import experiment
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import apportion, federated_data, hold_out, partition, sources
 from fedjax_core.data.ragged_index import RaggedIndex
@@ -319,3 +321,17 @@ def test_natural_clients_are_called_as_the_data_call_them():
     assert federated_data.pool_clients(data).client_names == ()
     with pytest.raises(ValueError, match="client_names has 3 names without train_clients: give both"):
         sources.from_arrays(x, y, x, y, client_names=names)
+
+
+def test_a_partition_may_be_a_function():
+    images = np.zeros((6, 2, 2, 1), np.uint8)
+    dataset = sources.from_arrays(images, [0, 1, 0, 1, 0, 1], images, [0, 1, 0, 1, 0, 1], class_names=("a", "b"))
+
+    def by_label(labels, clients):
+        return [np.flatnonzero(labels == i) for i in range(clients)]
+
+    assert federated_data.federate(dataset, by_label, 2).label_table.tolist() == [[3, 0], [0, 3]]
+    with pytest.raises(ValueError, match="train_index is one list of 4 numbers: must be a list of index lists, one per client"):
+        federated_data.from_index(dataset, np.arange(4))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"data is a Dataset, .* give federated_data.federate\("):
+        experiment.build(fedavg.get_config("smoke"), dataset)

@@ -12,7 +12,9 @@ from flax import nnx
 
 from configs import fedavg, fedper, fedproto, fedrcl, fedrod
 from fedjax_core import experiment
+from fedjax_core.algorithm import Net
 from fedjax_core.nn import flax_adapter, normalize_inputs
+from fedjax_core.task import Model
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)), jnp.float32)
 
@@ -133,27 +135,6 @@ def test_batch_statistics_leave_out_padding_or_are_refused():
         np.testing.assert_allclose(a, b, atol=1e-6)
         assert np.abs(np.subtract(a, before)).max() > 1e-4
     assert all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (model.apply(net, X)[1], net.stats)), strict=True))
-
-
-class OtherFlag(linen.Module):
-    classes: int
-
-    @linen.compact
-    def __call__(self, x, training: bool = False):
-        return linen.Dense(self.classes)(linen.Dropout(0.5, deterministic=not training)(x))
-
-
-class OtherFlagOfNnx(Plain):
-    def __call__(self, x, training: bool = False):
-        return super().__call__(x)
-
-
-@pytest.mark.parametrize("builder", [OtherFlagOfNnx, lambda classes: OtherFlag(classes)], ids=["nnx", "linen"])
-def test_a_mode_that_nothing_sets_is_refused(builder):
-    with pytest.raises(
-        ValueError, match="its __call__ takes training, which nothing sets; it is given those that it names of train,"
-    ):
-        of(builder)
 
 
 def test_what_is_no_module_is_told():
@@ -285,3 +266,73 @@ def test_a_linen_module_makes_its_head_in_setup():
         ValueError, match="'ByMethod' has a method head whose layer is none of its params dense, last: name it head"
     ):
         of(ByMethod)
+
+
+def with_flag(kind, name, default=False):
+    """A network whose flag of training has this name."""
+    scope = {"kind": kind, "linen": linen}
+    exec(f"class Flagged(kind):\n    def __call__(self, x, {name}={default}):\n        return x", scope)
+    return scope["Flagged"]
+
+
+@pytest.mark.parametrize("name", ["training", "is_training", "use_running_average"])
+@pytest.mark.parametrize("kind", [Plain, OfLinen], ids=["nnx", "linen"])
+def test_a_flag_of_training_that_nothing_sets_is_refused(kind, name):
+    with pytest.raises(ValueError, match=f"'Flagged': __call__ takes {name}=False, which nothing sets; .* of train, mask, key"):
+        of(with_flag(kind, name))
+
+
+def test_other_arguments_with_defaults_are_left_alone():
+    of(with_flag(OfLinen, "scale", 2.0))
+    of(with_flag(Plain, "deterministic", None))
+    with pytest.raises(ValueError, match="__call__ takes deterministic=True, which nothing sets"):
+        of(with_flag(Plain, "deterministic", True))
+
+
+def test_a_call_that_is_not_the_head_of_the_body_is_said_once(caplog):
+    class Same(Parted):
+        def __call__(self, x):
+            return self.head(self.body(x))
+
+    class Likewise(Parted):
+        def __call__(self, x):
+            return self.head(nnx.relu(self.layer(x.reshape(-1, 4) + 0.0)))
+
+    class Scaled(Parted):
+        def __call__(self, x):
+            return 3 * self.head(self.body(x))
+
+    class ScaledLinen(linen.Module):
+        classes: int
+
+        def setup(self):
+            self.layer, self.head = linen.Dense(5), linen.Dense(self.classes)
+
+        def body(self, x):
+            return self.layer(x)
+
+        def __call__(self, x):
+            return 3 * self.head(self.body(x))
+
+    for builder in (Parted, Same, Likewise):
+        of(builder)
+    assert not caplog.text
+    for builder in (Scaled, Scaled, ScaledLinen):
+        of(builder)
+    assert caplog.text.count("its __call__ gives something else than head(body(x)), which is used in its place") == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"init": lambda key: {"w": jnp.zeros((4, 3))}}, r"init must return an algorithm.Net\(params, stats\), it returned a dict"),
+        ({"apply": lambda net, x: ({"logits": x @ net.params["w"]}, ())}, "apply must take .*, it lacks key, mask, train"),
+        ({"apply": lambda net, x, **_: x @ net.params["w"]}, r"apply must return \(.*, stats\), it returned a ShapeDtypeStruct"),
+    ],
+)
+def test_a_model_of_functions_of_another_library_is_told(change, message):
+    init = lambda key: Net({"w": jnp.zeros((4, 3))}, {})
+    model = Model(init, lambda net, x, **_: ({"logits": x @ net.params["w"]}, net.stats), init, init, "own")
+    assert flax_adapter.build(lambda: model, "own", 3, (4,), {}) is model
+    with pytest.raises(TypeError, match=f"model 'own' is a task.Model: its {message}"):
+        flax_adapter.build(lambda: model._replace(**change), "own", 3, (4,), {})

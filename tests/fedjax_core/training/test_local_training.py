@@ -404,3 +404,8 @@ def test_a_schedule_of_steps_that_begins_anew_is_said_once(caplog):
         run = local_training.fit(LOSS, optimizer, epochs=1, batch=4)
         jax.eval_shape(run, MODEL.init(jax.random.key(0)), data(range(6)), jax.random.key(0))
     assert caplog.text.count("it begins anew in each client's training of each round") == 1
+
+
+def test_an_optimizer_by_round_is_told():
+    with pytest.raises(TypeError, match=r"fit: optimizer must be .*, it is a function: .* give optimizer\(task.round_num\)"):
+        local_training.fit(LOSS, local_training.sgd(0.1), epochs=1, batch=4)  # pyright: ignore[reportArgumentType]

@@ -309,3 +309,41 @@ def test_a_network_alone_compares_on_a_cpu():
     text = jax.jit(robust_aggregation.sort_columns).lower(np.zeros((8, 4), np.float32)).as_text()
     assert "stablehlo.minimum" in text
     assert "stablehlo.sort" not in text
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "message"),
+    [
+        (
+            "mine():\n    return UplinkTransform('privacy', 'mine')",
+            ValueError,
+            "mine must return .* of kind 'rule', its kind is 'privacy'",
+        ),
+        (
+            "mine(uplinks, mask):\n    return uplinks[0]",
+            TypeError,
+            "needs the option 'uplinks'.* called with options alone; what it",
+        ),
+    ],
+)
+def test_what_is_no_builder_of_a_rule_is_told(tmp_path, body, error, message):
+    file = tmp_path / "own.py"
+    file.write_text(f"from fedjax_core.uplink.transform import UplinkTransform\n\ndef {body}\n")
+    with pytest.raises(error, match=message):
+        robust_aggregation.parse_rule(f"{file}:mine")
+
+
+def test_an_own_transform_is_named_as_a_rule(tmp_path):
+    """It changes what each client sends; the mean stays."""
+    file = tmp_path / "own.py"
+    file.write_text(
+        "import optax\nfrom fedjax_core.uplink.transform import TransformOutput, UplinkTransform\n\n"
+        "def halved(by: float = 2.0):\n"
+        "    def send(value, client, state):\n"
+        "        return TransformOutput(value._replace(deltas=optax.tree.scale(1 / by, value.deltas)))\n\n"
+        "    return UplinkTransform('rule', 'halved', send=send)\n"
+    )
+    sims = [toy.simulate("fedavg", transforms=[robust_aggregation.parse_rule(f"{file}:halved(by={by})")]) for by in (1.0, 2.0)]
+    before = jax.device_get(unwrap(sims[0].init(0).server)).net.params
+    whole, half = (jax.device_get(unwrap(sim.run_rounds(sim.init(0), 1)[0].server)).net.params for sim in sims)
+    chex.assert_trees_all_close(jax.tree.map(lambda a, b: (a + b) / 2, before, whole), half, atol=1e-6)

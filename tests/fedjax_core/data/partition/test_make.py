@@ -146,3 +146,9 @@ def test_a_scheme_cannot_write_to_the_labels():
     with pytest.raises(ValueError, match="read-only"):
         partition.divide(spec, {"labels": labels}, 2, 0)
     assert labels.flags.writeable
+
+
+def test_a_tuple_of_two_clients_lists_is_told():
+    spec = registry.ResolvedSpec("partition", "two", "two", {}, lambda labels: (np.arange(3), np.arange(3, 6)), "mine")
+    with pytest.raises(TypeError, match=r"must be a list of 2 index lists.* A tuple is \(lists of training, lists of test"):
+        partition.divide(spec, {"labels": np.zeros(6, np.int32)}, 2, 0)
