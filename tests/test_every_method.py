@@ -3,12 +3,14 @@
 import chex
 import jax
 import numpy as np
+import optax
 import pytest
 from absl.testing import parameterized
 
 from fedjax_core import testing
 from fedjax_core.engine import simulator
 from fedjax_core.testing import case, method_contract
+from fedjax_core.training import local_training
 from tests import toy
 
 REPEATED = {
@@ -79,3 +81,12 @@ class EnginePlansTest(chex.TestCase):
         for store, states in zip(sim.offloaded_states.stores, after.clients, strict=True):
             for offloaded, expected in zip(jax.tree.leaves(store.states), jax.tree.leaves(states), strict=True):
                 np.testing.assert_allclose(offloaded[store.touched], expected[store.touched], atol=1e-6, rtol=1e-6)
+
+
+def test_an_optimizer_may_be_the_same_one_in_all_rounds():
+    """As optax has it, in place of a function of the round."""
+    states = []
+    for optimizer in (optax.sgd(0.1), local_training.sgd(0.1)):
+        sim = toy.simulate("fedavg", optimizer=optimizer)
+        states.append(jax.device_get(sim.run_rounds(sim.init(0), 1)[0].server))
+    chex.assert_trees_all_equal(*states)

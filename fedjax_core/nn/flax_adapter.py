@@ -389,6 +389,6 @@ def _of_linen(module: linen.Module, name: str, example: jax.ShapeDtypeStruct, pr
 
     if parts and _has_own_call(type(module)):
         _compare_with_call(
-            name, type(module), init, lambda net, x: head(net, run(net, x, None, False, None)[0]), call_alone, example
+            name, type(module), init, lambda net, x: head(net, jnp.asarray(run(net, x, None, False, None)[0])), call_alone, example
         )
     return _model(name, init, run, head if parts else None, prepare, _axes(name, module), _flattened(name, module))
