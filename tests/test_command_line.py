@@ -269,7 +269,9 @@ def test_a_loss_that_is_not_finite_names_round_and_client(launcher, copy):
     assert "no checkpoint yet" in error
     later = ["--config.optimizer.decay=100.0", f"--workdir={copy.with_name('later')}"]
     flags = [SMOKE, *later, "--config.evaluation.every=1", "--config.checkpoint.seconds=0", "--config.rounds=20"]
-    error = error_of(launcher.run(*flags), 1)
+    ended = launcher.run(*flags)
+    assert (ended.status, ended.err.count("optimizer.decay=100 multiplies the rate each round")) == (1, 1)
+    error = ended.err.splitlines()[-1]
     diverged, saved = re.search(r"round (\d+): .* \(the last checkpoint is of round (\d+)\)", error).groups()
     assert int(saved) == int(diverged) - 1 > 0
     assert (copy.with_name("later") / "checkpoints" / f"{int(saved):08d}" / "record.json").exists()
