@@ -84,7 +84,7 @@ class EnginePlansTest(chex.TestCase):
 
 
 def test_an_optimizer_may_be_the_same_one_in_all_rounds():
-    """As optax has it, in place of a function of the round."""
+    """An optax transformation stands in place of a function of the round."""
     states = []
     for optimizer in (optax.sgd(0.1), local_training.sgd(0.1)):
         sim = toy.simulate("fedavg", optimizer=optimizer)

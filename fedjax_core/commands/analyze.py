@@ -143,9 +143,10 @@ def _parse_labels(text: str) -> list[str]:
 
 def _check_read(given: argparse.Namespace, what: Sequence[str]) -> None:
     """Raises ValueError for an option that none of the analyses reads, or several clients where one is shown."""
+    parser = _parser()
     for option, analyses in READ_BY.items():
         value, is_of_each = getattr(given, option), option == "labels" and len(given.runs) > 1
-        if value != _parser().get_default(option) and not is_of_each and set(what).isdisjoint(analyses):
+        if value != parser.get_default(option) and not is_of_each and set(what).isdisjoint(analyses):
             raise ValueError(f"--{option}={value} has no effect on {','.join(what)}; it is of {', '.join(analyses)}")
     alone = next((name for name in what if name in ONE_CLIENT), None)
     if alone and given.clients and "," in given.clients:

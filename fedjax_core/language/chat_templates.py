@@ -53,9 +53,10 @@ class ChatTemplate:
         environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
         self._error, self._path = TemplateError, path
         self._tokens = {name: token for name, token in tokens.items() if token is not None}
+        source = _drop_generation_tags(source)
         try:
-            self._template = environment.from_string(_drop_generation_tags(source))
-            named = meta.find_undeclared_variables(environment.parse(_drop_generation_tags(source)))
+            self._template = environment.from_string(source)
+            named = meta.find_undeclared_variables(environment.parse(source))
         except TemplateError as error:
             raise ValueError(f"{path}: its chat template cannot be read ({error})") from None
         if missing := sorted((named & SPECIAL) - tokens.keys()):

@@ -22,6 +22,7 @@ import numpy as np
 from fedjax_core import registry
 from fedjax_core.algorithm import PyTree
 from fedjax_core.language import gguf_files
+from fedjax_core.language.chat_templates import TOKENIZER_CONFIG
 from fedjax_core.language.models import bert, clip, decoder, decoder_configs
 from fedjax_core.language.models.transformer import Encoder, LanguageModel
 from fedjax_core.option_types import shorten
@@ -31,7 +32,6 @@ from fedjax_core.storage.safetensors_files import read_tensors
 FAMILIES: dict[str, Any] = dict.fromkeys(decoder_configs.DEFAULTS, decoder) | dict.fromkeys(("bert", "roberta"), bert)
 NESTED = ("rope_parameters", "rope_scaling", "text_config", "vision_config")  # objects in config.json
 CONFIG, ONE_FILE, INDEX, TOKENIZER = "config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
-TOKENIZER_CONFIG = "tokenizer_config.json"
 _log = logging.getLogger(__name__)
 
 

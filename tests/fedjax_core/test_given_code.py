@@ -44,7 +44,7 @@ def digest(each):
 
 
 def notebook(*changes):
-    """What a notebook's cell defines, after changes to its text; no file holds it."""
+    """Returns what a notebook's cell defines, after changes to its text; no file holds it."""
     text = CELL
     for old, new in changes:
         assert old in text

@@ -78,7 +78,7 @@ def test_a_template_that_does_not_serve_is_named(tmp_path, source, says):
 
 
 def test_special_tokens_are_read_of_both_files_and_must_be_given(tmp_path):
-    """Where both have one, tokenizer_config.json decides; null is none."""
+    """tokenizer_config.json decides where both files have one; null is none."""
     config, others = tmp_path / chat_templates.TOKENIZER_CONFIG, tmp_path / chat_templates.TOKENS
     config.write_text(json.dumps({"chat_template": "{{ bos_token }}{{ messages[0].content }}", "eos_token": "</s>"}))
     with pytest.raises(ValueError, match=r"names bos_token, which is not given; a folder has it in tokenizer_config\.json or spec"):
