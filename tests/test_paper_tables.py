@@ -227,7 +227,7 @@ def test_uplinks_of_fedhpl_and_of_its_baselines_are_the_published_ones(tmp_path)
     chosen = ["fedhpl", *(f"{row}/cifar-10-svhn" for row in others)]
     outcome, said = run(tmp_path, table, only=chosen)
     assert not outcome.failures, said
-    assert not (tmp_path / "runs").exists()
+    assert not list((tmp_path / "runs").iterdir())
     for cell in tables.select_cells(tables.build_cells(table, "smoke"), chosen):
         paper = table.paper[cell.row][cell.column]
         values = outcome.results[cell.name].values

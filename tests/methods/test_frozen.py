@@ -75,7 +75,7 @@ def test_a_client_is_exported_whole(run, tmp_path):
 
 
 def test_it_is_analysed(run, tmp_path, capsys):
-    assert analyze.main([str(run), "--what=clients,tsne", f"--out={tmp_path}", "--points=3", "--compilation_cache="]) == 0
+    assert analyze.main([str(run), "--what=clients,tsne", f"--out={tmp_path}", "--compilation_cache="]) == 0
     assert {"clients", "tsne"} <= {file.stem.split("-")[-1].split("_")[0] for file in tmp_path.glob("*.png")}, capsys.readouterr()
 
 

@@ -55,7 +55,7 @@ def test_nothing_asked_nothing_changed():
         ({"size": 0}, "data.size=0"),
         ({"examples": 0}, "data.examples=0"),
         ({"examples": 101}, "data.examples=101 must be an integer from 1 to the 100"),
-        ({"size": 99_999_999_999}, "data.size=99999999999 for 105 images: an array .* TB, this machine has"),
+        ({"size": 99_999_999_999}, "data.size=99999999999 for 105 images: an array .* TiB, this machine has"),
         ({"examples": "x", "field": "public: "}, "public: examples='x' must be an integer"),
     ],
 )
