@@ -290,7 +290,7 @@ def get_config(variant: str = "small") -> Any:
     # "from_csv(path=...)": fedjax_core/devices/profiles.py. None: rounds take no time.
     config.devices.profile = placeholder(str)
     # Who can be reached in a round: "daily(mean=0.5)", "markov(on=10, off=5)", "trace(path=...)":
-    # fedjax_core/devices/availability.py. None: everybody. Others of a cohort do not come back.
+    # fedjax_core/devices/availability.py. None: everybody. Clients that cannot be reached count as absent.
     config.devices.availability = placeholder(str)
     # Simulated seconds after which an uplink comes too late: its client counts as absent
     config.devices.deadline = placeholder(float)

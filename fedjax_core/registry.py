@@ -154,7 +154,7 @@ def parse_spec(text: str, field: str = "") -> tuple[str, dict[str, Any]]:
 
 
 def spell(name: str, options: Mapping[str, Any]) -> str:
-    """Returns the spec of a name with options; `parse_spec` undone.
+    """Returns the spec of a name with options; the inverse of `parse_spec`.
 
     >>> spell("dirichlet", {"alpha": 0.5}), spell("iid", {})
     ('dirichlet(alpha=0.5)', 'iid')
@@ -242,8 +242,8 @@ def find_builder(what: str, name: str, builtin: Mapping[str, Callable], prefixes
 
 @contextlib.contextmanager
 def record_lookups() -> Iterator[list[tuple[Callable, str]]]:
-    """Yields a list that receives what is looked up meanwhile and is not built in, each with its
-    origin."""
+    """Yields a list that collects (function, origin) of every lookup inside the context that is not
+    built in."""
     record: list[tuple[Callable, str]] = []
     _RECORDS.append(record)
     try:
@@ -307,8 +307,8 @@ def register_in_process(what: str, name: str, function: Callable) -> str:
 
 @contextlib.contextmanager
 def refuse_imports(why: str) -> Iterator[None]:
-    """Refuses meanwhile to import modules and files by name; entry points of installed packages are
-    still loaded."""
+    """Refuses imports of modules and files by name inside the context; entry points of installed
+    packages still load."""
     token = _refusal.set(why)
     try:
         yield

@@ -198,7 +198,7 @@ def fedgen(
     recipe = registry.replace_options("fedgen", VARIANTS[registry.check_choice("variant", variant, VARIANTS)], given)
     check_arguments(fedgen, noise=noise, hidden=hidden, generator_batch=generator_batch, batch=batch)
     if isinstance(epochs, local_training.EpochsByClient):
-        raise ValueError("fedgen: its server reckons with one number of epochs, so clients cannot have their own, nor stop early")
+        raise ValueError("fedgen: its server assumes one number of epochs, so clients cannot have their own, nor stop early")
     model, classes, mixed = task.model, task.classes, variant == "mixed"
     d = require_common_feature_size(task, "fedgen")
     decayed_weight = jnp.float32(recipe.decay) ** task.round_num

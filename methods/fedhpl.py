@@ -191,7 +191,7 @@ def fedhpl(
 
     def broadcast(server, client_id):
         row = jnp.asarray(width_index)[client_id]
-        return Sent(server.teacher[row], server.known, tuple(server.shared[place] for place in shape_index))
+        return Sent(server.teacher[row], server.known, tuple(server.shared[slot] for slot in shape_index))
 
     return Algorithm(
         server_init,

@@ -35,6 +35,8 @@ from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive
 from fedjax_core.task import Task, feature_size
 from fedjax_core.training import aggregators, local_training, losses
 
+_STREAM = 0x6E68  # of the initial prototypes
+
 
 class Server(NamedTuple):
     """The state of the server.
@@ -84,7 +86,7 @@ def fednh(
     def server_init(key):
         net = model.init(key)
         body = {name: entry for name, entry in net.params.items() if name != "head"}
-        spread = jax.nn.initializers.orthogonal()(jax.random.fold_in(key, 1), (classes, feature_size(model)))
+        spread = jax.nn.initializers.orthogonal()(jax.random.fold_in(key, _STREAM), (classes, feature_size(model)))
         return Server(net._replace(params=body | {"scale": jnp.asarray(scale, jnp.float32)}), losses.normalize(spread))
 
     def client_update(sent, client, data, key):

@@ -131,6 +131,7 @@ class Contrast(NamedTuple):
       augment: the two views, see `pipeline.py`; "": the examples as they are.
       momentum_transform: whether the keys use a momentum copy of tau.
       first: number of rounds of L_Con alone, before CE alone; 0: both losses in all rounds.
+        Weight decay of the optimizer, if any, also shrinks the parameters of the loss that is off.
     """
 
     on: bool = False

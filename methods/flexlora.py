@@ -72,7 +72,7 @@ def flexlora(
       ValueError: an argument is out of range, or the network has no adapter, or a bottleneck.
     """
     adapters.check_has_adapter(task, "flexlora", is_linear=True)
-    weigh, entry = aggregators.make_weight_fn(weights), adapters.ENTRY
+    weight_fn, entry = aggregators.make_weight_fn(weights), adapters.ENTRY
     train = local_training.fit(local_training.supervised_loss(task), optimizer(task.round_num), epochs=epochs, batch=batch)
 
     def split(net: Net) -> tuple[PyTree, Net]:
@@ -85,7 +85,7 @@ def flexlora(
         return ClientOutput(client, Uplink(factors, optax.tree.sub(after, before)), trained.sums, local=(trained.net, client))
 
     def server_update(server, uplinks, cohort, key):
-        w = weigh(cohort)
+        w = weight_fn(cohort)
         total = jnp.sum(w)
         factors, rest = split(server.net)
         nearest = adapters.compress_products(uplinks.factors, w / jnp.maximum(total, aggregators.TINY))
@@ -94,5 +94,5 @@ def flexlora(
         return server._replace(net=rest._replace(params=rest.params | factors)), {}
 
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)
-    collect: Any = Uplink(aggregators.stack, aggregators.mean(weigh))  # pyright: ignore[reportArgumentType]
+    collect: Any = Uplink(aggregators.stack, aggregators.mean(weight_fn))  # pyright: ignore[reportArgumentType]
     return base._replace(client_update=client_update, server_update=server_update, collect=collect)

@@ -93,7 +93,7 @@ def heterofl(
     name = "heterofl" if window == "static" else "fedrolex"
     widest, model, label_loss = find_widest(task, name), task.model, local_training.label_loss(task)
     windows = [find_windows(widest, peers, name) for peers in task.peers]
-    own, weigh = windows[task.group], aggregators.make_weight_fn(weights)
+    own, weight_fn = windows[task.group], aggregators.make_weight_fn(weights)
     ratios = find_ratios(widest.shapes.params, task.peers[task.group].shapes.params)
     start = task.round_num if window == "rolling" else 0
 
@@ -128,7 +128,7 @@ def heterofl(
 
     def map_part(part, client):
         delta, present = part
-        w, group = weigh(client), jax.nn.one_hot(task.group, len(windows))
+        w, group = weight_fn(client), jax.nn.one_hot(task.group, len(windows))
         weighted = jax.tree.map(lambda d: (w * d).astype(d.dtype), mask_head(delta, present))
         return put_windows(own, weighted, start), w * group, w * group[:, None] * present[None]
 

@@ -118,7 +118,7 @@ def hetlora(
         sums = sums | {"rank": (client.astype(jnp.float32), jnp.ones(()))}
         return make_output(client, sent, adapters.truncate_adapters(net, client), sums)
 
-    def weigh(part: Uplink, client):
+    def map_part(part: Uplink, client):
         w = aggregators.weight_uniformly(client) * part.norm if weights == "norms" else aggregators.WEIGHT_FNS[weights](client)
         return jax.tree.map(lambda x: (w * x).astype(x.dtype), part.net), w
 
@@ -131,7 +131,7 @@ def hetlora(
     return base._replace(
         client_update=client_update,
         server_update=server_update,
-        collect=Reduce(weigh, "add"),
+        collect=Reduce(map_part, "add"),
         client_init=(lambda key, server, client_id: jnp.int32(r_max)) if prune else base.client_init,
     )
 

@@ -43,6 +43,8 @@ from fedjax_core.option_types import AtLeastOne, AtLeastZero, Positive, Positive
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training
 
+_STREAM = 0x67617465  # of the gates' initialization
+
 
 def pfedgate(
     task: Task,
@@ -125,7 +127,8 @@ def pfedgate(
         return ClientOutput(gate_net, optax.tree.sub(new, theta), sums, local=personalise(new, gate_net, data, key))
 
     def client_init(key, server, client_id):
-        _, params, stats = nnx.split(Gate(shape, len(cut.size), rngs=nnx.Rngs(params=key)), nnx.Param, nnx.BatchStat)
+        rngs = nnx.Rngs(params=jax.random.fold_in(key, _STREAM))
+        _, params, stats = nnx.split(Gate(shape, len(cut.size), rngs=rngs), nnx.Param, nnx.BatchStat)
         return Net(nnx.to_pure_dict(params), nnx.to_pure_dict(stats))
 
     return Algorithm(

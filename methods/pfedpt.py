@@ -37,7 +37,7 @@ from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training
 
 SCALE = 0.5  # pixels in [0, 1] per unit of a prompt
-PROMPT = 0x707274  # key of the prompt phase
+PROMPT = 0x707274  # key of the prompt phase, and of the initial prompts
 
 
 def pfedpt(
@@ -105,13 +105,16 @@ def pfedpt(
         new, p_i = Net(both.params["network"], both.stats), both.params["prompt"]
         return ClientOutput(p_i, optax.tree.sub(new, w), optax.tree.add(sums, more), local=(new, p_i))
 
+    def draw_prompt(key, client_id):
+        return jax.random.normal(jax.random.fold_in(jax.random.fold_in(key, PROMPT), client_id), (len(place[0]),))
+
     return Algorithm(
         server_init=model.init,
         client_update=client_update,
         server_update=lambda w, delta, cohort, key: (optax.apply_updates(w, delta), {}),
         collect=aggregators.mean(aggregators.make_weight_fn(weights)),
         predict={"personal": lambda w, p_i, x: prompted(w, p_i, x)[0]},
-        client_init=lambda key, server, client_id: jax.random.normal(jax.random.fold_in(key, client_id), (len(place[0]),)),
+        client_init=lambda key, server, client_id: draw_prompt(key, client_id),
         targets=PER_ROW,
     )
 

@@ -126,7 +126,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="of the draws of tsne and of the landscape's directions")
     parser.add_argument("--beams", type=int, default=1, help="of rouge: with which a language model writes; 1: greedily")
     parser.add_argument("--trust", action="store_true", help=TRUST)
-    parser.add_argument("--compilation_cache", default=experiment.PROGRAMS, help="where compiled programs are kept; '' for nowhere")
+    parser.add_argument(
+        "--compilation_cache", default=experiment.COMPILATION_CACHE, help="where compiled programs are kept; '' for nowhere"
+    )
     return parser
 
 

@@ -300,7 +300,7 @@ def main(arguments: Sequence[str]) -> int:
         return reporter.fail(error, 2)
 
     def write_audit() -> None:
-        experiment.cache_compiled_programs(experiment.PROGRAMS)
+        experiment.cache_compiled_programs(experiment.COMPILATION_CACHE)
         write_text("\n".join(report_lines(audit_run(given.pop("run"), **given))))
 
     return console.run_command(write_audit)

@@ -188,7 +188,7 @@ def main(arguments: Sequence[str]) -> int:
         return reporter.fail(error, 2)
 
     def write_export() -> None:
-        experiment.cache_compiled_programs(experiment.PROGRAMS)
+        experiment.cache_compiled_programs(experiment.COMPILATION_CACHE)
         options = {name: getattr(given, name) for name in ("client", "model", "done", "layout", "trust")}
         description = export(given.run, given.out, **options)
         reporter.say(

@@ -31,7 +31,7 @@ def write_project(kind: str, name: str, folder: Path) -> list[Path]:
 
     Args:
       kind: one of `KINDS`.
-      name: of the module, and of what it has.
+      name: of the module, and of the function, class or table in it.
       folder: a new or an empty one.
 
     Returns:
@@ -79,7 +79,7 @@ def check_name(kind: str, name: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = reporter.Parser("fedjax-core new", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=list(KINDS), help="what the folder is for")
-    parser.add_argument("name", help="of the module, and of what it has")
+    parser.add_argument("name", help="of the module, and of the function, class or table in it")
     parser.add_argument("--folder", help="a new one; the default has the name")
     return parser
 

@@ -241,7 +241,7 @@ def main(arguments: Sequence[str]) -> int:
         return reporter.fail(error, 2)
 
     def write_predictions() -> None:
-        experiment.cache_compiled_programs(experiment.PROGRAMS)
+        experiment.cache_compiled_programs(experiment.COMPILATION_CACHE)
         table = predict(given.model, given.examples, array=given.array, batch=given.batch, trust=given.trust)
         write_csv(os.path.expanduser(given.out), table, COLUMNS)
         reporter.say(f"{given.out}: {len(table)} predictions")

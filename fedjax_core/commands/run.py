@@ -8,11 +8,11 @@
 
 A config is named by its bare name (`fedjax-core list configs`) or by a file of your own; a variant
 follows a colon. Its fields are flags, --config.FIELD=VALUE; `fedjax-core list fields` shows
-them, and what they may hold. The same command again resumes an interrupted run. With --fresh it
-begins anew: what the directory holds of a run is deleted. A directory without a checkpoint is free,
-unless its run is finished.
-On several processes give each --distributed where a cluster has started them, else --coordinator,
---processes and --process. With --seeds there is a run of each, in WORKDIR/seed0 and so on, that
+them, and what they may hold. The same command again resumes an interrupted run. With --fresh
+the old run in the directory is deleted first. A directory without a checkpoint may be reused, unless
+its run is finished.
+For several processes: --distributed under Slurm, Open MPI, Cloud TPU or Kubernetes; otherwise
+--coordinator, --processes and --process. With --seeds there is a run of each, in WORKDIR/seed0 and so on, that
 --config.seed resumes alone. config.plan.lanes of them train at once, in one program.
 """
 
@@ -44,7 +44,7 @@ def _flags(arguments: Sequence[str]) -> Any:
     flags.DEFINE_string("workdir", None, "directory of the run: metrics, checkpoints, plots", **at)
     flags.DEFINE_boolean("fresh", False, "delete what the directory holds of a run, and begin there", **at)
     flags.DEFINE_string("seeds", None, "with commas between: a run of each, in a directory of its own in that of --workdir", **at)
-    flags.DEFINE_string("compilation_cache", experiment.PROGRAMS, "where compiled programs are kept; '' for nowhere", **at)
+    flags.DEFINE_string("compilation_cache", experiment.COMPILATION_CACHE, "where compiled programs are kept; '' for nowhere", **at)
     flags.DEFINE_boolean("distributed", False, "join the processes that Slurm, Open MPI, Cloud TPU or Kubernetes has started", **at)
     flags.DEFINE_string("coordinator", None, "host:port of process 0, for a run on several processes", **at)
     flags.DEFINE_integer("processes", None, "how many processes run together", **at)
@@ -76,10 +76,10 @@ def _run_seeds(config: Any, workdir: str, seeds: Sequence[int], fresh: bool) -> 
     """
     runs, has_labels = [], experiment.seeds_at_once(config) > 1
     for seed in seeds:
-        of_seed = config.copy_and_resolve_references()
-        of_seed.seed = seed
-        console = functools.partial(_say_labelled, f"seed {seed}") if has_labels else None
-        runs.append(experiment.Run(of_seed, str(Path(workdir) / f"seed{seed}"), console, fresh))
+        seed_config = config.copy_and_resolve_references()
+        seed_config.seed = seed
+        say_labelled = functools.partial(_say_labelled, f"seed {seed}") if has_labels else None
+        runs.append(experiment.Run(seed_config, str(Path(workdir) / f"seed{seed}"), say_labelled, fresh))
     outcomes = dict(zip(seeds, experiment.execute_all(runs, say=reporter.say), strict=True))
     failed = {seed: outcome for seed, outcome in outcomes.items() if isinstance(outcome, Exception)}
     for seed, error in failed.items():

@@ -35,7 +35,9 @@ def _parser() -> argparse.ArgumentParser:
         "may be repeated",
     )
     parser.add_argument("--seeds", help="with commas between, in place of the definition's")
-    parser.add_argument("--compilation_cache", default=experiment.PROGRAMS, help="where compiled programs are kept; '' for nowhere")
+    parser.add_argument(
+        "--compilation_cache", default=experiment.COMPILATION_CACHE, help="where compiled programs are kept; '' for nowhere"
+    )
     return parser
 
 

@@ -17,7 +17,7 @@ from fedjax_core import registry
 from fedjax_core.option_types import AtLeastZero, Limit, NonNegative, Part, Positive, check_value, shorten
 
 MixingRate = Annotated[float, Limit("in (0, 1]", lambda v: 0 < v <= 1)]
-Weigh = Callable[[np.ndarray], np.ndarray]
+StalenessFn = Callable[[np.ndarray], np.ndarray]
 
 
 class Schedule(NamedTuple):
@@ -26,7 +26,7 @@ class Schedule(NamedTuple):
     Attributes:
       name: of the function that made it.
       buffer: updates of a server step, a number or a fraction of the clients that train at once.
-      weigh: staleness [n], float64, -> weights [n] of updates.
+      weight_fn: staleness [n], float64, -> weights [n] of updates.
       mixes_models: whether the server moves towards a client's model; else it adds the client's
         delta to its own.
       max_staleness: above which an update is dropped; None: none is.
@@ -34,28 +34,28 @@ class Schedule(NamedTuple):
 
     name: str
     buffer: int | float
-    weigh: Weigh
+    weight_fn: StalenessFn
     mixes_models: bool = False
     max_staleness: int | None = None
 
     @property
     def has_weights(self) -> bool:
         """Returns whether some weight is not 1."""
-        return bool(np.any(self.weigh(np.arange(1000.0)) != 1))
+        return bool(np.any(self.weight_fn(np.arange(1000.0)) != 1))
 
 
-def constant() -> Weigh:
+def constant() -> StalenessFn:
     """Counts all updates alike."""
     return lambda staleness: np.ones(np.shape(staleness))
 
 
-def polynomial(a: NonNegative = 0.5) -> Weigh:
-    """Weighs an update of staleness u by (1 + u) ** -a."""
+def polynomial(a: NonNegative = 0.5) -> StalenessFn:
+    """Weights an update of staleness u by (1 + u) ** -a."""
     return lambda staleness: (1.0 + staleness) ** -a
 
 
-def hinge(a: Positive = 10.0, b: NonNegative = 6.0) -> Weigh:
-    """Weighs an update of staleness u by 1 up to b, then by 1 / (a (u - b) + 1).
+def hinge(a: Positive = 10.0, b: NonNegative = 6.0) -> StalenessFn:
+    """Weights an update of staleness u by 1 up to b, then by 1 / (a (u - b) + 1).
 
     >>> hinge(a=10, b=4)(np.array([0, 4, 5])).tolist()
     [1.0, 1.0, 0.09090909090909091]
@@ -63,7 +63,7 @@ def hinge(a: Positive = 10.0, b: NonNegative = 6.0) -> Weigh:
     return lambda staleness: 1 / (a * np.maximum(staleness - b, 0.0) + 1)
 
 
-STALENESS: dict[str, Callable[..., Weigh]] = {"constant": constant, "polynomial": polynomial, "hinge": hinge}
+STALENESS: dict[str, Callable[..., StalenessFn]] = {"constant": constant, "polynomial": polynomial, "hinge": hinge}
 
 
 def fedbuff(
@@ -108,21 +108,21 @@ def fedasync(
 SCHEDULES: dict[str, Callable[..., Schedule]] = {"fedbuff": fedbuff, "fedasync": fedasync}
 
 
-def find_staleness(spec: str) -> Weigh:
+def find_staleness(spec: str) -> StalenessFn:
     """Returns a function of staleness by its spec.
 
     Raises:
       ValueError, TypeError: it does not exist, or an option is not allowed.
     """
-    weigh = registry.resolve_spec("staleness", spec, STALENESS, field="schedule: staleness")()
+    weight_fn = registry.resolve_spec("staleness", spec, STALENESS, field="schedule: staleness")()
     try:
-        values = np.asarray(weigh(np.arange(100.0)))
+        values = np.asarray(weight_fn(np.arange(100.0)))
     except Exception as error:  # a user's function may raise anything
         what = f"schedule: staleness={shorten(spec)} must return a function of an array of staleness, float64"
         raise ValueError(f"{what}; it raised {type(error).__name__}: {error}") from error
     if values.shape != (100,) or not np.all(np.isfinite(values)) or np.any(values < 0):
         raise ValueError(f"schedule: staleness={shorten(spec)} must give a finite number of at least 0 for each staleness")
-    return weigh
+    return weight_fn
 
 
 def parse_schedule(spec: str) -> Schedule:

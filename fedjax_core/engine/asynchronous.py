@@ -97,7 +97,7 @@ class Asynchrony:
         with self._lock:
             name = key_data.tobytes()
             order = self._orders.pop(name, None) or ArrivalOrder(functools.partial(self._begin, key_data))
-            self._orders[name] = order  # the last one
+            self._orders[name] = order  # most recently used last
             while len(self._orders) > ORDERS:
                 del self._orders[next(iter(self._orders))]
         return order.read(first, number)
@@ -118,7 +118,7 @@ class Asynchrony:
         """Returns what a program reads of rounds `first` to before `first + number`, on the host."""
         steps = self.read_steps(key_data, first, number)
         ids, staleness, slots = (np.stack([step[i] for step in steps]) for i in range(3))
-        weight = np.asarray(self.schedule.weigh(staleness.ravel().astype(float)), np.float32).reshape(staleness.shape)
+        weight = np.asarray(self.schedule.weight_fn(staleness.ravel().astype(float)), np.float32).reshape(staleness.shape)
         return Arrivals(np.int32(first), ids, staleness, slots, weight, np.array([step.target for step in steps], np.int32))
 
 

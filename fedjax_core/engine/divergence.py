@@ -31,7 +31,7 @@ class Diverged(FloatingPointError):
     """Something that a round left behind was not finite.
 
     Attributes:
-      stopped: whether a signal asked the run to stop meanwhile; whoever starts another run must stop.
+      stopped: whether a signal asked the run to stop; the caller must then start no other run.
     """
 
     stopped = False

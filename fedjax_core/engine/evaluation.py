@@ -249,7 +249,7 @@ def client_blocks(compiled: CompiledPlan, g: int) -> list[np.ndarray]:
 def unseen_blocks(compiled: CompiledPlan, g: int) -> list[np.ndarray]:
     """Returns the unseen clients with group g's network in blocks; none if there are no such clients."""
     spec, number = compiled.spec, len(compiled.spec.host_arrays.unseen_size)
-    ids = unseen_clients.members(spec, g, number)
+    ids = unseen_clients.unseen_members(spec, g, number)
     if not len(ids):
         return []
     work = _client_work(spec, UNSEEN_TABLES, number)

@@ -16,7 +16,7 @@ from fedjax_core.data.row_readers import ExampleReader
 from fedjax_core.devices import ClientDevices
 from fedjax_core.engine.client_sampler import ClientSampler
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
-from fedjax_core.engine.sharding.data_placement import Placed
+from fedjax_core.engine.sharding.data_placement import Placement
 from fedjax_core.engine.sharding.mesh import Plan
 from fedjax_core.task import PeerGroup, Task
 from fedjax_core.training import adapters, metrics
@@ -183,7 +183,7 @@ class SimulationSpec:
     groups: tuple[Group, ...]
     tasks: tuple[PyTree, ...]
     data: FederatedData
-    placement: Placed
+    placement: Placement
     readers: dict[str, ExampleReader]
     host_arrays: DeviceArrays
     sampler: ClientSampler

@@ -36,7 +36,7 @@ def add_unseen_scope(evaluation: Evaluation, skip_reason: str, has_unseen: bool)
     return evaluation._replace(scopes=(*evaluation.scopes, "unseen"))
 
 
-def members(spec: SimulationSpec, g: int, number: int) -> np.ndarray:
+def unseen_members(spec: SimulationSpec, g: int, number: int) -> np.ndarray:
     """Returns which of `number` unseen clients have group g's network: the groups take turns."""
     return np.arange(g, number, len(spec.groups), dtype=np.int32)
 
@@ -68,7 +68,7 @@ def score_unseen(
         is_active, index = index < number, jnp.minimum(index, number - 1)
         train_size = jnp.where(is_active, arrays.unseen_size[index], 0)
         settings = arrays.settings
-        if settings is not None:  # the method's own
+        if settings is not None:  # the method's own batch size, stored last
             settings = ClientSettings(batch=None if settings.batch is None else jnp.asarray(settings.batch)[spec.population])
         data = ClientData(
             arrays.train, arrays.unseen_index[index], train_size, spec.episodes, settings=settings, privacy=spec.example_privacy

@@ -95,8 +95,8 @@ class VmappedSeeds:
     def trace(self, scored: bool = False) -> Traced:
         """Traces the round of all seeds, with nothing on a device."""
         arrays, state = aot.resident_shapes(self._simulator.compiled)
-        of_seeds = lambda s: jax.ShapeDtypeStruct((len(self.replicas), *s.shape), s.dtype, sharding=s.sharding)
-        arrays = arrays._replace(arrivals=jax.tree.map(of_seeds, arrays.arrivals))
+        seed_records = lambda s: jax.ShapeDtypeStruct((len(self.replicas), *s.shape), s.dtype, sharding=s.sharding)
+        arrays = arrays._replace(arrivals=jax.tree.map(seed_records, arrays.arrivals))
         n = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(self._simulator.spec.mesh))
         return self._programs[scored].trace(arrays, (state,) * len(self.replicas), n)
 
@@ -166,8 +166,8 @@ class VmappedSeeds:
         self._fits.add((size, scored))
         results: list[Result] = []
         for index, (replica, _) in enumerate(seeds):
-            of_seed = _take(raw, index)
-            by_round = dispatch.split_record(of_seed, n, scored)
+            seed_record = _take(raw, index)
+            by_round = dispatch.split_record(seed_record, n, scored)
             try:
                 results.append((states[index], replica.flatten_records(states[index], by_round)))
             except Diverged as error:

@@ -21,15 +21,15 @@ from fedjax_core.experiment.lookup import (
 )
 from fedjax_core.experiment.python_overrides import switch_method
 from fedjax_core.experiment.resolve_config import STATISTICS, TASKS, ResolvedConfig, check_config, complete_config, resolve
-from fedjax_core.experiment.run_experiment import PROGRAMS, cache_compiled_programs, execute, load, use_all_cores
+from fedjax_core.experiment.run_experiment import COMPILATION_CACHE, cache_compiled_programs, execute, load, use_all_cores
 from fedjax_core.experiment.schema import Config
 from fedjax_core.experiment.sweep import Run, execute_all, group_seeds, seeds_at_once
 
 __all__ = [
+    "COMPILATION_CACHE",
     "LOSSES",
     "NORMALISATIONS",
     "OPTIMIZERS",
-    "PROGRAMS",
     "SCORES",
     "STATISTICS",
     "TASKS",

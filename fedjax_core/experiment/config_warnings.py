@@ -218,9 +218,7 @@ def check_kept_states(resolved: ResolvedConfig) -> list[str]:
         "privacy.mechanism": resolved.mechanism is not None and fields["privacy.level"] != "example",
         "aggregation.rule": any(rule.name != "mean" for rule in resolved.rule),
     }
-    why = (
-        f"the server of {method.name} keeps the sum of what clients keep; the two then differ for good, and training ends elsewhere"
-    )
+    why = f"the server of {method.name} sums what clients keep; here the two drift apart, and training converges elsewhere"
     return [f"{name}={fields[name]!r}: {why}; take fedavg, fedprox or fedopt" for name, is_set in changed.items() if is_set]
 
 

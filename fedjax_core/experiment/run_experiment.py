@@ -36,10 +36,16 @@ from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import BEGUN_HERE, CHECKPOINTS, CONFIG, DATA, RECORDED, RUN
 
-_NEEDED = {"method": dict, "models": list, "data": dict, "evaluation": dict, "plan": dict}  # of config.json, to build it again
+_NEEDED = {
+    "method": dict,
+    "models": list,
+    "data": dict,
+    "evaluation": dict,
+    "plan": dict,
+}  # what `load` reads of config.json
 _CHOSEN = RECORDED | {"partition": {"hash": str}, "privacy?": {"noise_multiplier?": float}}
 log = logging.getLogger("fedjax_core")
-PROGRAMS = os.path.join("~", ".cache", "fedjax_core", "jax")  # where commands keep compiled programs
+COMPILATION_CACHE = os.path.join("~", ".cache", "fedjax_core", "jax")  # where commands keep compiled programs
 
 
 def execute(
@@ -83,7 +89,7 @@ def execute(
         constructors = lookup.find_callbacks(resolved.fields["callbacks"])  # checked before data are read
         noise = read_recorded_privacy(config, workdir, fresh)
         simulation = build(config, data, noise=noise, resolved=resolved)
-        of_run = make_run_settings(
+        run_settings = make_run_settings(
             config,
             simulation,
             noise,
@@ -96,9 +102,9 @@ def execute(
             console=console,
         )
         try:
-            return run(simulation, workdir, resolved.config, of_run)
+            return run(simulation, workdir, resolved.config, run_settings)
         finally:
-            simulation.release()  # makes room for the next run, whenever objects are collected
+            simulation.release()  # frees device memory now; garbage collection may come later
 
 
 def make_run_settings(
@@ -129,7 +135,7 @@ def make_run_settings(
         privacy = account_examples(resolved, simulation.spec, {"noise_multiplier": simulation.spec.example_privacy.noise})
     facts = {"convolution": nn.describe_conv()} | _adversary(resolved, simulation.spec.population)
     facts |= {} if privacy is None else {"privacy": privacy.facts() | _chosen_accountant(resolved, noise)}
-    of_config: dict[str, Any] = {
+    from_config: dict[str, Any] = {
         **resolved.run._asdict(),
         "seed": resolved.seed,
         "run_facts": facts | _files(resolved) | _code(resolved) | _given_code(resolved) | describe_devices(simulation.spec),
@@ -139,7 +145,7 @@ def make_run_settings(
         "callbacks": tuple(resolved.fields["callbacks"]),
         "names_code": names_code(resolved),
     }
-    return RunSettings(**of_config | more)
+    return RunSettings(**from_config | more)
 
 
 def _chosen_accountant(resolved: ResolvedConfig, recorded: Mapping[str, Any] | None) -> dict[str, str]:

@@ -193,8 +193,8 @@ def _run_together(
     try:
         for run, replica in zip(runs, vmapped.replicas, strict=True):
             more = {"progress": progress, "console": run.console, "fresh": run.fresh, "draws": run.draws}
-            of_run = make_run_settings(run.config, replica, noise, **more)
-            seed_runs.append((replica, run.workdir, complete_config(run.config), of_run))
+            run_settings = make_run_settings(run.config, replica, noise, **more)
+            seed_runs.append((replica, run.workdir, complete_config(run.config), run_settings))
         return run_seeds(seed_runs, vmapped)
     finally:
         vmapped.release()

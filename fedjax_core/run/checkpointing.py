@@ -20,7 +20,8 @@ from fedjax_core.data import digest as contents
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine import client_loop
 from fedjax_core.engine.simulator import Simulator, State
-from fedjax_core.reporting import label_tables, reporter
+from fedjax_core.reporting import label_tables
+from fedjax_core.reporting import reporter as report
 from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.client_state_files import choose_parts_to_rewrite
 from fedjax_core.storage.json_files import read_json
@@ -72,11 +73,11 @@ def count_finished_rounds(directory: str | os.PathLike) -> int | None:
 
 def _read_finished(folder: Path, fields: Mapping[str, Any]) -> dict[str, Any] | None:
     """Reads the summary of a run that is over, with such fields; None if there is none. ValueError: it is damaged."""
-    summary = folder / reporter.SUMMARY
+    summary = folder / report.SUMMARY
     if not summary.exists():
         return None
     ended = read_json(summary, {"facts": dict, **fields})
-    return ended if reporter.ENDED in ended["facts"] else None
+    return ended if report.ENDED in ended["facts"] else None
 
 
 def _is_disposable(folder: Path) -> bool:
@@ -232,7 +233,7 @@ def _plan(recorded: Mapping[str, int]) -> client_loop.Plan:
     return client_loop.Plan(recorded["chunk"], recorded["devices"], recorded.get("model", 1))
 
 
-def restore_plan(simulation: Simulator, workdir: WorkDir, chosen: bool, reporter: reporter.Reporter) -> None:
+def restore_plan(simulation: Simulator, workdir: WorkDir, chosen: bool, reporter: report.Reporter) -> None:
     """Applies the directory's plan, unless the user has chosen one or there are too few devices.
 
     Several processes apply its chunk only and use all their devices: the first of these might leave
@@ -281,7 +282,7 @@ def record_plan(simulation: Simulator, workdir: WorkDir) -> None:
         workdir.record("plan", simulation.spec.plan._asdict())
 
 
-def record_placement(simulation: Simulator, workdir: WorkDir, reporter: reporter.Reporter) -> None:
+def record_placement(simulation: Simulator, workdir: WorkDir, reporter: report.Reporter) -> None:
     """Records where data and client states are stored, and reports data that are not on the
     devices.
     """

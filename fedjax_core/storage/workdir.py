@@ -96,7 +96,7 @@ def _delete(path: Path) -> None:
         path.unlink()
 
 
-class Held(BlockingIOError):
+class DirectoryInUse(BlockingIOError):
     """Another process has the lock."""
 
 
@@ -109,7 +109,7 @@ class Lock:
         """Acquires the lock, and writes this process's id into the file.
 
         Raises:
-          Held: another process has it.
+          DirectoryInUse: another process has it.
           OSError: this process has it, or the file cannot be opened.
         """
         self._file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 (open until close)
@@ -148,7 +148,7 @@ class Lock:
             if any(os.path.samestat(lock._file_status, self._file_status) for lock in Lock._held):  # waiting would never end
                 raise OSError(errno.EDEADLK, "this process already runs there; close that run first") from None
             reason = f"another process runs there (pid {holder or 'unknown'}); wait for it, or take another directory"
-            raise Held(errno.EWOULDBLOCK, reason) from None
+            raise DirectoryInUse(errno.EWOULDBLOCK, reason) from None
 
     def close(self) -> None:
         """Releases the lock; a second call does nothing."""
@@ -162,7 +162,7 @@ def lock_directory(path: Path) -> Lock:
         with reword_os_errors("run in", path):
             return Lock(path / _LOCK)
     except BlockingIOError as error:
-        raise Held(*error.args) from None  # the rewording has lost the class
+        raise DirectoryInUse(*error.args) from None  # the rewording has lost the class
 
 
 class WorkDir:
@@ -213,7 +213,7 @@ class WorkDir:
         Raises:
           ValueError: the directory holds a run with another config (all differences are listed) or
             something else.
-          Held: another process runs there.
+          DirectoryInUse: another process runs there.
           OSError: the directory cannot be created, read or written.
         """
         path = Path(path)

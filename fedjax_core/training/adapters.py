@@ -407,7 +407,7 @@ def select_factor(name: str) -> Callable[[Net], Net]:
 def with_zero_correction(net: Net) -> Net:
     """Adds the entry "correction": what a method adds to the products A B, zero at first.
 
-    Its leaves [in, out] lie where an adapter has its factors. The network then has the kernels
+    It has one leaf [in, out] for each adapted kernel, at the path of its factors. The network then has the kernels
     W_0 + scale (correction + A B), while its frozen arrays stay as they are.
     """
     zeros = _map_updates(lambda own: jnp.zeros((*own["a"].shape[:-1], own["b"].shape[-1]), own["a"].dtype), net.params[ENTRY])

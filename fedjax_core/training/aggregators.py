@@ -63,11 +63,11 @@ def mean(weight_fn: Callable[[Cohort], Array] = weight_by_examples) -> Reduce:
 
 
 def mean_by_shape(
-    shapes: Sequence[PyTree], places: Sequence[int], weight_fn: Callable[[Cohort], Array] = weight_by_examples
+    shapes: Sequence[PyTree], shape_index: Sequence[int], weight_fn: Callable[[Cohort], Array] = weight_by_examples
 ) -> Reduce:
     """Returns means over the clients whose parts have equal shapes, where architectures differ.
 
-    For uplinks that are tuples of trees, the i-th of which has shapes `shapes[places[i]]`; `shapes`
+    For uplinks that are tuples of trees, the i-th of which has shapes `shapes[shape_index[i]]`; `shapes`
     has those of all groups. `finalize` gives (mean, weight) for each of `shapes`; both zero where
     no client came.
     """
@@ -75,8 +75,8 @@ def mean_by_shape(
     def map_part(part, client):
         w = weight_fn(client)
         total = [(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape), jnp.zeros_like(w)) for shape in shapes]
-        for place, tree in zip(places, part, strict=True):
-            total[place] = jax.tree.map(lambda x: (w * x).astype(x.dtype), tree), w
+        for slot, tree in zip(shape_index, part, strict=True):
+            total[slot] = jax.tree.map(lambda x: (w * x).astype(x.dtype), tree), w
         return tuple(total)
 
     def finalize(total):
@@ -385,7 +385,8 @@ def make_aggregator(
             delta = weighted_mean(delta, weight_fn(cohort, **context))
         updates, new_state = reviewed.update(delta, state, value, **context)
         new, old = (optax.apply_updates(value, updates), new_state), (value, state)
-        came = jnp.sum(cohort.examples.astype(jnp.float32)) > 0  # a sum of floats is exchanged with the mean's, jnp.any alone
-        return optax.tree.where(came, new, old)
+        # A float sum joins the all-reduce of the mean; `jnp.any` would need one of its own.
+        has_participants = jnp.sum(cohort.examples.astype(jnp.float32)) > 0
+        return optax.tree.where(has_participants, new, old)
 
     return Aggregator(collect, reviewed.init, update)

@@ -25,7 +25,7 @@ add_to_loss.defvjp(lambda x, term: (x, term), lambda term, cotangent: (cotangent
 
 
 def with_regularizers(model: Model, regularizers: Sequence[Regularizer]) -> Model:
-    """Returns the network; in training each pass adds the terms to the loss of what it returns.
+    """Returns the network, whose passes in training add the terms to the loss of their outputs.
 
     A pass whose outputs get no gradient, such as a teacher's, adds nothing. Losses that methods
     report are without the terms.

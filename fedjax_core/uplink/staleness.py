@@ -35,9 +35,9 @@ def weight_stale(name: str, has_weights: bool) -> UplinkTransform:
         if not isinstance(context.memory, Stale):
             return TransformOutput(value, client_state)
         weight, gap = context.memory
-        weigh = lambda x: (weight * x).astype(x.dtype)
+        scale = lambda x: (weight * x).astype(x.dtype)
         deltas = value.deltas if gap == () else jax.tree.map(lambda x, y: x + y, value.deltas, (gap,))
-        return TransformOutput(value._replace(deltas=jax.tree.map(weigh, deltas)), client_state)
+        return TransformOutput(value._replace(deltas=jax.tree.map(scale, deltas)), client_state)
 
     def check(method: str, shapes: UplinkValue) -> None:
         if not has_weights or (len(shapes.deltas) == 1 and not shapes.class_means):

@@ -57,7 +57,7 @@ def test_methods_without_such_an_option():
     settings.task = "episodes(way=2, shot=1, query=1)"
     with pytest.raises(ValueError, match=r"clients.batch=2: with task='episodes.*' a minibatch is an episode"):
         experiment.resolve(settings)
-    with pytest.raises(ValueError, match="fedgen: its server reckons with one number of epochs"):
+    with pytest.raises(ValueError, match="fedgen: its server assumes one number of epochs"):
         experiment.build(config({"steps": 3}, name="fedgen"), toy.data())
 
 

@@ -33,7 +33,7 @@ from fedjax_core.engine.heap import trim_heap
 from fedjax_core.engine.simulator import Diverged
 from fedjax_core.reporting import reporter, score_labels
 from fedjax_core.run import CallbackFailed
-from fedjax_core.storage.workdir import FIGURES, METRICS, Held
+from fedjax_core.storage.workdir import FIGURES, METRICS, DirectoryInUse
 
 T = TypeVar("T")
 MAX_WRITE_SHARE = 0.05  # the most of the time that writing tables between runs takes
@@ -254,7 +254,7 @@ class TableRunner:
         with RunBeat(self._folder, jobs, number, self._pace, None if self._bar else self._say):
             outcomes = self._run_cells([job.cell for job in batch])
         for job, outcome in zip(batch, outcomes, strict=True):
-            if isinstance(outcome, Held):
+            if isinstance(outcome, DirectoryInUse):
                 self._held.add((job.cell.name, job.cell.config.rounds))
                 self._say(f"left for later: {job.cell}: {reporter.one_line(outcome)}")
             elif isinstance(outcome, Exception) and not isinstance(outcome, CallbackFailed) and self._is_scored(job.cell):
@@ -329,7 +329,7 @@ class TableRunner:
             return [error]
 
     def _take_result(self, cell: Cell, ended: Any, data: FederatedData) -> bool:
-        """Takes up the result of a run; returns whether a signal came meanwhile."""
+        """Stores the result of a run. Returns whether a signal came during it."""
         if isinstance(ended, Diverged):
             if cell.trial is None:
                 raise ended

@@ -59,7 +59,7 @@ def device_spec(device: Any) -> DeviceSpec | None:
     return DEVICE_SPECS.get(device.device_kind)
 
 
-class Placed(NamedTuple):
+class Placement(NamedTuple):
     """Where the data are stored.
 
     Attributes:
@@ -76,7 +76,7 @@ def memory_limit(mesh: Mesh) -> int | None:
     return (mesh.local_devices[0].memory_stats() or {}).get("bytes_limit")
 
 
-def choose_placement(place: str | None, data: FederatedData, mesh: Mesh) -> Placed:
+def choose_placement(place: str | None, data: FederatedData, mesh: Mesh) -> Placement:
     """Returns the place for a population's arrays.
 
     Args:
@@ -84,14 +84,14 @@ def choose_placement(place: str | None, data: FederatedData, mesh: Mesh) -> Plac
         copy, the machine's); else "host", or "disk" if they are memory-mapped files.
     """
     if place is not None:
-        return Placed(registry.check_choice("plan.data", place, PLACES), "")
+        return Placement(registry.check_choice("plan.data", place, PLACES), "")
     leaves = [leaf for leaf in jax.tree.leaves((data.train, data.test)) if isinstance(leaf, np.ndarray)]
     needed, available = sum(leaf.nbytes for leaf in leaves), _device_memory(mesh)
     where = "device" if needed <= DATA_SHARE * available else "host"
     if where == "host" and any(row_readers.locate_in_file(leaf) for leaf in leaves):
         where = "disk"
     why = f"{row_readers.format_bytes(needed)} of examples, a device has {row_readers.format_bytes(available)}"
-    return Placed(*distributed.broadcast_from_process_0([where, why]))
+    return Placement(*distributed.broadcast_from_process_0([where, why]))
 
 
 def _device_memory(mesh: Mesh) -> float:
@@ -106,7 +106,7 @@ def _device_memory(mesh: Mesh) -> float:
     return row_readers.machine_memory() if published is None else published.memory
 
 
-def open_data(placement: Placed, data: FederatedData) -> tuple[FederatedData, dict[str, row_readers.ExampleReader]]:
+def open_data(placement: Placement, data: FederatedData) -> tuple[FederatedData, dict[str, row_readers.ExampleReader]]:
     """Returns the data, stored as `placement` says, and readers of their splits if they are streamed."""
     if placement.where == "device":
         return data, {}

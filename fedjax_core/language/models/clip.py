@@ -9,7 +9,7 @@ https://arxiv.org/abs/2103.00020
   image / patch / kernel                           [p, p, 3, D'], by column and row
   image / class, position                          [D'], [1 + patches, D']
   image / first_norm, layers, norm, projection     as the text's
-  scale                                            [] logarithm of what cosines are multiplied by
+  scale                                            [] logarithm of the factor of the cosines
 
 Texts see what is before them alone and are read at their last real token, which must be the end of
 the text. Files have the layout of `CLIPModel`. No dropout.

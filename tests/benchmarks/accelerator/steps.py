@@ -137,7 +137,7 @@ WHAT: dict[str, Callable[..., dict[str, Any]]] = {
 def main(arguments: Sequence[str]) -> int:
     """Runs the measurement given as JSON; prints a line of JSON with the device."""
     options = json.loads(arguments[0])
-    what, cache = options.pop("what"), options.pop("cache", experiment.PROGRAMS)
+    what, cache = options.pop("what"), options.pop("cache", experiment.COMPILATION_CACHE)
     ours.set_up(dtype=options.get("dtype", "tf32"))
     if cache:
         experiment.cache_compiled_programs(cache)

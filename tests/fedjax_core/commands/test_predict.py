@@ -26,7 +26,7 @@ LOAD = functools.cache(experiment.load)
 @pytest.fixture(autouse=True)
 def _lighter(monkeypatch):
     """Commands here keep no compiled programs, and load a run once."""
-    monkeypatch.setattr(experiment, "PROGRAMS", "")
+    monkeypatch.setattr(experiment, "COMPILATION_CACHE", "")
     monkeypatch.setattr(experiment, "load", LOAD)
 
 

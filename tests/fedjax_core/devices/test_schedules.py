@@ -21,7 +21,7 @@ U = np.arange(12)
 )
 def test_weights_by_hand(spec, weights, mixes):
     schedule = parse_schedule(spec)
-    np.testing.assert_allclose(schedule.weigh(U), weights, rtol=1e-12)
+    np.testing.assert_allclose(schedule.weight_fn(U), weights, rtol=1e-12)
     assert (schedule.mixes_models, schedule.max_staleness) == (mixes, None)
 
 
@@ -34,7 +34,7 @@ def test_whether_there_are_weights():
 def test_a_function_of_staleness_of_ones_own(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("def halve(base=2.0):\n    return lambda u: base**-u\n\ndef bad():\n    return lambda u: 1 - u\n")
-    np.testing.assert_array_equal(parse_schedule(f"fedbuff(staleness='{file}:halve')").weigh(U), 0.5**U)
+    np.testing.assert_array_equal(parse_schedule(f"fedbuff(staleness='{file}:halve')").weight_fn(U), 0.5**U)
     with pytest.raises(ValueError, match="must give a finite number of at least 0 for each staleness"):
         parse_schedule(f"fedbuff(staleness='{file}:bad')")
     file.write_text("def one():\n    return lambda u: 1.0 if u < 3 else 0.5\n")

@@ -182,7 +182,7 @@ def test_two_architectures_on_two_devices_with_states_on_the_host_agree_with_one
     for settings in ({}, {"plan": (2, 2), "hold": "host"}):
         sim = toy.simulate("fedhpl_mixed", data=beside(), **settings)
         found.append(evaluation.score_unseen(sim.compiled, sim.init(0)))
-        assert [unseen_clients.members(sim.spec, g, NUMBER).tolist() for g in (0, 1)] == [[0, 2], [1]]
+        assert [unseen_clients.unseen_members(sim.spec, g, NUMBER).tolist() for g in (0, 1)] == [[0, 2], [1]]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *found)
     assert found[0]["personal"]["accuracy"][1].tolist() == [len(rows) for rows in unseen().test_index]
 

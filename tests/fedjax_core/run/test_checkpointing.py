@@ -10,7 +10,7 @@ from fedjax_core import distributed
 from fedjax_core import run as runs
 from fedjax_core.engine import client_loop
 from fedjax_core.engine.client_loop import Plan
-from fedjax_core.engine.sharding.data_placement import Placed
+from fedjax_core.engine.sharding.data_placement import Placement
 from fedjax_core.run import checkpointing
 from fedjax_core.storage.workdir import RUN, WorkDir
 from tests import toy
@@ -77,7 +77,7 @@ def test_rows_that_every_round_takes_whole_are_said_to_lie_on_devices_several_ti
     with WorkDir.open(tmp_path / "run", {}) as workdir:
         for population in (1, 2):
             simulation: Any = SimpleNamespace(
-                spec=SimpleNamespace(placement=Placed("host", ""), hold="device", population=population)
+                spec=SimpleNamespace(placement=Placement("host", ""), hold="device", population=population)
             )
             checkpointing.record_placement(simulation, workdir, reporter)
     assert ["several times" in line for line in told] == [True, False]

@@ -14,7 +14,7 @@ import pytest
 
 import fedjax_core
 from fedjax_core.storage.json_files import read_json
-from fedjax_core.storage.workdir import Held, WorkDir, describe_environment
+from fedjax_core.storage.workdir import DirectoryInUse, WorkDir, describe_environment
 
 ROOT = Path(__file__).parents[3]
 CONFIG = {"rounds": 20, "method": {"name": "fedavg", "lr": 0.1}, "seed": 0}
@@ -251,7 +251,7 @@ def test_two_processes_never_run_in_one_directory(tmp_path):
     assert other.stdout is not None
     assert other.stdout.readline() == "open\n"
     message = rf"cannot run in {tmp_path}: another process runs there \(pid {other.pid}\)"
-    with pytest.raises(Held, match=message):
+    with pytest.raises(DirectoryInUse, match=message):
         WorkDir.open(tmp_path, {"rounds": 20})
     other.send_signal(signal.SIGKILL)
     other.communicate()
@@ -259,7 +259,7 @@ def test_two_processes_never_run_in_one_directory(tmp_path):
         assert run.resumed
         with pytest.raises(OSError, match="this process already runs there") as held:
             WorkDir.open(tmp_path, {"rounds": 20})
-        assert not isinstance(held.value, Held)  # which a caller may wait for
+        assert not isinstance(held.value, DirectoryInUse)  # which a caller may wait for
     WorkDir.open(tmp_path, {"rounds": 20}).close()
 
 
@@ -275,7 +275,7 @@ def test_the_same_pid_in_another_container_is_another_process(tmp_path):
     other = start(code, tmp_path, os.getpid())
     assert other.stdout is not None
     assert other.stdout.readline() == "open\n"
-    with pytest.raises(Held, match="another process runs there"):
+    with pytest.raises(DirectoryInUse, match="another process runs there"):
         WorkDir.open(tmp_path, {"rounds": 20})
     other.communicate()
 

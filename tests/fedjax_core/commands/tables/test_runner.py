@@ -16,7 +16,7 @@ from fedjax_core.data import digest as contents
 from fedjax_core.reporting import reporter as report
 from fedjax_core.run import CallbackFailed
 from fedjax_core.storage.json_files import write_json
-from fedjax_core.storage.workdir import Held
+from fedjax_core.storage.workdir import DirectoryInUse
 from tests.fedjax_core.commands.small_tables import GLOBAL, definition, run
 
 
@@ -241,7 +241,7 @@ def test_the_last_of_two_processes_writes_the_whole_table(tmp_path, fake):
 def test_a_cell_that_another_process_runs_is_waited_for(tmp_path, fake, monkeypatch):
     def act(name):
         if name == "fedavg--iid--seed0":
-            raise Held(11, "another process runs there (pid 7)")
+            raise DirectoryInUse(11, "another process runs there (pid 7)")
 
     def other(seconds):
         fake.act = lambda name: False
@@ -262,7 +262,7 @@ def test_a_cell_that_another_process_runs_is_waited_for(tmp_path, fake, monkeypa
 
 def test_a_cell_of_a_process_that_died_is_tried_again(tmp_path, fake, monkeypatch):
     monkeypatch.setattr(runner, "RETRY_SECONDS", 0.0)
-    left = [Held(11, "another process runs there (pid 7)")] * 3
+    left = [DirectoryInUse(11, "another process runs there (pid 7)")] * 3
 
     def act(name):
         if name == "fedavg--iid--seed0" and left:

@@ -15,10 +15,10 @@ from fedjax_core.data import digest as contents
 from fedjax_core.data import federated_data, sources
 from fedjax_core.engine.simulator import Diverged
 from fedjax_core.storage.json_files import write_json
-from fedjax_core.storage.workdir import Held
+from fedjax_core.storage.workdir import DirectoryInUse
 from tests.fedjax_core.commands.tables.searches import RATES, definition, get_config, line, rates, run
 
-LOCKED = Held(11, "another process runs there (pid 7)")
+LOCKED = DirectoryInUse(11, "another process runs there (pid 7)")
 
 
 @pytest.fixture
