@@ -100,8 +100,9 @@ def describe_measure(measure: Any, cells: Grid, name_score: Callable[[str], str]
     sentences = [f"{names}{when}{measures.describe_unit(measure)}."]
     if target is not None:
         count = "Simulated seconds" if measures.counts_seconds(measure) else "Rounds"
+        unit = "" if measure.unit == 1 else measures.describe_unit(measure)
         sentences = [
-            f"{count} until {names} crosses {target:g}: of each evaluation the best value so far, with linear "
+            f"{count} until {names} crosses {target:g}{unit}: of each evaluation the best value so far, with linear "
             "interpolation between two; never: not in the rounds that were run."
         ]
     if cells.letters:

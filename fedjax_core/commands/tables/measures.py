@@ -126,10 +126,11 @@ def describe_unit(measure: Any) -> str:
     """Returns the unit of a measure's numbers as the end of a sentence; empty without one."""
     if is_percent(measure):
         return ", in %"
-    if rounds_target(measure) is not None:
-        return ", in simulated seconds" if counts_seconds(measure) else ", in rounds"
+    counted = "" if rounds_target(measure) is None else " simulated seconds" if counts_seconds(measure) else " rounds"
+    if measure.unit == 1:
+        return f", in{counted}" if counted else ""
     power = math.log2(measure.unit)
-    return "" if measure.unit == 1 else f", in units of 2^{power:g}" if power.is_integer() else f", in units of {measure.unit:g}"
+    return f", in units of {f'2^{power:g}' if power.is_integer() else f'{measure.unit:g}'}{counted}"
 
 
 def known_score_names(resolved: ResolvedConfig) -> Collection[str] | None:

@@ -1,13 +1,14 @@
 """Rounds to a target as a measure of tables: what they are of known curves, and how they stand beside published numbers."""
 
 import csv
+import dataclasses
 import math
 
 import pytest
 
 from configs.tables.base import Measure, Paper
 from fedjax_core.commands import tables
-from fedjax_core.commands.tables import formatting
+from fedjax_core.commands.tables import formatting, measures
 from fedjax_core.commands.tables.results import Summary
 from fedjax_core.reporting.rounds_to_target import interpolate_crossing
 from tests.fedjax_core.commands.small_tables import GLOBAL, definition, run
@@ -62,6 +63,13 @@ def test_seconds_to_a_target(tmp_path, fake):
     assert "| FedAvg | 60 ± 0 | 60 ± 0 |" in text
     assert "Simulated seconds until `test/global/accuracy` crosses 0.7" in text
     assert "How many times less time than FedAvg." in text
+    minutes = dataclasses.replace(seconds, label="minutes to 0.7", unit=60)
+    run(tmp_path / "minutes", definition(measures=(minutes,), targets=()))
+    text = (tmp_path / "minutes" / "table.md").read_text()
+    assert "| FedAvg | 1 ± 0 | 1 ± 0 |" in text
+    assert "Simulated seconds until `test/global/accuracy` crosses 0.7, in units of 60 simulated seconds: of each" in text
+    assert "% minutes to 0.7, in units of 60 simulated seconds" in (tmp_path / "minutes" / "table.tex").read_text()
+    assert measures.describe_unit(dataclasses.replace(to(0.7), unit=1000)) == ", in units of 1000 rounds"
     fake.more = {}
     outcome, _ = run(tmp_path / "plain", definition(measures=(seconds,), targets=()), only=["fedavg/iid"], seeds=[0])
     assert list(outcome.failures.values()) == ["the run has no simulated time, for it ran without devices.profile"]
