@@ -26,6 +26,7 @@ from fedjax_core.reporting import reporter
 
 OF_COLUMNS = ("data.source", "data.partition", "data.clients")  # what columns are named by
 UNNOTED = ("data.dir", "plan.", "checkpoint.", "callbacks")  # fields without an effect on numbers
+Pair = tuple[str, str]  # labels of a row and a column
 Definition = Any  # a Table of configs/tables/base.py; what a method is made of does not import configs
 
 
@@ -50,7 +51,7 @@ def read_definition(file: str, variant: str) -> Definition:
 
 
 def apply_settings(table: Definition, settings: Iterable[str]) -> Definition:
-    """Returns the table with "FIELD=VALUE" in all runs, or "SELECTOR:FIELD=VALUE" in some (`select_pairs`).
+    """Returns the table with "FIELD=VALUE" in all runs, or "SELECTORS:FIELD=VALUE" in some (`split_selectors`).
 
     A value is a Python literal or else a string. The later of two for one field counts. Rows that a
     selector names alone may differ from the others of their column in that kind of setting.
@@ -61,21 +62,19 @@ def apply_settings(table: Definition, settings: Iterable[str]) -> Definition:
       ValueError: a setting has another form, its selector matches nothing, a search chooses its field, or
         it would give columns of different data the same data.
     """
-    settings = list(settings)
     pairs = [(row.label, column.label) for row in table.rows for column in table.columns]
     spaces = {row.label: row.space for row in table.rows}
-    cell_changes, differ = dict(table.cells), list(table.differ)
+    cell_changes, differ, noted = dict(table.cells), list(table.differ), []
     for setting in settings:
-        name, equals, text = setting.partition("=")
-        selector, colon, field = name.rpartition(":")
-        if not (field and equals) or (colon and not selector):
-            raise ValueError(f"--set={setting} is not of the form FIELD=VALUE or PLACE:FIELD=VALUE, such as data.dir=DIR")
+        place, field, text = _split_setting(setting, pairs)
+        noted += [] if field.startswith(UNNOTED) else [setting]
         try:
             value = ast.literal_eval(text)
         except (ValueError, SyntaxError):
             value = text
         try:
-            changed_pairs = select_pairs(selector, pairs) if selector else pairs
+            selectors = split_selectors(place, pairs) or [place]
+            changed_pairs = list({p: None for s in selectors for p in select_pairs(s, pairs)}) if place else pairs
             if field in OF_COLUMNS:
                 _check_column_field(table, field, [column for _, column in changed_pairs])
         except ValueError as error:
@@ -87,9 +86,23 @@ def apply_settings(table: Definition, settings: Iterable[str]) -> Definition:
         kind, columns = comparability.kind_of(field), {column for _, column in changed_pairs}
         if kind is not None and len(changed_pairs) < len(columns) * len(table.rows):
             differ.append(kind)
-    noted = [text for text in settings if not text.partition("=")[0].rpartition(":")[2].startswith(UNNOTED)]
     note = " ".join(filter(None, [table.note, f"Changed on the command line: {'; '.join(noted)}." if noted else ""]))
     return dataclasses.replace(table, cells=cell_changes, differ=tuple(dict.fromkeys(differ)), note=note)
+
+
+def _split_setting(setting: str, pairs: Collection[Pair]) -> tuple[str, str, str]:
+    """Returns (place, field, value) of a setting; labels and values may have ":" and "=": the longest known place counts."""
+    found = re.finditer(r"(?:^|(?<=.):)([\w.-]+)=", setting, re.S)
+    splits = [(setting[: match.start()], match[1], setting[match.end() :]) for match in found]
+    if not splits:
+        raise ValueError(f"--set={setting} is not of the form FIELD=VALUE or PLACE:FIELD=VALUE, such as data.dir=DIR")
+    return next((split for split in reversed(splits) if _is_place(split[0], pairs)), splits[0])
+
+
+def _is_place(text: str, pairs: Collection[Pair]) -> bool:
+    """Returns whether a text is selectors that all match."""
+    selectors = split_selectors(text, pairs)
+    return bool(selectors) and all(any(_is_selected(selector, pair) for pair in pairs) for selector in selectors)
 
 
 def _check_column_field(table: Definition, field: str, columns: Collection[str]) -> None:
@@ -203,9 +216,6 @@ def all_targets(table: Definition) -> list[float]:
     return sorted({target for column in table.columns for target in column_targets(table, column.label)})
 
 
-Pair = tuple[str, str]
-
-
 def slugify(label: str) -> str:
     """Returns a label as a part of a directory's name."""
     return re.sub(r"[^\w.]+", "-", label.lower()).strip("-.")
@@ -228,7 +238,7 @@ def split_selectors(text: str, pairs: Collection[Pair]) -> list[str]:
     """Splits "ROW,ROW/COLUMN,..." into selectors; a label may have commas: the longest known one counts."""
     parts, selectors = [part.strip() for part in text.split(",")], []
     while parts:
-        joined = [", ".join(parts[:n]) for n in range(len(parts), 0, -1)]
+        joined = [sign.join(parts[:n]) for n in range(len(parts), 0, -1) for sign in (", ", ",")]
         selector = next((selector for selector in joined if any(_is_selected(selector, pair) for pair in pairs)), parts[0])
         parts = parts[selector.count(",") + 1 :]
         selectors += [selector] if selector else []

@@ -187,6 +187,34 @@ def test_a_setting_may_be_of_a_part_of_the_table():
             tables.apply_settings(definition(), [setting])
 
 
+@pytest.mark.parametrize(
+    ("setting", "cells"),
+    [
+        ("FedProx (mu=0.1):rounds=8", {("FedProx (mu=0.1)", "IID"), ("FedProx (mu=0.1)", "alpha=0.1,b")}),
+        ("mu=1:rounds=8", {("mu=1", "IID"), ("mu=1", "alpha=0.1,b")}),
+        ("mu=1,FedProx (mu=0.1)/iid:rounds=8", {("mu=1", "IID"), ("mu=1", "alpha=0.1,b"), ("FedProx (mu=0.1)", "IID")}),
+        ("/alpha=0.1,b:rounds=8", {("mu=1", "alpha=0.1,b"), ("FedProx (mu=0.1)", "alpha=0.1,b")}),
+        ("mu-1/iid, /iid:rounds=8", {("mu=1", "IID"), ("FedProx (mu=0.1)", "IID")}),
+    ],
+)
+def test_the_place_of_a_setting_may_have_equals_signs_and_commas(setting, cells):
+    labels = ("mu=1", "FedProx (mu=0.1)")
+    table = definition(
+        rows=tuple(Row(label, get_config) for label in labels), columns=(Column("IID", {}), Column("alpha=0.1,b", {}))
+    )
+    assert tables.apply_settings(table, [setting]).cells == {cell: {"rounds": 8} for cell in cells}
+    for value in ("tfds:cifar10", "npz:a=b", "mu=1:x"):
+        found = tables.apply_settings(table, [f"/iid:data.dir={value}", f"mu=1:data.dir={value}", f"data.dir={value}"])
+        assert [*found.cells.values()] == [{"data.dir": value}] * 4
+    for wrong, said in {
+        "mu=1,x:rounds=8": "no field mu",
+        "nobody (a=1):rounds=8": "unknown row",
+        " :rounds=8": "unknown row ''",
+    }.items():
+        with pytest.raises(ValueError, match=said):
+            tables.build_cells(tables.apply_settings(table, [wrong]), "smoke", [0])
+
+
 def test_columns_of_several_sources_are_not_given_one():
     """They would keep their names, and the paper's numbers beside them."""
     two = definition(columns=tuple(Column(name, {"data.source": name.lower()}) for name in ("MNIST", "CIFAR10", "Digits")))
