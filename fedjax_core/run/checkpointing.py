@@ -25,11 +25,11 @@ from fedjax_core.reporting import reporter as report
 from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.client_state_files import choose_parts_to_rewrite
 from fedjax_core.storage.json_files import read_json
-from fedjax_core.storage.workdir import CHECKPOINTS, CONFIG, DATA, RECORDED, RUN, WorkDir, compare_configs, diff_configs
+from fedjax_core.storage.workdir import CHECKPOINTS, CONFIG, DATA, INCIDENTAL, RECORDED, RUN, WorkDir, compare_configs, diff_configs
 
 MAY_DIFFER = (  # fields of a config that a resumed run may change
-    *("rounds", "plan", "checkpoint", "profile", "callbacks"),
-    *(f"evaluation.{field}" for field in ("every", "batch", "targets", "last_k", "patience", "until")),
+    *(*INCIDENTAL, "rounds"),
+    *(f"evaluation.{field}" for field in ("every", "batch", "patience", "until")),
 )
 _HOLD = {"plan?": ({"hold?": (str, type(None))}, type(None))}  # schema of a config for `check_same_hold`
 

@@ -35,6 +35,10 @@ _log = logging.getLogger("fedjax_core")
 CONFIG, ENVIRONMENT, RUN = "config.json", "environment.json", "run.json"
 METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
 FIGURES = ("accuracy.png", "partition.png")
+INCIDENTAL = (  # fields of a config that say how a run is placed, saved, watched and summarised
+    *("plan", "checkpoint", "profile", "callbacks"),
+    *("evaluation.targets", "evaluation.last_k"),
+)
 DATA, BEGUN_HERE = "data", "begun_here"  # keys of run.json: digest of inputs and targets; signature of the config
 _LOCK = ".lock"
 WRITTEN = (  # the other files of a run; a restart deletes these and nothing else
@@ -76,13 +80,17 @@ def diff_configs(recorded: Mapping[str, Any], requested: Mapping[str, Any]) -> d
     return {name: f"{old} in the directory, {new} now" for name, (old, new) in pairs.items() if old != new}
 
 
+def is_within(name: str, fields: Sequence[str]) -> bool:
+    """Returns whether a dotted name is one of some fields, or in one that is a group."""
+    return any(f"{name}.".startswith(f"{field}.") for field in fields)
+
+
 def compare_configs(
     recorded: Mapping[str, Any], requested: Mapping[str, Any], may_differ: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Returns the allowed differences of two configs, and the others."""
     differences = diff_configs(recorded, requested)
-    is_allowed = lambda name: any(f"{name}.".startswith(f"{field}.") for field in may_differ)
-    allowed = {name: text for name, text in differences.items() if is_allowed(name)}
+    allowed = {name: text for name, text in differences.items() if is_within(name, may_differ)}
     return allowed, {name: text for name, text in differences.items() if name not in allowed}
 
 

@@ -18,8 +18,8 @@ from fedjax_core.commands.tables.comparability import check_rows_comparable
 from fedjax_core.commands.tables.definition import Definition, check_definition, check_targets, column_targets
 from fedjax_core.experiment import schema
 from fedjax_core.reporting import reporter
-from fedjax_core.run import MAY_DIFFER
 from fedjax_core.storage.json_files import to_json_values
+from fedjax_core.storage.workdir import INCIDENTAL
 
 SET_BY_TABLE = {  # fields of configs that a table sets itself, and where it has them
     "seed": "a table has seeds of its own: --seeds, or the definition's seeds",
@@ -164,19 +164,17 @@ def _list_fields(config: ConfigDict, prefix: str = "") -> list[str]:
 def _hash_run(config: Mapping[str, Any], files: Sequence[str]) -> str:
     """Hashes what makes a run what it is.
 
-    Not hashed are its placement on devices, how it is saved and summarised, and fields that are not
-    given: so new fields and groups of configs do not change the hash.
+    Not hashed are `INCIDENTAL` fields, and those that are not given: so new fields and groups of
+    configs do not change the hash.
 
     Args:
       files: digests of the user's own code that it names or imports, and of files that it names.
     """
 
     def given(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-        kept = {key: value for key, value in fields.items() if value is not None and f"{prefix}{key}" not in left_out}
+        kept = {key: value for key, value in fields.items() if value is not None and f"{prefix}{key}" not in INCIDENTAL}
         return {key: given(value, f"{prefix}{key}.") if isinstance(value, dict) else value for key, value in kept.items()}
 
-    # Where it ends, and what is scored, are hashed all the same
-    left_out = set(MAY_DIFFER) - {"rounds", *(f"evaluation.{name}" for name in ("until", "patience", "every", "batch"))}
     fields = to_json_values(config)
     if fields.get("evaluation", {}).get("batch", 0) is None:
         fields["evaluation"]["batch"] = BATCH_BEFORE

@@ -17,11 +17,11 @@ from fedjax_core.reporting.metrics_log import read_records
 from fedjax_core.reporting.plots import style
 from fedjax_core.reporting.score_labels import axis_label, describe_score, is_accuracy
 from fedjax_core.reporting.summary import CLOCK
-from fedjax_core.storage.json_files import read_json
-from fedjax_core.storage.workdir import CONFIG, METRICS
+from fedjax_core.storage.json_files import flatten, read_json
+from fedjax_core.storage.workdir import CONFIG, INCIDENTAL, METRICS, is_within
 
 BAND = "mean and standard deviation over seeds"
-_IGNORED = {"seed", "plan", "checkpoint", "profile"}  # config fields that may differ between seeds of one experiment
+_IGNORED = ("seed", "data.seed", *INCIDENTAL)  # config fields that may differ between seeds of one experiment
 _CONFIG = {"data?": dict}  # schema of a config
 _TABLE_RUN = re.compile(r"(.+)--(.+)--seed\d+--[0-9a-f]{8}")  # directory of a table's run: row, column, seed, hash
 
@@ -44,8 +44,8 @@ def plot_curves(
 ) -> Figure:
     """Draws one score of one or several runs over rounds, or over simulated time.
 
-    Runs whose configs differ only in seeds (also that of the data) are drawn as their mean over
-    common rounds, with a band of one sample standard deviation to either side.
+    Runs whose configs differ only in seeds (also that of the data) and in `INCIDENTAL` fields are
+    drawn as their mean over common rounds, with a band of one sample standard deviation to either side.
 
     Args:
       metric: a name in metrics.jsonl; of several names, the first that a run has.
@@ -150,11 +150,9 @@ def _read_key_and_seeds(folder: Path) -> tuple[Any, Any]:
     file = folder / CONFIG
     if not file.exists():
         return folder, None
-    config = read_json(file, _CONFIG)
-    kept = {name: value for name, value in config.items() if name not in _IGNORED}
-    data = dict(config.get("data", {}))
-    seeds = config.get("seed"), data.pop("seed", None)
-    return repr(sorted((kept | {"data": data}).items())), seeds
+    config = flatten(read_json(file, _CONFIG))
+    kept = {name: value for name, value in config.items() if value is not None and not is_within(name, _IGNORED)}
+    return repr(sorted(kept.items())), (config.get("seed"), config.get("data.seed"))
 
 
 def make_line_labels(folders: Sequence[Path], groups: Sequence[Sequence[Path]], given: Sequence[str] | None) -> list[str]:

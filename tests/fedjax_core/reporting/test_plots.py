@@ -32,7 +32,7 @@ from fedjax_core.reporting.plots import (
     plot_partition,
     plot_run,
 )
-from fedjax_core.reporting.plots.score_curves import Line, draw_lines
+from fedjax_core.reporting.plots.score_curves import Line, draw_lines, group_by_seed
 from fedjax_core.reporting.score_labels import describe_score
 from fedjax_core.storage.json_files import JsonLinesFile, write_json
 from fedjax_core.storage.workdir import WorkDir
@@ -138,6 +138,17 @@ def test_runs_that_differ_in_their_seed_alone_are_one_line_with_a_band(tmp_path)
     assert found[0] == ["run", "round", "test/global/accuracy", "standard_deviation", "seeds"]
     assert [float(cell) for cell in found[1][1:]] == pytest.approx([2, 0.5, spread, 3])
     assert found[3][3:] == ["", ""]
+
+
+def test_seeds_may_be_placed_watched_and_summarised_differently(tmp_path):
+    """As in a table, which counts them as one cell."""
+    folders = seeds(tmp_path, "a", 0.2, 0.4, evaluation={"every": 2, "targets": [0.5], "last_k": 1}, callbacks=["x"])
+    config = json.loads((folders[1] / "config.json").read_text())
+    changes = {"evaluation": {"every": 2, "targets": [], "last_k": 3}, "callbacks": [], "plan": {"devices": 1}, "newer": None}
+    write_json(folders[1] / "config.json", config | changes)
+    assert len(group_by_seed(folders)) == 1
+    write_json(folders[1] / "config.json", config | {"evaluation": {"every": 1}})
+    assert len(group_by_seed(folders)) == 2
 
 
 def test_a_copy_of_a_run_is_no_further_seed(tmp_path):
