@@ -250,7 +250,7 @@ def format_paper(summary: Summary, measure: Any, style: Style) -> str:
         known = math.isfinite(value) and math.isfinite(ratio)
         return format_round_count(value, form) + (f", x{ratio:.2f}" if known else "")
     text = format_number(value, form) + (f" {style.plus_minus} {format_number(std, form)}" if std is not None else "")
-    if not summary.n:
+    if not math.isfinite(summary.difference):
         return text
     return f"{text}, {'+' if summary.difference >= 0 else '-'}{format_number(abs(summary.difference), form)}"
 

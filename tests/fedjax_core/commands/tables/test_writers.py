@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import math
 
 import pytest
 
@@ -101,6 +102,15 @@ def test_the_best_of_a_column_is_bold():
     tex = writers.render_latex(contents(values, names))
     assert r"A & \textbf{80.00} $\pm$ 14.14 \\" in tex
     assert r"Mean $\pm$ sample standard deviation over seeds 0, 1." in tex
+
+
+def test_what_is_not_finite_has_no_difference_to_the_paper():
+    values = {"A": {0: math.nan}, "B": {0: 0.5}}
+    paper = {"A": {"IID": 90.0}, "B": {"IID": 80.0}}
+    found = contents(values, dict.fromkeys(values, GLOBAL.scores[0]), paper=paper, source="Table 1")
+    text = tables.render_markdown(found)
+    assert "| A | nan (n=1) [90.00] |" in text
+    assert "| B | 50.00 (n=1) [80.00, -30.00] |" in text
 
 
 def test_many_rounds_are_written_out():
