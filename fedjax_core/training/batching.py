@@ -190,6 +190,41 @@ def sequential_batches(data: ClientData, batch: int) -> tuple[int, Callable[[Arr
     return size, minibatch
 
 
+def shuffled_batches(data: ClientData, batch: int, extra: PyTree) -> tuple[int, Array, Callable[[Array, Array], Batch]]:
+    """Returns B, the slots to shuffle, and a function (order, i) -> the i-th minibatch of an epoch.
+
+    `order` is the shuffled slots. Where the data draw their minibatches, it is the epoch's key.
+
+    Args:
+      extra: leaves [M, ...], one entry for each example, of which a minibatch has its own.
+
+    Raises:
+      ValueError: `extra` is given for data that draw their minibatches, or `data.remainder` is DROP
+        and no client fills a batch.
+    """
+    if data.draw is not None and jax.tree.leaves(extra):
+        raise ValueError("extra: data that draw their minibatches (episodes) cannot have arrays beside the examples")
+    capacity = data.index.shape[0]
+    b, own = _batch_size(data, batch), own_batch_size(data, batch)
+    if b < batch and data.remainder is Remainder.DROP:
+        raise ValueError(f"drop_last: no client has the {batch} examples of a batch; the largest has {capacity}")
+    slots = jnp.arange(-(-capacity // b) * b if isinstance(own, int) else capacity + b)
+    index = jnp.pad(data.index, (0, len(slots) - capacity))
+
+    def minibatch(order, i):
+        if data.privacy is not None:
+            return data.privacy.draw(data, jax.random.fold_in(order, i), b)
+        if data.draw is not None:
+            return data.draw(data, jax.random.fold_in(order, i))
+        start = i * own
+        chosen = jax.lax.dynamic_slice_in_dim(order, start, b)
+        rows, mask = index[chosen], start + jnp.arange(b) < data.size
+        gathered = gather_batch(data.arrays, rows, mask if isinstance(own, int) else mask & (jnp.arange(b) < own))
+        return gathered._replace(extra=jax.tree.map(lambda a: a[chosen], extra))
+
+    return b, slots, minibatch
+
+
 def _batch_size(data: ClientData, batch: int) -> int:
     return max(1, min(batch, data.index.shape[0]))
 

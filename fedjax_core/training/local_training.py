@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core.algorithm import Array, ClientData, Net, PyTree, Remainder, targets_of
+from fedjax_core.algorithm import Array, ClientData, Net, PyTree, targets_of
 from fedjax_core.task import Model, Task
 from fedjax_core.training import losses, metrics, optimizers, private_gradient
 from fedjax_core.training.batching import (
@@ -37,6 +37,7 @@ from fedjax_core.training.batching import (
     planned_epochs,
     sequential_batches,
     shuffle_slots,
+    shuffled_batches,
     sum_over_batches,
     uplinks_as_examples,
 )
@@ -239,17 +240,10 @@ def fit(
         return trained._replace(sums=private_gradient.mark_exact(trained.sums))
 
     def train(net: Net, data: ClientData, key: Array, extra: PyTree = ()) -> FitResult:
-        if data.draw is not None and jax.tree.leaves(extra):
-            raise ValueError("extra: data that draw their minibatches (episodes) cannot have arrays beside the examples")
+        b, slots, minibatch = shuffled_batches(data, batch, extra)
         trained, frozen = split_params(net.params, trainable)
-        capacity = data.index.shape[0]
-        b, own = max(1, min(batch, capacity)), own_batch_size(data, batch)
-        if b < batch and data.remainder is Remainder.DROP:
-            raise ValueError(f"drop_last: no client has the {batch} examples of a batch; the largest has {capacity}")
         plan = plan_steps(data, epochs, batch)
         planned = int(epochs) if plan is None else plan.epochs
-        slots = jnp.arange(-(-capacity // b) * b if isinstance(own, int) else capacity + b)
-        index = jnp.pad(data.index, (0, len(slots) - capacity))
 
         def compute_inputs(trained, stats, e):
             return () if epoch_inputs is None else (epoch_inputs(Net(join_params(trained, frozen), stats), data, e),)
@@ -265,17 +259,6 @@ def fit(
             private_gradient.check_optimizer(find_ascent(jax.eval_shape(optimizer.init, trained)))
             gradient = data.privacy.make_gradient(gradient, data, b)
         gradient = jax.jit(gradient, inline=True)  # traced once, for shapes and for use
-
-        def minibatch(order, i):
-            if data.privacy is not None:
-                return data.privacy.draw(data, jax.random.fold_in(order, i), b)
-            if data.draw is not None:
-                return data.draw(data, jax.random.fold_in(order, i))
-            start = i * own
-            chosen = jax.lax.dynamic_slice_in_dim(order, start, b)
-            rows, mask = index[chosen], start + jnp.arange(b) < data.size
-            gathered = gather_batch(data.arrays, rows, mask if isinstance(own, int) else mask & (jnp.arange(b) < own))
-            return gathered._replace(extra=jax.tree.map(lambda a: a[chosen], extra))
 
         def step(i, carry, e, order, key, inputs):
             trained, stats, state, sums = carry
