@@ -27,7 +27,7 @@ from fedjax_core.experiment import (
 from fedjax_core.experiment.lookup import LOSS_TARGETS, bind_options
 from fedjax_core.experiment.resolve_config import ResolvedConfig, bind_method, resolve
 from fedjax_core.experiment.schema import Config
-from fedjax_core.privacy import INTEGER_SUMS
+from fedjax_core.privacy import INTEGER_SUMS, PrivacyLedger
 from fedjax_core.task import Task
 from fedjax_core.training import losses, metrics
 from fedjax_core.training.full_batches import with_full_batches
@@ -90,25 +90,9 @@ def build(
     settings, seconds = client_options.make_client_settings(resolved.clients, data.clients, resolved.data.seed)
     make = client_options.bind_settings(bind_method(resolved), resolved.clients, settings, data.unseen is not None)
     groups = _build_groups(resolved, pipeline, data, make, trigger, shapes_only)
-    if resolved.adversary is not None and any(group.build(group.task).pooled for group in groups):
-        attack = option_types.shorten(resolved.fields["adversary.attack"])
-        raise ValueError(f"adversary.attack={attack}: a pooled method has no clients that could attack")
-    parameters = 1
-    mechanism_name = None if resolved.privacy is None else resolved.privacy.name
-    needs_everybody = mechanism_name == "adaptive" or mechanism_name in INTEGER_SUMS
-    if needs_everybody and not shapes_only and not np.all(RaggedIndex.from_lists(data.train_index).size):
-        share = "share of the noise" if mechanism_name in INTEGER_SUMS else "bit on its norm, of which the clip is made"
-        raise ValueError(
-            f"privacy.mechanism={mechanism_name!r}: a client without examples sends no {share}; take a "
-            "partition in which every client has some, such as one with min_size=1"
-        )
-    if mechanism_name in INTEGER_SUMS:  # its noise depends on the size of an uplink
-        parameters = count_delta_parameters(
-            groups[0].build(groups[0].task), build_spec(groups, data, evaluation=resolved.evaluation).shapes.groups[0].out.uplink
-        )
-    spent = uplink_options.account_privacy(
-        resolved.privacy, resolved.cohort, data.clients, resolved.sampling, accounted and not shapes_only, noise, parameters
-    )
+    if adversary is not None:
+        _refuse_pooled_attack(resolved, groups)
+    spent = _calibrate_noise(resolved, groups, data, shapes_only=shapes_only, accounted=accounted, recorded=noise)
     cohort_size = client_sampling.resolve_cohort_size(resolved.cohort, data.clients)
     mechanism = uplink_options.build_mechanism(resolved.mechanism, spent, cohort_size, resolved.dropout)
     if shapes_only:
@@ -187,6 +171,49 @@ def _build_groups(
         has_network = np.isin(clients % len(resolved.networks), indices)
         groups.append(Group(f"{indices[0]}: {spec}", make, task, clients[has_network]))
     return groups
+
+
+def _refuse_pooled_attack(resolved: ResolvedConfig, groups: Sequence[Group]) -> None:
+    """Raises ValueError where the method is pooled."""
+    if any(group.build(group.task).pooled for group in groups):
+        attack = option_types.shorten(resolved.fields["adversary.attack"])
+        raise ValueError(f"adversary.attack={attack}: a pooled method has no clients that could attack")
+
+
+def _calibrate_noise(
+    resolved: ResolvedConfig,
+    groups: Sequence[Group],
+    data: federated_data.FederatedData,
+    *,
+    shapes_only: bool,
+    accounted: bool,
+    recorded: Mapping[str, Any] | None,
+) -> PrivacyLedger | None:
+    """Returns the ledger of the config's noise; None: it has none.
+
+    Args:
+      shapes_only, accounted: as in `build`.
+      recorded: its `noise`.
+
+    Raises:
+      ValueError: as `uplink_options.account_privacy`, or a client could not send its share of the mechanism.
+    """
+    name = None if resolved.privacy is None else resolved.privacy.name
+    needs_everybody = name == "adaptive" or name in INTEGER_SUMS
+    if needs_everybody and not shapes_only and not np.all(RaggedIndex.from_lists(data.train_index).size):
+        share = "share of the noise" if name in INTEGER_SUMS else "bit on its norm, of which the clip is made"
+        raise ValueError(
+            f"privacy.mechanism={name!r}: a client without examples sends no {share}; take a "
+            "partition in which every client has some, such as one with min_size=1"
+        )
+    parameters = 1
+    if name in INTEGER_SUMS:  # its noise depends on the size of an uplink
+        parameters = count_delta_parameters(
+            groups[0].build(groups[0].task), build_spec(groups, data, evaluation=resolved.evaluation).shapes.groups[0].out.uplink
+        )
+    return uplink_options.account_privacy(
+        resolved.privacy, resolved.cohort, data.clients, resolved.sampling, accounted and not shapes_only, recorded, parameters
+    )
 
 
 def _check_clients(resolved: ResolvedConfig, data: federated_data.FederatedData, accounted: bool) -> None:
