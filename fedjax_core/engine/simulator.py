@@ -123,12 +123,7 @@ def build_spec(
         groups = with_peer_groups(with_abstract_frozen_params(groups))
         if any(contracts.check_algorithm(group.build(group.task), group.build).pooled for group in groups):
             refused = {"devices": client_devices, "schedule": schedule, "clients": client_settings, "dropout": dropout or None}
-            if given := [f"config.{name}" for name, value in refused.items() if value is not None]:
-                raise ValueError(f"a pooled method has no clients, so it goes without {', '.join(given)}")
-            if transforms or leave_out:
-                raise ValueError(
-                    "a pooled method has no clients that send something; it goes without attacks, rules, compression, privacy"
-                )
+            _check_pooled(refused, changes_uplinks=bool(transforms) or leave_out)
             groups, data = _pool(groups, data)
             cohort = None
         population = data.clients
@@ -193,6 +188,19 @@ def _add_transforms(spec: SimulationSpec, transforms: Sequence[UplinkTransform],
     ]
     spec = dataclasses.replace(spec, groups=tuple(wrapped))
     return dataclasses.replace(spec, shapes=contracts.trace_shapes(spec))
+
+
+def _check_pooled(refused: Mapping[str, Any], changes_uplinks: bool) -> None:
+    """Raises ValueError for what a pooled method goes without.
+
+    Args:
+      refused: entries of a config by name; None: not given.
+      changes_uplinks: whether something would change what clients send.
+    """
+    if given := [f"config.{name}" for name, value in refused.items() if value is not None]:
+        raise ValueError(f"a pooled method has no clients, so it goes without {', '.join(given)}")
+    if changes_uplinks:
+        raise ValueError("a pooled method has no clients that send something; it goes without attacks, rules, compression, privacy")
 
 
 def _pool(groups: Sequence[Group], data: FederatedData) -> tuple[list[Group], FederatedData]:
