@@ -23,7 +23,6 @@ weights="uniform". Batch statistics of v_k are its own.
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Net
@@ -63,7 +62,7 @@ def with_personal_model(
         assert out.local is not None
         new = lambda: train(w, v_k, data, key)
         if begin:
-            kept = lambda: (v_k, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(new)[1]))
+            kept = lambda: (v_k, optax.tree.zeros_like(jax.eval_shape(new)[1]))
             v_k, more = jax.lax.cond(task.round_num >= begin, new, kept)
         else:
             v_k, more = new()

@@ -176,7 +176,7 @@ def fedhpl(
         return weighted.map(part, client)
 
     def server_init(key):
-        empty = tuple((jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape), jnp.bool(False)) for shape in shapes.values())
+        empty = tuple((optax.tree.zeros_like(shape), jnp.bool(False)) for shape in shapes.values())
         return Server(jnp.zeros((len(widths), classes, classes)), jnp.zeros(classes, bool), empty)
 
     def server_update(server, collected, cohort, key):

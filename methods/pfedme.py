@@ -127,7 +127,7 @@ def pfedme(
                 return optax.apply_updates(theta, updates), aux.stats, state, aux.sums
 
             sums = jax.eval_shape(lambda: ce(Net(theta, stats), batch, key)[1].sums)
-            carry = theta if warm else w_i, stats, state, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), sums)
+            carry = theta if warm else w_i, stats, state, optax.tree.zeros_like(sums)
             theta, stats, state, sums = jax.lax.fori_loop(0, inner_steps, step, carry)
             value = lam / 2 * optax.tree.norm(optax.tree.sub(net.params, theta), squared=True)
             return value, local_training.Aux(Carried(stats, theta, state, done + inner_steps), sums)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fedjax_core.algorithm import Algorithm, Array, Examples, PyTree, targets_of
 from fedjax_core.engine import client_loop, contracts
@@ -275,14 +276,10 @@ def _score_batches(spec: SimulationSpec, g: int, models: Models, batches: Batche
         zero = {name: dict.fromkeys(("accuracy", "loss", *own), pair) for name in models}
         shapes = jax.eval_shape(score, jnp.int32(0)) if with_finalize else {}
         for name, of_model in shapes.items():
-            zero[name] |= {score_name: _zeros(of_model[score_name]) for score_name in with_finalize}
+            zero[name] |= {score_name: optax.tree.zeros_like(of_model[score_name]) for score_name in with_finalize}
     else:
-        zero = _zeros(jax.eval_shape(score, jnp.int32(0)))
+        zero = optax.tree.zeros_like(jax.eval_shape(score, jnp.int32(0)))
     return jax.lax.fori_loop(0, number, add, zero)
-
-
-def _zeros(shapes: PyTree) -> PyTree:
-    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
 
 def _score_outputs(

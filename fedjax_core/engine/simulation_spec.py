@@ -228,6 +228,11 @@ class SimulationSpec:
         return len(self.host_arrays.validation_rows) > 0
 
     @property
+    def abstract_arrays(self) -> DeviceArrays:
+        """Shapes of `host_arrays`."""
+        return jax.eval_shape(lambda arrays: arrays, self.host_arrays)
+
+    @property
     def bound_groups(self) -> tuple[Group, ...]:
         """The groups, whose tasks have their arrays, deferred ones included."""
         pairs = zip(self.groups, self.tasks, strict=True)

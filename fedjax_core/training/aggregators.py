@@ -74,7 +74,7 @@ def mean_by_shape(
 
     def map_part(part, client):
         w = weight_fn(client)
-        total = [(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape), jnp.zeros_like(w)) for shape in shapes]
+        total = [(optax.tree.zeros_like(shape), jnp.zeros_like(w)) for shape in shapes]
         for slot, tree in zip(shape_index, part, strict=True):
             total[slot] = jax.tree.map(lambda x: (w * x).astype(x.dtype), tree), w
         return tuple(total)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_core.algorithm import Array, ClientData, Cohort, Examples, PyTree, Remainder
 
@@ -233,7 +234,7 @@ def sum_over_batches(fn: Callable[[Batch], PyTree], data: ClientData, *, batch: 
     """Sums `fn` (Batch -> sums over its mask) over minibatches of at most `batch` examples."""
     b, minibatch = sequential_batches(data, batch)
     sums = jax.jit(lambda i: fn(minibatch(i)), inline=True)  # traced once, for shapes and for use
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(sums, jnp.int32(0)))
+    zeros = optax.tree.zeros_like(jax.eval_shape(sums, jnp.int32(0)))
     return loop_over_batches(-(-data.size // b), b, lambda i, total: jax.tree.map(jnp.add, total, sums(i)), zeros)
 
 

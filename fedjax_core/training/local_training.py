@@ -281,7 +281,7 @@ def fit(
         first = jax.eval_shape(minibatch, key if draws_minibatches else slots, 0)
         inputs = jax.eval_shape(compute_inputs, trained, net.stats, 0)
         aux = jax.eval_shape(gradient, trained, net.stats, first, key, *inputs)[1]
-        sums = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), aux.sums)
+        sums = optax.tree.zeros_like(aux.sums)
         state = optimizer.init(trained)
         optimizers.warn_of_step_schedule(state)
         carry = trained, net.stats, state, sums
@@ -335,7 +335,7 @@ def full_batch_step(loss: LossFn, optimizer: optax.GradientTransformation, *, ba
             return aux.stats, *jax.tree.map(jnp.add, (total, sums), (grads, aux.sums))
 
         shapes = jax.eval_shape(gradient, net.params, net.stats, jnp.int32(0))
-        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes[0], shapes[1].sums))
+        zeros = optax.tree.zeros_like((shapes[0], shapes[1].sums))
         stats, total, sums = loop_over_batches(-(-data.size // b), b, add, (net.stats, *zeros))
         grads = jax.tree.map(lambda g: g / jnp.maximum(weight(sums), 1).astype(g.dtype), total)
         stepped, initial = optax.with_extra_args_support(optimizer), optimizer.init(net.params)

@@ -120,7 +120,7 @@ class ExamplePrivacy:
 
             first = jax.tree.map(lambda a: a[0], gather_batch(data.arrays, data.index[:1], jnp.ones(1, bool)))
             shapes = jax.eval_shape(example_gradient, params, stats, first, key)
-            zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes[0], shapes[1].sums))
+            zeros = optax.tree.zeros_like((shapes[0], shapes[1].sums))
             total, sums = loop_over_micro_batches(-(-sample.count // size), -(-batch // size), add, zeros)
             if self.noise:
                 draws = optax.tree.random_like(jax.random.fold_in(key, 0), total, jax.random.normal)
