@@ -48,7 +48,7 @@ def check_losses(spec: SimulationSpec) -> None:
         loss = group.task.loss
         if loss is None or _is_ours(loss) or spec.episodes is not None:
             continue
-        arrays = jax.eval_shape(lambda h: h, spec.host_arrays)
+        arrays = spec.abstract_arrays
         batch, of_all = _outputs(spec, g, arrays, EXAMPLES + PADDING)
         logits = next((outputs["logits"] for outputs in of_all.values() if "logits" in outputs), None)
         y = batch.y if logits is None else next(iter(of_all.values())).get("targets", batch.y)
@@ -92,7 +92,7 @@ def _check_group(spec: SimulationSpec, g: int) -> int:
     if not own:  # those of instructions and of backdoors are means, and no network is traced for them
         return 0
     sizes = dict.fromkeys(own, 0)
-    arrays = jax.eval_shape(lambda h: h, spec.host_arrays)
+    arrays = spec.abstract_arrays
     (batch, of_all), (smaller, of_fewer) = (_outputs(spec, g, arrays, number) for number in (EXAMPLES + PADDING, EXAMPLES))
     seen = []
     for predictor, outputs in of_all.items():

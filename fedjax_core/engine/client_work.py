@@ -125,7 +125,7 @@ def _trace_update(spec: SimulationSpec, g: int) -> ClosedJaxpr:
 
     shapes, number = spec.shapes.groups[g], jax.ShapeDtypeStruct((), np.int32)
     settings = jax.tree.map(lambda x: jax.ShapeDtypeStruct((), x.dtype), spec.host_arrays.settings)
-    jaxpr = jax.make_jaxpr(update)(settings, _shapes_of(spec), shapes.sent, shapes.client, number, number, jax.random.key(0))
+    jaxpr = jax.make_jaxpr(update)(settings, spec.abstract_arrays, shapes.sent, shapes.client, number, number, jax.random.key(0))
     used = {id(variable) for equation in jaxpr.jaxpr.eqns for variable in equation.invars}
     for (path, _), variable in zip(jax.tree.leaves_with_path(settings), jaxpr.jaxpr.invars, strict=False):
         if id(variable) not in used:
@@ -172,12 +172,8 @@ def _count_plain_work(spec: SimulationSpec, g: int) -> float:
         return fit(net, data, key).net
 
     net, number = jax.eval_shape(task.model.init, jax.random.key(0)), jax.ShapeDtypeStruct((), np.int32)
-    jaxpr = jax.make_jaxpr(train)(_shapes_of(spec), net, number, jax.random.key(0))
+    jaxpr = jax.make_jaxpr(train)(spec.abstract_arrays, net, number, jax.random.key(0))
     return count_flops(jaxpr, functools.partial(_count_steps, 1.0))
-
-
-def _shapes_of(spec: SimulationSpec) -> DeviceArrays:
-    return jax.eval_shape(lambda arrays: arrays, spec.host_arrays)
 
 
 def _count_steps(size: float, name: str) -> float | None:

@@ -141,7 +141,7 @@ def trace_shapes(spec: SimulationSpec) -> Shapes:
         shapes and dtypes; a method cannot work with episodes.
     """
     key, zero = jax.random.key(0), jax.ShapeDtypeStruct((), jnp.int32)
-    arrays = jax.eval_shape(lambda h: h, spec.host_arrays)
+    arrays = spec.abstract_arrays
 
     def trace(g: int, arrays: DeviceArrays, i: Array):
         algorithm = spec.algorithm(g, arrays, i)

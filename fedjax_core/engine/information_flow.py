@@ -31,7 +31,7 @@ def find_private_fits(spec: SimulationSpec) -> tuple[PrivateFit, ...]:
 
 
 def _find_fits_of_group(spec: SimulationSpec, g: int) -> tuple[PrivateFit, ...]:
-    name, shapes, arrays = builder_name(spec.groups[g].build), spec.shapes.groups[g], jax.eval_shape(lambda a: a, spec.host_arrays)
+    name, shapes, arrays = builder_name(spec.groups[g].build), spec.shapes.groups[g], spec.abstract_arrays
     key = jax.random.key(0)
     own_data = lambda arrays: spec.client_data(arrays, 0, arrays.size[0])
     own = jax.eval_shape(lambda arrays: (own_data(arrays).index, own_data(arrays).size), arrays)
