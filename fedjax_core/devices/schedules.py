@@ -40,8 +40,8 @@ class Schedule(NamedTuple):
 
     @property
     def has_weights(self) -> bool:
-        """Returns whether some weight is not 1."""
-        return bool(np.any(self.weight_fn(np.arange(1000.0)) != 1))
+        """Returns whether the server weights deltas."""
+        return self.mixes_models or bool(np.any(self.weight_fn(np.arange(1000.0)) != 1))
 
 
 def constant() -> StalenessFn:

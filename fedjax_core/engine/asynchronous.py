@@ -142,7 +142,7 @@ def buffer_size(schedule: Schedule, concurrency: int) -> int:
 
 def make_transform(schedule: Schedule) -> UplinkTransform:
     """Returns the transform that weights stale updates."""
-    return weight_stale(schedule.name, schedule.mixes_models or schedule.has_weights)
+    return weight_stale(schedule.name, schedule.has_weights)
 
 
 def add_schedule(
@@ -206,7 +206,7 @@ def check_method(spec: SimulationSpec, schedule: Schedule) -> None:
 
 def _find_ring_leaves(spec: SimulationSpec) -> tuple[bool, ...]:
     """Returns which leaves of the method's server state some broadcast depends on."""
-    arrays, number = jax.eval_shape(lambda arrays: arrays, spec.host_arrays), jax.ShapeDtypeStruct((), np.int32)
+    arrays, number = spec.abstract_arrays, jax.ShapeDtypeStruct((), np.int32)
     in_ring: list[bool] = []
     for g, shapes in enumerate(spec.shapes.groups):
         leaves, structure = jax.tree.flatten(unwrap(shapes.server))

@@ -214,7 +214,7 @@ def check_kept_states(resolved: ResolvedConfig) -> list[str]:
     if method.origin != registry.BUILT_IN or not sums:
         return []
     changed = {
-        "schedule": schedule is not None and (schedule.mixes_models or schedule.has_weights),
+        "schedule": schedule is not None and schedule.has_weights,
         "privacy.mechanism": resolved.mechanism is not None and fields["privacy.level"] != "example",
         "aggregation.rule": any(rule.name != "mean" for rule in resolved.rule),
     }

@@ -86,8 +86,7 @@ def find_schedule(fields: Mapping[str, Any]) -> Schedule | None:
             "who is in a buffer depends on the clients' speeds"
         )
     schedule, uplink = parse_schedule(spec), fields["compression.uplink"]
-    is_weighted = schedule.mixes_models or schedule.has_weights
-    if is_weighted and uplink is not None and compression.parse_compressor(uplink).reduce is not None:
+    if schedule.has_weights and uplink is not None and compression.parse_compressor(uplink).reduce is not None:
         raise ValueError(
             f"schedule={spec!r} and compression.uplink={uplink!r}: the schedule weights deltas, and a vote has no weight; "
             "fedbuff(staleness='constant', server_lr=1) weights nothing"
