@@ -135,7 +135,7 @@ def build_spec(
         sampler = stream = client_sampling.make_sampler(sampling, cohort, population)
         if schedule is not None:
             sampler = asynchronous.BufferSampler(asynchronous.buffer_size(schedule, stream.size), population)
-            transforms = order_transforms([*transforms, asynchronous.make_transform(schedule)])
+        transforms = order_transforms([*transforms, *([] if schedule is None else [asynchronous.make_transform(schedule)])])
         plan = client_loop.choose_plan(sampler.slots, among=devices, **({} if plan is None else plan._asdict()))
         mesh = meshes.make_mesh(plan, devices)
         is_numeric = targets_of(data.train.y) == "numbers"

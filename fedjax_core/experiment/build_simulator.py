@@ -33,7 +33,6 @@ from fedjax_core.training import losses, metrics
 from fedjax_core.training.full_batches import with_full_batches
 from fedjax_core.training.local_batch_norm import with_local_statistics
 from fedjax_core.training.regularizers import with_regularizers
-from fedjax_core.uplink import order_transforms
 from fedjax_core.uplink.layout import count_delta_parameters
 
 
@@ -113,7 +112,7 @@ def build(
         data_on=resolved.data_on,
         episodes=resolved.episodes,
         devices=devices,
-        transforms=order_transforms([*resolved.transforms, *attacks, *mechanism]),
+        transforms=[*resolved.transforms, *attacks, *mechanism],
         leave_out=resolved.leave_out,
         sampling=resolved.sampling,
         client_devices=device_options.make_client_devices(
