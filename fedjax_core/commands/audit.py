@@ -28,8 +28,7 @@ from fedjax_core.commands.analyses.context import TRUST
 from fedjax_core.commands.main import run_and_exit
 from fedjax_core.data.target_types import require_classes
 from fedjax_core.engine.simulator import Simulator
-from fedjax_core.experiment.example_privacy import account_examples
-from fedjax_core.experiment.uplink_options import account_privacy
+from fedjax_core.experiment.ledger import ExampleLedger, make_ledger
 from fedjax_core.reporting import console, reporter
 from fedjax_core.reporting.terminal import write_text
 from fedjax_core.storage.json_files import read_json, to_json_values, write_json
@@ -143,15 +142,13 @@ def _audit_by_canaries(config: Any, simulator: Simulator, number: int, rounds: i
 
 def _accounted_epsilon(config: Any, simulator: Simulator, rounds: int) -> tuple[float, float]:
     """Returns the accountant's epsilon for one example, infinite if there is none, and delta."""
-    resolved = experiment.resolve(config)
-    if simulator.spec.example_privacy is not None:
-        ledger = account_examples(resolved, simulator.spec, {"noise_multiplier": simulator.spec.example_privacy.noise})
-        assert ledger is not None
-        return ledger.epsilon(rounds), ledger.delta
-    spent = account_privacy(resolved.privacy, resolved.cohort, simulator.spec.population, resolved.sampling)
-    if spent is None or spent.is_scaled or spent.release.relation not in COMPARABLE or spent.release.noise == "laplace":
-        return float("inf"), DELTA if spent is None or not spent.delta else spent.delta
-    return spent.epsilon(rounds), spent.delta or DELTA
+    ledger = make_ledger(experiment.resolve(config), simulator.spec)
+    if ledger is None:
+        return float("inf"), DELTA
+    is_comparable = isinstance(ledger, ExampleLedger) or not (
+        ledger.is_scaled or ledger.release.relation not in COMPARABLE or ledger.release.noise == "laplace"
+    )
+    return ledger.epsilon(rounds) if is_comparable else float("inf"), ledger.delta or DELTA
 
 
 def _prepare_inversion(

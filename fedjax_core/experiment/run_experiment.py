@@ -22,13 +22,11 @@ from fedjax_core.engine.simulator import Simulator, State
 from fedjax_core.experiment import given_code, lookup, python_overrides
 from fedjax_core.experiment.build_simulator import build
 from fedjax_core.experiment.device_options import describe_devices
-from fedjax_core.experiment.example_privacy import account_examples
 from fedjax_core.experiment.input_files import existing_method_files, existing_model_files, existing_weight_files
+from fedjax_core.experiment.ledger import make_ledger
 from fedjax_core.experiment.resolve_config import Config, ResolvedConfig, complete_config, resolve
 from fedjax_core.experiment.run_header import opening_lines
 from fedjax_core.experiment.schema import IncompleteConfig, list_unknown_fields
-from fedjax_core.experiment.uplink_options import account_privacy
-from fedjax_core.privacy import INTEGER_SUMS, ExampleLedger, PrivacyLedger
 from fedjax_core.run import Finished, RunSettings, check_inputs, digest_inputs, restore_state, run, starts_afresh
 from fedjax_core.run.early_stopping import SELECTED, find_selected_round
 from fedjax_core.storage import signature
@@ -124,15 +122,7 @@ def make_run_settings(
       **more: fields of `RunSettings` that the config has not, or in place of the config's.
     """
     resolved = resolve(config) if resolved is None else resolved
-    privacy: PrivacyLedger | ExampleLedger | None
-    parameters = 1
-    if resolved.privacy is not None and resolved.privacy.name in INTEGER_SUMS:  # padded
-        parameters = simulation.spec.shapes.groups[0].out.uplink.deltas[0].size
-    privacy = account_privacy(
-        resolved.privacy, resolved.cohort, simulation.spec.population, resolved.sampling, recorded=noise, parameters=parameters
-    )
-    if simulation.spec.example_privacy is not None:
-        privacy = account_examples(resolved, simulation.spec, {"noise_multiplier": simulation.spec.example_privacy.noise})
+    privacy = make_ledger(resolved, simulation.spec, noise)
     facts = {"convolution": nn.describe_conv()} | _adversary(resolved, simulation.spec.population)
     facts |= {} if privacy is None else {"privacy": privacy.facts() | _chosen_accountant(resolved, noise)}
     from_config: dict[str, Any] = {
