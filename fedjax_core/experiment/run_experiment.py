@@ -31,7 +31,7 @@ from fedjax_core.run import Finished, RunSettings, check_inputs, digest_inputs, 
 from fedjax_core.run.early_stopping import SELECTED, find_selected_round
 from fedjax_core.storage import signature
 from fedjax_core.storage.checkpoints import Checkpoints
-from fedjax_core.storage.json_files import read_json
+from fedjax_core.storage.json_files import lists_to_tuples, read_json
 from fedjax_core.storage.workdir import BEGUN_HERE, CHECKPOINTS, CONFIG, DATA, RECORDED, RUN
 
 _NEEDED = {
@@ -267,13 +267,6 @@ def _given_code(resolved: ResolvedConfig) -> dict[str, Any]:
 def _adversary(resolved: ResolvedConfig, population: int) -> dict[str, Any]:
     clients = [] if resolved.adversary is None else resolved.adversary.client_ids(population, resolved.data.seed).tolist()
     return {"adversary": {"attack": resolved.fields["adversary.attack"], "clients": clients}} if clients else {}
-
-
-def lists_to_tuples(value: Any) -> Any:
-    """Turns the lists of JSON into the tuples of configs."""
-    if isinstance(value, dict):
-        return {key: lists_to_tuples(item) for key, item in value.items()}
-    return tuple(lists_to_tuples(item) for item in value) if isinstance(value, list) else value
 
 
 def cache_compiled_programs(directory: str) -> None:

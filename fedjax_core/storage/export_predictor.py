@@ -33,7 +33,7 @@ from fedjax_core.storage.export_model import (
     refuse_foreign_network,
     restore_tree,
 )
-from fedjax_core.storage.json_files import check_schema, to_json_values
+from fedjax_core.storage.json_files import check_schema, lists_to_tuples, to_json_values
 from fedjax_core.storage.safetensors_files import read_tensors, write_tensors
 from fedjax_core.task import TRAINABLE_PARTS, make_partial_task, make_task
 from fedjax_core.training import adapters, local_training
@@ -132,7 +132,7 @@ def _build_predictor(
             task = make_partial_task(network, untrained, description["train"], **settings)
         else:
             task = adapters.adapter_task(network, untrained, adapters.parse(adapter), entries, **settings)
-    builder, options = methods(description["method"]), _lists_to_tuples(description["options"])
+    builder, options = methods(description["method"]), lists_to_tuples(description["options"])
     what = f"method {description['method']!r}"
     registry.check_call(what, builder, ("optimizer", *registry.positional_names(what, builder, ("task",))), options)
     build = functools.partial(builder, optimizer=local_training.sgd(1.0), **options)
@@ -168,10 +168,3 @@ def _unflatten(arrays: Mapping[str, Any]) -> dict[str, Any]:
             inner = inner.setdefault(part, {})
         inner[last] = jnp.asarray(array)
     return tree
-
-
-def _lists_to_tuples(value: Any) -> Any:
-    """Returns a JSON value with tuples in place of lists, as in configs."""
-    if isinstance(value, dict):
-        return {key: _lists_to_tuples(item) for key, item in value.items()}
-    return tuple(_lists_to_tuples(item) for item in value) if isinstance(value, list) else value

@@ -218,6 +218,13 @@ def to_json_values(value: Any, name: str = "") -> Any:
     raise TypeError(f"{name or 'the value'} is a {type(value).__name__}, which JSON cannot hold: {value!r:.80}")
 
 
+def lists_to_tuples(value: Any) -> Any:
+    """Turns the lists of JSON into the tuples of configs."""
+    if isinstance(value, dict):
+        return {key: lists_to_tuples(item) for key, item in value.items()}
+    return tuple(lists_to_tuples(item) for item in value) if isinstance(value, list) else value
+
+
 def flatten(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns the leaves of nested mappings by dotted name; an empty mapping is a leaf.
 

@@ -22,7 +22,7 @@ from fedjax_core.language import clip_task
 from fedjax_core.language.instruction_task import Spec, find_model_folder
 from fedjax_core.language.load_pretrained import CONFIG, TOKENIZER, is_gguf
 from fedjax_core.own_packages import HOME
-from fedjax_core.storage.json_files import read_json, to_json_values, write_json
+from fedjax_core.storage.json_files import lists_to_tuples, read_json, to_json_values, write_json
 
 CACHE_DIR = os.path.join("~", ".cache", "fedjax_core", "plan")
 _NOT_COMPILED = ("seed", "rounds", "checkpoint", "callbacks", "profile", "data.dir")  # fields of which no program depends
@@ -197,8 +197,6 @@ def source_files(config: dict[str, Any]) -> Sequence[Path]:
     files of the method.
     """
     from ml_collections import ConfigDict
-
-    from fedjax_core.experiment.run_experiment import lists_to_tuples
 
     resolved = experiment.resolve(ConfigDict(lists_to_tuples(config)))
     lookups = resolved.lookups

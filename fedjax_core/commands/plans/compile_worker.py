@@ -27,9 +27,8 @@ from fedjax_core.engine.sharding import data_placement
 from fedjax_core.engine.simulator import Simulator
 from fedjax_core.engine.vmapped_runs import VmappedSeeds, find_vmap_obstacle
 from fedjax_core.experiment import build_simulator, mock_data
-from fedjax_core.experiment.run_experiment import lists_to_tuples
 from fedjax_core.nn.kernels import conv
-from fedjax_core.storage.json_files import write_json
+from fedjax_core.storage.json_files import lists_to_tuples, write_json
 
 _GIB = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _OVER = re.compile(r"\(([\d.]+)([KMGT])\) exceeds available HBM|Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm")
