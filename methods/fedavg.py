@@ -65,7 +65,7 @@ def fedavg(
       The algorithm.
     """
     model = task.model
-    has_default_loss = loss is None
+    targets = tuple(TARGETS) if loss is None else ("classes",)
     loss = local_training.supervised_loss(task) if loss is None else loss
     train = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)
     aggregator = aggregators.make_aggregator(
@@ -90,5 +90,5 @@ def fedavg(
         collect=aggregator.collect,
         predict={"global": lambda sent, client, x: model.apply(sent, x)[0]},
         broadcast=lambda server, client_id: server.net,
-        targets=tuple(TARGETS) if has_default_loss else ("classes",),
+        targets=targets,
     )
