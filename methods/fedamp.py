@@ -31,6 +31,7 @@ are never sent.
 
 import functools
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -41,8 +42,6 @@ from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, NonNegat
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training
 
-ATTENTION = ("distance", "cosine")
-
 
 def fedamp(
     task: Task,
@@ -51,7 +50,7 @@ def fedamp(
     alpha: NonNegative = 1.0,
     sigma: Positive = 10.0,
     rho: NonNegative = 1.0,
-    attention: str = "distance",
+    attention: Literal["distance", "cosine"] = "distance",
     own_weight: Fraction = 0.1,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
@@ -72,9 +71,7 @@ def fedamp(
     Returns:
       The algorithm; a client keeps its model, the server a model per client.
     """
-    check_arguments(fedamp, alpha=alpha, sigma=sigma, rho=rho, own_weight=own_weight)
-    if attention not in ATTENTION:
-        raise ValueError(f"attention={attention!r} is not one of {', '.join(map(repr, ATTENTION))}")
+    check_arguments(fedamp, alpha=alpha, sigma=sigma, rho=rho, attention=attention, own_weight=own_weight)
     model = task.model
     loss = local_training.supervised_loss(task)
 

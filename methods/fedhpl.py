@@ -32,7 +32,7 @@ in FedAvg, and only among entries of equal shapes.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,8 +43,6 @@ from fedjax_core.algorithm import Algorithm, Array, ClientOutput, PyTree
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_arguments
 from fedjax_core.task import PeerGroup, Task
 from fedjax_core.training import aggregators, local_training, losses
-
-CHOICES = {"weighting": ("dims", "uniform"), "logits": ("correct", "all"), "denominator": ("uploaded", "local")}
 
 
 class Server(NamedTuple):
@@ -82,9 +80,9 @@ def fedhpl(
     optimizer: local_training.Optimizer,
     gamma: NonNegative = 1.0,
     temperature: Positive = 4.5,
-    weighting: str = "dims",
-    denominator: str = "uploaded",
-    logits: str = "correct",
+    weighting: Literal["dims", "uniform"] = "dims",
+    denominator: Literal["uploaded", "local"] = "uploaded",
+    logits: Literal["correct", "all"] = "correct",
     compress: bool = True,
     average: Sequence[str] = (),
     weights: str = "samples",
@@ -112,10 +110,7 @@ def fedhpl(
     Raises:
       ValueError: an argument is out of range, or a network has no entry to be averaged.
     """
-    check_arguments(fedhpl, gamma=gamma, temperature=temperature)
-    for name, value in (("weighting", weighting), ("denominator", denominator), ("logits", logits)):
-        if value not in CHOICES[name]:
-            raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, CHOICES[name]))}")
+    check_arguments(fedhpl, gamma=gamma, temperature=temperature, weighting=weighting, denominator=denominator, logits=logits)
     model, classes = task.model, task.classes
     d = task.feature_sizes
     widths, width_index = np.unique(d, return_inverse=True)

@@ -138,7 +138,7 @@ class FedAMPTest(chex.TestCase):
         (dict(alpha=-1.0), "^alpha=-1.0 must be at least 0$"),
         (dict(sigma=0.0), "^sigma=0.0 must be positive$"),
         (dict(rho=float("nan")), "^rho=nan must be "),
-        (dict(attention="cos"), "attention='cos' is not one of 'distance', 'cosine'"),
+        (dict(attention="cos"), "attention='cos' must be one of 'distance', 'cosine'"),
         (dict(own_weight=1.5), r"own_weight=1.5 must be in \[0, 1\]"),
     )
     def test_bad_arguments(self, arguments, message):

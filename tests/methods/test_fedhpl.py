@@ -268,9 +268,9 @@ class ClientTest(chex.TestCase):
     @parameterized.parameters(
         (dict(gamma=-1.0), "^gamma=-1.0 must be at least 0$"),
         (dict(temperature=0.0), "^temperature=0.0 must be positive$"),
-        (dict(weighting="dim"), "weighting='dim' is not one of 'dims', 'uniform'"),
-        (dict(logits="wrong"), "logits='wrong' is not one of 'correct', 'all'"),
-        (dict(denominator="all"), "denominator='all' is not one of 'uploaded', 'local'"),
+        (dict(weighting="dim"), "weighting='dim' must be one of 'dims', 'uniform'"),
+        (dict(logits="wrong"), "logits='wrong' must be one of 'correct', 'all'"),
+        (dict(denominator="all"), "denominator='all' must be one of 'uploaded', 'local'"),
         (dict(average=("body",)), "average='body' is not an entry of what prompted6 trains, which is head, prompts"),
         (dict(weights="size"), "weights='size' is not one of 'samples', 'uniform'"),
     )
