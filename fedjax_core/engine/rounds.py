@@ -126,15 +126,7 @@ def draw_cohorts(
 ) -> Drawn:
     """Returns the round's cohort, split by group. Adaptive samplers read the state before it."""
     population, drawn = spec.population, []
-    if spec.asynchrony is None:
-        facts = client_facts.make_client_facts(spec, arrays, round_num, state)
-        ids = spec.sampler.draw(stream_key(key_data, "cohort"), round_num, facts, () if state is None else state.sampler)
-        if ids.ndim != 1 or len(ids) > spec.sampler.slots or not jnp.issubdtype(ids.dtype, jnp.integer):
-            what = f"it returned {ids.dtype}{list(ids.shape)}"
-            raise TypeError(f"cohort.sampling: draw must return int32 ids of at most {spec.sampler.slots} clients, {what}")
-        ids = jnp.where(ids > population, -1, ids)  # refused, as negative ones are
-    else:
-        ids = asynchronous.read_ids(arrays, round_num)
+    ids = _draw_ids(spec, arrays, key_data, round_num, state)
     is_limited = isinstance(arrays.participation, Participation)
     returns = draw_returns(spec, arrays, key_data, round_num, ids) if is_limited else None
     for g, group in enumerate(spec.groups):
@@ -155,6 +147,18 @@ def draw_cohorts(
         cohort = Cohort(chosen[order], examples[order])
         drawn.append((cohort, arrays.slots[g][cohort.ids]))
     return drawn
+
+
+def _draw_ids(spec: SimulationSpec, arrays: DeviceArrays, key_data: Array, round_num: Array, state: State | None) -> Array:
+    """Returns the ids of the round's cohort: its sampler's, or those that a schedule has drawn."""
+    if spec.asynchrony is not None:
+        return asynchronous.read_ids(arrays, round_num)
+    facts = client_facts.make_client_facts(spec, arrays, round_num, state)
+    ids = spec.sampler.draw(stream_key(key_data, "cohort"), round_num, facts, () if state is None else state.sampler)
+    if ids.ndim != 1 or len(ids) > spec.sampler.slots or not jnp.issubdtype(ids.dtype, jnp.integer):
+        what = f"it returned {ids.dtype}{list(ids.shape)}"
+        raise TypeError(f"cohort.sampling: draw must return int32 ids of at most {spec.sampler.slots} clients, {what}")
+    return jnp.where(ids > spec.population, -1, ids)  # refused, as negative ones are
 
 
 def run_round(
@@ -203,10 +207,22 @@ def run_round(
     server, server_metrics = contracts.check_server_output(result)
     what = "server_update must return the server's state as server_init made it"
     contracts.assert_same_structure(state.server, server, what)
+    record = {"server": server_metrics, "server_diverged": became_nonfinite(server, state.server)}
+    record |= _record_clients(spec, arrays, everyone, added, stacked, scored)
+    ring = asynchronous.push_broadcast(spec, arrays, state, server)
+    new_state = state._replace(server=server, round=state.round + 1, ring=ring)
+    if spec.sampler.has_update:
+        losses = jnp.concatenate([of_group.loss for of_group in stacked])
+        new_state = new_state._replace(sampler=client_facts.update_sampler(spec, arrays, state, everyone, losses))
+    return new_state, [of_group.state for of_group in stacked], record
+
+
+def _record_clients(
+    spec: SimulationSpec, arrays: DeviceArrays, everyone: Cohort, added: list[Added], stacked: list[Stacked], scored: bool
+) -> dict[str, PyTree]:
+    """Returns what a round's record says of its cohort, `everyone`."""
     record = {
         "train": functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), [of_group.metrics for of_group in added]),
-        "server": server_metrics,
-        "server_diverged": became_nonfinite(server, state.server),
         "cohort": jnp.sum(everyone.examples > 0),
         # -1: absent; an invalid id of a sampler becomes less than that, so that `_check_drawn` finds it
         "ids": jnp.where(everyone.examples > 0, jnp.where(everyone.ids < 0, everyone.ids - 1, everyone.ids), -1),
@@ -216,12 +232,7 @@ def run_round(
         record["sampled"] = count_sampled(spec, arrays, everyone)
     if scored:
         record["post_local"] = [of_group.post_local for of_group in stacked]
-    ring = asynchronous.push_broadcast(spec, arrays, state, server)
-    new_state = state._replace(server=server, round=state.round + 1, ring=ring)
-    if spec.sampler.has_update:
-        losses = jnp.concatenate([of_group.loss for of_group in stacked])
-        new_state = new_state._replace(sampler=client_facts.update_sampler(spec, arrays, state, everyone, losses))
-    return new_state, [of_group.state for of_group in stacked], record
+    return record
 
 
 def run_client(spec: SimulationSpec, g: int, scored: bool, shared, entry) -> tuple[Added, Stacked]:
