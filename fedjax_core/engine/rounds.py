@@ -311,7 +311,7 @@ def flatten_record(
     targets: str = "classes",
     own: Sequence[Mapping[str, Callable]] = (),
     y: np.ndarray | None = None,
-    asynchronous: bool = False,
+    is_async: bool = False,
 ) -> dict[str, float]:
     """Returns a round's metrics by name; what has no weight, as where no client came, is left out.
 
@@ -319,7 +319,7 @@ def flatten_record(
       record: what the round's program returned, on the host.
       own: per group, its task's own scores, by name; empty where the record has no such scores.
       y: the training targets, for advice.
-      asynchronous: whether a step of few updates, all left out, may just change nothing.
+      is_async: whether a step of few updates, all left out, may just change nothing.
 
     Raises:
       Diverged: something was not finite, says what, and of which clients; or everybody was left out.
@@ -328,7 +328,7 @@ def flatten_record(
     ids = np.asarray(record["ids"])
     _check_drawn(ids, round_num)
     divergence.raise_if_diverged(ids, record["checks"], bool(record["server_diverged"]), round_num, y)
-    if "left_out" in record["server"] and not asynchronous:
+    if "left_out" in record["server"] and not is_async:
         left_out = int(record["server"]["left_out"][0])
         divergence.raise_if_all_left_out(left_out, int(record["cohort"]), round_num, y)
     metrics: dict[str, float] = {"round": round_num, "cohort": int(record["cohort"])}
@@ -340,16 +340,29 @@ def flatten_record(
                 metrics[f"{part}/{name}"] = float(pair[0]) / weight
     if "loss" in record["train"]:
         metrics["train/examples"] = float(record["train"]["loss"][1])
+    return metrics | _flatten_post_local(record.get("post_local", ()), ids, round_num, targets, own, y)
+
+
+def _flatten_post_local(
+    groups: Sequence[PyTree],
+    ids: np.ndarray,
+    round_num: int,
+    targets: str,
+    own: Sequence[Mapping[str, Callable]],
+    y: np.ndarray | None,
+) -> dict[str, float]:
+    """Returns statistics over the clients of their scores right after training, which `groups` have in the order of `ids`."""
+    metrics: dict[str, float] = {}
     by_model: dict[str, list] = {}
     begin = 0
-    for g, group in enumerate(record.get("post_local", ())):
+    for g, group in enumerate(groups):
         group_ids = ids[begin : begin + len(jax.tree.leaves(group)[0])] if group else ids[:0]
         where = "its own test examples right after training"
         divergence.raise_if_scores_diverged(group, group_ids, where, round_num, y)
         begin += len(group_ids)
         for name, score in group.items():
             by_model.setdefault(name, []).append(finalize_metrics(targets, score, own[g]))
-    for name, groups in by_model.items():
-        scores = jax.tree.map(lambda *x: np.concatenate(x), *groups)
+    for name, of_groups in by_model.items():
+        scores = jax.tree.map(lambda *x: np.concatenate(x), *of_groups)
         metrics |= evaluation_step.client_statistics(f"test/{name}/post_local", scores)
     return metrics
