@@ -11,9 +11,10 @@ from typing import Any
 
 from fedjax_core.engine.simulator import Simulator
 from fedjax_core.engine.vmapped_runs import Result, VmappedSeeds
+from fedjax_core.run.measurement import measure_time
 from fedjax_core.run.settings import Finished, Interrupted, RunSettings
 from fedjax_core.run.signals import StopRequest, lenient_console
-from fedjax_core.run.training_run import TrainingRun, measure_time, open_run
+from fedjax_core.run.training_run import TrainingRun, open_run
 
 Outcome = Finished | Exception | Interrupted  # of one of several runs: what it returned or raised
 RunArguments = tuple[Simulator, str, Mapping[str, Any], RunSettings]  # what `run` takes

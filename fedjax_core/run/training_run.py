@@ -5,11 +5,10 @@
 
 import contextlib
 import dataclasses
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 
@@ -23,15 +22,13 @@ from fedjax_core.reporting import reporter as report
 from fedjax_core.run import checkpointing
 from fedjax_core.run.callbacks import CallbackFailed, Callbacks, Ended, Started, StateReader
 from fedjax_core.run.early_stopping import SELECTED, BestRound, TargetScore
+from fedjax_core.run.measurement import measure_time, peak_memory
 from fedjax_core.run.settings import Finished, Interrupted, RunSettings
 from fedjax_core.run.signals import StopRequest
 from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json, read_jsonl
 from fedjax_core.storage.signature import sign_config
 from fedjax_core.storage.workdir import BEGUN_HERE, CHECKPOINTS, CONFIG, METRICS, WorkDir
-
-Result = TypeVar("Result")
-
 
 PROFILE = "profile"
 DISPATCH_SECONDS = 2.0  # the longest that Ctrl-C waits for rounds
@@ -337,7 +334,7 @@ def open_run(
         checkpointing.restore_plan(simulator, workdir, settings.is_plan_chosen, reporter)
         workdir.commit_resume()
         if settings.names_code and workdir.writer:
-            _sign(workdir)
+            _sign_config(workdir)
         checkpointing.record_placement(simulator, workdir, reporter)
         with reporter, StopRequest() if stop is None else contextlib.nullcontext(stop) as stop:
             reporter.note(bytes_down=simulator.spec.shapes.down, bytes_up=simulator.spec.shapes.up)
@@ -364,7 +361,7 @@ def open_run(
                 raise
 
 
-def _sign(workdir: WorkDir) -> None:
+def _sign_config(workdir: WorkDir) -> None:
     """Signs the config as it is written."""
     signature = sign_config(read_json(workdir.path / CONFIG, dict))
     if signature is not None and workdir.get_record(BEGUN_HERE) != {"signature": signature}:
@@ -394,51 +391,3 @@ def _restore_or_init(
 def _rounds_per_dispatch(seconds: float) -> int:
     """Returns how many rounds of so many seconds fit `DISPATCH_SECONDS`; at least one."""
     return min(max(int(DISPATCH_SECONDS / seconds), 1), 2**30)
-
-
-def measure_time(work: Callable[[], Result], trace: Path | None = None) -> tuple[Result, float, float]:
-    """Returns the result of `work`, its seconds, and how many of them compiled programs.
-
-    Args:
-      trace: the folder of a profiler's trace; None: nothing is traced.
-    """
-    compile_seconds, start = _CompileTime.seconds, time.monotonic()
-    with contextlib.nullcontext() if trace is None else _profile(trace):
-        result = work()
-    return result, time.monotonic() - start, _CompileTime.seconds - compile_seconds
-
-
-def _profile(folder: Path) -> contextlib.AbstractContextManager:
-    """Returns a trace without Python calls, whose hooks have ended processes (SIGSEGV)."""
-    options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0
-    return jax.profiler.trace(folder, profiler_options=options)
-
-
-class _CompileTime:
-    """Seconds that this process has spent tracing and compiling."""
-
-    seconds = 0.0
-
-    @classmethod
-    def add(cls, event: str, duration_secs: float, **kwargs: Any) -> None:
-        del kwargs
-        if event.startswith("/jax/core/compile/"):
-            cls.seconds += duration_secs
-
-
-jax.monitoring.register_event_duration_secs_listener(_CompileTime.add)
-
-
-def peak_memory(simulator: Simulator) -> int:
-    """Returns the peak bytes of the device, or of this process if the device reports none; 0: unknown."""
-    stats = simulator.spec.mesh.local_devices[0].memory_stats() or {}
-    return stats.get("peak_bytes_in_use") or _peak_memory_of_process()
-
-
-def _peak_memory_of_process() -> int:
-    if sys.platform == "win32":
-        return 0
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
