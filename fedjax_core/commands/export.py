@@ -24,7 +24,11 @@ from fedjax_core import experiment, registry
 from fedjax_core.algorithm import TARGETS
 from fedjax_core.commands.analyses.context import TRUST
 from fedjax_core.commands.main import run_and_exit
+from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine.simulator import ClientView, Simulator
+from fedjax_core.experiment.input_normalization import Scaling
+from fedjax_core.experiment.lookup import Network
+from fedjax_core.experiment.resolve_config import ResolvedConfig
 from fedjax_core.experiment.schema import options_of
 from fedjax_core.language import clip_task
 from fedjax_core.reporting import console, reporter
@@ -72,19 +76,7 @@ def export(
     out = os.path.expanduser(out)
     config, simulation, state = experiment.load(run, done, trust=trust)
     resolved = experiment.resolve(config)
-    if resolved.episodes is not None:
-        raise ValueError(
-            f"{run} was trained on {resolved.fields['task']}: its network has no classes of its own, and cannot be exported"
-        )
-    if any(network.resolved.function is clip_task.Spec for network in resolved.networks):
-        raise ValueError(f"{run} trained prompts of CLIP, which are no network without its texts; use experiment.load in Python")
-    if resolved.is_for_texts:
-        raise ValueError(
-            f"{run} trained a language model on texts, and an exported model has normalised inputs; use experiment.load"
-        )
-    if simulation.spec.targets != "classes":
-        what = f"{run} was trained on {simulation.spec.targets}: {TARGETS[simulation.spec.targets]}"
-        raise ValueError(f"{what}; an exported model classifies, so use experiment.load in Python")
+    _check_exportable(run, resolved, simulation)
     view = simulation.client_view(state, _find_widest_client(simulation) if client is None else client)
     name = _choose_model(resolved.fields["method.name"], view, client, model)
     data = simulation.spec.data
@@ -96,29 +88,13 @@ def export(
             raise
     network = resolved.networks[view.client % len(resolved.networks)]
     clean = data if resolved.adversary is None else experiment.dataset(config)  # without poisoned examples
-    mean, std, limit = experiment.scaling_of(network, resolved.normalise, clean) or (None, None, None)
-    if mean is None and layout == "own":
+    scaling = experiment.scaling_of(network, resolved.normalise, clean)
+    if scaling is None and layout == "own":
         what = f"{run} was trained on {data.train.x.dtype} inputs, which are not normalised"
         raise ValueError(f"{what}; a saved model needs normalised inputs, and no token ids, so use experiment.load in Python")
     outputs = data.classes if net is None else view.predict(name, view.holds[name], sample)["logits"].shape[-1]
-    names = [*data.class_names, *(f"public {c}" for c in range(outputs - data.classes))]  # which FedMD predicts too
-    description = {
-        "model": experiment.spell_network(network),
-        "classes": len(names),
-        "class_names": names,
-        "input_shape": list(data.train.x.shape[1:]),
-        "input_dtype": str(data.train.x.dtype),
-        "mean": mean,
-        "std": std,
-        "offset": None if clean.x_offset is None else clean.x_offset.tolist(),
-        "limit": limit,
-        "statistics": resolved.statistics,
-        "method": resolved.fields["method.name"],
-        "predictor": name,
-        "client": client,
-        "round": int(state.round),
-        "config": config.to_dict(),
-    }
+    description = _describe_model(resolved, network, clean, scaling, outputs)
+    description |= {"predictor": name, "client": client, "round": int(state.round), "config": config.to_dict()}
     description = files.add_usage(description, layout)
     os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
     if net is None:
@@ -143,6 +119,50 @@ def export(
     if layout == "transformers":
         pretrained_weights.write_config(beside, net, description)
     return description
+
+
+def _check_exportable(run: str | os.PathLike, resolved: ResolvedConfig, simulation: Simulator) -> None:
+    """Raises ValueError for a run whose models are no classifiers of normalised inputs."""
+    if resolved.episodes is not None:
+        raise ValueError(
+            f"{run} was trained on {resolved.fields['task']}: its network has no classes of its own, and cannot be exported"
+        )
+    if any(network.resolved.function is clip_task.Spec for network in resolved.networks):
+        raise ValueError(f"{run} trained prompts of CLIP, which are no network without its texts; use experiment.load in Python")
+    if resolved.is_for_texts:
+        raise ValueError(
+            f"{run} trained a language model on texts, and an exported model has normalised inputs; use experiment.load"
+        )
+    if simulation.spec.targets != "classes":
+        what = f"{run} was trained on {simulation.spec.targets}: {TARGETS[simulation.spec.targets]}"
+        raise ValueError(f"{what}; an exported model classifies, so use experiment.load in Python")
+
+
+def _describe_model(
+    resolved: ResolvedConfig, network: Network, data: FederatedData, scaling: Scaling | None, outputs: int
+) -> dict[str, Any]:
+    """Returns what the file says of a network: its inputs, its classes and its method.
+
+    Args:
+      data: without poisoned examples.
+      scaling: mean, std and limit of inputs; None: they are not normalised.
+      outputs: logits; FedMD predicts classes of public data too.
+    """
+    mean, std, limit = scaling or (None, None, None)
+    names = [*data.class_names, *(f"public {c}" for c in range(outputs - data.classes))]
+    return {
+        "model": experiment.spell_network(network),
+        "classes": len(names),
+        "class_names": names,
+        "input_shape": list(data.train.x.shape[1:]),
+        "input_dtype": str(data.train.x.dtype),
+        "mean": mean,
+        "std": std,
+        "offset": None if data.x_offset is None else data.x_offset.tolist(),
+        "limit": limit,
+        "statistics": resolved.statistics,
+        "method": resolved.fields["method.name"],
+    }
 
 
 def _find_widest_client(simulation: Simulator) -> int:
