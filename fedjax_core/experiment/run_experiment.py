@@ -8,7 +8,6 @@ import functools
 import logging
 import operator
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,9 @@ from ml_collections import ConfigDict
 from fedjax_core import code_fingerprint, distributed, nn, registry
 from fedjax_core.data import federated_data, row_readers
 from fedjax_core.engine.simulator import Simulator, State
-from fedjax_core.experiment import given_code, lookup, python_overrides
+from fedjax_core.experiment import lookup, python_overrides, run_facts
 from fedjax_core.experiment.build_simulator import build
 from fedjax_core.experiment.device_options import describe_devices
-from fedjax_core.experiment.input_files import existing_method_files, existing_model_files, existing_weight_files
 from fedjax_core.experiment.ledger import make_ledger
 from fedjax_core.experiment.resolve_config import Config, ResolvedConfig, complete_config, resolve
 from fedjax_core.experiment.run_header import opening_lines
@@ -123,12 +121,13 @@ def make_run_settings(
     """
     resolved = resolve(config) if resolved is None else resolved
     privacy = make_ledger(resolved, simulation.spec, noise)
-    facts = {"convolution": nn.describe_conv()} | _adversary(resolved, simulation.spec.population)
-    facts |= {} if privacy is None else {"privacy": privacy.facts() | _chosen_accountant(resolved, noise)}
+    facts = {"convolution": nn.describe_conv()} | run_facts.describe_adversary(resolved, simulation.spec.population)
+    facts |= {} if privacy is None else {"privacy": privacy.facts() | run_facts.keep_recorded_accountant(resolved, noise)}
+    facts |= run_facts.list_file_digests(resolved) | run_facts.list_code_digests(resolved) | run_facts.list_given_digests(resolved)
     from_config: dict[str, Any] = {
         **resolved.run._asdict(),
         "seed": resolved.seed,
-        "run_facts": facts | _files(resolved) | _code(resolved) | _given_code(resolved) | describe_devices(simulation.spec),
+        "run_facts": facts | describe_devices(simulation.spec),
         "privacy": privacy,
         "header": functools.partial(opening_lines, resolved, simulation, privacy, given_data=given_data),
         "is_plan_chosen": resolved.has_plan,
@@ -136,12 +135,6 @@ def make_run_settings(
         "names_code": names_code(resolved),
     }
     return RunSettings(**from_config | more)
-
-
-def _chosen_accountant(resolved: ResolvedConfig, recorded: Mapping[str, Any] | None) -> dict[str, str]:
-    """Returns the accountant that a directory records, if the config names none: more rounds may need another one."""
-    is_named = resolved.privacy is None or resolved.privacy.accountant is not None
-    return {} if is_named or not recorded or "accountant" not in recorded else {"accountant": recorded["accountant"]}
 
 
 def read_recorded_privacy(config: Config, workdir: str | os.PathLike, fresh: bool = False) -> dict[str, Any] | None:
@@ -235,38 +228,6 @@ def _drop_unknown_fields(config: Config, file: Path) -> None:
         *above, last = field.split(".")
         del functools.reduce(operator.getitem, above, config)[last]
         log.warning("%s has a field %s, which another version of the code wrote; it is left out", file, field)
-
-
-def _files(resolved: ResolvedConfig) -> dict[str, Any]:
-    """Returns the digests of files of weights, by their paths, of pre-trained models, by their names, and of the method's files,
-    by their fields.
-    """
-    weights, models = existing_weight_files(resolved), existing_model_files(resolved)
-    of_method = existing_method_files(resolved.fields)
-    digests = {file: digest[:16] for file, digest in code_fingerprint.hash_files([*weights, *models, *of_method.values()]).items()}
-    facts = {"weights": {str(file): digests[file] for file in weights}}
-    facts["model_files"] = {file.name: digests[file] for file in models}
-    facts["method_files"] = {field: digests[file] for field, file in of_method.items()}
-    return {name: of for name, of in facts.items() if of}
-
-
-def _code(resolved: ResolvedConfig) -> dict[str, Any]:
-    """Returns the digests of the user's own files behind a config, by name: a moved folder has the same code."""
-    digests: dict[str, list[str]] = {}
-    for file, digest in code_fingerprint.hash_files(code_fingerprint.find_own_files(resolved.lookups)).items():
-        digests.setdefault(file.name, []).append(digest[:16])
-    return {"code": {name: " ".join(sorted(each)) for name, each in digests.items()}} if digests else {}
-
-
-def _given_code(resolved: ResolvedConfig) -> dict[str, Any]:
-    """Returns the digests of what was given in Python; another version of Python has other bytecode, and another entry."""
-    digests = given_code.digest_given(resolved.lookups)
-    return {f"given_code_py{sys.version_info[0]}{sys.version_info[1]}": digests} if digests else {}
-
-
-def _adversary(resolved: ResolvedConfig, population: int) -> dict[str, Any]:
-    clients = [] if resolved.adversary is None else resolved.adversary.client_ids(population, resolved.data.seed).tolist()
-    return {"adversary": {"attack": resolved.fields["adversary.attack"], "clients": clients}} if clients else {}
 
 
 def cache_compiled_programs(directory: str) -> None:
