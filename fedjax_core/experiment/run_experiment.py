@@ -182,44 +182,38 @@ def load(
     folder = Path(workdir).expanduser()
     saved_config, recorded = read_json(folder / CONFIG, _NEEDED), read_json(folder / RUN, _CHOSEN)
     with guard_imports(folder, saved_config, recorded, trust):
-        return _load(folder, saved_config, recorded, done, data, replaced)
+        config: Config = ConfigDict(lists_to_tuples(saved_config))
+        _drop_unknown_fields(config, folder / CONFIG)
+        config = python_overrides.apply_overrides(config, **replaced)
+        checkpoints, done = _find_checkpoint(folder, config, done)
+        if (config.plan.devices or 1) > jax.device_count():
+            config.plan.devices = None
+        if (config.plan.devices or jax.device_count()) % (config.plan.get("model") or 1):
+            config.plan.model = None
+        try:
+            simulation = build(config, data, noise=recorded.get("privacy"), accounted=False)
+        except IncompleteConfig as error:
+            raise ValueError(f"{folder / CONFIG}: {error}; another version of the code wrote it") from None
+        before, now = recorded["partition"]["hash"], simulation.spec.data.partition_hash
+        if before != now:
+            raise ValueError(f"{folder} was run on other data: its partition hash is {before[:12]}, now it is {now[:12]}")
+        check_inputs(folder, recorded.get(DATA, {}), digest_inputs(simulation) if DATA in recorded else {})
+        return config, simulation, restore_state(simulation, checkpoints, done)
 
 
-def _load(
-    folder: Path,
-    saved_config: Mapping[str, Any],
-    recorded: Mapping[str, Any],
-    done: int | None,
-    data: federated_data.FederatedData | None,
-    replaced: Mapping[str, Any],
-) -> tuple[Config, Simulator, State]:
-    """Does `load`, after config.json and run.json have been read."""
-    config: Config = ConfigDict(lists_to_tuples(saved_config))
-    _drop_unknown_fields(config, folder / CONFIG)
-    config = python_overrides.apply_overrides(config, **replaced)
+def _find_checkpoint(folder: Path, config: Config, done: int | None) -> tuple[Checkpoints, int]:
+    """Returns the checkpoints of which one is restored, and its round; `done` as `load` takes it."""
     checkpoints = Checkpoints(folder / CHECKPOINTS, beside=folder / SELECTED)
     selected = Checkpoints(folder / SELECTED, beside=folder / CHECKPOINTS)
     chosen = selected.latest() if config.evaluation.get("select") else None
     if chosen is not None and done in (None, chosen):
-        checkpoints, done = selected, chosen
-    elif done is None and config.evaluation.get("select"):
+        return selected, chosen
+    if done is None and config.evaluation.get("select"):
         done = find_selected_round(folder, checkpoints)
     done = checkpoints.latest() if done is None else done
     if done is None:
         raise ValueError(f"{folder} has no checkpoint yet; let the run go on until it has one")
-    if (config.plan.devices or 1) > jax.device_count():
-        config.plan.devices = None
-    if (config.plan.devices or jax.device_count()) % (config.plan.get("model") or 1):
-        config.plan.model = None
-    before = recorded["partition"]["hash"]
-    try:
-        simulation = build(config, data, noise=recorded.get("privacy"), accounted=False)
-    except IncompleteConfig as error:
-        raise ValueError(f"{folder / CONFIG}: {error}; another version of the code wrote it") from None
-    if before != (now := simulation.spec.data.partition_hash):
-        raise ValueError(f"{folder} was run on other data: its partition hash is {before[:12]}, now it is {now[:12]}")
-    check_inputs(folder, recorded.get(DATA, {}), digest_inputs(simulation) if DATA in recorded else {})
-    return config, simulation, restore_state(simulation, checkpoints, done)
+    return checkpoints, done
 
 
 def _drop_unknown_fields(config: Config, file: Path) -> None:
