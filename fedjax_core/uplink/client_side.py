@@ -56,11 +56,7 @@ def update_client(
     out = wrapped.method.client_update(sent.inner, client.inner, data, key)
     message = _send_uplink(wrapped, out.uplink, sent, client, data.size, key)
     uplink = wrapped.layout.insert(out.uplink, message.value)
-    wire_down, wire_up = (sent.inner, uplink) if out.wire is None else out.wire
-    changes = [transform for transform in wrapped.transforms if transform.send is not None]
-    if any(transform.kind not in ("schedule", "attack") for transform in changes):  # the server's; of an attack as many bytes
-        wire_up = uplink
-    wire = _transmit_broadcast(wrapped, wire_down)[1], wire_up if message.wire is None else message.wire
+    wire = _find_transmitted(wrapped, sent, out, uplink, message)
     state, metrics = WrappedClient(out.state, message.kept), out.metrics
     local = out.local and (
         sent._replace(inner=out.local[0]),
@@ -90,6 +86,18 @@ def update_client(
         is_kept = message.was_finite | (data.size == 0)
         wrapped_uplink = jax.tree.map(lambda x: _nan_unless(is_kept, x), wrapped_uplink)
     return ClientOutput(state, wrapped_uplink, metrics, local, wire)
+
+
+def _find_transmitted(
+    wrapped: WrappedMethod, sent: WrappedBroadcast, out: ClientOutput, uplink: PyTree, message: _Message
+) -> tuple[PyTree, PyTree]:
+    """Returns the arrays that are transmitted to the client, and those from it, whose `uplink` has passed the transforms."""
+    wire_down, wire_up = (sent.inner, uplink) if out.wire is None else out.wire
+    changes = [transform for transform in wrapped.transforms if transform.send is not None]
+    # a schedule changes deltas at the server only; an attack sends as many bytes
+    if any(transform.kind not in ("schedule", "attack") for transform in changes):
+        wire_up = uplink
+    return _transmit_broadcast(wrapped, wire_down)[1], wire_up if message.wire is None else message.wire
 
 
 def _send_uplink(
