@@ -161,9 +161,8 @@ def _check_search(table: Definition) -> None:
                     raise ValueError(f"space of row {row.label!r}: {field}={values} is no tuple of values, as a grid needs")
 
 
-def _make_study(table: Definition, row: Any, column: Any, variant: str) -> Study:
-    search, where = table.search, f"{row.label} / {column.label}"
-    first = build_cell(table, row, column, search.seeds[0], variant).config
+def _check_trials(search: Any, where: str, first: Any, resolved: experiment.ResolvedConfig) -> None:
+    """Raises ValueError where trials lack the search's scores, or have fewer rounds than it; `first` is the config of one."""
     if first.data.get("validation") is None:
         raise ValueError(f"{where}: the search needs validation examples; set data.validation, such as 0.2")
     until = first.evaluation.get("until")
@@ -177,10 +176,16 @@ def _make_study(table: Definition, row: Any, column: Any, variant: str) -> Study
         for name in score_names(search)
     ):
         raise ValueError(f"{where}: no run has the search's {' or '.join(score_names(search))} with evaluation.scopes={scopes}")
-    resolved = experiment.resolve(first)
     measures.check_search_scores(score_names(search), resolved)
     if search.rounds is not None and search.rounds > first.rounds:
         raise ValueError(f"{where}: the search's rounds={search.rounds} must not be more than the run's {first.rounds}")
+
+
+def _make_study(table: Definition, row: Any, column: Any, variant: str) -> Study:
+    search, where = table.search, f"{row.label} / {column.label}"
+    first = build_cell(table, row, column, search.seeds[0], variant).config
+    resolved = experiment.resolve(first)
+    _check_trials(search, where, first, resolved)
     own = _own_settings(first, row.space)
     number, points = search.trials - 1, []
     if row.space and search.sampler == "tpe":
