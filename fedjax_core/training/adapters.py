@@ -498,21 +498,26 @@ def adapter_task(
 
     task = Task(network, classes, population, arrays, public, shape)
     if shape is not None:
-        net = jax.eval_shape(task.model.init, jax.random.key(0))
-
-        def traced(dtype: type) -> None:
-            x = jax.ShapeDtypeStruct((1, *shape), dtype)  # traced: NumPy's own x @ kernel would not reach an adapter
-            jax.eval_shape(lambda net, frozen, x: network(frozen).apply(net, x), net, arrays, x)
-
-        try:
-            traced(np.float32)
-        except (TypeError, ValueError) as error:
-            try:
-                traced(np.int32)  # a network that embeds token ids reads nothing else
-            except (TypeError, ValueError):
-                if not isinstance(error, TypeError):
-                    raise error from None
-                raise ValueError(
-                    f"adapter: {model.name} does not use its kernels as x @ kernel, as vit and language models do"
-                ) from error
+        _check_uses_kernels(task, shape)
     return task
+
+
+def _check_uses_kernels(task: Task, shape: tuple[int, ...]) -> None:
+    """Raises ValueError unless the task's network uses its kernels as x @ kernel; `shape` is of one example's x."""
+    net = jax.eval_shape(task.model.init, jax.random.key(0))
+
+    def traced(dtype: type) -> None:
+        x = jax.ShapeDtypeStruct((1, *shape), dtype)  # traced: NumPy's own x @ kernel would not reach an adapter
+        jax.eval_shape(lambda net, frozen, x: task.network(frozen).apply(net, x), net, task.frozen, x)
+
+    try:
+        traced(np.float32)
+    except (TypeError, ValueError) as error:
+        try:
+            traced(np.int32)  # a network that embeds token ids reads nothing else
+        except (TypeError, ValueError):
+            if not isinstance(error, TypeError):
+                raise error from None
+            raise ValueError(
+                f"adapter: {task.model.name} does not use its kernels as x @ kernel, as vit and language models do"
+            ) from error
