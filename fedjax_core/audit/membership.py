@@ -23,6 +23,7 @@ from fedjax_core.engine.simulator import Simulator, State
 from fedjax_core.training import losses
 
 RATES = (0.001, 0.01)  # of false positives
+BATCH = 500  # examples at once
 RESAMPLES, ENDS = 1000, (0.025, 0.975)  # of the bootstrap
 
 
@@ -151,14 +152,14 @@ def _logit_confidence(logits: jax.Array, y: jax.Array) -> jax.Array:
     return own - jax.nn.logsumexp(jnp.where(is_own, -jnp.inf, log_p), 1)
 
 
-def _map_outputs(simulator: Simulator, state: State, examples: Examples, score: Callable, batch: int = 500) -> np.ndarray:
+def _map_outputs(simulator: Simulator, state: State, examples: Examples, score: Callable) -> np.ndarray:
     """Returns `score(logits, y)` of all examples, in batches."""
     view = simulator.client_view(state, 0)
     if "global" not in view.holds:
         raise ValueError("audit: the method has no global model to attack; its clients' own models never leave them")
     holds, compiled = view.holds["global"], jax.jit(score)
     results = []
-    for start in range(0, len(examples.y), batch):
-        part = jax.tree.map(lambda x, start=start: jnp.asarray(x[start : start + batch]), examples)
+    for start in range(0, len(examples.y), BATCH):
+        part = jax.tree.map(lambda x, start=start: jnp.asarray(x[start : start + BATCH]), examples)
         results.append(np.asarray(compiled(view.predict("global", holds, part.x)["logits"], part.y)))
     return np.concatenate(results)

@@ -12,6 +12,8 @@ from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.task import Model
 from fedjax_core.training import adapters
 
+BATCH = 16  # examples at once, for which widths are chosen
+MULTIPLE = 16  # of which widths are
 MAX_RELATIVE_WORK = 0.85  # another width, which is another program to compile, must leave no more than this part of the work
 
 
@@ -76,28 +78,24 @@ def with_length_buckets(model: Model, widths: Sequence[int], side: str = "right"
     return model._replace(apply=apply, features=features)
 
 
-def choose_widths(
-    lengths: Sequence[np.ndarray], longest: int, batch: int = 16, most: int = 2, multiple: int = 16
-) -> tuple[int, ...]:
+def choose_widths(lengths: Sequence[np.ndarray], longest: int, most: int = 2) -> tuple[int, ...]:
     """Chooses the widths below the longest with the least expected work, for `with_length_buckets`.
 
     Args:
       lengths: tokens of the texts from which batches are drawn, an array for each client or test
         set.
       longest: T, to which batches can always be as wide.
-      batch: examples at once.
       most: widths, T among them; on CPU a third one costs a gradient of long texts a sixth, for
         zeros in place of its residuals.
-      multiple: of which widths are.
 
     Returns:
       Ascending; () where T alone is as good.
     """
-    some = np.arange(multiple, longest, multiple)
+    some = np.arange(MULTIPLE, longest, MULTIPLE)
     nonempty = [client_lengths for client_lengths in lengths if len(client_lengths)]
     if not nonempty or not len(some):
         return ()
-    fits = [[np.mean(client_lengths <= width) ** batch for width in some] for client_lengths in nonempty]  # how often a batch fits
+    fits = [[np.mean(client_lengths <= width) ** BATCH for width in some] for client_lengths in nonempty]  # how often a batch fits
     fit = np.average(fits, 0, [len(client_lengths) for client_lengths in nonempty])
 
     def work(chosen: tuple[int, ...]) -> float:

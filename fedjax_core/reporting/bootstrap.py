@@ -95,9 +95,9 @@ def _resample_clients(
     return np.concatenate(parts, -1) if parts else np.zeros((len(values), 0))
 
 
-def percentile_interval(draws: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
+def percentile_interval(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the percentile interval (low, high) of draws [..., number]."""
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=-1)
+    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=-1)
     return low, high
 
 

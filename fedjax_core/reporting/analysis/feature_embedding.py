@@ -83,14 +83,14 @@ def with_centroids(points: Points) -> Points:
     return Points(*(np.concatenate([old, new]) for old, new in zip(points, added, strict=True)))
 
 
-def embed_by_tsne(points: np.ndarray, seed: int = 0, perplexity: float = 30.0) -> np.ndarray:
+def embed_by_tsne(points: np.ndarray, seed: int = 0) -> np.ndarray:
     """Embeds points [n, D] in the plane by t-SNE; few points lower the perplexity."""
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
-    lowered = min(perplexity, max(1.0, (len(points) - 1) / 3))
+    perplexity = min(30.0, max(1.0, (len(points) - 1) / 3))
     with threadpool_limits(1):  # threads that wait for each other take thirty times as long on a busy machine
-        return TSNE(perplexity=lowered, init="pca", random_state=seed).fit_transform(np.asarray(points, np.float32))
+        return TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(np.asarray(points, np.float32))
 
 
 def compute_attention(
@@ -118,12 +118,11 @@ def compute_attention(
 
 
 def collect_class_knowledge(
-    simulation: Simulator, view: ClientView, model: str | None = None, key: str = "logits", silu: bool = True
+    simulation: Simulator, view: ClientView, model: str | None = None, silu: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
     """Computes a client's structural knowledge (FedSKC): its class means c, as c * sigmoid(c).
 
     Args:
-      key: which of the model's outputs.
       silu: False: c itself.
 
     Returns:
@@ -137,7 +136,7 @@ def collect_class_knowledge(
     if not len(rows):
         raise ValueError(f"client {view.client} has no training examples, so it knows no class; --clients takes others")
     x, y = simulation.spec.data.train
-    values = get_output(compute_outputs(view, model, select_examples(x, rows), eval_batch_size(simulation)), key)
+    values = get_output(compute_outputs(view, model, select_examples(x, rows), eval_batch_size(simulation)), "logits")
     classes = np.unique(y[rows])
     c = np.stack([values[y[rows] == j].mean(0) for j in classes])
     return c / (1 + np.exp(-c)) if silu else c, classes

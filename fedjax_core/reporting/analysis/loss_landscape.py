@@ -182,13 +182,13 @@ def compute_surroundings(
 
 
 def compute_drift(
-    simulation: Simulator, state: State, clients: Sequence[int], *, span: float = 1.0, points: int = 21, rows: int = 1000
+    simulation: Simulator, state: State, clients: Sequence[int], *, span: float = 1.0, points: int = 21
 ) -> tuple[dict[str, Landscape], Plane]:
     """Computes losses around the global model and clients' models after local training (FedSKC, Figure 1b).
 
     Args:
       clients: at least two, which train in the coming round.
-      span, points, rows: as in `compute_surroundings`.
+      span, points: as in `compute_surroundings`.
 
     Returns:
       (surfaces, plane): the loss on each client's training examples, "client 3", and on test data,
@@ -207,9 +207,8 @@ def compute_drift(
     x = select_examples(data.test.x, np.arange(min(8, len(data.test.y))))
     local = [find_trained_network(simulation.client_view(state, i, trained=True), "global", x) for i in clients]
     own = {f"client {i}": Examples(*select_examples(tuple(data.train), data.train_index[i])) for i in clients}
-    where: Any = {"span": span, "points": points, "rows": rows}
     around = {
-        name: compute_surroundings(simulation, state, local, **where, examples=examples)
+        name: compute_surroundings(simulation, state, local, span=span, points=points, examples=examples)
         for name, examples in (own | {"global": data.test}).items()
     }
     return {name: surface for name, (surface, _) in around.items()}, around["global"][1]
