@@ -9,7 +9,6 @@ from typing import Any
 import jax
 
 from fedjax_core import registry
-from fedjax_core.algorithm import PyTree
 from fedjax_core.engine.simulation_spec import Group
 from fedjax_core.engine.simulator import Simulator
 from fedjax_core.experiment import config_warnings
@@ -17,6 +16,7 @@ from fedjax_core.experiment.resolve_config import ResolvedConfig
 from fedjax_core.experiment.schema import options_of, without_none
 from fedjax_core.privacy import ExampleLedger, PrivacyLedger
 from fedjax_core.storage.json_files import flatten
+from fedjax_core.task import count_parameters
 
 COLUMNS = 80
 LABEL = 9  # columns of the label of a line, as in the closing table
@@ -103,7 +103,7 @@ def _training_options(resolved: ResolvedConfig) -> list[str]:
 def _network(group: Group, population: int) -> str:
     """Returns a network's name, the number of its parameters, and how many clients have it where
     there are other networks."""
-    trained, frozen = count_trained(group), _count(group.task.frozen)
+    trained, frozen = count_trained(group), count_parameters(group.task.frozen)
     name = group.name.partition(": ")[2] or group.name
     parts = f"{trained:,} parameters" if not frozen else f"{trained:,} parameters trained beside {frozen:,} frozen"
     clients = f" of {len(group.clients)} clients" if len(group.clients) < population else ""
@@ -112,11 +112,7 @@ def _network(group: Group, population: int) -> str:
 
 def count_trained(group: Group) -> int:
     """Returns the number of trained parameters of a network."""
-    return _count(jax.eval_shape(group.task.model.init, jax.random.key(0)).params)
-
-
-def _count(tree: PyTree) -> int:
-    return sum(math.prod(getattr(leaf, "shape", ())) for leaf in jax.tree.leaves(tree))
+    return count_parameters(jax.eval_shape(group.task.model.init, jax.random.key(0)).params)
 
 
 def _weights(resolved: ResolvedConfig) -> str:
