@@ -42,6 +42,22 @@ def _largest_mask(values: np.ndarray, number: int) -> np.ndarray:
     return chosen
 
 
+def apportion_owed(total: int, shares: np.ndarray, owed: np.ndarray) -> np.ndarray:
+    """Returns integers in the proportions of `shares` [N] that add up to `total`; those who are owed most are rounded up.
+
+    Of equal ones the first are rounded up.
+
+    Args:
+      shares: integers >= 0, not all of them 0.
+      owed: [N] what rounding has cost each so far; what it costs here is added in place.
+    """
+    parts, rest = np.divmod(total * shares, shares.sum())
+    owed += rest / shares.sum()
+    up = _largest_mask(np.where(rest > 0, owed.round(9), -np.inf), total - int(parts.sum()))
+    owed -= up
+    return parts + up
+
+
 MANY = 10_000  # clients; above it draws avoid a Python loop over clients, which takes a second or two up to here
 
 

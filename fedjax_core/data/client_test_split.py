@@ -17,14 +17,18 @@ _CELLS = 2**22  # of tables that are worked on at once
 def split_proportionally(dataset: Dataset, train_index: Sequence[np.ndarray], seed: int) -> RaggedIndex:
     """Divides each class's test examples over the clients in proportion to their training examples.
 
-    Where targets are no classes, all test examples in proportion to all training examples.
+    What rounding down has cost a client in one class counts in the next, so that clients with equal
+    data differ by about one example in all. Equal ones are rounded up in a random order. Where
+    targets are no classes, all test examples in proportion to all training examples.
     """
     labels, table = stratify(dataset.test.y), _label_table(dataset, train_index)
     rng = apportion.make_generator(seed, "test_proportional")
+    turn = apportion.make_generator(seed, "test_turn").permutation(len(table))
+    owed = np.zeros(len(table))
     rows, owners = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for c in np.flatnonzero(table.sum(0)):
         rows.append(rng.permutation(np.flatnonzero(labels == c)))
-        owners.append(np.repeat(np.arange(len(table)), apportion.apportion(len(rows[-1]), table[:, c])))
+        owners.append(np.repeat(turn, apportion.apportion_owed(len(rows[-1]), table[turn, c], owed)))
     return RaggedIndex.group_by_client(np.concatenate(rows), np.concatenate(owners), len(table))
 
 
@@ -88,7 +92,7 @@ def _take(train: np.ndarray, test: np.ndarray, rows: np.ndarray) -> np.ndarray:
 def sample_matched(dataset: Dataset, train_index: Sequence[np.ndarray], test_examples: int, seed: int) -> Sequence[np.ndarray]:
     """Draws `test_examples` examples per client, with the label shares of its training data.
 
-    Clients may share examples.
+    Its numbers of classes are rounded at random. Clients may share examples.
 
     Raises:
       ValueError: a client wants more examples of a class than there are; the message says how many
@@ -103,16 +107,17 @@ def sample_matched(dataset: Dataset, train_index: Sequence[np.ndarray], test_exa
     if len(table) > apportion.MANY:
         return _sample_together(table, of_class, available, test_examples, rng)
     index = []
-    for client, counts in enumerate(table):
-        if not counts.any():
-            index.append(np.zeros(0, np.int32))
-            continue
-        wanted = apportion.apportion(test_examples, counts)
+    for client, wanted in enumerate(_round_at_random(table, test_examples, rng)):
         if np.any(wanted > available):
-            raise _shortage_error(client, counts, wanted, available, test_examples)
+            raise _shortage_error(client, table[client], wanted, available, test_examples)
         chosen = [rng.choice(rows, number, replace=False) for rows, number in zip(of_class, wanted, strict=True)]
         index.append(np.sort(np.concatenate(chosen)).astype(np.int32))
     return index
+
+
+def _round_at_random(table: np.ndarray, test_examples: int, rng: np.random.Generator) -> np.ndarray:
+    """Returns the numbers of examples of each class [n, K] that clients want; 0 for one without training examples."""
+    return apportion.apportion_systematically(np.where(table.any(1), test_examples, 0), table, rng)
 
 
 def _shortage_error(client: int, counts: np.ndarray, wanted: np.ndarray, available: np.ndarray, test_examples: int) -> ValueError:
@@ -133,7 +138,7 @@ def _sample_together(
     block = max(1, _CELLS // max(table.shape[1], test_examples))
     for begin in range(0, len(table), block):
         counts = table[begin : begin + block]
-        wanted = apportion.apportion_systematically(np.where(counts.any(1), test_examples, 0), counts, rng)
+        wanted = _round_at_random(counts, test_examples, rng)
         if len(over := np.flatnonzero((wanted > available).any(1))):
             raise _shortage_error(begin + int(over[0]), counts[over[0]], wanted[over[0]], available, test_examples)
         client, class_index = np.nonzero(wanted)

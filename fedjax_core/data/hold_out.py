@@ -5,7 +5,7 @@ clients that join later. Validation examples are a part of each client's trainin
 choose rounds and settings by.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -14,8 +14,6 @@ from fedjax_core.data import apportion
 from fedjax_core.data.federated_data import FederatedData, UnseenClients, replace_index
 from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.data.target_types import label_table, num_strata, stratify
-
-Lists = Sequence[np.ndarray]
 
 
 def hold_out_clients(data: FederatedData, part: float | int, seed: int) -> FederatedData:
@@ -108,8 +106,7 @@ def hold_out_validation(data: FederatedData, part: float | int, seed: int) -> Fe
         raise ValueError(f"{what}; it must be {f'at most {most}, or ' if most else ''}a fraction")
     rng = apportion.make_generator(seed, "holdout")
     if not shared:
-        divide = _one_by_one if len(lists) <= apportion.MANY else _together
-        kept, held = divide(lists, numbers, labels, classes, rng)
+        kept, held = _hold_by_class(lists, numbers, labels, classes, rng)
         return replace_index(data, kept, data.test_index, held)
     number = np.zeros(len(once), np.int64)
     number[which] = numbers
@@ -126,29 +123,13 @@ def hold_out_validation(data: FederatedData, part: float | int, seed: int) -> Fe
     return replace_index(data, kept.select(which), data.test_index, held.select(which))
 
 
-def _one_by_one(
+def _hold_by_class(
     lists: RaggedIndex, numbers: np.ndarray, all_labels: np.ndarray, classes: int, rng: np.random.Generator
-) -> tuple[Lists, Lists]:
-    """Returns the (kept, held) examples of each client, of which `numbers` are held."""
-    kept, held = [], []
-    for rows, number in zip(lists, numbers, strict=True):
-        labels = all_labels[rows]
-        counts = np.bincount(labels, minlength=classes)
-        wanted = apportion.apportion(number, counts) if len(rows) else np.zeros_like(counts)
-        chosen = [rng.choice(rows[labels == c], n, replace=False) for c, n in enumerate(wanted) if n]
-        chosen_examples = np.sort(np.concatenate([np.zeros(0, np.int32), *chosen])).astype(np.int32)
-        kept.append(np.setdiff1d(rows, chosen_examples).astype(np.int32))
-        held.append(chosen_examples)
-    return kept, held
-
-
-def _together(
-    lists: RaggedIndex, numbers: np.ndarray, all_labels: np.ndarray, classes: int, rng: np.random.Generator
-) -> tuple[Lists, Lists]:
-    """Divides as `_one_by_one`, without a loop over clients.
+) -> tuple[RaggedIndex, RaggedIndex]:
+    """Returns the (kept, held) examples of each client, of which `numbers` are held.
 
     Of a client's examples in a random order, class by class, equally spaced ones are held, from a
-    random one on.
+    random one on. So each class has its part of all validation examples, however few a client has.
     """
     kept, held = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
     for block in lists.blocks():

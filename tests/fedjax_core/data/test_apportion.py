@@ -21,6 +21,19 @@ def test_apportion_gives_remainders_to_the_largest():
 
 
 @LIGHT
+@given(st.lists(st.lists(st.integers(0, 9), min_size=4, max_size=4).filter(any), min_size=1, max_size=6), st.integers(0, 40))
+def test_apportion_owed_stays_within_one_and_pays_back(rows, total):
+    owed, exact, paid = np.zeros(4), np.zeros(4), np.zeros(4)
+    for shares in map(np.array, rows):
+        parts = apportion.apportion_owed(total, shares, owed)
+        quota = total * shares / shares.sum()
+        assert parts.sum() == total
+        assert np.all(np.abs(parts - quota) < 1)
+        exact, paid = exact + quota, paid + parts
+    np.testing.assert_allclose(owed, exact - paid, atol=1e-9)
+
+
+@LIGHT
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 30)), min_size=1, max_size=8), st.floats(0, 1))
 def test_apportion_capped_adds_up_below_the_caps(parts, fraction):
     shares, caps = np.array([s for s, _ in parts]), np.array([c for _, c in parts])

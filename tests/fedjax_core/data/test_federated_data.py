@@ -102,6 +102,27 @@ def test_proportional_test_rows_are_disjoint_and_follow_the_training_rows(client
     assert np.abs(data.test_label_table - data.label_table * 20 / 60).max() < 1
 
 
+def balanced():
+    """200 clients, each with one example of each of 10 classes, and 50 test examples of each."""
+    y = np.tile(np.arange(10), 200)
+    x = np.zeros((2000, 1), np.float32)
+    return sources.from_arrays(x, y, x[:500], y[:500]), np.arange(2000).reshape(200, 10)
+
+
+def test_clients_with_equal_data_have_as_many_test_examples():
+    data = federated_data.from_index(*balanced())
+    assert set(data.test_label_table.sum(1)) == {2, 3}
+    assert data.test_label_table.sum(0).tolist() == [50] * 10
+
+
+@pytest.mark.parametrize("many", [apportion.MANY, 0], ids=["one by one", "together"])
+def test_matched_leaves_out_no_class(monkeypatch, many):
+    monkeypatch.setattr(apportion, "MANY", many)
+    dataset, lists = balanced()
+    data = federated_data.federate(dataset, lambda clients: list(lists), 200, test_split="matched", test_examples=4)
+    assert np.abs(data.test_label_table.sum(0) - 80).max() < 30
+
+
 def test_proportional_leaves_out_classes_that_nobody_trains_on():
     only_b = np.flatnonzero(DATA.train.y == 1)
     data = federated_data.from_index(DATA, [only_b[:20], only_b[20:], []])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_core import experiment
-from fedjax_core.data import apportion, federated_data, hold_out
+from fedjax_core.data import apportion, federated_data, hold_out, sources
 from fedjax_core.data.ragged_index import RaggedIndex
 from tests.fedjax_core.data.test_federated_data import DATA, LIGHT, divide
 
@@ -102,26 +102,9 @@ def test_clients_and_examples_are_held_out_once():
         hold_out.hold_out_validation(hold_out.hold_out_validation(divide(), 0.2, 0), 0.2, 0)
 
 
-BRANCHES = pytest.mark.parametrize("many", [apportion.MANY, 0], ids=["one by one", "together"])
-
-
-@BRANCHES
 @LIGHT
 @given(st.integers(1, 8), st.integers(0, 10_000), st.floats(0.01, 0.95))
-def test_a_part_of_each_client_by_class(many, clients, seed, fraction):
-    with mock.patch.object(apportion, "MANY", many):
-        check_parts(clients, seed, fraction)
-
-
-def test_rounding_takes_no_example_away():
-    """0.29 * 100 is just below 29 in floating point."""
-    whole = divide("iid", clients=1)
-    (rows,) = whole.train_index
-    one = federated_data.replace_index(whole, [rows[:100]], whole.test_index, [])
-    assert len(hold_out.hold_out_validation(one, 0.29, 0).validation_index[0]) == 29
-
-
-def check_parts(clients, seed, fraction):
+def test_a_part_of_each_client_by_class(clients, seed, fraction):
     whole = divide(clients=clients, seed=seed)
     data = hold_out.hold_out_validation(whole, fraction, seed)
     for client, (everything, kept, held) in enumerate(zip(whole.train_index, data.train_index, data.validation_index, strict=True)):
@@ -135,6 +118,25 @@ def check_parts(clients, seed, fraction):
         np.testing.assert_array_equal(before, after)
     assert data.partition_hash == hold_out.hold_out_validation(whole, fraction, seed).partition_hash
     assert (data.partition_hash != whole.partition_hash) == any(len(rows) for rows in data.validation_index)
+
+
+def test_each_class_has_its_part_of_the_validation_examples():
+    """Also where all clients have the same few examples of each class."""
+    y = np.tile(np.arange(10), 200)
+    x = np.zeros((2000, 1), np.float32)
+    whole = federated_data.from_index(sources.from_arrays(x, y, x, y), np.arange(2000).reshape(200, 10))
+    held = np.concatenate(hold_out.hold_out_validation(whole, 0.2, 0).validation_index)
+    counts = np.bincount(y[held], minlength=10)
+    assert counts.sum() == 400
+    assert np.abs(counts - 40).max() < 20
+
+
+def test_rounding_takes_no_example_away():
+    """0.29 * 100 is just below 29 in floating point."""
+    whole = divide("iid", clients=1)
+    (rows,) = whole.train_index
+    one = federated_data.replace_index(whole, [rows[:100]], whole.test_index, [])
+    assert len(hold_out.hold_out_validation(one, 0.29, 0).validation_index[0]) == 29
 
 
 @pytest.mark.parametrize(
@@ -276,16 +278,12 @@ def test_repeats_of_too_few_rows_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("many", "scheme", "part", "found"),
+    ("scheme", "part", "found"),
     [
-        (apportion.MANY, "dirichlet(alpha=0.5)", 0.2, "2261a4730f31b628"),
-        (apportion.MANY, "dirichlet(alpha=0.1, min_size=0)", 1, "d5b1b667ae166896"),
-        (apportion.MANY, "natural", 0.2, "faaf4ec8abc50114"),
-        (0, "dirichlet(alpha=0.5)", 0.2, "11b396fdfc854cbd"),
-        (0, "dirichlet(alpha=0.1, min_size=0)", 1, "f1ea0c221c6c850f"),
+        ("dirichlet(alpha=0.5)", 0.2, "79ba0070152b7fc3"),
+        ("dirichlet(alpha=0.1, min_size=0)", 1, "92cf735e4240f5e5"),
+        ("natural", 0.2, "2741e387fc77d743"),
     ],
 )
-def test_where_nobody_shares_rows_they_are_those_of_older_runs(many, scheme, part, found):
-    """Hashes that commit bc3ad88 gave, before examples of shared lists were held in common."""
-    with mock.patch.object(apportion, "MANY", many):
-        assert hold_out.hold_out_validation(divide(scheme, clients=7), part, 3).partition_hash.startswith(found)
+def test_they_are_those_of_older_runs(scheme, part, found):
+    assert hold_out.hold_out_validation(divide(scheme, clients=7), part, 3).partition_hash.startswith(found)
