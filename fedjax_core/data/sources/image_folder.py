@@ -41,7 +41,9 @@ def folder(
 
     With `domains`, a level above the classes: `train/DOMAIN/CLASS/*` and `test/...`, or
     `DOMAIN/CLASS/*`. Classes, domains and files come in alphabetical order; images are the files
-    that end in one of `IMAGE_ENDINGS`. Images of more than 8 bits are scaled by their depth.
+    that end in one of `IMAGE_ENDINGS`. What else a class has is not read, of which a line warns.
+    Images of more than 8 bits are scaled by their depth. Transparent pixels keep the colour that
+    their file has for them, often black, of which a line warns, too.
 
     Args:
       path: the folder.
@@ -53,9 +55,9 @@ def folder(
       training_examples: as `data.examples`; the others are not read.
 
     Raises:
-      ValueError: it has no images or no test set, an image is broken, too large, of another size or
-        of no depth (floats), or a file that is called like an image is none (a pipe, a broken
-        link); the message has its path.
+      ValueError: it, or a class that is not empty, has no images, it has no test set, an image is
+        broken, too large, of another size or of no depth (floats), or a file that is called like an
+        image is none (a pipe, a broken link); the message has its path.
     """
     root = data_dir / Path(path).expanduser()
     if not root.is_dir():
@@ -66,7 +68,10 @@ def folder(
         raise ValueError(f"{root}: test_fraction={test_fraction}, but the folder has train/ and test/ of its own.")
     if not has_split and test_fraction is None:
         raise ValueError(f"{root}: has no train/ and test/; pass test_fraction, such as 0.2, to split it.")
-    parts = [_list_images(half, domains) for half in (halves if has_split else [root])]
+    listed = [_list_images(half, domains) for half in (halves if has_split else [root])]
+    parts = [images for images, _ in listed]
+    if others := [path for _, paths in listed for path in paths]:
+        log.warning("%s: %d files or folders beside images are not read, such as %s", root, len(others), others[0])
     images = [image for part in parts for image in part]
     classes = {name: i for i, name in enumerate(sorted({image.class_name for image in images}))}
     domain_index = {name: i for i, name in enumerate(sorted({image.domain for image in images}))}
@@ -91,22 +96,29 @@ def folder(
     return from_arrays(**arrays, class_names=list(classes), name=root.name)
 
 
-def _list_images(root: Path, domains: bool) -> list[ImageFile]:
+def _list_images(root: Path, domains: bool) -> tuple[list[ImageFile], list[Path]]:
+    """Returns the images of a folder, and what its classes have beside them."""
+
     def folders(parent: Path) -> list[Path]:
         return sorted(child for child in parent.iterdir() if child.is_dir() and not child.name.startswith("."))
 
-    images = []
+    layout, endings = "DOMAIN/CLASS/*" if domains else "CLASS/*", ", ".join(IMAGE_ENDINGS)
+    images, others = [], []
     for domain in folders(root) if domains else [root]:
         for class_folder in folders(domain):
-            for file in sorted(class_folder.iterdir()):
-                if file.suffix.lower() in IMAGE_ENDINGS and not file.name.startswith("."):
-                    if not file.is_file():  # to read a pipe would wait for ever
-                        raise ValueError(f"{file}: is no regular file (a folder, a pipe, or a link to nothing); take it out.")
-                    images.append(ImageFile(domain.name if domains else "", class_folder.name, file))
+            visible = sorted(path for path in class_folder.iterdir() if not path.name.startswith("."))
+            files = [path for path in visible if path.suffix.lower() in IMAGE_ENDINGS]
+            if visible and not files:
+                holds = f"{class_folder}: has no images, but {len(visible)} other files or folders, such as {visible[0].name!r}"
+                raise ValueError(f"{holds}; looked for {layout} ending in {endings}; convert them, or take the folder out.")
+            for file in files:
+                if not file.is_file():  # to read a pipe would wait for ever
+                    raise ValueError(f"{file}: is no regular file (a folder, a pipe, or a link to nothing); take it out.")
+                images.append(ImageFile(domain.name if domains else "", class_folder.name, file))
+            others += [path for path in visible if path.suffix.lower() not in IMAGE_ENDINGS]
     if not images:
-        layout = "DOMAIN/CLASS/*" if domains else "CLASS/*"
-        raise ValueError(f"{root}: no images; looked for {layout} ending in {', '.join(IMAGE_ENDINGS)}.")
-    return images
+        raise ValueError(f"{root}: no images; looked for {layout} ending in {endings}.")
+    return images, others
 
 
 def decode_images(where: Callable[[int], str], files: Iterable[Any], count: int, channels: int, size: int | None) -> np.ndarray:
@@ -132,13 +144,15 @@ def decode_images(where: Callable[[int], str], files: Iterable[Any], count: int,
         if size < 1:
             raise ValueError(f"size={size}: must be >= 1.")
         check_fits(f"size={size} for {count} images", (count, size, size, channels), np.uint8)
-    out, brightest = None, None
+    out, brightest, transparent = None, None, None
     for i, file in enumerate(files):
         image = _open_image(file, where(i)) if isinstance(file, bytes) else file
         pixels = to_bytes(image, where(i))
         if _is_deep(image):
             brightest = max(brightest or 0, pixels.getextrema()[1])
         image = convert(pixels, channels, where(i))
+        if transparent is None and _is_transparent(pixels):
+            transparent = where(i)
         if size is not None and image.size != (size, size):
             image = image.resize((size, size), Image.Resampling.BILINEAR)
         width, height = image.size
@@ -152,6 +166,12 @@ def decode_images(where: Callable[[int], str], files: Iterable[Any], count: int,
         out[i] = np.asarray(image).reshape(height, width, channels)
     if out is None:
         raise ValueError("there are no images.")
+    if transparent is not None:
+        log.warning(
+            "%s has transparent pixels, which keep the colour that the file has for them, often black; if their shape is only in "
+            "their transparency, put such images on a ground first",
+            transparent,
+        )
     if brightest is not None and brightest < FEW_LEVELS:  # such as scans of 12 bits in files that say 16
         log.warning(
             "%s and the images that go with it use %d of 256 grey levels, scaled by the depth that their files say; if theirs is "
@@ -173,6 +193,11 @@ def _open_image(blob: bytes, what: str) -> Any:
         raise ValueError(f"{what} cannot be decoded (it is no image that Pillow knows).") from error
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(f"{what} cannot be decoded ({error}).") from error
+
+
+def _is_transparent(image: Any) -> bool:
+    """Returns whether a Pillow image has pixels that are not opaque."""
+    return image.has_transparency_data and image.convert("RGBA").getchannel("A").getextrema()[0] < 255
 
 
 def _is_deep(image: Any) -> bool:

@@ -81,6 +81,33 @@ def test_folder_errors(tmp_path):
         sources.load("folder:one", tmp_path, test_fraction=1.5)
 
 
+def test_what_is_beside_images_is_said(tmp_path, caplog):
+    write_images(tmp_path / "cat", 4)
+    write_images(tmp_path / "dog", 4)
+    (tmp_path / "dog/puppies").mkdir()
+    (tmp_path / "dog/.hidden").touch()
+    sources.load(f"folder:{tmp_path}", test_fraction=0.5)
+    assert caplog.messages == [f"{tmp_path}: 3 files or folders beside images are not read, such as {tmp_path}/cat/notes.txt"]
+    write_images(tmp_path / "owl", 0)
+    with pytest.raises(ValueError, match=r"owl: has no images, but 1 other files or folders, such as 'notes.txt'; looked for"):
+        sources.load(f"folder:{tmp_path}", test_fraction=0.5)
+
+
+def test_transparent_pixels_are_said(tmp_path, caplog):
+    square = np.zeros((4, 4, 4), np.uint8)
+    square[..., 3] = 255
+    of_class(tmp_path, "a", {f"{i}.png": saved(square, "PNG") for i in range(2)})
+    of_class(tmp_path, "b", {f"{i}.png": saved(square, "PNG") for i in range(2)})
+    sources.load(f"folder:{tmp_path}", test_fraction=0.5)
+    assert not caplog.messages
+    square[1:3, 1:3, 3] = 0
+    of_class(tmp_path, "b", {f"{i}.png": saved(square, "PNG") for i in range(2)})
+    sources.load(f"folder:{tmp_path}", test_fraction=0.5)
+    assert [message.split(", ")[0] for message in caplog.messages] == [
+        f"{tmp_path}/b/{i}.png has transparent pixels" for i in (0, 1)
+    ]
+
+
 @pytest.fixture
 def pets(tmp_path):
     for seed, name in enumerate(("cat", "dog")):
