@@ -14,6 +14,7 @@ from fedjax_core.data.row_readers import locate_in_file
 
 CHANNELS = (1, 3, 4)  # of images
 UNNAMED = 1000  # classes that there may be without names, however many of them are missing
+RECODE = "np.unique({}, return_inverse=True) has the names and the integers"
 EXACT_INTEGER = 2**24  # up to which float32 has every integer
 BLOCK = 2**24  # numbers that are looked at at once
 log = logging.getLogger("fedjax_core")
@@ -96,7 +97,8 @@ def from_arrays(
         [n, T] (`nn/flax_adapter.py`) or targets are "tokens": it gets them as they are.
       train_y: the targets, see `targets`; None of "tokens": those of x shifted by one place.
       test_x, test_y: the same of the test set.
-      class_names: K names; None: "0" ... up to the largest label.
+      class_names: K names; None: "0" ... up to the largest label, with a warning if one of these has
+        no example.
       targets: what `train_y` and `test_y` are.
         "classes": [n] integers in [0, K).
         "labels": [n, K] truth values, or 0 and 1: which of K labels an example has, none or
@@ -284,10 +286,11 @@ def _integers(what: str, values: Any) -> np.ndarray:
     if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
         hint = "; other targets are named by targets='labels', 'numbers' or 'tokens'" if what.endswith("_y") else ""
         if values.ndim == 1 and values.dtype.kind in "USO":
-            hint = f"; of texts, np.unique({what}, return_inverse=True) has the names and the integers, and from_table takes them"
+            hint = f"; of texts, {RECODE.format(what)}, and from_table takes them"
         raise ValueError(f"{what} has shape {values.shape} and type {values.dtype}: must be integers of shape [n]{hint}.")
     if len(values) and (values.min() < 0 or values.max() > np.iinfo(np.int32).max):
-        raise ValueError(f"{what} has values from {values.min()} to {values.max()}: must be >= 0 and fit 32 bits.")
+        limits = f"{what} has values from {values.min()} to {values.max()}: must be >= 0 and fit 32 bits"
+        raise ValueError(f"{limits}; of others, {RECODE.format(what)}, and from_table takes them.")
     return values.astype(np.int32)
 
 
@@ -327,11 +330,25 @@ def _target_names(targets: str, names: Sequence[str] | None, train: Examples, te
     if targets == "tokens":
         columns = {what: np.maximum(values, 0) for what, values in columns.items()} | {"train_x": train.x, "test_x": test.x}
         columns = {what: values for what, values in columns.items() if np.issubdtype(values.dtype, np.integer)}
-    names = _names("class_names", names, columns)
+    given, names = names, _names("class_names", names, columns)
+    if given is None and targets == "classes":
+        _warn_of_empty_classes(len(names), np.concatenate([train.y, test.y]))
     if len(names) < 2:
         what = "class: classification" if targets == "classes" else "token: a text"
         raise ValueError(f"{len(names)} {what} needs at least 2; pass class_names if labels are missing.")
     return names
+
+
+def _warn_of_empty_classes(classes: int, y: np.ndarray) -> None:
+    """Warns of classes without an example, which are there since labels do not count from 0."""
+    empty = np.setdiff1d(np.arange(classes), y)
+    if len(empty):
+        begins = f"labels begin at {y.min()}, so that " if y.min() else ""
+        better = f"subtract {y.min()}" if len(empty) == y.min() else "make labels count from 0 without gaps"
+        what = (
+            "%s%d of %d classes, such as %d, have neither training nor test examples: %s, or pass class_names (in a table, texts)"
+        )
+        log.warning(what, begins, len(empty), classes, empty[0], better)
 
 
 def _names(what: str, names: Sequence[str] | None, columns: dict[str, Any]) -> tuple[str, ...]:
@@ -340,16 +357,21 @@ def _names(what: str, names: Sequence[str] | None, columns: dict[str, Any]) -> t
     if names is None:
         column, largest = max(top.items(), key=lambda item: item[1])
         different = len(np.unique(np.concatenate([*columns.values()])))
-        if largest >= max(UNNAMED, 10 * different):
+        if is_code(largest, different):
             raise ValueError(
                 f"{column} has the value {largest}, and all columns together {different} different ones: must count from 0 without "
-                f"large gaps; or pass {what}, {largest + 1} of them."
+                f"large gaps; {RECODE.format(column)}; or pass {what}, {largest + 1} of them."
             )
         return tuple(str(i) for i in range(max(top.values()) + 1))
     for column, largest in top.items():
         if largest >= len(names):
             raise ValueError(f"{column} has the value {largest}, {what} has {len(names)} names: must lie in [0, {len(names)}).")
     return _each_once(what, names)
+
+
+def is_code(largest: int, different: int) -> bool:
+    """Returns whether integers up to `largest`, of which so many differ, are codes, such as years, and do not count from 0."""
+    return largest >= max(UNNAMED, 10 * different)
 
 
 def _each_once(what: str, names: Sequence[Any]) -> tuple[str, ...]:

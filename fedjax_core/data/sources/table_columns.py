@@ -7,6 +7,7 @@ part ("train", "test") and column.
 
 import decimal
 import io
+import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ import numpy as np
 
 from fedjax_core import option_types
 from fedjax_core.data.row_readers import check_fits
+from fedjax_core.data.sources.dataset import is_code
 from fedjax_core.data.sources.image_folder import decode_images
 
 Column = list[Any]
@@ -27,6 +29,7 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.ASCII
 _PANDAS = ("NAType", "NaTType")  # types of pandas.NA and pandas.NaT
 _GREY_MODES = ("L", "1", "I", "F")  # Pillow's; others of grey pixels begin with "I;"
 _LABEL_TYPES = {str: "a text", int: "an integer", bool: "true or false"}
+log = logging.getLogger("fedjax_core")
 
 
 def is_missing(cell: Any) -> bool:
@@ -62,7 +65,7 @@ def as_number(cell: Any) -> Any:
 
 def list_columns(columns: str | Sequence[str] | None) -> list[str]:
     """Returns the names of one column, several or none."""
-    return [columns] if isinstance(columns, str) else list(columns or ())
+    return [columns] if isinstance(columns, str) else [] if columns is None else list(columns)
 
 
 def read_column(part: str, table: Any, name: str) -> Column:
@@ -309,15 +312,17 @@ def _encode_label_lists(
 
 
 def encode_labels(
-    parts: Parts, column: str, names: Sequence[str] | None, *, renumber: bool = False
+    parts: Parts, column: str, names: Sequence[str] | None, *, are_classes: bool = False
 ) -> tuple[dict[str, np.ndarray], Sequence[str] | None]:
     """Returns (integers by part, names): integers stay, texts become their index; -1 where missing.
+
+    Without names, integers that are codes (years, -1 and 1) become their index in order, too.
 
     Args:
       parts: the cells.
       column: of the labels.
       names: of the integers from 0; None: of texts in alphabetical order.
-      renumber: whether integers below 0 or of more than 31 bits become their index in order.
+      are_classes: whether a line warns of codes, one of which may mean that a label is missing.
     """
     labels = {part: [None if is_missing(cell) else _as_label(cell) for cell in held[column]] for part, held in parts.items()}
     first: tuple[int, type] | None = None
@@ -333,16 +338,17 @@ def encode_labels(
     kind = int if first is None else first[1]
     if kind is bool:
         return _to_int64(labels), ("False", "True") if names is None else names
-    if kind is int:
-        is_large = lambda label: label is not None and not 0 <= label < 2**31
-        large = [(part, i) for part, held in labels.items() for i, label in enumerate(held) if is_large(label)]
-        if not large:
-            return _to_int64(labels), names
-        if not renumber:
-            part, i = large[0]
-            raise ValueError(f"{part}: row {i} of column {column!r} is {labels[part][i]}: must be from 0 to {2**31 - 1}.")
     values: set[Any] = {label for held in labels.values() for label in held if label is not None}
-    order = sorted(values) if names is None or kind is int else [str(name) for name in names]
+    if kind is int and (names is not None or not values or not (min(values) < 0 or is_code(max(values), len(values)))):
+        for part, held in labels.items():
+            for i, label in enumerate(held):
+                if label is not None and not 0 <= label < 2**31:
+                    raise ValueError(f"{part}: row {i} of column {column!r} is {label}: must be from 0 to {2**31 - 1}.")
+        return _to_int64(labels), names
+    if kind is int and are_classes:
+        what = "column %r has %d integers from %d to %d that do not count from 0: each is a class; clear cells without a label"
+        log.warning(what, column, len(values), min(values), max(values))
+    order = sorted(values) if names is None else [str(name) for name in names]
     if unknown := sorted(values - {*order}):
         raise ValueError(f"column {column!r} has {unknown[0]!r}, which has no name among {', '.join(map(str, order))}.")
     index = {label: i for i, label in enumerate(order)}

@@ -54,7 +54,8 @@ def from_table(
         which become grey [H, W, 1] if all are, else colours [H, W, 3]: Pillow's, the bytes of a
         file, or {"bytes": ..., "path": ...} as the Hugging Face hub has them. Or several columns of
         numbers, which become features [rows, D] in this order. Texts such as "31" are numbers.
-      y: the column of the labels: integers from 0, truth values, or texts. Of other targets: of
+      y: the column of the labels: integers from 0, truth values, or texts; other integers, such as
+        -1 and 1 or years, are classes with these names. Of other targets: of
         "labels" a column whose cells are lists of texts, or of 0 and 1, or several columns of
         those; of "numbers" a column, or several; of "tokens" a column of lists, or None where each
         position of x predicts the next.
@@ -62,7 +63,7 @@ def from_table(
       class_names: in the order of their labels. None: those that the column itself has (Hugging
         Face's ClassLabel, pandas' categories), else the texts in alphabetical order, else the
         numbers.
-      domains: a column of integers from 0, or of texts: where rows come from several domains.
+      domains: a column of integers or texts: where rows come from several domains.
       clients: a column of integers or texts: the natural client of each row.
       categorical: those of the columns x that hold categories. Each becomes one feature for each of
         its values in the order of the alphabet (numbers by size), 1 where a row has it and else 0.
@@ -83,12 +84,12 @@ def from_table(
     if (test is None) == (test_fraction is None):
         has_test = "no" if test is None else "a"
         raise ValueError(f"test_fraction={test_fraction} with {has_test} test table: give one of them.")
-    if not x:
-        raise ValueError(f"x={x!r}: must be a column, or several columns of numbers.")
     tables = {"train": train} if test is None else {"train": train, "test": test}
     registry.check_choice("targets", targets, TARGETS)
     registry.check_choice("missing", missing, MISSING)
     x_columns, y_columns, one_hot = map(table_columns.list_columns, (x, y, categorical))
+    if not x_columns:
+        raise ValueError(f"x={x!r}: must be a column, or several columns of numbers.")
     if targets == "classes" and len(y_columns) != 1:
         raise ValueError(f"y={y!r}: classes are in one column; of several columns targets are 'labels' or 'numbers'.")
     if other := [column for column in one_hot if column not in x_columns]:
@@ -104,12 +105,12 @@ def from_table(
     names: dict[str, Any] = {}
     if targets == "classes":
         known = class_names or table_columns.known_names(tables, y_columns[0])
-        encoded["y"], names["class_names"] = table_columns.encode_labels(cells, y_columns[0], known)
+        encoded["y"], names["class_names"] = table_columns.encode_labels(cells, y_columns[0], known, are_classes=True)
     else:
         encoded["y"], names["class_names"] = table_columns.encode_targets(cells, y_columns, targets, class_names)
     for field, column in (("domain", domains), ("client", clients)):
         if column is not None:
-            labels, values = table_columns.encode_labels(cells, column, None, renumber=field == "client")
+            labels, values = table_columns.encode_labels(cells, column, None)
             encoded[f"{field}s"], names[f"{field}_names"] = labels, values or ()
     parts = {}
     for part, held in cells.items():
@@ -136,12 +137,12 @@ def select_test_rows(
     Raises:
       ValueError: as `from_table`.
     """
-    names = {"y": y if isinstance(y, str) else (*(y or ()), None)[0], "domains": domains, "clients": clients}
+    names = {"y": next(iter(table_columns.list_columns(y)), None), "domains": domains, "clients": clients}
     encoded = {}
     for field in _STRATIFIED_BY[targets == "classes"]:
         if (column := names[field]) is not None:
             cells = {"train": {column: table_columns.read_column("train", table, column)}}
-            encoded[field] = table_columns.encode_labels(cells, column, None, renumber=field == "clients")[0]["train"]
+            encoded[field] = table_columns.encode_labels(cells, column, None)[0]["train"]
     return _test_mask(encoded, len(table), targets, test_fraction)
 
 

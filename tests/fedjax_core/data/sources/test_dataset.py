@@ -147,6 +147,21 @@ def test_masked_entries_are_refused_or_missing():
     assert filled.train.x[1, 0] == pytest.approx(np.mean([1, 5, 7, 9, 11]))
 
 
+def test_classes_without_an_example_are_warned_of(caplog):
+    x = np.zeros((3, 2))
+    sources.from_arrays(x, [1, 2, 3], x, [1, 2, 3], class_names="abcd")
+    sources.from_arrays(x, [0, 1, 1], x, [2, 2, 2])
+    assert not caplog.messages
+    assert len(sources.from_arrays(x, [1, 2, 3], x, [1, 2, 3]).class_names) == 4
+    sources.from_arrays(x, [10, 20, 30], x, [10, 20, 30])
+    one, many = caplog.messages
+    assert one.startswith(
+        "labels begin at 1, so that 1 of 4 classes, such as 0, have neither training nor test examples: subtract 1"
+    )
+    assert many.startswith("labels begin at 10, so that 28 of 31 classes, such as 0, have")
+    assert ": make labels count from 0 without gaps, or pass class_names" in many
+
+
 def test_images_whose_channels_come_first_are_warned_of(caplog):
     y = np.arange(6) % 2
     sources.from_arrays(np.zeros((6, 3, 32, 32), np.uint8), y, np.zeros((6, 3, 32, 32), np.uint8), y)

@@ -241,7 +241,31 @@ def test_labels_of_different_kinds_name_the_odd_one():
     with pytest.raises(ValueError, match=r"row 0 of column 'y' is 0.5: must be an integer or a text"):
         sources.from_table(*[table | {"y": [0.5, 1, 2]}] * 2, x="x", y="y")
     with pytest.raises(ValueError, match=rf"row 1 of column 'y' is {2**80}: must be from 0 to {2**31 - 1}"):
-        sources.from_table(*[table | {"y": [0, 2**80, 2]}] * 2, x="x", y="y")
+        sources.from_table(*[table | {"y": [0, 2**80, 2]}] * 2, x="x", y="y", class_names=("a", "b", "c"))
+
+
+def test_codes_are_names_of_classes_and_domains(caplog):
+    table = {"x": [1.0, 2.0, 3.0, 4.0], "y": [1, -1, -1, 1], "year": [2019, 2020, 2020, 2019]}
+    mine = sources.from_table(table, table, x="x", y="y", domains="year")
+    assert (mine.class_names, mine.train.y.tolist()) == (("-1", "1"), [1, 0, 0, 1])
+    assert mine.train_domains is not None
+    assert (mine.domain_names, mine.train_domains.tolist()) == (("2019", "2020"), [0, 1, 1, 0])
+    (line,) = caplog.messages
+    assert line.startswith("column 'y' has 2 integers from -1 to 1 that do not count from 0: each is a class")
+    assert sources.from_table(table, x="x", y="year", test_fraction=0.5).class_names == ("2019", "2020")
+
+
+class Index(list):
+    """Stands in for an index of pandas, or an array of names."""
+
+    def __bool__(self):
+        raise ValueError("The truth value of an Index is ambiguous")
+
+
+def test_columns_may_be_an_index():
+    table = {"a": [1.0, 2.0], "b": [3, 4], "y": [0, 1]}
+    mine = sources.from_table(table, table, x=Index(["a", "b"]), y=Index(["y"]), categorical=Index(["b"]))
+    assert mine.train.x.tolist() == [[1, 1, 0], [2, 0, 1]]
 
 
 def test_clients_may_have_any_integers_for_names():
