@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -209,7 +209,11 @@ def _client_names(dataset: Dataset, train_index: Sequence[np.ndarray]) -> tuple[
 
 
 def from_index(
-    dataset: Dataset, train_index: Sequence[Any], test_index: Sequence[Any] | None = None, *, seed: int = 0
+    dataset: Dataset,
+    train_index: Iterable[Any] | Mapping[Any, Any],
+    test_index: Iterable[Any] | Mapping[Any, Any] | None = None,
+    *,
+    seed: int = 0,
 ) -> FederatedData:
     """Divides a data set by index lists.
 
@@ -223,9 +227,11 @@ def from_index(
 
     Args:
       dataset: what the lists index.
-      train_index: N lists of example indices into `dataset.train`; lists may overlap. Millions of
-        them are quickest as `RaggedIndex`.
-      test_index: N lists into `dataset.test`; None: divided in proportion to the training examples
+      train_index: N lists of example indices into `dataset.train`; lists may overlap. Or a mapping
+        of client names to lists, such as pandas' `frame.groupby("user").indices`. Millions of them
+        are quickest as `RaggedIndex`.
+      test_index: N lists into `dataset.test`, or a mapping of the same names, of which those without
+        test examples may be missing; None: divided in proportion to the training examples
         (`federate`).
       seed: data seed of that division.
 
@@ -234,6 +240,14 @@ def from_index(
         testing.
     """
     _check_dataset(dataset)
+    names: tuple[str, ...] = ()
+    if isinstance(train_index, Mapping):
+        if isinstance(test_index, Mapping):
+            if unknown := [name for name in test_index if name not in train_index]:
+                raise ValueError(f"test_index has the client {unknown[0]!r}: must be one of those of train_index.")
+            test_index = [test_index.get(name, ()) for name in train_index]
+        names = () if list(train_index) == list(range(len(train_index))) else tuple(map(str, train_index))
+        train_index = train_index.values()
     train = _check_lists("train_index", train_index, len(dataset.train.y))
     if not len(train):
         raise ValueError("train_index has no lists: must have one per client.")
@@ -243,7 +257,7 @@ def from_index(
         test = _check_lists("test_index", test_index, len(dataset.test.y))
     if len(test) != len(train):
         raise ValueError(f"train_index has {len(train)} lists and test_index {len(test)}: must have one per client each.")
-    return _build(dataset, train, test, _empty_lists(len(train)))
+    return _build(dataset, train, test, _empty_lists(len(train)), client_names=names)
 
 
 def replace_index(
@@ -396,9 +410,10 @@ def _divide(dataset: Dataset, scheme: registry.ResolvedSpec, clients: int | None
     return RaggedIndex(kept[train.rows], train.start, train.size), test
 
 
-def _check_lists(what: str, lists: Sequence[Any], limit: int) -> Sequence[np.ndarray]:
+def _check_lists(what: str, lists: Iterable[Any] | Mapping[Any, Any], limit: int) -> Sequence[np.ndarray]:
     """Returns index lists, checked and sorted."""
     if not isinstance(lists, RaggedIndex):
+        lists = list(lists.values() if isinstance(lists, Mapping) else lists)
         if len(lists) and np.ndim(lists[0]) == 0:
             raise ValueError(f"{what} is one list of {len(lists)} numbers: must be a list of index lists, one per client.")
         return [check_index(f"{what}[{i}]", rows, limit) for i, rows in enumerate(lists)]

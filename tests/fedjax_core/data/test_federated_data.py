@@ -243,6 +243,19 @@ def test_from_index_takes_lists_as_they_are():
     assert data.test_label_table.sum(1).tolist() == [1, 0]
 
 
+def test_from_index_takes_mappings_and_iterables():
+    by_user = {"ann": [3, 1], "bob": np.array([2]), "eve": [5]}
+    data = federated_data.from_index(DATA, by_user, {"eve": [7], "ann": [0]})
+    assert [rows.tolist() for rows in data.train_index] == [[1, 3], [2], [5]]
+    assert [rows.tolist() for rows in data.test_index] == [[0], [], [7]]
+    assert data.client_names == ("ann", "bob", "eve")
+    for lists in (by_user.values(), (rows for rows in by_user.values()), dict(enumerate(by_user.values()))):
+        same = federated_data.from_index(DATA, lists, [[0], [], [7]])
+        assert (same.partition_hash, same.client_names) == (data.partition_hash, ())
+    with pytest.raises(ValueError, match="test_index has the client 'joe': must be one of those of train_index"):
+        federated_data.from_index(DATA, by_user, {"joe": [0]})
+
+
 @pytest.mark.parametrize(
     ("train", "test", "message"),
     [
