@@ -190,6 +190,11 @@ def _federate_merged(
     own = "test_split='merged': this partition defines test examples itself"
     if any(takes[name].default is inspect.Parameter.empty for name in ("test_labels", "test_domains") if name in takes):
         raise ValueError(f"{own}, {scheme.spec!r}; take another, or leave test_split out.")
+    if scheme.function is natural and dataset.train_clients is not None and dataset.test_clients is None:
+        raise ValueError(
+            "test_split='merged': partition 'natural' needs the client of each test example, too, and the data have those of "
+            "training examples alone (test_clients is None); leave test_split out."
+        )
     lists, test = _divide(merged, scheme, clients, seed, long_tail)
     if test is not None:
         raise ValueError(f"{own}, {scheme.spec!r}; take another, or leave test_split out.")

@@ -20,7 +20,7 @@ from fedjax_core.data.partition import DEFAULT_CLIENTS
 from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.data.sources.dataset import check_scales, is_images
 from fedjax_core.data.subsample import match_image_shape, subsample
-from fedjax_core.experiment import build_model, input_normalization
+from fedjax_core.experiment import build_model, config_warnings, input_normalization
 from fedjax_core.experiment.lookup import NORMALISATIONS, Network
 from fedjax_core.experiment.resolve_config import ResolvedConfig, resolve
 from fedjax_core.experiment.schema import Config
@@ -122,6 +122,7 @@ def _read_arrays(resolved: ResolvedConfig) -> FederatedData:
         )
         raise ValueError(f"{what}; set one of them to None")
     whole = subsample(sources.read_dataset(data.source, data.directory, data.examples), data.size, data.examples)
+    config_warnings.log_lines(config_warnings.check_partition(data.partition, whole))
     return federated_data.federate(whole, data.partition, data.clients, data.seed, **data.tests)
 
 

@@ -13,7 +13,7 @@ from fedjax_core import option_types, registry
 from fedjax_core.algorithm import targets_of
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.data.ragged_index import RaggedIndex
-from fedjax_core.data.sources import READERS
+from fedjax_core.data.sources import Dataset
 from fedjax_core.engine import asynchronous, client_sampling
 from fedjax_core.experiment import lookup
 from fedjax_core.experiment.resolve_config import ResolvedConfig
@@ -23,9 +23,7 @@ from fedjax_core.training import metrics
 from fedjax_core.training.mixing_matrices import DIRECTED
 from fedjax_core.uplink import attacks, robust_aggregation
 
-SCALED = ("diabetes",)  # sources that scale targets by statistics of all training examples
-# sources that always have clients of their own; others have them if an option names a column
-WITH_CLIENTS = ("femnist", "shakespeare", "stackoverflow", "flair", "landmarks", "inaturalist", "pfllib")
+SCALED = ("diabetes",)  # data sets, and those derived from them, that scale targets by statistics of all training examples
 SMALLEST_DECAY = 1e-6  # of the learning rate over all rounds, that may be meant
 log = logging.getLogger("fedjax_core")
 
@@ -45,8 +43,7 @@ def warn(resolved: ResolvedConfig, data: FederatedData, attackers: int, fresh: M
         *check_rule(resolved.rule, returning),
         *check_statistics(resolved.statistics, fresh),
         *check_precision(resolved),
-        *check_source(resolved),
-        *check_partition(resolved),
+        *check_source(resolved, data.name),
         *check_batch(resolved, data),
         *check_decay(resolved),
         *check_delta(resolved, data),
@@ -184,7 +181,7 @@ def check_classes(resolved: ResolvedConfig, data: FederatedData) -> list[str]:
         return []
     names = option_types.shorten(", ".join(data.class_names[k] for k in missing))
     what = f"{tested[missing].sum()} of {tested.sum()} test examples are of classes that no client trains on"
-    return [f"data.source={resolved.data.source.spec!r}: {what}: {names}"]
+    return [f"{data.name}: {what}: {names}"]
 
 
 def check_validation(resolved: ResolvedConfig, data: FederatedData) -> list[str]:
@@ -244,15 +241,14 @@ def check_attack(resolved: ResolvedConfig, returning: int, population: int, atta
     return [f"adversary.attack: {what}; give it one, such as alie(z=1.0)"]
 
 
-def check_source(resolved: ResolvedConfig) -> list[str]:
-    """Returns a warning of privacy with data whose vocabulary or scale is read from all clients'
-    examples."""
-    source = resolved.data.source
-    counts = source.option("words") is not None
-    if resolved.mechanism is None or not (counts or source.name in SCALED):
+def check_source(resolved: ResolvedConfig, name: str) -> list[str]:
+    """Returns a warning of privacy with data, called `name`, whose vocabulary or scale is read from all
+    clients' examples."""
+    counts = resolved.data.source.option("words") is not None
+    if resolved.mechanism is None or not (counts or name.startswith(SCALED)):
         return []
     what = "its vocabulary" if counts else "the mean and deviation of its targets"
-    return [f"data.source={source.spec!r}: {what} is read from all clients' training examples, which epsilon does not cover"]
+    return [f"{name}: {what} is read from all clients' training examples, which epsilon does not cover"]
 
 
 def check_precision(resolved: ResolvedConfig) -> list[str]:
@@ -265,20 +261,15 @@ def check_precision(resolved: ResolvedConfig) -> list[str]:
     return [f"models={spec.spec!r}: {what}; {better}" for spec in specs if spec.option("dtype") == "bfloat16"]
 
 
-def check_partition(resolved: ResolvedConfig) -> list[str]:
-    """Returns a warning of clients or domains that the source names and the partition does not use."""
-    source, scheme = resolved.data.source, resolved.data.partition
+def check_partition(scheme: registry.ResolvedSpec, dataset: Dataset) -> list[str]:
+    """Returns a warning of clients or domains that the data have and the partition does not use."""
     takes, _ = registry.read_parameters(scheme.function)
-    if source.origin != registry.BUILT_IN or not {"ids", "domains"}.isdisjoint(takes):
+    columns = {"clients": (dataset.train_clients, "natural"), "domains": (dataset.train_domains, "by_domain")}
+    named = {name: partition for name, (column, partition) in columns.items() if column is not None}
+    if not named or not {"ids", "domains"}.isdisjoint(takes):
         return []
-    partitions = {"clients": "natural", "domains": "by_domain"}
-    named = [name for name in partitions if source.options.get(name)]
-    if not named and source.function in [READERS[name] for name in WITH_CLIENTS]:
-        named = ["clients"]
-    what = f"does not use the source's own {' and '.join(named)}, and makes other clients"
-    better = " or ".join(repr(partitions[name]) for name in named)
-    line = f"data.partition={scheme.spec!r} {what}; {better} takes them (data.source={source.spec!r})"
-    return [line] if named else []
+    what = f"does not use the own {' and '.join(named)} of {dataset.name}, and makes other clients"
+    return [f"data.partition={scheme.spec!r} {what}; {' or '.join(map(repr, named.values()))} takes them"]
 
 
 def check_offset(resolved: ResolvedConfig, has_offset: bool) -> list[str]:
@@ -287,7 +278,7 @@ def check_offset(resolved: ResolvedConfig, has_offset: bool) -> list[str]:
     if resolved.mechanism is None or not has_offset:
         return []
     what = "the offset of columns far from 0 is read from all clients' training examples"
-    return [f"data.source={resolved.data.source.spec!r}: {what}, which epsilon does not cover"]
+    return [f"{what}, which epsilon does not cover"]
 
 
 def check_rule(rule: Sequence[registry.ResolvedSpec], returning: int) -> list[str]:

@@ -1,7 +1,6 @@
 """The first lines of a run, and what is said of settings that are allowed and absurd."""
 
 import math
-import re
 
 import numpy as np
 import pytest
@@ -112,23 +111,30 @@ def test_batches_beyond_all_data_and_evaluations_that_never_come_are_reported(ca
 
 
 @pytest.mark.parametrize(
-    ("source", "partition", "better"),
+    ("columns", "partition", "better"),
     [
-        ("csv(path='t.csv', x=('age',), y='ill', clients='ward')", "dirichlet(alpha=0.5)", "clients, and makes .*'natural' takes"),
-        ("csv(path='t.csv', x=('age',), y='ill', domains='ward')", "iid", "domains, and makes .*'by_domain' takes"),
-        ("pfllib:MNIST", "dirichlet(alpha=0.5)", "clients, and makes .*'natural' takes"),
-        ("femnist", "iid", "clients, and makes .*'natural' takes"),
-        ("csv(path='t.csv', x=('age',), y='ill', clients='ward', domains='region')", "natural", None),
-        ("folder(path='pacs', domains=True)", "by_domain", None),
-        ("csv(path='t.csv', x=('age',), y='ill')", "iid", None),
+        (("clients",), "dirichlet(alpha=0.5)", "clients of mine, and makes other clients; 'natural' takes them"),
+        (("domains",), "iid", "domains of mine, and makes other clients; 'by_domain' takes them"),
+        (
+            ("clients", "domains"),
+            "iid",
+            "clients and domains of mine, and makes other clients; 'natural' or 'by_domain' takes them",
+        ),
+        (("clients", "domains"), "natural", None),
+        (("domains",), "by_domain", None),
+        ((), "iid", None),
     ],
 )
-def test_clients_of_the_source_that_the_partition_does_not_use_are_warned_of(source, partition, better):
+def test_clients_of_the_data_that_the_partition_does_not_use_are_warned_of(tmp_path, caplog, columns, partition, better):
+    numbers = np.arange(40)
+    arrays = {f"{part}_{column}": numbers % 4 for part in ("train", "test") for column in columns}
+    x = numbers[:, None].astype(np.float32)
+    np.savez(tmp_path / "mine.npz", x_train=x, y_train=numbers % 3, x_test=x, y_test=numbers % 3, **arrays)
     config = fedavg.get_config("smoke")
-    config.data.update(source=source, partition=partition)
-    lines = config_warnings.check_partition(experiment.resolve(config))
-    assert len(lines) == (better is not None)
-    assert all(re.search(f"own {better}", line) and line.startswith(f"data.partition={partition!r}") for line in lines)
+    config.data.update(source="npz(path='mine.npz')", dir=str(tmp_path), partition=partition, clients=4)
+    experiment.dataset(config)
+    lines = [line for line in caplog.messages if "makes other clients" in line]
+    assert lines == ([] if better is None else [f"data.partition={partition!r} does not use the own {better}"])
 
 
 @pytest.mark.parametrize(
@@ -227,7 +233,7 @@ def test_classes_that_are_tested_alone_are_warned_of(caplog):
     config = fedavg.get_config("smoke")
     experiment.build(config, data)
     (line,) = [line for line in caplog.messages if "no client trains on" in line]
-    assert line.endswith("30 of 60 test examples are of classes that no client trains on: 'Cat'")
+    assert line.endswith("arrays: 30 of 60 test examples are of classes that no client trains on: 'Cat'")
 
 
 def test_a_given_model_gets_inputs_as_they_are_which_is_said(caplog):

@@ -82,6 +82,11 @@ def test_what_cannot_be_merged_is_refused(scheme, says):
         federated_data.federate(dataset(), scheme, 5 if scheme != "natural" else None, test_split="merged")
 
 
+def test_clients_of_training_examples_alone_cannot_be_merged():
+    with pytest.raises(ValueError, match=r"needs the client of each test example, too, .* \(test_clients is None\)"):
+        federated_data.federate(dataset(train_clients=np.arange(TRAIN) % 4), "natural", test_split="merged")
+
+
 def test_inputs_of_a_config_depend_on_its_partition():
     config, other = fedavg.get_config("smoke"), fedavg.get_config("smoke")
     other.data.seed = 1

@@ -135,20 +135,18 @@ def test_privacy_of_data_that_were_counted_before_is_said():
 
     def said(source):
         settings.data.source = source
-        return config_warnings.check_source(experiment.resolve(settings))
+        return config_warnings.check_source(experiment.resolve(settings), source)
 
     assert said("digits") == []
     (line,) = said("diabetes")
-    assert line.startswith(
-        "data.source='diabetes': the mean and deviation of its targets is read from all clients' training examples"
-    )
+    assert line.startswith("diabetes: the mean and deviation of its targets is read from all clients' training examples")
     (line,) = said("stackoverflow")
     assert "its vocabulary" in line
     table = "jsonl(path='rows.jsonl', x='text', y='label', clients='user'{})"
     assert said(table.format("")) == []
     (line,) = said(table.format(", words=50, length=8"))
     assert "its vocabulary" in line
-    assert config_warnings.check_source(experiment.resolve(config(data__source="diabetes"))) == []
+    assert config_warnings.check_source(experiment.resolve(config(data__source="diabetes")), "diabetes") == []
 
 
 class Composed(Case):
