@@ -230,10 +230,14 @@ def check_evaluation(resolved: ResolvedConfig) -> list[str]:
 
 
 def check_attack(resolved: ResolvedConfig, returning: int, population: int, attackers: int) -> list[str]:
-    """Returns a warning of ALIE whose own choice of z is at most 0: it then sends the mean of the
-    honest clients, or better."""
+    """Returns a warning of an attack that reads others' uplinks where a step has one; or of ALIE whose own choice of z is
+    at most 0: it then sends the mean of the honest clients, or better."""
     m = round(returning * attackers / population)
     specs = [] if resolved.adversary is None else resolved.adversary.attacks
+    if returning == 1 and (readers := [attack.spec for attack in specs if attack.function in attacks.CRAFTED.values()]):
+        what = f"the server steps by one update, so {readers[0]} reads no other, and attackers send zeros"
+        larger = "cohort" if resolved.schedule is None else "buffer (fedbuff)"
+        return [f"adversary.attack: {what}; take sign_flip, or a larger {larger}"]
     chooses_z = any(attack.function is attacks.alie and attack.options.get("z") is None for attack in specs)
     if not chooses_z or (z := float(attacks.largest_z(returning, m))) > 1e-6:
         return []

@@ -83,13 +83,15 @@ def build_attacks(
 ) -> tuple[list[poisoning.Poison], list[UplinkTransform]]:
     """Returns how attackers change their data, and how they change their uplinks."""
     poisons, triggers, transforms = [], [], []
-    for spec in [] if adversary is None else adversary.attacks:
+    specs, crafted = [] if adversary is None else adversary.attacks, None
+    for spec in specs:
         attack: Any = spec()
         if isinstance(attack, poisoning.Poison):
             poisons.append(attack)
             triggers += [spec.spec] if attack.trigger is not None else []
         elif any((callable(attack), isinstance(attack, attacks.Crafted))):
             transforms.append(attacks.make_attack(spec.name, attack, client_ids))
+            crafted = spec if isinstance(attack, attacks.Crafted) else crafted
         else:
             expected = (
                 "a function (array, key) -> array, a fedjax_core.uplink.attacks.Crafted or a fedjax_core.data.poisoning.Poison"
@@ -97,6 +99,10 @@ def build_attacks(
             raise TypeError(f"attack {spec.name!r} must return {expected}, it returned {option_types.shorten(attack)}")
     if len(triggers) > 1:
         raise ValueError(f"adversary.attack has two backdoors, {' and '.join(triggers[:2])}; only one can be scored: give one")
+    if crafted is not None and len(specs) > 1:
+        other = next(spec for spec in specs if spec is not crafted)
+        what = f"{crafted.spec} replaces all that an attacker sends, so {other.spec} has no effect"
+        raise ValueError(f"adversary.attack: {what}; give one of them")
     return poisons, transforms
 
 

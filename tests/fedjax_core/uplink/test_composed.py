@@ -102,6 +102,22 @@ def test_two_backdoors_are_refused():
         experiment.build(config(**attack), toy.data())
 
 
+@pytest.mark.parametrize(
+    ("attack", "says"),
+    [
+        (
+            "alie | scaled(factor=9.0)",
+            r"alie replaces all that an attacker sends, so scaled\(factor=9.0\) has no effect; give one of them",
+        ),
+        ("label_flip | mimic", "mimic replaces all that an attacker sends, so label_flip has no effect"),
+        ("alie | inner_product", "inner_product replaces all that an attacker sends, so alie has no effect"),
+    ],
+)
+def test_an_attack_that_replaces_uplinks_stands_alone(attack, says):
+    with pytest.raises(ValueError, match=f"adversary.attack: {says}"):
+        experiment.build(config(adversary__attack=attack, adversary__fraction=0.25), toy.data())
+
+
 def test_statistics_that_stay_as_they_began_are_said(caplog):
     settings = config()
     settings.models, settings.statistics, settings.data.source = ("resnet8",), "freeze", "digits"
@@ -121,6 +137,12 @@ def test_settings_that_do_nothing_are_said():
     assert said(50, 24) == []
     settings.adversary.attack = "alie(z=1.0)"
     assert said(10, 2) == []
+    (line,) = said(1, 0)
+    assert line.endswith("alie(z=1.0) reads no other, and attackers send zeros; take sign_flip, or a larger cohort")
+    settings.schedule = "fedasync"
+    assert said(1, 0)[0].endswith("or a larger buffer (fedbuff)")
+    settings.adversary.attack = "sign_flip"
+    assert said(1, 0) == []
     of_rule = lambda text, there: config_warnings.check_rule(robust_aggregation.find_rules(text), there)
     (line,) = of_rule("mixing(attackers=0.3) | krum", 4)
     assert line.startswith("aggregation.rule='mixing(attackers=0.3) | krum': ")
