@@ -10,7 +10,7 @@ beside membership, such as a later year of collection, counts as success of the 
 
 import dataclasses
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -104,7 +104,7 @@ def train_shadows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Trains pairs of shadow models: one on a random half of every client's examples, one on the rest.
 
-    So half of the models are without any example.
+    So half of the models are without any example, those that several clients hold included.
 
     Args:
       build: makes the simulation of the audited config for other data.
@@ -117,19 +117,30 @@ def train_shadows(
     members, values, trained_on = np.concatenate(list(data.train_index)), [], []
     for shadow in range(number):
         pair, is_rest = divmod(shadow, 2)
-        rng, halves = np.random.default_rng([seed, pair]), []
-        for index in data.train_index:
-            shuffled, middle = rng.permutation(index), -(-len(index) // 2)
-            halves.append(np.sort(shuffled[middle:] if is_rest else shuffled[:middle]))
-        simulator = build(dataclasses.replace(data, train_index=tuple(halves)))
+        is_in = draw_half(data.train_index, len(data.train.y), np.random.default_rng([seed, pair])) ^ bool(is_rest)
+        simulator = build(dataclasses.replace(data, train_index=tuple(index[is_in[index]] for index in data.train_index)))
         state, _ = simulator.run_rounds(simulator.init(seed + 1 + shadow), rounds)
         both = (compute_confidences(simulator, state, part) for part in (select_examples(data.train, members), data.test))
         values.append(np.concatenate(list(both)))
         # A test example counts for one model of each pair, so that its score varies as much as a member's.
         coin = np.random.default_rng([seed, pair, 1]).random(len(data.test.y)) < 0.5
-        trained_on.append(np.concatenate([np.isin(members, np.concatenate(halves)), coin ^ bool(is_rest)]))
+        trained_on.append(np.concatenate([is_in[members], coin ^ bool(is_rest)]))
         simulator.close()
     return np.stack(values), np.stack(trained_on)
+
+
+def draw_half(lists: Sequence[np.ndarray], examples: int, rng: np.random.Generator) -> np.ndarray:
+    """Returns whether [examples] each is in a random half of every client's list.
+
+    An example is drawn with the first client that holds it; further clients fill their half with the rest of theirs.
+    """
+    is_in, is_drawn = np.zeros((2, examples), bool)
+    for index in lists:
+        left, missing = rng.permutation(index), -(-len(index) // 2) - is_in[index].sum()
+        left = left[~is_drawn[left]]
+        is_in[left[: max(0, missing)]] = True
+        is_drawn[index] = True
+    return is_in
 
 
 def import_auditing() -> Any:

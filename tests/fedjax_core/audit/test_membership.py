@@ -1,15 +1,19 @@
 """Membership inference by scores: rates against counts, the ratio against its formula, a run that remembers."""
 
+import dataclasses
 import importlib.util
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from configs import fedavg
 from fedjax_core import audit, experiment
+from fedjax_core.audit import membership
 from fedjax_core.commands import audit as command
 from fedjax_core.storage.json_files import read_json, write_json
+from tests import toy
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("jax_privacy") is None, reason="jax-privacy is not installed")
 
@@ -36,6 +40,21 @@ def test_the_likelihood_ratio_leaves_out_models_that_had_the_example():
     np.testing.assert_allclose(audit.score_by_shadows(target, np.where(was_in, 99.0, shadows), was_in), expected)
     with pytest.raises(ValueError, match="fewer than two shadow models"):
         audit.score_by_shadows(target, shadows, np.ones((8, 5), bool))
+
+
+def test_an_example_of_several_clients_is_in_one_model_of_a_pair(monkeypatch):
+    lists = [np.arange(10), np.arange(5, 15), np.array([0, 1, 14]), np.arange(20, 27)]
+    data, built = dataclasses.replace(toy.data(), train_index=lists), []
+    simulator = mock.Mock(**{"run_rounds.return_value": (None, None)})
+    monkeypatch.setattr(membership, "compute_confidences", lambda simulator, state, part: np.zeros(len(part.y)))
+    _, trained_on = membership.train_shadows(lambda halves: built.append(halves.train_index) or simulator, data, 1, 4)
+    assert np.all(trained_on[::2] ^ trained_on[1::2])
+    for first, rest in (built[:2], built[2:]):
+        assert not np.intersect1d(np.concatenate(first), np.concatenate(rest)).size
+        for own, *halves in zip(lists, first, rest, strict=True):
+            np.testing.assert_array_equal(np.sort(np.concatenate(halves)), own)
+        assert [len(half) for half in first][::3] == [5, 4]
+    assert not np.array_equal(trained_on[0], trained_on[2])
 
 
 def test_an_overfitted_run_is_found_out_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch):
