@@ -26,6 +26,7 @@ from fedjax_core.atomic_files import reword_os_errors
 from fedjax_core.audit import inversion, membership
 from fedjax_core.commands.analyses.context import TRUST
 from fedjax_core.commands.main import run_and_exit
+from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.data.target_types import require_classes
 from fedjax_core.engine.simulator import Simulator
 from fedjax_core.experiment.ledger import ExampleLedger, make_ledger
@@ -124,7 +125,7 @@ def _describe_scores(scores: audit.MembershipScores) -> dict[str, Any]:
 def _attack_by_shadows(config: Any, simulator: Simulator, state: Any, number: int, rounds: int) -> dict[str, Any]:
     data = simulator.spec.data
     values, trained_on = membership.train_shadows(
-        lambda halves: experiment.build(config, halves), data, rounds, number, int(config.seed) + STREAM_SEED
+        lambda halves: _build_on(config, halves), data, rounds, number, int(config.seed) + STREAM_SEED
     )
     members = membership.select_examples(data.train, np.concatenate(list(data.train_index)))
     target = np.concatenate([membership.compute_confidences(simulator, state, part) for part in (members, data.test)])
@@ -132,9 +133,17 @@ def _attack_by_shadows(config: Any, simulator: Simulator, state: Any, number: in
     return _describe_scores(audit.infer_membership(ratios[: len(members.y)], ratios[len(members.y) :]))
 
 
+def _build_on(config: Any, data: FederatedData) -> Simulator:
+    """Builds the run's simulation on other data; those of a pooled method have one client, of whom no cohort is drawn."""
+    if data.clients == 1:
+        config = copy.deepcopy(config)
+        config.cohort.size = None
+    return experiment.build(config, data)
+
+
 def _audit_by_canaries(config: Any, simulator: Simulator, number: int, rounds: int) -> dict[str, Any]:
     inserted = audit.insert_canaries(simulator.spec.data, number, int(config.seed) + STREAM_SEED)
-    trained = experiment.build(config, inserted.data)
+    trained = _build_on(config, inserted.data)
     upper, delta = _accounted_epsilon(config, trained, rounds)
     found = audit.audit_with_canaries(trained, inserted, rounds, seed=int(config.seed), delta=delta, upper=upper)
     return found._asdict() | {"upper": upper if np.isfinite(upper) else None, "is_violated": found.is_violated}

@@ -8,7 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from configs import fedavg
+from configs import centralized, fedavg
 from fedjax_core import audit, experiment
 from fedjax_core.audit import membership
 from fedjax_core.commands import audit as command
@@ -86,6 +86,16 @@ def test_an_overfitted_run_is_found_out_by_the_command(tmp_path: Path, capsys: p
     monkeypatch.setattr(audit, "score_by_loss", lambda *of: pytest.fail("the directory is made before the first attack"))
     assert command.main([str(tmp_path), f"--out={tmp_path / 'taken'}"]) == 1
     assert "cannot make the directory" in capsys.readouterr().err
+
+
+def test_a_pooled_method_is_audited_whatever_its_cohort(tmp_path: Path):
+    config = centralized.get_config("smoke")
+    config.rounds, config.data.examples, config.data.clients, config.models = 1, 60, 4, ("mlp(widths=(4,))",)
+    config.cohort.size, config.cohort.fraction = 2, None
+    experiment.execute(config, str(tmp_path), progress=False)
+    results = command.audit_run(tmp_path, shadows=4, canaries=20)
+    assert results["likelihood_ratio"]["members"] == 60
+    assert results["canaries"]["canaries"] == 20
 
 
 def test_parts_of_an_audit_are_kept(tmp_path: Path, monkeypatch):
