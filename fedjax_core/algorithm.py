@@ -231,7 +231,7 @@ class Algorithm(NamedTuple):
       init_unseen: sent, client -> client: the initial state of an unseen client, where that is not what `client_init` returns. The
         client then trains by `client_update` without sending anything, if the method has models beside "global" and client
         states, and is personalised. A string instead: why the method has no model for an unseen client.
-      pooled: True for a method that trains on the union of all clients' data (Centralized).
+      pooled: True for a method that trains on the union of all clients' data (Centralized). Nothing is sent.
       targets: which of `TARGETS` it can train on. A method that reads no class has all of them, `tuple(TARGETS)`. Others are
         refused before anything runs.
     """

@@ -44,3 +44,4 @@ class CentralizedTest(chex.TestCase):
             spec = simulator.build_spec(groups, data, cohort=3, plan=client_loop.Plan(1, 1))
             self.assertEqual((spec.population, spec.sampler.size), (1, 1))
             np.testing.assert_array_equal(spec.host_arrays.index[0], UNION)
+            self.assertEqual((spec.shapes.down, spec.shapes.up), (0, 0), "nothing is sent")

@@ -36,7 +36,7 @@ def plot_costs(
       path: its CSV has columns run, round, the cost, the score, and for several seeds
         standard_deviation, seeds.
       cost: "bytes": size of a client's packed uplinks so far; "epsilon": the privacy spent so far.
-        The last score of a run without privacy is a horizontal dashed line.
+        The last score of a run without privacy, or that sends nothing, is a horizontal dashed line.
 
     Raises:
       ValueError: a run lacks the score, none has an epsilon, two have the same config and seed, or
@@ -75,9 +75,9 @@ def plot_costs(
 
 
 def _draw(axes: Axes, line: score_curves.Line, spent: Mapping[int, float], i: int) -> None:
-    """Draws line i over its costs by round, or horizontally without costs."""
+    """Draws line i over its costs by round, or horizontally where it has none."""
     colour, marker = style.COLOURS[i % len(style.COLOURS)], style.MARKERS[i % len(style.MARKERS)]
-    if not spent:
+    if not any(spent.values()):
         last = line.values[-1]
         axes.axhline(last, color=colour, linestyle="--", linewidth=1, label=style.legend_entry(line.label))
         if line.band is not None:

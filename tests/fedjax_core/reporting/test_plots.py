@@ -396,6 +396,9 @@ def test_a_figure_of_costs_says_what_it_scores(tmp_path):
     both = [text for text in texts(plot_costs(runs, scores, tmp_path / "s.png")) if text.startswith(("a: ", "b: "))]
     assert [text.partition(": ")[2] for text in both] == [describe_score(name) for name in scores]
     assert describe_score(scores[1]) in texts(plot_costs(runs[1:], scores[1], tmp_path / "s.png"))
+    write_json(runs[1] / "summary.json", {"facts": {"bytes_up": 0.0}})
+    axes = plot_costs(runs, scores, tmp_path / "s.png").axes[0]
+    assert [line.get_linestyle() for line in axes.get_lines()] == ["-", "--"], "one that sends nothing is horizontal"
 
 
 def test_a_heatmap_of_some_clients_says_of_how_many(tmp_path):
