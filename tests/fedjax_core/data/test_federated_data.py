@@ -366,6 +366,6 @@ def test_a_partition_may_be_a_function():
 
     assert federated_data.federate(dataset, by_label, 2).label_table.tolist() == [[3, 0], [0, 3]]
     with pytest.raises(ValueError, match="train_index is one list of 4 numbers: must be a list of index lists, one per client"):
-        federated_data.from_index(dataset, np.arange(4))  # pyright: ignore[reportArgumentType]
+        federated_data.from_index(dataset, np.arange(4))
     with pytest.raises(TypeError, match=r"data is a Dataset, .* give federated_data.federate\("):
         experiment.build(fedavg.get_config("smoke"), dataset)

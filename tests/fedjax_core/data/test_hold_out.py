@@ -285,5 +285,5 @@ def test_repeats_of_too_few_rows_are_refused():
         ("natural", 0.2, "2741e387fc77d743"),
     ],
 )
-def test_they_are_those_of_older_runs(scheme, part, found):
+def test_they_are_those_of_every_machine(scheme, part, found):
     assert hold_out.hold_out_validation(divide(scheme, clients=7), part, 3).partition_hash.startswith(found)

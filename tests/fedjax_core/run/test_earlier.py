@@ -1,7 +1,8 @@
 """The directory of a run that an earlier commit began can be gone on with.
 
 `tests/fixtures/earlier_run` was written at commit 896959d: three rounds of SCAFFOLD (`smoke`, models=("mlp(widths=(3,))",), two
-clients a round, plan.hold="host", a checkpoint each round, one kept), without its plots. Its environment says no place.
+clients a round, plan.hold="host", a checkpoint each round, one kept), without its plots. Its environment says no place. Since then
+clients' own test examples are drawn otherwise: the partition's hash and test table, and `own` scores, were written anew.
 """
 
 import os
