@@ -37,7 +37,7 @@ def framed(params, stats, x, y, given):
 
 
 def start(i):
-    return jax.random.normal(jax.random.fold_in(naive.stream(0, naive.INIT), i), (2,))
+    return jax.random.normal(jax.random.fold_in(jax.random.fold_in(naive.stream(0, naive.INIT), PROMPT), i), (2,))
 
 
 def oracle(rounds):

@@ -20,7 +20,7 @@ KEY = (  # labels of the marks of `_make_legend_marks`
     f"{100 * LEVEL:g} % interval",
     "0 is not in it",
     "0 is in it",
-    "bold: not significantly different from the best",
+    "bold: tied with the best",
 )
 REFERENCE = "#777777"  # colour of the line at 0 and of its row
 

@@ -368,7 +368,7 @@ def test_differences_have_a_key_beside_the_axis_and_a_row_for_the_method_at_0(tm
     assert (list(mark.get_xdata()), list(mark.get_ydata())) == ([0], [1])
     key, kinds = ([text.get_text() for text in legend.get_texts()] for legend in figure.legends)
     assert kinds == ["personal model", "global model"]
-    assert key == ["95 % interval", "0 is not in it", "0 is in it", "bold: not significantly different from the best"]
+    assert key == ["95 % interval", "0 is not in it", "0 is in it", "bold: tied with the best"]
     figure.draw_without_rendering()
     boxes = [legend.get_window_extent() for legend in figure.legends] + [axes.xaxis.label.get_window_extent()]
     assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
