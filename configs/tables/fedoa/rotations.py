@@ -11,7 +11,8 @@ The rows are those of the paper's Tables 3 and 4, with lambda 0 (local training)
 distance, whose gradient Eq. 20 prints. All distances have lambda 0.5. The score is the accuracy on
 the rotation left out, one at the end of the range and one within, in the last round: each personal
 model, for FedIT the global one. Only lambda and the distance differ between FedOA's rows. As in the
-paper, distances have different scales at one lambda: cosine and Pearson are at most 2.
+paper, distances have different scales at one lambda: cosine and Pearson are at most 2. Cosine with
+a larger lambda is the control.
 FFA-LoRA, FedSA-LoRA, FedEx-LoRA and FLoRA average the same adapter in other ways than FedIT.
 """
 
@@ -23,6 +24,7 @@ from configs.tables.fedoa import all_methods as fedoa
 ANGLES = (0, 15, 30, 45, 60, 75)
 LAMBDAS = (0.0, 0.01, 0.1, 0.5, 1.0, 2.0)
 DISTANCES = {"squared L2": "squared_l2", "cosine": "cosine", "Pearson": "pearson"}
+COSINE_LAMBDAS = (5.0, 20.0)
 SETTINGS = {
     "small": {"rounds": 10, "data.examples": 2_400},
     "paper": {"rounds": 20, "data.examples": 6_000},
@@ -40,6 +42,7 @@ def get_table(variant: str = "small") -> Table:
         fedoa.PERADA,
         *(fedoa.fedoa_row(f"lambda {lam:g}", lam=lam) for lam in LAMBDAS),
         *(fedoa.fedoa_row(label, distance=distance) for label, distance in DISTANCES.items()),
+        *(fedoa.fedoa_row(f"cosine, lambda {lam:g}", distance="cosine", lam=lam) for lam in COSINE_LAMBDAS),
     ]
     of = f"rotated(of={'digits' if variant == 'smoke' else 'mnist'!r}, degrees={ANGLES})"
     columns = [Column(f"{angle} degrees", {"data.source": f'unseen_domain(of="{of}", domain={str(angle)!r})'}) for angle in (0, 45)]
