@@ -3,7 +3,7 @@
 python docs/pack_records.py runs/fair configs/results/records/fair.tar.xz
 
 Unpacked into a table's directory (`tar xf FILE -C DIR`), the runs are found finished, and the same
-command makes the tables and runs what is missing. Of a trial the metrics are those on validation
+command, with the same `data.dir`, makes the tables and runs what is missing. Of a trial the metrics are those on validation
 examples, which chose the settings; of all other runs everything is kept but checkpoints, figures and
 TensorBoard files.
 """
