@@ -1,4 +1,4 @@
-"""What a method draws at first beside the network is independent of the network's own draws."""
+"""Checks that a method's first draws beside the network are independent of the network's own."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What a run spends of privacy, by its config and its simulation."""
+"""Makes the privacy ledger of a run, from its config and its simulation."""
 
 from collections.abc import Mapping
 from typing import Any

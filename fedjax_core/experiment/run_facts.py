@@ -1,4 +1,4 @@
-"""What run.json has of a config: digests of files and of code, its adversary, and a recorded accountant.
+"""Entries of run.json that describe a config: digests of files and of code, the adversary, a recorded accountant.
 
 Each function returns entries of run.json, {} where there is nothing to record.
 """

@@ -1,4 +1,4 @@
-"""What a run measures of its process: seconds, those of compiling, memory, and a trace."""
+"""Measurements of a run's process: seconds, those of compiling, peak memory, and a trace."""
 
 import contextlib
 import sys

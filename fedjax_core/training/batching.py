@@ -108,7 +108,7 @@ def num_steps(data: ClientData, batch: int) -> Array:
 
 def own_batch_size(data: ClientData, batch: int) -> Array | int:
     """Returns the examples in a client's full minibatch: at most `batch`, or its own number."""
-    size = _batch_size(data, batch)
+    size = cap_batch_size(data, batch)
     return size if data.settings is None or data.settings.batch is None else jnp.clip(data.settings.batch, 1, size)
 
 
@@ -147,9 +147,9 @@ def plan_steps(data: ClientData, epochs: int, batch: int) -> LocalSteps | None:
     if settings is None:
         return None
     steps = num_steps(data, batch)
-    planned, total, name = int(epochs), int(epochs) * steps, f"{int(epochs)}_epochs_by_{_batch_size(data, batch)}"
+    planned, total, name = int(epochs), int(epochs) * steps, f"{int(epochs)}_epochs_by_{cap_batch_size(data, batch)}"
     is_own = isinstance(epochs, EpochsByClient)
-    own_name = f"own_epochs_by_{_batch_size(data, batch)}"
+    own_name = f"own_epochs_by_{cap_batch_size(data, batch)}"
     if is_own and settings.epochs is not None:
         planned, total, name = settings.epochs, settings.epochs * steps, own_name
     elif is_own and settings.steps is not None:
@@ -181,7 +181,7 @@ def client_rate(data: ClientData) -> Array | float:
 
 def sequential_batches(data: ClientData, batch: int) -> tuple[int, Callable[[Array], Batch]]:
     """Returns B, and a function i -> the i-th minibatch of the examples in stored order."""
-    size = _batch_size(data, batch)
+    size = cap_batch_size(data, batch)
     index = jnp.pad(data.index, (0, -data.index.shape[0] % size))
 
     def minibatch(i):
@@ -206,7 +206,7 @@ def shuffled_batches(data: ClientData, batch: int, extra: PyTree) -> tuple[int, 
     if data.draw is not None and jax.tree.leaves(extra):
         raise ValueError("extra: data that draw their minibatches (episodes) cannot have arrays beside the examples")
     capacity = data.index.shape[0]
-    b, own = _batch_size(data, batch), own_batch_size(data, batch)
+    b, own = cap_batch_size(data, batch), own_batch_size(data, batch)
     if b < batch and data.remainder is Remainder.DROP:
         raise ValueError(f"drop_last: no client has the {batch} examples of a batch; the largest has {capacity}")
     slots = jnp.arange(-(-capacity // b) * b if isinstance(own, int) else capacity + b)
@@ -226,7 +226,8 @@ def shuffled_batches(data: ClientData, batch: int, extra: PyTree) -> tuple[int, 
     return b, slots, minibatch
 
 
-def _batch_size(data: ClientData, batch: int) -> int:
+def cap_batch_size(data: ClientData, batch: int) -> int:
+    """Returns the slots of a minibatch: `batch`, or as many as the largest client has examples."""
     return max(1, min(batch, data.index.shape[0]))
 
 

@@ -23,6 +23,7 @@ from fedjax_core.training import losses, metrics, optimizers, private_gradient
 from fedjax_core.training.batching import (
     Batch,
     EpochsByClient,
+    cap_batch_size,
     class_counts,
     class_means,
     class_sums,
@@ -235,8 +236,7 @@ def fit(
         if data.privacy is None:
             return train(net, data, key, extra)
         private_gradient.check_training(data, net.stats, extra=extra, epoch_inputs=epoch_inputs)
-        b = max(1, min(batch, data.index.shape[0]))
-        trained = private_gradient.mark_fit(train, epochs, b)(net, data, key)
+        trained = private_gradient.mark_fit(train, epochs, cap_batch_size(data, batch))(net, data, key)
         return trained._replace(sums=private_gradient.mark_exact(trained.sums))
 
     def train(net: Net, data: ClientData, key: Array, extra: PyTree = ()) -> FitResult:

@@ -141,7 +141,7 @@ def test_runs_that_differ_in_their_seed_alone_are_one_line_with_a_band(tmp_path)
 
 
 def test_seeds_may_be_placed_watched_and_summarised_differently(tmp_path):
-    """As in a table, which counts them as one cell."""
+    """Checks that seeds which a table counts as one cell are one line."""
     folders = seeds(tmp_path, "a", 0.2, 0.4, evaluation={"every": 2, "targets": [0.5], "last_k": 1}, callbacks=["x"])
     config = json.loads((folders[1] / "config.json").read_text())
     changes = {"evaluation": {"every": 2, "targets": [], "last_k": 3}, "callbacks": [], "plan": {"devices": 1}, "newer": None}
