@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from absl.flags import UnrecognizedFlagError
+
 from fedjax_core import code_fingerprint, option_types, own_packages, registry
 from fedjax_core.experiment import schema
 from fedjax_core.own_packages import HOME
@@ -282,6 +284,8 @@ def describe_flag_error(error: Exception, arguments: Sequence[str]) -> Exception
         text = " ".join(str(raised).split())
         return f"{type(raised).__name__} in {where}: {text if len(text) <= LONGEST else f'{text[:LONGEST]} ...'}"
     text = str(error)
+    if isinstance(error, UnrecognizedFlagError) and error.flagname in schema.FIELDS:
+        return f"{error}; did you mean --config.{error.flagname}?"
     if re.fullmatch(r"module \S+ has no attribute 'get_config'", text):
         return f"{split_config(arguments)[0]} has no function get_config(variant) that returns a config"
     if isinstance(error, IndexError) and (index := re.search(r"\(in: ([\w.]+)\[\d+\]\)", text)):

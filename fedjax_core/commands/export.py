@@ -25,7 +25,7 @@ from fedjax_core.algorithm import TARGETS
 from fedjax_core.commands.analyses.context import TRUST
 from fedjax_core.commands.main import run_and_exit
 from fedjax_core.data.federated_data import FederatedData
-from fedjax_core.engine.simulator import ClientView, Simulator
+from fedjax_core.engine.simulator import Simulator
 from fedjax_core.experiment.input_normalization import Scaling
 from fedjax_core.experiment.lookup import Network
 from fedjax_core.experiment.resolve_config import ResolvedConfig
@@ -77,8 +77,8 @@ def export(
     config, simulation, state = experiment.load(run, done, trust=trust)
     resolved = experiment.resolve(config)
     _check_exportable(run, resolved, simulation)
+    name = _choose_model(resolved.fields["method.name"], list(simulation.spec.abstract_algorithm(0).predict), client, model)
     view = simulation.client_view(state, _find_widest_client(simulation) if client is None else client)
-    name = _choose_model(resolved.fields["method.name"], view, client, model)
     data = simulation.spec.data
     sample, net = np.asarray(data.test.x[:32]), None
     try:
@@ -171,12 +171,12 @@ def _find_widest_client(simulation: Simulator) -> int:
     return int(max(simulation.spec.groups, key=size).clients[0])
 
 
-def _choose_model(method: str, view: ClientView, client: int | None, model: str | None) -> str:
-    own = [name for name in view.holds if name != "global"]
+def _choose_model(method: str, names: Sequence[str], client: int | None, model: str | None) -> str:
+    own = [name for name in names if name != "global"]
     if client is None:
         if model not in (None, "global"):
             raise ValueError(f"model={model} is one of a client; say whose with --client")
-        if "global" not in view.holds:
+        if "global" not in names:
             raise ValueError(f"method {method} has no global model; say whose model with --client")
         return "global"
     if not own:

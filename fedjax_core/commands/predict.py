@@ -242,8 +242,11 @@ def main(arguments: Sequence[str]) -> int:
 
     def write_predictions() -> None:
         experiment.cache_compiled_programs(experiment.COMPILATION_CACHE)
+        out = os.path.expanduser(given.out)
+        with reword_os_errors("write", out):
+            os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
         table = predict(given.model, given.examples, array=given.array, batch=given.batch, trust=given.trust)
-        write_csv(os.path.expanduser(given.out), table, COLUMNS)
+        write_csv(out, table, COLUMNS)
         reporter.say(f"{given.out}: {len(table)} predictions")
 
     return console.run_command(write_predictions)

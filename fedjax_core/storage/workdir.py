@@ -236,6 +236,8 @@ class WorkDir:
         with reword_os_errors("make the run directory", path):
             if path.exists() and not path.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, "it is a file; give a directory")
+            if path.is_symlink() and not path.exists():
+                raise FileNotFoundError(errno.ENOENT, f"it is a link to {os.readlink(path)}, which is not there")
             path.mkdir(parents=True, exist_ok=True)
         cls._refuse_foreign(path)
         lock = lock_directory(path)

@@ -177,7 +177,7 @@ class MeasuredSteps(NamedTuple):
       optimizer: state of the optimizer.
       probe: its state for the one number that is trained beside the network.
       moved: [] how far that number came, in units of PROBE.
-      unit: [] how far it came in the first step.
+      unit: [] how far it came in the first step that moved it.
       steps: [] number of steps.
     """
 
@@ -205,7 +205,7 @@ def measure_steps(optimizer: optax.GradientTransformation) -> optax.GradientTran
         gradient, position = jnp.float32(PROBE), -PROBE * state.moved
         step, probe = stepped.update(gradient, state.probe, position, **extra_args)
         moved = state.moved - jnp.asarray(step) / PROBE
-        unit = jnp.where(state.steps == 0, moved, state.unit)
+        unit = jnp.where(state.unit == 0, moved, state.unit)
         return updates, MeasuredSteps(inner, probe, moved, unit, state.steps + 1)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -215,20 +215,24 @@ def require_linear(optimizer: Optimizer, method: str) -> None:
     """Raises ValueError for an optimizer whose steps are not proportional to the gradient, such as Adam.
 
     The first step must double with the gradient, and the second be as long beside the first for a large gradient, which may
-    be clipped, as for a small one.
+    be clipped, as for a small one. Steps of rate 0, as a warm-up has them, are passed over: the first that moves is looked for
+    in rounds 0, 1 and 10.
     """
     with jax.ensure_compile_time_eval():
-        stepped, zero = optax.with_extra_args_support(optimizer(0)), jnp.zeros(())
+        zero = jnp.zeros(())
 
-        def take(gradient: float) -> tuple[float, float]:
-            """Returns the first step and the second."""
+        def take(gradient: float, round_num: int) -> tuple[float, float]:
+            """Returns the first step that moves and the next; zeros if none of five does."""
+            stepped = optax.with_extra_args_support(optimizer(round_num))
             state, steps = stepped.init(zero), []
-            for _ in range(2):
+            for _ in range(6):
                 step, state = stepped.update(jnp.float32(gradient), state, zero, progress=0.0, rate=1.0)
                 steps.append(float(jnp.asarray(step)))
-            return steps[0], steps[1]
+            first = next((i for i in range(5) if steps[i]), 0)
+            return steps[first], steps[first + 1]
 
-        small, twice, large = take(PROBE), take(2 * PROBE), take(1.0)
+        round_num = next((i for i in (0, 1, 10) if any(take(PROBE, i))), 0)
+        small, twice, large = (take(gradient, round_num) for gradient in (PROBE, 2 * PROBE, 1.0))
         pairs = (twice[0], 2 * small[0]), (large[0] * small[1], large[1] * small[0])
         if not all(abs(a - b) <= 1e-3 * abs(a) for a, b in pairs):
             raise ValueError(f"{method} needs an optimizer whose steps are proportional to its gradients: sgd, not adam")

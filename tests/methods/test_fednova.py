@@ -111,6 +111,21 @@ class FedNovaTest(chex.TestCase):
         with self.assertRaisesRegex(ValueError, "^FedNova needs an optimizer whose steps are proportional .* not adam$"):
             fednova(toy.task(), optimizer=lambda round_num: rule(0.1))
 
+    @parameterized.parameters(
+        (lambda rule, i: rule(0.1 * jnp.minimum(i / 5, 1)),),  # rises from round to round
+        (lambda rule, i: rule(optax.linear_schedule(0.0, 0.1, 5)),),  # from step to step
+    )
+    def test_a_rate_that_rises_from_0_hides_no_adam(self, warm_up):
+        with self.assertRaisesRegex(ValueError, "proportional to its gradients: sgd, not adam$"):
+            fednova(toy.task(), optimizer=functools.partial(warm_up, optax.adam))
+        fednova(toy.task(), optimizer=functools.partial(warm_up, optax.sgd))
+
+    def test_a_first_step_of_rate_0_is_no_unit(self):
+        """With it as the unit of "mean_steps", the server stood still."""
+        settings = dict(optimizer=lambda round_num: optax.sgd(optax.linear_schedule(0.0, 0.1, 5)), epochs=2, batch=2)
+        run = quadratics.run(functools.partial(fednova, tau_eff="mean_steps", **settings), 1, loss=quadratics.linear, alike=True)
+        self.assertGreater(np.abs(quadratics.weights(run.server.net) - quadratics.first()).max(), 1e-3)
+
     def test_sgd_is_accepted_with_all_that_bounds_or_bends_it(self):
         every = {"momentum": 0.9, "nesterov": True, "clip": 0.5, "weight_decay": 0.1, "decay": 0.9, "anneal": "linear"}
         fednova(toy.task(), optimizer=local_training.sgd(0.1, **every))

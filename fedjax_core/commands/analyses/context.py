@@ -94,7 +94,11 @@ def run_labels(context: AnalysisContext) -> list[str]:
 def runs_with_prefixes(context: AnalysisContext) -> list[tuple[Path, str]]:
     """Returns each run with the prefix of its files' names; "" for a single run."""
     names = run_labels(context) if len(context.runs) > 1 else [""]
-    return [(run, f"{name.replace('/', '-')}-" if name else "") for run, name in zip(context.runs, names, strict=True)]
+    prefixes = [f"{name.replace('/', '-')}-" if name else "" for name in names]
+    if repeated := sorted({prefix for prefix in prefixes if prefixes.count(prefix) > 1}):
+        same = ", ".join(repr(name) for name, prefix in zip(names, prefixes, strict=True) if prefix == repeated[0])
+        raise ValueError(f"--labels: files of {same} would all begin with {repeated[0]!r}; give each run a label of its own")
+    return list(zip(context.runs, prefixes, strict=True))
 
 
 def features_suffix(context: AnalysisContext) -> str:

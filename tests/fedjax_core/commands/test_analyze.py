@@ -345,6 +345,8 @@ def test_a_wrong_command_line_gets_one_line(runs, tmp_path, capsys, flags, statu
 def test_runs_that_cannot_be_analysed_get_one_line(runs, tmp_path, capsys):
     assert call(*runs.values(), "--what=curves") == 2
     assert "several runs need --out=DIR" in capsys.readouterr().err
+    assert call(*runs.values(), "--what=partition", f"--out={tmp_path / 'out'}", "--labels=a/b,a-b") == 1
+    assert "--labels: files of 'a/b', 'a-b' would all begin with 'a-b-'" in capsys.readouterr().err
     assert call(tmp_path / "none", "--what=clients") == 1
     assert "none" in capsys.readouterr().err
     for change, said in (("checkpoints", "has no checkpoint yet"), ("run.json", "was run on other data")):

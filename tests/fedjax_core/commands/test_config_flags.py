@@ -161,6 +161,7 @@ COHORT = "cohort is a group of fields, such as cohort.fraction, cohort.size, coh
     [
         ("--config.cohort=50", f"{COHORT}; did you mean --config.cohort.size=50?"),
         ("--config.cohort=0.5", f"{COHORT}; did you mean --config.cohort.fraction=0.5?"),
+        ("--rounds=3", "Unknown command line flag 'rounds'; did you mean --config.rounds?"),
         ("--config.optimizer=adam", "did you mean --config.optimizer.name=adam?"),
         ("--config.evaluation=3", "--config.evaluation=3: evaluation is a group of fields, such as evaluation.every, "),
         ("--config.models[0]=cnn", "models is given as a whole, such as --config.models=\"('one', 'another')\", not by index"),

@@ -40,6 +40,8 @@ def run(directory, models=("mlp(widths=(8,))",), scopes=("global",), adversary=N
     config.adversary.update(attack=adversary, fraction=0.5 if adversary else None)
     config.models = models
     config.method = dict(name="fedavg", epochs=1, batch=64) | method
+    if config.method.name == "centralized":
+        config.cohort.size = None
     if config.method.name == "local":
         config.models = ("mlp(widths=(8,))", "mlp(widths=(9,))")
         config.plan.hold = "host"
@@ -234,6 +236,12 @@ def test_what_cannot_be_exported(which, flags, said, request, tmp_path, capfd):
     assert line.startswith("error: ")
     assert said in line
     assert not out.exists()
+
+
+def test_a_client_of_pooled_data_has_no_model(tmp_path):
+    run(tmp_path / "run", ("mlp(widths=(8,))",), name="centralized", epochs=1)
+    with pytest.raises(ValueError, match="method centralized has no models of single clients, only a global one; leave --client=3"):
+        export.export(tmp_path / "run", tmp_path / "m.safetensors", client=3)
 
 
 def test_a_model_of_inputs_that_are_taken_as_they_are_is_not_exported(fedavg, tmp_path, monkeypatch):
@@ -455,8 +463,11 @@ def test_mistakes_about_the_model(saved, photos, tmp_path, capfd):
 
 
 def test_a_table_that_cannot_be_written(saved, photos, tmp_path, capfd):
-    assert predict.main([str(saved), str(photos), f"--out={tmp_path / 'none' / 'x.csv'}"]) == 1
+    (tmp_path / "file").touch()
+    assert predict.main([str(saved), str(photos), f"--out={tmp_path / 'file' / 'x.csv'}"]) == 1
     assert "cannot write" in capfd.readouterr().err
+    assert predict.main([str(saved), str(photos), f"--out={tmp_path / 'new' / 'x.csv'}"]) == 0
+    assert (tmp_path / "new" / "x.csv").exists()
     shutil.rmtree(photos)
 
 

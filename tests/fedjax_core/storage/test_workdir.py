@@ -165,6 +165,10 @@ def test_paths_that_cannot_be_a_directory(tmp_path):
         WorkDir.open(file, CONFIG)
     with pytest.raises(OSError, match=f"cannot make the run directory {file}/below: "):
         WorkDir.open(file / "below", CONFIG)
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "gone")
+    with pytest.raises(OSError, match=f"cannot make the run directory {link}: it is a link to {tmp_path}/gone, which is not there"):
+        WorkDir.open(link, CONFIG)
 
 
 def test_a_config_that_json_cannot_hold(tmp_path):
