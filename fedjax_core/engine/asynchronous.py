@@ -169,6 +169,12 @@ def add_schedule(
         raise ValueError(f"{given} samples its clients before training; cohort.sampling must be 'fixed', 'cyclic' or 'poisson'")
     if spec.plan.model > 1:
         raise ValueError(f"{given} and plan.model={spec.plan.model}: the ring of broadcasts is not divided over devices")
+    empty = np.flatnonzero(np.asarray(spec.host_arrays.size) == 0)
+    if profiled and 0 < len(empty) < spec.population:
+        raise ValueError(
+            f"{given} and devices.profile: {len(empty)} of {spec.population} clients, such as client {empty[0]}, have no training "
+            "examples; they would arrive at once and fill the server's buffer with nothing; partition with min_size=1"
+        )
     seconds = spec.client_seconds if profiled else np.ones(spec.population)
     assert seconds is not None
     server_seconds = 0.0 if devices is None else devices.server_seconds

@@ -274,6 +274,22 @@ def test_what_makes_no_sense_is_refused(name, schedule, settings, message):
         toy.simulate(name, mixed=False, schedule=parse_schedule(schedule), client_devices=given)
 
 
+def test_clients_without_examples_do_not_fill_the_buffer():
+    """Their rounds take no time, so they would arrive again and again."""
+    data = toy.data()
+    index = [rows if i != 3 else rows[:0] for i, rows in enumerate(data.train_index)]
+    made = lambda given: toy.simulate(
+        "fedavg",
+        mixed=False,
+        schedule=parse_schedule("fedbuff(buffer=2)"),
+        client_devices=given,
+        data=dataclasses.replace(data, train_index=tuple(index)),
+    )
+    with pytest.raises(ValueError, match="1 of 8 clients, such as client 3, have no training examples; .* with min_size=1"):
+        made(devices())
+    made(None)
+
+
 def test_a_step_whose_only_update_is_left_out_changes_nothing():
     bad = [attacks.make_attack("not_finite", attacks.not_finite(), [2])]
     simulation = toy.simulate("fedavg", mixed=False, schedule=parse_schedule("fedasync"), transforms=bad, leave_out=True, cohort=5)
