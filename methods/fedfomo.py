@@ -94,7 +94,7 @@ def fedfomo(
     train = local_training.fit(supervised, optimizer(task.round_num), epochs=epochs, batch=batch)
 
     def server_init(key):
-        each = jax.tree.map(lambda p: jnp.broadcast_to(p, (clients, *p.shape)), model.init(key))
+        each = aggregators.repeat_row(model.init(key), clients)
         own = jnp.broadcast_to(jnp.arange(clients, dtype=jnp.int32)[:, None], (clients, number))
         return Server(each, jnp.zeros(clients, bool), jnp.zeros((clients, clients)), own)
 
@@ -135,7 +135,7 @@ def fedfomo(
         collect=(aggregators.stack, aggregators.stack),
         predict={"personal": lambda received, theta, x: model.apply(theta, x)[0]},
         client_init=lambda key, server, client_id: model.init(key),
-        broadcast=lambda server, i: jax.tree.map(lambda p: p[server.chosen[i]], server.models),
+        broadcast=lambda server, i: aggregators.take_row(server.models, server.chosen[i]),
         init_unseen="FedFomo chooses models only for clients that send theirs, and none for an unseen client",
         targets=tuple(TARGETS),
     )

@@ -86,7 +86,7 @@ def ifca(
 
     def client_update(models, cluster, data, key):
         cluster = choose(models, data)
-        theta = jax.tree.map(lambda theta: theta[cluster], models)
+        theta = aggregators.take_row(models, cluster)
         trained = train(theta, data, key)
         local = jax.tree.map(lambda theta, new: theta.at[cluster].set(new), models, trained.net)
         return ClientOutput(cluster, (optax.tree.sub(trained.net, theta), cluster), trained.sums, local=(local, cluster))
@@ -100,7 +100,7 @@ def ifca(
         client_update,
         server_update,
         collect=aggregators.mean_by_index(clusters, aggregators.make_weight_fn(weights)),
-        predict={"personal": lambda models, j, x: model.apply(jax.tree.map(lambda theta: theta[j], models), x)[0]},
+        predict={"personal": lambda models, j, x: model.apply(aggregators.take_row(models, j), x)[0]},
         client_init=lambda key, server, client_id: jnp.int32(0),
         personalise=lambda models, j, data, key: (models, choose(models, data)),
         targets=tuple(TARGETS),

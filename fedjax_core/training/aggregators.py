@@ -153,6 +153,21 @@ def scatter_clients(store: PyTree, cohort: Cohort, rows: PyTree) -> PyTree:
     return jax.tree.map(lambda kept, new: kept.at[ids(kept)].set(new, mode="drop"), store, rows)
 
 
+def repeat_row(tree: PyTree, number: int) -> PyTree:
+    """Returns rows [number, ...] that all have the values of a tree."""
+    return jax.tree.map(lambda p: jnp.broadcast_to(p, (number, *p.shape)), tree)
+
+
+def take_row(rows: PyTree, i: Array) -> PyTree:
+    """Returns row `i` of a server's arrays per client, cluster or edge; rows for an array of indices."""
+    return jax.tree.map(lambda x: x[i], rows)
+
+
+def other_pairs(mask: Array) -> Array:
+    """Returns the mask [C, C] of pairs of different clients, or classes, that are both in a mask [C]."""
+    return mask[:, None] & mask[None] & ~jnp.eye(len(mask), dtype=bool)
+
+
 class Aggregator(NamedTuple):
     """How a server aggregates deltas.
 
