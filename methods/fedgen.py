@@ -55,6 +55,7 @@ from fedjax_core.nn.projection_head import apply_linear, init_linear
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_arguments
 from fedjax_core.task import Task, require_common_feature_size
 from fedjax_core.training import aggregators, local_training, losses
+from fedjax_core.training.param_partition import drop_entry
 
 _STREAM = 0x67656E  # key of the generator's initialization and of its noise at clients
 MOMENTUM, EPSILON = 0.1, 1e-5  # of its batch normalization
@@ -207,7 +208,7 @@ def fedgen(
     adam = optax.chain(weight_decayed, optax.scale_by_adam(), optax.scale_by_learning_rate(rate))
 
     def split_head(net):
-        return net._replace(params={name: p for name, p in net.params.items() if name != "head"}), net.params["head"]
+        return drop_entry(net, "head"), net.params["head"]
 
     def join_head(body, head):
         return body._replace(params=body.params | {"head": head})
