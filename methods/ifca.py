@@ -58,7 +58,7 @@ def ifca(
       cluster's share of the cohort.
     """
     check_arguments(ifca, clusters=clusters)
-    model, label_loss = task.model, local_training.label_loss(task)
+    model, sum_loss = task.model, local_training.evaluation_loss(task)
     given = {*getattr(task.frozen, "params", ()), adapters.ENTRY}  # begin alike in all models
     if clusters > 1 and given.issuperset(jax.eval_shape(model.init, jax.random.key(0)).params):
         raise ValueError(
@@ -73,14 +73,7 @@ def ifca(
 
     def choose(models, data):
         """Returns j_hat []."""
-
-        def losses(batch):
-            def loss_of_net(net):
-                outputs, _ = model.apply(net, batch.x)
-                return local_training.loss_and_metrics(outputs, batch, label_loss)[1]["loss"]
-
-            return jax.lax.map(loss_of_net, models)
-
+        losses = lambda batch: jax.lax.map(lambda net: sum_loss(net, batch), models)
         total, examples = local_training.sum_over_batches(losses, data, batch=batch)
         return jnp.argmin(total / jnp.maximum(examples, 1)).astype(jnp.int32)
 

@@ -73,6 +73,7 @@ __all__ = [
     "class_sums",
     "client_rate",
     "entries_filter",
+    "evaluation_loss",
     "finetune",
     "fit",
     "full_batch_step",
@@ -82,6 +83,7 @@ __all__ = [
     "loss_and_metrics",
     "loss_metrics",
     "map_examples",
+    "mean_loss",
     "measure_steps",
     "model_loss",
     "num_epochs",
@@ -181,6 +183,28 @@ def loss_metrics(value: Array, logits: Array, batch: Batch) -> dict[str, metrics
     if targets_of(batch.y) in ("labels", "numbers"):
         return sums
     return sums | {"accuracy": metrics.accuracy(logits, batch.y, batch.mask)}
+
+
+def evaluation_loss(task: Task) -> Callable[[Net, Batch], metrics.Pair]:
+    """Returns (net, batch) -> the loss of its examples in evaluation mode, as (sum, number of them)."""
+    model, loss = task.model, label_loss(task)
+
+    def sum_loss(net: Net, batch: Batch) -> metrics.Pair:
+        outputs, _ = model.apply(net, batch.x, mask=batch.mask)
+        return loss_and_metrics(outputs, batch, loss)[1]["loss"]
+
+    return sum_loss
+
+
+def mean_loss(task: Task, batch: int) -> Callable[[Net, ClientData], Array]:
+    """Returns (net, data) -> [] mean loss over all of a client's training examples, in evaluation mode."""
+    sum_loss = evaluation_loss(task)
+
+    def compute_mean(net: Net, data: ClientData) -> Array:
+        total, number = sum_over_batches(lambda b: sum_loss(net, b), data, batch=batch)
+        return total / jnp.maximum(number, 1)
+
+    return compute_mean
 
 
 def fit(
