@@ -193,6 +193,11 @@ def enqueue(queue: Array, place: Array, keys: Array, mask: Array) -> tuple[Array
     return queue, (place + jnp.sum(mask)) % len(queue)
 
 
+def project(h_rho: PyTree, f: Array) -> Array:
+    """Returns the projections [B, P], of unit length, of features [B, D]."""
+    return losses.normalize(f @ h_rho["kernel"] + h_rho["bias"][None])
+
+
 def fedpft(
     task: Task,
     *,
@@ -255,9 +260,6 @@ def fedpft(
     def sent_part(shared):
         """Returns `shared` without a personal classifier, which is not sent."""
         return shared._replace(net=Net(shared.net.params | {"head": None}, shared.net.stats)) if own_head else shared
-
-    def project(h_rho, f):
-        return losses.normalize(f @ h_rho["kernel"] + h_rho["bias"][None])
 
     def join_net(sent, client):
         """Joins all parts into one network for `fit`, with the untrained parts as statistics."""

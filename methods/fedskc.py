@@ -65,6 +65,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Cohort, Net, PyTree
@@ -345,6 +346,31 @@ class _Epoch(NamedTuple):
     last: Array
 
 
+def client_loss(task: Task, sent: Sent, lcl: Lcl, knowledge: Knowledge, strength: ArrayLike) -> local_training.LossFn:
+    """Returns (net, batch, key, epoch) -> (CE + LCL, Aux of metrics and knowledge); `strength` is the weight of LCL."""
+
+    def loss(net: Net, batch: local_training.Batch, key: Array, epoch: _Epoch) -> tuple[Array, local_training.Aux]:
+        out, stats = task.model.apply(net, batch.x, key, train=True, mask=batch.mask)
+        ce = local_training.label_loss(task)(out["logits"], batch.y, batch.mask)
+        rows = jnp.sum(batch.mask, dtype=ce.dtype)
+        l, value, contrast = out[knowledge.of], ce, jnp.zeros(())
+        if lcl.on:
+            u = epoch.scale
+            if lcl.scale == "batch":
+                u = sum_distances(jax.lax.stop_gradient(l), sent.knowledge, batch.mask) / jnp.maximum(rows, 1)
+            u = jnp.maximum(u, MIN_SCALE)
+            form = {"twice": lcl.twice, "own": lcl.own}
+            contrast = contrastive_loss(l, batch.y, batch.mask, sent.knowledge, sent.known, u, lcl.tau, **form)
+            value = ce + strength * contrast
+        sums = local_training.loss_metrics(ce, out["logits"], batch) | {"lcl": (contrast * rows, rows)}
+        class_logits = ()
+        if knowledge.source == "training":
+            class_logits = local_training.class_sums(l, batch.y, batch.mask & epoch.last, task.classes)
+        return value, local_training.Aux(stats, (sums, class_logits))
+
+    return loss
+
+
 def fedskc(
     task: Task,
     *,
@@ -403,24 +429,7 @@ def fedskc(
         return model.apply(net, batch.x, mask=batch.mask, **mode)
 
     def client_update(sent, client, data, key):
-        def loss(net, batch, key, epoch):
-            out, stats = outputs(net, batch, key=key, train=True)
-            ce = local_training.label_loss(task)(out["logits"], batch.y, batch.mask)
-            rows = jnp.sum(batch.mask, dtype=ce.dtype)
-            l, value, contrast = out[knowledge_options.of], ce, jnp.zeros(())
-            if lcl_options.on:
-                u = epoch.scale
-                if lcl_options.scale == "batch":
-                    u = sum_distances(jax.lax.stop_gradient(l), sent.knowledge, batch.mask) / jnp.maximum(rows, 1)
-                u = jnp.maximum(u, MIN_SCALE)
-                form = {"twice": lcl_options.twice, "own": lcl_options.own}
-                contrast = contrastive_loss(l, batch.y, batch.mask, sent.knowledge, sent.known, u, lcl_options.tau, **form)
-                value = ce + strength * contrast
-            sums = local_training.loss_metrics(ce, out["logits"], batch) | {"lcl": (contrast * rows, rows)}
-            class_logits = ()
-            if knowledge_options.source == "training":
-                class_logits = local_training.class_sums(l, batch.y, batch.mask & epoch.last, classes)
-            return value, local_training.Aux(stats, (sums, class_logits))
+        loss = client_loss(task, sent, lcl_options, knowledge_options, strength)
 
         def epoch_inputs(net, data, e):
             scale = jnp.ones(classes)
