@@ -250,6 +250,11 @@ class Algorithm(NamedTuple):
     targets: tuple[str, ...] = ("classes",)
 
 
+def map_built(build: Callable[[Any], Algorithm], change: Callable[[Algorithm, Any], Algorithm]) -> Callable[[Any], Algorithm]:
+    """Returns a method's builder whose algorithms are `change(algorithm, task)`; `builder_name` is the method's."""
+    return functools.update_wrapper(lambda task: change(build(task), task), build)
+
+
 def builder_name(build: Any) -> str:
     """Returns the name of the function behind a method's builder."""
     while isinstance(build, functools.partial) or hasattr(build, "__wrapped__"):

@@ -35,7 +35,6 @@ from fedjax_core.algorithm import TARGETS, Algorithm, Array, ClientOutput, Net
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_arguments, one_of
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training
-from methods.qfedavg import make_mean_loss
 
 
 class Server(NamedTuple):
@@ -91,7 +90,7 @@ def afl(
       The algorithm.
     """
     check_arguments(afl, ascent_lr=ascent_lr, score=score)
-    model, mean_loss = task.model, make_mean_loss(task, batch)
+    model, mean_loss = task.model, local_training.mean_loss(task, batch)
     fit = local_training.fit(local_training.supervised_loss(task), optimizer(task.round_num), epochs=epochs, batch=batch)
     mean = aggregators.mean(aggregators.weight_uniformly)
 

@@ -91,7 +91,7 @@ def cfl(
     train = local_training.fit(local_training.supervised_loss(task), optimizer(task.round_num), epochs=epochs, batch=batch)
 
     def server_init(key):
-        models = jax.tree.map(lambda p: jnp.broadcast_to(p, (clients, *p.shape)), model.init(key))
+        models = aggregators.repeat_row(model.init(key), clients)
         return Server(models, optax.tree.zeros_like(models.params), jnp.zeros(clients, jnp.int32))
 
     def client_update(theta, client, data, key):
@@ -139,7 +139,7 @@ def cfl(
         server_update,
         collect=aggregators.stack,
         predict={"personal": lambda theta, client, x: model.apply(theta, x)[0]},
-        broadcast=lambda server, client_id: jax.tree.map(lambda theta: theta[client_id], server.models),
+        broadcast=lambda server, client_id: aggregators.take_row(server.models, client_id),
         init_unseen="CFL finds the cluster of a client by the updates that it sends, and none for an unseen client",
         targets=tuple(TARGETS),
     )
@@ -155,7 +155,7 @@ def bipartition(similarity: Array, members: Array, linkage: str = "single") -> A
         similar ones.
     """
     n = len(members)
-    both = members[:, None] & members[None] & ~jnp.eye(n, dtype=bool)
+    both = aggregators.other_pairs(members)
     join = jnp.maximum if linkage == "single" else jnp.minimum
 
     def merge(_, carry):

@@ -107,7 +107,7 @@ def dfedavg(
 
     def server_init(key):
         net = model.init(key)
-        return Server(jax.tree.map(lambda p: jnp.broadcast_to(p, (clients, *p.shape)), net), net)
+        return Server(aggregators.repeat_row(net, clients), net)
 
     def client_update(sent, is_unseen, data, key):
         trained = train(sent.own, data, key)
@@ -120,7 +120,7 @@ def dfedavg(
         """Returns W [C, C] of the clients that take part, and [C, C] whether one receives of another."""
         active, ids = cohort.examples > 0, jnp.minimum(cohort.ids, clients - 1)
         w = jnp.asarray(matrices)[task.round_num % len(matrices)][ids[:, None], ids[None]]
-        w = jnp.where(active[:, None] & active[None] & ~jnp.eye(len(ids), dtype=bool), w, 0)
+        w = jnp.where(aggregators.other_pairs(active), w, 0)
         return w + jnp.diag(jnp.where(active, 1 - jnp.sum(w, 1), 0)), w > 0
 
     def server_update(server, deltas, cohort, key):
@@ -147,7 +147,7 @@ def dfedavg(
             "personal": lambda sent, is_unseen, x: model.apply(optax.tree.where(is_unseen, sent.mean, sent.own), x)[0],
         },
         client_init=lambda key, server, client_id: jnp.int32(0),
-        broadcast=lambda server, client_id: Sent(jax.tree.map(lambda x: x[client_id], server.models), server.mean),
+        broadcast=lambda server, client_id: Sent(aggregators.take_row(server.models, client_id), server.mean),
         init_unseen=lambda sent, is_unseen: jnp.int32(1),
         targets=tuple(TARGETS),
     )

@@ -43,6 +43,7 @@ from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, PositiveFraction, check_arguments
 from fedjax_core.task import Task
 from fedjax_core.training import local_training
+from fedjax_core.training.param_partition import check_entries
 from methods.fedavg import fedavg
 
 _MIX, _WINDOW = 0x616C61, 0x77  # keys of the mixture
@@ -97,16 +98,15 @@ def fedala(
     model, supervised = task.model, local_training.supervised_loss(task)
     train = local_training.fit(supervised, optimizer(task.round_num), epochs=epochs, batch=batch)
 
-    def split(params):
-        if missing := [name for name in top if name not in params]:
-            raise ValueError(f"top={missing[0]!r} is not an entry of the network; it has {', '.join(params)}")
-        return local_training.split_params(params, local_training.entries_filter(*top) if top else None)
+    def split(net):
+        check_entries(net, top, "top")
+        return local_training.split_params(net.params, local_training.entries_filter(*top) if top else None)
 
     def aggregate(w, client, data, key):
         """Returns (Theta_hat_i, W_i), the server's model and W_i as it is for a client that never trained."""
         if not top:
             return w, client.mix
-        (own, _), (new, lower) = split(client.local.params), split(w.params)
+        (own, _), (new, lower) = split(client.local), split(w)
 
         def mixed(mix):
             theta = jax.tree.map(lambda own, new, a: own + (new - own) * a, own, new, mix)  # (A)
@@ -146,7 +146,7 @@ def fedala(
 
     def client_init(key, server, client_id):
         local = model.init(key)
-        return Client(local, optax.tree.ones_like(split(local.params)[0] if top else {}), jnp.zeros(()))
+        return Client(local, optax.tree.ones_like(split(local)[0] if top else {}), jnp.zeros(()))
 
     def personal(w, client, x):
         return model.apply(optax.tree.where(client.rounds > 0, client.local, w), x)[0]

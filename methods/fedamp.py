@@ -76,7 +76,7 @@ def fedamp(
     loss = local_training.supervised_loss(task)
 
     def server_init(key):
-        return jax.tree.map(lambda p: jnp.broadcast_to(p, (task.population, *p.shape)), model.init(key).params)
+        return aggregators.repeat_row(model.init(key).params, task.population)
 
     def client_update(u_i, w_i, data, key):
         chain = optax.chain(local_training.add_proximal_term(rho, u_i), optimizer(task.round_num))
@@ -85,7 +85,7 @@ def fedamp(
 
     def server_update(clouds, w, cohort, key):
         active = cohort.examples > 0
-        others = active[:, None] & active[None] & ~jnp.eye(len(active), dtype=bool)
+        others = aggregators.other_pairs(active)
         if attention == "distance":
             xi = jnp.where(others, alpha * jnp.exp(-squared_distances(w) / sigma) / sigma, 0)
         else:
@@ -102,7 +102,7 @@ def fedamp(
         collect=aggregators.stack,
         predict={"personal": lambda u_i, w_i, x: model.apply(w_i, x)[0]},
         client_init=lambda key, clouds, client_id: model.init(key),
-        broadcast=lambda clouds, client_id: jax.tree.map(lambda u: u[client_id], clouds),
+        broadcast=lambda clouds, client_id: aggregators.take_row(clouds, client_id),
         init_unseen="FedAMP has cloud models only for clients that send theirs, and none for an unseen client",
         targets=tuple(TARGETS),
     )

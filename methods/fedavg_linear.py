@@ -24,10 +24,11 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from fedjax_core.algorithm import PER_ROW, Algorithm, Net
+from fedjax_core.algorithm import PER_ROW, Algorithm
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Model, Task, feature_size
 from fedjax_core.training import local_training
+from fedjax_core.training.param_partition import drop_entry
 from methods.fedper import fedper
 
 LAYER = "linear"
@@ -54,19 +55,16 @@ def fedavg_linear(
 def add_linear_map(model: Model) -> Model:
     """Adds a linear map, initially the identity, between features and head; `features` are its outputs."""
 
-    def without(net: Net) -> Net:
-        return net._replace(params={name: p for name, p in net.params.items() if name != LAYER})
-
     def init(key):
         net, d = model.init(key), feature_size(model)
         return net._replace(params=net.params | {LAYER: {"kernel": jnp.eye(d), "bias": jnp.zeros(d)}})
 
     def features(net, x, key=None, train=False, mask=None):
-        z, stats = model.features(without(net), x, key, train=train, mask=mask)
+        z, stats = model.features(drop_entry(net, LAYER), x, key, train=train, mask=mask)
         return z @ net.params[LAYER]["kernel"] + net.params[LAYER]["bias"][None], stats
 
     def head(net, z):
-        return model.head(without(net), z)
+        return model.head(drop_entry(net, LAYER), z)
 
     def apply(net, x, key=None, train=False, mask=None):
         z, stats = features(net, x, key, train, mask)

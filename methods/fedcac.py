@@ -152,7 +152,7 @@ def compute_overlaps(mask: PyTree, params: PyTree, active: Array) -> Array:
 def select_collaborators(overlap: Array, active: Array, progress: Array | float) -> Array:
     """Returns C_i as a 0-1 matrix [C, C], zero for absent clients; `progress` is t / beta."""
     own = jnp.diag(active)
-    others = active[:, None] & active[None] & ~jnp.eye(len(active), dtype=bool)
+    others = aggregators.other_pairs(active)
     largest = jnp.max(jnp.where(others, overlap, -jnp.inf), initial=-jnp.inf)
     average = jnp.minimum(jnp.sum(jnp.where(others, overlap, 0)) / jnp.maximum(jnp.sum(others), 1), largest)
     threshold = average + progress * (largest - average)

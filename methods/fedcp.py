@@ -40,6 +40,7 @@ from fedjax_core.nn.projection_head import apply_linear, init_linear
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_arguments
 from fedjax_core.task import Task, feature_size
 from fedjax_core.training import aggregators, local_training, losses
+from fedjax_core.training.param_partition import drop_entry
 
 BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
 _GATE = 0x6370  # stream of the gate's initialization, and of its noise
@@ -104,7 +105,7 @@ def fedcp(
             value = ce + lam * squared_mmd(z, received, batch.mask)
             return value, local_training.Aux(stats, local_training.loss_metrics(ce, logits, batch))
 
-        body = {name: entry for name, entry in sent.net.params.items() if name != "head"}
+        body = drop_entry(sent.net, "head").params
         start = Net({"body": body, "head_i": head_i, "gate": sent.gate}, sent.net.stats)
         train = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)
         (params, stats), _, sums = train(start, data, key)

@@ -33,6 +33,7 @@ from fedjax_core.algorithm import Algorithm, ClientOutput
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
 from fedjax_core.training import adapters, aggregators, local_training
+from fedjax_core.training.param_partition import drop_entry
 from methods.fedavg import fedavg
 
 
@@ -60,18 +61,14 @@ def fedex_lora(
       ValueError: an argument is out of range, or the network has no adapter, or a bottleneck.
     """
     adapters.check_has_adapter(task, "fedex_lora", is_linear=True)
-    base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)
+    base = adapters.start_correction(fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights))
     weight_fn, loss = aggregators.make_weight_fn(weights), local_training.supervised_loss(task)
-    is_trained = lambda path: path[0].key != adapters.CORRECTION
-    train = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch, trainable=is_trained)
-
-    def server_init(key):
-        server = base.server_init(key)
-        return server._replace(net=adapters.with_zero_correction(server.net))
+    trainable = adapters.is_not_correction
+    train = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch, trainable=trainable)
 
     def client_update(sent, client, data, key):
         trained = train(sent, data, key)
-        before, after = (adapters.drop_entry(net, adapters.CORRECTION) for net in (sent, trained.net))
+        before, after = (drop_entry(net, adapters.CORRECTION) for net in (sent, trained.net))
         return ClientOutput(client, optax.tree.sub(after, before), trained.sums, local=(trained.net, client))
 
     def server_update(server, deltas, cohort, key):
@@ -82,6 +79,4 @@ def fedex_lora(
         step = mean._replace(params=mean.params | {adapters.CORRECTION: residual})
         return server._replace(net=optax.apply_updates(server.net, step)), {}
 
-    return base._replace(
-        server_init=server_init, client_update=client_update, server_update=server_update, collect=aggregators.stack
-    )
+    return base._replace(client_update=client_update, server_update=server_update, collect=aggregators.stack)

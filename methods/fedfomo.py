@@ -90,25 +90,19 @@ def fedfomo(
     """
     check_arguments(fedfomo, models=models, validation=validation, epsilon=epsilon, epsilon_decay=epsilon_decay, norm=norm)
     model, clients, number = task.model, task.population, min(models, task.population - 1)
-    label_loss, supervised = local_training.label_loss(task), local_training.supervised_loss(task)
+    sum_loss, supervised = local_training.evaluation_loss(task), local_training.supervised_loss(task)
     train = local_training.fit(supervised, optimizer(task.round_num), epochs=epochs, batch=batch)
 
     def server_init(key):
-        each = jax.tree.map(lambda p: jnp.broadcast_to(p, (clients, *p.shape)), model.init(key))
+        each = aggregators.repeat_row(model.init(key), clients)
         own = jnp.broadcast_to(jnp.arange(clients, dtype=jnp.int32)[:, None], (clients, number))
         return Server(each, jnp.zeros(clients, bool), jnp.zeros((clients, clients)), own)
 
     def client_update(received, theta, data, key):
         rows, check = split_rows(data, validation)
 
-        def sum_losses(batch):
-            def loss_of_net(net):
-                outputs, _ = model.apply(net, batch.x)
-                return local_training.loss_and_metrics(outputs, batch, label_loss)[1]["loss"]
-
-            return loss_of_net(theta), jax.lax.map(loss_of_net, received)
-
-        own, others = local_training.sum_over_batches(sum_losses, check, batch=batch)
+        losses = lambda batch: (sum_loss(theta, batch), jax.lax.map(lambda net: sum_loss(net, batch), received))
+        own, others = local_training.sum_over_batches(losses, check, batch=batch)
         own, others = (total / jnp.maximum(examples, 1) for total, examples in (own, others))
         apart = jax.tree.map(lambda n, i: n - i[None], received.params, theta.params)
         distance = jax.vmap(lambda p: optax.tree.norm(p, ord=1 if norm == "l1" else 2))(apart)
@@ -135,7 +129,7 @@ def fedfomo(
         collect=(aggregators.stack, aggregators.stack),
         predict={"personal": lambda received, theta, x: model.apply(theta, x)[0]},
         client_init=lambda key, server, client_id: model.init(key),
-        broadcast=lambda server, i: jax.tree.map(lambda p: p[server.chosen[i]], server.models),
+        broadcast=lambda server, i: aggregators.take_row(server.models, server.chosen[i]),
         init_unseen="FedFomo chooses models only for clients that send theirs, and none for an unseen client",
         targets=tuple(TARGETS),
     )

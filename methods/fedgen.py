@@ -55,6 +55,7 @@ from fedjax_core.nn.projection_head import apply_linear, init_linear
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_arguments
 from fedjax_core.task import Task, require_common_feature_size
 from fedjax_core.training import aggregators, local_training, losses
+from fedjax_core.training.param_partition import drop_entry
 
 _STREAM = 0x67656E  # key of the generator's initialization and of its noise at clients
 MOMENTUM, EPSILON = 0.1, 1e-5  # of its batch normalization
@@ -138,6 +139,26 @@ def generate(generator: Generator, noise: Array, y: Array, classes: int, train: 
     return apply_linear(params["out"], jax.nn.relu((h - mean[None]) * slope[None] + params["bias"][None])), stats
 
 
+def sample_features(
+    generator: Generator, labels: Array, key: Array, shape: tuple[int, int], train: bool
+) -> tuple[Array, Array, Array, PyTree]:
+    """Samples labels [B] and noise [B, n] of this shape; returns them with features and the updated statistics."""
+    drawn, noises = jax.random.split(key)
+    y = jax.random.categorical(drawn, jnp.log(labels), shape=shape[:1])
+    eps = jax.random.uniform(noises, shape)
+    return y, eps, *generate(generator, eps, y, len(labels), train)
+
+
+def split_head(net: Net) -> tuple[Net, PyTree]:
+    """Splits a network into (body, head); `join_head` is the inverse."""
+    return drop_entry(net, "head"), net.params["head"]
+
+
+def join_head(body: Net, head: PyTree) -> Net:
+    """Joins what `split_head` has split."""
+    return body._replace(params=body.params | {"head": head})
+
+
 def diversity_loss(noise: Array, z: Array) -> Array:
     """Returns the diversity term of noise [B, n] and features [B, D], in (0, 1]; small for diverse features."""
     noises = jnp.mean((noise[:, None] - noise[None]) ** 2, -1)
@@ -206,21 +227,8 @@ def fedgen(
     weight_decayed = optax.add_decayed_weights(recipe.weight_decay)
     adam = optax.chain(weight_decayed, optax.scale_by_adam(), optax.scale_by_learning_rate(rate))
 
-    def split_head(net):
-        return net._replace(params={name: p for name, p in net.params.items() if name != "head"}), net.params["head"]
-
-    def join_head(body, head):
-        return body._replace(params=body.params | {"head": head})
-
     def apply_head(head, z):
         return model.head(Net({"head": head}), z)
-
-    def sample_features(generator, labels, key, number, train):
-        """Samples labels; returns them with noise, features, and the generator's statistics."""
-        drawn, noises = jax.random.split(key)
-        y = jax.random.categorical(drawn, jnp.log(labels), shape=(number,))
-        eps = jax.random.uniform(noises, (number, noise))
-        return y, eps, *generate(generator, eps, y, classes, train)
 
     def server_init(key):
         body, head = split_head(model.init(key))
@@ -236,7 +244,7 @@ def fedgen(
             value = ce = local_training.label_loss(task)(outputs["logits"], minibatch.y, minibatch.mask)
             first, second = jax.random.split(jax.random.fold_in(key, _STREAM))
             if recipe.alpha:
-                y, _, z, _ = sample_features(sent.generator, sent.labels, first, batch, mixed)
+                y, _, z, _ = sample_features(sent.generator, sent.labels, first, (batch, noise), mixed)
                 value += strength * recipe.alpha * losses.cross_entropy(model.head(net, z), y, jnp.ones(batch, bool))
             if recipe.beta:
                 eps = jax.random.uniform(second, (batch, noise))[: len(minibatch.y)]
@@ -267,7 +275,7 @@ def fedgen(
         w = label_counts / jnp.maximum(jnp.sum(label_counts, 0, keepdims=True), 1)  # [C, K]
 
         def loss(params, stats, key):
-            y, eps, z, stats = sample_features(Generator(params, stats), labels, key, generator_batch, True)
+            y, eps, z, stats = sample_features(Generator(params, stats), labels, key, (generator_batch, noise), True)
             logits = jax.vmap(apply_head, (0, None))(heads, z)  # [C, B, K]
             if mixed:
                 logits = jnp.einsum("c,cbk->bk", share, logits)

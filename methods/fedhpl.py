@@ -31,15 +31,16 @@ clients take part); an empty round leaves it unchanged. The paper does not weigh
 in FedAvg, and only among entries of equal shapes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.typing import ArrayLike
 
-from fedjax_core.algorithm import Algorithm, Array, ClientOutput, PyTree
+from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Cohort, PyTree, Reduce
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_arguments
 from fedjax_core.task import PeerGroup, Task
 from fedjax_core.training import aggregators, local_training, losses
@@ -72,6 +73,57 @@ class Sent(NamedTuple):
     teacher: Array
     known: Array
     shared: tuple[tuple[PyTree, Array], ...]
+
+
+def mean_by_shape(
+    shapes: Sequence[PyTree], shape_index: Sequence[int], weight_fn: Callable[[Cohort], Array] = aggregators.weight_by_examples
+) -> Reduce:
+    """Returns means over the clients whose parts have equal shapes, where architectures differ.
+
+    For uplinks that are tuples of trees, the i-th of which has shapes `shapes[shape_index[i]]`; `shapes`
+    has those of all groups. `finalize` gives (mean, weight) for each of `shapes`; both zero where
+    no client came.
+    """
+
+    def map_part(part, client):
+        w = weight_fn(client)
+        total = [(optax.tree.zeros_like(shape), jnp.zeros_like(w)) for shape in shapes]
+        for slot, tree in zip(shape_index, part, strict=True):
+            total[slot] = jax.tree.map(lambda x: (w * x).astype(x.dtype), tree), w
+        return tuple(total)
+
+    def finalize(total):
+        return tuple(
+            (jax.tree.map(lambda x, w=w: (x / jnp.maximum(w, aggregators.TINY)).astype(x.dtype), form), w) for form, w in total
+        )
+
+    return Reduce(map_part, "add", finalize)
+
+
+def weighted_logits(beta: ArrayLike) -> Reduce:
+    """Returns the global logits for each kind of receiver (Eq. 8), as a running sum.
+
+        logits_rc = sum_j beta_rj n_jc mean_jc / (1 + sum_j beta_rj m_jc)
+
+    For uplinks (mean [K, K] the mean logits of each class, n [K] how many they are of), m being n;
+    or (mean, n, m) with m [K].
+
+    Args:
+      beta: [R, N], the weight of client j for receivers of kind r.
+
+    Returns:
+      A Reduce whose `finalize` gives (logits [R, K, K], counts [K] sum_j n_jc); zero for a class that
+      no client sent.
+    """
+    table = jnp.asarray(beta, jnp.float32)
+
+    def map_part(part, client):
+        mean, n, *m = part
+        w = table[:, client.ids]
+        total = jnp.where(n[:, None] > 0, n[:, None] * mean, 0)
+        return w[:, None, None] * total[None], w[:, None] * (m[0] if m else n)[None], n
+
+    return Reduce(map_part, "add", lambda total: (total[0] / (1 + total[1])[..., None], total[2]))
 
 
 def fedhpl(
@@ -118,7 +170,7 @@ def fedhpl(
     entry_shapes = [[_form(entry, peers) for entry in average] for peers in task.peers]
     shapes = dict(form for of_group in entry_shapes for form in of_group)
     shape_index = [list(shapes).index(name) for name, _ in entry_shapes[task.group]]
-    averaged = aggregators.mean_by_shape(list(shapes.values()), shape_index, aggregators.make_weight_fn(weights))
+    averaged = mean_by_shape(list(shapes.values()), shape_index, aggregators.make_weight_fn(weights))
 
     def start_from(sent, w_k):
         """Returns the client's network with the averages that it received."""
@@ -162,7 +214,7 @@ def fedhpl(
         local_sent = sent._replace(shared=tuple((entry, jnp.bool(True)) for entry in entries))  # not the averages that it received
         return ClientOutput(trained.net, (uplink, entries), sums, local=(local_sent, trained.net))
 
-    weighted = aggregators.weighted_logits(beta)
+    weighted = weighted_logits(beta)
 
     def map_part(part, client):
         if not compress:  # [M, K], and labels [M], where K is none

@@ -34,6 +34,7 @@ from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive, check_arguments
 from fedjax_core.task import Task, feature_size
 from fedjax_core.training import aggregators, local_training, losses
+from fedjax_core.training.param_partition import drop_entry
 
 _STREAM = 0x6E68  # of the initial prototypes
 
@@ -78,16 +79,14 @@ def fednh(
     model, classes = task.model, task.classes
 
     def apply(net, prototypes, x, key=None, train=False, mask=None):
-        body = {name: entry for name, entry in net.params.items() if name != "scale"}
-        z, stats = model.features(Net(body, net.stats), x, key, train, mask)
+        z, stats = model.features(drop_entry(net, "scale"), x, key, train, mask)
         z = losses.normalize(z)
         return {"logits": net.params["scale"] * (z @ prototypes.T), "features": z}, stats
 
     def server_init(key):
-        net = model.init(key)
-        body = {name: entry for name, entry in net.params.items() if name != "head"}
+        net = drop_entry(model.init(key), "head")
         spread = jax.nn.initializers.orthogonal()(jax.random.fold_in(key, _STREAM), (classes, feature_size(model)))
-        return Server(net._replace(params=body | {"scale": jnp.asarray(scale, jnp.float32)}), losses.normalize(spread))
+        return Server(net._replace(params=net.params | {"scale": jnp.asarray(scale, jnp.float32)}), losses.normalize(spread))
 
     def client_update(sent, client, data, key):
         def loss(net, batch, key):

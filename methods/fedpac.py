@@ -159,11 +159,11 @@ def fedpac(
 
     def server_init(key):
         body, head = param_partition.split_net(model.init(key), _is_head)
-        heads = jax.tree.map(lambda p: jnp.broadcast_to(p, (task.population, *p.shape)), head)
+        heads = aggregators.repeat_row(head, task.population)
         return Server(body, heads, init_prototypes(task))
 
     def broadcast(server, i):
-        return Sent(server.body, jax.tree.map(lambda h: h[i], server.heads), server.prototypes)
+        return Sent(server.body, aggregators.take_row(server.heads, i), server.prototypes)
 
     mean = aggregators.mean(aggregators.make_weight_fn(weights))
     return Algorithm(

@@ -64,6 +64,7 @@ from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive
 from fedjax_core.task import Task, feature_size
 from fedjax_core.training import aggregators, local_training, losses
 from fedjax_core.training.augment import pipeline
+from fedjax_core.training.param_partition import drop_entry
 
 MOCO = "resized_crop(scale=(0.2, 1.0)) | greyscale(probability=0.2) | colour_jitter | flip"
 _PHASE_2, _PROMPTS, _QUEUE, _VIEWS = 2, 0x70, 0x71, 0x76  # streams of keys
@@ -192,6 +193,11 @@ def enqueue(queue: Array, place: Array, keys: Array, mask: Array) -> tuple[Array
     return queue, (place + jnp.sum(mask)) % len(queue)
 
 
+def project(h_rho: PyTree, f: Array) -> Array:
+    """Returns the projections [B, P], of unit length, of features [B, D]."""
+    return losses.normalize(f @ h_rho["kernel"] + h_rho["bias"][None])
+
+
 def fedpft(
     task: Task,
     *,
@@ -251,20 +257,19 @@ def fedpft(
     is_tau = lambda params: {name: name == "transform" for name in params}
     scaled_optimizer = optax.chain(optimizer(task.round_num), optax.masked(optax.scale(transform_rate), is_tau))
 
-    def extractor(net):
-        return {name: leaf for name, leaf in net.params.items() if name != "head"}
-
     def sent_part(shared):
         """Returns `shared` without a personal classifier, which is not sent."""
         return shared._replace(net=Net(shared.net.params | {"head": None}, shared.net.stats)) if own_head else shared
 
-    def project(h_rho, f):
-        return losses.normalize(f @ h_rho["kernel"] + h_rho["bias"][None])
-
     def join_net(sent, client):
         """Joins all parts into one network for `fit`, with the untrained parts as statistics."""
         head = client.head if own_head else sent.net.params["head"]
-        params = {"extractor": extractor(sent.net), "head": head, "transform": sent.transform, "prompts": client.prompts}
+        params = {
+            "extractor": drop_entry(sent.net, "head").params,
+            "head": head,
+            "transform": sent.transform,
+            "prompts": client.prompts,
+        }
         stats = {"extractor": sent.net.stats}
         if con.on:
             params |= {"projection": sent.projection, "contrast_prompts": client.contrast.prompts}
@@ -392,7 +397,7 @@ def fedpft(
         moco = ()
         if con.on:
             queue = losses.normalize(jax.random.normal(jax.random.fold_in(client_key, _QUEUE), (con.queue, con.size)))
-            copy = Net(extractor(server.net), server.net.stats)
+            copy = drop_entry(server.net, "head")
             tau = server.transform if con.momentum_transform else ()
             moco = Moco(p_rho, copy, server.projection, tau, queue, jnp.zeros((), jnp.int32))
         return Personal(p_kappa, moco, server.net.params["head"] if own_head else ())

@@ -22,12 +22,11 @@ Departures: the mean is uniform unless weights="samples". Clients train for epoc
 10 minibatches of 128 (`config.clients.steps`).
 """
 
-import jax
-
-from fedjax_core.algorithm import Algorithm, Net
+from fedjax_core.algorithm import Algorithm
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
 from fedjax_core.training import adapters, local_training
+from fedjax_core.training.param_partition import all_but
 from methods.fedper import fedper
 
 
@@ -55,9 +54,4 @@ def fedsa_lora(
       ValueError: an argument is out of range, or the network has no adapter.
     """
     adapters.check_has_adapter(task, "fedsa_lora")
-    select_a = adapters.select_factor("a")
-
-    def select_rest(net: Net) -> Net:
-        return jax.tree.map(lambda is_a: not is_a, select_a(net))
-
-    return fedper(task, optimizer=optimizer, personal=select_rest, epochs=epochs, batch=batch, weights=weights)
+    return fedper(task, optimizer=optimizer, personal=all_but(adapters.select_a), epochs=epochs, batch=batch, weights=weights)

@@ -15,8 +15,8 @@ Structural Knowledge Collaboration. ICWS 2025.
   c~^j          server.knowledge   the cohort's knowledge of class j; server.known: mask of classes
   M             neighbours         nearest clients that a client's knowledge is averaged with (Eq. 1)
   U, tau        lcl.scale, .tau    normalization and temperature of the contrast (Eq. 2, 3)
-  d_k, e_k      gda                discrepancy, and the resulting weights (Eq. 4): `aggregators.discrepancy_weights`
-  sigma, beta   gpr                variances of c~, and the review by them (Eq. 5): `aggregators.period_review`
+  d_k, e_k      gda                discrepancy, and the resulting weights (Eq. 4): `discrepancy_weights`
+  sigma, beta   gpr                variances of c~, and the review by them (Eq. 5): `period_review`
 
 The client's loss is CE + LCL, and it sends its delta and its knowledge. The paper can be read in
 several ways; `variant` presets the options:
@@ -36,8 +36,8 @@ several ways; `variant` presets the options:
   gda.on              True          .           False        else weights by examples or uniform (`weights`)
   gda.size            fraction      count       .            size in the sigmoid: N_k / N, or N_k
   gda.distance        mean          sum         .            d_k: mean or sum over the classes of client k
-  gda.form            sigmoid       .           .            `aggregators.discrepancy_weights`
-  gpr.form            interpolate   printed     printed      `aggregators.period_review`
+  gda.form            sigmoid       .           .            `discrepancy_weights`
+  gpr.form            interpolate   printed     printed      `period_review`
   gpr.beta            0.95          .           0.99
   gpr.ddof            0             .           1            of the variances
   gpr.over            both          .           own          classes of their sums: known in both rounds, or
@@ -65,6 +65,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Cohort, Net, PyTree
@@ -101,19 +102,19 @@ class Gda(NamedTuple):
     """Options of the global discrepancy aggregation."""
 
     on: bool = True
-    size: aggregators.DiscrepancySize = "fraction"
-    distance: aggregators.DiscrepancyDistance = "mean"
-    form: aggregators.DiscrepancyForm = "sigmoid"
+    size: Literal["fraction", "count"] = "fraction"
+    distance: Literal["mean", "sum"] = "mean"
+    form: Literal["sigmoid", "relu"] = "sigmoid"
 
 
 class Gpr(NamedTuple):
     """Options of the global period review."""
 
     on: bool = True
-    form: aggregators.ReviewForm = "interpolate"
+    form: Literal["interpolate", "printed"] = "interpolate"
     beta: Fraction = 0.95
     ddof: Literal[0, 1] = 0
-    over: aggregators.ReviewSum = "both"
+    over: Literal["both", "own"] = "both"
     entries: Literal["params", "all"] = "params"
 
 
@@ -151,6 +152,30 @@ class Sent(NamedTuple):
     net: Net
     knowledge: Array
     known: Array
+
+
+def merge_neighbours(values: Array, held: Array, neighbours: int = 1) -> tuple[Array, Array]:
+    """Merges class knowledge: each client's with its nearest, then over clients (Eq. 1).
+
+    Args:
+      values: [C, K, D], one vector per client and class.
+      held: [C, K], mask of the vectors; the others may be anything.
+      neighbours: M, the number of nearest other vectors of a class, or fewer if there are fewer.
+
+    Returns:
+      (merged [K, D], mask of classes [K]); zero for a class without any vector.
+    """
+    values = jnp.where(held[..., None], values, 0)
+
+    def of_class(c, holds):  # [C, D], [C]
+        apart = jnp.sum((c[:, None] - c[None]) ** 2, -1)
+        others = holds[None] & ~jnp.eye(len(c), dtype=bool)
+        near, who = jax.lax.top_k(jnp.where(others, -apart, -jnp.inf), min(neighbours, len(c) - 1))
+        is_near = (near > -jnp.inf).astype(c.dtype)  # [C, M], as A(k, i) = 1
+        merged = (c + jnp.einsum("cm,cmd->cd", is_near, c[who])) / (1 + jnp.sum(is_near, 1))[:, None]
+        return jnp.sum(jnp.where(holds[:, None], merged, 0), 0) / jnp.maximum(jnp.sum(holds), 1)
+
+    return jax.vmap(of_class, 1)(values, held), jnp.any(held, 0)
 
 
 def contrastive_loss(
@@ -202,6 +227,41 @@ def sum_distances(logits: Array, knowledge: Array, mask: Array) -> Array:
     return jnp.sum(jnp.where(mask[:, None], apart, 0), 0)
 
 
+def discrepancy_weights(cohort: Cohort, values: Array, held: Array, merged: Array, options: Gda) -> Array:
+    """Returns the weights [C] of the global discrepancy aggregation (Eq. 4), up to a common factor.
+
+    Clients with more examples, and with knowledge closer to the merged one, have more weight:
+
+        "sum":      d_k = sum_j |c_k^j - c^j|   over the classes that k holds, as printed
+        "mean":     d_k = the mean of these, so that it does not grow with the number of classes
+        a_k = d_k / sum d,   b_k = N_k / sum N
+        "sigmoid":  e_k ~ sigmoid(size_k - a_k d_k + b_k), as printed
+        "relu":     e_k ~ max(b_k - a_k / 2 + 0.1, 0), which has no scale: the form of FedDisco (Ye et al., ICML 2023)
+
+    size_k is N_k as printed ("count"), for which the sigmoid is 1 for all but tiny clients, or b_k
+    ("fraction"). Knowledge that equals the merged one up to rounding has distance 0. If all d_k are
+    0, all a_k are 0. With "relu" some weight is positive, since they sum to at least 1 - 1/2 + 0.1 C.
+
+    Args:
+      cohort: who took part.
+      values: [C, K, D] the clients' knowledge.
+      held: [C, K], mask of its classes.
+      merged: [K, D] the merged knowledge.
+      options: size, distance and form.
+    """
+    active = cohort.examples > 0
+    n = cohort.examples.astype(values.dtype)
+    distances = jnp.where(held, losses.euclidean_distances(values, merged[None], losses.rounding_tolerance(values)), 0)
+    d = jnp.where(active, jnp.sum(distances, 1), 0)
+    d = d / jnp.maximum(jnp.sum(held, 1), 1) if options.distance == "mean" else d
+    a = d / jnp.maximum(jnp.sum(d), aggregators.TINY)
+    b = n / jnp.maximum(jnp.sum(n), 1)
+    if options.form == "relu":
+        return jnp.where(active, jnp.maximum(b - a / 2 + 0.1, 0), 0)
+    e = jax.nn.log_sigmoid((n if options.size == "count" else b) - a * d + b)
+    return jnp.where(active, jnp.exp(e - jnp.max(jnp.where(active, e, -jnp.inf))), 0)
+
+
 def summarize_weights(weights: Array, cohort: Cohort) -> dict[str, tuple[Array, Array]]:
     """Returns metrics of one round's aggregation weights, as (value, 1); (0, 0) where undefined.
 
@@ -234,11 +294,81 @@ def summarize_weights(weights: Array, cohort: Cohort) -> dict[str, tuple[Array, 
     }
 
 
+class PeriodReview(NamedTuple):
+    """State of `period_review`: [K] variances of the last round's class knowledge, and the classes that had any."""
+
+    variance: Array
+    known: Array
+
+
+def period_review(classes: int, options: Gpr) -> optax.GradientTransformationExtraArgs:
+    """Returns the global period review (Eq. 5) of the mean delta w - w_prev, from the second round on.
+
+        ratio = (sum_j s2_j - sum_j s2_j of the round before) / sum_j s2_j of the round before
+        "interpolate":   w <- w + (1 - beta) ratio (w_prev - w)
+        "printed":       w <- beta w + (1 - beta) ratio (w_prev - w)
+
+    w_prev is the model at the start of the round, so no second model is stored. As printed, the
+    weights shrink by beta in every round in which the variances agree. The update also takes this
+    round's merged knowledge [K, D] and known [K].
+    """
+    beta = options.beta
+
+    def init(params: PyTree) -> PeriodReview:
+        del params
+        return PeriodReview(jnp.zeros(classes), jnp.zeros(classes, bool))
+
+    def update(updates, state, params=None, **context):
+        knowledge, known = context["knowledge"], context["known"]
+        variance = jnp.where(known, jnp.var(knowledge, -1, ddof=options.ddof), 0)
+        if options.over == "both":
+            both = known & state.known
+            before = jnp.sum(jnp.where(both, state.variance, 0))
+            change = jnp.sum(jnp.where(both, variance - state.variance, 0))
+        else:
+            before = jnp.sum(state.variance)
+            change = jnp.sum(variance) - before
+        pull = (1 - beta) * jnp.where(before > 0, change / jnp.maximum(before, aggregators.TINY), 0)
+        second = jnp.any(state.known)
+        if options.form == "printed":  # beta w + pull (w_prev - w) - w_prev = (beta - pull) delta - (1 - beta) w_prev
+            reviewed = jax.tree.map(lambda u, w: (beta - pull).astype(u.dtype) * u - (1 - beta) * w, updates, params)
+        else:
+            reviewed = jax.tree.map(lambda u: (1 - pull).astype(u.dtype) * u, updates)
+        return optax.tree.where(second, reviewed, updates), PeriodReview(variance, known)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
 class _Epoch(NamedTuple):
     """Inputs of an epoch's losses. `scale`: [K], U of the whole local set; `last`: [] bool."""
 
     scale: Array
     last: Array
+
+
+def client_loss(task: Task, sent: Sent, lcl: Lcl, knowledge: Knowledge, strength: ArrayLike) -> local_training.LossFn:
+    """Returns (net, batch, key, epoch) -> (CE + LCL, Aux of metrics and knowledge); `strength` is the weight of LCL."""
+
+    def loss(net: Net, batch: local_training.Batch, key: Array, epoch: _Epoch) -> tuple[Array, local_training.Aux]:
+        out, stats = task.model.apply(net, batch.x, key, train=True, mask=batch.mask)
+        ce = local_training.label_loss(task)(out["logits"], batch.y, batch.mask)
+        rows = jnp.sum(batch.mask, dtype=ce.dtype)
+        l, value, contrast = out[knowledge.of], ce, jnp.zeros(())
+        if lcl.on:
+            u = epoch.scale
+            if lcl.scale == "batch":
+                u = sum_distances(jax.lax.stop_gradient(l), sent.knowledge, batch.mask) / jnp.maximum(rows, 1)
+            u = jnp.maximum(u, MIN_SCALE)
+            form = {"twice": lcl.twice, "own": lcl.own}
+            contrast = contrastive_loss(l, batch.y, batch.mask, sent.knowledge, sent.known, u, lcl.tau, **form)
+            value = ce + strength * contrast
+        sums = local_training.loss_metrics(ce, out["logits"], batch) | {"lcl": (contrast * rows, rows)}
+        class_logits = ()
+        if knowledge.source == "training":
+            class_logits = local_training.class_sums(l, batch.y, batch.mask & epoch.last, task.classes)
+        return value, local_training.Aux(stats, (sums, class_logits))
+
+    return loss
 
 
 def fedskc(
@@ -277,21 +407,18 @@ def fedskc(
     gpr_options = registry.replace_options("gpr", Gpr(), preset.get("gpr"), gpr)
     check_arguments(fedskc, epochs=epochs)
     weight_fn = aggregators.make_weight_fn(weights)  # both are checked also where unused
-    by_discrepancy = aggregators.discrepancy_weights(size=gda_options.size, distance=gda_options.distance, form=gda_options.form)
+    if gda_options.form == "relu" and gda_options.size == "count":
+        raise ValueError("size='count' needs form='sigmoid'; with form='relu' the size is b_k")
     model, classes = task.model, task.classes
     if knowledge_options.of == "logits":
         require_class_logits(task, "fedskc")
     strength = jnp.minimum(1.0, (task.round_num + 1) / lcl_options.ramp) if lcl_options.ramp else 1.0
     review = optax.identity()
     if gpr_options.on:
-        review = aggregators.period_review(classes, gpr_options.beta, gpr_options.form, gpr_options.ddof, gpr_options.over)
+        review = period_review(classes, gpr_options)
         if gpr_options.entries == "params":
             review = optax.masked(review, Net(params=True, stats=False))
-    aggregator = aggregators.make_aggregator(
-        aggregators.stack if gda_options.on else aggregators.mean(weight_fn),
-        (lambda cohort, *, weights, **_: weights) if gda_options.on else None,
-        review,
-    )
+    aggregator = aggregators.make_aggregator(aggregators.stack if gda_options.on else aggregators.mean(weight_fn), review)
 
     def server_init(key):
         net = model.init(key)
@@ -302,24 +429,7 @@ def fedskc(
         return model.apply(net, batch.x, mask=batch.mask, **mode)
 
     def client_update(sent, client, data, key):
-        def loss(net, batch, key, epoch):
-            out, stats = outputs(net, batch, key=key, train=True)
-            ce = local_training.label_loss(task)(out["logits"], batch.y, batch.mask)
-            rows = jnp.sum(batch.mask, dtype=ce.dtype)
-            l, value, contrast = out[knowledge_options.of], ce, jnp.zeros(())
-            if lcl_options.on:
-                u = epoch.scale
-                if lcl_options.scale == "batch":
-                    u = sum_distances(jax.lax.stop_gradient(l), sent.knowledge, batch.mask) / jnp.maximum(rows, 1)
-                u = jnp.maximum(u, MIN_SCALE)
-                form = {"twice": lcl_options.twice, "own": lcl_options.own}
-                contrast = contrastive_loss(l, batch.y, batch.mask, sent.knowledge, sent.known, u, lcl_options.tau, **form)
-                value = ce + strength * contrast
-            sums = local_training.loss_metrics(ce, out["logits"], batch) | {"lcl": (contrast * rows, rows)}
-            class_logits = ()
-            if knowledge_options.source == "training":
-                class_logits = local_training.class_sums(l, batch.y, batch.mask & epoch.last, classes)
-            return value, local_training.Aux(stats, (sums, class_logits))
+        loss = client_loss(task, sent, lcl_options, knowledge_options, strength)
 
         def epoch_inputs(net, data, e):
             scale = jnp.ones(classes)
@@ -349,19 +459,17 @@ def fedskc(
         delta, (c, held) = collected
         active = cohort.examples > 0
         held = held & active[:, None]
-        merged, known = aggregators.merge_neighbours(c, held, knowledge_options.neighbours)  # Eq. 1
+        merged, known = merge_neighbours(c, held, knowledge_options.neighbours)  # Eq. 1
         after = jnp.where(known[:, None], merged, server.knowledge if knowledge_options.keep else 0)
         known = known | server.known if knowledge_options.keep else known
-        e = by_discrepancy(cohort, values=c, held=held, merged=merged) if gda_options.on else None  # Eq. 4
-        net, state = aggregator.update(  # Eq. 5
-            server.net, delta, cohort, server.review, weights=e, knowledge=after, known=known
-        )
+        weight_metrics = {}
+        if gda_options.on:
+            e = discrepancy_weights(cohort, c, held, merged, gda_options)  # Eq. 4
+            delta, weight_metrics = aggregators.weighted_mean(delta, e), summarize_weights(e, cohort)
+        net, state = aggregator.update(server.net, delta, cohort, server.review, knowledge=after, known=known)  # Eq. 5
         new = Server(net, after, known, state)
         new = optax.tree.where(jnp.any(active), new, server)
-        metrics = {"known": (jnp.sum(new.known, dtype=jnp.float32), jnp.float32(classes))}
-        if e is not None:
-            metrics |= summarize_weights(e, cohort)
-        return new, metrics
+        return new, {"known": (jnp.sum(new.known, dtype=jnp.float32), jnp.float32(classes))} | weight_metrics
 
     return Algorithm(
         server_init,

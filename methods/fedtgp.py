@@ -73,7 +73,7 @@ def adaptive_margin(centres: Array, held: Array, most: float) -> Array:
 
     It is at most `most`, and `most` for fewer than two classes.
     """
-    pairs = held[:, None] & held[None] & ~jnp.eye(len(held), dtype=bool)
+    pairs = aggregators.other_pairs(held)
     apart = losses.safe_norms(jnp.where(pairs[..., None], centres[:, None] - centres[None], 0))
     nearest = jnp.min(jnp.where(pairs, apart, jnp.inf), 1)
     widest = jnp.max(jnp.where(jnp.any(pairs, 1), nearest, 0))

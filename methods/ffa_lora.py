@@ -57,19 +57,18 @@ def ffa_lora(
       ValueError: an argument is out of range, or the network has no adapter.
     """
     adapters.check_has_adapter(task, "ffa_lora")
-    select_a = adapters.select_factor("a")
-    is_trained = lambda path: not adapters.is_factor(path, "a")
+    is_trained = lambda path: not adapters.is_a(path)
     loss = local_training.supervised_loss(task)
     train = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch, trainable=is_trained)
 
     def client_update(sent, client, data, key):
         trained = train(sent, data, key)
-        before, after = (split_net(net, select_a)[0] for net in (sent, trained.net))
+        before, after = (split_net(net, adapters.select_a)[0] for net in (sent, trained.net))
         delta = optax.tree.sub(after, before)
         return ClientOutput(client, delta, trained.sums, local=(trained.net, client), wire=(before, delta))
 
     def server_update(server, delta, cohort, key):
-        rest, a = split_net(server.net, select_a)
+        rest, a = split_net(server.net, adapters.select_a)
         return server._replace(net=join_params(optax.apply_updates(rest, delta), a)), {}
 
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)

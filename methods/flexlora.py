@@ -33,6 +33,7 @@ from fedjax_core.algorithm import Algorithm, ClientOutput, Net, PyTree
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
 from fedjax_core.training import adapters, aggregators, local_training
+from fedjax_core.training.param_partition import drop_entry
 from methods.fedavg import fedavg
 
 
@@ -77,7 +78,7 @@ def flexlora(
 
     def split(net: Net) -> tuple[PyTree, Net]:
         """Returns the adapter, below its entry's name, and all else."""
-        return {entry: net.params[entry]}, adapters.drop_entry(net, entry)
+        return {entry: net.params[entry]}, drop_entry(net, entry)
 
     def client_update(sent, client, data, key):
         trained = train(sent, data, key)

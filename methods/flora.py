@@ -32,6 +32,7 @@ from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
 from fedjax_core.training import adapters, aggregators, local_training
 from fedjax_core.training.client_ranks import truncate_to_client
+from fedjax_core.training.param_partition import drop_entry
 from methods.fedavg import fedavg
 
 
@@ -59,22 +60,18 @@ def flora(
       ValueError: an argument is out of range, or the network has no adapter, or a bottleneck.
     """
     adapters.check_has_adapter(task, "flora", is_linear=True)
-    base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)
+    base = adapters.start_correction(fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights))
     weight_fn, loss = aggregators.make_weight_fn(weights), local_training.supervised_loss(task)
-    is_trained = lambda path: path[0].key != adapters.CORRECTION
-    train = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch, trainable=is_trained)
+    trainable = adapters.is_not_correction
+    train = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch, trainable=trainable)
 
     def drop_adapter(net: Net) -> Net:
-        return adapters.drop_entry(net, adapters.ENTRY)
-
-    def server_init(key):
-        server = base.server_init(key)
-        return server._replace(net=adapters.with_zero_correction(server.net))
+        return drop_entry(net, adapters.ENTRY)
 
     def client_update(sent, client, data, key):
         fresh = truncate_to_client({adapters.ENTRY: task.model.init(key).params[adapters.ENTRY]}, data)
         trained = train(sent._replace(params=sent.params | fresh), data, key)
-        rest = [adapters.drop_entry(drop_adapter(net), adapters.CORRECTION) for net in (trained.net, sent)]
+        rest = [drop_entry(drop_adapter(net), adapters.CORRECTION) for net in (trained.net, sent)]
         uplink = {adapters.ENTRY: trained.net.params[adapters.ENTRY]}, optax.tree.sub(*rest)
         return ClientOutput(client, uplink, trained.sums, local=(trained.net, client), wire=(drop_adapter(sent), uplink))
 
@@ -86,9 +83,4 @@ def flora(
         rest: Any = optax.apply_updates(drop_adapter(server.net), step)
         return server._replace(net=rest._replace(params=server.net.params | rest.params)), {}
 
-    return base._replace(
-        server_init=server_init,
-        client_update=client_update,
-        server_update=server_update,
-        collect=(aggregators.stack, base.collect),
-    )
+    return base._replace(client_update=client_update, server_update=server_update, collect=(aggregators.stack, base.collect))

@@ -108,7 +108,7 @@ def hierfavg(
 
     def server_init(key):
         net = model.init(key)
-        return Server(jax.tree.map(lambda p: jnp.broadcast_to(p, (edges, *p.shape)), net), net, jnp.zeros(edges))
+        return Server(aggregators.repeat_row(net, edges), net, jnp.zeros(edges))
 
     def client_update(sent, client, data, key):
         trained = train(sent.edge, data, key)
@@ -123,7 +123,7 @@ def hierfavg(
         def aggregate_in_cloud():
             apart = jax.tree.map(lambda of_edge, of_cloud: of_edge - of_cloud[None], server.edges, server.cloud)
             cloud = optax.tree.add(server.cloud, aggregators.weighted_mean(apart, server.weights))
-            same = jax.tree.map(lambda p: jnp.broadcast_to(p, (edges, *p.shape)), cloud)
+            same = aggregators.repeat_row(cloud, edges)
             return Server(same, cloud, jnp.zeros(edges)), jnp.sum(server.weights > 0, dtype=jnp.float32) + edges
 
         is_due = (task.round_num + 1) % cloud_period == 0
@@ -140,7 +140,7 @@ def hierfavg(
             edges, aggregators.make_weight_fn(weights), lambda delta, client: (delta, edge_of[client.ids])
         ),
         predict={"global": lambda sent, client, x: model.apply(sent.cloud, x)[0]},
-        broadcast=lambda server, i: Sent(jax.tree.map(lambda x: x[edge_of[i]], server.edges), server.cloud),
+        broadcast=lambda server, i: Sent(aggregators.take_row(server.edges, edge_of[i]), server.cloud),
         targets=tuple(TARGETS),
     )
 

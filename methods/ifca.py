@@ -58,7 +58,7 @@ def ifca(
       cluster's share of the cohort.
     """
     check_arguments(ifca, clusters=clusters)
-    model, label_loss = task.model, local_training.label_loss(task)
+    model, sum_loss = task.model, local_training.evaluation_loss(task)
     given = {*getattr(task.frozen, "params", ()), adapters.ENTRY}  # begin alike in all models
     if clusters > 1 and given.issuperset(jax.eval_shape(model.init, jax.random.key(0)).params):
         raise ValueError(
@@ -73,20 +73,13 @@ def ifca(
 
     def choose(models, data):
         """Returns j_hat []."""
-
-        def losses(batch):
-            def loss_of_net(net):
-                outputs, _ = model.apply(net, batch.x)
-                return local_training.loss_and_metrics(outputs, batch, label_loss)[1]["loss"]
-
-            return jax.lax.map(loss_of_net, models)
-
+        losses = lambda batch: jax.lax.map(lambda net: sum_loss(net, batch), models)
         total, examples = local_training.sum_over_batches(losses, data, batch=batch)
         return jnp.argmin(total / jnp.maximum(examples, 1)).astype(jnp.int32)
 
     def client_update(models, cluster, data, key):
         cluster = choose(models, data)
-        theta = jax.tree.map(lambda theta: theta[cluster], models)
+        theta = aggregators.take_row(models, cluster)
         trained = train(theta, data, key)
         local = jax.tree.map(lambda theta, new: theta.at[cluster].set(new), models, trained.net)
         return ClientOutput(cluster, (optax.tree.sub(trained.net, theta), cluster), trained.sums, local=(local, cluster))
@@ -100,7 +93,7 @@ def ifca(
         client_update,
         server_update,
         collect=aggregators.mean_by_index(clusters, aggregators.make_weight_fn(weights)),
-        predict={"personal": lambda models, j, x: model.apply(jax.tree.map(lambda theta: theta[j], models), x)[0]},
+        predict={"personal": lambda models, j, x: model.apply(aggregators.take_row(models, j), x)[0]},
         client_init=lambda key, server, client_id: jnp.int32(0),
         personalise=lambda models, j, data, key: (models, choose(models, data)),
         targets=tuple(TARGETS),

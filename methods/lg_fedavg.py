@@ -24,8 +24,6 @@ accuracy, which nothing does here. Batch statistics of local layers stay with th
 
 from collections.abc import Sequence
 
-import jax
-
 from fedjax_core.algorithm import Algorithm, Net
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
@@ -60,8 +58,7 @@ def lg_fedavg(
     """
 
     def is_personal(net: Net) -> Net:
-        if missing := [name for name in shared if name not in net.params]:
-            raise ValueError(f"shared={missing[0]!r} is not an entry of the network; it has {', '.join(net.params)}")
-        return jax.tree.map(lambda is_shared: not is_shared, param_partition.personal_entries(*shared)(net))
+        param_partition.check_entries(net, shared, "shared")
+        return param_partition.all_but(param_partition.personal_entries(*shared))(net)
 
     return fedper(task, optimizer=optimizer, personal=is_personal, epochs=epochs, batch=batch, weights=weights)

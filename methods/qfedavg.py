@@ -25,30 +25,13 @@ uniformly and not weighted; the paper draws them by their examples. F_k is in ev
 averaged uniformly.
 """
 
-from collections.abc import Callable
-
 import jax.numpy as jnp
 import optax
 
-from fedjax_core.algorithm import TARGETS, Algorithm, Array, ClientData, ClientOutput, Net
+from fedjax_core.algorithm import TARGETS, Algorithm, ClientOutput
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_arguments
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training
-
-
-def make_mean_loss(task: Task, batch: int) -> Callable[[Net, ClientData], Array]:
-    """Returns (net, data) -> [] mean loss over all of a client's training examples, in evaluation mode."""
-    model, label_loss = task.model, local_training.label_loss(task)
-
-    def mean_loss(net: Net, data: ClientData) -> Array:
-        def sums(batch):
-            outputs, _ = model.apply(net, batch.x, mask=batch.mask)
-            return local_training.loss_and_metrics(outputs, batch, label_loss)[1]["loss"]
-
-        total, number = local_training.sum_over_batches(sums, data, batch=batch)
-        return total / jnp.maximum(number, 1)
-
-    return mean_loss
 
 
 def qfedavg(
@@ -71,7 +54,7 @@ def qfedavg(
     """
     check_arguments(qfedavg, q=q)
     local_training.require_linear(optimizer, "q-FedAvg")
-    model, mean_loss = task.model, make_mean_loss(task, batch)
+    model, mean_loss = task.model, local_training.mean_loss(task, batch)
     loss, chain = local_training.supervised_loss(task), local_training.measure_steps(optimizer(task.round_num))
     mean = aggregators.mean(aggregators.weight_uniformly)
 

@@ -30,7 +30,8 @@ from fedjax_core.storage.json_files import check_schema, to_json_values
 from fedjax_core.storage.safetensors_files import read_tensors, write_tensors
 from fedjax_core.task import Model, Task
 from fedjax_core.training import local_training
-from fedjax_core.training.adapters import CORRECTION, drop_entry
+from fedjax_core.training.adapters import CORRECTION
+from fedjax_core.training.param_partition import drop_entry
 
 FORM = {  # the schema of a description
     **{"model": str, "classes": int, "input_shape": [int], "statistics": str, "class_names": [(str, int)]},

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core import registry
-from fedjax_core.algorithm import Array, Net, PyTree
+from fedjax_core.algorithm import Algorithm, Array, Net, PyTree
 from fedjax_core.option_types import AtLeastOne, BelowOne, Positive, check_arguments
 from fedjax_core.task import TRAINABLE_PARTS, Axes, Model, Task, find_model_axis
 from fedjax_core.training.metrics import nbytes
@@ -389,19 +389,15 @@ def count_bytes(tree: PyTree, ranks: np.ndarray) -> np.ndarray:
     return total
 
 
-def is_factor(path: tuple, name: str) -> bool:
-    """Returns whether a leaf of params, by its path, is an adapter's array of this name, "a" or "b"."""
-    return path[0].key == ENTRY and path[-1].key == name
+def is_a(path: tuple) -> bool:
+    """Returns whether a leaf of params, by its path, is an adapter's array "a"."""
+    return path[0].key == ENTRY and path[-1].key == "a"
 
 
-def select_factor(name: str) -> Callable[[Net], Net]:
-    """Returns a selection for `split_net`: the adapter's arrays of this name, "a" or "b"."""
-
-    def select(net: Net) -> Net:
-        params = jax.tree_util.tree_map_with_path(lambda path, _: is_factor(path, name), net.params)
-        return Net(params, jax.tree.map(lambda _: False, net.stats))
-
-    return select
+def select_a(net: Net) -> Net:
+    """Selects the adapter's arrays "a", for `split_net`."""
+    params = jax.tree_util.tree_map_with_path(lambda path, _: is_a(path), net.params)
+    return Net(params, jax.tree.map(lambda _: False, net.stats))
 
 
 def with_zero_correction(net: Net) -> Net:
@@ -414,11 +410,19 @@ def with_zero_correction(net: Net) -> Net:
     return net._replace(params=net.params | {CORRECTION: zeros})
 
 
-def drop_entry(net: Net, name: str) -> Net:
-    """Returns the network without this entry of its params, such as "correction", if it has that."""
-    if not isinstance(net.params, dict) or name not in net.params:
-        return net
-    return net._replace(params={other: entry for other, entry in net.params.items() if other != name})
+def is_not_correction(path: tuple) -> bool:
+    """Returns whether a leaf of params, by its path, is trained beside the entry "correction"."""
+    return path[0].key != CORRECTION
+
+
+def start_correction(method: Algorithm) -> Algorithm:
+    """Returns the method whose server's `net` has the entry "correction", zero at first."""
+
+    def server_init(key):
+        server = method.server_init(key)
+        return server._replace(net=with_zero_correction(server.net))
+
+    return method._replace(server_init=server_init)
 
 
 def _get(tree: PyTree, path: Sequence[str]) -> Any:

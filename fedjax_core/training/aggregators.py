@@ -6,17 +6,14 @@ the stack of them. Server momentum, FedAdam and the like are optax transformatio
 delta.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.typing import ArrayLike
 
 from fedjax_core.algorithm import Array, Cohort, PyTree, Reduce
-from fedjax_core.option_types import Fraction, check_arguments
-from fedjax_core.training import losses
 
 TINY = float(jnp.finfo(jnp.float32).tiny)
 
@@ -60,29 +57,6 @@ def mean(weight_fn: Callable[[Cohort], Array] = weight_by_examples) -> Reduce:
         return jax.tree.map(lambda s: (s / jnp.maximum(total[1], TINY)).astype(s.dtype), total[0])
 
     return Reduce(map_part, "add", finalize, "delta", weight_fn)
-
-
-def mean_by_shape(
-    shapes: Sequence[PyTree], shape_index: Sequence[int], weight_fn: Callable[[Cohort], Array] = weight_by_examples
-) -> Reduce:
-    """Returns means over the clients whose parts have equal shapes, where architectures differ.
-
-    For uplinks that are tuples of trees, the i-th of which has shapes `shapes[shape_index[i]]`; `shapes`
-    has those of all groups. `finalize` gives (mean, weight) for each of `shapes`; both zero where
-    no client came.
-    """
-
-    def map_part(part, client):
-        w = weight_fn(client)
-        total = [(optax.tree.zeros_like(shape), jnp.zeros_like(w)) for shape in shapes]
-        for slot, tree in zip(shape_index, part, strict=True):
-            total[slot] = jax.tree.map(lambda x: (w * x).astype(x.dtype), tree), w
-        return tuple(total)
-
-    def finalize(total):
-        return tuple((jax.tree.map(lambda x, w=w: (x / jnp.maximum(w, TINY)).astype(x.dtype), form), w) for form, w in total)
-
-    return Reduce(map_part, "add", finalize)
 
 
 def mean_by_index(
@@ -138,32 +112,6 @@ def class_mean(weights: str = "uniform") -> Reduce:
     return Reduce(map_part, "add", finalize, "class means")
 
 
-def weighted_logits(beta: ArrayLike) -> Reduce:
-    """Returns FedHPL's global logits for each kind of receiver (Eq. 8), as a running sum.
-
-        logits_rc = sum_j beta_rj n_jc mean_jc / (1 + sum_j beta_rj m_jc)
-
-    For uplinks (mean [K, K] the mean logits of each class, n [K] how many they are of), m being n;
-    or (mean, n, m) with m [K].
-
-    Args:
-      beta: [R, N], the weight of client j for receivers of kind r.
-
-    Returns:
-      A Reduce whose `finalize` gives (logits [R, K, K], counts [K] sum_j n_jc); zero for a class that
-      no client sent.
-    """
-    table = jnp.asarray(beta, jnp.float32)
-
-    def map_part(part, client):
-        mean, n, *m = part
-        w = table[:, client.ids]
-        total = jnp.where(n[:, None] > 0, n[:, None] * mean, 0)
-        return w[:, None, None] * total[None], w[:, None] * (m[0] if m else n)[None], n
-
-    return Reduce(map_part, "add", lambda total: (total[0] / (1 + total[1])[..., None], total[2]))
-
-
 def _like(per_class: Array, values: Array) -> Array:
     return per_class.reshape(per_class.shape + (1,) * (values.ndim - per_class.ndim))
 
@@ -205,150 +153,19 @@ def scatter_clients(store: PyTree, cohort: Cohort, rows: PyTree) -> PyTree:
     return jax.tree.map(lambda kept, new: kept.at[ids(kept)].set(new, mode="drop"), store, rows)
 
 
-def merge_neighbours(values: Array, held: Array, neighbours: int = 1) -> tuple[Array, Array]:
-    """Merges class knowledge: each client's with its nearest, then over clients (FedSKC, Eq. 1).
-
-    Args:
-      values: [C, K, D], one vector per client and class.
-      held: [C, K], mask of the vectors; the others may be anything.
-      neighbours: M, the number of nearest other vectors of a class, or fewer if there are fewer.
-
-    Returns:
-      (merged [K, D], mask of classes [K]); zero for a class without any vector.
-
-    Raises:
-      ValueError: neighbours is negative.
-    """
-    if neighbours < 0:
-        raise ValueError(f"neighbours={neighbours} must be at least 0")
-    values = jnp.where(held[..., None], values, 0)
-
-    def of_class(c, holds):  # [C, D], [C]
-        apart = jnp.sum((c[:, None] - c[None]) ** 2, -1)
-        others = holds[None] & ~jnp.eye(len(c), dtype=bool)
-        near, who = jax.lax.top_k(jnp.where(others, -apart, -jnp.inf), min(neighbours, len(c) - 1))
-        is_near = (near > -jnp.inf).astype(c.dtype)  # [C, M], as A(k, i) = 1
-        merged = (c + jnp.einsum("cm,cmd->cd", is_near, c[who])) / (1 + jnp.sum(is_near, 1))[:, None]
-        return jnp.sum(jnp.where(holds[:, None], merged, 0), 0) / jnp.maximum(jnp.sum(holds), 1)
-
-    return jax.vmap(of_class, 1)(values, held), jnp.any(held, 0)
+def repeat_row(tree: PyTree, number: int) -> PyTree:
+    """Returns rows [number, ...] that all have the values of a tree."""
+    return jax.tree.map(lambda p: jnp.broadcast_to(p, (number, *p.shape)), tree)
 
 
-DiscrepancySize = Literal["fraction", "count"]
-DiscrepancyDistance = Literal["mean", "sum"]
-DiscrepancyForm = Literal["sigmoid", "relu"]
+def take_row(rows: PyTree, i: Array) -> PyTree:
+    """Returns row `i` of a server's arrays per client, cluster or edge; rows for an array of indices."""
+    return jax.tree.map(lambda x: x[i], rows)
 
 
-def discrepancy_weights(
-    size: DiscrepancySize = "fraction", distance: DiscrepancyDistance = "mean", form: DiscrepancyForm = "sigmoid"
-) -> Callable[..., Array]:
-    """Returns the weights of FedSKC's global discrepancy aggregation (Eq. 4).
-
-    Clients with more examples, and with knowledge closer to the merged one, have more weight:
-
-        "sum":      d_k = sum_j |c_k^j - c^j|   over the classes that k holds, as printed
-        "mean":     d_k = the mean of these, so that it does not grow with the number of classes
-        a_k = d_k / sum d,   b_k = N_k / sum N
-        "sigmoid":  e_k ~ sigmoid(size_k - a_k d_k + b_k), as printed
-        "relu":     e_k ~ max(b_k - a_k / 2 + 0.1, 0), which has no scale: the form of FedDisco (Ye et al., ICML 2023)
-
-    Knowledge that equals the merged one up to rounding has distance 0. If all d_k are 0, all a_k
-    are 0. With "relu" some weight is positive, since they sum to at least 1 - 1/2 + 0.1 C.
-
-    Args:
-      size: size_k: "count", N_k as printed, for which the sigmoid is 1 for all but tiny clients; or
-        "fraction", b_k. With "relu" always b_k.
-      distance: "mean" or "sum".
-      form: "sigmoid" or "relu".
-
-    Returns:
-      (Cohort, *, values [C, K, D], held [C, K], merged [K, D], ...) -> [C], for
-      `make_aggregator(stack, weight_fn=...)`.
-
-    Raises:
-      ValueError: another size, distance or form; "relu" with size "count".
-    """
-    check_arguments(discrepancy_weights, size=size, distance=distance, form=form)
-    if form == "relu" and size == "count":
-        raise ValueError("size='count' needs form='sigmoid'; with form='relu' the size is b_k")
-
-    def compute_weights(cohort: Cohort, *, values: Array, held: Array, merged: Array, **_: PyTree) -> Array:
-        active = cohort.examples > 0
-        n = cohort.examples.astype(values.dtype)
-        distances = jnp.where(held, losses.euclidean_distances(values, merged[None], losses.rounding_tolerance(values)), 0)
-        d = jnp.where(active, jnp.sum(distances, 1), 0)
-        d = d / jnp.maximum(jnp.sum(held, 1), 1) if distance == "mean" else d
-        a = d / jnp.maximum(jnp.sum(d), TINY)
-        b = n / jnp.maximum(jnp.sum(n), 1)
-        if form == "relu":
-            return jnp.where(active, jnp.maximum(b - a / 2 + 0.1, 0), 0)
-        e = jax.nn.log_sigmoid((n if size == "count" else b) - a * d + b)
-        return jnp.where(active, jnp.exp(e - jnp.max(jnp.where(active, e, -jnp.inf))), 0)  # up to a common factor
-
-    return compute_weights
-
-
-class PeriodReview(NamedTuple):
-    """State of `period_review`: [K] variances of the last round's class knowledge, and the classes that had any."""
-
-    variance: Array
-    known: Array
-
-
-ReviewForm = Literal["interpolate", "printed"]
-ReviewSum = Literal["both", "own"]
-
-
-def period_review(
-    classes: int, beta: Fraction = 0.95, form: ReviewForm = "interpolate", ddof: Literal[0, 1] = 0, over: ReviewSum = "both"
-) -> optax.GradientTransformationExtraArgs:
-    """Returns FedSKC's global period review (Eq. 5) of the mean delta w - w_prev, from the second round on.
-
-        ratio = (sum_j s2_j - sum_j s2_j of the round before) / sum_j s2_j of the round before
-        "interpolate":   w <- w + (1 - beta) ratio (w_prev - w)
-        "printed":       w <- beta w + (1 - beta) ratio (w_prev - w)
-
-    w_prev is the model at the start of the round, so no second model is stored. As printed, the
-    weights shrink by beta in every round in which the variances agree.
-
-    Args:
-      form: "interpolate" or "printed".
-      ddof: of the variance over the entries of a class's knowledge: 0, or 1 as in the released
-        code.
-      over: classes of the sums: "both": known in both rounds; "own": known in each, as in the
-        released code.
-
-    Returns:
-      A transformation whose update also takes this round's merged knowledge [K, D] and known [K].
-
-    Raises:
-      ValueError: beta is outside [0, 1]; another form or `over`; ddof is not 0 or 1.
-    """
-    check_arguments(period_review, beta=beta, form=form, ddof=ddof, over=over)
-
-    def init(params: PyTree) -> PeriodReview:
-        del params
-        return PeriodReview(jnp.zeros(classes), jnp.zeros(classes, bool))
-
-    def update(updates, state, params=None, **context):
-        knowledge, known = context["knowledge"], context["known"]
-        variance = jnp.where(known, jnp.var(knowledge, -1, ddof=ddof), 0)
-        if over == "both":
-            both = known & state.known
-            before = jnp.sum(jnp.where(both, state.variance, 0))
-            change = jnp.sum(jnp.where(both, variance - state.variance, 0))
-        else:
-            before = jnp.sum(state.variance)
-            change = jnp.sum(variance) - before
-        pull = (1 - beta) * jnp.where(before > 0, change / jnp.maximum(before, TINY), 0)
-        second = jnp.any(state.known)
-        if form == "printed":  # beta w + pull (w_prev - w) - w_prev = (beta - pull) delta - (1 - beta) w_prev
-            reviewed = jax.tree.map(lambda u, w: (beta - pull).astype(u.dtype) * u - (1 - beta) * w, updates, params)
-        else:
-            reviewed = jax.tree.map(lambda u: (1 - pull).astype(u.dtype) * u, updates)
-        return optax.tree.where(second, reviewed, updates), PeriodReview(variance, known)
-
-    return optax.GradientTransformationExtraArgs(init, update)
+def other_pairs(mask: Array) -> Array:
+    """Returns the mask [C, C] of pairs of different clients, or classes, that are both in a mask [C]."""
+    return mask[:, None] & mask[None] & ~jnp.eye(len(mask), dtype=bool)
 
 
 class Aggregator(NamedTuple):
@@ -367,22 +184,18 @@ class Aggregator(NamedTuple):
 
 def make_aggregator(
     collect: Reduce = mean(),  # noqa: B008 - a Reduce is immutable
-    weight_fn: Callable[..., Array] | None = None,
     review: optax.GradientTransformation = optax.identity(),  # noqa: B008
 ) -> Aggregator:
     """Builds an aggregator: `make_aggregator()` is FedAvg's, `make_aggregator(review=optax.trace(0.9))` FedAvgM's.
 
     Args:
       collect: how the delta is reduced over clients.
-      weight_fn: with collect=stack: (Cohort, **context) -> weights [C] that depend on the uplinks.
       review: transformation of the mean *delta* (not a gradient), such as `optax.trace`,
         `scale_by_adam` or `clip`; an optimizer such as `optax.sgd` would flip the sign.
     """
     reviewed = optax.with_extra_args_support(review)
 
     def update(value, delta, cohort, state, **context):
-        if weight_fn is not None:
-            delta = weighted_mean(delta, weight_fn(cohort, **context))
         updates, new_state = reviewed.update(delta, state, value, **context)
         new, old = (optax.apply_updates(value, updates), new_state), (value, state)
         # A float sum joins the all-reduce of the mean; `jnp.any` would need one of its own.

@@ -9,10 +9,9 @@ alpha / r_i the same columns would be another update at each client and at the s
 mean would have no meaning.
 """
 
-import functools
 from collections.abc import Callable
 
-from fedjax_core.algorithm import Algorithm, ClientData, PyTree, builder_name
+from fedjax_core.algorithm import Algorithm, ClientData, PyTree, builder_name, map_built
 from fedjax_core.task import Task
 from fedjax_core.training.adapters import find_ranks, truncate_adapters
 
@@ -37,35 +36,34 @@ def with_client_ranks(build: Callable[[Task], Algorithm], rank: int) -> Callable
     Raises:
       ValueError: (when traced) clients neither receive nor keep an adapter of this rank.
     """
+    name = builder_name(build)
+    return map_built(build, lambda inner, _: _truncate(inner, rank, name))
 
-    def build_truncated(task: Task) -> Algorithm:
-        inner = build(task)
 
-        def client_update(sent, client, data, key):
-            if (ranks := find_ranks((sent, client))) != {rank}:
-                has = f"adapters of rank {', '.join(map(str, sorted(ranks)))}" if ranks else "none"
-                raise ValueError(
-                    f"clients.rank needs clients that receive or keep adapters of the network's rank, {rank}; those of "
-                    f"{builder_name(build)} have {has}"
-                )
-            out = inner.client_update(truncate_to_client(sent, data), truncate_to_client(client, data), data, key)
-            local = truncate_to_client(out.after_training(sent), data)
-            return out._replace(state=truncate_to_client(out.state, data), uplink=truncate_to_client(out.uplink, data), local=local)
+def _truncate(inner: Algorithm, rank: int, name: str) -> Algorithm:
+    def client_update(sent, client, data, key):
+        if (ranks := find_ranks((sent, client))) != {rank}:
+            has = f"adapters of rank {', '.join(map(str, sorted(ranks)))}" if ranks else "none"
+            raise ValueError(
+                f"clients.rank needs clients that receive or keep adapters of the network's rank, {rank}; those of "
+                f"{name} have {has}"
+            )
+        out = inner.client_update(truncate_to_client(sent, data), truncate_to_client(client, data), data, key)
+        local = truncate_to_client(out.after_training(sent), data)
+        return out._replace(state=truncate_to_client(out.state, data), uplink=truncate_to_client(out.uplink, data), local=local)
 
-        def personalise(sent, client, data, key):
-            held = truncate_to_client((sent, client), data)
-            return held if inner.personalise is None else truncate_to_client(inner.personalise(held[0], held[1], data, key), data)
+    def personalise(sent, client, data, key):
+        held = truncate_to_client((sent, client), data)
+        return held if inner.personalise is None else truncate_to_client(inner.personalise(held[0], held[1], data, key), data)
 
-        def prepare(sent, client, data, key):
-            assert inner.prepare is not None
-            held = truncate_to_client((sent, client), data)
-            return truncate_to_client(inner.prepare(held[0], held[1], data, key), data)
+    def prepare(sent, client, data, key):
+        assert inner.prepare is not None
+        held = truncate_to_client((sent, client), data)
+        return truncate_to_client(inner.prepare(held[0], held[1], data, key), data)
 
-        has_own_models = inner.personalise is not None or set(inner.predict) != {"global"}
-        return inner._replace(
-            client_update=client_update,
-            personalise=personalise if has_own_models else None,
-            prepare=inner.prepare and prepare,
-        )
-
-    return functools.update_wrapper(build_truncated, build)
+    has_own_models = inner.personalise is not None or set(inner.predict) != {"global"}
+    return inner._replace(
+        client_update=client_update,
+        personalise=personalise if has_own_models else None,
+        prepare=inner.prepare and prepare,
+    )

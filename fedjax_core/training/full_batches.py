@@ -1,9 +1,8 @@
 """Local training on full minibatches only: `drop_last=True`, for any method."""
 
-import functools
 from collections.abc import Callable
 
-from fedjax_core.algorithm import Algorithm, Remainder
+from fedjax_core.algorithm import Algorithm, Remainder, map_built
 from fedjax_core.task import Task
 
 
@@ -14,17 +13,15 @@ def with_full_batches(build: Callable[[Task], Algorithm]) -> Callable[[Task], Al
     Scores and means of features see all examples. Where a
     method trains on a part of them that is smaller than a minibatch, that part is one.
     """
+    return map_built(build, _drop_remainders)
 
-    def build_dropping(task: Task) -> Algorithm:
-        inner = build(task)
 
-        def drop(train: Callable) -> Callable:
-            return lambda sent, client, data, key: train(sent, client, data._replace(remainder=Remainder.DROP), key)
+def _drop_remainders(inner: Algorithm, _: Task) -> Algorithm:
+    def drop(train: Callable) -> Callable:
+        return lambda sent, client, data, key: train(sent, client, data._replace(remainder=Remainder.DROP), key)
 
-        return inner._replace(
-            client_update=drop(inner.client_update),
-            prepare=inner.prepare and drop(inner.prepare),
-            personalise=inner.personalise and drop(inner.personalise),
-        )
-
-    return functools.update_wrapper(build_dropping, build)
+    return inner._replace(
+        client_update=drop(inner.client_update),
+        prepare=inner.prepare and drop(inner.prepare),
+        personalise=inner.personalise and drop(inner.personalise),
+    )

@@ -4,13 +4,12 @@ The statistics are removed from every `Net` that the server stores or a client s
 per client is kept beside the method's own client state.
 """
 
-import functools
 from collections.abc import Callable
 
 import jax
 import optax
 
-from fedjax_core.algorithm import Algorithm, Array, PyTree, find_nets, is_net
+from fedjax_core.algorithm import Algorithm, Array, PyTree, find_nets, is_net, map_built
 from fedjax_core.task import Task
 
 
@@ -37,64 +36,62 @@ def with_local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task]
     that and loses "global". Raises ValueError (when built into a round) if the uplink has several
     networks, or what is sent has several in one Net.
     """
+    return map_built(build, _keep_statistics)
 
-    def build_local(task: Task) -> Algorithm:
-        inner = build(task)
 
-        def server_init(key):
-            server = inner.server_init(key)
-            shapes = lambda stats: [leaf.shape for leaf in jax.tree.leaves(stats)]
-            own = shapes(jax.eval_shape(task.model.init, key).stats)
-            sent = jax.eval_shape(inner.broadcast, server, 0)
-            if any(len(held) == len(own) and held != own for held in map(shapes, _stats(sent))):
-                raise ValueError("statistics='local' needs networks that are sent one by one, this method sends several in one Net")
-            return _with_stats(server, ())
+def _keep_statistics(inner: Algorithm, task: Task) -> Algorithm:
+    def server_init(key):
+        server = inner.server_init(key)
+        shapes = lambda stats: [leaf.shape for leaf in jax.tree.leaves(stats)]
+        own = shapes(jax.eval_shape(task.model.init, key).stats)
+        sent = jax.eval_shape(inner.broadcast, server, 0)
+        if any(len(held) == len(own) and held != own for held in map(shapes, _stats(sent))):
+            raise ValueError("statistics='local' needs networks that are sent one by one, this method sends several in one Net")
+        return _with_stats(server, ())
 
-        def client_init(key, server, client_id):
-            stats = task.model.init(key).stats
-            return inner.client_init(key, _with_stats(server, stats), client_id), stats
+    def client_init(key, server, client_id):
+        stats = task.model.init(key).stats
+        return inner.client_init(key, _with_stats(server, stats), client_id), stats
 
-        def client_update(sent, client, data, key):
-            inner_client, stats = client
-            out = inner.client_update(_with_stats(sent, stats), inner_client, data, key)
-            moved = _stats(out.uplink)
-            if len(moved) > 1:
-                raise ValueError(f"statistics='local' needs an uplink with at most one network, this method's has {len(moved)}")
-            if moved:
-                stats = jax.tree.map(_plus, moved[0], stats, is_leaf=lambda x: x is None)
-            local = out.local and (_with_stats(out.local[0], ()), (out.local[1], stats))
-            uplink, wire = _with_stats(out.uplink, ()), _with_stats(out.wire, ())
-            return out._replace(state=(out.state, stats), uplink=uplink, local=local, wire=wire)
+    def client_update(sent, client, data, key):
+        inner_client, stats = client
+        out = inner.client_update(_with_stats(sent, stats), inner_client, data, key)
+        moved = _stats(out.uplink)
+        if len(moved) > 1:
+            raise ValueError(f"statistics='local' needs an uplink with at most one network, this method's has {len(moved)}")
+        if moved:
+            stats = jax.tree.map(_plus, moved[0], stats, is_leaf=lambda x: x is None)
+        local = out.local and (_with_stats(out.local[0], ()), (out.local[1], stats))
+        uplink, wire = _with_stats(out.uplink, ()), _with_stats(out.wire, ())
+        return out._replace(state=(out.state, stats), uplink=uplink, local=local, wire=wire)
 
-        def personalise(sent, client, data, key):
-            assert inner.personalise is not None
-            inner_client, stats = client
-            sent, inner_client = inner.personalise(_with_stats(sent, stats), inner_client, data, key)
-            moved = _stats(sent)
-            return _with_stats(sent, ()), (inner_client, moved[0] if moved else stats)
+    def personalise(sent, client, data, key):
+        assert inner.personalise is not None
+        inner_client, stats = client
+        sent, inner_client = inner.personalise(_with_stats(sent, stats), inner_client, data, key)
+        moved = _stats(sent)
+        return _with_stats(sent, ()), (inner_client, moved[0] if moved else stats)
 
-        def init_unseen(sent, client):
-            assert callable(inner.init_unseen)
-            return inner.init_unseen(_with_stats(sent, client[1]), client[0]), client[1]
+    def init_unseen(sent, client):
+        assert callable(inner.init_unseen)
+        return inner.init_unseen(_with_stats(sent, client[1]), client[0]), client[1]
 
-        def prepare(sent, client, data, key):
-            assert inner.prepare is not None
-            return inner.prepare(_with_stats(sent, client[1]), client[0], data, key), client[1]
+    def prepare(sent, client, data, key):
+        assert inner.prepare is not None
+        return inner.prepare(_with_stats(sent, client[1]), client[0], data, key), client[1]
 
-        def with_client_stats(predict):
-            return lambda sent, client, x: predict(_with_stats(sent, client[1]), client[0], x)
+    def with_client_stats(predict):
+        return lambda sent, client, x: predict(_with_stats(sent, client[1]), client[0], x)
 
-        of_client = {"personal" if name == "global" else name: p for name, p in inner.predict.items()}
-        if "personal" in inner.predict:
-            of_client["personal"] = inner.predict["personal"]
-        return inner._replace(
-            server_init=server_init,
-            client_init=client_init,
-            client_update=client_update,
-            predict={name: with_client_stats(p) for name, p in of_client.items()},
-            personalise=inner.personalise and personalise,
-            prepare=inner.prepare and prepare,
-            init_unseen=init_unseen if callable(inner.init_unseen) else inner.init_unseen,
-        )
-
-    return functools.update_wrapper(build_local, build)
+    of_client = {"personal" if name == "global" else name: p for name, p in inner.predict.items()}
+    if "personal" in inner.predict:
+        of_client["personal"] = inner.predict["personal"]
+    return inner._replace(
+        server_init=server_init,
+        client_init=client_init,
+        client_update=client_update,
+        predict={name: with_client_stats(p) for name, p in of_client.items()},
+        personalise=inner.personalise and personalise,
+        prepare=inner.prepare and prepare,
+        init_unseen=init_unseen if callable(inner.init_unseen) else inner.init_unseen,
+    )

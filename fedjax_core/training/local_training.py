@@ -73,6 +73,7 @@ __all__ = [
     "class_sums",
     "client_rate",
     "entries_filter",
+    "evaluation_loss",
     "finetune",
     "fit",
     "full_batch_step",
@@ -82,6 +83,7 @@ __all__ = [
     "loss_and_metrics",
     "loss_metrics",
     "map_examples",
+    "mean_loss",
     "measure_steps",
     "model_loss",
     "num_epochs",
@@ -183,6 +185,28 @@ def loss_metrics(value: Array, logits: Array, batch: Batch) -> dict[str, metrics
     return sums | {"accuracy": metrics.accuracy(logits, batch.y, batch.mask)}
 
 
+def evaluation_loss(task: Task) -> Callable[[Net, Batch], metrics.Pair]:
+    """Returns (net, batch) -> the loss of its examples in evaluation mode, as (sum, number of them)."""
+    model, loss = task.model, label_loss(task)
+
+    def sum_loss(net: Net, batch: Batch) -> metrics.Pair:
+        outputs, _ = model.apply(net, batch.x, mask=batch.mask)
+        return loss_and_metrics(outputs, batch, loss)[1]["loss"]
+
+    return sum_loss
+
+
+def mean_loss(task: Task, batch: int) -> Callable[[Net, ClientData], Array]:
+    """Returns (net, data) -> [] mean loss over all of a client's training examples, in evaluation mode."""
+    sum_loss = evaluation_loss(task)
+
+    def compute_mean(net: Net, data: ClientData) -> Array:
+        total, number = sum_over_batches(lambda b: sum_loss(net, b), data, batch=batch)
+        return total / jnp.maximum(number, 1)
+
+    return compute_mean
+
+
 def fit(
     loss: LossFn,
     optimizer: optax.GradientTransformation,
@@ -223,13 +247,7 @@ def fit(
       ValueError: epochs < 0 or batch < 1, or nothing is trainable; (when traced) `extra` is given
         for data that draw their minibatches, or `data.remainder` is DROP and no client fills a batch.
     """
-    if epochs < 0 or batch < 1:
-        raise ValueError(f"epochs={epochs}, batch={batch}: epochs must be at least 0 and batch at least 1")
-
-    if not isinstance(optimizer, optax.GradientTransformation):
-        what = "a function: a method's optimizer is one of the round, so give optimizer(task.round_num)"
-        what = what if callable(optimizer) else f"a {type(optimizer).__name__}"
-        raise TypeError(f"fit: optimizer must be an optax.GradientTransformation, it is {what}")
+    _check_fit(optimizer, epochs, batch)
     stepped = optax.with_extra_args_support(optimizer)
 
     def run(net: Net, data: ClientData, key: Array, extra: PyTree = ()) -> FitResult:
@@ -248,17 +266,10 @@ def fit(
         def compute_inputs(trained, stats, e):
             return () if epoch_inputs is None else (epoch_inputs(Net(join_params(trained, frozen), stats), data, e),)
 
-        def gradient(trained, stats, minibatch, key, *inputs):
-            def loss_of_trained(trained):
-                return loss(Net(join_params(trained, frozen), stats), minibatch, key, *inputs)
-
-            return jax.grad(loss_of_trained, has_aux=True)(trained)
-
-        draws_minibatches = data.draw is not None or data.privacy is not None
         if data.privacy is not None:
             private_gradient.check_optimizer(find_ascent(jax.eval_shape(optimizer.init, trained)))
-            gradient = data.privacy.make_gradient(gradient, data, b)
-        gradient = jax.jit(gradient, inline=True)  # traced once, for shapes and for use
+        gradient = _make_gradient(loss, frozen, data, b)
+        draws_minibatches = data.draw is not None or data.privacy is not None
 
         def step(i, carry, e, order, key, inputs):
             trained, stats, state, sums = carry
@@ -295,6 +306,29 @@ def fit(
         return FitResult(Net(join_params(trained, frozen), stats), state, sums)
 
     return run
+
+
+def _check_fit(optimizer: optax.GradientTransformation, epochs: int, batch: int) -> None:
+    if epochs < 0 or batch < 1:
+        raise ValueError(f"epochs={epochs}, batch={batch}: epochs must be at least 0 and batch at least 1")
+    if not isinstance(optimizer, optax.GradientTransformation):
+        what = "a function: a method's optimizer is one of the round, so give optimizer(task.round_num)"
+        what = what if callable(optimizer) else f"a {type(optimizer).__name__}"
+        raise TypeError(f"fit: optimizer must be an optax.GradientTransformation, it is {what}")
+
+
+def _make_gradient(loss: LossFn, frozen: PyTree, data: ClientData, batch: int) -> Callable[..., tuple[PyTree, Aux]]:
+    """Returns (trained, stats, minibatch, key, *inputs) -> (gradient, Aux), private where the data are."""
+
+    def gradient(trained, stats, minibatch, key, *inputs):
+        def loss_of_trained(trained):
+            return loss(Net(join_params(trained, frozen), stats), minibatch, key, *inputs)
+
+        return jax.grad(loss_of_trained, has_aux=True)(trained)
+
+    if data.privacy is not None:
+        gradient = data.privacy.make_gradient(gradient, data, batch)
+    return jax.jit(gradient, inline=True)  # traced once, for shapes and for use
 
 
 def full_batch_step(loss: LossFn, optimizer: optax.GradientTransformation, *, batch: int) -> Callable[..., FitResult]:

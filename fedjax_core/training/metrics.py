@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.algorithm import Algorithm, Array, PyTree, targets_of
+from fedjax_core.algorithm import Algorithm, Array, PyTree, map_built, targets_of
 from fedjax_core.task import Task
 from fedjax_core.training import losses
 
@@ -212,11 +212,10 @@ def with_triggered_outputs(build: Callable[[Task], Algorithm], trigger: Trigger)
     def add_triggered(predict):
         return lambda sent, client, x: predict(sent, client, x) | {TRIGGERED: predict(sent, client, trigger.add_to(x))["logits"]}
 
-    def build_triggered(task: Task) -> Algorithm:
-        inner = build(task)
+    def change(inner: Algorithm, _: Task) -> Algorithm:
         return inner._replace(predict={name: add_triggered(predict) for name, predict in inner.predict.items()})
 
-    return functools.update_wrapper(build_triggered, build)
+    return map_built(build, change)
 
 
 def backdoor_score(trigger: Trigger) -> Callable[..., Pair]:

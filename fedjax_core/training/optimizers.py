@@ -246,35 +246,43 @@ ANNEALS: dict[str, Callable[[Array], Array]] = {
 
 def scale_by_anneal(form: str) -> optax.GradientTransformationExtraArgs:
     """Scales updates by a factor that falls from 1 to 0 within one `fit`, "linear" or "cosine"."""
-    if form not in ANNEALS:
-        raise ValueError(f"optimizer.anneal={form!r} is not one of {', '.join(map(repr, ANNEALS))}")
-
-    def update(updates, state, params=None, **extra_args):
-        del params
-        rate = ANNEALS[form](jnp.asarray(extra_args["progress"], jnp.float32))
-        return jax.tree.map(lambda u: u * rate.astype(u.dtype), updates), state
-
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    return _scale_by(ANNEALS[form], "progress")
 
 
 def scale_by_client_rate() -> optax.GradientTransformationExtraArgs:
     """Scales updates by the client's factor of the learning rate, which `fit` gives as `rate`."""
+    return _scale_by(lambda rate: rate, "rate")
+
+
+def _scale_by(factor: Callable[[Array], Array], name: str) -> optax.GradientTransformationExtraArgs:
+    """Scales updates by a factor of what `fit` gives the optimizer under a name."""
 
     def update(updates, state, params=None, **extra_args):
         del params
-        rate = jnp.asarray(extra_args["rate"], jnp.float32)
-        return jax.tree.map(lambda u: u * rate.astype(u.dtype), updates), state
+        scale = factor(jnp.asarray(extra_args[name], jnp.float32))
+        return jax.tree.map(lambda u: u * scale.astype(u.dtype), updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
-def _require_positive(**values: float) -> None:
-    for name, value in values.items():
-        if not value > 0:
+def _check_options(anneal: str | None, **positive: float | None) -> None:
+    for name, value in positive.items():
+        if value is not None and not value > 0:
             raise ValueError(f"optimizer.{name}={value} must be positive")
+    if anneal is not None and anneal not in ANNEALS:
+        raise ValueError(f"optimizer.anneal={anneal!r} is not one of {', '.join(map(repr, ANNEALS))}")
 
 
-def _chain(lr, decay, round, core, weight_decay, clip, anneal):  # noqa: A002
+def _chain(
+    core: optax.GradientTransformation,
+    round: Array | int,  # noqa: A002
+    *,
+    lr: float,
+    decay: float,
+    weight_decay: float,
+    clip: float | None,
+    anneal: str | None,
+) -> optax.GradientTransformation:
     before = [] if clip is None else [optax.clip_by_global_norm(clip)]
     if weight_decay:
         before.append(optax.add_decayed_weights(weight_decay))
@@ -309,11 +317,9 @@ def sgd(
     """
     if nesterov and not momentum:
         raise ValueError("optimizer.nesterov=True needs optimizer.momentum, which is 0")
-    _require_positive(lr=lr, decay=decay, **({} if clip is None else {"clip": clip}))
-    if anneal is not None:
-        scale_by_anneal(anneal)
+    _check_options(anneal, lr=lr, decay=decay, clip=clip)
     core = optax.trace(momentum, nesterov) if momentum else optax.identity()
-    return lambda round: _chain(lr, decay, round, core, weight_decay, clip, anneal)  # noqa: A006
+    return functools.partial(_chain, core, lr=lr, decay=decay, weight_decay=weight_decay, clip=clip, anneal=anneal)
 
 
 def adam(
@@ -335,9 +341,6 @@ def adam(
       eps: added to its root.
       weight_decay: the weights shrink by this times the learning rate.
     """
-    _require_positive(lr=lr, decay=decay, eps=eps, **({} if clip is None else {"clip": clip}))
-    if anneal is not None:
-        scale_by_anneal(anneal)
-
+    _check_options(anneal, lr=lr, decay=decay, eps=eps, clip=clip)
     core = optax.chain(optax.scale_by_adam(b1, b2, eps), optax.add_decayed_weights(weight_decay))
-    return lambda round: _chain(lr, decay, round, core, 0.0, clip, anneal)  # noqa: A006
+    return functools.partial(_chain, core, lr=lr, decay=decay, weight_decay=0.0, clip=clip, anneal=anneal)

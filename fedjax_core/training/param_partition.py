@@ -8,7 +8,7 @@ training changes, while a round is traced.
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 
@@ -72,6 +72,21 @@ def hint_head(params: PyTree) -> str:
     return HEAD_HINT
 
 
+def drop_entry(net: Net, name: str) -> Net:
+    """Returns the network without this entry of its params, such as "correction", if it has that."""
+    if not isinstance(net.params, dict) or name not in net.params:
+        return net
+    return net._replace(params={other: entry for other, entry in net.params.items() if other != name})
+
+
+def check_entries(net: Net, names: Sequence[str], option: str) -> None:
+    """Raises ValueError if a network has no entry of one of the names that an option has."""
+    for name in names:
+        if name not in net.params:
+            hint = f"; {hint_head(net.params)}" if name == "head" else ""
+            raise ValueError(f"{option}={name!r} is not an entry of the network; it has {', '.join(net.params)}{hint}")
+
+
 def personal_entries(*names: str) -> Selection:
     """Selects the leaves below the given entries of `params`, such as "head", with their statistics.
 
@@ -80,10 +95,7 @@ def personal_entries(*names: str) -> Selection:
     """
 
     def select(net: Net) -> Net:
-        for name in names:
-            if name not in net.params:
-                hint = f"; {hint_head(net.params)}" if name == "head" else ""
-                raise ValueError(f"personal={name!r} is not an entry of the network; it has {', '.join(net.params)}{hint}")
+        check_entries(net, names, "personal")
         return Net(*(_select(lambda path: path[0] in names, tree) for tree in net))
 
     return select
@@ -103,6 +115,11 @@ def personal_normalization(others: bool = False) -> Selection:
         return Net(params, jax.tree.map(lambda _: True, net.stats))
 
     return select
+
+
+def all_but(selection: Selection) -> Selection:
+    """Selects the leaves that another selection leaves."""
+    return lambda net: jax.tree.map(lambda is_selected: not is_selected, selection(net))
 
 
 def split_net(net: Net, personal: Selection) -> tuple[Net, Net]:

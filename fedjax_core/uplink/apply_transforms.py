@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 
-from fedjax_core.algorithm import Algorithm, Array, PyTree, Reduce, builder_name
+from fedjax_core.algorithm import Algorithm, Array, PyTree, Reduce, builder_name, map_built
 from fedjax_core.task import Task
 from fedjax_core.uplink import client_side, server_side
 from fedjax_core.uplink.layout import UplinkLayout
@@ -22,7 +22,7 @@ def wrap_builder(
 ) -> Callable[[Task], Algorithm]:
     """Returns a method's builder whose methods are wrapped by `wrap_method`."""
     name = builder_name(build)
-    return functools.update_wrapper(lambda task: wrap_method(build(task), transforms, shapes, leave_out, name), build)
+    return map_built(build, lambda method, _: wrap_method(method, transforms, shapes, leave_out, name))
 
 
 def wrap_method(

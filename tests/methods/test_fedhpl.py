@@ -5,6 +5,7 @@ import functools
 from typing import Any
 
 import chex
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,17 +15,18 @@ from fedjax_core import nn
 from fedjax_core.algorithm import ClientData, Cohort, Examples, Net
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.task import make_partial_task
-from fedjax_core.training import local_training, metrics
+from fedjax_core.training import aggregators, local_training, metrics
 from fedjax_core.uplink import unwrap
 from methods.fedavg import fedavg
 from methods.fedbabu import fedbabu
-from methods.fedhpl import Sent, fedhpl
+from methods.fedhpl import Sent, fedhpl, mean_by_shape, weighted_logits
 from methods.fedper import fedper
 from methods.fedprox import fedprox
 from methods.fedrep import fedrep
 from methods.local import local
 from methods.scaffold import scaffold
 from tests import naive, toy
+from tests.fedjax_core.training.test_aggregators import C, cases, close, drawn, naive_mean, often, streamed
 from tests.methods.test_local import of
 
 K, N = toy.CLASSES, toy.CLIENTS
@@ -385,3 +387,55 @@ def of_frozen(jaxpr, frozen):
         elif mine and all(mine):
             frozen |= set(eqn.outvars)
     return found
+
+
+class WeightedLogitsTest(chex.TestCase):
+    @hypothesis.given(cases)
+    @often
+    def test_equals_a_loop_over_receivers_clients_classes_and_examples(self, rng):
+        beta = rng.uniform(0.2, 1, (3, C))
+        examples = [[(c, rng.normal(size=K)) for c in rng.integers(0, K, rng.integers(0, 5))] for _ in range(C)]
+        sizes = rng.integers(5, 9, (C, K))
+        sums, n = np.zeros((C, K, K)), np.zeros((C, K))
+        for j, own in enumerate(examples):
+            for c, p in own:
+                sums[j, c] += p
+                n[j, c] += 1
+        means = np.where(n[..., None] > 0, sums / np.maximum(n, 1)[..., None], np.nan)
+        for m in (n, sizes):
+            part = (means, n) if m is n else (means, n, m)
+            part = tuple(x.astype(np.float32) for x in part)
+            logits, counts = streamed(weighted_logits(beta), part, np.ones(C, int))
+            for r in range(3):
+                for c in range(K):
+                    above = sum((beta[r, j] * p for j in range(C) for y, p in examples[j] if y == c), np.zeros(K))
+                    below = 1 + sum(beta[r, j] * m[j, c] for j in range(C))
+                    close(np.asarray(logits[r, c]), (above / below).astype(np.float32))
+            close(np.asarray(counts), n.sum(0).astype(np.float32))
+
+    @hypothesis.given(cases)
+    @often
+    def test_of_one_width_it_is_the_mean_by_counts_nearly(self, rng):
+        """n / (1 + n) of it, where n examples were sent."""
+        means, n = rng.normal(size=(C, K, K)).astype(np.float32), rng.integers(0, 4, (C, K)).astype(np.float32)
+        logits, total = streamed(weighted_logits(np.ones((1, C))), (means, n), np.ones(C, int))
+        mean, _ = streamed(aggregators.class_mean("samples"), (means, n), np.ones(C, int))
+        close(logits[0], mean * (total / (1 + total))[:, None])
+
+
+class MeanByFormTest(chex.TestCase):
+    @hypothesis.given(cases)
+    @often
+    def test_those_of_a_form_are_averaged_alone(self, rng):
+        values, n = drawn(rng)
+        forms = [jax.ShapeDtypeStruct((3,), np.float32), jax.ShapeDtypeStruct((), np.float32)]
+        total = None
+        for i in range(C):  # even clients send "a", odd ones "b"
+            name = "ab"[i % 2]
+            reduce = mean_by_shape(forms, [i % 2])
+            lifted = reduce.map((jnp.asarray(values[name][i]),), Cohort(jnp.int32(i), jnp.int32(n[i])))
+            total = lifted if total is None else jax.tree.map(jnp.add, total, lifted)
+        for parity, (mean, weight) in enumerate(reduce.finalize(total)):
+            mine, own = values["ab"[parity]][parity::2], n[parity::2]
+            self.assertEqual(weight, own.sum())
+            close(mean, naive_mean({"x": mine}, own.astype(float))["x"] if own.sum() else np.zeros_like(mine[0]))

@@ -2,9 +2,11 @@
 
 import ast
 import functools
+import itertools
 import math
 
 import chex
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,8 +17,9 @@ from fedjax_core.engine import client_loop, simulator
 from fedjax_core.task import make_task
 from fedjax_core.training import aggregators, local_training
 from methods import fedskc as module
-from methods.fedskc import Sent, contrastive_loss, fedskc, summarize_weights
+from methods.fedskc import Gda, Gpr, Sent, contrastive_loss, fedskc, merge_neighbours, summarize_weights
 from tests import naive, toy
+from tests.fedjax_core.training.test_aggregators import cases, often
 
 K, TAU = toy.CLASSES, 0.08
 MODEL = toy.model()
@@ -270,7 +273,7 @@ class FedSkcTest(chex.TestCase):
     @parameterized.named_parameters(
         ("printed", {"variant": "printed"}, {"scale": "epoch", "size": "count", "distance": "sum", "form": "printed"}),
         (
-            "other_weights",  # each of them alone: test_aggregators.py
+            "other_weights",  # each of them alone: KnowledgeTest
             {"gda": {"distance": "sum", "form": "relu"}, "knowledge": {"neighbours": 2}},
             {"distance": "sum", "weigh": "relu", "neighbours": 2},
         ),
@@ -460,3 +463,152 @@ class FedSkcTest(chex.TestCase):
     def test_bad_options(self, options, message):
         with self.assertRaisesRegex(ValueError, message):
             fedskc(toy.task(), optimizer=local_training.sgd(0.1), **options)
+
+
+def draw_knowledge(rng, clients=5, classes=4, width=3):
+    """([C, K, D], held [C, K]), with one class that nobody has and one that a single client has; NaN where there is none."""
+    values = rng.normal(size=(clients, classes, width)).astype(np.float32)
+    held = rng.random((clients, classes)) < 0.7
+    held[:, 0] = False
+    held[:, 1] = np.arange(clients) == rng.integers(clients)
+    values[~held] = np.nan
+    return values, held
+
+
+def weigh(cohort, values, held, merged, **options):
+    return module.discrepancy_weights(cohort, values, held, merged, Gda(**options))
+
+
+class KnowledgeTest(chex.TestCase):
+    @parameterized.parameters(0, 1, 2, 9)
+    @often
+    @hypothesis.given(cases)
+    def test_merge_equals_the_loops(self, neighbours, rng):
+        values, held = draw_knowledge(rng)
+        merged, known = merge_neighbours(values, held, neighbours)
+        clients = [{j: v[j] for j in np.flatnonzero(h)} for v, h in zip(values.astype(np.float64), held, strict=True)]
+        expected = merge(clients, neighbours)
+        self.assertEqual(set(np.flatnonzero(known)), set(expected))
+        for j in range(values.shape[1]):
+            np.testing.assert_allclose(merged[j], expected.get(j, np.zeros(3)), atol=1e-6)
+        order = rng.permutation(len(values))
+        chex.assert_trees_all_close(merge_neighbours(values[order], held[order], neighbours)[0], merged, atol=1e-6)
+
+    @often
+    @hypothesis.given(cases)
+    def test_without_neighbours_it_is_the_mean_and_one_client_keeps_its_own(self, rng):
+        values, held = draw_knowledge(rng)
+        merged, _ = merge_neighbours(values, held, 0)
+        mean = np.where(held.any(0)[:, None], np.nansum(values, 0) / np.maximum(held.sum(0), 1)[:, None], 0)
+        np.testing.assert_allclose(merged, mean, atol=1e-6)
+        alone, known = merge_neighbours(values[:1], held[:1], 3)
+        np.testing.assert_array_equal(known, held[0])
+        np.testing.assert_allclose(alone, np.where(held[0][:, None], values[0], 0), atol=1e-7)
+
+    @parameterized.parameters(
+        ("fraction", "mean", "sigmoid"),
+        ("fraction", "sum", "sigmoid"),
+        ("count", "sum", "sigmoid"),
+        ("fraction", "mean", "relu"),
+        ("fraction", "sum", "relu"),
+    )
+    @often
+    @hypothesis.given(cases)
+    def test_discrepancy_equals_the_loops(self, size, distance, form, rng):
+        values, held = draw_knowledge(rng)
+        examples = rng.integers(0, 7, len(values)).astype(np.int32)
+        examples[0] = 3
+        held &= examples[:, None] > 0
+        merged, _ = merge_neighbours(values, held)
+        e = weigh(Cohort(np.arange(5), examples), values, held, merged, size=size, distance=distance, form=form)
+        there = np.flatnonzero(examples)
+        d = {k: sum(np.linalg.norm(values[k, j] - merged[j]) for j in np.flatnonzero(held[k])) for k in there}
+        if distance == "mean":
+            d = {k: d[k] / max(held[k].sum(), 1) for k in there}
+        expected = {}
+        for k in there:
+            a = d[k] / sum(d.values()) if sum(d.values()) else 0
+            b = examples[k] / examples.sum()
+            expected[k] = 1 / (1 + np.exp(-((examples[k] if size == "count" else b) - a * d[k] + b)))
+            if form == "relu":
+                expected[k] = max(b - 0.5 * a + 0.1, 0)
+        np.testing.assert_array_equal(e[examples == 0], 0)
+        total = sum(expected.values())
+        np.testing.assert_allclose(e[there] / e.sum(), [expected[k] / total for k in there], atol=1e-5)
+
+    def test_counts_drown_the_discrepancy_and_fractions_do_not(self):
+        values = np.asarray([[[0.0]], [[1.0]], [[9.0]]], np.float32)
+        held = np.ones((3, 1), bool)
+        merged, _ = merge_neighbours(values, held)
+        cohort = Cohort(np.arange(3), np.full(3, 100, np.int32))
+        count, fraction = (weigh(cohort, values, held, merged, size=s) for s in ("count", "fraction"))
+        np.testing.assert_allclose(count / count.sum(), np.full(3, 1 / 3), atol=1e-6)
+        self.assertLess(fraction[2] / fraction.sum(), 0.1)
+
+    @parameterized.parameters("sigmoid", "relu")
+    def test_the_mean_does_not_count_classes(self, form):
+        """Two clients of a size, equally far from the knowledge in each class, one with one class, the other with all four."""
+        held = np.asarray([[True, False, False, False], [True] * 4, [True] * 4])
+        merged = np.zeros((4, 2), np.float32)
+        values = np.where(held[..., None], np.float32([3, 4]) * np.float32([1, 1, 2])[:, None, None], np.nan)
+        cohort = Cohort(np.arange(3), np.full(3, 50, np.int32))
+        mean, total = (weigh(cohort, values, held, merged, distance=d, form=form) for d in ("mean", "sum"))
+        self.assertAlmostEqual(float(mean[0] / mean[1]), 1, places=6)
+        self.assertGreater(float(mean[1]), float(mean[2]))
+        self.assertGreater(float(total[0]), 1.2 * float(total[1]))
+
+    @parameterized.parameters(*itertools.product(("mean", "sum"), ("sigmoid", "relu")))
+    def test_equal_knowledge_has_no_discrepancy(self, distance, form):
+        """But for rounding, of which a_k = d_k / sum d would make anything: sizes decide alone, and one client has all."""
+        rng = np.random.default_rng(0)
+        merged = rng.normal(size=(3, 4)).astype(np.float32)
+        values = (merged[None] * (1 + 1e-7 * rng.integers(0, 3, (2, 3, 4)))).astype(np.float32)
+        cohort, held = Cohort(np.arange(2), np.asarray([30, 10], np.int32)), np.ones((2, 3), bool)
+        e = weigh(cohort, values, held, merged, distance=distance, form=form)
+        b = np.asarray([0.75, 0.25])
+        want = b + 0.1 if form == "relu" else 1 / (1 + np.exp(-2 * b))
+        np.testing.assert_allclose(e / e.sum(), want / want.sum(), rtol=1e-5)
+        alone = Cohort(np.arange(2), np.asarray([0, 10], np.int32))
+        e = weigh(alone, values, held & [[False], [True]], merged, distance=distance, form=form)
+        np.testing.assert_array_equal(e > 0, [False, True])
+
+    def test_far_apart_all_weights_are_still_finite(self):
+        """Each sigmoid underflows to 0; their ratios do not."""
+        values = np.asarray([[[0.0]], [[5000.0]], [[20000.0]]], np.float32)
+        held = np.ones((3, 1), bool)
+        merged, _ = merge_neighbours(values, held)
+        cohort = Cohort(np.arange(3), np.asarray([1, 2, 0], np.int32))
+        e = weigh(cohort, values, held & (cohort.examples > 0)[:, None], merged)
+        self.assertTrue(np.isfinite(e).all())
+        self.assertGreater(e.sum(), 0)
+
+    @parameterized.parameters(("interpolate", 0, "both"), ("printed", 0, "both"), ("printed", 1, "own"))
+    @often
+    @hypothesis.given(cases)
+    def test_review_equals_the_formula(self, form, ddof, over, rng):
+        review = module.period_review(3, Gpr(beta=0.9, form=form, ddof=ddof, over=over))
+        w = {"a": rng.normal(size=4).astype(np.float32)}
+        state, before = review.init(w), None
+        for known in ([True, True, False], [True, True, True], [False, True, True]):
+            known = np.asarray(known)
+            c = rng.normal(size=(3, 5)).astype(np.float32)
+            delta = rng.normal(size=4).astype(np.float32)
+            updates, state = review.update({"a": delta}, state, w, knowledge=c, known=known)
+            now = {j: np.var(c[j].astype(np.float64), ddof=ddof) for j in np.flatnonzero(known)}
+            new = w["a"] + delta
+            if before is not None:
+                both = now.keys() & before.keys()
+                here, there = (now, before) if over == "own" else ({j: v[j] for j in both} for v in (now, before))
+                ratio = (sum(here.values()) - sum(there.values())) / sum(there.values())
+                new = (0.9 if form == "printed" else 1) * new + (1 - 0.9) * ratio * (w["a"] - new)
+            w = {"a": w["a"] + np.asarray(updates["a"])}
+            np.testing.assert_allclose(w["a"], new, rtol=1e-4, atol=1e-5)
+            before = now
+
+    def test_review_without_variance_before_keeps_the_delta(self):
+        review = module.period_review(2, Gpr())
+        w, delta = {"a": jnp.ones(2)}, {"a": jnp.full(2, 0.5)}
+        known = jnp.ones(2, bool)
+        _, state = review.update(delta, review.init(w), w, knowledge=jnp.ones((2, 3)), known=known)
+        updates, _ = review.update(delta, state, w, knowledge=jnp.eye(2, 3), known=known)
+        chex.assert_trees_all_equal(updates, delta)

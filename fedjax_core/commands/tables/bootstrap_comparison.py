@@ -93,7 +93,7 @@ def _compare_resampled(
     if better != "neither":
         ranks = bootstrap.rank_rows(means, better == "larger")
         rank_bounds = np.stack(bootstrap.percentile_interval(bootstrap.rank_rows(rows.draws, better == "larger")), -1)
-        finite = {row: s for row, s in summaries.items() if s.n and all(map(math.isfinite, s.by_seed.values()))}
+        finite = {row: s for row, s in summaries.items() if s.is_finite}
         all_means = {row: summary.mean for row, summary in finite.items()}
         first = (max if better == "larger" else min)(all_means, key=lambda row: all_means[row])
         best = rows.labels.index(first) if first in rows.labels else None
@@ -123,7 +123,7 @@ def _interval(draws: np.ndarray) -> tuple[float, float]:
 def _resample_column(contents: Contents, column: str, measure: Any, summaries: Mapping[str, Summary]) -> _ResampledRows:
     """Resamples the rows of a column that can be compared, all with the same draws."""
     seeds = contents.seeds
-    labels = [row for row, s in summaries.items() if set(s.by_seed) == set(seeds) and all(map(math.isfinite, s.by_seed.values()))]
+    labels = [row for row, s in summaries.items() if set(s.by_seed) == set(seeds) and s.is_finite]
     by_seed = {row: np.array([summaries[row].by_seed[seed] for seed in seeds]) for row in labels}
     clients = {row: _client_values(contents, row, column, measure, by_seed[row]) for row in labels}
     clients = {row: values for row, values in clients.items() if values}
@@ -148,7 +148,7 @@ def _resample_column(contents: Contents, column: str, measure: Any, summaries: M
     first, has_clients = next(iter(clients)), np.array([row in clients for row in labels])
     statistic = client_statistics.make_statistic(measure, summaries[first].scores[0])
     assert statistic is not None
-    scale = 100.0 if measures.is_percent(measure) else 1 / measure.unit
+    scale = measures.scale(measure)
     is_scored = [
         np.isfinite(np.stack([values_of_row[s].values for values_of_row in clients.values()])).all(0) for s in range(len(seeds))
     ]
@@ -179,7 +179,7 @@ def _client_values(
         or (statistic := client_statistics.make_statistic(measure, scores[0])) is None
     ):
         return []
-    scale = 100.0 if measures.is_percent(measure) else 1 / measure.unit
+    scale = measures.scale(measure)
     clients = [by_seed_values[seed] for seed in contents.seeds]
     for values, number in zip(clients, by_seed, strict=True):
         is_scored = np.isfinite(values.values)

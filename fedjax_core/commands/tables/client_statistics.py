@@ -81,36 +81,45 @@ def make_statistic(measure: Any, score: str) -> bootstrap.Statistic | None:
     return {"mean": bootstrap.unweighted_mean, "weighted": bootstrap.weighted_mean}.get(score.rpartition("/")[2])
 
 
-def read_client_values(run: Path, measure: Any, score: str | None, round_num: int) -> tuple[str, ClientValues] | None:
-    """Reads the clients' values that a measure of a finished run is made of, with the name of their score.
+def read_values_of_measure(run: Path, measure: Any, round_num: int) -> tuple[str, ClientValues] | None:
+    """Reads the clients' values of a measure of clients, with the first of its scores that is there.
 
     Args:
-      score: which of its scores the number is of; None: the measure is of clients, the first of its scores that is there.
-      round_num: of the number; 0 if none was selected.
+      round_num: of the measure's number; 0 if none was selected.
 
     Returns:
-      None if there are none.
+      None if no score is there.
+
+    Raises:
+      ValueError: the run has no clients' values of that round.
     """
-    if score is not None and make_statistic(measure, score) is None:
-        return None
     file = run / FILES[measure.statistic]
     if not file.exists():
-        if score is not None:
-            return None
         if not round_num:
             raise ValueError(f"measure {measure.label!r} is of the selected round; set evaluation.select")
         again = "the run is older than such files; remove its directory, and the same command runs it again"
         raise ValueError(f"measure {measure.label!r} needs {file}: {again}")
     file_round, by_client = client_scores.read_client_scores(file)
-    if score is None:
-        if file_round != round_num:
-            raise ValueError(
-                f"measure {measure.label!r}: {file} is of round {file_round}, not {round_num}; remove its directory to run it again"
-            )
-        first = next((name for name in measure.scores if name in by_client.scores), None)
-        return None if first is None else (first, _select_scored(by_client, first))
+    if file_round != round_num:
+        raise ValueError(
+            f"measure {measure.label!r}: {file} is of round {file_round}, not {round_num}; remove its directory to run it again"
+        )
+    first = next((name for name in measure.scores if name in by_client.scores), None)
+    return None if first is None else (first, _select_scored(by_client, first))
+
+
+def read_values_behind(run: Path, measure: Any, score: str, round_num: int) -> ClientValues | None:
+    """Reads the clients' values that a run's number is a statistic of; None if there are none of its round.
+
+    Args:
+      score: which of the measure's scores the number is of.
+      round_num: of the number; 0 if none was selected.
+    """
+    if make_statistic(measure, score) is None or not (file := run / FILES[measure.statistic]).exists():
+        return None
+    file_round, by_client = client_scores.read_client_scores(file)
     name = score.rpartition("/")[0]
-    return (score, _select_scored(by_client, name)) if file_round == round_num and name in by_client.scores else None
+    return _select_scored(by_client, name) if file_round == round_num and name in by_client.scores else None
 
 
 def _select_scored(by_client: ClientScores, name: str) -> ClientValues:

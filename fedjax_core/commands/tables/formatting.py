@@ -80,7 +80,7 @@ def make_grids(contents: Contents, cache: ComparisonCache | None = None) -> dict
 def _find_best(measure: Any, column: Mapping[tuple[str, str], Summary]) -> list[tuple[str, str]]:
     """Returns the best cells of a column, several if they look alike; none if nothing is better than another."""
     better = measures.better_direction(measure)
-    finite = {pair: s.mean for pair, s in column.items() if s.n and all(map(math.isfinite, s.by_seed.values()))}
+    finite = {pair: s.mean for pair, s in column.items() if s.is_finite}
     means = {pair: float(f"{mean:{measures.number_format(measure)}}".replace(",", "")) for pair, mean in finite.items()}
     if better == "neither" or len(set(means.values())) < 2:
         return []
@@ -294,8 +294,8 @@ def format_speedup(summary: Summary, other: Summary) -> str:
 
     It needs the same seeds in both rows, all of which reach the target; empty if neither is known.
     """
-    reach = all(map(math.isfinite, [*summary.by_seed.values(), *other.by_seed.values()]))
-    ours = other.mean / summary.mean if reach and summary.by_seed.keys() == other.by_seed.keys() else math.nan
+    is_paired = summary.by_seed.keys() == other.by_seed.keys() and summary.is_finite and other.is_finite
+    ours = other.mean / summary.mean if is_paired else math.nan
     theirs = other.paper[0] / summary.paper[0] if other.paper and summary.paper else math.nan
     shown = [f"{value:.3g}x" if math.isfinite(value) and value > 0 else "" for value in (ours, theirs)]
     return (shown[0] + (f" [{shown[1]}]" if shown[1] else "")).strip()

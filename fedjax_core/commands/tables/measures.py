@@ -102,6 +102,11 @@ def is_percent(measure: Any) -> bool:
     return accuracy or (is_analysis(measure) and not is_count(measure))
 
 
+def scale(measure: Any) -> float:
+    """Returns what a measure's numbers are shown times."""
+    return 100.0 if is_percent(measure) else 1 / measure.unit
+
+
 def better_direction(measure: Any) -> str:
     """Returns which of two numbers is better, one of `BETTER`.
 

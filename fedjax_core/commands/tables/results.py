@@ -73,6 +73,11 @@ class Summary(NamedTuple):
     failed: bool
 
     @property
+    def is_finite(self) -> bool:
+        """Whether there are seeds, all of which have a finite number."""
+        return self.n > 0 and all(map(math.isfinite, self.by_seed.values()))
+
+    @property
     def difference(self) -> float:
         """Ours minus the paper's; NaN without either."""
         return self.mean - self.paper[0] if self.paper and self.n else math.nan
@@ -127,7 +132,7 @@ class Contents:
     def summary(self, row: str, column: str, measure: Any) -> Summary:
         """Summarizes a cell over its seeds."""
         cells = self._cells(row, column)
-        scale = 100.0 if measures.is_percent(measure) else 1 / measure.unit
+        scale = measures.scale(measure)
         results = [(cell.seed, self.results[cell.name]) for cell in cells if cell.name in self.results]
         results = [(seed, result) for seed, result in results if measure.label in result.values]
         by_seed = {seed: scale * result.values[measure.label] for seed, result in results}
@@ -207,51 +212,84 @@ def read_result(table: Definition, folder: Path, cell: Cell, data: FederatedData
     metrics, values, scores, reached = summary["metrics"], {}, {}, {}
     rounds = {"last": ended["rounds"], "selected": summary.get("selected", {"round": 0})["round"]}
     clients: dict[str, client_statistics.ClientValues] = {}
-    has_unseen = any(map(is_of_unseen, metrics))
     for measure in table.measures:
         if measures.is_analysis(measure):
-            scores[measure.label] = measure.scores[0]
-            analyze = analyses.make_metric(measure.scores[0].removeprefix(measures.ANALYSIS))
-            values[measure.label] = analyze(workdir, data, _names_the_same_code(workdir, cell))
+            read = _read_analysis(measure, workdir, data, cell)
+        elif measure.clients is not None:
+            read = _read_clients(measure, workdir, metrics, rounds)
+        else:
+            read = _read_score(measure, workdir, metrics, rounds, records)
+        if read is None:
             continue
-        if measure.clients is not None:
-            client_values = client_statistics.read_client_values(workdir, measure, None, rounds[measure.statistic])
-            if client_values is None and all(map(is_of_unseen, measure.scores)) and not has_unseen:
-                continue
-            if client_values is None:
-                raise ValueError(f"{workdir} has no {' or '.join(measure.scores)} of single clients")
-            scores[measure.label], clients[measure.label] = client_values
-            values[measure.label] = client_statistics.compute_number(measure, *client_values)
-            continue
-        score = next((name for name in measure.scores if name in metrics), None)
-        target = measures.rounds_target(measure)
-        statistic = "last" if target is not None else measures.SUMMARY_KEYS[measure.statistic]
-        if score is None and all(map(is_of_unseen, measure.scores)) and not has_unseen:
-            continue
-        if score is None or statistic not in metrics[score]:
-            tested = ", ".join(name for name in metrics if name.startswith("test/"))
-            raise ValueError(f"the run has no {measure.statistic} of {' or '.join(measure.scores)}; it has {tested}")
-        scores[measure.label], values[measure.label] = score, metrics[score][statistic]
-        if target is not None:
-            history = reporter.collect_history(records)
-            rounds_or_seconds, achieved = history[score].rounds.tolist(), history[score].values.tolist()
-            if measures.counts_seconds(measure):
-                if CLOCK not in history:
-                    raise ValueError("the run has no simulated time, for it ran without devices.profile")
-                clock = dict(zip(history[CLOCK].rounds.tolist(), history[CLOCK].values.tolist(), strict=True))
-                rounds_or_seconds = [clock[r] for r in rounds_or_seconds]
-            is_larger_better = score_labels.better_direction(score) == "larger"
-            values[measure.label] = interpolate_crossing(rounds_or_seconds, achieved, target, is_larger_better)
-        if (
-            client_values := client_statistics.read_client_values(workdir, measure, score, rounds.get(measure.statistic, 0))
-        ) is not None:
-            clients[measure.label] = client_values[1]
-        if measure is table.measures[0] and "rounds_to" in metrics[score]:
-            reached = {target: metrics[score]["rounds_to"][str(target)] for target in targets}
+        scores[measure.label], values[measure.label] = read.score, read.value
+        if read.clients is not None:
+            clients[measure.label] = read.clients
+    first = metrics.get(scores.get(table.measures[0].label), {})
+    if "rounds_to" in first:
+        reached = {target: first["rounds_to"][str(target)] for target in targets}
     speed = summary["speed"]
     per_round = 1 / speed["rounds_per_second"] if "rounds_per_second" in speed else math.nan
     seconds = speed.get("seconds", 0.0)
     return Result(values, scores, reached, seconds, per_round, facts["bytes_down"], facts["bytes_up"], clients)
+
+
+class _Read(NamedTuple):
+    """What a measure reads of a run; `score` is the name of the score that the value is of."""
+
+    score: str
+    value: float
+    clients: client_statistics.ClientValues | None = None
+
+
+def _read_analysis(measure: Any, workdir: Path, data: FederatedData | None, cell: Cell) -> _Read:
+    score = measure.scores[0]
+    analyze = analyses.make_metric(score.removeprefix(measures.ANALYSIS))
+    return _Read(score, analyze(workdir, data, _names_the_same_code(workdir, cell)))
+
+
+def _read_clients(measure: Any, workdir: Path, metrics: Mapping[str, Any], rounds: Mapping[str, int]) -> _Read | None:
+    """Returns a statistic over clients; None of unseen clients, for whom the method has no models."""
+    found = client_statistics.read_values_of_measure(workdir, measure, rounds[measure.statistic])
+    if found is None and _lacks_unseen(measure, metrics):
+        return None
+    if found is None:
+        raise ValueError(f"{workdir} has no {' or '.join(measure.scores)} of single clients")
+    score, clients = found
+    return _Read(score, client_statistics.compute_number(measure, score, clients), clients)
+
+
+def _read_score(
+    measure: Any, workdir: Path, metrics: Mapping[str, Any], rounds: Mapping[str, int], records: Sequence[Mapping[str, Any]]
+) -> _Read | None:
+    """Returns a score, or when it reaches a target; None of unseen clients, for whom the method has no models."""
+    score = next((name for name in measure.scores if name in metrics), None)
+    target = measures.rounds_target(measure)
+    statistic = "last" if target is not None else measures.SUMMARY_KEYS[measure.statistic]
+    if score is None and _lacks_unseen(measure, metrics):
+        return None
+    if score is None or statistic not in metrics[score]:
+        tested = ", ".join(name for name in metrics if name.startswith("test/"))
+        raise ValueError(f"the run has no {measure.statistic} of {' or '.join(measure.scores)}; it has {tested}")
+    value = metrics[score][statistic] if target is None else _count_to_target(measure, score, target, records)
+    clients = client_statistics.read_values_behind(workdir, measure, score, rounds.get(measure.statistic, 0))
+    return _Read(score, value, clients)
+
+
+def _lacks_unseen(measure: Any, metrics: Mapping[str, Any]) -> bool:
+    """Returns whether a measure is of unseen clients in a run that scores none."""
+    return all(map(is_of_unseen, measure.scores)) and not any(map(is_of_unseen, metrics))
+
+
+def _count_to_target(measure: Any, score: str, target: float, records: Sequence[Mapping[str, Any]]) -> float:
+    """Returns the rounds or simulated seconds until a score reaches a target."""
+    history = reporter.collect_history(records)
+    rounds_or_seconds, achieved = history[score].rounds.tolist(), history[score].values.tolist()
+    if measures.counts_seconds(measure):
+        if CLOCK not in history:
+            raise ValueError("the run has no simulated time, for it ran without devices.profile")
+        clock = dict(zip(history[CLOCK].rounds.tolist(), history[CLOCK].values.tolist(), strict=True))
+        rounds_or_seconds = [clock[r] for r in rounds_or_seconds]
+    return interpolate_crossing(rounds_or_seconds, achieved, target, score_labels.better_direction(score) == "larger")
 
 
 def _names_the_same_code(workdir: Path, cell: Cell) -> bool:

@@ -306,12 +306,12 @@ def test_clients_of_other_scores_in_the_file_are_no_other_clients(tmp_path):
     for name, of in files.items():
         (tmp_path / name).mkdir()
         client_scores.write_client_scores(tmp_path / name / client_scores.LAST, 3, of)
-        found.append(client_statistics.read_client_values(tmp_path / name, WORSE, None, 3))
+        found.append(client_statistics.read_values_of_measure(tmp_path / name, WORSE, 3))
     (score, fedavg), (_, local) = found
     assert client_statistics.have_same_clients(fedavg, local)
     worse = client_statistics.find_worse_off(fedavg, score, local)
     assert worse is not None
     assert worse.values.tolist() == [0, 0, 0, 1, 1]
-    single = client_statistics.read_client_values(tmp_path / "fedavg", MEAN, f"{GLOBAL}/mean", 3)
+    single = client_statistics.read_values_behind(tmp_path / "fedavg", MEAN, f"{GLOBAL}/mean", 3)
     assert single is not None
-    assert len(single[1].values) == 5
+    assert len(single.values) == 5
