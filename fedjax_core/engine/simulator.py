@@ -41,7 +41,7 @@ from fedjax_core.engine import (
     rounds,
     unseen_clients,
 )
-from fedjax_core.engine.client_state import manager
+from fedjax_core.engine.client_state.manager import OffloadedStates
 from fedjax_core.engine.client_view import ClientView, Holdings
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays, make_host_arrays
 from fedjax_core.engine.dispatch import CompiledPlan
@@ -322,38 +322,25 @@ class Simulator:
         return ClientView(client, task, holds, predict)
 
     @property
-    def offloaded_states(self) -> manager.OffloadedStates | None:
+    def offloaded_states(self) -> OffloadedStates | None:
         """Client states on the host or the disk, those of the newest state; None if the devices have them."""
         return self.compiled.states.offloaded
 
-    def to_host(self, state: State, with_offloaded: bool = True) -> PyTree:
-        """Returns everything that a checkpoint must keep, as host arrays.
-
-        Args:
-          with_offloaded: False: offloaded client states are saved by `offloaded_states.read_parts`.
+    def to_host(self, state: State) -> PyTree:
+        """Returns everything that a checkpoint must keep, as host arrays, but offloaded client states, which have `read_parts`.
 
         Raises:
           ValueError: offloaded client states are those of another state than this one.
         """
         self.compiled.states.check_owner(state)
         offloaded, saved = self.offloaded_states, {"state": meshes.fetch(state)}
-        if offloaded is None:
-            return saved
-        return saved | (offloaded.packed() if with_offloaded else {"initial": meshes.fetch(offloaded.initial)})
+        return saved if offloaded is None else saved | {"initial": meshes.fetch(offloaded.initial)}
 
-    def abstract_snapshot(self, touched: list[int] | None) -> PyTree:
-        """Returns the structure of `to_host`, as NumPy arrays, to restore into.
-
-        Args:
-          touched: per group, how many offloaded client states it has; None: as `with_offloaded=False`.
-        """
+    def abstract_snapshot(self) -> PyTree:
+        """Returns the structure of `to_host`, as NumPy arrays, to restore into."""
         key_data = jax.random.key_data(jax.random.key(0))
         state = jax.eval_shape(self.compiled.programs.init_state, self.spec.host_arrays, key_data)
-        saved = {"state": state}
-        if self.spec.is_offloaded:
-            clients = [shapes.client for shapes in self.spec.shapes.groups]
-            saved["initial"] = state.server
-            saved |= {} if touched is None else manager.abstract_packed(state.server, clients, touched)
+        saved = {"state": state} | ({"initial": state.server} if self.spec.is_offloaded else {})
         return jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), saved)
 
     def from_host(self, saved: PyTree, read_parts: ReadParts = lambda wanted: ()) -> State:
@@ -365,8 +352,6 @@ class Simulator:
         compiled, mesh = self.compiled, self.spec.mesh
         if self.spec.is_offloaded:
             offloaded = compiled.states.make_untouched(meshes.put(saved["initial"], mesh, compiled.layout.server))
-            if "stores" in saved:
-                offloaded.unpack(saved)
             take_parts = lambda: [offloaded.load_part(*part) for part in read_parts(offloaded.wanted_arrays)]
             distributed.all_or_none("read its client states", take_parts)
             offloaded.mark_saved()

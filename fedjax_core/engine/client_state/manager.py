@@ -5,7 +5,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Array, PyTree
@@ -50,21 +49,6 @@ class OffloadedStates:
     def touched_counts(self) -> list[int]:
         """Returns per group how many clients were touched."""
         return [int(store.touched.sum()) for store in self.stores]
-
-    def packed(self) -> PyTree:
-        """Returns what a snapshot keeps.
-
-        Raises:
-          ValueError: several processes keep them; `read_parts` gives the share of each.
-        """
-        if self.shards is not None:
-            raise ValueError("a snapshot cannot hold client states of several processes; their checkpoints do")
-        return {"initial": jax.device_get(self.initial), "stores": [store.packed() for store in self.stores]}
-
-    def unpack(self, packed: PyTree) -> None:
-        """Restores what `packed` returned, except `initial`."""
-        for store, packed_store in zip(self.stores, packed["stores"], strict=True):
-            store.unpack(packed_store)
 
     @property
     def max_part_bytes(self) -> int:
@@ -146,18 +130,6 @@ class OffloadedStates:
 def _name_leaves(group: int | str, states: PyTree) -> dict[str, np.ndarray]:
     """Returns the leaves of a group's states by the group's number and their paths."""
     return {f"{group}{jax.tree_util.keystr(path)}": leaf for path, leaf in jax.tree.leaves_with_path(states)}
-
-
-def abstract_packed(server: PyTree, clients: Sequence[PyTree], touched: Sequence[int]) -> PyTree:
-    """Returns the shapes of `OffloadedStates.packed`, from those of the server's state and of one client's per group."""
-    stores = [
-        {
-            "places": jax.ShapeDtypeStruct((n,), jnp.int32),
-            "rows": jax.tree.map(lambda s, n=n: jax.ShapeDtypeStruct((n, *s.shape), s.dtype), client),
-        }
-        for n, client in zip(touched, clients, strict=True)
-    ]
-    return {"initial": server, "stores": stores}
 
 
 class ClientStates:

@@ -106,17 +106,6 @@ class HostStore:
         """Marks states as written, here or in the process that keeps them."""
         self.touched[slots] = self.changed[slots] = True
 
-    def packed(self) -> PyTree:
-        """Returns what a snapshot keeps: the touched states and their slots."""
-        slots = np.flatnonzero(self.touched).astype(np.int32)
-        return {"places": slots, "rows": self.read(slots)[0]}
-
-    def unpack(self, packed: PyTree) -> None:
-        """Restores what `packed` returned."""
-        self.touched[:] = False
-        mask = np.ones(len(packed["places"]), bool)
-        self.write(np.asarray(packed["places"]), jax.tree.map(np.asarray, packed["rows"]), mask)
-
     @property
     def state_bytes(self) -> int:
         """Bytes of one client's state and its slot."""
