@@ -286,8 +286,6 @@ def collect(prefix: PyTree, contributions: list) -> PyTree:
     for r in reduces:
         if r.combine == "add":
             collected.append(r.finalize(next(adds)))
-        elif r.combine == "group":
-            collected.append(r.finalize(next(stacks)))
         else:
             collected.append(r.finalize(jax.tree.map(lambda *x: jnp.concatenate(x), *next(stacks))))
     return structure.unflatten(collected)
