@@ -17,7 +17,7 @@ class ClientFacts:
 
     Attributes:
       examples: [N] int32, their training examples.
-      seconds: [N] float32, of their rounds; `()` unless the sampler needs them.
+      seconds: [N] float32, of their rounds; None unless the sampler needs them.
       is_available: ids [n] -> [n] bool, which clients can be reached in this round and are not
         late in every round.
       compute_losses: (ids [n], examples, key) -> [n] float32, the mean loss of the server's model on

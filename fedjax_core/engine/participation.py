@@ -24,7 +24,7 @@ from fedjax_core.engine.simulation_spec import SimulationSpec, stream_key
 
 
 class Participation(NamedTuple):
-    """Arrays of the clients' devices that a round's program reads; `()` for those that it does not need.
+    """Arrays of the clients' devices that a round's program reads; None for those that it does not need.
 
     Attributes:
       failure: [N] float32, probability to fail in a round.
@@ -34,11 +34,11 @@ class Participation(NamedTuple):
       seconds: [N] float32, of their rounds, for a sampler.
     """
 
-    failure: Any = ()
-    availability: Any = ()
-    is_late: Any = ()
-    rank: Any = ()
-    seconds: Any = ()
+    failure: Any = None
+    availability: Any = None
+    is_late: Any = None
+    rank: Any = None
+    seconds: Any = None
 
 
 def add_client_devices(spec: SimulationSpec, devices: ClientDevices) -> SimulationSpec:
@@ -75,7 +75,7 @@ def add_client_devices(spec: SimulationSpec, devices: ClientDevices) -> Simulati
         shape = jax.eval_shape(devices.availability.is_available, devices.availability.arrays, jnp.int32(0), ids)
         if shape.shape not in ((), (3,)) or shape.dtype != bool:
             raise TypeError(f"devices.availability must give a bool [C] of ids [C]; of 3 it gives {shape.dtype}{list(shape.shape)}")
-    arrays = spec.host_arrays._replace(participation=Participation(**wanted) if wanted else ())
+    arrays = spec.host_arrays._replace(participation=Participation(**wanted) if wanted else None)
     awaited = count_awaited(devices.wait_for, spec.sampler.size)
     return dataclasses.replace(spec, client_devices=devices, client_seconds=seconds, awaited=awaited, host_arrays=arrays)
 
@@ -182,12 +182,12 @@ def draw_returns(
         mask = (ids < spec.population) & (arrays.size[i] > 0)
         if spec.dropout:
             mask &= client_sampling.draw_stays(stream_key(key_data, "dropout", round_num), ids, spec.dropout)
-        if not isinstance(of_clients.failure, tuple):
+        if of_clients.failure is not None:
             draw_key = stream_key(key_data, "failure", round_num)
             mask &= client_sampling.draw_stays(draw_key, ids, jnp.asarray(of_clients.failure)[i])
         if availability is not None:
             mask &= availability.is_available(of_clients.availability, round_num, i)
-        if not isinstance(of_clients.is_late, tuple):
+        if of_clients.is_late is not None:
             mask &= ~jnp.asarray(of_clients.is_late)[i]
         return mask
 

@@ -14,7 +14,7 @@ from fedjax_core.engine import asynchronous, client_facts, client_loop, client_s
 from fedjax_core.engine.client_state import stores
 from fedjax_core.engine.data_feed import cohort_buffer
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
-from fedjax_core.engine.participation import Participation, count_sampled, draw_returns
+from fedjax_core.engine.participation import count_sampled, draw_returns
 from fedjax_core.engine.sharding.mesh import AXIS
 from fedjax_core.engine.simulation_spec import SimulationSpec, State, stream_key
 from fedjax_core.finite_checks import became_nonfinite
@@ -127,8 +127,7 @@ def draw_cohorts(
     """Returns the round's cohort, split by group. Adaptive samplers read the state before it."""
     population, drawn = spec.population, []
     ids = _draw_ids(spec, arrays, key_data, round_num, state)
-    is_limited = isinstance(arrays.participation, Participation)
-    returns = draw_returns(spec, arrays, key_data, round_num, ids) if is_limited else None
+    returns = None if arrays.participation is None else draw_returns(spec, arrays, key_data, round_num, ids)
     for g, group in enumerate(spec.groups):
         slots = spec.group_slots(g)
         if len(spec.groups) > 1:
@@ -138,11 +137,11 @@ def draw_cohorts(
         else:
             chosen = jnp.pad(ids, (0, slots - len(ids)), constant_values=population)
         examples = jnp.where(chosen < population, arrays.size[jnp.minimum(chosen, population - 1)], 0)
-        if spec.dropout:
+        if returns is not None:  # who drops out does not come back
+            examples = jnp.where(returns(chosen), examples, 0)
+        elif spec.dropout:
             stays = client_sampling.draw_stays(stream_key(key_data, "dropout", round_num), chosen, spec.dropout)
             examples = jnp.where(stays, examples, 0)
-        if returns is not None:
-            examples = jnp.where(returns(chosen), examples, 0)
         order = client_loop.arrange(examples, spec.plan_of(g), spec.by_size)
         cohort = Cohort(chosen[order], examples[order])
         drawn.append((cohort, arrays.slots[g][cohort.ids]))
@@ -228,7 +227,7 @@ def _record_clients(
         "ids": jnp.where(everyone.examples > 0, jnp.where(everyone.ids < 0, everyone.ids - 1, everyone.ids), -1),
         "checks": jax.tree.map(lambda *x: jnp.concatenate(x), *(of_group.checks for of_group in stacked)),
     }
-    if isinstance(arrays.participation, Participation):
+    if arrays.participation is not None:
         record["sampled"] = count_sampled(spec, arrays, everyone)
     if scored:
         record["post_local"] = [of_group.post_local for of_group in stacked]

@@ -57,7 +57,7 @@ class DeviceArrays(NamedTuple):
       validation_index, validation_size: each client's validation examples of `train`; validation_rows: [V] those of
         all clients; `()` without such.
       unseen_index, unseen_size, unseen_test_index, unseen_test_size: of the unseen clients; `()` without such.
-      participation: of the clients' devices (`participation.py`); `()` without such.
+      participation: of the clients' devices (`participation.py`); None without such.
       arrivals: of the coming rounds (`asynchronous.py`); `()` where rounds are synchronous.
       settings: `ClientSettings` [N] of local training by client, `batch` [N + 1] with the method's own last, for unseen
         clients; None without such.
@@ -79,7 +79,7 @@ class DeviceArrays(NamedTuple):
     unseen_size: Any = ()
     unseen_test_index: Any = ()
     unseen_test_size: Any = ()
-    participation: Any = ()
+    participation: Any = None
     arrivals: Any = ()
     settings: ClientSettings | None = None
 
