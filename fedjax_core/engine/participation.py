@@ -18,7 +18,7 @@ from fedjax_core.devices import ClientDevices
 from fedjax_core.devices.client_values import LARGEST
 from fedjax_core.devices.durations import client_seconds, count_awaited
 from fedjax_core.engine import client_sampling
-from fedjax_core.engine.client_work import count_client_examples, measure_work
+from fedjax_core.engine.client_work import measure_work
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.simulation_spec import SimulationSpec, stream_key
 
@@ -111,7 +111,7 @@ def count_client_seconds(spec: SimulationSpec, devices: ClientDevices) -> tuple[
         if (most := steps.max()) >= LARGEST:
             raise ValueError(f"clients.seconds: a client takes {most:.3g} local steps in its budget; at most 2**24 are counted")
         spec = _with_settings(spec, steps=np.maximum(steps, 1).astype(np.int32))
-    seconds = of_work(count_client_examples(spec))
+    seconds = of_work(measure_work(spec).total())
     if devices.seconds is not None:
         seconds = np.where(is_late, seconds, np.minimum(seconds, devices.seconds))  # where rounding exceeds it
     if devices.deadline is None:
