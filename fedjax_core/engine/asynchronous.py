@@ -30,7 +30,7 @@ from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.simulation_spec import SimulationSpec, State, stream_key
 from fedjax_core.training.adapters import truncate_adapters
 from fedjax_core.uplink import UplinkTransform, unwrap
-from fedjax_core.uplink.staleness import KIND, Stale, weight_stale
+from fedjax_core.uplink.staleness import KIND, Stale
 
 DRAWS = 64  # cohorts that are drawn at once for the stream of clients
 ORDERS = 256  # experiments whose order of arrivals is remembered
@@ -138,11 +138,6 @@ def buffer_size(schedule: Schedule, concurrency: int) -> int:
     size = count_awaited(schedule.buffer, concurrency)
     assert size is not None
     return size
-
-
-def make_transform(schedule: Schedule) -> UplinkTransform:
-    """Returns the transform that weights stale updates."""
-    return weight_stale(schedule.name, schedule.has_weights)
 
 
 def add_schedule(

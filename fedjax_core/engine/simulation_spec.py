@@ -267,6 +267,10 @@ class SimulationSpec:
         privacy = self.example_privacy
         return ClientData(arrays.train, arrays.index[i], size, self.episodes, settings=settings, privacy=privacy)
 
+    def label(self, what: str, g: int) -> str:
+        """Returns what is said of group g, with its network's name if there are several."""
+        return what if len(self.groups) == 1 else f"{what} with network {self.groups[g].name}"
+
     def count_bytes(self, g: int, tree: PyTree) -> np.ndarray:
         """Returns the bytes [n] of a message of group g's clients, from its shapes; an adapter's by the client's rank."""
         settings, clients = self.host_arrays.settings, self.groups[g].clients

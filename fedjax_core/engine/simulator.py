@@ -62,6 +62,7 @@ from fedjax_core.engine.simulation_spec import (
 from fedjax_core.training.few_shot import EpisodeSampler
 from fedjax_core.training.private_gradient import ExamplePrivacy
 from fedjax_core.uplink import UplinkTransform, order_transforms, wrap_builder
+from fedjax_core.uplink.staleness import weight_stale
 
 __all__ = ["Build", "Diverged", "Evaluation", "EvaluationResult", "Group", "SimulationSpec", "Simulator", "State"]
 __all__ += ["ClientView", "build_spec", "one_group"]
@@ -135,7 +136,9 @@ def build_spec(
         sampler = stream = client_sampling.make_sampler(sampling, cohort, population)
         if schedule is not None:
             sampler = asynchronous.BufferSampler(asynchronous.buffer_size(schedule, stream.size), population)
-        transforms = order_transforms([*transforms, *([] if schedule is None else [asynchronous.make_transform(schedule)])])
+        transforms = order_transforms(
+            [*transforms, *([] if schedule is None else [weight_stale(schedule.name, schedule.has_weights)])]
+        )
         plan = client_loop.choose_plan(sampler.slots, among=devices, **({} if plan is None else plan._asdict()))
         mesh = meshes.make_mesh(plan, devices)
         is_numeric = targets_of(data.train.y) == "numbers"
@@ -395,7 +398,7 @@ class Simulator:
                 return work(self.compiled)
             except (jax.errors.JaxRuntimeError, MemoryError) as error:
                 plan, is_known_to_all = self.spec.plan, isinstance(error, MemoryError)
-                if plan.chunk == 1 or not (is_known_to_all or dispatch.is_out_of_memory(error)):
+                if plan.chunk == 1 or not dispatch.is_out_of_memory(error):
                     raise
                 reason = str(error).splitlines()[0]
                 if jax.process_count() > 1 and not is_known_to_all:

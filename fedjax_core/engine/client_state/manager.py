@@ -215,7 +215,9 @@ class ClientStates:
         """Returns what moves states to rounds and back, and the initial server; `draw` as `Exchange` takes it."""
         assert self._offloaded is not None
         if self._exchange is None:
-            self._exchange = make_exchange(self._offloaded, draw, self._layout.client_rows)
+            of, shards = self._offloaded.stores, self._offloaded.shards
+            rows = self._layout.client_rows
+            self._exchange = Exchange(of, draw, rows) if shards is None else SharedExchange(of, draw, shards)
         return self._exchange, self._offloaded.initial
 
     def close(self) -> None:
@@ -229,10 +231,3 @@ def identify_state(state: State) -> tuple[bytes, int]:
     """Returns (data of the seed's key, rounds done): two states of a simulation with the same are equal."""
     key, done = jax.device_get((state.key, state.round))
     return np.asarray(key).tobytes(), int(done)
-
-
-def make_exchange(offloaded: OffloadedStates, draw: Callable[[Any, int], Any], sharding: Any) -> Exchange:
-    """Returns the exchange of some states; `sharding` as `Exchange` takes it."""
-    if offloaded.shards is not None:
-        return SharedExchange(offloaded.stores, draw, offloaded.shards)
-    return Exchange(offloaded.stores, draw, sharding)

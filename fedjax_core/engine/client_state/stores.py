@@ -85,7 +85,10 @@ class HostStore:
     def read(self, slots: np.ndarray) -> tuple[PyTree, np.ndarray]:
         """Returns (states, touched) at the given slots; those beyond n read the last one."""
         slots = np.minimum(slots, len(self.touched) - 1)
-        return jax.tree.map(lambda x: x[slots], self.states), self.touched[slots]
+        return self._read(slots), self.touched[slots]
+
+    def _read(self, slots: np.ndarray) -> PyTree:
+        return jax.tree.map(lambda x: x[slots], self.states)
 
     def is_touched(self, slots: np.ndarray) -> np.ndarray:
         """Returns which of these slots were touched, in any process."""
@@ -136,10 +139,6 @@ class DiskStore(HostStore):
     def states(self) -> PyTree:
         """All states, read from the files."""
         return self._read(np.arange(len(self.touched)))
-
-    def read(self, slots: np.ndarray) -> tuple[PyTree, np.ndarray]:
-        slots = np.minimum(slots, len(self.touched) - 1)
-        return self._read(slots), self.touched[slots]
 
     def put(self, slots: np.ndarray, states: PyTree) -> None:
         for column, new in zip(self._columns, jax.tree.leaves(states), strict=True):

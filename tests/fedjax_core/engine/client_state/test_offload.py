@@ -10,8 +10,7 @@ import pytest
 
 from fedjax_core.algorithm import Cohort
 from fedjax_core.engine import client_loop
-from fedjax_core.engine.client_state.manager import OffloadedStates, make_exchange
-from fedjax_core.engine.client_state.multi_process import StateShards
+from fedjax_core.engine.client_state.multi_process import SharedExchange, StateShards
 from fedjax_core.engine.client_state.offload import Exchange
 from fedjax_core.engine.client_state.stores import DiskStore, HostStore
 from fedjax_core.engine.sharding import mesh as meshes
@@ -55,9 +54,7 @@ def test_rounds_see_what_the_rounds_before_have_left(store, shared):
     before = workers()
     kept, truth = store(N, LIKE), {}
     mesh = meshes.make_mesh(client_loop.Plan(1, 3 if shared else 1))
-    exchange = make_exchange(
-        OffloadedStates((), [kept], [StateShards(mesh)] if shared else None), draw, meshes.client_sharded(mesh)
-    )
+    exchange = SharedExchange([kept], draw, [StateShards(mesh)]) if shared else Exchange([kept], draw, meshes.client_sharded(mesh))
     for number in range(5):
         coming = exchange.get(KEY, number)
         assert coming.slots[0].tolist() == COHORTS[number][0]
@@ -82,7 +79,7 @@ def test_states_that_are_patched_lie_as_those_that_were_read():
     """Else the round that takes them is compiled a second time."""
     mesh = meshes.make_mesh(client_loop.Plan(1, 8, 2))
     lies = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("clients", "model"))
-    exchange = make_exchange(OffloadedStates((), [HostStore(N, LIKE)], None), draw, [{"w": lies}])
+    exchange = Exchange([HostStore(N, LIKE)], draw, [{"w": lies}])
     rows = {"w": jax.device_put(jnp.zeros((4, 2)), meshes.replicated(mesh))}
     assert exchange._patch[0](rows, rows, np.arange(4, dtype=np.int32), np.ones(4, bool))["w"].sharding == lies
 
