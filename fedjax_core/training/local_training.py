@@ -223,13 +223,7 @@ def fit(
       ValueError: epochs < 0 or batch < 1, or nothing is trainable; (when traced) `extra` is given
         for data that draw their minibatches, or `data.remainder` is DROP and no client fills a batch.
     """
-    if epochs < 0 or batch < 1:
-        raise ValueError(f"epochs={epochs}, batch={batch}: epochs must be at least 0 and batch at least 1")
-
-    if not isinstance(optimizer, optax.GradientTransformation):
-        what = "a function: a method's optimizer is one of the round, so give optimizer(task.round_num)"
-        what = what if callable(optimizer) else f"a {type(optimizer).__name__}"
-        raise TypeError(f"fit: optimizer must be an optax.GradientTransformation, it is {what}")
+    _check_fit(optimizer, epochs, batch)
     stepped = optax.with_extra_args_support(optimizer)
 
     def run(net: Net, data: ClientData, key: Array, extra: PyTree = ()) -> FitResult:
@@ -248,17 +242,8 @@ def fit(
         def compute_inputs(trained, stats, e):
             return () if epoch_inputs is None else (epoch_inputs(Net(join_params(trained, frozen), stats), data, e),)
 
-        def gradient(trained, stats, minibatch, key, *inputs):
-            def loss_of_trained(trained):
-                return loss(Net(join_params(trained, frozen), stats), minibatch, key, *inputs)
-
-            return jax.grad(loss_of_trained, has_aux=True)(trained)
-
         draws_minibatches = data.draw is not None or data.privacy is not None
-        if data.privacy is not None:
-            private_gradient.check_optimizer(find_ascent(jax.eval_shape(optimizer.init, trained)))
-            gradient = data.privacy.make_gradient(gradient, data, b)
-        gradient = jax.jit(gradient, inline=True)  # traced once, for shapes and for use
+        gradient = _make_gradient(loss, optimizer, trained, frozen, data, b)
 
         def step(i, carry, e, order, key, inputs):
             trained, stats, state, sums = carry
@@ -295,6 +280,33 @@ def fit(
         return FitResult(Net(join_params(trained, frozen), stats), state, sums)
 
     return run
+
+
+def _check_fit(optimizer: object, epochs: int, batch: int) -> None:
+    """Raises ValueError or TypeError for what `fit` cannot train with."""
+    if epochs < 0 or batch < 1:
+        raise ValueError(f"epochs={epochs}, batch={batch}: epochs must be at least 0 and batch at least 1")
+    if not isinstance(optimizer, optax.GradientTransformation):
+        what = "a function: a method's optimizer is one of the round, so give optimizer(task.round_num)"
+        what = what if callable(optimizer) else f"a {type(optimizer).__name__}"
+        raise TypeError(f"fit: optimizer must be an optax.GradientTransformation, it is {what}")
+
+
+def _make_gradient(
+    loss: LossFn, optimizer: optax.GradientTransformation, trained: PyTree, frozen: PyTree, data: ClientData, batch: int
+) -> Callable:
+    """Returns (trained, stats, minibatch, key, *inputs) -> (gradient, Aux) of a loss, private where the data ask for it."""
+
+    def gradient(trained, stats, minibatch, key, *inputs):
+        def loss_of_trained(trained):
+            return loss(Net(join_params(trained, frozen), stats), minibatch, key, *inputs)
+
+        return jax.grad(loss_of_trained, has_aux=True)(trained)
+
+    if data.privacy is not None:
+        private_gradient.check_optimizer(find_ascent(jax.eval_shape(optimizer.init, trained)))
+        gradient = data.privacy.make_gradient(gradient, data, batch)
+    return jax.jit(gradient, inline=True)  # traced once, for shapes and for use
 
 
 def full_batch_step(loss: LossFn, optimizer: optax.GradientTransformation, *, batch: int) -> Callable[..., FitResult]:
