@@ -1,7 +1,7 @@
 """The round, as pure functions that the simulator compiles, and the metrics that are made of what it returns."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -302,30 +302,20 @@ def _check_drawn(ids: np.ndarray, round_num: int) -> None:
         raise ValueError(f"cohort.sampling: draw returned {what} (round {round_num})")
 
 
-def flatten_record(
-    record: PyTree,
-    round_num: int,
-    targets: str = "classes",
-    own: Sequence[Mapping[str, Callable]] = (),
-    y: np.ndarray | None = None,
-    is_async: bool = False,
-) -> dict[str, float]:
+def flatten_record(spec: SimulationSpec, record: PyTree, round_num: int) -> dict[str, float]:
     """Returns a round's metrics by name; what has no weight, as where no client came, is left out.
 
     Args:
       record: what the round's program returned, on the host.
-      own: per group, its task's own scores, by name; empty where the record has no such scores.
-      y: the training targets, for advice.
-      is_async: whether a step of few updates, all left out, may just change nothing.
 
     Raises:
       Diverged: something was not finite, says what, and of which clients; or everybody was left out.
       ValueError: the sampler drew a client twice, or a negative id.
     """
-    ids = np.asarray(record["ids"])
+    ids, y = np.asarray(record["ids"]), spec.data.train.y
     _check_drawn(ids, round_num)
     divergence.raise_if_diverged(ids, record["checks"], bool(record["server_diverged"]), round_num, y)
-    if "left_out" in record["server"] and not is_async:
+    if "left_out" in record["server"] and spec.asynchrony is None:  # else few updates, all left out, may just change nothing
         left_out = int(record["server"]["left_out"][0])
         divergence.raise_if_all_left_out(left_out, int(record["cohort"]), round_num, y)
     metrics: dict[str, float] = {"round": round_num, "cohort": int(record["cohort"])}
@@ -337,17 +327,10 @@ def flatten_record(
                 metrics[f"{part}/{name}"] = float(pair[0]) / weight
     if "loss" in record["train"]:
         metrics["train/examples"] = float(record["train"]["loss"][1])
-    return metrics | _flatten_post_local(record.get("post_local", ()), ids, round_num, targets, own, y)
+    return metrics | _flatten_post_local(spec, record.get("post_local", ()), ids, round_num)
 
 
-def _flatten_post_local(
-    groups: Sequence[PyTree],
-    ids: np.ndarray,
-    round_num: int,
-    targets: str,
-    own: Sequence[Mapping[str, Callable]],
-    y: np.ndarray | None,
-) -> dict[str, float]:
+def _flatten_post_local(spec: SimulationSpec, groups: Sequence[PyTree], ids: np.ndarray, round_num: int) -> dict[str, float]:
     """Returns statistics over the clients of their scores right after training, which `groups` have in the order of `ids`."""
     metrics: dict[str, float] = {}
     by_model: dict[str, list] = {}
@@ -355,10 +338,10 @@ def _flatten_post_local(
     for g, group in enumerate(groups):
         group_ids = ids[begin : begin + len(jax.tree.leaves(group)[0])] if group else ids[:0]
         where = "its own test examples right after training"
-        divergence.raise_if_scores_diverged(group, group_ids, where, round_num, y)
+        divergence.raise_if_scores_diverged(group, group_ids, where, round_num, spec.data.train.y)
         begin += len(group_ids)
         for name, score in group.items():
-            by_model.setdefault(name, []).append(finalize_metrics(targets, score, own[g]))
+            by_model.setdefault(name, []).append(finalize_metrics(spec.targets, score, spec.groups[g].task.scores))
     for name, of_groups in by_model.items():
         scores = jax.tree.map(lambda *x: np.concatenate(x), *of_groups)
         metrics |= evaluation_step.client_statistics(f"test/{name}/post_local", scores)

@@ -266,13 +266,12 @@ class Simulator:
     def flatten_records(self, state: State, records: Sequence[PyTree]) -> list[dict[str, float]]:
         """Returns the metrics of rounds from their raw records; `state` is that after the last."""
         spec, metrics, done = self.spec, [], int(jax.device_get(state.round))
-        own, y, is_async = [group.task.scores for group in spec.groups], spec.data.train.y, spec.asynchrony is not None
         for round_num, record in enumerate(records, done - len(records) + 1):
-            if is_async:
-                facts = asynchronous.step_facts(spec, state.key, round_num, record)
-            else:
+            if spec.asynchrony is None:
                 facts = participation.round_time(spec, record)
-            metrics.append(rounds.flatten_record(record, round_num, spec.targets, own, y, is_async) | facts)
+            else:
+                facts = asynchronous.step_facts(spec, state.key, round_num, record)
+            metrics.append(rounds.flatten_record(spec, record, round_num) | facts)
             outliers = divergence.find_outliers(record["ids"], record["checks"])
             divergence.warn_of_outliers(outliers, round_num, self._known_outliers)
         return metrics

@@ -1,6 +1,8 @@
 """Rounds against loops: who is sent what, what the server sees, and how states begin."""
 
 import functools
+import types
+from typing import Any
 
 import chex
 import jax
@@ -185,17 +187,18 @@ NOBODY = {
     "server": {"clipped": (np.float32(0), np.float32(0)), "left_out": (np.float32(0), np.float32(1))},
 }
 SOME = NOBODY | {"ids": np.array([4, -1]), "cohort": np.int32(1), "train": {"loss": (np.float32(3), np.float32(6))}}
+SPEC: Any = types.SimpleNamespace(targets="classes", groups=(), asynchrony=None, data=toy.data())
 
 
 def test_a_round_that_nobody_comes_to_has_no_means():
-    record = rounds.flatten_record(NOBODY, 2)
+    record = rounds.flatten_record(SPEC, NOBODY, 2)
     assert record == {"round": 2, "cohort": 0, "train/examples": 0.0, "server/left_out": 0.0}
-    entry = summarize_records([rounds.flatten_record(SOME, 1), record])["metrics"]["train/loss"]
+    entry = summarize_records([rounds.flatten_record(SPEC, SOME, 1), record])["metrics"]["train/loss"]
     assert (entry["last"], entry["last_round"], entry["mean_last_k"]) == (0.5, 1, 0.5)
 
 
 def test_sums_are_divided_by_their_weights():
-    assert rounds.flatten_record(SOME, 1) == {
+    assert rounds.flatten_record(SPEC, SOME, 1) == {
         "round": 1,
         "cohort": 1,
         "train/loss": 0.5,
