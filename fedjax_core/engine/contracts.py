@@ -41,6 +41,7 @@ from fedjax_core.training.param_partition import hint_head
 def validate_settings(
     groups: Sequence[Group],
     population: int,
+    *,
     dropout: float,
     hold: str,
     evaluation: Evaluation,
