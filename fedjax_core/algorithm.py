@@ -177,7 +177,7 @@ class ClientOutput(NamedTuple):
         return (sent, self.state) if self.local is None else self.local
 
 
-def _keep(part, client):
+def _keep_part(part, client):
     del client
     return part
 
@@ -199,7 +199,7 @@ class Reduce(NamedTuple):
       weight_fn: of a delta: one client's Cohort entry -> its weight.
     """
 
-    map: Callable[[PyTree, Cohort], PyTree] = _keep
+    map: Callable[[PyTree, Cohort], PyTree] = _keep_part
     combine: str = "stack"
     finalize: Callable[[PyTree], PyTree] = lambda joined: joined
     payload: str = ""

@@ -129,8 +129,8 @@ class _Tracer:
         split, which = ("test", None) if source == "test" else ("train", spec.host_arrays.validation_rows)
         given, block, kind = (self.arrays, self.state.server, self.number), (), source
         if split in feed.streamed:
-            batches = feed.test_batches(split, which, evaluation.server_batch(spec, source), spec.plan.client_shards)
-            number, kind = batches.at_once * batches.devices, "streamed"
+            batches = feed.server_batches(split, which, evaluation.server_batch(spec, source), spec.plan.client_shards)
+            number, kind = batches.batches_per_block * batches.devices, "streamed"
             of_block = lambda x: jax.ShapeDtypeStruct((number * batches.batch, *x.shape[1:]), x.dtype)
             examples = self.abstract(jax.tree.map(of_block, spec.readers[split].like))
             block = examples, self.abstract(np.zeros(number, np.int32)), self.number

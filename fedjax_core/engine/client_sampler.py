@@ -65,12 +65,12 @@ class ClientSampler:
 
     @property
     def has_update(self) -> bool:
-        """Returns whether it learns from the clients' losses."""
+        """Whether it learns from the clients' losses."""
         return type(self).update is not ClientSampler.update
 
     @property
     def is_adaptive(self) -> bool:
-        """Returns whether draws depend on earlier rounds, or on a state from `init`."""
+        """Whether draws depend on earlier rounds, or on a state from `init`."""
         return self.has_update or "losses" in self.needs or type(self).init is not ClientSampler.init
 
     def init(self, clients: ClientFacts) -> PyTree:

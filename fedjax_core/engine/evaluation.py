@@ -111,14 +111,14 @@ def score_server(compiled: CompiledPlan, state: State, source: str, watch: Watch
             sums = jax.block_until_ready(programs.score_server[source](*given, sums, bounds))
         return jax.device_get(programs.add_up_shards(sums))
     which = None if source == "test" else spec.host_arrays.validation_rows
-    batches = feed.test_batches(split, which, server_batch(spec, source), spec.plan.client_shards)
-    number, sums = compiled.put(np.int32(batches.number)), None
+    batches = feed.server_batches(split, which, server_batch(spec, source), spec.plan.client_shards)
+    number, sums = compiled.put(np.int32(batches.num_examples)), None
     init, program = programs.init_server_sums["streamed"], programs.score_server["streamed"]
     for block_num, (examples, first) in enumerate(batches):
-        block, before = (examples, first, number), block_num * batches.at_once
+        block, before = (examples, first, number), block_num * batches.batches_per_block
         sums = init(*given, block) if sums is None else sums
         report = lambda done, before=before: watch(name, min(before + done, batches.batches_per_device), batches.batches_per_device)
-        for bounds in _chunk_bounds(compiled, name, batches.at_once, report):
+        for bounds in _chunk_bounds(compiled, name, batches.batches_per_block, report):
             sums = jax.block_until_ready(program(*given, sums, bounds, block))
     return jax.device_get(programs.add_up_shards(sums))
 
