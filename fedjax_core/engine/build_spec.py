@@ -20,6 +20,7 @@ from fedjax_core.engine import (
     participation,
     unseen_clients,
 )
+from fedjax_core.engine.arrival_windows import BufferSampler
 from fedjax_core.engine.client_sampler import ClientSampler
 from fedjax_core.engine.data_feed.device_arrays import make_host_arrays
 from fedjax_core.engine.sharding import data_placement
@@ -104,7 +105,7 @@ def build_spec(
         evaluation = unseen_clients.add_unseen_scope(evaluation, skip_reason, has_unseen)
         sampler = stream = client_sampling.make_sampler(sampling, None if is_pooled else cohort, data.clients)
         if schedule is not None:
-            sampler = asynchronous.BufferSampler(asynchronous.buffer_size(schedule, stream.size), data.clients)
+            sampler = BufferSampler(asynchronous.buffer_size(schedule, stream.size), data.clients)
             transforms = [*transforms, weight_stale(schedule.name, schedule.has_weights)]
         transforms = order_transforms(transforms)
         plan = client_loop.choose_plan(sampler.slots, among=devices, **({} if plan is None else plan._asdict()))

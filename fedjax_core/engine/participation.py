@@ -7,7 +7,7 @@ compares ranks, and seconds are only computed on the host, from a record's clien
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,26 +19,9 @@ from fedjax_core.devices.client_values import LARGEST
 from fedjax_core.devices.durations import client_seconds, count_awaited
 from fedjax_core.engine import client_sampling
 from fedjax_core.engine.client_work import measure_work
-from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
-from fedjax_core.engine.simulation_spec import SimulationSpec, stream_key
-
-
-class Participation(NamedTuple):
-    """Arrays of the clients' devices that a round's program reads; None for those that it does not need.
-
-    Attributes:
-      failure: [N] float32, probability to fail in a round.
-      availability: `Availability.arrays`.
-      is_late: [N] bool, whose rounds take longer than the deadline.
-      rank: [N] int32, of the clients by the seconds of their rounds; by id where these are equal.
-      seconds: [N] float32, of their rounds, for a sampler.
-    """
-
-    failure: Any = None
-    availability: Any = None
-    is_late: Any = None
-    rank: Any = None
-    seconds: Any = None
+from fedjax_core.engine.data_feed.device_arrays import DeviceArrays, Participation
+from fedjax_core.engine.simulation_spec import SimulationSpec
+from fedjax_core.engine.streams import stream_key
 
 
 def add_client_devices(spec: SimulationSpec, devices: ClientDevices) -> SimulationSpec:
@@ -173,7 +156,8 @@ def draw_returns(
       Ids of the cohort -> [...] bool.
     """
     assert spec.client_devices is not None
-    of_clients: Participation = arrays.participation
+    assert arrays.participation is not None
+    of_clients = arrays.participation
     availability = spec.client_devices.availability
     at = lambda ids: jnp.minimum(ids, spec.population - 1)
 

@@ -16,7 +16,8 @@ from fedjax_core.engine.data_feed import cohort_buffer
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.participation import count_sampled, draw_returns
 from fedjax_core.engine.sharding.mesh import AXIS
-from fedjax_core.engine.simulation_spec import SimulationSpec, State, stream_key
+from fedjax_core.engine.simulation_spec import SimulationSpec, State
+from fedjax_core.engine.streams import stream_key
 from fedjax_core.finite_checks import became_nonfinite
 from fedjax_core.training.metrics import finalize_metrics
 from fedjax_core.uplink import sharded_aggregation

@@ -16,7 +16,8 @@ import numpy as np
 from fedjax_core.algorithm import Algorithm, Array, PyTree
 from fedjax_core.atomic_files import read_at, write_at
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
-from fedjax_core.engine.simulation_spec import SimulationSpec, stream_key
+from fedjax_core.engine.simulation_spec import SimulationSpec
+from fedjax_core.engine.streams import stream_key
 
 READ_BYTES = 2**30  # of one system call, which transfers at most 2 GiB
 
