@@ -177,12 +177,12 @@ class ClientOutput(NamedTuple):
         return (sent, self.state) if self.local is None else self.local
 
 
-def _keep(part, client):
+def _keep_part(part, client):
     del client
     return part
 
 
-COMBINATIONS = ("add", "stack", "group")  # of `Reduce.combine`
+COMBINATIONS = ("add", "stack")  # of `Reduce.combine`
 PAYLOADS = ("delta", "class means", "number", "")  # of `Reduce.payload`
 
 
@@ -191,8 +191,7 @@ class Reduce(NamedTuple):
 
     Attributes:
       map: (part, Cohort entry) -> one client's contribution; runs inside the client loop.
-      combine: "add": a running sum, memory O(1) in C; "stack": [C, ...]; "group": a tuple of stacks, one per group of clients
-        with one architecture.
+      combine: "add": a running sum, memory O(1) in C; "stack": [C, ...].
       finalize: once, after the loop: what `server_update` gets.
       payload: what the part is, for uplink transforms (`uplink/`): "delta", a difference of which the server takes the mean
         with weights `weight_fn`; "class means", (values [K, ...], counts [K]) of which it takes the mean of each class;
@@ -200,7 +199,7 @@ class Reduce(NamedTuple):
       weight_fn: of a delta: one client's Cohort entry -> its weight.
     """
 
-    map: Callable[[PyTree, Cohort], PyTree] = _keep
+    map: Callable[[PyTree, Cohort], PyTree] = _keep_part
     combine: str = "stack"
     finalize: Callable[[PyTree], PyTree] = lambda joined: joined
     payload: str = ""

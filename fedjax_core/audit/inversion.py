@@ -25,8 +25,8 @@ import optax
 from fedjax_core.algorithm import Array, Examples, Net, PyTree, find_nets, select_examples
 from fedjax_core.audit.images import peak_signal_to_noise, structural_similarity
 from fedjax_core.engine.client_state import stores
-from fedjax_core.engine.simulation_spec import stream_key
 from fedjax_core.engine.simulator import Simulator, State
+from fedjax_core.engine.streams import stream_key
 from fedjax_core.nn.kernels import conv
 from fedjax_core.option_types import AtLeastOne, NonNegative, Positive, check_arguments, one_of
 from fedjax_core.task import Model

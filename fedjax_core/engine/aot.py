@@ -56,10 +56,6 @@ class _Tracer:
     def abstract(self, tree: PyTree, shardings: Any = None) -> PyTree:
         return _abstract(tree, self.replicated if shardings is None else shardings)
 
-    def name(self, what: str, g: int) -> str:
-        groups = self.spec.groups
-        return what if len(groups) == 1 else f"{what} with network {groups[g].name}"
-
     def client_states(self, g: int, number: int) -> tuple[PyTree, Any]:
         """Returns the states of `number` clients of group g, and whether they were touched."""
         client = self.spec.shapes.groups[g].client
@@ -84,7 +80,7 @@ class _Tracer:
                 program = self.programs.prepare_clients[g]
                 return program.trace(arrays, self.state.server, self.key_data, ids, states)
 
-            traces[self.name(f"{START}: prepare", g)] = trace
+            traces[self.spec.label(f"{START}: prepare", g)] = trace
 
     def add_round(self, traces: Traces) -> None:
         arrays = self.program_arrays(("index",))
@@ -113,7 +109,7 @@ class _Tracer:
                     program = self.programs.score_clients[g]
                     return program.trace(arrays, self.state, self.initial, ids, *states, bounds)
 
-                traces[self.name(f"{EVALUATION}: clients", g)] = trace_clients
+                traces[self.spec.label(f"{EVALUATION}: clients", g)] = trace_clients
         for g in range(len(spec.groups)):
             if "unseen" in scopes and (blocks := evaluation.unseen_blocks(self.compiled, g)):
 
@@ -122,7 +118,7 @@ class _Tracer:
                     given = self.state.server, self.number, self.key_data, self.abstract(blocks[0])
                     return self.programs.score_unseen[g].trace(arrays, *given, bounds)
 
-                traces[self.name(f"{EVALUATION}: unseen clients", g)] = trace_unseen
+                traces[self.spec.label(f"{EVALUATION}: unseen clients", g)] = trace_unseen
         if "post_local" in scopes and not spec.is_offloaded:
             arrays = self.program_arrays(("index", "test_index"))
             traces[SCORED_ROUND] = lambda: self.programs.run_scored_round.trace(arrays, self.state, self.number)
@@ -133,8 +129,8 @@ class _Tracer:
         split, which = ("test", None) if source == "test" else ("train", spec.host_arrays.validation_rows)
         given, block, kind = (self.arrays, self.state.server, self.number), (), source
         if split in feed.streamed:
-            batches = feed.test_batches(split, which, evaluation.server_batch(spec, source), spec.plan.client_shards)
-            number, kind = batches.at_once * batches.devices, "streamed"
+            batches = feed.server_batches(split, which, evaluation.server_batch(spec, source), spec.plan.client_shards)
+            number, kind = batches.batches_per_block * batches.devices, "streamed"
             of_block = lambda x: jax.ShapeDtypeStruct((number * batches.batch, *x.shape[1:]), x.dtype)
             examples = self.abstract(jax.tree.map(of_block, spec.readers[split].like))
             block = examples, self.abstract(np.zeros(number, np.int32)), self.number

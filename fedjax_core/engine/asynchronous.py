@@ -1,7 +1,7 @@
 """Asynchronous rounds: a round is one step of the server over the updates that have arrived.
 
 Who arrives, and how stale the update is, follows from the clients' durations and the sampler. The
-host computes it before the round (`devices/arrivals.py`), and the program reads it (`Arrivals`).
+host computes it before the round (`devices/arrivals.py`), and the program reads it (`arrival_windows.py`).
 
 What a client sends is a function of what it downloaded, its state and its data, so it is computed
 in the round of its arrival. The state of the simulation has a ring of what earlier broadcasts were
@@ -11,116 +11,25 @@ The draws and the learning rate of a client's update are those of the round of i
 """
 
 import dataclasses
-import functools
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Algorithm, Array, PyTree, builder_name
-from fedjax_core.devices.arrivals import KEPT, ArrivalOrder, ServerStep, bound_ring, order_arrivals
+from fedjax_core.devices.arrivals import KEPT, bound_ring
 from fedjax_core.devices.durations import count_awaited
 from fedjax_core.devices.schedules import Schedule
+from fedjax_core.engine.arrival_windows import Arrivals, Asynchrony, ClientArrival
 from fedjax_core.engine.client_sampler import ClientSampler
-from fedjax_core.engine.client_sampling import FixedSampler, PoissonSampler, draw_rounds
+from fedjax_core.engine.client_sampling import FixedSampler, PoissonSampler
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
-from fedjax_core.engine.simulation_spec import SimulationSpec, State, stream_key
+from fedjax_core.engine.simulation_spec import SimulationSpec, State
 from fedjax_core.training.adapters import truncate_adapters
 from fedjax_core.uplink import UplinkTransform, unwrap
-from fedjax_core.uplink.staleness import KIND, Stale, weight_stale
-
-DRAWS = 64  # cohorts that are drawn at once for the stream of clients
-ORDERS = 256  # experiments whose order of arrivals is remembered
-
-
-class Arrivals(NamedTuple):
-    """Arrays of the next W rounds that a program reads (`ServerStep`).
-
-    Attributes:
-      first: [] number of the first of them.
-      ids, staleness, slots: [W, K] int32.
-      weight: [W, K] float32, of each update.
-      target: [W] int32.
-    """
-
-    first: Any
-    ids: Any
-    staleness: Any
-    slots: Any
-    weight: Any
-    target: Any
-
-
-class ClientArrival(NamedTuple):
-    """One client's arrival: [] each."""
-
-    staleness: Array
-    slot: Array
-    weight: Array
-
-
-@dataclasses.dataclass(frozen=True)
-class BufferSampler(ClientSampler):
-    """The clients of a server step. `Arrivals` has them; nothing is drawn."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Asynchrony:
-    """The asynchronous schedule of a simulation.
-
-    Attributes:
-      sampler: of the stream of clients; its size is the number that train at once.
-      buffer: K.
-      seconds: [N] of each client's round.
-      slots: S, of the ring of broadcasts.
-      in_ring: of each leaf of the method's server state, whether broadcasts are made of it.
-      memory: index of the transform that weights stale updates.
-    """
-
-    schedule: Schedule
-    sampler: FixedSampler | PoissonSampler
-    buffer: int
-    seconds: np.ndarray
-    server_seconds: float
-    slots: int
-    in_ring: tuple[bool, ...]
-    memory: int
-    _orders: dict[bytes, ArrivalOrder] = dataclasses.field(default_factory=dict)
-    _lock: Any = dataclasses.field(default_factory=threading.Lock)
-
-    def read_steps(self, key_data: Any, first: int, number: int) -> list[ServerStep]:
-        """Returns the steps of an experiment, from number `first`."""
-        key_data = np.asarray(jax.device_get(key_data))
-        with self._lock:
-            name = key_data.tobytes()
-            order = self._orders.pop(name, None) or ArrivalOrder(functools.partial(self._begin, key_data))
-            self._orders[name] = order  # most recently used last
-            while len(self._orders) > ORDERS:
-                del self._orders[next(iter(self._orders))]
-        return order.read(first, number)
-
-    def _begin(self, key_data: np.ndarray) -> Iterator[ServerStep]:
-        key = stream_key(jnp.asarray(key_data), "cohort")
-
-        def stream() -> Iterator[np.ndarray]:
-            first = 0
-            while True:
-                yield from np.asarray(draw_rounds(self.sampler, key, first, DRAWS))
-                first += DRAWS
-
-        m, limits = self.sampler.size, (self.schedule.max_staleness, self.server_seconds)
-        return order_arrivals(self.seconds, stream(), m, self.buffer, *limits)
-
-    def read_window(self, key_data: Any, first: int, number: int) -> Arrivals:
-        """Returns what a program reads of rounds `first` to before `first + number`, on the host."""
-        steps = self.read_steps(key_data, first, number)
-        ids, staleness, slots = (np.stack([step[i] for step in steps]) for i in range(3))
-        weight = np.asarray(self.schedule.weight_fn(staleness.ravel().astype(float)), np.float32).reshape(staleness.shape)
-        return Arrivals(np.int32(first), ids, staleness, slots, weight, np.array([step.target for step in steps], np.int32))
-
+from fedjax_core.uplink.staleness import KIND, Stale
 
 # before anything is compiled
 
@@ -138,11 +47,6 @@ def buffer_size(schedule: Schedule, concurrency: int) -> int:
     size = count_awaited(schedule.buffer, concurrency)
     assert size is not None
     return size
-
-
-def make_transform(schedule: Schedule) -> UplinkTransform:
-    """Returns the transform that weights stale updates."""
-    return weight_stale(schedule.name, schedule.has_weights)
 
 
 def add_schedule(
@@ -243,7 +147,7 @@ def init_ring(spec: SimulationSpec, server: PyTree) -> PyTree:
     if spec.asynchrony is None:
         return ()
     slots = spec.asynchrony.slots
-    return [jnp.zeros((slots, *x.shape), x.dtype).at[0].set(x) for x in _ring_leaves(spec, server)]
+    return [jnp.zeros((slots, *x.shape), x.dtype).at[0].set(x) for x in _ring_leaves(spec.asynchrony, server)]
 
 
 def push_broadcast(spec: SimulationSpec, arrays: DeviceArrays, state: State, server: PyTree) -> PyTree:
@@ -251,11 +155,11 @@ def push_broadcast(spec: SimulationSpec, arrays: DeviceArrays, state: State, ser
     if spec.asynchrony is None:
         return ()
     target = arrays.arrivals.target[state.round - arrays.arrivals.first]
-    return [ring.at[target].set(x) for ring, x in zip(state.ring, _ring_leaves(spec, server), strict=True)]
+    return [ring.at[target].set(x) for ring, x in zip(state.ring, _ring_leaves(spec.asynchrony, server), strict=True)]
 
 
-def _ring_leaves(spec: SimulationSpec, server: PyTree) -> list[Array]:
-    pairs = zip(jax.tree.leaves(unwrap(server)), spec.asynchrony.in_ring, strict=True)
+def _ring_leaves(asynchrony: Asynchrony, server: PyTree) -> list[Array]:
+    pairs = zip(jax.tree.leaves(unwrap(server)), asynchrony.in_ring, strict=True)
     return [leaf for leaf, in_ring in pairs if in_ring]
 
 
@@ -286,7 +190,7 @@ def rewind_server(
     """Returns the server as it was at client i's download, with the weight of its update."""
     assert spec.asynchrony is not None
     leaves, structure = jax.tree.flatten(server.inner)
-    newest = _ring_leaves(spec, server)
+    newest = _ring_leaves(spec.asynchrony, server)
     # A branch is not fused with what reads its result, so the ring may change in place after the clients.
     past = iter(jax.lax.cond(arrival.staleness > 0, lambda: [leaf[arrival.slot] for leaf in ring], lambda: newest))
     inner = structure.unflatten([next(past) if used else x for x, used in zip(leaves, spec.asynchrony.in_ring, strict=True)])

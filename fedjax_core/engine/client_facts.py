@@ -11,8 +11,8 @@ from fedjax_core.algorithm import Array, Cohort
 from fedjax_core.engine import client_loop, evaluation_step
 from fedjax_core.engine.client_sampler import NEEDS, ClientFacts
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
-from fedjax_core.engine.participation import Participation
-from fedjax_core.engine.simulation_spec import SimulationSpec, State, stream_key
+from fedjax_core.engine.simulation_spec import SimulationSpec, State
+from fedjax_core.engine.streams import stream_key
 
 log = logging.getLogger("fedjax_core")
 NUMBER_BYTES = 4  # of a polled client's answer
@@ -98,16 +98,18 @@ def make_client_facts(spec: SimulationSpec, arrays: DeviceArrays, round_num: Arr
 
     def is_available(ids: Array) -> Array:
         reached = jnp.ones(ids.shape, bool)
+        if participation is None:
+            return reached
         if availability is not None:
             reached = availability.is_available(participation.availability, round_num, ids)
-        late = participation.is_late if isinstance(participation, Participation) else ()
-        return reached if isinstance(late, tuple) else reached & ~jnp.asarray(late)[ids]  # who is always late never comes back
+        late = participation.is_late
+        return reached if late is None else reached & ~jnp.asarray(late)[ids]  # who is always late never comes back
 
     def compute_losses(ids: Array, examples: int | None, key: Array) -> Array:
         assert state is not None
         return _compute_losses(spec, arrays, state, ids, examples, key)
 
-    seconds = participation.seconds if isinstance(participation, Participation) else ()
+    seconds = None if participation is None else participation.seconds
     return ClientFacts(jnp.asarray(arrays.size), seconds, is_available, compute_losses)
 
 

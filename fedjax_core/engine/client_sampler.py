@@ -17,7 +17,7 @@ class ClientFacts:
 
     Attributes:
       examples: [N] int32, their training examples.
-      seconds: [N] float32, of their rounds; `()` unless the sampler needs them.
+      seconds: [N] float32, of their rounds; None unless the sampler needs them.
       is_available: ids [n] -> [n] bool, which clients can be reached in this round and are not
         late in every round.
       compute_losses: (ids [n], examples, key) -> [n] float32, the mean loss of the server's model on
@@ -65,12 +65,12 @@ class ClientSampler:
 
     @property
     def has_update(self) -> bool:
-        """Returns whether it learns from the clients' losses."""
+        """Whether it learns from the clients' losses."""
         return type(self).update is not ClientSampler.update
 
     @property
     def is_adaptive(self) -> bool:
-        """Returns whether draws depend on earlier rounds, or on a state from `init`."""
+        """Whether draws depend on earlier rounds, or on a state from `init`."""
         return self.has_update or "losses" in self.needs or type(self).init is not ClientSampler.init
 
     def init(self, clients: ClientFacts) -> PyTree:

@@ -9,7 +9,8 @@ from fedjax_core.algorithm import Array, PyTree
 from fedjax_core.engine import evaluation_step
 from fedjax_core.engine.client_state import stores
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
-from fedjax_core.engine.simulation_spec import SimulationSpec, State, stream_key
+from fedjax_core.engine.simulation_spec import SimulationSpec, State
+from fedjax_core.engine.streams import stream_key
 from fedjax_core.task import Task
 from fedjax_core.uplink import unwrap
 

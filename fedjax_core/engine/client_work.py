@@ -1,6 +1,5 @@
 """The work of a client's round in examples of plain training, from its traced update; nothing is run."""
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +12,7 @@ from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.flop_count import count_flops
 from fedjax_core.engine.simulation_spec import SimulationSpec
 from fedjax_core.training import local_training
-from fedjax_core.training.batching import parse_epoch_loop, parse_loop_name, parse_micro_loop
+from fedjax_core.training.batching import Loop, parse_loop
 
 BATCH = 64  # of plain training; the work of an example does not depend on it
 FIELDS = {  # of configs, by setting
@@ -69,8 +68,8 @@ class ClientWork(NamedTuple):
         return self.fixed + share * (self.epochs * self.own + self.shared)
 
 
-def count_client_examples(spec: SimulationSpec) -> np.ndarray:
-    """Returns [N] the work of each client's round, in examples of plain training of its network.
+def measure_work(spec: SimulationSpec) -> ClientWork:
+    """Returns the work of the clients' rounds.
 
     Work is the FLOP of matrix products and convolutions (`flop_count.py`). Two epochs of FedAvg over
     50 examples are 100; a forward pass over them is about a third of 50,
@@ -80,11 +79,6 @@ def count_client_examples(spec: SimulationSpec) -> np.ndarray:
     Raises:
       ValueError: a network has neither matrix products nor convolutions.
     """
-    return measure_work(spec).total()
-
-
-def measure_work(spec: SimulationSpec) -> ClientWork:
-    """Returns the work of the clients' rounds; see `count_client_examples`."""
     sizes, settings = np.asarray(spec.host_arrays.size, np.float64), spec.host_arrays.settings
     zeros = np.zeros((5, spec.population))
     work = ClientWork(zeros[0], zeros[1], zeros[2], zeros[3], zeros[4], sizes, np.ones(spec.population))
@@ -148,10 +142,11 @@ def _count_work(spec: SimulationSpec, g: int) -> tuple[tuple[float, ...], int, i
 
     def count(size: float, own: float, share: float) -> float:
         def trips(name: str) -> float | None:
-            if (loop := parse_epoch_loop(name)) is None:
-                return _count_steps(size, name)
-            loops.add(loop)
-            return own if loop[0] is None else share * loop[0]
+            loop = parse_loop(name)
+            if loop is None or loop.kind != "epochs":
+                return _count_steps(size, loop)
+            loops.add((loop.epochs, loop.size))
+            return own if loop.epochs is None else share * loop.epochs
 
         return count_flops(jaxpr, trips)
 
@@ -173,12 +168,14 @@ def _count_plain_work(spec: SimulationSpec, g: int) -> float:
 
     net, number = jax.eval_shape(task.model.init, jax.random.key(0)), jax.ShapeDtypeStruct((), np.int32)
     jaxpr = jax.make_jaxpr(train)(spec.abstract_arrays, net, number, jax.random.key(0))
-    return count_flops(jaxpr, functools.partial(_count_steps, 1.0))
+    return count_flops(jaxpr, lambda name: _count_steps(1.0, parse_loop(name)))
 
 
-def _count_steps(size: float, name: str) -> float | None:
+def _count_steps(size: float, loop: Loop | None) -> float | None:
     """Returns the steps of a loop over `size` examples, a part of a minibatch as a part of a step; None for other loops."""
-    if (turns := parse_micro_loop(name)) is not None:
-        return turns
-    batch = parse_loop_name(name)
-    return None if batch is None else size / batch
+    match loop:
+        case Loop("micro_batches", turns):
+            return turns
+        case Loop("batches", batch):
+            return size / batch
+    return None

@@ -41,6 +41,7 @@ from fedjax_core.training.param_partition import hint_head
 def validate_settings(
     groups: Sequence[Group],
     population: int,
+    *,
     dropout: float,
     hold: str,
     evaluation: Evaluation,
@@ -140,60 +141,60 @@ def trace_shapes(spec: SimulationSpec) -> Shapes:
       ValueError: the groups disagree about the server's state; a client update does not keep its state's structure,
         shapes and dtypes; a method cannot work with episodes.
     """
-    key, zero = jax.random.key(0), jax.ShapeDtypeStruct((), jnp.int32)
-    arrays = spec.abstract_arrays
-
-    def trace(g: int, arrays: DeviceArrays, i: Array):
-        algorithm = spec.algorithm(g, arrays, i)
-        server = algorithm.server_init(key)
-        sent = algorithm.broadcast(server, i)
-        client = algorithm.client_init(key, server, i)
-        out = algorithm.client_update(sent, client, spec.client_data(arrays, 0, arrays.size[0], in_round=True), key)
-        out = check_client_output(out, algorithm.collect)
-        if algorithm.pooled:
-            out = out._replace(wire=((), ()))  # nothing is sent
-        group, few = spec.groups[g], jax.tree.map(lambda x: x[:2], arrays.train)
-        local = out.after_training(sent)
-        check = functools.partial(check_predictions, group=group.name, y=few.y, classes=group.task.classes)
-        for name, predict in algorithm.predict.items():
-            if spec.episodes is not None:
-                _check_no_own_head(lambda predict=predict: predict(*local, few.x), name, group.name)
-            else:
-                check(predict(*local, few.x), name, may_be_wider=group.task.public != ())
-        if spec.episodes is None:
-            if "global" in algorithm.predict and g == 0:
-                _check_reads_no_client(lambda client: algorithm.predict["global"](sent, client, few.x), group.name)
-            if algorithm.personalise is not None:
-                data = spec.client_data(arrays, i, arrays.size[i])
-                personal = _check_personalised(algorithm.personalise(sent, client, data, key))
-                for name in [name for name in algorithm.predict if name != "global"]:
-                    check(algorithm.predict[name](*personal, few.x), name, may_be_wider=group.task.public != ())
-        return server, sent, client, out
-
     shapes: list[GroupShapes] = []
     for g, group in enumerate(spec.groups):
-        try:
-            server, sent, client, out = jax.eval_shape(functools.partial(trace, g), arrays, zero)
-        except KeyError as error:
-            if spec.episodes is None or error.args != ("logits",):
-                raise
-            raise ValueError(
-                f"group {group.name!r}: the method reads logits of plain examples, which a prototypical network does not have; "
-                "with episodes choose a method, or an option of it, that reads features"
-            ) from None
+        with _explain_missing_logits(spec, group):
+            trace = functools.partial(_trace_group, spec, g, jax.random.key(0))
+            traced = jax.eval_shape(trace, spec.abstract_arrays, jax.ShapeDtypeStruct((), jnp.int32))
         what = f"group {group.name!r}: client_update must return the client's state as client_init made it"
-        assert_same_structure(client, out.state, what)
+        assert_same_structure(traced.client, traced.out.state, what)
         if shapes:
             assert_same_structure(
                 shapes[0].server,
-                server,
+                traced.server,
                 f"groups {spec.groups[0].name!r} and {group.name!r} would give the server different states; a method that "
                 "averages parameters needs one architecture for all clients (for mixed ones use fedhe, for example)",
             )
-        shapes.append(GroupShapes(server, sent, client, out))
+        shapes.append(traced)
     each = [[spec.count_bytes(g, tree) for tree in shape.wire] for g, shape in enumerate(shapes)]
     down, up = (float(np.mean(np.concatenate(of_groups))) for of_groups in zip(*each, strict=True))
     return Shapes(tuple(shapes), down, up)
+
+
+def _trace_group(spec: SimulationSpec, g: int, key: Array, arrays: DeviceArrays, i: Array) -> GroupShapes:
+    """Returns what group g's functions make of client i, after checking it."""
+    algorithm = spec.algorithm(g, arrays, i)
+    server = algorithm.server_init(key)
+    sent = algorithm.broadcast(server, i)
+    client = algorithm.client_init(key, server, i)
+    out = algorithm.client_update(sent, client, spec.client_data(arrays, 0, arrays.size[0], in_round=True), key)
+    out = check_client_output(out, algorithm.collect)
+    if algorithm.pooled:
+        out = out._replace(wire=((), ()))  # nothing is sent
+    group, few = spec.groups[g], jax.tree.map(lambda x: x[:2], arrays.train)
+    if spec.episodes is None:
+        local = out.after_training(sent)
+        _check_predictors(group, algorithm.predict, local, few)
+        if "global" in algorithm.predict and g == 0:
+            _check_reads_no_client(lambda client: algorithm.predict["global"](sent, client, few.x), group.name)
+        if algorithm.personalise is not None:
+            data = spec.client_data(arrays, i, arrays.size[i])
+            result = algorithm.personalise(sent, client, data, key)
+            personal = _check_pair(result, "personalise must return (sent, client), both as predictors read them")
+            others = {name: predict for name, predict in algorithm.predict.items() if name != "global"}
+            _check_predictors(group, others, personal, few)
+    else:
+        for name, predict in algorithm.predict.items():
+            _check_no_own_head(lambda predict=predict: predict(*out.after_training(sent), few.x), name, group.name)
+    return GroupShapes(server, sent, client, out)
+
+
+def _check_predictors(
+    group: Group, predictors: Mapping[str, Callable[..., Any]], holds: tuple[PyTree, PyTree], examples: Examples
+) -> None:
+    """Checks what predictors give for a client that holds (sent, client)."""
+    for name, predict in predictors.items():
+        check_predictions(predict(*holds, examples.x), name, group, examples.y)
 
 
 def _check_reads_no_client(predict: Callable[[PyTree], Any], group: str) -> None:
@@ -207,11 +208,11 @@ def _check_reads_no_client(predict: Callable[[PyTree], Any], group: str) -> None
         ) from error
 
 
-def _check_personalised(result: Any) -> tuple[PyTree, PyTree]:
-    """Returns the result of `personalise`; raises TypeError unless it is a pair."""
+def _check_pair(result: Any, wants: str) -> tuple[Any, Any]:
+    """Returns the result of a method's function; raises TypeError, beginning with `wants`, unless it is a plain pair."""
     if not isinstance(result, tuple) or len(result) != 2 or hasattr(result, "_fields"):
         actual = f"a tuple of {len(result)}" if type(result) is tuple else _describe(result)
-        raise TypeError(f"personalise must return (sent, client), both as predictors read them; it returned {actual}")
+        raise TypeError(f"{wants}; it returned {actual}")
     return result
 
 
@@ -226,6 +227,20 @@ def _check_no_own_head(predict: Callable[[], Any], name: str, group: str) -> Non
             f"group {group!r}: predictor {name!r} classifies with a head of the method's own, which knows the training set's "
             "classes alone; with episodes choose a method, or an option of it, that leaves the network's head as it is"
         )
+
+
+@contextlib.contextmanager
+def _explain_missing_logits(spec: SimulationSpec, group: Group) -> Iterator[None]:
+    """Replaces the KeyError of a method that needs logits, where there are episodes, by a ValueError that says what to choose."""
+    try:
+        yield
+    except KeyError as error:
+        if spec.episodes is None or error.args != ("logits",):
+            raise
+        raise ValueError(
+            f"group {group.name!r}: the method reads logits of plain examples, which a prototypical network does not have; "
+            "with episodes choose a method, or an option of it, that reads features"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -320,20 +335,15 @@ def _smallest_dtype(leaf: Any) -> Any:
 
 def check_server_output(result: Any) -> tuple[PyTree, dict[str, Any]]:
     """Returns (server, metrics) of `server_update`, None as `{}`; else raises TypeError."""
-    if not isinstance(result, tuple) or len(result) != 2 or hasattr(result, "_fields"):
-        actual = f"a tuple of {len(result)}" if type(result) is tuple else _describe(result)
-        raise TypeError(f"server_update must return (state, metrics), metrics being {{name: (sum, weight)}}; it returned {actual}")
-    server, metrics_of_server = result
+    wants = "server_update must return (state, metrics), metrics being {name: (sum, weight)}"
+    server, metrics_of_server = _check_pair(result, wants)
     metrics_of_server = {} if metrics_of_server is None else metrics_of_server
     check_pairs(metrics_of_server, "server_update: the metrics must be {name: (sum, weight)}")
     return server, metrics_of_server
 
 
-def check_predictions(outputs: Any, name: str, group: str, y: Array, classes: int, *, may_be_wider: bool = False) -> None:
-    """Checks that a predictor gives logits that can be scored.
-
-    Args:
-      may_be_wider: whether more logits than classes are allowed, as where public examples have classes of their own.
+def check_predictions(outputs: Any, name: str, group: Group, y: Array) -> None:
+    """Checks that a predictor gives logits that can be scored; more than classes may be where there are public examples.
 
     Raises:
       TypeError: they are not a mapping that has "logits".
@@ -341,15 +351,16 @@ def check_predictions(outputs: Any, name: str, group: str, y: Array, classes: in
     """
     if not isinstance(outputs, Mapping) or "logits" not in outputs:
         actual = f"only {', '.join(map(repr, outputs))}" if isinstance(outputs, Mapping) else _describe(outputs)
-        raise TypeError(f'group {group!r}: predict[{name!r}] must return {{"logits": [B, K], ...}}, it returned {actual}')
+        raise TypeError(f'group {group.name!r}: predict[{name!r}] must return {{"logits": [B, K], ...}}, it returned {actual}')
     if "targets" in outputs or (kind := targets_of(y)) not in PER_ROW:
         return
+    classes = group.task.classes
     wanted = (*y.shape, classes) if kind == "classes" else y.shape
     shape = _shape(outputs["logits"]) or ()
-    is_wider = may_be_wider and shape[:-1] == wanted[:-1] and shape[-1:] > wanted[-1:]
+    is_wider = group.task.public != () and shape[:-1] == wanted[:-1] and shape[-1:] > wanted[-1:]
     if shape != wanted and not is_wider:
         need = f"the data's {classes} classes need" if kind == "classes" else f"{kind} need"
-        gives = f"group {group!r}: predict[{name!r}] gives logits of shape {list(shape)} for {len(y)} examples"
+        gives = f"group {group.name!r}: predict[{name!r}] gives logits of shape {list(shape)} for {len(y)} examples"
         raise ValueError(f"{gives}, {need} {list(wanted)}")
 
 

@@ -310,7 +310,7 @@ def _dispatch_offloaded_round(compiled: CompiledPlan, state: State, scored: bool
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Returns whether an error is a device's lack of memory."""
-    return "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error)
+    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error)
 
 
 def out_of_memory_reason(compiled: CompiledPlan, program: Any, arguments: tuple) -> str | None:

@@ -111,14 +111,14 @@ def score_server(compiled: CompiledPlan, state: State, source: str, watch: Watch
             sums = jax.block_until_ready(programs.score_server[source](*given, sums, bounds))
         return jax.device_get(programs.add_up_shards(sums))
     which = None if source == "test" else spec.host_arrays.validation_rows
-    batches = feed.test_batches(split, which, server_batch(spec, source), spec.plan.client_shards)
-    number, sums = compiled.put(np.int32(batches.number)), None
+    batches = feed.server_batches(split, which, server_batch(spec, source), spec.plan.client_shards)
+    number, sums = compiled.put(np.int32(batches.num_examples)), None
     init, program = programs.init_server_sums["streamed"], programs.score_server["streamed"]
     for block_num, (examples, first) in enumerate(batches):
-        block, before = (examples, first, number), block_num * batches.at_once
+        block, before = (examples, first, number), block_num * batches.batches_per_block
         sums = init(*given, block) if sums is None else sums
         report = lambda done, before=before: watch(name, min(before + done, batches.batches_per_device), batches.batches_per_device)
-        for bounds in _chunk_bounds(compiled, name, batches.at_once, report):
+        for bounds in _chunk_bounds(compiled, name, batches.batches_per_block, report):
             sums = jax.block_until_ready(program(*given, sums, bounds, block))
     return jax.device_get(programs.add_up_shards(sums))
 
@@ -175,9 +175,9 @@ def score_clients(compiled: CompiledPlan, state: State, watch: Watch = ignore_pr
             _, clients, touched, initial = compiled.states.read(state, g, block)
             return state, initial, compiled.put(block), clients, touched
 
-        blocks = client_blocks(compiled, g), client_tables(spec, g), spec.population
-        program = compiled.programs.score_clients[g]
-        for block_ids, scopes in _score_blocks(compiled, g, "clients", program, blocks, read_inputs, watch):
+        program, blocks, tables = compiled.programs.score_clients[g], client_blocks(compiled, g), client_tables(spec, g)
+        scored = _score_blocks(compiled, g, "clients", program, blocks, tables, spec.population, read_inputs, watch)
+        for block_ids, scopes in scored:
             scores_of_blocks.append({scope: _finish(spec, g, models) for scope, models in scopes.items()})
             ids.append(block_ids)
     scopes = list(scores_of_blocks[0])
@@ -192,9 +192,9 @@ def score_unseen(compiled: CompiledPlan, state: State, watch: Watch = ignore_pro
         return state.server, state.round, state.key, compiled.put(block)
 
     for g in range(len(spec.groups)):
-        blocks = unseen_blocks(compiled, g), UNSEEN_TABLES, len(spec.host_arrays.unseen_size)
-        program = compiled.programs.score_unseen[g]
-        for block_ids, models in _score_blocks(compiled, g, "unseen clients", program, blocks, read_inputs, watch):
+        program, blocks, number = compiled.programs.score_unseen[g], unseen_blocks(compiled, g), len(spec.host_arrays.unseen_size)
+        scored = _score_blocks(compiled, g, "unseen clients", program, blocks, UNSEEN_TABLES, number, read_inputs, watch)
+        for block_ids, models in scored:
             scores_of_blocks.append(_finish(spec, g, models))
             ids.append(block_ids)
     return evaluation_step.sort_by_client(scores_of_blocks, ids)
@@ -205,7 +205,9 @@ def _score_blocks(
     g: int,
     who: str,
     program: Any,
-    clients: tuple[list[np.ndarray], Sequence[str], int],
+    blocks: Sequence[np.ndarray],
+    tables: Sequence[str],
+    nobody: int,
     read_inputs: Callable[[np.ndarray], tuple],
     watch: Watch,
 ) -> Iterator[tuple[np.ndarray, PyTree]]:
@@ -213,17 +215,18 @@ def _score_blocks(
 
     Args:
       who: the clients, for `watch`.
-      clients: blocks of ids [E], the tables that the program reads, the id of an empty slot.
+      blocks: ids [E] of each.
+      tables: that the program reads.
+      nobody: the id of an empty slot.
       read_inputs: a block -> the program's inputs between its arrays and its bounds.
 
     Yields:
       (ids of a block, their scores).
     """
-    (blocks, tables, nobody), plan, groups = clients, compiled.spec.plan_of(g), compiled.spec.groups
     if not blocks:
         return
+    plan, name = compiled.spec.plan_of(g), compiled.spec.label(who, g)
     size, step, total = len(blocks[0]), plan.chunk * plan.client_shards, sum(int((block < nobody).sum()) for block in blocks)
-    name = who if len(groups) == 1 else f"{who} with network {groups[g].name}"
     for number, (block, arrays) in enumerate(zip(blocks, compiled.feed.for_blocks(blocks, tables), strict=True)):
         inputs = read_inputs(block)
         report = lambda done, number=number: watch(name, min(number * size + done * step, total), total)

@@ -14,7 +14,8 @@ from fedjax_core.engine.client_state import stores
 from fedjax_core.engine.data_feed import cohort_buffer
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.sharding.mesh import Plan
-from fedjax_core.engine.simulation_spec import SimulationSpec, State, stream_key
+from fedjax_core.engine.simulation_spec import SimulationSpec, State
+from fedjax_core.engine.streams import stream_key
 from fedjax_core.training import local_training, metrics
 from fedjax_core.training.few_shot import make_episode_batch
 

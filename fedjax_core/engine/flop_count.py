@@ -6,7 +6,7 @@ between a dilated input's entries not.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr
@@ -40,17 +40,14 @@ def _count(jaxpr: Jaxpr, trips: Trips) -> float:
         elif name == "cond":
             total += max(_count(branch.jaxpr, trips) for branch in params["branches"])
         else:
-            total += sum(_count(inner, trips) for inner in _inner_jaxprs(params))
+            total += sum(_count(inner, trips) for inner in inner_jaxprs(equation))
     return total
 
 
-def _inner_jaxprs(params: dict[str, Any]) -> Iterator[Jaxpr]:
-    for value in params.values():
-        for item in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(item, ClosedJaxpr):
-                yield item.jaxpr
-            elif isinstance(item, Jaxpr):
-                yield item
+def inner_jaxprs(equation: Any) -> list[Jaxpr]:
+    """Returns the jaxprs that an equation has among its parameters."""
+    values = [item for value in equation.params.values() for item in (value if isinstance(value, tuple | list) else (value,))]
+    return [value.jaxpr if isinstance(value, ClosedJaxpr) else value for value in values if isinstance(value, ClosedJaxpr | Jaxpr)]
 
 
 def _count_product(equation: Any) -> float:

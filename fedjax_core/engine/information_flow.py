@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import Jaxpr, Literal
 
 from fedjax_core.algorithm import PyTree, builder_name
+from fedjax_core.engine.flop_count import inner_jaxprs
 from fedjax_core.engine.simulation_spec import SimulationSpec
 from fedjax_core.training.private_gradient import PrivateFit, find_fit, is_exact
 
@@ -115,7 +116,7 @@ class _Flow:
             return [_EXACT if is_read_beside or _EXACT in levels else _CLEAN] * number
         if is_call:
             return self._follow(equation.params["jaxpr"].jaxpr, levels)
-        if any(map(_contains_fit, _inner_jaxprs(equation))):
+        if any(map(_contains_fit, inner_jaxprs(equation))):
             raise ValueError(
                 f"privacy.level='example': {self.method} calls its local training in a loop or a branch of its own, so that the "
                 "number of private steps is unknown; use another method, such as fedavg, scaffold or fedper"
@@ -136,13 +137,8 @@ class _Flow:
             )
 
 
-def _inner_jaxprs(equation: Any) -> list[Jaxpr]:
-    values = [item for value in equation.params.values() for item in (value if isinstance(value, tuple | list) else (value,))]
-    return [value.jaxpr if isinstance(value, ClosedJaxpr) else value for value in values if isinstance(value, ClosedJaxpr | Jaxpr)]
-
-
 def _contains_fit(jaxpr: Jaxpr) -> bool:
     names = (str(equation.params.get("name", "")) for equation in jaxpr.eqns)
     return any(find_fit(name) for name in names) or any(
-        _contains_fit(inner) for equation in jaxpr.eqns for inner in _inner_jaxprs(equation)
+        _contains_fit(inner) for equation in jaxpr.eqns for inner in inner_jaxprs(equation)
     )

@@ -7,7 +7,7 @@ compares ranks, and seconds are only computed on the host, from a record's clien
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,27 +18,10 @@ from fedjax_core.devices import ClientDevices
 from fedjax_core.devices.client_values import LARGEST
 from fedjax_core.devices.durations import client_seconds, count_awaited
 from fedjax_core.engine import client_sampling
-from fedjax_core.engine.client_work import count_client_examples, measure_work
-from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
-from fedjax_core.engine.simulation_spec import SimulationSpec, stream_key
-
-
-class Participation(NamedTuple):
-    """Arrays of the clients' devices that a round's program reads; `()` for those that it does not need.
-
-    Attributes:
-      failure: [N] float32, probability to fail in a round.
-      availability: `Availability.arrays`.
-      is_late: [N] bool, whose rounds take longer than the deadline.
-      rank: [N] int32, of the clients by the seconds of their rounds; by id where these are equal.
-      seconds: [N] float32, of their rounds, for a sampler.
-    """
-
-    failure: Any = ()
-    availability: Any = ()
-    is_late: Any = ()
-    rank: Any = ()
-    seconds: Any = ()
+from fedjax_core.engine.client_work import measure_work
+from fedjax_core.engine.data_feed.device_arrays import DeviceArrays, Participation
+from fedjax_core.engine.simulation_spec import SimulationSpec
+from fedjax_core.engine.streams import stream_key
 
 
 def add_client_devices(spec: SimulationSpec, devices: ClientDevices) -> SimulationSpec:
@@ -75,7 +58,7 @@ def add_client_devices(spec: SimulationSpec, devices: ClientDevices) -> Simulati
         shape = jax.eval_shape(devices.availability.is_available, devices.availability.arrays, jnp.int32(0), ids)
         if shape.shape not in ((), (3,)) or shape.dtype != bool:
             raise TypeError(f"devices.availability must give a bool [C] of ids [C]; of 3 it gives {shape.dtype}{list(shape.shape)}")
-    arrays = spec.host_arrays._replace(participation=Participation(**wanted) if wanted else ())
+    arrays = spec.host_arrays._replace(participation=Participation(**wanted) if wanted else None)
     awaited = count_awaited(devices.wait_for, spec.sampler.size)
     return dataclasses.replace(spec, client_devices=devices, client_seconds=seconds, awaited=awaited, host_arrays=arrays)
 
@@ -111,7 +94,7 @@ def count_client_seconds(spec: SimulationSpec, devices: ClientDevices) -> tuple[
         if (most := steps.max()) >= LARGEST:
             raise ValueError(f"clients.seconds: a client takes {most:.3g} local steps in its budget; at most 2**24 are counted")
         spec = _with_settings(spec, steps=np.maximum(steps, 1).astype(np.int32))
-    seconds = of_work(count_client_examples(spec))
+    seconds = of_work(measure_work(spec).total())
     if devices.seconds is not None:
         seconds = np.where(is_late, seconds, np.minimum(seconds, devices.seconds))  # where rounding exceeds it
     if devices.deadline is None:
@@ -173,7 +156,8 @@ def draw_returns(
       Ids of the cohort -> [...] bool.
     """
     assert spec.client_devices is not None
-    of_clients: Participation = arrays.participation
+    assert arrays.participation is not None
+    of_clients = arrays.participation
     availability = spec.client_devices.availability
     at = lambda ids: jnp.minimum(ids, spec.population - 1)
 
@@ -182,12 +166,12 @@ def draw_returns(
         mask = (ids < spec.population) & (arrays.size[i] > 0)
         if spec.dropout:
             mask &= client_sampling.draw_stays(stream_key(key_data, "dropout", round_num), ids, spec.dropout)
-        if not isinstance(of_clients.failure, tuple):
+        if of_clients.failure is not None:
             draw_key = stream_key(key_data, "failure", round_num)
             mask &= client_sampling.draw_stays(draw_key, ids, jnp.asarray(of_clients.failure)[i])
         if availability is not None:
             mask &= availability.is_available(of_clients.availability, round_num, i)
-        if not isinstance(of_clients.is_late, tuple):
+        if of_clients.is_late is not None:
             mask &= ~jnp.asarray(of_clients.is_late)[i]
         return mask
 

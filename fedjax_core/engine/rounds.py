@@ -1,7 +1,7 @@
 """The round, as pure functions that the simulator compiles, and the metrics that are made of what it returns."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -14,9 +14,10 @@ from fedjax_core.engine import asynchronous, client_facts, client_loop, client_s
 from fedjax_core.engine.client_state import stores
 from fedjax_core.engine.data_feed import cohort_buffer
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
-from fedjax_core.engine.participation import Participation, count_sampled, draw_returns
+from fedjax_core.engine.participation import count_sampled, draw_returns
 from fedjax_core.engine.sharding.mesh import AXIS
-from fedjax_core.engine.simulation_spec import SimulationSpec, State, stream_key
+from fedjax_core.engine.simulation_spec import SimulationSpec, State
+from fedjax_core.engine.streams import stream_key
 from fedjax_core.finite_checks import became_nonfinite
 from fedjax_core.training.metrics import finalize_metrics
 from fedjax_core.uplink import sharded_aggregation
@@ -127,8 +128,7 @@ def draw_cohorts(
     """Returns the round's cohort, split by group. Adaptive samplers read the state before it."""
     population, drawn = spec.population, []
     ids = _draw_ids(spec, arrays, key_data, round_num, state)
-    is_limited = isinstance(arrays.participation, Participation)
-    returns = draw_returns(spec, arrays, key_data, round_num, ids) if is_limited else None
+    returns = None if arrays.participation is None else draw_returns(spec, arrays, key_data, round_num, ids)
     for g, group in enumerate(spec.groups):
         slots = spec.group_slots(g)
         if len(spec.groups) > 1:
@@ -138,11 +138,11 @@ def draw_cohorts(
         else:
             chosen = jnp.pad(ids, (0, slots - len(ids)), constant_values=population)
         examples = jnp.where(chosen < population, arrays.size[jnp.minimum(chosen, population - 1)], 0)
-        if spec.dropout:
+        if returns is not None:  # who drops out does not come back
+            examples = jnp.where(returns(chosen), examples, 0)
+        elif spec.dropout:
             stays = client_sampling.draw_stays(stream_key(key_data, "dropout", round_num), chosen, spec.dropout)
             examples = jnp.where(stays, examples, 0)
-        if returns is not None:
-            examples = jnp.where(returns(chosen), examples, 0)
         order = client_loop.arrange(examples, spec.plan_of(g), spec.by_size)
         cohort = Cohort(chosen[order], examples[order])
         drawn.append((cohort, arrays.slots[g][cohort.ids]))
@@ -228,7 +228,7 @@ def _record_clients(
         "ids": jnp.where(everyone.examples > 0, jnp.where(everyone.ids < 0, everyone.ids - 1, everyone.ids), -1),
         "checks": jax.tree.map(lambda *x: jnp.concatenate(x), *(of_group.checks for of_group in stacked)),
     }
-    if isinstance(arrays.participation, Participation):
+    if arrays.participation is not None:
         record["sampled"] = count_sampled(spec, arrays, everyone)
     if scored:
         record["post_local"] = [of_group.post_local for of_group in stacked]
@@ -286,8 +286,6 @@ def collect(prefix: PyTree, contributions: list) -> PyTree:
     for r in reduces:
         if r.combine == "add":
             collected.append(r.finalize(next(adds)))
-        elif r.combine == "group":
-            collected.append(r.finalize(next(stacks)))
         else:
             collected.append(r.finalize(jax.tree.map(lambda *x: jnp.concatenate(x), *next(stacks))))
     return structure.unflatten(collected)
@@ -305,30 +303,20 @@ def _check_drawn(ids: np.ndarray, round_num: int) -> None:
         raise ValueError(f"cohort.sampling: draw returned {what} (round {round_num})")
 
 
-def flatten_record(
-    record: PyTree,
-    round_num: int,
-    targets: str = "classes",
-    own: Sequence[Mapping[str, Callable]] = (),
-    y: np.ndarray | None = None,
-    is_async: bool = False,
-) -> dict[str, float]:
+def flatten_record(spec: SimulationSpec, record: PyTree, round_num: int) -> dict[str, float]:
     """Returns a round's metrics by name; what has no weight, as where no client came, is left out.
 
     Args:
       record: what the round's program returned, on the host.
-      own: per group, its task's own scores, by name; empty where the record has no such scores.
-      y: the training targets, for advice.
-      is_async: whether a step of few updates, all left out, may just change nothing.
 
     Raises:
       Diverged: something was not finite, says what, and of which clients; or everybody was left out.
       ValueError: the sampler drew a client twice, or a negative id.
     """
-    ids = np.asarray(record["ids"])
+    ids, y = np.asarray(record["ids"]), spec.data.train.y
     _check_drawn(ids, round_num)
     divergence.raise_if_diverged(ids, record["checks"], bool(record["server_diverged"]), round_num, y)
-    if "left_out" in record["server"] and not is_async:
+    if "left_out" in record["server"] and spec.asynchrony is None:  # else few updates, all left out, may just change nothing
         left_out = int(record["server"]["left_out"][0])
         divergence.raise_if_all_left_out(left_out, int(record["cohort"]), round_num, y)
     metrics: dict[str, float] = {"round": round_num, "cohort": int(record["cohort"])}
@@ -340,17 +328,10 @@ def flatten_record(
                 metrics[f"{part}/{name}"] = float(pair[0]) / weight
     if "loss" in record["train"]:
         metrics["train/examples"] = float(record["train"]["loss"][1])
-    return metrics | _flatten_post_local(record.get("post_local", ()), ids, round_num, targets, own, y)
+    return metrics | _flatten_post_local(spec, record.get("post_local", ()), ids, round_num)
 
 
-def _flatten_post_local(
-    groups: Sequence[PyTree],
-    ids: np.ndarray,
-    round_num: int,
-    targets: str,
-    own: Sequence[Mapping[str, Callable]],
-    y: np.ndarray | None,
-) -> dict[str, float]:
+def _flatten_post_local(spec: SimulationSpec, groups: Sequence[PyTree], ids: np.ndarray, round_num: int) -> dict[str, float]:
     """Returns statistics over the clients of their scores right after training, which `groups` have in the order of `ids`."""
     metrics: dict[str, float] = {}
     by_model: dict[str, list] = {}
@@ -358,10 +339,10 @@ def _flatten_post_local(
     for g, group in enumerate(groups):
         group_ids = ids[begin : begin + len(jax.tree.leaves(group)[0])] if group else ids[:0]
         where = "its own test examples right after training"
-        divergence.raise_if_scores_diverged(group, group_ids, where, round_num, y)
+        divergence.raise_if_scores_diverged(group, group_ids, where, round_num, spec.data.train.y)
         begin += len(group_ids)
         for name, score in group.items():
-            by_model.setdefault(name, []).append(finalize_metrics(targets, score, own[g]))
+            by_model.setdefault(name, []).append(finalize_metrics(spec.targets, score, spec.groups[g].task.scores))
     for name, of_groups in by_model.items():
         scores = jax.tree.map(lambda *x: np.concatenate(x), *of_groups)
         metrics |= evaluation_step.client_statistics(f"test/{name}/post_local", scores)

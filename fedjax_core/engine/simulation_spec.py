@@ -14,6 +14,7 @@ from fedjax_core.algorithm import Algorithm, Array, ClientData, PyTree, targets_
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.data.row_readers import ExampleReader
 from fedjax_core.devices import ClientDevices
+from fedjax_core.engine.arrival_windows import Asynchrony
 from fedjax_core.engine.client_sampler import ClientSampler
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.sharding.data_placement import Placement
@@ -24,17 +25,6 @@ from fedjax_core.training.few_shot import EpisodeSampler
 from fedjax_core.training.private_gradient import ExamplePrivacy
 
 Build = Callable[[Task], Algorithm]
-STREAMS = {
-    "init": 0,
-    "prepare": 1,
-    "cohort": 2,
-    "dropout": 3,
-    "client": 4,
-    "server": 5,
-    "personalise": 6,
-    "unseen": 7,
-    "failure": 8,
-}
 SCOPES = ("global", "own", "post_local", "all", "unseen")
 
 
@@ -161,7 +151,7 @@ class SimulationSpec:
       data: the federated data (pooled for a method that asks for it), stored as `placement` says.
       placement: where the data are, and why.
       readers: of "train" and "test", where examples are streamed; else none.
-      sampler: of the cohorts; that of an asynchronous schedule draws nothing (`asynchronous.BufferSampler`).
+      sampler: of the cohorts; that of an asynchronous schedule draws nothing (`BufferSampler`).
       dropout: the probability with which a sampled client does not come back.
       evaluation: what is scored, with unseen clients where that is possible.
       episodes: how minibatches and tests are drawn; None: plain examples.
@@ -174,7 +164,7 @@ class SimulationSpec:
       client_devices: the clients' devices, and for whom the server waits; None: rounds take no time.
       client_seconds: [N] float64, of each client's round; None without profiles.
       awaited: clients that the server waits for; None: all that come back.
-      asynchrony: the asynchronous schedule (`asynchronous.Asynchrony`); None: rounds are synchronous.
+      asynchrony: the asynchronous schedule; None: rounds are synchronous.
       by_size: whether clients are ordered by size whatever the plan, as under `vmap` over runs, where clients of all
         runs that train at once should be of like size.
       example_privacy: clip and noise of local steps; None: training is not private.
@@ -203,7 +193,7 @@ class SimulationSpec:
     client_devices: ClientDevices | None = None
     client_seconds: np.ndarray | None = None
     awaited: int | None = None
-    asynchrony: Any = None
+    asynchrony: Asynchrony | None = None
     by_size: bool = False
     example_privacy: ExamplePrivacy | None = None
 
@@ -267,6 +257,10 @@ class SimulationSpec:
         privacy = self.example_privacy
         return ClientData(arrays.train, arrays.index[i], size, self.episodes, settings=settings, privacy=privacy)
 
+    def label(self, what: str, g: int) -> str:
+        """Returns what is said of group g, with its network's name if there are several."""
+        return what if len(self.groups) == 1 else f"{what} with network {self.groups[g].name}"
+
     def count_bytes(self, g: int, tree: PyTree) -> np.ndarray:
         """Returns the bytes [n] of a message of group g's clients, from its shapes; an adapter's by the client's rank."""
         settings, clients = self.host_arrays.settings, self.groups[g].clients
@@ -280,12 +274,6 @@ class SimulationSpec:
         if number is None or number >= self.population:
             return np.arange(self.population)
         return np.sort(np.random.default_rng(0).permutation(self.population)[:number])
-
-
-def stream_key(key_data: Array, stream: str, round_num: Array | int | None = None) -> Array:
-    """Returns the key of one stream of draws, in one round or (None) in all."""
-    key = jax.random.fold_in(jax.random.wrap_key_data(key_data), STREAMS[stream])
-    return key if round_num is None else jax.random.fold_in(key, round_num)
 
 
 def one_group(build: Build, task: Task, population: int) -> list[Group]:

@@ -8,46 +8,36 @@
 Random draws come from (seed, stream, round, client id): a client's draw depends on neither its slot in the cohort, nor
 its group, nor the plan.
 
-`build_spec` validates what a simulation is made of (`SimulationSpec`); nothing is compiled there. `Simulator` holds
-the `CompiledPlan` of a specification: its programs, the arrays that they read and the client states that they change
-(`dispatch.py`). If the devices lack memory, it compiles another plan with smaller chunks.
+`build_spec` (`build_spec.py`) validates what a simulation is made of, a `SimulationSpec`; nothing is compiled there.
+`Simulator` holds the `CompiledPlan` of a specification: its programs, the arrays that they read and the client states that
+they change (`dispatch.py`). If the devices lack memory, it compiles another plan with smaller chunks.
 """
 
 import copy
-import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import numpy as np
 
 from fedjax_core import distributed
-from fedjax_core.algorithm import ClientSettings, PyTree, targets_of
-from fedjax_core.data.federated_data import FederatedData, pool_clients
-from fedjax_core.devices import ClientDevices, Schedule
+from fedjax_core.algorithm import PyTree
 from fedjax_core.engine import (
     asynchronous,
-    check_own_scores,
-    client_facts,
-    client_loop,
-    client_sampling,
-    client_work,
-    contracts,
     dispatch,
     divergence,
     evaluation,
     participation,
     rounds,
-    unseen_clients,
 )
-from fedjax_core.engine.client_state import manager
+from fedjax_core.engine.build_spec import build_spec
+from fedjax_core.engine.client_state.manager import OffloadedStates
 from fedjax_core.engine.client_view import ClientView, Holdings
-from fedjax_core.engine.data_feed.device_arrays import DeviceArrays, make_host_arrays
+from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.dispatch import CompiledPlan
 from fedjax_core.engine.divergence import Diverged
 from fedjax_core.engine.evaluation import EvaluationResult
-from fedjax_core.engine.sharding import data_placement
 from fedjax_core.engine.sharding import mesh as meshes
 from fedjax_core.engine.simulation_spec import (
     Build,
@@ -56,159 +46,13 @@ from fedjax_core.engine.simulation_spec import (
     SimulationSpec,
     State,
     one_group,
-    with_abstract_frozen_params,
-    with_peer_groups,
 )
-from fedjax_core.training.few_shot import EpisodeSampler
-from fedjax_core.training.private_gradient import ExamplePrivacy
-from fedjax_core.uplink import UplinkTransform, order_transforms, wrap_builder
 
 __all__ = ["Build", "Diverged", "Evaluation", "EvaluationResult", "Group", "SimulationSpec", "Simulator", "State"]
 __all__ += ["ClientView", "build_spec", "one_group"]
 Result = TypeVar("Result")
 ReadParts = Callable[..., Iterable[tuple[int, Mapping[str, np.ndarray]]]]
 log = logging.getLogger("fedjax_core")
-
-
-def build_spec(
-    groups: Sequence[Group],
-    data: FederatedData,
-    *,
-    cohort: int | float | None = None,
-    dropout: float = 0.0,
-    plan: meshes.Plan | None = None,
-    evaluation: Evaluation = Evaluation(),  # noqa: B008
-    hold: str = "device",
-    rounds_per_dispatch: int = 10,
-    episodes: EpisodeSampler | None = None,
-    data_on: str | None = None,
-    devices: Sequence[Any] | None = None,
-    transforms: Sequence[UplinkTransform] = (),
-    leave_out: bool = False,
-    sampling: str = "fixed",
-    client_devices: ClientDevices | None = None,
-    schedule: Schedule | None = None,
-    client_settings: ClientSettings | None = None,
-    example_privacy: ExamplePrivacy | None = None,
-) -> SimulationSpec:
-    """Returns what a simulation is made of. Checks everything that can be checked without training.
-
-    Args:
-      groups: together they have each client once.
-      data: one train and test index list per client; unseen clients are of no group, they take turns among the networks.
-      cohort: clients a round, as a number or a fraction; None: all.
-      dropout: probability with which a sampled client does not come back.
-      plan: None: `client_loop.choose_plan`.
-      hold: "device", "host" or "disk": where client states are between rounds. Off the device a dispatch has one round.
-      rounds_per_dispatch: the most rounds in one dispatch; where data are streamed, each of them is a program of its own.
-      episodes: how minibatches and tests are drawn, for networks made by `few_shot.prototypical_model`; None: plain examples.
-      data_on: "device", "host" or "disk": where the data are; None: where they fit (`data_placement.py`).
-      devices: the plan takes the first of them; None: those that jax sees. For a topology's, programs can be compiled.
-      transforms: of uplinks: attacks, compression, privacy, a robust rule (`fedjax_core/uplink/`).
-      leave_out: whether a client that sends something not finite is left out of its round, which else ends the run.
-      sampling: spec of a sampler, as `client_sampling.make_sampler` takes it.
-      client_devices: the clients' devices, and for whom the server waits; None: rounds take no time.
-      schedule: asynchronous; a cohort is then the clients that train at once. None: rounds are synchronous.
-      client_settings: of local training by client, as in `DeviceArrays`; None: the method's for all clients. Epochs and
-        steps are read by methods with the option `epochs=EpochsByClient(...)`.
-      example_privacy: clip and noise of clients' local steps; None: their training is not private.
-
-    Raises:
-      ValueError: a setting is out of range; the groups do not partition the population or disagree about the server's
-        state; a client update does not keep its state's structure, shapes and dtypes.
-      TypeError: a function of the method returns something that it must not (`contracts.py`).
-    """
-    with contracts.explain_missing_head(groups):
-        tasks = tuple(group.task.bound_arrays for group in groups)
-        groups = with_peer_groups(with_abstract_frozen_params(groups))
-        if any(contracts.check_algorithm(group.build(group.task), group.build).pooled for group in groups):
-            refused = {"devices": client_devices, "schedule": schedule, "clients": client_settings, "dropout": dropout or None}
-            _check_pooled(refused, changes_uplinks=bool(transforms) or leave_out)
-            groups, data = _pool(groups, data)
-            cohort = None
-        population = data.clients
-        contracts.validate_settings(groups, population, dropout, hold, evaluation, rounds_per_dispatch, episodes)
-        contracts.validate_targets(groups, data.train)
-        contracts.validate_tokens(groups, data)
-        skip_reason, has_unseen = unseen_clients.find_skip_reason(groups), data.unseen is not None and len(data.unseen.ids) > 0
-        evaluation = unseen_clients.add_unseen_scope(evaluation, skip_reason, has_unseen)
-        sampler = stream = client_sampling.make_sampler(sampling, cohort, population)
-        if schedule is not None:
-            sampler = asynchronous.BufferSampler(asynchronous.buffer_size(schedule, stream.size), population)
-        transforms = order_transforms([*transforms, *([] if schedule is None else [asynchronous.make_transform(schedule)])])
-        plan = client_loop.choose_plan(sampler.slots, among=devices, **({} if plan is None else plan._asdict()))
-        mesh = meshes.make_mesh(plan, devices)
-        is_numeric = targets_of(data.train.y) == "numbers"
-        center = np.asarray(data.train.y).mean(0, dtype=np.float64) if is_numeric else 0.0
-        placement = data_placement.choose_placement(data_on, data, mesh)
-        data, readers = data_placement.open_data(placement, data)
-        spec = SimulationSpec(
-            groups=tuple(groups),
-            tasks=tasks,
-            data=data,
-            placement=placement,
-            readers=readers,
-            host_arrays=make_host_arrays(
-                [group.clients for group in groups], tuple(group.task.bound_arrays for group in groups), data, episodes
-            )._replace(settings=client_settings),
-            sampler=sampler,
-            dropout=dropout,
-            evaluation=evaluation,
-            episodes=episodes,
-            hold=hold,
-            rounds_per_dispatch=rounds_per_dispatch,
-            center=center,
-            unseen_skip_reason=skip_reason if has_unseen else "",
-            plan=plan,
-            mesh=mesh,
-            devices=devices,
-            example_privacy=example_privacy,
-        )
-        spec = dataclasses.replace(spec, shapes=contracts.trace_shapes(spec))
-        if schedule is not None:
-            asynchronous.check_method(spec, schedule)
-        if transforms or leave_out:
-            spec = _add_transforms(spec, transforms, leave_out)
-        if client_devices is not None:
-            spec = participation.add_client_devices(spec, client_devices)
-        if schedule is not None:
-            spec = asynchronous.add_schedule(spec, schedule, stream, transforms)
-        spec = client_facts.check_sampler(spec, sampling)
-        if spec.client_seconds is None:  # else they were checked as its work was counted
-            client_work.check_settings(spec)
-        check_own_scores.check_losses(spec)
-        return dataclasses.replace(spec, score_bytes=check_own_scores.check_scores(spec))
-
-
-def _add_transforms(spec: SimulationSpec, transforms: Sequence[UplinkTransform], leave_out: bool) -> SimulationSpec:
-    """Returns the spec with algorithms that transform what clients send, or leave out what is not finite."""
-    wrapped = [
-        group._replace(build=wrap_builder(group.build, transforms, shapes.out.uplink, leave_out))
-        for group, shapes in zip(spec.groups, spec.shapes.groups, strict=True)
-    ]
-    spec = dataclasses.replace(spec, groups=tuple(wrapped))
-    return dataclasses.replace(spec, shapes=contracts.trace_shapes(spec))
-
-
-def _check_pooled(refused: Mapping[str, Any], changes_uplinks: bool) -> None:
-    """Raises ValueError for what a pooled method goes without.
-
-    Args:
-      refused: entries of a config by name; None: not given.
-      changes_uplinks: whether something would change what clients send.
-    """
-    if given := [f"config.{name}" for name, value in refused.items() if value is not None]:
-        raise ValueError(f"a pooled method has no clients, so it goes without {', '.join(given)}")
-    if changes_uplinks:
-        raise ValueError("a pooled method has no clients that send something; it goes without attacks, rules, compression, privacy")
-
-
-def _pool(groups: Sequence[Group], data: FederatedData) -> tuple[list[Group], FederatedData]:
-    """Returns the one group and the one client of a pooled method."""
-    if len(groups) > 1:
-        raise ValueError("a pooled method trains one network; it cannot have groups")
-    task = dataclasses.replace(groups[0].task, population=1)
-    return with_peer_groups([groups[0]._replace(clients=np.arange(1), task=task)]), pool_clients(data)
 
 
 class Simulator:
@@ -263,13 +107,12 @@ class Simulator:
     def flatten_records(self, state: State, records: Sequence[PyTree]) -> list[dict[str, float]]:
         """Returns the metrics of rounds from their raw records; `state` is that after the last."""
         spec, metrics, done = self.spec, [], int(jax.device_get(state.round))
-        own, y, is_async = [group.task.scores for group in spec.groups], spec.data.train.y, spec.asynchrony is not None
         for round_num, record in enumerate(records, done - len(records) + 1):
-            if is_async:
-                facts = asynchronous.step_facts(spec, state.key, round_num, record)
-            else:
+            if spec.asynchrony is None:
                 facts = participation.round_time(spec, record)
-            metrics.append(rounds.flatten_record(record, round_num, spec.targets, own, y, is_async) | facts)
+            else:
+                facts = asynchronous.step_facts(spec, state.key, round_num, record)
+            metrics.append(rounds.flatten_record(spec, record, round_num) | facts)
             outliers = divergence.find_outliers(record["ids"], record["checks"])
             divergence.warn_of_outliers(outliers, round_num, self._known_outliers)
         return metrics
@@ -322,38 +165,25 @@ class Simulator:
         return ClientView(client, task, holds, predict)
 
     @property
-    def offloaded_states(self) -> manager.OffloadedStates | None:
+    def offloaded_states(self) -> OffloadedStates | None:
         """Client states on the host or the disk, those of the newest state; None if the devices have them."""
         return self.compiled.states.offloaded
 
-    def to_host(self, state: State, with_offloaded: bool = True) -> PyTree:
-        """Returns everything that a checkpoint must keep, as host arrays.
-
-        Args:
-          with_offloaded: False: offloaded client states are saved by `offloaded_states.read_parts`.
+    def to_host(self, state: State) -> PyTree:
+        """Returns everything that a checkpoint must keep, as host arrays, but offloaded client states, which have `read_parts`.
 
         Raises:
           ValueError: offloaded client states are those of another state than this one.
         """
         self.compiled.states.check_owner(state)
         offloaded, saved = self.offloaded_states, {"state": meshes.fetch(state)}
-        if offloaded is None:
-            return saved
-        return saved | (offloaded.packed() if with_offloaded else {"initial": meshes.fetch(offloaded.initial)})
+        return saved if offloaded is None else saved | {"initial": meshes.fetch(offloaded.initial)}
 
-    def abstract_snapshot(self, touched: list[int] | None) -> PyTree:
-        """Returns the structure of `to_host`, as NumPy arrays, to restore into.
-
-        Args:
-          touched: per group, how many offloaded client states it has; None: as `with_offloaded=False`.
-        """
+    def abstract_snapshot(self) -> PyTree:
+        """Returns the structure of `to_host`, as NumPy arrays, to restore into."""
         key_data = jax.random.key_data(jax.random.key(0))
         state = jax.eval_shape(self.compiled.programs.init_state, self.spec.host_arrays, key_data)
-        saved = {"state": state}
-        if self.spec.is_offloaded:
-            clients = [shapes.client for shapes in self.spec.shapes.groups]
-            saved["initial"] = state.server
-            saved |= {} if touched is None else manager.abstract_packed(state.server, clients, touched)
+        saved = {"state": state} | ({"initial": state.server} if self.spec.is_offloaded else {})
         return jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), saved)
 
     def from_host(self, saved: PyTree, read_parts: ReadParts = lambda wanted: ()) -> State:
@@ -365,8 +195,6 @@ class Simulator:
         compiled, mesh = self.compiled, self.spec.mesh
         if self.spec.is_offloaded:
             offloaded = compiled.states.make_untouched(meshes.put(saved["initial"], mesh, compiled.layout.server))
-            if "stores" in saved:
-                offloaded.unpack(saved)
             take_parts = lambda: [offloaded.load_part(*part) for part in read_parts(offloaded.wanted_arrays)]
             distributed.all_or_none("read its client states", take_parts)
             offloaded.mark_saved()
@@ -410,7 +238,7 @@ class Simulator:
                 return work(self.compiled)
             except (jax.errors.JaxRuntimeError, MemoryError) as error:
                 plan, is_known_to_all = self.spec.plan, isinstance(error, MemoryError)
-                if plan.chunk == 1 or not (is_known_to_all or dispatch.is_out_of_memory(error)):
+                if plan.chunk == 1 or not dispatch.is_out_of_memory(error):
                     raise
                 reason = str(error).splitlines()[0]
                 if jax.process_count() > 1 and not is_known_to_all:

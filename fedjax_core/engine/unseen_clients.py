@@ -10,7 +10,8 @@ from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientSettings, 
 from fedjax_core.engine import client_loop, evaluation_step
 from fedjax_core.engine.data_feed import cohort_buffer
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
-from fedjax_core.engine.simulation_spec import Evaluation, Group, SimulationSpec, stream_key
+from fedjax_core.engine.simulation_spec import Evaluation, Group, SimulationSpec
+from fedjax_core.engine.streams import stream_key
 from fedjax_core.uplink.wrapped_method import WrappedBroadcast
 
 

@@ -127,7 +127,7 @@ class VmappedSeeds:
             try:
                 results |= zip(batch, self._run_batch([seeds[i] for i in batch], n, scored), strict=True)
             except (jax.errors.JaxRuntimeError, MemoryError) as error:
-                if not (isinstance(error, MemoryError) or dispatch.is_out_of_memory(error)):
+                if not dispatch.is_out_of_memory(error):
                     raise
                 if (self._size(len(batch)), scored) in self._fits:
                     raise  # the program has fitted before, so the states were donated

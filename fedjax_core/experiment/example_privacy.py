@@ -9,7 +9,8 @@ import numpy as np
 
 from fedjax_core.engine import information_flow
 from fedjax_core.engine.client_sampling import FixedSampler, PoissonSampler, draw_rounds
-from fedjax_core.engine.simulation_spec import SimulationSpec, stream_key
+from fedjax_core.engine.simulation_spec import SimulationSpec
+from fedjax_core.engine.streams import stream_key
 from fedjax_core.experiment.resolve_config import ResolvedConfig
 from fedjax_core.privacy import ExampleLedger, make_example_ledger
 from fedjax_core.training.private_gradient import ExamplePrivacy

@@ -304,10 +304,9 @@ def restore_state(simulation: Simulator, checkpoints: Checkpoints, done: int) ->
       OSError: it cannot be read.
     """
     numbers = checkpoints.part_numbers(done)
-    touched = None if numbers is not None else checkpoints.read_record(done)["touched"]
-    saved, record = checkpoints.restore(done, simulation.abstract_snapshot(touched))
+    saved, record = checkpoints.restore(done, simulation.abstract_snapshot())
     state = simulation.from_host(saved, lambda wanted: zip(numbers or (), checkpoints.read_parts(done, wanted), strict=True))
-    if numbers is not None and (actual := _count_touched(simulation)) != (expected := record.get("touched", actual)):
+    if (actual := _count_touched(simulation)) != (expected := record.get("touched", actual)):
         reason = f"its parts have states of {sum(actual)} clients, {sum(expected)} were written: one is missing"
         raise checkpoints.unusable_error(done, reason)
     return state
@@ -329,7 +328,7 @@ def save_checkpoint(simulation: Simulator, checkpoints: Checkpoints, state: Stat
     offloaded = simulation.offloaded_states
     record: dict[str, Any] = {"touched": _count_touched(simulation)}
     if offloaded is None:
-        checkpoints.save(done, simulation.to_host(state, with_offloaded=False), record)
+        checkpoints.save(done, simulation.to_host(state), record)
         return
     read = lambda: _read_parts_record(checkpoints, before) if checkpoints.writer else None
     earlier = distributed.broadcast_from_process_0(distributed.all_or_none("read the checkpoint before this one", read))
@@ -342,7 +341,7 @@ def save_checkpoint(simulation: Simulator, checkpoints: Checkpoints, state: Stat
         dropped = set(earlier["numbers"]) - (live.keys() - set(rewritten))
         linked = {"earlier_round": before, "dropped": dropped}
     parts = offloaded.plan_parts(rewritten)
-    first = checkpoints.save(done, simulation.to_host(state, with_offloaded=False), record, offloaded.read_parts(parts), **linked)
+    first = checkpoints.save(done, simulation.to_host(state), record, offloaded.read_parts(parts), **linked)
     offloaded.mark_saved(parts, first)
 
 
@@ -360,13 +359,13 @@ def save_selected(simulation: Simulator, checkpoints: Checkpoints, state: State,
     """
     offloaded, record = simulation.offloaded_states, {"touched": _count_touched(simulation)}
     if offloaded is None:
-        checkpoints.save(done, simulation.to_host(state, with_offloaded=False), record)
+        checkpoints.save(done, simulation.to_host(state), record)
         return
     read = lambda: of.part_numbers(done) is not None if of.writer else None
     is_saved = distributed.broadcast_from_process_0(distributed.all_or_none("read the checkpoint of this round", read))
     parts = () if is_saved else offloaded.read_parts(offloaded.plan_parts(None))
     earlier_round = done if is_saved else None
-    checkpoints.save(done, simulation.to_host(state, with_offloaded=False), record, parts, earlier_round, earlier_in=of)
+    checkpoints.save(done, simulation.to_host(state), record, parts, earlier_round, earlier_in=of)
 
 
 def check_same_hold(simulation: Simulator, directory: str | Path) -> None:

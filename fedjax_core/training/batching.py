@@ -10,9 +10,7 @@ import optax
 
 from fedjax_core.algorithm import Array, ClientData, Cohort, Examples, PyTree, Remainder
 
-_BATCH_LOOP = re.compile(r"batches_of_(\d+)\)*(?:/while)?$")
-_MICRO_LOOP = re.compile(r"micro_batches_(\d+)\)*(?:/while)?$")
-_EPOCH_LOOP = re.compile(r"(own|\d+)_epochs_by_(\d+)\)*(?:/while)?$")
+_LOOP = re.compile(r"(?:(batches)_of|(micro_batches)|(own|\d+)_epochs_by)_(\d+)\)*(?:/while)?$")
 
 
 class Batch(NamedTuple):
@@ -37,10 +35,14 @@ def gather_batch(arrays: PyTree, index: Array, mask: Array) -> Batch:
     return Batch(x, y, mask)
 
 
+def draw_bits(key: Array, numbers: Array) -> Array:
+    """Returns a uint32 for each number, drawn from (key, number) whatever the other numbers are."""
+    return jax.vmap(lambda i: jax.random.bits(jax.random.fold_in(key, i), dtype=jnp.uint32))(numbers)
+
+
 def shuffle_slots(key: Array, slots: Array, size: Array) -> Array:
     """Returns `slots`, 0, 1, ..., in an order drawn for each slot on its own, padding (`size` and above) last."""
-    draws = jax.vmap(lambda i: jax.random.bits(jax.random.fold_in(key, i), dtype=jnp.uint32))(slots)
-    draws = jnp.where(slots < size, draws, jnp.uint32(0xFFFFFFFF))
+    draws = jnp.where(slots < size, draw_bits(key, slots), jnp.uint32(0xFFFFFFFF))
     return jnp.argsort(draws, stable=True)  # padding last, also where an example draws the largest number
 
 
@@ -53,49 +55,43 @@ def loop_over_batches(number: Array, size: int, body: Callable[[Array, PyTree], 
         return jax.lax.fori_loop(0, number, body, carry)
 
 
-def parse_loop_name(name: str) -> int | None:
-    """Returns the examples in a minibatch of a loop of `loop_over_batches`, by its name in a program; None for others.
-
-    >>> (
-    ...     parse_loop_name("jit(rounds)/while/body/batches_of_20/while"),
-    ...     parse_loop_name("jit(rounds)/while"),
-    ... )
-    (20, None)
-    """
-    match = _BATCH_LOOP.search(name)
-    return None if match is None else int(match[1])
-
-
 def loop_over_micro_batches(number: Array, expected: int, body: Callable, carry: PyTree) -> PyTree:
     """Returns `carry` after `body(i, carry)` for each part of a minibatch, `expected` of them on average."""
     with jax.named_scope(f"micro_batches_{expected}"):
         return jax.lax.fori_loop(0, number, body, carry)
 
 
-def parse_micro_loop(name: str) -> int | None:
-    """Returns the expected turns of a loop of `loop_over_micro_batches`, by its name in a program; None for others.
+class Loop(NamedTuple):
+    """A loop of local training, as its name in a program says.
 
-    >>> (
-    ...     parse_micro_loop("jit(rounds)/batches_of_20/while/body/micro_batches_2/while"),
-    ...     parse_micro_loop("batches_of_20"),
-    ... )
-    (2, None)
+    Attributes:
+      kind: "batches" of `loop_over_batches`; "micro_batches" of `loop_over_micro_batches`; "epochs", where the number of
+        steps differs by client (`plan_steps`).
+      size: examples in a minibatch; of "micro_batches", their expected number.
+      epochs: of "epochs"; None where these differ.
     """
-    match = _MICRO_LOOP.search(name)
-    return None if match is None else int(match[1])
+
+    kind: str
+    size: int
+    epochs: int | None = None
 
 
-def parse_epoch_loop(name: str) -> tuple[int | None, int] | None:
-    """Returns (epochs, examples in a minibatch) of a loop over epochs, by its name; None for others.
+def parse_loop(name: str) -> Loop | None:
+    """Returns the loop of local training that has this name in a program; None for others.
 
-    Only loops whose number of steps differs by client have such a name (`plan_steps`). The epochs are
-    None where these differ.
-
-    >>> [parse_epoch_loop(name) for name in ("own_epochs_by_20", "vmap(5_epochs_by_20)/while", "batches_of_20")]
-    [(None, 20), (5, 20), None]
+    >>> parse_loop("jit(rounds)/while/body/batches_of_20/while")
+    Loop(kind='batches', size=20, epochs=None)
+    >>> parse_loop("jit(rounds)/batches_of_20/while/body/micro_batches_2/while")
+    Loop(kind='micro_batches', size=2, epochs=None)
+    >>> parse_loop("vmap(5_epochs_by_20)/while"), parse_loop("own_epochs_by_20")
+    (Loop(kind='epochs', size=20, epochs=5), Loop(kind='epochs', size=20, epochs=None))
+    >>> parse_loop("jit(rounds)/while")
     """
-    match = _EPOCH_LOOP.search(name)
-    return None if match is None else (None if match[1] == "own" else int(match[1]), int(match[2]))
+    match = _LOOP.search(name)
+    if match is None:
+        return None
+    epochs = match[3]
+    return Loop(match[1] or match[2] or "epochs", int(match[4]), None if epochs in (None, "own") else int(epochs))
 
 
 def num_steps(data: ClientData, batch: int) -> Array:
@@ -132,7 +128,7 @@ class LocalSteps(NamedTuple):
       epochs: that it plans; a fraction where it plans steps.
       total: [] steps that it takes.
       begun: [] epochs that it begins.
-      name: of the loop over them (`parse_epoch_loop`).
+      name: of the loop over them (`parse_loop`).
     """
 
     epochs: Array | int

@@ -31,6 +31,7 @@ import numpy as np
 from fedjax_core.algorithm import Array, ClientData, Examples, Net, PyTree
 from fedjax_core.task import Model
 from fedjax_core.training import local_training
+from fedjax_core.training.batching import draw_bits
 
 ABSENT_LOGIT = -1e9  # logit of a class that is not in the episode
 _TEST_SEED = 0
@@ -86,11 +87,7 @@ class EpisodeSampler:
         slots = jnp.arange(data.index.shape[0])
         y = data.arrays.y[data.index]
         mask = slots < data.size
-
-        def draw(key, numbers):
-            return jax.vmap(lambda n: jax.random.bits(jax.random.fold_in(key, n), dtype=jnp.uint32))(numbers)
-
-        order = jnp.lexsort((draw(example_key, slots), y, draw(class_key, y), ~mask))  # by class, padding last
+        order = jnp.lexsort((draw_bits(example_key, slots), y, draw_bits(class_key, y), ~mask))  # by class, padding last
         index, y, mask = data.index[order], y[order], mask[order]
         is_first = mask & jnp.concatenate([jnp.ones(1, bool), y[1:] != y[:-1]])
         way_index = jnp.where(mask, jnp.cumsum(is_first) - 1, len(slots))

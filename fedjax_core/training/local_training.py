@@ -308,7 +308,8 @@ def fit(
     return run
 
 
-def _check_fit(optimizer: optax.GradientTransformation, epochs: int, batch: int) -> None:
+def _check_fit(optimizer: object, epochs: int, batch: int) -> None:
+    """Raises ValueError or TypeError for what `fit` cannot train with."""
     if epochs < 0 or batch < 1:
         raise ValueError(f"epochs={epochs}, batch={batch}: epochs must be at least 0 and batch at least 1")
     if not isinstance(optimizer, optax.GradientTransformation):

@@ -28,7 +28,7 @@ import optax
 
 from fedjax_core.algorithm import Array, ClientData, PyTree
 from fedjax_core.task import count_parameters
-from fedjax_core.training.batching import gather_batch, loop_over_micro_batches
+from fedjax_core.training.batching import draw_bits, gather_batch, loop_over_micro_batches
 
 CLIP_MARGIN = 1 - 1e-5  # norms are computed in float32: rounding must not exceed the clip
 MICRO_BATCH, MICRO_NUMBERS = 16, 2**24  # examples at once, and the numbers that their gradients have
@@ -72,8 +72,7 @@ class ExamplePrivacy:
         """Draws a minibatch of `batch` expected examples."""
         slots = jnp.arange(data.index.shape[0])
         rate = batch / jnp.maximum(data.size, 1).astype(jnp.float32)
-        bits = jax.vmap(lambda i: jax.random.bits(jax.random.fold_in(key, i), dtype=jnp.uint32))(slots)
-        is_drawn = (rate >= 1) | (bits < (jnp.minimum(rate, 0.99999) * 2.0**32).astype(jnp.uint32))
+        is_drawn = (rate >= 1) | (draw_bits(key, slots) < (jnp.minimum(rate, 0.99999) * 2.0**32).astype(jnp.uint32))
         is_drawn &= slots < data.size
         return PoissonSample(jnp.nonzero(is_drawn, size=len(slots), fill_value=0)[0], jnp.sum(is_drawn))
 

@@ -12,6 +12,7 @@ from absl.testing import parameterized
 from fedjax_core import nn
 from fedjax_core.algorithm import Cohort, Net
 from fedjax_core.engine import client_loop, simulator
+from fedjax_core.engine.simulation_spec import with_peer_groups
 from fedjax_core.task import make_task
 from fedjax_core.training.width_windows import find_widest, find_windows, put_windows, take_windows
 from methods.fedrolex import fedrolex
@@ -200,7 +201,7 @@ def network(name, narrow):
 def peers_of(*models):
     tasks = [make_task(model, classes=4, population=2) for model in models]
     build = lambda task: task
-    return simulator.with_peer_groups([simulator.Group(str(g), build, task, np.array([g])) for g, task in enumerate(tasks)])[0].task
+    return with_peer_groups([simulator.Group(str(g), build, task, np.array([g])) for g, task in enumerate(tasks)])[0].task
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "resnet8"])

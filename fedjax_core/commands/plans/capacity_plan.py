@@ -38,7 +38,7 @@ def make_plan(
         about = compiled["about"]
         programs = {name: _add_fit(compiled["programs"][name], name, about) for name in compiled["names"]}
         plan = about["plan"]
-        chunk, most = plan["chunk"], -(-about["places"] // (plan["devices"] // plan.get("model", 1)))
+        chunk, most = plan["chunk"], -(-about["places"] // (plan["devices"] // plan["model"]))
         of_round = programs.get(ROUND)
         largest = None
         if of_round is not None and tries:

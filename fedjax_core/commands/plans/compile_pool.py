@@ -27,11 +27,15 @@ from fedjax_core.storage.json_files import lists_to_tuples, read_json, to_json_v
 CACHE_DIR = os.path.join("~", ".cache", "fedjax_core", "plan")
 _NOT_COMPILED = ("seed", "rounds", "checkpoint", "callbacks", "profile", "data.dir")  # fields of which no program depends
 _NOT_COMPILED += tuple(f"evaluation.{name}" for name in ("every", "last_k", "select", "patience", "until", "targets"))
-_COMPILED = ("JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_DEFAULT_PRNG_IMPL", "JAX_THREEFRY_PARTITIONABLE")
-_COMPILED += ("JAX_NUMPY_DTYPE_PROMOTION", "LIBTPU_INIT_ARGS")  # of the environment, what programs depend on
-_HERE = ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS")
-_HERE += ("XLA_PYTHON_CLIENT_MEM_FRACTION", "NVIDIA_TF32_OVERRIDE")  # and of what is here
-_ASKED = """import json, jax
+_COMPILER_VARIABLES = (  # of the environment, what programs depend on
+    *("JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_DEFAULT_PRNG_IMPL", "JAX_THREEFRY_PARTITIONABLE"),
+    *("JAX_NUMPY_DTYPE_PROMOTION", "LIBTPU_INIT_ARGS"),
+)
+_LOCAL_VARIABLES = (  # and what local devices do
+    *("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS"),
+    *("XLA_PYTHON_CLIENT_MEM_FRACTION", "NVIDIA_TF32_OVERRIDE"),
+)
+_DEVICE_QUERY = """import json, jax
 first = jax.local_devices()[0]
 print(json.dumps([first.platform, first.device_kind, jax.device_count(), (first.memory_stats() or {}).get("bytes_limit")]))"""
 _FORM = {"about": dict, "names": [str], "programs": {str: {"fits": (bool, type(None)), "limit_s?": int}}}
@@ -73,13 +77,13 @@ def compile_programs(job: Job, folder: str | os.PathLike | None, fresh: bool = F
             root = Path(folder).expanduser()
             root.mkdir(parents=True, exist_ok=True)
             file = root / f"{cache_key(job)}.json"
-        report = {} if fresh or not file.is_file() else _drop_timed_out(_read_kept(file), job.seconds)
+        report = {} if fresh or not file.is_file() else _drop_timed_out(_read_cache(file), job.seconds)
         while report.get("names") is None or set(report["names"]) - set(report["programs"]):
             report = _compile_next(job, report, file)
         return report
 
 
-def _read_kept(file: Path) -> dict[str, Any]:
+def _read_cache(file: Path) -> dict[str, Any]:
     """Reads what an earlier process wrote; empty, to compile again, if the file is damaged."""
     try:
         return read_json(file, _FORM)
@@ -147,7 +151,7 @@ def _process_limit(seconds: int) -> int:
 def describe_local_devices() -> tuple[Any, ...]:
     """Returns what the local devices are; another process asks, which initializes them."""
     environment = dict(os.environ) | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    ended = subprocess.run([sys.executable, "-c", _ASKED], text=True, capture_output=True, env=environment, check=False)
+    ended = subprocess.run([sys.executable, "-c", _DEVICE_QUERY], text=True, capture_output=True, env=environment, check=False)
     if ended.returncode:
         raise ValueError(f"{device_targets.HERE}: {_describe_failure(ended.returncode, ended.stderr, 0)}")
     cores = row_readers.machine_cores()  # of a CPU each core is a device
@@ -174,7 +178,7 @@ def cache_key(job: Job) -> str:
     versions = {name: _version(name) for name in ("jax", "jaxlib", "libtpu", "flax", "optax")}
     plugins = [point.dist for point in metadata.entry_points(group="jax_plugins") if point.dist]
     versions |= {plugin.name: plugin.version for plugin in plugins}
-    flags = {name: os.environ.get(name) for name in (*_COMPILED, *(_HERE if is_here else ()))}
+    flags = {name: os.environ.get(name) for name in (*_COMPILER_VARIABLES, *(_LOCAL_VARIABLES if is_here else ()))}
     devices = describe_local_devices() if is_here else None
     parts = [config, job.target.name, devices, list(job.parts), list(job.counts), versions, flags]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode())

@@ -40,7 +40,7 @@ def _render_target(target: Mapping[str, Any]) -> str:
         lines.append(f"  The server keeps earlier broadcasts for its schedule: {format_bytes(kept)}; max_staleness bounds them.")
     if about["processes"] > 1 and about["hold"] != "device":
         lines.append(f"  Not counted: what {about['processes']} processes exchange of client states (plan.hold={about['hold']}).")
-    if about["plan"].get("model", 1) > 1 and not about["divided"]:
+    if about["plan"]["model"] > 1 and not about["divided"]:
         lines.append("  No array is divided by plan.model: each device holds and computes networks whole.")
     if chunk:
         end = ""
@@ -104,7 +104,7 @@ def suggest_changes(config: Mapping[str, Any], about: Mapping[str, Any], chunk: 
         sentences.append(
             f"plan.lanes={about['num_runs'] // 2} needs half of it for states and training; a run takes as many as fit by itself."
         )
-    larger = _next_model(about["available"] // about["processes"], about["plan"].get("model", 1))
+    larger = _next_model(about["available"] // about["processes"], about["plan"]["model"])
     if larger is not None and (is_large("frozen and public arrays") or is_large("server state")):
         networks = readable_size(sizes["frozen and public arrays"] + sizes["server state"])
         sentences.append(f"plan.model={larger} spreads the networks, {networks} on each device, over so many.")

@@ -7,15 +7,15 @@ a step for each minibatch of a client.
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_core.algorithm import ClientSettings
-from fedjax_core.training.batching import parse_epoch_loop, parse_loop_name, parse_micro_loop
+from fedjax_core.engine.flop_count import Trips
+from fedjax_core.training.batching import Loop, parse_loop
 
-Trips = Callable[[str], float | None]  # name of a loop -> how often it runs, if that is known
 KINDS = (
     *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all"),
     *("collective-permute", "collective-broadcast"),
@@ -294,21 +294,24 @@ class ClientLoops(NamedTuple):
         >>> ClientLoops(np.array([10, 30])).trip_count("jit(rounds)/while/body/batches_of_20/while")
         1.5
         """
-        if self.settings is not None and (loop := parse_epoch_loop(name)) is not None:
-            epochs, batch = loop
-            if epochs is not None:  # a client whose time is over sooner counts in full
-                return float(epochs)
-            own, in_epoch = self.settings.epochs, -(-self.examples // batch)
-            if own is None:
-                assert self.settings.steps is not None
-                steps = np.where(in_epoch > 0, self.settings.steps, 0)
-            else:
-                steps = own * in_epoch
-            return float(np.sum(steps) / max(np.sum(in_epoch), 1))  # times the mean of `in_epoch`: the mean of `steps`
-        if (turns := parse_micro_loop(name)) is not None:
-            return float(turns)
-        batch = parse_loop_name(name)
-        if batch is None:
-            return None
-        steps = np.maximum(self.examples // batch, self.examples > 0) if self.drop_last else -(-self.examples // batch)
-        return self.active_share * float(np.mean(steps))
+        match parse_loop(name):
+            case Loop("epochs", batch, None) if self.settings is not None:
+                return self._mean_own_epochs(self.settings, batch)
+            case Loop("epochs", _, int(epochs)) if self.settings is not None:
+                return float(epochs)  # a client whose time is over sooner counts in full
+            case Loop("micro_batches", turns):
+                return float(turns)
+            case Loop("batches", batch):
+                steps = np.maximum(self.examples // batch, self.examples > 0) if self.drop_last else -(-self.examples // batch)
+                return self.active_share * float(np.mean(steps))
+        return None
+
+    def _mean_own_epochs(self, settings: ClientSettings, batch: int) -> float:
+        """Returns what, times the mean steps of an epoch, gives the clients' mean steps."""
+        in_epoch = -(-self.examples // batch)
+        if settings.epochs is None:
+            assert settings.steps is not None
+            steps = np.where(in_epoch > 0, settings.steps, 0)
+        else:
+            steps = settings.epochs * in_epoch
+        return float(np.sum(steps) / max(np.sum(in_epoch), 1))

@@ -5,7 +5,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Array, PyTree
@@ -50,21 +49,6 @@ class OffloadedStates:
     def touched_counts(self) -> list[int]:
         """Returns per group how many clients were touched."""
         return [int(store.touched.sum()) for store in self.stores]
-
-    def packed(self) -> PyTree:
-        """Returns what a snapshot keeps.
-
-        Raises:
-          ValueError: several processes keep them; `read_parts` gives the share of each.
-        """
-        if self.shards is not None:
-            raise ValueError("a snapshot cannot hold client states of several processes; their checkpoints do")
-        return {"initial": jax.device_get(self.initial), "stores": [store.packed() for store in self.stores]}
-
-    def unpack(self, packed: PyTree) -> None:
-        """Restores what `packed` returned, except `initial`."""
-        for store, packed_store in zip(self.stores, packed["stores"], strict=True):
-            store.unpack(packed_store)
 
     @property
     def max_part_bytes(self) -> int:
@@ -146,18 +130,6 @@ class OffloadedStates:
 def _name_leaves(group: int | str, states: PyTree) -> dict[str, np.ndarray]:
     """Returns the leaves of a group's states by the group's number and their paths."""
     return {f"{group}{jax.tree_util.keystr(path)}": leaf for path, leaf in jax.tree.leaves_with_path(states)}
-
-
-def abstract_packed(server: PyTree, clients: Sequence[PyTree], touched: Sequence[int]) -> PyTree:
-    """Returns the shapes of `OffloadedStates.packed`, from those of the server's state and of one client's per group."""
-    stores = [
-        {
-            "places": jax.ShapeDtypeStruct((n,), jnp.int32),
-            "rows": jax.tree.map(lambda s, n=n: jax.ShapeDtypeStruct((n, *s.shape), s.dtype), client),
-        }
-        for n, client in zip(touched, clients, strict=True)
-    ]
-    return {"initial": server, "stores": stores}
 
 
 class ClientStates:
@@ -243,7 +215,9 @@ class ClientStates:
         """Returns what moves states to rounds and back, and the initial server; `draw` as `Exchange` takes it."""
         assert self._offloaded is not None
         if self._exchange is None:
-            self._exchange = make_exchange(self._offloaded, draw, self._layout.client_rows)
+            of, shards = self._offloaded.stores, self._offloaded.shards
+            rows = self._layout.client_rows
+            self._exchange = Exchange(of, draw, rows) if shards is None else SharedExchange(of, draw, shards)
         return self._exchange, self._offloaded.initial
 
     def close(self) -> None:
@@ -257,10 +231,3 @@ def identify_state(state: State) -> tuple[bytes, int]:
     """Returns (data of the seed's key, rounds done): two states of a simulation with the same are equal."""
     key, done = jax.device_get((state.key, state.round))
     return np.asarray(key).tobytes(), int(done)
-
-
-def make_exchange(offloaded: OffloadedStates, draw: Callable[[Any, int], Any], sharding: Any) -> Exchange:
-    """Returns the exchange of some states; `sharding` as `Exchange` takes it."""
-    if offloaded.shards is not None:
-        return SharedExchange(offloaded.stores, draw, offloaded.shards)
-    return Exchange(offloaded.stores, draw, sharding)

@@ -16,7 +16,8 @@ import numpy as np
 from fedjax_core.algorithm import Algorithm, Array, PyTree
 from fedjax_core.atomic_files import read_at, write_at
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
-from fedjax_core.engine.simulation_spec import SimulationSpec, stream_key
+from fedjax_core.engine.simulation_spec import SimulationSpec
+from fedjax_core.engine.streams import stream_key
 
 READ_BYTES = 2**30  # of one system call, which transfers at most 2 GiB
 
@@ -85,7 +86,10 @@ class HostStore:
     def read(self, slots: np.ndarray) -> tuple[PyTree, np.ndarray]:
         """Returns (states, touched) at the given slots; those beyond n read the last one."""
         slots = np.minimum(slots, len(self.touched) - 1)
-        return jax.tree.map(lambda x: x[slots], self.states), self.touched[slots]
+        return self._read(slots), self.touched[slots]
+
+    def _read(self, slots: np.ndarray) -> PyTree:
+        return jax.tree.map(lambda x: x[slots], self.states)
 
     def is_touched(self, slots: np.ndarray) -> np.ndarray:
         """Returns which of these slots were touched, in any process."""
@@ -105,17 +109,6 @@ class HostStore:
     def touch(self, slots: np.ndarray) -> None:
         """Marks states as written, here or in the process that keeps them."""
         self.touched[slots] = self.changed[slots] = True
-
-    def packed(self) -> PyTree:
-        """Returns what a snapshot keeps: the touched states and their slots."""
-        slots = np.flatnonzero(self.touched).astype(np.int32)
-        return {"places": slots, "rows": self.read(slots)[0]}
-
-    def unpack(self, packed: PyTree) -> None:
-        """Restores what `packed` returned."""
-        self.touched[:] = False
-        mask = np.ones(len(packed["places"]), bool)
-        self.write(np.asarray(packed["places"]), jax.tree.map(np.asarray, packed["rows"]), mask)
 
     @property
     def state_bytes(self) -> int:
@@ -147,10 +140,6 @@ class DiskStore(HostStore):
     def states(self) -> PyTree:
         """All states, read from the files."""
         return self._read(np.arange(len(self.touched)))
-
-    def read(self, slots: np.ndarray) -> tuple[PyTree, np.ndarray]:
-        slots = np.minimum(slots, len(self.touched) - 1)
-        return self._read(slots), self.touched[slots]
 
     def put(self, slots: np.ndarray, states: PyTree) -> None:
         for column, new in zip(self._columns, jax.tree.leaves(states), strict=True):

@@ -43,6 +43,24 @@ def make_index_table(lists: RaggedIndex) -> IndexTable:
     return IndexTable(lists.append_zeros(most), lists.start, lists.size, most)
 
 
+class Participation(NamedTuple):
+    """Arrays of the clients' devices that a round's program reads; None for those that it does not need.
+
+    Attributes:
+      failure: [N] float32, probability to fail in a round.
+      availability: `Availability.arrays`.
+      is_late: [N] bool, whose rounds take longer than the deadline.
+      rank: [N] int32, of the clients by the seconds of their rounds; by id where these are equal.
+      seconds: [N] float32, of their rounds, for a sampler.
+    """
+
+    failure: Any = None
+    availability: Any = None
+    is_late: Any = None
+    rank: Any = None
+    seconds: Any = None
+
+
 class DeviceArrays(NamedTuple):
     """Arrays that all rounds read and none changes: arguments of every program, never constants in it.
 
@@ -57,7 +75,7 @@ class DeviceArrays(NamedTuple):
       validation_index, validation_size: each client's validation examples of `train`; validation_rows: [V] those of
         all clients; `()` without such.
       unseen_index, unseen_size, unseen_test_index, unseen_test_size: of the unseen clients; `()` without such.
-      participation: of the clients' devices (`participation.py`); `()` without such.
+      participation: of the clients' devices; None without such.
       arrivals: of the coming rounds (`asynchronous.py`); `()` where rounds are synchronous.
       settings: `ClientSettings` [N] of local training by client, `batch` [N + 1] with the method's own last, for unseen
         clients; None without such.
@@ -79,7 +97,7 @@ class DeviceArrays(NamedTuple):
     unseen_size: Any = ()
     unseen_test_index: Any = ()
     unseen_test_size: Any = ()
-    participation: Any = ()
+    participation: Participation | None = None
     arrivals: Any = ()
     settings: ClientSettings | None = None
 

@@ -215,12 +215,12 @@ class DataFeed:
             fields |= jax.tree.map(with_sharding, {split: buffer, **dict(zip(names, buffer_tables, strict=True))})
         return fields
 
-    def test_batches(self, split: str, indices: np.ndarray | None, batch: int, devices: int) -> "TestSetBatches":
+    def server_batches(self, split: str, indices: np.ndarray | None, batch: int, devices: int) -> "ServerBatches":
         """Returns a split's examples, or those at `indices`, in batches for the server's model."""
         reader = self._spec.readers[split]
         if indices is None:
             indices = np.arange(len(jax.tree.leaves(reader.like)[0]), dtype=np.int32)
-        return TestSetBatches(reader, indices, batch, devices, self._put)
+        return ServerBatches(reader, indices, batch, devices, self._put)
 
     def close(self) -> None:
         """Ends the thread, and drops what it has put on the devices for coming rounds."""
@@ -228,34 +228,34 @@ class DataFeed:
         self._run = self._drawn = None
 
 
-class TestSetBatches:
-    """A test set in blocks of batches, for the server's model.
+class ServerBatches:
+    """Examples in blocks of batches, for the server's model.
 
     Each device (with `plan.model`, those that hold one network together) has the batches that it has where all
     examples are resident, in the same order: the sums are equal bit for bit.
 
     Attributes:
-      number: examples in all.
+      num_examples: in all.
       batch: examples at once.
       devices: over which each block's batches are spread.
       batches_per_device: in all blocks.
-      at_once: batches of a device in one block.
+      batches_per_block: of a device.
     """
 
     def __init__(self, reader: ExampleReader, indices: np.ndarray, batch: int, devices: int, put: Callable[[PyTree], PyTree]):
         self._reader, self._indices, self._put, self.devices = reader, indices, put, devices
-        self.number, self.batch = len(indices), max(1, min(batch, len(indices)))
+        self.num_examples, self.batch = len(indices), max(1, min(batch, len(indices)))
         self.batches_per_device = math.ceil(math.ceil(len(indices) / self.batch) / devices)
-        at_once = max(1, TEST_BYTES // max(1, self.batch * reader.row_bytes * devices))
-        blocks = max(1, math.ceil(self.batches_per_device / at_once))
-        self.at_once = max(1, math.ceil(self.batches_per_device / blocks))
+        most = max(1, TEST_BYTES // max(1, self.batch * reader.row_bytes * devices))
+        blocks = max(1, math.ceil(self.batches_per_device / most))
+        self.batches_per_block = max(1, math.ceil(self.batches_per_device / blocks))
 
     def __iter__(self) -> Iterator[tuple[PyTree, PyTree]]:
         """Yields (examples [n * B], index [n] of each batch's first example), on the devices."""
-        return prefetch(self._make_block, -(-self.batches_per_device // self.at_once))
+        return prefetch(self._make_block, -(-self.batches_per_device // self.batches_per_block))
 
     def _make_block(self, number: int) -> tuple[PyTree, PyTree]:
-        batches = number * self.at_once + np.arange(self.at_once)
+        batches = number * self.batches_per_block + np.arange(self.batches_per_block)
         in_order = np.arange(self.devices)[:, None] * self.batches_per_device
         in_order = in_order + np.minimum(batches, self.batches_per_device)
         first = np.where(batches < self.batches_per_device, in_order * self.batch, len(self._indices))

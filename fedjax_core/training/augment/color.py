@@ -58,17 +58,17 @@ def colour_jitter(
 
 def adjust_brightness(planes: Planes, factor: Array) -> Planes:
     """Multiplies pixels by the factor, clipped to [0, 1]."""
-    return _away(planes, jnp.zeros_like(factor), factor)
+    return _blend(planes, jnp.zeros_like(factor), factor)
 
 
 def adjust_contrast(planes: Planes, factor: Array) -> Planes:
     """Scales distances to the image's mean grey by the factor, clipped to [0, 1]."""
-    return _away(planes, jnp.mean(_grey(planes)), factor)
+    return _blend(planes, jnp.mean(_grey(planes)), factor)
 
 
 def adjust_saturation(planes: Planes, factor: Array) -> Planes:
     """Scales distances to each pixel's grey by the factor, clipped to [0, 1]."""
-    return _away(planes, _grey(planes), factor)
+    return _blend(planes, _grey(planes), factor)
 
 
 def adjust_hue(planes: Planes, turn: Array) -> Planes:
@@ -87,7 +87,7 @@ def adjust_hue(planes: Planes, turn: Array) -> Planes:
     return channel(5), channel(3), channel(1)
 
 
-def _away(planes: Planes, grey: Array, factor: Array) -> Planes:
+def _blend(planes: Planes, grey: Array, factor: Array) -> Planes:
     return tuple(jnp.clip(factor * plane + (1 - factor) * grey, 0, 1) for plane in planes)
 
 

@@ -285,7 +285,7 @@ def test_clients_without_examples_do_not_fill_the_buffer():
         client_devices=given,
         data=dataclasses.replace(data, train_index=tuple(index)),
     )
-    with pytest.raises(ValueError, match="1 of 8 clients, such as client 3, have no training examples; .* with min_size=1"):
+    with pytest.raises(ValueError, match=r"1 of 8 clients, such as client 3, have no training examples; .* with min_size=1"):
         made(devices())
     made(None)
 

@@ -92,7 +92,7 @@ def test_clients_take_the_steps_for_which_they_have_time(seconds, deadline, batc
 
 def test_work_follows_each_clients_epochs():
     simulation = simulate(client_settings=ClientSettings(epochs=np.arange(1, N + 1, dtype=np.int32)))
-    np.testing.assert_allclose(client_work.count_client_examples(simulation.spec), np.arange(1, N + 1) * SIZES, rtol=1e-6)
+    np.testing.assert_allclose(client_work.measure_work(simulation.spec).total(), np.arange(1, N + 1) * SIZES, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

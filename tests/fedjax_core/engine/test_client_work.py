@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.engine import simulator
-from fedjax_core.engine.client_work import count_client_examples
+from fedjax_core.engine.client_work import measure_work
 from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 from tests import toy
@@ -16,7 +16,7 @@ FORWARD, TRAINED = 5 * 6 + 6 * 3, 5 * 6 * 2 + 6 * 3 * 3  # products of an exampl
 
 
 def examples(name: str) -> np.ndarray:
-    return count_client_examples(toy.simulate(name).spec)
+    return measure_work(toy.simulate(name).spec).total()
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_part_of_the_network_costs_less():
 
 
 def test_each_architecture_is_measured_by_its_own():
-    np.testing.assert_allclose(count_client_examples(toy.simulate("local", mixed=True).spec), 2 * SIZES, rtol=1e-6)
+    np.testing.assert_allclose(measure_work(toy.simulate("local", mixed=True).spec).total(), 2 * SIZES, rtol=1e-6)
 
 
 def test_a_network_without_products():
@@ -62,7 +62,7 @@ def test_a_network_without_products():
     task = toy.task().wrap_model(lambda model: model._replace(apply=_constant(model)))
     spec = simulator.build_spec(simulator.one_group(build, task, toy.CLIENTS), toy.data())
     with pytest.raises(ValueError, match=r"devices.profile: network 'toy6' has neither matrix products nor convolutions"):
-        count_client_examples(spec)
+        measure_work(spec)
 
 
 def _constant(model):

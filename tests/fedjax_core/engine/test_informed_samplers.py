@@ -232,7 +232,7 @@ def test_a_run_with_oort_goes_on_bit_for_bit_from_a_checkpoint():
     whole, metrics = simulation.run_rounds(simulation.init(0), 4)
     state, first = simulation.run_rounds(simulation.init(0), 2)
     saved = jax.tree.map(np.copy, simulation.to_host(state))
-    wanted = jax.tree.map(lambda x: (x.shape, x.dtype), simulation.abstract_snapshot(None))
+    wanted = jax.tree.map(lambda x: (x.shape, x.dtype), simulation.abstract_snapshot())
     assert jax.tree.map(lambda x: (x.shape, x.dtype), saved) == wanted
     again = simulate("oort(exploration=0.5, window=2)", timed=True)
     state, second = again.run_rounds(again.from_host(saved), 2)

@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_core.devices import Availability, ClientDevices, DeviceProfiles
 from fedjax_core.engine import aot, participation
-from fedjax_core.engine.simulation_spec import stream_key
+from fedjax_core.engine.streams import stream_key
 from tests import naive, toy
 
 N = toy.CLIENTS

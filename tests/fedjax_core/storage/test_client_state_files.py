@@ -271,7 +271,7 @@ def test_checkpoints_of_many_touched_states(tmp_path, monkeypatch):
     monkeypatch.setattr(manager, "PART_BYTES", 16 * 40)  # rows of 16 bytes
     like, n, rng = {"w": jax.ShapeDtypeStruct((3,), np.float32)}, 400, np.random.default_rng(0)
     kept = OffloadedStates((), [HostStore(n, like)])
-    run: Any = types.SimpleNamespace(offloaded_states=kept, to_host=lambda state, with_offloaded: state)
+    run: Any = types.SimpleNamespace(offloaded_states=kept, to_host=lambda state: state)
     store, every = Checkpoints(tmp_path, keep=2), np.arange(n)
     kept.stores[0].write(every, {"w": np.zeros((n, 3), np.float32)}, np.ones(n, bool))
     written, oldest, state = [], [], cast(Any, {})

@@ -11,7 +11,8 @@ import pytest
 
 from fedjax_core import nn
 from fedjax_core.algorithm import Net
-from fedjax_core.engine import client_loop, simulation_spec, simulator
+from fedjax_core.engine import client_loop, simulator
+from fedjax_core.engine.streams import stream_key
 from fedjax_core.storage import export_model
 from fedjax_core.storage.safetensors_files import write_tensors
 from fedjax_core.task import make_task
@@ -198,7 +199,7 @@ def test_the_network_of_two_parts(local):
     state = sim.init(0)
     moved = jax.tree.map(lambda x: x + jnp.arange(len(x), dtype=x.dtype).reshape(-1, *(1,) * (x.ndim - 1)), state.clients[0])
     found = export_model.find_network(sim.client_view(state._replace(clients=(moved,)), 2), "personal", X)
-    first = sim.spec.bound_groups[0].task.model.init(simulation_spec.stream_key(state.key, "init", 0))
+    first = sim.spec.bound_groups[0].task.model.init(stream_key(state.key, "init", 0))
     equal(found.params, {"body": first.params["body"], "head": jax.tree.map(lambda x: x + 2, first.params["head"])})
     equal(found.stats, jax.tree.map(lambda x: x + 2 * local, first.stats))
 

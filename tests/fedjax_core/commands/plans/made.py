@@ -34,7 +34,7 @@ ABOUT = {
     "devices": 4,
     "available": 4,
     "limit": 1000,
-    "plan": {"chunk": 4, "devices": 4},
+    "plan": {"chunk": 4, "devices": 4, "model": 1},
     "data on": "device",
     "population": 40,
     "cohort": 32,

@@ -45,21 +45,6 @@ class StoreTest(chex.TestCase):
         np.testing.assert_array_equal(touched, [True, False])
         np.testing.assert_array_equal(read["w"][0], 1)
 
-    def test_packing_round_trip(self):
-        like = {"a": jax.ShapeDtypeStruct((2,), jnp.float32)}
-        store = stores.HostStore(6, like)
-        store.write(np.array([3, 0]), {"a": np.array([[1, 2], [3, 4]], np.float32)}, np.array([True, True]))
-        packed = store.packed()
-        np.testing.assert_array_equal(packed["places"], [0, 3])
-        other = stores.HostStore(6, like)
-        other.write(np.array([5]), {"a": np.array([[9, 9]], np.float32)}, np.array([True]))
-        other.unpack(packed)
-        np.testing.assert_array_equal(other.touched, store.touched)
-        np.testing.assert_array_equal(other.states["a"][store.touched], store.states["a"][store.touched])
-        empty = stores.HostStore(6, like)
-        empty.unpack(stores.HostStore(6, like).packed())
-        self.assertFalse(empty.touched.any())
-
 
 def test_what_a_disk_gives_in_pieces_is_read_whole_and_what_it_does_not_give_is_said(monkeypatch):
     store = DiskStore(4, {"a": jax.ShapeDtypeStruct((5,), jnp.int32)})
