@@ -29,6 +29,7 @@ Prepare = Callable[[Array], Array]
 READS_TOKENS = "reads_tokens"  # attribute of a module's class
 TRAIN_FLAGS = ("training", "is_training", "is_train", "use_running_average")  # of other libraries, which nothing sets
 log = logging.getLogger("fedjax_core")
+IN_HEAD = "which is given features alone: move it to the end of body"
 FROZEN = "moves batch statistics, which are frozen: its normalization must be Flax's BatchNorm without use_running_average"
 
 
@@ -52,7 +53,8 @@ def build(
     Raises:
       TypeError: the builder returned neither a module nor a Model, or a Model of other functions.
       ValueError: the module has variables of an unknown kind, batch statistics but no `mask`, a flag
-        of training that nothing sets, or a head of another name; (when traced) it updates frozen statistics.
+        of training that nothing sets, a head of another name, or one with dropout or batch statistics; (when traced) it
+        updates frozen statistics.
     """
 
     make, module = _make(builder, name, classes, input_shape, options)
@@ -164,6 +166,17 @@ def _check_flags(name: str, function: Callable, flags: tuple[str, ...], given: s
             )
 
 
+def _check_head(name: str, head: Any, stats: Mapping[str, Any], streams: Mapping[str, Any]) -> None:
+    """Raises ValueError if a head, a method or a layer, behaves differently in training, from a module's variables."""
+    for what, has in (("batch statistics", "head" in stats), ("dropout or other random streams", "head" in streams)):
+        if has:
+            raise ValueError(f"model {name!r} has {what} in its head, {IN_HEAD}")
+    function = head if inspect.isroutine(head) else type(head).__call__
+    for flag, parameter in inspect.signature(function).parameters.items():
+        if flag == "key" or (flag in (*TRAIN_FLAGS, "train", "mask", "deterministic") and parameter.default is not None):
+            raise ValueError(f"model {name!r}: its head takes {parameter}, {IN_HEAD}")
+
+
 def _checked(name: str, stats: PyTree, functions: list[Callable]) -> None:
     if jax.tree.leaves(stats) and not any("mask" in inspect.signature(f).parameters for f in functions):
         raise ValueError(
@@ -267,6 +280,8 @@ def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, example: jax.ShapeDtypeS
     parts = hasattr(abstract, "body") and hasattr(abstract, "head")
     named = type(abstract).body if parts else type(abstract).__call__
     _check_flags(name, named, (*TRAIN_FLAGS, "deterministic"), "train, mask, key")
+    if parts:
+        _check_head(name, abstract.head, stats, streams)
     _checked(name, stats, [named])
 
     def init(key: Array) -> Net:
@@ -299,7 +314,9 @@ def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, example: jax.ShapeDtypeS
         return out, nnx.to_pure_dict(after) if train and not frozen else net.stats
 
     def head(net: Net, features: Array) -> Array:
-        return module_of(net, None).head(features).astype(jnp.float32)
+        module = module_of(net, None)
+        module.eval()
+        return module.head(features).astype(jnp.float32)
 
     def call_alone(net: Net, x: Array) -> Array:
         module = module_of(net, None)
@@ -313,10 +330,10 @@ def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, example: jax.ShapeDtypeS
     return _model(name, init, run, head if parts else None, prepare, _axes(name, abstract), _flattened(name, abstract))
 
 
-def _has_head(module: linen.Module) -> bool:
-    """Returns whether a Linen module has a `head`: a method, a field, or a layer of its `setup`."""
+def _find_head(module: linen.Module) -> Any:
+    """Returns the `head` of a Linen module, a method, a field, or a layer of its `setup`; None: it has none."""
     answers = []
-    note = lambda module: answers.append(hasattr(module, "head"))
+    note = lambda module: answers.append(getattr(module, "head", None))
     jax.eval_shape(lambda key: module.init({"params": key, "dropout": key}, method=note), jax.random.key(0))
     return answers[-1]
 
@@ -340,7 +357,8 @@ def _frozen(name: str):
 
 
 def _of_linen(module: linen.Module, name: str, example: jax.ShapeDtypeStruct, prepare: Prepare, stats_mode: str) -> Model:
-    parts = hasattr(type(module), "body") and _has_head(module)
+    own_head = _find_head(module) if hasattr(type(module), "body") else None
+    parts = own_head is not None
     named = getattr(type(module), "body" if parts else "__call__")
     _check_flags(name, named, TRAIN_FLAGS, "train, mask, key, deterministic")
 
@@ -354,6 +372,8 @@ def _of_linen(module: linen.Module, name: str, example: jax.ShapeDtypeStruct, pr
     shapes = jax.eval_shape(variables, jax.random.key(0))
     if others := set(shapes) - {"params", "batch_stats"}:
         raise ValueError(f"model {name!r} has variables besides params and batch_stats: {', '.join(sorted(others))}")
+    if parts:
+        _check_head(name, own_head, shapes.get("batch_stats", {}), {})
     _checked(name, shapes.get("batch_stats", {}), [named])
     if parts and "head" not in shapes["params"]:
         raise ValueError(
@@ -381,7 +401,10 @@ def _of_linen(module: linen.Module, name: str, example: jax.ShapeDtypeStruct, pr
         return out, dict(moved)["batch_stats"]
 
     def head(net: Net, features: Array) -> Array:
-        return jnp.asarray(module.apply(collections(net), features, method=lambda m, z: m.head(z))).astype(jnp.float32)
+        try:
+            return jnp.asarray(module.apply(collections(net), features, method=lambda m, z: m.head(z))).astype(jnp.float32)
+        except (errors.InvalidRngError, errors.ModifyScopeVariableError):
+            raise ValueError(f"model {name!r} draws random numbers or moves batch statistics in its head, {IN_HEAD}") from None
 
     def call_alone(net: Net, x: Array) -> Array:
         given = _taken(type(module).__call__, train=False, mask=None, key=None, deterministic=True)

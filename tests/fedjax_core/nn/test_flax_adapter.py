@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+from collections.abc import Callable
 
 import flax.linen as linen
 import jax
@@ -14,7 +15,7 @@ from configs import fedavg, fedper, fedproto, fedrcl, fedrod
 from fedjax_core import experiment
 from fedjax_core.algorithm import Net
 from fedjax_core.nn import flax_adapter, normalize_inputs
-from fedjax_core.task import Model
+from fedjax_core.task import Model, feature_size
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)), jnp.float32)
 
@@ -67,6 +68,12 @@ class OfLinen(linen.Module):
 
 def of(builder, **options):
     return flax_adapter.build(builder, builder.__name__, 3, (4,), options)
+
+
+def apply_once(builder, **how):
+    """Returns the logits of a new network."""
+    model = flax_adapter.build(builder, "mine", 3, (4,), {})
+    return model.apply(model.init(jax.random.key(0)), X, **how)[0]["logits"]
 
 
 @pytest.mark.parametrize("builder", [Plain, lambda classes: OfLinen(classes)], ids=["nnx", "linen"])
@@ -266,6 +273,69 @@ def test_a_linen_module_makes_its_head_in_setup():
         ValueError, match="'ByMethod' has a method head whose layer is none of its params dense, last: name it head"
     ):
         of(ByMethod)
+
+
+class Topped(nnx.Module):
+    """Its head is of several layers."""
+
+    def __init__(self, layers, input_shape: tuple[int, ...], rngs: nnx.Rngs):
+        self.layer = nnx.Linear(input_shape[0], 5, rngs=rngs)
+        self.head = nnx.Sequential(*layers(rngs), nnx.Linear(5, 3, rngs=rngs))
+
+    def body(self, x, mask=None):
+        return self.layer(x)
+
+
+class ToppedOfLinen(linen.Module):
+    layers: Callable = lambda: ()
+
+    def setup(self):
+        self.layer, self.head = linen.Dense(5), linen.Sequential([*self.layers(), linen.Dense(3)])
+
+    def body(self, x, mask=None):
+        return self.layer(x)
+
+
+class ByFlag(ToppedOfLinen):
+    def setup(self):
+        self.layer, self.last, self.drop = linen.Dense(5), linen.Dense(3, name="head"), linen.Dropout(0.5)
+
+    def head(self, features, train=False):
+        return self.last(self.drop(features, deterministic=not train))
+
+
+@pytest.mark.parametrize(
+    ("builder", "says"),
+    [
+        (lambda input_shape, rngs: Topped(lambda r: [nnx.Dropout(0.5, rngs=r)], input_shape, rngs), "has dropout or other random"),
+        (lambda input_shape, rngs: Topped(lambda r: [nnx.BatchNorm(5, rngs=r)], input_shape, rngs), "has batch statistics in its"),
+        (lambda: ToppedOfLinen(lambda: [linen.BatchNorm(use_running_average=True)]), "has batch statistics in its head"),
+        (
+            lambda: ToppedOfLinen(lambda: [linen.Dropout(0.5, deterministic=False)]),
+            "draws random numbers or moves batch statistics in its",
+        ),
+        (lambda: ByFlag(), "its head takes train=False"),
+    ],
+    ids=["dropout", "batch norm", "batch norm of linen", "dropout of linen", "flag of linen"],
+)
+def test_a_head_that_differs_in_training_is_refused(builder, says):
+    with pytest.raises(ValueError, match=rf"model 'mine'.* {says}.*, which is given features alone: move it to the end of body"):
+        apply_once(builder)  # what Linen's layers draw is known when traced
+
+
+@pytest.mark.parametrize(
+    "builder",
+    [
+        lambda input_shape, rngs: Topped(lambda r: [nnx.Linear(5, 5, rngs=r), nnx.relu], input_shape, rngs),
+        lambda: ToppedOfLinen(lambda: [linen.Dense(5), linen.relu]),
+    ],
+    ids=["nnx", "linen"],
+)
+def test_a_head_may_have_several_layers_where_no_method_reads_them(builder):
+    model = flax_adapter.build(builder, "mine", 3, (4,), {})
+    assert model.apply(model.init(jax.random.key(0)), X)[0]["logits"].shape == (6, 3)
+    with pytest.raises(ValueError, match=r"'mine' has a head of layers.*; it must be one linear layer, with a kernel"):
+        feature_size(model)
 
 
 def with_flag(kind, name, default=False):
