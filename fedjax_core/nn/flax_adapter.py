@@ -158,12 +158,22 @@ def _taken(function: Callable, **given: Any) -> dict[str, Any]:
 
 def _check_flags(name: str, function: Callable, flags: tuple[str, ...], given: str) -> None:
     """Raises ValueError if a function has a flag of training that it is not given: it would never train in training mode."""
-    for flag, parameter in inspect.signature(function).parameters.items():
+    parameters = inspect.signature(function).parameters
+    for flag, parameter in parameters.items():
         if flag in flags and parameter.default is not None:
             raise ValueError(
                 f"model {name!r}: {function.__name__} takes {parameter}, which nothing sets; it is given those "
                 f"that it names of {given}"
             )
+        if parameter.kind is parameter.VAR_KEYWORD and not ({"train", "deterministic"} & set(parameters) or _is_of_flax(function)):
+            raise ValueError(
+                f"model {name!r}: {function.__name__} takes {parameter}, which stays empty; it must name train=False, or "
+                f"those that it uses of {given}, or leave {parameter} out"
+            )
+
+
+def _is_of_flax(function: Callable) -> bool:
+    return (function.__module__ or "").startswith("flax.")
 
 
 def _check_head(name: str, head: Any, stats: Mapping[str, Any], streams: Mapping[str, Any]) -> None:
@@ -272,8 +282,11 @@ _COMPARED: weakref.WeakSet[type] = weakref.WeakSet()  # classes whose `__call__`
 
 
 def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, example: jax.ShapeDtypeStruct, prepare: Prepare, stats_mode: str) -> Model:
+    split = lambda module: nnx.split(module, nnx.Param, nnx.BatchStat, nnx.RngState, nnx.Variable, ...)
     abstract = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
-    graphdef, *states, others = nnx.split(abstract, nnx.Param, nnx.BatchStat, nnx.RngState, ...)
+    graphdef, *states, others, constants = split(abstract)
+    if any(isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct) for _, value in nnx.iter_graph(abstract)):
+        graphdef, *_, constants = split(make(nnx.Rngs(0)))  # arrays that are no variables: a real module alone has their numbers
     params, stats, streams = map(nnx.to_pure_dict, states)
     if jax.tree.leaves(others):
         raise ValueError(f"model {name!r} has variables besides Param, BatchStat and random streams: {nnx.to_pure_dict(others)}")
@@ -285,7 +298,7 @@ def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, example: jax.ShapeDtypeS
     _checked(name, stats, [named])
 
     def init(key: Array) -> Net:
-        _, params, stats, _ = nnx.split(make(nnx.Rngs(key)), nnx.Param, nnx.BatchStat, nnx.RngState)
+        _, params, stats, *_ = split(make(nnx.Rngs(key)))
         return Net(nnx.to_pure_dict(params), nnx.to_pure_dict(stats))
 
     def module_of(net: Net, key: Array | None) -> Any:
@@ -296,7 +309,7 @@ def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, example: jax.ShapeDtypeS
             jax.random.fold_in(start, i) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else jnp.zeros(leaf.shape, leaf.dtype)
             for i, leaf in enumerate(leaves)
         ]
-        return nnx.merge(graphdef, params | net.params, stats | net.stats, structure.unflatten(fresh))
+        return nnx.merge(graphdef, params | net.params, stats | net.stats, structure.unflatten(fresh), constants)
 
     def run(net, x, key, train, mask):
         module = module_of(net, key)
@@ -388,8 +401,15 @@ def _of_linen(module: linen.Module, name: str, example: jax.ShapeDtypeStruct, pr
         return {"params": net.params} | ({"batch_stats": net.stats} if net.stats else {})
 
     def run(net, x, key, train, mask):
+        try:
+            return run_drawing(net, x, key, train, mask)
+        except errors.InvalidRngError as error:
+            what = f"model {name!r} draws random numbers without a key, as in evaluation: draw where train=True"
+            raise ValueError(what) from error
+
+    def run_drawing(net, x, key, train, mask):
         batch = train and stats_mode != "freeze" and bool(net.stats)
-        rngs = {} if key is None else {"dropout": key}
+        rngs = {} if key is None else {"dropout": key, "params": jax.random.fold_in(key, 1)}  # "params" is for all other names
         given = _taken(named, train=train, mask=mask, key=key, deterministic=not train)
         method = "body" if parts else None
         if train and stats_mode == "freeze" and net.stats:

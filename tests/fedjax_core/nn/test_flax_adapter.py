@@ -352,6 +352,55 @@ def test_a_flag_of_training_that_nothing_sets_is_refused(kind, name):
         of(with_flag(kind, name))
 
 
+class Constant(Parted):
+    """Has arrays that are no variables."""
+
+    def __init__(self, classes: int, input_shape: tuple[int, ...], *, rngs: nnx.Rngs):
+        super().__init__(classes, input_shape, rngs=rngs)
+        self.places, self.sizes = jnp.sin(jnp.arange(4.0)), np.asarray([2, 2])
+
+    def body(self, x):
+        return super().body((x + self.places[None]).reshape(-1, *map(int, self.sizes)))
+
+
+def test_arrays_that_are_no_variables_are_constants():
+    model, plain = of(Constant), of(Parted)
+    net = jax.jit(model.init)(jax.random.key(0))
+    assert jax.tree.structure(net) == jax.tree.structure(plain.init(jax.random.key(0)))
+    outputs = jax.jit(lambda net, x: model.apply(net, x)[0])(net, X)
+    np.testing.assert_allclose(outputs["logits"], plain.apply(net, X + jnp.sin(jnp.arange(4.0))[None])[0]["logits"], atol=1e-6)
+
+
+class Noisy(linen.Module):
+    """Draws from two streams."""
+
+    always: bool = False
+
+    @linen.compact
+    def __call__(self, x, train=False):
+        a, b = (jax.random.normal(self.make_rng(name)) if train or self.always else 0.0 for name in ("dropout", "drop_path"))
+        return linen.Dense(3)(x) * 0 + jnp.stack([a, b, a - b])[None]
+
+
+def test_random_streams_of_all_names_are_given_in_training():
+    a, b, difference = apply_once(lambda: Noisy(), key=jax.random.key(1), train=True)[0]
+    assert min(abs(a), abs(b), abs(difference)) > 1e-3
+    assert not np.allclose(apply_once(lambda: Noisy(), key=jax.random.key(2), train=True)[0], [a, b, difference])
+    np.testing.assert_array_equal(apply_once(lambda: Noisy()), 0.0)
+    with pytest.raises(ValueError, match="'mine' draws random numbers without a key, as in evaluation: draw where train=True"):
+        apply_once(lambda: Noisy(always=True))
+
+
+@pytest.mark.parametrize("kind", [Plain, OfLinen], ids=["nnx", "linen"])
+def test_flags_without_names_are_refused(kind):
+    with_call = lambda call: type("Flagged", (kind,), {"__call__": call})
+    with pytest.raises(ValueError, match=r"'Flagged': .* takes \*\*kw, which stays empty; it must name train=False, or those"):
+        of(with_call(lambda self, x, **kw: x))
+    of(with_call(lambda self, x, train=False, **kw: x))
+    apply_once(lambda rngs: nnx.Sequential(nnx.Linear(4, 3, rngs=rngs)))
+    apply_once(lambda: linen.Sequential([linen.Dense(3)]))
+
+
 def test_other_arguments_with_defaults_are_left_alone():
     of(with_flag(OfLinen, "scale", 2.0))
     of(with_flag(Plain, "deterministic", None))
