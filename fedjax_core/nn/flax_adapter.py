@@ -143,7 +143,14 @@ def _make(
             f"model {name!r}", builder, {"classes": classes, "input_shape": input_shape, "rngs": rngs}, options
         )
 
-    return make, nnx.eval_shape(lambda: make(nnx.Rngs(0))) if _is_nnx(builder) else make(nnx.Rngs(0))
+    return make, _make_abstract(make) if _is_nnx(builder) else make(nnx.Rngs(0))
+
+
+def _make_abstract(make: Callable[[nnx.Rngs], Any]) -> Any:
+    """Returns a module of tracers, to read shapes from; `nnx.eval_shape` compares attributes, which arrays do not bear."""
+    made = []
+    jax.eval_shape(lambda: made.append(make(nnx.Rngs(0))))
+    return made[0]
 
 
 def _is_nnx(builder: Callable[..., Any]) -> bool:
@@ -283,13 +290,13 @@ _COMPARED: weakref.WeakSet[type] = weakref.WeakSet()  # classes whose `__call__`
 
 def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, example: jax.ShapeDtypeStruct, prepare: Prepare, stats_mode: str) -> Model:
     split = lambda module: nnx.split(module, nnx.Param, nnx.BatchStat, nnx.RngState, nnx.Variable, ...)
-    abstract = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
-    graphdef, *states, others, constants = split(abstract)
-    if any(isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct) for _, value in nnx.iter_graph(abstract)):
+    abstract = _make_abstract(make)
+    graphdef, *states, constants = split(abstract)
+    if any(isinstance(value, jax.Array | np.ndarray) for _, value in nnx.iter_graph(abstract)):
         graphdef, *_, constants = split(make(nnx.Rngs(0)))  # arrays that are no variables: a real module alone has their numbers
-    params, stats, streams = map(nnx.to_pure_dict, states)
+    params, stats, streams, others = (jax.tree.map(jax.typeof, nnx.to_pure_dict(state)) for state in states)
     if jax.tree.leaves(others):
-        raise ValueError(f"model {name!r} has variables besides Param, BatchStat and random streams: {nnx.to_pure_dict(others)}")
+        raise ValueError(f"model {name!r} has variables besides Param, BatchStat and random streams: {others}")
     parts = hasattr(abstract, "body") and hasattr(abstract, "head")
     named = type(abstract).body if parts else type(abstract).__call__
     _check_flags(name, named, (*TRAIN_FLAGS, "deterministic"), "train, mask, key")
