@@ -112,8 +112,11 @@ def count_parameters(tree: PyTree) -> int:
 
 
 def feature_size(model: Model) -> int:
-    """Returns D, the number of a model's features: the inputs of its head."""
-    return jax.eval_shape(model.init, jax.random.key(0)).params["head"]["kernel"].shape[0]
+    """Returns D, the number of a model's features: the inputs of its head; ValueError unless that is one linear layer."""
+    head = jax.eval_shape(model.init, jax.random.key(0)).params["head"]
+    if "kernel" not in head:
+        raise ValueError(f"model {model.name!r} has a head of {', '.join(head)}; it must be one linear layer, with a kernel [D, K]")
+    return head["kernel"].shape[0]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

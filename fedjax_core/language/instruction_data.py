@@ -13,12 +13,13 @@ the instruction may end with the permitted answers (FLAN's form):
   - no
 
 or with input and target in place of instruction and output, the permitted answers in a list
-`options`, and maybe a field split; or with a conversation in place of instruction and output, for
-a model's chat template:
+`options`, and maybe a field split. An input beside an instruction, Alpaca's form, is read behind
+its question and a blank line. Or a line has a conversation in place of instruction and output, for a model's
+chat template:
 
   "messages": [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "Yes."}]
 
-It may be compressed with gzip.
+It may be compressed with gzip. Further fields, such as ids, have no meaning.
 
 A jitted round needs one shape, so a data set has one T, the smallest multiple of `multiple` that
 holds its longest text, or the limit. Longer texts than the limit are refused, or cut where a config
@@ -85,7 +86,7 @@ class Instance:
 
 
 def read(path: str | Path, split: str | None = None) -> list[Instance]:
-    """Reads a file of the form above.
+    """Reads a file of the form above, and warns of texts in it that are not read.
 
     Args:
       path: packed if it ends in .gz.
@@ -94,16 +95,20 @@ def read(path: str | Path, split: str | None = None) -> list[Instance]:
     Raises:
       ValueError: the file is damaged, a line lacks a field, or no example is left.
     """
-    instances = []
+    instances, unread = [], Counter()
     for place, row in read_json_lines(Path(path)):
         try:
             if split is None or row["split"] == split:
                 instances.append(_parse_instance(row))
+                unread.update(_list_unread(row, instances[-1]))
         except (KeyError, TypeError) as error:
             needed = "task, dataset, instruction (or input) and output (or target), each a text, or messages"
             raise ValueError(f"{place}: lacks {error}; a line must have {needed}") from None
     if not instances:
         raise ValueError(f"{path} has no examples" + ("" if split is None else f" with split={split!r}"))
+    for name, number in unread.items():
+        message = "%s: %d of %d lines have a text in %r that is not read: write it into instruction, input, output or messages"
+        _log.warning(message, path, number, len(instances), name)
     return instances
 
 
@@ -132,16 +137,31 @@ def _parse_instance(row: dict[str, Any]) -> Instance:
     if messages:
         row = row | {"instruction": messages[-2][1], "output": messages[-1][1]}
     instruction = row["instruction"] if "instruction" in row else row["input"]
+    more = "" if messages or "instruction" not in row or row.get("input") is None else row["input"]
     answer = row["output"] if "output" in row else row["target"]
-    for name, value in {"task": row["task"], "dataset": row["dataset"], "instruction": instruction, "output": answer}.items():
+    texts = {"task": row["task"], "dataset": row["dataset"], "instruction": instruction, "input": more, "output": answer}
+    for name, value in texts.items():
         if not isinstance(value, str):
             raise TypeError(f"a text in {name!r}")
     question, options = parse_options(instruction)
+    if more.strip():
+        block = instruction[len(question) :]
+        instruction = "\n\n".join(filter(str.strip, (question, more))) + block
+        question, options = parse_options(instruction)
     if "options" in row:
         if not isinstance(row["options"], list) or not all(isinstance(option, str) for option in row["options"]):
             raise TypeError("a list of texts in 'options'")
         options = tuple(dict.fromkeys(option.strip() for option in row["options"]))
     return Instance(row["task"], row["dataset"], instruction, question, options, answer, messages)
+
+
+def _list_unread(row: dict[str, Any], instance: Instance) -> list[str]:
+    """Lists the fields by which layouts ask or answer, whose texts an instance does not have."""
+    asked = "\n".join(content for _, content in instance.turns)
+    texts = {name: text.strip() for name, text in row.items() if isinstance(text, str)}
+    question = ("instruction", "input", "context") if instance.messages else ("context",)
+    names = [name for name in question if texts.get(name, "") not in asked]
+    return names + [name for name in ("output", "target") if texts.get(name, "") not in ("", instance.answer.strip())]
 
 
 def parse_options(instruction: str) -> tuple[str, tuple[str, ...]]:

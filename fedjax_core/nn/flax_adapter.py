@@ -29,6 +29,7 @@ Prepare = Callable[[Array], Array]
 READS_TOKENS = "reads_tokens"  # attribute of a module's class
 TRAIN_FLAGS = ("training", "is_training", "is_train", "use_running_average")  # of other libraries, which nothing sets
 log = logging.getLogger("fedjax_core")
+IN_HEAD = "which is given features alone: move it to the end of body"
 FROZEN = "moves batch statistics, which are frozen: its normalization must be Flax's BatchNorm without use_running_average"
 
 
@@ -52,7 +53,8 @@ def build(
     Raises:
       TypeError: the builder returned neither a module nor a Model, or a Model of other functions.
       ValueError: the module has variables of an unknown kind, batch statistics but no `mask`, a flag
-        of training that nothing sets, or a head of another name; (when traced) it updates frozen statistics.
+        of training that nothing sets, a head of another name, or one with dropout or batch statistics; (when traced) it
+        updates frozen statistics.
     """
 
     make, module = _make(builder, name, classes, input_shape, options)
@@ -141,7 +143,14 @@ def _make(
             f"model {name!r}", builder, {"classes": classes, "input_shape": input_shape, "rngs": rngs}, options
         )
 
-    return make, nnx.eval_shape(lambda: make(nnx.Rngs(0))) if _is_nnx(builder) else make(nnx.Rngs(0))
+    return make, _make_abstract(make) if _is_nnx(builder) else make(nnx.Rngs(0))
+
+
+def _make_abstract(make: Callable[[nnx.Rngs], Any]) -> Any:
+    """Returns a module of tracers, to read shapes from; `nnx.eval_shape` compares attributes, which arrays do not bear."""
+    made = []
+    jax.eval_shape(lambda: made.append(make(nnx.Rngs(0))))
+    return made[0]
 
 
 def _is_nnx(builder: Callable[..., Any]) -> bool:
@@ -156,12 +165,33 @@ def _taken(function: Callable, **given: Any) -> dict[str, Any]:
 
 def _check_flags(name: str, function: Callable, flags: tuple[str, ...], given: str) -> None:
     """Raises ValueError if a function has a flag of training that it is not given: it would never train in training mode."""
-    for flag, parameter in inspect.signature(function).parameters.items():
+    parameters = inspect.signature(function).parameters
+    for flag, parameter in parameters.items():
         if flag in flags and parameter.default is not None:
             raise ValueError(
                 f"model {name!r}: {function.__name__} takes {parameter}, which nothing sets; it is given those "
                 f"that it names of {given}"
             )
+        if parameter.kind is parameter.VAR_KEYWORD and not ({"train", "deterministic"} & set(parameters) or _is_of_flax(function)):
+            raise ValueError(
+                f"model {name!r}: {function.__name__} takes {parameter}, which stays empty; it must name train=False, or "
+                f"those that it uses of {given}, or leave {parameter} out"
+            )
+
+
+def _is_of_flax(function: Callable) -> bool:
+    return (function.__module__ or "").startswith("flax.")
+
+
+def _check_head(name: str, head: Any, stats: Mapping[str, Any], streams: Mapping[str, Any]) -> None:
+    """Raises ValueError if a head, a method or a layer, behaves differently in training, from a module's variables."""
+    for what, has in (("batch statistics", "head" in stats), ("dropout or other random streams", "head" in streams)):
+        if has:
+            raise ValueError(f"model {name!r} has {what} in its head, {IN_HEAD}")
+    function = head if inspect.isroutine(head) else type(head).__call__
+    for flag, parameter in inspect.signature(function).parameters.items():
+        if flag == "key" or (flag in (*TRAIN_FLAGS, "train", "mask", "deterministic") and parameter.default is not None):
+            raise ValueError(f"model {name!r}: its head takes {parameter}, {IN_HEAD}")
 
 
 def _checked(name: str, stats: PyTree, functions: list[Callable]) -> None:
@@ -259,18 +289,23 @@ _COMPARED: weakref.WeakSet[type] = weakref.WeakSet()  # classes whose `__call__`
 
 
 def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, example: jax.ShapeDtypeStruct, prepare: Prepare, stats_mode: str) -> Model:
-    abstract = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
-    graphdef, *states, others = nnx.split(abstract, nnx.Param, nnx.BatchStat, nnx.RngState, ...)
-    params, stats, streams = map(nnx.to_pure_dict, states)
+    split = lambda module: nnx.split(module, nnx.Param, nnx.BatchStat, nnx.RngState, nnx.Variable, ...)
+    abstract = _make_abstract(make)
+    graphdef, *states, constants = split(abstract)
+    if any(isinstance(value, jax.Array | np.ndarray) for _, value in nnx.iter_graph(abstract)):
+        graphdef, *_, constants = split(make(nnx.Rngs(0)))  # arrays that are no variables: a real module alone has their numbers
+    params, stats, streams, others = (jax.tree.map(jax.typeof, nnx.to_pure_dict(state)) for state in states)
     if jax.tree.leaves(others):
-        raise ValueError(f"model {name!r} has variables besides Param, BatchStat and random streams: {nnx.to_pure_dict(others)}")
+        raise ValueError(f"model {name!r} has variables besides Param, BatchStat and random streams: {others}")
     parts = hasattr(abstract, "body") and hasattr(abstract, "head")
     named = type(abstract).body if parts else type(abstract).__call__
     _check_flags(name, named, (*TRAIN_FLAGS, "deterministic"), "train, mask, key")
+    if parts:
+        _check_head(name, abstract.head, stats, streams)
     _checked(name, stats, [named])
 
     def init(key: Array) -> Net:
-        _, params, stats, _ = nnx.split(make(nnx.Rngs(key)), nnx.Param, nnx.BatchStat, nnx.RngState)
+        _, params, stats, *_ = split(make(nnx.Rngs(key)))
         return Net(nnx.to_pure_dict(params), nnx.to_pure_dict(stats))
 
     def module_of(net: Net, key: Array | None) -> Any:
@@ -281,7 +316,7 @@ def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, example: jax.ShapeDtypeS
             jax.random.fold_in(start, i) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else jnp.zeros(leaf.shape, leaf.dtype)
             for i, leaf in enumerate(leaves)
         ]
-        return nnx.merge(graphdef, params | net.params, stats | net.stats, structure.unflatten(fresh))
+        return nnx.merge(graphdef, params | net.params, stats | net.stats, structure.unflatten(fresh), constants)
 
     def run(net, x, key, train, mask):
         module = module_of(net, key)
@@ -299,7 +334,9 @@ def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, example: jax.ShapeDtypeS
         return out, nnx.to_pure_dict(after) if train and not frozen else net.stats
 
     def head(net: Net, features: Array) -> Array:
-        return module_of(net, None).head(features).astype(jnp.float32)
+        module = module_of(net, None)
+        module.eval()
+        return module.head(features).astype(jnp.float32)
 
     def call_alone(net: Net, x: Array) -> Array:
         module = module_of(net, None)
@@ -313,10 +350,10 @@ def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, example: jax.ShapeDtypeS
     return _model(name, init, run, head if parts else None, prepare, _axes(name, abstract), _flattened(name, abstract))
 
 
-def _has_head(module: linen.Module) -> bool:
-    """Returns whether a Linen module has a `head`: a method, a field, or a layer of its `setup`."""
+def _find_head(module: linen.Module) -> Any:
+    """Returns the `head` of a Linen module, a method, a field, or a layer of its `setup`; None: it has none."""
     answers = []
-    note = lambda module: answers.append(hasattr(module, "head"))
+    note = lambda module: answers.append(getattr(module, "head", None))
     jax.eval_shape(lambda key: module.init({"params": key, "dropout": key}, method=note), jax.random.key(0))
     return answers[-1]
 
@@ -340,7 +377,8 @@ def _frozen(name: str):
 
 
 def _of_linen(module: linen.Module, name: str, example: jax.ShapeDtypeStruct, prepare: Prepare, stats_mode: str) -> Model:
-    parts = hasattr(type(module), "body") and _has_head(module)
+    own_head = _find_head(module) if hasattr(type(module), "body") else None
+    parts = own_head is not None
     named = getattr(type(module), "body" if parts else "__call__")
     _check_flags(name, named, TRAIN_FLAGS, "train, mask, key, deterministic")
 
@@ -354,6 +392,8 @@ def _of_linen(module: linen.Module, name: str, example: jax.ShapeDtypeStruct, pr
     shapes = jax.eval_shape(variables, jax.random.key(0))
     if others := set(shapes) - {"params", "batch_stats"}:
         raise ValueError(f"model {name!r} has variables besides params and batch_stats: {', '.join(sorted(others))}")
+    if parts:
+        _check_head(name, own_head, shapes.get("batch_stats", {}), {})
     _checked(name, shapes.get("batch_stats", {}), [named])
     if parts and "head" not in shapes["params"]:
         raise ValueError(
@@ -368,8 +408,15 @@ def _of_linen(module: linen.Module, name: str, example: jax.ShapeDtypeStruct, pr
         return {"params": net.params} | ({"batch_stats": net.stats} if net.stats else {})
 
     def run(net, x, key, train, mask):
+        try:
+            return run_drawing(net, x, key, train, mask)
+        except errors.InvalidRngError as error:
+            what = f"model {name!r} draws random numbers without a key, as in evaluation: draw where train=True"
+            raise ValueError(what) from error
+
+    def run_drawing(net, x, key, train, mask):
         batch = train and stats_mode != "freeze" and bool(net.stats)
-        rngs = {} if key is None else {"dropout": key}
+        rngs = {} if key is None else {"dropout": key, "params": jax.random.fold_in(key, 1)}  # "params" is for all other names
         given = _taken(named, train=train, mask=mask, key=key, deterministic=not train)
         method = "body" if parts else None
         if train and stats_mode == "freeze" and net.stats:
@@ -381,7 +428,10 @@ def _of_linen(module: linen.Module, name: str, example: jax.ShapeDtypeStruct, pr
         return out, dict(moved)["batch_stats"]
 
     def head(net: Net, features: Array) -> Array:
-        return jnp.asarray(module.apply(collections(net), features, method=lambda m, z: m.head(z))).astype(jnp.float32)
+        try:
+            return jnp.asarray(module.apply(collections(net), features, method=lambda m, z: m.head(z))).astype(jnp.float32)
+        except (errors.InvalidRngError, errors.ModifyScopeVariableError):
+            raise ValueError(f"model {name!r} draws random numbers or moves batch statistics in its head, {IN_HEAD}") from None
 
     def call_alone(net: Net, x: Array) -> Array:
         given = _taken(type(module).__call__, train=False, mask=None, key=None, deterministic=True)

@@ -204,7 +204,7 @@ def _canonical_kernel(x: Array, dy: Array, size: Size, stride: int, around: Arou
     if conv_few_channels.kernel_gradient_pays(x.shape[1:3], (*size, c, o), stride, around) and _float32_on_cpu(x.dtype):
         return conv_few_channels.kernel_gradient(x, dy, size, around)
     large = kh * kw > 1 and min(dy.shape[1:3]) >= 4 and o >= 32 and kh * kw * c * o >= 1600
-    if large and _current_backend() == "cpu":
+    if large and len(x) > 0 and _current_backend() == "cpu":
         return _kernel_of_blocks(x, dy, size, stride, around)
     return _kernel_of_windows(x, dy, size, stride, around)
 

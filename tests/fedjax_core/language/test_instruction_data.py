@@ -66,6 +66,33 @@ def test_the_other_form_is_read_too(tmp_path):
         instruction_data.read(path, "other")
 
 
+def test_an_input_is_read_behind_its_instruction_and_other_texts_are_told(tmp_path, caplog):
+    read = {"task": "a", "dataset": "b", "instruction": "Translate.", "output": "Bonjour"}
+    said = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
+    lines = [
+        read | {"input": "Good morning", "id": 3, "source": "web"},
+        read | {"input": ""},
+        read | {"input": None, "target": None},
+    ]
+    path = tmp_path / "rows.jsonl"
+
+    def texts(lines):
+        path.write_text("\n".join(map(json.dumps, lines)))
+        return [row.instruction for row in instruction_data.read(path)]
+
+    assert texts(lines) == ["Translate.\n\nGood morning", "Translate.", "Translate."]
+    assert texts([read | {"context": "Translate"}, read | said | {"instruction": "Hi", "output": "Hello"}]) == ["Translate.", "Hi"]
+    flan = read | {"instruction": "Is it?\n\nOPTIONS:\n- yes\n- no", "input": "A film"}
+    assert texts([flan, read | {"instruction": "", "input": "Hi"}]) == ["Is it?\n\nA film\n\nOPTIONS:\n- yes\n- no", "Hi"]
+    assert not caplog.messages
+    assert texts([read | {"context": "Of 1900", "target": "Salut"}, read | said, read]) == ["Translate.", "Hi", "Translate."]
+    told = ("context", "target", "instruction", "output")
+    for name, text in zip(told, caplog.messages, strict=True):
+        assert f"1 of 3 lines have a text in {name!r} that is not read" in text
+    with pytest.raises(ValueError, match="line 1: lacks a text in 'input'"):
+        texts([read | {"input": 5}])
+
+
 def test_fewer_rows_of_each_data_set():
     few = instruction_data.subsample(rows(10), 4)
     assert [row.dataset for row in few] == [name for names in TASKS.values() for name in names for _ in range(4)]

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+from collections.abc import Callable
 
 import flax.linen as linen
 import jax
@@ -14,7 +15,7 @@ from configs import fedavg, fedper, fedproto, fedrcl, fedrod
 from fedjax_core import experiment
 from fedjax_core.algorithm import Net
 from fedjax_core.nn import flax_adapter, normalize_inputs
-from fedjax_core.task import Model
+from fedjax_core.task import Model, feature_size
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)), jnp.float32)
 
@@ -67,6 +68,12 @@ class OfLinen(linen.Module):
 
 def of(builder, **options):
     return flax_adapter.build(builder, builder.__name__, 3, (4,), options)
+
+
+def apply_once(builder, **how):
+    """Returns the logits of a new network."""
+    model = flax_adapter.build(builder, "mine", 3, (4,), {})
+    return model.apply(model.init(jax.random.key(0)), X, **how)[0]["logits"]
 
 
 @pytest.mark.parametrize("builder", [Plain, lambda classes: OfLinen(classes)], ids=["nnx", "linen"])
@@ -268,6 +275,69 @@ def test_a_linen_module_makes_its_head_in_setup():
         of(ByMethod)
 
 
+class Topped(nnx.Module):
+    """Its head is of several layers."""
+
+    def __init__(self, layers, input_shape: tuple[int, ...], rngs: nnx.Rngs):
+        self.layer = nnx.Linear(input_shape[0], 5, rngs=rngs)
+        self.head = nnx.Sequential(*layers(rngs), nnx.Linear(5, 3, rngs=rngs))
+
+    def body(self, x, mask=None):
+        return self.layer(x)
+
+
+class ToppedOfLinen(linen.Module):
+    layers: Callable = lambda: ()
+
+    def setup(self):
+        self.layer, self.head = linen.Dense(5), linen.Sequential([*self.layers(), linen.Dense(3)])
+
+    def body(self, x, mask=None):
+        return self.layer(x)
+
+
+class ByFlag(ToppedOfLinen):
+    def setup(self):
+        self.layer, self.last, self.drop = linen.Dense(5), linen.Dense(3, name="head"), linen.Dropout(0.5)
+
+    def head(self, features, train=False):
+        return self.last(self.drop(features, deterministic=not train))
+
+
+@pytest.mark.parametrize(
+    ("builder", "says"),
+    [
+        (lambda input_shape, rngs: Topped(lambda r: [nnx.Dropout(0.5, rngs=r)], input_shape, rngs), "has dropout or other random"),
+        (lambda input_shape, rngs: Topped(lambda r: [nnx.BatchNorm(5, rngs=r)], input_shape, rngs), "has batch statistics in its"),
+        (lambda: ToppedOfLinen(lambda: [linen.BatchNorm(use_running_average=True)]), "has batch statistics in its head"),
+        (
+            lambda: ToppedOfLinen(lambda: [linen.Dropout(0.5, deterministic=False)]),
+            "draws random numbers or moves batch statistics in its",
+        ),
+        (lambda: ByFlag(), "its head takes train=False"),
+    ],
+    ids=["dropout", "batch norm", "batch norm of linen", "dropout of linen", "flag of linen"],
+)
+def test_a_head_that_differs_in_training_is_refused(builder, says):
+    with pytest.raises(ValueError, match=rf"model 'mine'.* {says}.*, which is given features alone: move it to the end of body"):
+        apply_once(builder)  # what Linen's layers draw is known when traced
+
+
+@pytest.mark.parametrize(
+    "builder",
+    [
+        lambda input_shape, rngs: Topped(lambda r: [nnx.Linear(5, 5, rngs=r), nnx.relu], input_shape, rngs),
+        lambda: ToppedOfLinen(lambda: [linen.Dense(5), linen.relu]),
+    ],
+    ids=["nnx", "linen"],
+)
+def test_a_head_may_have_several_layers_where_no_method_reads_them(builder):
+    model = flax_adapter.build(builder, "mine", 3, (4,), {})
+    assert model.apply(model.init(jax.random.key(0)), X)[0]["logits"].shape == (6, 3)
+    with pytest.raises(ValueError, match=r"'mine' has a head of layers.*; it must be one linear layer, with a kernel"):
+        feature_size(model)
+
+
 def with_flag(kind, name, default=False):
     """A network whose flag of training has this name."""
     scope = {"kind": kind, "linen": linen}
@@ -280,6 +350,56 @@ def with_flag(kind, name, default=False):
 def test_a_flag_of_training_that_nothing_sets_is_refused(kind, name):
     with pytest.raises(ValueError, match=f"'Flagged': __call__ takes {name}=False, which nothing sets; .* of train, mask, key"):
         of(with_flag(kind, name))
+
+
+class Constant(Parted):
+    """Has arrays that are no variables."""
+
+    def __init__(self, classes: int, input_shape: tuple[int, ...], *, rngs: nnx.Rngs):
+        super().__init__(classes, input_shape, rngs=rngs)
+        self.places, self.sizes = jnp.sin(jnp.arange(4.0)), np.asarray([2, 2])
+
+    def body(self, x):
+        return super().body((x + self.places[None]).reshape(-1, *map(int, self.sizes)))
+
+
+def test_arrays_that_are_no_variables_are_constants():
+    model, again, plain = of(Constant), of(Constant), of(Parted)
+    net = jax.jit(model.init)(jax.random.key(0))
+    for other in (again, plain):
+        jax.tree.map(np.testing.assert_array_equal, net, jax.jit(other.init)(jax.random.key(0)))
+    outputs = jax.jit(lambda net, x: model.apply(net, x)[0])(net, X)
+    np.testing.assert_allclose(outputs["logits"], plain.apply(net, X + jnp.sin(jnp.arange(4.0))[None])[0]["logits"], atol=1e-6)
+
+
+class Noisy(linen.Module):
+    """Draws from two streams."""
+
+    always: bool = False
+
+    @linen.compact
+    def __call__(self, x, train=False):
+        a, b = (jax.random.normal(self.make_rng(name)) if train or self.always else 0.0 for name in ("dropout", "drop_path"))
+        return linen.Dense(3)(x) * 0 + jnp.stack([a, b, a - b])[None]
+
+
+def test_random_streams_of_all_names_are_given_in_training():
+    a, b, difference = apply_once(lambda: Noisy(), key=jax.random.key(1), train=True)[0]
+    assert min(abs(a), abs(b), abs(difference)) > 1e-3
+    assert not np.allclose(apply_once(lambda: Noisy(), key=jax.random.key(2), train=True)[0], [a, b, difference])
+    np.testing.assert_array_equal(apply_once(lambda: Noisy()), 0.0)
+    with pytest.raises(ValueError, match="'mine' draws random numbers without a key, as in evaluation: draw where train=True"):
+        apply_once(lambda: Noisy(always=True))
+
+
+@pytest.mark.parametrize("kind", [Plain, OfLinen], ids=["nnx", "linen"])
+def test_flags_without_names_are_refused(kind):
+    with_call = lambda call: type("Flagged", (kind,), {"__call__": call})
+    with pytest.raises(ValueError, match=r"'Flagged': .* takes \*\*kw, which stays empty; it must name train=False, or those"):
+        of(with_call(lambda self, x, **kw: x))
+    of(with_call(lambda self, x, train=False, **kw: x))
+    apply_once(lambda rngs: nnx.Sequential(nnx.Linear(4, 3, rngs=rngs)))
+    apply_once(lambda: linen.Sequential([linen.Dense(3)]))
 
 
 def test_other_arguments_with_defaults_are_left_alone():

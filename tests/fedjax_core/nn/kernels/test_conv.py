@@ -78,6 +78,14 @@ def test_forms_equal_lax(kernel, stride, size, padding, channels, outputs):
     assert_close(vmapped, together)
 
 
+@pytest.mark.parametrize("channels", [8, 16, 32])
+def test_gradients_of_no_images_are_zero(channels):
+    x, weights = jnp.zeros((0, 9, 9, channels)), jnp.ones((5, 5, channels, 40))
+    dx, gradient = jax.jit(jax.grad(lambda x, k: jnp.sum(conv.conv(x, k)), (0, 1)))(x, weights)
+    assert dx.shape == x.shape
+    np.testing.assert_array_equal(gradient, jnp.zeros_like(weights))
+
+
 def test_auto_under_every_vmap_and_in_a_loop():
     x, weights, dy = draw((9, 8), 16, 3, 1, "SAME")
     auto = with_gradients(conv.conv)
