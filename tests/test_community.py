@@ -34,11 +34,18 @@ def test_links_point_to_files(name):
     links = re.findall(r"\]\(([^):]+)\)", path.read_text())
     assert links
     made = {
-        "reference/settings.md",
-        "results/leaderboard.md",
+        *(f"reference/{name}.md" for name in ("settings", "choices")),
+        *("results.md", "results/leaderboard.md"),
+        *(f"results/{page.name}" for page in (ROOT / "configs" / "results").glob("*.md")),
         *(f"{name}/index.md" for name in ("methods", "sources", "networks")),
     }  # when the site is built
     assert [link for link in links if link not in made and not (path.parent / link).exists()] == []
+
+
+def test_llms_txt_has_every_page_of_the_menu():
+    menu = (ROOT / "docs" / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    linked = re.findall(r"\]\(([^):]+\.md)\)", (ROOT / "docs" / "pages" / "llms.txt").read_text())
+    assert sorted(linked) == sorted(re.findall(r": (\S+\.md)$", menu, re.MULTILINE))
 
 
 def test_hooks_call_what_the_test_extra_installs():

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from fedjax_core import registry
+from fedjax_core.algorithm import Net
 from fedjax_core.engine.simulation_spec import Group
 from fedjax_core.engine.simulator import Simulator
 from fedjax_core.experiment import config_warnings
@@ -103,7 +104,7 @@ def _training_options(resolved: ResolvedConfig) -> list[str]:
 def _network(group: Group, population: int) -> str:
     """Returns a network's name, the number of its parameters, and how many clients have it where
     there are other networks."""
-    trained, frozen = count_trained(group), count_parameters(group.task.frozen)
+    trained, frozen = count_trained(group), count_frozen(group)
     name = group.name.partition(": ")[2] or group.name
     parts = f"{trained:,} parameters" if not frozen else f"{trained:,} parameters trained beside {frozen:,} frozen"
     clients = f" of {len(group.clients)} clients" if len(group.clients) < population else ""
@@ -113,6 +114,16 @@ def _network(group: Group, population: int) -> str:
 def count_trained(group: Group) -> int:
     """Returns the number of trained parameters of a network."""
     return count_parameters(jax.eval_shape(group.task.model.init, jax.random.key(0)).params)
+
+
+def count_frozen(group: Group) -> int:
+    """Returns the number of a network's parameters that are not trained.
+
+    Trained ones may be in `task.frozen`, too: there they are what training starts from.
+    """
+    trained = jax.eval_shape(group.task.model.init, jax.random.key(0)).params
+    held = group.task.frozen.params if isinstance(group.task.frozen, Net) else {}
+    return count_parameters({name: entry for name, entry in held.items() if name not in trained})
 
 
 def _weights(resolved: ResolvedConfig) -> str:

@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import numpy as np
 import pytest
 from flax import nnx
@@ -13,6 +14,7 @@ from fedjax_core.experiment import config_warnings
 from fedjax_core.experiment.run_header import COLUMNS, noise_to_signal, opening_lines
 from fedjax_core.experiment.uplink_options import account_privacy
 from fedjax_core.nn import flax_adapter
+from fedjax_core.storage import export_model
 
 PRIVATE = {"mechanism": "gaussian", "clip": 1.0, "delta": 1e-3}
 
@@ -71,6 +73,19 @@ def test_networks_and_options_in_parts_are_distinguished():
     found = opened(fedproto.get_config("smoke"))["network"]
     assert found == "mlp(widths=(32,)) of 10 clients: 2,410 parameters; cnn(widths=(4,), dense=32) of 10 clients: 1,554 parameters"
     assert opened(fedpft.get_config("smoke"))["method"] == "fedpft (contrast.on=False)"
+
+
+def test_only_what_is_not_trained_is_frozen(tmp_path, monkeypatch):
+    config = fedavg.get_config("smoke")
+    model = experiment.build(config).spec.bound_groups[0].task.model
+    described = {"model": "mlp", "classes": 10, "class_names": list("0123456789"), "input_shape": (8, 8, 1)}
+    described |= {"mean": 0.0, "std": 1.0, "statistics": "average"}
+    monkeypatch.chdir(tmp_path)
+    export_model.save_model("net", model.init(jax.random.key(0)), described)
+    config.weights = "net"
+    assert opened(config)["network"] == "mlp: 55,210 parameters; from net"
+    config.train = "head"
+    assert opened(config)["network"] == "mlp: 2,010 parameters trained beside 53,200 frozen; from net; train head"
 
 
 def test_noise_that_is_longer_than_the_signal_is_reported_with_what_helps():

@@ -191,8 +191,16 @@ def _array(what: str, values: Any) -> np.ndarray:
     except ValueError:
         array = None
     if array is None or (array.dtype == object and array.ndim == 1 and len(array) and np.ndim(array[0])):
+        if _is_pair(next(iter(values))):
+            apart = "np.stack([np.asarray(x) for x, y in data]) and np.array([y for x, y in data])"
+            raise ValueError(f"{what} has pairs (x, y) as examples: pass inputs and targets as two arrays, {apart}.")
         raise ValueError(f"{what} has examples of different shapes: must be one array; pad or cut them first.")
     return array
+
+
+def _is_pair(example: Any) -> bool:
+    """Returns whether an example is an input and its target, as in the data sets of torch."""
+    return isinstance(example, tuple) and len(example) == 2 and np.ndim(example[0]) > 0 and np.ndim(example[1]) == 0
 
 
 def _inputs(what: str, values: Any) -> np.ndarray:

@@ -181,9 +181,26 @@ class Sparse:
         return np.zeros((6, 2))
 
 
+class Pairs:
+    """Stands in for a data set of torch."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, i):
+        if i >= 6:
+            raise IndexError(i)
+        return np.zeros((1, 8, 8), np.float32), i % 2
+
+
 @pytest.mark.parametrize(
     ("x", "y", "said"),
     [
+        (
+            Pairs(),
+            np.arange(6) % 2,
+            r"train_x has pairs \(x, y\) as examples: .*, np.stack\(\[np.asarray\(x\) for x, y in data\]\)",
+        ),
         (np.array([np.zeros((8, 8)), np.zeros((9, 9))] * 3, object), np.arange(6) % 2, "train_x has examples of different shapes"),
         (Sparse(), np.arange(6) % 2, r"train_x is a sparse matrix: must be an array, such as train_x.toarray\(\)"),
         (np.zeros((6, 2)), np.array(["no", "yes"] * 3), r"of texts, np.unique\(train_y, return_inverse=True\) has the names"),
