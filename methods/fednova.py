@@ -62,7 +62,7 @@ def fednova(
       optimizer: local optimizer, linear in its gradients.
       mu: weight of a proximal term; 0: none.
       tau_eff: the server's effective steps, "mean_a" or "mean_steps", in which a step counts as long as
-        the optimizer's first: with Nesterov's momentum 1 + momentum times the rate.
+        the optimizer's first that moves: with Nesterov's momentum 1 + momentum times the rate.
       server_momentum: decay of the server's velocity.
       epochs: local epochs.
       batch: B.

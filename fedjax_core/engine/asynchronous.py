@@ -77,7 +77,8 @@ def add_schedule(
     if profiled and 0 < len(empty) < spec.population:
         raise ValueError(
             f"{given} and devices.profile: {len(empty)} of {spec.population} clients, such as client {empty[0]}, have no training "
-            "examples; they would arrive at once and fill the server's buffer with nothing; partition with min_size=1"
+            "examples; they would arrive early and fill the server's buffer with nothing; leave them out of the data, or partition "
+            "with min_size=1"
         )
     seconds = spec.client_seconds if profiled else np.ones(spec.population)
     assert seconds is not None

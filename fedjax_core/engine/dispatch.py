@@ -309,7 +309,7 @@ def _dispatch_offloaded_round(compiled: CompiledPlan, state: State, scored: bool
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether an error is a device's lack of memory."""
+    """Returns whether an error is a lack of memory, of a device or of the host."""
     return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error)
 
 

@@ -140,7 +140,7 @@ class Shapes(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SimulationSpec:
-    """Everything that a simulation is made of, under one plan (`simulator.build_spec` makes it).
+    """Everything that a simulation is made of, under one plan (`build_spec.build_spec` makes it).
 
     Traced functions take it as a constant. They must not read its arrays (`host_arrays`, `tasks`, `data`): programs
     get these as arguments, `DeviceArrays`.

@@ -186,14 +186,20 @@ class Simulator:
         saved = {"state": state} | ({"initial": state.server} if self.spec.is_offloaded else {})
         return jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), saved)
 
-    def from_host(self, saved: PyTree, read_parts: ReadParts = lambda wanted: ()) -> State:
+    def from_host(self, saved: PyTree, read_parts: ReadParts | None = None) -> State:
         """Restores what `to_host` returned, on this simulation's devices, whatever the earlier ones were.
 
         Args:
-          read_parts: (part -> names of its arrays to read) -> (number, arrays) of parts of offloaded client states.
+          read_parts: (part -> names of its arrays to read) -> (number, arrays) of parts of offloaded client states, which
+            `OffloadedStates.read_parts` returned.
+
+        Raises:
+          ValueError: client states are off the devices, and `read_parts` is None.
         """
         compiled, mesh = self.compiled, self.spec.mesh
         if self.spec.is_offloaded:
+            if read_parts is None:
+                raise ValueError(f"hold={self.spec.hold!r}: `to_host` has no client states; give read_parts")
             offloaded = compiled.states.make_untouched(meshes.put(saved["initial"], mesh, compiled.layout.server))
             take_parts = lambda: [offloaded.load_part(*part) for part in read_parts(offloaded.wanted_arrays)]
             distributed.all_or_none("read its client states", take_parts)

@@ -13,9 +13,9 @@ the instruction may end with the permitted answers (FLAN's form):
   - no
 
 or with input and target in place of instruction and output, the permitted answers in a list
-`options`, and maybe a field split. An input beside an instruction, Alpaca's form, is read behind
-its question and a blank line. Or a line has a conversation in place of instruction and output, for a model's
-chat template:
+`options`, and maybe a field split. An input beside an instruction, Alpaca's form, is
+appended to it after a blank line, before its options. Or a line has a conversation in place of instruction and output,
+for a model's chat template:
 
   "messages": [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "Yes."}]
 

@@ -29,7 +29,8 @@ Prepare = Callable[[Array], Array]
 READS_TOKENS = "reads_tokens"  # attribute of a module's class
 TRAIN_FLAGS = ("training", "is_training", "is_train", "use_running_average")  # of other libraries, which nothing sets
 log = logging.getLogger("fedjax_core")
-IN_HEAD = "which is given features alone: move it to the end of body"
+IN_HEAD = "but a head is given features alone: move that to the end of body"
+DRAWS_IN_HEAD = f"draws random numbers or moves batch statistics in its head, {IN_HEAD}"
 FROZEN = "moves batch statistics, which are frozen: its normalization must be Flax's BatchNorm without use_running_average"
 
 
@@ -175,7 +176,7 @@ def _check_flags(name: str, function: Callable, flags: tuple[str, ...], given: s
         if parameter.kind is parameter.VAR_KEYWORD and not ({"train", "deterministic"} & set(parameters) or _is_of_flax(function)):
             raise ValueError(
                 f"model {name!r}: {function.__name__} takes {parameter}, which stays empty; it must name train=False, or "
-                f"those that it uses of {given}, or leave {parameter} out"
+                f"those that it uses of {given}, or leave {parameter} out; a decorator must use functools.wraps"
             )
 
 
@@ -183,11 +184,10 @@ def _is_of_flax(function: Callable) -> bool:
     return (function.__module__ or "").startswith("flax.")
 
 
-def _check_head(name: str, head: Any, stats: Mapping[str, Any], streams: Mapping[str, Any]) -> None:
-    """Raises ValueError if a head, a method or a layer, behaves differently in training, from a module's variables."""
-    for what, has in (("batch statistics", "head" in stats), ("dropout or other random streams", "head" in streams)):
-        if has:
-            raise ValueError(f"model {name!r} has {what} in its head, {IN_HEAD}")
+def _check_head(name: str, head: Any, stats: Mapping[str, Any]) -> None:
+    """Raises ValueError if a head, a method or a layer, has batch statistics or a flag of training."""
+    if "head" in stats:
+        raise ValueError(f"model {name!r} has batch statistics in its head, {IN_HEAD}")
     function = head if inspect.isroutine(head) else type(head).__call__
     for flag, parameter in inspect.signature(function).parameters.items():
         if flag == "key" or (flag in (*TRAIN_FLAGS, "train", "mask", "deterministic") and parameter.default is not None):
@@ -293,7 +293,8 @@ def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, example: jax.ShapeDtypeS
     abstract = _make_abstract(make)
     graphdef, *states, constants = split(abstract)
     if any(isinstance(value, jax.Array | np.ndarray) for _, value in nnx.iter_graph(abstract)):
-        graphdef, *_, constants = split(make(nnx.Rngs(0)))  # arrays that are no variables: a real module alone has their numbers
+        with jax.ensure_compile_time_eval():  # arrays that are no variables: a real module alone has their numbers
+            graphdef, *_, constants = split(make(nnx.Rngs(0)))
     params, stats, streams, others = (jax.tree.map(jax.typeof, nnx.to_pure_dict(state)) for state in states)
     if jax.tree.leaves(others):
         raise ValueError(f"model {name!r} has variables besides Param, BatchStat and random streams: {others}")
@@ -301,7 +302,7 @@ def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, example: jax.ShapeDtypeS
     named = type(abstract).body if parts else type(abstract).__call__
     _check_flags(name, named, (*TRAIN_FLAGS, "deterministic"), "train, mask, key")
     if parts:
-        _check_head(name, abstract.head, stats, streams)
+        _check_head(name, abstract.head, stats)
     _checked(name, stats, [named])
 
     def init(key: Array) -> Net:
@@ -335,8 +336,12 @@ def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, example: jax.ShapeDtypeS
 
     def head(net: Net, features: Array) -> Array:
         module = module_of(net, None)
-        module.eval()
-        return module.head(features).astype(jnp.float32)
+        module.train()
+        find_moving = lambda: jax.tree.leaves(nnx.state(module, nnx.Any(nnx.BatchStat, nnx.RngState)))
+        before, logits = find_moving(), module.head(features)
+        if any(new is not old for new, old in zip(find_moving(), before, strict=True)):
+            raise ValueError(f"model {name!r} {DRAWS_IN_HEAD}")
+        return logits.astype(jnp.float32)
 
     def call_alone(net: Net, x: Array) -> Array:
         module = module_of(net, None)
@@ -393,7 +398,7 @@ def _of_linen(module: linen.Module, name: str, example: jax.ShapeDtypeStruct, pr
     if others := set(shapes) - {"params", "batch_stats"}:
         raise ValueError(f"model {name!r} has variables besides params and batch_stats: {', '.join(sorted(others))}")
     if parts:
-        _check_head(name, own_head, shapes.get("batch_stats", {}), {})
+        _check_head(name, own_head, shapes.get("batch_stats", {}))
     _checked(name, shapes.get("batch_stats", {}), [named])
     if parts and "head" not in shapes["params"]:
         raise ValueError(
@@ -431,7 +436,7 @@ def _of_linen(module: linen.Module, name: str, example: jax.ShapeDtypeStruct, pr
         try:
             return jnp.asarray(module.apply(collections(net), features, method=lambda m, z: m.head(z))).astype(jnp.float32)
         except (errors.InvalidRngError, errors.ModifyScopeVariableError):
-            raise ValueError(f"model {name!r} draws random numbers or moves batch statistics in its head, {IN_HEAD}") from None
+            raise ValueError(f"model {name!r} {DRAWS_IN_HEAD}") from None
 
     def call_alone(net: Net, x: Array) -> Array:
         given = _taken(type(module).__call__, train=False, mask=None, key=None, deterministic=True)

@@ -200,7 +200,10 @@ def _array(what: str, values: Any) -> np.ndarray:
 
 def _is_pair(example: Any) -> bool:
     """Returns whether an example is an input and its target, as in the data sets of torch."""
-    return isinstance(example, tuple) and len(example) == 2 and np.ndim(example[0]) > 0 and np.ndim(example[1]) == 0
+    try:
+        return isinstance(example, tuple) and len(example) == 2 and np.ndim(example[0]) > 0 and np.ndim(example[1]) == 0
+    except ValueError:  # a list of lists of different lengths
+        return False
 
 
 def _inputs(what: str, values: Any) -> np.ndarray:

@@ -286,6 +286,20 @@ class Topped(nnx.Module):
         return self.layer(x)
 
 
+class Beside(nnx.Module):
+    """Its head is a method whose layers have other names."""
+
+    def __init__(self, input_shape: tuple[int, ...], rngs: nnx.Rngs):
+        self.layer, self.last = nnx.Linear(input_shape[0], 5, rngs=rngs), nnx.Linear(5, 3, rngs=rngs)
+        self.norm = nnx.BatchNorm(5, rngs=rngs)
+
+    def body(self, x, mask=None):
+        return self.layer(x)
+
+    def head(self, features):
+        return self.last(self.norm(features))
+
+
 class ToppedOfLinen(linen.Module):
     layers: Callable = lambda: ()
 
@@ -307,7 +321,11 @@ class ByFlag(ToppedOfLinen):
 @pytest.mark.parametrize(
     ("builder", "says"),
     [
-        (lambda input_shape, rngs: Topped(lambda r: [nnx.Dropout(0.5, rngs=r)], input_shape, rngs), "has dropout or other random"),
+        (
+            lambda input_shape, rngs: Topped(lambda r: [nnx.Dropout(0.5, rngs=r)], input_shape, rngs),
+            "draws random numbers or moves",
+        ),
+        (Beside, "draws random numbers or moves batch statistics in its head"),
         (lambda input_shape, rngs: Topped(lambda r: [nnx.BatchNorm(5, rngs=r)], input_shape, rngs), "has batch statistics in its"),
         (lambda: ToppedOfLinen(lambda: [linen.BatchNorm(use_running_average=True)]), "has batch statistics in its head"),
         (
@@ -316,10 +334,12 @@ class ByFlag(ToppedOfLinen):
         ),
         (lambda: ByFlag(), "its head takes train=False"),
     ],
-    ids=["dropout", "batch norm", "batch norm of linen", "dropout of linen", "flag of linen"],
+    ids=["dropout", "method", "batch norm", "batch norm of linen", "dropout of linen", "flag of linen"],
 )
 def test_a_head_that_differs_in_training_is_refused(builder, says):
-    with pytest.raises(ValueError, match=rf"model 'mine'.* {says}.*, which is given features alone: move it to the end of body"):
+    with pytest.raises(
+        ValueError, match=rf"model 'mine'.* {says}.*, but a head is given features alone: move that to the end of body"
+    ):
         apply_once(builder)  # what Linen's layers draw is known when traced
 
 

@@ -48,6 +48,7 @@ def test_classes_may_be_missing_from_both_parts():
         ({"train_x": np.zeros((4, 2, 2, 3), int)}, r"must agree in shape and type; uint8 are pixels, 0 \.\.\. 255"),
         ({"train_x": np.full((4, 2), 1e300)}, "train_x has 8 values that are NaN or infinite"),
         ({"train_x": [[1], [1, 2], [1], [1]]}, "train_x has examples of different shapes"),
+        ({"train_x": [([[1, 2], [3]], 0)] * 4}, "train_x has examples of different shapes"),
         ({"train_x": np.full((4, 2, 2, 3), np.nan)}, "train_x has 48 values that are NaN"),
         ({"train_x": images(3, 2, 2)}, "train_x has 3 examples and train_y 4"),
         ({"test_x": images(2, 3, 3)}, "examples must agree in shape and type"),

@@ -68,4 +68,6 @@ class HostTest(chex.TestCase):
         sim.init(1)
         with self.assertRaisesRegex(ValueError, r"is one of another seed \(after round 1\)"):
             sim.run_rounds(newest, 1)
+        with self.assertRaisesRegex(ValueError, "hold='host': `to_host` has no client states; give read_parts"):
+            sim.from_host(saved[0])
         sim.run_rounds(snapshot.restore(sim, saved), 1)
