@@ -1,4 +1,4 @@
-"""What a simulation is made of, from groups of clients, data and options; everything is checked that needs no training."""
+"""Builds the spec of a simulation from groups of clients, data and options, and checks everything that needs no training."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -121,9 +121,10 @@ def count_frozen(group: Group) -> int:
 
     Trained ones may be in `task.frozen`, too: there they are what training starts from.
     """
+    if not isinstance(group.task.frozen, Net):
+        return 0
     trained = jax.eval_shape(group.task.model.init, jax.random.key(0)).params
-    held = group.task.frozen.params if isinstance(group.task.frozen, Net) else {}
-    return count_parameters({name: entry for name, entry in held.items() if name not in trained})
+    return count_parameters({name: entry for name, entry in group.task.frozen.params.items() if name not in trained})
 
 
 def _weights(resolved: ResolvedConfig) -> str:

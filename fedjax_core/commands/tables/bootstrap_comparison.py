@@ -148,7 +148,7 @@ def _resample_column(contents: Contents, column: str, measure: Any, summaries: M
     first, has_clients = next(iter(clients)), np.array([row in clients for row in labels])
     statistic = client_statistics.make_statistic(measure, summaries[first].scores[0])
     assert statistic is not None
-    scale = measures.scale(measure)
+    scale = measures.display_scale(measure)
     is_scored = [
         np.isfinite(np.stack([values_of_row[s].values for values_of_row in clients.values()])).all(0) for s in range(len(seeds))
     ]
@@ -179,7 +179,7 @@ def _client_values(
         or (statistic := client_statistics.make_statistic(measure, scores[0])) is None
     ):
         return []
-    scale = measures.scale(measure)
+    scale = measures.display_scale(measure)
     clients = [by_seed_values[seed] for seed in contents.seeds]
     for values, number in zip(clients, by_seed, strict=True):
         is_scored = np.isfinite(values.values)

@@ -102,8 +102,8 @@ def is_percent(measure: Any) -> bool:
     return accuracy or (is_analysis(measure) and not is_count(measure))
 
 
-def scale(measure: Any) -> float:
-    """Returns what a measure's numbers are shown times."""
+def display_scale(measure: Any) -> float:
+    """Returns the factor from a measure's numbers to those that tables show."""
     return 100.0 if is_percent(measure) else 1 / measure.unit
 
 

@@ -132,7 +132,7 @@ class Contents:
     def summary(self, row: str, column: str, measure: Any) -> Summary:
         """Summarizes a cell over its seeds."""
         cells = self._cells(row, column)
-        scale = measures.scale(measure)
+        scale = measures.display_scale(measure)
         results = [(cell.seed, self.results[cell.name]) for cell in cells if cell.name in self.results]
         results = [(seed, result) for seed, result in results if measure.label in result.values]
         by_seed = {seed: scale * result.values[measure.label] for seed, result in results}
@@ -234,7 +234,7 @@ def read_result(table: Definition, folder: Path, cell: Cell, data: FederatedData
 
 
 class _Read(NamedTuple):
-    """What a measure reads of a run; `score` is the name of the score that the value is of."""
+    """A measure's value of a run; `score` is the name of the score that the value is of."""
 
     score: str
     value: float
