@@ -319,6 +319,7 @@ class TableData:
         self._last: tuple[str, FederatedData] | None = None
         self._names: dict[str, tuple[str, bool]] = {}  # of inputs, and whether columns divide them; by fields of configs
         self._digests: dict[str, dict[str, str]] = {}  # by name of the inputs; empty: they cannot be read
+        self._partitions: dict[str, tuple[str, str]] = {}  # a run's name and its partition's hash, by settings of the data
 
     def load(self, config: Any) -> FederatedData:
         """Returns the data of a run's config."""
@@ -332,15 +333,16 @@ class TableData:
         return json.dumps([experiment.name_inputs(config), to_json_values(config.data.to_dict())], sort_keys=True)
 
     def check_inputs(self, cell: Cell) -> None:
-        """Checks the inputs and targets that a cell or a trial was run on, its public set, and a
-        partition by columns of the data, such as natural clients.
+        """Checks the inputs and targets that a cell or a trial was run on, its public set, a
+        partition by columns of the data, such as natural clients, and `check_partition`.
 
         A run that has not begun, or that an earlier version began, has no record of them.
         """
         workdir = self._folder / "runs" / cell.name
-        recorded = read_json(workdir / RUN, RECORDED) if (workdir / RUN).exists() else {}
+        recorded = self._read_recorded(cell)
         if DATA not in recorded:
             return
+        self.check_partition(cell)
         config = cell.config
         is_poisoned = config.get("adversary", {}).get("attack") is not None  # the recorded hash is of what attackers train on
         chosen = [config.data.to_dict(), config.models, config.get("public"), is_poisoned]
@@ -356,6 +358,28 @@ class TableData:
         check_inputs(workdir, recorded[DATA], now)
         if "partition" in now:
             check_partition(workdir, recorded.get("partition"), now["partition"])
+
+    def check_partition(self, cell: Cell) -> None:
+        """Checks that a run's examples are divided as those of others with the same settings of the data.
+
+        Raises:
+          ValueError: they are not: a version of the code between the two divides otherwise.
+        """
+        now = self._read_recorded(cell).get("partition", {}).get("hash")
+        if now is None:
+            return
+        settings = [cell.config.data.to_dict(), cell.config.get("adversary", {}).get("attack")]  # attackers' examples are in the hash
+        other, known = self._partitions.setdefault(json.dumps(to_json_values(settings), sort_keys=True), (cell.name, now))
+        if now != known:
+            raise ValueError(
+                f"{self._folder / 'runs' / cell.name} and {other} have the same settings of the data, and other partitions "
+                f"(hashes {now[:12]} and {known[:12]}): versions of the code between them divide otherwise. Move the older run away"
+            )
+
+    def _read_recorded(self, cell: Cell) -> dict[str, Any]:
+        """Returns a run's record of its data; empty if it has none."""
+        path = self._folder / "runs" / cell.name / RUN
+        return read_json(path, RECORDED) if path.exists() else {}
 
     def _compute_digests(self, cell: Cell, by_columns: bool) -> dict[str, str]:
         with Beat(f"reading the data of {cell.column}", self._say):

@@ -100,6 +100,22 @@ def test_finished_runs_of_other_clients_or_another_public_set_are_not_taken_up(t
     assert all("holds a run on other data: " in why and what in why for why in failures)
 
 
+def test_runs_of_a_version_that_divides_otherwise_are_not_compared(tmp_path, fake):
+    """A table that was begun before an upgrade: rows of one column would have other clients."""
+    run(tmp_path, seeds=[0])
+    folders = sorted((tmp_path / "runs").iterdir())
+    for folder in folders:
+        column = "iid" if "iid" in folder.name else "skewed"
+        write_json(folder / "run.json", {"partition": {"hash": column}, "data": {"digest": ""}})
+    outcome, _ = run(tmp_path, seeds=[0])
+    assert (len(outcome.results), len(outcome.failures)) == (4, 0)
+    write_json(folders[-1] / "run.json", {"partition": {"hash": "another"}, "data": {"digest": ""}})
+    outcome, _ = run(tmp_path, seeds=[0])
+    assert len(outcome.results) == 3
+    (failed,) = outcome.failures.values()
+    assert failed.startswith(f"{folders[-1]} and ") and "other partitions (hashes another and " in failed
+
+
 def test_finished_runs_of_other_data_are_not_taken_up(tmp_path, fake, monkeypatch):
     """As after a file was made anew under its name: the table would average both."""
     run(tmp_path, seeds=[0])
