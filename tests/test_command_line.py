@@ -111,6 +111,7 @@ def test_help_lists_the_methods(launcher):
         (["--distributed", "--processes=2"], 2, ["--distributed finds", "leave out --coordinator, --processes"]),
         (["--config.rounds=0"], 1, ["rounds=0", "at least 1"]),
         (["--config.method.bach=1"], 1, ["method 'fedavg' has no option 'bach'", "'batch'?"]),
+        (["--config.method.bach=None"], 1, ["method.bach=None: method 'fedavg' has no option 'bach'", "'batch'?"]),
         (["--config.method.name=fedavgg"], 1, ["unknown method 'fedavgg'", "scaffold", "'fedavg'?"]),
         (["--config.models=mlpp"], 1, ["unknown model 'mlpp'", "'mlp'?"]),
         (["--config.data.partition=dirichlett(alpha=1)"], 1, ["unknown partition 'dirichlett'", "'dirichlet'?"]),

@@ -38,15 +38,21 @@ def switch_method(config: Config, method_of: Mapping[str, Any]) -> str:
     Returns:
       A line that says what was kept and what was dropped; empty where it is the config's own
       method.
+
+    Raises:
+      ValueError: an option is None, which unsets it, and neither the method nor the config has it.
     """
     method_of = {"name": config.method.name, **method_of}
     name, own = registry.parse_spec(method_of["name"], "method.name")
     function, before = method_builder(name), config.method.to_dict()
     old = before.pop("name")
+    takes, takes_any = registry.read_parameters(function)
+    for key, value in method_of.items():
+        if value is None and not takes_any and key not in takes and key not in before:
+            raise ValueError(f"method.{key}=None: method {name!r} has no option {key!r}.{option_types.did_you_mean(key, takes)}")
     if is_same := _is_method(old, function):
         kept = {key: value for key, value in before.items() if key not in own}
     else:
-        takes, takes_any = registry.read_parameters(function)
         kept = {key: before[key] for key in before if key in PROTOCOL and key not in own and (key in takes or takes_any)}
     with config.unlocked():
         config.method = _merge(kept, method_of)
