@@ -21,6 +21,7 @@ from tests import launch, quick
 
 os.environ["XLA_FLAGS"] = quick.flags(os.environ)
 os.environ["FEDJAX_CACHE"] = ""  # tests do not cache decoded images
+os.fsync = lambda fd: None  # no test survives a power cut; to wait for the disk takes a twentieth of the time
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_default_matmul_precision", "highest")
