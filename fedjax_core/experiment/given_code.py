@@ -26,7 +26,10 @@ from fedjax_core.code_fingerprint import Named
 
 GIVEN = "given in Python"  # the origin of what `registry.register_in_process` was given
 CONSTANTS = (type(None), bool, int, float, complex, str, bytes, range, slice, type(...), np.dtype)
-OF_A_CLASS = ("__module__", "__qualname__", "__dict__", "__weakref__", "__doc__", "__annotations__", "__hash__")
+OF_A_CLASS = (
+    *("__module__", "__qualname__", "__dict__", "__weakref__", "__doc__", "__annotations__", "__hash__"),
+    *("__annotate__", "__annotate_func__"),  # from Python 3.14
+)
 log = logging.getLogger("fedjax_core")
 
 
