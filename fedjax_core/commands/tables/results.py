@@ -368,8 +368,9 @@ class TableData:
         now = self._read_recorded(cell).get("partition", {}).get("hash")
         if now is None:
             return
-        settings = [cell.config.data.to_dict(), cell.config.get("adversary", {}).get("attack")]  # attackers' examples are in the hash
-        other, known = self._partitions.setdefault(json.dumps(to_json_values(settings), sort_keys=True), (cell.name, now))
+        config = cell.config.to_dict()
+        settings = json.dumps(to_json_values([config["data"], config.get("adversary")]), sort_keys=True)  # attackers' too
+        other, known = self._partitions.setdefault(settings, (cell.name, now))
         if now != known:
             raise ValueError(
                 f"{self._folder / 'runs' / cell.name} and {other} have the same settings of the data, and other partitions "

@@ -113,7 +113,8 @@ def test_runs_of_a_version_that_divides_otherwise_are_not_compared(tmp_path, fak
     outcome, _ = run(tmp_path, seeds=[0])
     assert len(outcome.results) == 3
     (failed,) = outcome.failures.values()
-    assert failed.startswith(f"{folders[-1]} and ") and "other partitions (hashes another and " in failed
+    assert failed.startswith(f"{folders[-1]} and ")
+    assert "other partitions (hashes another and " in failed
 
 
 def test_finished_runs_of_other_data_are_not_taken_up(tmp_path, fake, monkeypatch):
