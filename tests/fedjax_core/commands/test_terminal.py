@@ -24,6 +24,7 @@ class Terminal(io.StringIO):
 @pytest.fixture(autouse=True)
 def columns(monkeypatch):
     monkeypatch.setenv("COLUMNS", str(COLUMNS))
+    monkeypatch.setenv("NO_COLOR", "1")  # argparse has colors from Python 3.14
 
 
 @contextlib.contextmanager
